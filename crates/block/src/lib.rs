@@ -1,0 +1,1 @@
+//! Chains of images, requests and their stages, the life of a plugged disk.

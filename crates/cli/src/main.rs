@@ -1,0 +1,2 @@
+//! One command that answers to several names.
+fn main() {}

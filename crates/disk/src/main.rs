@@ -1,0 +1,2 @@
+//! The disk process: one per plugged disk.
+fn main() {}

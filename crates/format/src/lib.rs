@@ -1,0 +1,1 @@
+//! Image formats: raw and VHD; codecs, live mapping, offline tools.

@@ -1,0 +1,1 @@
+//! Front ends: NBD and vhost-user-blk.

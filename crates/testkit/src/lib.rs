@@ -1,0 +1,1 @@
+//! Oracles, fault plans and tools for the tests.

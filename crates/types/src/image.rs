@@ -1,0 +1,97 @@
+//! What an image is and how a chain of them is named.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// How the bytes of an image are to be understood.
+///
+/// Always stated by whoever opens the image, never guessed from bytes that a guest can write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageKind {
+    /// The disk's bytes as they are. tapdisk calls this type `aio`.
+    Raw,
+    /// Virtual Hard Disk, fixed, dynamic or differencing.
+    Vhd,
+}
+
+impl fmt::Display for ImageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Raw => "raw",
+            Self::Vhd => "vhd",
+        })
+    }
+}
+
+/// Why a `type:/path` argument was not understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseImageError(String);
+
+impl fmt::Display for ParseImageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ParseImageError {}
+
+impl FromStr for ImageKind {
+    type Err = ParseImageError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "raw" | "aio" => Ok(Self::Raw),
+            "vhd" => Ok(Self::Vhd),
+            _ => Err(ParseImageError(format!("unknown image type '{name}': use 'vhd', or 'aio' (raw)"))),
+        }
+    }
+}
+
+/// Splits `type:/path` as `tap-ctl -a` takes it.
+pub fn parse_type_and_path(text: &str) -> Result<LayerSpec, ParseImageError> {
+    let (kind, path) = text.split_once(':').ok_or_else(|| {
+        ParseImageError(format!("'{text}' is not of the form type:/path, as vhd:/disks/a.vhd"))
+    })?;
+    if path.is_empty() {
+        return Err(ParseImageError(format!("'{text}' names no path")));
+    }
+    Ok(LayerSpec { kind: kind.parse()?, path: Path::new(path).to_path_buf() })
+}
+
+/// Whether the opener will write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// Reads only; nothing on disk changes.
+    ReadOnly,
+    /// Reads and writes.
+    ReadWrite,
+}
+
+/// One image of a chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerSpec {
+    /// How to read it.
+    pub kind: ImageKind,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl fmt::Display for LayerSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind, self.path.display())
+    }
+}
+
+/// The images of a disk, leaf first, base last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChainSpec {
+    /// Leaf first.
+    pub layers: Vec<LayerSpec>,
+    /// How the leaf is opened; every layer below it is read only.
+    pub access: Access,
+}
