@@ -11,6 +11,8 @@
 
 mod error;
 pub mod live;
+pub mod medium;
 pub mod vhd;
 
 pub use error::{FormatError, FormatErrorKind, Result};
+pub use medium::{FileMedium, Medium};

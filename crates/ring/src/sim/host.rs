@@ -1,6 +1,6 @@
 //! The simulated host: files, operations under way, faults and time.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub struct Faults {
     pub slow: u64,
 }
 
-/// The faults of a host that has none.
+/// Of this many operations.
 const PARTS: u64 = 10_000;
 
 #[derive(Debug)]
@@ -55,6 +55,7 @@ struct Inner {
     /// Changes that each file has seen; pending ones are the last of them.
     changes: Vec<u64>,
     names: BTreeMap<PathBuf, usize>,
+    devices: Vec<bool>,
     flying: Vec<Flying>,
     faults: Faults,
     now_ns: u64,
@@ -74,7 +75,6 @@ pub struct SimHost {
 pub struct Sim {
     host: SimHost,
     tasks: Tasks,
-    dead: Rc<Cell<bool>>,
 }
 
 /// An open file.
@@ -94,6 +94,7 @@ impl SimHost {
             files: Vec::new(),
             changes: Vec::new(),
             names: BTreeMap::new(),
+            devices: Vec::new(),
             flying: Vec::new(),
             faults: Faults::default(),
             now_ns: 0,
@@ -105,10 +106,20 @@ impl SimHost {
 
     /// Puts a file on the host's disk, durable.
     pub fn put(&self, path: &Path, bytes: &[u8]) {
+        self.put_as(path, bytes, false);
+    }
+
+    /// Puts a block device there: its length is for good, and what nobody has written yet is whatever `bytes` has.
+    pub fn put_device(&self, path: &Path, bytes: &[u8]) {
+        self.put_as(path, bytes, true);
+    }
+
+    fn put_as(&self, path: &Path, bytes: &[u8], device: bool) {
         let mut inner = self.inner.borrow_mut();
         let index = inner.files.len();
         inner.files.push(SimFile::new(bytes));
         inner.changes.push(0);
+        inner.devices.push(device);
         inner.names.insert(path.to_path_buf(), index);
     }
 
@@ -140,7 +151,7 @@ impl SimHost {
 
     /// A process on this host.
     pub fn process(&self) -> Sim {
-        let sim = Sim { host: self.clone(), tasks: Tasks::new(256), dead: Rc::new(Cell::new(false)) };
+        let sim = Sim { host: self.clone(), tasks: Tasks::new(256) };
         sim.tasks.inner.now_ns.set(self.inner.borrow().now_ns);
         sim
     }
@@ -258,17 +269,13 @@ impl Sim {
         if inner.random.chance(1, 50) {
             delay += inner.random.below(5_000_000);
         }
-        if inner.fault(inner.faults.slow) {
+        let slow = inner.faults.slow;
+        if inner.fault(slow) {
             delay += inner.random.below(5_000_000_000);
         }
         let due_ns = inner.now_ns + delay;
         inner.flying.push(Flying { op, due_ns, action });
         Op::new(&self.tasks, op)
-    }
-
-    /// Kills the process: its tasks never run again.
-    pub fn kill(&self) {
-        self.dead.set(true);
     }
 }
 
@@ -278,7 +285,12 @@ impl Io for Sim {
     fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
         let inner = self.host.inner.borrow();
         let file = inner.names.get(path).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
-        Ok(SimStore { sim: self.clone(), file: *file, writable: access == Access::ReadWrite, is_device: false })
+        Ok(SimStore {
+            sim: self.clone(),
+            file: *file,
+            writable: access == Access::ReadWrite,
+            is_device: inner.devices[*file],
+        })
     }
 
     fn tasks(&self) -> &Tasks {
@@ -301,8 +313,11 @@ impl Driver for Sim {
             return false;
         }
         let mut inner = self.host.inner.borrow_mut();
-        let next = inner.flying.iter().enumerate().min_by_key(|(_, flying)| flying.due_ns).map(|(index, _)| index);
-        let Some(index) = next.filter(|&index| until_ns.is_none_or(|until| inner.flying[index].due_ns <= until)) else {
+        let next =
+            inner.flying.iter().enumerate().min_by_key(|(_, flying)| flying.due_ns).map(|(index, _)| index);
+        let Some(index) =
+            next.filter(|&index| until_ns.is_none_or(|until| inner.flying[index].due_ns <= until))
+        else {
             match until_ns {
                 Some(until) => inner.now_ns = inner.now_ns.max(until),
                 None => panic!("the simulation stands still: every task waits and nothing is under way"),
@@ -396,6 +411,11 @@ impl Storage for SimStore {
 
     async fn set_len(&self, len: u64) -> io::Result<()> {
         self.check_writable()?;
-        self.done(self.sim.start(|_| Action::Change { file: self.file, change: Change::SetLen(len), grows: false })).await
+        self.done(self.sim.start(|_| Action::Change {
+            file: self.file,
+            change: Change::SetLen(len),
+            grows: false,
+        }))
+        .await
     }
 }

@@ -19,5 +19,5 @@ mod host;
 mod random;
 
 pub use file::{Durable, SimFile};
-pub use host::{Faults, Sim, SimHost};
+pub use host::{Faults, Sim, SimHost, SimStore};
 pub use random::Random;
