@@ -1,0 +1,10 @@
+//! The offline tools on whole images: layout, tolerance, damage, power cuts, random work against a plain model.
+
+mod build;
+mod crash;
+mod damage;
+mod interop;
+mod layout;
+mod model;
+mod recorder;
+mod tolerance;
