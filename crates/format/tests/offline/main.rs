@@ -1,5 +1,7 @@
 //! The offline tools on whole images: layout, tolerance, damage, power cuts, random work against a plain model.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod build;
 mod crash;
 mod damage;
