@@ -9,4 +9,5 @@ mod interop;
 mod layout;
 mod model;
 mod recorder;
+mod resize;
 mod tolerance;

@@ -22,17 +22,31 @@ pub struct Recorder {
     now: Vec<u8>,
     before: Vec<u8>,
     device: bool,
-    log: Rc<RefCell<Vec<Change>>>,
+    /// Which of the media that share a log this is.
+    index: usize,
+    log: Log,
 }
+
+/// Changes of all media in the order in which they happened.
+type Log = Rc<RefCell<Vec<(usize, Change)>>>;
 
 impl Recorder {
     pub fn new(bytes: Vec<u8>, device: bool) -> Self {
-        Self { now: bytes.clone(), before: bytes, device, log: Rc::default() }
+        Self { now: bytes.clone(), before: bytes, device, index: 0, log: Rc::default() }
     }
 
-    /// What happened, to be asked after the medium itself was given away.
+    /// Another medium in the same world: one stop stops both.
+    pub fn beside(&self, bytes: Vec<u8>, device: bool) -> Self {
+        Self { index: self.index + 1, log: Rc::clone(&self.log), ..Self::new(bytes, device) }
+    }
+
+    /// What happened to this medium, to be asked after it was given away.
     pub fn history(&self) -> History {
-        History { before: self.before.clone(), device: self.device, log: Rc::clone(&self.log) }
+        History::of(&[self])
+    }
+
+    fn note(&self, change: Change) {
+        self.log.borrow_mut().push((self.index, change));
     }
 }
 
@@ -50,16 +64,16 @@ impl Medium for Recorder {
         if self.device && at + from.len() as u64 > Vec::len(&self.now) as u64 {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
-        self.log.borrow_mut().push(Change::Write { at, bytes: from.to_vec() });
+        self.note(Change::Write { at, bytes: from.to_vec() });
         self.now.write_at(at, from)
     }
     fn set_len(&mut self, len: u64) -> io::Result<()> {
         assert!(!self.device, "a device keeps its length");
-        self.log.borrow_mut().push(Change::SetLen(len));
+        self.note(Change::SetLen(len));
         Medium::set_len(&mut self.now, len)
     }
     fn flush(&mut self) -> io::Result<()> {
-        self.log.borrow_mut().push(Change::Flush);
+        self.note(Change::Flush);
         Ok(())
     }
     fn zero(&mut self, span: Span) -> io::Result<()> {
@@ -71,49 +85,75 @@ impl Medium for Recorder {
 }
 
 pub struct History {
-    before: Vec<u8>,
-    device: bool,
-    log: Rc<RefCell<Vec<Change>>>,
+    before: Vec<(Vec<u8>, bool)>,
+    log: Log,
 }
 
 impl History {
+    /// Of media that share a log, in their order.
+    pub fn of(media: &[&Recorder]) -> Self {
+        let before = media.iter().map(|medium| (medium.before.clone(), medium.device)).collect();
+        Self { before, log: Rc::clone(&media[0].log) }
+    }
+
     /// How many changes there were.
     pub fn len(&self) -> usize {
         self.log.borrow().len()
     }
 
     /// What a kill of the process after `count` changes leaves: the system still writes all of them.
-    pub fn killed_after(&self, count: usize) -> Recorder {
-        let mut bytes = self.before.clone();
-        for change in &self.log.borrow()[..count] {
-            apply(&mut bytes, change);
+    pub fn all_killed_after(&self, count: usize) -> Vec<Recorder> {
+        let mut bytes: Vec<_> = self.before.iter().map(|(bytes, _)| bytes.clone()).collect();
+        for (index, change) in &self.log.borrow()[..count] {
+            apply(&mut bytes[*index], change);
         }
-        Recorder::new(bytes, self.device)
+        self.recorders(bytes)
     }
 
     /// What a power cut after `count` changes leaves: everything flushed, and of the rest any sectors in any order.
-    pub fn cut_after(&self, count: usize, random: &mut Random) -> Recorder {
+    pub fn all_cut_after(&self, count: usize, random: &mut Random) -> Vec<Recorder> {
         let log = self.log.borrow();
-        let flushed =
-            log[..count].iter().rposition(|change| matches!(change, Change::Flush)).map_or(0, |at| at + 1);
-        let mut bytes = self.before.clone();
-        for change in &log[..flushed] {
-            apply(&mut bytes, change);
-        }
-        for change in &log[flushed..count] {
+        let mut bytes: Vec<_> = self.before.iter().map(|(bytes, _)| bytes.clone()).collect();
+        let is_flush =
+            |index| move |entry: &(usize, Change)| entry.0 == index && matches!(entry.1, Change::Flush);
+        let flushed: Vec<_> = (0..bytes.len())
+            .map(|index| log[..count].iter().rposition(is_flush(index)).unwrap_or(0))
+            .collect();
+        for (at, (index, change)) in log[..count].iter().enumerate() {
+            let bytes = &mut bytes[*index];
             match change {
+                _ if at < flushed[*index] => apply(bytes, change),
                 Change::Write { at, bytes: data } => {
-                    for (index, sector) in data.chunks(512).enumerate() {
+                    for (sector, data) in data.chunks(512).enumerate() {
                         if random.below(2) == 0 {
-                            bytes.write_at(at + index as u64 * 512, sector).unwrap();
+                            bytes.write_at(at + sector as u64 * 512, data).unwrap();
                         }
                     }
                 }
-                _ if random.below(2) == 0 => apply(&mut bytes, change),
+                _ if random.below(2) == 0 => apply(bytes, change),
                 _ => {}
             }
         }
-        Recorder::new(bytes, self.device)
+        self.recorders(bytes)
+    }
+
+    pub fn killed_after(&self, count: usize) -> Recorder {
+        self.all_killed_after(count).remove(0)
+    }
+
+    pub fn cut_after(&self, count: usize, random: &mut Random) -> Recorder {
+        self.all_cut_after(count, random).remove(0)
+    }
+
+    fn recorders(&self, bytes: Vec<Vec<u8>>) -> Vec<Recorder> {
+        let mut media: Vec<Recorder> = Vec::new();
+        for (bytes, (_, device)) in bytes.into_iter().zip(&self.before) {
+            media.push(match media.last() {
+                Some(last) => last.beside(bytes, *device),
+                None => Recorder::new(bytes, *device),
+            });
+        }
+        media
     }
 }
 
