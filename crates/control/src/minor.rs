@@ -75,6 +75,27 @@ impl MinorDir {
             .next("free those that 'tap-ctl list' shows without a pid"))
     }
 
+    /// Takes a certain number, which may have a marker already as long as nobody has attached it.
+    ///
+    /// # Errors
+    /// The directory cannot be made or written, or a process has the number attached.
+    pub fn claim(&self, minor: u16) -> Result<u16> {
+        create_dir(&self.0)?;
+        let _turn = self.turn()?;
+        let marker = self.marker(minor);
+        let opened = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(&marker);
+        let file = opened
+            .map_err(|error| ControlError::io(format_args!("cannot make {}", marker.display()), &error))?;
+        lock(&file, libc::LOCK_EX | libc::LOCK_NB).map_err(|error| in_use(minor, &error))?;
+        Ok(minor)
+    }
+
     /// Gives a number back.
     ///
     /// # Errors
@@ -172,7 +193,10 @@ mod tests {
         let minors = crate::RunDir::new(dir.path()).minors();
         assert_eq!(minors.lock(0).expect_err("no marker").errno, Errno::ENOENT);
         let (minor, _) = minors.allocate().expect("free");
+        assert_eq!(minors.claim(minor), Ok(minor));
+        assert_eq!(minors.claim(7), Ok(7));
         let held = minors.lock(minor).expect("not attached");
+        assert_eq!(minors.claim(minor).expect_err("attached").errno, Errno::EAGAIN);
         assert_eq!(minors.free(minor).expect_err("attached").errno, Errno::EAGAIN);
         assert_eq!(minors.lock(minor).expect_err("attached").errno, Errno::EAGAIN);
         drop(held);

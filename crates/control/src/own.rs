@@ -166,6 +166,14 @@ impl Front {
         }
     }
 
+    /// The index of the connected descriptor it wants, if it wants one.
+    pub const fn connection_index(&self) -> Option<u32> {
+        match self {
+            Self::VhostUser { connection, .. } => *connection,
+            Self::NbdUnix { .. } | Self::NbdTcp { .. } => None,
+        }
+    }
+
     /// Whether it is reached by NBD.
     pub const fn is_nbd(&self) -> bool {
         matches!(self, Self::NbdUnix { .. } | Self::NbdTcp { .. })
