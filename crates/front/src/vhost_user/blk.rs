@@ -232,13 +232,7 @@ fn put_serial(pieces: &[libc::iovec], serial: &[u8; SERIAL_LEN]) -> u32 {
 }
 
 /// The ranges of a discard (`zeroes` false) or write-zeroes request (virtio 1.2, 5.2.6.2).
-fn ranges(
-    chain: &Chain,
-    first: usize,
-    len: u64,
-    zeroes: bool,
-    found: &mut Vec<Range>,
-) -> Result<(), Status> {
+fn ranges(chain: &Chain, first: usize, len: u64, zeroes: bool, found: &mut Vec<Range>) -> Result<(), Status> {
     found.clear();
     let count = len / RANGE_LEN;
     if count == 0 || !len.is_multiple_of(RANGE_LEN) || count > RANGES_MAX as u64 {
@@ -284,7 +278,8 @@ mod tests {
 
     /// A chain over memory of this test: pieces to read, then pieces to write.
     fn chain(readable: &mut [Vec<u8>], writable: &mut [Vec<u8>]) -> Chain {
-        let piece = |bytes: &mut Vec<u8>| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let piece =
+            |bytes: &mut Vec<u8>| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let len = |parts: &[Vec<u8>]| parts.iter().map(|part| part.len() as u64).sum();
         Chain {
             readable: readable.len(),

@@ -115,15 +115,14 @@ impl Channel {
         let mut done = 0;
         while done < into.len() {
             // A peer that sends a header byte by byte is held to the same time as one that withholds the payload.
-            let until = if done > 0 && deadline.is_none() {
-                Some(Instant::now() + MESSAGE_MAX)
-            } else {
-                deadline
-            };
+            let until =
+                if done > 0 && deadline.is_none() { Some(Instant::now() + MESSAGE_MAX) } else { deadline };
             self.wait(stop, until)?;
             match self.recv_some(&mut into[done..], fds)? {
                 0 if done == 0 && deadline.is_none() => return Err(ChannelError::Closed),
-                0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed inside a message").into()),
+                0 => {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed inside a message").into());
+                }
                 count => done += count,
             }
         }
@@ -177,7 +176,11 @@ impl Channel {
         let count = loop {
             // SAFETY: the header names memory that is valid for writing during the call.
             let count = unsafe {
-                libc::recvmsg(self.socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT)
+                libc::recvmsg(
+                    self.socket.as_raw_fd(),
+                    &raw mut header,
+                    libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT,
+                )
             };
             if count >= 0 {
                 break count as usize;

@@ -125,7 +125,9 @@ impl VhostUserServer {
         }
         let size = options.queue_size_max;
         if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
-            return Err(invalid(format!("queues of {size} descriptors: a power of two up to 32768 is possible")));
+            return Err(invalid(format!(
+                "queues of {size} descriptors: a power of two up to 32768 is possible"
+            )));
         }
         let (listener, bound) = match listen {
             Listen::Path(path) => {
@@ -298,7 +300,9 @@ impl Server {
         let ended = self.talk(&channel, &mut session);
         match session.data().detach() {
             Ok(true) => {}
-            Ok(false) => (options.log)("requests of a front end that is gone do not end; their storage is stuck"),
+            Ok(false) => {
+                (options.log)("requests of a front end that is gone do not end; their storage is stuck")
+            }
             Err(error) => return Some(error.to_string()),
         }
         ended.err()
@@ -329,9 +333,12 @@ impl Server {
                 }
                 Err(error) => return Err(format!("message {}: {error}", header.request)),
             };
-            sent.map_err(|error| format!("the answer to message {} cannot be sent: {error}", header.request))?;
+            sent.map_err(|error| {
+                format!("the answer to message {} cannot be sent: {error}", header.request)
+            })?;
             if let Some(backend) = session.take_backend() {
-                *self.shared.backend.lock().unwrap_or_else(PoisonError::into_inner) = Some(Channel::new(backend));
+                *self.shared.backend.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(Channel::new(backend));
             }
             let (features, running) = (session.features(), session.running());
             self.shared.update(|state| (state.features, state.queues_running) = (features, running));

@@ -128,11 +128,6 @@ impl Mapping {
     pub fn len(&self) -> u64 {
         self.len
     }
-
-    /// Whether the piece has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
 }
 
 impl Drop for Mapping {
@@ -227,7 +222,10 @@ impl GuestMemory {
             let old = old.spec;
             let overlap = |a: u64, b: u64| a < b + old.len && b < a + new.len;
             if overlap(new.guest, old.guest) {
-                return Err(MemoryError::Invalid { region: new, why: "it overlaps another in guest addresses" });
+                return Err(MemoryError::Invalid {
+                    region: new,
+                    why: "it overlaps another in guest addresses",
+                });
             }
             if overlap(new.user, old.user) {
                 let why = "it overlaps another in the front end's addresses";
@@ -253,18 +251,9 @@ impl GuestMemory {
     }
 
     /// How many regions there are.
+    #[cfg(test)]
     pub fn region_count(&self) -> usize {
         self.regions.len()
-    }
-
-    /// Bytes in all.
-    pub fn len(&self) -> u64 {
-        self.regions.iter().map(|region| region.spec.len).sum()
-    }
-
-    /// Whether there is no memory.
-    pub fn is_empty(&self) -> bool {
-        self.regions.is_empty()
     }
 
     /// The pointer behind guest address `at`, and how many bytes follow it there, at most `len`. `None` outside.
@@ -297,7 +286,9 @@ impl GuestMemory {
         let mut done = 0;
         while done < into.len() {
             let Some(address) = at.checked_add(done as u64) else { return false };
-            let Some((pointer, len)) = self.translate(address, (into.len() - done) as u64) else { return false };
+            let Some((pointer, len)) = self.translate(address, (into.len() - done) as u64) else {
+                return false;
+            };
             // SAFETY: `translate` found `len` bytes behind the pointer.
             unsafe { copy_out(pointer, &mut into[done..done + len as usize]) };
             done += len as usize;
@@ -339,7 +330,8 @@ pub(super) mod tests {
 
     pub(crate) fn memfd(len: u64) -> OwnedFd {
         // SAFETY: the name is a C string.
-        let fd = unsafe { libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        let fd =
+            unsafe { libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         assert!(fd >= 0);
         // SAFETY: the descriptor was just made.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -377,8 +369,11 @@ pub(super) mod tests {
 
     #[test]
     fn neighbours_are_read_across_their_border() {
-        let memory =
-            GuestMemory::empty().with(region(0, 0x1000, 0)).unwrap().with(region(0x1000, 0x1000, 0x9000)).unwrap();
+        let memory = GuestMemory::empty()
+            .with(region(0, 0x1000, 0))
+            .unwrap()
+            .with(region(0x1000, 0x1000, 0x9000))
+            .unwrap();
         for at in 0xff8..0x1008 {
             // SAFETY: inside the two regions, used by this test alone.
             unsafe { memory.contiguous(at, 1).unwrap().write(at as u8) };
@@ -393,7 +388,8 @@ pub(super) mod tests {
     #[test]
     fn contradictory_regions_are_refused() {
         let file = memfd(0x2000);
-        let refused = |spec| Region::map(spec, &file).err().map(|error| error.to_string()).unwrap_or_default();
+        let refused =
+            |spec| Region::map(spec, &file).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(refused(spec(0, 0, 0, 0)).contains("no bytes"));
         assert!(refused(spec(u64::MAX - 0xfff, 0x2000, 0, 0)).contains("guest's address space"));
         assert!(refused(spec(0, 0x2000, u64::MAX - 0xfff, 0)).contains("front end's address space"));

@@ -413,7 +413,9 @@ pub enum MessageError {
 impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Version(version) => write!(f, "message of protocol version {version}; only version 1 exists"),
+            Self::Version(version) => {
+                write!(f, "message of protocol version {version}; only version 1 exists")
+            }
             Self::TooLong { request, len } => {
                 write!(f, "message {request} announces {len} bytes; at most {PAYLOAD_MAX} are taken")
             }

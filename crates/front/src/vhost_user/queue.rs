@@ -235,7 +235,9 @@ impl Queue {
     /// Whether the ring holds something that the disk has room for.
     pub fn peek(&self) -> bool {
         let core = self.core.borrow();
-        core.takes() && self.port.room() > 0 && (core.has_leftovers() || core.ring.avail_index() != core.next_avail)
+        core.takes()
+            && self.port.room() > 0
+            && (core.has_leftovers() || core.ring.avail_index() != core.next_avail)
     }
 
     /// Asks for kicks; true if a request is there already.

@@ -211,7 +211,9 @@ impl<D: DataSide> Session<D> {
             Message::SetMemTable(regions) => self.set_mem_table(&regions, &fds)?,
             Message::AddMemReg(spec) => self.add_region(spec, &fds)?,
             Message::RemMemReg(spec) => self.remove_region(spec)?,
-            Message::SetLogBase { .. } | Message::SetLogFd => return Err(Refusal::NotNegotiated("the dirty log")),
+            Message::SetLogBase { .. } | Message::SetLogFd => {
+                return Err(Refusal::NotNegotiated("the dirty log"));
+            }
             Message::SetVringNum { index, size } => self.set_size(index, size)?,
             Message::SetVringBase { index, base } => self.set_base(index, base)?,
             Message::SetVringAddr { index, addresses } => self.set_addresses(index, addresses)?,
@@ -221,7 +223,9 @@ impl<D: DataSide> Session<D> {
             Message::SetVringErr { index, .. } => self.set_err(index.into(), fds.pop())?,
             Message::SetVringEnable { index, enable } => self.set_enable(index, enable)?,
             Message::SetBackendReqFd => self.backend = fds.pop(),
-            Message::GetConfig { offset, len, flags } => return self.get_config(offset, len, flags).map(Some),
+            Message::GetConfig { offset, len, flags } => {
+                return self.get_config(offset, len, flags).map(Some);
+            }
             Message::SetConfig { offset, bytes, .. } => self.set_config(offset, &bytes)?,
             Message::GetInflightFd(spec) => return self.make_inflight(spec).map(Some),
             Message::SetInflightFd(spec) => self.set_inflight(spec, &fds)?,

@@ -34,7 +34,10 @@ impl DataSide for Notes {
         })
     }
     fn start(&self, setup: QueueSetup, _kick: Kick) -> Result<Result<(), RingError>, Gone> {
-        self.note(format!("start {} size {} base {} enabled {}", setup.index, setup.size, setup.base, setup.enabled));
+        self.note(format!(
+            "start {} size {} base {} enabled {}",
+            setup.index, setup.size, setup.base, setup.enabled
+        ));
         Ok(self.refuse.map_or(Ok(()), Err))
     }
     fn stop(&self, index: usize) -> Result<Option<u16>, Gone> {
@@ -214,7 +217,9 @@ fn memory_is_exchanged_under_running_queues_and_drained_only_when_it_shrinks() {
 fn the_write_cache_follows_the_byte_or_else_the_flush_feature() {
     let mut session = session();
     let byte = |session: &mut Session<Notes>, bytes: &[u8]| {
-        session.handle(Message::SetConfig { offset: 32, flags: 0, bytes: bytes.to_vec() }, Vec::new()).map(drop)
+        session
+            .handle(Message::SetConfig { offset: 32, flags: 0, bytes: bytes.to_vec() }, Vec::new())
+            .map(drop)
     };
     assert!(byte(&mut session, &[0]).is_err(), "not negotiated");
     obey(&mut session, Message::SetFeatures(feature::FLUSH));

@@ -61,7 +61,9 @@ pub enum RingError {
 impl fmt::Display for RingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Size(size) => write!(f, "a queue of {size} descriptors; it must be a power of two up to 32768"),
+            Self::Size(size) => {
+                write!(f, "a queue of {size} descriptors; it must be a power of two up to 32768")
+            }
             Self::Outside(part) => write!(f, "the {part} lies outside guest memory"),
             Self::Misaligned(part) => write!(f, "the {part} is not aligned"),
             Self::AvailJump { from, to } => {
@@ -216,7 +218,11 @@ impl SplitRing {
         let entries = u64::from(size);
         let find = |name, user, len, align: usize| {
             let pointer = memory.from_user(user, len).ok_or(RingError::Outside(name))?;
-            if (pointer as usize).is_multiple_of(align) { Ok(pointer) } else { Err(RingError::Misaligned(name)) }
+            if (pointer as usize).is_multiple_of(align) {
+                Ok(pointer)
+            } else {
+                Err(RingError::Misaligned(name))
+            }
         };
         // Both rings end with the event index, which has its place whether it is negotiated or not.
         let desc = find("descriptor table", addresses.desc, DESC_LEN * entries, 16)?;
@@ -305,7 +311,13 @@ impl SplitRing {
     ///
     /// An error means that the chain itself makes no sense. A sound chain with senseless buffers ends with
     /// [`Chain::fault`] set.
-    pub fn walk(&self, memory: &GuestMemory, head: u16, indirect: bool, into: &mut Chain) -> Result<(), RingError> {
+    pub fn walk(
+        &self,
+        memory: &GuestMemory,
+        head: u16,
+        indirect: bool,
+        into: &mut Chain,
+    ) -> Result<(), RingError> {
         into.clear();
         if head >= self.size {
             return Err(RingError::Head(head));

@@ -90,7 +90,12 @@ fn the_same_request_in_an_indirect_table() {
     let data = GUEST + DATA_AT;
     guest.put(
         TABLE_AT,
-        &[desc(data, 16, NEXT, 2), desc(0, 0, 0, 0), desc(data + 512, 512, NEXT | WRITE, 3), desc(data, 1, WRITE, 0)],
+        &[
+            desc(data, 16, NEXT, 2),
+            desc(0, 0, 0, 0),
+            desc(data + 512, 512, NEXT | WRITE, 3),
+            desc(data, 1, WRITE, 0),
+        ],
     );
     let (walked, chain) = guest.walk(&[desc(GUEST + TABLE_AT, 64, INDIRECT, 0)]);
     walked.unwrap();
@@ -173,7 +178,8 @@ fn indirect_tables_need_negotiation() {
 #[test]
 fn buffers_outside_memory_are_faults_that_can_be_answered() {
     let data = GUEST + DATA_AT;
-    let outside = [(0, 16), (GUEST - 1, 2), (GUEST + MEMORY_LEN - 1, 2), (u64::MAX, 1), (u64::MAX - 3, u32::MAX)];
+    let outside =
+        [(0, 16), (GUEST - 1, 2), (GUEST + MEMORY_LEN - 1, 2), (u64::MAX, 1), (u64::MAX - 3, u32::MAX)];
     for (at, len) in outside {
         let list = [desc(at, len, NEXT, 1), desc(data, 1, WRITE, 0)];
         assert_eq!(guest().fault(&list), Some(Fault::Outside { at, len }));
@@ -230,7 +236,10 @@ fn rings_lie_in_memory_and_are_aligned() {
     assert_eq!(new(SIZE, &|at| at.used = USER + MEMORY_LEN - 64), Some(RingError::Outside("used ring")));
     assert_eq!(new(SIZE, &|at| at.used = 0), Some(RingError::Outside("used ring")));
     assert_eq!(new(SIZE, &|at| at.avail = u64::MAX - 1), Some(RingError::Outside("available ring")));
-    assert_eq!(new(SIZE, &|at| at.desc = USER + MEMORY_LEN - 16), Some(RingError::Outside("descriptor table")));
+    assert_eq!(
+        new(SIZE, &|at| at.desc = USER + MEMORY_LEN - 16),
+        Some(RingError::Outside("descriptor table"))
+    );
     assert_eq!(new(SIZE, &|at| at.desc += 8), Some(RingError::Misaligned("descriptor table")));
     assert_eq!(new(SIZE, &|at| at.avail += 1), Some(RingError::Misaligned("available ring")));
     assert_eq!(new(SIZE, &|at| at.used += 2), Some(RingError::Misaligned("used ring")));
@@ -287,7 +296,8 @@ fn any_descriptor() -> impl Strategy<Value = Descriptor> {
         2 => (GUEST + MEMORY_LEN - 64)..(GUEST + MEMORY_LEN + 64),
         1 => any::<u64>(),
     ];
-    let len = prop_oneof![4 => 0u32..64, 4 => 0u32..8192, 1 => any::<u32>(), 2 => (0u32..70).prop_map(|n| n * 16)];
+    let len =
+        prop_oneof![4 => 0u32..64, 4 => 0u32..8192, 1 => any::<u32>(), 2 => (0u32..70).prop_map(|n| n * 16)];
     let flags = prop_oneof![6 => 0u16..4, 1 => 0u16..8, 1 => any::<u16>()];
     let next = prop_oneof![8 => 0..SIZE, 1 => any::<u16>()];
     (at, len, flags, next).prop_map(|(at, len, flags, next)| desc(at, len, flags, next))

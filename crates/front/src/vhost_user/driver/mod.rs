@@ -16,6 +16,7 @@ use std::time::Duration;
 use super::blk::{SEG_MAX, feature};
 use super::channel::Channel;
 use super::event::eventfd;
+use super::inflight::InflightRegion;
 use super::memory::Mapping;
 use super::message::{Header, InflightSpec, RegionSpec, config_payload, id, protocol};
 
@@ -77,8 +78,9 @@ pub(crate) struct Memory {
 impl Memory {
     fn new(len: u64) -> io::Result<Self> {
         // SAFETY: the name is a C string.
-        let fd =
-            unsafe { libc::memfd_create(c"vhost-user-driver".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        let fd = unsafe {
+            libc::memfd_create(c"vhost-user-driver".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -86,13 +88,17 @@ impl Memory {
         let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         file.set_len(len)?;
         let file = OwnedFd::from(file);
-        let mapping = Mapping::new(file.as_fd(), 0, len).map_err(|error| io::Error::other(error.to_string()))?;
+        let mapping =
+            Mapping::new(file.as_fd(), 0, len).map_err(|error| io::Error::other(error.to_string()))?;
         Ok(Self { file, mapping })
     }
 
     /// The pointer to `len` bytes at `offset`.
     pub(crate) fn at(&self, offset: u64, len: u64) -> *mut u8 {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.mapping.len()), "outside the driver's memory");
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= self.mapping.len()),
+            "outside the driver's memory"
+        );
         // SAFETY: inside the mapping, as just checked.
         unsafe { self.mapping.as_ptr().add(offset as usize) }
     }
@@ -170,7 +176,8 @@ impl Driver {
         let channel = Channel::new(UnixStream::connect(path)?.into());
         let (features, protocol, config) = (0, 0, Vec::new());
         let quiet = eventfd()?;
-        let mut driver = Self { channel, quiet, options, memory, layouts, features, protocol, config, inflight };
+        let mut driver =
+            Self { channel, quiet, options, memory, layouts, features, protocol, config, inflight };
         driver.negotiate()?;
         driver.share_memory()?;
         driver.share_inflight()?;
@@ -304,6 +311,16 @@ impl Driver {
         self.channel.send(Header::request(request, payload.len() as u32, false), payload, fds)
     }
 
+    /// Marks requests as in flight in the region, as a back end does that took them and died: for tests of back ends.
+    pub fn mark_in_flight(&self, index: u16, heads: &[u16]) -> io::Result<()> {
+        let Some((spec, fd)) = &self.inflight else { return Ok(()) };
+        let region = InflightRegion::map(*spec, fd).map_err(protocol_error)?;
+        if let Some(mut queue) = region.queue(index.into(), self.options.queue_size) {
+            heads.iter().for_each(|head| queue.begin(*head));
+        }
+        Ok(())
+    }
+
     fn negotiate(&mut self) -> io::Result<()> {
         let offered = self.number(id::GET_FEATURES)?;
         if offered & feature::VERSION_1 == 0 || offered & feature::PROTOCOL_FEATURES == 0 {
@@ -369,10 +386,9 @@ impl Driver {
 
     fn number(&self, request: u32) -> io::Result<u64> {
         let (reply, _) = self.ask(request, &[], &[])?;
-        reply
-            .first_chunk()
-            .map(|bytes| u64::from_ne_bytes(*bytes))
-            .ok_or_else(|| protocol_error(format!("message {request} was answered with {} bytes", reply.len())))
+        reply.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes)).ok_or_else(|| {
+            protocol_error(format!("message {request} was answered with {} bytes", reply.len()))
+        })
     }
 
     fn ask(&self, request: u32, payload: &[u8], fds: &[i32]) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {

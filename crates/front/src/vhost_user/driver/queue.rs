@@ -225,7 +225,10 @@ impl DriverQueue {
         put(control + STATUS_AT, 1, DESC_F_WRITE);
         if self.indirect {
             let at = self.guest_base + table;
-            self.put_descriptor(slot, Descriptor { at, len: u32::from(count) * 16, flags: DESC_F_INDIRECT, next: 0 });
+            self.put_descriptor(
+                slot,
+                Descriptor { at, len: u32::from(count) * 16, flags: DESC_F_INDIRECT, next: 0 },
+            );
         }
     }
 

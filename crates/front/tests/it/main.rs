@@ -1,0 +1,3 @@
+//! Front ends over real sockets, on real disks.
+
+mod vhost_user;
