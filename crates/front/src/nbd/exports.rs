@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tapio_block::Remote;
 
-use super::limits::{CONNECTIONS_MAX, DATA_THREAD_TIME, EXPORTS_MAX};
 use super::handshake::{Catalog, Described, Listed, Refusal};
+use super::limits::{CONNECTIONS_MAX, DATA_THREAD_TIME, EXPORTS_MAX};
 use super::session::Permit;
 use super::wire::STRING_LEN_MAX;
 
@@ -188,10 +188,8 @@ impl Catalog for Visit<'_> {
             fast_zero: export.fast_zero,
         };
         if enter {
-            let places = [
-                (&self.exports.connections, CONNECTIONS_MAX),
-                (&entry.connections, export.connections_max),
-            ];
+            let places =
+                [(&self.exports.connections, CONNECTIONS_MAX), (&entry.connections, export.connections_max)];
             let permit = Permit::take(&places).ok_or(Refusal::Busy)?;
             self.entered = Some(Entered { entry, permit });
         }

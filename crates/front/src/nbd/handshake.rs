@@ -153,9 +153,14 @@ impl std::error::Error for HandshakeError {}
 enum State {
     Flags,
     Header,
-    Data { option: u32 },
+    Data {
+        option: u32,
+    },
     /// Reading past an option that is too long.
-    Skip { option: u32, left: u32 },
+    Skip {
+        option: u32,
+        left: u32,
+    },
 }
 
 /// The server's side of one handshake.

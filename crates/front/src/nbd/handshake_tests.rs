@@ -81,7 +81,11 @@ fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
 fn go_leads_to_transmission_and_swallows_nothing_behind_it() {
     let mut stream = opening();
     put_option(&mut stream, option::STRUCTURED_REPLY, &[]);
-    put_option(&mut stream, option::SET_META_CONTEXT, &meta("rw", &["qemu:dirty-bitmap:x", "base:allocation"]));
+    put_option(
+        &mut stream,
+        option::SET_META_CONTEXT,
+        &meta("rw", &["qemu:dirty-bitmap:x", "base:allocation"]),
+    );
     put_option(&mut stream, option::GO, &named("rw", &[0, 2, 0, 1, 0, 2]));
     let len = stream.len();
     stream.extend_from_slice(b"first request");

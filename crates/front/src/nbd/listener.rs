@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use super::connection::Connection;
 use super::exports::{Entered, Visit};
 use super::handshake::{Agreed, Handshake, Step};
-use super::limits::{
-    DATA_THREAD_TIME, HANDSHAKE_PATIENCE, HANDSHAKE_TIME, HANDSHAKES_MAX, LISTENERS_MAX,
-};
+use super::limits::{DATA_THREAD_TIME, HANDSHAKE_PATIENCE, HANDSHAKE_TIME, HANDSHAKES_MAX, LISTENERS_MAX};
 use super::plan;
 use super::server::{Session, State};
 use super::session::{Shared, count};

@@ -135,7 +135,10 @@ mod tests {
         let held: Vec<_> = (0..8).map_while(|_| memory.take(1 << 20)).collect();
         assert_eq!(held.len(), 8);
         assert!(memory.take(1).is_none());
-        let part = { drop(held); memory.take_some(100 << 10).unwrap() };
+        let part = {
+            drop(held);
+            memory.take_some(100 << 10).unwrap()
+        };
         assert_eq!(part.len(), 100 << 10);
     }
 }

@@ -60,9 +60,7 @@ async fn dispatch(connection: &Connection, input: &mut Input, header: &RequestHe
             let slot = head(connection, Kind::Flush, header, 0).await?;
             connection.submit(slot, Op::Flush, Span::default(), Segments::EMPTY).await
         }
-        Ok(Action::Trim { durable }) => {
-            range(connection, header, Kind::Trim { durable }, Op::Discard).await
-        }
+        Ok(Action::Trim { durable }) => range(connection, header, Kind::Trim { durable }, Op::Discard).await,
         Ok(Action::Zero { unmap, durable }) => {
             range(connection, header, Kind::Zero, Op::WriteZeroes { unmap, durable }).await
         }

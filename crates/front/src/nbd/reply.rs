@@ -198,10 +198,8 @@ mod tests {
 
     #[test]
     fn extents_carry_their_flags_in_both_widths() {
-        let extents = [
-            Extent { len: 4096, hole: false, zero: false },
-            Extent { len: 1 << 20, hole: true, zero: true },
-        ];
+        let extents =
+            [Extent { len: 4096, hole: false, zero: false }, Extent { len: 1 << 20, hole: true, zero: true }];
         let (_, narrow) = written(Style::Structured, |writer, out| writer.extents(out, 1, 0, 9, &extents));
         let mut reader = Reader(&narrow);
         let numbers: Vec<u32> = std::iter::from_fn(|| reader.u32()).collect();

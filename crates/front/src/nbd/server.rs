@@ -157,22 +157,25 @@ impl NbdServer {
             .exports
             .get(name)
             .ok_or_else(|| DrainError::Export(ExportError::Unknown(name.to_string())))?;
-        entry.export.disk.call_async(within, {
-            let (wanted, name) = (self.owner(), entry.export.name.clone());
-            move |_| async move {
-                let mine = Connection::on_this_thread(|shared| wanted(shared) && shared.export == name);
-                for connection in &mine {
-                    connection.hold(true);
-                }
-                for connection in &mine {
-                    connection.quiet().await;
-                    if then == Drained::Close {
-                        connection.break_off();
+        entry
+            .export
+            .disk
+            .call_async(within, {
+                let (wanted, name) = (self.owner(), entry.export.name.clone());
+                move |_| async move {
+                    let mine = Connection::on_this_thread(|shared| wanted(shared) && shared.export == name);
+                    for connection in &mine {
+                        connection.hold(true);
+                    }
+                    for connection in &mine {
+                        connection.quiet().await;
+                        if then == Drained::Close {
+                            connection.break_off();
+                        }
                     }
                 }
-            }
-        })
-        .map_err(DrainError::Disk)?;
+            })
+            .map_err(DrainError::Disk)?;
         if then == Drained::Close {
             // Their tasks run once more before they are gone.
             while entry.connections.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {

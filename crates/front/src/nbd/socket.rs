@@ -168,9 +168,9 @@ impl Listener {
                 Ok(Some((fd, peer)))
             }
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock
-                | io::ErrorKind::Interrupted
-                | io::ErrorKind::ConnectionAborted => Ok(None),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {
+                    Ok(None)
+                }
                 _ => Err(error),
             },
         }
@@ -186,8 +186,8 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some((path, dev, ino)) = &self.file {
-            let ours = fs::symlink_metadata(path)
-                .is_ok_and(|found| (found.dev(), found.ino()) == (*dev, *ino));
+            let ours =
+                fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (*dev, *ino));
             if ours {
                 let _ = fs::remove_file(path);
             }
