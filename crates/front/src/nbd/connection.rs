@@ -216,8 +216,8 @@ impl Connection {
 
     /// The same, but no longer than `within_ns`: for what others have to give back.
     pub(super) async fn wait_freed_or(&self, within_ns: u64) -> Result<(), End> {
-        let sleep = self.tasks().sleep_until(self.tasks().turn_ns() + within_ns);
-        either(self.freed.wait(self.tasks()), sleep).await;
+        let until = self.tasks().turn_ns() + within_ns;
+        self.freed.wait_until(self.tasks(), until).await;
         if self.broken.get() { Err(End::Closed) } else { Ok(()) }
     }
 

@@ -45,6 +45,7 @@ impl Memory {
     }
 
     /// Bytes held now.
+    #[cfg(test)]
     pub fn held_len(&self) -> usize {
         self.held.get()
     }
