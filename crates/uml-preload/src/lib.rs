@@ -55,7 +55,8 @@ unsafe fn area_len(pid: libc::pid_t) -> usize {
     }
     let mut whole = libc::iovec { iov_base: AREA.0.get().cast(), iov_len: AREA_LEN_MAX };
     // SAFETY: the vector describes AREA, which is that long and used by this thread only.
-    let result = unsafe { host(libc::PTRACE_GETREGSET as c_int, pid, NT_X86_XSTATE, (&raw mut whole).cast()) };
+    let result =
+        unsafe { host(libc::PTRACE_GETREGSET as c_int, pid, NT_X86_XSTATE, (&raw mut whole).cast()) };
     if result != 0 {
         return 0;
     }
@@ -68,7 +69,12 @@ unsafe fn area_len(pid: libc::pid_t) -> usize {
 /// # Safety
 /// As for ptrace(2): `data` must suit the request.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ptrace(request: c_int, pid: libc::pid_t, addr: *mut c_void, data: *mut c_void) -> c_long {
+pub unsafe extern "C" fn ptrace(
+    request: c_int,
+    pid: libc::pid_t,
+    addr: *mut c_void,
+    data: *mut c_void,
+) -> c_long {
     let at = addr as usize;
     if PEEKS.contains(&request) {
         let mut word: c_long = 0;
