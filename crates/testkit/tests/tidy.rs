@@ -186,8 +186,9 @@ fn has_word(line: &str, word: &str) -> bool {
         let before = line[..at].chars().next_back();
         let after = line[at + word.len()..].chars().next();
         let joins = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
-        !(word.starts_with(char::is_alphabetic) && joins(before))
-            && !(word.ends_with(char::is_alphabetic) && joins(after))
+        let longer_before = word.starts_with(char::is_alphabetic) && joins(before);
+        let longer_after = word.ends_with(char::is_alphabetic) && joins(after);
+        !longer_before && !longer_after
     })
 }
 
