@@ -1,1 +1,21 @@
 //! Chains of images, requests and their stages, the life of a plugged disk.
+//!
+//! ```text
+//!  front end ── Port ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ chain walk ──▶ storages
+//!      ▲                                                            │
+//!      └───────────────── Client::complete(tag, result) ◀───────────┘
+//!  control thread ── Remote ──▶ World (the data thread's own view)
+//! ```
+//!
+//! A front end pulls from its guest only while [`Port::room`] says so: what there is no room for stays where the guest
+//! put it. Must never depend on: a front end, the control plane, tokio.
+
+mod front;
+mod port;
+mod remote;
+mod request;
+
+pub use front::{FrontEnd, FrontId, Fronts};
+pub use port::{AllocationMap, Extent, Geometry, Port};
+pub use remote::{Gone, Remote, World};
+pub use request::{Client, DiskError, Op, Request};

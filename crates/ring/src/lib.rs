@@ -1,1 +1,32 @@
 //! The io_uring engine: executor, storages, buffers, adaptive polling, and the seeded simulator.
+//!
+//! ```text
+//!   service tasks (connections, jobs) ─┐                        ┌─ UringFile ── io_uring ── kernel
+//!   request tasks (fixed slab) ────────┼─ Tasks ── op table ────┤
+//!   front ends (shared memory) ── Hooks┘                        └─ SimFile ──── SimDisk (seeded)
+//! ```
+//!
+//! One thread owns everything here: nothing is `Send`, nothing is locked. A task that waits for the kernel holds
+//! an operation in the op table; a completion wakes the task by its index, without a `Waker` and without an
+//! allocation. The same tasks run on [`uring::Uring`] and on [`sim::Sim`].
+//!
+//! Must never depend on: a format, a front end, tokio.
+
+mod buffer;
+mod executor;
+mod hooks;
+mod polling;
+mod segments;
+mod storage;
+mod tasks;
+
+pub mod sim;
+pub mod uring;
+
+pub use buffer::{Buffer, Pool};
+pub use executor::{Driver, Executor, Inbox};
+pub use hooks::Hooks;
+pub use polling::{Polling, PollingConfig, PollingCounters};
+pub use segments::{PageBuf, Segments};
+pub use storage::{Io, Storage, StorageInfo, Zeroing};
+pub use tasks::{Notify, TaskId, Tasks};

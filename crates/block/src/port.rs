@@ -1,0 +1,119 @@
+//! What a front end holds of a disk.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use tapio_ring::{Inbox, Notify, Tasks};
+use tapio_types::Span;
+
+use crate::request::{DiskError, Request};
+
+/// The disk as a guest sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes; a multiple of the logical block.
+    pub len: u64,
+    /// Every span must be aligned to this: 512.
+    pub logical_block_len: u32,
+    /// The size of access that costs no extra work below: 4096.
+    pub physical_block_len: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The largest request the disk takes, in bytes; front ends cut or refuse above it.
+    pub transfer_max: u32,
+}
+
+/// A piece of the disk and what is known of its content, for NBD's `base:allocation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes.
+    pub len: u64,
+    /// No layer of the chain keeps data here.
+    pub hole: bool,
+    /// Reads as zero.
+    pub zero: bool,
+}
+
+type ExtentsFuture = Pin<Box<dyn Future<Output = Result<Vec<Extent>, DiskError>>>>;
+
+/// Tells what is allocated; implemented by the disk.
+pub trait AllocationMap {
+    /// The extents of `span` in order, neighbours of one kind merged, at most `count_max` of them (then they cover only
+    /// the beginning of `span`, never nothing).
+    fn extents(&self, span: Span, count_max: usize) -> ExtentsFuture;
+}
+
+struct Inner {
+    inbox: Rc<Inbox<Request>>,
+    tasks: Tasks,
+    geometry: Cell<Geometry>,
+    map: Rc<dyn AllocationMap>,
+    room_freed: Rc<Notify>,
+}
+
+/// A disk as its front ends know it: a cheap handle on the data thread.
+#[derive(Clone)]
+pub struct Port {
+    inner: Rc<Inner>,
+}
+
+impl std::fmt::Debug for Port {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Port").field("geometry", &self.inner.geometry.get()).finish_non_exhaustive()
+    }
+}
+
+impl Port {
+    /// A port to the disk that takes requests from `inbox`, and notifies `room_freed` when one of them has ended or
+    /// the gate opens.
+    pub fn new(
+        inbox: Rc<Inbox<Request>>,
+        tasks: Tasks,
+        geometry: Geometry,
+        map: Rc<dyn AllocationMap>,
+        room_freed: Rc<Notify>,
+    ) -> Self {
+        Self { inner: Rc::new(Inner { inbox, tasks, geometry: Cell::new(geometry), map, room_freed }) }
+    }
+
+    /// The disk as a guest sees it, now.
+    pub fn geometry(&self) -> Geometry {
+        self.inner.geometry.get()
+    }
+
+    /// Changes what guests see: after a resize.
+    pub fn set_geometry(&self, geometry: Geometry) {
+        self.inner.geometry.set(geometry);
+    }
+
+    /// The tasks of the data thread.
+    pub fn tasks(&self) -> &Tasks {
+        &self.inner.tasks
+    }
+
+    /// How many requests may be submitted now; 0 while the disk is paused.
+    pub fn room(&self) -> usize {
+        self.inner.inbox.room()
+    }
+
+    /// Waits until there is room for a request.
+    pub async fn wait_room(&self) {
+        while self.inner.inbox.room() == 0 {
+            self.inner.room_freed.wait(&self.inner.tasks).await;
+        }
+    }
+
+    /// Hands a request to the disk. It always ends in exactly one [`crate::Client::complete`], also where it makes no
+    /// sense (out of range, unaligned, read-only): the disk checks, the front end need not. Handed back when there is
+    /// no room, which the front end asks about before it takes a request from its guest.
+    pub fn submit(&self, request: Request) -> Result<(), Request> {
+        self.inner.inbox.push(request)
+    }
+
+    /// What is allocated in `span`; see [`AllocationMap::extents`].
+    pub async fn extents(&self, span: Span, count_max: usize) -> Result<Vec<Extent>, DiskError> {
+        self.inner.map.extents(span, count_max).await
+    }
+}

@@ -1,0 +1,142 @@
+//! How other threads reach the data thread: a bounded queue of jobs and one event counter.
+
+use std::fmt;
+use std::fs::File;
+use std::future::Future;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use tapio_ring::uring::Uring;
+
+use crate::front::Fronts;
+use crate::port::Port;
+
+/// Commands that may wait for the data thread at once.
+const QUEUE_MAX: usize = 16;
+
+/// What runs on the data thread can reach this: the disk's port, its ring, its shared-memory front ends.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The disk.
+    pub port: Port,
+    /// The ring of the thread: sockets, polls, the buffer pool.
+    pub uring: Uring,
+    /// The shared-memory front ends.
+    pub fronts: Fronts,
+}
+
+type Job = Box<dyn FnOnce(&World) + Send>;
+
+/// The data thread did not answer: it has ended, or it did not come to it in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// The thread has ended.
+    Ended,
+    /// No answer before the deadline; the job may still run later.
+    TimedOut,
+}
+
+impl fmt::Display for Gone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ended => "the disk's data thread has ended",
+            Self::TimedOut => "the disk's data thread did not answer in time",
+        })
+    }
+}
+
+impl std::error::Error for Gone {}
+
+/// Reaches a data thread from any other thread.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    jobs: SyncSender<Job>,
+    event: Arc<File>,
+}
+
+/// The data thread's end of a [`Remote`].
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    jobs: Receiver<Job>,
+    event: Arc<File>,
+}
+
+impl Remote {
+    /// A pair of ends.
+    pub(crate) fn pair() -> io::Result<(Self, Jobs)> {
+        // SAFETY: eventfd takes no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        let event = Arc::new(unsafe { File::from_raw_fd(fd) });
+        let (sender, receiver) = sync_channel(QUEUE_MAX);
+        Ok((Self { jobs: sender, event: Arc::clone(&event) }, Jobs { jobs: receiver, event }))
+    }
+
+    fn post(&self, job: Job) -> Result<(), Gone> {
+        self.jobs.send(job).map_err(|_| Gone::Ended)?;
+        (&*self.event).write_all(&1u64.to_ne_bytes()).map_err(|_| Gone::Ended)
+    }
+
+    /// Runs `job` on the data thread and gives its result.
+    pub fn call<T: Send + 'static>(
+        &self,
+        within: Duration,
+        job: impl FnOnce(&World) -> T + Send + 'static,
+    ) -> Result<T, Gone> {
+        let (reply, answer) = sync_channel(1);
+        self.post(Box::new(move |world| {
+            // A caller that stopped waiting does not want the answer.
+            let _ = reply.send(job(world));
+        }))?;
+        Self::receive(&answer, within)
+    }
+
+    /// Runs the future that `job` makes as a task of the data thread and gives its result.
+    pub fn call_async<T, Fut>(
+        &self,
+        within: Duration,
+        job: impl FnOnce(World) -> Fut + Send + 'static,
+    ) -> Result<T, Gone>
+    where
+        T: Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let (reply, answer) = sync_channel(1);
+        self.post(Box::new(move |world| {
+            let future = job(world.clone());
+            world.port.tasks().spawn(async move {
+                // As above.
+                let _ = reply.send(future.await);
+            });
+        }))?;
+        Self::receive(&answer, within)
+    }
+
+    fn receive<T>(answer: &Receiver<T>, within: Duration) -> Result<T, Gone> {
+        answer.recv_timeout(within).map_err(|error| match error {
+            std::sync::mpsc::RecvTimeoutError::Timeout => Gone::TimedOut,
+            std::sync::mpsc::RecvTimeoutError::Disconnected => Gone::Ended,
+        })
+    }
+}
+
+impl Jobs {
+    /// The service that takes jobs, for as long as the thread lives. Sleeps in the ring: no timer, no wake-up.
+    pub(crate) async fn serve(self, world: World) {
+        let mut value = Box::new(0);
+        loop {
+            if world.uring.read_event(self.event.as_raw_fd(), &mut value).await.is_err() {
+                return;
+            }
+            while let Ok(job) = self.jobs.try_recv() {
+                job(&world);
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What a front end asks of a disk.
+
+use std::fmt;
+use std::io;
+use std::rc::Rc;
+
+use tapio_ring::Segments;
+use tapio_types::Span;
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Read `span` into the data.
+    Read,
+    /// Write the data to `span`; `durable` (FUA) means that the answer comes when it is on stable storage.
+    Write { durable: bool },
+    /// Make every write that was answered durable. No span, no data.
+    Flush,
+    /// The guest does not need the content of `span` any more.
+    Discard,
+    /// Make `span` read as zero; `unmap`: its space may be given back.
+    WriteZeroes { unmap: bool, durable: bool },
+}
+
+/// Why a request failed, as a front end tells its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskError {
+    /// The disk is read-only.
+    ReadOnly,
+    /// The span lies outside the disk.
+    OutOfRange,
+    /// The span is not aligned to the logical block.
+    Unaligned,
+    /// The storage is full.
+    NoSpace,
+    /// The storage cannot do this.
+    Unsupported,
+    /// The storage failed with this errno; its details are in the log.
+    Io(i32),
+}
+
+impl DiskError {
+    /// The errno that stands for this error.
+    pub const fn errno(self) -> i32 {
+        match self {
+            Self::ReadOnly => libc::EROFS,
+            Self::OutOfRange | Self::Unaligned => libc::EINVAL,
+            Self::NoSpace => libc::ENOSPC,
+            Self::Unsupported => libc::EOPNOTSUPP,
+            Self::Io(errno) => errno,
+        }
+    }
+}
+
+impl From<&io::Error> for DiskError {
+    fn from(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace,
+            Some(libc::EOPNOTSUPP) => Self::Unsupported,
+            Some(libc::EROFS) => Self::ReadOnly,
+            Some(errno) => Self::Io(errno),
+            None => Self::Io(libc::EIO),
+        }
+    }
+}
+
+impl fmt::Display for DiskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ReadOnly => f.write_str("the disk is read-only"),
+            Self::OutOfRange => f.write_str("the request reaches past the end of the disk"),
+            Self::Unaligned => f.write_str("the request is not aligned to 512-byte sectors"),
+            Self::NoSpace => f.write_str("the storage is full"),
+            Self::Unsupported => f.write_str("the storage cannot do this"),
+            Self::Io(errno) => write!(f, "the storage failed: {}", io::Error::from_raw_os_error(*errno)),
+        }
+    }
+}
+
+/// Who wants to hear that a request is done: a virtqueue, a connection.
+pub trait Client {
+    /// The request that carried `tag` is done. Called on the data thread, once for every request; must not block
+    /// and must not run other tasks. Making the answer visible waits for [`crate::FrontEnd::publish`] or a wake-up of the
+    /// client's own task, so that a batch is answered at once.
+    fn complete(&self, tag: u64, result: Result<(), DiskError>);
+}
+
+/// A request on its way.
+pub struct Request {
+    /// What to do.
+    pub op: Op,
+    /// Where on the disk, in bytes.
+    pub span: Span,
+    /// The memory to fill or to take from; `span.len` bytes for reads and writes, empty for the rest.
+    pub data: Segments,
+    /// When the front end took it, by [`tapio_ring::Tasks::turn_ns`].
+    pub born_ns: u64,
+    /// The client's name for it.
+    pub tag: u64,
+    /// Who hears of its end.
+    pub client: Rc<dyn Client>,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("op", &self.op)
+            .field("span", &self.span)
+            .field("tag", &self.tag)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,315 @@
+//! The loop of a data thread.
+
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use crate::hooks::Hooks;
+use crate::polling::Polling;
+use crate::tasks::{TaskId, Tasks};
+
+/// What moves operations and time: io_uring or the simulator.
+pub trait Driver {
+    /// The clock, in nanoseconds.
+    fn now_ns(&self) -> u64;
+    /// Hands over what was queued and collects completions; waits for at least one where `wait` says so, but not
+    /// past the time `until_ns`. Returns whether anything completed.
+    fn turn(&self, wait: bool, until_ns: Option<u64>) -> bool;
+    /// Whether a completion can be collected; cheap enough to spin on.
+    fn has_completions(&self) -> bool;
+    /// Whether spinning makes sense: not in simulated time.
+    fn can_spin(&self) -> bool;
+    /// Cancels what is under way and waits until the kernel holds nothing of ours.
+    fn quiesce(&self);
+}
+
+/// Where front ends put requests for the executor to start. Bounded by the slab behind it.
+#[derive(Debug)]
+pub struct Inbox<R> {
+    queue: RefCell<VecDeque<R>>,
+    running: Cell<usize>,
+    capacity: usize,
+    open: Cell<bool>,
+}
+
+impl<R> Inbox<R> {
+    /// An inbox for at most `capacity` requests in flight.
+    pub fn new(capacity: usize) -> Rc<Self> {
+        Rc::new(Self {
+            queue: RefCell::new(VecDeque::with_capacity(capacity)),
+            running: Cell::new(0),
+            capacity,
+            open: Cell::new(true),
+        })
+    }
+
+    /// How many requests may be pushed now. Front ends leave the rest where the guest put it.
+    pub fn room(&self) -> usize {
+        if !self.open.get() {
+            return 0;
+        }
+        self.capacity - self.running.get() - self.queue.borrow().len()
+    }
+
+    /// Takes a request; the caller has asked [`Inbox::room`]. Hands it back when there is none.
+    pub fn push(&self, request: R) -> Result<(), R> {
+        if self.room() == 0 {
+            return Err(request);
+        }
+        self.queue.borrow_mut().push_back(request);
+        Ok(())
+    }
+
+    /// Requests taken and not yet completed.
+    pub fn in_flight(&self) -> usize {
+        self.running.get() + self.queue.borrow().len()
+    }
+
+    /// The most there may be.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Closes or opens the gate: with the gate closed there is no room, and what runs comes to its end.
+    pub fn set_open(&self, open: bool) {
+        self.open.set(open);
+    }
+
+    /// Whether the gate is open.
+    pub fn is_open(&self) -> bool {
+        self.open.get()
+    }
+}
+
+struct Slot<F> {
+    future: UnsafeCell<Option<F>>,
+}
+
+/// Runs the tasks of one data thread.
+///
+/// Requests have one concrete future type, made by `make` and stored in a slab of fixed size: starting one
+/// allocates nothing.
+pub struct Executor<R, F, M> {
+    tasks: Tasks,
+    inbox: Rc<Inbox<R>>,
+    slots: Box<[Slot<F>]>,
+    free: Vec<u32>,
+    make: M,
+    polling: Rc<RefCell<Polling>>,
+}
+
+impl<R, F, M> std::fmt::Debug for Executor<R, F, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor")
+            .field("tasks", &self.tasks)
+            .field("slots", &self.slots.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// After this long without work a thread lets go of the memory that only work needs.
+const REST_AFTER_NS: u64 = 1_000_000_000;
+/// Rounds of running tasks before the kernel is asked again, however much is ready.
+const ROUNDS_MAX: usize = 8;
+
+impl<R, F, M> Executor<R, F, M>
+where
+    F: Future<Output = ()>,
+    M: Fn(R) -> F,
+{
+    /// An executor whose requests come from `inbox` and become tasks by `make`.
+    pub fn new(tasks: Tasks, inbox: Rc<Inbox<R>>, make: M, polling: Rc<RefCell<Polling>>) -> Self {
+        let count = inbox.capacity();
+        let slots = (0..count).map(|_| Slot { future: UnsafeCell::new(None) }).collect();
+        // The last index first out: the slots that were used last are used again, and stay in the cache.
+        let free = (0..count as u32).rev().collect();
+        Self { tasks, inbox, slots, free, make, polling }
+    }
+
+    /// Bytes of one request task; asserted in a test so that it does not grow unseen.
+    pub const fn task_len() -> usize {
+        size_of::<F>()
+    }
+
+    /// Runs until [`Tasks::stop`] was called and every request has completed. Services are dropped at the end,
+    /// when the kernel holds nothing of theirs.
+    pub fn run(&mut self, driver: &impl Driver, hooks: &mut impl Hooks) {
+        self.tasks.inner.now_ns.set(driver.now_ns());
+        let mut worked = true;
+        let mut rested = false;
+        loop {
+            worked |= self.run_rounds(hooks);
+            hooks.publish();
+            if self.tasks.inner.stop.get() && self.inbox.in_flight() == 0 {
+                break;
+            }
+            if !self.tasks.inner.ready.borrow().is_empty() {
+                driver.turn(false, None);
+                self.tick(driver);
+                continue;
+            }
+            if worked && driver.can_spin() && self.polling.borrow().wants() {
+                driver.turn(false, None);
+                let hit = self.spin(driver, hooks);
+                self.tick(driver);
+                if hit {
+                    driver.turn(false, None);
+                    continue;
+                }
+            }
+            if hooks.arm() {
+                worked = true;
+                hooks.disarm();
+                continue;
+            }
+            if worked {
+                rested = false;
+            }
+            worked = false;
+            let timer = self.tasks.next_timer();
+            // An idle thread waits for ever; one that was busy a moment ago looks once more, to give memory back.
+            let rest_at = (!rested && driver.can_spin()).then(|| driver.now_ns() + REST_AFTER_NS);
+            let until = match (timer, rest_at) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            let completed = driver.turn(true, until);
+            self.tick(driver);
+            if !completed && rest_at.is_some_and(|at| driver.now_ns() >= at) {
+                rested = true;
+                hooks.rest();
+            }
+            hooks.disarm();
+        }
+        driver.quiesce();
+        self.tasks.inner.services.borrow_mut().clear();
+    }
+
+    /// Runs until `future` has a result: for tests and for the simulator.
+    pub fn block_on<T: 'static>(
+        &mut self,
+        driver: &impl Driver,
+        hooks: &mut impl Hooks,
+        future: impl Future<Output = T> + 'static,
+    ) -> T {
+        let result = Rc::new(RefCell::new(None));
+        let slot = Rc::clone(&result);
+        self.tasks.spawn(async move {
+            *slot.borrow_mut() = Some(future.await);
+        });
+        self.tasks.inner.now_ns.set(driver.now_ns());
+        loop {
+            self.run_rounds(hooks);
+            hooks.publish();
+            if let Some(value) = result.borrow_mut().take() {
+                return value;
+            }
+            let wait = self.tasks.inner.ready.borrow().is_empty() && !hooks.arm();
+            driver.turn(wait, self.tasks.next_timer());
+            self.tick(driver);
+            hooks.disarm();
+        }
+    }
+
+    fn tick(&self, driver: &impl Driver) {
+        let now = driver.now_ns();
+        self.tasks.inner.now_ns.set(now);
+        self.tasks.fire_timers(now);
+    }
+
+    fn run_rounds(&mut self, hooks: &mut impl Hooks) -> bool {
+        let mut worked = false;
+        for _ in 0..ROUNDS_MAX {
+            let ran = self.run_ready();
+            let pulled = hooks.turn();
+            let started = self.start_requests();
+            worked |= ran || pulled || started;
+            if !(ran || pulled || started) {
+                break;
+            }
+        }
+        worked
+    }
+
+    fn run_ready(&mut self) -> bool {
+        let count = self.tasks.inner.ready.borrow().len();
+        for _ in 0..count {
+            let Some(task) = self.tasks.inner.ready.borrow_mut().pop_front() else { break };
+            match task.place() {
+                Ok(index) => self.poll_request(index),
+                Err(index) => self.poll_service(index),
+            }
+        }
+        count > 0
+    }
+
+    fn start_requests(&mut self) -> bool {
+        let mut started = false;
+        loop {
+            let Some(index) = self.free.last().copied() else { return started };
+            let Some(request) = self.inbox.queue.borrow_mut().pop_front() else { return started };
+            self.free.pop();
+            self.inbox.running.set(self.inbox.running.get() + 1);
+            let future = (self.make)(request);
+            // SAFETY: the slot is free, so nothing refers into it; this thread alone touches the slab.
+            unsafe { *self.slots[index as usize].future.get() = Some(future) };
+            self.poll_request(index);
+            started = true;
+        }
+    }
+
+    fn poll_request(&mut self, index: u32) {
+        let Some(slot) = self.slots.get(index as usize) else { return };
+        // SAFETY: the slab is boxed and never moves a future; it is borrowed here alone, because a running request
+        // can reach the inbox but not the slab.
+        let place = unsafe { &mut *slot.future.get() };
+        let Some(future) = place.as_mut() else { return };
+        self.tasks.inner.current.set(TaskId::request(index));
+        let mut context = Context::from_waker(Waker::noop());
+        // SAFETY: as above, the future stays where it is until it is dropped in place.
+        let poll = unsafe { Pin::new_unchecked(future) }.poll(&mut context);
+        self.tasks.inner.current.set(TaskId::NONE);
+        if poll == Poll::Ready(()) {
+            *place = None;
+            self.free.push(index);
+            self.inbox.running.set(self.inbox.running.get() - 1);
+        }
+    }
+
+    fn poll_service(&self, index: u32) {
+        let taken = self.tasks.inner.services.borrow_mut().get_mut(index as usize).and_then(Option::take);
+        let Some(mut future) = taken else { return };
+        self.tasks.inner.current.set(TaskId::service(index));
+        let mut context = Context::from_waker(Waker::noop());
+        let poll = future.as_mut().poll(&mut context);
+        self.tasks.inner.current.set(TaskId::NONE);
+        if poll == Poll::Ready(()) {
+            self.tasks.finish_service(index);
+        } else {
+            self.tasks.inner.services.borrow_mut()[index as usize] = Some(future);
+        }
+    }
+
+    fn spin(&self, driver: &impl Driver, hooks: &impl Hooks) -> bool {
+        let mut polling = self.polling.borrow_mut();
+        let begin = driver.now_ns();
+        let window = polling.window_ns();
+        loop {
+            for _ in 0..64 {
+                if driver.has_completions() || hooks.peek() {
+                    polling.hit(driver.now_ns() - begin);
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let spent = driver.now_ns() - begin;
+            if spent >= window {
+                polling.miss(spent);
+                return false;
+            }
+        }
+    }
+}

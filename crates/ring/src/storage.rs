@@ -1,0 +1,72 @@
+//! What a storage is, whatever lies behind it.
+
+use std::future::Future;
+use std::io;
+use std::path::Path;
+
+use tapio_types::{Access, Span};
+
+use crate::segments::Segments;
+use crate::tasks::Tasks;
+
+/// What a storage can do; read once at opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StorageInfo {
+    /// Bytes to which offsets and lengths must be aligned: 512 or 4096 with O_DIRECT, 1 otherwise.
+    pub align: u32,
+    /// Whether the length can change: a regular file. A block device has its length for good.
+    pub resizable: bool,
+    /// Whether bytes that were never written read as zero: a fresh range of a regular file does, a range of a
+    /// logical volume may hold what its last owner left there.
+    pub fresh_reads_zero: bool,
+}
+
+/// What a range must read as after [`Storage::zero`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zeroing {
+    /// Zero, and the space may be given back.
+    Unmap,
+    /// Zero, and the space stays reserved where the storage can promise that.
+    Keep,
+}
+
+/// A flat range of bytes: a file, a block device, later a remote export.
+///
+/// Never short: a call moves every byte or fails. Reading past the end fails. A write is durable only after a
+/// [`Storage::flush`] that began after the write had completed.
+///
+/// The futures own operations of the kernel: they are always polled to their end, never dropped half way.
+pub trait Storage: 'static {
+    /// What this storage can do.
+    fn info(&self) -> StorageInfo;
+    /// Length in bytes.
+    fn len(&self) -> u64;
+    /// Whether the storage has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Reads `into.len()` bytes from `at`.
+    fn read(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>>;
+    /// Writes `from.len()` bytes at `at`.
+    fn write(&self, at: u64, from: Segments) -> impl Future<Output = io::Result<()>>;
+    /// Makes every write that has completed durable, with the length and the space it needs.
+    fn flush(&self) -> impl Future<Output = io::Result<()>>;
+    /// Makes a range read as zero.
+    fn zero(&self, span: Span, how: Zeroing) -> impl Future<Output = io::Result<()>>;
+    /// Grows the storage so that `span` lies inside, with space promised where `space` is set. Fresh bytes read zero.
+    fn allocate(&self, span: Span, space: bool) -> impl Future<Output = io::Result<()>>;
+    /// Cuts or grows the storage to `len` bytes.
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>>;
+}
+
+/// The door of the data plane to the world: time, tasks and storages. io_uring, or the simulator.
+pub trait Io: Clone + 'static {
+    /// The storages behind this door.
+    type Store: Storage;
+    /// Opens a file or a block device.
+    fn open(&self, path: &Path, access: Access) -> io::Result<Self::Store>;
+    /// The tasks that run on this door.
+    fn tasks(&self) -> &Tasks;
+    /// Nanoseconds of a clock that never goes back.
+    fn now_ns(&self) -> u64;
+}

@@ -1,0 +1,310 @@
+//! A regular file or a block device as a storage.
+
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use io_uring::{opcode, types};
+use tapio_types::{Access, SECTOR_LEN, Span};
+
+use super::Uring;
+use crate::segments::{Flat, PageBuf, Segments};
+use crate::storage::{Storage, StorageInfo, Zeroing};
+use crate::tasks::IOVECS_MAX;
+
+/// Whether the host's page cache stands between us and the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// O_DIRECT where the file system takes it at 512-byte alignment, the page cache where it does not.
+    Direct,
+    /// The page cache.
+    Cached,
+}
+
+/// The largest single operation. Longer transfers go in several, as the kernel would cut them anyway.
+const TRANSFER_MAX: u64 = 1 << 30;
+/// Zeroes written by hand go in pieces of this size.
+const ZERO_PIECE: usize = 256 << 10;
+
+/// A file or block device, used through the ring of one thread.
+#[derive(Debug)]
+pub struct UringFile {
+    uring: Uring,
+    file: File,
+    info: StorageInfo,
+    /// What O_DIRECT wants of memory addresses; 1 without it.
+    memory_align: u32,
+    len: Cell<u64>,
+    zeroing: Cell<ZeroSupport>,
+}
+
+/// What the file system has turned out to be able to do; found out once, by trying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ZeroSupport {
+    Untried,
+    ByHand,
+}
+
+impl UringFile {
+    pub(super) fn open(uring: &Uring, path: &Path, access: Access, caching: Caching) -> io::Result<Self> {
+        let open = |flags| {
+            OpenOptions::new()
+                .read(true)
+                .write(access == Access::ReadWrite)
+                .custom_flags(flags | libc::O_CLOEXEC)
+                .open(path)
+        };
+        let plain = open(0)?;
+        let kind = plain.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let why = "neither a regular file nor a block device";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let is_device = kind.is_block_device();
+        let direct = match caching {
+            Caching::Cached => None,
+            Caching::Direct => match direct_align(&plain) {
+                Some((memory, offset)) if u64::from(offset) <= SECTOR_LEN => {
+                    open(libc::O_DIRECT).ok().map(|file| (file, memory.max(1)))
+                }
+                _ => None,
+            },
+        };
+        let (file, memory_align, align) = match direct {
+            Some((file, memory)) => (file, memory, SECTOR_LEN as u32),
+            None => (plain, 1, 1),
+        };
+        let len = current_len(&file)?;
+        let info = StorageInfo { align, resizable: !is_device, fresh_reads_zero: !is_device };
+        Ok(Self {
+            uring: uring.clone(),
+            file,
+            info,
+            memory_align,
+            len: Cell::new(len),
+            zeroing: Cell::new(ZeroSupport::Untried),
+        })
+    }
+
+    /// Whether the page cache is passed by.
+    pub fn is_direct(&self) -> bool {
+        self.memory_align > 1 || self.info.align > 1
+    }
+
+    fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    async fn transfer(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        if self.memory_align > 1 && !data.is_aligned(self.memory_align) {
+            return self.transfer_bounced(at, data, write).await;
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let piece = data.slice(done, (data.len() - done).min(TRANSFER_MAX));
+            let offset = at + done;
+            let fd = types::Fd(self.fd());
+            // SAFETY: the maker of `data` promised that its memory stays valid until the operation, awaited here,
+            // has completed; the iovec table lives in the operation's own slot.
+            let op = unsafe {
+                match piece.flat() {
+                    Flat::Contiguous { base, len, buffer: Some(buffer) } => self.uring.start(|_| {
+                        if write {
+                            opcode::WriteFixed::new(fd, base, len, buffer).offset(offset).build()
+                        } else {
+                            opcode::ReadFixed::new(fd, base, len, buffer).offset(offset).build()
+                        }
+                    }),
+                    Flat::Contiguous { base, len, buffer: None } => self.uring.start(|_| {
+                        if write {
+                            opcode::Write::new(fd, base, len).offset(offset).build()
+                        } else {
+                            opcode::Read::new(fd, base, len).offset(offset).build()
+                        }
+                    }),
+                    Flat::Scattered => self.uring.start(|id| {
+                        self.uring.inner.tasks.with_iovecs(id, |table| {
+                            let (count, _) = piece.fill_iovecs(&mut table[..IOVECS_MAX]);
+                            if write {
+                                opcode::Writev::new(fd, table.as_ptr(), count as u32).offset(offset).build()
+                            } else {
+                                opcode::Readv::new(fd, table.as_ptr(), count as u32).offset(offset).build()
+                            }
+                        })
+                    }),
+                }
+            };
+            match op.await {
+                0 if !write => {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "read past the end of the file"));
+                }
+                0 => return Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes")),
+                moved if moved > 0 => done += moved as u64,
+                error if -error == libc::EINTR || -error == libc::EAGAIN => {}
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
+        }
+        if write {
+            self.len.set(self.len.get().max(at + data.len()));
+        }
+        Ok(())
+    }
+
+    /// Memory that O_DIRECT cannot take goes through a copy. Guests and pools are aligned, so this is rare.
+    async fn transfer_bounced(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let len = usize::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut bounce = PageBuf::zeroed(len);
+        if write {
+            data.copy_to(&mut bounce);
+        }
+        Box::pin(self.transfer(at, bounce.segments(len), write)).await?;
+        if !write {
+            data.copy_from(&bounce);
+        }
+        Ok(())
+    }
+
+    async fn fallocate(&self, span: Span, mode: i32) -> io::Result<()> {
+        loop {
+            let entry =
+                opcode::Fallocate::new(types::Fd(self.fd()), span.len).offset(span.start).mode(mode).build();
+            // SAFETY: the entry refers to no memory.
+            let result = unsafe { self.uring.start(|_| entry) }.await;
+            match result {
+                0.. => return Ok(()),
+                error if -error == libc::EINTR || -error == libc::EAGAIN => {}
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
+        }
+    }
+
+    async fn zero_by_hand(&self, span: Span) -> io::Result<()> {
+        let zeroes = PageBuf::zeroed(ZERO_PIECE.min(span.len as usize));
+        let mut left = span;
+        while !left.is_empty() {
+            let len = left.len.min(zeroes.len() as u64);
+            self.transfer(left.start, zeroes.segments(len as usize), true).await?;
+            left = left.skip(len);
+        }
+        Ok(())
+    }
+}
+
+impl Storage for UringFile {
+    fn info(&self) -> StorageInfo {
+        self.info
+    }
+
+    fn len(&self) -> u64 {
+        self.len.get()
+    }
+
+    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.transfer(at, into, false).await
+    }
+
+    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.transfer(at, from, true).await
+    }
+
+    async fn flush(&self) -> io::Result<()> {
+        let entry = opcode::Fsync::new(types::Fd(self.fd())).flags(types::FsyncFlags::DATASYNC).build();
+        // SAFETY: the entry refers to no memory.
+        match unsafe { self.uring.start(|_| entry) }.await {
+            0.. => Ok(()),
+            error => Err(io::Error::from_raw_os_error(-error)),
+        }
+    }
+
+    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        if span.is_empty() {
+            return Ok(());
+        }
+        if self.zeroing.get() == ZeroSupport::ByHand {
+            return self.zero_by_hand(span).await;
+        }
+        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
+        let punched = match how {
+            Zeroing::Unmap => self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await,
+            Zeroing::Keep => match self.fallocate(span, libc::FALLOC_FL_ZERO_RANGE | keep_size).await {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    // tmpfs can punch and allocate, but not both at once.
+                    match self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await {
+                        Ok(()) => self.fallocate(span, keep_size).await,
+                        error => error,
+                    }
+                }
+                result => result,
+            },
+        };
+        match punched {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                self.zeroing.set(ZeroSupport::ByHand);
+                self.zero_by_hand(span).await
+            }
+            result => result,
+        }
+    }
+
+    async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
+        let end = span.end().ok_or(io::ErrorKind::InvalidInput)?;
+        if !self.info.resizable {
+            let fits = end <= self.len.get();
+            return if fits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) };
+        }
+        if space {
+            match self.fallocate(span, 0).await {
+                Ok(()) => {
+                    self.len.set(self.len.get().max(end));
+                    return Ok(());
+                }
+                // A file system that cannot promise space can still grow the file.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if end > self.len.get() {
+            self.set_len(end).await?;
+        }
+        Ok(())
+    }
+
+    async fn set_len(&self, len: u64) -> io::Result<()> {
+        if !self.info.resizable {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a block device cannot be resized from here",
+            ));
+        }
+        self.file.set_len(len)?;
+        self.len.set(len);
+        Ok(())
+    }
+}
+
+/// What O_DIRECT asks of memory and of offsets on this file, in bytes; `None` where it is not to be had.
+fn direct_align(file: &File) -> Option<(u32, u32)> {
+    // SAFETY: an all-zero statx is a valid value.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
+    // SAFETY: the path is an empty C string and `stat` is valid for writing.
+    let result = unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, mask, &raw mut stat) };
+    if result != 0 {
+        return None;
+    }
+    if stat.stx_mask & libc::STATX_DIOALIGN == 0 {
+        // The file system does not say (tmpfs, older kernels): 512 is what everyone takes who takes O_DIRECT at all.
+        return Some((SECTOR_LEN as u32, SECTOR_LEN as u32));
+    }
+    (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+/// The length of a file, or the size of a block device.
+fn current_len(file: &File) -> io::Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    let mut handle = file;
+    handle.seek(SeekFrom::End(0))
+}
