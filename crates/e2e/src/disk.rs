@@ -206,6 +206,16 @@ impl Tap {
         tap_ctl(&[&[command, "-p", &pid, "-m", &minor], args].concat())
     }
 
+    /// `tapio disk front add`: offers the running disk to a guest.
+    #[track_caller]
+    pub fn add_vhost_user(&self, socket: &Path) {
+        let (pid, minor) = (self.pid.to_string(), self.minor.to_string());
+        let arguments =
+            ["disk", "front", "add", "-p", &pid, "-m", &minor, "vhost-user", "--socket", text(socket)];
+        run(&mut tapio(&arguments)).ok();
+        assert!(socket.exists(), "no socket at {} after front add", socket.display());
+    }
+
     /// Its row of `tap-ctl list`, if it has one.
     #[track_caller]
     pub fn row(&self) -> Option<Row> {

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use tapio_e2e::disk::{DiskOptions, assert_vhd_valid, create_vhd, snapshot_vhd};
+use std::time::Instant;
+
+use tapio_e2e::client::sha256;
+use tapio_e2e::disk::{DiskOptions, Tap, assert_vhd_valid, create_vhd, snapshot_vhd, text};
 use tapio_e2e::guest::Uml;
 use tapio_e2e::needs;
 use tapio_e2e::scratch::Scratch;
@@ -106,4 +109,66 @@ fn a_guest_that_is_killed_leaves_a_valid_image_and_a_usable_disk() {
     assert_eq!(report.number("sectors"), 512 * MIB / 512);
     disk.stop();
     assert_vhd_valid(&image);
+}
+
+#[test]
+fn snapshots_under_the_guests_load_keep_every_write() {
+    needs_uml!();
+    let scratch = Scratch::on_disk();
+    let base = create_vhd(scratch.join("base.vhd"), 512);
+    let tap = Tap::create(&format!("vhd:{}", text(&base)));
+    let socket = scratch.join("vhost.sock");
+    tap.add_vhost_user(&socket);
+    let mut guest = Uml::new("load", &socket).with("dir", text(scratch.path())).start(&scratch);
+    guest.wait_for("round", 3);
+    let mut chain = vec![base];
+    let mut frozen = Vec::new();
+    for number in 0..3 {
+        let rounds = guest.report().number("round");
+        let started = Instant::now();
+        tap.ctl("pause", &[]).ok();
+        let parent = chain.last().expect("the chain has a base").clone();
+        let leaf = snapshot_vhd(scratch.join(&format!("leaf{number}.vhd")), &parent);
+        tap.ctl("unpause", &["-a", &format!("vhd:{}", text(&leaf))]).ok();
+        let stall = started.elapsed();
+        assert!(stall.as_secs() < 10, "the guest was held for {stall:?}");
+        frozen.push(sha256(&parent));
+        chain.push(leaf);
+        guest.wait_for("round", rounds + 3);
+    }
+    std::fs::write(scratch.join("stop"), "").expect("the stop file");
+    let report = guest.finish();
+    tap.destroy();
+    for (image, digest) in chain.iter().zip(&frozen) {
+        assert_eq!(&sha256(image), digest, "{} changed under its child", image.display());
+    }
+    for image in &chain {
+        assert_vhd_valid(image);
+    }
+    // What the guest wrote before, between and after, read by a new process and a new guest.
+    let disk =
+        DiskOptions::vhd(chain.last().expect("the chain has a leaf")).vhost_user().start(scratch.path());
+    let read = Uml::new("verify", &disk.vhost).run(&scratch);
+    assert_eq!(read.text("tree"), report.text("tree"));
+    disk.stop();
+}
+
+#[test]
+fn a_trimmed_file_system_is_intact() {
+    needs_uml!();
+    let scratch = Scratch::on_disk();
+    for vhd in [true, false] {
+        let options = if vhd {
+            DiskOptions::vhd(&create_vhd(scratch.join("a.vhd"), 256))
+        } else {
+            DiskOptions::raw(&scratch.raw_image("a.raw", 256 * MIB))
+        };
+        let disk = options.vhost_user().start(scratch.path());
+        Uml::new("fs", &disk.vhost).run(&scratch);
+        let trimmed = Uml::new("trim", &disk.vhost).run(&scratch);
+        let read = Uml::new("verify", &disk.vhost).run(&scratch);
+        assert_eq!(read.text("tree"), trimmed.text("tree"));
+        disk.stop();
+    }
+    assert_vhd_valid(&scratch.join("a.vhd"));
 }

@@ -139,7 +139,10 @@ impl UringFile {
             };
             match op.await {
                 0 if !write => {
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "read past the end of the file"));
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "read past the end of the file",
+                    ));
                 }
                 0 => return Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes")),
                 moved if moved > 0 => done += moved as u64,
