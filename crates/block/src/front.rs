@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use tapio_ring::Hooks;
+use tapio_ring::{Hooks, Pool};
 
 /// A front end in shared memory: vhost-user, later blkif.
 ///
@@ -34,6 +34,8 @@ type List = Vec<(FrontId, Box<dyn FrontEnd>)>;
 pub struct Fronts {
     list: Rc<RefCell<List>>,
     next: Rc<std::cell::Cell<u32>>,
+    /// Given back to the host when the thread rests.
+    pool: Option<Pool>,
 }
 
 impl std::fmt::Debug for Fronts {
@@ -43,6 +45,11 @@ impl std::fmt::Debug for Fronts {
 }
 
 impl Fronts {
+    /// No front ends yet, on a thread with this pool.
+    pub(crate) fn with_pool(pool: Pool) -> Self {
+        Self { pool: Some(pool), ..Self::default() }
+    }
+
     /// Adds a front end. Not to be called from inside a front end.
     pub fn add(&self, front: Box<dyn FrontEnd>) -> FrontId {
         let id = FrontId(self.next.get());
@@ -89,6 +96,12 @@ impl Hooks for Fronts {
     fn disarm(&mut self) {
         for (_, front) in self.list.borrow_mut().iter_mut() {
             front.disarm();
+        }
+    }
+
+    fn rest(&mut self) {
+        if let Some(pool) = &self.pool {
+            pool.rest();
         }
     }
 }

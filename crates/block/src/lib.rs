@@ -10,11 +10,18 @@
 //! A front end pulls from its guest only while [`Port::room`] says so: what there is no room for stays where the guest
 //! put it. Must never depend on: a front end, the control plane, tokio.
 
+mod chain;
+mod core;
+mod disk;
 mod front;
 mod port;
 mod remote;
 mod request;
+mod window;
 
+pub use chain::{Chain, LayerCounters};
+pub use core::{CHAIN_MAX, Core, CoreOptions, DiskState, NoSpace, Observer};
+pub use disk::{Disk, DiskFailure, DiskOptions, DiskStatus};
 pub use front::{FrontEnd, FrontId, Fronts};
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use remote::{Gone, Remote, World};

@@ -1,18 +1,23 @@
 //! How other threads reach the data thread: a bounded queue of jobs and one event counter.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use tapio_ring::uring::Uring;
+use tapio_ring::{Inbox, Polling};
 
+use crate::core::Core;
 use crate::front::Fronts;
 use crate::port::Port;
+use crate::request::Request;
 
 /// Commands that may wait for the data thread at once.
 const QUEUE_MAX: usize = 16;
@@ -26,6 +31,9 @@ pub struct World {
     pub uring: Uring,
     /// The shared-memory front ends.
     pub fronts: Fronts,
+    pub(crate) core: Rc<Core<Uring>>,
+    pub(crate) inbox: Rc<Inbox<Request>>,
+    pub(crate) polling: Rc<RefCell<Polling>>,
 }
 
 type Job = Box<dyn FnOnce(&World) + Send>;

@@ -10,6 +10,9 @@
 //! Nothing here knows a front end, a request of a guest, or the toolstack.
 
 mod error;
+pub mod live;
+pub mod medium;
 pub mod vhd;
 
 pub use error::{FormatError, FormatErrorKind, Result};
+pub use medium::{FileMedium, Medium};

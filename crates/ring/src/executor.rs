@@ -188,13 +188,25 @@ where
         self.tasks.inner.services.borrow_mut().clear();
     }
 
-    /// Runs until `future` has a result: for tests and for the simulator.
+    /// Runs until `future` has a result: before the loop proper, and in tests.
     pub fn block_on<T: 'static>(
         &mut self,
         driver: &impl Driver,
         hooks: &mut impl Hooks,
         future: impl Future<Output = T> + 'static,
     ) -> T {
+        let value = self.block_on_until(driver, hooks, future, &|| false);
+        value.expect("nothing stops it before its end")
+    }
+
+    /// [`Executor::block_on`] that gives up, in the middle of everything, when `stop` says so: the simulator's power cut.
+    pub fn block_on_until<T: 'static>(
+        &mut self,
+        driver: &impl Driver,
+        hooks: &mut impl Hooks,
+        future: impl Future<Output = T> + 'static,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<T> {
         let result = Rc::new(RefCell::new(None));
         let slot = Rc::clone(&result);
         self.tasks.spawn(async move {
@@ -205,7 +217,10 @@ where
             self.run_rounds(hooks);
             hooks.publish();
             if let Some(value) = result.borrow_mut().take() {
-                return value;
+                return Some(value);
+            }
+            if stop() {
+                return None;
             }
             let wait = self.tasks.inner.ready.borrow().is_empty() && !hooks.arm();
             driver.turn(wait, self.tasks.next_timer());

@@ -19,6 +19,9 @@ pub struct StorageInfo {
     /// Whether bytes that were never written read as zero: a fresh range of a regular file does, a range of a
     /// logical volume may hold what its last owner left there.
     pub fresh_reads_zero: bool,
+    /// Whether promising space ahead costs next to nothing: true on file systems on disks, false where space is
+    /// memory (tmpfs) and on devices, which have theirs.
+    pub promises_space: bool,
 }
 
 /// What a range must read as after [`Storage::zero`].
@@ -44,6 +47,11 @@ pub trait Storage: 'static {
     /// Whether the storage has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// How much from the beginning of `span` is alike, and whether it is data: false where the storage keeps nothing and it
+    /// reads as zero. At least one byte, at most the span.
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        (span.len, true)
     }
     /// Reads `into.len()` bytes from `at`.
     fn read(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>>;

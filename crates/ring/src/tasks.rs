@@ -365,7 +365,12 @@ impl Notify {
 
     /// Waits for the next [`Notify::notify_all`]. Callers test their condition before and after, in a loop.
     pub fn wait<'a>(&'a self, tasks: &'a Tasks) -> NotifyWait<'a> {
-        NotifyWait { notify: self, tasks, epoch: self.epoch.get(), queued: false }
+        NotifyWait { notify: self, tasks, epoch: self.epoch.get(), queued: false, until_ns: None }
+    }
+
+    /// [`Notify::wait`] that ends at `until_ns` of the thread's clock at the latest.
+    pub fn wait_until<'a>(&'a self, tasks: &'a Tasks, until_ns: u64) -> NotifyWait<'a> {
+        NotifyWait { notify: self, tasks, epoch: self.epoch.get(), queued: false, until_ns: Some(until_ns) }
     }
 }
 
@@ -376,6 +381,7 @@ pub struct NotifyWait<'a> {
     tasks: &'a Tasks,
     epoch: u64,
     queued: bool,
+    until_ns: Option<u64>,
 }
 
 impl Future for NotifyWait<'_> {
@@ -384,6 +390,15 @@ impl Future for NotifyWait<'_> {
     fn poll(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<()> {
         if self.notify.epoch.get() != self.epoch {
             return Poll::Ready(());
+        }
+        if let Some(until_ns) = self.until_ns {
+            if self.tasks.inner.now_ns.get() >= until_ns {
+                return Poll::Ready(());
+            }
+            if !self.queued {
+                let entry = Reverse((until_ns, self.tasks.current()));
+                self.tasks.inner.timers.borrow_mut().push(entry);
+            }
         }
         if !self.queued {
             self.queued = true;

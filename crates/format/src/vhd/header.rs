@@ -305,7 +305,8 @@ mod tests {
 
     #[test]
     fn senseless_fields_are_errors() {
-        let cases: [(&str, fn(&mut Header)); 7] = [
+        type Change = fn(&mut Header);
+        let cases: [(&str, Change); 7] = [
             ("version", |h| h.version = 0x0002_0000),
             ("data offset", |h| h.data_offset = 0),
             ("block size", |h| h.block_len = 3 << 19),

@@ -23,6 +23,7 @@ pub mod geometry;
 pub mod header;
 pub mod layout;
 pub mod locator;
+pub mod offline;
 pub mod time;
 
 pub use bat::{Bat, UNALLOCATED};

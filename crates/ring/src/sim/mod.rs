@@ -1,1 +1,23 @@
-//! The seeded simulator.
+//! The seeded simulator: a host with disks that tear, reorder, fail, fill up, stall and lose power; and its clock.
+//!
+//! The tasks of a data thread run on it unchanged. Everything that happens is drawn from one seed, so that a failure is replayed by
+//! its number. What a storage may do here, and why it is fair:
+//!
+//! | event | what may happen | because |
+//! |---|---|---|
+//! | write under way or done, not flushed, power cut | each sector on its own: old or new | volatile caches, torn transfers |
+//! | length, zeroing and space, not flushed, power cut | a prefix of them survives, in order | file systems journal metadata in order |
+//! | flush done | everything done before it began survives | that is what it promises |
+//! | process killed | what is done stays, what is under way happens or not | the kernel goes on |
+//! | operations under way | end in any order, some very late | queues, retries |
+//! | EIO, ENOSPC | by plan, also in the middle of a write | media, quotas |
+//!
+//! A sector (512 bytes) is never torn: that is what disks promise and what VHD relies on.
+
+mod file;
+mod host;
+mod random;
+
+pub use file::{Durable, SimFile};
+pub use host::{Faults, Sim, SimHost, SimStore};
+pub use random::Random;

@@ -34,6 +34,8 @@ const ZERO_PIECE: usize = 256 << 10;
 pub struct UringFile {
     uring: Uring,
     file: File,
+    /// Holds the lock of a writer.
+    _lock: File,
     info: StorageInfo,
     /// What O_DIRECT wants of memory addresses; 1 without it.
     memory_align: u32,
@@ -64,6 +66,11 @@ impl UringFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let is_device = kind.is_block_device();
+        if access == Access::ReadWrite {
+            lock(&plain)?;
+        }
+        // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
+        let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
         let direct = match caching {
             Caching::Cached => None,
             Caching::Direct => match direct_align(&plain) {
@@ -75,13 +82,19 @@ impl UringFile {
         };
         let (file, memory_align, align) = match direct {
             Some((file, memory)) => (file, memory, SECTOR_LEN as u32),
-            None => (plain, 1, 1),
+            None => (plain.try_clone()?, 1, 1),
         };
         let len = current_len(&file)?;
-        let info = StorageInfo { align, resizable: !is_device, fresh_reads_zero: !is_device };
+        let info = StorageInfo {
+            align,
+            resizable: !is_device,
+            fresh_reads_zero: !is_device,
+            promises_space: !is_device && !is_in_memory(&file),
+        };
         Ok(Self {
             uring: uring.clone(),
             file,
+            _lock: plain,
             info,
             memory_align,
             len: Cell::new(len),
@@ -205,6 +218,31 @@ impl Storage for UringFile {
         self.len.get()
     }
 
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        if !self.info.resizable {
+            return (span.len, true);
+        }
+        let seek = |whence| {
+            // SAFETY: `lseek` takes no pointers; the offset of this descriptor is used by nobody.
+            unsafe { libc::lseek(self.fd(), span.start as i64, whence) }
+        };
+        let end = span.start + span.len;
+        let data = seek(libc::SEEK_DATA);
+        if data < 0 {
+            // ENXIO: nothing but a hole up to the end of the file. Anything else: no knowledge, so data.
+            let hole = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
+            return (span.len, !hole);
+        }
+        let data = data as u64;
+        if data > span.start {
+            return (data.min(end) - span.start, false);
+        }
+        match u64::try_from(seek(libc::SEEK_HOLE)) {
+            Ok(hole) if hole > span.start => (hole.min(end) - span.start, true),
+            _ => (span.len, true),
+        }
+    }
+
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
         self.transfer(at, into, false).await
     }
@@ -288,6 +326,21 @@ impl Storage for UringFile {
     }
 }
 
+/// Two writers of one image would destroy it: the second is refused.
+fn lock(file: &File) -> io::Result<()> {
+    // SAFETY: `flock` takes no pointers.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EWOULDBLOCK) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
+        // A file system without locks (some network ones) is no reason to refuse a disk.
+        Some(libc::EOPNOTSUPP | libc::ENOLCK | libc::ENOSYS | libc::EINVAL) => Ok(()),
+        _ => Err(error),
+    }
+}
+
 /// What O_DIRECT asks of memory and of offsets on this file, in bytes; `None` where it is not to be had.
 fn direct_align(file: &File) -> Option<(u32, u32)> {
     // SAFETY: an all-zero statx is a valid value.
@@ -303,6 +356,20 @@ fn direct_align(file: &File) -> Option<(u32, u32)> {
         return Some((SECTOR_LEN as u32, SECTOR_LEN as u32));
     }
     (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+/// Whether the file's space is memory: tmpfs or ramfs.
+fn is_in_memory(file: &File) -> bool {
+    // SAFETY: an all-zero statfs is a valid value, and `fstatfs` gets a valid descriptor and place.
+    let magic = unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        if libc::fstatfs(file.as_raw_fd(), &raw mut stat) != 0 {
+            return false;
+        }
+        stat.f_type
+    };
+    const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
+    magic == libc::TMPFS_MAGIC || magic == RAMFS_MAGIC
 }
 
 /// The length of a file, or the size of a block device.

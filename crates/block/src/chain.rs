@@ -1,0 +1,308 @@
+//! The walk down a chain: from a guest's span to the storages that hold it.
+
+use std::cell::Cell;
+use std::pin::pin;
+
+use tapio_format::live::{Extent as Mapped, Layer, Lookup, Place};
+use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_ring::{Segments, Storage, Zeroing};
+use tapio_types::{ChainSpec, SECTOR_LEN, Span};
+
+use crate::port::Extent;
+use crate::window::Window;
+
+/// Pieces of one request under way at once.
+const PIECES_MAX: usize = 8;
+
+/// What a layer of an open chain has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerCounters {
+    /// Sectors read.
+    pub sectors_read: u64,
+    /// Sectors written.
+    pub sectors_written: u64,
+    /// Transfers that failed, reading.
+    pub reads_failed: u64,
+    /// Transfers that failed, writing.
+    pub writes_failed: u64,
+}
+
+/// The images of a disk, open, leaf first. A list: nothing recurses.
+#[derive(Debug)]
+pub struct Chain<S: Storage> {
+    layers: Vec<Layer<S>>,
+    counters: Vec<Cell<LayerCounters>>,
+    spec: ChainSpec,
+    len: u64,
+}
+
+/// Where a piece of a span is.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Data { layer: usize, offset: u64 },
+    Zero,
+}
+
+impl<S: Storage> Chain<S> {
+    /// A chain of `layers`, which were opened as `spec` says.
+    pub fn new(layers: Vec<Layer<S>>, spec: ChainSpec) -> Self {
+        let len = layers[0].virtual_len() / SECTOR_LEN * SECTOR_LEN;
+        let counters = layers.iter().map(|_| Cell::default()).collect();
+        Self { layers, counters, spec, len }
+    }
+
+    /// Bytes of the disk.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the disk has no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What was opened.
+    pub const fn spec(&self) -> &ChainSpec {
+        &self.spec
+    }
+
+    /// What each layer has done, leaf first.
+    pub fn counters(&self) -> Vec<LayerCounters> {
+        self.counters.iter().map(Cell::get).collect()
+    }
+
+    fn leaf(&self) -> &Layer<S> {
+        &self.layers[0]
+    }
+
+    fn count(&self, layer: usize, change: impl FnOnce(&mut LayerCounters)) {
+        let mut counters = self.counters[layer].get();
+        change(&mut counters);
+        self.counters[layer].set(counters);
+    }
+
+    /// Where the beginning of `span` is. From memory, but for bitmaps that have to be read first.
+    async fn resolve(&self, span: Span) -> Result<(u64, Target)> {
+        let mut len = span.len;
+        for (index, layer) in self.layers.iter().enumerate() {
+            // A layer may be shorter than the ones above it: behind its end there is nothing.
+            let Some(inside) = layer.virtual_len().checked_sub(span.start).filter(|inside| *inside > 0)
+            else {
+                return Ok((len, Target::Zero));
+            };
+            len = len.min(inside);
+            let want = span.prefix(len);
+            let extent = loop {
+                match layer.lookup(want) {
+                    Lookup::Extent(extent) => break extent,
+                    Lookup::Miss { block } => layer.load(block).await?,
+                }
+            };
+            len = extent.len;
+            match extent.place {
+                Place::Data { offset } => return Ok((len, Target::Data { layer: index, offset })),
+                Place::Zero => return Ok((len, Target::Zero)),
+                Place::Parent => {}
+            }
+        }
+        Ok((len, Target::Zero))
+    }
+
+    async fn read_piece(&self, target: Target, into: Segments) -> Result<()> {
+        let Target::Data { layer, offset } = target else {
+            into.fill_zero();
+            return Ok(());
+        };
+        let result = self.layers[layer].store().read(offset, into).await;
+        self.count(layer, |counters| match &result {
+            Ok(()) => counters.sectors_read += into.len() / SECTOR_LEN,
+            Err(_) => counters.reads_failed += 1,
+        });
+        result.map_err(|error| self.failed(layer, "cannot read", offset, error))
+    }
+
+    fn failed(&self, layer: usize, what: &'static str, offset: u64, error: std::io::Error) -> FormatError {
+        let error = FormatError::io(what, error).with_offset(offset);
+        match self.spec.layers.get(layer) {
+            Some(spec) => error.with_path(&spec.path),
+            None => error,
+        }
+    }
+
+    /// Reads `span`, which lies inside the disk.
+    ///
+    /// # Errors
+    /// The storage's; damage found on the way.
+    pub async fn read(&self, span: Span, into: Segments) -> Result<()> {
+        let (len, target) = self.resolve(span).await?;
+        if len == span.len {
+            return self.read_piece(target, into).await;
+        }
+        let mut window = pin!(Window::<_, _, PIECES_MAX>::new());
+        window.as_mut().push(self.read_piece(target, into.slice(0, len))).await;
+        let mut done = len;
+        let mut found = Ok(());
+        while done < span.len {
+            match self.resolve(span.skip(done)).await {
+                Ok((len, target)) => {
+                    window.as_mut().push(self.read_piece(target, into.slice(done, len))).await;
+                    done += len;
+                }
+                Err(error) => {
+                    found = Err(error);
+                    break;
+                }
+            }
+        }
+        window.finish().await.and(found)
+    }
+
+    async fn write_piece(&self, extent: Mapped, span: Span, what: Piece) -> Result<()> {
+        let Place::Data { offset } = extent.place else {
+            return Err(FormatError::new(FormatErrorKind::Corrupt, "a layer gave no place for a write"));
+        };
+        let leaf = self.leaf();
+        let result = match what {
+            Piece::Data(from) => leaf.store().write(offset, from).await,
+            Piece::Zero(how) => leaf.store().zero(Span::new(offset, span.len), how).await,
+        };
+        match result {
+            Ok(()) => {
+                self.count(0, |counters| counters.sectors_written += span.len / SECTOR_LEN);
+                if leaf.written(span) { leaf.settle().await } else { Ok(()) }
+            }
+            Err(error) => {
+                self.count(0, |counters| counters.writes_failed += 1);
+                leaf.not_written(span);
+                Err(self.failed(0, "cannot write", offset, error))
+            }
+        }
+    }
+
+    async fn prepare(&self, span: Span) -> Result<Mapped> {
+        match self.leaf().prepare_now(span) {
+            Some(extent) => Ok(extent),
+            None => self.leaf().prepare(span).await,
+        }
+    }
+
+    /// Writes `span`, which lies inside the disk.
+    ///
+    /// # Errors
+    /// The storage's; no space. Parts of the span may have been written.
+    pub async fn write(&self, span: Span, from: Segments) -> Result<()> {
+        let extent = self.prepare(span).await?;
+        if extent.len == span.len {
+            return self.write_piece(extent, span, Piece::Data(from)).await;
+        }
+        let mut window = pin!(Window::<_, _, PIECES_MAX>::new());
+        let first = self.write_piece(extent, span.prefix(extent.len), Piece::Data(from.slice(0, extent.len)));
+        window.as_mut().push(first).await;
+        let mut done = extent.len;
+        let mut found = Ok(());
+        while done < span.len {
+            match self.prepare(span.skip(done)).await {
+                Ok(extent) => {
+                    let piece = span.skip(done).prefix(extent.len);
+                    let data = Piece::Data(from.slice(done, extent.len));
+                    window.as_mut().push(self.write_piece(extent, piece, data)).await;
+                    done += extent.len;
+                }
+                Err(error) => {
+                    found = Err(error);
+                    break;
+                }
+            }
+        }
+        window.finish().await.and(found)
+    }
+
+    /// Makes `span` read as zero.
+    ///
+    /// # Errors
+    /// As [`Chain::write`].
+    pub async fn write_zeroes(&self, span: Span, how: Zeroing) -> Result<()> {
+        let mut left = span;
+        while !left.is_empty() {
+            let (len, target) = self.resolve(left).await?;
+            let mut piece = left.prefix(len);
+            if let Target::Data { .. } = target {
+                let extent = self.prepare(piece).await?;
+                piece = piece.prefix(extent.len);
+                self.write_piece(extent, piece, Piece::Zero(how)).await?;
+            }
+            left = left.skip(piece.len);
+        }
+        Ok(())
+    }
+
+    /// Lets go of what the leaf keeps for `span`; what it does not keep stays as it is.
+    ///
+    /// # Errors
+    /// As [`Chain::write`].
+    pub async fn discard(&self, span: Span) -> Result<()> {
+        let mut left = span;
+        while !left.is_empty() {
+            let (len, target) = self.resolve(left).await?;
+            let mut piece = left.prefix(len);
+            if let Target::Data { layer: 0, .. } = target {
+                let extent = self.prepare(piece).await?;
+                piece = piece.prefix(extent.len);
+                self.write_piece(extent, piece, Piece::Zero(Zeroing::Unmap)).await?;
+            }
+            left = left.skip(piece.len);
+        }
+        Ok(())
+    }
+
+    /// Makes everything written so far durable.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn sync(&self) -> Result<()> {
+        self.leaf().sync().await
+    }
+
+    /// Leaves the images as other tools expect them. Nothing may be under way.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn close(&self) -> Result<()> {
+        self.leaf().close().await
+    }
+
+    /// What is allocated in `span`: see [`crate::AllocationMap::extents`].
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn extents(&self, span: Span, count_max: usize) -> Result<Vec<Extent>> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut left = span;
+        while !left.is_empty() {
+            let (mut len, target) = self.resolve(left).await?;
+            let empty = match target {
+                Target::Zero => true,
+                Target::Data { layer, offset } => {
+                    let (known, has_data) = self.layers[layer].store().data_run(Span::new(offset, len));
+                    len = known;
+                    !has_data
+                }
+            };
+            let full = extents.len() == count_max.max(1);
+            match extents.last_mut() {
+                Some(last) if last.hole == empty => last.len += len,
+                _ if full => return Ok(extents),
+                _ => extents.push(Extent { len, hole: empty, zero: empty }),
+            }
+            left = left.skip(len);
+        }
+        Ok(extents)
+    }
+}
+
+/// What goes into a place.
+#[derive(Clone, Copy, Debug)]
+enum Piece {
+    Data(Segments),
+    Zero(Zeroing),
+}

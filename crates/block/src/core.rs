@@ -1,0 +1,471 @@
+//! A plugged disk on its data thread: requests, and the states between plug and unplug.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use tapio_format::live::vhd::{IntentPlace, OpenOptions, SpaceMode};
+use tapio_format::live::{Layer, RawLayer, vhd};
+use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
+use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN};
+
+use crate::chain::{Chain, LayerCounters};
+use crate::port::{AllocationMap, Geometry, Port};
+use crate::request::{DiskError, Op, Request};
+
+/// The most images in a chain: what sm allows, and its raw base.
+pub const CHAIN_MAX: usize = 31;
+/// How long a request that found the storage full waits before it tries again.
+const NO_SPACE_RETRY_NS: u64 = 1_000_000_000;
+
+/// What a guest sees when the storage is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum NoSpace {
+    /// The request fails with ENOSPC.
+    #[default]
+    Fail,
+    /// The request waits until there is space.
+    Wait,
+}
+
+/// How a disk behaves.
+#[derive(Clone, Debug)]
+pub struct CoreOptions {
+    /// When the storage is full.
+    pub no_space: NoSpace,
+    /// Whether new blocks get space at once.
+    pub space: SpaceMode,
+    /// Where the intent log is.
+    pub intent: IntentPlace,
+    /// Where sentences for the log go. Called for changes of state and failures, never per request.
+    pub report: fn(&str),
+}
+
+impl Default for CoreOptions {
+    fn default() -> Self {
+        Self {
+            no_space: NoSpace::default(),
+            space: SpaceMode::default(),
+            intent: IntentPlace::default(),
+            report: |line| eprintln!("{line}"),
+        }
+    }
+}
+
+/// The states of a plugged disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskState {
+    /// Requests are served.
+    Running,
+    /// No new requests are taken; those under way come to their end.
+    Draining,
+    /// Nothing is under way and the images are closed.
+    Paused,
+    /// Closed for good.
+    Closed,
+}
+
+impl fmt::Display for DiskState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Running => "running",
+            Self::Draining => "draining",
+            Self::Paused => "paused",
+            Self::Closed => "closed",
+        })
+    }
+}
+
+/// Hears of every request; the statistics.
+pub trait Observer {
+    /// A request was taken.
+    fn submitted(&self, op: Op, bytes: u64);
+    /// A request ended. Times in nanoseconds of the data thread's clock: born, started, ended.
+    fn completed(&self, op: Op, bytes: u64, times: [u64; 3], ok: bool);
+}
+
+/// A disk on its data thread.
+pub struct Core<I: Io> {
+    io: I,
+    options: CoreOptions,
+    inbox: Rc<Inbox<Request>>,
+    chain: RefCell<Option<Rc<Chain<I::Store>>>>,
+    state: Cell<DiskState>,
+    /// Requests that wait for space, outside of any chain.
+    parked: Cell<usize>,
+    ended: Rc<Notify>,
+    observer: RefCell<Option<Rc<dyn Observer>>>,
+    failures: Cell<u64>,
+    reported_ns: Cell<Option<u64>>,
+}
+
+impl<I: Io> fmt::Debug for Core<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("state", &self.state.get()).finish_non_exhaustive()
+    }
+}
+
+impl<I: Io> Core<I> {
+    /// A disk without images yet, paused.
+    pub fn new(io: I, inbox: Rc<Inbox<Request>>, options: CoreOptions) -> Rc<Self> {
+        inbox.set_open(false);
+        Rc::new(Self {
+            io,
+            options,
+            inbox,
+            chain: RefCell::new(None),
+            state: Cell::new(DiskState::Paused),
+            parked: Cell::new(0),
+            ended: Rc::new(Notify::default()),
+            observer: RefCell::new(None),
+            failures: Cell::new(0),
+            reported_ns: Cell::new(None),
+        })
+    }
+
+    /// The state now.
+    pub fn state(&self) -> DiskState {
+        self.state.get()
+    }
+
+    /// What the open chain is.
+    pub fn spec(&self) -> Option<ChainSpec> {
+        self.chain.borrow().as_ref().map(|chain| chain.spec().clone())
+    }
+
+    /// What each layer has done, leaf first.
+    pub fn layer_counters(&self) -> Vec<LayerCounters> {
+        self.chain.borrow().as_ref().map(|chain| chain.counters()).unwrap_or_default()
+    }
+
+    /// Requests that were answered with an error.
+    pub fn failures(&self) -> u64 {
+        self.failures.get()
+    }
+
+    /// Requests that wait for space now.
+    pub fn waiting_for_space(&self) -> usize {
+        self.parked.get()
+    }
+
+    /// Lets `observer` hear of every request from now on.
+    pub fn observe(&self, observer: Rc<dyn Observer>) {
+        *self.observer.borrow_mut() = Some(observer);
+    }
+
+    /// A port for front ends. The disk must have images.
+    pub fn port(self: &Rc<Self>) -> Option<Port> {
+        let geometry = self.geometry()?;
+        let map = Rc::new(Map(Rc::clone(self)));
+        Some(Port::new(
+            Rc::clone(&self.inbox),
+            self.io.tasks().clone(),
+            geometry,
+            map,
+            Rc::clone(&self.ended),
+        ))
+    }
+
+    /// The disk as a guest sees it, while it has images.
+    pub fn geometry(&self) -> Option<Geometry> {
+        let chain = self.chain.borrow();
+        let chain = chain.as_ref()?;
+        Some(Geometry {
+            len: chain.len(),
+            logical_block_len: SECTOR_LEN as u32,
+            physical_block_len: 4096,
+            read_only: chain.spec().access == Access::ReadOnly,
+            transfer_max: 32 << 20,
+        })
+    }
+
+    /// Opens the images of `spec` and serves requests.
+    ///
+    /// # Errors
+    /// An image cannot be opened, or does not belong to the one above it. The disk stays paused.
+    pub async fn resume(self: &Rc<Self>, spec: &ChainSpec) -> Result<()> {
+        if self.state.get() != DiskState::Paused {
+            let detail = format!("the disk is {}, not paused", self.state.get());
+            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
+        }
+        let chain = self.open_chain(spec).await?;
+        *self.chain.borrow_mut() = Some(Rc::new(chain));
+        self.state.set(DiskState::Running);
+        self.inbox.set_open(true);
+        self.ended.notify_all(self.io.tasks());
+        Ok(())
+    }
+
+    async fn open_chain(&self, spec: &ChainSpec) -> Result<Chain<I::Store>> {
+        if spec.layers.is_empty() {
+            return Err(FormatError::new(
+                FormatErrorKind::InvalidArgument,
+                "a chain needs at least one image",
+            ));
+        }
+        if spec.layers.len() > CHAIN_MAX {
+            let detail =
+                format!("the chain has {} images, more than the {CHAIN_MAX} allowed", spec.layers.len());
+            return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&spec.layers[0].path));
+        }
+        let mut layers: Vec<Layer<I::Store>> = Vec::with_capacity(spec.layers.len());
+        for (index, image) in spec.layers.iter().enumerate() {
+            if spec.layers[..index].iter().any(|above| above.path == image.path) {
+                return Err(FormatError::new(FormatErrorKind::Loop, "the image is its own parent")
+                    .with_path(&image.path));
+            }
+            let access = if index == 0 { spec.access } else { Access::ReadOnly };
+            let opened = self.open_layer(image.kind, &image.path, access).await;
+            let layer = opened.map_err(|error| error.with_path(&image.path))?;
+            if let Some(Layer::Vhd(child)) = layers.last() {
+                check_parent(child, &layer).map_err(|error| error.with_path(&image.path))?;
+            }
+            layers.push(layer);
+        }
+        if let Some(Layer::Vhd(last)) = layers.last()
+            && last.parent_uuid().is_some()
+        {
+            let path = &spec.layers[spec.layers.len() - 1].path;
+            let detail = "the image has a parent, which the chain does not name";
+            return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
+        }
+        Ok(Chain::new(layers, spec.clone()))
+    }
+
+    async fn open_layer(
+        &self,
+        kind: ImageKind,
+        path: &std::path::Path,
+        access: Access,
+    ) -> Result<Layer<I::Store>> {
+        let store = self.io.open(path, access).map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => FormatError::io("the image is open for writing in another process", error),
+            _ => FormatError::io("cannot open the image", error),
+        })?;
+        match kind {
+            ImageKind::Raw => Ok(Layer::Raw(RawLayer::new(store))),
+            ImageKind::Vhd => {
+                let options =
+                    OpenOptions { access, space: self.options.space, intent: self.options.intent.clone() };
+                let opened = vhd::open(store, self.io.tasks(), &options).await?;
+                for remark in opened.remarks {
+                    (self.options.report)(&format!("{}: {remark}", path.display()));
+                }
+                Ok(opened.layer)
+            }
+        }
+    }
+
+    /// Stops taking requests, waits for those under way, and closes the images.
+    ///
+    /// # Errors
+    /// The images could not be closed cleanly; they are closed all the same, and the next opening puts them in order.
+    pub async fn pause(&self) -> Result<()> {
+        match self.state.get() {
+            DiskState::Paused | DiskState::Closed => return Ok(()),
+            DiskState::Running => self.state.set(DiskState::Draining),
+            DiskState::Draining => {}
+        }
+        self.inbox.set_open(false);
+        self.ended.notify_all(self.io.tasks());
+        while self.inbox.in_flight() > self.parked.get() {
+            self.ended.wait(self.io.tasks()).await;
+        }
+        let chain = self.chain.borrow_mut().take();
+        let result = match chain {
+            Some(chain) => chain.close().await,
+            None => Ok(()),
+        };
+        self.state.set(DiskState::Paused);
+        if let Err(error) = &result {
+            (self.options.report)(&format!("not closed cleanly: {error}"));
+        }
+        result
+    }
+
+    /// Pauses for good: requests that wait for space fail.
+    ///
+    /// # Errors
+    /// As [`Core::pause`].
+    pub async fn close(&self) -> Result<()> {
+        let result = self.pause().await;
+        self.state.set(DiskState::Closed);
+        self.ended.notify_all(self.io.tasks());
+        while self.inbox.in_flight() > 0 {
+            self.ended.wait(self.io.tasks()).await;
+        }
+        result
+    }
+
+    /// Serves one request to its end.
+    pub async fn serve(self: Rc<Self>, request: Request) {
+        let observer = self.observer.borrow().clone();
+        let bytes = request.span.len;
+        let started = self.io.tasks().turn_ns();
+        if let Some(observer) = &observer {
+            observer.submitted(request.op, bytes);
+        }
+        let result = self.run(&request).await;
+        if let Some(observer) = &observer {
+            let times = [request.born_ns, started, self.io.tasks().turn_ns()];
+            observer.completed(request.op, bytes, times, result.is_ok());
+        }
+        request.client.complete(request.tag, result);
+        // Heard by connections that wait for room, by a pause, by a close.
+        self.ended.notify_all(self.io.tasks());
+    }
+
+    async fn run(&self, request: &Request) -> Result<(), DiskError> {
+        loop {
+            let chain = self.chain.borrow().clone();
+            let Some(chain) = chain else {
+                if self.state.get() == DiskState::Closed {
+                    return Err(DiskError::NoSpace);
+                }
+                // Parked for want of space when the disk was paused.
+                self.park().await;
+                continue;
+            };
+            check(request, &chain)?;
+            let error = match self.attempt(&chain, request).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            drop(chain);
+            if error.kind() == FormatErrorKind::OutOfSpace && self.options.no_space == NoSpace::Wait {
+                self.note("the storage is full, requests wait", &error);
+                self.park().await;
+                continue;
+            }
+            self.failures.set(self.failures.get() + 1);
+            self.note("a request failed", &error);
+            return Err(match error.kind() {
+                FormatErrorKind::OutOfSpace => DiskError::NoSpace,
+                FormatErrorKind::ReadOnly => DiskError::ReadOnly,
+                FormatErrorKind::Unsupported => DiskError::Unsupported,
+                _ => DiskError::Io(error.errno()),
+            });
+        }
+    }
+
+    async fn attempt(&self, chain: &Chain<I::Store>, request: &Request) -> Result<()> {
+        let span = request.span;
+        let durable = match request.op {
+            Op::Read => {
+                chain.read(span, request.data).await?;
+                false
+            }
+            Op::Write { durable } => {
+                chain.write(span, request.data).await?;
+                durable
+            }
+            Op::Flush => true,
+            Op::Discard => {
+                chain.discard(span).await?;
+                false
+            }
+            Op::WriteZeroes { unmap, durable } => {
+                chain.write_zeroes(span, if unmap { Zeroing::Unmap } else { Zeroing::Keep }).await?;
+                durable
+            }
+        };
+        if durable { chain.sync().await } else { Ok(()) }
+    }
+
+    /// Waits a second, or until the state changes.
+    async fn park(&self) {
+        self.parked.set(self.parked.get() + 1);
+        let tasks = self.io.tasks();
+        self.ended.notify_all(tasks);
+        let until = tasks.turn_ns() + NO_SPACE_RETRY_NS;
+        while tasks.turn_ns() < until || matches!(self.state.get(), DiskState::Draining | DiskState::Paused) {
+            if self.state.get() == DiskState::Closed {
+                break;
+            }
+            match self.state.get() {
+                DiskState::Running => self.ended.wait_until(tasks, until).await,
+                _ => self.ended.wait(tasks).await,
+            }
+        }
+        self.parked.set(self.parked.get() - 1);
+    }
+
+    /// A sentence for the log, at most one a second.
+    fn note(&self, what: &str, error: &FormatError) {
+        let now = self.io.tasks().turn_ns();
+        if self.reported_ns.get().is_some_and(|then| now - then < 1_000_000_000) {
+            return;
+        }
+        self.reported_ns.set(Some(now));
+        (self.options.report)(&format!("{what}: {error}"));
+    }
+}
+
+/// What a front end need not check.
+fn check<S: Storage>(request: &Request, chain: &Chain<S>) -> Result<(), DiskError> {
+    if request.op == Op::Flush {
+        return Ok(());
+    }
+    if request.op != Op::Read && chain.spec().access == Access::ReadOnly {
+        return Err(DiskError::ReadOnly);
+    }
+    if !request.span.is_aligned(SECTOR_LEN) {
+        return Err(DiskError::Unaligned);
+    }
+    if !request.span.fits(chain.len()) {
+        return Err(DiskError::OutOfRange);
+    }
+    let moves = matches!(request.op, Op::Read | Op::Write { .. });
+    if moves && request.data.len() != request.span.len {
+        return Err(DiskError::OutOfRange);
+    }
+    Ok(())
+}
+
+/// The image below a differencing disk must be the one it was made from.
+fn check_parent<S: Storage>(child: &vhd::VhdLayer<S>, parent: &Layer<S>) -> Result<()> {
+    let Some(wanted) = child.parent_uuid() else {
+        return Err(FormatError::new(FormatErrorKind::InvalidArgument, "the image above has no parent"));
+    };
+    match parent {
+        Layer::Vhd(parent) if parent.uuid() != wanted => Err(FormatError::new(
+            FormatErrorKind::Corrupt,
+            format!("this image is {}, but the one above was made from {wanted}", parent.uuid()),
+        )),
+        Layer::Raw(raw) if raw.kind() == ImageKind::Raw && !wanted.is_nil() => Err(FormatError::new(
+            FormatErrorKind::Corrupt,
+            format!("the image above was made from VHD {wanted}, not from a raw image"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Answers what is allocated.
+struct Map<I: Io>(Rc<Core<I>>);
+
+impl<I: Io> AllocationMap for Map<I> {
+    fn extents(
+        &self,
+        span: tapio_types::Span,
+        count_max: usize,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Vec<crate::Extent>, DiskError>>>> {
+        let core = Rc::clone(&self.0);
+        Box::pin(async move {
+            let chain = loop {
+                let chain = core.chain.borrow().clone();
+                match chain {
+                    Some(chain) => break chain,
+                    None if core.state.get() == DiskState::Closed => {
+                        return Err(DiskError::Io(libc::ESHUTDOWN));
+                    }
+                    None => core.ended.wait(core.io.tasks()).await,
+                }
+            };
+            if !span.fits(chain.len()) {
+                return Err(DiskError::OutOfRange);
+            }
+            chain.extents(span, count_max).await.map_err(|error| DiskError::Io(error.errno()))
+        })
+    }
+}

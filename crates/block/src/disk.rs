@@ -1,0 +1,271 @@
+//! A disk with its data thread, as the other threads of the process hold it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::mpsc::sync_channel;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use tapio_format::FormatError;
+use tapio_ring::uring::{Caching, Uring, UringConfig};
+use tapio_ring::{Executor, Inbox, Io, Polling, PollingConfig};
+use tapio_types::ChainSpec;
+
+use crate::core::{Core, CoreOptions, DiskState, Observer};
+use crate::front::Fronts;
+use crate::port::Geometry;
+use crate::remote::{Gone, Remote, World};
+use crate::request::Request;
+
+/// How a disk runs.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// Requests under way at once, over all front ends.
+    pub queue_depth: usize,
+    /// Bytes of the buffer pool for front ends without shared memory, at most.
+    pub pool_len: usize,
+    /// Whether files are opened past the page cache.
+    pub caching: Caching,
+    /// Adaptive polling.
+    pub polling: PollingConfig,
+    /// What the disk does when its storage is full, and where its logs go.
+    pub core: CoreOptions,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self {
+            queue_depth: 256,
+            pool_len: 32 << 20,
+            caching: Caching::Direct,
+            polling: PollingConfig::OFF,
+            core: CoreOptions::default(),
+        }
+    }
+}
+
+/// Why a disk did not do as it was told.
+#[derive(Clone, Debug)]
+pub enum DiskFailure {
+    /// Its images.
+    Format(FormatError),
+    /// Its thread.
+    Gone(Gone),
+    /// The host: no thread, no ring.
+    Host(String),
+}
+
+impl fmt::Display for DiskFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Format(error) => error.fmt(f),
+            Self::Gone(gone) => gone.fmt(f),
+            Self::Host(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for DiskFailure {}
+
+impl DiskFailure {
+    /// The error number that stands for this failure.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Format(error) => error.errno(),
+            Self::Gone(Gone::Ended) => libc::ESRCH,
+            Self::Gone(Gone::TimedOut) => libc::ETIMEDOUT,
+            Self::Host(_) => libc::EIO,
+        }
+    }
+}
+
+impl From<FormatError> for DiskFailure {
+    fn from(error: FormatError) -> Self {
+        Self::Format(error)
+    }
+}
+
+impl From<Gone> for DiskFailure {
+    fn from(gone: Gone) -> Self {
+        Self::Gone(gone)
+    }
+}
+
+/// A plugged disk: one data thread, its ring and its images.
+#[derive(Debug)]
+pub struct Disk {
+    remote: Remote,
+    geometry: Geometry,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Started = Result<(Remote, Geometry), DiskFailure>;
+
+impl Disk {
+    /// Starts a data thread and opens the images of `spec` on it.
+    ///
+    /// # Errors
+    /// No thread or ring to be had, or an image that cannot be opened.
+    pub fn start(spec: ChainSpec, options: DiskOptions) -> Result<Self, DiskFailure> {
+        let (reply, answer) = sync_channel::<Started>(1);
+        let run = move || run(&spec, options, &|started| drop(reply.send(started)));
+        let thread = Builder::new()
+            .name("tapio-data".into())
+            .stack_size(256 << 10)
+            .spawn(run)
+            .map_err(|error| DiskFailure::Host(format!("cannot start a data thread: {error}")))?;
+        let started = answer.recv().map_err(|_| DiskFailure::Gone(Gone::Ended))?;
+        let (remote, geometry) = started?;
+        Ok(Self { remote, geometry, thread: Some(thread) })
+    }
+
+    /// How front ends and others reach the data thread.
+    pub const fn remote(&self) -> &Remote {
+        &self.remote
+    }
+
+    /// The disk as a guest saw it when it was opened.
+    pub const fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Stops taking requests, waits for those under way and closes the images. Front ends stay attached: their guests wait.
+    ///
+    /// # Errors
+    /// Not within the time (the disk goes on draining), or not closed cleanly.
+    pub fn pause(&self, within: Duration) -> Result<(), DiskFailure> {
+        Ok(self.remote.call_async(within, |world| async move { world.core.pause().await })??)
+    }
+
+    /// Opens images, the same or others of the same size, and goes on.
+    ///
+    /// # Errors
+    /// An image cannot be opened, or has another size; the disk stays paused.
+    pub fn resume(&self, spec: ChainSpec, within: Duration) -> Result<(), DiskFailure> {
+        Ok(self.remote.call_async(within, move |world| async move {
+            world.core.resume(&spec).await?;
+            if let Some(geometry) = world.core.geometry() {
+                world.port.set_geometry(geometry);
+            }
+            Ok::<_, FormatError>(())
+        })??)
+    }
+
+    /// What the disk does now.
+    ///
+    /// # Errors
+    /// The thread does not answer.
+    pub fn status(&self, within: Duration) -> Result<DiskStatus, DiskFailure> {
+        Ok(self.remote.call(within, |world| world.status())?)
+    }
+
+    /// Sets adaptive polling.
+    ///
+    /// # Errors
+    /// The thread does not answer.
+    pub fn set_polling(&self, config: PollingConfig, within: Duration) -> Result<(), DiskFailure> {
+        Ok(self.remote.call(within, move |world| world.polling.borrow_mut().set(config))?)
+    }
+
+    /// Lets an observer, made on the data thread, hear of every request.
+    ///
+    /// # Errors
+    /// The thread does not answer.
+    pub fn observe(
+        &self,
+        make: impl FnOnce(&World) -> Rc<dyn Observer> + Send + 'static,
+        within: Duration,
+    ) -> Result<(), DiskFailure> {
+        Ok(self.remote.call(within, move |world| world.core.observe(make(world)))?)
+    }
+
+    /// Closes the images and ends the thread. Front ends are to be detached before.
+    ///
+    /// # Errors
+    /// Not within the time, or not closed cleanly.
+    pub fn close(mut self, within: Duration) -> Result<(), DiskFailure> {
+        let result = self.remote.call_async(within, |world| async move { world.core.close().await });
+        let _ = self.remote.call(within, |world| world.port.tasks().stop());
+        if result.is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+        Ok(result??)
+    }
+}
+
+/// What a disk does now.
+#[derive(Clone, Debug)]
+pub struct DiskStatus {
+    /// Its state.
+    pub state: DiskState,
+    /// Its images, leaf first; none while paused.
+    pub spec: Option<ChainSpec>,
+    /// What each image has done.
+    pub layers: Vec<crate::LayerCounters>,
+    /// Requests under way.
+    pub in_flight: usize,
+    /// Of these, requests that wait for space.
+    pub waiting_for_space: usize,
+    /// Requests answered with an error.
+    pub failures: u64,
+    /// What the ring cost.
+    pub ring: tapio_ring::uring::UringCounters,
+    /// What polling cost and brought.
+    pub polling: tapio_ring::PollingCounters,
+}
+
+impl World {
+    /// What the disk does now.
+    pub fn status(&self) -> DiskStatus {
+        DiskStatus {
+            state: self.core.state(),
+            spec: self.core.spec(),
+            layers: self.core.layer_counters(),
+            in_flight: self.inbox.in_flight(),
+            waiting_for_space: self.core.waiting_for_space(),
+            failures: self.core.failures(),
+            ring: self.uring.counters(),
+            polling: self.polling.borrow().counters(),
+        }
+    }
+}
+
+/// The data thread.
+fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
+    let made = Uring::new(UringConfig {
+        pool_len: options.pool_len,
+        caching: options.caching,
+        ..UringConfig::default()
+    });
+    let uring = match made {
+        Ok(uring) => uring,
+        Err(error) => return started(Err(DiskFailure::Host(format!("io_uring cannot be set up: {error}")))),
+    };
+    let inbox: Rc<Inbox<Request>> = Inbox::new(options.queue_depth);
+    let core = Core::new(uring.clone(), Rc::clone(&inbox), options.core);
+    let polling = Rc::new(RefCell::new(Polling::new(options.polling)));
+    let tasks = uring.tasks().clone();
+    let serving = Rc::clone(&core);
+    let make = move |request| Rc::clone(&serving).serve(request);
+    let mut executor = Executor::new(tasks.clone(), Rc::clone(&inbox), make, Rc::clone(&polling));
+    let opening = Rc::clone(&core);
+    let spec = spec.clone();
+    if let Err(error) = executor.block_on(&uring, &mut (), async move { opening.resume(&spec).await }) {
+        return started(Err(error.into()));
+    }
+    let (remote, jobs) = match Remote::pair() {
+        Ok(pair) => pair,
+        Err(error) => return started(Err(DiskFailure::Host(format!("cannot make an eventfd: {error}")))),
+    };
+    let Some(port) = core.port() else { return started(Err(DiskFailure::Gone(Gone::Ended))) };
+    let geometry = port.geometry();
+    let fronts = Fronts::with_pool(uring.pool().clone());
+    let mut hooks = fronts.clone();
+    let world = World { port, uring: uring.clone(), fronts, core, inbox, polling };
+    tasks.spawn(jobs.serve(world));
+    started(Ok((remote, geometry)));
+    executor.run(&uring, &mut hooks);
+}

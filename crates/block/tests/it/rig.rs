@@ -1,0 +1,88 @@
+//! A client that submits requests to a disk from a test thread and waits for their answers.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tapio_block::{Client, Disk, DiskError, DiskOptions, Op, Request, World};
+use tapio_ring::{Notify, PageBuf, Tasks};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
+
+/// Long enough for any honest answer.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// A directory that goes away with the test, on the disk rather than in memory.
+pub fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+pub fn chain(layers: &[(ImageKind, &Path)], access: Access) -> ChainSpec {
+    let layers = layers.iter().map(|&(kind, path)| LayerSpec { kind, path: PathBuf::from(path) }).collect();
+    ChainSpec { layers, access }
+}
+
+pub fn start(spec: ChainSpec) -> Disk {
+    Disk::start(spec, DiskOptions::default()).unwrap()
+}
+
+struct Answer {
+    result: RefCell<Option<Result<(), DiskError>>>,
+    given: Notify,
+    tasks: Tasks,
+}
+
+impl Client for Answer {
+    fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
+        let before = self.result.borrow_mut().replace(result);
+        assert!(before.is_none(), "a request was answered twice");
+        self.given.notify_all(&self.tasks);
+    }
+}
+
+/// One request from inside the data thread.
+pub async fn ask(world: &World, op: Op, span: Span, data: &PageBuf) -> Result<(), DiskError> {
+    let tasks = world.port.tasks().clone();
+    let answer = Rc::new(Answer { result: RefCell::new(None), given: Notify::default(), tasks });
+    let moves = matches!(op, Op::Read | Op::Write { .. });
+    let data = data.segments(if moves { span.len as usize } else { 0 });
+    world.port.wait_room().await;
+    let born_ns = world.port.tasks().turn_ns();
+    let client = Rc::clone(&answer) as Rc<dyn Client>;
+    world.port.submit(Request { op, span, data, born_ns, tag: 1, client }).unwrap();
+    loop {
+        if let Some(result) = answer.result.borrow_mut().take() {
+            return result;
+        }
+        answer.given.wait(world.port.tasks()).await;
+    }
+}
+
+/// Writes `bytes` at `at`.
+pub fn write(disk: &Disk, at: u64, bytes: Vec<u8>, durable: bool) -> Result<(), DiskError> {
+    disk.remote()
+        .call_async(SOON, move |world| async move {
+            let mut page = PageBuf::zeroed(bytes.len());
+            page[..bytes.len()].copy_from_slice(&bytes);
+            ask(&world, Op::Write { durable }, Span::new(at, bytes.len() as u64), &page).await
+        })
+        .unwrap()
+}
+
+/// Reads `len` bytes at `at`.
+pub fn read(disk: &Disk, at: u64, len: usize) -> Result<Vec<u8>, DiskError> {
+    disk.remote()
+        .call_async(SOON, move |world| async move {
+            let page = PageBuf::zeroed(len);
+            ask(&world, Op::Read, Span::new(at, len as u64), &page).await?;
+            Ok(page[..len].to_vec())
+        })
+        .unwrap()
+}
+
+/// A request without data.
+pub fn order(disk: &Disk, op: Op, span: Span) -> Result<(), DiskError> {
+    disk.remote()
+        .call_async(SOON, move |world| async move { ask(&world, op, span, &PageBuf::zeroed(1)).await })
+        .unwrap()
+}

@@ -1,0 +1,137 @@
+//! One layer of a chain, whatever its format. A closed list: the hot path has no virtual call.
+
+use std::rc::Rc;
+
+use tapio_ring::Storage;
+use tapio_types::{ImageKind, Span};
+
+use super::mapping::{Extent, Lookup};
+use super::raw::RawLayer;
+use super::vhd::VhdLayer;
+use crate::error::Result;
+
+/// An open image.
+#[derive(Debug)]
+pub enum Layer<S: Storage> {
+    /// Bytes as they are.
+    Raw(RawLayer<S>),
+    /// Virtual Hard Disk.
+    Vhd(Rc<VhdLayer<S>>),
+}
+
+impl<S: Storage> Layer<S> {
+    /// The format.
+    pub fn kind(&self) -> ImageKind {
+        match self {
+            Self::Raw(raw) => raw.kind(),
+            Self::Vhd(_) => ImageKind::Vhd,
+        }
+    }
+
+    /// The storage that guest data goes to.
+    pub fn store(&self) -> &S {
+        match self {
+            Self::Raw(raw) => &raw.store,
+            Self::Vhd(vhd) => vhd.store(),
+        }
+    }
+
+    /// Bytes of the disk as this layer has it.
+    pub fn virtual_len(&self) -> u64 {
+        match self {
+            Self::Raw(raw) => raw.virtual_len(),
+            Self::Vhd(vhd) => vhd.virtual_len(),
+        }
+    }
+
+    /// Where the beginning of `want` is; from memory alone.
+    pub fn lookup(&self, want: Span) -> Lookup {
+        match self {
+            Self::Raw(raw) => Lookup::Extent(raw.lookup(want)),
+            Self::Vhd(vhd) => vhd.lookup(want),
+        }
+    }
+
+    /// Brings into memory what a [`Lookup::Miss`] lacked.
+    ///
+    /// # Errors
+    /// The storage's, or damage found.
+    pub async fn load(&self, block: u32) -> Result<()> {
+        match self {
+            Self::Raw(_) => Ok(()),
+            Self::Vhd(vhd) => vhd.load(block).await,
+        }
+    }
+
+    /// Where to write the beginning of `want`: makes room first where there is none. What is written there becomes
+    /// visible with [`Layer::written`].
+    ///
+    /// # Errors
+    /// No space; the storage's; damage found.
+    pub async fn prepare(&self, want: Span) -> Result<Extent> {
+        match self {
+            Self::Raw(raw) => Ok(raw.lookup(want)),
+            Self::Vhd(vhd) => vhd.prepare(want).await,
+        }
+    }
+
+    /// [`Layer::prepare`] where it needs no waiting.
+    pub fn prepare_now(&self, want: Span) -> Option<Extent> {
+        match self {
+            Self::Raw(raw) => Some(raw.lookup(want)),
+            Self::Vhd(vhd) => vhd.prepare_now(want),
+        }
+    }
+
+    /// The data of a span that [`Layer::prepare`] gave a place is there: it may be read from now on. Returns whether
+    /// metadata must be written before the write is durable; then the caller lets [`Layer::settle`] run.
+    pub fn written(&self, span: Span) -> bool {
+        match self {
+            Self::Raw(_) => false,
+            Self::Vhd(vhd) => vhd.written(span),
+        }
+    }
+
+    /// The write to a span that [`Layer::prepare`] gave a place failed: nothing of it becomes visible.
+    pub fn not_written(&self, span: Span) {
+        match self {
+            Self::Raw(_) => {}
+            Self::Vhd(vhd) => vhd.not_written(span),
+        }
+    }
+
+    /// Waits while too much metadata is waiting to be written.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn settle(&self) -> Result<()> {
+        match self {
+            Self::Raw(_) => Ok(()),
+            Self::Vhd(vhd) => vhd.settle().await,
+        }
+    }
+
+    /// Makes everything written so far durable, metadata included.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn sync(&self) -> Result<()> {
+        match self {
+            Self::Raw(raw) => {
+                raw.store.flush().await.map_err(|error| crate::FormatError::io("cannot flush", error))
+            }
+            Self::Vhd(vhd) => vhd.sync().await,
+        }
+    }
+
+    /// Brings the image into the state in which other tools expect it, and makes that durable. Nothing may be under way.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn close(&self) -> Result<()> {
+        match self {
+            Self::Raw(_) => self.sync().await,
+            Self::Vhd(vhd) => vhd.close().await,
+        }
+    }
+}

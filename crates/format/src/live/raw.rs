@@ -1,0 +1,43 @@
+//! A raw image: the disk's bytes as they are.
+
+use tapio_ring::Storage;
+use tapio_types::{ImageKind, SECTOR_LEN, Span};
+
+use super::mapping::{Extent, Place};
+
+/// A raw file or block device.
+#[derive(Debug)]
+pub struct RawLayer<S> {
+    /// Where the bytes are.
+    pub store: S,
+    virtual_len: u64,
+    kind: ImageKind,
+}
+
+impl<S: Storage> RawLayer<S> {
+    /// The image in `store`. A last piece shorter than a sector is not part of the disk, as for tapdisk.
+    pub fn new(store: S) -> Self {
+        let virtual_len = store.len() / SECTOR_LEN * SECTOR_LEN;
+        Self { store, virtual_len, kind: ImageKind::Raw }
+    }
+
+    /// The data of a fixed VHD: raw, with a footer behind it.
+    pub const fn fixed_vhd(store: S, virtual_len: u64) -> Self {
+        Self { store, virtual_len, kind: ImageKind::Vhd }
+    }
+
+    /// Raw, or a fixed VHD.
+    pub const fn kind(&self) -> ImageKind {
+        self.kind
+    }
+
+    /// Bytes of the disk.
+    pub const fn virtual_len(&self) -> u64 {
+        self.virtual_len
+    }
+
+    /// Every byte is where it is.
+    pub fn lookup(&self, want: Span) -> Extent {
+        Extent { len: want.len, place: Place::Data { offset: want.start } }
+    }
+}

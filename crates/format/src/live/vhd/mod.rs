@@ -1,0 +1,300 @@
+//! A VHD in use.
+//!
+//! # Order of writes
+//!
+//! A write of a guest to a new block, or to a sector that its block did not have, is answered when its *data* is written.
+//! The mapping in memory shows it at once; bitmap and table on disk follow in a batch ([`commit`]). Of each batch:
+//!
+//! 1. the data is made durable, if a bitmap of the batch would otherwise show a sector before its data is safe;
+//! 2. bitmaps and table entries are written, in any order among themselves;
+//! 3. they are made durable, and only now is a flush of the guest answered.
+//!
+//! A table entry may come before everything else, because the space it points to was set aside earlier
+//! ([`reserve`]) in a way that survives a power cut, with a bitmap that says "nothing here".
+//!
+//! In an image without a parent, on storage whose fresh bytes read as zero, "present and zero" and "not present" are the same
+//! to a reader. There a new block is present as a whole from the start, step 1 is not needed, and its later writes touch no metadata.
+//!
+//! What the process owes to the disk between an answer and its batch is in the [`intent`] log.
+
+mod bitmaps;
+mod commit;
+pub mod intent;
+mod open;
+mod reserve;
+mod table;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use tapio_ring::{Notify, Storage, Tasks};
+use tapio_types::{SECTOR_LEN, Span};
+use uuid::Uuid;
+
+use super::group::GroupRun;
+use super::mapping::{Extent, Lookup, Place};
+use crate::error::{FormatError, FormatErrorKind, Result};
+use crate::vhd::{BatmapHeader, BitOrder, Footer, Header, bitmap, layout};
+use bitmaps::Bitmaps;
+use commit::Dirty;
+use intent::{CAPACITY, Intent, IntentLog};
+use reserve::Reserve;
+use table::BlockTable;
+
+pub use intent::{HeapMemory, INTENT_LEN, IntentMemory};
+pub use open::{IntentPlace, OpenOptions, Opened, SpaceMode, open};
+
+/// An open dynamic or differencing VHD.
+#[derive(Debug)]
+pub struct VhdLayer<S> {
+    store: S,
+    tasks: Tasks,
+    footer: Footer,
+    header: Header,
+    batmap: Option<BatmapHeader>,
+    block_shift: u32,
+    bitmap_len: u64,
+    bit_order: BitOrder,
+    /// A missing sector is the parent's; otherwise it reads as zero.
+    has_parent: bool,
+    table: BlockTable,
+    bitmaps: RefCell<Bitmaps>,
+    /// Present while the image is open for writing.
+    writer: Option<Writer>,
+}
+
+/// What only a writer needs.
+#[derive(Debug)]
+struct Writer {
+    /// New blocks count as present as a whole; see the module's text.
+    whole_blocks: bool,
+    reserve: Reserve,
+    dirty: RefCell<Dirty>,
+    log: IntentLog,
+    syncs: GroupRun,
+    /// Work for the task that writes metadata back by itself.
+    writeback: Notify,
+    sleeping: Cell<Sleeping>,
+    closing: Cell<bool>,
+    services: Cell<u32>,
+    service_ended: Notify,
+}
+
+/// What the service that writes metadata back waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sleeping {
+    /// It is awake.
+    No,
+    /// Anything to write.
+    UntilDirty,
+    /// Its time, or a log that fills up.
+    UntilDue,
+}
+
+impl<S: Storage> VhdLayer<S> {
+    /// The storage below.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// Bytes of the disk.
+    pub fn virtual_len(&self) -> u64 {
+        self.footer.current_len
+    }
+
+    /// The image's identity.
+    pub fn uuid(&self) -> Uuid {
+        self.footer.uuid
+    }
+
+    /// The parent's identity; nil for a raw parent. `None` where there is no parent.
+    pub fn parent_uuid(&self) -> Option<Uuid> {
+        self.has_parent.then_some(self.header.parent_uuid)
+    }
+
+    const fn block_len(&self) -> u64 {
+        1 << self.block_shift
+    }
+
+    fn block_of(&self, at: u64) -> (u32, u64) {
+        ((at >> self.block_shift) as u32, at & (self.block_len() - 1))
+    }
+
+    fn data_offset(&self, sector: u32) -> u64 {
+        u64::from(sector) * SECTOR_LEN + self.bitmap_len
+    }
+
+    const fn absent(&self) -> Place {
+        if self.has_parent { Place::Parent } else { Place::Zero }
+    }
+
+    /// Where the beginning of `want`, which lies inside the disk, is.
+    pub fn lookup(&self, want: Span) -> Lookup {
+        let (block, within) = self.block_of(want.start);
+        let len = want.len.min(self.block_len() - within);
+        let Some(sector) = self.table.sector(block) else {
+            let blocks = (within + want.len).div_ceil(self.block_len()).min(u64::from(u32::MAX)) as u32;
+            let run = self.table.unallocated_run(block, blocks);
+            let len = want.len.min(u64::from(run) * self.block_len() - within);
+            return Lookup::Extent(Extent { len, place: self.absent() });
+        };
+        let data = Place::Data { offset: self.data_offset(sector) + within };
+        if self.table.is_full(block) {
+            return Lookup::Extent(Extent { len, place: data });
+        }
+        let mut bitmaps = self.bitmaps.borrow_mut();
+        let Some(entry) = bitmaps.entry(block) else { return Lookup::Miss { block } };
+        let first = (within / SECTOR_LEN) as usize;
+        let end = ((within + len).div_ceil(SECTOR_LEN)) as usize;
+        let Some((present, count)) = bitmap::run(&entry.bits, first, end) else {
+            return Lookup::Miss { block };
+        };
+        let len = len.min((first + count) as u64 * SECTOR_LEN - within);
+        Lookup::Extent(Extent { len, place: if present { data } else { self.absent() } })
+    }
+
+    /// Reads the bitmap of `block` into memory.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn load(&self, block: u32) -> Result<()> {
+        let Some(sector) = self.table.sector(block) else { return Ok(()) };
+        let len = self.bitmap_len as usize;
+        let mut page = tapio_ring::PageBuf::zeroed(len);
+        let at = u64::from(sector) * SECTOR_LEN;
+        let read = self.store.read(at, page.segments(len)).await;
+        read.map_err(|error| {
+            FormatError::io(format!("cannot read the bitmap of block {block}"), error).with_offset(at)
+        })?;
+        let bits = &mut page[..len];
+        self.bit_order.swap(bits);
+        self.bitmaps.borrow_mut().insert(block, bits);
+        if bitmap::all_set(bits, 0, (self.block_len() / SECTOR_LEN) as usize) && self.is_clean(block) {
+            self.table.set_full(block);
+        }
+        Ok(())
+    }
+
+    fn is_clean(&self, block: u32) -> bool {
+        self.bitmaps.borrow_mut().entry(block).is_some_and(|entry| !entry.dirty)
+    }
+
+    fn writer(&self) -> Result<&Writer> {
+        self.writer
+            .as_ref()
+            .ok_or_else(|| FormatError::new(FormatErrorKind::ReadOnly, "the image is open for reading only"))
+    }
+
+    /// The place to write the beginning of `want` to, if that needs no waiting. Every span it gives is handed to
+    /// [`VhdLayer::written`] or [`VhdLayer::not_written`] later.
+    pub fn prepare_now(&self, want: Span) -> Option<Extent> {
+        let writer = self.writer.as_ref()?;
+        let (block, within) = self.block_of(want.start);
+        let len = want.len.min(self.block_len() - within);
+        let sector = match self.table.sector(block) {
+            Some(sector) => sector,
+            None => self.assign(writer, block)?,
+        };
+        if !self.table.is_full(block) {
+            self.bitmaps.borrow_mut().entry(block)?.pins += 1;
+        }
+        Some(Extent { len, place: Place::Data { offset: self.data_offset(sector) + within } })
+    }
+
+    /// [`VhdLayer::prepare_now`], waiting for a bitmap or for space.
+    ///
+    /// # Errors
+    /// No space; the storage's; not open for writing.
+    pub async fn prepare(self: &Rc<Self>, want: Span) -> Result<Extent> {
+        let writer = self.writer()?;
+        loop {
+            if let Some(extent) = self.prepare_now(want) {
+                return Ok(extent);
+            }
+            let (block, _) = self.block_of(want.start);
+            if self.table.sector(block).is_some() {
+                self.load(block).await?;
+            } else if writer.log.used() >= CAPACITY {
+                self.sync().await?;
+            } else {
+                self.wait_for_space().await?;
+            }
+        }
+    }
+
+    /// Gives `block` a place out of the reserve.
+    fn assign(&self, writer: &Writer, block: u32) -> Option<u32> {
+        if writer.log.used() >= CAPACITY {
+            return None;
+        }
+        let sector = writer.reserve.take()?;
+        self.table.set_sector(block, sector);
+        let mut dirty = writer.dirty.borrow_mut();
+        dirty.mark_table(block);
+        if writer.whole_blocks {
+            self.table.set_full(block);
+            dirty.mark_whole(block);
+            let fits = writer.log.append(Intent { block, sector, first: 0, count: 0 });
+            debug_assert!(fits, "room was tested above");
+        } else {
+            drop(dirty);
+            self.bitmaps.borrow_mut().insert(block, &vec![0; self.bitmap_len as usize]);
+        }
+        self.note_dirty(writer);
+        self.watch_reserve(writer);
+        Some(sector)
+    }
+
+    /// The data of `span`, a span that `prepare` gave a place, is written: it is visible from now on. Returns whether
+    /// [`VhdLayer::settle`] must be awaited before the guest is answered.
+    pub fn written(&self, span: Span) -> bool {
+        let Some(writer) = self.writer.as_ref() else { return false };
+        let (block, within) = self.block_of(span.start);
+        if writer.whole_blocks && self.table.is_full(block) && !self.bitmaps.borrow().contains(block) {
+            return writer.log.used() >= CAPACITY / 2;
+        }
+        let mut bitmaps = self.bitmaps.borrow_mut();
+        let Some(entry) = bitmaps.entry(block) else { return false };
+        entry.pins = entry.pins.saturating_sub(1);
+        let (first, count) = ((within / SECTOR_LEN) as usize, (span.len / SECTOR_LEN) as usize);
+        if bitmap::all_set(&entry.bits, first, count) {
+            return writer.log.used() >= CAPACITY / 2;
+        }
+        bitmap::set_range(&mut entry.bits, first, count);
+        if bitmap::all_set(&entry.bits, 0, (self.block_len() / SECTOR_LEN) as usize) {
+            self.table.set_full(block);
+        }
+        let sector = self.table.sector(block).unwrap_or_default();
+        let mut dirty = writer.dirty.borrow_mut();
+        if !entry.dirty {
+            entry.dirty = true;
+            dirty.mark_bitmap(block);
+        }
+        let intent = Intent { block, sector, first: first as u16, count: count as u16 };
+        if !writer.log.append(intent) {
+            dirty.overflow = true;
+        }
+        let overflow = dirty.overflow;
+        drop(dirty);
+        self.note_dirty(writer);
+        overflow || writer.log.used() >= CAPACITY / 2
+    }
+
+    /// The write to a span that `prepare` gave a place failed: nothing becomes visible.
+    pub fn not_written(&self, span: Span) {
+        let (block, _) = self.block_of(span.start);
+        if let Some(entry) = self.bitmaps.borrow_mut().entry(block) {
+            entry.pins = entry.pins.saturating_sub(1);
+        }
+    }
+}
+
+impl<S> VhdLayer<S> {
+    /// Where every block and every piece of metadata ends, in bytes; a new block may begin here.
+    fn data_end(&self) -> u64 {
+        let span_len = layout::block_span_len(self.header.block_len);
+        let mut end = layout::metadata_end(&self.header, self.batmap.as_ref()).next_multiple_of(SECTOR_LEN);
+        self.table.for_each_allocated(|_, sector| end = end.max(u64::from(sector) * SECTOR_LEN + span_len));
+        end
+    }
+}

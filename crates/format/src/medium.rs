@@ -1,0 +1,306 @@
+//! A flat run of bytes that the offline tools work on: a file, a block device, or memory.
+//!
+//! Synchronous on purpose: these tools do one thing at a time, and a test can put any misfortune behind the trait.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use tapio_types::{Access, Span};
+
+use crate::error::{FormatError, Result};
+
+/// A flat run of bytes. Never short: an operation does all of what it was asked for or fails.
+pub trait Medium {
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// Whether there are no bytes at all.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+    /// Whether the length is given by the device, so that a footer stands at its end and not behind the data.
+    fn is_device(&self) -> bool {
+        false
+    }
+    /// Reads `into.len()` bytes from `at`.
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
+    /// Writes all of `from` at `at`; a file grows where it must.
+    fn write_at(&mut self, at: u64, from: &[u8]) -> io::Result<()>;
+    /// Makes it `len` bytes long. Fails on a device.
+    fn set_len(&mut self, len: u64) -> io::Result<()>;
+    /// Returns when everything written so far is on stable storage.
+    fn flush(&mut self) -> io::Result<()>;
+    /// Makes the bytes of `span` read as zeros, taking no space for them where that can be done.
+    fn zero(&mut self, span: Span) -> io::Result<()> {
+        write_zeros(self, span)
+    }
+    /// Makes the bytes of `span` read as zeros with space set aside for them, growing a file where it must.
+    fn reserve(&mut self, span: Span) -> io::Result<()> {
+        write_zeros(self, span)
+    }
+}
+
+impl<M: Medium + ?Sized> Medium for Box<M> {
+    fn len(&self) -> io::Result<u64> {
+        (**self).len()
+    }
+    fn is_device(&self) -> bool {
+        (**self).is_device()
+    }
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        (**self).read_at(at, into)
+    }
+    fn write_at(&mut self, at: u64, from: &[u8]) -> io::Result<()> {
+        (**self).write_at(at, from)
+    }
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        (**self).set_len(len)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        (**self).flush()
+    }
+    fn zero(&mut self, span: Span) -> io::Result<()> {
+        (**self).zero(span)
+    }
+    fn reserve(&mut self, span: Span) -> io::Result<()> {
+        (**self).reserve(span)
+    }
+}
+
+/// Memory as a medium: for tests, fuzzers, and the simulator's look at what a power cut left.
+impl Medium for Vec<u8> {
+    fn len(&self) -> io::Result<u64> {
+        Ok(Self::len(self) as u64)
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let span = usize::try_from(at).ok().and_then(|at| self.get(at..at.checked_add(into.len())?));
+        into.copy_from_slice(span.ok_or_else(past_the_end)?);
+        Ok(())
+    }
+
+    fn write_at(&mut self, at: u64, from: &[u8]) -> io::Result<()> {
+        let at = usize::try_from(at).map_err(|_| past_the_end())?;
+        let end = at.checked_add(from.len()).ok_or_else(past_the_end)?;
+        if end > Self::len(self) {
+            self.resize(end, 0);
+        }
+        self[at..end].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        self.resize(usize::try_from(len).map_err(|_| past_the_end())?, 0);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A file or block device.
+#[derive(Debug)]
+pub struct FileMedium {
+    file: File,
+    /// The length of a device, which does not change while it is open; `None` for a file.
+    device_len: Option<u64>,
+}
+
+impl FileMedium {
+    /// Opens what is there.
+    ///
+    /// # Errors
+    /// Those of the system, and `InvalidArgument` for what is neither a file nor a block device.
+    pub fn open(path: &Path, access: Access) -> Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(access == Access::ReadWrite)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+            .open(path)
+            .map_err(|error| FormatError::io("cannot open", error).with_path(path))?;
+        Self::from_file(file, path)
+    }
+
+    /// Makes a new file for writing, which must not be there yet.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn create_new(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .mode(0o644)
+            .open(path)
+            .map_err(|error| FormatError::io("cannot create", error).with_path(path))?;
+        Ok(Self { file, device_len: None })
+    }
+
+    /// An open file or device; `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`FileMedium::open`].
+    pub fn from_file(file: File, path: &Path) -> Result<Self> {
+        let wrap = |error| FormatError::io("cannot examine", error).with_path(path);
+        let kind = file.metadata().map_err(wrap)?.file_type();
+        let device_len = if kind.is_block_device() {
+            Some(end_of(&file).map_err(wrap)?)
+        } else if kind.is_file() {
+            None
+        } else {
+            return Err(crate::error::invalid("is neither a regular file nor a block device").with_path(path));
+        };
+        Ok(Self { file, device_len })
+    }
+
+    /// The file below.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn fallocate(&self, mode: libc::c_int, span: Span) -> io::Result<()> {
+        let (Ok(start), Ok(len)) = (i64::try_from(span.start), i64::try_from(span.len)) else {
+            return Err(past_the_end());
+        };
+        // SAFETY: the descriptor is open for as long as `self.file` lives; no memory is passed.
+        let done = unsafe { libc::fallocate64(self.file.as_raw_fd(), mode, start, len) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl Medium for FileMedium {
+    fn len(&self) -> io::Result<u64> {
+        match self.device_len {
+            Some(len) => Ok(len),
+            None => Ok(self.file.metadata()?.len()),
+        }
+    }
+
+    fn is_device(&self) -> bool {
+        self.device_len.is_some()
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, at)
+    }
+
+    fn write_at(&mut self, at: u64, from: &[u8]) -> io::Result<()> {
+        if self.device_len.is_some_and(|len| at.saturating_add(from.len() as u64) > len) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.file.write_all_at(from, at)
+    }
+
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        if self.device_len.is_some() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        self.file.set_len(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn zero(&mut self, span: Span) -> io::Result<()> {
+        if span.is_empty() {
+            return Ok(());
+        }
+        // A file grows by a hole; on a device the range must be there.
+        if self.device_len.is_none() && span.end().is_some_and(|end| self.len().is_ok_and(|len| end > len)) {
+            self.set_len(span.start.saturating_add(span.len))?;
+        }
+        let modes = [
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+        ];
+        for mode in modes {
+            match self.fallocate(mode, span) {
+                Ok(()) => return Ok(()),
+                Err(error) if is_unsupported(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        write_zeros(self, span)
+    }
+
+    fn reserve(&mut self, span: Span) -> io::Result<()> {
+        if span.is_empty() {
+            return Ok(());
+        }
+        match self.fallocate(libc::FALLOC_FL_ZERO_RANGE, span) {
+            Ok(()) => return Ok(()),
+            Err(error) if is_unsupported(&error) => {}
+            Err(error) => return Err(error),
+        }
+        write_zeros(self, span)
+    }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV))
+}
+
+/// The length of a device, which its metadata do not tell.
+fn end_of(file: &File) -> io::Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    let mut file = file;
+    file.seek(SeekFrom::End(0))
+}
+
+fn past_the_end() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "beyond the end")
+}
+
+/// Zeros written by hand, in pieces of a megabyte at most.
+fn write_zeros<M: Medium + ?Sized>(medium: &mut M, span: Span) -> io::Result<()> {
+    const PIECE: u64 = 1 << 20;
+    let zeros = vec![0; span.len.min(PIECE) as usize];
+    let mut left = span;
+    while !left.is_empty() {
+        let piece = left.prefix(PIECE);
+        medium.write_at(piece.start, &zeros[..piece.len as usize])?;
+        left = left.skip(piece.len);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exercise(medium: &mut dyn Medium) {
+        medium.write_at(4096, &[7; 8192]).unwrap();
+        assert_eq!(medium.len().unwrap(), 12288);
+        medium.zero(Span::new(5000, 1000)).unwrap();
+        let mut bytes = [1; 8192];
+        medium.read_at(4096, &mut bytes).unwrap();
+        assert!(bytes.iter().enumerate().all(|(i, &b)| b == if (904..1904).contains(&i) { 0 } else { 7 }));
+        medium.reserve(Span::new(8192, 8192)).unwrap();
+        assert_eq!(medium.len().unwrap(), 16384);
+        medium.zero(Span::new(16384, 512)).unwrap();
+        assert_eq!(medium.len().unwrap(), 16896);
+        medium.set_len(9000).unwrap();
+        assert!(medium.read_at(8999, &mut [0; 2]).is_err());
+        assert!(medium.read_at(u64::MAX, &mut [0; 2]).is_err());
+        medium.flush().unwrap();
+    }
+
+    #[test]
+    fn memory_and_files_behave_alike() {
+        exercise(&mut Vec::new());
+        let file = tempfile::tempfile().unwrap();
+        exercise(&mut FileMedium::from_file(file, Path::new("test")).unwrap());
+    }
+
+    #[test]
+    fn a_directory_is_no_medium() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = FileMedium::open(dir.path(), Access::ReadOnly).unwrap_err();
+        assert!(error.to_string().contains("neither a regular file"), "{error}");
+    }
+}

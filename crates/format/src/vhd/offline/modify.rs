@@ -1,0 +1,207 @@
+//! Single facts of an image: hidden flag, marker, parent, sizes.
+
+use std::path::Path;
+
+use super::create::{LOCATOR_CODES, ParentFacts, locator_entry};
+use super::image::Image;
+use crate::error::{FormatError, FormatErrorKind, Result, invalid};
+use crate::medium::Medium;
+use crate::vhd::footer::CREATOR_VERSION;
+use crate::vhd::locator::encode_path;
+use crate::vhd::{BLOCK_LEN, DiskType, FOOTER_LEN, KeyHash, SECTOR_LEN, bat::ENTRIES_PER_SECTOR, batmap};
+
+/// Hides a node from lists, or shows it again.
+///
+/// On a full file system the copy at the start is written at least, which needs no space: a node that is being
+/// deleted to make room can then still be marked.
+///
+/// # Errors
+/// Those of the medium.
+pub fn set_hidden<M: Medium>(image: &mut Image<M>, hidden: u8) -> Result<()> {
+    image.footer_mut().hidden = hidden;
+    image.write_footer()
+}
+
+/// Sets the marker, a byte in the batmap's header for whoever needs one.
+///
+/// # Errors
+/// `Unsupported` in an image without a batmap; those of the medium.
+pub fn set_marker<M: Medium>(image: &mut Image<M>, marker: u8) -> Result<()> {
+    change_batmap_header(image, |header| header.marker = marker)
+}
+
+/// Sets the hash of the key that the image's data are encrypted with.
+///
+/// # Errors
+/// As [`set_marker`].
+pub fn set_key_hash<M: Medium>(image: &mut Image<M>, key_hash: KeyHash) -> Result<()> {
+    change_batmap_header(image, |header| header.key_hash = key_hash)
+}
+
+fn change_batmap_header<M: Medium>(
+    image: &mut Image<M>,
+    change: impl FnOnce(&mut batmap::BatmapHeader),
+) -> Result<()> {
+    let (Some(header), Some(batmap)) = (&image.header, &mut image.batmap) else {
+        return Err(FormatError::new(
+            FormatErrorKind::Unsupported,
+            "has no batmap to keep this in: only dynamic images by tapdisk's tools or ours have one",
+        )
+        .with_path(&image.path));
+    };
+    change(&mut batmap.header);
+    let (at, bytes) = (batmap::header_offset(header), batmap.header.encode());
+    image.write_bytes(at, &bytes)?;
+    image.flush()
+}
+
+/// Gives a differencing disk another parent.
+///
+/// The locators change in place, before the header: until the header is written, which is two sectors, the old one
+/// still says where the locators are and what the parent's UUID is. Locators too small for the new path are moved
+/// behind the data.
+///
+/// # Errors
+/// `InvalidArgument` for an image without a parent or one that would be its own; those of gathering the parent's
+/// facts and of the medium.
+pub fn set_parent<M: Medium>(image: &mut Image<M>, parent: &Path, is_raw: bool) -> Result<()> {
+    let Some(mut header) = image.header.clone().filter(|_| image.footer.disk_type == DiskType::Differencing)
+    else {
+        return Err(invalid("is not a differencing disk and can have no parent").with_path(&image.path));
+    };
+    let (facts, _) = ParentFacts::gather(&image.path, parent, is_raw)?;
+    if facts.uuid == image.footer.uuid {
+        return Err(invalid("an image cannot be its own parent").with_path(&image.path));
+    }
+    header.parent_uuid = facts.uuid;
+    header.parent_timestamp = facts.timestamp;
+    header.set_parent_name(&facts.name)?;
+    if !header.locators.iter().any(|entry| LOCATOR_CODES.contains(&entry.code)) {
+        return Err(invalid("has no parent locator that can be rewritten").with_path(&image.path));
+    }
+    let mut moved = false;
+    for entry in header.locators.iter_mut().filter(|entry| LOCATOR_CODES.contains(&entry.code)) {
+        let path = encode_path(entry.code, &facts.relative_path)?;
+        let space = entry.space_len().map_err(|error| error.with_path(&image.path))?;
+        let mut bytes = path.clone();
+        bytes.resize(bytes.len().next_multiple_of(SECTOR_LEN as usize), 0);
+        let mut new = locator_entry(entry.code, &path, entry.data_offset);
+        if bytes.len() as u64 <= space {
+            new.data_space = u32::try_from(space).unwrap_or(new.data_space);
+            bytes.resize(space as usize, 0);
+        } else {
+            new.data_offset = image.end.next_multiple_of(SECTOR_LEN);
+            image.end = new.data_offset + bytes.len() as u64;
+            moved = true;
+            make_room(image)?;
+        }
+        image.write_bytes(new.data_offset, &bytes)?;
+        *entry = new;
+    }
+    image.flush()?;
+    let (at, bytes) = (image.footer.data_offset, header.encode());
+    image.write_bytes(at, &bytes)?;
+    image.flush()?;
+    image.header = Some(header);
+    if moved { image.write_footer() } else { Ok(()) }
+}
+
+/// Makes the image's new end fit: a footer behind it in a file, an error on a device that is too small.
+fn make_room<M: Medium>(image: &mut Image<M>) -> Result<()> {
+    let (end, len) = (image.end, image.medium_len()?);
+    if end + FOOTER_LEN as u64 <= len {
+        return Ok(());
+    }
+    if image.medium.is_device() {
+        return Err(FormatError::new(
+            FormatErrorKind::OutOfSpace,
+            "the device has no room for a longer parent locator",
+        )
+        .with_path(&image.path));
+    }
+    let footer = image.footer.encode();
+    image.write_bytes(end, &footer)
+}
+
+/// Puts the footer at the end of `len` bytes: after a device was made larger, before it is made smaller.
+///
+/// # Errors
+/// `InvalidArgument` where data would be lost; those of the medium.
+pub fn set_physical_len<M: Medium>(image: &mut Image<M>, len: u64) -> Result<()> {
+    let least = image.physical_len();
+    if len < least || !len.is_multiple_of(SECTOR_LEN) {
+        return Err(invalid(format!(
+            "a physical size of {len} bytes cannot be: it must be whole sectors and at least {least} bytes"
+        ))
+        .with_path(&image.path));
+    }
+    let footer = image.footer.encode();
+    image.write_bytes(len - FOOTER_LEN as u64, &footer)?;
+    image.flush()
+}
+
+/// Forgets all data of the image itself; it then reads as its parent, or as zeros.
+///
+/// # Errors
+/// `Unsupported` for a fixed disk; those of the medium.
+pub fn kill_data<M: Medium>(image: &mut Image<M>) -> Result<()> {
+    let Some(header) = image.header.clone() else {
+        return Err(FormatError::new(FormatErrorKind::Unsupported, "a fixed disk has no blocks to forget")
+            .with_path(&image.path));
+    };
+    // The batmap first: a bit for a block that is not there would be damage, a missing bit costs nothing.
+    if let Some(mut batmap) = image.batmap.take() {
+        if batmap.map.iter().any(|&byte| byte != 0) {
+            batmap.map.fill(0);
+            batmap.header.checksum = batmap.header.map_checksum(&batmap.map, image.footer.current_len);
+            image.write_bytes(batmap.header.offset, &batmap.map)?;
+            image.write_bytes(batmap::header_offset(&header), &batmap.header.encode())?;
+            image.flush()?;
+        }
+        image.batmap = Some(batmap);
+    }
+    image.bat = crate::vhd::Bat::new(image.bat.len());
+    for start in (0..image.bat.len()).step_by(ENTRIES_PER_SECTOR) {
+        image.write_bat_sector(start)?;
+    }
+    image.flush()?;
+    image.end = crate::vhd::layout::metadata_end(&header, image.batmap.as_ref().map(|batmap| &batmap.header));
+    image.pending = super::image::Pending::default();
+    if image.medium.is_device() { Ok(()) } else { image.write_footer() }
+}
+
+/// Makes the virtual disk `len` bytes large, rounded up to whole blocks, within what the table has entries for.
+///
+/// # Errors
+/// `InvalidArgument` for a smaller size and for one beyond the table; those of the medium.
+pub fn resize_fast<M: Medium>(image: &mut Image<M>, len: u64) -> Result<()> {
+    let Some(header) = &image.header else {
+        return Err(invalid("a fixed disk has no room to grow within").with_path(&image.path));
+    };
+    let len = len.next_multiple_of(u64::from(BLOCK_LEN));
+    if len < image.footer.current_len {
+        return Err(invalid(format!(
+            "{len} bytes are less than the present {} bytes: a disk is not made smaller",
+            image.footer.current_len
+        ))
+        .with_path(&image.path));
+    }
+    let Ok(entries) = header.entries_for(len) else {
+        return Err(invalid(format!(
+            "not enough metadata space reserved for {len} bytes: the table has {} entries; use 'vhd-util resize -j'",
+            header.entries_max
+        ))
+        .with_path(&image.path));
+    };
+    // Entries beyond the old size are trusted from now on: they must be empty, whatever once stood there.
+    let old = image.bat.len();
+    image.bat.resize(entries);
+    let first = old - old % ENTRIES_PER_SECTOR as u32;
+    for start in (first..entries).step_by(ENTRIES_PER_SECTOR) {
+        image.write_bat_sector(start)?;
+    }
+    image.flush()?;
+    image.footer = image.footer.resized(len);
+    debug_assert!(image.footer.creator_version <= CREATOR_VERSION || !image.footer.is_by_tapdisk());
+    image.write_footer()
+}

@@ -1,0 +1,298 @@
+//! Who the parent is: locators to paths, paths to locators, whole chains.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
+
+use super::image::{Image, OpenOptions};
+use crate::error::{FormatError, FormatErrorKind, Result, corrupt, invalid};
+use crate::medium::Medium;
+use crate::vhd::locator::decode_path;
+use crate::vhd::{CHAIN_DEPTH_MAX, DiskType, LocatorEntry};
+
+/// What an image's data continue in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ParentLink {
+    /// Nothing: not a differencing disk.
+    None,
+    /// A raw file or device.
+    Raw(PathBuf),
+    /// Another VHD.
+    Vhd(PathBuf),
+}
+
+impl ParentLink {
+    /// The path, if there is a parent.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::None => None,
+            Self::Raw(path) | Self::Vhd(path) => Some(path),
+        }
+    }
+}
+
+/// The name under which parents are looked for and recorded: absolute, without links.
+///
+/// A logical volume stays what it is called: `/dev/VG/LV` becomes `/dev/mapper/VG-LV` where that exists and not the
+/// number behind it, which changes; `/dev/drbd/by-res/...` stays as well.
+///
+/// # Errors
+/// Those of the system, `Missing` above all.
+pub fn canonical(path: &Path) -> Result<PathBuf> {
+    let plain = normal(path)?;
+    if let Ok(below) = plain.strip_prefix("/dev") {
+        let parts: Vec<&OsStr> = below.iter().collect();
+        match parts.as_slice() {
+            [first, _] if *first == "mapper" && plain.exists() => return Ok(plain),
+            [group, volume] => {
+                let mapped = Path::new("/dev/mapper").join(mapper_name(group, volume));
+                if mapped.exists() {
+                    return Ok(mapped);
+                }
+            }
+            [drbd, by_res, ..] if *drbd == "drbd" && *by_res == "by-res" && is_drbd(&plain) => {
+                return Ok(plain);
+            }
+            _ => {}
+        }
+    }
+    std::fs::canonicalize(path).map_err(|error| FormatError::io("cannot find", error).with_path(path))
+}
+
+/// The path made absolute with `.` and `..` taken out by their letters.
+fn normal(path: &Path) -> Result<PathBuf> {
+    let absolute =
+        std::path::absolute(path).map_err(|error| FormatError::io("cannot find", error).with_path(path))?;
+    let mut plain = PathBuf::new();
+    for part in absolute.components() {
+        match part {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            Component::CurDir => {}
+            other => plain.push(other),
+        }
+    }
+    Ok(plain)
+}
+
+/// The device mapper's name of a logical volume: dashes doubled, one dash between group and volume.
+fn mapper_name(group: &OsStr, volume: &OsStr) -> String {
+    let double = |part: &OsStr| part.to_string_lossy().replace('-', "--");
+    format!("{}-{}", double(group), double(volume))
+}
+
+fn is_drbd(path: &Path) -> bool {
+    std::fs::canonicalize(path).is_ok_and(|real| {
+        real.to_str()
+            .and_then(|real| real.strip_prefix("/dev/drbd"))
+            .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    })
+}
+
+/// The path to the canonical `target` as seen from the directory of the image `from`, which need not exist yet.
+///
+/// Begins with `./` for what lies beside or below it and with `../` otherwise.
+///
+/// # Errors
+/// Those of finding the directory of `from`.
+pub fn relative(from: &Path, target: &Path) -> Result<PathBuf> {
+    let directory = directory_of(from)?;
+    let (from_parts, to_parts): (Vec<_>, Vec<_>) =
+        (directory.components().collect(), target.components().collect());
+    let common = from_parts.iter().zip(&to_parts).take_while(|(a, b)| a == b).count();
+    let up = from_parts.len() - common;
+    let mut path = if up == 0 { PathBuf::from(".") } else { std::iter::repeat_n("..", up).collect() };
+    path.extend(&to_parts[common..]);
+    Ok(path)
+}
+
+/// The canonical directory of an image that may not exist yet.
+fn directory_of(image: &Path) -> Result<PathBuf> {
+    let image = match canonical(image) {
+        Ok(image) => image,
+        Err(_) => {
+            let name = image.file_name().ok_or_else(|| invalid("names no file").with_path(image))?;
+            let directory = match image.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => parent,
+                _ => Path::new("."),
+            };
+            canonical(directory)?.join(name)
+        }
+    };
+    Ok(image.parent().map_or_else(|| PathBuf::from("/"), Path::to_path_buf))
+}
+
+/// The path in one of the image's locators, as it is recorded.
+///
+/// # Errors
+/// `Corrupt` and `Unsupported` as the decoder says; those of the medium.
+pub fn locator_path<M: Medium>(image: &Image<M>, entry: &LocatorEntry) -> Result<String> {
+    let (at, len) = entry.path_span().map_err(|error| error.with_path(image.path()))?;
+    let mut bytes = vec![0; len];
+    image.read_bytes(at, &mut bytes)?;
+    decode_path(entry.code, &bytes).map_err(|error| error.with_offset(at).with_path(image.path()))
+}
+
+/// The path in the first locator that can be read, without looking whether anything is there.
+///
+/// # Errors
+/// `InvalidArgument` for an image without a parent, `Corrupt` where no locator can be read.
+pub fn unresolved_parent<M: Medium>(image: &Image<M>) -> Result<String> {
+    readable_locators(image)?
+        .next()
+        .unwrap_or_else(|| Err(corrupt("no parent locator can be read").with_path(image.path())))
+}
+
+fn readable_locators<'a, M: Medium>(
+    image: &'a Image<M>,
+) -> Result<impl Iterator<Item = Result<String>> + 'a> {
+    let header = image
+        .header()
+        .filter(|_| image.footer().disk_type == DiskType::Differencing)
+        .ok_or_else(|| invalid("is not a differencing disk and has no parent").with_path(image.path()))?;
+    Ok(header
+        .locators
+        .iter()
+        .filter(|entry| entry.code.is_readable())
+        .map(|entry| locator_path(image, entry))
+        .filter(Result::is_ok))
+}
+
+/// Where `recorded`, a path from a locator of the image at `child`, leads: as it is if it is absolute and there, else
+/// from the child's directory.
+///
+/// # Errors
+/// `Missing` where nothing is there.
+pub(super) fn find_parent(child: &Path, recorded: &str) -> Result<PathBuf> {
+    let path = Path::new(recorded);
+    if path.is_absolute() && path.exists() {
+        return Ok(path.to_path_buf());
+    }
+    // An absolute path is tried below the child's directory too: its first slash counts for nothing there.
+    let below = directory_of(child)?.join(recorded.trim_start_matches('/'));
+    canonical(&below)
+}
+
+/// The parent of an image: the first of its locators that leads somewhere.
+///
+/// # Errors
+/// `Missing` where none does, naming the last path tried.
+pub fn resolve_parent<M: Medium>(image: &Image<M>) -> Result<ParentLink> {
+    if image.footer().disk_type != DiskType::Differencing {
+        return Ok(ParentLink::None);
+    }
+    let mut last = None;
+    for recorded in readable_locators(image)?.flatten() {
+        match find_parent(image.path(), &recorded) {
+            Ok(path) if image.has_raw_parent() => return Ok(ParentLink::Raw(path)),
+            Ok(path) => return Ok(ParentLink::Vhd(path)),
+            Err(error) => last = Some((recorded, error)),
+        }
+    }
+    Err(match last {
+        Some((recorded, _)) => FormatError::new(
+            FormatErrorKind::Missing,
+            format!("its parent '{recorded}' is not there: bring it back, or name another with 'vhd-util modify -p'"),
+        ),
+        None => corrupt("no parent locator can be read: name the parent with 'vhd-util modify -p'"),
+    }
+    .with_path(image.path()))
+}
+
+/// The chain of the VHD at `path`, leaf first, base last.
+///
+/// # Errors
+/// Those of opening each image; `Missing`, `Loop`; `TooDeep` beyond [`CHAIN_DEPTH_MAX`]; `Corrupt` where a parent is
+/// not the image whose UUID the child recorded.
+pub fn resolve_chain(path: &Path, access: Access) -> Result<ChainSpec> {
+    let mut layers = Vec::new();
+    walk(path, |layer| layers.push(layer))?;
+    Ok(ChainSpec { layers, access })
+}
+
+/// How many images the chain of the VHD at `path` has, a raw parent included.
+///
+/// # Errors
+/// As [`resolve_chain`].
+pub fn chain_depth(path: &Path) -> Result<usize> {
+    let mut depth = 0;
+    walk(path, |_| depth += 1)?;
+    Ok(depth)
+}
+
+fn walk(path: &Path, mut visit: impl FnMut(LayerSpec)) -> Result<()> {
+    let mut seen = HashSet::new();
+    let mut next = path.to_path_buf();
+    let mut expected: Option<(uuid::Uuid, PathBuf)> = None;
+    for depth in 1.. {
+        if depth > CHAIN_DEPTH_MAX {
+            return Err(FormatError::new(
+                FormatErrorKind::TooDeep,
+                format!("its chain has more than {CHAIN_DEPTH_MAX} images: coalesce some"),
+            )
+            .with_path(path));
+        }
+        let facts = std::fs::metadata(&next)
+            .map_err(|error| FormatError::io("cannot open", error).with_path(&next))?;
+        if !seen.insert((facts.dev(), facts.ino())) {
+            return Err(FormatError::new(
+                FormatErrorKind::Loop,
+                format!("is its own ancestor, in the chain of {}", path.display()),
+            )
+            .with_path(&next));
+        }
+        let image = Image::open(&next, OpenOptions::LOOK)?;
+        if let Some((uuid, child)) = expected.filter(|(uuid, _)| *uuid != image.footer().uuid) {
+            return Err(corrupt(format!(
+                "is not the parent that {} recorded: its UUID is {} and not {uuid}",
+                child.display(),
+                image.footer().uuid
+            ))
+            .with_path(&next));
+        }
+        visit(LayerSpec { kind: ImageKind::Vhd, path: next.clone() });
+        match resolve_parent(&image)? {
+            ParentLink::None => return Ok(()),
+            ParentLink::Raw(path) => {
+                visit(LayerSpec { kind: ImageKind::Raw, path });
+                return Ok(());
+            }
+            ParentLink::Vhd(parent) => {
+                expected = image.header().map(|header| (header.parent_uuid, next));
+                next = parent;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_paths_are_those_of_the_reference() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        let from = |from: &str, to: &str| relative(&root.join(from), &root.join(to)).unwrap();
+        assert_eq!(from("child.vhd", "parent.vhd"), Path::new("./parent.vhd"));
+        assert_eq!(from("child.vhd", "a/b/parent.vhd"), Path::new("./a/b/parent.vhd"));
+        assert_eq!(from("a/b/child.vhd", "parent.vhd"), Path::new("../../parent.vhd"));
+        assert_eq!(from("a/child.vhd", "a/parent.vhd"), Path::new("./parent.vhd"));
+        assert!(relative(&root.join("none/child.vhd"), &root).is_err());
+    }
+
+    #[test]
+    fn volumes_keep_their_names() {
+        assert_eq!(
+            mapper_name(OsStr::new("VG_XenStorage-1-2"), OsStr::new("VHD-3")),
+            "VG_XenStorage--1--2-VHD--3"
+        );
+        assert_eq!(normal(Path::new("/dev/../dev/./VG/x")).unwrap(), Path::new("/dev/VG/x"));
+    }
+}

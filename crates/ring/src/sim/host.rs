@@ -1,0 +1,421 @@
+//! The simulated host: files, operations under way, faults and time.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use tapio_types::{Access, SECTOR_LEN, Span};
+
+use super::file::{Change, Durable, SimFile};
+use super::random::Random;
+use crate::executor::Driver;
+use crate::segments::Segments;
+use crate::storage::{Io, Storage, StorageInfo, Zeroing};
+use crate::tasks::{Op, OpId, Tasks};
+
+/// What may go wrong, each `parts` times in 10,000 operations.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// A read fails with EIO.
+    pub read_eio: u64,
+    /// A write fails with EIO; some of it may have happened.
+    pub write_eio: u64,
+    /// A flush fails with EIO.
+    pub flush_eio: u64,
+    /// Growing or writing to new space fails with ENOSPC.
+    pub no_space: u64,
+    /// An operation takes seconds.
+    pub slow: u64,
+}
+
+/// Of this many operations.
+const PARTS: u64 = 10_000;
+
+#[derive(Debug)]
+enum Action {
+    Read { file: usize, at: u64, into: Segments },
+    Write { file: usize, at: u64, data: Rc<[u8]>, extend: bool },
+    Flush { file: usize, covers: u64 },
+    Change { file: usize, change: Change, grows: bool },
+}
+
+#[derive(Debug)]
+struct Flying {
+    op: OpId,
+    due_ns: u64,
+    action: Action,
+}
+
+#[derive(Debug)]
+struct Inner {
+    random: Random,
+    files: Vec<SimFile>,
+    /// Changes that each file has seen; pending ones are the last of them.
+    changes: Vec<u64>,
+    names: BTreeMap<PathBuf, usize>,
+    devices: Vec<bool>,
+    flying: Vec<Flying>,
+    faults: Faults,
+    now_ns: u64,
+    /// Changes to files still to come before the power goes.
+    cut_after: Option<u64>,
+    changed: u64,
+}
+
+/// A host that a simulated process runs on. Outlives the process.
+#[derive(Clone, Debug)]
+pub struct SimHost {
+    inner: Rc<RefCell<Inner>>,
+}
+
+/// The simulator as the driver of one process' data thread.
+#[derive(Clone, Debug)]
+pub struct Sim {
+    host: SimHost,
+    tasks: Tasks,
+}
+
+/// An open file.
+#[derive(Debug)]
+pub struct SimStore {
+    sim: Sim,
+    file: usize,
+    writable: bool,
+    is_device: bool,
+}
+
+impl SimHost {
+    /// A host whose chances come from `seed`.
+    pub fn new(seed: u64) -> Self {
+        let inner = Inner {
+            random: Random::new(seed),
+            files: Vec::new(),
+            changes: Vec::new(),
+            names: BTreeMap::new(),
+            devices: Vec::new(),
+            flying: Vec::new(),
+            faults: Faults::default(),
+            now_ns: 0,
+            cut_after: None,
+            changed: 0,
+        };
+        Self { inner: Rc::new(RefCell::new(inner)) }
+    }
+
+    /// Puts a file on the host's disk, durable.
+    pub fn put(&self, path: &Path, bytes: &[u8]) {
+        self.put_as(path, bytes, false);
+    }
+
+    /// Puts a block device there: its length is for good, and what nobody has written yet is whatever `bytes` has.
+    pub fn put_device(&self, path: &Path, bytes: &[u8]) {
+        self.put_as(path, bytes, true);
+    }
+
+    fn put_as(&self, path: &Path, bytes: &[u8], device: bool) {
+        let mut inner = self.inner.borrow_mut();
+        let index = inner.files.len();
+        inner.files.push(SimFile::new(bytes));
+        inner.changes.push(0);
+        inner.devices.push(device);
+        inner.names.insert(path.to_path_buf(), index);
+    }
+
+    /// What a reader of the file sees.
+    pub fn content(&self, path: &Path) -> Durable {
+        let inner = self.inner.borrow();
+        inner.files[inner.names[path]].content().clone()
+    }
+
+    /// From now on these faults may happen.
+    pub fn set_faults(&self, faults: Faults) {
+        self.inner.borrow_mut().faults = faults;
+    }
+
+    /// The power goes after `changes` more changes to files have happened.
+    pub fn cut_after(&self, changes: Option<u64>) {
+        self.inner.borrow_mut().cut_after = changes;
+    }
+
+    /// Whether the power is gone.
+    pub fn is_dark(&self) -> bool {
+        self.inner.borrow().cut_after == Some(0)
+    }
+
+    /// Changes to files so far.
+    pub fn changed(&self) -> u64 {
+        self.inner.borrow().changed
+    }
+
+    /// A process on this host.
+    pub fn process(&self) -> Sim {
+        let sim = Sim { host: self.clone(), tasks: Tasks::new(256) };
+        sim.tasks.inner.now_ns.set(self.inner.borrow().now_ns);
+        sim
+    }
+
+    /// The power goes: what was not flushed survives or not, as chance has it, and the host is started again.
+    pub fn power_cut(&self) {
+        let mut inner = self.inner.borrow_mut();
+        inner.flying_may_happen();
+        let mut random = inner.random.clone();
+        for file in &mut inner.files {
+            let left = file.cut(&mut random);
+            *file = SimFile { seen: left.clone(), safe: left, pending: Vec::new() };
+        }
+        inner.random = random;
+        inner.changes.fill(0);
+        inner.cut_after = None;
+    }
+
+    /// The process dies: what it had under way happens or not.
+    pub fn process_killed(&self) {
+        self.inner.borrow_mut().flying_may_happen();
+    }
+}
+
+impl Inner {
+    fn flying_may_happen(&mut self) {
+        for flying in std::mem::take(&mut self.flying) {
+            if !self.random.chance(1, 2) {
+                continue;
+            }
+            match flying.action {
+                Action::Write { file, at, data, .. } => self.change(file, Change::Write { at, data }),
+                Action::Change { file, change, .. } => self.change(file, change),
+                Action::Read { .. } | Action::Flush { .. } => {}
+            }
+        }
+    }
+
+    fn change(&mut self, file: usize, change: Change) {
+        self.files[file].change(change);
+        self.changes[file] += 1;
+        self.changed += 1;
+        if let Some(left) = &mut self.cut_after {
+            *left = left.saturating_sub(1);
+        }
+    }
+
+    fn fault(&mut self, parts: u64) -> bool {
+        parts > 0 && self.random.chance(parts, PARTS)
+    }
+
+    /// Lets an operation happen; gives its result as the kernel would.
+    fn happen(&mut self, action: Action) -> i32 {
+        match action {
+            Action::Read { file, at, into } => {
+                if self.fault(self.faults.read_eio) {
+                    return -libc::EIO;
+                }
+                let content = &self.files[file].seen;
+                if at + into.len() > content.len() {
+                    return -libc::ENODATA;
+                }
+                let mut bytes = vec![0; into.len() as usize];
+                content.read(at, &mut bytes);
+                into.copy_from(&bytes);
+                0
+            }
+            Action::Write { file, at, data, extend } => {
+                let grows = at + data.len() as u64 > self.files[file].seen.len();
+                if grows && !extend {
+                    return -libc::ENOSPC;
+                }
+                if grows && self.fault(self.faults.no_space) {
+                    return -libc::ENOSPC;
+                }
+                if self.fault(self.faults.write_eio) {
+                    let sectors = data.len() as u64 / SECTOR_LEN;
+                    let done = self.random.below(sectors.max(1)) * SECTOR_LEN;
+                    if done > 0 {
+                        self.change(file, Change::Write { at, data: Rc::from(&data[..done as usize]) });
+                    }
+                    return -libc::EIO;
+                }
+                self.change(file, Change::Write { at, data });
+                0
+            }
+            Action::Flush { file, covers } => {
+                if self.fault(self.faults.flush_eio) {
+                    return -libc::EIO;
+                }
+                let pending = self.files[file].pending.len() as u64;
+                let safe = self.changes[file] - pending;
+                let count = covers.saturating_sub(safe).min(pending);
+                self.files[file].flushed(count as usize);
+                0
+            }
+            Action::Change { file, change, grows } => {
+                if grows && self.fault(self.faults.no_space) {
+                    return -libc::ENOSPC;
+                }
+                self.change(file, change);
+                0
+            }
+        }
+    }
+}
+
+impl Sim {
+    fn start(&self, make: impl FnOnce(&Inner) -> Action) -> Op {
+        let op = self.tasks.start_op();
+        let mut inner = self.host.inner.borrow_mut();
+        let action = make(&inner);
+        // Mostly tens of microseconds in any order; sometimes an outlier; by plan, seconds.
+        let mut delay = 10_000 + inner.random.below(90_000);
+        if inner.random.chance(1, 50) {
+            delay += inner.random.below(5_000_000);
+        }
+        let slow = inner.faults.slow;
+        if inner.fault(slow) {
+            delay += inner.random.below(5_000_000_000);
+        }
+        let due_ns = inner.now_ns + delay;
+        inner.flying.push(Flying { op, due_ns, action });
+        Op::new(&self.tasks, op)
+    }
+}
+
+impl Io for Sim {
+    type Store = SimStore;
+
+    fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
+        let inner = self.host.inner.borrow();
+        let file = inner.names.get(path).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
+        Ok(SimStore {
+            sim: self.clone(),
+            file: *file,
+            writable: access == Access::ReadWrite,
+            is_device: inner.devices[*file],
+        })
+    }
+
+    fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.host.inner.borrow().now_ns
+    }
+}
+
+impl Driver for Sim {
+    fn now_ns(&self) -> u64 {
+        Io::now_ns(self)
+    }
+
+    /// Moves time to the next thing that happens and lets it happen.
+    fn turn(&self, wait: bool, until_ns: Option<u64>) -> bool {
+        if !wait {
+            return false;
+        }
+        let mut inner = self.host.inner.borrow_mut();
+        let next =
+            inner.flying.iter().enumerate().min_by_key(|(_, flying)| flying.due_ns).map(|(index, _)| index);
+        let Some(index) =
+            next.filter(|&index| until_ns.is_none_or(|until| inner.flying[index].due_ns <= until))
+        else {
+            match until_ns {
+                Some(until) => inner.now_ns = inner.now_ns.max(until),
+                None => panic!("the simulation stands still: every task waits and nothing is under way"),
+            }
+            return false;
+        };
+        let flying = inner.flying.swap_remove(index);
+        inner.now_ns = inner.now_ns.max(flying.due_ns);
+        let result = inner.happen(flying.action);
+        drop(inner);
+        self.tasks.complete_op(flying.op, result);
+        true
+    }
+
+    fn has_completions(&self) -> bool {
+        false
+    }
+
+    fn can_spin(&self) -> bool {
+        false
+    }
+
+    fn quiesce(&self) {
+        while self.tasks.inner.ops_flying.get() > 0 {
+            self.turn(true, None);
+        }
+    }
+}
+
+impl SimStore {
+    async fn done(&self, op: Op) -> io::Result<()> {
+        match op.await {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(-error)),
+        }
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.writable { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EBADF)) }
+    }
+}
+
+impl Storage for SimStore {
+    fn info(&self) -> StorageInfo {
+        StorageInfo {
+            align: SECTOR_LEN as u32,
+            resizable: !self.is_device,
+            fresh_reads_zero: !self.is_device,
+            promises_space: !self.is_device,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.sim.host.inner.borrow().files[self.file].seen.len()
+    }
+
+    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
+        assert!((at | into.len()).is_multiple_of(SECTOR_LEN), "unaligned read at {at}");
+        self.done(self.sim.start(|_| Action::Read { file: self.file, at, into })).await
+    }
+
+    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
+        assert!((at | from.len()).is_multiple_of(SECTOR_LEN), "unaligned write at {at}");
+        self.check_writable()?;
+        let mut data = vec![0; from.len() as usize];
+        from.copy_to(&mut data);
+        let (file, extend) = (self.file, !self.is_device);
+        self.done(self.sim.start(|_| Action::Write { file, at, data: data.into(), extend })).await
+    }
+
+    async fn flush(&self) -> io::Result<()> {
+        let file = self.file;
+        self.done(self.sim.start(|inner| Action::Flush { file, covers: inner.changes[file] })).await
+    }
+
+    async fn zero(&self, span: Span, _how: Zeroing) -> io::Result<()> {
+        self.check_writable()?;
+        let change = Change::Zero { at: span.start, len: span.len };
+        self.done(self.sim.start(|_| Action::Change { file: self.file, change, grows: false })).await
+    }
+
+    async fn allocate(&self, span: Span, _space: bool) -> io::Result<()> {
+        self.check_writable()?;
+        let end = span.start + span.len;
+        if self.is_device {
+            return if end <= self.len() { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) };
+        }
+        let change = Change::SetLen(end.max(self.len()));
+        self.done(self.sim.start(|_| Action::Change { file: self.file, change, grows: true })).await
+    }
+
+    async fn set_len(&self, len: u64) -> io::Result<()> {
+        self.check_writable()?;
+        self.done(self.sim.start(|_| Action::Change {
+            file: self.file,
+            change: Change::SetLen(len),
+            grows: false,
+        }))
+        .await
+    }
+}
