@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::process::{Finished, Running, poll_until, run};
+use crate::scratch::Scratch;
 use crate::tools::our;
 
 /// How long a disk process may take until its sockets answer. It needs milliseconds; a busy machine needs more.
@@ -26,12 +27,6 @@ pub fn tapio(args: &[&str]) -> Command {
 #[track_caller]
 pub fn vhd_util(args: &[&str]) -> Finished {
     run(tapio(&["vhd-util"]).args(args))
-}
-
-/// `tapio tap-ctl ...` to its end.
-#[track_caller]
-pub fn tap_ctl(args: &[&str]) -> Finished {
-    run(tapio(&["tap-ctl"]).args(args))
 }
 
 /// Text of a path that the tests made themselves.
@@ -106,8 +101,10 @@ impl DiskOptions {
         self
     }
 
-    fn command(&self, nbd: &Path, vhost: &Path) -> Command {
+    fn command(&self, dir: &Path, nbd: &Path, vhost: &Path) -> Command {
         let mut command = Command::new(our("tapio-disk"));
+        // Every disk process has a control socket; this one is nobody's business but this test's.
+        command.env("TAPIO_RUN_DIR", dir.join("run"));
         command.args(["--foreground", "--image", &self.image]);
         if self.nbd {
             command.arg("--nbd-unix").arg(nbd);
@@ -126,7 +123,7 @@ impl DiskOptions {
         let nbd = dir.join(format!("nbd{number}.sock"));
         let vhost = dir.join(format!("vhost{number}.sock"));
         let log = dir.join(format!("disk{number}.log"));
-        let mut process = Running::start(&mut self.command(&nbd, &vhost), &log);
+        let mut process = Running::start(&mut self.command(dir, &nbd, &vhost), &log);
         if self.nbd {
             // Connecting is harmless: a client that says nothing and leaves is everyday life for an NBD server.
             process.wait_for("answer on the NBD socket", START_LIMIT, || UnixStream::connect(&nbd).ok());
@@ -141,7 +138,7 @@ impl DiskOptions {
     /// Starts a process that must refuse this image, and gives what it said on standard error.
     #[track_caller]
     pub fn refused(&self, dir: &Path) -> String {
-        run(&mut self.command(&dir.join("refused-nbd.sock"), &dir.join("refused-vhost.sock"))).fails()
+        run(&mut self.command(dir, &dir.join("refused-nbd.sock"), &dir.join("refused-vhost.sock"))).fails()
     }
 }
 
@@ -178,9 +175,57 @@ impl Disk {
     }
 }
 
-/// A disk that `tap-ctl create` started: a daemon, found by its process id and minor.
+/// Control sockets and statistics of one test, apart from those of the machine and of other tests.
+#[derive(Debug, Clone)]
+pub struct Host {
+    run: PathBuf,
+    shm: PathBuf,
+}
+
+impl Host {
+    /// Below `scratch`.
+    #[track_caller]
+    pub fn new(scratch: &Scratch) -> Self {
+        let shm = scratch.join("shm");
+        std::fs::create_dir(&shm).unwrap_or_else(|error| panic!("cannot create {}: {error}", shm.display()));
+        Self { run: scratch.join("run"), shm }
+    }
+
+    /// `tapio COMMAND ...` on this host, ready for more arguments.
+    #[track_caller]
+    pub fn tapio(&self, args: &[&str]) -> Command {
+        let mut command = tapio(args);
+        command.env("TAPIO_RUN_DIR", &self.run).env("TAPIO_SHM_DIR", &self.shm);
+        command
+    }
+
+    /// `tapio tap-ctl ...` to its end.
+    #[track_caller]
+    pub fn tap_ctl(&self, args: &[&str]) -> Finished {
+        run(self.tapio(&["tap-ctl"]).args(args))
+    }
+
+    /// `tap-ctl list` in a pipe: `pid=N minor=N state=0xN args=TYPE:PATH`, fields that do not apply left out.
+    #[track_caller]
+    pub fn list(&self) -> Vec<Row> {
+        self.tap_ctl(&["list"]).ok().lines().map(parse_row).collect()
+    }
+
+    /// `tap-ctl create -a IMAGE`, then found in the list by its image.
+    #[track_caller]
+    pub fn create(&self, image: &str) -> Tap {
+        self.tap_ctl(&["create", "-a", image]).ok();
+        let row = self.list().into_iter().find(|row| row.args.as_deref() == Some(image));
+        let row = row.unwrap_or_else(|| panic!("{image} is not listed after create: {:?}", self.list()));
+        let (pid, minor) = (row.pid.expect("an open disk has a process"), row.minor.expect("and a minor"));
+        Tap { host: self.clone(), pid, minor, closed: false }
+    }
+}
+
+/// A disk that `tap-ctl create` started: a daemon, known by its process id and minor.
 #[derive(Debug)]
 pub struct Tap {
+    host: Host,
     /// Process id.
     pub pid: u32,
     /// Minor number.
@@ -189,21 +234,11 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// `tap-ctl create -a IMAGE`, then found in the list by its image.
-    #[track_caller]
-    pub fn create(image: &str) -> Self {
-        tap_ctl(&["create", "-a", image]).ok();
-        let row = list().into_iter().find(|row| row.args.as_deref() == Some(image));
-        let row = row.unwrap_or_else(|| panic!("{image} is not listed after create: {:?}", list()));
-        let pid = row.pid.expect("an open disk has a process");
-        Self { pid, minor: row.minor.expect("an open disk has a minor"), closed: false }
-    }
-
     /// Runs `tap-ctl COMMAND -p PID -m MINOR ARGS`.
     #[track_caller]
     pub fn ctl(&self, command: &str, args: &[&str]) -> Finished {
         let (pid, minor) = (self.pid.to_string(), self.minor.to_string());
-        tap_ctl(&[&[command, "-p", &pid, "-m", &minor], args].concat())
+        self.host.tap_ctl(&[&[command, "-p", &pid, "-m", &minor], args].concat())
     }
 
     /// `tapio disk front add`: offers the running disk to a guest.
@@ -212,14 +247,20 @@ impl Tap {
         let (pid, minor) = (self.pid.to_string(), self.minor.to_string());
         let arguments =
             ["disk", "front", "add", "-p", &pid, "-m", &minor, "vhost-user", "--socket", text(socket)];
-        run(&mut tapio(&arguments)).ok();
+        run(&mut self.host.tapio(&arguments)).ok();
         assert!(socket.exists(), "no socket at {} after front add", socket.display());
+    }
+
+    /// The URI of the NBD server that every disk made by `tap-ctl` has.
+    pub fn uri(&self) -> String {
+        let socket = self.host.run.join(format!("nbd{}.{}", self.pid, self.minor));
+        format!("nbd+unix:///?socket={}", socket.display())
     }
 
     /// Its row of `tap-ctl list`, if it has one.
     #[track_caller]
     pub fn row(&self) -> Option<Row> {
-        list().into_iter().find(|row| row.pid == Some(self.pid) && row.minor == Some(self.minor))
+        self.host.list().into_iter().find(|row| row.pid == Some(self.pid) && row.minor == Some(self.minor))
     }
 
     /// `tap-ctl destroy`, after which the process must be gone.
@@ -231,14 +272,29 @@ impl Tap {
         assert!(gone.is_some(), "process {} is still there after destroy", self.pid);
         assert_eq!(self.row(), None);
     }
+
+    /// Kills the process as a crash would, and waits until it is gone.
+    #[track_caller]
+    pub fn kill(mut self) {
+        self.kill_now();
+        let gone = poll_until(STOP_LIMIT, || (!is_alive(self.pid)).then_some(()));
+        assert!(gone.is_some(), "process {} survived", self.pid);
+        self.closed = true;
+    }
+
+    fn kill_now(&self) {
+        let pid = i32::try_from(self.pid).expect("process ids are positive i32");
+        // SAFETY: kill(2) takes two integers. The id is that of the process which `create` reported on this test's
+        // own control directory.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
 }
 
 impl Drop for Tap {
     fn drop(&mut self) {
-        if !self.closed {
-            // The test failed half-way, or meant to leave it: end the one process that `create` reported.
-            let (pid, minor) = (self.pid.to_string(), self.minor.to_string());
-            let _ = tap_ctl(&["destroy", "-p", &pid, "-m", &minor, "-t", "5"]);
+        // Not closed: the test failed half-way. The process is a daemon and would stay for ever.
+        if !self.closed && is_alive(self.pid) {
+            self.kill_now();
         }
     }
 }
@@ -259,12 +315,6 @@ pub struct Row {
     pub state: Option<u32>,
     /// `type:/path`.
     pub args: Option<String>,
-}
-
-/// `tap-ctl list` in a pipe: `pid=N minor=N state=0xN args=TYPE:PATH`, fields that do not apply left out.
-#[track_caller]
-pub fn list() -> Vec<Row> {
-    tap_ctl(&["list"]).ok().lines().map(parse_row).collect()
 }
 
 #[track_caller]

@@ -18,7 +18,7 @@ fn boot(case: &str, options: &DiskOptions, scratch: &Scratch) -> Option<Report> 
             return None;
         }
     };
-    let disk = options.clone().vhost_user().start(scratch.path());
+    let disk = options.clone().vhost_user().arg("--queues").arg("2").start(scratch.path());
     let report = Qemu::new(case, &disk.vhost).start(&kernel, scratch).finish();
     disk.stop();
     Some(report)

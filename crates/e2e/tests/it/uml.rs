@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use tapio_e2e::client::sha256;
-use tapio_e2e::disk::{DiskOptions, Tap, assert_vhd_valid, create_vhd, snapshot_vhd, text};
+use tapio_e2e::disk::{DiskOptions, Host, assert_vhd_valid, create_vhd, snapshot_vhd, text};
 use tapio_e2e::guest::Uml;
 use tapio_e2e::needs;
 use tapio_e2e::scratch::Scratch;
@@ -116,7 +116,7 @@ fn snapshots_under_the_guests_load_keep_every_write() {
     needs_uml!();
     let scratch = Scratch::on_disk();
     let base = create_vhd(scratch.join("base.vhd"), 512);
-    let tap = Tap::create(&format!("vhd:{}", text(&base)));
+    let tap = Host::new(&scratch).create(&format!("vhd:{}", text(&base)));
     let socket = scratch.join("vhost.sock");
     tap.add_vhost_user(&socket);
     let mut guest = Uml::new("load", &socket).with("dir", text(scratch.path())).start(&scratch);

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tapio_e2e::client::{nbdsh, tool};
-use tapio_e2e::disk::{Row, Tap, assert_vhd_valid, create_vhd, is_alive, list, snapshot_vhd, tap_ctl, text};
+use tapio_e2e::client::{nbdsh, sha256};
+use tapio_e2e::disk::{Host, Row, Tap, assert_vhd_valid, create_vhd, is_alive, snapshot_vhd, text};
 use tapio_e2e::needs;
 use tapio_e2e::process::{Running, poll_until};
 use tapio_e2e::scratch::Scratch;
@@ -13,25 +13,17 @@ use tapio_e2e::scratch::Scratch;
 /// State bits of a paused disk: PAUSED, QUIESCED, CLOSED.
 const PAUSED: u32 = 0x2a;
 
-/// The NBD server that every disk made by `tap-ctl` has.
-fn nbd_socket(tap: &Tap) -> PathBuf {
-    PathBuf::from(format!("/run/blktap-control/nbd{}.{}", tap.pid, tap.minor))
-}
-
-fn uri(tap: &Tap) -> String {
-    format!("nbd+unix:///?socket={}", nbd_socket(tap).display())
-}
-
 #[test]
 fn create_list_and_destroy() {
     needs!("nbdsh");
     let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
     let image = create_vhd(scratch.join("a.vhd"), 32);
-    let tap = Tap::create(&format!("vhd:{}", image.display()));
+    let tap = host.create(&format!("vhd:{}", image.display()));
     assert!(is_alive(tap.pid));
     let args = Some(format!("vhd:{}", image.display()));
     assert_eq!(tap.row(), Some(Row { pid: Some(tap.pid), minor: Some(tap.minor), state: Some(0), args }));
-    nbdsh(&uri(&tap), "h.pwrite(b'c' * 65536, 1 << 20)\nh.flush()");
+    nbdsh(&tap.uri(), "h.pwrite(b'c' * 65536, 1 << 20)\nh.flush()");
     tap.destroy();
     assert_vhd_valid(&image);
 }
@@ -39,15 +31,16 @@ fn create_list_and_destroy() {
 #[test]
 fn several_disks_are_told_apart() {
     let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
     let images: Vec<PathBuf> = (0..4).map(|n| create_vhd(scratch.join(&format!("{n}.vhd")), 8)).collect();
-    let taps: Vec<Tap> = images.iter().map(|image| Tap::create(&format!("vhd:{}", text(image)))).collect();
+    let taps: Vec<Tap> = images.iter().map(|image| host.create(&format!("vhd:{}", text(image)))).collect();
     for (tap, image) in taps.iter().zip(&images) {
         let row = tap.row().expect("it is listed");
         assert_eq!(row.args, Some(format!("vhd:{}", text(image))));
         // The filters of `list` find exactly this one.
-        let by_pid = tap_ctl(&["list", "-p", &tap.pid.to_string()]).ok();
+        let by_pid = host.tap_ctl(&["list", "-p", &tap.pid.to_string()]).ok();
         assert_eq!(by_pid.lines().count(), 1, "{by_pid}");
-        let by_file = tap_ctl(&["list", "-f", text(image)]).ok();
+        let by_file = host.tap_ctl(&["list", "-f", text(image)]).ok();
         assert_eq!(by_file.lines().count(), 1, "{by_file}");
     }
     let minors: std::collections::BTreeSet<u32> = taps.iter().map(|tap| tap.minor).collect();
@@ -61,9 +54,10 @@ fn several_disks_are_told_apart() {
 fn stats_are_one_line_of_json_that_counts() {
     needs!("nbdsh");
     let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
     let image = create_vhd(scratch.join("a.vhd"), 32);
-    let tap = Tap::create(&format!("vhd:{}", text(&image)));
-    nbdsh(&uri(&tap), "h.pwrite(b'c' * 65536, 0)\nh.flush()\nh.pread(131072, 0)");
+    let tap = host.create(&format!("vhd:{}", text(&image)));
+    nbdsh(&tap.uri(), "h.pwrite(b'c' * 65536, 0)\nh.flush()\nh.pread(131072, 0)");
     let said = tap.ctl("stats", &[]).ok();
     assert_eq!(said.trim_end().lines().count(), 1, "{said}");
     assert!(said.starts_with("{ \"name\": "), "keys in the documented order and spacing: {said}");
@@ -80,8 +74,9 @@ fn stats_are_one_line_of_json_that_counts() {
 fn a_pause_holds_requests_and_loses_none() {
     needs!("nbdsh");
     let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
     let image = create_vhd(scratch.join("a.vhd"), 32);
-    let tap = Tap::create(&format!("vhd:{}", text(&image)));
+    let tap = host.create(&format!("vhd:{}", text(&image)));
     tap.ctl("pause", &[]).ok();
     assert_eq!(tap.row().and_then(|row| row.state), Some(PAUSED));
     let log = scratch.join("client.log");
@@ -89,7 +84,7 @@ fn a_pause_holds_requests_and_loses_none() {
     client.env("PATH", "/usr/bin:/bin");
     client.args([
         "-u",
-        &uri(&tap),
+        &tap.uri(),
         "-c",
         "h.pwrite(b'p' * 4096, 0)\nassert h.pread(4096, 0) == b'p' * 4096\nprint('done')",
     ]);
@@ -126,12 +121,13 @@ print('verified', count, int(longest * 1000))
 fn a_snapshot_under_load_keeps_every_write() {
     needs!("nbdsh", "nbdcopy");
     let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
     let base = create_vhd(scratch.join("base.vhd"), 32);
-    let tap = Tap::create(&format!("vhd:{}", text(&base)));
+    let tap = host.create(&format!("vhd:{}", text(&base)));
     let (log, stop) = (scratch.join("recorder.log"), scratch.join("stop"));
     let mut recorder = Command::new("nbdsh");
     recorder.env("PATH", "/usr/bin:/bin");
-    recorder.args(["-u", &uri(&tap), "-c", &format!("STOP = {:?}\n{RECORDER}", text(&stop))]);
+    recorder.args(["-u", &tap.uri(), "-c", &format!("STOP = {:?}\n{RECORDER}", text(&stop))]);
     let mut recorder = Running::start(&mut recorder, &log);
     let count =
         |text: &str| text.lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back().unwrap_or(0);
@@ -154,13 +150,13 @@ fn a_snapshot_under_load_keeps_every_write() {
         parent = leaf;
     }
     // A parent is not written to any more.
-    let frozen: Vec<String> = leaves[..3].iter().map(|image| tapio_e2e::client::sha256(image)).collect();
+    let frozen: Vec<String> = leaves[..3].iter().map(|image| sha256(image)).collect();
     std::thread::sleep(Duration::from_millis(500));
     std::fs::write(&stop, "").expect("the stop file");
     assert!(recorder.wait(Duration::from_secs(60)).success(), "{}", recorder.log());
     assert!(recorder.log().contains("verified"), "{}", recorder.log());
     tap.destroy();
-    let after: Vec<String> = leaves[..3].iter().map(|image| tapio_e2e::client::sha256(image)).collect();
+    let after: Vec<String> = leaves[..3].iter().map(|image| sha256(image)).collect();
     assert_eq!(frozen, after, "a parent changed under its child");
     for image in &leaves {
         assert_vhd_valid(image);
@@ -170,20 +166,17 @@ fn a_snapshot_under_load_keeps_every_write() {
 #[test]
 fn a_process_that_was_killed_is_listed_no_longer() {
     let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
     let image = create_vhd(scratch.join("a.vhd"), 8);
     let name = format!("vhd:{}", text(&image));
-    let tap = Tap::create(&name);
-    let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
-    // The one process that `create` reported.
-    tool("kill", &["-KILL", &pid]).ok();
-    let gone = poll_until(Duration::from_secs(20), || (!is_alive(tap.pid)).then_some(()));
-    assert!(gone.is_some(), "{pid} survived");
-    let rows: Vec<Row> = list().into_iter().filter(|row| row.pid == Some(tap.pid)).collect();
+    let tap = host.create(&name);
+    let (pid, minor) = (tap.pid, tap.minor.to_string());
+    tap.kill();
+    let rows: Vec<Row> = host.list().into_iter().filter(|row| row.pid == Some(pid)).collect();
     assert_eq!(rows, []);
-    // Its minor is still taken until it is freed; then the image can be opened anew.
-    tap_ctl(&["free", "-m", &minor]).ok();
-    std::mem::forget(tap);
-    let again = Tap::create(&name);
+    // Its minor may still be taken until it is freed; then the image can be opened anew.
+    host.tap_ctl(&["free", "-m", &minor]);
+    let again = host.create(&name);
     again.destroy();
     assert_vhd_valid(&image);
 }
@@ -191,16 +184,17 @@ fn a_process_that_was_killed_is_listed_no_longer() {
 #[test]
 fn errors_are_numbers_and_words() {
     let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
     let missing = format!("vhd:{}", text(&scratch.join("none.vhd")));
-    let failed = tap_ctl(&["create", "-a", &missing]);
+    let failed = host.tap_ctl(&["create", "-a", &missing]);
     assert_eq!(failed.status.code(), Some(libc::ENOENT), "{failed}");
     assert!(!failed.stderr.trim().is_empty());
     assert!(
-        !list().iter().any(|row| row.args.as_deref() == Some(missing.as_str())),
+        !host.list().iter().any(|row| row.args.as_deref() == Some(missing.as_str())),
         "a failed create left its disk"
     );
-    let failed = tap_ctl(&["stats", "-p", "1", "-m", "0"]);
+    let failed = host.tap_ctl(&["stats", "-p", "1", "-m", "0"]);
     assert!(failed.status.code().is_some_and(|code| code != 0), "{failed}");
-    let failed = tap_ctl(&["no-such-command"]);
+    let failed = host.tap_ctl(&["no-such-command"]);
     assert!(failed.status.code().is_some_and(|code| code != 0), "{failed}");
 }

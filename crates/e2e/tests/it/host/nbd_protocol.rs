@@ -277,7 +277,8 @@ for index in range(256):
 fn an_unknown_export_is_refused_by_name_and_the_connection_goes_on() {
     needs!("nbdsh");
     let scratch = Scratch::on_disk();
-    let disk = vhd_disk(&scratch);
+    let image = create_vhd(scratch.join("a.vhd"), 32);
+    let disk = DiskOptions::vhd(&image).nbd().arg("--export").arg("disk").start(scratch.path());
     nbdsh_unconnected(
         &disk.uri(),
         "
@@ -289,7 +290,7 @@ try:
     raise SystemExit('an unknown export was opened')
 except nbd.Error:
     pass
-h.set_export_name('')
+h.set_export_name('disk')
 h.opt_go()
 assert h.get_size() == 32 << 20
 assert h.pread(512, 0) == bytes(512)
