@@ -4,6 +4,7 @@ mod bad_input;
 mod control;
 mod crash;
 mod full_disk;
+mod instruments;
 mod load;
 mod nbd_hostile;
 mod nbd_protocol;
