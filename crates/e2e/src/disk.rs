@@ -245,8 +245,7 @@ impl Tap {
     #[track_caller]
     pub fn add_vhost_user(&self, socket: &Path) {
         let (pid, minor) = (self.pid.to_string(), self.minor.to_string());
-        let arguments =
-            ["disk", "front", "add", "-p", &pid, "-m", &minor, "vhost-user", "--socket", text(socket)];
+        let arguments = ["disk", "front", "add", "-p", &pid, "-m", &minor, "--vhost-user", text(socket)];
         run(&mut self.host.tapio(&arguments)).ok();
         assert!(socket.exists(), "no socket at {} after front add", socket.display());
     }
