@@ -195,8 +195,13 @@ impl Host {
     #[track_caller]
     pub fn tapio(&self, args: &[&str]) -> Command {
         let mut command = tapio(args);
-        command.env("TAPIO_RUN_DIR", &self.run).env("TAPIO_SHM_DIR", &self.shm);
+        self.on_host(&mut command);
         command
+    }
+
+    /// Points a command that starts one of our programs at this host.
+    pub fn on_host<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env("TAPIO_RUN_DIR", &self.run).env("TAPIO_SHM_DIR", &self.shm)
     }
 
     /// `tapio tap-ctl ...` to its end.
