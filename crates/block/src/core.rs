@@ -210,6 +210,19 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&spec.layers[0].path));
         }
         let mut layers: Vec<Layer<I::Store>> = Vec::with_capacity(spec.layers.len());
+        if let Err(error) = self.open_layers(spec, &mut layers).await {
+            // The leaf may be open for writing already: it is left as it was found.
+            for layer in &layers {
+                if let Err(error) = layer.close().await {
+                    (self.options.report)(&format!("not closed cleanly: {error}"));
+                }
+            }
+            return Err(error);
+        }
+        Ok(Chain::new(layers, spec.clone()))
+    }
+
+    async fn open_layers(&self, spec: &ChainSpec, layers: &mut Vec<Layer<I::Store>>) -> Result<()> {
         for (index, image) in spec.layers.iter().enumerate() {
             if spec.layers[..index].iter().any(|above| above.path == image.path) {
                 return Err(FormatError::new(FormatErrorKind::Loop, "the image is its own parent")
@@ -218,10 +231,12 @@ impl<I: Io> Core<I> {
             let access = if index == 0 { spec.access } else { Access::ReadOnly };
             let opened = self.open_layer(image.kind, &image.path, access).await;
             let layer = opened.map_err(|error| error.with_path(&image.path))?;
-            if let Some(Layer::Vhd(child)) = layers.last() {
-                check_parent(child, &layer).map_err(|error| error.with_path(&image.path))?;
-            }
+            let fits = match layers.last() {
+                Some(Layer::Vhd(child)) => check_parent(child, &layer),
+                _ => Ok(()),
+            };
             layers.push(layer);
+            fits.map_err(|error| error.with_path(&image.path))?;
         }
         if let Some(Layer::Vhd(last)) = layers.last()
             && last.parent_uuid().is_some()
@@ -230,7 +245,7 @@ impl<I: Io> Core<I> {
             let detail = "the image has a parent, which the chain does not name";
             return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
         }
-        Ok(Chain::new(layers, spec.clone()))
+        Ok(())
     }
 
     async fn open_layer(
