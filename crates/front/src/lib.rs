@@ -1,1 +1,3 @@
 //! Front ends: NBD and vhost-user-blk.
+
+pub mod nbd;
