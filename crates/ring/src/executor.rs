@@ -153,9 +153,11 @@ where
             }
             if worked && driver.can_spin() && self.polling.borrow().wants() {
                 driver.turn(false, None);
-                let hit = self.spin(driver, hooks);
+                // What was submitted just now may have completed at once: its tasks run before anything waits.
+                let ready = || !self.tasks.inner.ready.borrow().is_empty();
+                let hit = ready() || self.spin(driver, hooks);
                 self.tick(driver);
-                if hit {
+                if hit || ready() {
                     driver.turn(false, None);
                     continue;
                 }
