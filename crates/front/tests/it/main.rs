@@ -1,6 +1,4 @@
-//! Front ends on real disks, with real and with hostile clients.
+//! Front ends on real disks, over real sockets, with real and with hostile clients.
 
 mod nbd;
-//! Front ends over real sockets, on real disks.
-
 mod vhost_user;
