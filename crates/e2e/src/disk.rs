@@ -195,8 +195,13 @@ impl Host {
     #[track_caller]
     pub fn tapio(&self, args: &[&str]) -> Command {
         let mut command = tapio(args);
-        command.env("TAPIO_RUN_DIR", &self.run).env("TAPIO_SHM_DIR", &self.shm);
+        self.on_host(&mut command);
         command
+    }
+
+    /// Points a command that starts one of our programs at this host.
+    pub fn on_host<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env("TAPIO_RUN_DIR", &self.run).env("TAPIO_SHM_DIR", &self.shm)
     }
 
     /// `tapio tap-ctl ...` to its end.
@@ -245,8 +250,7 @@ impl Tap {
     #[track_caller]
     pub fn add_vhost_user(&self, socket: &Path) {
         let (pid, minor) = (self.pid.to_string(), self.minor.to_string());
-        let arguments =
-            ["disk", "front", "add", "-p", &pid, "-m", &minor, "vhost-user", "--socket", text(socket)];
+        let arguments = ["disk", "front", "add", "-p", &pid, "-m", &minor, "--vhost-user", text(socket)];
         run(&mut self.host.tapio(&arguments)).ok();
         assert!(socket.exists(), "no socket at {} after front add", socket.display());
     }

@@ -121,7 +121,9 @@ impl Channel {
             match self.recv_some(&mut into[done..], fds)? {
                 0 if done == 0 && deadline.is_none() => return Err(ChannelError::Closed),
                 0 => {
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed inside a message").into());
+                    return Err(
+                        io::Error::new(io::ErrorKind::UnexpectedEof, "closed inside a message").into()
+                    );
                 }
                 count => done += count,
             }

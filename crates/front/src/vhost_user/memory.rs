@@ -272,7 +272,7 @@ impl GuestMemory {
     }
 
     /// The pointer to `len` contiguous bytes at address `user` of the front end, as ring addresses are given.
-    pub fn from_user(&self, user: u64, len: u64) -> Option<*mut u8> {
+    pub fn user_contiguous(&self, user: u64, len: u64) -> Option<*mut u8> {
         self.regions.iter().find_map(|region| {
             let offset = user.checked_sub(region.spec.user)?;
             let fits = offset < region.spec.len && len <= region.spec.len - offset;
@@ -362,9 +362,9 @@ pub(super) mod tests {
         assert!(memory.contiguous(0x10_1fff, 1).is_some());
         assert!(memory.translate(0x10_2000, 1).is_none());
         assert!(memory.translate(u64::MAX, u64::MAX).is_none());
-        assert_eq!(memory.from_user(0x7000_1000, 16), memory.contiguous(0x10_1000, 16));
-        assert!(memory.from_user(0x7000_1ff8, 16).is_none());
-        assert!(memory.from_user(u64::MAX, u64::MAX).is_none());
+        assert_eq!(memory.user_contiguous(0x7000_1000, 16), memory.contiguous(0x10_1000, 16));
+        assert!(memory.user_contiguous(0x7000_1ff8, 16).is_none());
+        assert!(memory.user_contiguous(u64::MAX, u64::MAX).is_none());
     }
 
     #[test]

@@ -217,7 +217,7 @@ impl SplitRing {
         }
         let entries = u64::from(size);
         let find = |name, user, len, align: usize| {
-            let pointer = memory.from_user(user, len).ok_or(RingError::Outside(name))?;
+            let pointer = memory.user_contiguous(user, len).ok_or(RingError::Outside(name))?;
             if (pointer as usize).is_multiple_of(align) {
                 Ok(pointer)
             } else {

@@ -4,6 +4,7 @@
 //! has a fixed number of slots with a buffer each, so that nothing is allocated per request. Errors of the protocol are
 //! `io::Error`s with a sentence.
 
+mod load;
 mod queue;
 
 use std::io;
@@ -21,6 +22,7 @@ use super::memory::Mapping;
 use super::message::{Header, InflightSpec, RegionSpec, config_payload, id, protocol};
 
 pub use super::vring::Descriptor;
+pub use load::{Load, LoadReport, Mix};
 pub use queue::{Command, Completion, DriverQueue};
 
 /// Answers of a back end come within this time. Stopping a queue waits for its requests.
@@ -61,7 +63,7 @@ impl Default for DriverOptions {
             depth: 32,
             buffer_len: 64 << 10,
             piece_len: 0,
-            features: u64::MAX & !feature::CONFIG_WCE,
+            features: !feature::CONFIG_WCE,
             inflight: false,
             memory_slots: false,
         }
