@@ -218,6 +218,11 @@ pub struct DiskStatus {
 }
 
 impl World {
+    /// What polling cost and brought; cheap enough for the path of a request.
+    pub fn polling_counters(&self) -> tapio_ring::PollingCounters {
+        self.polling.borrow().counters()
+    }
+
     /// What the disk does now.
     pub fn status(&self) -> DiskStatus {
         DiskStatus {

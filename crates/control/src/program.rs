@@ -51,7 +51,7 @@ pub const OPTIONS: &[ProgramOption] = &[
     takes(
         "--queue-size",
         "ENTRIES",
-        "Entries of a vhost-user queue, a power of two up to 1024. Default 256.",
+        "Most entries of a vhost-user queue, a power of two up to 1024. Default 1024.",
     ),
     takes("--export", "NAME", "Name of the NBD export. Default: any name is served."),
     switch("--read-only", "Refuse writes."),
@@ -60,7 +60,7 @@ pub const OPTIONS: &[ProgramOption] = &[
     takes("--poll-idle", "PERCENT", "Spin only while at least this share of the host is idle. Default 50."),
     takes("--minor", "NUMBER", "Minor number of the disk. Default: the lowest that is free."),
     takes("--socket-path", "PATH", "vhost-user convention: the socket to serve."),
-    takes("--fd", "NUMBER", "vhost-user convention: a connected socket to serve."),
+    takes("--fd", "NUMBER", "vhost-user convention: a listening socket to serve."),
     takes("--blk-file", "PATH", "vhost-user convention: the image, raw unless its name ends in .vhd."),
     switch("--print-capabilities", "vhost-user convention: print what the program can do, as JSON, and end."),
     switch("--help", "Print this text. Also -h."),

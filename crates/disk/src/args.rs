@@ -26,7 +26,7 @@ pub struct Options {
     /// The image to open at once.
     pub image: Option<ImageSource>,
     pub fronts: Vec<Front>,
-    /// A connected vhost-user socket, by its number.
+    /// A vhost-user socket that the starter left open, by its number.
     pub vhost_user_fd: Option<i32>,
     pub read_only: bool,
     pub page_cache: bool,
@@ -166,7 +166,7 @@ impl Raw {
             listener: None,
             connection,
             queues: self.queues.unwrap_or(1),
-            queue_size: self.queue_size.unwrap_or(256),
+            queue_size: self.queue_size.unwrap_or(1024),
             read_only: self.read_only,
         };
         for path in &self.vhost_user {

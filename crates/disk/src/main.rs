@@ -10,6 +10,8 @@
 //! kept small on purpose: no command-line library, no async runtime, nothing that wakes up while no disk works.
 
 mod args;
+mod counter;
+mod fronts;
 mod host;
 mod log;
 mod process;

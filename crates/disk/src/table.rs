@@ -56,6 +56,8 @@ pub struct PlaneStatus {
     pub in_flight: u64,
     /// Images, leaf first; none while paused.
     pub images: Vec<PlaneImage>,
+    /// Parents are read through the page cache.
+    pub page_cache: bool,
 }
 
 /// Where disks are made.
@@ -113,7 +115,6 @@ struct Open<D> {
     plane: Arc<D>,
     image: ImageSource,
     read_only: bool,
-    page_cache: bool,
     view: StatsView,
     fronts: Vec<FrontEntry>,
     published: Vec<(VbdId, usize)>,
@@ -301,14 +302,11 @@ impl<P: Plane> DiskHost for Table<P> {
 
     fn stats(&self, minor: u16) -> Result<VbdStats> {
         let disk = self.disk(minor)?;
-        let Some((plane, view, name, page_cache)) = ({
-            let now = lock(&disk.now);
-            now.open
-                .as_ref()
-                .map(|open| (Arc::clone(&open.plane), open.view.clone(), open.image.text(), open.page_cache))
-        }) else {
-            return Ok(VbdStats::default());
-        };
+        let open = lock(&disk.now)
+            .open
+            .as_ref()
+            .map(|open| (Arc::clone(&open.plane), open.view.clone(), open.image.text()));
+        let Some((plane, view, name)) = open else { return Ok(VbdStats::default()) };
         let counters = view.snapshot();
         let status = plane.status()?;
         let image = |image: PlaneImage| ImageStats {
@@ -323,7 +321,7 @@ impl<P: Plane> DiskHost for Table<P> {
             secs: [counters.kind(Kind::Read).bytes / 512, counters.kind(Kind::Write).bytes / 512],
             images: status.images.clone().into_iter().map(image).collect(),
             outstanding: status.in_flight,
-            read_caching: page_cache,
+            read_caching: status.page_cache,
             ..VbdStats::default()
         })
     }
@@ -408,7 +406,6 @@ impl<P: Plane> DiskHost for Table<P> {
             plane,
             image: request.image.clone(),
             read_only: request.read_only,
-            page_cache: request.page_cache,
             view,
             fronts: Vec::new(),
             published: Vec::new(),

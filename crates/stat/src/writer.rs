@@ -11,7 +11,7 @@ use crate::page::{MAGIC, PAGE_LEN, PAGE_VERSION, VACANT, VBD_SLOTS, at, read_liv
 use crate::published::VERSION;
 use crate::shm::{ShmRoot, Turn, Words, private_dir};
 use crate::vbd::{Published, VbdId, VbdPages};
-use crate::{Kind, RingState, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
+use crate::{Kind, PollCounts, RingState, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
 
 /// Who a disk is, in the names of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,33 +144,52 @@ impl DiskStats {
         Some(pages)
     }
 
-    /// A request was taken from the virtual disk in slot 0.
+    /// A request was taken, by whichever front end: every number under which the disk is published counts it.
     #[inline]
-    pub fn submitted(&self, kind: Kind, bytes: u64) {
-        self.submitted_by(0, kind, bytes);
+    pub fn submitted(&self, kind: Kind) {
+        self.taken(kind);
+        for vbd in self.vbds.iter().flatten() {
+            vbd.submitted(kind);
+        }
     }
 
     /// A request was taken from the virtual disk in `slot`.
     #[inline]
-    pub fn submitted_by(&self, slot: usize, kind: Kind, bytes: u64) {
-        // Bytes are counted when a request is answered, so that a rate never shows what may still fail.
-        let _ = bytes;
-        self.page.add(at::KINDS + kind as usize * at::KIND_WORDS + at::SUBMITTED, 1);
-        self.vdi.submitted(kind);
+    pub fn submitted_by(&self, slot: usize, kind: Kind) {
+        self.taken(kind);
         if let Some(Some(vbd)) = self.vbds.get(slot) {
             vbd.submitted(kind);
         }
     }
 
-    /// A request of the virtual disk in slot 0 was answered.
+    #[inline]
+    fn taken(&self, kind: Kind) {
+        self.page.add(at::KINDS + kind as usize * at::KIND_WORDS + at::SUBMITTED, 1);
+        self.vdi.submitted(kind);
+    }
+
+    /// A request was answered, see [`DiskStats::submitted`]. Bytes are counted here, so that no rate shows what may
+    /// still fail.
     #[inline]
     pub fn completed(&self, kind: Kind, bytes: u64, stages: &Stages, ok: bool) {
-        self.completed_by(0, kind, bytes, stages, ok);
+        let total_ns = self.answered(kind, bytes, stages, ok);
+        for vbd in self.vbds.iter().flatten() {
+            vbd.completed(kind, bytes, total_ns, ok);
+        }
     }
 
     /// A request of the virtual disk in `slot` was answered.
     #[inline]
     pub fn completed_by(&self, slot: usize, kind: Kind, bytes: u64, stages: &Stages, ok: bool) {
+        let total_ns = self.answered(kind, bytes, stages, ok);
+        if let Some(Some(vbd)) = self.vbds.get(slot) {
+            vbd.completed(kind, bytes, total_ns, ok);
+        }
+    }
+
+    /// Counts an answer for the disk itself; gives the whole time of the request.
+    #[inline]
+    fn answered(&self, kind: Kind, bytes: u64, stages: &Stages, ok: bool) -> u64 {
         let first = at::KINDS + kind as usize * at::KIND_WORDS;
         self.page.add(first + at::COMPLETED, 1);
         self.page.add(first + at::BYTES, bytes);
@@ -187,9 +206,7 @@ impl DiskStats {
         }
         let total_ns = times[STAGES - 1];
         self.vdi.completed(kind, bytes, total_ns, ok);
-        if let Some(Some(vbd)) = self.vbds.get(slot) {
-            vbd.completed(kind, bytes, total_ns, ok);
-        }
+        total_ns
     }
 
     /// A request had to stay in the guest's ring for lack of room.
@@ -210,6 +227,15 @@ impl DiskStats {
         }
     }
 
+    /// Replaces what waiting cost, for a data thread that counts it elsewhere; what the disk was out of is kept.
+    pub fn set_poll(&self, poll: &PollCounts) {
+        self.page.set(at::SPIN_NS, poll.spin_ns);
+        self.page.set(at::HITS, poll.hits);
+        self.page.set(at::MISSES, poll.misses);
+        self.page.set(at::WAKEUPS, poll.wakeups);
+        self.page.set(at::ENTERS, poll.enters);
+    }
+
     /// A spin for new work ended after `spin_ns`, with work or without.
     #[inline]
     pub fn spun(&self, spin_ns: u64, found: bool) {
@@ -227,6 +253,14 @@ impl DiskStats {
     #[inline]
     pub fn entered(&self) {
         self.page.add(at::ENTERS, 1);
+    }
+
+    /// As [`DiskStats::ring`], for a disk whose front ends share one queue: every number it is published under shows
+    /// the same.
+    pub fn rings(&mut self, ring: &RingState, now_ns: u64) {
+        for vbd in self.vbds.iter_mut().flatten() {
+            vbd.ring(ring, now_ns);
+        }
     }
 
     /// Writes out where the guest's ring stands, at most once in five seconds, and once more when it has become

@@ -152,8 +152,8 @@ struct Add {
     /// Queues of a vhost-user disk
     #[arg(long, default_value_t = 1)]
     queues: u16,
-    /// Entries of a vhost-user queue, a power of two
-    #[arg(long, default_value_t = 256)]
+    /// Most entries of a vhost-user queue, a power of two
+    #[arg(long, default_value_t = 1024)]
     queue_size: u16,
     /// Refuse writes over this front end
     #[arg(long)]

@@ -21,7 +21,7 @@ fn commands_read_as_documented() {
     let Command::FrontAdd { front: Front::VhostUser { queues, queue_size, .. }, .. } = front.command else {
         panic!("{front:?}");
     };
-    assert_eq!((queues, queue_size), (1, 256));
+    assert_eq!((queues, queue_size), (1, 1024));
     assert_eq!(
         read(r#"{"id":7,"command":"set-polling","minor":1,"max_us":50,"idle_percent":30}"#).command,
         Command::SetPolling { minor: 1, max_us: 50, idle_percent: 30 }

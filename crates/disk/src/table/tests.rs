@@ -22,6 +22,7 @@ struct DoubleDisk {
     closed: Arc<AtomicU32>,
     stats: Mutex<DiskStats>,
     image: Mutex<Option<String>>,
+    page_cache: bool,
 }
 
 impl Plane for Double {
@@ -38,6 +39,7 @@ impl Plane for Double {
             closed: Arc::clone(&self.closed),
             stats: Mutex::new(stats),
             image: Mutex::new(Some(spec.image.text())),
+            page_cache: spec.page_cache,
         })
     }
 }
@@ -68,7 +70,12 @@ impl PlaneDisk for DoubleDisk {
             hits: [8, 0],
             fail: [0, 0],
         };
-        Ok(PlaneStatus { paused: image.is_none(), in_flight: 2, images: image.iter().map(layer).collect() })
+        Ok(PlaneStatus {
+            paused: image.is_none(),
+            in_flight: 2,
+            images: image.iter().map(layer).collect(),
+            page_cache: self.page_cache,
+        })
     }
 
     fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
@@ -96,7 +103,7 @@ impl PlaneDisk for DoubleDisk {
     fn publish(&self, pages: Box<VbdPages>) -> Result<usize> {
         let stats = &mut *lock(&self.stats);
         let slot = stats.add_vbd(pages).map_err(|_| ControlError::new(Errno::E2BIG, "no slot"))?;
-        stats.submitted_by(slot, Kind::Read, 4096);
+        stats.submitted_by(slot, Kind::Read);
         stats.completed_by(slot, Kind::Read, 4096, &Stages::default(), true);
         Ok(slot)
     }

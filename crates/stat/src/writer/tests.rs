@@ -22,9 +22,9 @@ fn one_call_updates_every_layout() {
     let id = VbdId { domid: 5, devid: 51728 };
     let slot = stats.add_vbd(VbdPages::create(&root, 4242, 3, id, true).expect("pages")).expect("room");
     stats.set_image("vhd:/a.vhd");
-    stats.submitted(Kind::Read, 4096);
-    stats.submitted(Kind::Write, 8192);
-    stats.submitted(Kind::Flush, 0);
+    stats.submitted(Kind::Read);
+    stats.submitted(Kind::Write);
+    stats.submitted(Kind::Flush);
     stats.completed(Kind::Read, 4096, &STAGES_OF_ONE, true);
     stats.completed(Kind::Write, 8192, &STAGES_OF_ONE, false);
     stats.out_of_requests(slot);
@@ -75,7 +75,7 @@ fn fast_requests_do_not_lose_their_time_to_rounding() {
     let stats = DiskStats::create(&root, &name(0)).expect("created");
     let fast = Stages { kernel_ns: 900, ..Stages::default() };
     for _ in 0..1000 {
-        stats.submitted(Kind::Read, 512);
+        stats.submitted(Kind::Read);
         stats.completed(Kind::Read, 512, &fast, true);
     }
     let bytes = fs::read(root.process(4242).join("vdi-0")).expect("file");
@@ -180,8 +180,33 @@ fn the_slots_end_somewhere() {
     }
     let pages = VbdPages::private(VbdId { domid: 0, devid: 99 }).expect("memory");
     assert_eq!(stats.add_vbd(pages).expect_err("full").id().devid, 99);
-    stats.submitted_by(VBD_SLOTS + 1, Kind::Read, 512);
+    stats.submitted_by(VBD_SLOTS + 1, Kind::Read);
     assert_eq!(stats.view().snapshot().in_flight(), 1, "a request without a slot still counts for the disk");
+}
+
+#[test]
+fn requests_count_for_one_number_or_for_all() {
+    let (_dir, root) = root();
+    let mut stats = DiskStats::create(&root, &name(0)).expect("created");
+    let ids = [VbdId { domid: 0, devid: 0 }, VbdId { domid: 5, devid: 51712 }];
+    for id in ids {
+        stats.add_vbd(VbdPages::create(&root, 4242, 0, id, false).expect("pages")).expect("room");
+    }
+    stats.submitted(Kind::Read);
+    stats.completed(Kind::Read, 512, &STAGES_OF_ONE, true);
+    stats.submitted_by(1, Kind::Read);
+    stats.completed_by(1, Kind::Read, 512, &STAGES_OF_ONE, true);
+    stats.rings(&RingState { nr_ents: 8, req_prod: 2, rsp_prod: 1, ..RingState::default() }, 0);
+    let files: Vec<_> =
+        vbds(&root).expect("listed").iter().map(|vbd| VbdFiles::open(&root, vbd).expect("opened")).collect();
+    let reads: Vec<_> = files.iter().map(|files| files.counters().expect("read").read_completed).collect();
+    assert_eq!(reads, [1, 2]);
+    assert!(files.iter().all(|files| files.ring().is_some_and(|ring| ring.used() == 1)));
+    assert_eq!(stats.view().snapshot().kind(Kind::Read).completed, 2);
+    let poll =
+        crate::PollCounts { spin_ns: 1, hits: 2, misses: 3, wakeups: 4, enters: 5, out_of_requests: 9 };
+    stats.set_poll(&poll);
+    assert_eq!(stats.view().snapshot().poll, crate::PollCounts { out_of_requests: 0, ..poll });
 }
 
 #[test]
@@ -235,7 +260,7 @@ fn readers_see_sense_while_a_writer_counts() {
     for round in 0..2000 {
         stats.set_image(if round % 2 == 0 { "vhd:/one.vhd" } else { "vhd:/second.vhd" });
         for _ in 0..20 {
-            stats.submitted(Kind::Read, 4096);
+            stats.submitted(Kind::Read);
             stats.completed(Kind::Read, 4096, &STAGES_OF_ONE, true);
         }
     }
