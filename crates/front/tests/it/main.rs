@@ -1,6 +1,7 @@
-//! Front ends over real sockets, on real disks.
+//! Front ends on real disks over real sockets, with real and with hostile clients.
 
 // In a test, a failure that panics where it happened says the most.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod nbd;
 mod vhost_user;

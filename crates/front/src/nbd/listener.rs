@@ -1,0 +1,298 @@
+//! Accepting connections and taking them through the handshake, away from the data threads.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+use super::exports::{Entered, Visit};
+use super::handshake::{Agreed, Handshake, Step};
+use super::limits::{DATA_THREAD_TIME, HANDSHAKE_PATIENCE, HANDSHAKE_TIME, HANDSHAKES_MAX, LISTENERS_MAX};
+use super::plan;
+use super::server::{Session, State};
+use super::session::{Shared, count};
+use super::socket::{Listener, prepare, read_exact, write_all};
+
+/// Stack of a handshake's thread: it recurses nowhere and keeps its buffers on the heap.
+const STACK_LEN: usize = 128 << 10;
+/// How long to wait when the process has no descriptors left.
+const EXHAUSTED_TIME: Duration = Duration::from_millis(100);
+
+/// Names a listening socket of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerId(u32);
+
+/// A handshake under way.
+#[derive(Debug)]
+struct Visitor {
+    id: u64,
+    fd: Arc<OwnedFd>,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: Arc<State>,
+    listeners: Mutex<(u32, Vec<(ListenerId, Arc<Listener>)>)>,
+    visitors: Mutex<Vec<Visitor>>,
+    /// Wakes the accepting thread: the listeners changed, a handshake ended, or it is time to stop.
+    event: File,
+    stop: AtomicBool,
+}
+
+/// The thread that accepts, and what it listens on.
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    inner: Arc<Inner>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Acceptor {
+    pub(super) fn start(state: &Arc<State>) -> io::Result<Self> {
+        // SAFETY: eventfd takes no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let inner = Arc::new(Inner {
+            state: Arc::clone(state),
+            listeners: Mutex::default(),
+            visitors: Mutex::default(),
+            // SAFETY: the descriptor was just made and belongs to nobody else.
+            event: unsafe { File::from_raw_fd(fd) },
+            stop: AtomicBool::new(false),
+        });
+        let thread = std::thread::Builder::new().name("nbd-accept".into()).stack_size(STACK_LEN).spawn({
+            let inner = Arc::clone(&inner);
+            move || inner.run()
+        })?;
+        Ok(Self { inner, thread: Mutex::new(Some(thread)) })
+    }
+
+    fn add(&self, listener: Listener) -> io::Result<ListenerId> {
+        let mut listeners = lock(&self.inner.listeners);
+        if listeners.1.len() >= LISTENERS_MAX {
+            let why = format!("the server listens on {LISTENERS_MAX} sockets already: close one first");
+            return Err(io::Error::other(why));
+        }
+        let id = ListenerId(listeners.0);
+        listeners.0 += 1;
+        listeners.1.push((id, Arc::new(listener)));
+        drop(listeners);
+        self.inner.wake();
+        Ok(id)
+    }
+
+    pub(super) fn listen_unix(&self, path: &Path, mode: u32) -> io::Result<ListenerId> {
+        self.add(Listener::unix(path, mode)?)
+    }
+
+    pub(super) fn listen_tcp(&self, address: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
+        let listener = Listener::tcp(address)?;
+        let bound = listener.address.parse().unwrap_or(address);
+        Ok((self.add(listener)?, bound))
+    }
+
+    pub(super) fn close(&self, id: ListenerId) -> bool {
+        let mut listeners = lock(&self.inner.listeners);
+        let before = listeners.1.len();
+        listeners.1.retain(|(other, _)| *other != id);
+        let found = listeners.1.len() < before;
+        drop(listeners);
+        self.inner.wake();
+        found
+    }
+
+    /// Closes every socket, ends the handshakes under way and waits for the thread.
+    pub(super) fn stop(&self) {
+        self.inner.stop.store(true, Ordering::Release);
+        lock(&self.inner.listeners).1.clear();
+        for visitor in lock(&self.inner.visitors).iter() {
+            visitor.turn_away();
+        }
+        self.inner.wake();
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Visitor {
+    /// Ends its reads and writes; its thread notices and goes.
+    fn turn_away(&self) {
+        // SAFETY: the descriptor is open as long as this value holds it.
+        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+}
+
+impl Inner {
+    fn wake(&self) {
+        let _ = (&self.event).write(&1u64.to_ne_bytes());
+    }
+
+    fn run(self: Arc<Self>) {
+        while !self.stop.load(Ordering::Acquire) {
+            let listeners: Vec<_> =
+                lock(&self.listeners).1.iter().map(|(_, listener)| Arc::clone(listener)).collect();
+            // With all places taken by young handshakes newcomers wait in the backlog.
+            let (open, retry) = self.has_place();
+            let listening = if open { &listeners[..] } else { &[] };
+            for index in self.wait(listening, retry) {
+                if !self.has_place().0 {
+                    break;
+                }
+                self.accept(&listening[index]);
+            }
+        }
+    }
+
+    /// Whether a newcomer may come in, after making room if an old handshake can go; and if not, when to ask again.
+    fn has_place(&self) -> (bool, Option<Duration>) {
+        let visitors = lock(&self.visitors);
+        if visitors.len() < HANDSHAKES_MAX {
+            return (true, None);
+        }
+        // One more than the maximum may end at the same time as it is turned away; its place is free when it is gone.
+        let oldest = visitors.iter().map(|visitor| visitor.since.elapsed()).max().unwrap_or_default();
+        match HANDSHAKE_PATIENCE.checked_sub(oldest) {
+            Some(left) if !left.is_zero() => (false, Some(left)),
+            _ => (true, None),
+        }
+    }
+
+    /// Indexes of listeners with somebody waiting.
+    fn wait(&self, listeners: &[Arc<Listener>], retry: Option<Duration>) -> Vec<usize> {
+        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut entries: Vec<_> =
+            listeners.iter().map(|listener| entry(listener.as_fd().as_raw_fd())).collect();
+        entries.push(entry(self.event.as_raw_fd()));
+        let timeout = retry.map_or(-1, |left| i32::try_from(left.as_millis() + 1).unwrap_or(1000));
+        // SAFETY: the table is valid for its length.
+        let result = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, timeout) };
+        if result <= 0 {
+            return Vec::new();
+        }
+        if entries.pop().is_some_and(|event| event.revents != 0) {
+            let _ = (&self.event).read(&mut [0; 8]);
+        }
+        (0..entries.len()).filter(|index| entries[*index].revents != 0).collect()
+    }
+
+    fn accept(self: &Arc<Self>, listener: &Listener) {
+        let (fd, peer) = match listener.accept() {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) => return,
+            Err(_) => {
+                // Out of descriptors or memory: what is connected goes on, newcomers wait.
+                std::thread::sleep(EXHAUSTED_TIME);
+                return;
+            }
+        };
+        count(&self.state.totals.accepted);
+        prepare(fd.as_fd(), listener.is_unix());
+        let (id, fd) = (self.state.next_id(), Arc::new(fd));
+        {
+            let mut visitors = lock(&self.visitors);
+            if visitors.len() >= HANDSHAKES_MAX {
+                if let Some(oldest) = visitors.iter().min_by_key(|visitor| visitor.since) {
+                    oldest.turn_away();
+                    count(&self.state.totals.handshakes_evicted);
+                }
+                let index = (0..visitors.len()).min_by_key(|index| visitors[*index].since);
+                index.map(|index| visitors.remove(index));
+            }
+            visitors.push(Visitor { id, fd: Arc::clone(&fd), since: Instant::now() });
+        }
+        let inner = Arc::clone(self);
+        let spawned = std::thread::Builder::new()
+            .name("nbd-handshake".into())
+            .stack_size(STACK_LEN)
+            .spawn(move || inner.handshake(id, fd, peer));
+        if spawned.is_err() {
+            self.leave(id);
+        }
+    }
+
+    fn leave(&self, id: u64) {
+        lock(&self.visitors).retain(|visitor| visitor.id != id);
+        self.wake();
+    }
+
+    fn handshake(&self, id: u64, fd: Arc<OwnedFd>, peer: String) {
+        let mut visit = Visit::new(&self.state.exports);
+        let outcome = converse(&fd, &mut visit);
+        // From here on nobody else holds the descriptor.
+        self.leave(id);
+        match (outcome, visit.entered) {
+            (Ok(Some(agreed)), Some(entered)) if !self.stop.load(Ordering::Acquire) => {
+                if let Some(fd) = into_sole(fd) {
+                    self.hand_over(id, fd, peer, &agreed, entered);
+                }
+            }
+            (Ok(None), _) => {}
+            _ => count(&self.state.totals.handshakes_failed),
+        }
+    }
+
+    fn hand_over(&self, id: u64, fd: OwnedFd, peer: String, agreed: &Agreed, entered: Entered) {
+        let totals = Arc::clone(&self.state.totals);
+        let shared = Arc::new(Shared::new(id, agreed.export.name.clone(), peer, totals));
+        let disk = entered.entry.export.disk.clone();
+        let session = plan::Session {
+            style: agreed.style,
+            allocation: agreed.allocation,
+            read_only: entered.entry.export.read_only,
+            fast_zero: entered.entry.export.fast_zero,
+        };
+        count(&self.state.totals.sessions);
+        // In the list before it runs, so that whoever closes the server finds it.
+        self.state.sessions().push(Session { shared: Arc::clone(&shared), disk: disk.clone() });
+        let permit = entered.permit;
+        let kept = Arc::clone(&shared);
+        let started =
+            disk.call(DATA_THREAD_TIME, move |world| Connection::start(world, fd, session, shared, permit));
+        if started == Err(tapio_block::Gone::Ended) {
+            kept.note_closed();
+        }
+    }
+}
+
+/// The descriptor itself, once the list of visitors has let go of it.
+fn into_sole(fd: Arc<OwnedFd>) -> Option<OwnedFd> {
+    match Arc::try_unwrap(fd) {
+        Ok(fd) => Some(fd),
+        // Somebody is turning it away at this moment.
+        Err(shared) => shared.try_clone().ok(),
+    }
+}
+
+/// Leads the conversation to its end: `None` when the client said goodbye.
+fn converse(fd: &OwnedFd, visit: &mut Visit<'_>) -> io::Result<Option<Agreed>> {
+    let deadline = Instant::now() + HANDSHAKE_TIME;
+    let fd = fd.as_fd();
+    write_all(fd, &Handshake::greeting(), deadline)?;
+    let mut handshake = Handshake::new();
+    let (mut bytes, mut out) = (Vec::new(), Vec::new());
+    loop {
+        bytes.resize(handshake.wants(), 0);
+        read_exact(fd, &mut bytes, deadline)?;
+        out.clear();
+        let step = handshake.feed(&bytes, visit, &mut out).map_err(io::Error::other)?;
+        write_all(fd, &out, deadline)?;
+        match step {
+            Step::More => {}
+            Step::Transmission(agreed) => return Ok(Some(agreed)),
+            Step::Goodbye => return Ok(None),
+        }
+    }
+}

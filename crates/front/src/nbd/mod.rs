@@ -1,0 +1,43 @@
+//! The NBD server.
+//!
+//! ```text
+//!   control side                                        data thread of an export's disk
+//!   listener ─accept─▶ handshake thread ── socket ──▶ Connection: receiver ─▶ Port ─▶ disk
+//!      exports, bounds, deadlines        and what              ▲                      │
+//!                                        was agreed            └─ sender ◀─ complete ─┘
+//! ```
+//!
+//! * [`wire`]: numbers and headers; [`Handshake`], `plan`, `reply`: pure functions and a state machine on bytes.
+//! * `socket`, `listener`, `exports`, `server`: what runs before transmission, with deadlines.
+//! * `connection`, `receiver`, `sender`, `input`, `slots`, `memory`: transmission, with no lock and no allocation a request.
+//! * [`limits`]: every bound.
+//! * [`client`], [`load`]: the other side, blocking, for tests and benchmarks.
+//!
+//! Errors on the way of a session end that session alone. A client that vanishes, floods or stalls costs what
+//! [`limits`] says and nothing more.
+
+pub mod client;
+pub mod limits;
+pub mod load;
+pub mod wire;
+
+mod connection;
+mod exports;
+mod handshake;
+mod input;
+mod listener;
+mod memory;
+mod plan;
+mod receiver;
+mod reply;
+mod sender;
+mod server;
+mod session;
+mod slots;
+mod socket;
+
+pub use exports::{Export, ExportError};
+pub use handshake::{Agreed, Catalog, Described, Handshake, HandshakeError, Listed, Refusal, Step};
+pub use listener::ListenerId;
+pub use server::{DrainError, Drained, NbdServer};
+pub use session::{ConnectionInfo, ServerCounters};
