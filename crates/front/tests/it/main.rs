@@ -1,3 +1,6 @@
 //! Front ends on real disks, with real and with hostile clients.
 
+// Helpers of tests are tests too.
+#![allow(clippy::unwrap_used)]
+
 mod nbd;
