@@ -69,6 +69,39 @@ impl<M: Medium + ?Sized> Medium for Box<M> {
     }
 }
 
+/// A medium that somebody else keeps.
+///
+/// A type of its own and not `&mut M`, which would take `len` and its like away from a `&mut Vec<u8>`.
+#[derive(Debug)]
+pub struct Lent<'m, M: ?Sized>(pub &'m mut M);
+
+impl<M: Medium + ?Sized> Medium for Lent<'_, M> {
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+    fn is_device(&self) -> bool {
+        self.0.is_device()
+    }
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(at, into)
+    }
+    fn write_at(&mut self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.0.write_at(at, from)
+    }
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+    fn zero(&mut self, span: Span) -> io::Result<()> {
+        self.0.zero(span)
+    }
+    fn reserve(&mut self, span: Span) -> io::Result<()> {
+        self.0.reserve(span)
+    }
+}
+
 /// Memory as a medium: for tests, fuzzers, and the simulator's look at what a power cut left.
 impl Medium for Vec<u8> {
     fn len(&self) -> io::Result<u64> {
@@ -148,6 +181,7 @@ impl FileMedium {
         let wrap = |error| FormatError::io("cannot examine", error).with_path(path);
         let kind = file.metadata().map_err(wrap)?.file_type();
         let device_len = if kind.is_block_device() {
+            forget_cache(&file);
             Some(end_of(&file).map_err(wrap)?)
         } else if kind.is_file() {
             None
@@ -243,6 +277,12 @@ impl Medium for FileMedium {
 
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV))
+}
+
+/// Drops clean pages of a device: another host may have written to it since they were read.
+fn forget_cache(file: &File) {
+    // SAFETY: the descriptor is open for the call; no memory is passed. A refusal changes nothing.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
 /// The length of a device, which its metadata do not tell.

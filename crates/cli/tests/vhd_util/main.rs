@@ -4,6 +4,7 @@
 
 mod kill;
 mod lines;
+mod whole;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

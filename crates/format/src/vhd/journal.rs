@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn odd_entries_are_errors() {
         let entry = Entry::new(EntryKind::Data, 0, &[0; 512]);
-        for (at, value) in [(0, 1), (11, 9), (11, 0), (12, 1), (15, 1), (16, 0x80)] {
+        for (at, value) in [(0, 1), (11, 9), (11, 0), (12, 0x70), (15, 1), (16, 0x80)] {
             let mut bytes = entry.encode();
             bytes[at] = value;
             assert!(Entry::decode(&bytes).is_err(), "byte {at}");

@@ -84,7 +84,7 @@ pub fn resize_journalled(
         match revert(image, &medium) {
             Ok(()) => remove_journal(journal, &mut medium)?,
             Err(reverting) if reverting.kind() == FormatErrorKind::NotThisFormat => {
-                remove_journal(journal, &mut medium)?
+                remove_journal(journal, &mut medium)?;
             }
             Err(reverting) => {
                 return Err(FormatError::new(

@@ -71,16 +71,18 @@ impl<M: Medium> Image<M> {
             bitmap::set_range(&mut map, first, count);
             self.pending.bitmaps.insert(block, PendingBitmap { map, sector, is_new: false });
         }
-        if self.pending.bitmaps.len() >= PENDING_MAX
-            || self.pending.bitmaps.values().filter(|pending| pending.is_new).count() >= PENDING_NEW_MAX
-        {
-            self.commit()?;
-        }
-        Ok(())
+        self.commit_if_many()
+    }
+
+    /// Commits once enough was held back.
+    pub(super) fn commit_if_many(&mut self) -> Result<()> {
+        let pending = &self.pending.bitmaps;
+        let new = pending.values().filter(|pending| pending.is_new).count();
+        if pending.len() >= PENDING_MAX || new >= PENDING_NEW_MAX { self.commit() } else { Ok(()) }
     }
 
     /// Finds a place for a block at the end and makes it zero there.
-    fn allocate(&mut self, block: u32) -> Result<()> {
+    pub(super) fn allocate(&mut self, block: u32) -> Result<()> {
         let block_len = self.block_len();
         let sector = layout::place_block(self.end, block_len).map_err(|error| error.with_path(&self.path))?;
         let start = u64::from(sector) * SECTOR_LEN;
