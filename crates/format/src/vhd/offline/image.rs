@@ -171,12 +171,19 @@ impl<M: Medium> Image<M> {
         Ok(())
     }
 
-    /// Refuses a table that points behind the end: new blocks would be put behind that place.
+    /// Refuses metadata and a table that lie behind the end: new blocks would be put behind that place.
     ///
     /// Only the bitmap must be there. A block whose data reach beyond the end is what a crash of a writer leaves that
     /// lets the file grow by the sectors it writes.
     fn check_writable(&self, len: u64) -> Result<()> {
-        let bitmap_len = layout::bitmap_len(self.block_len());
+        let Some(header) = &self.header else { return Ok(()) };
+        let metadata_end = layout::metadata_end(header, self.batmap.as_ref().map(|batmap| &batmap.header));
+        if metadata_end > len {
+            return Err(corrupt(format!(
+                "its metadata end at byte {metadata_end}, behind the end of {len} bytes: look with 'vhd-util check'"
+            )));
+        }
+        let bitmap_len = layout::bitmap_len(header.block_len);
         match self.bat.allocated().find(|(_, sector)| u64::from(*sector) * SECTOR_LEN + bitmap_len > len) {
             Some((block, sector)) => Err(corrupt(format!(
                 "block {block} at sector {sector} lies behind the end of {len} bytes: look with 'vhd-util check'"
