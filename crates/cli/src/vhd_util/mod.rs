@@ -10,6 +10,7 @@ mod coalesce;
 mod create;
 mod fill;
 mod glob;
+mod headers;
 mod key;
 mod modify;
 mod output;
