@@ -104,7 +104,7 @@ impl JournalHeader {
         if bytes[..8] != COOKIE {
             return Err(FormatError::new(
                 FormatErrorKind::NotThisFormat,
-                format!("no journal: it must begin with 'vjournal', not '{}'", bytes[..8].escape_ascii()),
+                "no journal: it does not begin with 'vjournal'",
             ));
         }
         let mut uuid = [0; 16];

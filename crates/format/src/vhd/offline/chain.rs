@@ -46,7 +46,7 @@ impl Chain<FileMedium> {
     pub fn open_spec(spec: &ChainSpec) -> Result<Self> {
         let open = |layer: &tapio_types::LayerSpec| match layer.kind {
             ImageKind::Raw => Layer::raw(FileMedium::open(&layer.path, Access::ReadOnly)?, &layer.path),
-            _ => Ok(Layer::Vhd(Box::new(Image::open(&layer.path, OpenOptions::LOOK)?))),
+            _ => Ok(Layer::Vhd(Box::new(Image::open(&layer.path, OpenOptions::READ)?))),
         };
         Ok(Self { layers: spec.layers.iter().map(open).collect::<Result<_>>()? })
     }

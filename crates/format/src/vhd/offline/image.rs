@@ -150,13 +150,14 @@ impl<M: Medium> Image<M> {
             Header::decode(&self.read_array::<HEADER_LEN>(at)?).map_err(|error| error.with_offset(at))?;
         let count = header.entries_for(self.footer.current_len)?;
         debug_assert!(count <= BAT_ENTRIES_MAX);
-        let mut table = vec![0; count as usize * 4];
-        if header.table_offset.saturating_add(table.len() as u64) > len {
+        let table_len = count as usize * 4;
+        if header.table_offset.saturating_add(table_len as u64) > len {
             return Err(corrupt(format!(
                 "the block table at byte {} does not fit a file of {len} bytes: it was cut off",
                 header.table_offset
             )));
         }
+        let mut table = vec![0; table_len];
         self.read_bytes(header.table_offset, &mut table)?;
         self.bat = Bat::decode(&table, count)?;
         if self.footer.may_have_batmap() {

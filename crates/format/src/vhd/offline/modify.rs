@@ -74,7 +74,16 @@ pub fn set_physical_len<M: Medium>(image: &mut Image<M>, len: u64) -> Result<()>
     }
     let footer = image.footer.encode();
     image.write_bytes(len - FOOTER_LEN as u64, &footer)?;
-    image.flush()
+    image.flush()?;
+    if !image.medium.is_device() && image.medium_len()? > len {
+        let path = &image.path;
+        image
+            .medium
+            .set_len(len)
+            .map_err(|error| FormatError::io("cannot cut the file off", error).with_path(path))?;
+        image.flush()?;
+    }
+    Ok(())
 }
 
 /// Forgets all data of the image itself; it then reads as its parent, or as zeros.

@@ -79,10 +79,7 @@ fn footer_rules(footer: &Footer, bytes: &[u8; FOOTER_LEN], options: &CheckOption
         }
     };
     if footer.cookie != COOKIE && footer.cookie != COOKIE_DISABLED {
-        return vec![format!(
-            "it does not begin with 'conectix' but with '{}'",
-            footer.cookie.escape_ascii()
-        )];
+        return vec!["it does not begin with 'conectix'".into()];
     }
     if let Err(error) = Footer::decode(bytes) {
         return vec![error.detail().to_string()];
