@@ -20,6 +20,8 @@ use crate::medium::Medium;
 use crate::vhd::bat::sector_start;
 use crate::vhd::{FOOTER_LEN, FooterSource, SECTOR_LEN, bitmap, footer, layout};
 
+/// Writes from this many bytes on begin to be flushed at once.
+const FLUSH_EARLY_LEN: usize = 256 << 10;
 /// Bitmaps held back before they are committed: 256 KiB of them, half a gigabyte of blocks.
 const PENDING_MAX: usize = 512;
 /// New blocks held back before they are committed, so that a kill loses at most their space.
@@ -62,6 +64,9 @@ impl<M: Medium> Image<M> {
         }
         let data = self.data_offset(block).ok_or_else(|| invalid("a block was not allocated"))?;
         self.write_bytes(data + within, from)?;
+        if from.len() >= FLUSH_EARLY_LEN {
+            self.medium.begin_flush(Span::new(data + within, from.len() as u64));
+        }
         let (first, count) = ((within / SECTOR_LEN) as usize, from.len() / SECTOR_LEN as usize);
         if let Some(pending) = self.pending.bitmaps.get_mut(&block) {
             bitmap::set_range(&mut pending.map, first, count);
