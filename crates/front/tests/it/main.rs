@@ -3,4 +3,5 @@
 // Helpers of tests are tests too.
 #![allow(clippy::unwrap_used)]
 
+mod counting;
 mod nbd;

@@ -135,6 +135,23 @@ fn pausing_the_disk_or_holding_the_export_loses_no_request() {
 }
 
 #[test]
+fn a_client_that_comes_while_the_export_is_held_waits_like_the_others() {
+    let rig = Rig::new(1 << 20);
+    rig.server.drain("disk", Drained::Keep, SOON).unwrap();
+    let address = rig.address();
+    let late = std::thread::spawn(move || {
+        let begin = Instant::now();
+        let mut client = Client::connect(&address, &Wishes::all("disk"), SOON).unwrap();
+        client.read(0, 4096).unwrap();
+        begin.elapsed()
+    });
+    rig.wait_connections(1);
+    std::thread::sleep(Duration::from_millis(100));
+    rig.server.resume("disk").unwrap();
+    assert!(late.join().unwrap() >= Duration::from_millis(100));
+}
+
+#[test]
 fn draining_answers_what_was_taken_and_then_disconnects() {
     let rig = Rig::new(16 << 20);
     let load = Load {
