@@ -218,6 +218,11 @@ pub struct DiskStatus {
 }
 
 impl World {
+    /// What polling cost and brought; cheap enough for the path of a request.
+    pub fn polling_counters(&self) -> tapio_ring::PollingCounters {
+        self.polling.borrow().counters()
+    }
+
     /// What the disk does now.
     pub fn status(&self) -> DiskStatus {
         DiskStatus {
@@ -254,6 +259,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     let opening = Rc::clone(&core);
     let spec = spec.clone();
     if let Err(error) = executor.block_on(&uring, &mut (), async move { opening.resume(&spec).await }) {
+        executor.end(&uring);
         return started(Err(error.into()));
     }
     let (remote, jobs) = match Remote::pair() {

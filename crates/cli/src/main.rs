@@ -1,23 +1,41 @@
 //! One command that answers to several names.
+//!
+//! `tapio` itself, and `tap-ctl`, `xsiostat` and `vhd-util`, whether called by these names through a link or as the
+//! first word after `tapio`. Help, shell completions and manual pages all come from the same definitions.
 
+mod disk;
+mod failure;
+mod generate;
+mod tap_ctl;
+mod tapio;
 mod vhd_util;
+mod xsiostat;
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// The tools inside, by name.
+const TOOLS: [&str; 3] = ["tap-ctl", "xsiostat", "vhd-util"];
+
 fn main() -> ExitCode {
+    // A reader that goes away, as `xsiostat | head`, ends the program quietly, as it ends every tool of its kind.
+    // SAFETY: restoring the default action installs no code of ours.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
-    let called = |argument: Option<&OsString>| {
-        argument.is_some_and(|name| Path::new(name).file_name().is_some_and(|name| name == "vhd-util"))
-    };
-    if called(arguments.first()) {
-        return vhd_util::run(arguments);
-    }
-    if called(arguments.get(1)) {
+    if tool(arguments.first()).is_none() && tool(arguments.get(1)).is_some() {
         arguments.remove(0);
-        return vhd_util::run(arguments);
     }
-    eprintln!("usage: tapio vhd-util COMMAND [OPTIONS]");
-    ExitCode::from(22)
+    match tool(arguments.first()) {
+        Some("tap-ctl") => tap_ctl::run(arguments),
+        Some("xsiostat") => xsiostat::run(arguments),
+        Some("vhd-util") => vhd_util::run(arguments),
+        _ => tapio::run(arguments),
+    }
+}
+
+/// Which tool a word names, with any directory before it.
+fn tool(word: Option<&OsString>) -> Option<&'static str> {
+    let name = Path::new(word?).file_name()?;
+    TOOLS.into_iter().find(|tool| name == *tool)
 }

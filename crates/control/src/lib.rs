@@ -1,1 +1,60 @@
-//! The tapdisk control protocol and our own: messages, client, finding and starting disk processes.
+//! The tapdisk control protocol and our own: messages, client, server, finding and starting disk processes.
+//!
+//! ```text
+//!   tap-ctl, sm, xenopsd ──544-byte messages──┐                      ┌─▶ DiskHost (the disk process: attach, open,
+//!                                             ├─▶ /run/…/ctl<pid> ──▶│   pause, resume, fronts, stats …)
+//!   tapio disk, tapiod ───lines of JSON───────┘       serve()        └─▶ one exclusive operation at a time,
+//!                                                                        PID, LIST and STATS beside it
+//! ```
+//!
+//! Both protocols share one socket: a request that begins with `{` is a line of ours, anything else is tapdisk's
+//! structure, whose type numbers never look like that.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `message` | tapdisk's structure, byte for byte, both directions; pure functions |
+//! | `own` | our commands and answers as serde types |
+//! | `paths`, `minor` | where sockets and markers are; giving out minor numbers |
+//! | `client`, `own_client`, `spawn`, `discover` | the asking side |
+//! | `host`, `server` | the answering side, over the [`DiskHost`] trait |
+//! | `stats_text` | the statistics line in tapdisk's order and spacing |
+//! | `program` | the options of the disk program as data, for its parser and its manual page |
+//!
+//! This crate must never depend on the data path: it only names what a disk can be asked to do.
+
+mod client;
+mod discover;
+mod error;
+mod host;
+mod message;
+mod minor;
+mod own;
+mod own_client;
+mod paths;
+pub mod program;
+mod server;
+mod socket;
+mod spawn;
+mod stats_text;
+
+pub use client::{Client, OpenArguments, ResumeArguments};
+pub use discover::{ListRow, Process, ProcessState, list, list_process, processes, remove_stale_sockets};
+pub use error::{ControlError, Errno, Result};
+pub use host::{
+    Caller, DiskEntry, DiskHost, DiskInfo, DiskReport, FrontEntry, FrontRequest, ImageReport, Key,
+    OpenRequest, Polling, ResumeRequest, VbdState,
+};
+pub use message::{
+    Blkif, Body, CodecError, Image, List, MESSAGE_LEN, Message, MessageKind, PATH_LEN, Params, Response,
+    Stat, decode_log_path, encode_log_path, flags, key_len_is_valid,
+};
+pub use minor::{MINOR_MAX, MarkerLock, MinorDir};
+pub use own::{
+    Command, ErrorBody, FEATURES, Front, Hello, ImageSource, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request,
+    parse_request,
+};
+pub use own_client::OwnClient;
+pub use paths::RunDir;
+pub use server::{Ended, Limits, serve};
+pub use spawn::{SpawnOptions, disk_program, spawn};
+pub use stats_text::{DriverType, ImageStats, VbdStats, XenbusStats, stats_array_text, stats_text};

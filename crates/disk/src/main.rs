@@ -1,2 +1,51 @@
 //! The disk process: one per plugged disk.
-fn main() {}
+//!
+//! ```text
+//!   main thread ── accepts on the control socket, lends a thread to each conversation (tapio-control)
+//!        │  Table: which disks there are, where each stands, its marker, its files of counters, its front ends
+//!        └─ Host: the one place that knows the data plane ──▶ one data thread per disk (tapio-block)
+//! ```
+//!
+//! Started without arguments it goes to the background, prints its control socket and waits, as tapdisk does. It is
+//! kept small on purpose: no command-line library, no async runtime, nothing that wakes up while no disk works.
+
+mod args;
+mod counter;
+mod fronts;
+mod host;
+mod log;
+mod process;
+mod start;
+mod table;
+
+use std::process::ExitCode;
+
+use args::Invocation;
+
+fn main() -> ExitCode {
+    match args::parse(std::env::args().skip(1)) {
+        Ok(Invocation::Help) => {
+            print!("{}", args::help());
+            ExitCode::SUCCESS
+        }
+        Ok(Invocation::Version) => {
+            println!("tapio-disk {}", env!("CARGO_PKG_VERSION"));
+            ExitCode::SUCCESS
+        }
+        Ok(Invocation::Capabilities) => {
+            println!("{}", args::CAPABILITIES);
+            ExitCode::SUCCESS
+        }
+        Ok(Invocation::Serve(options)) => match start::run(&options) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                log::line(&error.to_string());
+                process::exit_code(error.errno)
+            }
+        },
+        Err(message) => {
+            eprintln!("tapio-disk: {message}; 'tapio-disk --help' lists the options");
+            process::exit_code(tapio_control::Errno::EINVAL)
+        }
+    }
+}

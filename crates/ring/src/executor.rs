@@ -153,9 +153,11 @@ where
             }
             if worked && driver.can_spin() && self.polling.borrow().wants() {
                 driver.turn(false, None);
-                let hit = self.spin(driver, hooks);
+                // What was submitted just now may have completed at once: its tasks run before anything waits.
+                let ready = || !self.tasks.inner.ready.borrow().is_empty();
+                let hit = ready() || self.spin(driver, hooks);
                 self.tick(driver);
-                if hit {
+                if hit || ready() {
                     driver.turn(false, None);
                     continue;
                 }
@@ -184,8 +186,15 @@ where
             }
             hooks.disarm();
         }
+        self.end(driver);
+    }
+
+    /// Ends every service where it stands, once the kernel holds nothing of theirs. Services hold what they work on, and that
+    /// holds the tasks: without this a thread that ends early would keep its files open.
+    pub fn end(&mut self, driver: &impl Driver) {
         driver.quiesce();
-        self.tasks.inner.services.borrow_mut().clear();
+        let services = std::mem::take(&mut *self.tasks.inner.services.borrow_mut());
+        drop(services);
     }
 
     /// Runs until `future` has a result: before the loop proper, and in tests.

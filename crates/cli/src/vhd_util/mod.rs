@@ -95,7 +95,7 @@ fn run_on(arguments: Vec<OsString>, out: &mut dyn Write) -> Result<(), Failure> 
             return Err(Failure::usage(error.render().ansi().to_string()));
         }
         Err(help) => {
-            write!(out, "{}", help.render().ansi())?;
+            write!(out, "{}", output::for_reader(help.render().ansi().to_string(), &std::io::stdout()))?;
             return Ok(());
         }
     };

@@ -50,8 +50,7 @@ impl Failure {
     pub fn report(&self, tool: &str) -> ExitCode {
         match &self.message {
             Message::Said(message) => eprintln!("{tool}: {message}"),
-            Message::Usage(text) if io::stderr().is_terminal() => eprint!("{text}"),
-            Message::Usage(text) => eprint!("{}", without_colours(text)),
+            Message::Usage(text) => eprint!("{}", for_reader(text.clone(), &io::stderr())),
             Message::Silent => {}
         }
         ExitCode::from(u8::try_from(self.errno.rem_euclid(256)).unwrap_or(1).max(1))
@@ -106,8 +105,13 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The text as it is on a terminal, without its colours elsewhere.
+pub(super) fn for_reader(text: String, reader: &impl IsTerminal) -> String {
+    if reader.is_terminal() { text } else { without_colours(&text) }
+}
+
 /// The text without the escape sequences that colour it.
-pub(super) fn without_colours(text: &str) -> String {
+fn without_colours(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut parts = text.split('\u{1b}');
     plain.extend(parts.next());

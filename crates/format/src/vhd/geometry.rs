@@ -17,6 +17,9 @@ pub struct Geometry {
 const SECTORS_MAX: u64 = 65_535 * 16 * 255;
 
 impl Geometry {
+    /// The largest geometry, which stands for "see the size" where a creator does not want it counted.
+    pub const MAX: Self = Self { cylinders: 65_535, heads: 16, sectors: 255 };
+
     /// The geometry for a disk of `len` bytes, by the algorithm in the appendix of the published specification.
     pub fn for_len(len: u64) -> Self {
         let sectors = len.div_ceil(512).clamp(1, SECTORS_MAX);

@@ -21,6 +21,7 @@ pub mod checksum;
 pub mod footer;
 pub mod geometry;
 pub mod header;
+pub mod journal;
 pub mod layout;
 pub mod locator;
 pub mod offline;

@@ -137,9 +137,12 @@ impl Exports {
         let table = self.table();
         match table.get(name) {
             Some(entry) => Some(Arc::clone(entry)),
-            // The default export is the only one.
-            None if name.is_empty() && table.len() == 1 => table.values().next().map(Arc::clone),
-            None => None,
+            // The only export is the default one; and a nameless one answers to any name, as tapdisk's does, whose
+            // clients make names up.
+            None => {
+                let only = table.values().next().filter(|_| table.len() == 1);
+                only.filter(|only| name.is_empty() || only.export.name.is_empty()).map(Arc::clone)
+            }
         }
     }
 }

@@ -279,6 +279,13 @@ impl Sim {
     }
 }
 
+impl Sim {
+    /// The host that the process runs on.
+    pub const fn host(&self) -> &SimHost {
+        &self.host
+    }
+}
+
 impl Io for Sim {
     type Store = SimStore;
 

@@ -52,6 +52,8 @@ pub struct VhdLayer<S> {
     footer: Footer,
     header: Header,
     batmap: Option<BatmapHeader>,
+    /// Its checksum did not fit when the image was opened.
+    batmap_is_wrong: bool,
     block_shift: u32,
     bitmap_len: u64,
     bit_order: BitOrder,

@@ -157,7 +157,7 @@ async fn read_metadata<S: Storage>(
     let entries = header.entries_for(footer.current_len)?;
     let table = BlockTable::new(entries);
     read_table(&store, &header, &table).await?;
-    let batmap = read_batmap(&store, &footer, &header, &table, remarks).await?;
+    let (batmap, batmap_is_wrong) = read_batmap(&store, &footer, &header, &table, remarks).await?;
     let vhd = VhdLayer {
         tasks: tasks.clone(),
         block_shift: header.block_len.trailing_zeros(),
@@ -170,6 +170,7 @@ async fn read_metadata<S: Storage>(
         footer,
         header,
         batmap,
+        batmap_is_wrong,
         table,
     };
     vhd.check_table(options.access)?;
@@ -212,10 +213,10 @@ async fn read_batmap<S: Storage>(
     header: &Header,
     table: &BlockTable,
     remarks: &mut Vec<String>,
-) -> Result<Option<BatmapHeader>> {
+) -> Result<(Option<BatmapHeader>, bool)> {
     let at = batmap::header_offset(header);
     if !footer.may_have_batmap() || at + batmap::HEADER_LEN as u64 > store.len() {
-        return Ok(None);
+        return Ok((None, false));
     }
     let batmap = match BatmapHeader::decode(&read_exact(store, at, "batmap header").await?, header) {
         Ok(batmap) => batmap,
@@ -223,7 +224,7 @@ async fn read_batmap<S: Storage>(
             if batmap::is_required(footer) {
                 remarks.push(format!("the batmap is not usable and is ignored: {error}"));
             }
-            return Ok(None);
+            return Ok((None, false));
         }
     };
     let len = (u64::from(table.len()).div_ceil(8))
@@ -232,7 +233,7 @@ async fn read_batmap<S: Storage>(
         .min(batmap.len());
     if batmap.offset + len > store.len() {
         remarks.push("the batmap lies past the end of the file and is ignored".into());
-        return Ok(None);
+        return Ok((None, false));
     }
     let page = PageBuf::zeroed(len as usize);
     let read = store.read(batmap.offset, page.segments(len as usize)).await;
@@ -241,14 +242,14 @@ async fn read_batmap<S: Storage>(
     if batmap.map_checksum(map, footer.current_len) != batmap.checksum {
         remarks
             .push("the batmap's checksum is wrong: it is ignored, the bitmaps of the blocks are used".into());
-        return Ok(Some(batmap));
+        return Ok((Some(batmap), true));
     }
     table.for_each_allocated(|block, _| {
         if (block as usize) < map.len() * 8 && bitmap::test(map, block as usize) {
             table.set_full(block);
         }
     });
-    Ok(Some(batmap))
+    Ok((Some(batmap), false))
 }
 
 /// Bytes of the map that the checksum covers at least.
@@ -401,6 +402,11 @@ async fn make_writable<S: Storage>(
     vhd.apply_sectors(&left, &writer.dirty).await?;
     vhd.writer = Some(writer);
     vhd.sync().await?;
+    if vhd.batmap_is_wrong {
+        // The power went while it was written. What is known to be whole is in the bitmaps too.
+        vhd.write_batmap().await?;
+        vhd.sync().await?;
+    }
     // A reserve that was not used up, or a footer that did not make it: the end of the file is made as it should be, so that
     // space set aside from now on is fresh and zero.
     let end = vhd.data_end();

@@ -78,17 +78,16 @@ impl Reserve {
 }
 
 impl<S: Storage> VhdLayer<S> {
-    /// Waits until a block may be had.
-    pub(super) async fn wait_for_space(self: &Rc<Self>) -> Result<()> {
+    /// Waits until the service has tried to make room once more; then the caller looks again, because another may have
+    /// taken what there is, or given its block a place.
+    pub(super) async fn wait_for_space(&self) -> Result<()> {
         let reserve = &self.writer()?.reserve;
         let before = reserve.failures.get();
         reserve.wanted.set(reserve.wanted.get() + 1);
-        while reserve.ready.borrow().is_empty() && reserve.failures.get() == before {
-            reserve.work.notify_all(&self.tasks);
-            reserve.done.wait(&self.tasks).await;
-        }
+        reserve.work.notify_all(&self.tasks);
+        reserve.done.wait(&self.tasks).await;
         reserve.wanted.set(reserve.wanted.get() - 1);
-        if reserve.ready.borrow().is_empty() {
+        if reserve.failures.get() != before && reserve.ready.borrow().is_empty() {
             let failure = reserve.failure.borrow().clone();
             return Err(failure.unwrap_or_else(|| {
                 FormatError::new(FormatErrorKind::OutOfSpace, "no space for a new block")
@@ -125,6 +124,9 @@ impl<S: Storage> VhdLayer<S> {
             if failed {
                 // Nobody is helped by trying again at once; the next who needs a block asks.
                 reserve.work.wait(&self.tasks).await;
+            } else {
+                // Those who waited take what they need before the reserve is looked at again.
+                self.tasks.yield_now().await;
             }
         }
         // Whoever still waits must not wait for ever.

@@ -109,6 +109,9 @@ impl<M: Medium> Chain<M> {
             for piece in wanted {
                 let below = layer.virtual_len();
                 let piece = piece.prefix(below.saturating_sub(piece.start));
+                if piece.is_empty() {
+                    continue;
+                }
                 let from = (piece.start - at) as usize;
                 read_layer(layer, piece, &mut into[from..from + piece.len as usize], &mut left)?;
             }

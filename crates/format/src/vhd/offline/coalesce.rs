@@ -175,7 +175,7 @@ fn grow<P: Medium>(target: &mut CoalesceTarget<P>, len: u64) -> Result<()> {
 
 /// Makes a fixed disk larger: a second footer first, then the old one made zero, then the size. The disk's bytes
 /// read the same at every moment, and there is a footer at the end at every moment.
-fn grow_fixed<P: Medium>(parent: &mut Image<P>, len: u64) -> Result<()> {
+pub(super) fn grow_fixed<P: Medium>(parent: &mut Image<P>, len: u64) -> Result<()> {
     let len = len.next_multiple_of(u64::from(BLOCK_LEN));
     let old = parent.footer().encode();
     let old_at = parent.medium_len()?.next_multiple_of(SECTOR_LEN) - FOOTER_LEN as u64;

@@ -4,10 +4,10 @@
 //! exist or names a whole image. On a device, which cannot be renamed, the footers go first and come last: until the
 //! very last write there is no image to open.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tapio_types::{Access, Span};
 use uuid::Uuid;
@@ -307,13 +307,12 @@ fn write_new(path: &Path, fill: impl FnOnce(&mut FileMedium) -> Result<()>) -> R
     if std::fs::metadata(&target).is_ok_and(|facts| !facts.is_file()) {
         return fill(&mut FileMedium::open(&target, Access::ReadWrite)?);
     }
-    let Some(name) = target.file_name() else {
+    if target.file_name().is_none() {
         return Err(invalid("names no file").with_path(path));
-    };
-    let mut hidden = OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!(".{}.partial", std::process::id()));
-    let partial = target.with_file_name(hidden);
+    }
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let partial = target.with_file_name(format!(".vhd-{}-{number}.partial", std::process::id()));
     // One left behind by a killed process of the same number.
     let _ = std::fs::remove_file(&partial);
     let made = FileMedium::create_new(&partial).and_then(|mut medium| fill(&mut medium)).and_then(|()| {

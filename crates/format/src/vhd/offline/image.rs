@@ -128,6 +128,9 @@ impl<M: Medium> Image<M> {
                 image.footer = footer;
             }
             image.read_dynamic(len, &mut tolerances)?;
+            if options.access == Access::ReadWrite {
+                image.check_writable(len)?;
+            }
         } else if footer.current_len > len.saturating_sub(FOOTER_LEN as u64 - 1) {
             return Err(corrupt(format!(
                 "a fixed disk of {} bytes does not fit a file of {len} bytes: it was cut off",
@@ -166,6 +169,20 @@ impl<M: Medium> Image<M> {
         }
         self.header = Some(header);
         Ok(())
+    }
+
+    /// Refuses a table that points behind the end: new blocks would be put behind that place.
+    ///
+    /// Only the bitmap must be there. A block whose data reach beyond the end is what a crash of a writer leaves that
+    /// lets the file grow by the sectors it writes.
+    fn check_writable(&self, len: u64) -> Result<()> {
+        let bitmap_len = layout::bitmap_len(self.block_len());
+        match self.bat.allocated().find(|(_, sector)| u64::from(*sector) * SECTOR_LEN + bitmap_len > len) {
+            Some((block, sector)) => Err(corrupt(format!(
+                "block {block} at sector {sector} lies behind the end of {len} bytes: look with 'vhd-util check'"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// The batmap, or `None` where it cannot be trusted: a reader loses nothing but speed without it.

@@ -17,6 +17,7 @@ mod create;
 mod image;
 mod modify;
 mod parent;
+mod resize;
 mod scan;
 mod write;
 
@@ -34,4 +35,5 @@ pub use parent::{
     ParentLink, canonical, chain_depth, locator_path, relative, resolve_chain, resolve_parent,
     unresolved_parent,
 };
+pub use resize::{ResizeStep, resize_journalled, resize_with_journal, revert, revert_path};
 pub use scan::{ScanEntry, ScanFailure, scan_image, scan_volume};

@@ -19,7 +19,16 @@ use crate::vhd::{BLOCK_LEN, DiskType, FOOTER_LEN, KeyHash, SECTOR_LEN, bat::ENTR
 /// Those of the medium.
 pub fn set_hidden<M: Medium>(image: &mut Image<M>, hidden: u8) -> Result<()> {
     image.footer_mut().hidden = hidden;
-    image.write_footer()
+    match image.write_footer() {
+        Err(error)
+            if error.kind() == FormatErrorKind::OutOfSpace
+                && hidden != 0
+                && image.footer.disk_type.is_dynamic() =>
+        {
+            Ok(())
+        }
+        done => done,
+    }
 }
 
 /// Sets the marker, a byte in the batmap's header for whoever needs one.

@@ -137,6 +137,19 @@ pub fn locator_path<M: Medium>(image: &Image<M>, entry: &LocatorEntry) -> Result
     decode_path(entry.code, &bytes).map_err(|error| error.with_offset(at).with_path(image.path()))
 }
 
+/// The bytes of one of the image's locators and the space that it takes, whole sectors.
+///
+/// # Errors
+/// As [`locator_path`].
+pub(super) fn locator_bytes<M: Medium>(image: &Image<M>, entry: &LocatorEntry) -> Result<(Vec<u8>, u32)> {
+    let wrap = |error: FormatError| error.with_path(image.path());
+    let (space, (at, len)) = (entry.space_len().map_err(wrap)?, entry.path_span().map_err(wrap)?);
+    let mut bytes = vec![0; len];
+    image.read_bytes(at, &mut bytes)?;
+    bytes.resize(space as usize, 0);
+    Ok((bytes, u32::try_from(space).unwrap_or(u32::MAX)))
+}
+
 /// The path in the first locator that can be read, without looking whether anything is there.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ use super::image::{Image, PendingBitmap};
 use crate::error::{FormatError, FormatErrorKind, Result, invalid};
 use crate::medium::Medium;
 use crate::vhd::bat::sector_start;
-use crate::vhd::{FOOTER_LEN, SECTOR_LEN, bitmap, footer, layout};
+use crate::vhd::{FOOTER_LEN, FooterSource, SECTOR_LEN, bitmap, footer, layout};
 
 /// Bitmaps held back before they are committed: 256 KiB of them, half a gigabyte of blocks.
 const PENDING_MAX: usize = 512;
@@ -141,7 +141,9 @@ impl<M: Medium> Image<M> {
         for start in changed {
             self.write_bat_sector(start)?;
         }
-        self.flush()
+        self.flush()?;
+        // An image that was opened by the copy of its footer is whole again once it was written.
+        if self.source == FooterSource::Backup { self.write_footer() } else { Ok(()) }
     }
 
     /// Writes the sector of the table that begins with the entry of block `start`.
@@ -188,6 +190,7 @@ impl<M: Medium> Image<M> {
                 .map_err(|error| FormatError::io("cannot cut the file off", error).with_path(&self.path))?;
             self.flush()?;
         }
+        self.source = FooterSource::Primary;
         Ok(())
     }
 

@@ -1,0 +1,283 @@
+//! A disk on the simulator: hosts with chains on them, processes that open them, clients that use them.
+
+use std::cell::RefCell;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tapio_block::{Client, Core, CoreOptions, DiskError, Op, Request};
+use tapio_format::live::vhd::{HeapMemory, IntentPlace};
+use tapio_format::medium::Medium;
+use tapio_format::vhd::offline::{
+    CheckOptions, Finding, FindingKind, ParentFacts, Severity, Shape, check, create_on,
+};
+use tapio_format::vhd::{Footer, KeyHash, time};
+use tapio_ring::sim::{Durable, Random, Sim, SimHost};
+use tapio_ring::{Executor, Inbox, Io, Notify, PageBuf, Polling, PollingConfig};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
+use uuid::Uuid;
+
+/// Bytes of the simulated disks: four blocks.
+pub const DISK_LEN: u64 = 8 << 20;
+const DEVICE_LEN: u64 = 16 << 20;
+
+/// A file of the simulator under the offline tools.
+pub struct Content(pub Durable, pub bool);
+
+impl Medium for Content {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.len())
+    }
+
+    fn is_device(&self) -> bool {
+        self.1
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        if at + into.len() as u64 > self.0.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.0.read(at, into);
+        Ok(())
+    }
+
+    fn write_at(&mut self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.0.write(at, from);
+        Ok(())
+    }
+
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        self.0.set_len(len);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The chains that are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Raw,
+    Fixed,
+    Dynamic,
+    /// A dynamic disk on a block device full of what its last owner left.
+    Device,
+    /// A differencing disk on a dynamic one.
+    Two,
+    /// A differencing disk on a differencing one on a dynamic one.
+    Three,
+    /// A differencing disk on a raw one.
+    OnRaw,
+    /// A differencing disk on a block device, over a dynamic one.
+    DeviceOnFile,
+}
+
+impl Kind {
+    pub const ALL: [Self; 8] = [
+        Self::Raw,
+        Self::Fixed,
+        Self::Dynamic,
+        Self::Device,
+        Self::Two,
+        Self::Three,
+        Self::OnRaw,
+        Self::DeviceOnFile,
+    ];
+}
+
+/// A host with the images of a chain, base first made, each one empty.
+pub struct Rig {
+    pub host: SimHost,
+    /// Leaf first.
+    pub images: Vec<(ImageKind, PathBuf, bool)>,
+    pub memory: Arc<HeapMemory>,
+}
+
+impl Rig {
+    pub fn new(kind: Kind, seed: u64) -> Self {
+        let mut rig = Self { host: SimHost::new(seed), images: Vec::new(), memory: HeapMemory::new() };
+        match kind {
+            Kind::Raw => rig.put_raw("base"),
+            Kind::Fixed => rig.put_vhd("base", &Shape::Fixed, false),
+            Kind::Dynamic => rig.put_vhd("base", &Shape::Dynamic, false),
+            Kind::Device => rig.put_vhd("base", &Shape::Dynamic, true),
+            Kind::Two | Kind::Three | Kind::DeviceOnFile => rig.put_vhd("base", &Shape::Dynamic, false),
+            Kind::OnRaw => rig.put_raw("base"),
+        }
+        rig
+    }
+
+    /// Puts the next layers on, over a base that has data by now.
+    pub fn grow(&mut self, kind: Kind) -> bool {
+        let wanted = match kind {
+            Kind::Raw | Kind::Fixed | Kind::Dynamic | Kind::Device => 1,
+            Kind::Two | Kind::OnRaw | Kind::DeviceOnFile => 2,
+            Kind::Three => 3,
+        };
+        if self.images.len() == wanted {
+            return false;
+        }
+        let (parent_kind, parent, _) = self.images[0].clone();
+        let uuid = match parent_kind {
+            ImageKind::Raw => Uuid::nil(),
+            ImageKind::Vhd => {
+                let content = self.host.content(&parent);
+                let mut bytes = [0; 512];
+                content.read(content.len() - 512, &mut bytes);
+                Footer::decode(&bytes).expect("a closed image ends in a footer").0.uuid
+            }
+        };
+        let name = parent.display().to_string();
+        let facts = ParentFacts {
+            uuid,
+            timestamp: time::from_unix(1_700_000_000),
+            relative_path: format!("./{name}"),
+            name,
+            key_hash: KeyHash::default(),
+        };
+        let name = format!("child-{}", self.images.len());
+        self.put_vhd(&name, &Shape::Differencing(facts), kind == Kind::DeviceOnFile);
+        true
+    }
+
+    fn put_raw(&mut self, name: &str) {
+        self.host.put(Path::new(name), &vec![0; DISK_LEN as usize]);
+        self.images.insert(0, (ImageKind::Raw, name.into(), false));
+    }
+
+    fn put_vhd(&mut self, name: &str, shape: &Shape, device: bool) {
+        // What lies on a device reads as a write that nobody made.
+        let mut medium = Content(Durable::default(), device);
+        if device {
+            medium.0 = Durable::new(&vec![0xee; DEVICE_LEN as usize]);
+        }
+        create_on(&mut medium, shape, DISK_LEN, 0).expect("an image can be made");
+        if device {
+            self.host.put_device(Path::new(name), &medium.0.bytes());
+        } else {
+            self.host.put(Path::new(name), &medium.0.bytes());
+        }
+        self.images.insert(0, (ImageKind::Vhd, name.into(), device));
+    }
+
+    pub fn spec(&self, access: Access) -> ChainSpec {
+        let layers =
+            self.images.iter().map(|(kind, path, _)| LayerSpec { kind: *kind, path: path.clone() }).collect();
+        ChainSpec { layers, access }
+    }
+
+    /// A process on the host.
+    pub fn process(&self) -> Process {
+        let sim = self.host.process();
+        let inbox = Inbox::new(32);
+        let options = CoreOptions {
+            intent: IntentPlace::Memory(Arc::clone(&self.memory)),
+            report: |_| (),
+            ..CoreOptions::default()
+        };
+        Process { core: Core::new(sim.clone(), Rc::clone(&inbox), options), sim, inbox }
+    }
+
+    /// The rules of vhd.md section 10 hold for every image. Before an image that was not closed is opened again two things
+    /// may be unfinished, which every reader copes with: the footer at its end, and a batmap whose checksum does not fit.
+    pub fn check(&self, before_recovery: bool) -> Result<(), String> {
+        let options = CheckOptions {
+            ignore_footer: before_recovery,
+            ignore_timestamps: true,
+            ..CheckOptions::default()
+        };
+        for (kind, path, device) in &self.images {
+            if *kind != ImageKind::Vhd {
+                continue;
+            }
+            let report = check(&Content(self.host.content(path), *device), &options)
+                .map_err(|error| error.to_string())?;
+            let wrong = |finding: &&Finding| {
+                finding.severity == Severity::Error
+                    && !(before_recovery && finding.kind == FindingKind::Batmap)
+            };
+            let all: Vec<String> = report.findings.iter().filter(wrong).map(ToString::to_string).collect();
+            if !all.is_empty() {
+                return Err(format!("{} is not valid: {}", path.display(), all.join("; ")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A process that has the disk, or is about to open it.
+#[derive(Clone)]
+pub struct Process {
+    pub core: Rc<Core<Sim>>,
+    pub sim: Sim,
+    inbox: Rc<Inbox<Request>>,
+}
+
+impl Process {
+    /// Runs `future` to its end, or until the power goes.
+    pub fn run<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Option<T> {
+        let core = Rc::clone(&self.core);
+        let make = move |request| Rc::clone(&core).serve(request);
+        let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
+        let tasks = self.sim.tasks().clone();
+        let mut executor = Executor::new(tasks, Rc::clone(&self.inbox), make, polling);
+        let host = self.sim.host().clone();
+        executor.block_on_until(&self.sim, &mut (), future, &move || host.is_dark())
+    }
+
+    /// One request.
+    pub async fn ask(&self, op: Op, span: Span, data: &PageBuf) -> Result<(), DiskError> {
+        let tasks = self.sim.tasks().clone();
+        let answer =
+            Rc::new(Answer { result: RefCell::new(None), given: Notify::default(), tasks: tasks.clone() });
+        let moves = matches!(op, Op::Read | Op::Write { .. });
+        let data = data.segments(if moves { span.len as usize } else { 0 });
+        let client = Rc::clone(&answer) as Rc<dyn Client>;
+        let request = Request { op, span, data, born_ns: tasks.turn_ns(), tag: 1, client };
+        assert!(self.inbox.push(request).is_ok(), "the test keeps to the room there is");
+        loop {
+            if let Some(result) = answer.result.borrow_mut().take() {
+                return result;
+            }
+            answer.given.wait(&tasks).await;
+        }
+    }
+}
+
+struct Answer {
+    result: RefCell<Option<Result<(), DiskError>>>,
+    given: Notify,
+    tasks: tapio_ring::Tasks,
+}
+
+impl Client for Answer {
+    fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
+        assert!(self.result.borrow_mut().replace(result).is_none(), "a request was answered twice");
+        self.given.notify_all(&self.tasks);
+    }
+}
+
+/// A place for a request: mostly in a few small zones, so that requests meet.
+pub fn place(random: &mut Random) -> std::ops::Range<u64> {
+    let zone = ZONES[random.below(ZONES.len() as u64) as usize];
+    let first = zone + random.below(ZONE_SECTORS);
+    let most = if random.chance(1, 8) { ZONE_SECTORS } else { 4 };
+    let count = 1 + random.below(most);
+    first..(first + count).min(zone + ZONE_SECTORS)
+}
+
+const SECTORS_IN_BLOCK: u64 = 4096;
+/// Sectors in a zone.
+pub const ZONE_SECTORS: u64 = 24;
+/// Where zones begin: at the edges of blocks, across them, and inside.
+pub const ZONES: [u64; 6] = [
+    0,
+    SECTORS_IN_BLOCK - 8,
+    SECTORS_IN_BLOCK + 2000,
+    2 * SECTORS_IN_BLOCK - 12,
+    3 * SECTORS_IN_BLOCK + 100,
+    4 * SECTORS_IN_BLOCK - ZONE_SECTORS,
+];

@@ -1,0 +1,242 @@
+//! What happens in a run.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use tapio_block::{DiskError, Op};
+use tapio_ring::sim::{Faults, Random};
+use tapio_ring::{Io, PageBuf};
+use tapio_types::{Access, SECTOR_LEN, Span};
+
+use crate::model::{Model, fill, stamp_of};
+use crate::rig::{Kind, Process, Rig, ZONE_SECTORS, ZONES, place};
+
+const SECTOR: usize = SECTOR_LEN as usize;
+
+/// How a phase ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Close,
+    PowerCut,
+    Kill,
+}
+
+struct World {
+    rig: Rig,
+    random: Random,
+    model: Rc<RefCell<Model>>,
+}
+
+/// One seed: layers are put on one after the other, with a few phases of work on each.
+pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
+    let mut random = Random::new(seed ^ 0xfeed);
+    let mut world = World { rig: Rig::new(kind, seed), model: Rc::default(), random: random.clone() };
+    loop {
+        for _ in 0..1 + random.below(3) {
+            let end = [End::Close, End::PowerCut, End::PowerCut, End::Kill][random.below(4) as usize];
+            let faults = random.chance(1, 4);
+            let cut =
+                if end == End::PowerCut && random.chance(3, 4) { Some(1 + random.below(120)) } else { None };
+            world.phase(end, faults, cut)?;
+        }
+        // The layer that comes next needs a parent that was closed.
+        world.phase(End::Close, false, None)?;
+        if !world.rig.grow(kind) {
+            return Ok(());
+        }
+    }
+}
+
+/// Grows the chain with closed phases, so that the leaf is new.
+fn prepared(kind: Kind, seed: u64) -> Result<World, String> {
+    let mut world = World { rig: Rig::new(kind, seed), model: Rc::default(), random: Random::new(seed) };
+    loop {
+        let parents = world.rig.images.len();
+        if !world.rig.grow(kind) {
+            return Ok(world);
+        }
+        // Data below the new leaf.
+        if parents > 1 {
+            world.phase(End::Close, false, None)?;
+        }
+    }
+}
+
+/// How many changes the short story makes.
+pub fn count_changes(kind: Kind, seed: u64) -> Result<u64, String> {
+    let mut world = prepared(kind, seed)?;
+    let before = world.rig.host.changed();
+    world.phase(End::Close, false, None)?;
+    Ok(world.rig.host.changed() - before)
+}
+
+/// The short story with the power cut after `cut` changes.
+pub fn cut_at(kind: Kind, seed: u64, cut: u64) -> Result<(), String> {
+    let mut world = prepared(kind, seed)?;
+    world.phase(End::PowerCut, false, Some(cut))?;
+    world.phase(End::Close, false, None)
+}
+
+impl World {
+    fn phase(&mut self, end: End, faults: bool, cut: Option<u64>) -> Result<(), String> {
+        let process = self.rig.process();
+        self.rig.host.cut_after(cut);
+        if faults {
+            self.rig.host.set_faults(Faults {
+                read_eio: 50,
+                write_eio: 100,
+                flush_eio: 100,
+                no_space: 300,
+                slow: 20,
+            });
+        }
+        let spec = self.rig.spec(Access::ReadWrite);
+        let clients = 1 + self.random.below(8);
+        let seeds: Vec<u64> = (0..clients).map(|_| self.random.next()).collect();
+        let model = Rc::clone(&self.model);
+        let running = process.clone();
+        let work = async move {
+            // Opening may meet a fault; then there is nothing to do in this phase.
+            if running.core.resume(&spec).await.is_err() {
+                return Ok(false);
+            }
+            let left = Rc::new(RefCell::new(seeds.len()));
+            let failure: Rc<RefCell<Option<String>>> = Rc::default();
+            for seed in seeds {
+                let (process, model) = (running.clone(), Rc::clone(&model));
+                let (left, failure) = (Rc::clone(&left), Rc::clone(&failure));
+                running.sim.tasks().spawn(async move {
+                    if let Err(why) = client(&process, &model, Random::new(seed)).await {
+                        *failure.borrow_mut() = Some(why);
+                    }
+                    *left.borrow_mut() -= 1;
+                });
+            }
+            while *left.borrow() > 0 {
+                let tasks = running.sim.tasks();
+                tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
+            }
+            let failed = failure.borrow_mut().take();
+            match failed {
+                Some(why) => Err(why),
+                None => Ok(true),
+            }
+        };
+        let outcome = process.run(work);
+        let opened = match outcome {
+            Some(Err(why)) => return Err(why),
+            Some(Ok(opened)) => opened,
+            None => true,
+        };
+        let mut closed = false;
+        if end == End::Close && outcome.is_some() && opened {
+            let core = Rc::clone(&process.core);
+            closed = matches!(process.run(async move { core.close().await }), Some(Ok(())));
+        }
+        drop(process);
+        self.rig.host.set_faults(Faults::default());
+        if end == End::PowerCut || self.rig.host.is_dark() {
+            self.rig.host.power_cut();
+            self.rig.memory = tapio_format::live::vhd::HeapMemory::new();
+        } else {
+            self.rig.host.process_killed();
+        }
+        self.rig.host.cut_after(None);
+        self.rig.check(!closed).map_err(|why| format!("before it is opened again after {end:?}: {why}"))?;
+        self.verify(end)
+    }
+
+    /// Opens the disk again, without faults, and compares every sector of the zones.
+    fn verify(&mut self, end: End) -> Result<(), String> {
+        let process = self.rig.process();
+        let spec = self.rig.spec(Access::ReadWrite);
+        let running = process.clone();
+        let found = process.run(async move {
+            running.core.resume(&spec).await.map_err(|error| format!("cannot be opened again: {error}"))?;
+            let mut found = Vec::new();
+            for zone in ZONES {
+                let page = PageBuf::zeroed(ZONE_SECTORS as usize * SECTOR);
+                let span = Span::new(zone * SECTOR_LEN, ZONE_SECTORS * SECTOR_LEN);
+                running.ask(Op::Read, span, &page).await.map_err(|error| format!("zone {zone}: {error}"))?;
+                for (index, sector) in page[..span.len as usize].chunks_exact(SECTOR).enumerate() {
+                    found.push((
+                        zone + index as u64,
+                        stamp_of(sector).map_err(|why| format!("sector {}: {why}", zone + index as u64))?,
+                    ));
+                }
+            }
+            running.core.close().await.map_err(|error| error.to_string())?;
+            Ok::<_, String>(found)
+        });
+        let found = found.expect("the power stays on")?;
+        let mut model = self.model.borrow_mut();
+        for (sector, stamp) in found {
+            let checked = if end == End::PowerCut {
+                model.check_after_cut(sector, stamp)
+            } else {
+                model.check_after_kill(sector, stamp)
+            };
+            checked.map_err(|why| format!("after {end:?}: {why}"))?;
+        }
+        drop(model);
+        self.rig.check(false).map_err(|why| format!("after {end:?} and opening again: {why}"))
+    }
+}
+
+/// A client: random requests one after the other, each checked against the model.
+async fn client(process: &Process, model: &RefCell<Model>, mut random: Random) -> Result<(), String> {
+    for _ in 0..10 + random.below(30) {
+        if random.chance(1, 40) {
+            // Long enough for metadata to be written back by itself.
+            let tasks = process.sim.tasks();
+            tasks.sleep_until(tasks.turn_ns() + 1_500_000_000).await;
+        }
+        let sectors = place(&mut random);
+        let span = Span::new(sectors.start * SECTOR_LEN, (sectors.end - sectors.start) * SECTOR_LEN);
+        let mut page = PageBuf::zeroed(span.len as usize);
+        match random.below(20) {
+            0..=8 => {
+                let durable = random.chance(1, 6);
+                let stamp = model.borrow_mut().fresh_stamp();
+                page.chunks_exact_mut(SECTOR).for_each(|sector| fill(stamp, sector));
+                let issued = model.borrow_mut().begin(sectors.clone(), stamp, false);
+                let result = process.ask(Op::Write { durable }, span, &page).await;
+                model.borrow_mut().end(sectors, issued, result.is_ok(), durable);
+            }
+            9 => {
+                let durable = random.chance(1, 6);
+                let issued = model.borrow_mut().begin(sectors.clone(), 0, false);
+                let op = Op::WriteZeroes { unmap: random.chance(1, 2), durable };
+                let result = process.ask(op, span, &page).await;
+                model.borrow_mut().end(sectors, issued, result.is_ok(), durable);
+            }
+            10 => {
+                // Afterwards the sectors may be zero, or what they were.
+                let issued = model.borrow_mut().begin(sectors.clone(), 0, true);
+                let result = process.ask(Op::Discard, span, &page).await;
+                model.borrow_mut().end(sectors, issued, result.is_ok(), false);
+            }
+            11..=12 => {
+                let began = model.borrow_mut().tick();
+                if process.ask(Op::Flush, Span::default(), &page).await.is_ok() {
+                    model.borrow_mut().flushed(began);
+                }
+            }
+            _ => {
+                let began = model.borrow_mut().tick();
+                match process.ask(Op::Read, span, &page).await {
+                    Ok(()) => {}
+                    Err(DiskError::Io(_)) => continue,
+                    Err(error) => return Err(format!("a read gave {error}")),
+                }
+                let model = model.borrow();
+                for (index, sector) in page[..span.len as usize].chunks_exact(SECTOR).enumerate() {
+                    let number = sectors.start + index as u64;
+                    let stamp = stamp_of(sector).map_err(|why| format!("sector {number}: {why}"))?;
+                    model.check_read(number, stamp, began)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

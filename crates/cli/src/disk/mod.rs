@@ -1,0 +1,404 @@
+//! `tapio disk`: what tap-ctl has no words for, by our own protocol.
+
+mod stats;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use serde_json::Value;
+use tapio_control::{
+    Client, Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, ImageSource, OwnClient,
+    ProcessState, RunDir, VbdState, processes,
+};
+use tapio_stat::VbdId;
+use tapio_types::parse_type_and_path;
+
+use crate::failure::{Result, print, print_json};
+
+/// Longest wait for an answer that does not depend on the guest's requests.
+const SOON: Option<Duration> = Some(Duration::from_secs(30));
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:
+  tapio disk list                                          all disks and how they are reached
+  tapio disk front add -p 4711 -m 0 --nbd-unix /run/a.sock
+  tapio disk front add -p 4711 -m 0 --vhost-user /run/v.sock --queues 4
+  tapio disk stats -m 0                                    latencies by stage
+  tapio disk polling -p 4711 -m 0 --max-us 50 --idle-percent 30
+  tapio disk resume -p 4711 -m 0 --image vhd:/disks/snap.vhd --image vhd:/disks/base.vhd
+
+'list' shows disks of a foreign tapdisk too; the other commands need a disk process of ours.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Which disk.
+#[derive(Clone, Copy, Debug, Args)]
+struct Which {
+    /// Process
+    #[arg(short, long)]
+    pid: i32,
+    /// Minor number
+    #[arg(short, long)]
+    minor: u16,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List all disks, their state and how they are reached
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print counters and latencies by stage
+    ///
+    /// Read from shared memory: no process is asked, so this works also when one does not answer.
+    Stats(stats::Arguments),
+    /// Open an image; several name a chain, leaf first
+    Open {
+        #[command(flatten)]
+        which: Which,
+        /// An image, as vhd:/disks/a.vhd; repeat it to name the whole chain
+        #[arg(short, long = "image", value_name = "TYPE:PATH", required = true)]
+        images: Vec<String>,
+        /// Refuse writes
+        #[arg(long)]
+        read_only: bool,
+        /// Read parents through the page cache
+        #[arg(long)]
+        page_cache: bool,
+    },
+    /// Close the image
+    Close {
+        #[command(flatten)]
+        which: Which,
+        /// Do not wait for requests in flight
+        #[arg(long)]
+        force: bool,
+    },
+    /// Wait until all requests are answered and close the files; the guest waits
+    Pause {
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Go on, with another image or chain if one is given
+    Resume {
+        #[command(flatten)]
+        which: Which,
+        /// An image; repeat it to name the whole chain, leaf first
+        #[arg(short, long = "image", value_name = "TYPE:PATH")]
+        images: Vec<String>,
+    },
+    /// Add and remove ways to reach a disk
+    #[command(subcommand)]
+    Front(FrontCommand),
+    /// Set adaptive polling: spin for new requests before sleeping
+    Polling {
+        #[command(flatten)]
+        which: Which,
+        /// Longest spin in microseconds; 0 switches it off
+        #[arg(long)]
+        max_us: u32,
+        /// Spin only while at least this share of the host is idle
+        #[arg(long, default_value_t = 50)]
+        idle_percent: u8,
+    },
+    /// Close all disks of a process and end it
+    Quit {
+        /// Process
+        #[arg(short, long)]
+        pid: i32,
+        /// Do not wait for requests in flight
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum FrontCommand {
+    /// Serve a disk in one more way
+    Add(Add),
+    /// End a way to reach a disk; its clients are disconnected
+    Remove {
+        #[command(flatten)]
+        which: Which,
+        /// Its number, as 'front list' shows it
+        id: u32,
+    },
+    /// List the ways to reach a disk
+    List {
+        #[command(flatten)]
+        which: Which,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Add {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    how: How,
+    /// Name of the NBD export; any name is served without
+    #[arg(long, default_value = "")]
+    export: String,
+    /// Queues of a vhost-user disk
+    #[arg(long, default_value_t = 1)]
+    queues: u16,
+    /// Most entries of a vhost-user queue, a power of two
+    #[arg(long, default_value_t = 1024)]
+    queue_size: u16,
+    /// Refuse writes over this front end
+    #[arg(long)]
+    read_only: bool,
+    /// Domain under which xsiostat shows it
+    #[arg(long, requires = "devid")]
+    domid: Option<u32>,
+    /// Device under which xsiostat shows it
+    #[arg(long, requires = "domid")]
+    devid: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct How {
+    /// NBD on this UNIX socket
+    #[arg(long, value_name = "PATH")]
+    nbd_unix: Option<PathBuf>,
+    /// NBD on this TCP address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    nbd_tcp: Option<SocketAddr>,
+    /// vhost-user-blk on this UNIX socket
+    #[arg(long, value_name = "PATH")]
+    vhost_user: Option<PathBuf>,
+}
+
+impl Add {
+    fn front(&self) -> Result<Front> {
+        let (export, read_only) = (self.export.clone(), self.read_only);
+        match &self.how {
+            How { nbd_unix: Some(path), .. } => {
+                Ok(Front::NbdUnix { path: absolute(path)?, listener: None, export, read_only })
+            }
+            How { nbd_tcp: Some(addr), .. } => Ok(Front::NbdTcp { addr: *addr, export, read_only }),
+            How { vhost_user: Some(socket), .. } => Ok(Front::VhostUser {
+                socket: absolute(socket)?,
+                listener: None,
+                connection: None,
+                queues: self.queues,
+                queue_size: self.queue_size,
+                read_only,
+            }),
+            How { .. } => Err(ControlError::new(Errno::EINVAL, "no front end was named")),
+        }
+    }
+}
+
+/// The disk process has another working directory than we.
+fn absolute(path: &std::path::Path) -> Result<PathBuf> {
+    std::path::absolute(path)
+        .map_err(|error| ControlError::io(format_args!("the path {}", path.display()), &error))
+}
+
+/// One image is a leaf whose parents are found from it; several are the chain itself.
+fn source(images: &[String]) -> Result<Option<ImageSource>> {
+    match images {
+        [] => Ok(None),
+        [leaf] => Ok(Some(ImageSource::Leaf(leaf.clone()))),
+        chain => {
+            let layers = chain.iter().map(|image| {
+                parse_type_and_path(image)
+                    .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))
+            });
+            layers.collect::<Result<_>>().map(|layers| Some(ImageSource::Chain(layers)))
+        }
+    }
+}
+
+pub fn run(arguments: Arguments) -> Result<()> {
+    let run = RunDir::from_env();
+    let tell = |pid: i32, ask: &Ask, timeout: Option<Duration>| -> Result<()> {
+        OwnClient::connect(&run, pid)?.call::<Value>(ask, &[], timeout).map(|_| ())
+    };
+    match arguments.command {
+        Command::List { json } => list(&run, json),
+        Command::Stats(arguments) => stats::run(&arguments),
+        Command::Open { which: Which { pid, minor }, images, read_only, page_cache } => {
+            let image =
+                source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
+            let open = Ask::Open { minor, image, read_only, page_cache, timeout_s: None, default_nbd: false };
+            tell(pid, &open, SOON)
+        }
+        Command::Close { which: Which { pid, minor }, force } => {
+            tell(pid, &Ask::Close { minor, force }, None)
+        }
+        Command::Pause { which: Which { pid, minor } } => tell(pid, &Ask::Pause { minor }, None),
+        Command::Resume { which: Which { pid, minor }, images } => {
+            tell(pid, &Ask::Resume { minor, image: source(&images)? }, SOON)
+        }
+        Command::Front(command) => front(&run, command),
+        Command::Polling { which: Which { pid, minor }, max_us, idle_percent } => {
+            tell(pid, &Ask::SetPolling { minor, max_us, idle_percent }, SOON)
+        }
+        Command::Quit { pid, force } => tell(pid, &Ask::Quit { force }, None),
+    }
+}
+
+fn front(run: &RunDir, command: FrontCommand) -> Result<()> {
+    match command {
+        FrontCommand::Add(add) => {
+            let Which { pid, minor } = add.which;
+            let vbd = add.domid.zip(add.devid).map(|(domid, devid)| VbdId { domid, devid });
+            let ask = Ask::FrontAdd { minor, front: add.front()?, vbd };
+            let added: FrontEntry = OwnClient::connect(run, pid)?.call(&ask, &[], SOON)?;
+            print(&format!("{}\n", added.id))
+        }
+        FrontCommand::Remove { which: Which { pid, minor }, id } => OwnClient::connect(run, pid)?
+            .call::<Value>(&Ask::FrontRemove { minor, front: id }, &[], SOON)
+            .map(|_| ()),
+        FrontCommand::List { which: Which { pid, minor }, json } => {
+            let fronts: Vec<FrontEntry> =
+                OwnClient::connect(run, pid)?.call(&Ask::FrontList { minor }, &[], SOON)?;
+            if json {
+                return print_json(&fronts);
+            }
+            let mut text = format!("{:>4} {:<10} {:>11} {:>7} ADDRESS\n", "ID", "KIND", "DOM,VBD", "CLIENTS");
+            for front in &fronts {
+                text.push_str(&front_line(front));
+            }
+            print(&text)
+        }
+    }
+}
+
+fn front_line(front: &FrontEntry) -> String {
+    format!(
+        "{:>4} {:<10} {:>11} {:>7} {}\n",
+        front.id,
+        front.front.kind(),
+        front.vbd.to_string(),
+        front.connections,
+        front.front.address()
+    )
+}
+
+/// A disk in the list.
+#[derive(Debug, Serialize)]
+struct Listed {
+    pid: i32,
+    /// The program; empty for a foreign tapdisk.
+    program: String,
+    #[serde(flatten)]
+    disk: DiskEntry,
+}
+
+fn list(run: &RunDir, json: bool) -> Result<()> {
+    let mut listed = Vec::new();
+    for process in processes(run)? {
+        let ProcessState::Live { pid } = process.state else { continue };
+        let (program, disks) = match OwnClient::connect(run, process.id) {
+            Ok(mut own) => {
+                let program = format!("{} {}", own.hello().program, own.hello().program_version);
+                (program, own.call(&Ask::List {}, &[], SOON)?)
+            }
+            Err(error) if error.errno == Errno::EPROTO => (String::new(), foreign(run, process.id)?),
+            // It ended between the two questions.
+            Err(_) => continue,
+        };
+        listed.extend(disks.into_iter().map(|disk| Listed { pid, program: program.clone(), disk }));
+    }
+    if json {
+        return print_json(&listed);
+    }
+    print(&table(&listed))
+}
+
+/// The disks of a process that speaks the tapdisk protocol only.
+fn foreign(run: &RunDir, id: i32) -> Result<Vec<DiskEntry>> {
+    let state = |bits: i32| match bits {
+        bits if bits & 0x200 != 0 => VbdState::ResumeFailed,
+        bits if bits & 0x20 != 0 => VbdState::Paused,
+        bits if bits & 0x10 != 0 => VbdState::Pausing,
+        bits if bits & 0x40 != 0 => VbdState::Closing,
+        _ => VbdState::Running,
+    };
+    let disks = Client::new(run, id).list()?;
+    let entry = |disk: tapio_control::List| {
+        Some(DiskEntry {
+            minor: u16::try_from(disk.minor).ok()?,
+            state: state(disk.state),
+            image: Some(disk.path).filter(|path| !path.is_empty()),
+            read_only: false,
+            fronts: Vec::new(),
+        })
+    };
+    Ok(disks.into_iter().filter_map(entry).collect())
+}
+
+fn table(listed: &[Listed]) -> String {
+    let mut text = format!("{:>8} {:>5} {:<13} IMAGE\n", "PID", "MINOR", "STATE");
+    for Listed { pid, disk, .. } in listed {
+        // The enum's names on the wire are the names for people.
+        let state = serde_json::to_value(disk.state).ok();
+        let state = state.as_ref().and_then(Value::as_str).unwrap_or("-");
+        let read_only = if disk.read_only { " (read only)" } else { "" };
+        let image = disk.image.as_deref().unwrap_or("-");
+        text.push_str(&format!("{pid:>8} {:>5} {state:<13} {image}{read_only}\n", disk.minor));
+        for front in &disk.fronts {
+            text.push_str(&format!(
+                "{:>15} {} {} ({} clients)\n",
+                front.id,
+                front.front.kind(),
+                front.front.address(),
+                front.connections
+            ));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_image_is_a_leaf_and_several_are_a_chain() {
+        assert_eq!(source(&[]).expect("none"), None);
+        let leaf = source(&["vhd:/a".into()]).expect("a leaf");
+        assert_eq!(leaf, Some(ImageSource::Leaf("vhd:/a".into())));
+        let Some(ImageSource::Chain(layers)) = source(&["vhd:/a".into(), "aio:/b".into()]).expect("a chain")
+        else {
+            panic!("not a chain");
+        };
+        assert_eq!(layers.iter().map(ToString::to_string).collect::<Vec<_>>(), ["vhd:/a", "raw:/b"]);
+        assert_eq!(
+            source(&["vhd:/a".into(), "tar:/b".into()]).expect_err("no such type").errno,
+            Errno::EINVAL
+        );
+    }
+
+    #[test]
+    fn the_table_shows_fronts_below_their_disk() {
+        let front =
+            Front::NbdUnix { path: "/s".into(), listener: None, export: String::new(), read_only: false };
+        let entry = FrontEntry { id: 1, front, vbd: VbdId { domid: 0, devid: 3 }, connections: 2 };
+        let disk = DiskEntry {
+            minor: 3,
+            state: VbdState::Paused,
+            image: Some("vhd:/a".into()),
+            read_only: true,
+            fronts: vec![entry],
+        };
+        let text = table(&[Listed { pid: 7, program: String::new(), disk }]);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[1], "       7     3 paused        vhd:/a (read only)");
+        assert_eq!(lines[2], "              1 nbd-unix /s (2 clients)");
+    }
+}

@@ -1,0 +1,150 @@
+//! The program under its own name.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::failure::{self, Result};
+use crate::{TOOLS, disk, generate, tap_ctl, vhd_util, xsiostat};
+
+/// Storage virtualisation for any Linux host: disks from image chains, and the instruments around them.
+///
+/// The same program answers to tap-ctl, xsiostat and vhd-util, either by a link of that name (see 'tapio links') or as
+/// its first word: 'tapio tap-ctl list' is 'tap-ctl list'.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tapio",
+    disable_version_flag = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+#[command(after_long_help = "Examples:
+  tapio vhd-util create -n /disks/a.vhd -s 1024     a sparse image of 1 GiB
+  tapio-disk --image vhd:/disks/a.vhd --nbd-unix /run/a.sock
+                                                    a process that serves it
+  tapio disk list                                   which disks there are
+  tapio xsiostat                                    what they do, every second
+  tapio links /usr/local/bin                        the tools under their usual names")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Look at running disks and change them
+    Disk(disk::Arguments),
+    /// Print completions for a shell
+    ///
+    /// For bash: 'tapio completions bash > /etc/bash_completion.d/tapio'. The tools under their own names have
+    /// completions of their own: 'tapio completions bash tap-ctl'.
+    Completions {
+        /// The shell
+        shell: Shell,
+        /// The program to complete
+        #[arg(default_value = "tapio", value_parser = ["tapio", "tap-ctl", "xsiostat", "vhd-util"])]
+        program: String,
+    },
+    /// Write the manual pages of all commands into a directory
+    Man {
+        /// The directory; made if it does not exist
+        dir: PathBuf,
+    },
+    /// Install links named tap-ctl, xsiostat and vhd-util that lead to this program
+    Links {
+        /// The directory, as /usr/local/bin
+        dir: PathBuf,
+        /// Replace files of these names that are there already
+        #[arg(long)]
+        force: bool,
+    },
+    /// Print the version
+    Version {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The whole tree of commands, the tools included.
+pub fn command() -> clap::Command {
+    let mut command = Arguments::command();
+    for tool in tools() {
+        command = command.subcommand(tool);
+    }
+    command
+}
+
+/// The tools under their own names.
+pub fn tools() -> [clap::Command; 3] {
+    [tap_ctl::command(), xsiostat::command(), vhd_util::command()]
+}
+
+pub fn run(arguments: Vec<OsString>) -> ExitCode {
+    let parsed =
+        command().try_get_matches_from(arguments).and_then(|matches| Arguments::from_arg_matches(&matches));
+    let arguments = match parsed {
+        Ok(arguments) => arguments,
+        Err(error) => return failure::usage(&error),
+    };
+    match execute(arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report("tapio", &error),
+    }
+}
+
+fn execute(command: Command) -> Result<()> {
+    match command {
+        Command::Disk(arguments) => disk::run(arguments),
+        Command::Completions { shell, program } => generate::completions(shell, &program),
+        Command::Man { dir } => generate::manual(&dir),
+        Command::Links { dir, force } => generate::links(&dir, force),
+        Command::Version { json } => version(json),
+    }
+}
+
+fn version(json: bool) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    if json {
+        return failure::print_json(&serde_json::json!({
+            "version": version,
+            "protocol": tapio_control::PROTOCOL_VERSION,
+            "statistics": tapio_stat::PAGE_VERSION,
+            "tools": TOOLS,
+        }));
+    }
+    failure::print(&format!("tapio {version}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_of_commands_is_sound() {
+        command().debug_assert();
+        for tool in tools() {
+            assert!(TOOLS.contains(&tool.get_name()));
+            tool.debug_assert();
+        }
+    }
+
+    /// Help that teaches: no command and no option without a word about it.
+    #[test]
+    fn everything_is_explained() {
+        fn walk(command: &clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            assert!(command.get_about().is_some(), "{path} has no description");
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{path} {} has no help", argument.get_id());
+            }
+            for inner in command.get_subcommands() {
+                walk(inner, &path);
+            }
+        }
+        walk(&command(), "");
+    }
+}

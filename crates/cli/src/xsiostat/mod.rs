@@ -1,0 +1,224 @@
+//! `xsiostat`: what virtual disks do, every second, from shared memory.
+//!
+//! Reads the files of our disk processes and of a foreign tapdisk alike, without asking any process. A sample is
+//! computed once (`sample`) and then printed in one of the formats (`format`) or written to a file (`record`), from
+//! which it can be printed again in any format.
+
+mod format;
+mod record;
+mod sample;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::{ArgAction, CommandFactory, Parser};
+use tapio_control::{ControlError, Errno};
+use tapio_stat::ShmRoot;
+
+use crate::failure::{self, Result};
+use format::Format;
+use sample::{Filter, Sample, Sampler};
+
+/// The first sample comes after this.
+const FIRST: Duration = Duration::from_millis(100);
+
+/// Print the I/O statistics of virtual disks.
+///
+/// Each sample has a row for every virtual disk: requests and megabytes (10^6) a second, and the average number of
+/// requests under way. Disks are known by domain and device; without a hypervisor the domain is 0 and the device is
+/// the disk's minor number. A disk that is unplugged drops out.
+#[derive(Debug, Parser)]
+#[command(name = "xsiostat", disable_version_flag = true)]
+#[command(after_long_help = "Examples:
+  xsiostat -s                       every second, including disks plugged later
+  xsiostat -d 5 -d 6 -i 200         the disks of two domains, five times a second
+  xsiostat -s -o /var/tmp/io.log    print and keep
+  xsiostat --replay /var/tmp/io.log --format 6.1
+
+Formats: 6.5 has rates and queue lengths; 2016 adds the low-memory mode; 6.1 groups disks by page pool
+and shows slots of the guest's ring (BLKBKRING, total and used) and requests in flight instead.
+
+A file written by -o has a line of JSON first, {\"xsiostat\":1,\"interval_ms\":N}, then one per sample:
+{\"time_ms\":…,\"vbds\":[{\"domid\":…,\"vbdid\":…,\"read_per_s\":…,…}]}.
+
+TAPIO_SHM_DIR names the directory that is read (default /dev/shm).")]
+struct Arguments {
+    /// Look for new disks before every sample
+    #[arg(short)]
+    scan: bool,
+    /// Only disks of this domain; may be repeated
+    #[arg(short = 'd', value_name = "DOMID", action = ArgAction::Append)]
+    domids: Vec<u32>,
+    /// Only this device; may be repeated
+    #[arg(short = 'v', value_name = "VBDID", action = ArgAction::Append)]
+    vbdids: Vec<u32>,
+    /// Milliseconds between samples
+    #[arg(short, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    interval: u64,
+    /// Also write the samples to this file
+    #[arg(short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// End after this many samples
+    #[arg(short, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// How to print
+    #[arg(long, value_enum, default_value_t = Format::V65)]
+    format: Format,
+    /// Print a line of JSON per sample instead
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+    /// Print the samples of a file instead of new ones
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scan", "interval", "output"])]
+    replay: Option<PathBuf>,
+}
+
+/// The definition, for help, completions and pages.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
+const NAME: &str = "Storage I/O Stats";
+
+/// The banner above the help.
+fn banner() -> String {
+    let line = "-".repeat(NAME.len() + 2);
+    format!("{line}\n {NAME}\n{line}\n")
+}
+
+pub fn run(arguments: Vec<OsString>) -> ExitCode {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) if error.use_stderr() => {
+            eprint!("{error}");
+            return ExitCode::FAILURE;
+        }
+        Err(help) => {
+            eprint!("{}{help}", banner());
+            return ExitCode::SUCCESS;
+        }
+    };
+    match execute(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            failure::report("xsiostat", &error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(arguments: &Arguments) -> Result<()> {
+    let filter = Filter { domids: arguments.domids.clone(), vbdids: arguments.vbdids.clone() };
+    match &arguments.replay {
+        Some(file) => replay(arguments, &filter, file),
+        None => watch(arguments, filter),
+    }
+}
+
+fn show(arguments: &Arguments, sample: &Sample) -> Result<()> {
+    if arguments.json {
+        return failure::print(&(record::line(sample)? + "\n"));
+    }
+    failure::print(&format::text(arguments.format, sample))
+}
+
+fn replay(arguments: &Arguments, filter: &Filter, file: &std::path::Path) -> Result<()> {
+    let count = arguments.count.unwrap_or(u64::MAX);
+    let mut shown = 0;
+    for sample in record::Reader::open(file)? {
+        let mut sample = sample?;
+        sample.vbds.retain(|vbd| filter.takes(vbd.domid, vbd.vbdid));
+        if sample.vbds.is_empty() {
+            continue;
+        }
+        show(arguments, &sample)?;
+        shown += 1;
+        if shown >= count {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn watch(arguments: &Arguments, filter: Filter) -> Result<()> {
+    let mut file = match &arguments.output {
+        Some(path) => Some(record::Writer::create(path, arguments.interval)?),
+        None => None,
+    };
+    let mut sampler = Sampler::new(ShmRoot::from_env(), filter);
+    sampler.scan()?;
+    let interval = Duration::from_millis(arguments.interval);
+    let mut due = Instant::now() + FIRST;
+    let mut waiting_said = false;
+    let mut shown = 0;
+    while arguments.count.is_none_or(|count| shown < count) {
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        // A process that was stopped for a while goes on from now instead of catching up.
+        due = (due + interval).max(Instant::now());
+        if arguments.scan {
+            sampler.scan()?;
+        } else if sampler.is_empty() {
+            // Not an error of this program, and nothing will change.
+            let said = writeln!(io::stderr(), "No VBDs to report and 'scan' flag not set.");
+            return said.map_err(|error| ControlError::io("writing", &error));
+        }
+        let sample = sampler.sample();
+        if sample.vbds.is_empty() {
+            if arguments.scan && !waiting_said {
+                failure::print("Waiting for VBDs to be plugged.\n")?;
+            }
+            waiting_said = arguments.scan;
+            continue;
+        }
+        waiting_said = false;
+        if let Some(file) = &mut file {
+            file.write(&sample)?;
+        }
+        show(arguments, &sample)?;
+        shown += 1;
+    }
+    Ok(())
+}
+
+/// An error that names a file.
+fn about_file(doing: &str, path: &std::path::Path, error: &io::Error) -> ControlError {
+    ControlError::io(format_args!("{doing} {}", path.display()), error)
+}
+
+/// A file that is not what it should be.
+fn bad_file(path: &std::path::Path, line: usize, why: &str) -> ControlError {
+    ControlError::new(Errno::EINVAL, format!("{}, line {line}: {why}", path.display()))
+        .next("give a file that 'xsiostat -o' wrote")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_banner_is_as_wide_as_its_text() {
+        assert_eq!(banner(), "-------------------\n Storage I/O Stats\n-------------------\n");
+    }
+
+    #[test]
+    fn all_options_are_there() {
+        let parse = |line: &str| Arguments::try_parse_from(line.split_whitespace());
+        let arguments =
+            parse("xsiostat -s -d 5 -d 6 -v 51712 -i 200 -o /f -c 3 --format 6.1").expect("valid");
+        assert!(arguments.scan);
+        assert_eq!((arguments.domids, arguments.vbdids, arguments.interval), (vec![5, 6], vec![51712], 200));
+        assert_eq!((arguments.count, arguments.format), (Some(3), Format::V61));
+        for bad in [
+            "xsiostat -s -s",
+            "xsiostat -i 5 -i 6",
+            "xsiostat -i 0",
+            "xsiostat -o a -o b",
+            "xsiostat --format 7",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Minor numbers: a marker file each, given out under the lock of their directory.
+//!
+//! There is no block device behind a minor number any more; its marker is what keeps two processes from using one
+//! number. The process that has attached it holds the marker's own lock, so a number in use cannot be freed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::paths::create_dir;
+use crate::{ControlError, Errno, Result};
+
+/// Minor numbers end below this.
+pub const MINOR_MAX: u16 = 16_384;
+
+/// The directory of markers.
+#[derive(Clone, Debug)]
+pub struct MinorDir(PathBuf);
+
+/// The lock of a marker; given up when dropped.
+#[derive(Debug)]
+pub struct MarkerLock {
+    _marker: File,
+}
+
+fn lock(file: &File, how: i32) -> io::Result<()> {
+    loop {
+        // SAFETY: the descriptor is open for as long as `file` is borrowed.
+        if unsafe { libc::flock(file.as_raw_fd(), how) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+impl MinorDir {
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        Self(dir)
+    }
+
+    /// The marker of a number.
+    pub fn marker(&self, minor: u16) -> PathBuf {
+        self.0.join(format!("tapdisk-{minor}"))
+    }
+
+    /// Takes the lowest free number.
+    ///
+    /// # Errors
+    /// The directory cannot be made or written, or all numbers are taken.
+    pub fn allocate(&self) -> Result<(u16, PathBuf)> {
+        create_dir(&self.0)?;
+        let _turn = self.turn()?;
+        for minor in 0..MINOR_MAX {
+            let marker = self.marker(minor);
+            let made = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+                .open(&marker);
+            match made {
+                Ok(_) => return Ok((minor, marker)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    return Err(ControlError::io(format_args!("cannot make {}", marker.display()), &error));
+                }
+            }
+        }
+        Err(ControlError::new(Errno::ENOSPC, format!("all {MINOR_MAX} minor numbers are taken"))
+            .next("free those that 'tap-ctl list' shows without a pid"))
+    }
+
+    /// Takes a certain number, which may have a marker already as long as nobody has attached it.
+    ///
+    /// # Errors
+    /// The directory cannot be made or written, or a process has the number attached.
+    pub fn claim(&self, minor: u16) -> Result<u16> {
+        create_dir(&self.0)?;
+        let _turn = self.turn()?;
+        let marker = self.marker(minor);
+        let opened = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(&marker);
+        let file = opened
+            .map_err(|error| ControlError::io(format_args!("cannot make {}", marker.display()), &error))?;
+        lock(&file, libc::LOCK_EX | libc::LOCK_NB).map_err(|error| in_use(minor, &error))?;
+        Ok(minor)
+    }
+
+    /// Gives a number back.
+    ///
+    /// # Errors
+    /// It was not given out, or a process has it attached (`EAGAIN`).
+    pub fn free(&self, minor: u16) -> Result<()> {
+        let marker = self.marker(minor);
+        let _turn = self.turn()?;
+        let file = open(&marker, minor)?;
+        lock(&file, libc::LOCK_EX | libc::LOCK_NB).map_err(|error| in_use(minor, &error))?;
+        fs::remove_file(&marker)
+            .map_err(|error| ControlError::io(format_args!("cannot remove {}", marker.display()), &error))
+    }
+
+    /// Takes the marker's lock for the process that attaches the number.
+    ///
+    /// # Errors
+    /// The number was not given out, or another process has it attached.
+    pub fn lock(&self, minor: u16) -> Result<MarkerLock> {
+        let file = open(&self.marker(minor), minor)?;
+        lock(&file, libc::LOCK_EX | libc::LOCK_NB).map_err(|error| in_use(minor, &error))?;
+        Ok(MarkerLock { _marker: file })
+    }
+
+    /// The numbers given out, in order.
+    ///
+    /// # Errors
+    /// The directory exists and cannot be listed.
+    pub fn allocated(&self) -> Result<Vec<u16>> {
+        let entries = match fs::read_dir(&self.0) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(self.unlisted(&error)),
+        };
+        let mut minors = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(|error| self.unlisted(&error))?.file_name();
+            let minor: Option<u16> =
+                name.to_str().and_then(|name| name.strip_prefix("tapdisk-")?.parse().ok());
+            minors.extend(minor.filter(|minor| *minor < MINOR_MAX));
+        }
+        minors.sort_unstable();
+        Ok(minors)
+    }
+
+    fn unlisted(&self, error: &io::Error) -> ControlError {
+        ControlError::io(format_args!("cannot list {}", self.0.display()), error)
+    }
+
+    /// The right to change the directory.
+    fn turn(&self) -> Result<File> {
+        let taken = File::open(&self.0).and_then(|dir| {
+            lock(&dir, libc::LOCK_EX)?;
+            Ok(dir)
+        });
+        taken.map_err(|error| ControlError::io(format_args!("cannot lock {}", self.0.display()), &error))
+    }
+}
+
+fn open(marker: &Path, minor: u16) -> Result<File> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(marker);
+    opened.map_err(|error| {
+        ControlError::io(format_args!("minor {minor} has no marker {}", marker.display()), &error)
+            .next("take one with 'tap-ctl allocate'")
+    })
+}
+
+fn in_use(minor: u16, error: &io::Error) -> ControlError {
+    ControlError::io(format_args!("minor {minor} is attached by a disk process"), error)
+        .next("'tap-ctl list' says by which; detach it there")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_given_out_from_the_lowest_and_can_be_freed() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let minors = crate::RunDir::new(dir.path()).minors();
+        assert_eq!(minors.allocated(), Ok(vec![]));
+        for expected in 0..3 {
+            let (minor, marker) = minors.allocate().expect("free");
+            assert_eq!(minor, expected);
+            assert!(marker.ends_with(format!("tapdisk/tapdisk-{expected}")));
+        }
+        minors.free(1).expect("was taken");
+        assert_eq!(minors.free(1).expect_err("is free").errno, Errno::ENOENT);
+        assert_eq!(minors.allocated(), Ok(vec![0, 2]));
+        assert_eq!(minors.allocate().expect("free").0, 1);
+    }
+
+    #[test]
+    fn an_attached_number_cannot_be_freed() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let minors = crate::RunDir::new(dir.path()).minors();
+        assert_eq!(minors.lock(0).expect_err("no marker").errno, Errno::ENOENT);
+        let (minor, _) = minors.allocate().expect("free");
+        assert_eq!(minors.claim(minor), Ok(minor));
+        assert_eq!(minors.claim(7), Ok(7));
+        let held = minors.lock(minor).expect("not attached");
+        assert_eq!(minors.claim(minor).expect_err("attached").errno, Errno::EAGAIN);
+        assert_eq!(minors.free(minor).expect_err("attached").errno, Errno::EAGAIN);
+        assert_eq!(minors.lock(minor).expect_err("attached").errno, Errno::EAGAIN);
+        drop(held);
+        minors.free(minor).expect("detached");
+    }
+
+    #[test]
+    fn many_allocate_at_once_and_none_twice() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let minors = crate::RunDir::new(dir.path()).minors();
+        let mut all: Vec<u16> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| (0..10).map(|_| minors.allocate().expect("free").0).collect::<Vec<_>>())
+                })
+                .collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+        });
+        all.sort_unstable();
+        assert_eq!(all, (0..80).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,487 @@
+//! Our own protocol: a line of JSON each way, on the socket of the tapdisk protocol.
+//!
+//! ```text
+//!   → {"id":1,"command":"hello","version":1}
+//!   ← {"id":1,"ok":{"version":1,"features":["fronts",…],"program":"tapio-disk","program_version":"0.1.0","pid":4711}}
+//!   → {"id":2,"command":"front-add","minor":0,"front":{"kind":"nbd-unix","path":"/run/d.sock"}}
+//!   ← {"id":2,"ok":{"id":1,"front":{…},"vbd":{"domid":0,"devid":0},"connections":0}}
+//!   → {"id":3,"command":"pause","minor":9}
+//!   ← {"id":3,"error":{"code":"ENODEV","errno":19,"message":"there is no disk 9","next":"…"}}
+//! ```
+//!
+//! `hello` comes first and says which version and features the process has; commands follow in any number, each
+//! answered before the next is read. Descriptors ride on the bytes of the line that names them by index. A field
+//! that is not known is an error: a misspelt option must not be taken for none.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tapio_stat::VbdId;
+use tapio_types::{LayerSpec, parse_type_and_path};
+
+use crate::host::Polling;
+use crate::{ControlError, Errno, Result};
+
+/// Version of the protocol.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// What this version can do, as `hello` answers it.
+pub const FEATURES: &[&str] = &[
+    "tapdisk",
+    "chain",
+    "fronts",
+    "nbd-unix",
+    "nbd-tcp",
+    "vhost-user",
+    "fd-passing",
+    "histograms",
+    "polling",
+];
+/// Longest line, its newline included. A chain of 30 images with long paths fits many times.
+pub const LINE_LEN_MAX: usize = 256 * 1024;
+/// Longest chain that can be named.
+const LAYERS_MAX: usize = 64;
+/// Room in a socket's address, its NUL included.
+const SOCKET_PATH_MAX: usize = 108;
+/// Longest export name of the NBD protocol.
+const EXPORT_LEN_MAX: usize = 4096;
+
+/// Which image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageSource {
+    /// The leaf as `type:/path`; its parents are found from it.
+    Leaf(String),
+    /// All images, leaf first.
+    Chain(Vec<LayerSpec>),
+}
+
+impl ImageSource {
+    /// As lists show it: the leaf.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Leaf(text) => text.clone(),
+            Self::Chain(layers) => layers.first().map_or_else(String::new, ToString::to_string),
+        }
+    }
+
+    /// Whether it can be an image at all.
+    ///
+    /// # Errors
+    /// `EINVAL` with what is wrong.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::Leaf(text) => {
+                let layer = parse_type_and_path(text)
+                    .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
+                plain_path(&layer.path, "image", usize::MAX)
+            }
+            Self::Chain(layers) if layers.is_empty() || layers.len() > LAYERS_MAX => Err(ControlError::new(
+                Errno::EINVAL,
+                format!("a chain has 1 to {LAYERS_MAX} images, not {}", layers.len()),
+            )),
+            Self::Chain(layers) => {
+                layers.iter().try_for_each(|layer| plain_path(&layer.path, "image", usize::MAX))
+            }
+        }
+    }
+}
+
+/// A way to reach a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Front {
+    /// NBD on a UNIX socket.
+    NbdUnix {
+        /// The socket; made by the process unless `listener` is given.
+        path: PathBuf,
+        /// Index of a passed descriptor that already listens.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        listener: Option<u32>,
+        /// Name of the export; any name is served when empty.
+        #[serde(default)]
+        export: String,
+        /// Refuse writes over this front end.
+        #[serde(default)]
+        read_only: bool,
+    },
+    /// NBD on a TCP port.
+    NbdTcp {
+        /// Where to listen.
+        addr: SocketAddr,
+        /// Name of the export; any name is served when empty.
+        #[serde(default)]
+        export: String,
+        /// Refuse writes over this front end.
+        #[serde(default)]
+        read_only: bool,
+    },
+    /// vhost-user-blk.
+    VhostUser {
+        /// The socket; made by the process unless a descriptor is given.
+        socket: PathBuf,
+        /// Index of a passed descriptor that already listens.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        listener: Option<u32>,
+        /// Index of a passed descriptor that is already connected.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        connection: Option<u32>,
+        /// Queues offered to the guest.
+        #[serde(default = "one")]
+        queues: u16,
+        /// Entries of a queue, a power of two.
+        #[serde(default = "queue_size")]
+        queue_size: u16,
+        /// Refuse writes over this front end.
+        #[serde(default)]
+        read_only: bool,
+    },
+}
+
+fn one() -> u16 {
+    1
+}
+
+/// The front end chooses; this only bounds it.
+fn queue_size() -> u16 {
+    1024
+}
+
+impl Front {
+    /// The kind's name.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::NbdUnix { .. } => "nbd-unix",
+            Self::NbdTcp { .. } => "nbd-tcp",
+            Self::VhostUser { .. } => "vhost-user",
+        }
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> String {
+        match self {
+            Self::NbdUnix { path, .. } => path.display().to_string(),
+            Self::NbdTcp { addr, .. } => addr.to_string(),
+            Self::VhostUser { socket, .. } => socket.display().to_string(),
+        }
+    }
+
+    /// The index of the connected descriptor it wants, if it wants one.
+    pub const fn connection_index(&self) -> Option<u32> {
+        match self {
+            Self::VhostUser { connection, .. } => *connection,
+            Self::NbdUnix { .. } | Self::NbdTcp { .. } => None,
+        }
+    }
+
+    /// Whether it is reached by NBD.
+    pub const fn is_nbd(&self) -> bool {
+        matches!(self, Self::NbdUnix { .. } | Self::NbdTcp { .. })
+    }
+
+    /// Whether it can be served at all, given how many descriptors came along.
+    ///
+    /// # Errors
+    /// `EINVAL` with what is wrong.
+    pub fn check(&self, fds: usize) -> Result<()> {
+        let invalid = |message: String| Err(ControlError::new(Errno::EINVAL, message));
+        let given = |index: &Option<u32>| match index {
+            Some(index) if *index as usize >= fds => {
+                invalid(format!("descriptor {index} was named but {fds} came with the request"))
+            }
+            _ => Ok(()),
+        };
+        match self {
+            Self::NbdUnix { path, listener, export, .. } => {
+                plain_path(path, "socket", SOCKET_PATH_MAX - 1)?;
+                given(listener)?;
+                check_export(export)
+            }
+            Self::NbdTcp { export, .. } => check_export(export),
+            Self::VhostUser { socket, listener, connection, queues, queue_size, .. } => {
+                plain_path(socket, "socket", SOCKET_PATH_MAX - 1)?;
+                given(listener)?;
+                given(connection)?;
+                if listener.is_some() && connection.is_some() {
+                    return invalid("give a listening or a connected descriptor, not both".into());
+                }
+                if !(1..=64).contains(queues) {
+                    return invalid(format!("{queues} queues: a disk has 1 to 64"));
+                }
+                if !queue_size.is_power_of_two() || !(2..=1024).contains(queue_size) {
+                    return invalid(format!("queue size {queue_size}: a power of two from 2 to 1024"));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn check_export(export: &str) -> Result<()> {
+    if export.len() > EXPORT_LEN_MAX || export.chars().any(char::is_control) {
+        return Err(ControlError::new(
+            Errno::EINVAL,
+            format!("an export's name has at most {EXPORT_LEN_MAX} bytes and no control characters"),
+        ));
+    }
+    Ok(())
+}
+
+fn plain_path(path: &Path, what: &str, len_max: usize) -> Result<()> {
+    let text = path.to_str().unwrap_or("\0");
+    if !path.is_absolute() || text.chars().any(char::is_control) || text.len() > len_max.min(4095) {
+        return Err(ControlError::new(
+            Errno::EINVAL,
+            format!("the {what} path '{}' is not usable", path.display().to_string().escape_default()),
+        )
+        .next(format!("give an absolute path of at most {} bytes", len_max.min(4095))));
+    }
+    Ok(())
+}
+
+/// What can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Command {
+    /// Says who speaks; comes first.
+    Hello {
+        /// Version of the client.
+        version: u32,
+    },
+    /// The disks of the process.
+    List {},
+    /// Full statistics of one disk, or of all.
+    Stats {
+        /// Minor number; all without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        minor: Option<u16>,
+    },
+    /// Makes a disk.
+    Attach {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Forgets a disk.
+    Detach {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Opens an image.
+    Open {
+        /// Minor number.
+        minor: u16,
+        /// The image.
+        image: ImageSource,
+        /// Refuse writes.
+        #[serde(default)]
+        read_only: bool,
+        /// Read parents through the page cache.
+        #[serde(default)]
+        page_cache: bool,
+        /// Seconds after which a request fails.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_s: Option<u16>,
+        /// Serve NBD where clients of tapdisk expect it.
+        #[serde(default)]
+        default_nbd: bool,
+    },
+    /// Closes the image.
+    Close {
+        /// Minor number.
+        minor: u16,
+        /// Do not wait for requests in flight.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Drains and closes the images; the guest waits.
+    Pause {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Goes on, with another image if one is given.
+    Resume {
+        /// Minor number.
+        minor: u16,
+        /// Another image.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        image: Option<ImageSource>,
+    },
+    /// Size and kind of the disk.
+    DiskInfo {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Adds a way to reach the disk.
+    FrontAdd {
+        /// Minor number.
+        minor: u16,
+        /// How.
+        front: Front,
+        /// Numbers to publish it under.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vbd: Option<VbdId>,
+    },
+    /// Takes one away.
+    FrontRemove {
+        /// Minor number.
+        minor: u16,
+        /// Its id.
+        front: u32,
+    },
+    /// How the disk is reached.
+    FrontList {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Adaptive polling.
+    SetPolling {
+        /// Minor number.
+        minor: u16,
+        /// Longest spin in microseconds; 0 is off.
+        max_us: u32,
+        /// Spin only while this percentage of the host is idle.
+        idle_percent: u8,
+    },
+    /// Ends the process.
+    Quit {
+        /// Do not wait for requests in flight.
+        #[serde(default)]
+        force: bool,
+    },
+}
+
+impl Command {
+    /// Whether it may run beside another command.
+    pub const fn is_reentrant(&self) -> bool {
+        matches!(self, Self::Hello { .. } | Self::List {} | Self::Stats { .. } | Self::FrontList { .. })
+    }
+
+    /// Checks everything that can be wrong without looking at a disk.
+    ///
+    /// # Errors
+    /// `EINVAL` with what is wrong.
+    pub fn check(&self, fds: usize) -> Result<()> {
+        match self {
+            Self::Open { image, .. } | Self::Resume { image: Some(image), .. } => image.check(),
+            Self::FrontAdd { front, .. } => front.check(fds),
+            Self::SetPolling { max_us, idle_percent, .. } => {
+                check_polling(&Polling { max_us: *max_us, idle_percent: *idle_percent })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn check_polling(polling: &Polling) -> Result<()> {
+    if polling.max_us > 1_000_000 || polling.idle_percent > 100 {
+        return Err(ControlError::new(
+            Errno::EINVAL,
+            format!("polling for {} us above {} % idle", polling.max_us, polling.idle_percent),
+        )
+        .next("give at most 1000000 us and 100 %"));
+    }
+    Ok(())
+}
+
+/// A command with the number that its answer repeats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Chosen by the client.
+    pub id: u64,
+    /// What is asked.
+    pub command: Command,
+}
+
+/// An error on the wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// Name of the error number.
+    pub code: String,
+    /// The number.
+    pub errno: i32,
+    /// A sentence.
+    pub message: String,
+    /// What to do next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+impl From<&ControlError> for ErrorBody {
+    fn from(error: &ControlError) -> Self {
+        Self {
+            code: error.errno.name().to_owned(),
+            errno: error.errno.raw(),
+            message: error.message.clone(),
+            next: error.next.clone(),
+        }
+    }
+}
+
+impl From<ErrorBody> for ControlError {
+    fn from(body: ErrorBody) -> Self {
+        Self { errno: Errno::new(body.errno), message: body.message, next: body.next }
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// Of the request.
+    pub id: u64,
+    /// What was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ok: Option<Value>,
+    /// Or why not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ErrorBody>,
+}
+
+impl Reply {
+    /// The line.
+    pub fn line(&self) -> String {
+        // Only maps with keys that are not strings cannot be written, and there are none.
+        let mut line =
+            serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"id\":0,\"error\":\"{error}\"}}"));
+        line.push('\n');
+        line
+    }
+}
+
+/// The answer to `hello`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Version of the process.
+    pub version: u32,
+    /// See [`FEATURES`].
+    pub features: Vec<String>,
+    /// Its name.
+    pub program: String,
+    /// Its version.
+    pub program_version: String,
+    /// Its number.
+    pub pid: u32,
+}
+
+/// Reads a line without its newline. The number of a request that is not understood is given with the error where
+/// it can be found, so that the answer reaches whoever waits for it.
+///
+/// # Errors
+/// `EPROTO` for what is not JSON of this shape.
+pub fn parse_request(line: &[u8]) -> std::result::Result<Request, (u64, ControlError)> {
+    let bad = |id: u64, why: String| {
+        let error = ControlError::new(Errno::EPROTO, format!("the request was not understood: {why}"));
+        (id, error.next("compare it with 'tapio disk --help' of the same version"))
+    };
+    let mut value: Value = serde_json::from_slice(line).map_err(|error| bad(0, error.to_string()))?;
+    let Some(fields) = value.as_object_mut() else { return Err(bad(0, "it is not an object".into())) };
+    let id = match fields.remove("id") {
+        None => 0,
+        Some(id) => id.as_u64().ok_or_else(|| bad(0, "its id is not a whole number".into()))?,
+    };
+    let command = Command::deserialize(value).map_err(|error| bad(id, error.to_string()))?;
+    Ok(Request { id, command })
+}
+
+#[cfg(test)]
+mod tests;

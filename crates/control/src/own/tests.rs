@@ -1,0 +1,160 @@
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn commands_read_as_documented() {
+    let read = |line: &str| parse_request(line.as_bytes()).expect(line);
+    assert_eq!(
+        read(r#"{"id":1,"command":"hello","version":1}"#),
+        Request { id: 1, command: Command::Hello { version: 1 } }
+    );
+    let chain = read(
+        r#"{"command":"open","minor":3,"image":{"chain":[{"kind":"vhd","path":"/a"},{"kind":"raw","path":"/b"}]}}"#,
+    );
+    let Command::Open { image: ImageSource::Chain(layers), read_only: false, .. } = chain.command else {
+        panic!("{chain:?}");
+    };
+    assert_eq!(layers.len(), 2);
+    let front =
+        read(r#"{"id":2,"command":"front-add","minor":0,"front":{"kind":"vhost-user","socket":"/v"}}"#);
+    let Command::FrontAdd { front: Front::VhostUser { queues, queue_size, .. }, .. } = front.command else {
+        panic!("{front:?}");
+    };
+    assert_eq!((queues, queue_size), (1, 1024));
+    assert_eq!(
+        read(r#"{"id":7,"command":"set-polling","minor":1,"max_us":50,"idle_percent":30}"#).command,
+        Command::SetPolling { minor: 1, max_us: 50, idle_percent: 30 }
+    );
+}
+
+#[test]
+fn what_is_not_understood_keeps_its_number() {
+    for (line, id) in [
+        (r#"{"id":5,"command":"fly"}"#, 5),
+        (r#"{"id":6,"command":"pause"}"#, 6),
+        (r#"{"id":7,"command":"pause","minor":1,"mnior":2}"#, 7),
+        (r#"{"id":8,"command":"pause","minor":70000}"#, 8),
+        (r#"{"id":-1,"command":"list"}"#, 0),
+        ("[]", 0),
+        ("{", 0),
+        ("", 0),
+        (
+            r#"{"id":9,"command":"front-add","minor":0,"front":{"kind":"nbd-unix","path":"/x","exprot":"y"}}"#,
+            9,
+        ),
+    ] {
+        let (found, error) = parse_request(line.as_bytes()).expect_err(line);
+        assert_eq!((found, error.errno), (id, Errno::EPROTO), "{line}");
+    }
+}
+
+#[test]
+fn every_command_survives_the_wire() {
+    let front = Front::NbdUnix { path: "/s".into(), listener: Some(0), export: "e".into(), read_only: true };
+    let vhost = Front::VhostUser {
+        socket: "/v".into(),
+        listener: None,
+        connection: Some(0),
+        queues: 4,
+        queue_size: 128,
+        read_only: false,
+    };
+    let tcp = Front::NbdTcp {
+        addr: "[::1]:10809".parse().expect("address"),
+        export: String::new(),
+        read_only: false,
+    };
+    let image = ImageSource::Leaf("vhd:/a.vhd".into());
+    let commands = [
+        Command::Hello { version: 1 },
+        Command::List {},
+        Command::Stats { minor: None },
+        Command::Stats { minor: Some(3) },
+        Command::Attach { minor: 1 },
+        Command::Detach { minor: 1 },
+        Command::Open {
+            minor: 1,
+            image: image.clone(),
+            read_only: true,
+            page_cache: true,
+            timeout_s: Some(9),
+            default_nbd: true,
+        },
+        Command::Close { minor: 1, force: true },
+        Command::Pause { minor: 1 },
+        Command::Resume { minor: 1, image: Some(image) },
+        Command::Resume { minor: 1, image: None },
+        Command::DiskInfo { minor: 1 },
+        Command::FrontAdd { minor: 1, front, vbd: Some(VbdId { domid: 5, devid: 51712 }) },
+        Command::FrontAdd { minor: 1, front: vhost, vbd: None },
+        Command::FrontAdd { minor: 1, front: tcp, vbd: None },
+        Command::FrontRemove { minor: 1, front: 2 },
+        Command::FrontList { minor: 1 },
+        Command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 },
+        Command::Quit { force: false },
+    ];
+    for command in commands {
+        let line = serde_json::to_string(&command).expect("writable");
+        assert_eq!(parse_request(line.as_bytes()).expect(&line).command, command);
+        assert!(command.check(1).is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn impossible_wishes_are_refused() {
+    let unix = |path: &str, export: &str| Front::NbdUnix {
+        path: path.into(),
+        listener: None,
+        export: export.into(),
+        read_only: false,
+    };
+    assert!(unix("/s", "").check(0).is_ok());
+    assert!(unix(&format!("/{}", "x".repeat(106)), "").check(0).is_ok());
+    for bad in
+        [unix("s", ""), unix("/a\nb", ""), unix(&format!("/{}", "x".repeat(107)), ""), unix("/s", "a\0b")]
+    {
+        assert_eq!(bad.check(0).expect_err("refused").errno, Errno::EINVAL, "{bad:?}");
+    }
+    let vhost = |queues, queue_size| Front::VhostUser {
+        socket: "/v".into(),
+        listener: None,
+        connection: None,
+        queues,
+        queue_size,
+        read_only: false,
+    };
+    assert!(vhost(64, 1024).check(0).is_ok());
+    for bad in [vhost(0, 256), vhost(65, 256), vhost(1, 0), vhost(1, 100), vhost(1, 2048)] {
+        assert!(bad.check(0).is_err(), "{bad:?}");
+    }
+    let named =
+        Front::NbdUnix { path: "/s".into(), listener: Some(1), export: String::new(), read_only: false };
+    assert!(named.check(1).is_err() && named.check(2).is_ok());
+    for bad in ["vhd:", "vhd", "vmdk:/x", "vhd:relative", "vhd:/a\u{7}"] {
+        assert!(ImageSource::Leaf(bad.into()).check().is_err(), "{bad}");
+    }
+    assert!(ImageSource::Chain(vec![]).check().is_err());
+    assert!(Command::SetPolling { minor: 0, max_us: 0, idle_percent: 101 }.check(0).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_line_is_a_request_or_an_error(line in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = parse_request(&line);
+    }
+
+    #[test]
+    fn near_misses_are_handled(minor in any::<i64>(), command in "[a-z-]{0,12}", extra in "[a-z_\"{}:,]{0,20}") {
+        let line = format!("{{\"id\":1,\"command\":\"{command}\",\"minor\":{minor}{extra}}}");
+        if let Ok(request) = parse_request(line.as_bytes()) {
+            let _ = request.command.check(0);
+        }
+    }
+}
+
+#[test]
+fn deep_nesting_does_not_exhaust_the_stack() {
+    let line = "[".repeat(LINE_LEN_MAX);
+    assert_eq!(parse_request(line.as_bytes()).expect_err("too deep").1.errno, Errno::EPROTO);
+}

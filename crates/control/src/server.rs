@@ -1,0 +1,328 @@
+//! The answering side of both protocols.
+//!
+//! The calling thread accepts; each connection gets a thread of its own while it lasts, a bounded number of them. So
+//! a process that nobody asks anything consists of a thread in poll(2), and LIST, STATS and PID are answered while a
+//! pause waits for its last request elsewhere. Everything that changes a disk takes its turn.
+//!
+//! Who connects must be root or the user of the process. A connection has two seconds to bring a request.
+
+mod own;
+mod tapdisk;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::host::{Caller, DiskHost};
+use crate::socket::{Deadline, FDS_MAX, peer_uid, receive, wait};
+use crate::{ControlError, Errno, Result};
+
+/// Bounds of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at one time; further ones wait in the listener's queue.
+    pub connections: usize,
+    /// Requests that change a disk and wait for their turn; further ones are answered `EBUSY`.
+    pub waiting: usize,
+    /// Time in which a request must have come.
+    pub read: Duration,
+    /// Time in which an answer must have been taken.
+    pub write: Duration,
+    /// Time a conversation of our own protocol may stay silent.
+    pub idle: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 16,
+            waiting: 8,
+            read: Duration::from_secs(2),
+            write: Duration::from_secs(10),
+            idle: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why the server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A client asked for it.
+    Quit,
+    /// The last disk was detached.
+    Empty,
+    /// One of the descriptors to watch became readable.
+    Stopped,
+}
+
+/// Serves until it is told to end. `stop` are descriptors whose readability ends it, for signals.
+///
+/// All conversations are over when this returns.
+///
+/// # Errors
+/// The listener failed, or there are no threads.
+pub fn serve(
+    listener: &UnixListener,
+    host: &dyn DiskHost,
+    limits: Limits,
+    stop: Option<BorrowedFd<'_>>,
+) -> io::Result<Ended> {
+    listener.set_nonblocking(true)?;
+    let shared = Shared {
+        host,
+        limits,
+        turn: Mutex::new(()),
+        waiting: AtomicUsize::new(0),
+        connections: AtomicUsize::new(0),
+        freed: event()?,
+        ended: Mutex::new(None),
+        over: event()?,
+        is_over: AtomicBool::new(false),
+    };
+    thread::scope(|scope| {
+        let result = shared.accept(scope, listener, stop);
+        // Conversations that wait for a request or for a drain look here.
+        shared.end(Ended::Stopped);
+        result
+    })?;
+    let ended = *lock(&shared.ended);
+    Ok(ended.unwrap_or(Ended::Stopped))
+}
+
+/// What the threads share.
+struct Shared<'a> {
+    host: &'a dyn DiskHost,
+    limits: Limits,
+    /// Held by whoever changes a disk.
+    turn: Mutex<()>,
+    waiting: AtomicUsize,
+    connections: AtomicUsize,
+    /// Readable once a connection has ended.
+    freed: OwnedFd,
+    ended: Mutex<Option<Ended>>,
+    /// Readable for ever once the server ends.
+    over: OwnedFd,
+    is_over: AtomicBool,
+}
+
+/// A panic elsewhere leaves nothing half-done behind these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn event() -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn raise(event: &OwnedFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: eight readable bytes. It fails only when the counter is full, and then it is readable anyway.
+    let _ = unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+fn lower(event: &OwnedFd) {
+    let mut count = [0u8; 8];
+    // SAFETY: eight writable bytes. It fails only when the counter is zero, which is what is wanted.
+    let _ = unsafe { libc::read(event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+}
+
+/// Leaves the number of connections when the thread ends, however it does.
+struct Slot<'a>(&'a Shared<'a>);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::AcqRel);
+        raise(&self.0.freed);
+    }
+}
+
+impl<'a> Shared<'a> {
+    fn accept<'scope>(
+        &'scope self,
+        scope: &'scope thread::Scope<'scope, '_>,
+        listener: &UnixListener,
+        stop: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let never = self.over.as_fd();
+        loop {
+            let full = self.connections.load(Ordering::Acquire) >= self.limits.connections;
+            let next = if full { self.freed.as_fd() } else { listener.as_fd() };
+            let ready = wait(
+                [
+                    (next, libc::POLLIN),
+                    (self.over.as_fd(), libc::POLLIN),
+                    (stop.unwrap_or(never), libc::POLLIN),
+                ],
+                Deadline::after(None),
+            )?;
+            if ready[1] || ready[2] {
+                return Ok(());
+            }
+            if full {
+                lower(&self.freed);
+                continue;
+            }
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    self.accept_failed(&error)?;
+                    continue;
+                }
+            };
+            self.connections.fetch_add(1, Ordering::AcqRel);
+            let slot = Slot(self);
+            let thread = thread::Builder::new().name("control".into()).stack_size(256 * 1024);
+            let spawned = thread.spawn_scoped(scope, move || {
+                let slot = slot;
+                slot.0.converse(stream);
+            });
+            if let Err(error) = spawned {
+                self.host.log(&format!("control: no thread for a connection: {error}"));
+            }
+        }
+    }
+
+    /// A client that hung up again or a shortage is no reason to end.
+    fn accept_failed(&self, error: &io::Error) -> io::Result<()> {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::ECONNABORTED | libc::EINTR | libc::EPROTO) => Ok(()),
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                self.host.log(&format!("control: cannot accept a connection: {error}"));
+                // The connection stays in the queue and would wake us at once.
+                thread::sleep(Duration::from_millis(100));
+                Ok(())
+            }
+            _ => Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))),
+        }
+    }
+
+    fn end(&self, why: Ended) {
+        lock(&self.ended).get_or_insert(why);
+        self.is_over.store(true, Ordering::Release);
+        raise(&self.over);
+    }
+
+    fn converse(&self, stream: UnixStream) {
+        if let Err(error) = self.admit(&stream) {
+            self.host.log(&format!("control: {error}"));
+            return;
+        }
+        let mut connection = Connection { shared: self, stream, bytes: Vec::new(), fds: Vec::new() };
+        // Silence or a hang-up before the first byte is nobody's business: monitors connect to see who listens.
+        let Ok(true) = connection.fill(self.limits.read) else { return };
+        let result = match connection.bytes.first() {
+            Some(b'{') => own::converse(&mut connection),
+            _ => tapdisk::answer(&mut connection),
+        };
+        if let Err(error) = result {
+            self.host.log(&format!("control: {error}"));
+        }
+    }
+
+    fn admit(&self, stream: &UnixStream) -> Result<()> {
+        let peer = peer_uid(stream).map_err(|error| ControlError::io("asking who connected", &error))?;
+        // SAFETY: geteuid has no preconditions and cannot fail.
+        let ours = unsafe { libc::geteuid() };
+        if peer != 0 && peer != ours {
+            return Err(ControlError::new(Errno::EPERM, format!("user {peer} connected and was refused")));
+        }
+        stream.set_nonblocking(true).map_err(|error| ControlError::io("preparing a connection", &error))
+    }
+
+    /// Runs something that changes a disk, when its turn has come.
+    fn in_turn<T>(&self, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        struct Leave<'a>(&'a AtomicUsize);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        let before = self.waiting.fetch_add(1, Ordering::AcqRel);
+        let _leave = Leave(&self.waiting);
+        if before >= self.limits.waiting {
+            return Err(
+                ControlError::new(Errno::EBUSY, format!("{before} requests wait already")).next("try later")
+            );
+        }
+        let _turn = lock(&self.turn);
+        if self.is_over.load(Ordering::Acquire) {
+            return Err(ControlError::new(Errno::ESHUTDOWN, "the disk process is ending"));
+        }
+        run()
+    }
+}
+
+/// One conversation.
+struct Connection<'a> {
+    shared: &'a Shared<'a>,
+    stream: UnixStream,
+    /// Received and not yet used.
+    bytes: Vec<u8>,
+    /// Descriptors received and not yet used.
+    fds: Vec<OwnedFd>,
+}
+
+impl Connection<'_> {
+    /// Waits for more bytes; `false` at the end of the conversation or when the server ends.
+    fn fill(&mut self, timeout: Duration) -> Result<bool> {
+        let deadline = Deadline::after(Some(timeout));
+        loop {
+            let ready = wait(
+                [(self.stream.as_fd(), libc::POLLIN), (self.shared.over.as_fd(), libc::POLLIN)],
+                deadline,
+            )
+            .map_err(|error| ControlError::io("waiting for a request", &error))?;
+            match ready {
+                [false, false] => {
+                    return Err(ControlError::new(Errno::ETIMEDOUT, "a request did not come in time"));
+                }
+                [false, true] => return Ok(false),
+                [true, _] => {}
+            }
+            let mut bytes = [0; 4096];
+            match receive(&self.stream, &mut bytes, &mut self.fds) {
+                Ok(0) => return Ok(false),
+                Ok(len) => {
+                    // More than a request may bring: close them at once rather than run out.
+                    self.fds.truncate(FDS_MAX);
+                    self.bytes.extend_from_slice(&bytes[..len]);
+                    return Ok(true);
+                }
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error) => return Err(ControlError::io("reading a request", &error)),
+            }
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<()> {
+        let deadline = Deadline::after(Some(self.shared.limits.write));
+        crate::socket::send_all(&self.stream, bytes, &[], deadline)
+            .map_err(|error| ControlError::io("sending an answer", &error))
+    }
+}
+
+impl Caller for Connection<'_> {
+    fn gone(&self) -> bool {
+        if self.shared.is_over.load(Ordering::Acquire) {
+            return true;
+        }
+        let mut polled = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one initialised entry that lives across the call, which does not wait.
+        let ready = unsafe { libc::poll(&mut polled, 1, 0) };
+        ready > 0 && polled.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests;

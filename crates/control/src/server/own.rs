@@ -1,0 +1,144 @@
+//! Answering our own protocol: a conversation of lines.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Connection, Ended};
+use crate::host::{FrontRequest, OpenRequest, Polling, ResumeRequest};
+use crate::own::{Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, parse_request};
+use crate::{ControlError, Errno, Result};
+
+pub(super) fn converse(connection: &mut Connection<'_>) -> Result<()> {
+    let mut greeted = false;
+    loop {
+        let Some(line) = line(connection)? else { return Ok(()) };
+        let mut ends = None;
+        let (id, answer) = match parse_request(&line) {
+            Err((id, error)) => (id, Err(error)),
+            Ok(request) => {
+                let answer = match (&request.command, greeted) {
+                    (Command::Hello { .. }, _) | (_, true) => run(connection, &request.command, &mut ends),
+                    (_, false) => Err(ControlError::new(Errno::EPROTO, "a conversation begins with 'hello'")
+                        .next("send it first")),
+                };
+                greeted |= matches!((&request.command, &answer), (Command::Hello { .. }, Ok(_)));
+                (request.id, answer)
+            }
+        };
+        // What a command did not take is closed with it.
+        connection.fds.clear();
+        let reply = match answer {
+            Ok(value) => Reply { id, ok: Some(value), error: None },
+            Err(error) => Reply { id, ok: None, error: Some(ErrorBody::from(&error)) },
+        };
+        let sent = connection.send(reply.line().as_bytes());
+        if let Some(why) = ends {
+            connection.shared.end(why);
+        }
+        sent?;
+    }
+}
+
+/// The next line without its newline; `None` when the conversation is over.
+fn line(connection: &mut Connection<'_>) -> Result<Option<Vec<u8>>> {
+    let mut searched = 0;
+    loop {
+        if let Some(end) = connection.bytes[searched..].iter().position(|byte| *byte == b'\n') {
+            let mut line: Vec<u8> = connection.bytes.drain(..=searched + end).collect();
+            line.pop();
+            return Ok(Some(line));
+        }
+        searched = connection.bytes.len();
+        if searched > LINE_LEN_MAX {
+            let error =
+                ControlError::new(Errno::EMSGSIZE, format!("a request is longer than {LINE_LEN_MAX} bytes"));
+            let reply = Reply { id: 0, ok: None, error: Some(ErrorBody::from(&error)) };
+            connection.send(reply.line().as_bytes())?;
+            return Err(error);
+        }
+        // A request that has begun must end soon; between two there may be a pause.
+        let limits = connection.shared.limits;
+        let timeout = if searched == 0 { limits.idle } else { limits.read };
+        match connection.fill(timeout) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(error) if error.errno == Errno::ETIMEDOUT && searched == 0 => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn value(of: impl Serialize) -> Result<Value> {
+    serde_json::to_value(of)
+        .map_err(|error| ControlError::new(Errno::EIO, format!("the answer cannot be written: {error}")))
+}
+
+fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<Ended>) -> Result<Value> {
+    command.check(connection.fds.len())?;
+    let fds = std::mem::take(&mut connection.fds);
+    let shared = connection.shared;
+    let host = shared.host;
+    match command {
+        Command::Hello { version } if *version < PROTOCOL_VERSION => Err(ControlError::new(
+            Errno::EPROTO,
+            format!("version {version} of the protocol is too old: this process speaks {PROTOCOL_VERSION}"),
+        )
+        .next("use the tapio that came with the disk process")),
+        Command::Hello { .. } => value(Hello {
+            version: PROTOCOL_VERSION,
+            features: FEATURES.iter().map(ToString::to_string).collect(),
+            program: "tapio-disk".into(),
+            program_version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+        }),
+        Command::List {} => value(host.list()),
+        Command::Stats { minor: Some(minor) } => value(host.report(*minor)?),
+        Command::Stats { minor: None } => {
+            value(host.list().iter().filter_map(|disk| host.report(disk.minor).ok()).collect::<Vec<_>>())
+        }
+        Command::FrontList { minor } => value(host.fronts(*minor)?),
+        Command::DiskInfo { minor } => value(shared.in_turn(|| host.disk_info(*minor))?),
+        Command::FrontAdd { minor, front, vbd } => {
+            let request = FrontRequest { front: front.clone(), vbd: *vbd, fds };
+            value(shared.in_turn(|| host.front_add(*minor, request))?)
+        }
+        Command::Open { minor, image, read_only, page_cache, timeout_s, default_nbd } => {
+            let request = OpenRequest {
+                read_only: *read_only,
+                page_cache: *page_cache,
+                request_timeout: timeout_s.filter(|s| *s > 0).map(|s| Duration::from_secs(s.into())),
+                default_nbd: *default_nbd,
+                ..OpenRequest::of(image.clone())
+            };
+            value(shared.in_turn(|| host.open(*minor, &request))?)
+        }
+        Command::Quit { force } => {
+            let closed = shared.in_turn(|| host.quit(*force));
+            *ends = Some(Ended::Quit);
+            closed.map(|()| json!({}))
+        }
+        Command::Detach { minor } => {
+            shared.in_turn(|| host.detach(*minor))?;
+            *ends = host.is_empty().then_some(Ended::Empty);
+            Ok(json!({}))
+        }
+        Command::Attach { minor } => shared.in_turn(|| host.attach(*minor)).map(|()| json!({})),
+        Command::Close { minor, force } => {
+            shared.in_turn(|| host.close(*minor, *force, connection)).map(|()| json!({}))
+        }
+        Command::Pause { minor } => shared.in_turn(|| host.pause(*minor, connection)).map(|()| json!({})),
+        Command::Resume { minor, image } => {
+            let request = ResumeRequest { image: image.clone(), ..ResumeRequest::default() };
+            shared.in_turn(|| host.resume(*minor, &request)).map(|()| json!({}))
+        }
+        Command::FrontRemove { minor, front } => {
+            shared.in_turn(|| host.front_remove(*minor, *front)).map(|()| json!({}))
+        }
+        Command::SetPolling { minor, max_us, idle_percent } => {
+            let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };
+            shared.in_turn(|| host.set_polling(*minor, polling)).map(|()| json!({}))
+        }
+    }
+}

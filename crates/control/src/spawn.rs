@@ -1,0 +1,185 @@
+//! Starting a disk process and learning its number.
+//!
+//! The program puts itself into the background and prints the path of its control socket on standard output; its
+//! parent then ends with status 0. A foreign tapdisk does the same.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use crate::paths::RunDir;
+use crate::socket::{Deadline, receive, wait};
+use crate::{ControlError, Errno, Result};
+
+/// Attempts when a debug signal meets a process that is just starting.
+const ATTEMPTS: u32 = 5;
+/// Longest output that is looked at.
+const OUTPUT_MAX: usize = 16 * 1024;
+
+/// How to start it.
+#[derive(Clone, Debug)]
+pub struct SpawnOptions {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments; a foreign tapdisk takes none.
+    pub arguments: Vec<String>,
+    /// How long it may take.
+    pub timeout: Duration,
+}
+
+impl SpawnOptions {
+    /// The program without arguments, within half a minute.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self { program: program.into(), arguments: Vec::new(), timeout: Duration::from_secs(30) }
+    }
+}
+
+/// The disk program: `TAPIO_DISK`, else `tapio-disk` beside this program, else the one in the search path.
+pub fn disk_program() -> PathBuf {
+    if let Some(program) = std::env::var_os("TAPIO_DISK").filter(|program| !program.is_empty()) {
+        return program.into();
+    }
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("tapio-disk")));
+    match beside {
+        Some(beside) if beside.exists() => beside,
+        _ => Path::new("tapio-disk").to_path_buf(),
+    }
+}
+
+/// Starts a disk process in the background; answers its number.
+///
+/// # Errors
+/// The program cannot be started, fails, or does not say its socket in time.
+pub fn spawn(options: &SpawnOptions) -> Result<i32> {
+    let mut attempt = 1;
+    loop {
+        let (status, output) = run(options)?;
+        if status.success() {
+            return output.lines().next().and_then(RunDir::pid_in).ok_or_else(|| {
+                failed(options, Errno::EPROTO, "it did not print its control socket", &output)
+            });
+        }
+        match (status.signal(), status.code()) {
+            (Some(libc::SIGUSR1), _) if attempt < ATTEMPTS => attempt += 1,
+            (Some(signal), _) => {
+                return Err(failed(options, Errno::EINTR, &format!("signal {signal} ended it"), &output));
+            }
+            (None, code) => {
+                let errno = Errno::new(code.unwrap_or(libc::EIO));
+                return Err(failed(options, errno, &errno.text(), &output));
+            }
+        }
+    }
+}
+
+fn failed(options: &SpawnOptions, errno: Errno, why: &str, output: &str) -> ControlError {
+    let said = output.lines().next().unwrap_or_default().trim();
+    let said = if said.is_empty() { String::new() } else { format!(" (it said: {said})") };
+    ControlError::new(errno, format!("{} did not start: {why}{said}", options.program.display()))
+}
+
+fn run(options: &SpawnOptions) -> Result<(ExitStatus, String)> {
+    let cannot = |error: &io::Error| {
+        ControlError::io(format_args!("cannot start {}", options.program.display()), error)
+            .next("set TAPIO_DISK to the disk program")
+    };
+    // A socket pair rather than a pipe, because reading it has a deadline.
+    let (ours, theirs) = UnixStream::pair().map_err(|error| cannot(&error))?;
+    let theirs: std::os::fd::OwnedFd = theirs.into();
+    let errors = theirs.try_clone().map_err(|error| cannot(&error))?;
+    let mut command = Command::new::<&OsStr>(options.program.as_ref());
+    command.args(&options.arguments).stdin(Stdio::null()).stdout(theirs).stderr(errors);
+    let mut child = command.spawn().map_err(|error| cannot(&error))?;
+    // The builder holds our copies of the far end, and the end of the output is what tells that all was said.
+    drop(command);
+    let deadline = Deadline::after(Some(options.timeout));
+    let output = read_line(&ours, deadline);
+    let Ok(output) = output else {
+        // It is our own child and has not been waited for, so the number is still its own.
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(failed(options, Errno::ETIMEDOUT, &format!("no word in {:?}", options.timeout), ""));
+    };
+    let status = child.wait().map_err(|error| cannot(&error))?;
+    Ok((status, output))
+}
+
+/// The first line, or all there is when the other end closes.
+fn read_line(from: &UnixStream, deadline: Deadline) -> io::Result<String> {
+    let mut output = Vec::new();
+    while output.len() < OUTPUT_MAX && !output.contains(&b'\n') {
+        if wait([(from.as_fd(), libc::POLLIN)], deadline)? == [false] {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut bytes = [0; 1024];
+        match receive(from, &mut bytes, &mut Vec::new()) {
+            Ok(0) => break,
+            Ok(len) => output.extend_from_slice(&bytes[..len]),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            // The other end was closed with something of ours unread: all there is was read.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(String::from_utf8_lossy(&output).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn script(dir: &Path, text: &str) -> SpawnOptions {
+        let program = dir.join("program");
+        fs::write(&program, format!("#!/bin/sh\n{text}\n")).expect("written");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
+        SpawnOptions { timeout: Duration::from_secs(5), ..SpawnOptions::new(program) }
+    }
+
+    #[test]
+    fn the_printed_socket_names_the_process() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let options = script(dir.path(), "echo /run/blktap-control/ctl4711; exec >/dev/null 2>&1");
+        assert_eq!(spawn(&options), Ok(4711));
+    }
+
+    #[test]
+    fn a_child_that_lives_on_does_not_hold_us_up() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let options = script(dir.path(), "(sleep 3 &) ; echo /run/ctl12");
+        let begun = std::time::Instant::now();
+        assert_eq!(spawn(&options), Ok(12));
+        assert!(begun.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn failures_are_told_apart() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let failing = spawn(&script(dir.path(), "echo no room >&2; exit 28")).expect_err("status 28");
+        assert_eq!(failing.errno, Errno::ENOSPC);
+        assert!(failing.message.contains("no room"), "{failing}");
+        let killed = spawn(&script(dir.path(), "kill -TERM $$")).expect_err("killed");
+        assert_eq!(killed.errno, Errno::EINTR);
+        let babble = spawn(&script(dir.path(), "echo hello")).expect_err("no socket");
+        assert_eq!(babble.errno, Errno::EPROTO);
+        let mut slow = script(dir.path(), "exec sleep 20");
+        slow.timeout = Duration::from_millis(100);
+        assert_eq!(spawn(&slow).expect_err("silent").errno, Errno::ETIMEDOUT);
+        assert_eq!(spawn(&SpawnOptions::new("/nonexistent/x")).expect_err("missing").errno, Errno::ENOENT);
+    }
+
+    #[test]
+    fn a_debug_signal_during_the_start_is_forgiven() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let marker = dir.path().join("once");
+        let text = format!("[ -e {0} ] || {{ : > {0}; kill -USR1 $$; }}\necho /run/ctl99", marker.display());
+        assert_eq!(spawn(&script(dir.path(), &text)), Ok(99));
+    }
+}

@@ -1,0 +1,338 @@
+//! The command line, parsed by hand: the program must start in a millisecond and stay small.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tapio_block::NoSpace;
+use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
+use tapio_control::{Front, ImageSource, MINOR_MAX, Polling};
+
+/// What `--print-capabilities` prints, by the conventions of vhost-user programs.
+pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq)]
+pub enum Invocation {
+    Help,
+    Version,
+    Capabilities,
+    Serve(Box<Options>),
+}
+
+/// How to serve.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub foreground: bool,
+    /// The image to open at once.
+    pub image: Option<ImageSource>,
+    pub fronts: Vec<Front>,
+    /// A vhost-user socket that the starter left open, by its number.
+    pub vhost_user_fd: Option<i32>,
+    pub read_only: bool,
+    pub page_cache: bool,
+    pub polling: Polling,
+    pub minor: Option<u16>,
+    pub no_space: NoSpace,
+}
+
+#[derive(Default)]
+struct Raw {
+    foreground: bool,
+    image: Option<String>,
+    blk_file: Option<String>,
+    nbd_unix: Vec<String>,
+    nbd_tcp: Vec<String>,
+    vhost_user: Vec<String>,
+    queues: Option<u16>,
+    queue_size: Option<u16>,
+    export: Option<String>,
+    read_only: bool,
+    page_cache: bool,
+    poll_max: Option<u32>,
+    poll_idle: Option<u8>,
+    minor: Option<u16>,
+    fd: Option<i32>,
+    no_space: Option<NoSpace>,
+}
+
+/// Reads the arguments after the program's name.
+pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Invocation, String> {
+    let mut raw = Raw::default();
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        let (name, inline) = match argument.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name.to_owned(), Some(value.to_owned())),
+            _ => (argument, None),
+        };
+        let name = match name.as_str() {
+            "-D" => "--foreground",
+            "-h" => "--help",
+            other => other,
+        };
+        let option = OPTIONS
+            .iter()
+            .find(|option| option.name == name)
+            .ok_or_else(|| format!("'{name}' is not an option"))?;
+        let value = match (option.value, inline) {
+            (None, None) => String::new(),
+            (None, Some(_)) => return Err(format!("'{name}' takes no value")),
+            (Some(_), Some(value)) => value,
+            (Some(what), None) => {
+                arguments.next().ok_or_else(|| format!("'{name}' needs a value: {what}"))?
+            }
+        };
+        match name {
+            "--help" => return Ok(Invocation::Help),
+            "--version" => return Ok(Invocation::Version),
+            "--print-capabilities" => return Ok(Invocation::Capabilities),
+            _ => raw.take(name, value)?,
+        }
+    }
+    raw.finish().map(|options| Invocation::Serve(Box::new(options)))
+}
+
+fn once<T>(slot: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(format!("'{name}' was given twice")),
+    }
+}
+
+fn number<T: std::str::FromStr>(name: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("'{name}' needs a whole number in its range, not '{value}'"))
+}
+
+impl Raw {
+    fn take(&mut self, name: &str, value: String) -> Result<(), String> {
+        match name {
+            "--foreground" => self.foreground = true,
+            "--read-only" => self.read_only = true,
+            "--page-cache" => self.page_cache = true,
+            "--image" => once(&mut self.image, name, value)?,
+            "--blk-file" => once(&mut self.blk_file, name, value)?,
+            "--nbd-unix" => self.nbd_unix.push(value),
+            "--nbd-tcp" => self.nbd_tcp.push(value),
+            "--vhost-user" => self.vhost_user.push(value),
+            "--socket-path" => {
+                self.foreground = true;
+                self.vhost_user.push(value);
+            }
+            "--fd" => {
+                self.foreground = true;
+                once(&mut self.fd, name, number(name, &value)?)?;
+            }
+            "--queues" => once(&mut self.queues, name, number(name, &value)?)?,
+            "--queue-size" => once(&mut self.queue_size, name, number(name, &value)?)?,
+            "--export" => once(&mut self.export, name, value)?,
+            "--poll-max" => once(&mut self.poll_max, name, number(name, &value)?)?,
+            "--poll-idle" => once(&mut self.poll_idle, name, number(name, &value)?)?,
+            "--no-space" => once(&mut self.no_space, name, no_space(&value)?)?,
+            "--minor" => once(&mut self.minor, name, number(name, &value)?)?,
+            _ => return Err(format!("'{name}' is not an option")),
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Options, String> {
+        let image = match (self.image, self.blk_file) {
+            (Some(_), Some(_)) => return Err("give --image or --blk-file, not both".into()),
+            (Some(image), None) => Some(ImageSource::Leaf(image)),
+            // The convention has no way to name a format, so the file's name does, never its content.
+            (None, Some(file)) if file.ends_with(".vhd") => {
+                Some(ImageSource::Leaf(format!("vhd:{}", absolute(&file)?)))
+            }
+            (None, Some(file)) => Some(ImageSource::Leaf(format!("aio:{}", absolute(&file)?))),
+            (None, None) => None,
+        };
+        if let Some(image) = &image {
+            image.check().map_err(|error| error.to_string())?;
+        }
+        let mut fronts = Vec::new();
+        let export = self.export.clone().unwrap_or_default();
+        for path in &self.nbd_unix {
+            let path = PathBuf::from(absolute(path)?);
+            fronts.push(Front::NbdUnix {
+                path,
+                listener: None,
+                export: export.clone(),
+                read_only: self.read_only,
+            });
+        }
+        for addr in &self.nbd_tcp {
+            let addr: SocketAddr = addr
+                .parse()
+                .map_err(|_| format!("'{addr}' is not an address and port, as 127.0.0.1:10809"))?;
+            fronts.push(Front::NbdTcp { addr, export: export.clone(), read_only: self.read_only });
+        }
+        let vhost_user = |socket: PathBuf, connection: Option<u32>| Front::VhostUser {
+            socket,
+            listener: None,
+            connection,
+            queues: self.queues.unwrap_or(1),
+            queue_size: self.queue_size.unwrap_or(1024),
+            read_only: self.read_only,
+        };
+        for path in &self.vhost_user {
+            fronts.push(vhost_user(PathBuf::from(absolute(path)?), None));
+        }
+        if let Some(fd) = self.fd {
+            if fd < 0 {
+                return Err(format!("'--fd {fd}' is not a descriptor"));
+            }
+            fronts.push(vhost_user(PathBuf::from(format!("/proc/self/fd/{fd}")), Some(0)));
+        }
+        if image.is_none() && !fronts.is_empty() {
+            return Err("a front end needs an image: give --image".into());
+        }
+        if image.is_some() && fronts.is_empty() {
+            return Err("an image needs a front end: give --nbd-unix, --nbd-tcp or --vhost-user".into());
+        }
+        for front in &fronts {
+            front.check(usize::from(self.fd.is_some())).map_err(|error| error.to_string())?;
+        }
+        if let Some(minor) = self.minor.filter(|minor| *minor >= MINOR_MAX) {
+            return Err(format!("minor numbers end below {MINOR_MAX}, so {minor} is none"));
+        }
+        let polling =
+            Polling { max_us: self.poll_max.unwrap_or(0), idle_percent: self.poll_idle.unwrap_or(50) };
+        if polling.max_us > 1_000_000 || polling.idle_percent > 100 {
+            return Err("--poll-max goes up to 1000000 microseconds and --poll-idle to 100 percent".into());
+        }
+        Ok(Options {
+            foreground: self.foreground,
+            image,
+            fronts,
+            vhost_user_fd: self.fd,
+            read_only: self.read_only,
+            page_cache: self.page_cache,
+            polling,
+            minor: self.minor,
+            no_space: match self.no_space {
+                Some(no_space) => no_space,
+                None => {
+                    std::env::var("TAPIO_NO_SPACE").map_or(Ok(NoSpace::Fail), |value| no_space(&value))?
+                }
+            },
+        })
+    }
+}
+
+fn no_space(value: &str) -> Result<NoSpace, String> {
+    match value {
+        "fail" => Ok(NoSpace::Fail),
+        "wait" => Ok(NoSpace::Wait),
+        _ => Err(format!("a full storage is met with 'fail' or 'wait', not '{value}'")),
+    }
+}
+
+/// A path from the root: the process leaves its directory when it goes to the background.
+fn absolute(path: &str) -> Result<String, String> {
+    let absolute = std::path::absolute(path).map_err(|error| format!("'{path}' is not a path: {error}"))?;
+    absolute.into_os_string().into_string().map_err(|_| format!("'{path}' is not UTF-8"))
+}
+
+/// The text of `--help`.
+pub fn help() -> String {
+    let mut text =
+        format!("tapio-disk {ABOUT}\n\nusage: tapio-disk [OPTIONS]\n\n{DESCRIPTION}\n\nOptions:\n");
+    for option in OPTIONS {
+        let name = match option.value {
+            Some(value) => format!("{} {value}", option.name),
+            None => option.name.to_owned(),
+        };
+        let repeats = if option.repeats { " May be given more than once." } else { "" };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {name:<24}  {}{repeats}", option.help);
+    }
+    text.push_str("\nEnvironment:\n");
+    for (name, help) in ENVIRONMENT {
+        let _ = writeln!(text, "  {name:<24}  {help}");
+    }
+    text.push_str("\nExample:\n  tapio-disk --foreground --image vhd:/disks/a.vhd --nbd-unix /run/a.sock\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_all(line: &str) -> Result<Invocation, String> {
+        parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    fn options(line: &str) -> Options {
+        match parse_all(line) {
+            Ok(Invocation::Serve(options)) => *options,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_option_of_the_table_is_understood() {
+        for option in OPTIONS {
+            let value = match option.value {
+                None => "",
+                Some("COUNT" | "ENTRIES" | "MICROSECONDS" | "PERCENT" | "NUMBER") => " 16",
+                Some("fail|wait") => " wait",
+                Some("ADDRESS:PORT") => " 127.0.0.1:1",
+                Some("TYPE:PATH") => " vhd:/a",
+                Some(_) => " /x",
+            };
+            let image = if option.name.contains("image") || option.name.contains("blk-file") {
+                ""
+            } else {
+                " --image vhd:/a"
+            };
+            let line = format!("{}{value} --nbd-unix /n{image}", option.name);
+            assert!(parse_all(&line).is_ok(), "{line}: {:?}", parse_all(&line));
+            assert!(help().contains(option.name));
+        }
+    }
+
+    #[test]
+    fn one_image_can_be_served_in_several_ways() {
+        let options = options(
+            "-D --image=vhd:/x.vhd --nbd-unix /tmp/s --nbd-unix=/tmp/t --vhost-user /tmp/v --queues 4 --read-only --poll-max 50",
+        );
+        assert!(options.foreground && options.read_only);
+        assert_eq!(options.image, Some(ImageSource::Leaf("vhd:/x.vhd".into())));
+        let kinds: Vec<_> = options.fronts.iter().map(Front::kind).collect();
+        assert_eq!(kinds, ["nbd-unix", "nbd-unix", "vhost-user"]);
+        assert_eq!(options.polling, Polling { max_us: 50, idle_percent: 50 });
+    }
+
+    #[test]
+    fn the_conventions_of_vhost_user_programs_hold() {
+        let options = options("--socket-path=/tmp/v --blk-file /d.img --read-only");
+        assert!(options.foreground);
+        assert_eq!(options.image, Some(ImageSource::Leaf("aio:/d.img".into())));
+        assert_eq!(parse_all("--fd 7 --blk-file /d.vhd").map(|_| ()), Ok(()));
+        assert_eq!(parse_all("--print-capabilities"), Ok(Invocation::Capabilities));
+        assert!(serde_json::from_str::<serde_json::Value>(CAPABILITIES).is_ok());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_a_reason() {
+        for (line, reason) in [
+            ("--imgae vhd:/a", "not an option"),
+            ("--image", "needs a value: TYPE:PATH"),
+            ("--foreground=1", "takes no value"),
+            ("--image vhd:/a --image vhd:/b", "given twice"),
+            ("--image vhd:/a", "needs a front end"),
+            ("--nbd-unix /s", "needs an image"),
+            ("--image tar:/a --nbd-unix /s", "unknown image type"),
+            ("--image vhd:/a --nbd-tcp here", "not an address"),
+            ("--image vhd:/a --nbd-unix /s --minor 16384", "minor numbers end below"),
+            ("--image vhd:/a --vhost-user /s --queue-size 100", "power of two"),
+            ("--image vhd:/a --nbd-unix /s --poll-idle 101", "100 percent"),
+            ("--image vhd:/a --nbd-unix /s --queues many", "whole number"),
+            ("--image vhd:/a --blk-file /b --nbd-unix /s", "not both"),
+            ("--image vhd:/a --fd -1", "not a descriptor"),
+            ("stray", "not an option"),
+        ] {
+            let error = parse_all(line).expect_err(line);
+            assert!(error.contains(reason), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Front ends of a disk, by the name the control side gave them.
+
+use std::collections::BTreeMap;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tapio_block::Remote;
+use tapio_control::{ControlError, Errno, Front, FrontRequest, Result};
+use tapio_front::nbd::{Drained, Export, NbdServer};
+use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
+
+use crate::log;
+
+/// How long answers under way may take when a front end is removed.
+const DRAIN_TIME: Duration = Duration::from_secs(2);
+/// Permissions of the sockets made here: their owner alone.
+const SOCKET_MODE: u32 = 0o600;
+
+/// A front end that serves.
+#[derive(Debug)]
+enum Served {
+    /// A server of one export.
+    Nbd { server: NbdServer, export: String },
+    /// A device.
+    VhostUser(VhostUserServer),
+}
+
+/// The front ends of one disk.
+#[derive(Debug, Default)]
+pub struct Fronts {
+    served: Mutex<BTreeMap<u32, Served>>,
+}
+
+impl Fronts {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Served>> {
+        // Every change is one call on the map.
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves the disk behind `remote`.
+    pub fn add(&self, id: u32, request: FrontRequest, remote: Remote) -> Result<()> {
+        let served = match &request.front {
+            Front::VhostUser { .. } => vhost_user(request, remote)?,
+            Front::NbdUnix { .. } | Front::NbdTcp { .. } => nbd(&request.front, remote)?,
+        };
+        self.lock().insert(id, served);
+        Ok(())
+    }
+
+    /// Ends a front end: its clients get the answers under way and are disconnected.
+    pub fn remove(&self, id: u32) -> Result<()> {
+        let served = self.lock().remove(&id);
+        match served {
+            None => Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}"))),
+            Some(Served::VhostUser(server)) => {
+                server.close();
+                Ok(())
+            }
+            Some(Served::Nbd { server, export }) => {
+                // Answers that do not come in time are not sent: the client repeats its requests elsewhere.
+                if let Err(error) = server.drain(&export, Drained::Close, DRAIN_TIME) {
+                    log::line(&format!("NBD export '{export}' ends with requests under way: {error}"));
+                }
+                server.close();
+                Ok(())
+            }
+        }
+    }
+
+    /// Clients of a front end.
+    pub fn connections(&self, id: u32) -> u32 {
+        match self.lock().get(&id) {
+            None => 0,
+            Some(Served::Nbd { server, .. }) => u32::try_from(server.connections().len()).unwrap_or(u32::MAX),
+            Some(Served::VhostUser(server)) => u32::from(server.state().connected),
+        }
+    }
+}
+
+fn nbd(front: &Front, remote: Remote) -> Result<Served> {
+    let failed = |error: &std::io::Error| {
+        ControlError::io(format_args!("cannot serve NBD on {}", front.address()), error)
+    };
+    let (name, read_only) = match front {
+        Front::NbdUnix { export, read_only, .. } | Front::NbdTcp { export, read_only, .. } => {
+            (export, *read_only)
+        }
+        Front::VhostUser { .. } => return Err(ControlError::new(Errno::EINVAL, "this is no NBD front end")),
+    };
+    let server = NbdServer::new().map_err(|error| failed(&error))?;
+    server
+        .add_export(Export { read_only, ..Export::new(name.as_str(), remote) })
+        .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
+    match front {
+        Front::NbdUnix { listener: Some(_), .. } => {
+            return Err(ControlError::new(Errno::EOPNOTSUPP, "an NBD front end makes its socket itself")
+                .next("give a path without a descriptor"));
+        }
+        Front::NbdUnix { path, .. } => {
+            server.listen_unix(path, SOCKET_MODE).map_err(|error| failed(&error))?;
+        }
+        Front::NbdTcp { addr, .. } => {
+            server.listen_tcp(*addr).map_err(|error| failed(&error))?;
+        }
+        Front::VhostUser { .. } => {}
+    }
+    Ok(Served::Nbd { server, export: name.clone() })
+}
+
+fn vhost_user(request: FrontRequest, remote: Remote) -> Result<Served> {
+    let Front::VhostUser { socket, listener, connection, queues, queue_size, read_only } = &request.front
+    else {
+        return Err(ControlError::new(Errno::EINVAL, "this is no vhost-user front end"));
+    };
+    let mut fds = request.fds;
+    let given = match listener.or(*connection) {
+        None => None,
+        Some(index) if (index as usize) < fds.len() => Some(fds.swap_remove(index as usize)),
+        Some(index) => {
+            return Err(ControlError::new(Errno::EBADF, format!("descriptor {index} did not come along")));
+        }
+    };
+    let listen = match given {
+        None => Listen::Path(socket),
+        Some(fd) if listens(&fd) => Listen::Socket(fd),
+        Some(_) => {
+            return Err(ControlError::new(Errno::EOPNOTSUPP, "the given socket is connected")
+                .next("give one that listens, or a path"));
+        }
+    };
+    let options = VhostUserOptions {
+        queues: *queues,
+        queue_size_max: *queue_size,
+        read_only: *read_only,
+        serial: String::new(),
+        log: Arc::new(|line| log::line(&format!("vhost-user: {line}"))),
+    };
+    let server = VhostUserServer::listen(listen, options, remote).map_err(|error| {
+        ControlError::io(format_args!("cannot serve vhost-user on {}", socket.display()), &error)
+    })?;
+    Ok(Served::VhostUser(server))
+}
+
+/// Whether a socket listens.
+fn listens(fd: &OwnedFd) -> bool {
+    let mut value = MaybeUninit::<libc::c_int>::zeroed();
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the buffer is an int, and `len` says so.
+    let failed = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ACCEPTCONN,
+            value.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    // SAFETY: it was zero from the start, which is a valid int.
+    failed == 0 && unsafe { value.assume_init() } != 0
+}

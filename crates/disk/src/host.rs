@@ -1,0 +1,253 @@
+//! The one place that knows the data plane: chains are opened, paused and closed here.
+
+use std::path::PathBuf;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
+use tapio_control::{ControlError, DiskInfo, Errno, FrontRequest, ImageSource, Polling, Result};
+use tapio_format::FormatError;
+use tapio_format::live::vhd::IntentPlace;
+use tapio_format::vhd::offline::resolve_chain;
+use tapio_ring::PollingConfig;
+use tapio_stat::{DiskStats, VbdPages};
+use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN, parse_type_and_path};
+
+use crate::counter::Counter;
+use crate::fronts::Fronts;
+use crate::log;
+use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus};
+
+/// How long the data thread may take for something small.
+const SOON: Duration = Duration::from_secs(2);
+/// How long opening or closing images may take: repairs read what they must, on a slow storage.
+const LATE: Duration = Duration::from_secs(300);
+/// How long a forced close waits for requests that the kernel does not give back.
+const FORCED: Duration = Duration::from_secs(5);
+
+/// The data plane of this process.
+pub struct Host {
+    /// Where the intent logs of images that are open for writing are: they outlive the process, not the host.
+    pub intents: PathBuf,
+    /// What a guest sees when the storage is full.
+    pub no_space: NoSpace,
+}
+
+/// A disk with its data thread and its front ends.
+pub struct HostDisk {
+    /// Taken away when it is closed.
+    disk: RwLock<Option<Disk>>,
+    remote: Remote,
+    geometry: Geometry,
+    access: Access,
+    fronts: Fronts,
+}
+
+/// The chain behind a name: the parents of a VHD are found from it.
+fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
+    let layer = match image {
+        ImageSource::Chain(layers) => return Ok(ChainSpec { layers: layers.clone(), access }),
+        ImageSource::Leaf(text) => {
+            parse_type_and_path(text).map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?
+        }
+    };
+    match layer.kind {
+        ImageKind::Raw => Ok(ChainSpec { layers: vec![layer], access }),
+        ImageKind::Vhd => resolve_chain(&layer.path, access).map_err(|error| bad_image(&error)),
+    }
+}
+
+fn bad_image(error: &FormatError) -> ControlError {
+    ControlError::new(Errno::new(error.errno()), error.to_string())
+}
+
+fn failure(error: &DiskFailure) -> ControlError {
+    match error {
+        DiskFailure::Format(error) => bad_image(error),
+        DiskFailure::Gone(gone) => unreachable_thread(*gone),
+        DiskFailure::Host(_) => ControlError::new(Errno::new(error.errno()), error.to_string()),
+    }
+}
+
+fn unreachable_thread(gone: Gone) -> ControlError {
+    match gone {
+        Gone::Ended => ControlError::new(Errno::ESHUTDOWN, gone.to_string()),
+        Gone::TimedOut => ControlError::new(Errno::ETIMEDOUT, gone.to_string())
+            .next("its storage may be stuck; 'tapio disk stats' shows what is in flight"),
+    }
+}
+
+impl Plane for Host {
+    type Disk = HostDisk;
+
+    fn open(&self, spec: &OpenSpec<'_>, mut stats: DiskStats) -> Result<HostDisk> {
+        if let Some(timeout) = spec.request_timeout {
+            log::line(&format!("requests do not time out after {timeout:?}: they wait for the storage"));
+        }
+        if spec.page_cache {
+            log::line("parents are read past the page cache all the same");
+        }
+        let access = if spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let options = DiskOptions {
+            core: CoreOptions {
+                report: log::line,
+                no_space: self.no_space,
+                intent: IntentPlace::Directory(self.intents.clone()),
+                ..CoreOptions::default()
+            },
+            ..DiskOptions::default()
+        };
+        let depth = u32::try_from(options.queue_depth).unwrap_or(u32::MAX);
+        stats.set_queue_depth(depth);
+        let disk = Disk::start(chain(spec.image, access)?, options).map_err(|error| failure(&error))?;
+        disk.observe(move |world| Counter::install(world, stats, depth), SOON)
+            .map_err(|error| failure(&error))?;
+        Ok(HostDisk {
+            remote: disk.remote().clone(),
+            geometry: disk.geometry(),
+            disk: RwLock::new(Some(disk)),
+            access,
+            fronts: Fronts::default(),
+        })
+    }
+}
+
+impl HostDisk {
+    fn disk(&self) -> RwLockReadGuard<'_, Option<Disk>> {
+        // The lock guards a pointer that is taken once.
+        self.disk.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
+        match &*self.disk() {
+            Some(disk) => run(disk).map_err(|error| failure(&error)),
+            None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
+        }
+    }
+
+    /// Drains in ever longer waits, between which somebody may say that it is in vain. A drain that has begun goes on,
+    /// and asking again joins it.
+    fn drain(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
+        let mut patience = Duration::from_millis(50);
+        loop {
+            let error = match self.with(|disk| Ok(disk.pause(patience)))? {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if !matches!(error, DiskFailure::Gone(Gone::TimedOut)) {
+                return Err(failure(&error));
+            }
+            if in_vain() {
+                return Err(ControlError::new(
+                    Errno::ECANCELED,
+                    "requests are still in flight, and nobody waits",
+                )
+                .next("the drain goes on; ask again"));
+            }
+            patience = (patience * 2).min(Duration::from_secs(2));
+        }
+    }
+}
+
+impl PlaneDisk for HostDisk {
+    fn info(&self) -> DiskInfo {
+        DiskInfo {
+            sectors: self.geometry.len / SECTOR_LEN,
+            sector_size: self.geometry.logical_block_len,
+            info: if self.geometry.read_only { DiskInfo::READ_ONLY } else { 0 },
+        }
+    }
+
+    fn status(&self) -> Result<PlaneStatus> {
+        let asked = self.remote.call(SOON, |world| {
+            Counter::refresh(world);
+            world.status()
+        });
+        let status = asked.map_err(unreachable_thread)?;
+        let layers = status.spec.map_or_else(Vec::new, |spec| spec.layers);
+        let image = |(layer, counters): (tapio_types::LayerSpec, &tapio_block::LayerCounters)| PlaneImage {
+            kind: layer.kind,
+            path: layer.path.display().to_string(),
+            hits: [counters.sectors_read, counters.sectors_written],
+            fail: [counters.reads_failed, counters.writes_failed],
+        };
+        Ok(PlaneStatus {
+            paused: matches!(status.state, DiskState::Paused),
+            in_flight: status.in_flight as u64,
+            images: layers.into_iter().zip(&status.layers).map(image).collect(),
+            page_cache: false,
+        })
+    }
+
+    fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
+        self.drain(in_vain)
+    }
+
+    fn resume(&self, image: &ImageSource) -> Result<()> {
+        let (chain, name) = (chain(image, self.access)?, image.text());
+        self.with(|disk| disk.resume(chain, LATE))?;
+        self.remote
+            .call(SOON, move |_| Counter::with(|stats| stats.set_image(&name)))
+            .map_err(unreachable_thread)?;
+        Ok(())
+    }
+
+    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
+        if !force {
+            match self.drain(in_vain) {
+                Err(error) if error.errno == Errno::ECANCELED => return Err(error),
+                // Closing it shall be tried all the same, and says what went wrong.
+                _ => {}
+            }
+        }
+        // The counters' files go before the thread: who reads them shall see the disk end, not stand still.
+        let taken = self.with(|disk| disk.observe(|_| Counter::remove(), SOON));
+        let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(disk) = disk else { return Ok(()) };
+        match disk.close(if force { FORCED } else { LATE }) {
+            Ok(()) => taken,
+            Err(DiskFailure::Gone(Gone::TimedOut)) if force => {
+                log::line("closed by force: the kernel still holds requests of the disk");
+                Ok(())
+            }
+            Err(error) => Err(failure(&error)),
+        }
+    }
+
+    fn publish(&self, pages: Box<VbdPages>) -> Result<usize> {
+        let added = self.remote.call(SOON, move |_| Counter::with(|stats| stats.add_vbd(pages)));
+        match added.map_err(unreachable_thread)? {
+            Some(Ok(slot)) => Ok(slot),
+            // The pages come back to this thread, which removes their files.
+            Some(Err(pages)) => Err(ControlError::new(
+                Errno::E2BIG,
+                format!("the disk is published under too many numbers for {}", pages.id()),
+            )),
+            None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
+        }
+    }
+
+    fn withdraw(&self, slot: usize) -> Option<Box<VbdPages>> {
+        self.remote.call(SOON, move |_| Counter::with(|stats| stats.remove_vbd(slot))).ok()??
+    }
+
+    fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<()> {
+        self.fronts.add(id, request, self.remote.clone())
+    }
+
+    fn front_remove(&self, id: u32) -> Result<()> {
+        self.fronts.remove(id)
+    }
+
+    fn connections(&self, id: u32) -> u32 {
+        self.fronts.connections(id)
+    }
+
+    fn set_polling(&self, polling: Polling) -> Result<()> {
+        let config = PollingConfig {
+            max_ns: u64::from(polling.max_us) * 1_000,
+            idle_min_percent: polling.idle_percent,
+        };
+        self.with(|disk| disk.set_polling(config, SOON))
+    }
+}

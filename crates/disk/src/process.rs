@@ -1,0 +1,132 @@
+//! What a disk process asks of the system for itself: the background, signals, and not to be killed or blocked first
+//! when memory is short.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::ExitCode;
+
+use tapio_control::{ControlError, Errno, Result};
+
+/// Of `linux/prctl.h`; the libc crate does not have it.
+const PR_SET_IO_FLUSHER: i32 = 57;
+
+/// The exit status for an error: its number, as tap-ctl expects.
+pub fn exit_code(errno: Errno) -> ExitCode {
+    ExitCode::from(u8::try_from(errno.raw()).unwrap_or(1))
+}
+
+/// The child's word to the parent that waits in the foreground.
+#[derive(Debug)]
+pub struct Parent(File);
+
+/// Which side of the fork this is.
+pub enum Fork {
+    /// The process that was started: ends with this status.
+    Foreground(i32),
+    /// The process that stays.
+    Background(Parent),
+}
+
+/// Goes to the background. The started process waits until the new one says how its start went, and ends with that.
+/// To be called before there is a second thread.
+pub fn go_to_background() -> Result<Fork> {
+    let failed = |error: &io::Error| ControlError::io("going to the background", error);
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors is passed.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(failed(&io::Error::last_os_error()));
+    }
+    // SAFETY: the kernel has just made these descriptors for us.
+    let (mut reader, writer) = unsafe { (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1])) };
+    // SAFETY: there is only this thread, so the child may do anything.
+    match unsafe { libc::fork() } {
+        -1 => Err(failed(&io::Error::last_os_error())),
+        0 => {
+            drop(reader);
+            // SAFETY: no memory is passed. It fails only for the leader of a group, which a new child is not.
+            unsafe { libc::setsid() };
+            std::env::set_current_dir("/").map_err(|error| failed(&error))?;
+            Ok(Fork::Background(Parent(writer)))
+        }
+        _ => {
+            drop(writer);
+            let mut status = [0];
+            // The end of the pipe without a word: the child died.
+            let code = match reader.read_exact(&mut status) {
+                Ok(()) => i32::from(status[0]),
+                Err(_) => Errno::EIO.raw(),
+            };
+            Ok(Fork::Foreground(code))
+        }
+    }
+}
+
+impl Parent {
+    /// The start went well or badly; nothing more will be printed.
+    pub fn tell(mut self, status: u8) -> Result<()> {
+        let failed = |error: &io::Error| ControlError::io("leaving the terminal", error);
+        let null =
+            OpenOptions::new().read(true).write(true).open("/dev/null").map_err(|error| failed(&error))?;
+        for target in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+            // SAFETY: both descriptors are open; the old target is closed by the call.
+            if unsafe { libc::dup2(null.as_raw_fd(), target) } < 0 {
+                return Err(failed(&io::Error::last_os_error()));
+            }
+        }
+        // The parent may have been killed meanwhile, which is its own affair.
+        let _ = self.0.write_all(&[status]);
+        Ok(())
+    }
+}
+
+/// Settings that make a difference and are no reason to fail: not every host lets a process have them. Answers what
+/// was not granted.
+pub fn settle_in() -> Vec<String> {
+    let mut refused = Vec::new();
+    // SAFETY: no memory is passed; umask cannot fail.
+    unsafe { libc::umask(0o077) };
+    // Writing back dirty pages of a guest must not wait for memory that only this process can free.
+    // SAFETY: no memory is passed.
+    if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
+        refused.push(format!("PR_SET_IO_FLUSHER: {}", io::Error::last_os_error()));
+    }
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", "-900") {
+        refused.push(format!("oom_score_adj: {error}"));
+    }
+    #[cfg(target_env = "gnu")]
+    // Each thread that ever allocated would keep an arena of its own; conversations are short and few.
+    // SAFETY: no memory is passed.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+    for signal in [libc::SIGUSR1, libc::SIGUSR2, libc::SIGPIPE] {
+        // SAFETY: ignoring a signal installs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    refused
+}
+
+/// A descriptor that becomes readable when the process is asked to end. To be called before there is a second thread,
+/// so that all threads leave these signals to it.
+pub fn termination() -> Result<OwnedFd> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set that sigaddset, pthread_sigmask and signalfd then read.
+    let fd = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        if libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) != 0 {
+            -1
+        } else {
+            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        }
+    };
+    if fd < 0 {
+        return Err(ControlError::io("preparing for signals", &io::Error::last_os_error()));
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

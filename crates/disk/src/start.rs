@@ -1,0 +1,141 @@
+//! From the command line to a process that serves, and to its end.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+
+use tapio_control::{
+    ControlError, DiskHost, Ended, FrontRequest, Limits, OpenRequest, Result, RunDir, remove_stale_sockets,
+    serve,
+};
+use tapio_stat::{ShmRoot, clean_stale};
+
+use crate::args::Options;
+use crate::host::Host;
+use crate::log;
+use crate::process::{self, Fork};
+use crate::table::Table;
+
+/// Runs the process until it is told to end.
+///
+/// # Errors
+/// It could not begin, or its disks could not be closed cleanly.
+pub fn run(options: &Options) -> Result<()> {
+    let parent = match options.foreground {
+        true => None,
+        false => match process::go_to_background()? {
+            // This process only says how the start of the other went.
+            Fork::Foreground(status) => std::process::exit(status),
+            Fork::Background(parent) => Some(parent),
+        },
+    };
+    let begun = begin(options);
+    let (table, listener, run, termination) = match (begun, parent) {
+        (Ok(begun), None) => begun,
+        (Ok(begun), Some(parent)) => {
+            parent.tell(0)?;
+            log::use_syslog();
+            begun
+        }
+        (Err(error), None) => return Err(error),
+        (Err(error), Some(parent)) => {
+            log::line(&error.to_string());
+            parent.tell(error.errno.raw() as u8)?;
+            log::use_syslog();
+            return Err(error);
+        }
+    };
+    let ended = serve(&listener, &table, Limits::default(), Some(termination.as_fd()));
+    // New clients shall not find a process that is going.
+    let _ = fs::remove_file(run.socket(std::process::id() as i32));
+    let closed = table.quit(false);
+    match ended {
+        Ok(Ended::Stopped) => log::line("asked to end, closed"),
+        Ok(Ended::Quit | Ended::Empty) => {}
+        Err(error) => return Err(ControlError::io("the control socket failed", &error)),
+    }
+    closed
+}
+
+type Begun = (Table<Host>, UnixListener, RunDir, OwnedFd);
+
+fn begin(options: &Options) -> Result<Begun> {
+    let refused = process::settle_in();
+    let termination = process::termination()?;
+    let (run, shm) = (RunDir::from_env(), ShmRoot::from_env());
+    if !refused.is_empty() && options.foreground {
+        log::line(&format!("goes on without {}", refused.join(", ")));
+    }
+    clean_up(&run, &shm);
+    run.create()?;
+    let socket = run.socket(std::process::id() as i32);
+    // The number is ours now, so what is there belonged to a process that is gone.
+    let _ = fs::remove_file(&socket);
+    let listener = UnixListener::bind(&socket)
+        .map_err(|error| ControlError::io(format_args!("cannot listen on {}", socket.display()), &error))?;
+    let host = Host { intents: shm.pages(), no_space: options.no_space };
+    let table = Table::new(host, run.clone(), shm);
+    if let Err(error) = serve_image(&table, &run, options) {
+        let _ = fs::remove_file(&socket);
+        // Whatever was opened before the failure is closed as at the end.
+        let _ = table.quit(true);
+        return Err(error);
+    }
+    let printed = writeln!(std::io::stdout(), "{}", socket.display());
+    printed.map_err(|error| ControlError::io("printing the control socket", &error))?;
+    Ok((table, listener, run, termination))
+}
+
+/// What earlier processes left when they died. A failure is no reason not to serve.
+fn clean_up(run: &RunDir, shm: &ShmRoot) {
+    if let Err(error) = remove_stale_sockets(run) {
+        log::line(&format!("left-over control sockets: {error}"));
+    }
+    match clean_stale(shm) {
+        Ok(_) => {}
+        Err(error) => log::line(&format!("left-over statistics in {}: {error}", shm.path().display())),
+    }
+}
+
+/// Opens the image of the command line, if there is one, and all its front ends.
+fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<()> {
+    let Some(image) = &options.image else { return Ok(()) };
+    let minor = match options.minor {
+        Some(minor) => run.minors().claim(minor)?,
+        None => run.minors().allocate()?.0,
+    };
+    table.attach_own(minor)?;
+    let request = OpenRequest {
+        read_only: options.read_only,
+        page_cache: options.page_cache,
+        ..OpenRequest::of(image.clone())
+    };
+    table.open(minor, &request)?;
+    if options.polling.max_us > 0 {
+        table.set_polling(minor, options.polling)?;
+    }
+    for front in &options.fronts {
+        let fds = match (front.connection_index(), options.vhost_user_fd) {
+            (Some(_), Some(fd)) => vec![inherited(fd)?],
+            _ => Vec::new(),
+        };
+        table.front_add(minor, FrontRequest { front: front.clone(), vbd: None, fds })?;
+    }
+    Ok(())
+}
+
+/// A descriptor that the starter left open for us.
+fn inherited(fd: i32) -> Result<OwnedFd> {
+    // SAFETY: fcntl only looks at the number.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    if fd <= 2 || flags < 0 {
+        return Err(ControlError::new(
+            tapio_control::Errno::EBADF,
+            format!("descriptor {fd} of --fd is not an open socket"),
+        )
+        .next("start the program with a connected socket at that number"));
+    }
+    // SAFETY: it is open and, by the option's meaning, given to this process; it is taken once.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,604 @@
+//! The disks of the process: where each stands, its marker, its files of counters, and how it is reached.
+//!
+//! Everything the control protocol needs to know that is not moving data. Where data is moved is behind [`Plane`].
+//!
+//! Locks: the table's is held to look something up, a disk's to read or replace what it says of itself; neither is
+//! held while the data plane works, so questions are answered during a pause.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tapio_control::{
+    Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
+    FrontRequest, ImageReport, ImageSource, ImageStats, MINOR_MAX, MarkerLock, OpenRequest, Polling, Result,
+    ResumeRequest, RunDir, VbdState, VbdStats,
+};
+use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
+use tapio_types::ImageKind;
+
+/// Front ends of one disk.
+const FRONTS_MAX: usize = 16;
+
+/// What the data plane is told when a disk is opened.
+#[derive(Debug)]
+pub struct OpenSpec<'a> {
+    /// Leaf or chain.
+    pub image: &'a ImageSource,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Read parents through the page cache.
+    pub page_cache: bool,
+    /// Time after which a request fails; the data plane's own default without.
+    pub request_timeout: Option<Duration>,
+}
+
+/// One image of an open chain, leaf first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaneImage {
+    /// Kind.
+    pub kind: ImageKind,
+    /// Path.
+    pub path: String,
+    /// Sectors read and written here.
+    pub hits: [u64; 2],
+    /// Requests that failed here.
+    pub fail: [u64; 2],
+}
+
+/// What the data plane says of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlaneStatus {
+    /// The images are closed and the guest waits.
+    pub paused: bool,
+    /// Requests taken and not answered.
+    pub in_flight: u64,
+    /// Images, leaf first; none while paused.
+    pub images: Vec<PlaneImage>,
+    /// Parents are read through the page cache.
+    pub page_cache: bool,
+}
+
+/// Where disks are made.
+pub trait Plane: Sync {
+    /// An open disk.
+    type Disk: PlaneDisk;
+    /// Opens one. The counters go with it.
+    fn open(&self, spec: &OpenSpec<'_>, stats: DiskStats) -> Result<Self::Disk>;
+}
+
+/// An open disk. Called by one thread at a time, but for `status` and `connections`.
+pub trait PlaneDisk: Send + Sync {
+    /// What it looks like.
+    fn info(&self) -> DiskInfo;
+    /// What it does now; must not wait for the storage.
+    fn status(&self) -> Result<PlaneStatus>;
+    /// Drains and closes the images. Gives up with `ECANCELED` once `in_vain` says so; the drain may go on then.
+    fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()>;
+    /// Opens an image and goes on.
+    fn resume(&self, image: &ImageSource) -> Result<()>;
+    /// Closes all; `force` does not wait for requests in flight.
+    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()>;
+    /// Publishes the disk under these pages; answers the slot in its counters.
+    fn publish(&self, pages: Box<VbdPages>) -> Result<usize>;
+    /// Withdraws a slot; dropping the pages removes their files.
+    fn withdraw(&self, slot: usize) -> Option<Box<VbdPages>>;
+    /// Serves a front end, counting in `slot`.
+    fn front_add(&self, id: u32, request: FrontRequest, slot: usize) -> Result<()>;
+    /// Ends one: its clients are disconnected.
+    fn front_remove(&self, id: u32) -> Result<()>;
+    /// Clients of one.
+    fn connections(&self, id: u32) -> u32;
+    /// Adaptive polling.
+    fn set_polling(&self, polling: Polling) -> Result<()>;
+}
+
+/// A disk by its minor number.
+struct Disk<D> {
+    minor: u16,
+    /// Given up when the disk is detached, however many still look at the disk.
+    marker: Mutex<Option<MarkerLock>>,
+    /// The number was taken by this process itself and is given back with the disk.
+    own_minor: bool,
+    now: Mutex<Now<D>>,
+}
+
+/// What a disk is at this moment.
+struct Now<D> {
+    state: VbdState,
+    open: Option<Open<D>>,
+}
+
+/// A disk with an image.
+struct Open<D> {
+    plane: Arc<D>,
+    image: ImageSource,
+    read_only: bool,
+    view: StatsView,
+    fronts: Vec<FrontEntry>,
+    published: Vec<(VbdId, usize)>,
+    next_front: u32,
+}
+
+/// All disks of the process.
+pub struct Table<P: Plane> {
+    plane: P,
+    run: RunDir,
+    shm: ShmRoot,
+    disks: Mutex<BTreeMap<u16, Arc<Disk<P::Disk>>>>,
+}
+
+/// A panic elsewhere leaves whole values behind these locks: each is replaced in one assignment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn missing(minor: u16) -> ControlError {
+    ControlError::new(Errno::ENODEV, format!("this process has no disk {minor}"))
+        .next("'tap-ctl list' shows which it has")
+}
+
+fn not_open(minor: u16) -> ControlError {
+    ControlError::new(Errno::ENODEV, format!("disk {minor} has no image open")).next("open one first")
+}
+
+fn unsupported(what: &str, why: &str) -> ControlError {
+    ControlError::new(Errno::EOPNOTSUPP, format!("{what} is not supported")).next(why)
+}
+
+impl<P: Plane> Table<P> {
+    /// No disks yet.
+    pub fn new(plane: P, run: RunDir, shm: ShmRoot) -> Self {
+        Self { plane, run, shm, disks: Mutex::default() }
+    }
+
+    /// Attaches a number that this process has taken for itself.
+    pub fn attach_own(&self, minor: u16) -> Result<()> {
+        self.insert(minor, true)
+    }
+
+    fn insert(&self, minor: u16, own_minor: bool) -> Result<()> {
+        if minor >= MINOR_MAX {
+            return Err(ControlError::new(Errno::EINVAL, format!("minor numbers end below {MINOR_MAX}")));
+        }
+        let mut disks = lock(&self.disks);
+        if disks.contains_key(&minor) {
+            return Err(ControlError::new(Errno::EEXIST, format!("disk {minor} is attached already")));
+        }
+        let marker = Mutex::new(Some(self.run.minors().lock(minor)?));
+        let now = Mutex::new(Now { state: VbdState::Running, open: None });
+        disks.insert(minor, Arc::new(Disk { minor, marker, own_minor, now }));
+        Ok(())
+    }
+
+    fn disk(&self, minor: u16) -> Result<Arc<Disk<P::Disk>>> {
+        lock(&self.disks).get(&minor).cloned().ok_or_else(|| missing(minor))
+    }
+
+    fn all(&self) -> Vec<Arc<Disk<P::Disk>>> {
+        lock(&self.disks).values().cloned().collect()
+    }
+
+    /// The counters' files, or counters without files where there is no shared memory: a disk must not fail for want
+    /// of statistics.
+    fn counters(&self, minor: u16) -> Result<DiskStats> {
+        let name = DiskName::of_this_process(minor.into());
+        DiskStats::create(&self.shm, &name).or_else(|error| {
+            self.log(&format!("disk {minor} has no statistics in {}: {error}", self.shm.path().display()));
+            DiskStats::private(&name).map_err(|error| ControlError::io("making counters", &error))
+        })
+    }
+
+    fn pages(&self, minor: u16, id: VbdId, nbd: bool) -> Result<Box<VbdPages>> {
+        VbdPages::create(&self.shm, std::process::id(), minor.into(), id, nbd).or_else(|error| {
+            self.log(&format!("disk {minor} is not published as {id}: {error}"));
+            VbdPages::private(id).map_err(|error| ControlError::io("making counters", &error))
+        })
+    }
+
+    /// Ends all front ends of an open disk and withdraws what it published.
+    fn end_fronts(&self, disk: &Disk<P::Disk>) -> Result<()> {
+        let ids: Vec<u32> = match &lock(&disk.now).open {
+            Some(open) => open.fronts.iter().map(|front| front.id).collect(),
+            None => Vec::new(),
+        };
+        let mut result = Ok(());
+        for id in ids {
+            result = result.and(self.front_remove(disk.minor, id));
+        }
+        result
+    }
+
+    fn close_disk(&self, disk: &Disk<P::Disk>, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
+        let Some(plane) = disk.plane() else { return Ok(()) };
+        let before = std::mem::replace(&mut lock(&disk.now).state, VbdState::Closing);
+        let fronts = self.end_fronts(disk);
+        if let Err(error) = plane.close(force, in_vain) {
+            if error.errno == Errno::ECANCELED {
+                lock(&disk.now).state = before;
+                return Err(error);
+            }
+            // The images are not served any more, whatever went wrong: a disk that stays open can never be detached.
+            self.log(&format!("disk {}: {error}", disk.minor));
+            *lock(&disk.now) = Now { state: VbdState::Running, open: None };
+            return Err(error);
+        }
+        *lock(&disk.now) = Now { state: VbdState::Running, open: None };
+        fronts
+    }
+}
+
+impl<D: PlaneDisk> Disk<D> {
+    /// The open disk in the data plane.
+    fn plane(&self) -> Option<Arc<D>> {
+        lock(&self.now).open.as_ref().map(|open| Arc::clone(&open.plane))
+    }
+
+    fn opened(&self) -> Result<Arc<D>> {
+        self.plane().ok_or_else(|| not_open(self.minor))
+    }
+
+    /// A pause whose client went away may have come to its end since.
+    fn state(&self) -> VbdState {
+        let (state, plane) = {
+            let now = lock(&self.now);
+            (now.state, now.open.as_ref().map(|open| Arc::clone(&open.plane)))
+        };
+        if state == VbdState::Pausing
+            && plane.is_some_and(|plane| plane.status().is_ok_and(|status| status.paused))
+        {
+            lock(&self.now).state = VbdState::Paused;
+            return VbdState::Paused;
+        }
+        state
+    }
+
+    fn entry(&self) -> DiskEntry {
+        let state = self.state();
+        let now = lock(&self.now);
+        DiskEntry {
+            minor: self.minor,
+            state,
+            image: now.open.as_ref().map(|open| open.image.text()),
+            read_only: now.open.as_ref().is_some_and(|open| open.read_only),
+            fronts: now.open.as_ref().map_or_else(Vec::new, Open::fronts),
+        }
+    }
+}
+
+impl<D: PlaneDisk> Open<D> {
+    fn fronts(&self) -> Vec<FrontEntry> {
+        let with_clients = |front: &FrontEntry| FrontEntry {
+            connections: self.plane.connections(front.id),
+            ..front.clone()
+        };
+        self.fronts.iter().map(with_clients).collect()
+    }
+}
+
+fn driver(kind: ImageKind) -> DriverType {
+    match kind {
+        ImageKind::Raw => DriverType::Aio,
+        ImageKind::Vhd => DriverType::Vhd,
+    }
+}
+
+/// Wishes that change what is stored cannot be left out silently; those that only change speed or memory can.
+fn check_wishes(secondary: Option<&String>, log_path: Option<&String>) -> Result<()> {
+    if secondary.is_some() {
+        return Err(unsupported("a second image", "open the disk without -2"));
+    }
+    if log_path.is_some() {
+        return Err(unsupported("a log of changed blocks", "open the disk without -C"));
+    }
+    Ok(())
+}
+
+impl<P: Plane> DiskHost for Table<P> {
+    fn list(&self) -> Vec<DiskEntry> {
+        self.all().iter().map(|disk| disk.entry()).collect()
+    }
+
+    fn stats(&self, minor: u16) -> Result<VbdStats> {
+        let disk = self.disk(minor)?;
+        let open = lock(&disk.now)
+            .open
+            .as_ref()
+            .map(|open| (Arc::clone(&open.plane), open.view.clone(), open.image.text()));
+        let Some((plane, view, name)) = open else { return Ok(VbdStats::default()) };
+        let counters = view.snapshot();
+        let status = plane.status()?;
+        let image = |image: PlaneImage| ImageStats {
+            name: image.path,
+            hits: image.hits,
+            fail: image.fail,
+            driver: driver(image.kind),
+            requests: (image.kind == ImageKind::Raw).then_some([counters.queue_depth, status.in_flight]),
+        };
+        Ok(VbdStats {
+            name: Some(name),
+            secs: [counters.kind(Kind::Read).bytes / 512, counters.kind(Kind::Write).bytes / 512],
+            images: status.images.clone().into_iter().map(image).collect(),
+            outstanding: status.in_flight,
+            read_caching: status.page_cache,
+            ..VbdStats::default()
+        })
+    }
+
+    fn report(&self, minor: u16) -> Result<DiskReport> {
+        let disk = self.disk(minor)?;
+        let state = disk.state();
+        let open = lock(&disk.now).open.as_ref().map(|open| (Arc::clone(&open.plane), open.view.clone()));
+        let Some((plane, view)) = open else {
+            return Ok(DiskReport { minor, state, counters: None, in_flight: 0, images: Vec::new() });
+        };
+        let status = plane.status()?;
+        let image = |image: PlaneImage| ImageReport {
+            image: format!("{}:{}", driver(image.kind).name(), image.path),
+            sectors_read: image.hits[0],
+            sectors_written: image.hits[1],
+        };
+        Ok(DiskReport {
+            minor,
+            state,
+            counters: Some(view.snapshot()),
+            in_flight: status.in_flight,
+            images: status.images.into_iter().map(image).collect(),
+        })
+    }
+
+    fn fronts(&self, minor: u16) -> Result<Vec<FrontEntry>> {
+        let disk = self.disk(minor)?;
+        let now = lock(&disk.now);
+        now.open.as_ref().map(Open::fronts).ok_or_else(|| not_open(minor))
+    }
+
+    fn attach(&self, minor: u16) -> Result<()> {
+        self.insert(minor, false)
+    }
+
+    fn detach(&self, minor: u16) -> Result<()> {
+        let disk = self.disk(minor)?;
+        if lock(&disk.now).open.is_some() {
+            return Err(
+                ControlError::new(Errno::EBUSY, format!("disk {minor} is open")).next("close it first")
+            );
+        }
+        lock(&self.disks).remove(&minor);
+        drop(lock(&disk.marker).take());
+        if disk.own_minor {
+            self.run.minors().free(minor)?;
+        }
+        Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        lock(&self.disks).is_empty()
+    }
+
+    fn open(&self, minor: u16, request: &OpenRequest) -> Result<DiskInfo> {
+        let disk = self.disk(minor).map_err(|error| ControlError { errno: Errno::EINVAL, ..error })?;
+        if let Some(open) = &lock(&disk.now).open {
+            return Err(ControlError::new(
+                Errno::EALREADY,
+                format!("disk {minor} has {} open already", open.image.text()),
+            )
+            .next("close it first, or pause and unpause onto the other image"));
+        }
+        check_wishes(request.secondary.as_ref(), request.log_path.as_ref())?;
+        if request.key.is_some() {
+            return Err(unsupported("an encrypted image", "open the disk without -E"));
+        }
+        request.image.check()?;
+        let mut stats = self.counters(minor)?;
+        stats.set_image(&request.image.text());
+        let view = stats.view();
+        let spec = OpenSpec {
+            image: &request.image,
+            read_only: request.read_only,
+            page_cache: request.page_cache,
+            request_timeout: request.request_timeout,
+        };
+        let plane = Arc::new(self.plane.open(&spec, stats)?);
+        let info = plane.info();
+        lock(&disk.now).open = Some(Open {
+            plane,
+            image: request.image.clone(),
+            read_only: request.read_only,
+            view,
+            fronts: Vec::new(),
+            published: Vec::new(),
+            next_front: 1,
+        });
+        lock(&disk.now).state = VbdState::Running;
+        if request.default_nbd {
+            let path = self.run.nbd_socket(std::process::id(), minor);
+            let front =
+                Front::NbdUnix { path, listener: None, export: String::new(), read_only: request.read_only };
+            if let Err(error) = self.front_add(minor, FrontRequest { front, vbd: None, fds: Vec::new() }) {
+                // As it was before, or the disk could neither be reached nor opened again.
+                self.close_disk(&disk, true, &|| false)?;
+                return Err(error);
+            }
+        }
+        Ok(info)
+    }
+
+    fn close(&self, minor: u16, force: bool, caller: &dyn Caller) -> Result<()> {
+        self.close_disk(&*self.disk(minor)?, force, &|| caller.gone())
+    }
+
+    fn pause(&self, minor: u16, caller: &dyn Caller) -> Result<()> {
+        let disk = self.disk(minor)?;
+        let plane = disk.opened()?;
+        if disk.state() == VbdState::Paused {
+            return Ok(());
+        }
+        lock(&disk.now).state = VbdState::Pausing;
+        let paused = plane.pause(&|| caller.gone());
+        lock(&disk.now).state = match &paused {
+            Ok(()) => VbdState::Paused,
+            // The drain goes on; whoever asks later sees it end.
+            Err(error) if error.errno == Errno::ECANCELED => VbdState::Pausing,
+            Err(_) if plane.status().is_ok_and(|status| status.paused) => VbdState::Paused,
+            Err(_) => VbdState::Running,
+        };
+        paused
+    }
+
+    fn resume(&self, minor: u16, request: &ResumeRequest) -> Result<()> {
+        let disk = self.disk(minor)?;
+        let plane = disk.opened()?;
+        check_wishes(request.secondary.as_ref(), request.log_path.as_ref())?;
+        match disk.state() {
+            VbdState::Paused | VbdState::ResumeFailed => {}
+            state => {
+                return Err(ControlError::new(
+                    Errno::EINVAL,
+                    format!("disk {minor} is {}, not paused", word(state)),
+                )
+                .next("pause it first"));
+            }
+        }
+        let image = match &request.image {
+            Some(image) => image.clone(),
+            None => {
+                lock(&disk.now).open.as_ref().map(|open| open.image.clone()).ok_or_else(|| not_open(minor))?
+            }
+        };
+        image.check()?;
+        let resumed = plane.resume(&image);
+        let mut now = lock(&disk.now);
+        now.state = if resumed.is_ok() { VbdState::Running } else { VbdState::ResumeFailed };
+        if resumed.is_ok()
+            && let Some(open) = &mut now.open
+        {
+            open.image = image;
+        }
+        resumed
+    }
+
+    fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
+        let disk = self.disk(minor)?;
+        let plane = disk.opened()?;
+        let info = plane.info();
+        let read_only = lock(&disk.now).open.as_ref().is_some_and(|open| open.read_only);
+        Ok(if read_only { DiskInfo { info: info.info | DiskInfo::READ_ONLY, ..info } } else { info })
+    }
+
+    fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
+        let disk = self.disk(minor)?;
+        let plane = disk.opened()?;
+        let vbd = request.vbd.unwrap_or(VbdId { domid: 0, devid: minor.into() });
+        let (id, slot) = {
+            let mut now = lock(&disk.now);
+            let open = now.open.as_mut().ok_or_else(|| not_open(minor))?;
+            if open.fronts.len() >= FRONTS_MAX {
+                return Err(ControlError::new(
+                    Errno::E2BIG,
+                    format!("disk {minor} has {FRONTS_MAX} front ends"),
+                )
+                .next("remove one first"));
+            }
+            if let Some(other) =
+                open.fronts.iter().find(|other| other.front.address() == request.front.address())
+            {
+                return Err(ControlError::new(
+                    Errno::EADDRINUSE,
+                    format!(
+                        "disk {minor} is served on {} already, by front end {}",
+                        other.front.address(),
+                        other.id
+                    ),
+                ));
+            }
+            let id = open.next_front;
+            open.next_front += 1;
+            (id, open.published.iter().find(|(known, _)| *known == vbd).map(|(_, slot)| *slot))
+        };
+        let (slot, new) = match slot {
+            Some(slot) => (slot, false),
+            None => (plane.publish(self.pages(minor, vbd, request.front.is_nbd())?)?, true),
+        };
+        let front = request.front.clone();
+        if let Err(error) = plane.front_add(id, request, slot) {
+            if new {
+                drop(plane.withdraw(slot));
+            }
+            return Err(error);
+        }
+        let entry = FrontEntry { id, front, vbd, connections: 0 };
+        if let Some(open) = &mut lock(&disk.now).open {
+            open.fronts.push(entry.clone());
+            if new {
+                open.published.push((vbd, slot));
+            }
+        }
+        Ok(entry)
+    }
+
+    fn front_remove(&self, minor: u16, id: u32) -> Result<()> {
+        let disk = self.disk(minor)?;
+        let plane = disk.opened()?;
+        let front = lock(&disk.now)
+            .open
+            .as_ref()
+            .and_then(|open| open.fronts.iter().find(|front| front.id == id).cloned())
+            .ok_or_else(|| {
+                ControlError::new(Errno::ENOENT, format!("disk {minor} has no front end {id}"))
+                    .next("'tapio disk list' shows which it has")
+            })?;
+        plane.front_remove(id)?;
+        if let Front::NbdUnix { path, listener: None, .. }
+        | Front::VhostUser { socket: path, listener: None, connection: None, .. } = &front.front
+        {
+            // The data plane may have removed it itself.
+            let _ = fs::remove_file(path);
+        }
+        let unused = {
+            let mut now = lock(&disk.now);
+            let Some(open) = &mut now.open else { return Ok(()) };
+            open.fronts.retain(|front| front.id != id);
+            let used = open.fronts.iter().any(|other| other.vbd == front.vbd);
+            let position = open.published.iter().position(|(vbd, _)| *vbd == front.vbd).filter(|_| !used);
+            position.map(|position| open.published.swap_remove(position).1)
+        };
+        if let Some(slot) = unused {
+            drop(plane.withdraw(slot));
+        }
+        Ok(())
+    }
+
+    fn set_polling(&self, minor: u16, polling: Polling) -> Result<()> {
+        self.disk(minor)?.opened()?.set_polling(polling)
+    }
+
+    fn quit(&self, force: bool) -> Result<()> {
+        let mut result = Ok(());
+        for disk in self.all() {
+            result = result.and(self.close_disk(&disk, force, &|| false));
+            let minor = disk.minor;
+            drop(disk);
+            result = result.and(self.detach(minor));
+        }
+        result
+    }
+
+    fn log(&self, line: &str) {
+        crate::log::line(line);
+    }
+}
+
+fn word(state: VbdState) -> &'static str {
+    match state {
+        VbdState::Running => "running",
+        VbdState::Pausing => "pausing",
+        VbdState::Paused => "paused",
+        VbdState::ResumeFailed => "paused after a failed resume",
+        VbdState::Closing => "closing",
+    }
+}
+
+#[cfg(test)]
+mod tests;

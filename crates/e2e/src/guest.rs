@@ -1,0 +1,246 @@
+//! Two real Linux guests: User-mode Linux, and Debian's kernel under QEMU's emulator.
+//!
+//! Their first programs are in `tests/guest/`; they answer on the console with `RESULT key=value` and `FAIL text`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::process::Running;
+use crate::scratch::Scratch;
+use crate::tools::{our, repository};
+
+mod initramfs;
+
+/// What a guest said.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    results: BTreeMap<String, String>,
+    failures: Vec<String>,
+}
+
+impl Report {
+    /// Reads the lines of a console; anything that is not a report is the kernel's own talk.
+    pub fn parse(console: &str) -> Self {
+        let mut report = Self::default();
+        for line in console.lines() {
+            let line = line.trim_end_matches('\r');
+            if let Some(text) = line.strip_prefix("FAIL ") {
+                report.failures.push(text.to_string());
+            } else if let Some((key, value)) =
+                line.strip_prefix("RESULT ").and_then(|rest| rest.split_once('='))
+            {
+                report.results.insert(key.to_string(), value.to_string());
+            }
+        }
+        report
+    }
+
+    /// A value that must be there.
+    #[track_caller]
+    pub fn text(&self, key: &str) -> &str {
+        self.results.get(key).unwrap_or_else(|| panic!("the guest reported no {key:?}: {self:?}"))
+    }
+
+    /// A number that must be there.
+    #[track_caller]
+    pub fn number(&self, key: &str) -> u64 {
+        let text = self.text(key);
+        text.parse().unwrap_or_else(|error| panic!("the guest's {key} is {text:?}: {error}"))
+    }
+
+    /// Whether a value is there.
+    pub fn has(&self, key: &str) -> bool {
+        self.results.contains_key(key)
+    }
+}
+
+/// A guest that runs.
+#[derive(Debug)]
+pub struct Guest {
+    process: Running,
+    limit: Duration,
+}
+
+impl Guest {
+    /// What it has said so far.
+    pub fn report(&self) -> Report {
+        Report::parse(&self.process.log())
+    }
+
+    /// Waits until the guest has reported `key` with a number of at least `least`.
+    #[track_caller]
+    pub fn wait_for(&mut self, key: &str, least: u64) {
+        let limit = self.limit;
+        let log = self.process.log_path().to_path_buf();
+        self.process.wait_for(&format!("{key} >= {least} from the guest"), limit, || {
+            let console = std::fs::read(&log).ok()?;
+            let report = Report::parse(&String::from_utf8_lossy(&console));
+            let reached = report.results.get(key).and_then(|text| text.parse::<u64>().ok());
+            (reached.is_some_and(|number| number >= least) || !report.failures.is_empty()).then_some(())
+        });
+    }
+
+    /// Waits for the guest to shut down, and for its word that all went well.
+    #[track_caller]
+    pub fn finish(mut self) -> Report {
+        let status = self.process.wait(self.limit);
+        let report = self.report();
+        let console = || self.process.log();
+        assert!(
+            report.failures.is_empty(),
+            "the guest failed: {:?}\n--- console\n{}",
+            report.failures,
+            console()
+        );
+        let finished = report.results.get("status").is_some_and(|status| status == "ok");
+        assert!(finished, "the guest stopped early ({status})\n--- console\n{}", console());
+        report
+    }
+
+    /// Pulls the plug.
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+}
+
+/// A User-mode Linux guest: a 6.1 kernel as an ordinary process, one processor, the host's files as its root (read
+/// only), up in about two seconds.
+#[derive(Debug)]
+pub struct Uml {
+    case: String,
+    parameters: Vec<(String, String)>,
+    disks: Vec<PathBuf>,
+    limit: Duration,
+}
+
+impl Uml {
+    /// The programs that have to be installed.
+    pub const TOOLS: [&'static str; 4] = ["linux.uml", "busybox", "mkfs.ext4", "mkfs.xfs"];
+
+    /// Runs `case_NAME` of `tests/guest/uml-init.sh` on one vhost-user disk.
+    pub fn new(case: &str, vhost_user: &Path) -> Self {
+        let disks = vec![vhost_user.to_path_buf()];
+        Self { case: case.to_string(), parameters: Vec::new(), disks, limit: Duration::from_secs(120) }
+    }
+
+    /// Sets `tapio_NAME` for the guest.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.parameters.push((name.to_string(), value.to_string()));
+        self
+    }
+
+    /// Starts it. `scratch` receives the console.
+    #[track_caller]
+    pub fn start(&self, scratch: &Scratch) -> Guest {
+        let console = scratch.join(&format!("console-{}.log", self.case));
+        let mut command = Command::new("linux.uml");
+        // The guest's memory is a file; on a tmpfs it is memory.
+        command.env("TMPDIR", "/dev/shm");
+        // Needed on processors with AMX; see crates/uml-preload.
+        command.env("LD_PRELOAD", our("libtapio_uml_preload.so"));
+        command.args(["mem=384M", "rootfstype=hostfs", "root=/dev/root", "ro", "con=null", "con0=null,fd:1"]);
+        command.args(["quiet", "loglevel=4", "panic=-1"]);
+        command.arg(format!("init={}", repository().join("tests/guest/uml-init.sh").display()));
+        command.arg(format!("tapio_case={}", self.case));
+        command.args(self.parameters.iter().map(|(name, value)| format!("tapio_{name}={value}")));
+        // Device type 2 is a block device.
+        command.args(self.disks.iter().map(|disk| format!("virtio_uml.device={}:2", disk.display())));
+        Guest { process: Running::start(&mut command, &console), limit: self.limit }
+    }
+
+    /// Starts it and waits for its good end.
+    #[track_caller]
+    pub fn run(&self, scratch: &Scratch) -> Report {
+        self.start(scratch).finish()
+    }
+}
+
+/// A guest under QEMU's emulator: Debian's cloud kernel, busybox, two processors, virtio over PCI. Behaviour only:
+/// times mean nothing there.
+#[derive(Debug)]
+pub struct Qemu {
+    case: String,
+    vhost_user: PathBuf,
+    queues: u32,
+    mib: u32,
+}
+
+impl Qemu {
+    /// The programs that have to be installed.
+    pub const TOOLS: [&'static str; 2] = ["qemu-system-x86_64", "busybox"];
+
+    /// Runs `case_NAME` of `tests/guest/qemu-init.sh` on one vhost-user disk with two queues.
+    pub fn new(case: &str, vhost_user: &Path) -> Self {
+        Self { case: case.to_string(), vhost_user: vhost_user.to_path_buf(), queues: 2, mib: 32 }
+    }
+
+    /// Where `scripts/lane-kernel` unpacks the kernel, or why there is none.
+    pub fn kernel() -> Result<PathBuf, String> {
+        let target =
+            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
+        let dir = target.join("lanes/kernel");
+        if dir.join("vmlinuz").exists() {
+            Ok(dir)
+        } else {
+            Err("needs a guest kernel (scripts/setup guest fetches one)".to_string())
+        }
+    }
+
+    /// Starts it. `scratch` receives the initramfs and the console.
+    #[track_caller]
+    pub fn start(&self, kernel: &Path, scratch: &Scratch) -> Guest {
+        let image = scratch.join("initramfs.cpio");
+        initramfs::write(&image, kernel);
+        let console = scratch.join(&format!("console-{}.log", self.case));
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args([
+            "-accel",
+            "tcg,thread=multi",
+            "-machine",
+            "q35",
+            "-cpu",
+            "qemu64",
+            "-smp",
+            "2",
+            "-m",
+            "256",
+        ]);
+        command.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-serial",
+            "stdio",
+        ]);
+        // The back end maps the guest's memory: it must be a shared mapping of a file it can be handed.
+        command.args(["-object", "memory-backend-memfd,id=memory,size=256M,share=on"]);
+        command.args(["-numa", "node,memdev=memory"]);
+        command.args(["-chardev", &format!("socket,id=disk,path={}", self.vhost_user.display())]);
+        command.args(["-device", &format!("vhost-user-blk-pci,chardev=disk,num-queues={}", self.queues)]);
+        command.arg("-kernel").arg(kernel.join("vmlinuz"));
+        command.arg("-initrd").arg(&image);
+        let parameters = format!("tapio_case={} tapio_mib={}", self.case, self.mib);
+        command.args(["-append", &format!("console=ttyS0 quiet panic=-1 {parameters}")]);
+        Guest { process: Running::start(&mut command, &console), limit: Duration::from_secs(180) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_report_lines_are_believed() {
+        let report = Report::parse(
+            "Linux version 6.1\r\nRESULT tree=ab=c\r\nnoise RESULT x=1\nRESULT status=ok\nFAIL no disk\n",
+        );
+        assert_eq!(report.text("tree"), "ab=c");
+        assert!(!report.has("x"));
+        assert_eq!(report.failures, ["no disk"]);
+    }
+}

@@ -1,0 +1,15 @@
+//! Real clients against the running process.
+
+mod bad_input;
+mod cli;
+mod control;
+mod crash;
+mod full_disk;
+mod instruments;
+mod load;
+mod nbd_hostile;
+mod nbd_protocol;
+mod nbd_tools;
+mod vhd_tools;
+
+const MIB: u64 = 1 << 20;

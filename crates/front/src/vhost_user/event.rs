@@ -1,0 +1,150 @@
+//! The event descriptors that a front end gives: kicks to wait for, calls and errors to signal.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Something to write 8 bytes to: an eventfd, or a pipe (User-mode Linux uses one for interrupts).
+#[derive(Debug)]
+pub struct Notifier {
+    file: File,
+    blocking: bool,
+}
+
+impl Notifier {
+    /// Takes a descriptor over, if it is one that can be signalled without waiting for long.
+    pub fn new(fd: OwnedFd) -> Result<Self, &'static str> {
+        let kind = kind(&fd)?;
+        // SAFETY: reads and sets flags; takes no pointers.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+        let mut blocking = flags & libc::O_NONBLOCK == 0;
+        if blocking && kind == Kind::Pipe {
+            // The writing end of a pipe is ours alone. A full pipe has woken its reader already.
+            // SAFETY: as above.
+            blocking = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) } != 0;
+        }
+        Ok(Self { file: File::from(fd), blocking })
+    }
+
+    /// Signals. A counter or a pipe that is full has signalled already.
+    ///
+    /// A blocking eventfd is shared with the front end, so its flags stay as they are: it is asked first whether it
+    /// would take the signal.
+    pub fn signal(&self) {
+        if self.blocking && !self.writable() {
+            return;
+        }
+        // Nothing can be done about a front end whose counter does not take signals: it hurts only itself.
+        let _ = (&self.file).write(&1u64.to_ne_bytes());
+    }
+
+    fn writable(&self) -> bool {
+        let mut polled = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid entry, no waiting.
+        unsafe { libc::poll(&raw mut polled, 1, 0) == 1 && polled.revents & libc::POLLOUT != 0 }
+    }
+}
+
+/// Something that becomes readable when the guest has work.
+#[derive(Debug)]
+pub struct Kick {
+    file: File,
+    /// Reading waits: then the ring's read is all that is needed.
+    pub blocking: bool,
+}
+
+impl Kick {
+    /// Takes a descriptor over, if reading 8 bytes from it can make sense.
+    pub fn new(fd: OwnedFd) -> Result<Self, &'static str> {
+        if kind(&fd)? != Kind::Event {
+            // A pipe's reading end could not be poked.
+            return Err("the kick descriptor is not an eventfd");
+        }
+        // SAFETY: reads flags; takes no pointers.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+        Ok(Self { file: File::from(fd), blocking: flags & libc::O_NONBLOCK == 0 })
+    }
+
+    /// The descriptor, for the ring.
+    pub fn raw(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Kicks the queue ourselves, so that whoever waits for a kick looks around.
+    pub fn poke(&self) -> io::Result<()> {
+        (&self.file).write(&1u64.to_ne_bytes()).map(drop)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Event,
+    Pipe,
+}
+
+/// Event counters are anonymous inodes, which have no type. Files, sockets and devices are refused: reading a file
+/// never waits, so that it would kick without end.
+fn kind(fd: &OwnedFd) -> Result<Kind, &'static str> {
+    // SAFETY: an all-zero stat is a valid value.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is valid for writing.
+    if unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) } != 0 {
+        return Err("the descriptor cannot be examined");
+    }
+    match stat.st_mode & libc::S_IFMT {
+        0 => Ok(Kind::Event),
+        libc::S_IFIFO => Ok(Kind::Pipe),
+        _ => Err("the descriptor is neither an eventfd nor a pipe"),
+    }
+}
+
+/// A new eventfd that does not block.
+pub fn eventfd() -> io::Result<OwnedFd> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and belongs to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn events_and_pipes_are_taken_and_nothing_else() {
+        assert!(Notifier::new(eventfd().unwrap()).is_ok());
+        let (_reader, writer) = io::pipe().unwrap();
+        assert!(Notifier::new(writer.into()).is_ok());
+        assert!(Kick::new(tempfile::tempfile().unwrap().into()).is_err());
+        assert!(Notifier::new(File::open("/dev/null").unwrap().into()).is_err());
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(Kick::new(socket.into()).is_err());
+    }
+
+    #[test]
+    fn a_counter_or_pipe_that_is_full_does_not_hold_us_up() {
+        for flags in [libc::EFD_CLOEXEC, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK] {
+            use std::os::fd::FromRawFd;
+            // SAFETY: takes no pointers; the descriptor was just made.
+            let fd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, flags)) };
+            let mut other = File::from(fd.try_clone().unwrap());
+            other.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+            let notifier = Notifier::new(fd).unwrap();
+            notifier.signal();
+            notifier.signal();
+            let mut value = [0; 8];
+            other.read_exact(&mut value).unwrap();
+            assert_eq!(u64::from_ne_bytes(value), u64::MAX - 1);
+        }
+        let (_reader, writer) = io::pipe().unwrap();
+        let notifier = Notifier::new(writer.into()).unwrap();
+        for _ in 0..20_000 {
+            notifier.signal();
+        }
+    }
+}

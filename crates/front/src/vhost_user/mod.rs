@@ -1,0 +1,33 @@
+//! vhost-user-blk: a virtio disk for a guest whose memory is shared with us.
+//!
+//! ```text
+//!   front end (QEMU, UML, ...)                    guest memory
+//!        │ UNIX socket, messages + descriptors        │ rings, data
+//!  ┌─────▼──────────── control thread ──┐      ┌──────▼───────── data thread ───────────┐
+//!  │ VhostUserServer ─ Channel ─ Session ├─────▶ Device ─ Queue ─ SplitRing ─ blk::plan │
+//!  └────────────────────────────────────┘Remote│            └── Port::submit ──▶ disk   │
+//!                                              └────────────────────────────────────────┘
+//! ```
+//!
+//! Requests carry pointers into the guest's memory: data is moved by the kernel alone, between there and the image.
+//! Everything that a guest or a front end can write is copied once, checked, and only then used.
+
+mod blk;
+mod channel;
+mod device;
+pub mod driver;
+mod event;
+mod inflight;
+mod listener;
+mod memory;
+mod message;
+mod queue;
+mod session;
+mod vring;
+
+pub use blk::{RANGE_SECTORS_MAX, RANGES_MAX, SEG_MAX, feature};
+pub use listener::{Listen, QUEUES_MAX, VhostUserOptions, VhostUserServer, VhostUserState};
+pub use message::{Header, Message, MessageError, RegionSpec, protocol};
+
+/// Where lines for the operator go.
+pub type Log = std::sync::Arc<dyn Fn(&str) + Send + Sync>;

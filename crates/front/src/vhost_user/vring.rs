@@ -1,0 +1,398 @@
+//! The split virtqueue: descriptor table, available and used ring, and the walk along a chain.
+//!
+//! Layouts: virtio 1.2, section 2.7 "Split Virtqueues". The other side is the guest's driver and may write anything
+//! at any time: every value is loaded once, then checked, then used.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU16, Ordering, fence};
+
+use super::memory::{GuestMemory, copy_out};
+use super::message::RingAddresses;
+
+/// The longest queue that virtio knows.
+pub const QUEUE_SIZE_MAX: u16 = 32768;
+/// Descriptors of one request, those of its indirect table included. Eight times what we announce (`seg_max`).
+pub const CHAIN_MAX: usize = 1024;
+/// Pieces of host memory of one request: a descriptor that crosses region borders makes several.
+const PIECES_MAX: usize = CHAIN_MAX + 256;
+
+const DESC_LEN: u64 = 16;
+const DESC_F_NEXT: u16 = 1;
+const DESC_F_WRITE: u16 = 2;
+const DESC_F_INDIRECT: u16 = 4;
+/// `avail.flags`: the driver does not want interrupts.
+const AVAIL_F_NO_INTERRUPT: u16 = 1;
+/// `used.flags`: the device does not want kicks.
+const USED_F_NO_NOTIFY: u16 = 1;
+
+/// Why a ring cannot be used, or not any longer. After one of these the queue is broken until it is set up anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingError {
+    /// The size is not a power of two up to 32768.
+    Size(u32),
+    /// A part of the ring does not lie inside one region of guest memory.
+    Outside(&'static str),
+    /// A part of the ring is not aligned as virtio demands.
+    Misaligned(&'static str),
+    /// The available index is ahead of us by more than the ring holds.
+    AvailJump { from: u16, to: u16 },
+    /// A head lies outside the descriptor table.
+    Head(u16),
+    /// A head was made available again before it was answered.
+    HeadBusy(u16),
+    /// A descriptor names a successor outside its table.
+    Next(u16),
+    /// A chain is longer than a request may be, or runs in a circle.
+    ChainLength,
+    /// An indirect table has no whole number of descriptors, none at all, or more than a request may have.
+    IndirectLen(u32),
+    /// An indirect table lies outside guest memory.
+    IndirectOutside(u64),
+    /// An indirect descriptor inside an indirect table.
+    IndirectNested,
+    /// An indirect descriptor that was not negotiated.
+    IndirectRefused,
+    /// A request without a status byte that can be written: there is nobody to tell.
+    NoStatus,
+    /// The event counter that kicks the queue cannot be read.
+    Kick(i32),
+}
+
+impl fmt::Display for RingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(size) => {
+                write!(f, "a queue of {size} descriptors; it must be a power of two up to 32768")
+            }
+            Self::Outside(part) => write!(f, "the {part} lies outside guest memory"),
+            Self::Misaligned(part) => write!(f, "the {part} is not aligned"),
+            Self::AvailJump { from, to } => {
+                write!(f, "the available index jumped from {from} to {to}, further than the ring is long")
+            }
+            Self::Head(head) => write!(f, "request head {head} lies outside the descriptor table"),
+            Self::HeadBusy(head) => write!(f, "request head {head} was given again before it was answered"),
+            Self::Next(next) => write!(f, "a descriptor is followed by {next}, outside its table"),
+            Self::ChainLength => write!(f, "a descriptor chain is too long or runs in a circle"),
+            Self::IndirectLen(len) => write!(f, "an indirect table has {len} bytes"),
+            Self::IndirectOutside(at) => write!(f, "an indirect table at {at:#x} lies outside guest memory"),
+            Self::IndirectNested => write!(f, "an indirect descriptor inside an indirect table"),
+            Self::IndirectRefused => write!(f, "an indirect descriptor that was not negotiated"),
+            Self::NoStatus => write!(f, "a malformed request without a status byte"),
+            Self::Kick(errno) => {
+                write!(f, "the kick event cannot be read: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for RingError {}
+
+/// What is wrong with a request whose chain is sound: it is answered with an I/O error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A buffer lies outside guest memory.
+    Outside { at: u64, len: u32 },
+    /// A buffer for reading follows one for writing.
+    Order,
+    /// More pieces of memory than a request may have.
+    Pieces,
+}
+
+/// A descriptor, copied out of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Guest address.
+    pub at: u64,
+    /// Bytes.
+    pub len: u32,
+    /// `NEXT`, `WRITE`, `INDIRECT`.
+    pub flags: u16,
+    /// The successor in the table, if `NEXT`.
+    pub next: u16,
+}
+
+impl Descriptor {
+    /// From the 16 bytes in guest memory.
+    pub fn parse(bytes: [u8; 16]) -> Self {
+        let low = u64::from_le_bytes(*bytes.first_chunk().expect("16 bytes have a first half"));
+        let high = u64::from_le_bytes(*bytes.last_chunk().expect("16 bytes have a second half"));
+        Self { at: low, len: high as u32, flags: (high >> 32) as u16, next: (high >> 48) as u16 }
+    }
+
+    /// The 16 bytes in guest memory.
+    pub fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.at.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.flags.to_le_bytes());
+        bytes[14..].copy_from_slice(&self.next.to_le_bytes());
+        bytes
+    }
+}
+
+/// The memory of one request: first what the device reads, then what it writes. Keeps its table between requests.
+#[derive(Debug, Default)]
+pub struct Chain {
+    /// Pieces of host memory inside guest memory, none of them empty.
+    pub pieces: Vec<libc::iovec>,
+    /// How many of them are for reading.
+    pub readable: usize,
+    /// Bytes for reading.
+    pub readable_len: u64,
+    /// Bytes for writing.
+    pub writable_len: u64,
+    /// The last byte for writing: where the status goes.
+    pub status_at: Option<u64>,
+    /// The first thing that is wrong.
+    pub fault: Option<Fault>,
+}
+
+impl Chain {
+    fn clear(&mut self) {
+        self.pieces.clear();
+        self.readable = 0;
+        self.readable_len = 0;
+        self.writable_len = 0;
+        self.status_at = None;
+        self.fault = None;
+    }
+
+    fn add(&mut self, memory: &GuestMemory, descriptor: Descriptor) {
+        let Descriptor { at, len, flags, .. } = descriptor;
+        let write = flags & DESC_F_WRITE != 0;
+        if len == 0 {
+            return;
+        }
+        if write {
+            self.writable_len += u64::from(len);
+            self.status_at = at.checked_add(u64::from(len) - 1);
+        } else {
+            self.readable_len += u64::from(len);
+            if self.writable_len > 0 {
+                self.fault.get_or_insert(Fault::Order);
+            }
+        }
+        if self.fault.is_some() {
+            return;
+        }
+        let (mut from, mut left) = (at, u64::from(len));
+        loop {
+            let Some((pointer, found)) = memory.translate(from, left) else {
+                self.fault = Some(Fault::Outside { at, len });
+                return;
+            };
+            if self.pieces.len() == PIECES_MAX {
+                self.fault = Some(Fault::Pieces);
+                return;
+            }
+            self.pieces.push(libc::iovec { iov_base: pointer.cast(), iov_len: found as usize });
+            self.readable += usize::from(!write);
+            left -= found;
+            if left == 0 {
+                return;
+            }
+            let Some(next) = from.checked_add(found) else {
+                self.fault = Some(Fault::Outside { at, len });
+                return;
+            };
+            from = next;
+        }
+    }
+}
+
+/// A split ring in guest memory. Valid as long as the [`GuestMemory`] it was made from.
+#[derive(Debug)]
+pub struct SplitRing {
+    size: u16,
+    desc: *const u8,
+    avail: *const u8,
+    used: *mut u8,
+}
+
+impl SplitRing {
+    /// Finds the parts of a ring of `size` descriptors in memory.
+    pub fn new(memory: &GuestMemory, size: u16, addresses: &RingAddresses) -> Result<Self, RingError> {
+        if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
+            return Err(RingError::Size(size.into()));
+        }
+        let entries = u64::from(size);
+        let find = |name, user, len, align: usize| {
+            let pointer = memory.user_contiguous(user, len).ok_or(RingError::Outside(name))?;
+            if (pointer as usize).is_multiple_of(align) {
+                Ok(pointer)
+            } else {
+                Err(RingError::Misaligned(name))
+            }
+        };
+        // Both rings end with the event index, which has its place whether it is negotiated or not.
+        let desc = find("descriptor table", addresses.desc, DESC_LEN * entries, 16)?;
+        let avail = find("available ring", addresses.avail, 6 + 2 * entries, 2)?;
+        let used = find("used ring", addresses.used, 6 + 8 * entries, 4)?;
+        Ok(Self { size, desc, avail, used })
+    }
+
+    /// Descriptors in the table.
+    pub const fn size(&self) -> u16 {
+        self.size
+    }
+
+    fn avail_word(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: callers give an even offset inside the available ring, which `new` found inside guest memory at an
+        // even address; the memory outlives `self` and is only ever accessed by atomic or volatile operations.
+        unsafe { AtomicU16::from_ptr(self.avail.add(offset).cast_mut().cast()) }
+    }
+
+    fn used_word(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: as in `avail_word`, for the used ring.
+        unsafe { AtomicU16::from_ptr(self.used.add(offset).cast()) }
+    }
+
+    /// How far the driver has come. What it published before is visible after this.
+    pub fn avail_index(&self) -> u16 {
+        u16::from_le(self.avail_word(2).load(Ordering::Acquire))
+    }
+
+    /// The head that the driver put at position `index` of the available ring; any value.
+    pub fn avail_head(&self, index: u16) -> u16 {
+        let place = usize::from(index & (self.size - 1));
+        u16::from_le(self.avail_word(4 + 2 * place).load(Ordering::Relaxed))
+    }
+
+    /// Whether the driver wants an interrupt for the answers from `old` to `new`.
+    pub fn wants_interrupt(&self, event_index: bool, old: u16, new: u16) -> bool {
+        // The new used index must be visible before the driver's wish is read; the driver does it the other way round.
+        fence(Ordering::SeqCst);
+        if !event_index {
+            return u16::from_le(self.avail_word(0).load(Ordering::Relaxed)) & AVAIL_F_NO_INTERRUPT == 0;
+        }
+        let event = u16::from_le(self.avail_word(4 + 2 * usize::from(self.size)).load(Ordering::Relaxed));
+        need_event(event, new, old)
+    }
+
+    /// Where the used ring stands.
+    pub fn used_index(&self) -> u16 {
+        u16::from_le(self.used_word(2).load(Ordering::Relaxed))
+    }
+
+    /// Notes an answer at position `index`: request `head` is done and `len` bytes of it were written.
+    pub fn put_used(&self, index: u16, head: u16, len: u32) {
+        let place = usize::from(index & (self.size - 1));
+        // SAFETY: the entry lies inside the used ring, which is 4-aligned, and so is the entry.
+        unsafe {
+            let entry = self.used.add(4 + 8 * place).cast::<u32>();
+            entry.write_volatile(u32::from(head).to_le());
+            entry.add(1).write_volatile(len.to_le());
+        }
+    }
+
+    /// Makes the answers before `index` visible.
+    pub fn publish_used(&self, index: u16) {
+        self.used_word(2).store(index.to_le(), Ordering::Release);
+    }
+
+    /// Asks for a kick at the next request after `next`, then looks: the driver may have been faster.
+    pub fn enable_kicks(&self, event_index: bool, next: u16) -> u16 {
+        if event_index {
+            self.used_word(4 + 8 * usize::from(self.size)).store(next.to_le(), Ordering::Relaxed);
+        }
+        self.used_word(0).store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.avail_index()
+    }
+
+    /// No kicks are needed for now. With the event index, an index that is not moved says the same.
+    pub fn disable_kicks(&self, event_index: bool) {
+        if !event_index {
+            self.used_word(0).store(USED_F_NO_NOTIFY.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// Follows the chain that begins at `head` and collects its memory.
+    ///
+    /// An error means that the chain itself makes no sense. A sound chain with senseless buffers ends with
+    /// [`Chain::fault`] set.
+    pub fn walk(
+        &self,
+        memory: &GuestMemory,
+        head: u16,
+        indirect: bool,
+        into: &mut Chain,
+    ) -> Result<(), RingError> {
+        into.clear();
+        if head >= self.size {
+            return Err(RingError::Head(head));
+        }
+        let mut index = head;
+        for _ in 0..usize::from(self.size).min(CHAIN_MAX) {
+            let mut bytes = [0; 16];
+            // SAFETY: the index is below the size, so the descriptor lies inside the table.
+            unsafe { copy_out(self.desc.add(usize::from(index) * 16), &mut bytes) };
+            let descriptor = Descriptor::parse(bytes);
+            if descriptor.flags & DESC_F_INDIRECT != 0 {
+                // virtio 1.2, 2.7.5.3.1: INDIRECT and NEXT exclude each other.
+                if !indirect {
+                    return Err(RingError::IndirectRefused);
+                }
+                if descriptor.flags & DESC_F_NEXT != 0 {
+                    return Err(RingError::IndirectNested);
+                }
+                return walk_table(memory, descriptor.at, descriptor.len, into);
+            }
+            into.add(memory, descriptor);
+            if descriptor.flags & DESC_F_NEXT == 0 {
+                return Ok(());
+            }
+            index = descriptor.next;
+            if index >= self.size {
+                return Err(RingError::Next(index));
+            }
+        }
+        Err(RingError::ChainLength)
+    }
+}
+
+/// Follows the chain in an indirect table.
+fn walk_table(memory: &GuestMemory, at: u64, len: u32, into: &mut Chain) -> Result<(), RingError> {
+    let count = u64::from(len) / DESC_LEN;
+    if !u64::from(len).is_multiple_of(DESC_LEN) || count == 0 || count > CHAIN_MAX as u64 {
+        return Err(RingError::IndirectLen(len));
+    }
+    let table = memory.contiguous(at, u64::from(len));
+    let mut index = 0;
+    for _ in 0..count {
+        let mut bytes = [0; 16];
+        match table {
+            // SAFETY: the index is below the count, so the descriptor lies inside the table.
+            Some(table) => unsafe { copy_out(table.add(usize::from(index) * 16), &mut bytes) },
+            None => {
+                // A table across a region border; or outside.
+                let place = at.checked_add(u64::from(index) * DESC_LEN);
+                if !place.is_some_and(|place| memory.read(place, &mut bytes)) {
+                    return Err(RingError::IndirectOutside(at));
+                }
+            }
+        }
+        let descriptor = Descriptor::parse(bytes);
+        if descriptor.flags & DESC_F_INDIRECT != 0 {
+            return Err(RingError::IndirectNested);
+        }
+        into.add(memory, descriptor);
+        if descriptor.flags & DESC_F_NEXT == 0 {
+            return Ok(());
+        }
+        index = descriptor.next;
+        if u64::from(index) >= count {
+            return Err(RingError::Next(index));
+        }
+    }
+    Err(RingError::ChainLength)
+}
+
+/// Whether moving an index from `old` to `new` passes `event` (virtio 1.2, 2.7.10).
+pub const fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(test)]
+#[path = "vring_tests.rs"]
+mod tests;

@@ -1,0 +1,281 @@
+//! Our own page: its layout, and reading it.
+//!
+//! The page is an array of 64-bit words of the machine's own byte order (readers run on the same machine), laid out
+//! as [`Page`]. A reader checks magic, version and length; a writer stores the magic last.
+
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::shm::Words;
+use crate::vbd::VbdId;
+use crate::{BUCKETS, Histogram, KINDS, KindCounts, PollCounts, STAGES, Snapshot, TIMED_KINDS};
+
+/// Bytes of a page file.
+pub const PAGE_LEN: usize = 8192;
+/// Layout number. A reader refuses any other.
+pub const PAGE_VERSION: u64 = 1;
+/// Longest image name a page holds, in bytes; longer ones lose their beginning.
+pub const IMAGE_LEN_MAX: usize = 256;
+/// Domain and device numbers under which one disk can be published at a time.
+pub const VBD_SLOTS: usize = 8;
+
+/// "TAPIOSTA" as the first eight bytes of the file.
+pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"TAPIOSTA");
+/// In `vbds`: nothing here.
+pub(crate) const VACANT: u64 = u64::MAX;
+
+/// Byte offset of the generation of the image's name.
+pub(crate) const GENERATION_AT: usize = offset_of!(Page, image_generation);
+
+/// The layout.
+#[repr(C)]
+pub(crate) struct Page {
+    pub magic: u64,
+    pub version: u64,
+    pub len: u64,
+    pub pid: u64,
+    pub minor: u64,
+    pub created_unix_ns: u64,
+    pub queue_depth: u64,
+    /// Odd while `image_len` and `image` are being replaced.
+    pub image_generation: u64,
+    pub image_len: u64,
+    pub image: [u64; IMAGE_LEN_MAX / 8],
+    /// domid << 32 | devid, or `VACANT`.
+    pub vbds: [u64; VBD_SLOTS],
+    pub kinds: [KindWords; KINDS],
+    pub poll: PollWords,
+    pub latency: [[HistogramWords; STAGES]; TIMED_KINDS],
+}
+
+#[repr(C)]
+pub(crate) struct KindWords {
+    pub submitted: u64,
+    pub completed: u64,
+    pub errors: u64,
+    pub bytes: u64,
+}
+
+#[repr(C)]
+pub(crate) struct PollWords {
+    pub spin_ns: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub wakeups: u64,
+    pub enters: u64,
+    pub out_of_requests: u64,
+}
+
+#[repr(C)]
+pub(crate) struct HistogramWords {
+    pub sum_ns: u64,
+    pub counts: [u64; BUCKETS],
+}
+
+const _: () = assert!(size_of::<Page>() <= PAGE_LEN);
+const _: () = assert!(PAGE_LEN.is_multiple_of(4096));
+
+/// Word indices of the fields.
+pub(crate) mod at {
+    use super::*;
+
+    macro_rules! words {
+        ($($name:ident = $field:ident;)*) => { $(pub const $name: usize = offset_of!(Page, $field) / 8;)* };
+    }
+    words! {
+        MAGIC = magic; VERSION = version; LEN = len; PID = pid; MINOR = minor; CREATED = created_unix_ns;
+        QUEUE_DEPTH = queue_depth; IMAGE_GENERATION = image_generation; IMAGE_LEN = image_len; IMAGE = image;
+        VBDS = vbds; KINDS = kinds; POLL = poll; LATENCY = latency;
+    }
+    pub const KIND_WORDS: usize = size_of::<KindWords>() / 8;
+    pub const SUBMITTED: usize = offset_of!(KindWords, submitted) / 8;
+    pub const COMPLETED: usize = offset_of!(KindWords, completed) / 8;
+    pub const ERRORS: usize = offset_of!(KindWords, errors) / 8;
+    pub const BYTES: usize = offset_of!(KindWords, bytes) / 8;
+    pub const SPIN_NS: usize = POLL + offset_of!(PollWords, spin_ns) / 8;
+    pub const HITS: usize = POLL + offset_of!(PollWords, hits) / 8;
+    pub const MISSES: usize = POLL + offset_of!(PollWords, misses) / 8;
+    pub const WAKEUPS: usize = POLL + offset_of!(PollWords, wakeups) / 8;
+    pub const ENTERS: usize = POLL + offset_of!(PollWords, enters) / 8;
+    pub const OUT_OF_REQUESTS: usize = POLL + offset_of!(PollWords, out_of_requests) / 8;
+    pub const HISTOGRAM_WORDS: usize = size_of::<HistogramWords>() / 8;
+
+    /// First word of a histogram.
+    pub const fn histogram(kind: usize, stage: usize) -> usize {
+        LATENCY + (kind * super::STAGES + stage) * HISTOGRAM_WORDS
+    }
+}
+
+/// Why a file is not a page of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParsePageError {
+    /// Shorter than the layout.
+    Short {
+        /// Bytes found.
+        len: usize,
+    },
+    /// The magic number is not there: something else, or a disk that is just being made.
+    Magic,
+    /// A layout this reader does not know.
+    Version(u64),
+}
+
+impl std::fmt::Display for ParsePageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Short { len } => write!(f, "{len} bytes are too few for a page of counters"),
+            Self::Magic => f.write_str("this is not a page of counters"),
+            Self::Version(found) => {
+                write!(
+                    f,
+                    "layout {found} is not the known {PAGE_VERSION}: use the tapio that came with the disk"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for ParsePageError {}
+
+/// Reads a page from a copy of its bytes.
+pub(crate) fn parse_page(bytes: &[u8]) -> Result<Snapshot, ParsePageError> {
+    if bytes.len() < size_of::<Page>() {
+        return Err(ParsePageError::Short { len: bytes.len() });
+    }
+    let mut words = [0u64; PAGE_LEN / 8];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = chunk.try_into().map_or(0, u64::from_ne_bytes);
+    }
+    parse_words(&words)
+}
+
+/// Reads the page that this process writes itself.
+pub(crate) fn read_live(live: &Words) -> Result<Snapshot, ParsePageError> {
+    let mut words = [0u64; PAGE_LEN / 8];
+    // A few attempts at a quiet moment of the image's name; the writer changes it once per resume.
+    for _ in 0..8 {
+        for (word, cell) in words.iter_mut().zip(live.as_slice()) {
+            *word = cell.load(Ordering::Acquire);
+        }
+        let after = live.as_slice()[at::IMAGE_GENERATION].load(Ordering::Acquire);
+        if after & 1 == 0 && after == words[at::IMAGE_GENERATION] {
+            break;
+        }
+        words[at::IMAGE_GENERATION] = 1;
+    }
+    parse_words(&words)
+}
+
+fn parse_words(words: &[u64; PAGE_LEN / 8]) -> Result<Snapshot, ParsePageError> {
+    if words[at::MAGIC] != MAGIC {
+        return Err(ParsePageError::Magic);
+    }
+    if words[at::VERSION] != PAGE_VERSION {
+        return Err(ParsePageError::Version(words[at::VERSION]));
+    }
+    let vbds = words[at::VBDS..at::VBDS + VBD_SLOTS].iter().filter(|word| **word != VACANT);
+    Ok(Snapshot {
+        pid: words[at::PID] as u32,
+        minor: words[at::MINOR] as u32,
+        created_unix_ns: words[at::CREATED],
+        image: image(words),
+        vbds: vbds.map(|word| VbdId { domid: (word >> 32) as u32, devid: *word as u32 }).collect(),
+        queue_depth: words[at::QUEUE_DEPTH],
+        kinds: std::array::from_fn(|kind| {
+            let first = at::KINDS + kind * at::KIND_WORDS;
+            KindCounts {
+                submitted: words[first + at::SUBMITTED],
+                completed: words[first + at::COMPLETED],
+                errors: words[first + at::ERRORS],
+                bytes: words[first + at::BYTES],
+            }
+        }),
+        poll: PollCounts {
+            spin_ns: words[at::SPIN_NS],
+            hits: words[at::HITS],
+            misses: words[at::MISSES],
+            wakeups: words[at::WAKEUPS],
+            enters: words[at::ENTERS],
+            out_of_requests: words[at::OUT_OF_REQUESTS],
+        },
+        latency: std::array::from_fn(|kind| {
+            std::array::from_fn(|stage| {
+                let first = at::histogram(kind, stage);
+                let mut counts = [0; BUCKETS];
+                counts.copy_from_slice(&words[first + 1..first + 1 + BUCKETS]);
+                Histogram { counts, sum_ns: words[first] }
+            })
+        }),
+    })
+}
+
+/// The image's name; empty when it was just being replaced.
+fn image(words: &[u64; PAGE_LEN / 8]) -> String {
+    if words[at::IMAGE_GENERATION] & 1 == 1 {
+        return String::new();
+    }
+    let len = (words[at::IMAGE_LEN] as usize).min(IMAGE_LEN_MAX);
+    let bytes: Vec<u8> =
+        words[at::IMAGE..at::IMAGE + IMAGE_LEN_MAX / 8].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
+}
+
+/// Replaces the image's name. The tail of a long one says more than its beginning.
+pub(crate) fn store_image(page: &Words, image: &str) {
+    let mut cut = image.len().saturating_sub(IMAGE_LEN_MAX);
+    while !image.is_char_boundary(cut) {
+        cut += 1;
+    }
+    let tail = &image.as_bytes()[cut..];
+    let words = page.as_slice();
+    let generation = words[at::IMAGE_GENERATION].load(Ordering::Relaxed);
+    words[at::IMAGE_GENERATION].store(generation | 1, Ordering::Relaxed);
+    std::sync::atomic::fence(Ordering::Release);
+    words[at::IMAGE_LEN].store(tail.len() as u64, Ordering::Release);
+    for (index, cell) in words[at::IMAGE..at::IMAGE + IMAGE_LEN_MAX / 8].iter().enumerate() {
+        let mut eight = [0; 8];
+        let part = tail.get(index * 8..).unwrap_or(&[]);
+        let len = part.len().min(8);
+        eight[..len].copy_from_slice(&part[..len]);
+        AtomicU64::store(cell, u64::from_ne_bytes(eight), Ordering::Release);
+    }
+    words[at::IMAGE_GENERATION].store((generation | 1).wrapping_add(1), Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_zeroes_or_noise_is_refused() {
+        assert_eq!(parse_page(&[0; PAGE_LEN]), Err(ParsePageError::Magic));
+        assert_eq!(parse_page(&[7; 100]), Err(ParsePageError::Short { len: 100 }));
+        let mut newer = [0; PAGE_LEN];
+        newer[..8].copy_from_slice(b"TAPIOSTA");
+        newer[8] = 9;
+        assert_eq!(parse_page(&newer), Err(ParsePageError::Version(9)));
+    }
+
+    #[test]
+    fn a_long_image_name_keeps_its_end_on_a_character() {
+        let page = Words::anonymous(PAGE_LEN).expect("memory");
+        page.set(at::MAGIC, MAGIC);
+        page.set(at::VERSION, PAGE_VERSION);
+        let name = format!("vhd:/{}ü{}.vhd", "a".repeat(300), "b".repeat(251));
+        store_image(&page, &name);
+        let read = read_live(&page).expect("valid").image;
+        assert!(read.len() <= IMAGE_LEN_MAX && name.ends_with(&read), "{read}");
+        store_image(&page, "aio:/x");
+        assert_eq!(read_live(&page).expect("valid").image, "aio:/x");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_behind_a_good_head_are_read_without_panic(noise in proptest::collection::vec(0u8..=255, PAGE_LEN - 16)) {
+            let mut bytes = Vec::from(*b"TAPIOSTA\x01\0\0\0\0\0\0\0");
+            bytes.extend_from_slice(&noise);
+            let snapshot = parse_page(&bytes).expect("head is good");
+            let _ = (snapshot.in_flight(), snapshot.latency[0][0].quantile_ns(0.9));
+        }
+    }
+}

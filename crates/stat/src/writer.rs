@@ -1,0 +1,290 @@
+//! Counting, by the thread that serves the disk.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::page::{MAGIC, PAGE_LEN, PAGE_VERSION, VACANT, VBD_SLOTS, at, read_live, store_image};
+use crate::published::VERSION;
+use crate::shm::{ShmRoot, Turn, Words, private_dir};
+use crate::vbd::{Published, VbdId, VbdPages};
+use crate::{Kind, PollCounts, RingState, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
+
+/// Who a disk is, in the names of its files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskName {
+    /// Process.
+    pub pid: u32,
+    /// Minor number of the disk.
+    pub minor: u32,
+    /// File name of our page; `<pid>.<minor>` without one. A controller that knows the disk's UUID gives that.
+    pub page: Option<String>,
+}
+
+impl DiskName {
+    /// This process's disk of that minor number.
+    pub fn of_this_process(minor: u32) -> Self {
+        Self { pid: std::process::id(), minor, page: None }
+    }
+
+    /// The page's file name, or why the one that was given cannot be.
+    fn page_name(&self) -> io::Result<String> {
+        let Some(name) = &self.page else { return Ok(format!("{}.{}", self.pid, self.minor)) };
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+        if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.bytes().all(plain) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "'{name}' cannot name a page of counters: use a UUID or letters, digits, '-', '.', '_'"
+                ),
+            ));
+        }
+        Ok(name.clone())
+    }
+}
+
+/// The counters of one disk. Belongs to the thread that serves it; others look through a [`StatsView`].
+///
+/// Counting a request touches our page, the published file of the disk, and that of the virtual disk through which
+/// the request came, by plain stores: no allocation, no lock, no system call.
+#[derive(Debug)]
+pub struct DiskStats {
+    page: Arc<Words>,
+    vdi: Published,
+    vbds: [Option<Box<VbdPages>>; VBD_SLOTS],
+    dir: Option<PathBuf>,
+}
+
+/// A look at the counters of a disk of the same process, from any thread.
+#[derive(Clone, Debug)]
+pub struct StatsView {
+    page: Arc<Words>,
+}
+
+impl StatsView {
+    /// Everything at this moment.
+    pub fn snapshot(&self) -> Snapshot {
+        // The page was written by this program, so head and layout are right.
+        read_live(&self.page).expect("a page of this process has the right layout")
+    }
+}
+
+impl DiskStats {
+    /// Makes the files of a disk: our page and `vdi-<minor>`. They go when the value is dropped.
+    ///
+    /// # Errors
+    /// A directory cannot be made or belongs to somebody else, a name is not usable, or there is no room.
+    pub fn create(root: &ShmRoot, name: &DiskName) -> io::Result<Self> {
+        let page_name = name.page_name()?;
+        let dir = root.process(name.pid);
+        let turn = Turn::take(root)?;
+        private_dir(&dir)?;
+        let page = Words::create(&turn, &root.pages().join(page_name), PAGE_LEN)?;
+        let vdi = Words::create(&turn, &dir.join(format!("vdi-{}", name.minor)), 4096)?;
+        Ok(Self::over(page, vdi, name, Some(dir)))
+    }
+
+    /// Counters without files, for tests and for hosts without shared memory.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn private(name: &DiskName) -> io::Result<Self> {
+        Ok(Self::over(Words::anonymous(PAGE_LEN)?, Words::anonymous(4096)?, name, None))
+    }
+
+    fn over(page: Words, vdi: Words, name: &DiskName, dir: Option<PathBuf>) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        page.set(at::VERSION, PAGE_VERSION);
+        page.set(at::LEN, PAGE_LEN as u64);
+        page.set(at::PID, u64::from(name.pid));
+        page.set(at::MINOR, u64::from(name.minor));
+        page.set(at::CREATED, created);
+        for index in 0..VBD_SLOTS {
+            page.set(at::VBDS + index, VACANT);
+        }
+        fence(Ordering::Release);
+        page.as_slice()[at::MAGIC].store(MAGIC, Ordering::Release);
+        Self { page: Arc::new(page), vdi: Published::new(vdi, VERSION), vbds: Default::default(), dir }
+    }
+
+    /// A look for other threads. It stays valid after the disk has gone.
+    pub fn view(&self) -> StatsView {
+        StatsView { page: Arc::clone(&self.page) }
+    }
+
+    /// Says which image the disk serves now, as `type:/path`.
+    pub fn set_image(&mut self, image: &str) {
+        store_image(&self.page, image);
+    }
+
+    /// Says how many requests the disk holds at most.
+    pub fn set_queue_depth(&mut self, depth: u32) {
+        self.page.set(at::QUEUE_DEPTH, u64::from(depth));
+    }
+
+    /// Publishes the disk under the numbers of `pages`; answers the slot to name when counting.
+    ///
+    /// # Errors
+    /// All slots are taken: the pages come back.
+    pub fn add_vbd(&mut self, pages: Box<VbdPages>) -> Result<usize, Box<VbdPages>> {
+        let Some(slot) = self.vbds.iter().position(Option::is_none) else { return Err(pages) };
+        let VbdId { domid, devid } = pages.id();
+        self.page.set(at::VBDS + slot, u64::from(domid) << 32 | u64::from(devid));
+        self.vbds[slot] = Some(pages);
+        Ok(slot)
+    }
+
+    /// Withdraws a slot. Dropping what comes back removes its files, which the data thread leaves to another.
+    pub fn remove_vbd(&mut self, slot: usize) -> Option<Box<VbdPages>> {
+        let pages = self.vbds.get_mut(slot)?.take()?;
+        self.page.set(at::VBDS + slot, VACANT);
+        Some(pages)
+    }
+
+    /// A request was taken, by whichever front end: every number under which the disk is published counts it.
+    #[inline]
+    pub fn submitted(&self, kind: Kind) {
+        self.taken(kind);
+        for vbd in self.vbds.iter().flatten() {
+            vbd.submitted(kind);
+        }
+    }
+
+    /// A request was taken from the virtual disk in `slot`.
+    #[inline]
+    pub fn submitted_by(&self, slot: usize, kind: Kind) {
+        self.taken(kind);
+        if let Some(Some(vbd)) = self.vbds.get(slot) {
+            vbd.submitted(kind);
+        }
+    }
+
+    #[inline]
+    fn taken(&self, kind: Kind) {
+        self.page.add(at::KINDS + kind as usize * at::KIND_WORDS + at::SUBMITTED, 1);
+        self.vdi.submitted(kind);
+    }
+
+    /// A request was answered, see [`DiskStats::submitted`]. Bytes are counted here, so that no rate shows what may
+    /// still fail.
+    #[inline]
+    pub fn completed(&self, kind: Kind, bytes: u64, stages: &Stages, ok: bool) {
+        let total_ns = self.answered(kind, bytes, stages, ok);
+        for vbd in self.vbds.iter().flatten() {
+            vbd.completed(kind, bytes, total_ns, ok);
+        }
+    }
+
+    /// A request of the virtual disk in `slot` was answered.
+    #[inline]
+    pub fn completed_by(&self, slot: usize, kind: Kind, bytes: u64, stages: &Stages, ok: bool) {
+        let total_ns = self.answered(kind, bytes, stages, ok);
+        if let Some(Some(vbd)) = self.vbds.get(slot) {
+            vbd.completed(kind, bytes, total_ns, ok);
+        }
+    }
+
+    /// Counts an answer for the disk itself; gives the whole time of the request.
+    #[inline]
+    fn answered(&self, kind: Kind, bytes: u64, stages: &Stages, ok: bool) -> u64 {
+        let first = at::KINDS + kind as usize * at::KIND_WORDS;
+        self.page.add(first + at::COMPLETED, 1);
+        self.page.add(first + at::BYTES, bytes);
+        if !ok {
+            self.page.add(first + at::ERRORS, 1);
+        }
+        let times = stages.in_order();
+        if (kind as usize) < TIMED_KINDS {
+            for (stage, ns) in times.iter().enumerate() {
+                let first = at::histogram(kind as usize, stage);
+                self.page.add(first, *ns);
+                self.page.add(first + 1 + bucket_of(*ns), 1);
+            }
+        }
+        let total_ns = times[STAGES - 1];
+        self.vdi.completed(kind, bytes, total_ns, ok);
+        total_ns
+    }
+
+    /// A request had to stay in the guest's ring for lack of room.
+    #[inline]
+    pub fn out_of_requests(&self, slot: usize) {
+        self.page.add(at::OUT_OF_REQUESTS, 1);
+        self.vdi.out_of_requests();
+        if let Some(Some(vbd)) = self.vbds.get(slot) {
+            vbd.out_of_requests();
+        }
+    }
+
+    /// The disk began or stopped to answer from its reserve of memory.
+    pub fn low_memory(&self, on: bool) {
+        self.vdi.low_memory(on);
+        for vbd in self.vbds.iter().flatten() {
+            vbd.low_memory(on);
+        }
+    }
+
+    /// Replaces what waiting cost, for a data thread that counts it elsewhere; what the disk was out of is kept.
+    pub fn set_poll(&self, poll: &PollCounts) {
+        self.page.set(at::SPIN_NS, poll.spin_ns);
+        self.page.set(at::HITS, poll.hits);
+        self.page.set(at::MISSES, poll.misses);
+        self.page.set(at::WAKEUPS, poll.wakeups);
+        self.page.set(at::ENTERS, poll.enters);
+    }
+
+    /// A spin for new work ended after `spin_ns`, with work or without.
+    #[inline]
+    pub fn spun(&self, spin_ns: u64, found: bool) {
+        self.page.add(at::SPIN_NS, spin_ns);
+        self.page.add(if found { at::HITS } else { at::MISSES }, 1);
+    }
+
+    /// The thread woke up from a sleep.
+    #[inline]
+    pub fn woke(&self) {
+        self.page.add(at::WAKEUPS, 1);
+    }
+
+    /// The thread entered the kernel's ring by a system call.
+    #[inline]
+    pub fn entered(&self) {
+        self.page.add(at::ENTERS, 1);
+    }
+
+    /// As [`DiskStats::ring`], for a disk whose front ends share one queue: every number it is published under shows
+    /// the same.
+    pub fn rings(&mut self, ring: &RingState, now_ns: u64) {
+        for vbd in self.vbds.iter_mut().flatten() {
+            vbd.ring(ring, now_ns);
+        }
+    }
+
+    /// Writes out where the guest's ring stands, at most once in five seconds, and once more when it has become
+    /// empty since: a reader would otherwise take a disk that went idle for one that is stuck. `now_ns` is any
+    /// monotonic clock. To be called after a batch; costs two comparisons when nothing is due.
+    #[inline]
+    pub fn ring(&mut self, slot: usize, ring: &RingState, now_ns: u64) {
+        if let Some(Some(vbd)) = self.vbds.get_mut(slot) {
+            vbd.ring(ring, now_ns);
+        }
+    }
+}
+
+impl Drop for DiskStats {
+    fn drop(&mut self) {
+        self.vbds = Default::default();
+        // A view may keep the memory alive; readers outside must see at once that the disk is gone.
+        self.page.remove_file();
+        self.vdi.remove_file();
+        if let Some(dir) = &self.dir {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
