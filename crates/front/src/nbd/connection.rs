@@ -25,7 +25,7 @@ use tapio_ring::uring::Uring;
 use tapio_ring::{Notify, Segments, Tasks};
 use tapio_types::Span;
 
-use super::limits::{LINGER_TIME, SLOTS};
+use super::limits::{CONNECTIONS_MAX, LINGER_TIME, SLOTS};
 use super::memory::Memory;
 use super::plan::Session;
 use super::session::{Permit, Shared, count};
@@ -127,6 +127,10 @@ impl Connection {
     /// Takes over a socket whose handshake is done. Called on the data thread.
     pub(super) fn start(world: &World, start: Start) {
         let Start { fd, session, shared, permit, held } = start;
+        // A server counts its own clients; the pool's promise is for all servers of the disk together.
+        if CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
+            return shared.note_closed();
+        }
         let connection = Rc::new_cyclic(|me| Self {
             me: me.clone(),
             port: world.port.clone(),

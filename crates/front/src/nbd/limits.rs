@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// Connections in the transmission phase at once, over all exports of a server.
+/// Connections in the transmission phase at once, over all exports of a server, and over all servers of a disk.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Handshakes at once. Others wait in the backlog of their socket.
 pub const HANDSHAKES_MAX: usize = 16;

@@ -86,8 +86,19 @@ fn there_are_at_most_sixty_four_connections_and_one_place_is_free_again_after_ea
     for client in &mut clients {
         client.read(0, 4096).unwrap();
     }
+    // Another server of the same disk has places of its own, but the disk's memory is promised already.
+    let other = NbdServer::new().unwrap();
+    other.add_export(Export::new("", rig.disk.remote().clone())).unwrap();
+    let socket = rig.socket.with_extension("other");
+    other.listen_unix(&socket, 0o600).unwrap();
+    let address = Address::Unix(socket);
+    assert!(Client::connect(&address, &Wishes::all(""), SOON).unwrap().read(0, 4096).is_err());
     clients.pop().unwrap().disconnect().unwrap();
     rig.wait_connections(63);
+    let mut client = Client::connect(&address, &Wishes::all(""), SOON).unwrap();
+    client.read(0, 4096).unwrap();
+    client.disconnect().unwrap();
+    wait_until(|| other.connections().is_empty(), "the other server's client to go");
     rig.client().read(0, 4096).unwrap();
 }
 
