@@ -40,6 +40,8 @@ pub struct HostDisk {
     remote: Remote,
     geometry: Geometry,
     access: Access,
+    /// What guests read as the disk's serial number.
+    serial: String,
     fronts: Fronts,
 }
 
@@ -55,6 +57,15 @@ fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
         ImageKind::Raw => Ok(ChainSpec { layers: vec![layer], access }),
         ImageKind::Vhd => resolve_chain(&layer.path, access).map_err(|error| bad_image(&error)),
     }
+}
+
+/// The serial number of a disk: its image's file name without the ending, which for images of a storage repository is the uuid
+/// of the VDI. It stays while the process serves the disk, whatever images come to stand on top of the first.
+fn serial(image: &ImageSource) -> String {
+    let text = image.text();
+    let path = text.split_once(':').map_or(text.as_str(), |(_, path)| path);
+    let stem = std::path::Path::new(path).file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
 }
 
 fn bad_image(error: &FormatError) -> ControlError {
@@ -107,6 +118,7 @@ impl Plane for Host {
             geometry: disk.geometry(),
             disk: RwLock::new(Some(disk)),
             access,
+            serial: serial(spec.image),
             fronts: Fronts::default(),
         })
     }
@@ -232,7 +244,7 @@ impl PlaneDisk for HostDisk {
     }
 
     fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<()> {
-        self.fronts.add(id, request, self.remote.clone())
+        self.fronts.add(id, request, self.remote.clone(), &self.serial)
     }
 
     fn front_remove(&self, id: u32) -> Result<()> {
