@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tapio_control::{
     Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
@@ -20,6 +20,9 @@ use tapio_types::ImageKind;
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;
+
+/// See `Table::patience`. A service manager kills after a minute and a half at the latest.
+const QUIT_TIME: Duration = Duration::from_secs(30);
 
 /// What the data plane is told when a disk is opened.
 #[derive(Debug)]
@@ -78,8 +81,8 @@ pub trait PlaneDisk: Send + Sync {
     fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()>;
     /// Opens an image and goes on.
     fn resume(&self, image: &ImageSource) -> Result<()>;
-    /// Closes all; `force` does not wait for requests in flight.
-    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()>;
+    /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
+    fn close(&self, force: bool) -> Result<()>;
     /// Publishes the disk under these pages; answers the slot in its counters.
     fn publish(&self, pages: Box<VbdPages>) -> Result<usize>;
     /// Withdraws a slot; dropping the pages removes their files.
@@ -126,6 +129,8 @@ pub struct Table<P: Plane> {
     plane: P,
     run: RunDir,
     shm: ShmRoot,
+    /// How long the end of the process waits for requests in flight, over all disks.
+    patience: Duration,
     disks: Mutex<BTreeMap<u16, Arc<Disk<P::Disk>>>>,
 }
 
@@ -150,7 +155,7 @@ fn unsupported(what: &str, why: &str) -> ControlError {
 impl<P: Plane> Table<P> {
     /// No disks yet.
     pub fn new(plane: P, run: RunDir, shm: ShmRoot) -> Self {
-        Self { plane, run, shm, disks: Mutex::default() }
+        Self { plane, run, shm, patience: QUIT_TIME, disks: Mutex::default() }
     }
 
     /// Attaches a number that this process has taken for itself.
@@ -210,22 +215,27 @@ impl<P: Plane> Table<P> {
         result
     }
 
+    /// Drains while clients are still there to get their answers, then ends the front ends, then closes.
     fn close_disk(&self, disk: &Disk<P::Disk>, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
         let Some(plane) = disk.plane() else { return Ok(()) };
-        let before = std::mem::replace(&mut lock(&disk.now).state, VbdState::Closing);
-        let fronts = self.end_fronts(disk);
-        if let Err(error) = plane.close(force, in_vain) {
-            if error.errno == Errno::ECANCELED {
-                lock(&disk.now).state = before;
-                return Err(error);
+        lock(&disk.now).state = VbdState::Closing;
+        if !force {
+            match plane.pause(in_vain) {
+                Ok(()) => {}
+                Err(error) if error.errno == Errno::ECANCELED => {
+                    // As a pause that was left: whoever asks next may close it or let it go on.
+                    lock(&disk.now).state = VbdState::Pausing;
+                    return Err(error);
+                }
+                // Closing says again what is wrong.
+                Err(error) => self.log(&format!("disk {}: {error}", disk.minor)),
             }
-            // The images are not served any more, whatever went wrong: a disk that stays open can never be detached.
-            self.log(&format!("disk {}: {error}", disk.minor));
-            *lock(&disk.now) = Now { state: VbdState::Running, open: None };
-            return Err(error);
         }
+        let fronts = self.end_fronts(disk);
+        let closed = plane.close(force);
+        // The images are not served any more, whatever went wrong: a disk that stays open can never be detached.
         *lock(&disk.now) = Now { state: VbdState::Running, open: None };
-        fronts
+        closed.and(fronts)
     }
 }
 
@@ -576,8 +586,16 @@ impl<P: Plane> DiskHost for Table<P> {
 
     fn quit(&self, force: bool) -> Result<()> {
         let mut result = Ok(());
+        let deadline = Instant::now() + self.patience;
         for disk in self.all() {
-            result = result.and(self.close_disk(&disk, force, &|| false));
+            let closed = match self.close_disk(&disk, force, &|| Instant::now() >= deadline) {
+                Err(error) if error.errno == Errno::ECANCELED => {
+                    self.log(&format!("disk {}: {error}; closed by force", disk.minor));
+                    self.close_disk(&disk, true, &|| true)
+                }
+                other => other,
+            };
+            result = result.and(closed);
             let minor = disk.minor;
             drop(disk);
             result = result.and(self.detach(minor));

@@ -92,10 +92,8 @@ impl PlaneDisk for DoubleDisk {
         Ok(())
     }
 
-    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        if !force {
-            self.wait(in_vain)?;
-        }
+    fn close(&self, force: bool) -> Result<()> {
+        assert!(force || lock(&self.image).is_none(), "closed without a drain");
         self.closed.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
@@ -306,6 +304,31 @@ fn a_read_only_disk_says_so() {
     let report = table.report(*minor).expect("report");
     assert_eq!((report.images[0].image.as_str(), report.in_flight), ("aio:/a", 2));
     assert_eq!(report.counters.expect("open").image, "aio:/a");
+}
+
+#[test]
+fn a_close_can_be_left_and_keeps_its_clients() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &OpenRequest { default_nbd: true, ..image("vhd:/a") }).expect("opens");
+    table.plane.busy.store(true, Ordering::SeqCst);
+    assert_eq!(errno(table.close(*minor, false, &Gone)), Errno::ECANCELED);
+    assert_eq!(table.list()[0].state, VbdState::Pausing);
+    assert_eq!(table.fronts(*minor).expect("still open").len(), 1);
+    table.close(*minor, true, &Gone).expect("by force");
+    assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_stuck_storage_for_ever() {
+    let mut setting = setting();
+    setting.table.patience = Duration::from_millis(50);
+    let Setting { table, minor, .. } = &setting;
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.plane.busy.store(true, Ordering::SeqCst);
+    let begun = Instant::now();
+    table.quit(false).expect("ends");
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
 }
 
 #[test]
