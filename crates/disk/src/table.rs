@@ -139,6 +139,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The numbers of a disk that no hypervisor knows.
+fn own_numbers(minor: u16) -> VbdId {
+    VbdId { domid: 0, devid: minor.into() }
+}
+
 fn missing(minor: u16) -> ControlError {
     ControlError::new(Errno::ENODEV, format!("this process has no disk {minor}"))
         .next("'tap-ctl list' shows which it has")
@@ -195,11 +200,22 @@ impl<P: Plane> Table<P> {
         })
     }
 
-    fn pages(&self, minor: u16, id: VbdId, nbd: bool) -> Result<Box<VbdPages>> {
-        VbdPages::create(&self.shm, std::process::id(), minor.into(), id, nbd).or_else(|error| {
-            self.log(&format!("disk {minor} is not published as {id}: {error}"));
-            VbdPages::private(id).map_err(|error| ControlError::io("making counters", &error))
-        })
+    /// The files under the numbers that were asked for, or else the disk's own: a disk must not fail for want of
+    /// statistics, but numbers somebody chose must not be lost silently. `nbd` adds the file of a disk reached by NBD,
+    /// of which there is one per disk.
+    fn pages(&self, minor: u16, asked: Option<VbdId>, nbd: bool) -> Result<Box<VbdPages>> {
+        let id = asked.unwrap_or_else(|| own_numbers(minor));
+        match VbdPages::create(&self.shm, std::process::id(), minor.into(), id, nbd) {
+            Ok(pages) => Ok(pages),
+            Err(error) if asked.is_some() => {
+                Err(ControlError::io(format_args!("disk {minor} cannot be published as {id}"), &error)
+                    .next("choose other numbers"))
+            }
+            Err(error) => {
+                self.log(&format!("disk {minor} is not published as {id}: {error}"));
+                VbdPages::private(id).map_err(|error| ControlError::io("making counters", &error))
+            }
+        }
     }
 
     /// Ends all front ends of an open disk and withdraws what it published.
@@ -500,8 +516,8 @@ impl<P: Plane> DiskHost for Table<P> {
     fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
         let disk = self.disk(minor)?;
         let plane = disk.opened()?;
-        let vbd = request.vbd.unwrap_or(VbdId { domid: 0, devid: minor.into() });
-        let (id, slot) = {
+        let vbd = request.vbd.unwrap_or_else(|| own_numbers(minor));
+        let (id, slot, first_nbd) = {
             let mut now = lock(&disk.now);
             let open = now.open.as_mut().ok_or_else(|| not_open(minor))?;
             if open.fronts.len() >= FRONTS_MAX {
@@ -525,11 +541,12 @@ impl<P: Plane> DiskHost for Table<P> {
             }
             let id = open.next_front;
             open.next_front += 1;
-            (id, open.published.iter().find(|(known, _)| *known == vbd).map(|(_, slot)| *slot))
+            let slot = open.published.iter().find(|(known, _)| *known == vbd).map(|(_, slot)| *slot);
+            (id, slot, request.front.is_nbd() && !open.fronts.iter().any(|other| other.front.is_nbd()))
         };
         let (slot, new) = match slot {
             Some(slot) => (slot, false),
-            None => (plane.publish(self.pages(minor, vbd, request.front.is_nbd())?)?, true),
+            None => (plane.publish(self.pages(minor, request.vbd, first_nbd)?)?, true),
         };
         let front = request.front.clone();
         if let Err(error) = plane.front_add(id, request, slot) {

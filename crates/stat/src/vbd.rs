@@ -109,24 +109,39 @@ impl VbdPages {
     /// Makes the files. `nbd` adds the `nbd-<minor>` file that a disk reached over NBD has.
     ///
     /// # Errors
-    /// The directory cannot be made or belongs to somebody else, or there is no room.
+    /// A living process publishes these numbers already (`AlreadyExists`), a directory cannot be made or belongs to
+    /// somebody else, or there is no room.
     pub fn create(root: &ShmRoot, pid: u32, minor: u32, id: VbdId, nbd: bool) -> io::Result<Box<Self>> {
         let dirs = [root.process(pid), root.vbd(id.domid, id.devid)];
         let turn = Turn::take(root)?;
+        let made = Self::in_dirs(&turn, dirs.clone(), minor, id, nbd);
+        if made.is_err() {
+            for dir in &dirs {
+                // Not empty: others publish there.
+                let _ = fs::remove_dir(dir);
+            }
+        }
+        made
+    }
+
+    fn in_dirs(turn: &Turn, dirs: [PathBuf; 2], minor: u32, id: VbdId, nbd: bool) -> io::Result<Box<Self>> {
         for dir in &dirs {
             private_dir(dir)?;
         }
+        // First what two processes could both want.
+        let statistics = Words::create(turn, &dirs[1].join("statistics"), PAGE)?;
+        let ring = Words::create(turn, &dirs[1].join("io_ring"), PAGE)?;
         let published = dirs[0].join(format!("vbd-{}-{}", id.domid, id.devid));
         let nbd = match nbd {
-            true => Some(Words::create(&turn, &dirs[0].join(format!("nbd-{minor}")), PAGE)?),
+            true => Some(Words::create(turn, &dirs[0].join(format!("nbd-{minor}")), PAGE)?),
             false => None,
         };
         let mut pages = Box::new(Self {
             id,
-            published: Published::new(Words::create(&turn, &published, PAGE)?, VERSION),
+            published: Published::new(Words::create(turn, &published, PAGE)?, VERSION),
             nbd: nbd.map(|words| Published::new(words, VERSION)),
-            statistics: Words::create(&turn, &dirs[1].join("statistics"), PAGE)?,
-            ring: Words::create(&turn, &dirs[1].join("io_ring"), PAGE)?,
+            statistics,
+            ring,
             ring_len: PAGE,
             ring_written_ns: None,
             ring_busy: false,

@@ -283,6 +283,19 @@ fn front_ends_publish_the_disk_under_their_numbers() {
 }
 
 #[test]
+fn numbers_that_another_process_has_are_refused_or_done_without() {
+    let Setting { table, shm, minor, .. } = &setting();
+    let guest = VbdId { domid: 5, devid: 51712 };
+    let own = VbdId { domid: 0, devid: u32::from(*minor) };
+    let others = [guest, own].map(|id| VbdPages::create(shm, 99_999_999, 0, id, false).expect("pages"));
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    assert_eq!(errno(table.front_add(*minor, unix("/s", Some(guest)))), Errno::EEXIST);
+    table.front_add(*minor, unix("/s", None)).expect("serves without being seen");
+    assert!(vbds(shm).expect("listed").iter().all(|vbd| vbd.pid == 99_999_999));
+    drop(others);
+}
+
+#[test]
 fn a_disk_that_cannot_be_reached_does_not_stay_open() {
     let Setting { table, minor, .. } = &setting();
     table.plane.fail_front.store(true, Ordering::SeqCst);

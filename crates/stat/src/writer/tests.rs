@@ -179,6 +179,19 @@ fn a_directory_laid_by_somebody_else_is_refused() {
 }
 
 #[test]
+fn what_a_living_process_publishes_is_not_replaced() {
+    let (_dir, root) = root();
+    let id = VbdId { domid: 5, devid: 51712 };
+    let first = VbdPages::create(&root, 99_999_999, 0, id, false).expect("pages");
+    let error = VbdPages::create(&root, 99_999_998, 0, id, false).expect_err("the numbers are taken");
+    assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+    assert!(!root.process(99_999_998).exists(), "nothing is left of the attempt");
+    assert!(root.vbd(5, 51712).join("statistics").exists());
+    drop(first);
+    VbdPages::create(&root, 99_999_998, 0, id, false).expect("free again");
+}
+
+#[test]
 fn names_of_pages_are_checked() {
     let (_dir, root) = root();
     for bad in ["", "../x", "a/b", ".hidden", &"x".repeat(65)] {
