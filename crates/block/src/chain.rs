@@ -5,9 +5,10 @@ use std::pin::pin;
 
 use tapio_format::live::{Extent as Mapped, Layer, Lookup, Place};
 use tapio_format::{FormatError, FormatErrorKind, Result};
-use tapio_ring::{Segments, Storage, Zeroing};
+use tapio_ring::{Segments, Storage, Tasks, Zeroing};
 use tapio_types::{ChainSpec, SECTOR_LEN, Span};
 
+use crate::meter::Meter;
 use crate::port::Extent;
 use crate::window::Window;
 
@@ -34,6 +35,7 @@ pub struct Chain<S: Storage> {
     counters: Vec<Cell<LayerCounters>>,
     spec: ChainSpec,
     len: u64,
+    tasks: Tasks,
 }
 
 /// Where a piece of a span is.
@@ -45,10 +47,10 @@ enum Target {
 
 impl<S: Storage> Chain<S> {
     /// A chain of `layers`, which were opened as `spec` says.
-    pub fn new(layers: Vec<Layer<S>>, spec: ChainSpec) -> Self {
+    pub fn new(layers: Vec<Layer<S>>, spec: ChainSpec, tasks: Tasks) -> Self {
         let len = layers[0].virtual_len() / SECTOR_LEN * SECTOR_LEN;
         let counters = layers.iter().map(|_| Cell::default()).collect();
-        Self { layers, counters, spec, len }
+        Self { layers, counters, spec, len, tasks }
     }
 
     /// Bytes of the disk.
@@ -108,12 +110,14 @@ impl<S: Storage> Chain<S> {
         Ok((len, Target::Zero))
     }
 
-    async fn read_piece(&self, target: Target, into: Segments) -> Result<()> {
+    async fn read_piece(&self, target: Target, into: Segments, meter: &Meter) -> Result<()> {
         let Target::Data { layer, offset } = target else {
             into.fill_zero();
             return Ok(());
         };
+        meter.issued(self.tasks.turn_ns());
         let result = self.layers[layer].store().read(offset, into).await;
+        meter.returned(self.tasks.turn_ns());
         self.count(layer, |counters| match &result {
             Ok(()) => counters.sectors_read += into.len() / SECTOR_LEN,
             Err(_) => counters.reads_failed += 1,
@@ -133,19 +137,19 @@ impl<S: Storage> Chain<S> {
     ///
     /// # Errors
     /// The storage's; damage found on the way.
-    pub async fn read(&self, span: Span, into: Segments) -> Result<()> {
+    pub async fn read(&self, span: Span, into: Segments, meter: &Meter) -> Result<()> {
         let (len, target) = self.resolve(span).await?;
         if len == span.len {
-            return self.read_piece(target, into).await;
+            return self.read_piece(target, into, meter).await;
         }
         let mut window = pin!(Window::<_, _, PIECES_MAX>::new());
-        window.as_mut().push(self.read_piece(target, into.slice(0, len))).await;
+        window.as_mut().push(self.read_piece(target, into.slice(0, len), meter)).await;
         let mut done = len;
         let mut found = Ok(());
         while done < span.len {
             match self.resolve(span.skip(done)).await {
                 Ok((len, target)) => {
-                    window.as_mut().push(self.read_piece(target, into.slice(done, len))).await;
+                    window.as_mut().push(self.read_piece(target, into.slice(done, len), meter)).await;
                     done += len;
                 }
                 Err(error) => {
@@ -157,15 +161,17 @@ impl<S: Storage> Chain<S> {
         window.finish().await.and(found)
     }
 
-    async fn write_piece(&self, extent: Mapped, span: Span, what: Piece) -> Result<()> {
+    async fn write_piece(&self, extent: Mapped, span: Span, what: Piece, meter: &Meter) -> Result<()> {
         let Place::Data { offset } = extent.place else {
             return Err(FormatError::new(FormatErrorKind::Corrupt, "a layer gave no place for a write"));
         };
         let leaf = self.leaf();
+        meter.issued(self.tasks.turn_ns());
         let result = match what {
             Piece::Data(from) => leaf.store().write(offset, from).await,
             Piece::Zero(how) => leaf.store().zero(Span::new(offset, span.len), how).await,
         };
+        meter.returned(self.tasks.turn_ns());
         match result {
             Ok(()) => {
                 self.count(0, |counters| counters.sectors_written += span.len / SECTOR_LEN);
@@ -190,13 +196,14 @@ impl<S: Storage> Chain<S> {
     ///
     /// # Errors
     /// The storage's; no space. Parts of the span may have been written.
-    pub async fn write(&self, span: Span, from: Segments) -> Result<()> {
+    pub async fn write(&self, span: Span, from: Segments, meter: &Meter) -> Result<()> {
         let extent = self.prepare(span).await?;
         if extent.len == span.len {
-            return self.write_piece(extent, span, Piece::Data(from)).await;
+            return self.write_piece(extent, span, Piece::Data(from), meter).await;
         }
         let mut window = pin!(Window::<_, _, PIECES_MAX>::new());
-        let first = self.write_piece(extent, span.prefix(extent.len), Piece::Data(from.slice(0, extent.len)));
+        let first =
+            self.write_piece(extent, span.prefix(extent.len), Piece::Data(from.slice(0, extent.len)), meter);
         window.as_mut().push(first).await;
         let mut done = extent.len;
         let mut found = Ok(());
@@ -205,7 +212,7 @@ impl<S: Storage> Chain<S> {
                 Ok(extent) => {
                     let piece = span.skip(done).prefix(extent.len);
                     let data = Piece::Data(from.slice(done, extent.len));
-                    window.as_mut().push(self.write_piece(extent, piece, data)).await;
+                    window.as_mut().push(self.write_piece(extent, piece, data, meter)).await;
                     done += extent.len;
                 }
                 Err(error) => {
@@ -221,7 +228,7 @@ impl<S: Storage> Chain<S> {
     ///
     /// # Errors
     /// As [`Chain::write`].
-    pub async fn write_zeroes(&self, span: Span, how: Zeroing) -> Result<()> {
+    pub async fn write_zeroes(&self, span: Span, how: Zeroing, meter: &Meter) -> Result<()> {
         let mut left = span;
         while !left.is_empty() {
             let (len, target) = self.resolve(left).await?;
@@ -229,7 +236,7 @@ impl<S: Storage> Chain<S> {
             if let Target::Data { .. } = target {
                 let extent = self.prepare(piece).await?;
                 piece = piece.prefix(extent.len);
-                self.write_piece(extent, piece, Piece::Zero(how)).await?;
+                self.write_piece(extent, piece, Piece::Zero(how), meter).await?;
             }
             left = left.skip(piece.len);
         }
@@ -240,7 +247,7 @@ impl<S: Storage> Chain<S> {
     ///
     /// # Errors
     /// As [`Chain::write`].
-    pub async fn discard(&self, span: Span) -> Result<()> {
+    pub async fn discard(&self, span: Span, meter: &Meter) -> Result<()> {
         let mut left = span;
         while !left.is_empty() {
             let (len, target) = self.resolve(left).await?;
@@ -248,7 +255,7 @@ impl<S: Storage> Chain<S> {
             if let Target::Data { layer: 0, .. } = target {
                 let extent = self.prepare(piece).await?;
                 piece = piece.prefix(extent.len);
-                self.write_piece(extent, piece, Piece::Zero(Zeroing::Unmap)).await?;
+                self.write_piece(extent, piece, Piece::Zero(Zeroing::Unmap), meter).await?;
             }
             left = left.skip(piece.len);
         }
@@ -259,8 +266,11 @@ impl<S: Storage> Chain<S> {
     ///
     /// # Errors
     /// The storage's.
-    pub async fn sync(&self) -> Result<()> {
-        self.leaf().sync().await
+    pub async fn sync(&self, meter: &Meter) -> Result<()> {
+        meter.issued(self.tasks.turn_ns());
+        let result = self.leaf().sync().await;
+        meter.returned(self.tasks.turn_ns());
+        result
     }
 
     /// Leaves the images as other tools expect them. Nothing may be under way.

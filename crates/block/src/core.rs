@@ -11,6 +11,7 @@ use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
 use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN};
 
 use crate::chain::{Chain, LayerCounters};
+use crate::meter::{Meter, StageTimes};
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
 
@@ -81,8 +82,8 @@ impl fmt::Display for DiskState {
 pub trait Observer {
     /// A request was taken.
     fn submitted(&self, op: Op, bytes: u64);
-    /// A request ended. Times in nanoseconds of the data thread's clock: born, started, ended.
-    fn completed(&self, op: Op, bytes: u64, times: [u64; 3], ok: bool);
+    /// A request ended at `now_ns` of the data thread's clock.
+    fn completed(&self, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool);
 }
 
 /// A disk on its data thread.
@@ -210,6 +211,19 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&spec.layers[0].path));
         }
         let mut layers: Vec<Layer<I::Store>> = Vec::with_capacity(spec.layers.len());
+        if let Err(error) = self.open_layers(spec, &mut layers).await {
+            // The leaf may be open for writing already: it is left as it was found.
+            for layer in &layers {
+                if let Err(error) = layer.close().await {
+                    (self.options.report)(&format!("not closed cleanly: {error}"));
+                }
+            }
+            return Err(error);
+        }
+        Ok(Chain::new(layers, spec.clone(), self.io.tasks().clone()))
+    }
+
+    async fn open_layers(&self, spec: &ChainSpec, layers: &mut Vec<Layer<I::Store>>) -> Result<()> {
         for (index, image) in spec.layers.iter().enumerate() {
             if spec.layers[..index].iter().any(|above| above.path == image.path) {
                 return Err(FormatError::new(FormatErrorKind::Loop, "the image is its own parent")
@@ -218,10 +232,12 @@ impl<I: Io> Core<I> {
             let access = if index == 0 { spec.access } else { Access::ReadOnly };
             let opened = self.open_layer(image.kind, &image.path, access).await;
             let layer = opened.map_err(|error| error.with_path(&image.path))?;
-            if let Some(Layer::Vhd(child)) = layers.last() {
-                check_parent(child, &layer).map_err(|error| error.with_path(&image.path))?;
-            }
+            let fits = match layers.last() {
+                Some(Layer::Vhd(child)) => check_parent(child, &layer),
+                _ => Ok(()),
+            };
             layers.push(layer);
+            fits.map_err(|error| error.with_path(&image.path))?;
         }
         if let Some(Layer::Vhd(last)) = layers.last()
             && last.parent_uuid().is_some()
@@ -230,7 +246,7 @@ impl<I: Io> Core<I> {
             let detail = "the image has a parent, which the chain does not name";
             return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
         }
-        Ok(Chain::new(layers, spec.clone()))
+        Ok(())
     }
 
     async fn open_layer(
@@ -306,17 +322,20 @@ impl<I: Io> Core<I> {
         if let Some(observer) = &observer {
             observer.submitted(request.op, bytes);
         }
-        let result = self.run(&request).await;
+        let meter = Meter::default();
+        let result = self.run(&request, &meter).await;
         if let Some(observer) = &observer {
-            let times = [request.born_ns, started, self.io.tasks().turn_ns()];
-            observer.completed(request.op, bytes, times, result.is_ok());
+            // The one clock that is read for a request; everything else goes by the turn's.
+            let now_ns = self.io.now_ns();
+            let stages = meter.stages(request.born_ns, started, now_ns);
+            observer.completed(request.op, bytes, stages, now_ns, result.is_ok());
         }
         request.client.complete(request.tag, result);
         // Heard by connections that wait for room, by a pause, by a close.
         self.ended.notify_all(self.io.tasks());
     }
 
-    async fn run(&self, request: &Request) -> Result<(), DiskError> {
+    async fn run(&self, request: &Request, meter: &Meter) -> Result<(), DiskError> {
         loop {
             let chain = self.chain.borrow().clone();
             let Some(chain) = chain else {
@@ -328,7 +347,7 @@ impl<I: Io> Core<I> {
                 continue;
             };
             check(request, &chain)?;
-            let error = match self.attempt(&chain, request).await {
+            let error = match self.attempt(&chain, request, meter).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
@@ -349,28 +368,28 @@ impl<I: Io> Core<I> {
         }
     }
 
-    async fn attempt(&self, chain: &Chain<I::Store>, request: &Request) -> Result<()> {
+    async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
         let span = request.span;
         let durable = match request.op {
             Op::Read => {
-                chain.read(span, request.data).await?;
+                chain.read(span, request.data, meter).await?;
                 false
             }
             Op::Write { durable } => {
-                chain.write(span, request.data).await?;
+                chain.write(span, request.data, meter).await?;
                 durable
             }
             Op::Flush => true,
             Op::Discard => {
-                chain.discard(span).await?;
+                chain.discard(span, meter).await?;
                 false
             }
             Op::WriteZeroes { unmap, durable } => {
-                chain.write_zeroes(span, if unmap { Zeroing::Unmap } else { Zeroing::Keep }).await?;
+                chain.write_zeroes(span, if unmap { Zeroing::Unmap } else { Zeroing::Keep }, meter).await?;
                 durable
             }
         };
-        if durable { chain.sync().await } else { Ok(()) }
+        if durable { chain.sync(meter).await } else { Ok(()) }
     }
 
     /// Waits a second, or until the state changes.

@@ -259,6 +259,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     let opening = Rc::clone(&core);
     let spec = spec.clone();
     if let Err(error) = executor.block_on(&uring, &mut (), async move { opening.resume(&spec).await }) {
+        executor.end(&uring);
         return started(Err(error.into()));
     }
     let (remote, jobs) = match Remote::pair() {

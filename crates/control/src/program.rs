@@ -58,6 +58,11 @@ pub const OPTIONS: &[ProgramOption] = &[
     switch("--page-cache", "Read parent images through the page cache."),
     takes("--poll-max", "MICROSECONDS", "Spin this long for new requests before sleeping. Default 0: never."),
     takes("--poll-idle", "PERCENT", "Spin only while at least this share of the host is idle. Default 50."),
+    takes(
+        "--no-space",
+        "fail|wait",
+        "When the storage is full: requests fail, or wait until there is space. Default fail.",
+    ),
     takes("--minor", "NUMBER", "Minor number of the disk. Default: the lowest that is free."),
     takes("--socket-path", "PATH", "vhost-user convention: the socket to serve."),
     takes("--fd", "NUMBER", "vhost-user convention: a listening socket to serve."),
@@ -70,5 +75,6 @@ pub const OPTIONS: &[ProgramOption] = &[
 /// Environment variables and what they do.
 pub const ENVIRONMENT: &[(&str, &str)] = &[
     ("TAPIO_RUN_DIR", "Directory of control sockets. Default /run/blktap-control."),
-    ("TAPIO_SHM_DIR", "Directory of statistics. Default /dev/shm."),
+    ("TAPIO_SHM_DIR", "Directory of statistics and of intent logs. Default /dev/shm."),
+    ("TAPIO_NO_SPACE", "As --no-space, for disks that tap-ctl starts."),
 ];

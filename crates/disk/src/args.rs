@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use tapio_block::NoSpace;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
 use tapio_control::{Front, ImageSource, MINOR_MAX, Polling};
 
@@ -32,6 +33,7 @@ pub struct Options {
     pub page_cache: bool,
     pub polling: Polling,
     pub minor: Option<u16>,
+    pub no_space: NoSpace,
 }
 
 #[derive(Default)]
@@ -51,6 +53,7 @@ struct Raw {
     poll_idle: Option<u8>,
     minor: Option<u16>,
     fd: Option<i32>,
+    no_space: Option<NoSpace>,
 }
 
 /// Reads the arguments after the program's name.
@@ -124,6 +127,7 @@ impl Raw {
             "--export" => once(&mut self.export, name, value)?,
             "--poll-max" => once(&mut self.poll_max, name, number(name, &value)?)?,
             "--poll-idle" => once(&mut self.poll_idle, name, number(name, &value)?)?,
+            "--no-space" => once(&mut self.no_space, name, no_space(&value)?)?,
             "--minor" => once(&mut self.minor, name, number(name, &value)?)?,
             _ => return Err(format!("'{name}' is not an option")),
         }
@@ -204,7 +208,21 @@ impl Raw {
             page_cache: self.page_cache,
             polling,
             minor: self.minor,
+            no_space: match self.no_space {
+                Some(no_space) => no_space,
+                None => {
+                    std::env::var("TAPIO_NO_SPACE").map_or(Ok(NoSpace::Fail), |value| no_space(&value))?
+                }
+            },
         })
+    }
+}
+
+fn no_space(value: &str) -> Result<NoSpace, String> {
+    match value {
+        "fail" => Ok(NoSpace::Fail),
+        "wait" => Ok(NoSpace::Wait),
+        _ => Err(format!("a full storage is met with 'fail' or 'wait', not '{value}'")),
     }
 }
 
@@ -256,6 +274,7 @@ mod tests {
             let value = match option.value {
                 None => "",
                 Some("COUNT" | "ENTRIES" | "MICROSECONDS" | "PERCENT" | "NUMBER") => " 16",
+                Some("fail|wait") => " wait",
                 Some("ADDRESS:PORT") => " 127.0.0.1:1",
                 Some("TYPE:PATH") => " vhd:/a",
                 Some(_) => " /x",

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use tapio_block::{Observer, Op, World};
+use tapio_block::{Observer, Op, StageTimes, World};
 use tapio_stat::{DiskStats, Kind, PollCounts, RingState, Stages};
 
 /// Requests between two looks at what the ring and polling have cost.
@@ -28,7 +28,7 @@ struct Deaf;
 
 impl Observer for Deaf {
     fn submitted(&self, _op: Op, _bytes: u64) {}
-    fn completed(&self, _op: Op, _bytes: u64, _times: [u64; 3], _ok: bool) {}
+    fn completed(&self, _op: Op, _bytes: u64, _stages: StageTimes, _now_ns: u64, _ok: bool) {}
 }
 
 impl Counter {
@@ -90,16 +90,15 @@ impl Observer for Counter {
         self.stats.borrow().submitted(kind(op));
     }
 
-    fn completed(&self, op: Op, bytes: u64, [born, started, ended]: [u64; 3], ok: bool) {
+    fn completed(&self, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool) {
         let completed = self.completed.get().wrapping_add(1);
         self.completed.set(completed);
         let mut stats = self.stats.borrow_mut();
-        // The disk tells when a request was born, started and ended; where in between it was is not told apart yet,
-        // and the kernel is where nearly all of that goes.
         let stages = Stages {
-            queued_ns: started.saturating_sub(born),
-            kernel_ns: ended.saturating_sub(started),
-            ..Stages::default()
+            queued_ns: stages.queued_ns,
+            image_ns: stages.image_ns,
+            kernel_ns: stages.kernel_ns,
+            completing_ns: stages.completing_ns,
         };
         stats.completed(kind(op), bytes, &stages, ok);
         let submitted = self.submitted.get();
@@ -111,7 +110,7 @@ impl Observer for Counter {
             rsp_pvt: completed,
             ..RingState::default()
         };
-        stats.rings(&ring, ended);
+        stats.rings(&ring, now_ns);
         if completed.is_multiple_of(POLL_EVERY) {
             stats.set_poll(&poll_counts(&self.world));
         }

@@ -1,11 +1,13 @@
 //! The one place that knows the data plane: chains are opened, paused and closed here.
 
+use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, Remote};
+use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
 use tapio_control::{ControlError, DiskInfo, Errno, FrontRequest, ImageSource, Polling, Result};
 use tapio_format::FormatError;
+use tapio_format::live::vhd::IntentPlace;
 use tapio_format::vhd::offline::resolve_chain;
 use tapio_ring::PollingConfig;
 use tapio_stat::{DiskStats, VbdPages};
@@ -24,7 +26,12 @@ const LATE: Duration = Duration::from_secs(300);
 const FORCED: Duration = Duration::from_secs(5);
 
 /// The data plane of this process.
-pub struct Host;
+pub struct Host {
+    /// Where the intent logs of images that are open for writing are: they outlive the process, not the host.
+    pub intents: PathBuf,
+    /// What a guest sees when the storage is full.
+    pub no_space: NoSpace,
+}
 
 /// A disk with its data thread and its front ends.
 pub struct HostDisk {
@@ -82,7 +89,12 @@ impl Plane for Host {
         }
         let access = if spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let options = DiskOptions {
-            core: CoreOptions { report: log::line, ..CoreOptions::default() },
+            core: CoreOptions {
+                report: log::line,
+                no_space: self.no_space,
+                intent: IntentPlace::Directory(self.intents.clone()),
+                ..CoreOptions::default()
+            },
             ..DiskOptions::default()
         };
         let depth = u32::try_from(options.queue_depth).unwrap_or(u32::MAX);

@@ -186,8 +186,15 @@ where
             }
             hooks.disarm();
         }
+        self.end(driver);
+    }
+
+    /// Ends every service where it stands, once the kernel holds nothing of theirs. Services hold what they work on, and that
+    /// holds the tasks: without this a thread that ends early would keep its files open.
+    pub fn end(&mut self, driver: &impl Driver) {
         driver.quiesce();
-        self.tasks.inner.services.borrow_mut().clear();
+        let services = std::mem::take(&mut *self.tasks.inner.services.borrow_mut());
+        drop(services);
     }
 
     /// Runs until `future` has a result: before the loop proper, and in tests.

@@ -143,8 +143,8 @@ impl HostIdle {
         // The first reading has nothing to be compared with: since boot is the best there is.
         let (idle_before, total_before) = self.last.unwrap_or((0, 0));
         let (idle_step, total_step) = (idle.saturating_sub(idle_before), total.saturating_sub(total_before));
-        if total_step > 0 {
-            self.percent = (idle_step * 100 / total_step).min(100) as u8;
+        if let Some(percent) = (idle_step * 100).checked_div(total_step) {
+            self.percent = percent.min(100) as u8;
         }
         self.last = Some((idle, total));
         self.percent

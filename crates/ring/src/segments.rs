@@ -81,6 +81,15 @@ impl Segments {
         Self { pieces: self.pieces, skip: self.skip + offset, len }
     }
 
+    /// The beginning, as far as it is contiguous.
+    pub(crate) fn first_piece(&self) -> Self {
+        let mut first = None;
+        self.for_each(|_, len| {
+            first.get_or_insert(len as u64);
+        });
+        self.slice(0, first.unwrap_or(0))
+    }
+
     /// Whether every piece starts and ends on a multiple of `align` (a power of two), as O_DIRECT wants it.
     pub fn is_aligned(&self, align: u32) -> bool {
         let mask = align as usize - 1;

@@ -70,3 +70,92 @@ fn a_paused_disk_keeps_its_guests_waiting_and_loses_nothing() {
     assert_eq!(read(&disk, 0, 512).unwrap(), vec![9; 512]);
     disk.close(SOON).unwrap();
 }
+
+/// The leaf and its parents as `tap-ctl -a vhd:LEAF` would find them.
+fn resolved(leaf: &std::path::Path) -> tapio_types::ChainSpec {
+    tapio_format::vhd::offline::resolve_chain(leaf, Access::ReadWrite).unwrap()
+}
+
+fn assert_valid(image: &std::path::Path) {
+    let options = tapio_format::vhd::offline::CheckOptions { parents: true, ..Default::default() };
+    for report in tapio_format::vhd::offline::check_path(image, &options).unwrap() {
+        assert!(report.is_valid(), "{}: {:?}", report.path.display(), report.findings);
+    }
+}
+
+#[test]
+fn a_chain_takes_writes_in_its_leaf_and_reads_from_all_its_layers() {
+    use tapio_format::vhd::offline::{Shape, SnapshotOptions, create, snapshot};
+    let directory = directory();
+    let path = |name: &str| directory.path().join(name);
+    create(&path("a.vhd"), &Shape::Dynamic, 8 << 20, 0).unwrap();
+    let disk = start(resolved(&path("a.vhd")));
+    write(&disk, 0, vec![1; 16384], false).unwrap();
+    write(&disk, 5 << 20, vec![1; 4096], false).unwrap();
+    disk.close(SOON).unwrap();
+    snapshot(&path("b.vhd"), &path("a.vhd"), &SnapshotOptions::default()).unwrap();
+    let disk = start(resolved(&path("b.vhd")));
+    write(&disk, 4096, vec![2; 4096], true).unwrap();
+    disk.pause(SOON).unwrap();
+    assert_valid(&path("b.vhd"));
+    snapshot(&path("c.vhd"), &path("b.vhd"), &SnapshotOptions::default()).unwrap();
+    disk.resume(resolved(&path("c.vhd")), SOON).unwrap();
+    write(&disk, 8192, vec![3; 512], false).unwrap();
+    let want = [vec![1; 4096], vec![2; 4096], vec![3; 512], vec![1; 7680]].concat();
+    assert_eq!(read(&disk, 0, 16384).unwrap(), want);
+    assert_eq!(read(&disk, 5 << 20, 8192).unwrap(), [vec![1; 4096], vec![0; 4096]].concat());
+    disk.close(SOON).unwrap();
+    assert_valid(&path("c.vhd"));
+    // The space that was set aside and not used is given back.
+    let len = std::fs::metadata(path("c.vhd")).unwrap().len();
+    assert!(len < 3 << 20, "one block of data takes {len} bytes");
+}
+
+#[test]
+fn a_chain_that_does_not_fit_together_is_refused() {
+    use tapio_format::vhd::offline::{Shape, SnapshotOptions, create, snapshot};
+    let directory = directory();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["a.vhd", "other.vhd"] {
+        create(&path(name), &Shape::Dynamic, 8 << 20, 0).unwrap();
+    }
+    let options = SnapshotOptions { keep_empty: true, ..SnapshotOptions::default() };
+    snapshot(&path("b.vhd"), &path("a.vhd"), &options).unwrap();
+    let (leaf, base, other) = (path("b.vhd"), path("a.vhd"), path("other.vhd"));
+    let refused = |layers: &[(ImageKind, &std::path::Path)]| {
+        let spec = chain(layers, Access::ReadWrite);
+        tapio_block::Disk::start(spec, tapio_block::DiskOptions::default()).unwrap_err().to_string()
+    };
+    let wrong = refused(&[(ImageKind::Vhd, &leaf), (ImageKind::Vhd, &other)]);
+    assert!(wrong.contains("other.vhd") && wrong.contains("was made from"), "{wrong}");
+    let short = refused(&[(ImageKind::Vhd, &leaf)]);
+    assert!(short.contains("b.vhd") && short.contains("has a parent"), "{short}");
+    let twice = refused(&[(ImageKind::Vhd, &leaf), (ImageKind::Vhd, &base), (ImageKind::Vhd, &leaf)]);
+    assert!(twice.contains("its own parent") || twice.contains("has no parent"), "{twice}");
+    let missing = path("gone.vhd");
+    let gone = refused(&[(ImageKind::Vhd, &missing)]);
+    assert!(gone.contains("gone.vhd") && gone.contains("cannot open"), "{gone}");
+}
+
+#[test]
+fn an_image_that_was_cut_short_or_overlaps_is_refused_with_one_sentence() {
+    use tapio_format::vhd::offline::{Shape, create};
+    let directory = directory();
+    let path = directory.path().join("a.vhd");
+    create(&path, &Shape::Dynamic, 8 << 20, 0).unwrap();
+    let disk = start(resolved(&path));
+    write(&disk, 0, vec![1; 4 << 20], false).unwrap();
+    disk.close(SOON).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let spec = chain(&[(ImageKind::Vhd, &path)], Access::ReadWrite);
+        tapio_block::Disk::start(spec, tapio_block::DiskOptions::default()).unwrap_err().to_string()
+    };
+    let cut = refused(&whole[..(3 << 20)]);
+    assert!(cut.contains("a.vhd") && cut.contains("truncated"), "{cut}");
+    let mut overlapping = whole.clone();
+    overlapping.copy_within(1536..1540, 1540);
+    let overlap = refused(&overlapping);
+    assert!(overlap.contains("a.vhd") && overlap.contains("overlap"), "{overlap}");
+}

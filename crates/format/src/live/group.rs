@@ -6,6 +6,9 @@ use tapio_ring::{Notify, Tasks};
 
 use crate::error::Result;
 
+/// A run that ended, and how.
+type Ended = (u64, Result<()>);
+
 /// Joins those who ask for the same kind of work. A run counts only for those who asked before it began, because
 /// what was written later may not be covered by it.
 #[derive(Debug, Default)]
@@ -13,7 +16,7 @@ pub(crate) struct GroupRun {
     started: Cell<u64>,
     running: Cell<bool>,
     /// The results of the last two runs that ended: nobody waits for an older one.
-    results: RefCell<[Option<(u64, Result<()>)>; 2]>,
+    results: RefCell<[Option<Ended>; 2]>,
     ended: Notify,
 }
 

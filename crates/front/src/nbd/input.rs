@@ -56,18 +56,21 @@ impl Input {
     fn settle(&mut self, memory: &Memory) {
         let kept = self.start..self.end;
         let len = kept.len();
-        if self.wants_large && self.large.is_none() {
-            if let Some(mut large) = memory.take(INPUT_LEN_LARGE) {
-                large[..len].copy_from_slice(&self.small[kept]);
-                (self.large, self.start, self.end) = (Some(large), 0, len);
-                return;
-            }
-        } else if !self.wants_large && len <= self.small.len() {
-            if let Some(large) = self.large.take() {
-                self.small[..len].copy_from_slice(&large[kept]);
-                (self.start, self.end) = (0, len);
-                return;
-            }
+        if self.wants_large
+            && self.large.is_none()
+            && let Some(mut large) = memory.take(INPUT_LEN_LARGE)
+        {
+            large[..len].copy_from_slice(&self.small[kept]);
+            (self.large, self.start, self.end) = (Some(large), 0, len);
+            return;
+        }
+        if !self.wants_large
+            && len <= self.small.len()
+            && let Some(large) = self.large.take()
+        {
+            self.small[..len].copy_from_slice(&large[kept]);
+            (self.start, self.end) = (0, len);
+            return;
         }
         if self.start > 0 {
             self.buffer_mut().copy_within(kept, 0);

@@ -36,10 +36,17 @@ struct Visitor {
     since: Instant,
 }
 
+/// The sockets listened on, and the number of the next one.
+#[derive(Debug, Default)]
+struct Listeners {
+    next: u32,
+    list: Vec<(ListenerId, Arc<Listener>)>,
+}
+
 #[derive(Debug)]
 struct Inner {
     state: Arc<State>,
-    listeners: Mutex<(u32, Vec<(ListenerId, Arc<Listener>)>)>,
+    listeners: Mutex<Listeners>,
     visitors: Mutex<Vec<Visitor>>,
     /// Wakes the accepting thread: the listeners changed, a handshake ended, or it is time to stop.
     event: File,
@@ -81,13 +88,13 @@ impl Acceptor {
 
     fn add(&self, listener: Listener) -> io::Result<ListenerId> {
         let mut listeners = lock(&self.inner.listeners);
-        if listeners.1.len() >= LISTENERS_MAX {
+        if listeners.list.len() >= LISTENERS_MAX {
             let why = format!("the server listens on {LISTENERS_MAX} sockets already: close one first");
             return Err(io::Error::other(why));
         }
-        let id = ListenerId(listeners.0);
-        listeners.0 += 1;
-        listeners.1.push((id, Arc::new(listener)));
+        let id = ListenerId(listeners.next);
+        listeners.next += 1;
+        listeners.list.push((id, Arc::new(listener)));
         drop(listeners);
         self.inner.wake();
         Ok(id)
@@ -105,9 +112,9 @@ impl Acceptor {
 
     pub(super) fn close(&self, id: ListenerId) -> bool {
         let mut listeners = lock(&self.inner.listeners);
-        let before = listeners.1.len();
-        listeners.1.retain(|(other, _)| *other != id);
-        let found = listeners.1.len() < before;
+        let before = listeners.list.len();
+        listeners.list.retain(|(other, _)| *other != id);
+        let found = listeners.list.len() < before;
         drop(listeners);
         self.inner.wake();
         found
@@ -116,7 +123,7 @@ impl Acceptor {
     /// Closes every socket, ends the handshakes under way and waits for the thread.
     pub(super) fn stop(&self) {
         self.inner.stop.store(true, Ordering::Release);
-        lock(&self.inner.listeners).1.clear();
+        lock(&self.inner.listeners).list.clear();
         for visitor in lock(&self.inner.visitors).iter() {
             visitor.turn_away();
         }
@@ -143,7 +150,7 @@ impl Inner {
     fn run(self: Arc<Self>) {
         while !self.stop.load(Ordering::Acquire) {
             let listeners: Vec<_> =
-                lock(&self.listeners).1.iter().map(|(_, listener)| Arc::clone(listener)).collect();
+                lock(&self.listeners).list.iter().map(|(_, listener)| Arc::clone(listener)).collect();
             // With all places taken by young handshakes newcomers wait in the backlog.
             let (open, retry) = self.has_place();
             let listening = if open { &listeners[..] } else { &[] };

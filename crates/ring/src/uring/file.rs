@@ -26,6 +26,8 @@ pub enum Caching {
 
 /// The largest single operation. Longer transfers go in several, as the kernel would cut them anyway.
 const TRANSFER_MAX: u64 = 1 << 30;
+/// Longer transfers of a file in memory are worth a kernel thread of their own.
+const MOVE_NOW_MAX: u64 = 64 << 10;
 /// Zeroes written by hand go in pieces of this size.
 const ZERO_PIECE: usize = 256 << 10;
 
@@ -39,6 +41,8 @@ pub struct UringFile {
     info: StorageInfo,
     /// What O_DIRECT wants of memory addresses; 1 without it.
     memory_align: u32,
+    /// A file system in memory: see [`UringFile::move_now`].
+    in_memory: bool,
     len: Cell<u64>,
     zeroing: Cell<ZeroSupport>,
 }
@@ -85,11 +89,12 @@ impl UringFile {
             None => (plain.try_clone()?, 1, 1),
         };
         let len = current_len(&file)?;
+        let in_memory = !is_device && is_in_memory(&file);
         let info = StorageInfo {
             align,
             resizable: !is_device,
             fresh_reads_zero: !is_device,
-            promises_space: !is_device && !is_in_memory(&file),
+            promises_space: !is_device && !in_memory,
         };
         Ok(Self {
             uring: uring.clone(),
@@ -97,6 +102,7 @@ impl UringFile {
             _lock: plain,
             info,
             memory_align,
+            in_memory,
             len: Cell::new(len),
             zeroing: Cell::new(ZeroSupport::Untried),
         })
@@ -119,6 +125,10 @@ impl UringFile {
         while done < data.len() {
             let piece = data.slice(done, (data.len() - done).min(TRANSFER_MAX));
             let offset = at + done;
+            if self.in_memory && piece.len() <= MOVE_NOW_MAX {
+                done += self.move_now(offset, piece, write)?;
+                continue;
+            }
             let fd = types::Fd(self.fd());
             // SAFETY: the maker of `data` promised that its memory stays valid until the operation, awaited here,
             // has completed; the iovec table lives in the operation's own slot.
@@ -167,6 +177,36 @@ impl UringFile {
             self.len.set(self.len.get().max(at + data.len()));
         }
         Ok(())
+    }
+
+    /// Moves bytes of a file in memory by a call of its own; returns how many.
+    ///
+    /// tmpfs does not tell the ring that it never waits, so the ring would hand each operation to a kernel thread of
+    /// its own: at depth 1 that costs more than moving the bytes, which is all there is to wait for here.
+    fn move_now(&self, offset: u64, piece: Segments, write: bool) -> io::Result<u64> {
+        let Flat::Contiguous { base, len, .. } = piece.first_piece().flat() else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let (fd, base, len, offset) = (self.fd(), base.cast(), len as usize, offset as libc::off64_t);
+        loop {
+            // SAFETY: the maker of the segments promised that the memory is valid.
+            let moved = unsafe {
+                if write {
+                    libc::pwrite64(fd, base, len, offset)
+                } else {
+                    libc::pread64(fd, base, len, offset)
+                }
+            };
+            return match moved {
+                0 if write => Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes")),
+                0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "read past the end of the file")),
+                1.. => Ok(moved as u64),
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => continue,
+                    error => Err(error),
+                },
+            };
+        }
     }
 
     /// Memory that O_DIRECT cannot take goes through a copy. Guests and pools are aligned, so this is rare.

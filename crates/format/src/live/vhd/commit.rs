@@ -218,7 +218,7 @@ impl<S: Storage> VhdLayer<S> {
             });
             self.write_all(writes, "cannot write the bitmap of a new block").await?;
         }
-        let mut page = PageBuf::zeroed((TABLE_PIECE as u64 * SECTOR_LEN) as usize);
+        let mut page = PageBuf::zeroed(TABLE_PIECE as usize * SECTOR_LEN as usize);
         for &(first, count) in &batch.table {
             let len = count as usize * SECTOR_LEN as usize;
             self.table.encode(first * ENTRIES_PER_SECTOR, &mut page[..len]);
@@ -328,7 +328,7 @@ impl<S: Storage> VhdLayer<S> {
                 bitmap::set(map, block as usize);
             }
         });
-        let mut header = batmap.clone();
+        let mut header = *batmap;
         header.checksum = header.map_checksum(map, self.virtual_len());
         head.copy_from_slice(&header.encode());
         let at = crate::vhd::batmap::header_offset(&self.header);

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::blk::{RANGES_MAX, SEG_MAX, feature};
 use super::super::vring::{Descriptor, need_event};
@@ -313,14 +313,15 @@ impl DriverQueue {
             event.store(self.seen_used.to_le(), Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        if self.has_answers() {
-            return Ok(true);
-        }
-        let called = readable(&self.call, within)?;
-        if called {
+        let deadline = Instant::now() + within;
+        // A signal may belong to answers that were seen already: then there are none, and the wait goes on.
+        while !self.has_answers() {
+            if !readable(&self.call, deadline.saturating_duration_since(Instant::now()))? {
+                return Ok(self.has_answers());
+            }
             drain(&self.call)?;
         }
-        Ok(self.has_answers())
+        Ok(true)
     }
 
     /// Tells a device without the event index whether interrupts are wanted.

@@ -290,10 +290,7 @@ fn a_goodbye_with_replies_unread_is_not_waited_for_for_ever() {
     // More than the socket's buffers hold, less than would keep the server from reading on to the goodbye.
     let reads: Vec<u8> = (0..7).flat_map(|_| request(command::READ, 0, 1 << 20)).collect();
     stream.write_all(&[reads, request(command::DISC, 0, 0)].concat()).unwrap();
-    wait_until(
-        || rig.server.connections().iter().any(|info| info.requests == 8),
-        "the goodbye to be read",
-    );
+    wait_until(|| rig.server.connections().iter().any(|info| info.requests == 8), "the goodbye to be read");
     let begin = Instant::now();
     rig.wait_connections(0);
     assert!(begin.elapsed() < Duration::from_secs(15));
