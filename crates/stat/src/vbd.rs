@@ -33,6 +33,9 @@ impl std::fmt::Display for VbdId {
 }
 
 /// The counters of one `vdi-*`, `vbd-*` or `nbd-*` file.
+///
+/// Sectors are counted with the request, when it is taken, so that a rate of requests and a rate of bytes over the same
+/// interval belong together. (Our own page counts bytes that were answered.)
 #[derive(Debug)]
 pub(crate) struct Published {
     words: Words,
@@ -48,20 +51,20 @@ impl Published {
     }
 
     #[inline]
-    pub(crate) fn submitted(&self, kind: Kind) {
+    pub(crate) fn submitted(&self, kind: Kind, bytes: u64) {
         if let Some(first) = first_of(kind) {
             self.words.add(first + slot::SUBMITTED, 1);
+            self.words.add(first + slot::SECTORS, bytes / 512);
         }
     }
 
     #[inline]
-    pub(crate) fn completed(&self, kind: Kind, bytes: u64, total_ns: u64, ok: bool) {
+    pub(crate) fn completed(&self, kind: Kind, total_ns: u64, ok: bool) {
         if !ok {
             self.words.add(slot::IO_ERRORS, 1);
         }
         let Some(first) = first_of(kind) else { return };
         self.words.add(first + slot::COMPLETED, 1);
-        self.words.add(first + slot::SECTORS, bytes / 512);
         let time = &self.time_ns[usize::from(kind == Kind::Write)];
         time.set(time.get().wrapping_add(total_ns));
         self.words.set(first + slot::TICKS, time.get() / 1000);
@@ -175,10 +178,10 @@ impl VbdPages {
     }
 
     #[inline]
-    pub(crate) fn submitted(&self, kind: Kind) {
-        self.published.submitted(kind);
+    pub(crate) fn submitted(&self, kind: Kind, bytes: u64) {
+        self.published.submitted(kind, bytes);
         if let Some(nbd) = &self.nbd {
-            nbd.submitted(kind);
+            nbd.submitted(kind, bytes);
         }
         let word = match kind {
             Kind::Discard | Kind::WriteZeroes => 0,
@@ -187,18 +190,16 @@ impl VbdPages {
             Kind::Write => 5,
         };
         self.statistics.add(word, 1);
+        if matches!(kind, Kind::Read | Kind::Write) {
+            self.statistics.add(word + 1, bytes / 512);
+        }
     }
 
     #[inline]
-    pub(crate) fn completed(&self, kind: Kind, bytes: u64, total_ns: u64, ok: bool) {
-        self.published.completed(kind, bytes, total_ns, ok);
+    pub(crate) fn completed(&self, kind: Kind, total_ns: u64, ok: bool) {
+        self.published.completed(kind, total_ns, ok);
         if let Some(nbd) = &self.nbd {
-            nbd.completed(kind, bytes, total_ns, ok);
-        }
-        match kind {
-            Kind::Read => self.statistics.add(4, bytes / 512),
-            Kind::Write => self.statistics.add(6, bytes / 512),
-            Kind::Flush | Kind::Discard | Kind::WriteZeroes => {}
+            nbd.completed(kind, total_ns, ok);
         }
     }
 

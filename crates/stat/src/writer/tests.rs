@@ -22,9 +22,9 @@ fn one_call_updates_every_layout() {
     let id = VbdId { domid: 5, devid: 51728 };
     let slot = stats.add_vbd(VbdPages::create(&root, 99_999_999, 3, id, true).expect("pages")).expect("room");
     stats.set_image("vhd:/a.vhd");
-    stats.submitted(Kind::Read);
-    stats.submitted(Kind::Write);
-    stats.submitted(Kind::Flush);
+    stats.submitted(Kind::Read, 4096);
+    stats.submitted(Kind::Write, 8192);
+    stats.submitted(Kind::Flush, 0);
     stats.completed(Kind::Read, 4096, &STAGES_OF_ONE, true);
     stats.completed(Kind::Write, 8192, &STAGES_OF_ONE, false);
     stats.out_of_requests(slot);
@@ -75,7 +75,7 @@ fn fast_requests_do_not_lose_their_time_to_rounding() {
     let stats = DiskStats::create(&root, &name(0)).expect("created");
     let fast = Stages { kernel_ns: 900, ..Stages::default() };
     for _ in 0..1000 {
-        stats.submitted(Kind::Read);
+        stats.submitted(Kind::Read, 4096);
         stats.completed(Kind::Read, 512, &fast, true);
     }
     let bytes = fs::read(root.process(99_999_999).join("vdi-0")).expect("file");
@@ -213,7 +213,7 @@ fn the_slots_end_somewhere() {
     }
     let pages = VbdPages::private(VbdId { domid: 0, devid: 99 }).expect("memory");
     assert_eq!(stats.add_vbd(pages).expect_err("full").id().devid, 99);
-    stats.submitted_by(VBD_SLOTS + 1, Kind::Read);
+    stats.submitted_by(VBD_SLOTS + 1, Kind::Read, 4096);
     assert_eq!(stats.view().snapshot().in_flight(), 1, "a request without a slot still counts for the disk");
 }
 
@@ -225,9 +225,9 @@ fn requests_count_for_one_number_or_for_all() {
     for id in ids {
         stats.add_vbd(VbdPages::create(&root, 99_999_999, 0, id, false).expect("pages")).expect("room");
     }
-    stats.submitted(Kind::Read);
+    stats.submitted(Kind::Read, 4096);
     stats.completed(Kind::Read, 512, &STAGES_OF_ONE, true);
-    stats.submitted_by(1, Kind::Read);
+    stats.submitted_by(1, Kind::Read, 4096);
     stats.completed_by(1, Kind::Read, 512, &STAGES_OF_ONE, true);
     stats.rings(&RingState { nr_ents: 8, req_prod: 2, rsp_prod: 1, ..RingState::default() }, 0);
     let files: Vec<_> =
@@ -294,7 +294,7 @@ fn readers_see_sense_while_a_writer_counts() {
     for round in 0..2000 {
         stats.set_image(if round % 2 == 0 { "vhd:/one.vhd" } else { "vhd:/second.vhd" });
         for _ in 0..20 {
-            stats.submitted(Kind::Read);
+            stats.submitted(Kind::Read, 4096);
             stats.completed(Kind::Read, 4096, &STAGES_OF_ONE, true);
         }
     }
