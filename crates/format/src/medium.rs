@@ -12,6 +12,9 @@ use tapio_types::{Access, Span};
 
 use crate::error::{FormatError, Result};
 
+/// Zeros up to this many bytes are written and not punched out.
+const ZEROS_WRITTEN_MAX: u64 = 64 << 10;
+
 /// A flat run of bytes. Never short: an operation does all of what it was asked for or fails.
 pub trait Medium {
     /// Length in bytes.
@@ -32,6 +35,8 @@ pub trait Medium {
     fn set_len(&mut self, len: u64) -> io::Result<()>;
     /// Returns when everything written so far is on stable storage.
     fn flush(&mut self) -> io::Result<()>;
+    /// Begins to bring the bytes of `span` to stable storage, so that the next flush has less to wait for.
+    fn begin_flush(&mut self, _span: Span) {}
     /// Makes the bytes of `span` read as zeros, taking no space for them where that can be done.
     fn zero(&mut self, span: Span) -> io::Result<()> {
         write_zeros(self, span)
@@ -61,11 +66,50 @@ impl<M: Medium + ?Sized> Medium for Box<M> {
     fn flush(&mut self) -> io::Result<()> {
         (**self).flush()
     }
+    fn begin_flush(&mut self, span: Span) {
+        (**self).begin_flush(span);
+    }
     fn zero(&mut self, span: Span) -> io::Result<()> {
         (**self).zero(span)
     }
     fn reserve(&mut self, span: Span) -> io::Result<()> {
         (**self).reserve(span)
+    }
+}
+
+/// A medium that somebody else keeps.
+///
+/// A type of its own and not `&mut M`, which would take `len` and its like away from a `&mut Vec<u8>`.
+#[derive(Debug)]
+pub struct Lent<'m, M: ?Sized>(pub &'m mut M);
+
+impl<M: Medium + ?Sized> Medium for Lent<'_, M> {
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+    fn is_device(&self) -> bool {
+        self.0.is_device()
+    }
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(at, into)
+    }
+    fn write_at(&mut self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.0.write_at(at, from)
+    }
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+    fn begin_flush(&mut self, span: Span) {
+        self.0.begin_flush(span);
+    }
+    fn zero(&mut self, span: Span) -> io::Result<()> {
+        self.0.zero(span)
+    }
+    fn reserve(&mut self, span: Span) -> io::Result<()> {
+        self.0.reserve(span)
     }
 }
 
@@ -148,6 +192,7 @@ impl FileMedium {
         let wrap = |error| FormatError::io("cannot examine", error).with_path(path);
         let kind = file.metadata().map_err(wrap)?.file_type();
         let device_len = if kind.is_block_device() {
+            forget_cache(&file);
             Some(end_of(&file).map_err(wrap)?)
         } else if kind.is_file() {
             None
@@ -206,6 +251,13 @@ impl Medium for FileMedium {
         self.file.sync_data()
     }
 
+    fn begin_flush(&mut self, span: Span) {
+        let (Ok(start), Ok(len)) = (i64::try_from(span.start), i64::try_from(span.len)) else { return };
+        // SAFETY: the descriptor is open for as long as `self.file` lives; no memory is passed. It only hints: what
+        // fails here fails again, and is heard, in the flush.
+        unsafe { libc::sync_file_range(self.file.as_raw_fd(), start, len, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+
     fn zero(&mut self, span: Span) -> io::Result<()> {
         if span.is_empty() {
             return Ok(());
@@ -213,6 +265,10 @@ impl Medium for FileMedium {
         // A file grows by a hole; on a device the range must be there.
         if self.device_len.is_none() && span.end().is_some_and(|end| self.len().is_ok_and(|len| end > len)) {
             self.set_len(span.start.saturating_add(span.len))?;
+        }
+        // A hole for a few pages costs more than it saves.
+        if span.len <= ZEROS_WRITTEN_MAX {
+            return write_zeros(self, span);
         }
         let modes = [
             libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
@@ -243,6 +299,12 @@ impl Medium for FileMedium {
 
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV))
+}
+
+/// Drops clean pages of a device: another host may have written to it since they were read.
+fn forget_cache(file: &File) {
+    // SAFETY: the descriptor is open for the call; no memory is passed. A refusal changes nothing.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
 /// The length of a device, which its metadata do not tell.

@@ -1,8 +1,8 @@
 //! Measures the NBD server beside its peers, in turn, on one file, with one load generator.
 //!
 //! `nbd_bench DIR [SECONDS]` makes a file in DIR (a tmpfs shows the server, a disk shows the disk), serves it by this
-//! program, by `nbdkit file` and by `qemu-nbd` where they are installed, and prints a table. `nbd_bench serve FILE SOCKET`
-//! is what it starts as the server to be measured.
+//! program, by `nbdkit file` and by `qemu-nbd` where they are installed, and prints a table.
+//! `nbd_bench serve FILE SOCKET` is what it starts as the server to be measured.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use tapio_format::vhd::DiskType;
 use tapio_format::vhd::offline::{
-    Chain, CheckOptions, CoalesceTarget, FindingKind, Image, Layer, OpenOptions, Shape, check, coalesce,
-    create_on, kill_data, resize_fast, set_hidden, set_marker,
+    Chain, CheckOptions, CoalesceTarget, FindingKind, Image, Layer, OpenOptions, Report, Shape,
+    SnapshotOptions, check, check_path, coalesce, create, create_on, kill_data, resize_fast, resolve_parent,
+    set_hidden, set_marker, set_parent, snapshot,
 };
 use tapio_format::{FormatErrorKind, Medium};
 
@@ -313,4 +314,52 @@ fn a_full_device_leaves_both_images_whole() {
     let medium = history.killed_after(history.len());
     assert_valid(&medium, &[], stop);
     assert!(through(&leaf, &medium) == model.bytes);
+}
+
+/// A kill while the parent is changed leaves a path to the old one or to the new one, with the UUID that belongs to it.
+#[test]
+fn another_parent_survives_any_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    create(&at("old.vhd"), &Shape::Dynamic, 4 << 20, 0).unwrap();
+    std::fs::create_dir(at("elsewhere")).unwrap();
+    for (new, with_data) in [("new.vhd", true), ("elsewhere/a-much-longer-name.vhd", true), ("n.vhd", false)]
+    {
+        create(&at(new), &Shape::Dynamic, 4 << 20, 0).unwrap();
+        snapshot(&at("leaf.vhd"), &at("old.vhd"), &SnapshotOptions::default()).unwrap();
+        let open = |medium| Image::open_on(medium, &at("leaf.vhd"), OpenOptions::WRITE).unwrap();
+        let mut image = open(Recorder::new(std::fs::read(at("leaf.vhd")).unwrap(), false));
+        if with_data {
+            image.write_at(0, &[1; 512]).unwrap();
+            image.commit().unwrap();
+        }
+        let medium = Recorder::new(bytes_of(image.medium()), false);
+        let history = medium.history();
+        set_parent(&mut open(medium), &at(new), false).unwrap();
+        let uuid_of = |path: &Path| Image::open(path, OpenOptions::READ).unwrap().footer().uuid;
+        let mut seen = [0, 0];
+        for count in 0..=history.len() {
+            let medium = history.killed_after(count);
+            let image = open(medium);
+            let link = resolve_parent(&image).unwrap();
+            let parent = link.path().unwrap();
+            assert_eq!(uuid_of(parent), image.header().unwrap().parent_uuid, "{new} after {count}");
+            let is_new = parent == at(new).canonicalize().unwrap();
+            seen[usize::from(is_new)] += 1;
+            // Done again, all three locators are there.
+            let again = Recorder::new(bytes_of(image.medium()), false);
+            let work = again.history();
+            set_parent(&mut open(again), &at(new), false).unwrap();
+            let bytes = bytes_of(&work.killed_after(work.len()));
+            std::fs::write(at("leaf.vhd"), bytes).unwrap();
+            let reports =
+                check_path(&at("leaf.vhd"), &CheckOptions { parents: true, ..Default::default() }).unwrap();
+            assert!(reports.iter().all(Report::is_valid), "{new} after {count}: {reports:?}");
+            let image = Image::open(&at("leaf.vhd"), OpenOptions::READ).unwrap();
+            let locators = image.header().unwrap().locators;
+            assert_eq!(locators.iter().filter(|entry| entry.data_len > 0).count(), 3, "{new} after {count}");
+            snapshot(&at("leaf.vhd"), &at("old.vhd"), &SnapshotOptions::default()).unwrap();
+        }
+        assert!(seen[0] > 3 && seen[1] > 1, "{seen:?}");
+    }
 }

@@ -17,6 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use tapio_block::{Client, DiskError, Extent, Op, Port, Request, World};
@@ -24,7 +25,7 @@ use tapio_ring::uring::Uring;
 use tapio_ring::{Notify, Segments, Tasks};
 use tapio_types::Span;
 
-use super::limits::{LINGER_TIME, SLOTS};
+use super::limits::{CONNECTIONS_MAX, LINGER_TIME, SLOTS};
 use super::memory::Memory;
 use super::plan::Session;
 use super::session::{Permit, Shared, count};
@@ -53,6 +54,20 @@ impl fmt::Display for End {
             Self::Closed => "closed by the server",
         })
     }
+}
+
+/// What a connection begins with.
+pub(super) struct Start {
+    /// The socket, past the handshake.
+    pub(super) fd: OwnedFd,
+    /// What was agreed.
+    pub(super) session: Session,
+    /// What the control side knows of it.
+    pub(super) shared: Arc<Shared>,
+    /// Its place among the connections there may be.
+    pub(super) permit: Permit,
+    /// Whether the export's clients wait.
+    pub(super) held: Arc<AtomicBool>,
 }
 
 /// Where a connection is in its life.
@@ -110,7 +125,12 @@ thread_local! {
 
 impl Connection {
     /// Takes over a socket whose handshake is done. Called on the data thread.
-    pub(super) fn start(world: &World, fd: OwnedFd, session: Session, shared: Arc<Shared>, permit: Permit) {
+    pub(super) fn start(world: &World, start: Start) {
+        let Start { fd, session, shared, permit, held } = start;
+        // A server counts its own clients; the pool's promise is for all servers of the disk together.
+        if CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
+            return shared.note_closed();
+        }
         let connection = Rc::new_cyclic(|me| Self {
             me: me.clone(),
             port: world.port.clone(),
@@ -123,7 +143,8 @@ impl Connection {
             fd,
             stage: Cell::new(Stage::Open),
             broken: Cell::new(false),
-            held: Cell::new(false),
+            // Read here, on the thread where commands to hold and to go on arrive.
+            held: Cell::new(held.load(Ordering::Acquire)),
             in_flight: Cell::new(0),
             sending: Cell::new(false),
             stream_failed: Cell::new(false),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tapio_block::Remote;
@@ -82,6 +82,8 @@ impl std::error::Error for ExportError {}
 pub(super) struct Entry {
     pub(super) export: Export,
     pub(super) connections: Arc<AtomicUsize>,
+    /// Whether its clients wait; those that come later too.
+    pub(super) held: Arc<AtomicBool>,
 }
 
 /// All exports of a server.
@@ -112,7 +114,7 @@ impl Exports {
             return Err(ExportError::TooMany);
         }
         let name = export.name.clone();
-        table.insert(name, Arc::new(Entry { export, connections: Arc::default() }));
+        table.insert(name, Arc::new(Entry { export, connections: Arc::default(), held: Arc::default() }));
         Ok(())
     }
 

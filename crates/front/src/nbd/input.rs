@@ -102,6 +102,10 @@ impl Input {
         into[..len].copy_from_slice(&self.bytes()[..len]);
         self.consume(len);
         let rest = (into.len() - len) as u64;
+        if rest >= INPUT_LEN_LARGE as u64 / 4 {
+            // Large payloads come past the buffer anyway: what a large one would take of the next is copied twice.
+            self.wants_large = false;
+        }
         if rest > 0 {
             let got = receive(uring, fd, into.segments().slice(len as u64, rest), true).await?;
             if got as u64 != rest {

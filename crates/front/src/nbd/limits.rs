@@ -6,12 +6,14 @@
 
 use std::time::Duration;
 
-/// Connections in the transmission phase at once, over all exports of a server.
+/// Connections in the transmission phase at once, over all exports of a server, and over all servers of a disk.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Handshakes at once. Others wait in the backlog of their socket.
 pub const HANDSHAKES_MAX: usize = 16;
 /// How long a handshake may take from the accepted connection to the chosen export.
 pub const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// Threads of handshakes at once, with those that were turned away and wait for a disk that does not answer.
+pub const HANDSHAKE_THREADS_MAX: usize = 2 * HANDSHAKES_MAX;
 /// When all places are taken, a handshake older than this gives way to a newcomer.
 pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(1);
 /// Options in one handshake.
@@ -62,8 +64,6 @@ pub const SEND_LEN_MAX: usize = 1 << 20;
 pub const LINGER_TIME: Duration = Duration::from_secs(10);
 /// How long the control side waits for the data thread to say or do something small.
 pub const DATA_THREAD_TIME: Duration = Duration::from_secs(5);
-/// Socket buffers of UNIX sockets, each way.
-pub const SOCKET_BUFFER_LEN: i32 = 1 << 20;
 
 const _: () = assert!(INPUT_LEN_LARGE < SHARE_LEN && PART_LEN_MAX <= HELD_LEN_MAX);
 const _: () = assert!(SEND_PIECES_MAX >= 2 && SEND_PIECES_MAX <= 1024);

@@ -5,18 +5,21 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::connection::Connection;
+use super::connection::{Connection, Start};
 use super::exports::{Entered, Visit};
 use super::handshake::{Agreed, Handshake, Step};
-use super::limits::{DATA_THREAD_TIME, HANDSHAKE_PATIENCE, HANDSHAKE_TIME, HANDSHAKES_MAX, LISTENERS_MAX};
+use super::limits::{
+    DATA_THREAD_TIME, HANDSHAKE_PATIENCE, HANDSHAKE_THREADS_MAX, HANDSHAKE_TIME, HANDSHAKES_MAX,
+    LISTENERS_MAX,
+};
 use super::plan;
 use super::server::{Session, State};
-use super::session::{Shared, count};
+use super::session::{Permit, Shared, count};
 use super::socket::{Listener, prepare, read_exact, write_all};
 
 /// Stack of a handshake's thread: it recurses nowhere and keeps its buffers on the heap.
@@ -48,6 +51,8 @@ struct Inner {
     state: Arc<State>,
     listeners: Mutex<Listeners>,
     visitors: Mutex<Vec<Visitor>>,
+    /// Threads of handshakes.
+    threads: Arc<AtomicUsize>,
     /// Wakes the accepting thread: the listeners changed, a handshake ended, or it is time to stop.
     event: File,
     stop: AtomicBool,
@@ -75,6 +80,7 @@ impl Acceptor {
             state: Arc::clone(state),
             listeners: Mutex::default(),
             visitors: Mutex::default(),
+            threads: Arc::default(),
             // SAFETY: the descriptor was just made and belongs to nobody else.
             event: unsafe { File::from_raw_fd(fd) },
             stop: AtomicBool::new(false),
@@ -165,6 +171,9 @@ impl Inner {
 
     /// Whether a newcomer may come in, after making room if an old handshake can go; and if not, when to ask again.
     fn has_place(&self) -> (bool, Option<Duration>) {
+        if self.threads.load(Ordering::Relaxed) >= HANDSHAKE_THREADS_MAX {
+            return (false, None);
+        }
         let visitors = lock(&self.visitors);
         if visitors.len() < HANDSHAKES_MAX {
             return (true, None);
@@ -221,10 +230,15 @@ impl Inner {
             visitors.push(Visitor { id, fd: Arc::clone(&fd), since: Instant::now() });
         }
         let inner = Arc::clone(self);
-        let spawned = std::thread::Builder::new()
-            .name("nbd-handshake".into())
-            .stack_size(STACK_LEN)
-            .spawn(move || inner.handshake(id, fd, peer));
+        let Some(place) = Permit::take(&[(&self.threads, HANDSHAKE_THREADS_MAX)]) else {
+            return self.leave(id);
+        };
+        let spawned =
+            std::thread::Builder::new().name("nbd-handshake".into()).stack_size(STACK_LEN).spawn(move || {
+                inner.handshake(id, fd, peer);
+                drop(place);
+                inner.wake();
+            });
         if spawned.is_err() {
             self.leave(id);
         }
@@ -264,10 +278,10 @@ impl Inner {
         count(&self.state.totals.sessions);
         // In the list before it runs, so that whoever closes the server finds it.
         self.state.sessions().push(Session { shared: Arc::clone(&shared), disk: disk.clone() });
-        let permit = entered.permit;
         let kept = Arc::clone(&shared);
-        let started =
-            disk.call(DATA_THREAD_TIME, move |world| Connection::start(world, fd, session, shared, permit));
+        let held = Arc::clone(&entered.entry.held);
+        let start = Start { fd, session, shared, permit: entered.permit, held };
+        let started = disk.call(DATA_THREAD_TIME, move |world| Connection::start(world, start));
         if started == Err(tapio_block::Gone::Ended) {
             kept.note_closed();
         }

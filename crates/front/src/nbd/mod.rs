@@ -9,7 +9,8 @@
 //!
 //! * [`wire`]: numbers and headers; [`Handshake`], `plan`, `reply`: pure functions and a state machine on bytes.
 //! * `socket`, `listener`, `exports`, `server`: what runs before transmission, with deadlines.
-//! * `connection`, `receiver`, `sender`, `input`, `slots`, `memory`: transmission, with no lock and no allocation a request.
+//! * `connection`, `receiver`, `sender`, `input`, `slots`, `memory`: transmission, with no lock and no allocation a
+//!   request.
 //! * [`limits`]: every bound.
 //! * [`client`], [`load`]: the other side, blocking, for tests and benchmarks.
 //!

@@ -149,7 +149,7 @@ impl NbdServer {
     }
 
     /// Stops taking requests from the clients of an export and waits until everything taken is done and answered.
-    /// New clients find the export, and wait likewise.
+    /// New clients find the export: with [`Drained::Keep`] they wait likewise.
     pub fn drain(&self, name: &str, then: Drained, within: Duration) -> Result<(), DrainError> {
         let deadline = Instant::now() + within;
         let entry = self
@@ -157,6 +157,9 @@ impl NbdServer {
             .exports
             .get(name)
             .ok_or_else(|| DrainError::Export(ExportError::Unknown(name.to_string())))?;
+        if then == Drained::Keep {
+            entry.held.store(true, Ordering::Release);
+        }
         entry
             .export
             .disk
@@ -189,6 +192,7 @@ impl NbdServer {
     pub fn resume(&self, name: &str) -> Result<(), DrainError> {
         let unknown = || DrainError::Export(ExportError::Unknown(name.to_string()));
         let entry = self.state.exports.get(name).ok_or_else(unknown)?;
+        entry.held.store(false, Ordering::Release);
         let (wanted, name) = (self.owner(), entry.export.name.clone());
         let resume = move |_: &tapio_block::World| {
             for connection in Connection::on_this_thread(|shared| wanted(shared) && shared.export == name) {

@@ -14,8 +14,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::limits::SOCKET_BUFFER_LEN;
-
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -90,10 +88,11 @@ fn set_option<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Re
 }
 
 /// Prepares a fresh connection for transmission. What the kernel refuses costs speed, not function.
+///
+/// UNIX sockets keep the buffers they have: 256 KiB, 1 MiB and 4 MiB were measured and brought nothing at 4 KiB, while
+/// reads of 1 MiB cost up to a tenth more, because what waits in a larger buffer has left the cache when it is fetched.
 pub fn prepare(fd: BorrowedFd<'_>, is_unix: bool) {
     if is_unix {
-        let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &SOCKET_BUFFER_LEN);
-        let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &SOCKET_BUFFER_LEN);
         return;
     }
     let _ = set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);

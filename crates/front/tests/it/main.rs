@@ -2,8 +2,7 @@
 
 // In a test, a failure that panics where it happened says the most.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
-// Helpers of tests are tests too.
-#![allow(clippy::unwrap_used)]
 
+mod counting;
 mod nbd;
 mod vhost_user;

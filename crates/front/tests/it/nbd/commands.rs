@@ -1,8 +1,14 @@
 //! Every command in every style, against the image itself.
 
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
 use tapio_block::DiskOptions;
 use tapio_front::nbd::client::{Client, ClientError, Reply, Wishes};
-use tapio_front::nbd::wire::{Style, allocation, command, command_flag, error, transmission_flag};
+use tapio_front::nbd::wire::{
+    RequestHeader, Style, allocation, command, command_flag, error, put_request, transmission_flag,
+};
 use tapio_front::nbd::{Export, ExportError};
 
 use super::{Rig, SOON, Where, pattern};
@@ -171,20 +177,24 @@ fn many_requests_under_way_are_each_answered_once() {
     let rig = Rig::new(16 << 20);
     for style in STYLES {
         let mut client = rig.client_of(style);
-        let mut waiting = std::collections::BTreeMap::new();
-        for index in 0..1000u64 {
-            let at = index % 100 * 4096;
-            let (command, len, payload) = match index % 5 {
-                0 => (command::WRITE, 4096, pattern(index, 4096)),
+        let (mut waiting, mut bytes) = (std::collections::BTreeMap::new(), Vec::new());
+        for cookie in 0..1000u64 {
+            let (command, len, payload) = match cookie % 5 {
+                0 => (command::WRITE, 4096, pattern(cookie, 4096)),
                 1 => (command::FLUSH, 0, Vec::new()),
                 2 => (command::TRIM, 4096, Vec::new()),
                 3 => (command::READ, 4096, Vec::new()),
                 _ => (command::WRITE_ZEROES, 4096, Vec::new()),
             };
-            let offset = if command == command::FLUSH { 0 } else { at };
-            let cookie = client.send(command, 0, offset, len, &payload).unwrap();
+            let offset = if command == command::FLUSH { 0 } else { cookie % 100 * 4096 };
+            let extended_write = style == Style::Extended && command == command::WRITE;
+            let flags = if extended_write { command_flag::PAYLOAD_LEN } else { 0 };
+            put_request(style, &RequestHeader { flags, command, cookie, offset, len }, &mut bytes);
+            bytes.extend_from_slice(&payload);
             waiting.insert(cookie, if command == command::READ { len } else { 0 });
         }
+        let mut stream = UnixStream::from(client.as_fd().try_clone_to_owned().unwrap());
+        let sender = std::thread::spawn(move || stream.write_all(&bytes).unwrap());
         let mut reply = Reply::default();
         while !waiting.is_empty() {
             // With simple replies the length of the data follows from the request alone.
@@ -193,6 +203,7 @@ fn many_requests_under_way_are_each_answered_once() {
                 assert!(waiting.remove(&cookie).is_some(), "answered twice: {cookie}");
             }
         }
+        sender.join().unwrap();
         assert_eq!(reply.error, None);
         client.disconnect().unwrap();
     }
@@ -218,8 +229,6 @@ fn receive(
 }
 
 fn read_raw(client: &Client, into: &mut [u8]) -> usize {
-    use std::io::Read;
-    use std::os::fd::AsFd;
     let fd = client.as_fd().try_clone_to_owned().unwrap();
-    std::os::unix::net::UnixStream::from(fd).read(into).unwrap()
+    UnixStream::from(fd).read(into).unwrap()
 }

@@ -86,8 +86,19 @@ fn there_are_at_most_sixty_four_connections_and_one_place_is_free_again_after_ea
     for client in &mut clients {
         client.read(0, 4096).unwrap();
     }
+    // Another server of the same disk has places of its own, but the disk's memory is promised already.
+    let other = NbdServer::new().unwrap();
+    other.add_export(Export::new("", rig.disk.remote().clone())).unwrap();
+    let socket = rig.socket.with_extension("other");
+    other.listen_unix(&socket, 0o600).unwrap();
+    let address = Address::Unix(socket);
+    assert!(Client::connect(&address, &Wishes::all(""), SOON).unwrap().read(0, 4096).is_err());
     clients.pop().unwrap().disconnect().unwrap();
     rig.wait_connections(63);
+    let mut client = Client::connect(&address, &Wishes::all(""), SOON).unwrap();
+    client.read(0, 4096).unwrap();
+    client.disconnect().unwrap();
+    wait_until(|| other.connections().is_empty(), "the other server's client to go");
     rig.client().read(0, 4096).unwrap();
 }
 
@@ -132,6 +143,23 @@ fn pausing_the_disk_or_holding_the_export_loses_no_request() {
         let last = if last < written { last } else { last - 256 };
         assert!(rig.image(block * 4096, 4096) == pattern(last, 4096), "block {block} is not write {last}");
     }
+}
+
+#[test]
+fn a_client_that_comes_while_the_export_is_held_waits_like_the_others() {
+    let rig = Rig::new(1 << 20);
+    rig.server.drain("disk", Drained::Keep, SOON).unwrap();
+    let address = rig.address();
+    let late = std::thread::spawn(move || {
+        let begin = Instant::now();
+        let mut client = Client::connect(&address, &Wishes::all("disk"), SOON).unwrap();
+        client.read(0, 4096).unwrap();
+        begin.elapsed()
+    });
+    rig.wait_connections(1);
+    std::thread::sleep(Duration::from_millis(100));
+    rig.server.resume("disk").unwrap();
+    assert!(late.join().unwrap() >= Duration::from_millis(100));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The NBD server on a disk of its own.
 
 mod commands;
+mod cost;
+mod failures;
 mod hostile;
 mod lifecycle;
 mod tools;

@@ -1,0 +1,83 @@
+//! What requests cost besides time: allocations, system calls, wake-ups.
+
+use std::time::Duration;
+
+use tapio_block::DiskOptions;
+use tapio_front::nbd::client::Wishes;
+use tapio_front::nbd::load::{Load, LoadReport, run};
+use tapio_front::nbd::wire::Style;
+
+use super::{Rig, SOON, Where};
+use crate::counting;
+
+fn load(rig: &Rig, write: bool, block_len: u32, depth: usize, style: Style) -> LoadReport {
+    let load = Load {
+        write,
+        block_len,
+        depth,
+        connections: 1,
+        random: true,
+        span_len: 0,
+        time: Duration::from_millis(300),
+        seed: 3,
+    };
+    let wishes = Wishes { export: "disk".into(), style, allocation: false };
+    let report = run(&rig.address(), &wishes, &load).unwrap();
+    assert_eq!(report.errors, 0);
+    assert!(report.requests > 10, "only {} requests", report.requests);
+    rig.wait_connections(0);
+    report
+}
+
+#[test]
+fn requests_allocate_nothing_after_warm_up() {
+    let rig = Rig::new(64 << 20);
+    for (write, block_len, depth) in
+        [(false, 4096, 32), (true, 4096, 32), (false, 1 << 20, 8), (true, 1 << 20, 8)]
+    {
+        for style in [Style::Simple, Style::Structured, Style::Extended] {
+            let counted = |rig: &Rig| {
+                rig.disk.remote().call(SOON, |_| counting::start()).unwrap();
+                let report = load(rig, write, block_len, depth, style);
+                (rig.disk.remote().call(SOON, |_| counting::stop()).unwrap(), report.requests)
+            };
+            // The first connection warms up the thread; the second shows what a connection itself needs.
+            counted(&rig);
+            let (allocations, requests) = counted(&rig);
+            assert!(
+                allocations < 60,
+                "{allocations} allocations for {requests} requests: write {write}, {block_len}, {style:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_requests_shares_its_system_calls() {
+    let rig = Rig::with(64 << 20, Where::OnDisk, DiskOptions::default());
+    load(&rig, true, 1 << 20, 4, Style::Structured);
+    let enters = || rig.disk.status(SOON).unwrap().ring.enters;
+    let before = enters();
+    let report = load(&rig, false, 4096, 32, Style::Structured);
+    let each = (enters() - before) as f64 / report.requests as f64;
+    assert!(each <= 2.0, "{each:.2} system calls a request");
+}
+
+#[test]
+fn an_idle_connection_wakes_nobody() {
+    let rig = Rig::new(1 << 20);
+    let mut clients: Vec<_> = (0..4).map(|_| rig.client()).collect();
+    for client in &mut clients {
+        client.read(0, 4096).unwrap();
+    }
+    // Asking how often the thread slept wakes it, and a second later it gives memory back: after that, nothing.
+    let slept_in = |idle: Duration| {
+        std::thread::sleep(Duration::from_millis(1500));
+        let before = rig.disk.status(SOON).unwrap().ring.sleeps;
+        std::thread::sleep(idle);
+        rig.disk.status(SOON).unwrap().ring.sleeps - before
+    };
+    let short = slept_in(Duration::from_millis(1500));
+    let long = slept_in(Duration::from_millis(4500));
+    assert!(long <= short, "{long} sleeps in 4.5 s of idleness, {short} in 1.5 s");
+}
