@@ -119,7 +119,7 @@ impl UringFile {
 
     async fn transfer(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
         if self.memory_align > 1 && !data.is_aligned(self.memory_align) {
-            return self.transfer_bounced(at, data, write).await;
+            return Box::pin(self.transfer_bounced(at, data, write)).await;
         }
         let mut done = 0;
         while done < data.len() {
@@ -216,7 +216,7 @@ impl UringFile {
         if write {
             data.copy_to(&mut bounce);
         }
-        Box::pin(self.transfer(at, bounce.segments(len), write)).await?;
+        self.transfer(at, bounce.segments(len), write).await?;
         if !write {
             data.copy_from(&bounce);
         }
@@ -305,7 +305,7 @@ impl Storage for UringFile {
             return Ok(());
         }
         if self.zeroing.get() == ZeroSupport::ByHand {
-            return self.zero_by_hand(span).await;
+            return Box::pin(self.zero_by_hand(span)).await;
         }
         let keep_size = libc::FALLOC_FL_KEEP_SIZE;
         let punched = match how {
@@ -324,7 +324,7 @@ impl Storage for UringFile {
         match punched {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 self.zeroing.set(ZeroSupport::ByHand);
-                self.zero_by_hand(span).await
+                Box::pin(self.zero_by_hand(span)).await
             }
             result => result,
         }
