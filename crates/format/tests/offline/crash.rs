@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use tapio_format::vhd::DiskType;
 use tapio_format::vhd::offline::{
-    Chain, CheckOptions, CoalesceTarget, FindingKind, Image, Layer, OpenOptions, Report, Shape,
+    Chain, CheckOptions, CoalesceTarget, FindingKind, Image, Layer, OpenOptions, ParentFacts, Report, Shape,
     SnapshotOptions, check, check_path, coalesce, create, create_on, kill_data, resize_fast, resolve_parent,
     set_hidden, set_marker, set_parent, snapshot,
 };
+use tapio_format::vhd::{DiskType, KeyHash};
 use tapio_format::{FormatErrorKind, Medium};
 
 use crate::build::{Model, Plan, Random, contents, layer, open, scribble};
@@ -190,30 +190,40 @@ fn a_parent_that_grows_for_its_child_survives_any_stop() {
 
 #[test]
 fn a_device_holds_a_new_image_whole_or_none() {
-    let old = Plan { device_len: 64 << 10, ..Plan::new(DiskType::Dynamic) }.build();
-    let mut medium = Recorder::new(old, true);
-    let history = medium.history();
-    create_on(&mut medium, &Shape::Dynamic, 64 << 20, 0).unwrap();
-    let mut seen = [0, 0];
-    // Before the first change the old image is there, and so it is until its footers are gone.
-    each_stop(&history, |medium, stop| {
-        match Image::open_on(medium.clone(), Path::new("dev"), OpenOptions::READ) {
-            Ok(image) if image.virtual_len() == 64 << 20 => {
-                seen[0] += 1;
-                assert_eq!(image.allocated_blocks(), 0);
-                assert_valid(&medium, &[FindingKind::PrimaryFooter, FindingKind::FootersDiffer], stop);
+    let parent = ParentFacts {
+        uuid: uuid::Uuid::new_v4(),
+        timestamp: 0,
+        name: "parent.vhd".into(),
+        relative_path: "./parent.vhd".into(),
+        key_hash: KeyHash::default(),
+    };
+    for shape in [Shape::Dynamic, Shape::Differencing(parent)] {
+        let old = Plan { device_len: 64 << 10, ..Plan::new(DiskType::Dynamic) }.build();
+        let mut medium = Recorder::new(old, true);
+        let history = medium.history();
+        create_on(&mut medium, &shape, 64 << 20, 0).unwrap();
+        let mut seen = [0, 0];
+        // Before the first change the old image is there, and so it is until its footers are gone.
+        each_stop(&history, |medium, stop| {
+            match Image::open_on(medium.clone(), Path::new("dev"), OpenOptions::READ) {
+                Ok(image) if image.virtual_len() == 64 << 20 => {
+                    seen[0] += 1;
+                    assert_eq!(image.allocated_blocks(), 0);
+                    assert_eq!(image.parent_name().is_some(), shape != Shape::Dynamic);
+                    assert_valid(&medium, &[FindingKind::PrimaryFooter, FindingKind::FootersDiffer], stop);
+                }
+                Ok(image) => assert!(stop.count <= 4 && image.virtual_len() == 192 << 10, "{stop:?}"),
+                Err(error) => {
+                    seen[1] += 1;
+                    assert_eq!(error.kind(), FormatErrorKind::NotThisFormat, "{stop:?}: {error}");
+                }
             }
-            Ok(image) => assert!(stop.count <= 4 && image.virtual_len() == 192 << 10, "{stop:?}"),
-            Err(error) => {
-                seen[1] += 1;
-                assert_eq!(error.kind(), FormatErrorKind::NotThisFormat, "{stop:?}: {error}");
-            }
-        }
-        let mut again = medium;
-        create_on(&mut again, &Shape::Dynamic, 64 << 20, 0).unwrap();
-        assert_valid(&again, &[], stop);
-    });
-    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+            let mut again = medium;
+            create_on(&mut again, &shape, 64 << 20, 0).unwrap();
+            assert_valid(&again, &[], stop);
+        });
+        assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+    }
 }
 
 /// Runs `change` on an image with data, stops it everywhere, and lets `after` judge what opens.

@@ -10,7 +10,7 @@ use super::image::{Image, OpenOptions, PendingBitmap};
 use super::modify::set_key_hash;
 use super::{Layer, Shape};
 use crate::error::{FormatError, FormatErrorKind, Result, invalid};
-use crate::medium::{FileMedium, Lent, Medium};
+use crate::medium::{FileMedium, Lent, Medium, PageBuffer};
 use crate::vhd::crypt::DiskCipher;
 use crate::vhd::{DiskType, KeyHash, SECTOR_LEN, bitmap, layout};
 
@@ -59,7 +59,7 @@ fn copy_data<M: Medium, T: Medium>(
     cipher: Option<&DiskCipher>,
 ) -> Result<()> {
     let len = source.virtual_len();
-    let mut data = vec![0; PIECE_LEN as usize];
+    let mut data = PageBuffer::new(PIECE_LEN as usize);
     for at in (0..len).step_by(PIECE_LEN as usize) {
         let span = Span::new(at, PIECE_LEN.min(len - at));
         if source.extents(span)?.iter().all(|extent| extent.place.is_none()) {
@@ -94,7 +94,7 @@ pub fn fill(path: &Path) -> Result<()> {
     let chain = Chain::open(path)?;
     let mut image = Image::open(path, OpenOptions::WRITE)?;
     let len = chain.virtual_len();
-    let mut data = vec![0; image.block_len() as usize];
+    let mut data = PageBuffer::new(image.block_len() as usize);
     for at in (0..len).step_by(data.len()) {
         let piece = &mut data[..u64::from(image.block_len()).min(len - at) as usize];
         // The chain sees what is committed; a block is read before it is written, so that is what it needs.
