@@ -39,10 +39,10 @@ impl Fronts {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves the disk behind `remote`.
-    pub fn add(&self, id: u32, request: FrontRequest, remote: Remote) -> Result<()> {
+    /// Serves the disk behind `remote`, to guests that can read `serial` from it.
+    pub fn add(&self, id: u32, request: FrontRequest, remote: Remote, serial: &str) -> Result<()> {
         let served = match &request.front {
-            Front::VhostUser { .. } => vhost_user(request, remote)?,
+            Front::VhostUser { .. } => vhost_user(request, remote, serial)?,
             Front::NbdUnix { .. } | Front::NbdTcp { .. } => nbd(&request.front, remote)?,
         };
         self.lock().insert(id, served);
@@ -109,7 +109,7 @@ fn nbd(front: &Front, remote: Remote) -> Result<Served> {
     Ok(Served::Nbd { server, export: name.clone() })
 }
 
-fn vhost_user(request: FrontRequest, remote: Remote) -> Result<Served> {
+fn vhost_user(request: FrontRequest, remote: Remote, serial: &str) -> Result<Served> {
     let Front::VhostUser { socket, listener, connection, queues, queue_size, read_only } = &request.front
     else {
         return Err(ControlError::new(Errno::EINVAL, "this is no vhost-user front end"));
@@ -134,7 +134,7 @@ fn vhost_user(request: FrontRequest, remote: Remote) -> Result<Served> {
         queues: *queues,
         queue_size_max: *queue_size,
         read_only: *read_only,
-        serial: String::new(),
+        serial: serial.to_owned(),
         log: Arc::new(|line| log::line(&format!("vhost-user: {line}"))),
     };
     let server = VhostUserServer::listen(listen, options, remote).map_err(|error| {

@@ -40,6 +40,8 @@ pub struct HostDisk {
     remote: Remote,
     geometry: Geometry,
     access: Access,
+    /// What guests read as the disk's serial number.
+    serial: String,
     fronts: Fronts,
 }
 
@@ -55,6 +57,15 @@ fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
         ImageKind::Raw => Ok(ChainSpec { layers: vec![layer], access }),
         ImageKind::Vhd => resolve_chain(&layer.path, access).map_err(|error| bad_image(&error)),
     }
+}
+
+/// The serial number of a disk: its image's file name without the ending, which for images of a storage repository is the uuid
+/// of the VDI. It stays while the process serves the disk, whatever images come to stand on top of the first.
+fn serial(image: &ImageSource) -> String {
+    let text = image.text();
+    let path = text.split_once(':').map_or(text.as_str(), |(_, path)| path);
+    let stem = std::path::Path::new(path).file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
 }
 
 fn bad_image(error: &FormatError) -> ControlError {
@@ -107,6 +118,7 @@ impl Plane for Host {
             geometry: disk.geometry(),
             disk: RwLock::new(Some(disk)),
             access,
+            serial: serial(spec.image),
             fronts: Fronts::default(),
         })
     }
@@ -192,14 +204,7 @@ impl PlaneDisk for HostDisk {
         Ok(())
     }
 
-    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        if !force {
-            match self.drain(in_vain) {
-                Err(error) if error.errno == Errno::ECANCELED => return Err(error),
-                // Closing it shall be tried all the same, and says what went wrong.
-                _ => {}
-            }
-        }
+    fn close(&self, force: bool) -> Result<()> {
         // The counters' files go before the thread: who reads them shall see the disk end, not stand still.
         let taken = self.with(|disk| disk.observe(|_| Counter::remove(), SOON));
         let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();
@@ -232,7 +237,7 @@ impl PlaneDisk for HostDisk {
     }
 
     fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<()> {
-        self.fronts.add(id, request, self.remote.clone())
+        self.fronts.add(id, request, self.remote.clone(), &self.serial)
     }
 
     fn front_remove(&self, id: u32) -> Result<()> {

@@ -15,4 +15,4 @@ pub mod medium;
 pub mod vhd;
 
 pub use error::{FormatError, FormatErrorKind, Result};
-pub use medium::{FileMedium, Medium};
+pub use medium::{FileMedium, Medium, PageBuffer};

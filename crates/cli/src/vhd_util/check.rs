@@ -104,14 +104,14 @@ fn as_json(reports: &[Report], valid: bool) -> serde_json::Value {
     json!({ "valid": valid, "images": reports.iter().map(image).collect::<Vec<_>>() })
 }
 
-/// Sectors of each image, and for parents those that the images above them do not have.
+/// Sectors of each image, base first, and for children those that the images below them do not have.
 fn print_counts(reports: &[Report], out: &mut dyn Write) -> Result<(), Failure> {
     let name = |path: &Path| {
         path.file_name().map_or_else(|| path.display().to_string(), |n| n.display().to_string())
     };
-    let mut above: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+    let mut below: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     let mut previous: Option<&SectorCounts> = None;
-    for report in reports {
+    for report in reports.iter().rev() {
         let Some(counts) = &report.counts else { continue };
         write!(
             out,
@@ -123,7 +123,7 @@ fn print_counts(reports: &[Report], out: &mut dyn Write) -> Result<(), Failure> 
         )?;
         if let Some(previous) = previous {
             let not_in_parent = unique(counts, &previous.blocks);
-            let not_in_ancestors = unique(counts, &above);
+            let not_in_ancestors = unique(counts, &below);
             write!(
                 out,
                 " secs not in parent: {not_in_parent:#x} ({:.2}%) secs not in ancestors: {not_in_ancestors:#x} ({:.2}%)",
@@ -133,7 +133,7 @@ fn print_counts(reports: &[Report], out: &mut dyn Write) -> Result<(), Failure> 
         }
         writeln!(out)?;
         for (&block, map) in &counts.blocks {
-            let union = above.entry(block).or_insert_with(|| vec![0; counts.block_sectors.div_ceil(8)]);
+            let union = below.entry(block).or_insert_with(|| vec![0; counts.block_sectors.div_ceil(8)]);
             for (index, byte) in union.iter_mut().enumerate() {
                 *byte |= map.get(index).copied().unwrap_or(0xff);
             }

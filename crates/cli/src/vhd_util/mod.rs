@@ -8,11 +8,15 @@
 mod check;
 mod coalesce;
 mod create;
+mod fill;
 mod glob;
+mod headers;
+mod key;
 mod modify;
 mod output;
 mod query;
 mod read;
+mod resize;
 mod scan;
 mod volumes;
 
@@ -52,10 +56,16 @@ enum Command {
     Query(query::Query),
     Read(read::Read),
     Set(modify::Set),
+    Repair(fill::Repair),
+    Resize(resize::Resize),
+    Fill(fill::Fill),
     Coalesce(coalesce::Coalesce),
     Modify(modify::Modify),
     Scan(scan::Scan),
     Check(check::Check),
+    Revert(resize::Revert),
+    Key(key::Key),
+    Copy(fill::Copy),
 }
 
 /// The commands in the order in which the usage line has them.
@@ -106,9 +116,15 @@ fn run_on(arguments: Vec<OsString>, out: &mut dyn Write) -> Result<(), Failure> 
         Command::Query(arguments) => arguments.run(debug, out),
         Command::Read(arguments) => arguments.run(out),
         Command::Set(arguments) => arguments.run(),
+        Command::Repair(arguments) => arguments.run(),
+        Command::Resize(arguments) => arguments.run(),
+        Command::Fill(arguments) => arguments.run(),
         Command::Coalesce(arguments) => arguments.run(out),
         Command::Modify(arguments) => arguments.run(),
         Command::Scan(arguments) => arguments.run(out),
         Command::Check(arguments) => arguments.run(out),
+        Command::Revert(arguments) => arguments.run(),
+        Command::Key(arguments) => arguments.run(out),
+        Command::Copy(arguments) => arguments.run(),
     }
 }

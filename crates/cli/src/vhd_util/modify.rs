@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tapio_format::vhd::offline::{self, Image, OpenOptions};
 
-use super::output::Failure;
+use super::output::{Failure, stop_if_told};
 
 /// Set a field of an image
 #[derive(Debug, Args)]
@@ -72,7 +72,11 @@ impl Modify {
             offline::set_physical_len(&mut image, len)?;
         }
         if let Some(parent) = &self.parent {
-            offline::set_parent(&mut image, parent, self.raw_parent)?;
+            stop_if_told("VHD_UTIL_TEST_FAIL_REPARENT_BEGIN");
+            offline::set_parent_with(&mut image, parent, self.raw_parent, || {
+                stop_if_told("VHD_UTIL_TEST_FAIL_REPARENT_LOCATOR");
+            })?;
+            stop_if_told("VHD_UTIL_TEST_FAIL_REPARENT_END");
         }
         Ok(())
     }

@@ -50,6 +50,9 @@ pub(super) struct Scan {
     files: Vec<String>,
 }
 
+/// The step of a scan that finds out whether there is something of that name.
+const NOT_THERE: &str = "failure scanning target";
+
 /// One thing to list.
 #[derive(Clone, Debug)]
 enum Target {
@@ -74,15 +77,6 @@ impl Scan {
         };
         let mut failed = None;
         let mut targets = self.targets(&volumes)?;
-        if targets.is_empty()
-            && let Some(filter) =
-                self.filter.as_ref().filter(|_| self.files.is_empty() && self.volume_group.is_none())
-        {
-            let error = FormatError::new(tapio_format::FormatErrorKind::Missing, "no file matches");
-            let facts = Err(ScanFailure { step: "failure scanning target", error });
-            self.print(&Image { name: filter.clone(), facts }, 0, true, out)?;
-            failed = Some(libc::ENOENT);
-        }
         let mut images = Vec::new();
         let mut at = 0;
         while at < targets.len() {
@@ -95,13 +89,17 @@ impl Scan {
                 targets.push(parent);
             }
             let ok = image.facts.is_ok();
+            let errno = match &image.facts {
+                Err(ScanFailure { step: NOT_THERE, error }) => error.errno(),
+                _ => libc::EAGAIN,
+            };
             if self.pretty && ok || self.json {
                 images.push(image);
             } else {
                 self.print(&image, 0, true, out)?;
             }
             if !ok {
-                failed = Some(libc::EAGAIN);
+                failed = Some(errno);
                 if !self.keep_going {
                     break;
                 }
@@ -143,6 +141,13 @@ impl Scan {
             Target::File(path) => (path, false),
             Target::RawFile(path) => (path, true),
         };
+        if let Err(error) = std::fs::metadata(path) {
+            let error = FormatError::io("cannot find", error).with_path(path);
+            return Ok(Image {
+                name: path.display().to_string(),
+                facts: Err(ScanFailure { step: NOT_THERE, error }),
+            });
+        }
         // In a tree, images are told apart by where they are.
         let found = if self.pretty { canonical(path).unwrap_or_else(|_| path.clone()) } else { path.clone() };
         let facts = if raw { look_at_raw(&found) } else { scan_image(&found, self.fast && !self.pretty) };

@@ -114,8 +114,8 @@ fn check_counts_sectors() {
     let said = String::from_utf8(place.run(["check", "-t", "-p", "-s", "-n", "b.vhd"]).stdout).unwrap();
     assert_eq!(
         said,
-        "b.vhd: secs allocated: 0x1000 secs written: 0x10 (0.39%)\n\
-         a.vhd: secs allocated: 0x1000 secs written: 0x10 (0.39%) secs not in parent: 0x8 (50.00%) \
+        "a.vhd: secs allocated: 0x1000 secs written: 0x10 (0.39%)\n\
+         b.vhd: secs allocated: 0x1000 secs written: 0x10 (0.39%) secs not in parent: 0x8 (50.00%) \
          secs not in ancestors: 0x8 (50.00%)\n"
     );
 }
@@ -168,7 +168,11 @@ fn scan_reports_what_it_cannot_read() {
     let output = place.run(["scan", "-m", "*.vhd"]);
     assert_eq!(output.status.code(), Some(libc::EAGAIN));
     assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 1);
-    place.fails(libc::ENOENT, "scan -m none*");
+    assert_eq!(place.ok("scan -m none*"), "", "a repository without images is no error");
+    let output = place.run(["scan", "none.vhd"]);
+    assert_eq!(output.status.code(), Some(libc::ENOENT));
+    let line = "vhd=none.vhd scan-error=-2 error-message='failure scanning target'\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), line);
     place.fails(22, "scan");
     place.fails(22, "scan -l bad/name -m *");
 }

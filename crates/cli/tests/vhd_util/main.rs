@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod device;
+mod foreign;
 mod kill;
 mod lines;
+mod whole;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

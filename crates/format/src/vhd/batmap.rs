@@ -116,7 +116,7 @@ impl BatmapHeader {
         if batmap.cookie != COOKIE {
             return Err(FormatError::new(
                 FormatErrorKind::NotThisFormat,
-                format!("no batmap: it must begin with 'tdbatmap', not '{}'", batmap.cookie.escape_ascii()),
+                "no batmap: 'tdbatmap' is not where one must begin",
             ));
         }
         if batmap.version > VERSION {

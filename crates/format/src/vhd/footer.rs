@@ -243,10 +243,7 @@ impl Footer {
         if footer.cookie != COOKIE && footer.cookie != COOKIE_DISABLED {
             return Err(FormatError::new(
                 FormatErrorKind::NotThisFormat,
-                format!(
-                    "no VHD footer: it must begin with 'conectix', not '{}'",
-                    footer.cookie.escape_ascii()
-                ),
+                "no VHD footer: 'conectix' is not where one must begin",
             ));
         }
         let tolerance = footer.verify_checksum(bytes)?;

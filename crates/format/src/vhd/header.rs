@@ -125,10 +125,7 @@ impl Header {
         if header.cookie != COOKIE {
             return Err(FormatError::new(
                 FormatErrorKind::NotThisFormat,
-                format!(
-                    "no VHD header: it must begin with 'cxsparse', not '{}'",
-                    header.cookie.escape_ascii()
-                ),
+                "no VHD header: 'cxsparse' is not where one must begin",
             ));
         }
         let right = checksum::without_field(bytes, CHECKSUM_AT);

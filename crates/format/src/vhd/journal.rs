@@ -104,7 +104,7 @@ impl JournalHeader {
         if bytes[..8] != COOKIE {
             return Err(FormatError::new(
                 FormatErrorKind::NotThisFormat,
-                format!("no journal: it must begin with 'vjournal', not '{}'", bytes[..8].escape_ascii()),
+                "no journal: it does not begin with 'vjournal'",
             ));
         }
         let mut uuid = [0; 16];
@@ -158,12 +158,14 @@ pub struct Entry {
     pub offset: u64,
     /// The checksum over entry and payload.
     pub checksum: u32,
+    /// The last four bytes, which mean nothing. Other writers leave there what their memory held, and sum it.
+    pub padding: [u8; 4],
 }
 
 impl Entry {
     /// An entry for `payload`, which belongs at byte `offset` of the image.
     pub fn new(kind: EntryKind, offset: u64, payload: &[u8]) -> Self {
-        let mut entry = Self { kind, len: payload.len() as u32, offset, checksum: 0 };
+        let mut entry = Self { kind, len: payload.len() as u32, offset, checksum: 0, padding: [0; 4] };
         entry.checksum = entry.expected_checksum(payload);
         entry
     }
@@ -185,7 +187,8 @@ impl Entry {
         }
         let kind = EntryKind::from_code(code)
             .ok_or_else(|| corrupt(format!("an entry of the journal is of the unknown kind {code}")))?;
-        Ok(Self { kind, len, offset, checksum: be32(bytes, 24) })
+        let padding = [bytes[28], bytes[29], bytes[30], bytes[31]];
+        Ok(Self { kind, len, offset, checksum: be32(bytes, 24), padding })
     }
 
     /// The bytes on disk.
@@ -196,6 +199,7 @@ impl Entry {
         put(&mut bytes, 12, &self.len.to_be_bytes());
         put(&mut bytes, 16, &self.offset.to_be_bytes());
         put(&mut bytes, 24, &self.checksum.to_be_bytes());
+        put(&mut bytes, 28, &self.padding);
         bytes
     }
 
@@ -237,6 +241,9 @@ mod tests {
         assert_eq!(Entry::decode(&entry.encode()).unwrap(), entry);
         assert_eq!(entry.expected_checksum(&payload), entry.checksum);
         assert_ne!(entry.expected_checksum(&[0; 1024]), entry.checksum);
+        let dirty = Entry { padding: [1, 2, 3, 4], ..entry };
+        assert_eq!(Entry::decode(&dirty.encode()).unwrap(), dirty);
+        assert_eq!(dirty.expected_checksum(&payload), entry.checksum - 10, "the padding is summed");
         let mut moved = entry;
         moved.offset += 512;
         assert_ne!(moved.expected_checksum(&payload), entry.checksum);
@@ -248,7 +255,7 @@ mod tests {
     #[test]
     fn odd_entries_are_errors() {
         let entry = Entry::new(EntryKind::Data, 0, &[0; 512]);
-        for (at, value) in [(0, 1), (11, 9), (11, 0), (12, 1), (15, 1), (16, 0x80)] {
+        for (at, value) in [(0, 1), (11, 9), (11, 0), (12, 0x70), (15, 1), (16, 0x80)] {
             let mut bytes = entry.encode();
             bytes[at] = value;
             assert!(Entry::decode(&bytes).is_err(), "byte {at}");

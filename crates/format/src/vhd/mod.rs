@@ -18,6 +18,7 @@ pub mod bat;
 pub mod batmap;
 pub mod bitmap;
 pub mod checksum;
+pub mod crypt;
 pub mod footer;
 pub mod geometry;
 pub mod header;

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use tapio_format::vhd::DiskType;
 use tapio_format::vhd::offline::{
-    Chain, CheckOptions, CoalesceTarget, FindingKind, Image, Layer, OpenOptions, Shape, check, coalesce,
-    create_on, kill_data, resize_fast, set_hidden, set_marker,
+    Chain, CheckOptions, CoalesceTarget, FindingKind, Image, Layer, OpenOptions, ParentFacts, Report, Shape,
+    SnapshotOptions, check, check_path, coalesce, create, create_on, kill_data, resize_fast, resolve_parent,
+    set_hidden, set_marker, set_parent, snapshot,
 };
+use tapio_format::vhd::{DiskType, KeyHash};
 use tapio_format::{FormatErrorKind, Medium};
 
 use crate::build::{Model, Plan, Random, contents, layer, open, scribble};
@@ -189,30 +190,40 @@ fn a_parent_that_grows_for_its_child_survives_any_stop() {
 
 #[test]
 fn a_device_holds_a_new_image_whole_or_none() {
-    let old = Plan { device_len: 64 << 10, ..Plan::new(DiskType::Dynamic) }.build();
-    let mut medium = Recorder::new(old, true);
-    let history = medium.history();
-    create_on(&mut medium, &Shape::Dynamic, 64 << 20, 0).unwrap();
-    let mut seen = [0, 0];
-    // Before the first change the old image is there, and so it is until its footers are gone.
-    each_stop(&history, |medium, stop| {
-        match Image::open_on(medium.clone(), Path::new("dev"), OpenOptions::READ) {
-            Ok(image) if image.virtual_len() == 64 << 20 => {
-                seen[0] += 1;
-                assert_eq!(image.allocated_blocks(), 0);
-                assert_valid(&medium, &[FindingKind::PrimaryFooter, FindingKind::FootersDiffer], stop);
+    let parent = ParentFacts {
+        uuid: uuid::Uuid::new_v4(),
+        timestamp: 0,
+        name: "parent.vhd".into(),
+        relative_path: "./parent.vhd".into(),
+        key_hash: KeyHash::default(),
+    };
+    for shape in [Shape::Dynamic, Shape::Differencing(parent)] {
+        let old = Plan { device_len: 64 << 10, ..Plan::new(DiskType::Dynamic) }.build();
+        let mut medium = Recorder::new(old, true);
+        let history = medium.history();
+        create_on(&mut medium, &shape, 64 << 20, 0).unwrap();
+        let mut seen = [0, 0];
+        // Before the first change the old image is there, and so it is until its footers are gone.
+        each_stop(&history, |medium, stop| {
+            match Image::open_on(medium.clone(), Path::new("dev"), OpenOptions::READ) {
+                Ok(image) if image.virtual_len() == 64 << 20 => {
+                    seen[0] += 1;
+                    assert_eq!(image.allocated_blocks(), 0);
+                    assert_eq!(image.parent_name().is_some(), shape != Shape::Dynamic);
+                    assert_valid(&medium, &[FindingKind::PrimaryFooter, FindingKind::FootersDiffer], stop);
+                }
+                Ok(image) => assert!(stop.count <= 4 && image.virtual_len() == 192 << 10, "{stop:?}"),
+                Err(error) => {
+                    seen[1] += 1;
+                    assert_eq!(error.kind(), FormatErrorKind::NotThisFormat, "{stop:?}: {error}");
+                }
             }
-            Ok(image) => assert!(stop.count <= 4 && image.virtual_len() == 192 << 10, "{stop:?}"),
-            Err(error) => {
-                seen[1] += 1;
-                assert_eq!(error.kind(), FormatErrorKind::NotThisFormat, "{stop:?}: {error}");
-            }
-        }
-        let mut again = medium;
-        create_on(&mut again, &Shape::Dynamic, 64 << 20, 0).unwrap();
-        assert_valid(&again, &[], stop);
-    });
-    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+            let mut again = medium;
+            create_on(&mut again, &shape, 64 << 20, 0).unwrap();
+            assert_valid(&again, &[], stop);
+        });
+        assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+    }
 }
 
 /// Runs `change` on an image with data, stops it everywhere, and lets `after` judge what opens.
@@ -313,4 +324,52 @@ fn a_full_device_leaves_both_images_whole() {
     let medium = history.killed_after(history.len());
     assert_valid(&medium, &[], stop);
     assert!(through(&leaf, &medium) == model.bytes);
+}
+
+/// A kill while the parent is changed leaves a path to the old one or to the new one, with the UUID that belongs to it.
+#[test]
+fn another_parent_survives_any_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    create(&at("old.vhd"), &Shape::Dynamic, 4 << 20, 0).unwrap();
+    std::fs::create_dir(at("elsewhere")).unwrap();
+    for (new, with_data) in [("new.vhd", true), ("elsewhere/a-much-longer-name.vhd", true), ("n.vhd", false)]
+    {
+        create(&at(new), &Shape::Dynamic, 4 << 20, 0).unwrap();
+        snapshot(&at("leaf.vhd"), &at("old.vhd"), &SnapshotOptions::default()).unwrap();
+        let open = |medium| Image::open_on(medium, &at("leaf.vhd"), OpenOptions::WRITE).unwrap();
+        let mut image = open(Recorder::new(std::fs::read(at("leaf.vhd")).unwrap(), false));
+        if with_data {
+            image.write_at(0, &[1; 512]).unwrap();
+            image.commit().unwrap();
+        }
+        let medium = Recorder::new(bytes_of(image.medium()), false);
+        let history = medium.history();
+        set_parent(&mut open(medium), &at(new), false).unwrap();
+        let uuid_of = |path: &Path| Image::open(path, OpenOptions::READ).unwrap().footer().uuid;
+        let mut seen = [0, 0];
+        for count in 0..=history.len() {
+            let medium = history.killed_after(count);
+            let image = open(medium);
+            let link = resolve_parent(&image).unwrap();
+            let parent = link.path().unwrap();
+            assert_eq!(uuid_of(parent), image.header().unwrap().parent_uuid, "{new} after {count}");
+            let is_new = parent == at(new).canonicalize().unwrap();
+            seen[usize::from(is_new)] += 1;
+            // Done again, all three locators are there.
+            let again = Recorder::new(bytes_of(image.medium()), false);
+            let work = again.history();
+            set_parent(&mut open(again), &at(new), false).unwrap();
+            let bytes = bytes_of(&work.killed_after(work.len()));
+            std::fs::write(at("leaf.vhd"), bytes).unwrap();
+            let reports =
+                check_path(&at("leaf.vhd"), &CheckOptions { parents: true, ..Default::default() }).unwrap();
+            assert!(reports.iter().all(Report::is_valid), "{new} after {count}: {reports:?}");
+            let image = Image::open(&at("leaf.vhd"), OpenOptions::READ).unwrap();
+            let locators = image.header().unwrap().locators;
+            assert_eq!(locators.iter().filter(|entry| entry.data_len > 0).count(), 3, "{new} after {count}");
+            snapshot(&at("leaf.vhd"), &at("old.vhd"), &SnapshotOptions::default()).unwrap();
+        }
+        assert!(seen[0] > 3 && seen[1] > 1, "{seen:?}");
+    }
 }

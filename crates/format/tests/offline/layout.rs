@@ -227,27 +227,50 @@ fn chains_move_with_their_directory() {
 }
 
 #[test]
-fn a_parent_with_a_longer_name_finds_room() {
+fn a_parent_with_a_longer_path_finds_room() {
     let dir = tempfile::tempdir().unwrap();
-    let [a, b] = ["a.vhd", "b.vhd"].map(|name| dir.path().join(name));
-    let long = dir.path().join(format!("{}.vhd", "x".repeat(250)));
+    let [a, b, c] = ["a.vhd", "b.vhd", "c.vhd"].map(|name| dir.path().join(name));
     create(&a, &Shape::Dynamic, 4 * MIB, 0).unwrap();
-    create(&long, &Shape::Dynamic, 4 * MIB, 0).unwrap();
     snapshot(&b, &a, &SnapshotOptions::default()).unwrap();
     let mut image = Image::open(&b, OpenOptions::WRITE).unwrap();
     image.write_at(512, &[3; 512]).unwrap();
     image.commit().unwrap();
-    set_parent(&mut image, &long, false).unwrap();
-    image.write_at(3 * MIB, &[4; 512]).unwrap();
-    image.commit().unwrap();
-    drop(image);
-    check_clean(&b);
-    let spec = resolve_chain(&b, Access::ReadOnly).unwrap();
-    assert_eq!(spec.layers[1].path, long.canonicalize().unwrap());
+    snapshot(&c, &a, &SnapshotOptions::default()).unwrap();
+    // Too long for the old places, for some of the gap before the first block, and for anything with blocks.
+    for (depth, locators, fits) in [(1, 3, true), (4, 1, true), (15, 0, false)] {
+        let mut long = dir.path().to_path_buf();
+        long.extend(std::iter::repeat_n("x".repeat(240), depth));
+        std::fs::create_dir_all(&long).unwrap();
+        let long = long.join("p.vhd");
+        create(&long, &Shape::Dynamic, 4 * MIB, 0).unwrap();
+        for path in [&b, &c] {
+            let mut image = Image::open(path, OpenOptions::WRITE).unwrap();
+            let done = set_parent(&mut image, &long, false);
+            drop(image);
+            if !fits && *path == b {
+                assert_eq!(done.unwrap_err().kind(), FormatErrorKind::OutOfSpace);
+                continue;
+            }
+            done.unwrap();
+            check_clean(path);
+            let spec = resolve_chain(path, Access::ReadOnly).unwrap();
+            assert_eq!(spec.layers[1].path, long.canonicalize().unwrap());
+            let image = Image::open(path, OpenOptions::READ).unwrap();
+            let found = image.header().unwrap().locators.iter().filter(|entry| entry.data_len > 0).count();
+            assert!(found >= locators, "{path:?}, depth {depth}: {found}");
+        }
+    }
     let chain = tapio_format::vhd::offline::Chain::open(&b).unwrap();
     let mut bytes = [0; 1024];
     chain.read_at(0, &mut bytes).unwrap();
     assert_eq!((bytes[0], bytes[512]), (0, 3));
+    let mut image = Image::open(&b, OpenOptions::WRITE).unwrap();
+    set_parent(&mut image, &a, false).unwrap();
+    image.write_at(3 * MIB, &[4; 512]).unwrap();
+    image.commit().unwrap();
+    drop(image);
+    check_clean(&b);
+    assert_eq!(Image::open(&b, OpenOptions::READ).unwrap().header().unwrap().locators[2].data_len, 14);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Something to write 8 bytes to: an eventfd, or a pipe (User-mode Linux uses one for interrupts).
+/// Something to write 8 bytes to: an eventfd, a pipe, or a stream socket (User-mode Linux makes a pair of those for interrupts).
 #[derive(Debug)]
 pub struct Notifier {
     file: File,
@@ -18,7 +18,7 @@ impl Notifier {
         // SAFETY: reads and sets flags; takes no pointers.
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
         let mut blocking = flags & libc::O_NONBLOCK == 0;
-        if blocking && kind == Kind::Pipe {
+        if blocking && kind != Kind::Event {
             // The writing end of a pipe is ours alone. A full pipe has woken its reader already.
             // SAFETY: as above.
             blocking = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) } != 0;
@@ -80,9 +80,10 @@ impl Kick {
 enum Kind {
     Event,
     Pipe,
+    Socket,
 }
 
-/// Event counters are anonymous inodes, which have no type. Files, sockets and devices are refused: reading a file
+/// Event counters are anonymous inodes, which have no type. Files and devices are refused: reading a file
 /// never waits, so that it would kick without end.
 fn kind(fd: &OwnedFd) -> Result<Kind, &'static str> {
     // SAFETY: an all-zero stat is a valid value.
@@ -94,7 +95,8 @@ fn kind(fd: &OwnedFd) -> Result<Kind, &'static str> {
     match stat.st_mode & libc::S_IFMT {
         0 => Ok(Kind::Event),
         libc::S_IFIFO => Ok(Kind::Pipe),
-        _ => Err("the descriptor is neither an eventfd nor a pipe"),
+        libc::S_IFSOCK => Ok(Kind::Socket),
+        _ => Err("the descriptor is neither an eventfd nor a pipe nor a socket"),
     }
 }
 
@@ -123,7 +125,8 @@ mod tests {
         assert!(Kick::new(tempfile::tempfile().unwrap().into()).is_err());
         assert!(Notifier::new(File::open("/dev/null").unwrap().into()).is_err());
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(Kick::new(socket.into()).is_err());
+        assert!(Kick::new(socket.try_clone().unwrap().into()).is_err());
+        assert!(Notifier::new(socket.into()).is_ok());
     }
 
     #[test]

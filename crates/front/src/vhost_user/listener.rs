@@ -315,8 +315,9 @@ impl Server {
                 Err(ChannelError::Closed | ChannelError::Stopped) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
             };
-            let wants_ack = header.needs_reply() && session.acknowledges();
             let answer = session.handle(message, fds);
+            // Looked at afterwards: User-mode Linux asks for the answer to the very message that allows answers.
+            let wants_ack = header.needs_reply() && session.acknowledges();
             let sent = match answer {
                 Ok(Some(reply)) => {
                     let fds: Vec<_> = reply.fd.iter().map(AsRawFd::as_raw_fd).collect();

@@ -72,14 +72,16 @@ fn a_parent_that_is_gone() {
 fn a_chain_that_bites_its_tail() {
     let scratch = Scratch::on_disk();
     let base = create_vhd(scratch.join("base.vhd"), 32);
-    let middle = snapshot_vhd(scratch.join("middle.vhd"), &base);
-    let leaf = snapshot_vhd(scratch.join("leaf.vhd"), &middle);
+    let (middle, leaf) = (scratch.join("middle.vhd"), scratch.join("leaf.vhd"));
+    // -e: otherwise the child of an empty image becomes the child of that image's parent.
+    vhd_util(&["snapshot", "-n", text(&middle), "-p", text(&base), "-e"]).ok();
+    vhd_util(&["snapshot", "-n", text(&leaf), "-p", text(&middle), "-e"]).ok();
     // The tool may see it coming; then the loop is made by exchanging files, which it cannot see.
     if !vhd_util(&["modify", "-n", text(&middle), "-p", text(&leaf)]).status.success() {
         std::fs::copy(&leaf, &base).expect("the base is replaced by its grandchild");
     }
     let said = DiskOptions::vhd(&leaf).nbd().refused(scratch.path());
-    assert_clear(&said, ".vhd", &["loop", "circle", "cycle", "itself", "already", "uuid", "parent"]);
+    assert_clear(&said, ".vhd", &["loop", "cycle", "ancestor", "uuid"]);
 }
 
 #[test]

@@ -53,8 +53,9 @@ fn qemu_img_reads_a_dynamic_vhd_that_we_wrote() {
     assert_vhd_valid(&image);
 }
 
-/// Three levels with different content in each: whole blocks, single sectors, and a block that only the base has.
-fn chain_of_three(scratch: &Scratch) -> (std::path::PathBuf, std::path::PathBuf) {
+/// Three levels with different content in each: whole blocks, `few` bytes inside a block, and a block that only the
+/// base has.
+fn chain_of_three(scratch: &Scratch, few: u64) -> (std::path::PathBuf, std::path::PathBuf) {
     let base = create_vhd(scratch.join("base.vhd"), 32);
     let write = |image: &Path, script: &str| {
         let disk = DiskOptions::vhd(image).nbd().start(scratch.path());
@@ -63,21 +64,23 @@ fn chain_of_three(scratch: &Scratch) -> (std::path::PathBuf, std::path::PathBuf)
     };
     write(&base, "h.pwrite(b'b' * (6 << 20), 0)\nh.pwrite(b'B' * (2 << 20), 20 << 20)\nh.flush()");
     let middle = snapshot_vhd(scratch.join("middle.vhd"), &base);
-    write(&middle, "h.pwrite(b'm' * (2 << 20), 2 << 20)\nh.pwrite(b'M' * 512, (4 << 20) + 512)\nh.flush()");
+    let few_at = (4 << 20) + few;
+    write(
+        &middle,
+        &format!("h.pwrite(b'm' * (2 << 20), 2 << 20)\nh.pwrite(b'M' * {few}, {few_at})\nh.flush()"),
+    );
     let leaf = snapshot_vhd(scratch.join("leaf.vhd"), &middle);
     write(&leaf, "h.pwrite(b'l' * 4096, 3 << 20)\nh.pwrite(b'L' * 65536, 30 << 20)\nh.flush()");
     let disk = DiskOptions::vhd(&leaf).nbd().start(scratch.path());
-    nbdsh(
-        &disk.uri(),
-        "
+    let check = "
 expected = bytearray(32 << 20)
 def put(at, data): expected[at:at + len(data)] = data
 put(0, b'b' * (6 << 20)); put(20 << 20, b'B' * (2 << 20))
-put(2 << 20, b'm' * (2 << 20)); put((4 << 20) + 512, b'M' * 512)
+put(2 << 20, b'm' * (2 << 20)); put(few_at, b'M' * few)
 put(3 << 20, b'l' * 4096); put(30 << 20, b'L' * 65536)
 assert h.pread(32 << 20, 0) == expected
-",
-    );
+";
+    nbdsh(&disk.uri(), &format!("few, few_at = {few}, {few_at}\n{check}"));
     let copy = scratch.join("chain.raw");
     copy_out(&disk.uri(), &copy);
     disk.stop();
@@ -92,7 +95,9 @@ fn libvhdi_reads_a_chain_that_we_wrote() {
         return;
     }
     let scratch = Scratch::on_disk();
-    let (leaf, copy) = chain_of_three(&scratch);
+    // Eight sectors, a whole byte of the block's bitmap: where a byte has some bits set, libvhdi 20210425 reads zeroes
+    // for the sectors after them that only the parent has.
+    let (leaf, copy) = chain_of_three(&scratch, 4096);
     let info = tool("vhdiinfo", &[text(&leaf)]).ok();
     assert!(info.contains("ifferential") || info.contains("ifferencing"), "{info}");
     let mount = scratch.join("mount");
@@ -117,7 +122,7 @@ fn libvhdi_reads_a_chain_that_we_wrote() {
 fn offline_coalesce_keeps_every_byte() {
     needs!("nbdcopy");
     let scratch = Scratch::on_disk();
-    let (leaf, copy) = chain_of_three(&scratch);
+    let (leaf, copy) = chain_of_three(&scratch, 512);
     let said = vhd_util(&["coalesce", "-n", text(&leaf)]).ok();
     assert!(said.starts_with("Coalesced ") && said.contains("sectors"), "{said:?}");
     // The child's content is in the parent now.

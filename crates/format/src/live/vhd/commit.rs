@@ -9,7 +9,7 @@ use tapio_ring::{PageBuf, Segments, Storage, Tasks};
 use tapio_types::SECTOR_LEN;
 
 use super::{CAPACITY, Sleeping, VhdLayer, Writer};
-use crate::error::{FormatError, Result};
+use crate::error::{FormatError, FormatErrorKind, Result};
 use crate::vhd::{BitOrder, FOOTER_LEN, bitmap};
 
 /// Metadata that nobody flushes is written back after this long.
@@ -309,7 +309,13 @@ impl<S: Storage> VhdLayer<S> {
         let end = self.data_end();
         let len = end + FOOTER_LEN as u64;
         if self.store.info().resizable && (from != end || self.store.len() != len) {
-            self.write_footer(end).await?;
+            match self.write_footer(end).await {
+                // On a full storage the reserve stays as it is, with the footer behind it: valid, only longer.
+                Err(error) if error.kind() == FormatErrorKind::OutOfSpace => {
+                    return self.store.flush().await.map_err(failed("cannot make the image durable"));
+                }
+                written => written?,
+            }
             self.store.flush().await.map_err(failed("cannot make the footer durable"))?;
             self.store.set_len(len).await.map_err(failed("cannot cut the file to its length"))?;
         }

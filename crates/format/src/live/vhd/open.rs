@@ -419,6 +419,11 @@ async fn make_writable<S: Storage>(
         vhd.write_footer(vhd.store.len() - FOOTER_LEN as u64).await?;
         vhd.sync().await?;
     }
+    if let Some(batmap) = vhd.batmap.as_ref().filter(|_| info.resizable) {
+        // Written at closing, when there may be no space left. A storage that cannot promise this loses nothing by it.
+        let at = batmap::header_offset(&vhd.header);
+        let _ = vhd.store.allocate(tapio_types::Span::new(at, batmap.offset + batmap.len() - at), true).await;
+    }
     let vhd = Rc::new(vhd);
     if let Some(writer) = &vhd.writer {
         writer.reserve.set_tail(end);

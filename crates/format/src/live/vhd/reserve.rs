@@ -184,6 +184,14 @@ impl<S: Storage> VhdLayer<S> {
             .await
             .map_err(failed("cannot set space aside for new blocks"))?;
         if resizable {
+            if !reserve.space {
+                // Data may find the storage full, and the guest hears of it. Metadata of data that was accepted may not.
+                for &sector in &places {
+                    let bitmap = Span::new(u64::from(sector) * SECTOR_LEN, self.bitmap_len);
+                    let promised = self.store.allocate(bitmap, true).await;
+                    promised.map_err(failed("cannot set space aside for the bitmap of a new block"))?;
+                }
+            }
             self.write_footer(end).await?;
         } else {
             let zeroes = PageBuf::zeroed(self.bitmap_len as usize);

@@ -46,7 +46,7 @@ impl Chain<FileMedium> {
     pub fn open_spec(spec: &ChainSpec) -> Result<Self> {
         let open = |layer: &tapio_types::LayerSpec| match layer.kind {
             ImageKind::Raw => Layer::raw(FileMedium::open(&layer.path, Access::ReadOnly)?, &layer.path),
-            _ => Ok(Layer::Vhd(Box::new(Image::open(&layer.path, OpenOptions::LOOK)?))),
+            _ => Ok(Layer::Vhd(Box::new(Image::open(&layer.path, OpenOptions::READ)?))),
         };
         Ok(Self { layers: spec.layers.iter().map(open).collect::<Result<_>>()? })
     }
@@ -102,72 +102,108 @@ impl<M: Medium> Chain<M> {
             )));
         }
         into.fill(0);
-        // What the layers above did not have. Each layer takes its part away from it.
-        let mut wanted = vec![span];
-        for layer in &self.layers {
-            let mut left = Vec::new();
-            for piece in wanted {
-                let below = layer.virtual_len();
-                let piece = piece.prefix(below.saturating_sub(piece.start));
-                if piece.is_empty() {
-                    continue;
-                }
-                let from = (piece.start - at) as usize;
-                read_layer(layer, piece, &mut into[from..from + piece.len as usize], &mut left)?;
-            }
-            if left.is_empty() {
-                break;
-            }
-            wanted = left;
+        for extent in self.extents(span)? {
+            let Some((layer, offset)) = extent.place else { continue };
+            let start = (extent.span.start - at) as usize;
+            self.layers[layer].read_bytes(offset, &mut into[start..start + extent.span.len as usize])?;
         }
         Ok(())
     }
+
+    /// Where each sector of `span` is, in no order; neighbours in one place are one extent.
+    ///
+    /// # Errors
+    /// Those of the media.
+    pub fn extents(&self, span: Span) -> Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        // What the layers above did not have. Each layer takes its part away from it.
+        let mut wanted = vec![span];
+        for (index, layer) in self.layers.iter().enumerate() {
+            let mut left = Vec::new();
+            for piece in wanted {
+                let there = piece.prefix(layer.virtual_len().saturating_sub(piece.start));
+                let beyond = piece.skip(there.len);
+                if !there.is_empty() {
+                    layer.extents(index, there, &mut extents, &mut left)?;
+                }
+                // A layer that is shorter than the one above ends the disk there: the layers below it are not asked.
+                if !beyond.is_empty() {
+                    extents.push(Extent { span: beyond, place: None });
+                }
+            }
+            wanted = left;
+            if wanted.is_empty() {
+                break;
+            }
+        }
+        extents.extend(wanted.into_iter().map(|span| Extent { span, place: None }));
+        Ok(extents)
+    }
 }
 
-/// Reads what `layer` has of `piece` and adds what it has not to `left`.
-fn read_layer<M: Medium>(layer: &Layer<M>, piece: Span, into: &mut [u8], left: &mut Vec<Span>) -> Result<()> {
-    let image = match layer {
-        Layer::Raw { medium, len } => {
-            let there =
-                into.len().min(usize::try_from(len.saturating_sub(piece.start)).unwrap_or(usize::MAX));
-            return medium.read_at(piece.start, &mut into[..there]).map_err(|error| {
-                FormatError::io("cannot read the raw image", error).with_offset(piece.start)
-            });
-        }
-        Layer::Vhd(image) => image,
-    };
-    if image.header().is_none() {
-        return image.read_bytes(piece.start, into);
-    }
-    let block_len = u64::from(image.block_len());
-    let mut rest = piece;
-    while !rest.is_empty() {
-        let within = rest.start % block_len;
-        let here = rest.prefix(block_len - within);
-        let block = u32::try_from(rest.start / block_len).unwrap_or(u32::MAX);
-        match (image.bitmap(block)?, image.data_offset(block)) {
-            (Some(map), Some(data)) => {
+/// Sectors of a disk that are together in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Which sectors, in bytes of the disk.
+    pub span: Span,
+    /// The layer that has them, counted from the leaf, and the byte in its file; `None` where none has: zeros.
+    pub place: Option<(usize, u64)>,
+}
+
+impl<M: Medium> Layer<M> {
+    /// Adds what the layer has of `piece` to `extents`, and what it has not to `left`.
+    fn extents(
+        &self,
+        index: usize,
+        piece: Span,
+        extents: &mut Vec<Extent>,
+        left: &mut Vec<Span>,
+    ) -> Result<()> {
+        let image = match self {
+            Self::Vhd(image) if image.header().is_some() => image,
+            _ => {
+                extents.push(Extent { span: piece, place: Some((index, piece.start)) });
+                return Ok(());
+            }
+        };
+        let block_len = u64::from(image.block_len());
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let within = rest.start % block_len;
+            let here = rest.prefix(block_len - within);
+            let block = u32::try_from(rest.start / block_len).unwrap_or(u32::MAX);
+            if let (Some(map), Some(data)) = (image.bitmap(block)?, image.data_offset(block)) {
                 let first = (within / SECTOR_LEN) as usize;
                 let end = first + (here.len / SECTOR_LEN) as usize;
                 for (present, start, count) in bitmap::runs(&map, first, end) {
-                    let at = rest.start - within + start as u64 * SECTOR_LEN;
-                    let len = count as u64 * SECTOR_LEN;
-                    let from = (at - piece.start) as usize;
+                    let start = start as u64 * SECTOR_LEN;
+                    let span = Span::new(rest.start - within + start, count as u64 * SECTOR_LEN);
                     if present {
-                        image.read_bytes(
-                            data + start as u64 * SECTOR_LEN,
-                            &mut into[from..from + len as usize],
-                        )?;
+                        extents.push(Extent { span, place: Some((index, data + start)) });
                     } else {
-                        push(left, Span::new(at, len));
+                        push(left, span);
                     }
                 }
+            } else {
+                push(left, here);
             }
-            _ => push(left, here),
+            rest = rest.skip(here.len);
         }
-        rest = rest.skip(here.len);
+        Ok(())
     }
-    Ok(())
+
+    /// Reads bytes of the layer's file; behind the end of a raw file there are zeros up to a whole sector.
+    fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Vhd(image) => image.read_bytes(offset, into),
+            Self::Raw { medium, len } => {
+                let there = into.len().min(usize::try_from(len.saturating_sub(offset)).unwrap_or(usize::MAX));
+                medium
+                    .read_at(offset, &mut into[..there])
+                    .map_err(|error| FormatError::io("cannot read the raw image", error).with_offset(offset))
+            }
+        }
+    }
 }
 
 /// Adds a span, joined to the one before where they touch: a disk of many empty blocks stays one span.

@@ -11,7 +11,7 @@ use super::image::{Image, OpenOptions};
 use super::modify::resize_fast;
 use super::parent::{ParentLink, resolve_parent};
 use crate::error::{FormatError, FormatErrorKind, Result, corrupt, invalid};
-use crate::medium::{FileMedium, Medium};
+use crate::medium::{FileMedium, Medium, PageBuffer};
 use crate::vhd::{BLOCK_LEN, DiskType, FOOTER_LEN, SECTOR_LEN, bitmap};
 
 /// What a child is merged into.
@@ -72,7 +72,7 @@ pub fn coalesce<M: Medium, P: Medium>(
     grow(&mut target, child.virtual_len())?;
     let blocks = child.bat().len();
     let mut done = Coalesced::default();
-    let mut data = vec![0; child.block_len() as usize];
+    let mut data = PageBuffer::new(child.block_len() as usize);
     let mut reported = 0;
     for (block, _) in child.bat().allocated() {
         if block >= reported {

@@ -301,7 +301,7 @@ fn whole_blocks(len: u64) -> Result<u64> {
 }
 
 /// Lets `fill` write a new file, and gives it its name once it is whole and safe. A device is written in place.
-fn write_new(path: &Path, fill: impl FnOnce(&mut FileMedium) -> Result<()>) -> Result<()> {
+pub(super) fn write_new(path: &Path, fill: impl FnOnce(&mut FileMedium) -> Result<()>) -> Result<()> {
     // A symbolic link stays one: what it points to is replaced.
     let target = canonical(path).unwrap_or_else(|_| path.to_path_buf());
     if std::fs::metadata(&target).is_ok_and(|facts| !facts.is_file()) {

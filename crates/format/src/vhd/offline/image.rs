@@ -150,13 +150,14 @@ impl<M: Medium> Image<M> {
             Header::decode(&self.read_array::<HEADER_LEN>(at)?).map_err(|error| error.with_offset(at))?;
         let count = header.entries_for(self.footer.current_len)?;
         debug_assert!(count <= BAT_ENTRIES_MAX);
-        let mut table = vec![0; count as usize * 4];
-        if header.table_offset.saturating_add(table.len() as u64) > len {
+        let table_len = count as usize * 4;
+        if header.table_offset.saturating_add(table_len as u64) > len {
             return Err(corrupt(format!(
                 "the block table at byte {} does not fit a file of {len} bytes: it was cut off",
                 header.table_offset
             )));
         }
+        let mut table = vec![0; table_len];
         self.read_bytes(header.table_offset, &mut table)?;
         self.bat = Bat::decode(&table, count)?;
         if self.footer.may_have_batmap() {
@@ -171,12 +172,19 @@ impl<M: Medium> Image<M> {
         Ok(())
     }
 
-    /// Refuses a table that points behind the end: new blocks would be put behind that place.
+    /// Refuses metadata and a table that lie behind the end: new blocks would be put behind that place.
     ///
     /// Only the bitmap must be there. A block whose data reach beyond the end is what a crash of a writer leaves that
     /// lets the file grow by the sectors it writes.
     fn check_writable(&self, len: u64) -> Result<()> {
-        let bitmap_len = layout::bitmap_len(self.block_len());
+        let Some(header) = &self.header else { return Ok(()) };
+        let metadata_end = layout::metadata_end(header, self.batmap.as_ref().map(|batmap| &batmap.header));
+        if metadata_end > len {
+            return Err(corrupt(format!(
+                "its metadata end at byte {metadata_end}, behind the end of {len} bytes: look with 'vhd-util check'"
+            )));
+        }
+        let bitmap_len = layout::bitmap_len(header.block_len);
         match self.bat.allocated().find(|(_, sector)| u64::from(*sector) * SECTOR_LEN + bitmap_len > len) {
             Some((block, sector)) => Err(corrupt(format!(
                 "block {block} at sector {sector} lies behind the end of {len} bytes: look with 'vhd-util check'"

@@ -1,14 +1,10 @@
-//! Single facts of an image: hidden flag, marker, parent, sizes.
+//! Single facts of an image: hidden flag, marker, sizes.
 
-use std::path::Path;
-
-use super::create::{LOCATOR_CODES, ParentFacts, locator_entry};
 use super::image::Image;
 use crate::error::{FormatError, FormatErrorKind, Result, invalid};
 use crate::medium::Medium;
 use crate::vhd::footer::CREATOR_VERSION;
-use crate::vhd::locator::encode_path;
-use crate::vhd::{BLOCK_LEN, DiskType, FOOTER_LEN, KeyHash, SECTOR_LEN, bat::ENTRIES_PER_SECTOR, batmap};
+use crate::vhd::{BLOCK_LEN, FOOTER_LEN, KeyHash, SECTOR_LEN, bat::ENTRIES_PER_SECTOR, batmap};
 
 /// Hides a node from lists, or shows it again.
 ///
@@ -64,74 +60,6 @@ fn change_batmap_header<M: Medium>(
     image.flush()
 }
 
-/// Gives a differencing disk another parent.
-///
-/// The locators change in place, before the header: until the header is written, which is two sectors, the old one
-/// still says where the locators are and what the parent's UUID is. Locators too small for the new path are moved
-/// behind the data.
-///
-/// # Errors
-/// `InvalidArgument` for an image without a parent or one that would be its own; those of gathering the parent's
-/// facts and of the medium.
-pub fn set_parent<M: Medium>(image: &mut Image<M>, parent: &Path, is_raw: bool) -> Result<()> {
-    let Some(mut header) = image.header.clone().filter(|_| image.footer.disk_type == DiskType::Differencing)
-    else {
-        return Err(invalid("is not a differencing disk and can have no parent").with_path(&image.path));
-    };
-    let (facts, _) = ParentFacts::gather(&image.path, parent, is_raw)?;
-    if facts.uuid == image.footer.uuid {
-        return Err(invalid("an image cannot be its own parent").with_path(&image.path));
-    }
-    header.parent_uuid = facts.uuid;
-    header.parent_timestamp = facts.timestamp;
-    header.set_parent_name(&facts.name)?;
-    if !header.locators.iter().any(|entry| LOCATOR_CODES.contains(&entry.code)) {
-        return Err(invalid("has no parent locator that can be rewritten").with_path(&image.path));
-    }
-    let mut moved = false;
-    for entry in header.locators.iter_mut().filter(|entry| LOCATOR_CODES.contains(&entry.code)) {
-        let path = encode_path(entry.code, &facts.relative_path)?;
-        let space = entry.space_len().map_err(|error| error.with_path(&image.path))?;
-        let mut bytes = path.clone();
-        bytes.resize(bytes.len().next_multiple_of(SECTOR_LEN as usize), 0);
-        let mut new = locator_entry(entry.code, &path, entry.data_offset);
-        if bytes.len() as u64 <= space {
-            new.data_space = u32::try_from(space).unwrap_or(new.data_space);
-            bytes.resize(space as usize, 0);
-        } else {
-            new.data_offset = image.end.next_multiple_of(SECTOR_LEN);
-            image.end = new.data_offset + bytes.len() as u64;
-            moved = true;
-            make_room(image)?;
-        }
-        image.write_bytes(new.data_offset, &bytes)?;
-        *entry = new;
-    }
-    image.flush()?;
-    let (at, bytes) = (image.footer.data_offset, header.encode());
-    image.write_bytes(at, &bytes)?;
-    image.flush()?;
-    image.header = Some(header);
-    if moved { image.write_footer() } else { Ok(()) }
-}
-
-/// Makes the image's new end fit: a footer behind it in a file, an error on a device that is too small.
-fn make_room<M: Medium>(image: &mut Image<M>) -> Result<()> {
-    let (end, len) = (image.end, image.medium_len()?);
-    if end + FOOTER_LEN as u64 <= len {
-        return Ok(());
-    }
-    if image.medium.is_device() {
-        return Err(FormatError::new(
-            FormatErrorKind::OutOfSpace,
-            "the device has no room for a longer parent locator",
-        )
-        .with_path(&image.path));
-    }
-    let footer = image.footer.encode();
-    image.write_bytes(end, &footer)
-}
-
 /// Puts the footer at the end of `len` bytes: after a device was made larger, before it is made smaller.
 ///
 /// # Errors
@@ -146,7 +74,16 @@ pub fn set_physical_len<M: Medium>(image: &mut Image<M>, len: u64) -> Result<()>
     }
     let footer = image.footer.encode();
     image.write_bytes(len - FOOTER_LEN as u64, &footer)?;
-    image.flush()
+    image.flush()?;
+    if !image.medium.is_device() && image.medium_len()? > len {
+        let path = &image.path;
+        image
+            .medium
+            .set_len(len)
+            .map_err(|error| FormatError::io("cannot cut the file off", error).with_path(path))?;
+        image.flush()?;
+    }
+    Ok(())
 }
 
 /// Forgets all data of the image itself; it then reads as its parent, or as zeros.

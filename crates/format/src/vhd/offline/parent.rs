@@ -223,7 +223,7 @@ pub fn resolve_parent<M: Medium>(image: &Image<M>) -> Result<ParentLink> {
 /// not the image whose UUID the child recorded.
 pub fn resolve_chain(path: &Path, access: Access) -> Result<ChainSpec> {
     let mut layers = Vec::new();
-    walk(path, |layer| layers.push(layer))?;
+    walk(path, OpenOptions::READ, |layer| layers.push(layer))?;
     Ok(ChainSpec { layers, access })
 }
 
@@ -233,11 +233,12 @@ pub fn resolve_chain(path: &Path, access: Access) -> Result<ChainSpec> {
 /// As [`resolve_chain`].
 pub fn chain_depth(path: &Path) -> Result<usize> {
     let mut depth = 0;
-    walk(path, |_| depth += 1)?;
+    walk(path, OpenOptions::LOOK, |_| depth += 1)?;
     Ok(depth)
 }
 
-fn walk(path: &Path, mut visit: impl FnMut(LayerSpec)) -> Result<()> {
+/// Visits the images of a chain; `leaf` says how the first one is opened.
+fn walk(path: &Path, leaf: OpenOptions, mut visit: impl FnMut(LayerSpec)) -> Result<()> {
     let mut seen = HashSet::new();
     let mut next = path.to_path_buf();
     let mut expected: Option<(uuid::Uuid, PathBuf)> = None;
@@ -258,7 +259,7 @@ fn walk(path: &Path, mut visit: impl FnMut(LayerSpec)) -> Result<()> {
             )
             .with_path(&next));
         }
-        let image = Image::open(&next, OpenOptions::LOOK)?;
+        let image = Image::open(&next, if depth == 1 { leaf } else { OpenOptions::READ })?;
         if let Some((uuid, child)) = expected.filter(|(uuid, _)| *uuid != image.footer().uuid) {
             return Err(corrupt(format!(
                 "is not the parent that {} recorded: its UUID is {} and not {uuid}",

@@ -70,12 +70,7 @@ pub fn resize_journalled(
     if image.header().is_some_and(|header| header.entries_for(len).is_ok()) {
         return resize_fast(&mut image, len);
     }
-    let mut medium = match FileMedium::open(journal, Access::ReadWrite) {
-        Ok(medium) if medium.is_device() => medium,
-        Ok(_) => return Err(FormatError::new(FormatErrorKind::Exists, "a journal is there already: an earlier resize was broken off; use 'vhd-util revert', or another name").with_path(journal)),
-        Err(error) if error.kind() == FormatErrorKind::Missing => FileMedium::create_new(journal)?,
-        Err(error) => return Err(error),
-    };
+    let mut medium = open_journal(journal)?;
     let done =
         sync_directory_of(journal).and_then(|()| resize_with_journal(image, len, &mut medium, &mut step));
     if let Err(error) = done {
@@ -84,7 +79,7 @@ pub fn resize_journalled(
         match revert(image, &medium) {
             Ok(()) => remove_journal(journal, &mut medium)?,
             Err(reverting) if reverting.kind() == FormatErrorKind::NotThisFormat => {
-                remove_journal(journal, &mut medium)?
+                remove_journal(journal, &mut medium)?;
             }
             Err(reverting) => {
                 return Err(FormatError::new(
@@ -127,6 +122,26 @@ fn wanted_len<M: Medium>(image: &Image<M>, len: u64) -> Result<u64> {
         ));
     }
     Ok(len)
+}
+
+/// An empty place for a journal: a new file, or a device that holds none.
+fn open_journal(path: &Path) -> Result<FileMedium> {
+    let medium = match FileMedium::open(path, Access::ReadWrite) {
+        Err(error) if error.kind() == FormatErrorKind::Missing => return FileMedium::create_new(path),
+        opened => opened?,
+    };
+    let mut bytes = [0; JOURNAL_HEADER_LEN];
+    let is_free = medium.is_device()
+        && medium.read_at(0, &mut bytes).is_ok()
+        && JournalHeader::decode(&bytes).is_err_and(|error| error.kind() == FormatErrorKind::NotThisFormat);
+    if is_free {
+        return Ok(medium);
+    }
+    Err(FormatError::new(
+        FormatErrorKind::Exists,
+        "a journal is there already: an earlier resize was broken off; use 'vhd-util revert', or another name",
+    )
+    .with_path(path))
 }
 
 fn remove_journal(path: &Path, medium: &mut FileMedium) -> Result<()> {

@@ -20,6 +20,8 @@ use crate::medium::Medium;
 use crate::vhd::bat::sector_start;
 use crate::vhd::{FOOTER_LEN, FooterSource, SECTOR_LEN, bitmap, footer, layout};
 
+/// Writes from this many bytes on begin to be flushed at once.
+const FLUSH_EARLY_LEN: usize = 256 << 10;
 /// Bitmaps held back before they are committed: 256 KiB of them, half a gigabyte of blocks.
 const PENDING_MAX: usize = 512;
 /// New blocks held back before they are committed, so that a kill loses at most their space.
@@ -62,6 +64,9 @@ impl<M: Medium> Image<M> {
         }
         let data = self.data_offset(block).ok_or_else(|| invalid("a block was not allocated"))?;
         self.write_bytes(data + within, from)?;
+        if from.len() >= FLUSH_EARLY_LEN {
+            self.medium.begin_flush(Span::new(data + within, from.len() as u64));
+        }
         let (first, count) = ((within / SECTOR_LEN) as usize, from.len() / SECTOR_LEN as usize);
         if let Some(pending) = self.pending.bitmaps.get_mut(&block) {
             bitmap::set_range(&mut pending.map, first, count);
@@ -71,16 +76,18 @@ impl<M: Medium> Image<M> {
             bitmap::set_range(&mut map, first, count);
             self.pending.bitmaps.insert(block, PendingBitmap { map, sector, is_new: false });
         }
-        if self.pending.bitmaps.len() >= PENDING_MAX
-            || self.pending.bitmaps.values().filter(|pending| pending.is_new).count() >= PENDING_NEW_MAX
-        {
-            self.commit()?;
-        }
-        Ok(())
+        self.commit_if_many()
+    }
+
+    /// Commits once enough was held back.
+    pub(super) fn commit_if_many(&mut self) -> Result<()> {
+        let pending = &self.pending.bitmaps;
+        let new = pending.values().filter(|pending| pending.is_new).count();
+        if pending.len() >= PENDING_MAX || new >= PENDING_NEW_MAX { self.commit() } else { Ok(()) }
     }
 
     /// Finds a place for a block at the end and makes it zero there.
-    fn allocate(&mut self, block: u32) -> Result<()> {
+    pub(super) fn allocate(&mut self, block: u32) -> Result<()> {
         let block_len = self.block_len();
         let sector = layout::place_block(self.end, block_len).map_err(|error| error.with_path(&self.path))?;
         let start = u64::from(sector) * SECTOR_LEN;
