@@ -26,8 +26,8 @@ pub enum Caching {
 
 /// The largest single operation. Longer transfers go in several, as the kernel would cut them anyway.
 const TRANSFER_MAX: u64 = 1 << 30;
-/// Longer reads of a file in memory are worth a kernel thread of their own: with two processors, reads of 1 MiB at depth 8
-/// over NBD went twice as fast so.
+/// Longer reads of a file in memory are worth a kernel thread of their own: with two processors, reads of 1 MiB at
+/// depth 8 over NBD went twice as fast so.
 const READ_NOW_MAX: u64 = 64 << 10;
 /// Longer writes likewise; what is written has just been received and is still in this processor's cache, so that the
 /// border lies higher: a tenth faster and a sixth cheaper than with a thread.
