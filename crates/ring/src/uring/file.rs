@@ -26,8 +26,12 @@ pub enum Caching {
 
 /// The largest single operation. Longer transfers go in several, as the kernel would cut them anyway.
 const TRANSFER_MAX: u64 = 1 << 30;
-/// Longer transfers of a file in memory are worth a kernel thread of their own.
-const MOVE_NOW_MAX: u64 = 64 << 10;
+/// Longer reads of a file in memory are worth a kernel thread of their own: with two processors, reads of 1 MiB at
+/// depth 8 over NBD went twice as fast so.
+const READ_NOW_MAX: u64 = 64 << 10;
+/// Longer writes likewise; what is written has just been received and is still in this processor's cache, so that the
+/// border lies higher: a tenth faster and a sixth cheaper than with a thread.
+const WRITE_NOW_MAX: u64 = 256 << 10;
 /// Zeroes written by hand go in pieces of this size.
 const ZERO_PIECE: usize = 256 << 10;
 
@@ -125,7 +129,7 @@ impl UringFile {
         while done < data.len() {
             let piece = data.slice(done, (data.len() - done).min(TRANSFER_MAX));
             let offset = at + done;
-            if self.in_memory && piece.len() <= MOVE_NOW_MAX {
+            if self.in_memory && piece.len() <= if write { WRITE_NOW_MAX } else { READ_NOW_MAX } {
                 done += self.move_now(offset, piece, write)?;
                 continue;
             }
