@@ -204,14 +204,7 @@ impl PlaneDisk for HostDisk {
         Ok(())
     }
 
-    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        if !force {
-            match self.drain(in_vain) {
-                Err(error) if error.errno == Errno::ECANCELED => return Err(error),
-                // Closing it shall be tried all the same, and says what went wrong.
-                _ => {}
-            }
-        }
+    fn close(&self, force: bool) -> Result<()> {
         // The counters' files go before the thread: who reads them shall see the disk end, not stand still.
         let taken = self.with(|disk| disk.observe(|_| Counter::remove(), SOON));
         let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();

@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     let _ = fs::remove_file(run.socket(std::process::id() as i32));
     let closed = table.quit(false);
     match ended {
-        Ok(Ended::Stopped) => log::line("asked to end, closed"),
+        Ok(Ended::Stopped) => log::line("ended by a signal"),
         Ok(Ended::Quit | Ended::Empty) => {}
         Err(error) => return Err(ControlError::io("the control socket failed", &error)),
     }

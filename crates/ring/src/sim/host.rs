@@ -28,10 +28,14 @@ pub struct Faults {
     pub no_space: u64,
     /// An operation takes seconds.
     pub slow: u64,
+    /// An operation is stuck: it ends after an hour.
+    pub stuck: u64,
 }
 
 /// Of this many operations.
 const PARTS: u64 = 10_000;
+/// How long an operation is stuck: much longer than anything waits for it.
+const STUCK_NS: u64 = 3_600_000_000_000;
 
 #[derive(Debug)]
 enum Action {
@@ -272,6 +276,10 @@ impl Sim {
         let slow = inner.faults.slow;
         if inner.fault(slow) {
             delay += inner.random.below(5_000_000_000);
+        }
+        let stuck = inner.faults.stuck;
+        if inner.fault(stuck) {
+            delay += STUCK_NS;
         }
         let due_ns = inner.now_ns + delay;
         inner.flying.push(Flying { op, due_ns, action });
