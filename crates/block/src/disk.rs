@@ -130,7 +130,8 @@ impl Disk {
         self.geometry
     }
 
-    /// Stops taking requests, waits for those under way and closes the images. Front ends stay attached: their guests wait.
+    /// Stops taking requests, waits for those under way and closes the images. Front ends stay attached: their
+    /// guests wait.
     ///
     /// # Errors
     /// Not within the time (the disk goes on draining), or not closed cleanly.

@@ -59,7 +59,8 @@ fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
     }
 }
 
-/// The serial number of a disk: its image's file name without the ending, which for images of a storage repository is the uuid
+/// The serial number of a disk: its image's file name without the ending, which for images of a storage repository
+/// is the uuid
 /// of the VDI. It stays while the process serves the disk, whatever images come to stand on top of the first.
 fn serial(image: &ImageSource) -> String {
     let text = image.text();

@@ -193,7 +193,8 @@ where
         self.end(driver);
     }
 
-    /// Ends every service where it stands, once the kernel holds nothing of theirs. Services hold what they work on, and that
+    /// Ends every service where it stands, once the kernel holds nothing of theirs. Services hold what they work on,
+    /// and that
     /// holds the tasks: without this a thread that ends early would keep its files open.
     pub fn end(&mut self, driver: &impl Driver) {
         driver.quiesce();
@@ -212,7 +213,8 @@ where
         value.expect("nothing stops it before its end")
     }
 
-    /// [`Executor::block_on`] that gives up, in the middle of everything, when `stop` says so: the simulator's power cut.
+    /// [`Executor::block_on`] that gives up, in the middle of everything, when `stop` says so: the simulator's power
+    /// cut.
     pub fn block_on_until<T: 'static>(
         &mut self,
         driver: &impl Driver,

@@ -274,7 +274,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_bytes_behind_a_good_head_are_read_without_panic(noise in proptest::collection::vec(0u8..=255, PAGE_LEN - 16)) {
+        fn any_bytes_behind_a_good_head_are_read_without_panic(
+            noise in proptest::collection::vec(0u8..=255, PAGE_LEN - 16),
+        ) {
             let mut bytes = Vec::from(*b"TAPIOSTA\x01\0\0\0\0\0\0\0");
             bytes.extend_from_slice(&noise);
             let snapshot = parse_page(&bytes).expect("head is good");

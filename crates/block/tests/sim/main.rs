@@ -1,6 +1,7 @@
 //! The disk on the simulator, against a plain model of sectors.
 //!
-//! Every run is drawn from a seed, which a failure prints: `TAPIO_SEED=n cargo test -p tapio-block --test sim` runs that seed
+//! Every run is drawn from a seed, which a failure prints: `TAPIO_SEED=n cargo test -p tapio-block --test sim` runs
+//! that seed
 //! alone, `TAPIO_SEEDS=n` runs that many. Between two crashes random requests run side by side; then the
 //! power goes after a chosen number of changes to the files, or the process dies, or the disk is closed; then
 //!

@@ -179,8 +179,10 @@ impl Rig {
         Process { core: Core::new(sim.clone(), Rc::clone(&inbox), options), sim, inbox }
     }
 
-    /// The rules of vhd.md section 10 hold for every image. Before an image that was not closed is opened again two things
-    /// may be unfinished, which every reader copes with: the footer at its end, and a batmap whose checksum does not fit.
+    /// The rules of vhd.md section 10 hold for every image. Before an image that was not closed is opened again two
+    /// things
+    /// may be unfinished, which every reader copes with: the footer at its end, and a batmap whose checksum does not
+    /// fit.
     pub fn check(&self, before_recovery: bool) -> Result<(), String> {
         let options = CheckOptions {
             ignore_footer: before_recovery,

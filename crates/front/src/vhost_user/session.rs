@@ -38,7 +38,8 @@ pub struct SessionConfig {
     pub serial: [u8; SERIAL_LEN],
 }
 
-/// Why a message was not obeyed. Where the front end wanted an acknowledgement it is told; otherwise the connection ends.
+/// Why a message was not obeyed. Where the front end wanted an acknowledgement it is told; otherwise the connection
+/// ends.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub enum Refusal {
@@ -449,7 +450,8 @@ impl<D: DataSide> Session<D> {
         self.apply_writeback()
     }
 
-    /// virtio 1.2, 5.2.6.2: the byte counts where it was negotiated; otherwise a driver that can flush gets a cache, and
+    /// virtio 1.2, 5.2.6.2: the byte counts where it was negotiated; otherwise a driver that can flush gets a cache,
+    /// and
     /// one that cannot gets every write made durable.
     fn apply_writeback(&mut self) -> Result<(), Refusal> {
         let effective = if self.features & feature::CONFIG_WCE != 0 {

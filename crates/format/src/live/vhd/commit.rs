@@ -92,7 +92,8 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    /// Waits while the intent log has no room: the answer to a write that has no record must wait for its batch. Starts a batch
+    /// Waits while the intent log has no room: the answer to a write that has no record must wait for its batch.
+    /// Starts a batch
     /// early when the log fills up.
     ///
     /// # Errors
@@ -153,7 +154,8 @@ impl<S: Storage> VhdLayer<S> {
         result
     }
 
-    /// Takes what is dirty now. Bitmaps are copied: bits that are set later belong to data this batch does not wait for.
+    /// Takes what is dirty now. Bitmaps are copied: bits that are set later belong to data this batch does not wait
+    /// for.
     fn take_batch(&self, writer: &Writer) -> Batch {
         let mut dirty = writer.dirty.borrow_mut();
         let mut cache = self.bitmaps.borrow_mut();
@@ -184,7 +186,8 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    /// A batch failed: all of it is dirty again. Its records stay in force in their half of the log, and new ones go behind
+    /// A batch failed: all of it is dirty again. Its records stay in force in their half of the log, and new ones go
+    /// behind
     /// them there once that half is active again: applying a record twice does no harm.
     fn give_back(&self, writer: &Writer, batch: Batch) {
         let mut dirty = writer.dirty.borrow_mut();
@@ -286,7 +289,8 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    /// Ends the services, makes everything durable and leaves the image as other tools expect it: batmap true, footer right behind
+    /// Ends the services, makes everything durable and leaves the image as other tools expect it: batmap true,
+    /// footer right behind
     /// the data, nothing after it.
     ///
     /// # Errors
@@ -376,7 +380,8 @@ fn dirty_ranges(marks: &mut [u64]) -> Vec<(u32, u32)> {
     ranges
 }
 
-/// Runs all futures at once and gives the first error, when all have ended: none is dropped with an operation under way.
+/// Runs all futures at once and gives the first error, when all have ended: none is dropped with an operation under
+/// way.
 async fn join_all<F: Future<Output = Result<()>>>(mut futures: Vec<Pin<Box<F>>>) -> Result<()> {
     let mut result = Ok(());
     poll_fn(|context| {

@@ -1,9 +1,11 @@
 //! The intent log: what the metadata on disk still lacks, in memory that outlives the process.
 //!
 //! A write to a new block or a new sector is answered when its data has reached the kernel; bitmap and table follow
-//! in a batch, at the guest's next flush or a second later. If the *host* dies in between, the write is lost, as any write that
+//! in a batch, at the guest's next flush or a second later. If the *host* dies in between, the write is lost, as any
+//! write that
 //! was not flushed may be. If only the *process* dies, the guest goes on and must not lose anything that it was told is
-//! written: so every such write first leaves a record here, in shared memory. Who opens the image next applies the records.
+//! written: so every such write first leaves a record here, in shared memory. Who opens the image next applies the
+//! records.
 //!
 //! ```text
 //!   0   magic  version  capacity  uuid of the image
@@ -11,8 +13,10 @@
 //!   128 half 0: records          ... half 1: records
 //! ```
 //!
-//! A record is 16 bytes: block, sector of its bitmap, first sector, count of sectors, tag. It is valid while its tag equals the
-//! generation of its half, so that clearing a half is one store. A batch takes one half while new records go to the other.
+//! A record is 16 bytes: block, sector of its bitmap, first sector, count of sectors, tag. It is valid while its tag
+//! equals the
+//! generation of its half, so that clearing a half is one store. A batch takes one half while new records go to the
+//! other.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};

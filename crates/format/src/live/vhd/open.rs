@@ -407,7 +407,8 @@ async fn make_writable<S: Storage>(
         vhd.write_batmap().await?;
         vhd.sync().await?;
     }
-    // A reserve that was not used up, or a footer that did not make it: the end of the file is made as it should be, so that
+    // A reserve that was not used up, or a footer that did not make it: the end of the file is made as it should be,
+    // so that
     // space set aside from now on is fresh and zero.
     let end = vhd.data_end();
     let neat = vhd.store.len() == end + FOOTER_LEN as u64 && !from_backup;
