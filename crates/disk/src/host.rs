@@ -1,13 +1,12 @@
 //! The one place that knows the data plane: chains are opened, paused and closed here.
 
-use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
 use tapio_control::{ControlError, DiskInfo, Errno, FrontRequest, ImageSource, Polling, Result};
 use tapio_format::FormatError;
-use tapio_format::live::vhd::IntentPlace;
+use tapio_format::live::vhd::{IntentPlace, intent};
 use tapio_format::vhd::offline::resolve_chain;
 use tapio_ring::PollingConfig;
 use tapio_stat::{DiskStats, VbdPages};
@@ -27,8 +26,6 @@ const FORCED: Duration = Duration::from_secs(5);
 
 /// The data plane of this process.
 pub struct Host {
-    /// Where the intent logs of images that are open for writing are: they outlive the process, not the host.
-    pub intents: PathBuf,
     /// What a guest sees when the storage is full.
     pub no_space: NoSpace,
 }
@@ -104,7 +101,7 @@ impl Plane for Host {
             core: CoreOptions {
                 report: log::line,
                 no_space: self.no_space,
-                intent: IntentPlace::Directory(self.intents.clone()),
+                intent: IntentPlace::Directory(intent::directory()),
                 ..CoreOptions::default()
             },
             ..DiskOptions::default()

@@ -75,7 +75,7 @@ impl UringFile {
         }
         let is_device = kind.is_block_device();
         if access == Access::ReadWrite {
-            lock(&plain)?;
+            lock_for_writing(&plain)?;
         }
         // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
         let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
@@ -370,8 +370,11 @@ impl Storage for UringFile {
     }
 }
 
-/// Two writers of one image would destroy it: the second is refused.
-fn lock(file: &File) -> io::Result<()> {
+/// Takes the lock of a writer on `file`, for as long as that is open: two writers of one image would destroy it.
+///
+/// # Errors
+/// EBUSY when another has it.
+pub fn lock_for_writing(file: &File) -> io::Result<()> {
     // SAFETY: `flock` takes no pointers.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
         return Ok(());

@@ -10,7 +10,7 @@ use tapio_types::{Access, SECTOR_LEN};
 
 use super::bitmaps::Bitmaps;
 use super::commit::Dirty;
-use super::intent::{HeapMemory, Intent, IntentLog, IntentMemory};
+use super::intent::{self, HeapMemory, Intent, IntentLog, IntentMemory};
 use super::reserve::Reserve;
 use super::table::BlockTable;
 use super::{VhdLayer, Writer};
@@ -373,7 +373,7 @@ async fn make_writable<S: Storage>(
         IntentPlace::Private => IntentMemory::heap(&HeapMemory::new()),
         IntentPlace::Memory(memory) => IntentMemory::heap(memory),
         IntentPlace::Directory(directory) => {
-            let path = directory.join(format!("intent-{}", vhd.footer.uuid));
+            let path = directory.join(intent::file_name(vhd.footer.uuid));
             let made = std::fs::create_dir_all(directory).and_then(|()| IntentMemory::file(&path));
             made.map_err(|error| FormatError::io("cannot make the intent log", error).with_path(&path))?
         }
