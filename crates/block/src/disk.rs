@@ -276,3 +276,19 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     started(Ok((remote, geometry)));
     executor.run(&uring, &mut hooks);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The length of the future that `make` makes, which is never made.
+    fn len_of<R, F>(_make: impl Fn(R) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn a_request_task_is_small() {
+        let len = len_of(|(core, request): (Rc<Core<Uring>>, Request)| core.serve(request));
+        assert!(len <= 4096, "a request task takes {len} bytes; a disk has hundreds of them");
+    }
+}

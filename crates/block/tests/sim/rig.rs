@@ -144,7 +144,9 @@ impl Rig {
     }
 
     fn put_raw(&mut self, name: &str) {
-        self.host.put(Path::new(name), &vec![0; DISK_LEN as usize]);
+        let mut empty = Durable::default();
+        empty.set_len(DISK_LEN);
+        self.host.put_content(Path::new(name), empty, false);
         self.images.insert(0, (ImageKind::Raw, name.into(), false));
     }
 
@@ -155,11 +157,7 @@ impl Rig {
             medium.0 = Durable::new(&vec![0xee; DEVICE_LEN as usize]);
         }
         create_on(&mut medium, shape, DISK_LEN, 0).expect("an image can be made");
-        if device {
-            self.host.put_device(Path::new(name), &medium.0.bytes());
-        } else {
-            self.host.put(Path::new(name), &medium.0.bytes());
-        }
+        self.host.put_content(Path::new(name), medium.0, device);
         self.images.insert(0, (ImageKind::Vhd, name.into(), device));
     }
 

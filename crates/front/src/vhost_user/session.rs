@@ -223,7 +223,10 @@ impl<D: DataSide> Session<D> {
             Message::SetVringCall { index, .. } => self.set_call(index.into(), fds.pop())?,
             Message::SetVringErr { index, .. } => self.set_err(index.into(), fds.pop())?,
             Message::SetVringEnable { index, enable } => self.set_enable(index, enable)?,
-            Message::SetBackendReqFd => self.backend = fds.pop(),
+            Message::SetBackendReqFd => {
+                self.needs(protocol::BACKEND_REQ, "a socket for our requests")?;
+                self.backend = fds.pop();
+            }
             Message::GetConfig { offset, len, flags } => {
                 return self.get_config(offset, len, flags).map(Some);
             }

@@ -108,22 +108,19 @@ impl SimHost {
         Self { inner: Rc::new(RefCell::new(inner)) }
     }
 
-    /// Puts a file on the host's disk, durable.
+    /// Puts a file with these bytes on the host's disk, durable.
     pub fn put(&self, path: &Path, bytes: &[u8]) {
-        self.put_as(path, bytes, false);
+        self.put_content(path, Durable::new(bytes), false);
     }
 
-    /// Puts a block device there: its length is for good, and what nobody has written yet is whatever `bytes` has.
-    pub fn put_device(&self, path: &Path, bytes: &[u8]) {
-        self.put_as(path, bytes, true);
-    }
-
-    fn put_as(&self, path: &Path, bytes: &[u8], device: bool) {
+    /// Puts a file there, or a block device: that has its length for good, and what nobody has written yet is whatever
+    /// `content` has.
+    pub fn put_content(&self, path: &Path, content: Durable, is_device: bool) {
         let mut inner = self.inner.borrow_mut();
         let index = inner.files.len();
-        inner.files.push(SimFile::new(bytes));
+        inner.files.push(SimFile { seen: content.clone(), safe: content, pending: Vec::new() });
         inner.changes.push(0);
-        inner.devices.push(device);
+        inner.devices.push(is_device);
         inner.names.insert(path.to_path_buf(), index);
     }
 

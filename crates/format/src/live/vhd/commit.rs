@@ -88,7 +88,7 @@ impl<S: Storage> VhdLayer<S> {
     pub async fn sync(&self) -> Result<()> {
         match &self.writer {
             None => Ok(()),
-            Some(writer) => writer.syncs.join(&self.tasks, || self.commit(writer)).await,
+            Some(writer) => writer.syncs.join(&self.tasks, || self.flush_or_commit(writer)).await,
         }
     }
 
@@ -101,7 +101,7 @@ impl<S: Storage> VhdLayer<S> {
     pub async fn settle(&self) -> Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
         if writer.dirty.borrow().overflow {
-            return self.sync().await;
+            return Box::pin(self.sync()).await;
         }
         self.note_dirty(writer);
         Ok(())
@@ -120,24 +120,30 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    async fn commit(&self, writer: &Writer) -> Result<()> {
-        let flush = async || {
-            self.store
-                .flush()
-                .await
-                .map_err(|error| FormatError::io("cannot make the image's data durable", error))
-        };
+    async fn flush(&self) -> Result<()> {
+        self.store
+            .flush()
+            .await
+            .map_err(|error| FormatError::io("cannot make the image's data durable", error))
+    }
+
+    async fn flush_or_commit(&self, writer: &Writer) -> Result<()> {
         if writer.dirty.borrow().is_clean() {
-            return flush().await;
+            return self.flush().await;
         }
+        // Boxed: every request task has room for a flush, and only one at a time commits.
+        Box::pin(self.commit(writer)).await
+    }
+
+    async fn commit(&self, writer: &Writer) -> Result<()> {
         let batch = self.take_batch(writer);
         let result = async {
             // Data first: a bitmap must never show a sector whose data could still be lost.
             if !batch.bitmaps.is_empty() {
-                flush().await?;
+                self.flush().await?;
             }
             self.write_batch(&batch).await?;
-            flush().await
+            self.flush().await
         }
         .await;
         self.unpin(&batch);
