@@ -85,7 +85,8 @@ impl<R> Inbox<R> {
     }
 }
 
-/// A place for a request's future: memory that is not touched before it is used, so that a deep queue that is never filled costs
+/// A place for a request's future: memory that is not touched before it is used, so that a deep queue that is never
+/// filled costs
 /// nothing.
 type Slot<F> = UnsafeCell<MaybeUninit<F>>;
 
@@ -297,7 +298,8 @@ where
         if !self.alive.get(index as usize).is_some_and(|alive| *alive) {
             return;
         }
-        // SAFETY: the slot holds a future, written in `start_requests`. The slab is boxed and never moves one; it is borrowed
+        // SAFETY: the slot holds a future, written in `start_requests`. The slab is boxed and never moves one; it is
+        // borrowed
         // here alone, because a running request can reach the inbox but not the slab.
         let future = unsafe { (*self.place(index)).assume_init_mut() };
         self.tasks.inner.current.set(TaskId::request(index));
