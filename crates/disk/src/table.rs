@@ -6,7 +6,6 @@
 //! held while the data plane works, so questions are answered during a pause.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -577,12 +576,6 @@ impl<P: Plane> DiskHost for Table<P> {
                     .next("'tapio disk list' shows which it has")
             })?;
         plane.front_remove(id)?;
-        if let Front::NbdUnix { path, listener: None, .. }
-        | Front::VhostUser { socket: path, listener: None, connection: None, .. } = &front.front
-        {
-            // The data plane may have removed it itself.
-            let _ = fs::remove_file(path);
-        }
         let unused = {
             let mut now = lock(&disk.now);
             let Some(open) = &mut now.open else { return Ok(()) };

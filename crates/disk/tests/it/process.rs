@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tapio_control::{Client, Errno, OpenArguments, OwnClient, ProcessState, RunDir, list, processes};
+use tapio_control::{
+    Client, Command as Ask, Errno, Front, FrontEntry, OpenArguments, OwnClient, ProcessState, RunDir, list,
+    processes,
+};
 use tapio_stat::{ShmRoot, disks, vbds};
 
 /// A directory of sockets and counters of its own, and the processes started in it.
@@ -144,6 +147,66 @@ fn it_lives_from_the_handshake_to_the_last_detach() {
     assert!(!site.run.socket(pid).exists());
     assert_eq!(disks(&site.shm()).expect("listed").len(), 0);
     site.run.minors().free(minor).expect("free");
+}
+
+/// Asks for the handshake's beginning of the export `name` and gives its length in bytes, if the server has it.
+fn export_len(socket: &Path, name: &str) -> Option<u64> {
+    use std::io::{Read, Write};
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).expect("the server listens");
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).expect("a greeting");
+    // C_FIXED_NEWSTYLE | C_NO_ZEROES, then NBD_OPT_EXPORT_NAME: answered by the length, or by the end of the connection.
+    stream.write_all(&3u32.to_be_bytes()).expect("sent");
+    stream.write_all(b"IHAVEOPT").expect("sent");
+    stream.write_all(&1u32.to_be_bytes()).expect("sent");
+    stream.write_all(&(name.len() as u32).to_be_bytes()).expect("sent");
+    stream.write_all(name.as_bytes()).expect("sent");
+    let mut answer = [0; 10];
+    stream.read_exact(&mut answer).ok()?;
+    answer[..8].try_into().ok().map(u64::from_be_bytes)
+}
+
+#[test]
+fn disks_share_a_socket_under_names_of_their_own() {
+    let mut site = Site::new();
+    let pid = site.spawn();
+    let client = Client::new(&site.run, pid);
+    let socket = site.path("shared.sock");
+    let disks: Vec<u16> = [("a", 1u64 << 20), ("b", 2 << 20)]
+        .into_iter()
+        .map(|(name, len)| {
+            let image = site.path(name);
+            fs::File::create(&image).and_then(|file| file.set_len(len)).expect("made");
+            let (minor, _) = site.run.minors().allocate().expect("free");
+            client.attach(minor).expect("attached");
+            let image = format!("aio:{}", image.display());
+            client.open(minor, &OpenArguments { image, ..Default::default() }).expect("open");
+            minor
+        })
+        .collect();
+    let add = |minor: u16, export: &str| {
+        let front =
+            Front::NbdUnix { path: socket.clone(), listener: None, export: export.into(), read_only: false };
+        let mut own = OwnClient::connect(&site.run, pid).expect("the process answers");
+        own.call::<FrontEntry>(&Ask::FrontAdd { minor, front, vbd: None }, &[], Some(LIMIT))
+    };
+    let first = add(disks[0], "a").expect("added");
+    add(disks[1], "b").expect("added to the same socket");
+    let again = add(disks[1], "a").expect_err("the name is taken, on this socket");
+    assert!(!again.message.is_empty());
+    assert_eq!((export_len(&socket, "a"), export_len(&socket, "b")), (Some(1 << 20), Some(2 << 20)));
+    assert_eq!(export_len(&socket, "c"), None);
+    let mut own = OwnClient::connect(&site.run, pid).expect("the process answers");
+    own.call::<serde_json::Value>(&Ask::FrontRemove { minor: disks[0], front: first.id }, &[], Some(LIMIT))
+        .expect("removed");
+    assert_eq!((export_len(&socket, "a"), export_len(&socket, "b")), (None, Some(2 << 20)));
+    for minor in disks {
+        client.close(minor, false, Some(LIMIT)).expect("closed");
+        client.detach(minor).expect("detached");
+        site.run.minors().free(minor).expect("free");
+    }
+    gone(pid);
+    assert!(!socket.exists());
 }
 
 #[test]

@@ -158,6 +158,11 @@ async fn read_metadata<S: Storage>(
     let table = BlockTable::new(entries);
     read_table(&store, &header, &table).await?;
     let (batmap, batmap_is_wrong) = read_batmap(&store, &footer, &header, &table, remarks).await?;
+    if batmap.as_ref().is_some_and(|batmap| batmap.key_hash.is_set()) {
+        let detail =
+            "the image is encrypted, which is not served yet: 'vhd-util copy -k KEYFILE' makes a plain one";
+        return Err(FormatError::new(FormatErrorKind::Unsupported, detail));
+    }
     let vhd = VhdLayer {
         tasks: tasks.clone(),
         block_shift: header.block_len.trailing_zeros(),
