@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use tapio_e2e::client::nbdsh;
-use tapio_e2e::disk::{DiskOptions, assert_vhd_valid, create_vhd, snapshot_vhd, text};
+use tapio_e2e::disk::{DiskOptions, assert_vhd_valid, create_vhd, snapshot_vhd, text, vhd_util};
 use tapio_e2e::needs;
 use tapio_e2e::process::{Running, poll_until};
 use tapio_e2e::scratch::Scratch;
@@ -94,4 +94,37 @@ fn kill_under_load_in_a_chain_loses_nothing_that_was_flushed() {
     disk.stop();
     let leaf = snapshot_vhd(scratch.join("leaf.vhd"), &base);
     crash_in_rounds(&leaf, &scratch, 4);
+}
+
+/// A guest that was told that a write is done will not write it again, flushed or not: the death of the process alone must
+/// not lose it. Until the image was opened again, the tools say what it is owed and leave it alone.
+#[test]
+fn kill_loses_nothing_that_was_answered() {
+    needs!("nbdsh");
+    let scratch = Scratch::on_disk();
+    let base = create_vhd(scratch.join("base.vhd"), 32);
+    let disk = DiskOptions::vhd(&base).nbd().start(scratch.path());
+    nbdsh(&disk.uri(), "h.pwrite(b'b' * (31 << 20), 0)\nh.flush()");
+    disk.stop();
+    let leaf = snapshot_vhd(scratch.join("leaf.vhd"), &base);
+    let disk = DiskOptions::vhd(&leaf).nbd().start(scratch.path());
+    // No flush: the answers are all that there is.
+    let write = "for n in range(200):\n    h.pwrite(b'%08d' % n * 64, n * 151552)";
+    nbdsh(&disk.uri(), write);
+    disk.crash();
+    let refused = vhd_util(&["coalesce", "-n", text(&leaf)]).fails();
+    assert!(refused.contains("leaf.vhd") && refused.contains("open it once"), "{refused}");
+    let disk = DiskOptions::vhd(&leaf).nbd().start(scratch.path());
+    let check = "
+for n in range(200):
+    assert h.pread(512, n * 151552) == b'%08d' % n * 64, n
+    assert h.pread(512, n * 151552 + 512) == b'b' * 512, n
+";
+    nbdsh(&disk.uri(), check);
+    disk.stop();
+    assert_vhd_valid(&leaf);
+    vhd_util(&["coalesce", "-n", text(&leaf)]).ok();
+    let disk = DiskOptions::vhd(&base).nbd().start(scratch.path());
+    nbdsh(&disk.uri(), check);
+    disk.stop();
 }
