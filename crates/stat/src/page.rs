@@ -138,7 +138,10 @@ impl std::fmt::Display for ParsePageError {
 impl std::error::Error for ParsePageError {}
 
 /// Reads a page from a copy of its bytes.
-pub(crate) fn parse_page(bytes: &[u8]) -> Result<Snapshot, ParsePageError> {
+///
+/// # Errors
+/// It is not one of ours, or not of this layout.
+pub fn parse_page(bytes: &[u8]) -> Result<Snapshot, ParsePageError> {
     if bytes.len() < size_of::<Page>() {
         return Err(ParsePageError::Short { len: bytes.len() });
     }

@@ -103,6 +103,12 @@ pub async fn open<S: Storage>(store: S, tasks: &Tasks, options: &OpenOptions) ->
 }
 
 async fn read_exact<S: Storage, const N: usize>(store: &S, at: u64, what: &str) -> Result<[u8; N]> {
+    // Offsets come out of the image itself.
+    let fits = at.checked_add(N as u64).is_some_and(|end| end <= store.len());
+    if !fits || !at.is_multiple_of(SECTOR_LEN) {
+        let len = store.len();
+        return Err(corrupt(format!("the {what} cannot be at byte {at} of {len}; see 'vhd-util check'")));
+    }
     let page = PageBuf::zeroed(N);
     let read = store.read(at, page.segments(N)).await;
     read.map_err(|error| FormatError::io(format!("cannot read the {what}"), error).with_offset(at))?;

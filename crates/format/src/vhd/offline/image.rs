@@ -272,7 +272,8 @@ impl<M: Medium> Image<M> {
         let end = if self.footer.disk_type.is_dynamic() {
             self.end
         } else {
-            self.medium.len().unwrap_or(self.end + FOOTER_LEN as u64) - FOOTER_LEN as u64
+            // A short footer alone has 511 bytes.
+            self.medium.len().unwrap_or(self.end + FOOTER_LEN as u64).saturating_sub(FOOTER_LEN as u64)
         };
         end + FOOTER_LEN as u64
     }
