@@ -30,8 +30,10 @@ fn files(target: &str) -> Vec<(String, Vec<u8>)> {
     let entries =
         fs::read_dir(&dir).unwrap_or_else(|error| panic!("no corpus in {}: {error}", dir.display()));
     let mut files: Vec<_> = entries
-        .map(|entry| entry.unwrap())
-        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .map(|entry| entry.expect("a directory entry"))
+        .map(|entry| {
+            (entry.file_name().into_string().expect("a plain name"), fs::read(entry.path()).expect("a file"))
+        })
         .collect();
     files.sort();
     files
@@ -43,7 +45,7 @@ fn feed(target: &str, what: &str, bytes: &[u8]) {
     let result = panic::catch_unwind(AssertUnwindSafe(|| run(target, bytes)));
     if result.is_err() || started.elapsed() > INPUT_TIME_MAX {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{target}-failed"));
-        fs::write(&path, bytes).unwrap();
+        fs::write(&path, bytes).expect("room for the input");
         let took = started.elapsed();
         panic!("{target} fails on {what} ({took:?}); the input is in {}", path.display());
     }
@@ -88,12 +90,13 @@ fn every_target_has_a_test_a_corpus_and_a_program() {
     assert_eq!(names, TESTED.iter().copied().collect());
     let dirs: Vec<String> = fs::read_dir(corpus())
         .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .map(|entry| entry.expect("a directory entry").file_name().into_string().expect("a plain name"))
         .collect();
     assert_eq!(names, dirs.iter().map(String::as_str).collect(), "directories of fuzz/corpus");
-    let manifest = fs::read_to_string(corpus().join("../Cargo.toml")).unwrap();
+    let manifest = fs::read_to_string(corpus().join("../Cargo.toml")).expect("the manifest");
     for name in names {
-        let program = fs::read_to_string(corpus().join(format!("../fuzz_targets/{name}.rs"))).unwrap();
+        let program =
+            fs::read_to_string(corpus().join(format!("../fuzz_targets/{name}.rs"))).expect("the target");
         assert!(program.contains(&format!("run(\"{name}\"")), "{name}.rs runs another target");
         assert!(manifest.contains(&format!("name = \"{name}\"")), "fuzz/Cargo.toml does not name {name}");
         for (file, bytes) in files(name) {

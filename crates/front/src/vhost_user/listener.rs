@@ -301,7 +301,7 @@ impl Server {
         match session.data().detach() {
             Ok(true) => {}
             Ok(false) => {
-                (options.log)("requests of a front end that is gone do not end; their storage is stuck")
+                (options.log)("requests of a front end that is gone do not end; their storage is stuck");
             }
             Err(error) => return Some(error.to_string()),
         }

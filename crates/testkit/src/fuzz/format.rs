@@ -14,7 +14,7 @@ use tapio_format::vhd::{
     batmap as map, layout,
 };
 use tapio_format::{FormatError, Medium};
-use tapio_types::{Access, Span};
+use tapio_types::Span;
 
 use super::take;
 
@@ -360,6 +360,3 @@ fn healed_journal(bytes: &[u8]) -> Vec<u8> {
     }
     bytes
 }
-
-/// For the live opener, which takes the same bytes.
-pub const ACCESSES: [Access; 2] = [Access::ReadOnly, Access::ReadWrite];

@@ -12,7 +12,7 @@ use tapio_ring::sim::SimHost;
 use tapio_ring::{Executor, Inbox, Io, PageBuf, Polling, PollingConfig, Storage, Tasks};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
-use super::format::{ACCESSES, healed};
+use super::format::healed;
 
 const PATH: &str = "/image.vhd";
 
@@ -20,7 +20,7 @@ const PATH: &str = "/image.vhd";
 pub fn vhd_live(bytes: &[u8]) {
     let healed = healed(bytes);
     for bytes in [bytes, &healed] {
-        for access in ACCESSES {
+        for access in [Access::ReadOnly, Access::ReadWrite] {
             visit(bytes, access, false);
         }
         // A device ends on a sector.
