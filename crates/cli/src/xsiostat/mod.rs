@@ -200,7 +200,8 @@ pub fn replay_text(bytes: &[u8]) -> std::result::Result<String, String> {
     Ok(out)
 }
 
-/// What is printed of a disk with these two readings, `seconds` apart, in every format; and the sample as a file has it.
+/// What is printed of a disk with these two readings, `seconds` apart, in every format; and the sample as a file
+/// has it.
 pub fn rates_text(then: &PublishedStats, now: &PublishedStats, seconds: f64) -> String {
     let row = sample::row(VbdId { domid: 1, devid: 51712 }, 1, then, now, seconds);
     let sample = Sample { time_ms: 0, vbds: vec![row] };

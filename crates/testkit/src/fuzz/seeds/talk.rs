@@ -425,9 +425,15 @@ fn lines(shelf: &mut Shelf) {
     commands.extend(fronts.map(|front| Command::FrontAdd { minor, front, vbd: None }));
     let all: String = commands.iter().zip(1..).map(|(command, id)| line(id, command)).collect();
     shelf.put("own_protocol", "fronts", all);
-    let chain = r#"{"id":2,"command":"open","minor":0,"image":{"chain":[{"kind":"vhd","path":"/a"},{"kind":"raw","path":"/b"}]}}"#;
+    let chain = concat!(
+        r#"{"id":2,"command":"open","minor":0,"image":{"chain":[{"kind":"vhd","#,
+        r#""path":"/a"},{"kind":"raw","path":"/b"}]}}"#
+    );
     shelf.put("own_protocol", "chain", format!("{}{chain}\n", line(1, &Command::Hello { version: 1 })));
-    let hello = r#"{"id":1,"ok":{"version":1,"features":["fronts"],"program":"tapio-disk","program_version":"0.1.0","pid":1}}"#;
+    let hello = concat!(
+        r#"{"id":1,"ok":{"version":1,"features":["fronts"],"program":"tapio-disk","#,
+        r#""program_version":"0.1.0","pid":1}}"#
+    );
     let list = r#"{"id":2,"ok":[{"minor":0,"state":"running","image":null,"read_only":false,"fronts":[]}]}"#;
     let error =
         r#"{"id":3,"error":{"code":"ENODEV","errno":19,"message":"there is no disk 9","next":"attach"}}"#;
