@@ -55,6 +55,8 @@ pub use own::{
 };
 pub use own_client::OwnClient;
 pub use paths::RunDir;
+#[doc(hidden)]
+pub use server::converse_once;
 pub use server::{Ended, Limits, serve};
 pub use spawn::{SpawnOptions, disk_program, spawn};
 pub use stats_text::{DriverType, ImageStats, VbdStats, XenbusStats, stats_array_text, stats_text};

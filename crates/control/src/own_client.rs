@@ -38,6 +38,12 @@ impl OwnClient {
             ControlError::io(format_args!("connecting to {}", socket.display()), &error)
                 .next("'tapio disk list' shows the processes there are")
         })?;
+        Self::over(stream, socket)
+    }
+
+    /// Greets on a stream that is connected already; `socket` is for messages.
+    #[doc(hidden)]
+    pub fn over(stream: UnixStream, socket: PathBuf) -> Result<Self> {
         let mut client = Self {
             stream,
             socket,

@@ -72,17 +72,7 @@ pub fn serve(
     stop: Option<BorrowedFd<'_>>,
 ) -> io::Result<Ended> {
     listener.set_nonblocking(true)?;
-    let shared = Shared {
-        host,
-        limits,
-        turn: Mutex::new(()),
-        waiting: AtomicUsize::new(0),
-        connections: AtomicUsize::new(0),
-        freed: event()?,
-        ended: Mutex::new(None),
-        over: event()?,
-        is_over: AtomicBool::new(false),
-    };
+    let shared = Shared::new(host, limits)?;
     thread::scope(|scope| {
         let result = shared.accept(scope, listener, stop);
         // Conversations that wait for a request or for a drain look here.
@@ -91,6 +81,13 @@ pub fn serve(
     })?;
     let ended = *lock(&shared.ended);
     Ok(ended.unwrap_or(Ended::Stopped))
+}
+
+/// One conversation on a stream that is connected already, without a listener and without threads: for fuzzers.
+#[doc(hidden)]
+pub fn converse_once(stream: UnixStream, host: &dyn DiskHost, limits: Limits) -> io::Result<()> {
+    Shared::new(host, limits)?.converse(stream);
+    Ok(())
 }
 
 /// What the threads share.
@@ -147,6 +144,20 @@ impl Drop for Slot<'_> {
 }
 
 impl<'a> Shared<'a> {
+    fn new(host: &'a dyn DiskHost, limits: Limits) -> io::Result<Self> {
+        Ok(Self {
+            host,
+            limits,
+            turn: Mutex::new(()),
+            waiting: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+            freed: event()?,
+            ended: Mutex::new(None),
+            over: event()?,
+            is_over: AtomicBool::new(false),
+        })
+    }
+
     fn accept<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,

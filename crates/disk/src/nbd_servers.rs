@@ -25,7 +25,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Offers the disk behind `remote` as `front` says, on a server of its own or on the one that has the address already.
+    /// Offers the disk behind `remote` as `front` says, on a server of its own or on the one that has the address.
     ///
     /// # Errors
     /// The address cannot be listened on, or offers this name already.

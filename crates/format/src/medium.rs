@@ -198,8 +198,8 @@ impl FileMedium {
     /// Opens what is there.
     ///
     /// # Errors
-    /// Those of the system, and `InvalidArgument` for what is neither a file nor a block device. With EBUSY when another
-    /// process has it open for writing and this one wants to write too.
+    /// Those of the system, and `InvalidArgument` for what is neither a file nor a block device. With EBUSY when
+    /// another process has it open for writing and this one wants to write too.
     pub fn open(path: &Path, access: Access) -> Result<Self> {
         let file = OpenOptions::new()
             .read(true)

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgAction, CommandFactory, Parser};
 use tapio_control::{ControlError, Errno};
-use tapio_stat::ShmRoot;
+use tapio_stat::{PublishedStats, ShmRoot, VbdId};
 
 use crate::failure::{self, Result};
 use format::Format;
@@ -181,6 +181,34 @@ fn watch(arguments: &Arguments, filter: Filter) -> Result<()> {
         shown += 1;
     }
     Ok(())
+}
+
+/// What `--replay` prints of a file with these bytes, in every format.
+///
+/// # Errors
+/// A sentence about the first line that is not understood.
+pub fn replay_text(bytes: &[u8]) -> std::result::Result<String, String> {
+    let path = std::path::Path::new("replay");
+    let samples = record::Reader::over(bytes, path).map_err(|error| error.to_string())?;
+    let mut out = String::new();
+    for sample in samples {
+        let sample = sample.map_err(|error| error.to_string())?;
+        for format in [Format::V61, Format::V65, Format::V2016] {
+            out.push_str(&format::text(format, &sample));
+        }
+    }
+    Ok(out)
+}
+
+/// What is printed of a disk with these two readings, `seconds` apart, in every format; and the sample as a file
+/// has it.
+pub fn rates_text(then: &PublishedStats, now: &PublishedStats, seconds: f64) -> String {
+    let row = sample::row(VbdId { domid: 1, devid: 51712 }, 1, then, now, seconds);
+    let sample = Sample { time_ms: 0, vbds: vec![row] };
+    let formats = [Format::V61, Format::V65, Format::V2016];
+    let mut out: String = formats.map(|format| format::text(format, &sample)).concat();
+    out.push_str(&record::line(&sample).unwrap_or_default());
+    out
 }
 
 /// An error that names a file.

@@ -54,16 +54,23 @@ impl Writer {
 }
 
 /// Reads samples from a file.
-pub struct Reader {
+pub struct Reader<R> {
     path: PathBuf,
-    file: BufReader<File>,
+    file: R,
     line: usize,
 }
 
-impl Reader {
+impl Reader<BufReader<File>> {
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|error| about_file("cannot read", path, &error))?;
-        let mut reader = Self { path: path.to_path_buf(), file: BufReader::new(file), line: 0 };
+        Self::over(BufReader::new(file), path)
+    }
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Reads from anything; `path` is for messages.
+    pub fn over(file: R, path: &Path) -> Result<Self> {
+        let mut reader = Self { path: path.to_path_buf(), file, line: 0 };
         let head = reader.next_line()?.ok_or_else(|| bad_file(path, 1, "the file is empty"))?;
         let head: Head =
             serde_json::from_str(&head).map_err(|_| bad_file(path, 1, "it does not say what it is"))?;
@@ -87,7 +94,7 @@ impl Reader {
     }
 }
 
-impl Iterator for Reader {
+impl<R: BufRead> Iterator for Reader<R> {
     type Item = Result<Sample>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -155,7 +155,7 @@ fn export_len(socket: &Path, name: &str) -> Option<u64> {
     let mut stream = std::os::unix::net::UnixStream::connect(socket).expect("the server listens");
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).expect("a greeting");
-    // C_FIXED_NEWSTYLE | C_NO_ZEROES, then NBD_OPT_EXPORT_NAME: answered by the length, or by the end of the connection.
+    // C_FIXED_NEWSTYLE | C_NO_ZEROES, then NBD_OPT_EXPORT_NAME: answered by the length, or by the end.
     stream.write_all(&3u32.to_be_bytes()).expect("sent");
     stream.write_all(b"IHAVEOPT").expect("sent");
     stream.write_all(&1u32.to_be_bytes()).expect("sent");

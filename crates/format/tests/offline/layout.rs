@@ -235,6 +235,7 @@ fn a_parent_with_a_longer_path_finds_room() {
     let mut image = Image::open(&b, OpenOptions::WRITE).unwrap();
     image.write_at(512, &[3; 512]).unwrap();
     image.commit().unwrap();
+    drop(image);
     snapshot(&c, &a, &SnapshotOptions::default()).unwrap();
     // Too long for the old places, for some of the gap before the first block, and for anything with blocks.
     for (depth, locators, fits) in [(1, 3, true), (4, 1, true), (15, 0, false)] {
@@ -287,6 +288,7 @@ fn the_footer_moves_with_the_physical_size_and_data_can_be_forgotten() {
     set_physical_len(&mut image, physical + 4096).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), physical + 4096);
     check_clean(&path);
+    drop(image);
     let mut image = Image::open(&path, OpenOptions::WRITE).unwrap();
     assert_eq!(image.physical_len(), physical);
     kill_data(&mut image).unwrap();

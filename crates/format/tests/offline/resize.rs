@@ -153,6 +153,7 @@ fn a_chain_grows_with_its_locators() {
     let mut model = Model::new(4 * MIB);
     let mut image = Image::open(&b, OpenOptions::WRITE).unwrap();
     scribble(&mut image, &mut model, &mut Random(2), 4);
+    drop(image);
     resize_journalled(&b, 300 * 1024 * MIB, &journal, |_| ()).unwrap();
     assert!(!journal.exists());
     for report in

@@ -19,6 +19,11 @@ use super::wire::{
 /// The longest reply to an option that is read.
 const OPTION_REPLY_MAX: u32 = 64 << 10;
 
+/// Chunks of one reply: one for each sector of the longest read.
+const CHUNKS_MAX: usize = PAYLOAD_LEN_MAX as usize / 512;
+/// Extents in one reply: what fits the longest payload of one chunk that is read, in the smaller kind.
+const EXTENTS_MAX: usize = 2 * PAYLOAD_LEN_MAX as usize / 8;
+
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -173,7 +178,17 @@ impl Haggle {
             Address::Tcp(address) => TcpStream::connect_timeout(address, within)?.into(),
         };
         prepare(fd.as_fd(), matches!(address, Address::Unix(_)));
-        let haggle = Self { fd, deadline };
+        Self { fd, deadline }.greet()
+    }
+
+    /// The same on a socket that is connected already.
+    #[doc(hidden)]
+    pub fn over(fd: OwnedFd, within: Duration) -> Result<Self> {
+        Self { fd, deadline: Instant::now() + within }.greet()
+    }
+
+    fn greet(self) -> Result<Self> {
+        let haggle = self;
         let mut greeting = [0; 18];
         haggle.read(&mut greeting)?;
         let mut reader = Reader(&greeting);
@@ -422,10 +437,20 @@ impl Client {
         let cookie = self.send(command, flags, offset, len, payload)?;
         let mut reply = Reply::default();
         let read_len = if command == command::READ { len } else { 0 };
+        let mut chunks = 0;
         loop {
             let (of, done) = self.receive(read_len, &mut reply)?;
             if of != cookie {
                 return Err(ClientError::Protocol("a reply to a request that was not made"));
+            }
+            chunks += 1;
+            // A few bytes announce a hole of megabytes: what a reply may hold follows from the request, not from it.
+            let held: u64 = reply.data.iter().map(|(_, data)| data.len() as u64).sum();
+            if held > read_len {
+                return Err(ClientError::Protocol("more data than anyone asked for"));
+            }
+            if chunks > CHUNKS_MAX || reply.extents.len() > EXTENTS_MAX {
+                return Err(ClientError::Protocol("a reply without end"));
             }
             if done {
                 return Ok(reply);

@@ -37,6 +37,13 @@ mod session;
 mod slots;
 mod socket;
 
+/// The checks of a client's requests, for fuzzers and no one else.
+#[doc(hidden)]
+pub mod foreign {
+    pub use super::plan::{Action, Session, check, payload_len};
+    pub use super::reply::Failure;
+}
+
 pub use exports::{Export, ExportError};
 pub use handshake::{Agreed, Catalog, Described, Handshake, HandshakeError, Listed, Refusal, Step};
 pub use listener::ListenerId;

@@ -25,6 +25,20 @@ mod queue;
 mod session;
 mod vring;
 
+/// What takes apart the bytes of a front end and its guest, for fuzzers and no one else.
+#[doc(hidden)]
+pub mod foreign {
+    pub use super::blk::{Plan, Range, SERIAL_LEN, Status, plan};
+    pub use super::device::DataSide;
+    pub use super::event::{Kick, Notifier};
+    pub use super::inflight::Recovered;
+    pub use super::memory::{GuestMemory, Region};
+    pub use super::message::{HEADER_LEN, PAYLOAD_MAX, RingAddresses, config_payload, id};
+    pub use super::queue::QueueSetup;
+    pub use super::session::{Session, SessionConfig};
+    pub use super::vring::{CHAIN_MAX, Chain, RingError, SplitRing};
+}
+
 pub use blk::{RANGE_SECTORS_MAX, RANGES_MAX, SEG_MAX, feature};
 pub use listener::{Listen, QUEUES_MAX, VhostUserOptions, VhostUserServer, VhostUserState};
 pub use message::{Header, Message, MessageError, RegionSpec, protocol};

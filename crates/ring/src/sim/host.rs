@@ -88,6 +88,8 @@ pub struct SimStore {
     file: usize,
     writable: bool,
     is_device: bool,
+    /// As on a kernel: a file that does not end on a sector is used through the page cache.
+    align: u64,
 }
 
 impl SimHost {
@@ -302,6 +304,7 @@ impl Io for Sim {
             file: *file,
             writable: access == Access::ReadWrite,
             is_device: inner.devices[*file],
+            align: if inner.files[*file].seen.len().is_multiple_of(SECTOR_LEN) { SECTOR_LEN } else { 1 },
         })
     }
 
@@ -375,7 +378,7 @@ impl SimStore {
 impl Storage for SimStore {
     fn info(&self) -> StorageInfo {
         StorageInfo {
-            align: SECTOR_LEN as u32,
+            align: self.align as u32,
             resizable: !self.is_device,
             fresh_reads_zero: !self.is_device,
             promises_space: !self.is_device,
@@ -387,12 +390,12 @@ impl Storage for SimStore {
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
-        assert!((at | into.len()).is_multiple_of(SECTOR_LEN), "unaligned read at {at}");
+        assert!((at | into.len()).is_multiple_of(self.align), "unaligned read at {at}");
         self.done(self.sim.start(|_| Action::Read { file: self.file, at, into })).await
     }
 
     async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
-        assert!((at | from.len()).is_multiple_of(SECTOR_LEN), "unaligned write at {at}");
+        assert!((at | from.len()).is_multiple_of(self.align), "unaligned write at {at}");
         self.check_writable()?;
         let mut data = vec![0; from.len() as usize];
         from.copy_to(&mut data);

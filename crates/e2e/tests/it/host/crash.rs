@@ -96,8 +96,8 @@ fn kill_under_load_in_a_chain_loses_nothing_that_was_flushed() {
     crash_in_rounds(&leaf, &scratch, 4);
 }
 
-/// A guest that was told that a write is done will not write it again, flushed or not: the death of the process alone must
-/// not lose it. Until the image was opened again, the tools say what it is owed and leave it alone.
+/// A guest that was told that a write is done will not write it again, flushed or not: the death of the process alone
+/// must not lose it. Until the image was opened again, the tools say what it is owed and leave it alone.
 #[test]
 fn kill_loses_nothing_that_was_answered() {
     needs!("nbdsh");

@@ -39,8 +39,8 @@ pub(super) const CAPACITY: u32 = 4096;
 /// Bytes of a log.
 pub const INTENT_LEN: usize = HEADER_LEN + 2 * CAPACITY as usize * RECORD_LEN;
 
-/// Where disk processes keep their intent logs: on a memory file system, but not among the counters, which the next process
-/// clears away when their owner is dead. These are worth something only then.
+/// Where disk processes keep their intent logs: on a memory file system, but not among the counters, which the next
+/// process clears away when their owner is dead. These are worth something only then.
 pub fn directory() -> PathBuf {
     let root = std::env::var_os("TAPIO_SHM_DIR").map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from);
     root.join("tapio-intent")

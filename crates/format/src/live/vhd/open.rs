@@ -103,6 +103,12 @@ pub async fn open<S: Storage>(store: S, tasks: &Tasks, options: &OpenOptions) ->
 }
 
 async fn read_exact<S: Storage, const N: usize>(store: &S, at: u64, what: &str) -> Result<[u8; N]> {
+    // Offsets come out of the image itself.
+    let fits = at.checked_add(N as u64).is_some_and(|end| end <= store.len());
+    if !fits || !at.is_multiple_of(SECTOR_LEN) {
+        let len = store.len();
+        return Err(corrupt(format!("the {what} cannot be at byte {at} of {len}; see 'vhd-util check'")));
+    }
     let page = PageBuf::zeroed(N);
     let read = store.read(at, page.segments(N)).await;
     read.map_err(|error| FormatError::io(format!("cannot read the {what}"), error).with_offset(at))?;
@@ -266,13 +272,15 @@ impl<S: Storage> VhdLayer<S> {
     /// Every block lies behind the metadata and inside the file; for a writer, no two share a byte.
     fn check_table(&self, access: Access) -> Result<()> {
         let span_sectors = layout::block_span_len(self.header.block_len) / SECTOR_LEN;
-        let begin = layout::metadata_end(&self.header, None) / SECTOR_LEN;
+        // Where parent locators are is no concern of a reader of data; some tools put them behind it.
+        let batmap_end = self.batmap.as_ref().map_or(0, |batmap| batmap.offset + batmap.len());
+        let begin = batmap::header_offset(&self.header).max(batmap_end) / SECTOR_LEN;
         let end = self.store.len() / SECTOR_LEN;
         let mut wrong = None;
         let mut places = Vec::new();
         self.table.for_each_allocated(|block, sector| {
             let sector = u64::from(sector);
-            if wrong.is_none() && (sector < begin.min(4) || sector + span_sectors > end) {
+            if wrong.is_none() && (sector < begin || sector + span_sectors > end) {
                 wrong = Some((block, sector));
             }
             if access == Access::ReadWrite {
@@ -280,8 +288,8 @@ impl<S: Storage> VhdLayer<S> {
             }
         });
         if let Some((block, sector)) = wrong {
-            let place = if sector < begin.min(4) {
-                "inside the header"
+            let place = if sector < begin {
+                "inside the metadata"
             } else {
                 "past the end of the file: it is truncated"
             };

@@ -91,8 +91,8 @@ impl Image<FileMedium> {
         Ok(image)
     }
 
-    /// Whether the image says all that was written to it. One whose disk process was killed may lack the metadata of writes that
-    /// a guest was told are done; they are in the intent log, and opening the disk once puts them in place.
+    /// Whether the image says all that was written to it. One whose disk process was killed may lack the metadata of
+    /// writes that a guest was told are done; they are in the intent log, and opening the disk once puts them in place.
     ///
     /// # Errors
     /// With EBUSY where it does not.
@@ -296,7 +296,8 @@ impl<M: Medium> Image<M> {
         let end = if self.footer.disk_type.is_dynamic() {
             self.end
         } else {
-            self.medium.len().unwrap_or(self.end + FOOTER_LEN as u64) - FOOTER_LEN as u64
+            // A short footer alone has 511 bytes.
+            self.medium.len().unwrap_or(self.end + FOOTER_LEN as u64).saturating_sub(FOOTER_LEN as u64)
         };
         end + FOOTER_LEN as u64
     }

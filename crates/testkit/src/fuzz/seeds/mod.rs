@@ -1,0 +1,35 @@
+//! The inputs that every target starts from: one for each thing that a parser knows, small, the same on every machine.
+//!
+//! `cargo run -p tapio-testkit --example seeds` writes them into `fuzz/corpus`.
+
+mod images;
+mod talk;
+
+pub use images::dynamic_image;
+
+/// An input of a target.
+#[derive(Clone, Debug)]
+pub struct Seed {
+    /// The target.
+    pub target: &'static str,
+    /// The file's name.
+    pub name: String,
+    /// Its content.
+    pub bytes: Vec<u8>,
+}
+
+/// All of them.
+pub fn all() -> Vec<Seed> {
+    let mut shelf = Shelf(Vec::new());
+    images::put_into(&mut shelf);
+    talk::put_into(&mut shelf);
+    shelf.0
+}
+
+struct Shelf(Vec<Seed>);
+
+impl Shelf {
+    fn put(&mut self, target: &'static str, name: &str, bytes: impl Into<Vec<u8>>) {
+        self.0.push(Seed { target, name: name.into(), bytes: bytes.into() });
+    }
+}
