@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use tapio_ring::uring::WriterLock;
 use tapio_types::{Access, Span};
 
 use crate::error::{FormatError, Result};
@@ -192,6 +193,7 @@ pub struct FileMedium {
     direct: Option<File>,
     /// The length of a device, which does not change while it is open; `None` for a file.
     device_len: Option<u64>,
+    _lock: Option<WriterLock>,
 }
 
 impl FileMedium {
@@ -207,13 +209,11 @@ impl FileMedium {
             .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(path)
             .map_err(|error| FormatError::io("cannot open", error).with_path(path))?;
-        if access == Access::ReadWrite {
-            let locked = tapio_ring::uring::lock_for_writing(&file);
-            locked.map_err(|error| {
-                FormatError::io("is open for writing in another process", error).with_path(path)
-            })?;
-        }
-        Self::from_file(file, path)
+        let locked = (access == Access::ReadWrite).then(|| WriterLock::take(&file)).transpose();
+        let lock = locked.map_err(|error| {
+            FormatError::io("is open for writing in another process", error).with_path(path)
+        })?;
+        Ok(Self { _lock: lock, ..Self::from_file(file, path)? })
     }
 
     /// Makes a new file for writing, which must not be there yet.
@@ -229,7 +229,7 @@ impl FileMedium {
             .mode(0o644)
             .open(path)
             .map_err(|error| FormatError::io("cannot create", error).with_path(path))?;
-        Ok(Self { direct: open_direct(&file), file, device_len: None })
+        Ok(Self { direct: open_direct(&file), file, device_len: None, _lock: None })
     }
 
     /// An open file or device; `path` is for messages.
@@ -247,7 +247,7 @@ impl FileMedium {
         } else {
             return Err(crate::error::invalid("is neither a regular file nor a block device").with_path(path));
         };
-        Ok(Self { direct: open_direct(&file), file, device_len })
+        Ok(Self { direct: open_direct(&file), file, device_len, _lock: None })
     }
 
     /// The file below.

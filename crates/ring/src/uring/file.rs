@@ -40,8 +40,7 @@ const ZERO_PIECE: usize = 256 << 10;
 pub struct UringFile {
     uring: Uring,
     file: File,
-    /// Holds the lock of a writer.
-    _lock: File,
+    _lock: Option<WriterLock>,
     info: StorageInfo,
     /// What O_DIRECT wants of memory addresses; 1 without it.
     memory_align: u32,
@@ -74,9 +73,7 @@ impl UringFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let is_device = kind.is_block_device();
-        if access == Access::ReadWrite {
-            lock_for_writing(&plain)?;
-        }
+        let lock = if access == Access::ReadWrite { Some(WriterLock::take(&plain)?) } else { None };
         // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
         let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
         let direct = match caching {
@@ -90,7 +87,7 @@ impl UringFile {
         };
         let (file, memory_align, align) = match direct {
             Some((file, memory)) => (file, memory, SECTOR_LEN as u32),
-            None => (plain.try_clone()?, 1, 1),
+            None => (plain, 1, 1),
         };
         let len = current_len(&file)?;
         let in_memory = !is_device && is_in_memory(&file);
@@ -103,7 +100,7 @@ impl UringFile {
         Ok(Self {
             uring: uring.clone(),
             file,
-            _lock: plain,
+            _lock: lock,
             info,
             memory_align,
             in_memory,
@@ -370,21 +367,37 @@ impl Storage for UringFile {
     }
 }
 
-/// Takes the lock of a writer on `file`, for as long as that is open: two writers of one image would destroy it.
-///
-/// # Errors
-/// EBUSY when another has it.
-pub fn lock_for_writing(file: &File) -> io::Result<()> {
-    // SAFETY: `flock` takes no pointers.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        return Ok(());
+/// The lock of a writer on an image: two writers would destroy it. Given up when dropped.
+#[derive(Debug)]
+pub struct WriterLock(File);
+
+impl WriterLock {
+    /// Takes the lock on `file`.
+    ///
+    /// # Errors
+    /// EBUSY when another has it.
+    pub fn take(file: &File) -> io::Result<Self> {
+        let lock = Self(file.try_clone()?);
+        // SAFETY: `flock` takes no pointers.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Ok(lock);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EWOULDBLOCK) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
+            // A file system without locks (some network ones) is no reason to refuse a disk.
+            Some(libc::EOPNOTSUPP | libc::ENOLCK | libc::ENOSYS | libc::EINVAL) => Ok(lock),
+            _ => Err(error),
+        }
     }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EWOULDBLOCK) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
-        // A file system without locks (some network ones) is no reason to refuse a disk.
-        Some(libc::EOPNOTSUPP | libc::ENOLCK | libc::ENOSYS | libc::EINVAL) => Ok(()),
-        _ => Err(error),
+}
+
+impl Drop for WriterLock {
+    /// Not left to the closing of the file: a child that was forked meanwhile, and has not got to its own program yet,
+    /// holds a copy of the descriptor and with it the lock.
+    fn drop(&mut self) {
+        // SAFETY: `flock` takes no pointers. Unlocking what was never locked does nothing.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }
 
