@@ -1,6 +1,6 @@
 //! The loop of a data thread.
 
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::hooks::Hooks;
 use crate::polling::Polling;
+use crate::slab::Slab;
 use crate::tasks::{TaskId, Tasks};
 
 /// What moves operations and time: io_uring or the simulator.
@@ -84,10 +85,6 @@ impl<R> Inbox<R> {
     }
 }
 
-struct Slot<F> {
-    future: UnsafeCell<Option<F>>,
-}
-
 /// Runs the tasks of one data thread.
 ///
 /// Requests have one concrete future type, made by `make` and stored in a slab of fixed size: starting one
@@ -95,7 +92,7 @@ struct Slot<F> {
 pub struct Executor<R, F, M> {
     tasks: Tasks,
     inbox: Rc<Inbox<R>>,
-    slots: Box<[Slot<F>]>,
+    slots: Slab<F>,
     free: Vec<u32>,
     make: M,
     polling: Rc<RefCell<Polling>>,
@@ -123,7 +120,7 @@ where
     /// An executor whose requests come from `inbox` and become tasks by `make`.
     pub fn new(tasks: Tasks, inbox: Rc<Inbox<R>>, make: M, polling: Rc<RefCell<Polling>>) -> Self {
         let count = inbox.capacity();
-        let slots = (0..count).map(|_| Slot { future: UnsafeCell::new(None) }).collect();
+        let slots = Slab::new(count);
         // The last index first out: the slots that were used last are used again, and stay in the cache.
         let free = (0..count as u32).rev().collect();
         Self { tasks, inbox, slots, free, make, polling }
@@ -183,6 +180,7 @@ where
             if !completed && rest_at.is_some_and(|at| driver.now_ns() >= at) {
                 rested = true;
                 hooks.rest();
+                self.slots.rest();
             }
             hooks.disarm();
         }
@@ -278,26 +276,24 @@ where
             self.free.pop();
             self.inbox.running.set(self.inbox.running.get() + 1);
             let future = (self.make)(request);
-            // SAFETY: the slot is free, so nothing refers into it; this thread alone touches the slab.
-            unsafe { *self.slots[index as usize].future.get() = Some(future) };
+            self.slots.put(index, future);
             self.poll_request(index);
             started = true;
         }
     }
 
     fn poll_request(&mut self, index: u32) {
-        let Some(slot) = self.slots.get(index as usize) else { return };
+        let Some(place) = self.slots.at(index) else { return };
         // SAFETY: the slab is boxed and never moves a future; it is borrowed here alone, because a running request
         // can reach the inbox but not the slab.
-        let place = unsafe { &mut *slot.future.get() };
-        let Some(future) = place.as_mut() else { return };
+        let future = unsafe { &mut *place };
         self.tasks.inner.current.set(TaskId::request(index));
         let mut context = Context::from_waker(Waker::noop());
         // SAFETY: as above, the future stays where it is until it is dropped in place.
         let poll = unsafe { Pin::new_unchecked(future) }.poll(&mut context);
         self.tasks.inner.current.set(TaskId::NONE);
         if poll == Poll::Ready(()) {
-            *place = None;
+            self.slots.remove(index);
             self.free.push(index);
             self.inbox.running.set(self.inbox.running.get() - 1);
         }

@@ -17,6 +17,7 @@ mod executor;
 mod hooks;
 mod polling;
 mod segments;
+mod slab;
 mod storage;
 mod tasks;
 

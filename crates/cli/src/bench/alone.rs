@@ -16,7 +16,7 @@ pub const STARTED: [&str; 4] = ["tapio-nbd-raw", "qemu-nbd-raw", "qsd-nbd-raw", 
 pub const WEIGHED: [&str; 6] =
     ["tapio-nbd-raw", "tapio-nbd-vhd", "qemu-nbd-raw", "qemu-nbd-vpc", "qsd-nbd-raw", "nbdkit-file"];
 /// After this long without a request a server is idle; ours gives memory back after one second.
-const IDLE_AFTER: Duration = Duration::from_millis(1500);
+pub const IDLE_AFTER: Duration = Duration::from_millis(1500);
 
 /// Medians of starting and ending.
 #[derive(Clone, Debug, Serialize)]
@@ -63,12 +63,17 @@ pub fn start(ground: &Ground, server: &Server, times: usize) -> Result<Start, St
     })
 }
 
-/// Weighs a server: after its first answer, after a second of traffic, and for a VHD with the largest table.
-pub fn memory(ground: &Ground, server: &Server, busy: Duration) -> Result<Vec<Memory>, String> {
+/// Weighs a server, `idle_after` its first answer and again after some traffic; a VHD is one with the largest table.
+pub fn memory(
+    ground: &Ground,
+    server: &Server,
+    busy: Duration,
+    idle_after: Duration,
+) -> Result<Vec<Memory>, String> {
     let program = server.program()?;
     let mut all = Vec::new();
     let mut weigh = |running: &Running, state| {
-        std::thread::sleep(IDLE_AFTER);
+        std::thread::sleep(idle_after);
         let (pss_kib, anonymous_kib) = running
             .process
             .memory_kib()

@@ -19,6 +19,8 @@ use super::workload::Workload;
 const START_MAX: Duration = Duration::from_secs(10);
 /// Between two attempts to reach a server that is starting; short, because the start itself is measured.
 const RETRY: Duration = Duration::from_micros(100);
+/// The shortest run whose system calls are worth counting.
+const COUNT_MIN: Duration = Duration::from_millis(20);
 /// Descriptors of the virtqueue.
 const QUEUE_SIZE: u16 = 128;
 
@@ -122,7 +124,8 @@ impl Running {
     ) -> Result<Sample, String> {
         let mut calls = None;
         if !job.workload.fresh {
-            let counter = self.process.count_calls();
+            // To open the trace point takes the kernel some time, which a run too short to say anything saves.
+            let counter = if warm_up >= COUNT_MIN { self.process.count_calls() } else { None };
             let (_, requests) = run(&Job { time: warm_up, seed: job.seed ^ 0x5555, ..*job })?;
             let total = counter.and_then(|counter| counter.total());
             calls = total.map(|total| total as f64 / requests.max(1) as f64);

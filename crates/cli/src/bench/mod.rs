@@ -68,7 +68,7 @@ pub struct Arguments {
     /// Write all results to a file as JSON; '-' prints them instead of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Small images and a blink for each measurement: shows that everything works, not how fast
+    /// Small images, a blink for each measurement, no polling: shows that everything works, not how fast
     #[arg(long)]
     quick: bool,
 }
@@ -125,11 +125,12 @@ impl Plan {
             starts: steps.contains(&EXTRA[0]),
             memory: steps.contains(&EXTRA[1]),
             time: Duration::from_secs_f64(seconds),
-            warm_up: Duration::from_secs_f64((seconds / 5.0).min(0.2)),
+            warm_up: Duration::from_secs_f64((seconds / 4.0).min(0.2)),
             rounds,
             skipped: Vec::new(),
         };
-        for server in SERVERS.into_iter().filter(|server| servers.contains(&server.name)) {
+        let wanted = |server: &Server| servers.contains(&server.name) && !(arguments.quick && server.polls);
+        for server in SERVERS.into_iter().filter(wanted) {
             match server.program() {
                 Ok(program) => plan.servers.push((server, program)),
                 Err(reason) => plan.skipped.push(Skipped { server: server.name, reason }),
@@ -217,7 +218,7 @@ fn execute(
 ) -> std::result::Result<Report, String> {
     let started = if plan.starts { plan.named(&alone::STARTED) } else { Vec::new() };
     let weighed = if plan.memory { plan.named(&alone::WEIGHED) } else { Vec::new() };
-    let starts_each = if quick { 2 } else { 5 * plan.rounds };
+    let starts_each = if quick { 1 } else { 5 * plan.rounds };
     let mut progress = Progress::new(plan.pairs().count() * plan.rounds + started.len() + weighed.len());
     let mut samples: BTreeMap<(&str, &str), Vec<Sample>> = BTreeMap::new();
     let mut broken: BTreeMap<&'static str, String> = BTreeMap::new();
@@ -255,7 +256,8 @@ fn execute(
     }
     for server in weighed.iter().filter(|_| !interrupted()) {
         progress.begin(&format!("memory {}", server.name));
-        match alone::memory(ground, server, plan.time.min(Duration::from_secs(1))) {
+        let idle_after = if quick { plan.time } else { alone::IDLE_AFTER };
+        match alone::memory(ground, server, plan.time.min(Duration::from_secs(1)), idle_after) {
             Ok(found) => memory.extend(found),
             Err(reason) => drop(broken.entry(server.name).or_insert(reason)),
         }

@@ -81,20 +81,15 @@ impl Process {
         begin.elapsed()
     }
 
-    /// CPU time of all its threads so far, in microseconds: the scheduler's nanoseconds, or, if threads have ended
-    /// whose time only the process still knows, its ticks.
+    /// CPU time of all its threads so far, those that have ended included, in microseconds.
     pub fn cpu_us(&self) -> Option<f64> {
-        let mut threads = 0.0;
-        for task in fs::read_dir(format!("/proc/{}/task", self.pid())).ok()? {
-            let Ok(text) = fs::read_to_string(task.ok()?.path().join("schedstat")) else { continue };
-            threads += text.split(' ').next()?.parse::<f64>().ok()? / 1e3;
-        }
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
-        let fields: Vec<&str> = stat.rsplit(") ").next()?.split(' ').collect();
-        let ticks = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
-        // SAFETY: sysconf takes no memory.
-        let tick_us = 1e6 / unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64;
-        Some(if ticks * tick_us > threads * 1.5 + 20.0 * tick_us { ticks * tick_us } else { threads })
+        let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+        // SAFETY: both results are ours to be written.
+        let failed = unsafe {
+            libc::clock_getcpuclockid(self.pid() as libc::pid_t, &raw mut clock) != 0
+                || libc::clock_gettime(clock, &raw mut time) != 0
+        };
+        (!failed).then(|| time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3)
     }
 
     /// Its memory: proportional share and the anonymous part of that, in KiB.
@@ -134,9 +129,10 @@ impl CallCounter {
         let mut counters = Vec::new();
         for task in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
             let task: libc::pid_t = task.ok()?.file_name().to_str()?.parse().ok()?;
-            counters.push(open_counter(id, task)?);
+            // A thread may end before it is counted.
+            counters.extend(open_counter(id, task));
         }
-        Some(Self { counters })
+        (!counters.is_empty()).then_some(Self { counters })
     }
 
     /// Calls so far.
