@@ -13,7 +13,7 @@ use crate::port::Extent;
 use crate::window::Window;
 
 /// Pieces of one request under way at once.
-const PIECES_MAX: usize = 8;
+const PIECES_MAX: usize = 4;
 
 /// What a layer of an open chain has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +97,8 @@ impl<S: Storage> Chain<S> {
             let extent = loop {
                 match layer.lookup(want) {
                     Lookup::Extent(extent) => break extent,
-                    Lookup::Miss { block } => layer.load(block).await?,
+                    // Boxed, like every path that is rare: a request task has room for the common ones only.
+                    Lookup::Miss { block } => Box::pin(layer.load(block)).await?,
                 }
             };
             len = extent.len;
@@ -188,7 +189,7 @@ impl<S: Storage> Chain<S> {
     async fn prepare(&self, span: Span) -> Result<Mapped> {
         match self.leaf().prepare_now(span) {
             Some(extent) => Ok(extent),
-            None => self.leaf().prepare(span).await,
+            None => Box::pin(self.leaf().prepare(span)).await,
         }
     }
 

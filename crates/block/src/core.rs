@@ -99,6 +99,8 @@ pub struct Core<I: Io> {
     observer: RefCell<Option<Rc<dyn Observer>>>,
     failures: Cell<u64>,
     reported_ns: Cell<Option<u64>>,
+    /// How the last pause ended, for those that joined it.
+    paused: RefCell<Result<()>>,
 }
 
 impl<I: Io> fmt::Debug for Core<I> {
@@ -122,6 +124,7 @@ impl<I: Io> Core<I> {
             observer: RefCell::new(None),
             failures: Cell::new(0),
             reported_ns: Cell::new(None),
+            paused: RefCell::new(Ok(())),
         })
     }
 
@@ -281,7 +284,14 @@ impl<I: Io> Core<I> {
         match self.state.get() {
             DiskState::Paused | DiskState::Closed => return Ok(()),
             DiskState::Running => self.state.set(DiskState::Draining),
-            DiskState::Draining => {}
+            DiskState::Draining => {
+                // Another pause is at work, perhaps closing already: it has ended when the state says so, and not when
+                // there is nothing left to take from the chain.
+                while self.state.get() == DiskState::Draining {
+                    self.ended.wait(self.io.tasks()).await;
+                }
+                return self.paused.borrow().clone();
+            }
         }
         self.inbox.set_open(false);
         self.ended.notify_all(self.io.tasks());
@@ -293,10 +303,12 @@ impl<I: Io> Core<I> {
             Some(chain) => chain.close().await,
             None => Ok(()),
         };
-        self.state.set(DiskState::Paused);
         if let Err(error) = &result {
             (self.options.report)(&format!("not closed cleanly: {error}"));
         }
+        *self.paused.borrow_mut() = result.clone();
+        self.state.set(DiskState::Paused);
+        self.ended.notify_all(self.io.tasks());
         result
     }
 

@@ -133,7 +133,8 @@ impl Disk {
         self.geometry
     }
 
-    /// Stops taking requests, waits for those under way and closes the images. Front ends stay attached: their guests wait.
+    /// Stops taking requests, waits for those under way and closes the images. Front ends stay attached: their
+    /// guests wait.
     ///
     /// # Errors
     /// Not within the time (the disk goes on draining), or not closed cleanly.
@@ -277,4 +278,20 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     tasks.spawn(jobs.serve(world));
     started(Ok((remote, geometry)));
     executor.run(&uring, &mut hooks);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The length of the future that `make` makes, which is never made.
+    fn len_of<R, F>(_make: impl Fn(R) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn a_request_task_is_small() {
+        let len = len_of(|(core, request): (Rc<Core<Uring>>, Request)| core.serve(request));
+        assert!(len <= 4096, "a request task takes {len} bytes; a disk has hundreds of them");
+    }
 }

@@ -9,7 +9,8 @@ use tapio_ring::{Hooks, Pool};
 ///
 /// A front end on sockets (NBD) is made of service tasks and does not need this.
 pub trait FrontEnd {
-    /// Takes new requests from the guest while [`crate::Port::room`] allows and submits them. Returns whether there were
+    /// Takes new requests from the guest while [`crate::Port::room`] allows and submits them. Returns whether there
+    /// were
     /// any. Called every turn: with nothing new it costs a load or two.
     fn pull(&mut self) -> bool;
     /// Makes the completions since the last call visible, and notifies the guest once if it asked for that.

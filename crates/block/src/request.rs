@@ -80,7 +80,8 @@ impl fmt::Display for DiskError {
 /// Who wants to hear that a request is done: a virtqueue, a connection.
 pub trait Client {
     /// The request that carried `tag` is done. Called on the data thread, once for every request; must not block
-    /// and must not run other tasks. Making the answer visible waits for [`crate::FrontEnd::publish`] or a wake-up of the
+    /// and must not run other tasks. Making the answer visible waits for [`crate::FrontEnd::publish`] or a wake-up
+    /// of the
     /// client's own task, so that a batch is answered at once.
     fn complete(&self, tag: u64, result: Result<(), DiskError>);
 }

@@ -45,7 +45,7 @@ pub fn print(text: &str) -> Result<()> {
 /// Writes a value as indented JSON.
 ///
 /// # Errors
-/// As for [`print`].
+/// As for [`print()`].
 pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|error| {
         ControlError::new(Errno::EIO, format!("the output cannot be written as JSON: {error}"))

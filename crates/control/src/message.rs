@@ -5,7 +5,8 @@
 //!   2  u16 cookie      the minor number, or what the request carried
 //!   8  union, 536 bytes, by type:
 //!      pid       i32
-//!      params    u32 flags, u32 devnum, u32 domid, char path[256], u32 prt_devnum, u16 req_timeout, char secondary[256]
+//!      params    u32 flags, u32 devnum, u32 domid, char path[256], u32 prt_devnum,
+//!                u16 req_timeout, char secondary[256]
 //!      image     u64 sectors, u32 sector_size, u32 info
 //!      response  i32 error (positive), char message[256]
 //!      list      i32 count, i32 minor, i32 state, char path[256]

@@ -85,9 +85,9 @@ const fn kind(op: Op) -> Kind {
 }
 
 impl Observer for Counter {
-    fn submitted(&self, op: Op, _bytes: u64) {
+    fn submitted(&self, op: Op, bytes: u64) {
         self.submitted.set(self.submitted.get().wrapping_add(1));
-        self.stats.borrow().submitted(kind(op));
+        self.stats.borrow().submitted(kind(op), bytes);
     }
 
     fn completed(&self, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool) {

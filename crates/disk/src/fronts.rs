@@ -4,25 +4,19 @@ use std::collections::BTreeMap;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tapio_block::Remote;
 use tapio_control::{ControlError, Errno, Front, FrontRequest, Result};
-use tapio_front::nbd::{Drained, Export, NbdServer};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
 
 use crate::log;
-
-/// How long answers under way may take when a front end is removed.
-const DRAIN_TIME: Duration = Duration::from_secs(2);
-/// Permissions of the sockets made here: their owner alone.
-const SOCKET_MODE: u32 = 0o600;
+use crate::nbd_servers::Offer;
 
 /// A front end that serves.
 #[derive(Debug)]
 enum Served {
-    /// A server of one export.
-    Nbd { server: NbdServer, export: String },
+    /// An export.
+    Nbd(Offer),
     /// A device.
     VhostUser(VhostUserServer),
 }
@@ -43,7 +37,7 @@ impl Fronts {
     pub fn add(&self, id: u32, request: FrontRequest, remote: Remote, serial: &str) -> Result<()> {
         let served = match &request.front {
             Front::VhostUser { .. } => vhost_user(request, remote, serial)?,
-            Front::NbdUnix { .. } | Front::NbdTcp { .. } => nbd(&request.front, remote)?,
+            Front::NbdUnix { .. } | Front::NbdTcp { .. } => Served::Nbd(Offer::new(&request.front, remote)?),
         };
         self.lock().insert(id, served);
         Ok(())
@@ -58,12 +52,8 @@ impl Fronts {
                 server.close();
                 Ok(())
             }
-            Some(Served::Nbd { server, export }) => {
-                // Answers that do not come in time are not sent: the client repeats its requests elsewhere.
-                if let Err(error) = server.drain(&export, Drained::Close, DRAIN_TIME) {
-                    log::line(&format!("NBD export '{export}' ends with requests under way: {error}"));
-                }
-                server.close();
+            Some(Served::Nbd(offer)) => {
+                offer.end();
                 Ok(())
             }
         }
@@ -73,40 +63,10 @@ impl Fronts {
     pub fn connections(&self, id: u32) -> u32 {
         match self.lock().get(&id) {
             None => 0,
-            Some(Served::Nbd { server, .. }) => u32::try_from(server.connections().len()).unwrap_or(u32::MAX),
+            Some(Served::Nbd(offer)) => offer.connections(),
             Some(Served::VhostUser(server)) => u32::from(server.state().connected),
         }
     }
-}
-
-fn nbd(front: &Front, remote: Remote) -> Result<Served> {
-    let failed = |error: &std::io::Error| {
-        ControlError::io(format_args!("cannot serve NBD on {}", front.address()), error)
-    };
-    let (name, read_only) = match front {
-        Front::NbdUnix { export, read_only, .. } | Front::NbdTcp { export, read_only, .. } => {
-            (export, *read_only)
-        }
-        Front::VhostUser { .. } => return Err(ControlError::new(Errno::EINVAL, "this is no NBD front end")),
-    };
-    let server = NbdServer::new().map_err(|error| failed(&error))?;
-    server
-        .add_export(Export { read_only, ..Export::new(name.as_str(), remote) })
-        .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
-    match front {
-        Front::NbdUnix { listener: Some(_), .. } => {
-            return Err(ControlError::new(Errno::EOPNOTSUPP, "an NBD front end makes its socket itself")
-                .next("give a path without a descriptor"));
-        }
-        Front::NbdUnix { path, .. } => {
-            server.listen_unix(path, SOCKET_MODE).map_err(|error| failed(&error))?;
-        }
-        Front::NbdTcp { addr, .. } => {
-            server.listen_tcp(*addr).map_err(|error| failed(&error))?;
-        }
-        Front::VhostUser { .. } => {}
-    }
-    Ok(Served::Nbd { server, export: name.clone() })
 }
 
 fn vhost_user(request: FrontRequest, remote: Remote, serial: &str) -> Result<Served> {

@@ -1,13 +1,12 @@
 //! The one place that knows the data plane: chains are opened, paused and closed here.
 
-use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
 use tapio_control::{ControlError, DiskInfo, Errno, FrontRequest, ImageSource, Polling, Result};
 use tapio_format::FormatError;
-use tapio_format::live::vhd::IntentPlace;
+use tapio_format::live::vhd::{IntentPlace, intent};
 use tapio_format::vhd::offline::resolve_chain;
 use tapio_ring::PollingConfig;
 use tapio_stat::{DiskStats, VbdPages};
@@ -28,8 +27,6 @@ const FORCED: Duration = Duration::from_secs(5);
 
 /// The data plane of this process.
 pub struct Host {
-    /// Where the intent logs of images that are open for writing are: they outlive the process, not the host.
-    pub intents: PathBuf,
     /// What a guest sees when the storage is full.
     pub no_space: NoSpace,
 }
@@ -60,7 +57,8 @@ fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
     }
 }
 
-/// The serial number of a disk: its image's file name without the ending, which for images of a storage repository is the uuid
+/// The serial number of a disk: its image's file name without the ending, which for images of a storage repository
+/// is the uuid
 /// of the VDI. It stays while the process serves the disk, whatever images come to stand on top of the first.
 fn serial(image: &ImageSource) -> String {
     let text = image.text();
@@ -104,7 +102,7 @@ impl Plane for Host {
             core: CoreOptions {
                 report: log::line,
                 no_space: self.no_space,
-                intent: IntentPlace::Directory(self.intents.clone()),
+                intent: IntentPlace::Directory(intent::directory()),
                 ..CoreOptions::default()
             },
             at_rest: Some(process::forget_the_program),
@@ -206,14 +204,7 @@ impl PlaneDisk for HostDisk {
         Ok(())
     }
 
-    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        if !force {
-            match self.drain(in_vain) {
-                Err(error) if error.errno == Errno::ECANCELED => return Err(error),
-                // Closing it shall be tried all the same, and says what went wrong.
-                _ => {}
-            }
-        }
+    fn close(&self, force: bool) -> Result<()> {
         // The counters' files go before the thread: who reads them shall see the disk end, not stand still.
         let taken = self.with(|disk| disk.observe(|_| Counter::remove(), SOON));
         let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();

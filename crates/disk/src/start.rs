@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     let _ = fs::remove_file(run.socket(std::process::id() as i32));
     let closed = table.quit(false);
     match ended {
-        Ok(Ended::Stopped) => log::line("asked to end, closed"),
+        Ok(Ended::Stopped) => log::line("ended by a signal"),
         Ok(Ended::Quit | Ended::Empty) => {}
         Err(error) => return Err(ControlError::io("the control socket failed", &error)),
     }
@@ -74,7 +74,7 @@ fn begin(options: &Options) -> Result<Begun> {
     let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket)
         .map_err(|error| ControlError::io(format_args!("cannot listen on {}", socket.display()), &error))?;
-    let host = Host { intents: shm.pages(), no_space: options.no_space };
+    let host = Host { no_space: options.no_space };
     let table = Table::new(host, run.clone(), shm);
     if let Err(error) = serve_image(&table, &run, options) {
         let _ = fs::remove_file(&socket);

@@ -6,9 +6,8 @@
 //! held while the data plane works, so questions are answered during a pause.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tapio_control::{
     Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
@@ -20,6 +19,9 @@ use tapio_types::ImageKind;
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;
+
+/// See `Table::patience`. A service manager kills after a minute and a half at the latest.
+const QUIT_TIME: Duration = Duration::from_secs(30);
 
 /// What the data plane is told when a disk is opened.
 #[derive(Debug)]
@@ -78,8 +80,8 @@ pub trait PlaneDisk: Send + Sync {
     fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()>;
     /// Opens an image and goes on.
     fn resume(&self, image: &ImageSource) -> Result<()>;
-    /// Closes all; `force` does not wait for requests in flight.
-    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()>;
+    /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
+    fn close(&self, force: bool) -> Result<()>;
     /// Publishes the disk under these pages; answers the slot in its counters.
     fn publish(&self, pages: Box<VbdPages>) -> Result<usize>;
     /// Withdraws a slot; dropping the pages removes their files.
@@ -126,12 +128,19 @@ pub struct Table<P: Plane> {
     plane: P,
     run: RunDir,
     shm: ShmRoot,
+    /// How long the end of the process waits for requests in flight, over all disks.
+    patience: Duration,
     disks: Mutex<BTreeMap<u16, Arc<Disk<P::Disk>>>>,
 }
 
 /// A panic elsewhere leaves whole values behind these locks: each is replaced in one assignment.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The numbers of a disk that no hypervisor knows.
+fn own_numbers(minor: u16) -> VbdId {
+    VbdId { domid: 0, devid: minor.into() }
 }
 
 fn missing(minor: u16) -> ControlError {
@@ -150,7 +159,7 @@ fn unsupported(what: &str, why: &str) -> ControlError {
 impl<P: Plane> Table<P> {
     /// No disks yet.
     pub fn new(plane: P, run: RunDir, shm: ShmRoot) -> Self {
-        Self { plane, run, shm, disks: Mutex::default() }
+        Self { plane, run, shm, patience: QUIT_TIME, disks: Mutex::default() }
     }
 
     /// Attaches a number that this process has taken for itself.
@@ -190,11 +199,22 @@ impl<P: Plane> Table<P> {
         })
     }
 
-    fn pages(&self, minor: u16, id: VbdId, nbd: bool) -> Result<Box<VbdPages>> {
-        VbdPages::create(&self.shm, std::process::id(), minor.into(), id, nbd).or_else(|error| {
-            self.log(&format!("disk {minor} is not published as {id}: {error}"));
-            VbdPages::private(id).map_err(|error| ControlError::io("making counters", &error))
-        })
+    /// The files under the numbers that were asked for, or else the disk's own: a disk must not fail for want of
+    /// statistics, but numbers somebody chose must not be lost silently. `nbd` adds the file of a disk reached by NBD,
+    /// of which there is one per disk.
+    fn pages(&self, minor: u16, asked: Option<VbdId>, nbd: bool) -> Result<Box<VbdPages>> {
+        let id = asked.unwrap_or_else(|| own_numbers(minor));
+        match VbdPages::create(&self.shm, std::process::id(), minor.into(), id, nbd) {
+            Ok(pages) => Ok(pages),
+            Err(error) if asked.is_some() => {
+                Err(ControlError::io(format_args!("disk {minor} cannot be published as {id}"), &error)
+                    .next("choose other numbers"))
+            }
+            Err(error) => {
+                self.log(&format!("disk {minor} is not published as {id}: {error}"));
+                VbdPages::private(id).map_err(|error| ControlError::io("making counters", &error))
+            }
+        }
     }
 
     /// Ends all front ends of an open disk and withdraws what it published.
@@ -210,22 +230,27 @@ impl<P: Plane> Table<P> {
         result
     }
 
+    /// Drains while clients are still there to get their answers, then ends the front ends, then closes.
     fn close_disk(&self, disk: &Disk<P::Disk>, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
         let Some(plane) = disk.plane() else { return Ok(()) };
-        let before = std::mem::replace(&mut lock(&disk.now).state, VbdState::Closing);
-        let fronts = self.end_fronts(disk);
-        if let Err(error) = plane.close(force, in_vain) {
-            if error.errno == Errno::ECANCELED {
-                lock(&disk.now).state = before;
-                return Err(error);
+        lock(&disk.now).state = VbdState::Closing;
+        if !force {
+            match plane.pause(in_vain) {
+                Ok(()) => {}
+                Err(error) if error.errno == Errno::ECANCELED => {
+                    // As a pause that was left: whoever asks next may close it or let it go on.
+                    lock(&disk.now).state = VbdState::Pausing;
+                    return Err(error);
+                }
+                // Closing says again what is wrong.
+                Err(error) => self.log(&format!("disk {}: {error}", disk.minor)),
             }
-            // The images are not served any more, whatever went wrong: a disk that stays open can never be detached.
-            self.log(&format!("disk {}: {error}", disk.minor));
-            *lock(&disk.now) = Now { state: VbdState::Running, open: None };
-            return Err(error);
         }
+        let fronts = self.end_fronts(disk);
+        let closed = plane.close(force);
+        // The images are not served any more, whatever went wrong: a disk that stays open can never be detached.
         *lock(&disk.now) = Now { state: VbdState::Running, open: None };
-        fronts
+        closed.and(fronts)
     }
 }
 
@@ -490,8 +515,8 @@ impl<P: Plane> DiskHost for Table<P> {
     fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
         let disk = self.disk(minor)?;
         let plane = disk.opened()?;
-        let vbd = request.vbd.unwrap_or(VbdId { domid: 0, devid: minor.into() });
-        let (id, slot) = {
+        let vbd = request.vbd.unwrap_or_else(|| own_numbers(minor));
+        let (id, slot, first_nbd) = {
             let mut now = lock(&disk.now);
             let open = now.open.as_mut().ok_or_else(|| not_open(minor))?;
             if open.fronts.len() >= FRONTS_MAX {
@@ -515,11 +540,12 @@ impl<P: Plane> DiskHost for Table<P> {
             }
             let id = open.next_front;
             open.next_front += 1;
-            (id, open.published.iter().find(|(known, _)| *known == vbd).map(|(_, slot)| *slot))
+            let slot = open.published.iter().find(|(known, _)| *known == vbd).map(|(_, slot)| *slot);
+            (id, slot, request.front.is_nbd() && !open.fronts.iter().any(|other| other.front.is_nbd()))
         };
         let (slot, new) = match slot {
             Some(slot) => (slot, false),
-            None => (plane.publish(self.pages(minor, vbd, request.front.is_nbd())?)?, true),
+            None => (plane.publish(self.pages(minor, request.vbd, first_nbd)?)?, true),
         };
         let front = request.front.clone();
         if let Err(error) = plane.front_add(id, request, slot) {
@@ -550,12 +576,6 @@ impl<P: Plane> DiskHost for Table<P> {
                     .next("'tapio disk list' shows which it has")
             })?;
         plane.front_remove(id)?;
-        if let Front::NbdUnix { path, listener: None, .. }
-        | Front::VhostUser { socket: path, listener: None, connection: None, .. } = &front.front
-        {
-            // The data plane may have removed it itself.
-            let _ = fs::remove_file(path);
-        }
         let unused = {
             let mut now = lock(&disk.now);
             let Some(open) = &mut now.open else { return Ok(()) };
@@ -576,8 +596,16 @@ impl<P: Plane> DiskHost for Table<P> {
 
     fn quit(&self, force: bool) -> Result<()> {
         let mut result = Ok(());
+        let deadline = Instant::now() + self.patience;
         for disk in self.all() {
-            result = result.and(self.close_disk(&disk, force, &|| false));
+            let closed = match self.close_disk(&disk, force, &|| Instant::now() >= deadline) {
+                Err(error) if error.errno == Errno::ECANCELED => {
+                    self.log(&format!("disk {}: {error}; closed by force", disk.minor));
+                    self.close_disk(&disk, true, &|| true)
+                }
+                other => other,
+            };
+            result = result.and(closed);
             let minor = disk.minor;
             drop(disk);
             result = result.and(self.detach(minor));

@@ -122,7 +122,7 @@ impl Uml {
     /// Runs `case_NAME` of `tests/guest/uml-init.sh` on one vhost-user disk.
     pub fn new(case: &str, vhost_user: &Path) -> Self {
         let disks = vec![vhost_user.to_path_buf()];
-        Self { case: case.to_string(), parameters: Vec::new(), disks, limit: Duration::from_secs(120) }
+        Self { case: case.to_string(), parameters: Vec::new(), disks, limit: Duration::from_secs(60) }
     }
 
     /// Sets `tapio_NAME` for the guest.

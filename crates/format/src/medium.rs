@@ -198,7 +198,8 @@ impl FileMedium {
     /// Opens what is there.
     ///
     /// # Errors
-    /// Those of the system, and `InvalidArgument` for what is neither a file nor a block device.
+    /// Those of the system, and `InvalidArgument` for what is neither a file nor a block device. With EBUSY when another
+    /// process has it open for writing and this one wants to write too.
     pub fn open(path: &Path, access: Access) -> Result<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -206,6 +207,12 @@ impl FileMedium {
             .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(path)
             .map_err(|error| FormatError::io("cannot open", error).with_path(path))?;
+        if access == Access::ReadWrite {
+            let locked = tapio_ring::uring::lock_for_writing(&file);
+            locked.map_err(|error| {
+                FormatError::io("is open for writing in another process", error).with_path(path)
+            })?;
+        }
         Self::from_file(file, path)
     }
 

@@ -1,15 +1,15 @@
 //! The loop of a data thread.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::VecDeque;
 use std::future::Future;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use crate::hooks::Hooks;
 use crate::polling::Polling;
-use crate::slab::Slab;
 use crate::tasks::{TaskId, Tasks};
 
 /// What moves operations and time: io_uring or the simulator.
@@ -85,6 +85,11 @@ impl<R> Inbox<R> {
     }
 }
 
+/// A place for a request's future: memory that is not touched before it is used, so that a deep queue that is never
+/// filled costs
+/// nothing.
+type Slot<F> = UnsafeCell<MaybeUninit<F>>;
+
 /// Runs the tasks of one data thread.
 ///
 /// Requests have one concrete future type, made by `make` and stored in a slab of fixed size: starting one
@@ -92,7 +97,9 @@ impl<R> Inbox<R> {
 pub struct Executor<R, F, M> {
     tasks: Tasks,
     inbox: Rc<Inbox<R>>,
-    slots: Slab<F>,
+    slots: Box<[MaybeUninit<Slot<F>>]>,
+    /// Which slots hold a future.
+    alive: Box<[bool]>,
     free: Vec<u32>,
     make: M,
     polling: Rc<RefCell<Polling>>,
@@ -120,10 +127,11 @@ where
     /// An executor whose requests come from `inbox` and become tasks by `make`.
     pub fn new(tasks: Tasks, inbox: Rc<Inbox<R>>, make: M, polling: Rc<RefCell<Polling>>) -> Self {
         let count = inbox.capacity();
-        let slots = Slab::new(count);
+        let slots = Box::new_uninit_slice(count);
+        let alive = vec![false; count].into_boxed_slice();
         // The last index first out: the slots that were used last are used again, and stay in the cache.
         let free = (0..count as u32).rev().collect();
-        Self { tasks, inbox, slots, free, make, polling }
+        Self { tasks, inbox, slots, alive, free, make, polling }
     }
 
     /// Bytes of one request task; asserted in a test so that it does not grow unseen.
@@ -180,14 +188,14 @@ where
             if !completed && rest_at.is_some_and(|at| driver.now_ns() >= at) {
                 rested = true;
                 hooks.rest();
-                self.slots.rest();
             }
             hooks.disarm();
         }
         self.end(driver);
     }
 
-    /// Ends every service where it stands, once the kernel holds nothing of theirs. Services hold what they work on, and that
+    /// Ends every service where it stands, once the kernel holds nothing of theirs. Services hold what they work on,
+    /// and that
     /// holds the tasks: without this a thread that ends early would keep its files open.
     pub fn end(&mut self, driver: &impl Driver) {
         driver.quiesce();
@@ -206,7 +214,8 @@ where
         value.expect("nothing stops it before its end")
     }
 
-    /// [`Executor::block_on`] that gives up, in the middle of everything, when `stop` says so: the simulator's power cut.
+    /// [`Executor::block_on`] that gives up, in the middle of everything, when `stop` says so: the simulator's power
+    /// cut.
     pub fn block_on_until<T: 'static>(
         &mut self,
         driver: &impl Driver,
@@ -276,27 +285,45 @@ where
             self.free.pop();
             self.inbox.running.set(self.inbox.running.get() + 1);
             let future = (self.make)(request);
-            self.slots.put(index, future);
+            // SAFETY: the slot is free, so nothing refers into it; this thread alone touches the slab, and writing a
+            // future into uninitialised memory drops nothing.
+            unsafe { (*self.place(index)).write(future) };
+            self.alive[index as usize] = true;
             self.poll_request(index);
             started = true;
         }
     }
 
     fn poll_request(&mut self, index: u32) {
-        let Some(place) = self.slots.at(index) else { return };
-        // SAFETY: the slab is boxed and never moves a future; it is borrowed here alone, because a running request
-        // can reach the inbox but not the slab.
-        let future = unsafe { &mut *place };
+        if !self.alive.get(index as usize).is_some_and(|alive| *alive) {
+            return;
+        }
+        // SAFETY: the slot holds a future, written in `start_requests`. The slab is boxed and never moves one; it is
+        // borrowed
+        // here alone, because a running request can reach the inbox but not the slab.
+        let future = unsafe { (*self.place(index)).assume_init_mut() };
         self.tasks.inner.current.set(TaskId::request(index));
         let mut context = Context::from_waker(Waker::noop());
         // SAFETY: as above, the future stays where it is until it is dropped in place.
         let poll = unsafe { Pin::new_unchecked(future) }.poll(&mut context);
         self.tasks.inner.current.set(TaskId::NONE);
         if poll == Poll::Ready(()) {
-            self.slots.remove(index);
+            self.drop_request(index);
             self.free.push(index);
             self.inbox.running.set(self.inbox.running.get() - 1);
         }
+    }
+
+    /// Where the future of a slot is.
+    fn place(&self, index: u32) -> *mut MaybeUninit<F> {
+        // An `UnsafeCell` of uninitialised memory is as good as uninitialised memory.
+        UnsafeCell::raw_get(self.slots[index as usize].as_ptr())
+    }
+
+    fn drop_request(&mut self, index: u32) {
+        self.alive[index as usize] = false;
+        // SAFETY: the slot held a future and does not any more; nobody refers to it.
+        unsafe { (*self.place(index)).assume_init_drop() };
     }
 
     fn poll_service(&self, index: u32) {
@@ -317,6 +344,10 @@ where
         let mut polling = self.polling.borrow_mut();
         let begin = driver.now_ns();
         let window = polling.window_ns();
+        if window == 0 {
+            // Not worth it, or not allowed: one look, because that is cheaper than arming.
+            return driver.has_completions() || hooks.peek();
+        }
         loop {
             for _ in 0..64 {
                 if driver.has_completions() || hooks.peek() {
@@ -329,6 +360,18 @@ where
             if spent >= window {
                 polling.miss(spent);
                 return false;
+            }
+        }
+    }
+}
+
+impl<R, F, M> Drop for Executor<R, F, M> {
+    fn drop(&mut self) {
+        for index in 0..self.alive.len() {
+            if std::mem::take(&mut self.alive[index]) {
+                let place = self.slots[index].as_mut_ptr().cast::<F>();
+                // SAFETY: the slot holds a future, and the slab is going.
+                unsafe { place.drop_in_place() };
             }
         }
     }

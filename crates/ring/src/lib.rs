@@ -17,7 +17,6 @@ mod executor;
 mod hooks;
 mod polling;
 mod segments;
-mod slab;
 mod storage;
 mod tasks;
 

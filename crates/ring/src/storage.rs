@@ -48,7 +48,8 @@ pub trait Storage: 'static {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// How much from the beginning of `span` is alike, and whether it is data: false where the storage keeps nothing and it
+    /// How much from the beginning of `span` is alike, and whether it is data: false where the storage keeps nothing
+    /// and it
     /// reads as zero. At least one byte, at most the span.
     fn data_run(&self, span: Span) -> (u64, bool) {
         (span.len, true)

@@ -30,7 +30,7 @@ mod vbd;
 mod writer;
 
 pub use histogram::{BUCKETS, Histogram, bucket_floor, bucket_of};
-pub use page::{IMAGE_LEN_MAX, PAGE_LEN, PAGE_VERSION, ParsePageError, VBD_SLOTS};
+pub use page::{IMAGE_LEN_MAX, PAGE_LEN, PAGE_VERSION, ParsePageError, VBD_SLOTS, parse_page};
 pub use published::{
     FLAG_LOW_MEMORY, PUBLISHED_LEN, PublishedStats, STATISTICS_LEN, VbdStatistics, parse_published,
     parse_statistics,

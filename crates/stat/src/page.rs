@@ -138,7 +138,10 @@ impl std::fmt::Display for ParsePageError {
 impl std::error::Error for ParsePageError {}
 
 /// Reads a page from a copy of its bytes.
-pub(crate) fn parse_page(bytes: &[u8]) -> Result<Snapshot, ParsePageError> {
+///
+/// # Errors
+/// The bytes are not a page of the known layout.
+pub fn parse_page(bytes: &[u8]) -> Result<Snapshot, ParsePageError> {
     if bytes.len() < size_of::<Page>() {
         return Err(ParsePageError::Short { len: bytes.len() });
     }
@@ -271,7 +274,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_bytes_behind_a_good_head_are_read_without_panic(noise in proptest::collection::vec(0u8..=255, PAGE_LEN - 16)) {
+        fn any_bytes_behind_a_good_head_are_read_without_panic(
+            noise in proptest::collection::vec(0u8..=255, PAGE_LEN - 16),
+        ) {
             let mut bytes = Vec::from(*b"TAPIOSTA\x01\0\0\0\0\0\0\0");
             bytes.extend_from_slice(&noise);
             let snapshot = parse_page(&bytes).expect("head is good");

@@ -174,7 +174,7 @@ pub struct VbdDir {
 }
 
 /// `<prefix><a>-<b>` with two plain numbers.
-fn two_numbers(name: &str, prefix: &str) -> Option<VbdId> {
+pub(crate) fn two_numbers(name: &str, prefix: &str) -> Option<VbdId> {
     let (domid, devid) = name.strip_prefix(prefix)?.split_once('-')?;
     let plain = |text: &str| -> Option<u32> {
         text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()

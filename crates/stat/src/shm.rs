@@ -149,8 +149,18 @@ impl Words {
         Self::map(len, None)
     }
 
-    /// A file of `len` bytes of zeroes at `path`, replacing what was there, locked, and removed on drop.
+    /// A file of `len` bytes of zeroes at `path`, locked, and removed on drop. Replaces what a dead process left, and
+    /// nothing else.
     pub(crate) fn create(_turn: &Turn, path: &Path, len: usize) -> io::Result<Self> {
+        if let Ok(file) =
+            OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(path)
+            && !try_lock(&file)?
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("a living process publishes {} already", path.display()),
+            ));
+        }
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

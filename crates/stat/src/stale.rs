@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::Snapshot;
 use crate::page::{PAGE_LEN, parse_page};
-use crate::reader::{head, names, open_plain};
+use crate::reader::{head, names, open_plain, two_numbers};
 use crate::shm::{ShmRoot, Turn, try_lock};
 
 /// What was removed.
@@ -32,6 +32,10 @@ pub fn clean_stale(root: &ShmRoot) -> io::Result<Cleaned> {
         }
         let snapshot = head::<PAGE_LEN>(&file).ok().and_then(|(bytes, len)| parse_page(&bytes[..len]).ok());
         if let Some(snapshot) = snapshot {
+            if exists(snapshot.pid) {
+                // The number was given out again, perhaps to a foreign tapdisk, whose files have no locks. Later then.
+                continue;
+            }
             remove_published(root, &snapshot);
             cleaned.disks.push(format!("{}.{}", snapshot.pid, snapshot.minor));
         }
@@ -42,13 +46,26 @@ pub fn clean_stale(root: &ShmRoot) -> io::Result<Cleaned> {
     Ok(cleaned)
 }
 
+/// Whether there is a process of that number.
+fn exists(pid: u32) -> bool {
+    let Ok(pid) = i32::try_from(pid) else { return false };
+    // SAFETY: signal 0 is not sent; the call only tells whether it could be.
+    let asked = unsafe { libc::kill(pid, 0) };
+    asked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// The page names what was published, but for what was just being published at the moment of the death: so the
+/// directory of the process is looked at as well.
 fn remove_published(root: &ShmRoot, dead: &Snapshot) {
     let process = root.process(dead.pid);
-    for name in [format!("vdi-{}", dead.minor), format!("nbd-{}", dead.minor)] {
-        remove_unlocked(&process.join(name));
+    let mut ids = dead.vbds.clone();
+    for name in names(&process).unwrap_or_default() {
+        if ["vdi-", "nbd-", "vbd-"].iter().any(|prefix| name.starts_with(prefix)) {
+            remove_unlocked(&process.join(&name));
+            ids.extend(two_numbers(&name, "vbd-"));
+        }
     }
-    for id in &dead.vbds {
-        remove_unlocked(&process.join(format!("vbd-{}-{}", id.domid, id.devid)));
+    for id in &ids {
         let vbd = root.vbd(id.domid, id.devid);
         remove_unlocked(&vbd.join("statistics"));
         remove_unlocked(&vbd.join("io_ring"));

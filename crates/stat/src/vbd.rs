@@ -33,6 +33,9 @@ impl std::fmt::Display for VbdId {
 }
 
 /// The counters of one `vdi-*`, `vbd-*` or `nbd-*` file.
+///
+/// Sectors are counted with the request, when it is taken, so that a rate of requests and a rate of bytes over the same
+/// interval belong together. (Our own page counts bytes that were answered.)
 #[derive(Debug)]
 pub(crate) struct Published {
     words: Words,
@@ -48,20 +51,20 @@ impl Published {
     }
 
     #[inline]
-    pub(crate) fn submitted(&self, kind: Kind) {
+    pub(crate) fn submitted(&self, kind: Kind, bytes: u64) {
         if let Some(first) = first_of(kind) {
             self.words.add(first + slot::SUBMITTED, 1);
+            self.words.add(first + slot::SECTORS, bytes / 512);
         }
     }
 
     #[inline]
-    pub(crate) fn completed(&self, kind: Kind, bytes: u64, total_ns: u64, ok: bool) {
+    pub(crate) fn completed(&self, kind: Kind, total_ns: u64, ok: bool) {
         if !ok {
             self.words.add(slot::IO_ERRORS, 1);
         }
         let Some(first) = first_of(kind) else { return };
         self.words.add(first + slot::COMPLETED, 1);
-        self.words.add(first + slot::SECTORS, bytes / 512);
         let time = &self.time_ns[usize::from(kind == Kind::Write)];
         time.set(time.get().wrapping_add(total_ns));
         self.words.set(first + slot::TICKS, time.get() / 1000);
@@ -109,24 +112,39 @@ impl VbdPages {
     /// Makes the files. `nbd` adds the `nbd-<minor>` file that a disk reached over NBD has.
     ///
     /// # Errors
-    /// The directory cannot be made or belongs to somebody else, or there is no room.
+    /// A living process publishes these numbers already (`AlreadyExists`), a directory cannot be made or belongs to
+    /// somebody else, or there is no room.
     pub fn create(root: &ShmRoot, pid: u32, minor: u32, id: VbdId, nbd: bool) -> io::Result<Box<Self>> {
         let dirs = [root.process(pid), root.vbd(id.domid, id.devid)];
         let turn = Turn::take(root)?;
+        let made = Self::in_dirs(&turn, dirs.clone(), minor, id, nbd);
+        if made.is_err() {
+            for dir in &dirs {
+                // Not empty: others publish there.
+                let _ = fs::remove_dir(dir);
+            }
+        }
+        made
+    }
+
+    fn in_dirs(turn: &Turn, dirs: [PathBuf; 2], minor: u32, id: VbdId, nbd: bool) -> io::Result<Box<Self>> {
         for dir in &dirs {
             private_dir(dir)?;
         }
+        // First what two processes could both want.
+        let statistics = Words::create(turn, &dirs[1].join("statistics"), PAGE)?;
+        let ring = Words::create(turn, &dirs[1].join("io_ring"), PAGE)?;
         let published = dirs[0].join(format!("vbd-{}-{}", id.domid, id.devid));
         let nbd = match nbd {
-            true => Some(Words::create(&turn, &dirs[0].join(format!("nbd-{minor}")), PAGE)?),
+            true => Some(Words::create(turn, &dirs[0].join(format!("nbd-{minor}")), PAGE)?),
             false => None,
         };
         let mut pages = Box::new(Self {
             id,
-            published: Published::new(Words::create(&turn, &published, PAGE)?, VERSION),
+            published: Published::new(Words::create(turn, &published, PAGE)?, VERSION),
             nbd: nbd.map(|words| Published::new(words, VERSION)),
-            statistics: Words::create(&turn, &dirs[1].join("statistics"), PAGE)?,
-            ring: Words::create(&turn, &dirs[1].join("io_ring"), PAGE)?,
+            statistics,
+            ring,
             ring_len: PAGE,
             ring_written_ns: None,
             ring_busy: false,
@@ -160,10 +178,10 @@ impl VbdPages {
     }
 
     #[inline]
-    pub(crate) fn submitted(&self, kind: Kind) {
-        self.published.submitted(kind);
+    pub(crate) fn submitted(&self, kind: Kind, bytes: u64) {
+        self.published.submitted(kind, bytes);
         if let Some(nbd) = &self.nbd {
-            nbd.submitted(kind);
+            nbd.submitted(kind, bytes);
         }
         let word = match kind {
             Kind::Discard | Kind::WriteZeroes => 0,
@@ -172,18 +190,16 @@ impl VbdPages {
             Kind::Write => 5,
         };
         self.statistics.add(word, 1);
+        if matches!(kind, Kind::Read | Kind::Write) {
+            self.statistics.add(word + 1, bytes / 512);
+        }
     }
 
     #[inline]
-    pub(crate) fn completed(&self, kind: Kind, bytes: u64, total_ns: u64, ok: bool) {
-        self.published.completed(kind, bytes, total_ns, ok);
+    pub(crate) fn completed(&self, kind: Kind, total_ns: u64, ok: bool) {
+        self.published.completed(kind, total_ns, ok);
         if let Some(nbd) = &self.nbd {
-            nbd.completed(kind, bytes, total_ns, ok);
-        }
-        match kind {
-            Kind::Read => self.statistics.add(4, bytes / 512),
-            Kind::Write => self.statistics.add(6, bytes / 512),
-            Kind::Flush | Kind::Discard | Kind::WriteZeroes => {}
+            nbd.completed(kind, total_ns, ok);
         }
     }
 

@@ -146,35 +146,34 @@ impl DiskStats {
 
     /// A request was taken, by whichever front end: every number under which the disk is published counts it.
     #[inline]
-    pub fn submitted(&self, kind: Kind) {
-        self.taken(kind);
+    pub fn submitted(&self, kind: Kind, bytes: u64) {
+        self.taken(kind, bytes);
         for vbd in self.vbds.iter().flatten() {
-            vbd.submitted(kind);
+            vbd.submitted(kind, bytes);
         }
     }
 
     /// A request was taken from the virtual disk in `slot`.
     #[inline]
-    pub fn submitted_by(&self, slot: usize, kind: Kind) {
-        self.taken(kind);
+    pub fn submitted_by(&self, slot: usize, kind: Kind, bytes: u64) {
+        self.taken(kind, bytes);
         if let Some(Some(vbd)) = self.vbds.get(slot) {
-            vbd.submitted(kind);
+            vbd.submitted(kind, bytes);
         }
     }
 
     #[inline]
-    fn taken(&self, kind: Kind) {
+    fn taken(&self, kind: Kind, bytes: u64) {
         self.page.add(at::KINDS + kind as usize * at::KIND_WORDS + at::SUBMITTED, 1);
-        self.vdi.submitted(kind);
+        self.vdi.submitted(kind, bytes);
     }
 
-    /// A request was answered, see [`DiskStats::submitted`]. Bytes are counted here, so that no rate shows what may
-    /// still fail.
+    /// A request was answered, see [`DiskStats::submitted`].
     #[inline]
     pub fn completed(&self, kind: Kind, bytes: u64, stages: &Stages, ok: bool) {
         let total_ns = self.answered(kind, bytes, stages, ok);
         for vbd in self.vbds.iter().flatten() {
-            vbd.completed(kind, bytes, total_ns, ok);
+            vbd.completed(kind, total_ns, ok);
         }
     }
 
@@ -183,7 +182,7 @@ impl DiskStats {
     pub fn completed_by(&self, slot: usize, kind: Kind, bytes: u64, stages: &Stages, ok: bool) {
         let total_ns = self.answered(kind, bytes, stages, ok);
         if let Some(Some(vbd)) = self.vbds.get(slot) {
-            vbd.completed(kind, bytes, total_ns, ok);
+            vbd.completed(kind, total_ns, ok);
         }
     }
 
@@ -205,7 +204,7 @@ impl DiskStats {
             }
         }
         let total_ns = times[STAGES - 1];
-        self.vdi.completed(kind, bytes, total_ns, ok);
+        self.vdi.completed(kind, total_ns, ok);
         total_ns
     }
 

@@ -71,6 +71,23 @@ fn a_paused_disk_keeps_its_guests_waiting_and_loses_nothing() {
     disk.close(SOON).unwrap();
 }
 
+#[test]
+fn a_pause_that_is_joined_ends_when_the_files_are_closed() {
+    let directory = directory();
+    let path = directory.path().join("disk.raw");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let spec = chain(&[(ImageKind::Raw, &path)], Access::ReadWrite);
+    let disk = start(spec.clone());
+    for _ in 0..50 {
+        write(&disk, 0, vec![9; 1 << 19], false).unwrap();
+        // Given up at once or not, the pause goes on, and the second must not end before it.
+        let _ = disk.pause(std::time::Duration::ZERO);
+        disk.pause(SOON).unwrap();
+        disk.resume(spec.clone(), SOON).unwrap();
+    }
+    disk.close(SOON).unwrap();
+}
+
 /// The leaf and its parents as `tap-ctl -a vhd:LEAF` would find them.
 fn resolved(leaf: &std::path::Path) -> tapio_types::ChainSpec {
     tapio_format::vhd::offline::resolve_chain(leaf, Access::ReadWrite).unwrap()

@@ -1,6 +1,7 @@
 //! The disk on the simulator, against a plain model of sectors.
 //!
-//! Every run is drawn from a seed, which a failure prints: `TAPIO_SEED=n cargo test -p tapio-block --test sim` runs that seed
+//! Every run is drawn from a seed, which a failure prints: `TAPIO_SEED=n cargo test -p tapio-block --test sim` runs
+//! that seed
 //! alone, `TAPIO_SEEDS=n` runs that many. Between two crashes random requests run side by side; then the
 //! power goes after a chosen number of changes to the files, or the process dies, or the disk is closed; then
 //!
@@ -8,6 +9,7 @@
 //! - after a power cut every sector holds its last flushed content or something written later;
 //! - after the death of the process alone every sector holds its last answered content or something under way.
 
+mod exhaustive;
 mod model;
 mod rig;
 mod story;
@@ -15,7 +17,7 @@ mod story;
 use rig::Kind;
 
 /// Seeds for each kind of chain in an ordinary test run.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 250;
 
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
@@ -72,6 +74,20 @@ fn child_of_a_raw_image() {
 #[test]
 fn child_on_a_device() {
     try_seeds(Kind::DeviceOnFile);
+}
+
+/// Every sequence of a few operations on a disk of a few sectors, with every end.
+#[test]
+fn all_short_histories() {
+    exhaustive::run();
+}
+
+/// A request that is stuck in the kernel holds up itself and nobody else.
+#[test]
+fn a_stuck_request_holds_up_nobody_else() {
+    for kind in Kind::ALL {
+        story::stuck(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
 }
 
 /// A short fixed story with the power cut at every single change that it makes.

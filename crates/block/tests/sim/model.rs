@@ -70,7 +70,8 @@ impl Model {
         self.flushed = self.flushed.max(began);
     }
 
-    /// Which stamps a reader may find in `sector`, when everything answered up to `horizon` must be visible, and after a power
+    /// Which stamps a reader may find in `sector`, when everything answered up to `horizon` must be visible, and
+    /// after a power
     /// cut also everything that was durable when it was answered.
     fn possible(&self, sector: u64, horizon: u64, after_cut: bool) -> Vec<Stamp> {
         let Some(seen) = self.sectors.get(&sector) else { return vec![0] };

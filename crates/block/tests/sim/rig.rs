@@ -144,7 +144,9 @@ impl Rig {
     }
 
     fn put_raw(&mut self, name: &str) {
-        self.host.put(Path::new(name), &vec![0; DISK_LEN as usize]);
+        let mut empty = Durable::default();
+        empty.set_len(DISK_LEN);
+        self.host.put_content(Path::new(name), empty, false);
         self.images.insert(0, (ImageKind::Raw, name.into(), false));
     }
 
@@ -155,11 +157,7 @@ impl Rig {
             medium.0 = Durable::new(&vec![0xee; DEVICE_LEN as usize]);
         }
         create_on(&mut medium, shape, DISK_LEN, 0).expect("an image can be made");
-        if device {
-            self.host.put_device(Path::new(name), &medium.0.bytes());
-        } else {
-            self.host.put(Path::new(name), &medium.0.bytes());
-        }
+        self.host.put_content(Path::new(name), medium.0, device);
         self.images.insert(0, (ImageKind::Vhd, name.into(), device));
     }
 
@@ -181,8 +179,10 @@ impl Rig {
         Process { core: Core::new(sim.clone(), Rc::clone(&inbox), options), sim, inbox }
     }
 
-    /// The rules of vhd.md section 10 hold for every image. Before an image that was not closed is opened again two things
-    /// may be unfinished, which every reader copes with: the footer at its end, and a batmap whose checksum does not fit.
+    /// The rules of vhd.md section 10 hold for every image. Before an image that was not closed is opened again two
+    /// things
+    /// may be unfinished, which every reader copes with: the footer at its end, and a batmap whose checksum does not
+    /// fit.
     pub fn check(&self, before_recovery: bool) -> Result<(), String> {
         let options = CheckOptions {
             ignore_footer: before_recovery,

@@ -77,6 +77,51 @@ pub fn cut_at(kind: Kind, seed: u64, cut: u64) -> Result<(), String> {
     world.phase(End::Close, false, None)
 }
 
+/// One write is stuck for an hour; others begin and end meanwhile, a pause does not end before it does.
+pub fn stuck(kind: Kind) -> Result<(), String> {
+    let world = prepared(kind, 3)?;
+    let process = world.rig.process();
+    let spec = world.rig.spec(Access::ReadWrite);
+    let (running, host) = (process.clone(), world.rig.host.clone());
+    let told = process.run(async move {
+        let text = |error: tapio_format::FormatError| error.to_string();
+        running.core.resume(&spec).await.map_err(text)?;
+        let tasks = running.sim.tasks().clone();
+        // Written once before, so that only the data of the write is under way when it is stuck.
+        let page = PageBuf::zeroed(SECTOR);
+        let first = Span::new(0, SECTOR_LEN);
+        running.ask(Op::Write { durable: true }, first, &page).await.map_err(|error| error.to_string())?;
+        let began = tasks.turn_ns();
+        host.set_faults(Faults { stuck: 10_000, ..Faults::default() });
+        let ended = Rc::new(RefCell::new(None));
+        let (waiting, end) = (running.clone(), Rc::clone(&ended));
+        tasks.spawn(async move {
+            let page = PageBuf::zeroed(SECTOR);
+            let result = waiting.ask(Op::Write { durable: false }, first, &page).await;
+            *end.borrow_mut() = Some(result);
+        });
+        tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
+        host.set_faults(Faults::default());
+        for sector in 1..64 {
+            let span = Span::new(sector * SECTOR_LEN, SECTOR_LEN);
+            let written = running.ask(Op::Write { durable: false }, span, &page).await;
+            written.and(running.ask(Op::Read, span, &page).await).map_err(|error| error.to_string())?;
+        }
+        let meanwhile = tasks.turn_ns() - began;
+        if ended.borrow().is_some() || meanwhile > 60_000_000_000 {
+            return Err(format!("others took {meanwhile} ns"));
+        }
+        running.core.pause().await.map_err(text)?;
+        let paused = tasks.turn_ns() - began;
+        let outcome = ended.borrow_mut().take();
+        match outcome {
+            Some(Ok(())) if paused > 3_600_000_000_000 => Ok(()),
+            other => Err(format!("paused after {paused} ns with the stuck write at {other:?}")),
+        }
+    });
+    told.expect("the power stays on")
+}
+
 impl World {
     fn phase(&mut self, end: End, faults: bool, cut: Option<u64>) -> Result<(), String> {
         let process = self.rig.process();
@@ -88,6 +133,7 @@ impl World {
                 flush_eio: 100,
                 no_space: 300,
                 slow: 20,
+                stuck: 2,
             });
         }
         let spec = self.rig.spec(Access::ReadWrite);

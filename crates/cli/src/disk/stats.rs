@@ -157,7 +157,7 @@ mod tests {
         stats.set_image("vhd:/a");
         let stages = Stages { queued_ns: 1_000, image_ns: 2_000, kernel_ns: 60_000, completing_ns: 500 };
         for _ in 0..10 {
-            stats.submitted(Kind::Read);
+            stats.submitted(Kind::Read, 4096);
             stats.completed(Kind::Read, 4096, &stages, true);
         }
         let text = table(&stats.view().snapshot(), true);

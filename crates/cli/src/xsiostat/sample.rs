@@ -224,7 +224,7 @@ mod tests {
 
         let mut first = disk(&root, 1, VbdId { domid: 0, devid: 1 });
         sampler.scan().expect("listed");
-        first.submitted(Kind::Write);
+        first.submitted(Kind::Write, 4096);
         first.ring(0, &RingState { nr_ents: 128, req_prod: 9, rsp_prod: 4, ..RingState::default() }, 0);
         let second = disk(&root, 2, VbdId { domid: 3, devid: 51712 });
         let sample = sampler.sample();
@@ -253,9 +253,9 @@ mod tests {
         sampler.scan().expect("listed");
         drop(old);
         let new = disk(&root, 1, id);
-        new.submitted(Kind::Read);
+        new.submitted(Kind::Read, 4096);
         sampler.scan().expect("listed");
-        new.submitted(Kind::Read);
+        new.submitted(Kind::Read, 4096);
         let sample = sampler.sample();
         assert_eq!(sample.vbds.len(), 1);
         assert_eq!(sample.vbds[0].read_in_flight, 2);

@@ -81,7 +81,10 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_message_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), MESSAGE_LEN), kind in 0u16..40) {
+    fn any_bytes_are_a_message_or_an_error(
+        mut bytes in prop::collection::vec(any::<u8>(), MESSAGE_LEN),
+        kind in 0u16..40,
+    ) {
         bytes[..2].copy_from_slice(&kind.to_ne_bytes());
         let bytes: [u8; MESSAGE_LEN] = bytes.try_into().expect("length");
         match Message::decode(&bytes) {

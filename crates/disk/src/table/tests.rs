@@ -92,10 +92,8 @@ impl PlaneDisk for DoubleDisk {
         Ok(())
     }
 
-    fn close(&self, force: bool, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        if !force {
-            self.wait(in_vain)?;
-        }
+    fn close(&self, force: bool) -> Result<()> {
+        assert!(force || lock(&self.image).is_none(), "closed without a drain");
         self.closed.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
@@ -103,7 +101,7 @@ impl PlaneDisk for DoubleDisk {
     fn publish(&self, pages: Box<VbdPages>) -> Result<usize> {
         let stats = &mut *lock(&self.stats);
         let slot = stats.add_vbd(pages).map_err(|_| ControlError::new(Errno::E2BIG, "no slot"))?;
-        stats.submitted_by(slot, Kind::Read);
+        stats.submitted_by(slot, Kind::Read, 4096);
         stats.completed_by(slot, Kind::Read, 4096, &Stages::default(), true);
         Ok(slot)
     }
@@ -285,6 +283,19 @@ fn front_ends_publish_the_disk_under_their_numbers() {
 }
 
 #[test]
+fn numbers_that_another_process_has_are_refused_or_done_without() {
+    let Setting { table, shm, minor, .. } = &setting();
+    let guest = VbdId { domid: 5, devid: 51712 };
+    let own = VbdId { domid: 0, devid: u32::from(*minor) };
+    let others = [guest, own].map(|id| VbdPages::create(shm, 99_999_999, 0, id, false).expect("pages"));
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    assert_eq!(errno(table.front_add(*minor, unix("/s", Some(guest)))), Errno::EEXIST);
+    table.front_add(*minor, unix("/s", None)).expect("serves without being seen");
+    assert!(vbds(shm).expect("listed").iter().all(|vbd| vbd.pid == 99_999_999));
+    drop(others);
+}
+
+#[test]
 fn a_disk_that_cannot_be_reached_does_not_stay_open() {
     let Setting { table, minor, .. } = &setting();
     table.plane.fail_front.store(true, Ordering::SeqCst);
@@ -306,6 +317,31 @@ fn a_read_only_disk_says_so() {
     let report = table.report(*minor).expect("report");
     assert_eq!((report.images[0].image.as_str(), report.in_flight), ("aio:/a", 2));
     assert_eq!(report.counters.expect("open").image, "aio:/a");
+}
+
+#[test]
+fn a_close_can_be_left_and_keeps_its_clients() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &OpenRequest { default_nbd: true, ..image("vhd:/a") }).expect("opens");
+    table.plane.busy.store(true, Ordering::SeqCst);
+    assert_eq!(errno(table.close(*minor, false, &Gone)), Errno::ECANCELED);
+    assert_eq!(table.list()[0].state, VbdState::Pausing);
+    assert_eq!(table.fronts(*minor).expect("still open").len(), 1);
+    table.close(*minor, true, &Gone).expect("by force");
+    assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_stuck_storage_for_ever() {
+    let mut setting = setting();
+    setting.table.patience = Duration::from_millis(50);
+    let Setting { table, minor, .. } = &setting;
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.plane.busy.store(true, Ordering::SeqCst);
+    let begun = Instant::now();
+    table.quit(false).expect("ends");
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
 }
 
 #[test]

@@ -128,7 +128,7 @@ impl Connection {
     pub(super) fn start(world: &World, start: Start) {
         let Start { fd, session, shared, permit, held } = start;
         // A server counts its own clients; the pool's promise is for all servers of the disk together.
-        if CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
+        if shared.is_cancelled() || CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
             return shared.note_closed();
         }
         let connection = Rc::new_cyclic(|me| Self {

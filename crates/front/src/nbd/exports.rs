@@ -84,6 +84,8 @@ pub(super) struct Entry {
     pub(super) connections: Arc<AtomicUsize>,
     /// Whether its clients wait; those that come later too.
     pub(super) held: Arc<AtomicBool>,
+    /// Whether it has been taken out: a client that found it before comes too late.
+    pub(super) removed: AtomicBool,
 }
 
 /// All exports of a server.
@@ -114,7 +116,13 @@ impl Exports {
             return Err(ExportError::TooMany);
         }
         let name = export.name.clone();
-        table.insert(name, Arc::new(Entry { export, connections: Arc::default(), held: Arc::default() }));
+        let entry = Entry {
+            export,
+            connections: Arc::default(),
+            held: Arc::default(),
+            removed: AtomicBool::new(false),
+        };
+        table.insert(name, Arc::new(entry));
         Ok(())
     }
 
@@ -126,6 +134,7 @@ impl Exports {
         if count > 0 && !force {
             return Err(ExportError::InUse { name: name.to_string(), count });
         }
+        entry.removed.store(true, Ordering::Release);
         table.remove(name).ok_or_else(|| ExportError::Unknown(name.to_string()))
     }
 

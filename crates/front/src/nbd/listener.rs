@@ -278,6 +278,10 @@ impl Inner {
         count(&self.state.totals.sessions);
         // In the list before it runs, so that whoever closes the server finds it.
         self.state.sessions().push(Session { shared: Arc::clone(&shared), disk: disk.clone() });
+        // And whoever closed it, or took the export away, before it was in the list is seen here.
+        if self.stop.load(Ordering::Acquire) || entered.entry.removed.load(Ordering::Acquire) {
+            return shared.note_closed();
+        }
         let kept = Arc::clone(&shared);
         let held = Arc::clone(&entered.entry.held);
         let start = Start { fd, session, shared, permit: entered.permit, held };

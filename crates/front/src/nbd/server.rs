@@ -102,6 +102,9 @@ impl NbdServer {
     pub fn remove_export(&self, name: &str, force: bool) -> Result<(), ExportError> {
         let entry = self.state.exports.remove(name, force)?;
         let name = entry.export.name.clone();
+        for session in self.state.sessions().iter().filter(|session| session.shared.export == name) {
+            session.shared.cancel();
+        }
         self.cut_off(&entry.export.disk, move |shared| shared.export == name);
         Ok(())
     }
@@ -142,7 +145,10 @@ impl NbdServer {
     pub fn close_connection(&self, id: u64) -> bool {
         let disk = {
             let sessions = self.state.sessions();
-            sessions.iter().find(|session| session.shared.id == id).map(|session| session.disk.clone())
+            sessions.iter().find(|session| session.shared.id == id).map(|session| {
+                session.shared.cancel();
+                session.disk.clone()
+            })
         };
         let Some(disk) = disk else { return false };
         self.cut_off(&disk, move |shared| shared.id == id)

@@ -92,6 +92,8 @@ pub(super) struct Shared {
     read_len: AtomicU64,
     written_len: AtomicU64,
     failures: AtomicU64,
+    /// Not to be started any more, if that has not happened yet.
+    cancelled: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -133,6 +135,7 @@ impl Shared {
             read_len: AtomicU64::new(0),
             written_len: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            cancelled: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
     }
@@ -161,6 +164,15 @@ impl Shared {
 
     pub(super) fn note_failure(&self) {
         add(&self.failures, 1);
+    }
+
+    /// Keeps it from starting; whoever calls this then ends it if it has started already.
+    pub(super) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
     }
 
     pub(super) fn note_closed(&self) {

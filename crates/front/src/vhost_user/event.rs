@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Something to write 8 bytes to: an eventfd, a pipe, or a stream socket (User-mode Linux makes a pair of those for interrupts).
+/// Something to write 8 bytes to: an eventfd, a pipe, or a stream socket (User-mode Linux makes a pair of those for
+/// interrupts).
 #[derive(Debug)]
 pub struct Notifier {
     file: File,

@@ -299,10 +299,10 @@ impl Server {
         let mut session = Session::new(data, config);
         let ended = self.talk(&channel, &mut session);
         match session.data().detach() {
-            Ok(true) => {}
-            Ok(false) => {
-                (options.log)("requests of a front end that is gone do not end; their storage is stuck")
+            Ok(drained) if !drained => {
+                (options.log)("requests of a front end that is gone do not end; their storage is stuck");
             }
+            Ok(_) => {}
             Err(error) => return Some(error.to_string()),
         }
         ended.err()

@@ -534,7 +534,8 @@ impl Core {
         if self.state == State::Dead {
             return;
         }
-        // SAFETY: the status byte was found in guest memory when the request was taken, and that memory is exchanged only
+        // SAFETY: the status byte was found in guest memory when the request was taken, and that memory is exchanged
+        // only
         // when nothing is in flight.
         unsafe { slot.status.write_volatile(status as u8) };
         self.ring.put_used(self.next_used, head, written);

@@ -38,7 +38,8 @@ pub struct SessionConfig {
     pub serial: [u8; SERIAL_LEN],
 }
 
-/// Why a message was not obeyed. Where the front end wanted an acknowledgement it is told; otherwise the connection ends.
+/// Why a message was not obeyed. Where the front end wanted an acknowledgement it is told; otherwise the connection
+/// ends.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub enum Refusal {
@@ -222,7 +223,10 @@ impl<D: DataSide> Session<D> {
             Message::SetVringCall { index, .. } => self.set_call(index.into(), fds.pop())?,
             Message::SetVringErr { index, .. } => self.set_err(index.into(), fds.pop())?,
             Message::SetVringEnable { index, enable } => self.set_enable(index, enable)?,
-            Message::SetBackendReqFd => self.backend = fds.pop(),
+            Message::SetBackendReqFd => {
+                self.needs(protocol::BACKEND_REQ, "a socket for our requests")?;
+                self.backend = fds.pop();
+            }
             Message::GetConfig { offset, len, flags } => {
                 return self.get_config(offset, len, flags).map(Some);
             }
@@ -446,7 +450,8 @@ impl<D: DataSide> Session<D> {
         self.apply_writeback()
     }
 
-    /// virtio 1.2, 5.2.6.2: the byte counts where it was negotiated; otherwise a driver that can flush gets a cache, and
+    /// virtio 1.2, 5.2.6.2: the byte counts where it was negotiated; otherwise a driver that can flush gets a cache,
+    /// and
     /// one that cannot gets every write made durable.
     fn apply_writeback(&mut self) -> Result<(), Refusal> {
         let effective = if self.features & feature::CONFIG_WCE != 0 {

@@ -600,3 +600,22 @@ fn a_socket_that_listens_already_is_taken_over() {
     server.close();
     assert!(path.exists(), "what we did not bind we do not remove");
 }
+
+#[test]
+fn the_front_end_hears_of_a_resize() {
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    let rig = Rig::small();
+    let driver = rig.driver(DriverOptions::default());
+    let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(LIMIT)).unwrap();
+    let server = rig.server.as_ref().unwrap();
+    server.config_changed();
+    driver.send_raw(21, &[], &[theirs.as_raw_fd()]).unwrap();
+    // Messages are obeyed in order: once this one is answered, the socket has been taken.
+    assert_eq!(driver.read_config().unwrap()[..8], (DISK_LEN / 512).to_le_bytes());
+    server.config_changed();
+    let mut message = [0; 12];
+    ours.read_exact(&mut message).unwrap();
+    assert_eq!(message, [[2, 0, 0, 0], [1, 0, 0, 0], [0; 4]].concat()[..]);
+}

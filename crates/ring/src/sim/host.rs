@@ -28,10 +28,14 @@ pub struct Faults {
     pub no_space: u64,
     /// An operation takes seconds.
     pub slow: u64,
+    /// An operation is stuck: it ends after an hour.
+    pub stuck: u64,
 }
 
 /// Of this many operations.
 const PARTS: u64 = 10_000;
+/// How long an operation is stuck: much longer than anything waits for it.
+const STUCK_NS: u64 = 3_600_000_000_000;
 
 #[derive(Debug)]
 enum Action {
@@ -104,22 +108,19 @@ impl SimHost {
         Self { inner: Rc::new(RefCell::new(inner)) }
     }
 
-    /// Puts a file on the host's disk, durable.
+    /// Puts a file with these bytes on the host's disk, durable.
     pub fn put(&self, path: &Path, bytes: &[u8]) {
-        self.put_as(path, bytes, false);
+        self.put_content(path, Durable::new(bytes), false);
     }
 
-    /// Puts a block device there: its length is for good, and what nobody has written yet is whatever `bytes` has.
-    pub fn put_device(&self, path: &Path, bytes: &[u8]) {
-        self.put_as(path, bytes, true);
-    }
-
-    fn put_as(&self, path: &Path, bytes: &[u8], device: bool) {
+    /// Puts a file there, or a block device: that has its length for good, and what nobody has written yet is whatever
+    /// `content` has.
+    pub fn put_content(&self, path: &Path, content: Durable, is_device: bool) {
         let mut inner = self.inner.borrow_mut();
         let index = inner.files.len();
-        inner.files.push(SimFile::new(bytes));
+        inner.files.push(SimFile { seen: content.clone(), safe: content, pending: Vec::new() });
         inner.changes.push(0);
-        inner.devices.push(device);
+        inner.devices.push(is_device);
         inner.names.insert(path.to_path_buf(), index);
     }
 
@@ -272,6 +273,10 @@ impl Sim {
         let slow = inner.faults.slow;
         if inner.fault(slow) {
             delay += inner.random.below(5_000_000_000);
+        }
+        let stuck = inner.faults.stuck;
+        if inner.fault(stuck) {
+            delay += STUCK_NS;
         }
         let due_ns = inner.now_ns + delay;
         inner.flying.push(Flying { op, due_ns, action });

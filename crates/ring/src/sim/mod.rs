@@ -1,6 +1,7 @@
 //! The seeded simulator: a host with disks that tear, reorder, fail, fill up, stall and lose power; and its clock.
 //!
-//! The tasks of a data thread run on it unchanged. Everything that happens is drawn from one seed, so that a failure is replayed by
+//! The tasks of a data thread run on it unchanged. Everything that happens is drawn from one seed, so that a failure
+//! is replayed by
 //! its number. What a storage may do here, and why it is fair:
 //!
 //! | event | what may happen | because |

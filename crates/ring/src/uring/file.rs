@@ -26,8 +26,12 @@ pub enum Caching {
 
 /// The largest single operation. Longer transfers go in several, as the kernel would cut them anyway.
 const TRANSFER_MAX: u64 = 1 << 30;
-/// Longer transfers of a file in memory are worth a kernel thread of their own.
-const MOVE_NOW_MAX: u64 = 64 << 10;
+/// Longer reads of a file in memory are worth a kernel thread of their own: with two processors, reads of 1 MiB at
+/// depth 8 over NBD went twice as fast so.
+const READ_NOW_MAX: u64 = 64 << 10;
+/// Longer writes likewise; what is written has just been received and is still in this processor's cache, so that the
+/// border lies higher: a tenth faster and a sixth cheaper than with a thread.
+const WRITE_NOW_MAX: u64 = 256 << 10;
 /// Zeroes written by hand go in pieces of this size.
 const ZERO_PIECE: usize = 256 << 10;
 
@@ -71,7 +75,7 @@ impl UringFile {
         }
         let is_device = kind.is_block_device();
         if access == Access::ReadWrite {
-            lock(&plain)?;
+            lock_for_writing(&plain)?;
         }
         // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
         let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
@@ -119,13 +123,13 @@ impl UringFile {
 
     async fn transfer(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
         if self.memory_align > 1 && !data.is_aligned(self.memory_align) {
-            return self.transfer_bounced(at, data, write).await;
+            return Box::pin(self.transfer_bounced(at, data, write)).await;
         }
         let mut done = 0;
         while done < data.len() {
             let piece = data.slice(done, (data.len() - done).min(TRANSFER_MAX));
             let offset = at + done;
-            if self.in_memory && piece.len() <= MOVE_NOW_MAX {
+            if self.in_memory && piece.len() <= if write { WRITE_NOW_MAX } else { READ_NOW_MAX } {
                 done += self.move_now(offset, piece, write)?;
                 continue;
             }
@@ -216,7 +220,7 @@ impl UringFile {
         if write {
             data.copy_to(&mut bounce);
         }
-        Box::pin(self.transfer(at, bounce.segments(len), write)).await?;
+        self.transfer(at, bounce.segments(len), write).await?;
         if !write {
             data.copy_from(&bounce);
         }
@@ -305,7 +309,7 @@ impl Storage for UringFile {
             return Ok(());
         }
         if self.zeroing.get() == ZeroSupport::ByHand {
-            return self.zero_by_hand(span).await;
+            return Box::pin(self.zero_by_hand(span)).await;
         }
         let keep_size = libc::FALLOC_FL_KEEP_SIZE;
         let punched = match how {
@@ -324,7 +328,7 @@ impl Storage for UringFile {
         match punched {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 self.zeroing.set(ZeroSupport::ByHand);
-                self.zero_by_hand(span).await
+                Box::pin(self.zero_by_hand(span)).await
             }
             result => result,
         }
@@ -366,8 +370,11 @@ impl Storage for UringFile {
     }
 }
 
-/// Two writers of one image would destroy it: the second is refused.
-fn lock(file: &File) -> io::Result<()> {
+/// Takes the lock of a writer on `file`, for as long as that is open: two writers of one image would destroy it.
+///
+/// # Errors
+/// EBUSY when another has it.
+pub fn lock_for_writing(file: &File) -> io::Result<()> {
     // SAFETY: `flock` takes no pointers.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
         return Ok(());

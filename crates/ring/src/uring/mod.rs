@@ -18,7 +18,7 @@ use crate::executor::Driver;
 use crate::storage::Io;
 use crate::tasks::{Op, OpId, Tasks};
 
-pub use file::{Caching, UringFile};
+pub use file::{Caching, UringFile, lock_for_writing};
 
 /// Completions with this mark concern nobody: notifications that cannot usefully fail.
 const FORGET: u64 = u64::MAX;

@@ -10,7 +10,7 @@ fn root() -> (tempfile::TempDir, ShmRoot) {
 }
 
 fn name(minor: u32) -> DiskName {
-    DiskName { pid: 4242, minor, page: None }
+    DiskName { pid: 99_999_999, minor, page: None }
 }
 
 const STAGES_OF_ONE: Stages = Stages { queued_ns: 100, image_ns: 200, kernel_ns: 50_000, completing_ns: 300 };
@@ -20,17 +20,17 @@ fn one_call_updates_every_layout() {
     let (_dir, root) = root();
     let mut stats = DiskStats::create(&root, &name(3)).expect("created");
     let id = VbdId { domid: 5, devid: 51728 };
-    let slot = stats.add_vbd(VbdPages::create(&root, 4242, 3, id, true).expect("pages")).expect("room");
+    let slot = stats.add_vbd(VbdPages::create(&root, 99_999_999, 3, id, true).expect("pages")).expect("room");
     stats.set_image("vhd:/a.vhd");
-    stats.submitted(Kind::Read);
-    stats.submitted(Kind::Write);
-    stats.submitted(Kind::Flush);
+    stats.submitted(Kind::Read, 4096);
+    stats.submitted(Kind::Write, 8192);
+    stats.submitted(Kind::Flush, 0);
     stats.completed(Kind::Read, 4096, &STAGES_OF_ONE, true);
     stats.completed(Kind::Write, 8192, &STAGES_OF_ONE, false);
     stats.out_of_requests(slot);
 
     let snapshot = disks(&root).expect("listed")[0].read().expect("a page");
-    assert_eq!((snapshot.pid, snapshot.minor, snapshot.image.as_str()), (4242, 3, "vhd:/a.vhd"));
+    assert_eq!((snapshot.pid, snapshot.minor, snapshot.image.as_str()), (99_999_999, 3, "vhd:/a.vhd"));
     assert_eq!(snapshot.vbds, [id]);
     assert_eq!(snapshot.in_flight(), 1);
     assert_eq!(snapshot.kind(Kind::Write).errors, 1);
@@ -56,7 +56,7 @@ fn one_call_updates_every_layout() {
         flags: 0,
     };
     for file in ["vdi-3", "nbd-3", "vbd-5-51728"] {
-        let bytes = fs::read(root.process(4242).join(file)).expect(file);
+        let bytes = fs::read(root.process(99_999_999).join(file)).expect(file);
         assert_eq!(bytes.len(), 4096, "{file}");
         let counted = PublishedStats { oo_reqs: 1, ..parse_published(&bytes).expect("long enough") };
         assert_eq!(counted, expected, "{file}");
@@ -75,10 +75,10 @@ fn fast_requests_do_not_lose_their_time_to_rounding() {
     let stats = DiskStats::create(&root, &name(0)).expect("created");
     let fast = Stages { kernel_ns: 900, ..Stages::default() };
     for _ in 0..1000 {
-        stats.submitted(Kind::Read);
+        stats.submitted(Kind::Read, 4096);
         stats.completed(Kind::Read, 512, &fast, true);
     }
-    let bytes = fs::read(root.process(4242).join("vdi-0")).expect("file");
+    let bytes = fs::read(root.process(99_999_999).join("vdi-0")).expect("file");
     assert_eq!(parse_published(&bytes).expect("long enough").read_ticks_us, 900);
 }
 
@@ -88,7 +88,8 @@ fn everything_is_removed_with_the_disk_and_readers_notice() {
     let mut stats = DiskStats::create(&root, &name(1)).expect("created");
     let other = DiskStats::create(&root, &name(2)).expect("a second disk of the process");
     let id = VbdId { domid: 0, devid: 1 };
-    let slot = stats.add_vbd(VbdPages::create(&root, 4242, 1, id, false).expect("pages")).expect("room");
+    let slot =
+        stats.add_vbd(VbdPages::create(&root, 99_999_999, 1, id, false).expect("pages")).expect("room");
     let found = vbds(&root).expect("listed");
     let files = VbdFiles::open(&root, &found[0]).expect("opened");
     let view = stats.view();
@@ -101,9 +102,9 @@ fn everything_is_removed_with_the_disk_and_readers_notice() {
     assert!(view.snapshot().vbds.is_empty());
 
     drop(stats);
-    assert!(root.process(4242).join("vdi-2").exists(), "the other disk stays");
+    assert!(root.process(99_999_999).join("vdi-2").exists(), "the other disk stays");
     drop(other);
-    assert!(!root.process(4242).exists());
+    assert!(!root.process(99_999_999).exists());
     assert_eq!(disks(&root).expect("listed").len(), 0);
     let again = DiskStats::create(&root, &name(1)).expect("the name is free again");
     drop(view);
@@ -117,22 +118,41 @@ fn what_a_dead_process_left_is_removed_and_the_living_stay() {
     let living = DiskStats::create(&root, &DiskName { pid: 1, minor: 7, page: None }).expect("created");
     let mut dead = DiskStats::create(&root, &name(9)).expect("created");
     let id = VbdId { domid: 0, devid: 9 };
-    dead.add_vbd(VbdPages::create(&root, 4242, 9, id, true).expect("pages")).expect("room");
+    dead.add_vbd(VbdPages::create(&root, 99_999_999, 9, id, true).expect("pages")).expect("room");
     // A death keeps the files and loses the locks.
-    for file in
-        [root.pages().join("4242.9"), root.process(4242).join("vdi-9"), root.process(4242).join("nbd-9")]
-    {
+    for file in [
+        root.pages().join("99999999.9"),
+        root.process(99_999_999).join("vdi-9"),
+        root.process(99_999_999).join("nbd-9"),
+    ] {
         relink(&file);
     }
     for file in ["statistics", "io_ring"] {
         relink(&root.vbd(0, 9).join(file));
     }
-    relink(&root.process(4242).join("vbd-0-9"));
+    relink(&root.process(99_999_999).join("vbd-0-9"));
     forget(dead);
 
-    assert_eq!(clean_stale(&root).expect("cleaned").disks, ["4242.9"]);
-    assert!(!root.process(4242).exists() && !root.vbd(0, 9).exists());
-    assert_eq!(disks(&root).expect("listed").len(), 1);
+    // Published a moment before the death: the page does not name it yet.
+    let late = VbdPages::create(&root, 99_999_999, 9, VbdId { domid: 7, devid: 7 }, false).expect("pages");
+    for file in ["statistics", "io_ring"] {
+        relink(&root.vbd(7, 7).join(file));
+    }
+    relink(&root.process(99_999_999).join("vbd-7-7"));
+    forget(late);
+    // Its number belongs to somebody now: nothing may be touched.
+    let reused = DiskStats::create(&root, &DiskName { pid: std::process::id(), minor: 3, page: None })
+        .expect("created");
+    let page = format!("{}.3", std::process::id());
+    relink(&root.pages().join(&page));
+    relink(&root.process(std::process::id()).join("vdi-3"));
+    forget(reused);
+
+    assert_eq!(clean_stale(&root).expect("cleaned").disks, ["99999999.9"]);
+    assert!(root.pages().join(&page).exists() && root.process(std::process::id()).join("vdi-3").exists());
+    assert!(!root.vbd(7, 7).exists());
+    assert!(!root.process(99_999_999).exists() && !root.vbd(0, 9).exists());
+    assert_eq!(disks(&root).expect("listed").len(), 2);
     assert_eq!(clean_stale(&root).expect("cleaned").disks, [""; 0]);
     drop(living);
 }
@@ -148,14 +168,27 @@ fn relink(path: &std::path::Path) {
 fn a_directory_laid_by_somebody_else_is_refused() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let (dir, root) = root();
-    symlink("/tmp", root.process(4242)).expect("symlink");
+    symlink("/tmp", root.process(99_999_999)).expect("symlink");
     let error = DiskStats::create(&root, &name(0)).expect_err("must refuse a link");
-    assert!(error.to_string().contains("td3-4242"), "{error}");
-    fs::remove_file(root.process(4242)).expect("removed");
-    fs::create_dir(root.process(4242)).expect("made");
-    fs::set_permissions(root.process(4242), fs::Permissions::from_mode(0o777)).expect("changed");
+    assert!(error.to_string().contains("td3-99999999"), "{error}");
+    fs::remove_file(root.process(99_999_999)).expect("removed");
+    fs::create_dir(root.process(99_999_999)).expect("made");
+    fs::set_permissions(root.process(99_999_999), fs::Permissions::from_mode(0o777)).expect("changed");
     DiskStats::create(&root, &name(0)).expect_err("must refuse a directory that all may write");
     drop(dir);
+}
+
+#[test]
+fn what_a_living_process_publishes_is_not_replaced() {
+    let (_dir, root) = root();
+    let id = VbdId { domid: 5, devid: 51712 };
+    let first = VbdPages::create(&root, 99_999_999, 0, id, false).expect("pages");
+    let error = VbdPages::create(&root, 99_999_998, 0, id, false).expect_err("the numbers are taken");
+    assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+    assert!(!root.process(99_999_998).exists(), "nothing is left of the attempt");
+    assert!(root.vbd(5, 51712).join("statistics").exists());
+    drop(first);
+    VbdPages::create(&root, 99_999_998, 0, id, false).expect("free again");
 }
 
 #[test]
@@ -180,7 +213,7 @@ fn the_slots_end_somewhere() {
     }
     let pages = VbdPages::private(VbdId { domid: 0, devid: 99 }).expect("memory");
     assert_eq!(stats.add_vbd(pages).expect_err("full").id().devid, 99);
-    stats.submitted_by(VBD_SLOTS + 1, Kind::Read);
+    stats.submitted_by(VBD_SLOTS + 1, Kind::Read, 4096);
     assert_eq!(stats.view().snapshot().in_flight(), 1, "a request without a slot still counts for the disk");
 }
 
@@ -190,11 +223,11 @@ fn requests_count_for_one_number_or_for_all() {
     let mut stats = DiskStats::create(&root, &name(0)).expect("created");
     let ids = [VbdId { domid: 0, devid: 0 }, VbdId { domid: 5, devid: 51712 }];
     for id in ids {
-        stats.add_vbd(VbdPages::create(&root, 4242, 0, id, false).expect("pages")).expect("room");
+        stats.add_vbd(VbdPages::create(&root, 99_999_999, 0, id, false).expect("pages")).expect("room");
     }
-    stats.submitted(Kind::Read);
+    stats.submitted(Kind::Read, 4096);
     stats.completed(Kind::Read, 512, &STAGES_OF_ONE, true);
-    stats.submitted_by(1, Kind::Read);
+    stats.submitted_by(1, Kind::Read, 4096);
     stats.completed_by(1, Kind::Read, 512, &STAGES_OF_ONE, true);
     stats.rings(&RingState { nr_ents: 8, req_prod: 2, rsp_prod: 1, ..RingState::default() }, 0);
     let files: Vec<_> =
@@ -214,7 +247,8 @@ fn the_ring_is_written_rarely_and_once_more_when_it_is_empty() {
     let (_dir, root) = root();
     let mut stats = DiskStats::create(&root, &name(0)).expect("created");
     let id = VbdId { domid: 0, devid: 0 };
-    let slot = stats.add_vbd(VbdPages::create(&root, 4242, 0, id, false).expect("pages")).expect("room");
+    let slot =
+        stats.add_vbd(VbdPages::create(&root, 99_999_999, 0, id, false).expect("pages")).expect("room");
     let files = VbdFiles::open(&root, &vbds(&root).expect("listed")[0]).expect("opened");
     let busy = RingState {
         nr_ents: 256,
@@ -242,7 +276,7 @@ fn the_ring_is_written_rarely_and_once_more_when_it_is_empty() {
 fn readers_see_sense_while_a_writer_counts() {
     let (_dir, root) = root();
     let mut stats = DiskStats::create(&root, &name(0)).expect("created");
-    let file = crate::DiskFile::open(&root, "4242.0").expect("opened");
+    let file = crate::DiskFile::open(&root, "99999999.0").expect("opened");
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let reader = std::thread::spawn({
         let stop = Arc::clone(&stop);
@@ -260,7 +294,7 @@ fn readers_see_sense_while_a_writer_counts() {
     for round in 0..2000 {
         stats.set_image(if round % 2 == 0 { "vhd:/one.vhd" } else { "vhd:/second.vhd" });
         for _ in 0..20 {
-            stats.submitted(Kind::Read);
+            stats.submitted(Kind::Read, 4096);
             stats.completed(Kind::Read, 4096, &STAGES_OF_ONE, true);
         }
     }

@@ -54,7 +54,8 @@ fn a_busy_disk_shows_its_rates() {
     let busy = rows.iter().filter(|row| row[0] > 1.0 && row[1] > 1.0).count();
     assert!(busy >= 2, "a disk under load looks idle: {said}");
     for row in rows.iter().filter(|row| row[1] > 1.0) {
-        // Every write has 64 KiB, so requests and megabytes must agree (two decimals are printed), but for those that were
+        // Every write has 64 KiB, so requests and megabytes must agree (two decimals are printed), but for those
+        // that were
         // submitted in one interval of 0.3 s and answered in the next.
         let expected = row[1] * 65536.0 / 1e6;
         let between = 8.0 * 65536.0 / 1e6 / 0.3;

@@ -88,11 +88,12 @@ impl<S: Storage> VhdLayer<S> {
     pub async fn sync(&self) -> Result<()> {
         match &self.writer {
             None => Ok(()),
-            Some(writer) => writer.syncs.join(&self.tasks, || self.commit(writer)).await,
+            Some(writer) => writer.syncs.join(&self.tasks, || self.flush_or_commit(writer)).await,
         }
     }
 
-    /// Waits while the intent log has no room: the answer to a write that has no record must wait for its batch. Starts a batch
+    /// Waits while the intent log has no room: the answer to a write that has no record must wait for its batch.
+    /// Starts a batch
     /// early when the log fills up.
     ///
     /// # Errors
@@ -100,7 +101,7 @@ impl<S: Storage> VhdLayer<S> {
     pub async fn settle(&self) -> Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
         if writer.dirty.borrow().overflow {
-            return self.sync().await;
+            return Box::pin(self.sync()).await;
         }
         self.note_dirty(writer);
         Ok(())
@@ -119,24 +120,30 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    async fn commit(&self, writer: &Writer) -> Result<()> {
-        let flush = async || {
-            self.store
-                .flush()
-                .await
-                .map_err(|error| FormatError::io("cannot make the image's data durable", error))
-        };
+    async fn flush(&self) -> Result<()> {
+        self.store
+            .flush()
+            .await
+            .map_err(|error| FormatError::io("cannot make the image's data durable", error))
+    }
+
+    async fn flush_or_commit(&self, writer: &Writer) -> Result<()> {
         if writer.dirty.borrow().is_clean() {
-            return flush().await;
+            return self.flush().await;
         }
+        // Boxed: every request task has room for a flush, and only one at a time commits.
+        Box::pin(self.commit(writer)).await
+    }
+
+    async fn commit(&self, writer: &Writer) -> Result<()> {
         let batch = self.take_batch(writer);
         let result = async {
             // Data first: a bitmap must never show a sector whose data could still be lost.
             if !batch.bitmaps.is_empty() {
-                flush().await?;
+                self.flush().await?;
             }
             self.write_batch(&batch).await?;
-            flush().await
+            self.flush().await
         }
         .await;
         self.unpin(&batch);
@@ -147,7 +154,8 @@ impl<S: Storage> VhdLayer<S> {
         result
     }
 
-    /// Takes what is dirty now. Bitmaps are copied: bits that are set later belong to data this batch does not wait for.
+    /// Takes what is dirty now. Bitmaps are copied: bits that are set later belong to data this batch does not wait
+    /// for.
     fn take_batch(&self, writer: &Writer) -> Batch {
         let mut dirty = writer.dirty.borrow_mut();
         let mut cache = self.bitmaps.borrow_mut();
@@ -178,7 +186,8 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    /// A batch failed: all of it is dirty again. Its records stay in force in their half of the log, and new ones go behind
+    /// A batch failed: all of it is dirty again. Its records stay in force in their half of the log, and new ones go
+    /// behind
     /// them there once that half is active again: applying a record twice does no harm.
     fn give_back(&self, writer: &Writer, batch: Batch) {
         let mut dirty = writer.dirty.borrow_mut();
@@ -280,7 +289,8 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    /// Ends the services, makes everything durable and leaves the image as other tools expect it: batmap true, footer right behind
+    /// Ends the services, makes everything durable and leaves the image as other tools expect it: batmap true,
+    /// footer right behind
     /// the data, nothing after it.
     ///
     /// # Errors
@@ -370,7 +380,8 @@ fn dirty_ranges(marks: &mut [u64]) -> Vec<(u32, u32)> {
     ranges
 }
 
-/// Runs all futures at once and gives the first error, when all have ended: none is dropped with an operation under way.
+/// Runs all futures at once and gives the first error, when all have ended: none is dropped with an operation under
+/// way.
 async fn join_all<F: Future<Output = Result<()>>>(mut futures: Vec<Pin<Box<F>>>) -> Result<()> {
     let mut result = Ok(());
     poll_fn(|context| {

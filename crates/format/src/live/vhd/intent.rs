@@ -1,9 +1,11 @@
 //! The intent log: what the metadata on disk still lacks, in memory that outlives the process.
 //!
 //! A write to a new block or a new sector is answered when its data has reached the kernel; bitmap and table follow
-//! in a batch, at the guest's next flush or a second later. If the *host* dies in between, the write is lost, as any write that
+//! in a batch, at the guest's next flush or a second later. If the *host* dies in between, the write is lost, as any
+//! write that
 //! was not flushed may be. If only the *process* dies, the guest goes on and must not lose anything that it was told is
-//! written: so every such write first leaves a record here, in shared memory. Who opens the image next applies the records.
+//! written: so every such write first leaves a record here, in shared memory. Who opens the image next applies the
+//! records.
 //!
 //! ```text
 //!   0   magic  version  capacity  uuid of the image
@@ -11,8 +13,10 @@
 //!   128 half 0: records          ... half 1: records
 //! ```
 //!
-//! A record is 16 bytes: block, sector of its bitmap, first sector, count of sectors, tag. It is valid while its tag equals the
-//! generation of its half, so that clearing a half is one store. A batch takes one half while new records go to the other.
+//! A record is 16 bytes: block, sector of its bitmap, first sector, count of sectors, tag. It is valid while its tag
+//! equals the
+//! generation of its half, so that clearing a half is one store. A batch takes one half while new records go to the
+//! other.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -34,6 +38,43 @@ const RECORD_LEN: usize = 16;
 pub(super) const CAPACITY: u32 = 4096;
 /// Bytes of a log.
 pub const INTENT_LEN: usize = HEADER_LEN + 2 * CAPACITY as usize * RECORD_LEN;
+
+/// Where disk processes keep their intent logs: beside their counters, on a memory file system.
+pub fn directory() -> PathBuf {
+    let root = std::env::var_os("TAPIO_SHM_DIR").map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from);
+    root.join("tapio")
+}
+
+/// The name of the log of an image.
+pub fn file_name(uuid: Uuid) -> String {
+    format!("intent-{uuid}")
+}
+
+/// How many records the log in the file `path` holds for the image `uuid`; none without such a file.
+pub fn owed(path: &Path, uuid: Uuid) -> usize {
+    std::fs::read(path).map_or(0, |bytes| count(&bytes, uuid))
+}
+
+/// How many records for the image `uuid` are in the bytes of a log.
+pub fn count(bytes: &[u8], uuid: Uuid) -> usize {
+    let word = |at: usize| {
+        bytes.get(at..at + 4).map_or(0, |word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
+    };
+    let (high, low) = uuid.as_u64_pair();
+    let is_ours = bytes.len() == INTENT_LEN
+        && bytes[..8] == MAGIC.to_ne_bytes()
+        && (word(8), word(12)) == (VERSION, CAPACITY)
+        && bytes[16..24] == high.to_ne_bytes()
+        && bytes[24..32] == low.to_ne_bytes();
+    if !is_ours {
+        return 0;
+    }
+    let of_half = |half: u32| {
+        let tag = word(64 + half as usize * 8);
+        (0..CAPACITY).take_while(|&index| word(IntentLog::record_at(half, index) + 12) == tag).count()
+    };
+    of_half(0) + of_half(1)
+}
 
 /// Memory for an intent log.
 #[derive(Debug)]
@@ -273,6 +314,9 @@ mod tests {
         let (log, left) = IntentLog::adopt(IntentMemory::heap(&memory), uuid);
         assert!(left.is_empty());
         assert!(log.append(intent(1)) && log.append(intent(2)));
+        let bytes: Vec<u8> =
+            memory.0.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
+        assert_eq!((count(&bytes, uuid), count(&bytes, Uuid::nil()), count(&bytes[1..], uuid)), (2, 0, 0));
         drop(log);
         let (log, left) = IntentLog::adopt(IntentMemory::heap(&memory), uuid);
         assert_eq!(left, [intent(1), intent(2)]);

@@ -2,18 +2,21 @@
 //!
 //! # Order of writes
 //!
-//! A write of a guest to a new block, or to a sector that its block did not have, is answered when its *data* is written.
-//! The mapping in memory shows it at once; bitmap and table on disk follow in a batch ([`commit`]). Of each batch:
+//! A write of a guest to a new block, or to a sector that its block did not have, is answered when its *data* is
+//! written.
+//! The mapping in memory shows it at once; bitmap and table on disk follow in a batch (`commit`). Of each batch:
 //!
 //! 1. the data is made durable, if a bitmap of the batch would otherwise show a sector before its data is safe;
 //! 2. bitmaps and table entries are written, in any order among themselves;
 //! 3. they are made durable, and only now is a flush of the guest answered.
 //!
 //! A table entry may come before everything else, because the space it points to was set aside earlier
-//! ([`reserve`]) in a way that survives a power cut, with a bitmap that says "nothing here".
+//! (`reserve`) in a way that survives a power cut, with a bitmap that says "nothing here".
 //!
-//! In an image without a parent, on storage whose fresh bytes read as zero, "present and zero" and "not present" are the same
-//! to a reader. There a new block is present as a whole from the start, step 1 is not needed, and its later writes touch no metadata.
+//! In an image without a parent, on storage whose fresh bytes read as zero, "present and zero" and "not present" are
+//! the same
+//! to a reader. There a new block is present as a whole from the start, step 1 is not needed, and its later writes
+//! touch no metadata.
 //!
 //! What the process owes to the disk between an answer and its batch is in the [`intent`] log.
 

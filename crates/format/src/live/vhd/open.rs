@@ -10,7 +10,7 @@ use tapio_types::{Access, SECTOR_LEN};
 
 use super::bitmaps::Bitmaps;
 use super::commit::Dirty;
-use super::intent::{HeapMemory, Intent, IntentLog, IntentMemory};
+use super::intent::{self, HeapMemory, Intent, IntentLog, IntentMemory};
 use super::reserve::Reserve;
 use super::table::BlockTable;
 use super::{VhdLayer, Writer};
@@ -158,6 +158,11 @@ async fn read_metadata<S: Storage>(
     let table = BlockTable::new(entries);
     read_table(&store, &header, &table).await?;
     let (batmap, batmap_is_wrong) = read_batmap(&store, &footer, &header, &table, remarks).await?;
+    if batmap.as_ref().is_some_and(|batmap| batmap.key_hash.is_set()) {
+        let detail =
+            "the image is encrypted, which is not served yet: 'vhd-util copy -k KEYFILE' makes a plain one";
+        return Err(FormatError::new(FormatErrorKind::Unsupported, detail));
+    }
     let vhd = VhdLayer {
         tasks: tasks.clone(),
         block_shift: header.block_len.trailing_zeros(),
@@ -373,7 +378,7 @@ async fn make_writable<S: Storage>(
         IntentPlace::Private => IntentMemory::heap(&HeapMemory::new()),
         IntentPlace::Memory(memory) => IntentMemory::heap(memory),
         IntentPlace::Directory(directory) => {
-            let path = directory.join(format!("intent-{}", vhd.footer.uuid));
+            let path = directory.join(intent::file_name(vhd.footer.uuid));
             let made = std::fs::create_dir_all(directory).and_then(|()| IntentMemory::file(&path));
             made.map_err(|error| FormatError::io("cannot make the intent log", error).with_path(&path))?
         }
@@ -407,7 +412,8 @@ async fn make_writable<S: Storage>(
         vhd.write_batmap().await?;
         vhd.sync().await?;
     }
-    // A reserve that was not used up, or a footer that did not make it: the end of the file is made as it should be, so that
+    // A reserve that was not used up, or a footer that did not make it: the end of the file is made as it should be,
+    // so that
     // space set aside from now on is fresh and zero.
     let end = vhd.data_end();
     let neat = vhd.store.len() == end + FOOTER_LEN as u64 && !from_backup;

@@ -1,7 +1,9 @@
 //! Space for new blocks, set aside ahead of need.
 //!
-//! On a file: the file grows by a run of blocks in one step, the file system promises that the new range reads as zero, a footer is
-//! written at the new end, and all that is made durable *before* the first of those blocks is used. The old footer stays
+//! On a file: the file grows by a run of blocks in one step, the file system promises that the new range reads as
+//! zero, a footer is
+//! written at the new end, and all that is made durable *before* the first of those blocks is used. The old footer
+//! stays
 //! where it is until the new one is durable, in a gap that no block uses; so whoever opens the file after a
 //! power cut finds a footer at its end. On a device the footer never moves and the bitmaps of the run are zeroed.
 
@@ -185,7 +187,8 @@ impl<S: Storage> VhdLayer<S> {
             .map_err(failed("cannot set space aside for new blocks"))?;
         if resizable {
             if !reserve.space {
-                // Data may find the storage full, and the guest hears of it. Metadata of data that was accepted may not.
+                // Data may find the storage full, and the guest hears of it. Metadata of data that was accepted may
+                // not.
                 for &sector in &places {
                     let bitmap = Span::new(u64::from(sector) * SECTOR_LEN, self.bitmap_len);
                     let promised = self.store.allocate(bitmap, true).await;

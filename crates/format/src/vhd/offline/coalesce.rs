@@ -38,6 +38,7 @@ pub struct Coalesced {
 /// `InvalidArgument` without a parent; those of finding and opening it; as [`coalesce`].
 pub fn coalesce_path(path: &Path, sparse: bool, progress: impl FnMut(u32, u32)) -> Result<Coalesced> {
     let child = Image::open(path, OpenOptions::READ)?;
+    child.check_settled()?;
     let target = match resolve_parent(&child)? {
         ParentLink::None => {
             return Err(invalid("is no differencing disk: there is nothing to merge it into").with_path(path));

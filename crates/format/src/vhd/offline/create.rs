@@ -69,6 +69,7 @@ impl ParentFacts {
             (Uuid::nil(), medium.len().map_err(wrap)?, KeyHash::default())
         } else {
             let image = Image::open(&parent, OpenOptions::READ)?;
+            image.check_settled()?;
             if image.footer().uuid.is_nil() {
                 return Err(
                     invalid("the parent has no UUID: give it one with 'vhd-util repair'").with_path(&parent)

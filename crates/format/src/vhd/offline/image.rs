@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use tapio_types::Access;
 
 use crate::error::{FormatError, FormatErrorKind, Result, corrupt};
+use crate::live::vhd::intent;
 use crate::medium::{FileMedium, Medium};
 use crate::vhd::footer::NO_HEADER;
 use crate::vhd::{
@@ -83,7 +84,30 @@ impl Image<FileMedium> {
     /// Those of the system and of [`Image::open_on`], with the path.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Self> {
         let medium = FileMedium::open(path, options.access)?;
-        Self::open_on(medium, path, options)
+        let image = Self::open_on(medium, path, options)?;
+        if options.access == Access::ReadWrite {
+            image.check_settled()?;
+        }
+        Ok(image)
+    }
+
+    /// Whether the image says all that was written to it. One whose disk process was killed may lack the metadata of writes that
+    /// a guest was told are done; they are in the intent log, and opening the disk once puts them in place.
+    ///
+    /// # Errors
+    /// With EBUSY where it does not.
+    pub fn check_settled(&self) -> Result<()> {
+        let log = intent::directory().join(intent::file_name(self.footer.uuid));
+        let owed = intent::owed(&log, self.footer.uuid);
+        if owed == 0 {
+            return Ok(());
+        }
+        let detail = format!(
+            "has {owed} writes of a disk process that are not in its metadata yet: pause the disk, or if its process died, \
+             open it once with 'tapio-disk' (they are in {})",
+            log.display()
+        );
+        Err(FormatError::io(detail, std::io::Error::from_raw_os_error(libc::EBUSY)).with_path(&self.path))
     }
 }
 

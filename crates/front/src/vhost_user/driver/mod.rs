@@ -332,6 +332,7 @@ impl Driver {
         let wanted = protocol::MQ
             | protocol::REPLY_ACK
             | protocol::CONFIG
+            | protocol::BACKEND_REQ
             | if self.options.inflight { protocol::INFLIGHT_SHMFD } else { 0 }
             | if self.options.memory_slots { protocol::CONFIGURE_MEM_SLOTS } else { 0 };
         self.protocol = self.number(id::GET_PROTOCOL_FEATURES)? & wanted;

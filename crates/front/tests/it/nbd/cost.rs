@@ -61,7 +61,8 @@ fn a_batch_of_requests_shares_its_system_calls() {
     let before = enters();
     let report = load(&rig, false, 4096, 32, Style::Structured);
     let each = (enters() - before) as f64 / report.requests as f64;
-    assert!(each <= 2.0, "{each:.2} system calls a request");
+    // For each turn of the ring there is at most one send by a call of its own.
+    assert!(each <= 1.0, "{each:.2} turns of the ring a request");
 }
 
 #[test]

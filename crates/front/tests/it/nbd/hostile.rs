@@ -177,6 +177,10 @@ fn ten_thousand_connections_in_turn_leave_nothing_behind() {
     rig.wait_connections(0);
     let before = count_fds();
     for index in 0..10_000 {
+        if index % 32 == 0 {
+            // A client that is gone keeps its place until the data thread has noticed.
+            rig.wait_connections(0);
+        }
         match index % 4 {
             0 => drop(raw(&rig)),
             1 => drop(Haggle::begin(&rig.address(), SOON).unwrap()),
@@ -298,4 +302,46 @@ fn a_goodbye_with_replies_unread_is_not_waited_for_for_ever() {
     drop(stream);
     let wishes = Wishes { export: "disk".into(), style: Style::Simple, allocation: false };
     Client::connect(&rig.address(), &wishes, SOON).unwrap().disconnect().unwrap();
+}
+
+/// A seeded stream of requests, sensible and not, cut somewhere.
+fn random_stream(seed: u64, style: Style) -> Vec<u8> {
+    let dice = pattern(seed, 4096);
+    let mut dice = dice.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
+    let mut roll = |sides: u64| dice.next().unwrap_or(0) % sides;
+    let mut bytes = Vec::new();
+    for cookie in 0..roll(60) {
+        let command = roll(10) as u16;
+        let command = if command == command::DISC { command::READ } else { command };
+        let offset =
+            [0, 512, 4096, 1 << 20, (8 << 20) - 512, u64::MAX - 100, roll(u64::MAX)][roll(7) as usize];
+        let len = [0, 512, 4096, 300 << 10, 3 << 20, roll(1 << 16), roll(1 << 33)][roll(7) as usize];
+        let len = if style == Style::Extended { len } else { len & 0xffff_ffff };
+        let flags = if roll(3) == 0 { roll(64) as u16 } else { 0 };
+        put_request(style, &RequestHeader { flags, command, cookie, offset, len }, &mut bytes);
+        if command == command::WRITE {
+            // Sometimes not as long as announced: what follows is then taken for data.
+            let sent = if roll(8) == 0 { roll(1 << 16) } else { len };
+            bytes.resize(bytes.len() + sent.min(4 << 20) as usize, 0x5a);
+        }
+    }
+    bytes.truncate(bytes.len() - roll(64).min(bytes.len() as u64) as usize);
+    bytes
+}
+
+#[test]
+fn no_stream_of_requests_harms_the_server() {
+    let rig = Rig::new(8 << 20);
+    for seed in 1..=300 {
+        let style = [Style::Simple, Style::Structured, Style::Extended][seed as usize % 3];
+        let stream = in_transmission(&rig, style);
+        let mut reader = stream.try_clone().unwrap();
+        let answers = std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+        let _ = (&stream).write_all(&random_stream(seed, style));
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = answers.join().unwrap();
+    }
+    rig.wait_connections(0);
+    assert_eq!(rig.pool_used(), 0);
+    still_works(&rig);
 }

@@ -1,0 +1,96 @@
+//! The NBD servers of the process, one for each address: disks under different names share it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tapio_block::Remote;
+use tapio_control::{ControlError, Errno, Front, Result};
+use tapio_front::nbd::{Drained, Export, NbdServer};
+
+use crate::log;
+
+/// How long answers under way may take when an export is withdrawn.
+const DRAIN_TIME: Duration = Duration::from_secs(2);
+/// Permissions of the sockets made here: their owner alone.
+const SOCKET_MODE: u32 = 0o600;
+
+static SERVERS: Mutex<BTreeMap<String, Weak<NbdServer>>> = Mutex::new(BTreeMap::new());
+
+/// A disk offered by a server. The server ends with its last export.
+#[derive(Debug)]
+pub struct Offer {
+    server: Arc<NbdServer>,
+    export: String,
+}
+
+impl Offer {
+    /// Offers the disk behind `remote` as `front` says, on a server of its own or on the one that has the address already.
+    ///
+    /// # Errors
+    /// The address cannot be listened on, or offers this name already.
+    pub fn new(front: &Front, remote: Remote) -> Result<Self> {
+        let (name, read_only) = match front {
+            Front::NbdUnix { export, read_only, .. } | Front::NbdTcp { export, read_only, .. } => {
+                (export, *read_only)
+            }
+            Front::VhostUser { .. } => {
+                return Err(ControlError::new(Errno::EINVAL, "this is no NBD front end"));
+            }
+        };
+        // Held until the server listens, so that two who want one address make one server.
+        let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
+        servers.retain(|_, server| server.strong_count() > 0);
+        let address = front.address();
+        let (server, is_new) = match servers.get(&address).and_then(Weak::upgrade) {
+            Some(server) => (server, false),
+            None => {
+                let server = NbdServer::new().map_err(|error| failed(front, &error))?;
+                (Arc::new(server), true)
+            }
+        };
+        server.add_export(Export { read_only, ..Export::new(name.as_str(), remote) }).map_err(|error| {
+            ControlError::new(Errno::EINVAL, format!("{address}: {error}"))
+                .next("give each export a name of its own")
+        })?;
+        if is_new {
+            listen(&server, front)?;
+            servers.insert(address, Arc::downgrade(&server));
+        }
+        Ok(Self { server, export: name.clone() })
+    }
+
+    /// Withdraws the disk: its clients get the answers under way and are disconnected.
+    pub fn end(self) {
+        // Answers that do not come in time are not sent: the client repeats its requests elsewhere.
+        if let Err(error) = self.server.drain(&self.export, Drained::Close, DRAIN_TIME) {
+            log::line(&format!("NBD export '{}' ends with requests under way: {error}", self.export));
+        }
+        if let Err(error) = self.server.remove_export(&self.export, true) {
+            log::line(&format!("NBD export '{}': {error}", self.export));
+        }
+    }
+
+    /// Clients of this export.
+    pub fn connections(&self) -> u32 {
+        let mine = self.server.connections().iter().filter(|client| client.export == self.export).count();
+        u32::try_from(mine).unwrap_or(u32::MAX)
+    }
+}
+
+fn failed(front: &Front, error: &std::io::Error) -> ControlError {
+    ControlError::io(format_args!("cannot serve NBD on {}", front.address()), error)
+}
+
+fn listen(server: &NbdServer, front: &Front) -> Result<()> {
+    let listening = match front {
+        Front::NbdUnix { listener: Some(_), .. } => {
+            return Err(ControlError::new(Errno::EOPNOTSUPP, "an NBD front end makes its socket itself")
+                .next("give a path without a descriptor"));
+        }
+        Front::NbdUnix { path, .. } => server.listen_unix(path, SOCKET_MODE).map(drop),
+        Front::NbdTcp { addr, .. } => server.listen_tcp(*addr).map(drop),
+        Front::VhostUser { .. } => Ok(()),
+    };
+    listening.map_err(|error| failed(front, &error))
+}
