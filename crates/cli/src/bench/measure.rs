@@ -54,6 +54,9 @@ pub struct Sample {
     pub errors: u64,
 }
 
+/// Runs a job; what came of it, and the number of requests.
+type Runner<'a> = dyn FnMut(&Job) -> Result<(Sample, u64), String> + 'a;
+
 /// A server that runs and can be reached.
 #[derive(Debug)]
 pub struct Running {
@@ -116,12 +119,7 @@ impl Running {
         }
     }
 
-    fn measured(
-        &self,
-        job: &Job,
-        warm_up: Duration,
-        run: &mut dyn FnMut(&Job) -> Result<(Sample, u64), String>,
-    ) -> Result<Sample, String> {
+    fn measured(&self, job: &Job, warm_up: Duration, run: &mut Runner<'_>) -> Result<Sample, String> {
         let mut calls = None;
         if !job.workload.fresh {
             // To open the trace point takes the kernel some time, which a run too short to say anything saves.

@@ -201,7 +201,7 @@ impl Report {
         if self.ratios.is_empty() {
             return;
         }
-        let _ = writeln!(out, "\nratios\n  {:<18}{:<46}{:>8}  {}", "WORKLOAD", "", "RATIO", "WANTED");
+        let _ = writeln!(out, "\nratios\n  {:<18}{:<46}{:>8}  WANTED", "WORKLOAD", "", "RATIO");
         for ratio in &self.ratios {
             let what = if ratio.quantity == Quantity::Rate { "" } else { ", server CPU" };
             let sign = if ratio.quantity == Quantity::Rate { "at least" } else { "at most" };
