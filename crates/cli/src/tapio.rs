@@ -39,9 +39,9 @@ enum Command {
     Disk(disk::Arguments),
     /// Measure speed and cost beside other servers on this machine
     ///
-    /// Runs our disk process and the servers that are installed here (qemu-nbd, qemu-storage-daemon, nbdkit) in turn on the
-    /// same files under the same load, and prints rates, latencies, costs and ratios. Only ratios of one run mean anything:
-    /// other work on the machine changes all speeds.
+    /// Runs our disk process and the servers that are installed here (qemu-nbd, qemu-storage-daemon, nbdkit) in turn
+    /// on the same files under the same load, and prints rates, latencies, costs and ratios. Only ratios of one run
+    /// mean anything: other work on the machine changes all speeds.
     Bench(bench::Arguments),
     /// Print completions for a shell
     ///

@@ -114,8 +114,8 @@ unsafe extern "C" {
     static etext: u8;
 }
 
-/// Lets go of the pages of the program itself, which an idle disk shall not count as its own. What is needed again comes
-/// back from the page cache as it is touched, which makes the first request after a rest a little slower.
+/// Lets go of the pages of the program itself, which an idle disk shall not count as its own. What is needed again
+/// comes back from the page cache as it is touched, which makes the first request after a rest a little slower.
 pub fn forget_the_program() {
     const PAGE_LEN: usize = 4096;
     let (begin, end) = (&raw const __executable_start, &raw const etext);
