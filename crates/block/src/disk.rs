@@ -31,6 +31,8 @@ pub struct DiskOptions {
     pub polling: PollingConfig,
     /// What the disk does when its storage is full, and where its logs go.
     pub core: CoreOptions,
+    /// Called on the data thread each time it has been without work for a while and gave its memory back.
+    pub at_rest: Option<fn()>,
 }
 
 impl Default for DiskOptions {
@@ -41,6 +43,7 @@ impl Default for DiskOptions {
             caching: Caching::Direct,
             polling: PollingConfig::OFF,
             core: CoreOptions::default(),
+            at_rest: None,
         }
     }
 }
@@ -269,7 +272,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     };
     let Some(port) = core.port() else { return started(Err(DiskFailure::Gone(Gone::Ended))) };
     let geometry = port.geometry();
-    let fronts = Fronts::with_pool(uring.pool().clone());
+    let fronts = Fronts::on_thread(uring.pool().clone(), options.at_rest);
     let mut hooks = fronts.clone();
     let world = World { port, uring: uring.clone(), fronts, core, inbox, polling };
     tasks.spawn(jobs.serve(world));

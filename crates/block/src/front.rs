@@ -37,6 +37,8 @@ pub struct Fronts {
     next: Rc<std::cell::Cell<u32>>,
     /// Given back to the host when the thread rests.
     pool: Option<Pool>,
+    /// Called when the thread rests.
+    at_rest: Option<fn()>,
 }
 
 impl std::fmt::Debug for Fronts {
@@ -46,9 +48,9 @@ impl std::fmt::Debug for Fronts {
 }
 
 impl Fronts {
-    /// No front ends yet, on a thread with this pool.
-    pub(crate) fn with_pool(pool: Pool) -> Self {
-        Self { pool: Some(pool), ..Self::default() }
+    /// No front ends yet, on a thread with this pool, that calls `at_rest` when it has been without work for a while.
+    pub(crate) fn on_thread(pool: Pool, at_rest: Option<fn()>) -> Self {
+        Self { pool: Some(pool), at_rest, ..Self::default() }
     }
 
     /// Adds a front end. Not to be called from inside a front end.
@@ -103,6 +105,9 @@ impl Hooks for Fronts {
     fn rest(&mut self) {
         if let Some(pool) = &self.pool {
             pool.rest();
+        }
+        if let Some(at_rest) = self.at_rest {
+            at_rest();
         }
     }
 }

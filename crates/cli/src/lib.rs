@@ -3,6 +3,7 @@
 //! `tapio` itself, and `tap-ctl`, `xsiostat` and `vhd-util`, whether called by these names through a link or as the
 //! first word after `tapio`. Help, shell completions and manual pages all come from the same definitions.
 
+mod bench;
 mod disk;
 mod failure;
 mod generate;

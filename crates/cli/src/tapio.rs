@@ -8,7 +8,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::failure::{self, Result};
-use crate::{TOOLS, disk, generate, tap_ctl, vhd_util, xsiostat};
+use crate::{TOOLS, bench, disk, generate, tap_ctl, vhd_util, xsiostat};
 
 /// Storage virtualisation for any Linux host: disks from image chains, and the instruments around them.
 ///
@@ -37,6 +37,12 @@ struct Arguments {
 enum Command {
     /// Look at running disks and change them
     Disk(disk::Arguments),
+    /// Measure speed and cost beside other servers on this machine
+    ///
+    /// Runs our disk process and the servers that are installed here (qemu-nbd, qemu-storage-daemon, nbdkit) in turn
+    /// on the same files under the same load, and prints rates, latencies, costs and ratios. Only ratios of one run
+    /// mean anything: other work on the machine changes all speeds.
+    Bench(bench::Arguments),
     /// Print completions for a shell
     ///
     /// For bash: 'tapio completions bash > /etc/bash_completion.d/tapio'. The tools under their own names have
@@ -99,6 +105,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
 fn execute(command: Command) -> Result<()> {
     match command {
         Command::Disk(arguments) => disk::run(arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions { shell, program } => generate::completions(shell, &program),
         Command::Man { dir } => generate::manual(&dir),
         Command::Links { dir, force } => generate::links(&dir, force),

@@ -15,6 +15,7 @@ use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN, parse_type_and_path}
 use crate::counter::Counter;
 use crate::fronts::Fronts;
 use crate::log;
+use crate::process;
 use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus};
 
 /// How long the data thread may take for something small.
@@ -104,6 +105,7 @@ impl Plane for Host {
                 intent: IntentPlace::Directory(intent::directory()),
                 ..CoreOptions::default()
             },
+            at_rest: Some(process::forget_the_program),
             ..DiskOptions::default()
         };
         let depth = u32::try_from(options.queue_depth).unwrap_or(u32::MAX);

@@ -30,6 +30,8 @@ pub struct Load {
     pub span_len: u64,
     /// How long.
     pub time: Duration,
+    /// Requests on each connection, at most; `u64::MAX` for as many as the time allows.
+    pub requests_max: u64,
     /// Where the random offsets start from.
     pub seed: u64,
 }
@@ -144,6 +146,7 @@ struct Driver<'a> {
     payload: Vec<u8>,
     out: Vec<u8>,
     started: Vec<Instant>,
+    issued: u64,
     report: LoadReport,
     latencies: Histogram,
 }
@@ -165,6 +168,7 @@ fn drive(client: Client, load: &Load) -> Result<(LoadReport, Histogram), ClientE
         payload: if load.write { vec![0xa5; load.block_len as usize] } else { Vec::new() },
         out: Vec::new(),
         started: vec![begin; load.depth],
+        issued: 0,
         report: LoadReport::default(),
         latencies: Histogram::new(),
     };
@@ -200,6 +204,7 @@ impl Driver<'_> {
         put_request(self.style, &header, &mut self.out);
         self.out.extend_from_slice(&self.payload);
         self.started[slot] = now;
+        self.issued += 1;
     }
 
     fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -227,7 +232,7 @@ impl Driver<'_> {
                 }
                 if let Some(slot) = done_after_skip.take() {
                     self.finish(slot, now)?;
-                    if going_on {
+                    if going_on && self.issued < self.load.requests_max {
                         self.issue(slot, now);
                     } else {
                         running -= 1;

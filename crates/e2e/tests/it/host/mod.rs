@@ -1,6 +1,7 @@
 //! Real clients against the running process.
 
 mod bad_input;
+mod bench;
 mod block_device;
 mod cli;
 mod control;

@@ -175,7 +175,7 @@ async fn read_metadata<S: Storage>(
         bitmap_len: layout::bitmap_len(header.block_len),
         bit_order: footer.bit_order(),
         has_parent: footer.disk_type == DiskType::Differencing,
-        bitmaps: RefCell::new(Bitmaps::new(entries)),
+        bitmaps: RefCell::new(Bitmaps::new()),
         writer: None,
         store,
         footer,

@@ -31,6 +31,8 @@ pub struct Load {
     pub span_len: u64,
     /// For how long.
     pub time: Duration,
+    /// For how many requests, at most; `u64::MAX` for as many as the time allows.
+    pub requests_max: u64,
     /// Spin for answers rather than sleep.
     pub spin: bool,
     /// Where the random places begin.
@@ -92,10 +94,12 @@ impl Load {
         let (mut state, mut position, mut under_way) = (self.seed | 1, 0, 0);
         let (begin, kicks) = (Instant::now(), queue.kicks);
         queue.want_interrupts(!self.spin);
-        let mut now = begin;
-        while under_way > 0 || now < begin + self.time {
-            if now < begin + self.time {
+        let (mut now, mut started) = (begin, 0);
+        let going_on = |now: Instant, started: u64| now < begin + self.time && started < self.requests_max;
+        while under_way > 0 || going_on(now, started) {
+            if going_on(now, started) {
                 while under_way < self.depth
+                    && started < self.requests_max
                     && let Some(slot) = queue.next_slot()
                 {
                     state =
@@ -111,6 +115,7 @@ impl Load {
                     queue.submit(&command);
                     issued[usize::from(slot)] = now;
                     under_way += 1;
+                    started += 1;
                 }
                 queue.kick()?;
             }

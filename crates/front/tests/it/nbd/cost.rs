@@ -19,6 +19,7 @@ fn load(rig: &Rig, write: bool, block_len: u32, depth: usize, style: Style) -> L
         random: true,
         span_len: 0,
         time: Duration::from_millis(300),
+        requests_max: u64::MAX,
         seed: 3,
     };
     let wishes = Wishes { export: "disk".into(), style, allocation: false };

@@ -174,6 +174,7 @@ fn draining_answers_what_was_taken_and_then_disconnects() {
         random: true,
         span_len: 0,
         time: Duration::from_secs(20),
+        requests_max: u64::MAX,
         seed: 1,
     };
     let address = rig.address();

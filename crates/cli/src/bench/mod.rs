@@ -1,0 +1,290 @@
+//! `tapio bench`: ours beside the peers, in one run, on the same files, with one load generator.
+//!
+//! ```text
+//!   for each round, for each workload, for each server:         one measurement, so that whoever else uses the
+//!       Ground ─ image ─▶ Process ◀─ load ─ measure ─▶ Sample   machine disturbs all of them alike
+//!   Samples ─ median ─▶ Row ─ goals ─▶ Ratio ─▶ tables and JSON
+//! ```
+//!
+//! * `workload`, `server`, `goals`: tables of what is run, by whom, and what is compared.
+//! * `ground`, `process`, `measure`, `file_load`, `alone`: running it.
+//! * `report`, `progress`: showing it.
+//!
+//! Speeds are never a test: they are a machine's, at a moment. Ratios of one run are what may be compared.
+
+mod alone;
+mod file_load;
+mod goals;
+mod ground;
+mod measure;
+mod process;
+mod progress;
+mod report;
+mod server;
+mod workload;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use clap::Args;
+use tapio_control::{ControlError, Errno};
+
+use crate::failure::{Result, print};
+use ground::{Ground, Sizes};
+use measure::{INTERRUPTED, Job, Sample, interrupted, measure};
+use progress::Progress;
+use report::{Report, Row, Setting, Skipped};
+use server::{SERVERS, Server};
+use workload::{WORKLOADS, Workload};
+
+/// The most that a run may be told to do.
+const SECONDS_MAX: f64 = 3600.0;
+const ROUNDS_MAX: usize = 1000;
+/// Steps that are no workload, as `--only` names them.
+const EXTRA: [&str; 2] = ["start", "memory"];
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:
+  tapio bench                                  everything, on a file system in memory: ten minutes
+  tapio bench --dir /var/tmp                   on a disk, past the page cache where a server can
+  tapio bench --only vhost --only q32          servers and workloads by parts of their names
+  tapio bench --only start --only memory       what a process costs before it works
+  tapio bench --quick --json -                 does it run at all, as JSON")]
+pub struct Arguments {
+    /// Where the images are made; they are removed at the end
+    #[arg(long, default_value = "/dev/shm", value_name = "DIR")]
+    dir: PathBuf,
+    /// How long each measurement takes
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// How often each is repeated; medians are shown
+    #[arg(long, value_name = "COUNT")]
+    rounds: Option<usize>,
+    /// Only servers or workloads with this in their names; may be given more than once
+    #[arg(long, value_name = "SERVER|WORKLOAD")]
+    only: Vec<String>,
+    /// Write all results to a file as JSON; '-' prints them instead of the tables
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Small images, a blink for each measurement, no polling: shows that everything works, not how fast
+    #[arg(long)]
+    quick: bool,
+}
+
+/// What is run.
+#[derive(Debug)]
+struct Plan {
+    workloads: Vec<Workload>,
+    servers: Vec<(Server, PathBuf)>,
+    starts: bool,
+    memory: bool,
+    time: Duration,
+    warm_up: Duration,
+    rounds: usize,
+    skipped: Vec<Skipped>,
+}
+
+fn invalid(message: String) -> ControlError {
+    ControlError::new(Errno::EINVAL, message)
+}
+
+fn failed(message: String) -> ControlError {
+    ControlError::new(Errno::EIO, message)
+}
+
+/// Which names remain when `only` is asked for: those with one of its words in them, or all if no word fits any.
+fn chosen<'a>(names: &[&'a str], only: &[String]) -> Vec<&'a str> {
+    let fitting: Vec<_> =
+        names.iter().copied().filter(|name| only.iter().any(|word| name.contains(word.as_str()))).collect();
+    if fitting.is_empty() { names.to_vec() } else { fitting }
+}
+
+impl Plan {
+    fn new(arguments: &Arguments) -> Result<Self> {
+        let (seconds, rounds) = if arguments.quick { (0.05, 1) } else { (1.0, 5) };
+        let (seconds, rounds) = (arguments.seconds.unwrap_or(seconds), arguments.rounds.unwrap_or(rounds));
+        if !(0.01..=SECONDS_MAX).contains(&seconds) || !(1..=ROUNDS_MAX).contains(&rounds) {
+            return Err(invalid(format!(
+                "--seconds goes from 0.01 to {SECONDS_MAX} and --rounds from 1 to {ROUNDS_MAX}"
+            )));
+        }
+        let servers = SERVERS.map(|server| server.name);
+        let steps: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).chain(EXTRA).collect();
+        for word in &arguments.only {
+            if !servers.iter().chain(&steps).any(|name| name.contains(word.as_str())) {
+                return Err(invalid(format!("'{word}' is in the name of no server and no workload"))
+                    .next(format!("servers: {}; workloads: {}", servers.join(", "), steps.join(", "))));
+            }
+        }
+        let (servers, steps) = (chosen(&servers, &arguments.only), chosen(&steps, &arguments.only));
+        let mut plan = Self {
+            workloads: WORKLOADS.into_iter().filter(|workload| steps.contains(&workload.name)).collect(),
+            servers: Vec::new(),
+            starts: steps.contains(&EXTRA[0]),
+            memory: steps.contains(&EXTRA[1]),
+            time: Duration::from_secs_f64(seconds),
+            warm_up: Duration::from_secs_f64((seconds / 4.0).min(0.2)),
+            rounds,
+            skipped: Vec::new(),
+        };
+        let wanted = |server: &Server| servers.contains(&server.name) && !(arguments.quick && server.polls);
+        for server in SERVERS.into_iter().filter(wanted) {
+            match server.program() {
+                Ok(program) => plan.servers.push((server, program)),
+                Err(reason) => plan.skipped.push(Skipped { server: server.name, reason }),
+            }
+        }
+        Ok(plan)
+    }
+
+    /// All measurements of a round, workload by workload.
+    fn pairs(&self) -> impl Iterator<Item = (&Workload, &Server, &Path)> {
+        self.workloads.iter().flat_map(move |workload| {
+            let able = self.servers.iter().filter(move |(server, _)| server.takes(workload));
+            able.map(move |(server, program)| (workload, server, program.as_path()))
+        })
+    }
+
+    fn named(&self, names: &[&str]) -> Vec<Server> {
+        let servers = self.servers.iter().map(|(server, _)| *server);
+        servers.filter(|server| names.contains(&server.name)).collect()
+    }
+}
+
+const fn sizes(quick: bool, in_memory: bool) -> Sizes {
+    if quick {
+        return Sizes { full_len: 64 << 20, fresh_len: 4 << 30, fresh_requests: 512 };
+    }
+    // On a disk each new block takes its whole space.
+    let fresh_requests = if in_memory { 16 << 10 } else { 4 << 10 };
+    Sizes { full_len: 1 << 30, fresh_len: fresh_requests * (4 << 20), fresh_requests }
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let plan = Plan::new(arguments)?;
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::signal(libc::SIGINT, interrupt as *const () as libc::sighandler_t) };
+    let in_memory = ground::is_in_memory(&arguments.dir).map_err(|error| {
+        ControlError::io(format_args!("cannot use {}", arguments.dir.display()), &error)
+            .next("give a directory with --dir")
+    })?;
+    let sizes = sizes(arguments.quick, in_memory);
+    let ground = Ground::new(&arguments.dir, sizes).map_err(failed)?;
+    let setting = setting(arguments, &plan, &ground);
+    let report = execute(plan, &ground, setting, arguments.quick).map_err(failed)?;
+    drop(ground);
+    match &arguments.json {
+        Some(file) if file.as_os_str() == "-" => crate::failure::print_json(&report),
+        Some(file) => {
+            let text = serde_json::to_string_pretty(&report)
+                .map_err(|error| failed(format!("the results cannot be written as JSON: {error}")))?;
+            std::fs::write(file, text + "\n")
+                .map_err(|error| ControlError::io(format_args!("cannot write {}", file.display()), &error))?;
+            print(&report.tables())
+        }
+        None => print(&report.tables()),
+    }
+}
+
+extern "C" fn interrupt(_signal: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+fn setting(arguments: &Arguments, plan: &Plan, ground: &Ground) -> Setting {
+    let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let load = line("/proc/loadavg");
+    Setting {
+        version: env!("CARGO_PKG_VERSION"),
+        kernel: line("/proc/sys/kernel/osrelease"),
+        processors: std::thread::available_parallelism().map_or(1, Into::into),
+        load_before: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
+        dir: arguments.dir.display().to_string(),
+        in_memory: ground.in_memory,
+        seconds: plan.time.as_secs_f64(),
+        rounds: plan.rounds,
+        image_bytes: ground.sizes.full_len,
+        fresh_image_bytes: ground.sizes.fresh_len,
+        fresh_requests: ground.sizes.fresh_requests,
+    }
+}
+
+fn execute(
+    mut plan: Plan,
+    ground: &Ground,
+    setting: Setting,
+    quick: bool,
+) -> std::result::Result<Report, String> {
+    let started = if plan.starts { plan.named(&alone::STARTED) } else { Vec::new() };
+    let weighed = if plan.memory { plan.named(&alone::WEIGHED) } else { Vec::new() };
+    let starts_each = if quick { 1 } else { 5 * plan.rounds };
+    let mut progress = Progress::new(plan.pairs().count() * plan.rounds + started.len() + weighed.len());
+    let mut samples: BTreeMap<(&str, &str), Vec<Sample>> = BTreeMap::new();
+    let mut broken: BTreeMap<&'static str, String> = BTreeMap::new();
+    'rounds: for round in 0..plan.rounds {
+        for (workload, server, program) in plan.pairs() {
+            if interrupted() {
+                break 'rounds;
+            }
+            progress.begin(&format!("{} {}", workload.name, server.name));
+            let sizes = &ground.sizes;
+            let job = Job {
+                workload: *workload,
+                len: if workload.fresh { sizes.fresh_len } else { sizes.full_len },
+                // An allocating run is bounded by its requests; a slow server by five times the time.
+                time: if workload.fresh { plan.time * 5 } else { plan.time },
+                requests_max: if workload.fresh { sizes.fresh_requests } else { u64::MAX },
+                seed: 7 + round as u64,
+            };
+            let stand = ground.stand(server, Some(workload))?;
+            match measure(server, program, &stand, &job, plan.warm_up) {
+                Ok(sample) => samples.entry((workload.name, server.name)).or_default().push(sample),
+                Err(reason) => {
+                    broken.entry(server.name).or_insert_with(|| format!("{}: {reason}", workload.name));
+                }
+            }
+        }
+    }
+    let (mut starts, mut memory) = (Vec::new(), Vec::new());
+    for server in started.iter().filter(|_| !interrupted()) {
+        progress.begin(&format!("start {}", server.name));
+        match alone::start(ground, server, starts_each) {
+            Ok(start) => starts.push(start),
+            Err(reason) => drop(broken.entry(server.name).or_insert(reason)),
+        }
+    }
+    for server in weighed.iter().filter(|_| !interrupted()) {
+        progress.begin(&format!("memory {}", server.name));
+        let idle_after = if quick { plan.time } else { alone::IDLE_AFTER };
+        match alone::memory(ground, server, plan.time.min(Duration::from_secs(1)), idle_after) {
+            Ok(found) => memory.extend(found),
+            Err(reason) => drop(broken.entry(server.name).or_insert(reason)),
+        }
+    }
+    progress.end();
+    plan.skipped.extend(broken.into_iter().map(|(server, reason)| Skipped { server, reason }));
+    let results: Vec<Row> = plan
+        .pairs()
+        .filter_map(|(workload, server, _)| {
+            let samples = samples.get(&(workload.name, server.name))?;
+            Some(Row::of(workload.name, server.name, samples))
+        })
+        .collect();
+    let ratios = goals::ratios(&results);
+    let skipped = plan.skipped;
+    Ok(Report { setting, results, starts, memory, ratios, skipped, interrupted: interrupted() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_choose_servers_and_workloads_apart() {
+        let only = ["vhost".to_owned(), "q32".to_owned()];
+        assert_eq!(chosen(&["tapio-vhost-raw", "nbdkit-file"], &only), ["tapio-vhost-raw"]);
+        assert_eq!(chosen(&["read-4k-q1", "write-4k-q32", "start"], &only), ["write-4k-q32"]);
+        assert_eq!(chosen(&["a", "b"], &only), ["a", "b"]);
+    }
+}
