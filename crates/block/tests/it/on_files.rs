@@ -176,3 +176,36 @@ fn an_image_that_was_cut_short_or_overlaps_is_refused_with_one_sentence() {
     let overlap = refused(&overlapping);
     assert!(overlap.contains("a.vhd") && overlap.contains("overlap"), "{overlap}");
 }
+
+#[test]
+fn a_chain_of_thirty_is_served_and_one_of_thirty_one_is_refused() {
+    use tapio_format::FormatErrorKind;
+    use tapio_format::vhd::offline::{Shape, SnapshotOptions, create, resolve_chain, snapshot};
+    let directory = directory();
+    let path = |level: u64| directory.path().join(format!("{level}.vhd"));
+    create(&path(0), &Shape::Dynamic, 4 << 20, 0).unwrap();
+    for level in 0..30u64 {
+        if level > 0 {
+            let options = SnapshotOptions { keep_empty: true, ..SnapshotOptions::default() };
+            snapshot(&path(level), &path(level - 1), &options).unwrap();
+        }
+        // Each level has a sector of its own, and all write one more.
+        let disk = start(resolved(&path(level)));
+        write(&disk, level * 4096, vec![level as u8 + 1; 512], false).unwrap();
+        write(&disk, 3 << 20, vec![level as u8 + 1; 512], false).unwrap();
+        disk.close(SOON).unwrap();
+    }
+    let disk = start(resolved(&path(29)));
+    for level in 0..30u64 {
+        assert_eq!(
+            read(&disk, level * 4096, 1024).unwrap(),
+            [vec![level as u8 + 1; 512], vec![0; 512]].concat()
+        );
+    }
+    assert_eq!(read(&disk, 3 << 20, 512).unwrap(), vec![30; 512]);
+    disk.close(SOON).unwrap();
+    let options = SnapshotOptions { keep_empty: true, ..SnapshotOptions::default() };
+    snapshot(&path(30), &path(29), &options).unwrap();
+    let refused = resolve_chain(&path(30), Access::ReadWrite).unwrap_err();
+    assert_eq!(refused.kind(), FormatErrorKind::TooDeep);
+}

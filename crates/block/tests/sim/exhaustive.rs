@@ -77,6 +77,7 @@ fn one(kind: Kind, history: &[Step], kill: bool) -> Result<(), String> {
         }
         Ok::<_, String>(expected)
     });
+    process.sim.end();
     let expected = done.expect("the power stays on")?;
     rig.host.process_killed();
     rig.check(kill)?;
@@ -87,6 +88,7 @@ fn one(kind: Kind, history: &[Step], kill: bool) -> Result<(), String> {
         verify(&running, &expected).await?;
         running.core.close().await.map_err(|error| error.to_string())
     });
+    process.sim.end();
     again.expect("the power stays on")?;
     rig.check(false)
 }

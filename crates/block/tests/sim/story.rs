@@ -119,6 +119,7 @@ pub fn stuck(kind: Kind) -> Result<(), String> {
             other => Err(format!("paused after {paused} ns with the stuck write at {other:?}")),
         }
     });
+    process.sim.end();
     told.expect("the power stays on")
 }
 
@@ -179,7 +180,7 @@ impl World {
             let core = Rc::clone(&process.core);
             closed = matches!(process.run(async move { core.close().await }), Some(Ok(())));
         }
-        drop(process);
+        process.sim.end();
         self.rig.host.set_faults(Faults::default());
         if end == End::PowerCut || self.rig.host.is_dark() {
             self.rig.host.power_cut();
@@ -214,6 +215,7 @@ impl World {
             running.core.close().await.map_err(|error| error.to_string())?;
             Ok::<_, String>(found)
         });
+        process.sim.end();
         let found = found.expect("the power stays on")?;
         let mut model = self.model.borrow_mut();
         for (sector, stamp) in found {

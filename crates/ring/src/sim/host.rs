@@ -287,6 +287,13 @@ impl Sim {
 }
 
 impl Sim {
+    /// The process is gone: its tasks are dropped where they stand. They hold what they work on, and that holds the
+    /// tasks, so that nothing would ever be freed without this.
+    pub fn end(&self) {
+        let services = std::mem::take(&mut *self.tasks.inner.services.borrow_mut());
+        drop(services);
+    }
+
     /// The host that the process runs on.
     pub const fn host(&self) -> &SimHost {
         &self.host

@@ -1,8 +1,12 @@
 //! A file system that fills up under a disk.
 
+use std::process::Command;
+use std::time::{Duration, Instant};
+
 use tapio_e2e::client::nbdsh;
 use tapio_e2e::disk::{DiskOptions, assert_vhd_valid, create_vhd};
 use tapio_e2e::needs;
+use tapio_e2e::process::Running;
 use tapio_e2e::scratch::{Scratch, SmallFileSystem};
 use tapio_e2e::tools::skip;
 
@@ -84,4 +88,45 @@ fn a_vhd_gives_enospc_to_small_writes_and_recovers() {
 fn a_raw_image_gives_enospc_and_recovers() {
     needs!("nbdsh");
     fill(false, 1 << 20);
+}
+
+/// With `--no-space wait` the guest's write waits until there is room, and nobody sees an error.
+#[test]
+fn a_write_waits_for_space_if_that_is_wished() {
+    needs!("nbdsh");
+    let small = match SmallFileSystem::mount(32 * MIB) {
+        Ok(small) => small,
+        Err(reason) => return skip(&format!("needs root to mount: {reason}")),
+    };
+    let scratch = Scratch::on_disk();
+    let ballast = small.path().join("ballast");
+    std::fs::write(&ballast, vec![1; 12 << 20]).expect("the ballast fits");
+    let image = create_vhd(small.path().join("a.vhd"), 256);
+    let disk = DiskOptions::vhd(&image).arg("--no-space").arg("wait").nbd().start(scratch.path());
+    let script = "
+for at in range(0, 26 << 20, 1 << 20):
+    h.pwrite(b'w' * (1 << 20), at)
+    print(at, flush=True)
+h.flush()
+assert all(bytes(h.pread(1 << 20, at)) == b'w' * (1 << 20) for at in range(0, 26 << 20, 1 << 20))
+print('done', flush=True)
+";
+    let mut nbdsh = Command::new("nbdsh");
+    nbdsh.env("PATH", "/usr/bin:/bin").args(["-u", &disk.uri(), "-c", script]);
+    let mut writer = Running::start(&mut nbdsh, &scratch.join("writer.log"));
+    // It gets as far as there is room, and stays there.
+    let mut before = (usize::MAX, Instant::now());
+    writer.wait_for("the writer to stand still", Duration::from_secs(30), || {
+        let lines = std::fs::read_to_string(scratch.join("writer.log")).map_or(0, |log| log.lines().count());
+        if lines != before.0 {
+            before = (lines, Instant::now());
+        }
+        (lines >= 10 && before.1.elapsed() > Duration::from_millis(1500)).then_some(())
+    });
+    assert!(before.0 < 26, "the file system never filled up");
+    std::fs::remove_file(&ballast).expect("the ballast is there");
+    assert!(writer.wait(Duration::from_secs(30)).success(), "{}", writer.log());
+    assert!(writer.log().lines().any(|line| line == "done"), "{}", writer.log());
+    disk.stop();
+    assert_vhd_valid(&image);
 }
