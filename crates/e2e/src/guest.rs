@@ -198,7 +198,9 @@ impl Qemu {
         let mut command = Command::new("qemu-system-x86_64");
         command.args([
             "-accel",
-            "tcg,thread=multi",
+            // One thread for both processors: with one each, this emulator now and then runs a half-patched instruction
+            // of the guest's kernel, which oopses before it has seen our disk.
+            "tcg,thread=single",
             "-machine",
             "q35",
             "-cpu",
