@@ -160,8 +160,13 @@ async fn read(connection: &Connection, header: &RequestHeader, whole: bool) -> R
     if whole || connection.session.style == Style::Simple {
         return read_whole(connection, header).await;
     }
+    read_in_parts(connection, Kind::Read, header).await
+}
+
+/// Reads the range piece by piece, each as large as there is memory for.
+async fn read_in_parts(connection: &Connection, kind: Kind, header: &RequestHeader) -> Result<(), End> {
     let part_len = part_len_max(connection, READ_PART_LEN);
-    let head = head(connection, Kind::Read, header, header.len).await?;
+    let head = head(connection, kind, header, header.len).await?;
     let mut left = Span::new(header.offset, header.len);
     while !left.is_empty() {
         let memory = some_memory(connection, left.len.min(part_len) as usize, 1).await?;
@@ -258,15 +263,5 @@ async fn range(connection: &Connection, header: &RequestHeader, kind: Kind, op: 
 /// CACHE: reads the beginning of the range and forgets it, so that metadata and page cache have it.
 async fn cache(connection: &Connection, header: &RequestHeader) -> Result<(), End> {
     let header = &RequestHeader { len: header.len.min(CACHE_LEN_MAX), ..*header };
-    let part_len = part_len_max(connection, READ_PART_LEN);
-    let head = head(connection, Kind::Cache, header, header.len).await?;
-    let mut left = Span::new(header.offset, header.len);
-    while !left.is_empty() {
-        let memory = some_memory(connection, left.len.min(part_len) as usize, 1).await?;
-        let span = left.prefix(memory.len() as u64);
-        let slot = part(connection, head, header, span).await?;
-        submit_read(connection, slot, span, memory).await?;
-        left = left.skip(span.len);
-    }
-    Ok(())
+    read_in_parts(connection, Kind::Cache, header).await
 }
