@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 use std::pin::pin;
+use std::rc::Rc;
 
 use tapio_format::live::{Extent as Mapped, Layer, Lookup, Place};
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Segments, Storage, Tasks, Zeroing};
-use tapio_types::{ChainSpec, SECTOR_LEN, Span};
+use tapio_types::{Access, ChainSpec, LayerSpec, SECTOR_LEN, Span};
 
 use crate::meter::Meter;
 use crate::port::Extent;
@@ -28,13 +29,39 @@ pub struct LayerCounters {
     pub writes_failed: u64,
 }
 
+/// An open image and what was done with it. Shared by the chain before a change of images and the one after it.
+#[derive(Debug)]
+pub struct Link<S: Storage> {
+    /// The image.
+    pub layer: Layer<S>,
+    /// How it is named.
+    pub spec: LayerSpec,
+    counters: Cell<LayerCounters>,
+}
+
+impl<S: Storage> Link<S> {
+    /// A link for `layer`, which was opened as `spec` says.
+    pub fn new(layer: Layer<S>, spec: LayerSpec) -> Rc<Self> {
+        Rc::new(Self { layer, spec, counters: Cell::default() })
+    }
+
+    fn count(&self, change: impl FnOnce(&mut LayerCounters)) {
+        let mut counters = self.counters.get();
+        change(&mut counters);
+        self.counters.set(counters);
+    }
+
+    fn failed(&self, what: &'static str, offset: u64, error: std::io::Error) -> FormatError {
+        FormatError::io(what, error).with_offset(offset).with_path(&self.spec.path)
+    }
+}
+
 /// The images of a disk, open, leaf first. A list: nothing recurses.
 #[derive(Debug)]
 pub struct Chain<S: Storage> {
-    layers: Vec<Layer<S>>,
-    counters: Vec<Cell<LayerCounters>>,
-    spec: ChainSpec,
-    len: u64,
+    links: Vec<Rc<Link<S>>>,
+    access: Access,
+    len: Cell<u64>,
     tasks: Tasks,
 }
 
@@ -46,47 +73,51 @@ enum Target {
 }
 
 impl<S: Storage> Chain<S> {
-    /// A chain of `layers`, which were opened as `spec` says.
-    pub fn new(layers: Vec<Layer<S>>, spec: ChainSpec, tasks: Tasks) -> Self {
-        let len = layers[0].virtual_len() / SECTOR_LEN * SECTOR_LEN;
-        let counters = layers.iter().map(|_| Cell::default()).collect();
-        Self { layers, counters, spec, len, tasks }
+    /// A chain of `links`, leaf first.
+    pub fn new(links: Vec<Rc<Link<S>>>, access: Access, tasks: Tasks) -> Self {
+        let len = Cell::new(links[0].layer.virtual_len() / SECTOR_LEN * SECTOR_LEN);
+        Self { links, access, len, tasks }
     }
 
     /// Bytes of the disk.
     pub const fn len(&self) -> u64 {
-        self.len
+        self.len.get()
     }
 
     /// Whether the disk has no bytes.
     pub const fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
-    /// What was opened.
-    pub const fn spec(&self) -> &ChainSpec {
-        &self.spec
+    /// How the leaf was opened.
+    pub const fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The images and how they were opened, leaf first.
+    pub fn spec(&self) -> ChainSpec {
+        ChainSpec { layers: self.links.iter().map(|link| link.spec.clone()).collect(), access: self.access }
+    }
+
+    /// The images, leaf first.
+    pub fn links(&self) -> &[Rc<Link<S>>] {
+        &self.links
     }
 
     /// What each layer has done, leaf first.
     pub fn counters(&self) -> Vec<LayerCounters> {
-        self.counters.iter().map(Cell::get).collect()
+        self.links.iter().map(|link| link.counters.get()).collect()
     }
 
     fn leaf(&self) -> &Layer<S> {
-        &self.layers[0]
-    }
-
-    fn count(&self, layer: usize, change: impl FnOnce(&mut LayerCounters)) {
-        let mut counters = self.counters[layer].get();
-        change(&mut counters);
-        self.counters[layer].set(counters);
+        &self.links[0].layer
     }
 
     /// Where the beginning of `span` is. From memory, but for bitmaps that have to be read first.
     async fn resolve(&self, span: Span) -> Result<(u64, Target)> {
         let mut len = span.len;
-        for (index, layer) in self.layers.iter().enumerate() {
+        for (index, link) in self.links.iter().enumerate() {
+            let layer = &link.layer;
             // A layer may be shorter than the ones above it: behind its end there is nothing.
             let Some(inside) = layer.virtual_len().checked_sub(span.start).filter(|inside| *inside > 0)
             else {
@@ -116,22 +147,15 @@ impl<S: Storage> Chain<S> {
             into.fill_zero();
             return Ok(());
         };
+        let link = &self.links[layer];
         meter.issued(self.tasks.turn_ns());
-        let result = self.layers[layer].store().read(offset, into).await;
+        let result = link.layer.store().read(offset, into).await;
         meter.returned(self.tasks.turn_ns());
-        self.count(layer, |counters| match &result {
+        link.count(|counters| match &result {
             Ok(()) => counters.sectors_read += into.len() / SECTOR_LEN,
             Err(_) => counters.reads_failed += 1,
         });
-        result.map_err(|error| self.failed(layer, "cannot read", offset, error))
-    }
-
-    fn failed(&self, layer: usize, what: &'static str, offset: u64, error: std::io::Error) -> FormatError {
-        let error = FormatError::io(what, error).with_offset(offset);
-        match self.spec.layers.get(layer) {
-            Some(spec) => error.with_path(&spec.path),
-            None => error,
-        }
+        result.map_err(|error| link.failed("cannot read", offset, error))
     }
 
     /// Reads `span`, which lies inside the disk.
@@ -175,13 +199,13 @@ impl<S: Storage> Chain<S> {
         meter.returned(self.tasks.turn_ns());
         match result {
             Ok(()) => {
-                self.count(0, |counters| counters.sectors_written += span.len / SECTOR_LEN);
+                self.links[0].count(|counters| counters.sectors_written += span.len / SECTOR_LEN);
                 if leaf.written(span) { leaf.settle().await } else { Ok(()) }
             }
             Err(error) => {
-                self.count(0, |counters| counters.writes_failed += 1);
+                self.links[0].count(|counters| counters.writes_failed += 1);
                 leaf.not_written(span);
-                Err(self.failed(0, "cannot write", offset, error))
+                Err(self.links[0].failed("cannot write", offset, error))
             }
         }
     }
@@ -294,7 +318,7 @@ impl<S: Storage> Chain<S> {
             let empty = match target {
                 Target::Zero => true,
                 Target::Data { layer, offset } => {
-                    let (known, has_data) = self.layers[layer].store().data_run(Span::new(offset, len));
+                    let (known, has_data) = self.links[layer].layer.store().data_run(Span::new(offset, len));
                     len = known;
                     !has_data
                 }

@@ -4,19 +4,17 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use tapio_format::live::vhd::{IntentPlace, OpenOptions, SpaceMode};
-use tapio_format::live::{Layer, RawLayer, vhd};
+use tapio_format::live::vhd::{IntentPlace, SpaceMode};
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
-use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN};
+use tapio_types::{Access, ChainSpec, SECTOR_LEN};
 
 use crate::chain::{Chain, LayerCounters};
+use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
 
-/// The most images in a chain: what sm allows, and its raw base.
-pub const CHAIN_MAX: usize = 31;
 /// How long a request that found the storage full waits before it tries again.
 const NO_SPACE_RETRY_NS: u64 = 1_000_000_000;
 
@@ -88,14 +86,15 @@ pub trait Observer {
 
 /// A disk on its data thread.
 pub struct Core<I: Io> {
-    io: I,
-    options: CoreOptions,
+    pub(crate) io: I,
+    pub(crate) options: CoreOptions,
     inbox: Rc<Inbox<Request>>,
     chain: RefCell<Option<Rc<Chain<I::Store>>>>,
     state: Cell<DiskState>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
     ended: Rc<Notify>,
+    jobs: Jobs,
     observer: RefCell<Option<Rc<dyn Observer>>>,
     failures: Cell<u64>,
     reported_ns: Cell<Option<u64>>,
@@ -121,6 +120,7 @@ impl<I: Io> Core<I> {
             state: Cell::new(DiskState::Paused),
             parked: Cell::new(0),
             ended: Rc::new(Notify::default()),
+            jobs: Jobs::default(),
             observer: RefCell::new(None),
             failures: Cell::new(0),
             reported_ns: Cell::new(None),
@@ -135,7 +135,7 @@ impl<I: Io> Core<I> {
 
     /// What the open chain is.
     pub fn spec(&self) -> Option<ChainSpec> {
-        self.chain.borrow().as_ref().map(|chain| chain.spec().clone())
+        self.chain.borrow().as_ref().map(|chain| chain.spec())
     }
 
     /// What each layer has done, leaf first.
@@ -151,6 +151,11 @@ impl<I: Io> Core<I> {
     /// Requests that wait for space now.
     pub fn waiting_for_space(&self) -> usize {
         self.parked.get()
+    }
+
+    /// Long work beside the guest's.
+    pub const fn jobs(&self) -> &Jobs {
+        &self.jobs
     }
 
     /// Lets `observer` hear of every request from now on.
@@ -179,7 +184,7 @@ impl<I: Io> Core<I> {
             len: chain.len(),
             logical_block_len: SECTOR_LEN as u32,
             physical_block_len: 4096,
-            read_only: chain.spec().access == Access::ReadOnly,
+            read_only: chain.access() == Access::ReadOnly,
             transfer_max: 32 << 20,
         })
     }
@@ -201,81 +206,6 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    async fn open_chain(&self, spec: &ChainSpec) -> Result<Chain<I::Store>> {
-        if spec.layers.is_empty() {
-            return Err(FormatError::new(
-                FormatErrorKind::InvalidArgument,
-                "a chain needs at least one image",
-            ));
-        }
-        if spec.layers.len() > CHAIN_MAX {
-            let detail =
-                format!("the chain has {} images, more than the {CHAIN_MAX} allowed", spec.layers.len());
-            return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&spec.layers[0].path));
-        }
-        let mut layers: Vec<Layer<I::Store>> = Vec::with_capacity(spec.layers.len());
-        if let Err(error) = self.open_layers(spec, &mut layers).await {
-            // The leaf may be open for writing already: it is left as it was found.
-            for layer in &layers {
-                if let Err(error) = layer.close().await {
-                    (self.options.report)(&format!("not closed cleanly: {error}"));
-                }
-            }
-            return Err(error);
-        }
-        Ok(Chain::new(layers, spec.clone(), self.io.tasks().clone()))
-    }
-
-    async fn open_layers(&self, spec: &ChainSpec, layers: &mut Vec<Layer<I::Store>>) -> Result<()> {
-        for (index, image) in spec.layers.iter().enumerate() {
-            if spec.layers[..index].iter().any(|above| above.path == image.path) {
-                return Err(FormatError::new(FormatErrorKind::Loop, "the image is its own parent")
-                    .with_path(&image.path));
-            }
-            let access = if index == 0 { spec.access } else { Access::ReadOnly };
-            let opened = self.open_layer(image.kind, &image.path, access).await;
-            let layer = opened.map_err(|error| error.with_path(&image.path))?;
-            let fits = match layers.last() {
-                Some(Layer::Vhd(child)) => check_parent(child, &layer),
-                _ => Ok(()),
-            };
-            layers.push(layer);
-            fits.map_err(|error| error.with_path(&image.path))?;
-        }
-        if let Some(Layer::Vhd(last)) = layers.last()
-            && last.parent_uuid().is_some()
-        {
-            let path = &spec.layers[spec.layers.len() - 1].path;
-            let detail = "the image has a parent, which the chain does not name";
-            return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
-        }
-        Ok(())
-    }
-
-    async fn open_layer(
-        &self,
-        kind: ImageKind,
-        path: &std::path::Path,
-        access: Access,
-    ) -> Result<Layer<I::Store>> {
-        let store = self.io.open(path, access).map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => FormatError::io("the image is open for writing in another process", error),
-            _ => FormatError::io("cannot open the image", error),
-        })?;
-        match kind {
-            ImageKind::Raw => Ok(Layer::Raw(RawLayer::new(store))),
-            ImageKind::Vhd => {
-                let options =
-                    OpenOptions { access, space: self.options.space, intent: self.options.intent.clone() };
-                let opened = vhd::open(store, self.io.tasks(), &options).await?;
-                for remark in opened.remarks {
-                    (self.options.report)(&format!("{}: {remark}", path.display()));
-                }
-                Ok(opened.layer)
-            }
-        }
-    }
-
     /// Stops taking requests, waits for those under way, and closes the images.
     ///
     /// # Errors
@@ -295,6 +225,7 @@ impl<I: Io> Core<I> {
         }
         self.inbox.set_open(false);
         self.ended.notify_all(self.io.tasks());
+        self.jobs.stop_all(self.io.tasks()).await;
         while self.inbox.in_flight() > self.parked.get() {
             self.ended.wait(self.io.tasks()).await;
         }
@@ -438,7 +369,7 @@ fn check<S: Storage>(request: &Request, chain: &Chain<S>) -> Result<(), DiskErro
     if request.op == Op::Flush {
         return Ok(());
     }
-    if request.op != Op::Read && chain.spec().access == Access::ReadOnly {
+    if request.op != Op::Read && chain.access() == Access::ReadOnly {
         return Err(DiskError::ReadOnly);
     }
     if !request.span.is_aligned(SECTOR_LEN) {
@@ -452,24 +383,6 @@ fn check<S: Storage>(request: &Request, chain: &Chain<S>) -> Result<(), DiskErro
         return Err(DiskError::OutOfRange);
     }
     Ok(())
-}
-
-/// The image below a differencing disk must be the one it was made from.
-fn check_parent<S: Storage>(child: &vhd::VhdLayer<S>, parent: &Layer<S>) -> Result<()> {
-    let Some(wanted) = child.parent_uuid() else {
-        return Err(FormatError::new(FormatErrorKind::InvalidArgument, "the image above has no parent"));
-    };
-    match parent {
-        Layer::Vhd(parent) if parent.uuid() != wanted => Err(FormatError::new(
-            FormatErrorKind::Corrupt,
-            format!("this image is {}, but the one above was made from {wanted}", parent.uuid()),
-        )),
-        Layer::Raw(raw) if raw.kind() == ImageKind::Raw && !wanted.is_nil() => Err(FormatError::new(
-            FormatErrorKind::Corrupt,
-            format!("the image above was made from VHD {wanted}, not from a raw image"),
-        )),
-        _ => Ok(()),
-    }
 }
 
 /// Answers what is allocated.

@@ -51,6 +51,7 @@ struct Inner {
     geometry: Cell<Geometry>,
     map: Rc<dyn AllocationMap>,
     room_freed: Rc<Notify>,
+    geometry_changed: Notify,
 }
 
 /// A disk as its front ends know it: a cheap handle on the data thread.
@@ -75,7 +76,16 @@ impl Port {
         map: Rc<dyn AllocationMap>,
         room_freed: Rc<Notify>,
     ) -> Self {
-        Self { inner: Rc::new(Inner { inbox, tasks, geometry: Cell::new(geometry), map, room_freed }) }
+        Self {
+            inner: Rc::new(Inner {
+                inbox,
+                tasks,
+                geometry: Cell::new(geometry),
+                map,
+                room_freed,
+                geometry_changed: Notify::default(),
+            }),
+        }
     }
 
     /// The disk as a guest sees it, now.
@@ -85,7 +95,17 @@ impl Port {
 
     /// Changes what guests see: after a resize.
     pub fn set_geometry(&self, geometry: Geometry) {
-        self.inner.geometry.set(geometry);
+        if self.inner.geometry.replace(geometry) != geometry {
+            self.inner.geometry_changed.notify_all(&self.inner.tasks);
+        }
+    }
+
+    /// Waits until the geometry is another than `known`, and gives it: for front ends that tell their guests.
+    pub async fn geometry_changed(&self, known: Geometry) -> Geometry {
+        while self.geometry() == known {
+            self.inner.geometry_changed.wait(&self.inner.tasks).await;
+        }
+        self.geometry()
     }
 
     /// The tasks of the data thread.

@@ -37,6 +37,8 @@ pub enum FormatErrorKind {
     InvalidArgument,
     /// What was to be made is there already.
     Exists,
+    /// Somebody asked for it to stop.
+    Cancelled,
 }
 
 impl FormatErrorKind {
@@ -55,6 +57,7 @@ impl FormatErrorKind {
             Self::TooDeep => "chain too deep",
             Self::InvalidArgument => "invalid argument",
             Self::Exists => "exists already",
+            Self::Cancelled => "cancelled",
         }
     }
 }
@@ -135,6 +138,7 @@ impl FormatError {
             FormatErrorKind::Missing => libc::ENOENT,
             FormatErrorKind::Loop => libc::ELOOP,
             FormatErrorKind::Exists => libc::EEXIST,
+            FormatErrorKind::Cancelled => libc::ECANCELED,
             FormatErrorKind::NotThisFormat
             | FormatErrorKind::Corrupt
             | FormatErrorKind::Disabled

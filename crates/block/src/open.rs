@@ -1,0 +1,115 @@
+//! Opening the images of a chain, each checked against the one above it.
+
+use std::rc::Rc;
+
+use tapio_format::live::vhd::OpenOptions;
+use tapio_format::live::{Layer, RawLayer, vhd};
+use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_ring::{Io, Storage};
+use tapio_types::{Access, ChainSpec, ImageKind};
+
+use crate::chain::{Chain, Link};
+use crate::core::Core;
+
+/// The most images in a chain: what sm allows, and its raw base.
+pub const CHAIN_MAX: usize = 31;
+
+impl<I: Io> Core<I> {
+    /// Opens the images of `spec`.
+    ///
+    /// # Errors
+    /// An image cannot be opened, or does not belong to the one above it; those that were open are closed again.
+    pub(crate) async fn open_chain(&self, spec: &ChainSpec) -> Result<Chain<I::Store>> {
+        if spec.layers.is_empty() {
+            return Err(FormatError::new(
+                FormatErrorKind::InvalidArgument,
+                "a chain needs at least one image",
+            ));
+        }
+        if spec.layers.len() > CHAIN_MAX {
+            let detail =
+                format!("the chain has {} images, more than the {CHAIN_MAX} allowed", spec.layers.len());
+            return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&spec.layers[0].path));
+        }
+        let mut links: Vec<Rc<Link<I::Store>>> = Vec::with_capacity(spec.layers.len());
+        if let Err(error) = self.open_layers(spec, &mut links).await {
+            // The leaf may be open for writing already: it is left as it was found.
+            for link in &links {
+                if let Err(error) = link.layer.close().await {
+                    (self.options.report)(&format!("not closed cleanly: {error}"));
+                }
+            }
+            return Err(error);
+        }
+        Ok(Chain::new(links, spec.access, self.io.tasks().clone()))
+    }
+
+    async fn open_layers(&self, spec: &ChainSpec, links: &mut Vec<Rc<Link<I::Store>>>) -> Result<()> {
+        for (index, image) in spec.layers.iter().enumerate() {
+            if spec.layers[..index].iter().any(|above| above.path == image.path) {
+                return Err(FormatError::new(FormatErrorKind::Loop, "the image is its own parent")
+                    .with_path(&image.path));
+            }
+            let access = if index == 0 { spec.access } else { Access::ReadOnly };
+            let opened = self.open_layer(image.kind, &image.path, access).await;
+            let layer = opened.map_err(|error| error.with_path(&image.path))?;
+            let fits = match links.last().map(|link| &link.layer) {
+                Some(Layer::Vhd(child)) => check_parent(child, &layer),
+                _ => Ok(()),
+            };
+            links.push(Link::new(layer, image.clone()));
+            fits.map_err(|error| error.with_path(&image.path))?;
+        }
+        if let Some(Layer::Vhd(last)) = links.last().map(|link| &link.layer)
+            && last.parent_uuid().is_some()
+        {
+            let path = &spec.layers[spec.layers.len() - 1].path;
+            let detail = "the image has a parent, which the chain does not name";
+            return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
+        }
+        Ok(())
+    }
+
+    /// Opens one image.
+    pub(crate) async fn open_layer(
+        &self,
+        kind: ImageKind,
+        path: &std::path::Path,
+        access: Access,
+    ) -> Result<Layer<I::Store>> {
+        let store = self.io.open(path, access).map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => FormatError::io("the image is open for writing in another process", error),
+            _ => FormatError::io("cannot open the image", error),
+        })?;
+        match kind {
+            ImageKind::Raw => Ok(Layer::Raw(RawLayer::new(store))),
+            ImageKind::Vhd => {
+                let options =
+                    OpenOptions { access, space: self.options.space, intent: self.options.intent.clone() };
+                let opened = vhd::open(store, self.io.tasks(), &options).await?;
+                for remark in opened.remarks {
+                    (self.options.report)(&format!("{}: {remark}", path.display()));
+                }
+                Ok(opened.layer)
+            }
+        }
+    }
+}
+
+/// The image below a differencing disk must be the one it was made from.
+fn check_parent<S: Storage>(child: &vhd::VhdLayer<S>, parent: &Layer<S>) -> Result<()> {
+    let Some(wanted) = child.parent_uuid() else {
+        return Err(FormatError::new(FormatErrorKind::InvalidArgument, "the image above has no parent"));
+    };
+    match parent {
+        Layer::Vhd(parent) if parent.uuid() != wanted => Err(FormatError::new(
+            FormatErrorKind::Corrupt,
+            format!("this image is {}, but the one above was made from {wanted}", parent.uuid()),
+        )),
+        Layer::Raw(raw) if raw.kind() == ImageKind::Raw && !wanted.is_nil() => Err(FormatError::new(
+            FormatErrorKind::Corrupt,
+            format!("the image above was made from VHD {wanted}, not from a raw image"),
+        )),
+        _ => Ok(()),
+    }
+}
