@@ -37,12 +37,25 @@ pub struct Link<S: Storage> {
     /// How it is named.
     pub spec: LayerSpec,
     counters: Cell<LayerCounters>,
+    /// It was the leaf, and what was written to it then is not known to be durable yet.
+    unsettled: Cell<bool>,
 }
 
 impl<S: Storage> Link<S> {
     /// A link for `layer`, which was opened as `spec` says.
     pub fn new(layer: Layer<S>, spec: LayerSpec) -> Rc<Self> {
-        Rc::new(Self { layer, spec, counters: Cell::default() })
+        Rc::new(Self { layer, spec, counters: Cell::default(), unsettled: Cell::new(false) })
+    }
+
+    /// A link for `layer`, which is the image of this one opened again.
+    pub fn reopened(&self, layer: Layer<S>) -> Rc<Self> {
+        let counters = Cell::new(self.counters.get());
+        Rc::new(Self { layer, spec: self.spec.clone(), counters, unsettled: Cell::new(false) })
+    }
+
+    /// Says whether what was written here is still to be made durable, although it is not the leaf.
+    pub fn set_unsettled(&self, unsettled: bool) {
+        self.unsettled.set(unsettled);
     }
 
     fn count(&self, change: impl FnOnce(&mut LayerCounters)) {
@@ -293,9 +306,24 @@ impl<S: Storage> Chain<S> {
     /// The storage's.
     pub async fn sync(&self, meter: &Meter) -> Result<()> {
         meter.issued(self.tasks.turn_ns());
-        let result = self.leaf().sync().await;
+        let result = match self.unsettled().next() {
+            None => self.leaf().sync().await,
+            Some(_) => Box::pin(self.sync_all()).await,
+        };
         meter.returned(self.tasks.turn_ns());
         result
+    }
+
+    /// Images that were the leaf a moment ago.
+    fn unsettled(&self) -> impl Iterator<Item = &Rc<Link<S>>> {
+        self.links[1..].iter().filter(|link| link.unsettled.get())
+    }
+
+    async fn sync_all(&self) -> Result<()> {
+        for link in self.unsettled() {
+            link.layer.sync().await?;
+        }
+        self.leaf().sync().await
     }
 
     /// Leaves the images as other tools expect them. Nothing may be under way.
@@ -303,7 +331,40 @@ impl<S: Storage> Chain<S> {
     /// # Errors
     /// The storage's.
     pub async fn close(&self) -> Result<()> {
-        self.leaf().close().await
+        let mut result = Ok(());
+        for link in self.unsettled() {
+            result = result.and(link.layer.close().await);
+        }
+        self.leaf().close().await.and(result)
+    }
+
+    /// How much of the beginning of `span` is alike in that the leaf itself holds it, or does not.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn held_by_leaf(&self, span: Span) -> Result<(u64, bool)> {
+        let leaf = self.leaf();
+        let want = span.prefix(span.len.min(leaf.virtual_len().saturating_sub(span.start)));
+        if want.is_empty() {
+            return Ok((span.len, false));
+        }
+        loop {
+            match leaf.lookup(want) {
+                Lookup::Extent(extent) => {
+                    return Ok((extent.len, matches!(extent.place, Place::Data { .. })));
+                }
+                Lookup::Miss { block } => leaf.load(block).await?,
+            }
+        }
+    }
+
+    /// Whether all of `span` surely reads as zero, which the tables alone can tell.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn reads_zero(&self, span: Span) -> Result<bool> {
+        let (len, target) = self.resolve(span).await?;
+        Ok(len == span.len && matches!(target, Target::Zero))
     }
 
     /// What is allocated in `span`: see [`crate::AllocationMap::extents`].

@@ -2,9 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::path::Path;
 use std::rc::Rc;
 
 use tapio_format::live::vhd::{IntentPlace, SpaceMode};
+use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
 use tapio_types::{Access, ChainSpec, SECTOR_LEN};
@@ -37,6 +39,8 @@ pub struct CoreOptions {
     pub space: SpaceMode,
     /// Where the intent log is.
     pub intent: IntentPlace,
+    /// What a child, the first path, records about its parent, the second, but for the parent's UUID.
+    pub parent_facts: fn(&Path, &Path) -> Result<ParentFacts>,
     /// Where sentences for the log go. Called for changes of state and failures, never per request.
     pub report: fn(&str),
 }
@@ -47,6 +51,7 @@ impl Default for CoreOptions {
             no_space: NoSpace::default(),
             space: SpaceMode::default(),
             intent: IntentPlace::default(),
+            parent_facts: ParentFacts::names,
             report: |line| eprintln!("{line}"),
         }
     }
@@ -88,13 +93,15 @@ pub trait Observer {
 pub struct Core<I: Io> {
     pub(crate) io: I,
     pub(crate) options: CoreOptions,
-    inbox: Rc<Inbox<Request>>,
+    pub(crate) inbox: Rc<Inbox<Request>>,
     chain: RefCell<Option<Rc<Chain<I::Store>>>>,
     state: Cell<DiskState>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
-    ended: Rc<Notify>,
+    pub(crate) ended: Rc<Notify>,
     jobs: Jobs,
+    /// Which change of the chain is at work.
+    pub(crate) changing: Cell<Option<&'static str>>,
     observer: RefCell<Option<Rc<dyn Observer>>>,
     failures: Cell<u64>,
     reported_ns: Cell<Option<u64>>,
@@ -121,6 +128,7 @@ impl<I: Io> Core<I> {
             parked: Cell::new(0),
             ended: Rc::new(Notify::default()),
             jobs: Jobs::default(),
+            changing: Cell::new(None),
             observer: RefCell::new(None),
             failures: Cell::new(0),
             reported_ns: Cell::new(None),
@@ -136,6 +144,16 @@ impl<I: Io> Core<I> {
     /// What the open chain is.
     pub fn spec(&self) -> Option<ChainSpec> {
         self.chain.borrow().as_ref().map(|chain| chain.spec())
+    }
+
+    /// The open chain.
+    pub(crate) fn chain(&self) -> Option<Rc<Chain<I::Store>>> {
+        self.chain.borrow().clone()
+    }
+
+    /// Lets requests that are taken from now on see these images.
+    pub(crate) fn replace_chain(&self, chain: Chain<I::Store>) {
+        *self.chain.borrow_mut() = Some(Rc::new(chain));
     }
 
     /// What each layer has done, leaf first.
@@ -226,6 +244,9 @@ impl<I: Io> Core<I> {
         self.inbox.set_open(false);
         self.ended.notify_all(self.io.tasks());
         self.jobs.stop_all(self.io.tasks()).await;
+        while self.changing.get().is_some() {
+            self.ended.wait(self.io.tasks()).await;
+        }
         while self.inbox.in_flight() > self.parked.get() {
             self.ended.wait(self.io.tasks()).await;
         }

@@ -11,6 +11,8 @@
 //! put it. Must never depend on: a front end, the control plane, tokio.
 
 mod chain;
+mod change;
+mod commit;
 mod core;
 mod disk;
 mod front;
@@ -20,9 +22,11 @@ mod open;
 mod port;
 mod remote;
 mod request;
+mod swap;
 mod window;
 
 pub use chain::{Chain, LayerCounters, Link};
+pub use commit::Forecast;
 pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};
 pub use disk::{Disk, DiskFailure, DiskOptions, DiskStatus};
 pub use front::{FrontEnd, FrontId, Fronts};
@@ -32,3 +36,4 @@ pub use open::CHAIN_MAX;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use remote::{Gone, Remote, World};
 pub use request::{Client, DiskError, Op, Request};
+pub use swap::Swapped;

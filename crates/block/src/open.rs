@@ -6,7 +6,7 @@ use tapio_format::live::vhd::OpenOptions;
 use tapio_format::live::{Layer, RawLayer, vhd};
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Io, Storage};
-use tapio_types::{Access, ChainSpec, ImageKind};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
 use crate::chain::{Chain, Link};
 use crate::core::Core;
@@ -53,12 +53,25 @@ impl<I: Io> Core<I> {
             let access = if index == 0 { spec.access } else { Access::ReadOnly };
             let opened = self.open_layer(image.kind, &image.path, access).await;
             let layer = opened.map_err(|error| error.with_path(&image.path))?;
+            let layer = match layer {
+                Layer::Vhd(vhd) if index > 0 => self.settled(vhd, image, spec.access).await?,
+                other => other,
+            };
             let fits = match links.last().map(|link| &link.layer) {
                 Some(Layer::Vhd(child)) => check_parent(child, &layer),
                 _ => Ok(()),
             };
+            if let Err(error) = fits {
+                // One that was merged into its own parent stays in the list of whoever was killed just then.
+                if spec.access == Access::ReadWrite && index > 0 && self.is_bypassed(spec, index, links).await
+                {
+                    (self.options.report)(&format!("{}: is not in the chain any more", image.path.display()));
+                    continue;
+                }
+                links.push(Link::new(layer, image.clone()));
+                return Err(error.with_path(&image.path));
+            }
             links.push(Link::new(layer, image.clone()));
-            fits.map_err(|error| error.with_path(&image.path))?;
         }
         if let Some(Layer::Vhd(last)) = links.last().map(|link| &link.layer)
             && last.parent_uuid().is_some()
@@ -68,6 +81,37 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
         }
         Ok(())
+    }
+
+    /// Whether the last image so far was made from the image below the one at `index`.
+    async fn is_bypassed(&self, spec: &ChainSpec, index: usize, links: &[Rc<Link<I::Store>>]) -> bool {
+        let (Some(below), Some(Layer::Vhd(child))) =
+            (spec.layers.get(index + 1), links.last().map(|link| &link.layer))
+        else {
+            return false;
+        };
+        let opened = self.open_layer(below.kind, &below.path, Access::ReadOnly).await;
+        opened.is_ok_and(|layer| check_parent(child, &layer).is_ok())
+    }
+
+    /// An image below the leaf that is owed writes by a process that died: it was the leaf, or was being merged into.
+    /// They are put in place before anything is read from it.
+    async fn settled(
+        &self,
+        vhd: Rc<vhd::VhdLayer<I::Store>>,
+        image: &LayerSpec,
+        access: Access,
+    ) -> Result<Layer<I::Store>> {
+        let owed = self.options.intent.owed(vhd.uuid());
+        if owed == 0 || access == Access::ReadOnly {
+            return Ok(Layer::Vhd(vhd));
+        }
+        drop(vhd);
+        let named = |error: FormatError| error.with_path(&image.path);
+        let writable = self.open_layer(image.kind, &image.path, Access::ReadWrite).await.map_err(named)?;
+        writable.close().await.map_err(named)?;
+        drop(writable);
+        self.open_layer(image.kind, &image.path, Access::ReadOnly).await.map_err(named)
     }
 
     /// Opens one image.
@@ -97,7 +141,7 @@ impl<I: Io> Core<I> {
 }
 
 /// The image below a differencing disk must be the one it was made from.
-fn check_parent<S: Storage>(child: &vhd::VhdLayer<S>, parent: &Layer<S>) -> Result<()> {
+pub(crate) fn check_parent<S: Storage>(child: &vhd::VhdLayer<S>, parent: &Layer<S>) -> Result<()> {
     let Some(wanted) = child.parent_uuid() else {
         return Err(FormatError::new(FormatErrorKind::InvalidArgument, "the image above has no parent"));
     };

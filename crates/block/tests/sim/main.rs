@@ -9,6 +9,7 @@
 //! - after a power cut every sector holds its last flushed content or something written later;
 //! - after the death of the process alone every sector holds its last answered content or something under way.
 
+mod changes;
 mod exhaustive;
 mod model;
 mod rig;
@@ -103,5 +104,25 @@ fn power_cut_at_every_write_boundary() {
                 }
             }
         }
+    }
+}
+
+/// Snapshots and commits while clients work, with every end.
+#[test]
+fn chains_change_under_their_clients() {
+    for kind in [Kind::Dynamic, Kind::Two, Kind::OnRaw, Kind::Fixed, Kind::Device] {
+        for seed in seeds() {
+            if let Err(why) = changes::run(kind, seed) {
+                panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}");
+            }
+        }
+    }
+}
+
+/// A short story of a snapshot and a commit with the power cut, and the process killed, at every change it makes.
+#[test]
+fn a_change_of_the_chain_survives_at_every_write_boundary() {
+    for kind in [Kind::Two, Kind::OnRaw] {
+        changes::at_every_change(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }

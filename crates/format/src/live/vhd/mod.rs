@@ -24,6 +24,7 @@ mod bitmaps;
 mod commit;
 pub mod intent;
 mod open;
+mod relink;
 mod reserve;
 mod table;
 
@@ -44,8 +45,8 @@ use intent::{CAPACITY, Intent, IntentLog};
 use reserve::Reserve;
 use table::BlockTable;
 
-pub use intent::{HeapMemory, INTENT_LEN, IntentMemory};
-pub use open::{IntentPlace, OpenOptions, Opened, SpaceMode, open};
+pub use intent::{HeapLogs, IntentPlace};
+pub use open::{OpenOptions, Opened, SpaceMode, open};
 
 /// An open dynamic or differencing VHD.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ pub struct VhdLayer<S> {
     store: S,
     tasks: Tasks,
     footer: Footer,
-    header: Header,
+    header: RefCell<Header>,
     batmap: Option<BatmapHeader>,
     /// Its checksum did not fit when the image was opened.
     batmap_is_wrong: bool,
@@ -114,7 +115,7 @@ impl<S: Storage> VhdLayer<S> {
 
     /// The parent's identity; nil for a raw parent. `None` where there is no parent.
     pub fn parent_uuid(&self) -> Option<Uuid> {
-        self.has_parent.then_some(self.header.parent_uuid)
+        self.has_parent.then_some(self.header.borrow().parent_uuid)
     }
 
     const fn block_len(&self) -> u64 {
@@ -297,8 +298,9 @@ impl<S: Storage> VhdLayer<S> {
 impl<S> VhdLayer<S> {
     /// Where every block and every piece of metadata ends, in bytes; a new block may begin here.
     fn data_end(&self) -> u64 {
-        let span_len = layout::block_span_len(self.header.block_len);
-        let mut end = layout::metadata_end(&self.header, self.batmap.as_ref()).next_multiple_of(SECTOR_LEN);
+        let header = self.header.borrow();
+        let span_len = layout::block_span_len(header.block_len);
+        let mut end = layout::metadata_end(&header, self.batmap.as_ref()).next_multiple_of(SECTOR_LEN);
         self.table.for_each_allocated(|_, sector| end = end.max(u64::from(sector) * SECTOR_LEN + span_len));
         end
     }
