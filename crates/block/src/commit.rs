@@ -80,6 +80,11 @@ impl<I: Io> Core<I> {
             let detail = "is the leaf; take a snapshot first, or commit the leaf itself";
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path));
         }
+        if let Some(other) = self.unfinished.borrow().as_deref().filter(|other| *other != path) {
+            let detail =
+                format!("the commit of {} failed half way and must be finished first", other.display());
+            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path));
+        }
         let forecast = self.forecast(path)?;
         let change = self.begin_change("a commit")?;
         let job = self.jobs().begin(JobKind::Commit, path.display().to_string(), rate);
@@ -109,10 +114,12 @@ impl<I: Io> Core<I> {
         }
         let named = |error: FormatError| error.with_path(&above.spec.path);
         let mut list = links[..index].to_vec();
+        *self.unfinished.borrow_mut() = Some(links[index].spec.path.clone());
         match &above.layer {
             Layer::Vhd(leaf) if index == 1 => leaf.relink(&facts).await.map_err(named)?,
             _ => list[index - 1] = self.relink_inner(above, &facts).await.map_err(named)?,
         }
+        self.unfinished.take();
         list.push(below);
         list.extend(links[index + 2..].iter().cloned());
         self.replace_chain(Chain::new(list, chain.access(), self.io.tasks().clone()));

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use tapio_format::live::vhd::{IntentPlace, SpaceMode};
@@ -102,6 +102,9 @@ pub struct Core<I: Io> {
     jobs: Jobs,
     /// Which change of the chain is at work.
     pub(crate) changing: Cell<Option<&'static str>>,
+    /// An image whose commit failed when the image above it was being put under another parent: the disk may say
+    /// either. Until it is committed again no other image may be.
+    pub(crate) unfinished: RefCell<Option<PathBuf>>,
     observer: RefCell<Option<Rc<dyn Observer>>>,
     failures: Cell<u64>,
     reported_ns: Cell<Option<u64>>,
@@ -129,6 +132,7 @@ impl<I: Io> Core<I> {
             ended: Rc::new(Notify::default()),
             jobs: Jobs::default(),
             changing: Cell::new(None),
+            unfinished: RefCell::new(None),
             observer: RefCell::new(None),
             failures: Cell::new(0),
             reported_ns: Cell::new(None),
@@ -251,6 +255,8 @@ impl<I: Io> Core<I> {
             self.ended.wait(self.io.tasks()).await;
         }
         let chain = self.chain.borrow_mut().take();
+        // Who opens the chain again finds out which parent it is.
+        self.unfinished.take();
         let result = match chain {
             Some(chain) => chain.close().await,
             None => Ok(()),

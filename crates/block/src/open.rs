@@ -94,8 +94,8 @@ impl<I: Io> Core<I> {
         opened.is_ok_and(|layer| check_parent(child, &layer).is_ok())
     }
 
-    /// An image below the leaf that is owed writes by a process that died: it was the leaf, or was being merged into.
-    /// They are put in place before anything is read from it.
+    /// An image below the leaf that is owed writes by a process that died, or that a power cut left in disorder: it was
+    /// the leaf, or was being merged into. It is put in order before anything is read from it.
     async fn settled(
         &self,
         vhd: Rc<vhd::VhdLayer<I::Store>>,
@@ -103,7 +103,7 @@ impl<I: Io> Core<I> {
         access: Access,
     ) -> Result<Layer<I::Store>> {
         let owed = self.options.intent.owed(vhd.uuid());
-        if owed == 0 || access == Access::ReadOnly {
+        if (owed == 0 && !vhd.is_disordered()) || access == Access::ReadOnly {
             return Ok(Layer::Vhd(vhd));
         }
         drop(vhd);

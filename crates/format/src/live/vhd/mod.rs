@@ -58,6 +58,8 @@ pub struct VhdLayer<S> {
     batmap: Option<BatmapHeader>,
     /// Its checksum did not fit when the image was opened.
     batmap_is_wrong: bool,
+    /// The one at the end was not usable when the image was opened.
+    footer_is_copy: bool,
     block_shift: u32,
     bitmap_len: u64,
     bit_order: BitOrder,
@@ -111,6 +113,12 @@ impl<S: Storage> VhdLayer<S> {
     /// The image's identity.
     pub fn uuid(&self) -> Uuid {
         self.footer.uuid
+    }
+
+    /// Whether the footer at the end or the batmap was not as it should be when the image was opened: the power went
+    /// while it was written. Opening it for writing puts that right.
+    pub const fn is_disordered(&self) -> bool {
+        self.batmap_is_wrong || self.footer_is_copy
     }
 
     /// The parent's identity; nil for a raw parent. `None` where there is no parent.

@@ -80,11 +80,11 @@ pub async fn open<S: Storage>(store: S, tasks: &Tasks, options: &OpenOptions) ->
         let layer = Layer::Raw(RawLayer::fixed_vhd(store, footer.current_len));
         return Ok(Opened { layer, remarks });
     }
-    let vhd = read_metadata(store, tasks, footer, options, &mut remarks).await?;
+    let vhd = read_metadata(store, tasks, (footer, from_backup), options, &mut remarks).await?;
     if options.access == Access::ReadOnly {
         return Ok(Opened { layer: Layer::Vhd(Rc::new(vhd)), remarks });
     }
-    let layer = make_writable(vhd, options, from_backup, &mut remarks).await?;
+    let layer = make_writable(vhd, options, &mut remarks).await?;
     Ok(Opened { layer: Layer::Vhd(layer), remarks })
 }
 
@@ -140,7 +140,7 @@ async fn read_footer<S: Storage>(store: &S, remarks: &mut Vec<String>) -> Result
 async fn read_metadata<S: Storage>(
     store: S,
     tasks: &Tasks,
-    footer: Footer,
+    (footer, footer_is_copy): (Footer, bool),
     options: &OpenOptions,
     remarks: &mut Vec<String>,
 ) -> Result<VhdLayer<S>> {
@@ -168,6 +168,7 @@ async fn read_metadata<S: Storage>(
         header: RefCell::new(header),
         batmap,
         batmap_is_wrong,
+        footer_is_copy,
         table,
     };
     vhd.check_table(options.access)?;
@@ -358,7 +359,6 @@ impl<S: Storage> VhdLayer<S> {
 async fn make_writable<S: Storage>(
     mut vhd: VhdLayer<S>,
     options: &OpenOptions,
-    from_backup: bool,
     remarks: &mut Vec<String>,
 ) -> Result<Rc<VhdLayer<S>>> {
     let info = vhd.store.info();
@@ -402,12 +402,12 @@ async fn make_writable<S: Storage>(
     // so that
     // space set aside from now on is fresh and zero.
     let end = vhd.data_end();
-    let neat = vhd.store.len() == end + FOOTER_LEN as u64 && !from_backup;
+    let neat = vhd.store.len() == end + FOOTER_LEN as u64 && !vhd.footer_is_copy;
     if info.resizable && !neat {
         remarks.push("the image was not closed: the end of the file is put in order".into());
         vhd.trim_tail(u64::MAX).await?;
     }
-    if !info.resizable && from_backup {
+    if !info.resizable && vhd.footer_is_copy {
         vhd.write_footer(vhd.store.len() - FOOTER_LEN as u64).await?;
         vhd.sync().await?;
     }
