@@ -71,12 +71,14 @@ pub enum Kind {
     Three,
     /// A differencing disk on a raw one.
     OnRaw,
+    /// The same, and the raw one is a remote export, whose connection is lost now and then.
+    OnRemote,
     /// A differencing disk on a block device, over a dynamic one.
     DeviceOnFile,
 }
 
 impl Kind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Raw,
         Self::Fixed,
         Self::Dynamic,
@@ -84,6 +86,7 @@ impl Kind {
         Self::Two,
         Self::Three,
         Self::OnRaw,
+        Self::OnRemote,
         Self::DeviceOnFile,
     ];
 }
@@ -106,6 +109,7 @@ impl Rig {
             Kind::Device => rig.put_vhd("base", &Shape::Dynamic, true),
             Kind::Two | Kind::Three | Kind::DeviceOnFile => rig.put_vhd("base", &Shape::Dynamic, false),
             Kind::OnRaw => rig.put_raw("base"),
+            Kind::OnRemote => rig.put_remote("remote"),
         }
         rig
     }
@@ -114,7 +118,7 @@ impl Rig {
     pub fn grow(&mut self, kind: Kind) -> bool {
         let wanted = match kind {
             Kind::Raw | Kind::Fixed | Kind::Dynamic | Kind::Device => 1,
-            Kind::Two | Kind::OnRaw | Kind::DeviceOnFile => 2,
+            Kind::Two | Kind::OnRaw | Kind::OnRemote | Kind::DeviceOnFile => 2,
             Kind::Three => 3,
         };
         if self.images.len() == wanted {
@@ -122,7 +126,7 @@ impl Rig {
         }
         let (parent_kind, parent, _) = self.images[0].clone();
         let uuid = match parent_kind {
-            ImageKind::Raw => Uuid::nil(),
+            ImageKind::Raw | ImageKind::Nbd => Uuid::nil(),
             ImageKind::Vhd => {
                 let content = self.host.content(&parent);
                 let mut bytes = [0; 512];
@@ -148,6 +152,13 @@ impl Rig {
         empty.set_len(DISK_LEN);
         self.host.put_content(Path::new(name), empty, false);
         self.images.insert(0, (ImageKind::Raw, name.into(), false));
+    }
+
+    fn put_remote(&mut self, name: &str) {
+        let mut empty = Durable::default();
+        empty.set_len(DISK_LEN);
+        self.host.put_remote(name, empty);
+        self.images.insert(0, (ImageKind::Nbd, name.into(), false));
     }
 
     fn put_vhd(&mut self, name: &str, shape: &Shape, device: bool) {
