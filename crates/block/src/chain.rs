@@ -379,7 +379,8 @@ impl<S: Storage> Chain<S> {
             let empty = match target {
                 Target::Zero => true,
                 Target::Data { layer, offset } => {
-                    let (known, has_data) = self.links[layer].layer.store().data_run(Span::new(offset, len));
+                    let store = self.links[layer].layer.store();
+                    let (known, has_data) = store.known_run(Span::new(offset, len)).await;
                     len = known;
                     !has_data
                 }

@@ -114,6 +114,19 @@ impl<I: Io> Core<I> {
         self.open_layer(image.kind, &image.path, Access::ReadOnly).await.map_err(named)
     }
 
+    async fn open_store(
+        &self,
+        kind: ImageKind,
+        path: &std::path::Path,
+        access: Access,
+    ) -> std::io::Result<I::Store> {
+        if kind.is_local() {
+            return self.io.open(path, access);
+        }
+        let name = path.to_str().ok_or(std::io::ErrorKind::InvalidInput)?;
+        Box::pin(self.io.open_remote(name, access)).await
+    }
+
     /// Opens one image.
     pub(crate) async fn open_layer(
         &self,
@@ -121,12 +134,13 @@ impl<I: Io> Core<I> {
         path: &std::path::Path,
         access: Access,
     ) -> Result<Layer<I::Store>> {
-        let store = self.io.open(path, access).map_err(|error| match error.raw_os_error() {
+        let opened = self.open_store(kind, path, access).await;
+        let store = opened.map_err(|error| match error.raw_os_error() {
             Some(libc::EBUSY) => FormatError::io("the image is open for writing in another process", error),
             _ => FormatError::io("cannot open the image", error),
         })?;
         match kind {
-            ImageKind::Raw => Ok(Layer::Raw(RawLayer::new(store))),
+            ImageKind::Raw | ImageKind::Nbd => Ok(Layer::Raw(RawLayer::new(store))),
             ImageKind::Vhd => {
                 let options =
                     OpenOptions { access, space: self.options.space, intent: self.options.intent.clone() };

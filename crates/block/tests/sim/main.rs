@@ -12,6 +12,7 @@
 mod changes;
 mod exhaustive;
 mod model;
+mod remote;
 mod rig;
 mod story;
 
@@ -73,8 +74,21 @@ fn child_of_a_raw_image() {
 }
 
 #[test]
+fn child_of_a_remote_export() {
+    try_seeds(Kind::OnRemote);
+}
+
+#[test]
 fn child_on_a_device() {
     try_seeds(Kind::DeviceOnFile);
+}
+
+/// What a flush promises on a leaf whose server is lost and restarted.
+#[test]
+fn a_flush_on_a_remote_leaf_promises_what_it_says_or_fails() {
+    for seed in seeds() {
+        remote::run(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
 }
 
 /// Every sequence of a few operations on a disk of a few sectors, with every end.

@@ -83,12 +83,14 @@ pub enum Kind {
     Three,
     /// A differencing disk on a raw one.
     OnRaw,
+    /// The same, and the raw one is a remote export, whose connection is lost now and then.
+    OnRemote,
     /// A differencing disk on a block device, over a dynamic one.
     DeviceOnFile,
 }
 
 impl Kind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Raw,
         Self::Fixed,
         Self::Dynamic,
@@ -96,6 +98,7 @@ impl Kind {
         Self::Two,
         Self::Three,
         Self::OnRaw,
+        Self::OnRemote,
         Self::DeviceOnFile,
     ];
 }
@@ -121,6 +124,7 @@ impl Rig {
             Kind::Device => rig.put_vhd(&Shape::Dynamic, true),
             Kind::Two | Kind::Three | Kind::DeviceOnFile => rig.put_vhd(&Shape::Dynamic, false),
             Kind::OnRaw => rig.put_raw(),
+            Kind::OnRemote => rig.put_remote("remote"),
         }
         rig
     }
@@ -129,7 +133,7 @@ impl Rig {
     pub fn grow(&mut self, kind: Kind) -> bool {
         let wanted = match kind {
             Kind::Raw | Kind::Fixed | Kind::Dynamic | Kind::Device => 1,
-            Kind::Two | Kind::OnRaw | Kind::DeviceOnFile => 2,
+            Kind::Two | Kind::OnRaw | Kind::OnRemote | Kind::DeviceOnFile => 2,
             Kind::Three => 3,
         };
         if self.images.len() == wanted {
@@ -142,6 +146,10 @@ impl Rig {
     /// Puts an empty child of the leaf on top.
     pub fn put_child(&mut self, device: bool) {
         let (kind, parent, parent_is_device) = self.images[0].clone();
+        let facts = parent_facts(Path::new(""), &parent).expect("a name");
+        if kind == ImageKind::Nbd {
+            return self.put_vhd(&Shape::Differencing(facts), device);
+        }
         let content = self.host.content(&parent);
         let mut bytes = [0; 512];
         // An open image ends in its footer or not, but begins with the copy of one; a fixed one has no copy.
@@ -155,8 +163,7 @@ impl Rig {
             ImageKind::Raw => Uuid::nil(),
             _ => footer.expect("an image has a footer").0.uuid,
         };
-        let facts = ParentFacts { uuid, ..parent_facts(Path::new(""), &parent).expect("a name") };
-        self.put_vhd(&Shape::Differencing(facts), device);
+        self.put_vhd(&Shape::Differencing(ParentFacts { uuid, ..facts }), device);
     }
 
     /// The next name; all are of one length.
@@ -171,6 +178,13 @@ impl Rig {
         empty.set_len(DISK_LEN);
         self.host.put_content(&name, empty, false);
         self.images.insert(0, (ImageKind::Raw, name, false));
+    }
+
+    fn put_remote(&mut self, name: &str) {
+        let mut empty = Durable::default();
+        empty.set_len(DISK_LEN);
+        self.host.put_remote(name, empty);
+        self.images.insert(0, (ImageKind::Nbd, name.into(), false));
     }
 
     fn put_vhd(&mut self, shape: &Shape, device: bool) {

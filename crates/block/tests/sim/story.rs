@@ -139,6 +139,8 @@ impl World {
         let process = self.rig.process();
         self.rig.host.cut_after(cut);
         if faults {
+            // On a leaf that is reached so, writes may be gone before a flush says it: that is for a test of its own.
+            let connection_loss = if self.rig.images.len() > 1 { 100 } else { 0 };
             self.rig.host.set_faults(Faults {
                 read_eio: 50,
                 write_eio: 100,
@@ -146,6 +148,7 @@ impl World {
                 no_space: 300,
                 slow: 20,
                 stuck: 2,
+                connection_loss,
             });
         }
         let spec = self.rig.spec(Access::ReadWrite);
