@@ -14,7 +14,7 @@
 //!
 //! Other children of the parent would see it change: the caller knows that there are none.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -37,12 +37,16 @@ const PIECE_LEN: u64 = 512 << 10;
 const PIECES: usize = 4;
 
 /// What a commit will cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
     /// Bytes to copy, at most.
     pub copy: u64,
     /// Bytes by which the parent will grow, at most.
     pub space: u64,
+    /// The parent.
+    pub parent: PathBuf,
+    /// Bytes it has room for where that is known here: on a device.
+    pub room: Option<u64>,
 }
 
 impl<I: Io> Core<I> {
@@ -53,7 +57,8 @@ impl<I: Io> Core<I> {
     pub fn forecast(&self, path: &Path) -> Result<Forecast> {
         let chain = self.running_chain()?;
         let index = position(&chain, path)?;
-        let parent = &chain.links()[index + 1].layer;
+        let below = &chain.links()[index + 1];
+        let parent = &below.layer;
         let Layer::Vhd(image) = &chain.links()[index].layer else {
             return Err(no_parent(path));
         };
@@ -62,7 +67,12 @@ impl<I: Io> Core<I> {
             Layer::Raw(_) => image.blocks_beside(None),
         };
         let block_len = image.block_cost();
-        Ok(Forecast { copy: u64::from(held) * block_len, space: u64::from(missing) * block_len })
+        Ok(Forecast {
+            copy: u64::from(held) * block_len,
+            space: u64::from(missing) * block_len,
+            parent: below.spec.path.clone(),
+            room: parent.room(),
+        })
     }
 
     /// Begins to commit the image `path`, which is neither the leaf nor the base, into its parent, at `rate` bytes a
@@ -232,7 +242,8 @@ pub(crate) async fn copy_leaf<I: Io>(
                 found = Err(error);
                 break;
             }
-            window.as_mut().push(copy_piece(source, target, Span::new(at, len), job)).await;
+            // Boxed: four of them are more than a data thread's stack should carry about.
+            window.as_mut().push(Box::pin(copy_piece(source, target, Span::new(at, len), job))).await;
         } else if job.is_cancelled() {
             // A large hole may take a while, too.
             found = job.pace(0, io.tasks()).await;

@@ -38,4 +38,4 @@ pub use open::CHAIN_MAX;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use remote::{Gone, Remote, World};
 pub use request::{Client, DiskError, Op, Request};
-pub use swap::Swapped;
+pub use swap::{LeafFacts, Swapped};

@@ -7,6 +7,7 @@ mod bench;
 mod disk;
 mod failure;
 mod generate;
+mod size;
 mod tap_ctl;
 mod tapio;
 mod vhd_util;

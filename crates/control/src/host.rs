@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tapio_stat::{Snapshot, VbdId};
 
+use crate::images::{ImageAnswer, ImageWork};
 use crate::message::Blkif;
 use crate::own::{Front, ImageSource};
 use crate::stats_text::VbdStats;
@@ -285,6 +286,12 @@ pub trait DiskHost: Sync {
     /// # Errors
     /// `ENODEV` without such a disk.
     fn set_polling(&self, minor: u16, polling: Polling) -> Result<()>;
+    /// Does something with the images of a disk that goes on being used, or with the jobs that do so.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, `ENOENT` without such an image or job, `EBUSY` while another change is at work,
+    /// `ENOSPC` where the space would not suffice, or why it cannot be done.
+    fn image_work(&self, minor: u16, work: &ImageWork) -> Result<ImageAnswer>;
     /// Connects a Xen guest's ring.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ use tapio_stat::VbdId;
 use tapio_types::{LayerSpec, parse_type_and_path};
 
 use crate::host::Polling;
+use crate::images::{self, ImageWork};
 use crate::{ControlError, Errno, Result};
 
 /// Version of the protocol.
@@ -37,6 +38,8 @@ pub const FEATURES: &[&str] = &[
     "fd-passing",
     "histograms",
     "polling",
+    "snapshot",
+    "commit",
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
@@ -60,6 +63,18 @@ pub enum ImageSource {
 }
 
 impl ImageSource {
+    /// Another image, as `type:/path`, is the leaf from now on.
+    pub fn put_on_top(&mut self, leaf: &str) {
+        match self {
+            Self::Leaf(text) => leaf.clone_into(text),
+            Self::Chain(layers) => {
+                if let Ok(layer) = parse_type_and_path(leaf) {
+                    layers.insert(0, layer);
+                }
+            }
+        }
+    }
+
     /// As lists show it: the leaf.
     pub fn text(&self) -> String {
         match self {
@@ -362,6 +377,50 @@ pub enum Command {
         /// Spin only while this percentage of the host is idle.
         idle_percent: u8,
     },
+    /// A new image becomes the leaf, and the present one its parent.
+    Snapshot {
+        /// Minor number.
+        minor: u16,
+        /// Where the new image is made.
+        leaf: PathBuf,
+        /// How long requests may be held back, in milliseconds.
+        #[serde(default = "images::stall_ms")]
+        stall_ms: u32,
+    },
+    /// Merges an image into its parent.
+    Commit {
+        /// Minor number.
+        minor: u16,
+        /// Which image.
+        image: PathBuf,
+        /// Bytes a second that the copy may move; 0 is no limit.
+        #[serde(default)]
+        rate: u64,
+        /// Begin also where the space may not suffice.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Long work on a disk.
+    JobList {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Stops a job.
+    JobCancel {
+        /// Minor number.
+        minor: u16,
+        /// The job.
+        job: u32,
+    },
+    /// Sets the speed of a job.
+    JobRate {
+        /// Minor number.
+        minor: u16,
+        /// The job.
+        job: u32,
+        /// Bytes a second; 0 is no limit.
+        rate: u64,
+    },
     /// Ends the process.
     Quit {
         /// Do not wait for requests in flight.
@@ -371,9 +430,32 @@ pub enum Command {
 }
 
 impl Command {
+    /// The disk and what is to be done with its images, where it is that.
+    pub fn image_work(&self) -> Option<(u16, ImageWork)> {
+        Some(match self {
+            Self::Snapshot { minor, leaf, stall_ms } => {
+                (*minor, ImageWork::Snapshot { leaf: leaf.clone(), stall_ms: *stall_ms })
+            }
+            Self::Commit { minor, image, rate, force } => {
+                (*minor, ImageWork::Commit { image: image.clone(), rate: *rate, force: *force })
+            }
+            Self::JobList { minor } => (*minor, ImageWork::Jobs),
+            Self::JobCancel { minor, job } => (*minor, ImageWork::JobCancel { job: *job }),
+            Self::JobRate { minor, job, rate } => (*minor, ImageWork::JobRate { job: *job, rate: *rate }),
+            _ => return None,
+        })
+    }
+
     /// Whether it may run beside another command.
     pub const fn is_reentrant(&self) -> bool {
-        matches!(self, Self::Hello { .. } | Self::List {} | Self::Stats { .. } | Self::FrontList { .. })
+        matches!(
+            self,
+            Self::Hello { .. }
+                | Self::List {}
+                | Self::Stats { .. }
+                | Self::FrontList { .. }
+                | Self::JobList { .. }
+        )
     }
 
     /// Checks everything that can be wrong without looking at a disk.
@@ -384,6 +466,9 @@ impl Command {
         match self {
             Self::Open { image, .. } | Self::Resume { image: Some(image), .. } => image.check(),
             Self::FrontAdd { front, .. } => front.check(fds),
+            Self::Snapshot { leaf: path, .. } | Self::Commit { image: path, .. } => {
+                plain_path(path, "image", usize::MAX)
+            }
             Self::SetPolling { max_us, idle_percent, .. } => {
                 check_polling(&Polling { max_us: *max_us, idle_percent: *idle_percent })
             }

@@ -4,7 +4,9 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
-use tapio_control::{ControlError, DiskInfo, Errno, FrontRequest, ImageSource, Polling, Result};
+use tapio_control::{
+    ControlError, DiskInfo, Errno, FrontRequest, ImageAnswer, ImageSource, ImageWork, Polling, Result,
+};
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, intent};
 use tapio_format::vhd::offline::resolve_chain;
@@ -14,14 +16,15 @@ use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN, parse_type_and_path}
 
 use crate::counter::Counter;
 use crate::fronts::Fronts;
+use crate::images;
 use crate::log;
 use crate::process;
 use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus};
 
 /// How long the data thread may take for something small.
-const SOON: Duration = Duration::from_secs(2);
+pub(crate) const SOON: Duration = Duration::from_secs(2);
 /// How long opening or closing images may take: repairs read what they must, on a slow storage.
-const LATE: Duration = Duration::from_secs(300);
+pub(crate) const LATE: Duration = Duration::from_secs(300);
 /// How long a forced close waits for requests that the kernel does not give back.
 const FORCED: Duration = Duration::from_secs(5);
 
@@ -35,7 +38,7 @@ pub struct Host {
 pub struct HostDisk {
     /// Taken away when it is closed.
     disk: RwLock<Option<Disk>>,
-    remote: Remote,
+    pub(crate) remote: Remote,
     geometry: Geometry,
     access: Access,
     /// What guests read as the disk's serial number.
@@ -69,7 +72,7 @@ fn serial(image: &ImageSource) -> String {
     stem.to_string_lossy().into_owned()
 }
 
-fn bad_image(error: &FormatError) -> ControlError {
+pub(crate) fn bad_image(error: &FormatError) -> ControlError {
     ControlError::new(Errno::new(error.errno()), error.to_string())
 }
 
@@ -81,7 +84,7 @@ fn failure(error: &DiskFailure) -> ControlError {
     }
 }
 
-fn unreachable_thread(gone: Gone) -> ControlError {
+pub(crate) fn unreachable_thread(gone: Gone) -> ControlError {
     match gone {
         Gone::Ended => ControlError::new(Errno::ESHUTDOWN, gone.to_string()),
         Gone::TimedOut => ControlError::new(Errno::ETIMEDOUT, gone.to_string())
@@ -248,6 +251,10 @@ impl PlaneDisk for HostDisk {
 
     fn connections(&self, id: u32) -> u32 {
         self.fronts.connections(id)
+    }
+
+    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
+        images::run(self, work)
     }
 
     fn set_polling(&self, polling: Polling) -> Result<()> {

@@ -13,6 +13,7 @@ mod args;
 mod counter;
 mod fronts;
 mod host;
+mod images;
 mod log;
 mod nbd_servers;
 mod process;

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use tapio_control::{
     Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
-    FrontRequest, ImageReport, ImageSource, ImageStats, MINOR_MAX, MarkerLock, OpenRequest, Polling, Result,
-    ResumeRequest, RunDir, VbdState, VbdStats,
+    FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats, ImageWork, MINOR_MAX, MarkerLock,
+    OpenRequest, Polling, Result, ResumeRequest, RunDir, VbdState, VbdStats,
 };
 use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
-use tapio_types::ImageKind;
+use tapio_types::{ImageKind, LayerSpec};
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;
@@ -94,6 +94,8 @@ pub trait PlaneDisk: Send + Sync {
     fn connections(&self, id: u32) -> u32;
     /// Adaptive polling.
     fn set_polling(&self, polling: Polling) -> Result<()>;
+    /// Work on the images under the guest.
+    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer>;
 }
 
 /// A disk by its minor number.
@@ -279,6 +281,17 @@ impl<D: PlaneDisk> Disk<D> {
         state
     }
 
+    /// A chain that was given image by image is opened again as it is now: images may have left it since.
+    fn note_chain(&self, plane: &D) {
+        let Ok(status) = plane.status() else { return };
+        if let Some(Open { image: ImageSource::Chain(layers), .. }) = &mut lock(&self.now).open
+            && !status.images.is_empty()
+        {
+            let layer = |image: PlaneImage| LayerSpec { kind: image.kind, path: image.path.into() };
+            *layers = status.images.into_iter().map(layer).collect();
+        }
+    }
+
     fn entry(&self) -> DiskEntry {
         let state = self.state();
         let now = lock(&self.now);
@@ -462,6 +475,7 @@ impl<P: Plane> DiskHost for Table<P> {
             return Ok(());
         }
         lock(&disk.now).state = VbdState::Pausing;
+        disk.note_chain(&*plane);
         let paused = plane.pause(&|| caller.gone());
         lock(&disk.now).state = match &paused {
             Ok(()) => VbdState::Paused,
@@ -593,6 +607,17 @@ impl<P: Plane> DiskHost for Table<P> {
 
     fn set_polling(&self, minor: u16, polling: Polling) -> Result<()> {
         self.disk(minor)?.opened()?.set_polling(polling)
+    }
+
+    fn image_work(&self, minor: u16, work: &ImageWork) -> Result<ImageAnswer> {
+        let disk = self.disk(minor)?;
+        let answer = disk.opened()?.image_work(work)?;
+        if let ImageAnswer::Snapshot(taken) = &answer
+            && let Some(open) = &mut lock(&disk.now).open
+        {
+            open.image.put_on_top(&taken.leaf);
+        }
+        Ok(answer)
     }
 
     fn quit(&self, force: bool) -> Result<()> {

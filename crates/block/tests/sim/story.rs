@@ -216,7 +216,9 @@ impl World {
             self.rig.host.process_killed();
         }
         self.rig.host.cut_after(None);
-        self.rig.check(!closed).map_err(|why| format!("before it is opened again after {end:?}: {why}"))?;
+        // An image that a fault kept from being closed during a commit is put in order at the next opening, too.
+        let in_order = closed && !(faults && changes.is_some());
+        self.rig.check(!in_order).map_err(|why| format!("before it is opened again after {end:?}: {why}"))?;
         self.verify(end)
     }
 

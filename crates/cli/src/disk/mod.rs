@@ -1,5 +1,6 @@
 //! `tapio disk`: what tap-ctl has no words for, by our own protocol.
 
+mod images;
 mod stats;
 
 use std::net::SocketAddr;
@@ -28,6 +29,8 @@ const SOON: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk front add -p 4711 -m 0 --vhost-user /run/v.sock --queues 4
   tapio disk stats -m 0                                    latencies by stage
   tapio disk polling -p 4711 -m 0 --max-us 50 --idle-percent 30
+  tapio disk snapshot -p 4711 -m 0 /disks/new-leaf.vhd     the disk goes on meanwhile
+  tapio disk commit -p 4711 -m 0 /disks/middle.vhd
   tapio disk resume -p 4711 -m 0 --image vhd:/disks/snap.vhd --image vhd:/disks/base.vhd
 
 'list' shows disks of a foreign tapdisk too; the other commands need a disk process of ours.")]
@@ -94,6 +97,13 @@ enum Command {
         #[arg(short, long = "image", value_name = "TYPE:PATH")]
         images: Vec<String>,
     },
+    /// Put a new image on top while the disk is used: what it was keeps its content
+    Snapshot(images::Snapshot),
+    /// Merge an image into its parent while the disk is used
+    Commit(images::Commit),
+    /// Follow, stop and slow down long work
+    #[command(subcommand)]
+    Job(images::Job),
     /// Add and remove ways to reach a disk
     #[command(subcommand)]
     Front(FrontCommand),
@@ -243,6 +253,9 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Resume { which: Which { pid, minor }, images } => {
             tell(pid, &Ask::Resume { minor, image: source(&images)? }, SOON)
         }
+        Command::Snapshot(arguments) => images::snapshot(&run, &arguments),
+        Command::Commit(arguments) => images::commit(&run, &arguments),
+        Command::Job(command) => images::job(&run, command),
         Command::Front(command) => front(&run, command),
         Command::Polling { which: Which { pid, minor }, max_us, idle_percent } => {
             tell(pid, &Ask::SetPolling { minor, max_us, idle_percent }, SOON)

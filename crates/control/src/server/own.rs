@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Connection, Ended};
 use crate::host::{FrontRequest, OpenRequest, Polling, ResumeRequest};
+use crate::images::ImageWork;
 use crate::own::{Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, parse_request};
 use crate::{ControlError, Errno, Result};
 
@@ -140,5 +141,13 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };
             shared.in_turn(|| host.set_polling(*minor, polling)).map(|()| json!({}))
         }
+        Command::JobList { minor } => value(host.image_work(*minor, &ImageWork::Jobs)?),
+        Command::Snapshot { .. }
+        | Command::Commit { .. }
+        | Command::JobCancel { .. }
+        | Command::JobRate { .. } => match command.image_work() {
+            Some((minor, work)) => value(shared.in_turn(|| host.image_work(minor, &work))?),
+            None => Ok(json!({})),
+        },
     }
 }

@@ -58,6 +58,17 @@ impl DoubleDisk {
 }
 
 impl PlaneDisk for DoubleDisk {
+    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
+        match work {
+            ImageWork::Snapshot { leaf, .. } => Ok(ImageAnswer::Snapshot(tapio_control::SnapshotReport {
+                leaf: format!("vhd:{}", leaf.display()),
+                parent: lock(&self.image).clone().unwrap_or_default(),
+                stalled_us: 1,
+            })),
+            _ => Ok(ImageAnswer::Jobs(Vec::new())),
+        }
+    }
+
     fn info(&self) -> DiskInfo {
         DiskInfo { sectors: 4096, sector_size: 512, info: 0 }
     }
@@ -355,4 +366,16 @@ fn the_end_closes_everything_and_gives_its_own_numbers_back() {
     assert!(table.is_empty());
     assert_eq!(table.plane.closed.load(Ordering::SeqCst), 2);
     assert_eq!(run.minors().allocated(), Ok(vec![*minor]));
+}
+
+#[test]
+fn a_snapshot_makes_another_image_the_leaf() {
+    let setting = setting();
+    let table = &setting.table;
+    table.attach(0).unwrap();
+    table.open(0, &OpenRequest::of(ImageSource::Leaf("vhd:/d/a.vhd".into()))).unwrap();
+    let work = ImageWork::Snapshot { leaf: "/d/b.vhd".into(), stall_ms: 1 };
+    assert!(matches!(table.image_work(0, &work), Ok(ImageAnswer::Snapshot(_))));
+    assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/b.vhd"));
+    assert_eq!(table.image_work(1, &work).unwrap_err().errno, Errno::ENODEV);
 }

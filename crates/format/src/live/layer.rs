@@ -44,6 +44,16 @@ impl<S: Storage> Layer<S> {
         }
     }
 
+    /// Bytes that the storage has for new blocks, where it has its length for good.
+    pub fn room(&self) -> Option<u64> {
+        match self {
+            _ if self.store().info().resizable => None,
+            // All of it is there already.
+            Self::Raw(_) => Some(u64::MAX),
+            Self::Vhd(vhd) => Some(vhd.room()),
+        }
+    }
+
     /// Where the beginning of `want` is; from memory alone.
     pub fn lookup(&self, want: Span) -> Lookup {
         match self {

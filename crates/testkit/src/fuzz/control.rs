@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tapio_control::{
     Body, Caller, Command, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, Errno, FrontEntry,
-    FrontRequest, Hello, Limits, MESSAGE_LEN, Message, OpenRequest, OwnClient, PATH_LEN, Polling, Reply,
-    Result, ResumeRequest, VbdState, VbdStats, converse_once, decode_log_path, encode_log_path,
-    parse_request,
+    FrontRequest, Hello, ImageAnswer, ImageWork, Limits, MESSAGE_LEN, Message, OpenRequest, OwnClient,
+    PATH_LEN, Polling, Reply, Result, ResumeRequest, VbdState, VbdStats, converse_once, decode_log_path,
+    encode_log_path, parse_request,
 };
 
 use super::take;
@@ -32,6 +32,11 @@ fn missing(minor: u16) -> Result<()> {
 }
 
 impl DiskHost for One {
+    fn image_work(&self, minor: u16, _work: &ImageWork) -> Result<ImageAnswer> {
+        missing(minor)?;
+        Ok(ImageAnswer::Jobs(Vec::new()))
+    }
+
     fn list(&self) -> Vec<DiskEntry> {
         let state = VbdState::Running;
         vec![DiskEntry { minor: 0, state, image: None, read_only: false, fronts: Vec::new() }]

@@ -5,9 +5,9 @@ use tapio_types::SECTOR_LEN;
 
 use super::VhdLayer;
 use crate::error::{FormatError, Result, invalid};
-use crate::vhd::FOOTER_LEN;
 use crate::vhd::offline::ParentFacts;
 use crate::vhd::offline::relink::{Room, Step, plan};
+use crate::vhd::{FOOTER_LEN, KeyHash};
 
 impl<S: Storage> VhdLayer<S> {
     /// Gives the image another parent, one through which it reads the same. Durable when it returns; before, it is
@@ -89,6 +89,21 @@ impl<S: Storage> VhdLayer<S> {
             missing += u32::from(!known);
         });
         (self.table.allocated(), missing)
+    }
+
+    /// Bytes between the last block and the footer of a storage that has its length for good.
+    pub(crate) fn room(&self) -> u64 {
+        self.store.len().saturating_sub(self.data_end() + FOOTER_LEN as u64)
+    }
+
+    /// The key that the image needs, if it is encrypted.
+    pub fn key_hash(&self) -> KeyHash {
+        self.batmap.as_ref().map_or_else(KeyHash::default, |batmap| batmap.key_hash)
+    }
+
+    /// The largest disk that its block table has room for, in bytes.
+    pub fn len_max(&self) -> u64 {
+        u64::from(self.header.borrow().entries_max) * self.block_len()
     }
 
     /// Bytes that one more block takes in the file, its bitmap included.
