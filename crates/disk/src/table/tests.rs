@@ -370,12 +370,10 @@ fn the_end_closes_everything_and_gives_its_own_numbers_back() {
 
 #[test]
 fn a_snapshot_makes_another_image_the_leaf() {
-    let setting = setting();
-    let table = &setting.table;
-    table.attach(0).unwrap();
-    table.open(0, &OpenRequest::of(ImageSource::Leaf("vhd:/d/a.vhd".into()))).unwrap();
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &image("vhd:/d/a.vhd")).expect("opened");
     let work = ImageWork::Snapshot { leaf: "/d/b.vhd".into(), stall_ms: 1 };
-    assert!(matches!(table.image_work(0, &work), Ok(ImageAnswer::Snapshot(_))));
+    assert!(matches!(table.image_work(*minor, &work), Ok(ImageAnswer::Snapshot(_))));
     assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/b.vhd"));
-    assert_eq!(table.image_work(1, &work).unwrap_err().errno, Errno::ENODEV);
+    assert_eq!(errno(table.image_work(minor + 1, &work)), Errno::ENODEV);
 }
