@@ -37,6 +37,8 @@ pub const FEATURES: &[&str] = &[
     "fd-passing",
     "histograms",
     "polling",
+    "key",
+    "grow",
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
@@ -304,6 +306,19 @@ pub enum Command {
         /// Serve NBD where clients of tapdisk expect it.
         #[serde(default)]
         default_nbd: bool,
+        /// Index of a passed descriptor that the key of an encrypted image is read from.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<u32>,
+        /// A file with the key.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key_file: Option<PathBuf>,
+    },
+    /// Makes the disk longer while guests use it.
+    Grow {
+        /// Minor number.
+        minor: u16,
+        /// Bytes it shall have at least.
+        len: u64,
     },
     /// Closes the image.
     Close {
@@ -382,13 +397,31 @@ impl Command {
     /// `EINVAL` with what is wrong.
     pub fn check(&self, fds: usize) -> Result<()> {
         match self {
-            Self::Open { image, .. } | Self::Resume { image: Some(image), .. } => image.check(),
+            Self::Open { image, key, key_file, .. } => {
+                image.check()?;
+                check_key(*key, key_file.as_deref(), fds)
+            }
+            Self::Resume { image: Some(image), .. } => image.check(),
             Self::FrontAdd { front, .. } => front.check(fds),
             Self::SetPolling { max_us, idle_percent, .. } => {
                 check_polling(&Polling { max_us: *max_us, idle_percent: *idle_percent })
             }
             _ => Ok(()),
         }
+    }
+}
+
+fn check_key(index: Option<u32>, file: Option<&Path>, fds: usize) -> Result<()> {
+    match (index, file) {
+        (Some(_), Some(_)) => {
+            Err(ControlError::new(Errno::EINVAL, "give a key by a descriptor or by a file, not both"))
+        }
+        (Some(index), None) if index as usize >= fds => Err(ControlError::new(
+            Errno::EINVAL,
+            format!("descriptor {index} was named as the key but {fds} came with the request"),
+        )),
+        (None, Some(path)) => plain_path(path, "key", usize::MAX),
+        _ => Ok(()),
     }
 }
 

@@ -12,6 +12,7 @@
 mod args;
 mod counter;
 mod fronts;
+mod grow;
 mod host;
 mod log;
 mod nbd_servers;

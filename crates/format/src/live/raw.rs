@@ -55,6 +55,7 @@ impl<S: Storage> RawLayer<S> {
                 "a fixed VHD grows only while it is paused: pause the disk, use 'vhd-util resize', resume it",
             ));
         }
+        let len = len.checked_next_multiple_of(SECTOR_LEN).unwrap_or(u64::MAX);
         let failed = |error| FormatError::io(format!("cannot make the image {len} bytes long"), error);
         self.store.set_len(len).await.map_err(failed)?;
         self.store.flush().await.map_err(failed)?;

@@ -11,10 +11,10 @@ use tapio_types::SECTOR_LEN;
 
 use super::VhdLayer;
 use crate::error::{FormatError, FormatErrorKind, Result};
-use crate::vhd::{FOOTER_LEN, VIRTUAL_LEN_MAX};
+use crate::vhd::{BLOCK_LEN, FOOTER_LEN, VIRTUAL_LEN_MAX};
 
 impl<S: Storage> VhdLayer<S> {
-    /// Makes the disk `len` bytes long, if the table has entries for that.
+    /// Makes the disk `len` bytes long, rounded up to whole blocks, if the table has entries for that.
     ///
     /// # Errors
     /// `InvalidArgument` for a size that a VHD cannot have or that is smaller, `NeedsPause` where the table is too small;
@@ -22,10 +22,11 @@ impl<S: Storage> VhdLayer<S> {
     pub async fn grow(&self, len: u64) -> Result<()> {
         let writer = self.writer()?;
         let now = self.virtual_len();
-        if len > VIRTUAL_LEN_MAX || !len.is_multiple_of(SECTOR_LEN) || len < now {
-            let detail = format!(
-                "a VHD of {now} bytes cannot grow to {len}: it takes whole sectors, up to {VIRTUAL_LEN_MAX} bytes"
-            );
+        // As every tool of this format makes them.
+        let len = len.checked_next_multiple_of(u64::from(BLOCK_LEN)).unwrap_or(u64::MAX);
+        if len > VIRTUAL_LEN_MAX || len < now {
+            let detail =
+                format!("a VHD of {now} bytes cannot grow to {len}: it has {VIRTUAL_LEN_MAX} bytes at most");
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
         let Ok(entries) = self.header.borrow().entries_for(len) else {
