@@ -146,16 +146,19 @@ impl<I: Io> Core<I> {
         let old = &chain.links()[index + 1];
         let named = |error: FormatError| error.with_path(&old.spec.path);
         let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite).await.map_err(named)?;
+        let len = chain.links()[index].layer.virtual_len();
+        if layer.virtual_len() < len
+            && let Err(error) = layer.grow(len).await
+        {
+            self.close_unused(&layer).await;
+            return Err(named(error));
+        }
         let tasks = self.io.tasks();
         let mut links = vec![old.reopened(layer)];
         links.extend(chain.links()[index + 2..].iter().cloned());
         let target = Chain::new(links, Access::ReadWrite, tasks.clone());
         let source = Chain::new(chain.links()[index..].to_vec(), Access::ReadOnly, tasks.clone());
-        let copied = async {
-            make_room(&source, &target).await.map_err(named)?;
-            copy_leaf(&source, &target, job, &self.io).await
-        }
-        .await;
+        let copied = copy_leaf(&source, &target, job, &self.io).await;
         // Closed also when it failed: what was copied does no harm.
         let closed = target.close().await.map_err(named);
         copied.and(closed)?;
@@ -202,19 +205,6 @@ fn position<S: tapio_ring::Storage>(chain: &Chain<S>, path: &Path) -> Result<usi
         return Err(no_parent(path));
     }
     Ok(index)
-}
-
-/// Makes the parent as large as the image.
-async fn make_room<S: tapio_ring::Storage>(source: &Chain<S>, target: &Chain<S>) -> Result<()> {
-    if target.len() >= source.len() {
-        return Ok(());
-    }
-    let detail = format!(
-        "has {} bytes and the image above it {}: make it as large first, with 'vhd-util resize' while nothing uses it",
-        target.len(),
-        source.len()
-    );
-    Err(FormatError::new(FormatErrorKind::InvalidArgument, detail))
 }
 
 /// Copies what the leaf of `source` holds to the same places of `target`.

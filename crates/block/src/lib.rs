@@ -16,6 +16,7 @@ mod commit;
 mod core;
 mod disk;
 mod front;
+mod grow;
 mod io;
 mod job;
 mod meter;

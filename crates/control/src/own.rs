@@ -40,6 +40,8 @@ pub const FEATURES: &[&str] = &[
     "polling",
     "snapshot",
     "commit",
+    "key",
+    "grow",
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
@@ -319,6 +321,19 @@ pub enum Command {
         /// Serve NBD where clients of tapdisk expect it.
         #[serde(default)]
         default_nbd: bool,
+        /// Index of a passed descriptor that the key of an encrypted image is read from.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<u32>,
+        /// A file with the key.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key_file: Option<PathBuf>,
+    },
+    /// Makes the disk longer while guests use it.
+    Grow {
+        /// Minor number.
+        minor: u16,
+        /// Bytes it shall have at least.
+        len: u64,
     },
     /// Closes the image.
     Close {
@@ -464,7 +479,11 @@ impl Command {
     /// `EINVAL` with what is wrong.
     pub fn check(&self, fds: usize) -> Result<()> {
         match self {
-            Self::Open { image, .. } | Self::Resume { image: Some(image), .. } => image.check(),
+            Self::Open { image, key, key_file, .. } => {
+                image.check()?;
+                check_key(*key, key_file.as_deref(), fds)
+            }
+            Self::Resume { image: Some(image), .. } => image.check(),
             Self::FrontAdd { front, .. } => front.check(fds),
             Self::Snapshot { leaf: path, .. } | Self::Commit { image: path, .. } => {
                 plain_path(path, "image", usize::MAX)
@@ -474,6 +493,20 @@ impl Command {
             }
             _ => Ok(()),
         }
+    }
+}
+
+fn check_key(index: Option<u32>, file: Option<&Path>, fds: usize) -> Result<()> {
+    match (index, file) {
+        (Some(_), Some(_)) => {
+            Err(ControlError::new(Errno::EINVAL, "give a key by a descriptor or by a file, not both"))
+        }
+        (Some(index), None) if index as usize >= fds => Err(ControlError::new(
+            Errno::EINVAL,
+            format!("descriptor {index} was named as the key but {fds} came with the request"),
+        )),
+        (None, Some(path)) => plain_path(path, "key", usize::MAX),
+        _ => Ok(()),
     }
 }
 

@@ -12,6 +12,7 @@
 mod args;
 mod counter;
 mod fronts;
+mod grow;
 mod host;
 mod images;
 mod log;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tapio_control::{
     Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
-    FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats, ImageWork, MINOR_MAX, MarkerLock,
+    FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats, ImageWork, Key, MINOR_MAX, MarkerLock,
     OpenRequest, Polling, Result, ResumeRequest, RunDir, VbdState, VbdStats,
 };
 use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
@@ -34,6 +34,8 @@ pub struct OpenSpec<'a> {
     pub page_cache: bool,
     /// Time after which a request fails; the data plane's own default without.
     pub request_timeout: Option<Duration>,
+    /// The key of an encrypted image.
+    pub key: Option<&'a Key>,
 }
 
 /// One image of an open chain, leaf first.
@@ -80,6 +82,8 @@ pub trait PlaneDisk: Send + Sync {
     fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()>;
     /// Opens an image and goes on.
     fn resume(&self, image: &ImageSource) -> Result<()>;
+    /// Makes the disk at least `len` bytes long; says what it looks like then.
+    fn grow(&self, len: u64) -> Result<DiskInfo>;
     /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
     fn close(&self, force: bool) -> Result<()>;
     /// Publishes the disk under these pages; answers the slot in its counters.
@@ -426,9 +430,6 @@ impl<P: Plane> DiskHost for Table<P> {
             .next("close it first, or pause and unpause onto the other image"));
         }
         check_wishes(request.secondary.as_ref(), request.log_path.as_ref())?;
-        if request.key.is_some() {
-            return Err(unsupported("an encrypted image", "open the disk without -E"));
-        }
         request.image.check()?;
         let mut stats = self.counters(minor)?;
         stats.set_image(&request.image.text());
@@ -438,6 +439,7 @@ impl<P: Plane> DiskHost for Table<P> {
             read_only: request.read_only,
             page_cache: request.page_cache,
             request_timeout: request.request_timeout,
+            key: request.key.as_ref(),
         };
         let plane = Arc::new(self.plane.open(&spec, stats)?);
         let info = plane.info();
@@ -525,6 +527,18 @@ impl<P: Plane> DiskHost for Table<P> {
         let info = plane.info();
         let read_only = lock(&disk.now).open.as_ref().is_some_and(|open| open.read_only);
         Ok(if read_only { DiskInfo { info: info.info | DiskInfo::READ_ONLY, ..info } } else { info })
+    }
+
+    fn grow(&self, minor: u16, len: u64) -> Result<DiskInfo> {
+        let disk = self.disk(minor)?;
+        let plane = disk.opened()?;
+        match disk.state() {
+            VbdState::Running => plane.grow(len),
+            state => {
+                Err(ControlError::new(Errno::EINVAL, format!("disk {minor} is {}, not running", word(state)))
+                    .next("let it go on first, with 'tapio disk resume'"))
+            }
+        }
     }
 
     fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {

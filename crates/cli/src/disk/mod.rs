@@ -1,9 +1,11 @@
 //! `tapio disk`: what tap-ctl has no words for, by our own protocol.
 
+mod grow;
 mod images;
 mod stats;
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,6 +30,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk front add -p 4711 -m 0 --nbd-unix /run/a.sock
   tapio disk front add -p 4711 -m 0 --vhost-user /run/v.sock --queues 4
   tapio disk stats -m 0                                    latencies by stage
+  tapio disk grow 0 20GiB
   tapio disk polling -p 4711 -m 0 --max-us 50 --idle-percent 30
   tapio disk snapshot -p 4711 -m 0 /disks/new-leaf.vhd     the disk goes on meanwhile
   tapio disk commit -p 4711 -m 0 /disks/middle.vhd
@@ -75,7 +78,15 @@ enum Command {
         /// Read parents through the page cache
         #[arg(long)]
         page_cache: bool,
+        /// A file with the key of an encrypted image, 32 or 64 bytes as they are
+        #[arg(long, value_name = "PATH")]
+        key_file: Option<PathBuf>,
     },
+    /// Make a disk larger while its guest uses it
+    ///
+    /// A dynamic VHD has a table with room for more blocks ('vhd-util create -S'), a raw file always grows. Where there
+    /// is no room, data are moved while the guest waits, with a journal beside the image.
+    Grow(grow::Arguments),
     /// Close the image
     Close {
         #[command(flatten)]
@@ -217,6 +228,11 @@ fn absolute(path: &std::path::Path) -> Result<PathBuf> {
         .map_err(|error| ControlError::io(format_args!("the path {}", path.display()), &error))
 }
 
+fn open_key(path: &std::path::Path) -> Result<std::fs::File> {
+    std::fs::File::open(path)
+        .map_err(|error| ControlError::io(format_args!("opening the key {}", path.display()), &error))
+}
+
 /// One image is a leaf whose parents are found from it; several are the chain itself.
 fn source(images: &[String]) -> Result<Option<ImageSource>> {
     match images {
@@ -240,11 +256,24 @@ pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.command {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
-        Command::Open { which: Which { pid, minor }, images, read_only, page_cache } => {
+        Command::Grow(arguments) => grow::run(&run, &arguments),
+        Command::Open { which: Which { pid, minor }, images, read_only, page_cache, key_file } => {
             let image =
                 source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
-            let open = Ask::Open { minor, image, read_only, page_cache, timeout_s: None, default_nbd: false };
-            tell(pid, &open, SOON)
+            // The process may not be allowed to open it by itself.
+            let key = key_file.as_deref().map(open_key).transpose()?;
+            let open = Ask::Open {
+                minor,
+                image,
+                read_only,
+                page_cache,
+                timeout_s: None,
+                default_nbd: false,
+                key: key.is_some().then_some(0),
+                key_file: None,
+            };
+            let fds: Vec<_> = key.iter().map(AsFd::as_fd).collect();
+            OwnClient::connect(&run, pid)?.call::<Value>(&open, &fds, SOON).map(drop)
         }
         Command::Close { which: Which { pid, minor }, force } => {
             tell(pid, &Ask::Close { minor, force }, None)

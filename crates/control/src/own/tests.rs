@@ -73,6 +73,7 @@ fn every_command_survives_the_wire() {
         Command::Stats { minor: Some(3) },
         Command::Attach { minor: 1 },
         Command::Detach { minor: 1 },
+        Command::Grow { minor: 3, len: 20 << 30 },
         Command::Open {
             minor: 1,
             image: image.clone(),
@@ -80,6 +81,8 @@ fn every_command_survives_the_wire() {
             page_cache: true,
             timeout_s: Some(9),
             default_nbd: true,
+            key: None,
+            key_file: Some("/keys/a".into()),
         },
         Command::Close { minor: 1, force: true },
         Command::Pause { minor: 1 },

@@ -177,6 +177,10 @@ impl DiskHost for Double {
         })
     }
 
+    fn grow(&self, minor: u16, len: u64) -> Result<DiskInfo> {
+        self.with(minor, |_| Ok(DiskInfo { sectors: len / 512, ..INFO }))
+    }
+
     fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
         self.with(minor, |_| Ok(INFO))
     }
@@ -419,6 +423,8 @@ fn our_own_protocol_carries_everything() {
             page_cache: false,
             timeout_s: None,
             default_nbd: false,
+            key: None,
+            key_file: None,
         };
         assert_eq!(
             ask(open(ImageSource::Leaf("vhd:relative".into()))).expect_err("relative").errno,

@@ -29,6 +29,9 @@ impl Plane for Double {
     type Disk = DoubleDisk;
 
     fn open(&self, spec: &OpenSpec<'_>, stats: DiskStats) -> Result<DoubleDisk> {
+        if spec.key.is_some_and(|key| key.0 != [7; 32]) {
+            return Err(ControlError::new(Errno::EINVAL, "another key"));
+        }
         if spec.image.text().contains("missing") {
             return Err(ControlError::new(Errno::ENOENT, format!("{} does not exist", spec.image.text())));
         }
@@ -101,6 +104,10 @@ impl PlaneDisk for DoubleDisk {
         }
         *lock(&self.image) = Some(image.text());
         Ok(())
+    }
+
+    fn grow(&self, len: u64) -> Result<DiskInfo> {
+        Ok(DiskInfo { sectors: len / 512, ..self.info() })
     }
 
     fn close(&self, force: bool) -> Result<()> {
@@ -217,11 +224,9 @@ fn the_documented_errors_come_in_every_state() {
 #[test]
 fn wishes_that_would_lose_data_are_refused_and_the_others_granted() {
     let Setting { table, minor, .. } = &setting();
-    let key = Some(tapio_control::Key(vec![0; 32]));
     for wish in [
         OpenRequest { secondary: Some("nbd:/s".into()), ..image("vhd:/a") },
         OpenRequest { log_path: Some("/l".into()), ..image("vhd:/a") },
-        OpenRequest { key, ..image("vhd:/a") },
     ] {
         assert_eq!(errno(table.open(*minor, &wish)), Errno::EOPNOTSUPP);
     }
@@ -229,6 +234,25 @@ fn wishes_that_would_lose_data_are_refused_and_the_others_granted() {
         OpenRequest { leaf_cache: true, share_parents_of: Some(3), page_cache: true, ..image("vhd:/a") };
     table.open(*minor, &harmless).expect("opens");
     assert!(table.stats(*minor).expect("stats").read_caching);
+}
+
+#[test]
+fn a_key_reaches_the_images() {
+    let Setting { table, minor, .. } = &setting();
+    let with_key = |byte| OpenRequest { key: Some(Key(vec![byte; 32])), ..image("vhd:/a") };
+    assert_eq!(errno(table.open(*minor, &with_key(8))), Errno::EINVAL);
+    table.open(*minor, &with_key(7)).expect("opens");
+}
+
+#[test]
+fn a_disk_grows_while_it_runs() {
+    let Setting { table, minor, .. } = &setting();
+    assert_eq!(errno(table.grow(*minor, 1 << 30)), Errno::ENODEV);
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    assert_eq!(table.grow(*minor, 1 << 30).expect("grows").sectors, 1 << 21);
+    table.pause(*minor, &Here).expect("pauses");
+    let refused = table.grow(*minor, 1 << 31).expect_err("it is paused");
+    assert!(refused.errno == Errno::EINVAL && refused.to_string().contains("resume"), "{refused}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use tapio_types::SECTOR_LEN;
+use tapio_types::{SECTOR_LEN, Span};
 
 use super::random::Random;
 
@@ -65,6 +65,18 @@ impl Durable {
             Rc::make_mut(page)[within..within + count].copy_from_slice(&from[done..done + count]);
             done += count;
         }
+    }
+
+    /// How much from the beginning of `span` is kept alike: pages that are there, or a hole.
+    pub fn data_run(&self, span: Span) -> (u64, bool) {
+        let end = span.start + span.len;
+        let is_data = |place: u64| self.pages.contains_key(&(place / PAGE_LEN));
+        let first = is_data(span.start);
+        let mut at = (span.start / PAGE_LEN + 1) * PAGE_LEN;
+        while at < end && is_data(at) == first {
+            at += PAGE_LEN;
+        }
+        (at.min(end) - span.start, first)
     }
 
     /// Makes a range inside the file read as zero.

@@ -448,6 +448,13 @@ impl Storage for SimStore {
         self.sim.host.inner.borrow().files[self.file].seen.len()
     }
 
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        if self.is_device {
+            return (span.len, true);
+        }
+        self.sim.host.inner.borrow().files[self.file].seen.data_run(span)
+    }
+
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
         assert!((at | into.len()).is_multiple_of(self.align), "unaligned read at {at}");
         self.done(self.sim.start(|_| Action::Read { file: self.file, at, into })).await

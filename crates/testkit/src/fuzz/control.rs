@@ -82,6 +82,10 @@ impl DiskHost for One {
     fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
         missing(minor).map(|()| DiskInfo { sectors: 1, sector_size: 512, info: 0 })
     }
+
+    fn grow(&self, minor: u16, _len: u64) -> Result<DiskInfo> {
+        self.disk_info(minor)
+    }
     fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
         request.front.check(request.fds.len()).expect("a front end that was not checked");
         missing(minor)?;

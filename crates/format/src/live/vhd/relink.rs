@@ -18,17 +18,19 @@ impl<S: Storage> VhdLayer<S> {
     /// its own; `OutOfSpace` without room for a longer path; the storage's.
     pub async fn relink(&self, parent: &ParentFacts) -> Result<()> {
         let writer = self.writer()?;
-        if !self.has_parent || parent.uuid == self.footer.uuid {
+        if !self.has_parent || parent.uuid == self.uuid() {
             return Err(invalid("the image has no parent, or would become its own"));
         }
-        let mut first_block = writer.reserve.first_place();
+        let freed = writer.freed.first_place().map(|sector| u64::from(sector) * SECTOR_LEN);
+        let ready = writer.reserve.first_place();
+        let mut first_block = ready.into_iter().chain(freed).min();
         self.table.for_each_allocated(|_, sector| {
             let at = u64::from(sector) * SECTOR_LEN;
             first_block = Some(first_block.map_or(at, |first| first.min(at)));
         });
         // Behind the metadata new blocks are given their places at any moment.
         let room = Room { batmap: self.batmap.as_ref(), first_block, behind: None };
-        let relink = plan(&self.header.borrow(), self.footer.data_offset, &room, parent)?;
+        let relink = plan(&self.header.borrow(), self.footer.borrow().data_offset, &room, parent)?;
         for step in &relink.steps {
             match step {
                 Step::Write(at, bytes) => {

@@ -402,6 +402,7 @@ fn lines(shelf: &mut Shelf) {
         Command::List {},
         Command::Stats { minor: Some(0) },
         Command::Attach { minor: 3 },
+        Command::Grow { minor: 0, len: 1 << 30 },
         Command::Open {
             minor,
             image: leaf.clone(),
@@ -409,6 +410,8 @@ fn lines(shelf: &mut Shelf) {
             page_cache: true,
             timeout_s: Some(9),
             default_nbd: true,
+            key: Some(0),
+            key_file: None,
         },
         Command::Pause { minor },
         Command::Resume { minor, image: Some(leaf) },
