@@ -6,8 +6,8 @@
 use tapio_block::{DiskError, Geometry};
 use tapio_types::{SECTOR_LEN, Span};
 
+use super::chain::Chain;
 use super::memory::copy_out;
-use super::vring::Chain;
 
 /// Feature bits of the device and of the transport.
 #[allow(missing_docs)]
@@ -21,11 +21,14 @@ pub mod feature {
     pub const MQ: u64 = 1 << 12;
     pub const DISCARD: u64 = 1 << 13;
     pub const WRITE_ZEROES: u64 = 1 << 14;
+    /// Of vhost: what we write is logged.
+    pub const LOG_ALL: u64 = 1 << 26;
     pub const INDIRECT_DESC: u64 = 1 << 28;
     pub const EVENT_IDX: u64 = 1 << 29;
     /// Of vhost-user: there are protocol features.
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
+    pub const RING_PACKED: u64 = 1 << 34;
 }
 
 /// Data segments of one request that we announce: with header and status they fit a queue of 128.
@@ -76,6 +79,8 @@ impl From<Result<(), DiskError>> for Status {
 /// What we offer for a disk.
 pub fn features(read_only: bool, queues: u16) -> u64 {
     let mut bits = feature::VERSION_1
+        | feature::RING_PACKED
+        | feature::LOG_ALL
         | feature::INDIRECT_DESC
         | feature::EVENT_IDX
         | feature::PROTOCOL_FEATURES
@@ -287,6 +292,7 @@ mod tests {
             writable_len: len(writable),
             status_at: Some(0),
             fault: None,
+            direct: Vec::new(),
             pieces: readable.iter_mut().chain(writable.iter_mut()).map(piece).collect(),
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::message::{HEADER_LEN, Header, Message, MessageError, TABLE_REGIONS_MAX};
@@ -55,6 +55,12 @@ impl From<MessageError> for ChannelError {
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl Channel {
@@ -260,7 +266,6 @@ impl Channel {
 mod tests {
     use super::super::message::id;
     use super::*;
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     fn pair() -> (Channel, Channel, UnixStream, UnixStream) {

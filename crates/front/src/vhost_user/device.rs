@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tapio_block::{FrontEnd, FrontId, Geometry, Gone, Remote, World};
+use tapio_block::{FrontEnd, FrontId, Geometry, Gone, Port, Remote, World};
 use tapio_ring::uring::Uring;
 
 use super::Log;
+use super::dirty::Logging;
 use super::event::{Kick, Notifier};
 use super::memory::GuestMemory;
 use super::queue::{Queue, QueueSetup};
@@ -30,7 +31,7 @@ pub trait DataSide {
     /// Starts a queue.
     fn start(&self, setup: QueueSetup, kick: Kick) -> Result<Result<(), RingError>, Gone>;
     /// Stops a queue: takes nothing more, waits for what is in flight, tells where the ring is to be read on.
-    fn stop(&self, index: usize) -> Result<Option<u16>, Gone>;
+    fn stop(&self, index: usize) -> Result<Option<u32>, Gone>;
     /// Exchanges guest memory; `drain` waits for everything in flight first, because memory goes away.
     fn set_memory(&self, memory: Arc<GuestMemory>, drain: bool) -> Result<(), Gone>;
     /// Allows or forbids a running queue to take requests.
@@ -43,6 +44,8 @@ pub trait DataSide {
     fn set_kick(&self, index: usize, kick: Kick) -> Result<(), Gone>;
     /// Whether writes are answered before they are durable.
     fn set_writeback(&self, writeback: bool) -> Result<(), Gone>;
+    /// Where a running queue logs what it writes, or that it no longer has to.
+    fn set_logging(&self, index: usize, logging: Option<Logging>) -> Result<(), Gone>;
 }
 
 thread_local! {
@@ -50,7 +53,22 @@ thread_local! {
     static DEVICES: RefCell<BTreeMap<u64, Rc<Device>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
+thread_local! {
+    /// Somebody on this data thread waits for the disk to get another size.
+    static WATCHED: Cell<bool> = const { Cell::new(false) };
+}
+
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Tells every device of the thread that the disk has become another. One task for all of them, as long as the
+/// thread lives: front ends come and go.
+async fn watch_geometry(port: Port) {
+    let mut known = port.geometry();
+    loop {
+        known = port.geometry_changed(known).await;
+        DEVICES.with_borrow(|devices| devices.values().for_each(|device| device.news.signal()));
+    }
+}
 
 /// Waits for kicks of one queue.
 struct Watch {
@@ -79,6 +97,8 @@ struct Device {
     /// Which queue is asked first: moves on, so that none starves where room is scarce.
     first: Cell<usize>,
     writeback: Rc<Cell<bool>>,
+    /// Signalled when the configuration space has changed.
+    news: Notifier,
     log: Log,
 }
 
@@ -188,8 +208,9 @@ pub struct RemoteDevice {
 }
 
 impl RemoteDevice {
-    /// Adds a device with room for `queues` queues to the disk.
-    pub fn attach(remote: Remote, queues: usize, log: Log) -> Result<Self, Gone> {
+    /// Adds a device with room for `queues` queues to the disk. `news` is signalled when the configuration space has
+    /// changed.
+    pub fn attach(remote: Remote, queues: usize, news: Notifier, log: Log) -> Result<Self, Gone> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         remote.call(CALL_MAX, move |world| {
             let device = Rc::new(Device {
@@ -197,8 +218,12 @@ impl RemoteDevice {
                 front: Cell::new(None),
                 first: Cell::new(0),
                 writeback: Rc::new(Cell::new(true)),
+                news,
                 log,
             });
+            if !WATCHED.replace(true) {
+                world.port.tasks().spawn(watch_geometry(world.port.clone()));
+            }
             device.front.set(Some(world.fronts.add(Box::new(DeviceFront(Rc::clone(&device))))));
             DEVICES.with_borrow_mut(|devices| devices.insert(id, device));
         })?;
@@ -279,13 +304,13 @@ impl DataSide for RemoteDevice {
         })
     }
 
-    fn stop(&self, index: usize) -> Result<Option<u16>, Gone> {
+    fn stop(&self, index: usize) -> Result<Option<u32>, Gone> {
         self.each(DRAIN_MAX, move |_, device| async move {
             let queue = device.queue(index)?;
             queue.halt();
             queue.settled().await;
             device.queues.borrow_mut()[index] = None;
-            Some(queue.next_avail())
+            Some(queue.base())
         })
     }
 
@@ -343,5 +368,13 @@ impl DataSide for RemoteDevice {
 
     fn set_writeback(&self, writeback: bool) -> Result<(), Gone> {
         self.with(move |_, device| device.writeback.set(writeback))
+    }
+
+    fn set_logging(&self, index: usize, logging: Option<Logging>) -> Result<(), Gone> {
+        self.with(move |_, device| {
+            if let Some(queue) = device.queue(index) {
+                queue.set_logging(logging);
+            }
+        })
     }
 }

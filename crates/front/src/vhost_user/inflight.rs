@@ -1,4 +1,4 @@
-//! The in-flight region: which requests the guest has no answer for, in memory that survives this process.
+//! The in-flight region, and the part of a split queue in it: which requests the guest has no answer for, in memory that survives this process.
 //!
 //! Layout and order of the steps: vhost-user protocol, section *Inflight I/O tracking* (split virtqueue). The region
 //! is made by the first back end, kept by the front end, and given to whichever back end comes next. Only back ends
@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
+use super::inflight_packed::{self, PackedInflight};
 use super::memory::{MapError, Mapping};
 use super::message::InflightSpec;
 use super::vring::QUEUE_SIZE_MAX;
@@ -31,6 +32,20 @@ const fn queue_len(queue_size: u16) -> u64 {
     (HEADER_LEN + ENTRY_LEN * queue_size as u64).next_multiple_of(QUEUE_ALIGN)
 }
 
+const fn packed_len(queue_size: u16) -> u64 {
+    (inflight_packed::HEADER_LEN + inflight_packed::ENTRY_LEN * queue_size as u64)
+        .next_multiple_of(QUEUE_ALIGN)
+}
+
+/// The part of one queue, of either kind.
+#[derive(Debug)]
+pub enum InflightPart {
+    /// Of a split queue.
+    Split(InflightQueue),
+    /// Of a packed queue.
+    Packed(PackedInflight),
+}
+
 /// The region of a device, mapped.
 #[derive(Clone, Debug)]
 pub struct InflightRegion {
@@ -40,9 +55,10 @@ pub struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// Makes a region for `queues` queues of `queue_size` descriptors: what `GET_INFLIGHT_FD` answers.
+    /// Makes a region for `queues` queues of `queue_size` descriptors, whatever their kind will be: what
+    /// `GET_INFLIGHT_FD` answers.
     pub fn create(queues: u16, queue_size: u16) -> std::io::Result<(InflightSpec, OwnedFd)> {
-        let len = queue_len(queue_size) * u64::from(queues);
+        let len = packed_len(queue_size) * u64::from(queues);
         // SAFETY: the name is a C string.
         let fd = unsafe {
             libc::memfd_create(c"vhost-user-inflight".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
@@ -58,8 +74,7 @@ impl InflightRegion {
 
     /// Maps a region that the front end kept: `SET_INFLIGHT_FD`.
     pub fn map(spec: InflightSpec, file: &OwnedFd) -> Result<Self, String> {
-        let size_ok = spec.queue_size.is_power_of_two() && spec.queue_size <= QUEUE_SIZE_MAX;
-        if spec.queues == 0 || !size_ok {
+        if spec.queues == 0 || spec.queue_size == 0 || spec.queue_size > QUEUE_SIZE_MAX {
             return Err(format!("in-flight region for {} queues of {}", spec.queues, spec.queue_size));
         }
         let want = queue_len(spec.queue_size) * u64::from(spec.queues);
@@ -69,7 +84,8 @@ impl InflightRegion {
                 spec.len, spec.offset, spec.queues, spec.queue_size
             ));
         }
-        let mapping = Mapping::new(file.as_fd(), spec.offset, want)
+        let most = packed_len(spec.queue_size) * u64::from(spec.queues);
+        let mapping = Mapping::new(file.as_fd(), spec.offset, spec.len.min(most))
             .map_err(|error: MapError| format!("in-flight region: {error}"))?;
         Ok(Self { mapping: Arc::new(mapping), queues: spec.queues, queue_size: spec.queue_size })
     }
@@ -82,6 +98,21 @@ impl InflightRegion {
         // SAFETY: `map` checked that the region holds `queues` parts of this length.
         let base = unsafe { self.mapping.as_ptr().add(queue_len(self.queue_size) as usize * index) };
         Some(InflightQueue { base, size: queue_size, counter: 0, _region: Arc::clone(&self.mapping) })
+    }
+
+    /// The part of packed queue `index`, if the region has one for a queue of this size.
+    pub fn packed(&self, index: usize, queue_size: u16) -> Option<PackedInflight> {
+        let len = packed_len(self.queue_size);
+        let room = len * u64::from(self.queues) <= self.mapping.len();
+        if index >= usize::from(self.queues) || queue_size > self.queue_size || !room {
+            return None;
+        }
+        // SAFETY: the region holds `queues` parts of this length, as just checked, each a multiple of 64 bytes, from
+        // an offset that is a multiple of 8.
+        Some(unsafe {
+            let base = self.mapping.as_ptr().add(len as usize * index);
+            PackedInflight::new(base, queue_size, Arc::clone(&self.mapping))
+        })
     }
 }
 
@@ -107,6 +138,11 @@ pub struct Recovered {
 }
 
 impl InflightQueue {
+    fn features(&self) -> &AtomicU64 {
+        // SAFETY: the first field of this queue's part, which is 8-aligned.
+        unsafe { AtomicU64::from_ptr(self.base.cast()) }
+    }
+
     fn word(&self, at: usize) -> &AtomicU16 {
         // SAFETY: callers give an even offset inside this queue's part, which is 8-aligned.
         unsafe { AtomicU16::from_ptr(self.base.add(at).cast()) }
@@ -131,7 +167,9 @@ impl InflightQueue {
     /// makes the part ready. `used_index` is where the used ring stands, `base` where the front end says that the
     /// available ring is to be read on. A part that was never used gives no heads and `base`.
     pub fn recover(&mut self, used_index: u16, base: u16) -> Recovered {
-        let fresh = self.word(AT_VERSION).load(Ordering::Relaxed) != VERSION
+        // The part may have belonged to a packed queue.
+        let fresh = self.features().load(Ordering::Relaxed) != 0
+            || self.word(AT_VERSION).load(Ordering::Relaxed) != VERSION
             || self.word(AT_DESC_NUM).load(Ordering::Relaxed) != self.size;
         if fresh {
             for head in 0..self.size {
@@ -139,6 +177,7 @@ impl InflightQueue {
             }
             self.word(AT_DESC_NUM).store(self.size, Ordering::Relaxed);
             self.word(AT_USED_INDEX).store(used_index, Ordering::Relaxed);
+            self.features().store(0, Ordering::Relaxed);
             self.word(AT_VERSION).store(VERSION, Ordering::Release);
             return Recovered { heads: Vec::new(), next_avail: base };
         }
@@ -258,6 +297,7 @@ mod tests {
             let mut queue = region.queue(0, 8).unwrap();
             // SAFETY: the version and the size lie inside the region.
             unsafe {
+                queue.base.cast::<u64>().write(0);
                 queue.base.add(AT_VERSION).cast::<u16>().write(VERSION);
                 queue.base.add(AT_DESC_NUM).cast::<u16>().write(8);
             }
@@ -268,9 +308,9 @@ mod tests {
     #[test]
     fn a_region_too_small_for_its_queues_is_refused() {
         let (spec, file) = InflightRegion::create(2, 64).unwrap();
-        assert!(InflightRegion::map(InflightSpec { queues: 3, ..spec }, &file).is_err());
+        assert!(InflightRegion::map(InflightSpec { queues: 5, ..spec }, &file).is_err());
         assert!(InflightRegion::map(InflightSpec { queues: 3, len: 1 << 30, ..spec }, &file).is_err());
-        assert!(InflightRegion::map(InflightSpec { queue_size: 65, ..spec }, &file).is_err());
+        assert!(InflightRegion::map(InflightSpec { queue_size: 0, ..spec }, &file).is_err());
         assert!(InflightRegion::map(InflightSpec { offset: 4, ..spec }, &file).is_err());
         let region = InflightRegion::map(spec, &file).unwrap();
         assert!(region.queue(2, 64).is_none());

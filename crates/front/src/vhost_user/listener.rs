@@ -1,8 +1,8 @@
 //! The server: a socket, one front end on it at a time, a control thread for both.
 
 use std::fmt;
-use std::fs;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,7 +16,7 @@ use super::Log;
 use super::blk;
 use super::channel::{Channel, ChannelError};
 use super::device::RemoteDevice;
-use super::event::eventfd;
+use super::event::{Notifier, eventfd};
 use super::message::{Header, id};
 use super::session::{Refusal, Session, SessionConfig};
 use super::vring::QUEUE_SIZE_MAX;
@@ -90,13 +90,19 @@ pub struct VhostUserState {
 #[derive(Default)]
 struct Shared {
     state: Mutex<VhostUserState>,
-    /// The front end's socket for our own requests.
-    backend: Mutex<Option<Channel>>,
 }
 
 impl Shared {
     fn update(&self, change: impl FnOnce(&mut VhostUserState)) {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Tells the front end that the configuration space has changed. Nothing happens where it takes no requests from us.
+fn config_changed(backend: &mut Option<Channel>) {
+    let header = Header::request(id::BACKEND_CONFIG_CHANGE, 0, false);
+    if backend.as_ref().is_some_and(|channel| channel.send(header, &[], &[]).is_err()) {
+        *backend = None;
     }
 }
 
@@ -157,16 +163,6 @@ impl VhostUserServer {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Tells the front end that the configuration space has changed: after a resize. Without a front end, or with one
-    /// that takes no requests from us, nothing happens.
-    pub fn config_changed(&self) {
-        let mut backend = self.shared.backend.lock().unwrap_or_else(PoisonError::into_inner);
-        let header = Header::request(id::BACKEND_CONFIG_CHANGE, 0, false);
-        if backend.as_ref().is_some_and(|channel| channel.send(header, &[], &[]).is_err()) {
-            *backend = None;
-        }
-    }
-
     /// Ends the connection, if there is one, after its requests in flight were answered; stops listening.
     pub fn close(mut self) {
         self.end();
@@ -176,7 +172,7 @@ impl VhostUserServer {
         let Some(thread) = self.thread.take() else { return };
         if let Ok(stop) = self.stop.try_clone() {
             // An event counter that is full is readable too.
-            let _ = fs::File::from(stop).write(&1u64.to_ne_bytes());
+            let _ = File::from(stop).write(&1u64.to_ne_bytes());
         }
         // A panic of the control thread was reported by the panic hook; here it only means that the thread is over.
         let _ = thread.join();
@@ -237,7 +233,6 @@ impl Server {
                 state.last_error = None;
             });
             let ended = self.serve(stream);
-            *self.shared.backend.lock().unwrap_or_else(PoisonError::into_inner) = None;
             self.shared.update(|state| {
                 (state.connected, state.features, state.queues_running) = (false, 0, 0);
                 state.last_error.clone_from(&ended);
@@ -274,6 +269,17 @@ impl Server {
         }
     }
 
+    /// Waits until there is something to receive; or news for the front end, which is taken and answered by `true`.
+    fn wait(&self, channel: &Channel, mut news: &File) -> bool {
+        let read = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let socket = channel.as_fd().as_raw_fd();
+        let mut polled = [read(news.as_raw_fd()), read(socket), read(self.stop.as_raw_fd())];
+        // SAFETY: the table is valid for writing and has three entries.
+        unsafe { libc::poll(polled.as_mut_ptr(), 3, -1) };
+        // Resets the counter; one that was not readable says so.
+        polled[0].revents != 0 && news.read(&mut [0; 8]).is_ok()
+    }
+
     /// Serves one front end to its end. Gives the reason, unless it is a good one.
     fn serve(&self, stream: UnixStream) -> Option<String> {
         if let Err(error) = stream.set_nonblocking(false) {
@@ -282,7 +288,17 @@ impl Server {
         let channel = Channel::new(stream.into());
         let options = &self.options;
         let queues = options.queues;
-        let data = match RemoteDevice::attach(self.remote.clone(), queues.into(), Arc::clone(&options.log)) {
+        let news = match eventfd() {
+            Ok(news) => news,
+            Err(error) => return Some(format!("no event descriptor: {error}")),
+        };
+        let signal = news.try_clone().map_err(|error| error.to_string());
+        let signal = match signal.and_then(|fd| Notifier::new(fd).map_err(str::to_owned)) {
+            Ok(signal) => signal,
+            Err(error) => return Some(format!("no event descriptor: {error}")),
+        };
+        let log = Arc::clone(&options.log);
+        let data = match RemoteDevice::attach(self.remote.clone(), queues.into(), signal, log) {
             Ok(data) => data,
             Err(error) => return Some(error.to_string()),
         };
@@ -297,7 +313,7 @@ impl Server {
             serial: blk::serial_bytes(&options.serial),
         };
         let mut session = Session::new(data, config);
-        let ended = self.talk(&channel, &mut session);
+        let ended = self.talk(&channel, &File::from(news), &mut session);
         match session.data().detach() {
             Ok(drained) if !drained => {
                 (options.log)("requests of a front end that is gone do not end; their storage is stuck");
@@ -308,8 +324,19 @@ impl Server {
         ended.err()
     }
 
-    fn talk(&self, channel: &Channel, session: &mut Session<RemoteDevice>) -> Result<(), String> {
+    fn talk(
+        &self,
+        channel: &Channel,
+        news: &File,
+        session: &mut Session<RemoteDevice>,
+    ) -> Result<(), String> {
+        // The front end's socket for our own requests.
+        let mut backend = None;
         loop {
+            if self.wait(channel, news) {
+                config_changed(&mut backend);
+                continue;
+            }
             let (header, message, fds) = match channel.receive(self.stop.as_fd()) {
                 Ok(received) => received,
                 Err(ChannelError::Closed | ChannelError::Stopped) => return Ok(()),
@@ -337,9 +364,8 @@ impl Server {
             sent.map_err(|error| {
                 format!("the answer to message {} cannot be sent: {error}", header.request)
             })?;
-            if let Some(backend) = session.take_backend() {
-                *self.shared.backend.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(Channel::new(backend));
+            if let Some(socket) = session.take_backend() {
+                backend = Some(Channel::new(socket));
             }
             let (features, running) = (session.features(), session.running());
             self.shared.update(|state| (state.features, state.queues_running) = (features, running));

@@ -281,6 +281,30 @@ impl GuestMemory {
         })
     }
 
+    /// The guest address behind address `user` of the front end.
+    pub fn guest_of_user(&self, user: u64) -> Option<u64> {
+        self.regions.iter().map(|region| region.spec).find_map(|spec| {
+            let offset = user.checked_sub(spec.user)?;
+            (offset < spec.len).then(|| spec.guest + offset)
+        })
+    }
+
+    /// The guest addresses of `len` bytes behind a pointer that [`GuestMemory::translate`] gave.
+    pub fn guest_ranges(&self, pointer: *const u8, len: u64, mut each: impl FnMut(u64, u64)) {
+        for region in &self.regions {
+            let offset = (pointer.addr() as u64).wrapping_sub(region.mapping.as_ptr().addr() as u64);
+            if offset < region.spec.len {
+                each(region.spec.guest + offset, len.min(region.spec.len - offset));
+                return;
+            }
+        }
+    }
+
+    /// The end of the highest region.
+    pub fn end(&self) -> u64 {
+        self.regions.last().map_or(0, |region| region.end())
+    }
+
     /// Copies `into.len()` bytes out of guest memory, once; false when they are not all there.
     pub fn read(&self, at: u64, into: &mut [u8]) -> bool {
         let mut done = 0;

@@ -4,7 +4,7 @@
 //!   front end (QEMU, UML, ...)                    guest memory
 //!        │ UNIX socket, messages + descriptors        │ rings, data
 //!  ┌─────▼──────────── control thread ──┐      ┌──────▼───────── data thread ───────────┐
-//!  │ VhostUserServer ─ Channel ─ Session ├─────▶ Device ─ Queue ─ SplitRing ─ blk::plan │
+//!  │ VhostUserServer ─ Channel ─ Session ├─────▶ Device ─ Queue ─── Ring ─── blk::plan │
 //!  └────────────────────────────────────┘Remote│            └── Port::submit ──▶ disk   │
 //!                                              └────────────────────────────────────────┘
 //! ```
@@ -13,15 +13,20 @@
 //! Everything that a guest or a front end can write is copied once, checked, and only then used.
 
 mod blk;
+mod chain;
 mod channel;
 mod device;
+mod dirty;
 pub mod driver;
 mod event;
 mod inflight;
+mod inflight_packed;
 mod listener;
 mod memory;
 mod message;
+mod packed;
 mod queue;
+mod ring;
 mod session;
 mod vring;
 
@@ -29,14 +34,19 @@ mod vring;
 #[doc(hidden)]
 pub mod foreign {
     pub use super::blk::{Plan, Range, SERIAL_LEN, Status, plan};
+    pub use super::chain::{CHAIN_MAX, Chain, DESC_F_NEXT, Descriptor};
     pub use super::device::DataSide;
+    pub use super::dirty::Logging;
     pub use super::event::{Kick, Notifier};
     pub use super::inflight::Recovered;
+    pub use super::inflight::{InflightPart, InflightRegion};
     pub use super::memory::{GuestMemory, Region};
     pub use super::message::{HEADER_LEN, PAYLOAD_MAX, RingAddresses, config_payload, id};
+    pub use super::packed::{DESC_F_AVAIL, DESC_F_USED, PackedRing, Position};
     pub use super::queue::QueueSetup;
+    pub use super::ring::{Ring, RingSetup, Ticket};
     pub use super::session::{Session, SessionConfig};
-    pub use super::vring::{CHAIN_MAX, Chain, RingError, SplitRing};
+    pub use super::vring::{RingError, SplitRing};
 }
 
 pub use blk::{RANGE_SECTORS_MAX, RANGES_MAX, SEG_MAX, feature};

@@ -10,11 +10,14 @@ use tapio_ring::{Notify, Segments};
 use tapio_types::Span;
 
 use super::blk::{self, Plan, Range, SERIAL_LEN, Status, feature};
+use super::chain::Chain;
+use super::dirty::Logging;
 use super::event::Notifier;
-use super::inflight::InflightQueue;
+use super::inflight::InflightPart;
 use super::memory::GuestMemory;
 use super::message::RingAddresses;
-use super::vring::{Chain, RingError, SplitRing};
+use super::ring::{Ring, RingSetup, Ticket};
+use super::vring::RingError;
 
 /// Everything that a queue needs to start.
 #[derive(Debug)]
@@ -25,8 +28,8 @@ pub struct QueueSetup {
     pub size: u16,
     /// Where its ring is.
     pub addresses: RingAddresses,
-    /// Where the available ring is to be read on.
-    pub base: u16,
+    /// Where the ring is to be read on: an index; of a packed ring both places with their wrap counters.
+    pub base: u32,
     /// The feature bits that both sides agreed on.
     pub features: u64,
     /// The guest's memory.
@@ -36,7 +39,9 @@ pub struct QueueSetup {
     /// How to tell the front end that the queue is broken.
     pub err: Option<Arc<Notifier>>,
     /// Where requests in flight are noted.
-    pub inflight: Option<InflightQueue>,
+    pub inflight: Option<InflightPart>,
+    /// Where pages that are written are noted, while a migration wants that.
+    pub logging: Option<Logging>,
     /// Whether requests may be taken at once.
     pub enabled: bool,
     /// Refuse everything that changes the disk.
@@ -57,7 +62,7 @@ enum Feed {
 struct Slot {
     chain: Chain,
     ranges: Vec<Range>,
-    head: u16,
+    ticket: Ticket,
     /// Taken from the ring, not from what a former process left behind.
     fresh: bool,
     status: *mut u8,
@@ -81,31 +86,23 @@ enum State {
 
 struct Core {
     memory: Arc<GuestMemory>,
-    ring: SplitRing,
+    ring: Ring,
     addresses: RingAddresses,
     features: u64,
-    event_index: bool,
-    indirect: bool,
     read_only: bool,
     serial: [u8; SERIAL_LEN],
     state: State,
     enabled: bool,
     /// Guest memory is being exchanged.
     held: bool,
-    next_avail: u16,
-    next_used: u16,
-    published_used: u16,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// By head: whether the guest waits for its answer.
-    busy: Box<[bool]>,
     in_flight: usize,
     /// The one request that was not handed over whole.
     feed: Option<(u32, Feed)>,
-    /// Heads that a former process left without an answer.
+    /// Requests that a former process left without an answer, by their marks in the in-flight region.
     repeat: VecDeque<u16>,
-    inflight: Option<InflightQueue>,
-    batch: Vec<u16>,
+    logging: Option<Logging>,
     call: Option<Arc<Notifier>>,
     err: Option<Arc<Notifier>>,
 }
@@ -137,45 +134,37 @@ impl Client for Queue {
 impl Queue {
     /// Sets a queue up in guest memory. `writeback` tells whether a write is done before it is durable.
     pub fn new(setup: QueueSetup, port: Port, writeback: Rc<Cell<bool>>) -> Result<Self, RingError> {
-        let ring = SplitRing::new(&setup.memory, setup.size, &setup.addresses)?;
-        let event_index = setup.features & feature::EVENT_IDX != 0;
-        let used = ring.used_index();
-        let mut inflight = setup.inflight;
-        let (repeat, next_avail) = match &mut inflight {
-            Some(inflight) => {
-                let left = inflight.recover(used, setup.base);
-                (VecDeque::from(left.heads), left.next_avail)
-            }
-            None => (VecDeque::new(), setup.base),
-        };
+        let (ring, repeat) = Ring::new(RingSetup {
+            memory: &setup.memory,
+            size: setup.size,
+            addresses: &setup.addresses,
+            base: setup.base,
+            event_index: setup.features & feature::EVENT_IDX != 0,
+            indirect: setup.features & feature::INDIRECT_DESC != 0,
+            packed: setup.features & feature::RING_PACKED != 0,
+            inflight: setup.inflight,
+        })?;
         let core = Core {
             memory: setup.memory,
             ring,
             addresses: setup.addresses,
             features: setup.features,
-            event_index,
-            indirect: setup.features & feature::INDIRECT_DESC != 0,
             read_only: setup.read_only,
             serial: setup.serial,
             state: State::Running,
             enabled: setup.enabled,
             held: false,
-            next_avail,
-            next_used: used,
-            published_used: used,
             slots: Vec::new(),
             free: Vec::new(),
-            busy: vec![false; usize::from(setup.size)].into_boxed_slice(),
             in_flight: 0,
             feed: None,
-            repeat,
-            inflight,
-            batch: Vec::new(),
+            repeat: repeat.into(),
+            logging: setup.logging,
             call: setup.call,
             err: setup.err,
         };
         // Whatever an earlier owner left in the flags: kicks are wanted until the thread says otherwise.
-        core.ring.enable_kicks(event_index, core.next_avail);
+        core.ring.enable_kicks();
         Ok(Self {
             index: setup.index,
             port,
@@ -196,23 +185,19 @@ impl Queue {
         if room == 0 {
             return false;
         }
-        let avail = core.ring.avail_index();
-        let waiting = avail.wrapping_sub(core.next_avail);
-        if waiting > core.ring.size() {
-            let jump = RingError::AvailJump { from: core.next_avail, to: avail };
-            core.break_down(jump);
+        if let Err(error) = core.ring.look() {
+            core.break_down(error);
             return false;
         }
         while room > 0 {
             let request = if core.feed.is_some() {
                 self.next_part(&mut core)
             } else {
-                let (head, fresh) = match core.repeat.pop_front() {
-                    Some(head) => (head, false),
-                    None if core.next_avail == avail => break,
-                    None => (core.ring.avail_head(core.next_avail), true),
-                };
-                match self.take(&mut core, head, fresh) {
+                let again = core.repeat.pop_front();
+                if again.is_none() && !core.ring.has_next() {
+                    break;
+                }
+                match self.take(&mut core, again) {
                     Ok(request) => request,
                     Err(error) => {
                         core.break_down(error);
@@ -235,9 +220,7 @@ impl Queue {
     /// Whether the ring holds something that the disk has room for.
     pub fn peek(&self) -> bool {
         let core = self.core.borrow();
-        core.takes()
-            && self.port.room() > 0
-            && (core.has_leftovers() || core.ring.avail_index() != core.next_avail)
+        core.takes() && self.port.room() > 0 && (core.has_leftovers() || core.ring.peek())
     }
 
     /// Asks for kicks; true if a request is there already.
@@ -247,14 +230,14 @@ impl Queue {
             // Without room the next event is a completion, and this runs again after it.
             return false;
         }
-        core.has_leftovers() || core.ring.enable_kicks(core.event_index, core.next_avail) != core.next_avail
+        core.ring.enable_kicks() || core.has_leftovers()
     }
 
     /// Kicks are not needed.
     pub fn disarm(&self) {
         let core = self.core.borrow();
         if core.takes() {
-            core.ring.disable_kicks(core.event_index);
+            core.ring.disable_kicks();
         }
     }
 
@@ -299,9 +282,14 @@ impl Queue {
         self.core.borrow_mut().state = State::Dead;
     }
 
-    /// Where the available ring is to be read on.
-    pub fn next_avail(&self) -> u16 {
-        self.core.borrow().next_avail
+    /// Where the ring is to be read on, as `GET_VRING_BASE` answers it.
+    pub fn base(&self) -> u32 {
+        self.core.borrow().ring.base()
+    }
+
+    /// Logs what is written from now on elsewhere, or no longer.
+    pub fn set_logging(&self, logging: Option<Logging>) {
+        self.core.borrow_mut().logging = logging;
     }
 
     /// Why the queue is broken.
@@ -332,11 +320,9 @@ impl Queue {
     /// Goes on with other guest memory. Requests in flight keep what they point to only if the new memory shares it.
     pub fn set_memory(&self, memory: &Arc<GuestMemory>) {
         let mut core = self.core.borrow_mut();
-        match SplitRing::new(memory, core.ring.size(), &core.addresses) {
-            Ok(ring) => {
-                core.ring = ring;
-                core.memory = Arc::clone(memory);
-            }
+        let addresses = core.addresses;
+        match core.ring.rebind(memory, &addresses) {
+            Ok(()) => core.memory = Arc::clone(memory),
             Err(error) => core.break_down(error),
         }
     }
@@ -354,36 +340,30 @@ impl Queue {
         self.core.borrow_mut().err = err;
     }
 
-    /// Takes the request at `head`. Gives what to hand to the disk, or nothing when it was answered at once.
-    fn take(self: &Rc<Self>, core: &mut Core, head: u16, fresh: bool) -> Result<Option<Request>, RingError> {
-        if head >= core.ring.size() {
-            return Err(RingError::Head(head));
-        }
-        if core.busy[usize::from(head)] {
-            return Err(RingError::HeadBusy(head));
-        }
+    /// Takes the next request of the ring, or `again` one that was left behind. Gives what to hand to the disk, or
+    /// nothing when it was answered at once.
+    fn take(self: &Rc<Self>, core: &mut Core, again: Option<u16>) -> Result<Option<Request>, RingError> {
         let index = core.free_slot();
         let slot = &mut core.slots[index as usize];
-        let walked = core.ring.walk(&core.memory, head, core.indirect, &mut slot.chain).and_then(|()| {
+        let found = match again {
+            None => core.ring.find(&core.memory, &mut slot.chain),
+            Some(mark) => core.ring.find_again(mark, &core.memory, &mut slot.chain),
+        };
+        let found = found.and_then(|mut ticket| {
             let status = slot.chain.status_at.and_then(|at| core.memory.contiguous(at, 1));
-            status.ok_or(RingError::NoStatus)
+            slot.status = status.ok_or(RingError::NoStatus)?;
+            core.ring.take(&mut ticket, again.is_none(), &slot.chain)?;
+            Ok(ticket)
         });
-        match walked {
-            Ok(status) => slot.status = status,
+        match found {
+            Ok(ticket) => slot.ticket = ticket,
             Err(error) => {
                 core.free.push(index);
                 return Err(error);
             }
         }
-        (slot.head, slot.fresh, slot.parts, slot.failed, slot.written) = (head, fresh, 0, None, 1);
-        core.busy[usize::from(head)] = true;
+        (slot.fresh, slot.parts, slot.failed, slot.written) = (again.is_none(), 0, None, 1);
         core.in_flight += 1;
-        if fresh {
-            core.next_avail = core.next_avail.wrapping_add(1);
-            if let Some(inflight) = &mut core.inflight {
-                inflight.begin(head);
-            }
-        }
         if slot.chain.fault.is_some() {
             core.finish(index, Status::IoError, 1);
             return Ok(None);
@@ -486,11 +466,11 @@ impl Core {
         if let Some(index) = self.free.pop() {
             return index;
         }
-        // At most one slot a head, because a head that is busy is not taken.
+        // At most one slot a descriptor, because those in use are not taken again.
         self.slots.push(Slot {
             chain: Chain::default(),
             ranges: Vec::new(),
-            head: 0,
+            ticket: Ticket::default(),
             fresh: true,
             status: std::ptr::null_mut(),
             written: 0,
@@ -527,39 +507,32 @@ impl Core {
     /// Answers a request. The answer becomes visible with [`Core::commit`].
     fn finish(&mut self, index: u32, status: Status, written: u32) {
         let slot = &self.slots[index as usize];
-        let head = slot.head;
-        self.busy[usize::from(head)] = false;
+        let ticket = slot.ticket;
         self.in_flight -= 1;
         self.free.push(index);
         if self.state == State::Dead {
             return;
         }
         // SAFETY: the status byte was found in guest memory when the request was taken, and that memory is exchanged
-        // only
-        // when nothing is in flight.
+        // only when nothing is in flight.
         unsafe { slot.status.write_volatile(status as u8) };
-        self.ring.put_used(self.next_used, head, written);
-        self.next_used = self.next_used.wrapping_add(1);
-        if let Some(inflight) = &mut self.inflight {
-            inflight.batch(head);
-            self.batch.push(head);
+        if let Some(logging) = &self.logging {
+            log_request(logging, &self.memory, slot);
         }
+        self.ring.answer(ticket, written);
     }
 
     /// Makes answers visible.
     fn commit(&mut self) {
-        let (old, new) = (self.published_used, self.next_used);
-        if old == new || self.state == State::Dead {
+        if self.state == State::Dead || !self.ring.has_answers() {
             return;
         }
-        self.ring.publish_used(new);
-        self.published_used = new;
-        if let Some(inflight) = &mut self.inflight {
-            inflight.published(&self.batch, new);
-            self.batch.clear();
+        if let Some(logging) = &self.logging {
+            self.ring.log_answers(logging);
+            logging.log.tell();
         }
-        if let Some(call) = &self.call
-            && self.ring.wants_interrupt(self.event_index, old, new)
+        if self.ring.publish()
+            && let Some(call) = &self.call
         {
             call.signal();
         }
@@ -576,18 +549,13 @@ impl Core {
         if slot.parts > 0 {
             return;
         }
-        let (head, fresh) = (slot.head, slot.fresh);
+        let (ticket, fresh) = (slot.ticket, slot.fresh);
         self.feed = None;
-        self.busy[usize::from(head)] = false;
         self.in_flight -= 1;
         self.free.push(index);
-        if fresh {
-            self.next_avail = self.next_avail.wrapping_sub(1);
-            if let Some(inflight) = &mut self.inflight {
-                inflight.forget(head);
-            }
-        } else {
-            self.repeat.push_front(head);
+        self.ring.give_back(ticket, fresh);
+        if !fresh {
+            self.repeat.push_front(ticket.mark);
         }
     }
 
@@ -599,5 +567,17 @@ impl Core {
         if let Some(err) = &self.err {
             err.signal();
         }
+    }
+}
+
+/// Marks the pages that a request wrote: its status byte, and whatever it may have read from the disk. A request that
+/// failed may have written a part.
+fn log_request(logging: &Logging, memory: &GuestMemory, slot: &Slot) {
+    let mark = |pointer: *const u8, len: u64| {
+        memory.guest_ranges(pointer, len, |at, len| logging.log.mark(at, len));
+    };
+    mark(slot.status, 1);
+    for piece in slot.chain.pieces.get(slot.chain.readable..).unwrap_or_default() {
+        mark(piece.iov_base.cast(), piece.iov_len as u64);
     }
 }

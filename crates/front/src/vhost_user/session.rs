@@ -8,15 +8,17 @@ use tapio_block::Gone;
 
 use super::blk::{self, CONFIG_WRITEBACK, SERIAL_LEN, feature};
 use super::device::DataSide;
+use super::dirty::{DirtyLog, LOG_PAGE_LEN, Logging};
 use super::event::{Kick, Notifier};
-use super::inflight::{InflightQueue, InflightRegion};
-use super::memory::{GuestMemory, MemoryError, REGIONS_MAX, Region};
+use super::inflight::{InflightPart, InflightRegion};
+use super::memory::{GuestMemory, Mapping, MemoryError, REGIONS_MAX, Region};
 use super::message::{InflightSpec, Message, RegionSpec, RingAddresses, protocol};
 use super::queue::QueueSetup;
 use super::vring::{QUEUE_SIZE_MAX, RingError};
 
 /// The protocol features that we have.
 pub const PROTOCOL_FEATURES: u64 = protocol::MQ
+    | protocol::LOG_SHMFD
     | protocol::REPLY_ACK
     | protocol::BACKEND_REQ
     | protocol::CONFIG
@@ -59,7 +61,7 @@ pub enum Refusal {
     Ring { index: usize, error: RingError },
     /// A descriptor is of the wrong kind.
     Descriptor { what: &'static str, why: &'static str },
-    /// The in-flight region cannot be used.
+    /// The in-flight region or the dirty log cannot be used.
     Inflight(String),
     /// The data thread did not answer.
     Gone(Gone),
@@ -117,7 +119,7 @@ impl Reply {
 #[derive(Debug, Default)]
 struct Vring {
     size: u16,
-    base: u16,
+    base: u32,
     addresses: Option<RingAddresses>,
     kick: Option<Kick>,
     call: Option<Arc<Notifier>>,
@@ -137,6 +139,9 @@ pub struct Session<D> {
     memory: Arc<GuestMemory>,
     vrings: Vec<Vring>,
     inflight: Option<InflightRegion>,
+    /// The dirty log of a migration, and how to tell of new bits in it.
+    log: Option<Arc<Mapping>>,
+    log_call: Option<Arc<Notifier>>,
     status: u64,
     /// The write-back byte of the configuration space.
     writeback: bool,
@@ -156,6 +161,8 @@ impl<D: DataSide> Session<D> {
             memory: Arc::new(GuestMemory::empty()),
             vrings,
             inflight: None,
+            log: None,
+            log_call: None,
             status: 0,
             writeback: true,
             backend: None,
@@ -195,8 +202,7 @@ impl<D: DataSide> Session<D> {
                 if bits & !self.offered != 0 {
                     return Err(Refusal::Features { offered: self.offered, wanted: bits });
                 }
-                self.features = bits;
-                self.apply_writeback()?;
+                self.set_features(bits)?;
             }
             Message::GetProtocolFeatures => return Ok(Reply::number(PROTOCOL_FEATURES)),
             Message::SetProtocolFeatures(bits) => {
@@ -212,8 +218,14 @@ impl<D: DataSide> Session<D> {
             Message::SetMemTable(regions) => self.set_mem_table(&regions, &fds)?,
             Message::AddMemReg(spec) => self.add_region(spec, &fds)?,
             Message::RemMemReg(spec) => self.remove_region(spec)?,
-            Message::SetLogBase { .. } | Message::SetLogFd => {
-                return Err(Refusal::NotNegotiated("the dirty log"));
+            Message::SetLogBase { len, offset } => {
+                self.set_log(offset, len, &fds)?;
+                return Ok(Reply::number(0));
+            }
+            Message::SetLogFd => {
+                self.needs(protocol::LOG_SHMFD, "the dirty log")?;
+                self.log_call = notifier(fds.pop(), "a descriptor for news of the dirty log")?;
+                self.apply_logging()?;
             }
             Message::SetVringNum { index, size } => self.set_size(index, size)?,
             Message::SetVringBase { index, base } => self.set_base(index, base)?,
@@ -259,6 +271,57 @@ impl<D: DataSide> Session<D> {
         if vring.running { Err(Refusal::Running { index, what }) } else { Ok(vring) }
     }
 
+    fn packed(&self) -> bool {
+        self.features & feature::RING_PACKED != 0
+    }
+
+    /// Sent once to agree, and again by a migration that switches the log on or off under running queues.
+    fn set_features(&mut self, bits: u64) -> Result<(), Refusal> {
+        let kind = (bits ^ self.features) & feature::RING_PACKED != 0;
+        if let Some(index) = self.vrings.iter().position(|vring| vring.running).filter(|_| kind) {
+            return Err(Refusal::Running { index, what: "the kind" });
+        }
+        let log = (bits ^ self.features) & feature::LOG_ALL != 0;
+        self.features = bits;
+        self.apply_writeback()?;
+        if log { self.apply_logging() } else { Ok(()) }
+    }
+
+    fn set_log(&mut self, offset: u64, len: u64, fds: &[OwnedFd]) -> Result<(), Refusal> {
+        self.needs(protocol::LOG_SHMFD, "the dirty log")?;
+        let Some(fd) = fds.first() else { return Ok(()) };
+        self.check_log(len, self.memory.end())?;
+        self.log = Some(Arc::new(DirtyLog::map(fd, offset, len).map_err(Refusal::Inflight)?));
+        self.apply_logging()
+    }
+
+    /// A page without a bit would be lost on the way.
+    fn check_log(&self, len: u64, memory_end: u64) -> Result<(), Refusal> {
+        let want = memory_end.div_ceil(LOG_PAGE_LEN).div_ceil(8);
+        if len < want {
+            let why = format!("a dirty log of {len} bytes; memory up to {memory_end:#x} needs {want}");
+            return Err(Refusal::Inflight(why));
+        }
+        Ok(())
+    }
+
+    /// What queue `index` has to log now.
+    fn logging(&self, index: usize) -> Option<Logging> {
+        let mapping = self.log.as_ref().filter(|_| self.features & feature::LOG_ALL != 0)?;
+        let log = Arc::new(DirtyLog::new(Arc::clone(mapping), self.log_call.clone()));
+        // Bit 0 of the flags: writes to the ring itself are logged too.
+        let logged = self.vrings[index].addresses.filter(|addresses| addresses.flags & 1 != 0);
+        let desc = logged.filter(|_| self.packed()).and_then(|at| self.memory.guest_of_user(at.desc));
+        Some(Logging { log, ring: logged.map(|addresses| addresses.log), desc })
+    }
+
+    fn apply_logging(&self) -> Result<(), Refusal> {
+        for (index, _) in self.vrings.iter().enumerate().filter(|(_, vring)| vring.running) {
+            self.data.set_logging(index, self.logging(index))?;
+        }
+        Ok(())
+    }
+
     fn set_mem_table(&mut self, regions: &[RegionSpec], fds: &[OwnedFd]) -> Result<(), Refusal> {
         let mut memory = GuestMemory::empty();
         for (spec, fd) in regions.iter().zip(fds) {
@@ -285,29 +348,38 @@ impl<D: DataSide> Session<D> {
     }
 
     fn exchange(&mut self, memory: GuestMemory, drain: bool) -> Result<(), Refusal> {
+        if let Some(log) = self.log.as_ref().filter(|_| self.features & feature::LOG_ALL != 0) {
+            self.check_log(log.len(), memory.end())?;
+        }
         let memory = Arc::new(memory);
         if self.running() > 0 {
             self.data.set_memory(Arc::clone(&memory), drain)?;
         }
         // What was is unmapped here, when the last queue has let go of it.
         self.memory = memory;
-        Ok(())
+        // Where a packed ring's descriptors are to the guest.
+        if self.log.is_some() { self.apply_logging() } else { Ok(()) }
     }
 
     fn set_size(&mut self, index: u32, size: u32) -> Result<(), Refusal> {
         let max = self.config.queue_size_max.min(QUEUE_SIZE_MAX);
+        let packed = self.packed();
         let vring = self.standing(index, "the size")?;
         match u16::try_from(size) {
-            Ok(size) if size.is_power_of_two() && size <= max => vring.size = size,
+            Ok(size) if size <= max && (size.is_power_of_two() || packed && size > 0) => vring.size = size,
             _ => return Err(Refusal::Value { what: "a queue size", value: size.into() }),
         }
         Ok(())
     }
 
     fn set_base(&mut self, index: u32, base: u32) -> Result<(), Refusal> {
+        let packed = self.packed();
         let vring = self.standing(index, "the index")?;
-        vring.base =
-            u16::try_from(base).map_err(|_| Refusal::Value { what: "a ring index", value: base.into() })?;
+        // A packed ring has two places with a wrap counter each, a split ring one index.
+        if !packed && base > u16::MAX.into() {
+            return Err(Refusal::Value { what: "a ring index", value: base.into() });
+        }
+        vring.base = base;
         Ok(())
     }
 
@@ -320,7 +392,11 @@ impl<D: DataSide> Session<D> {
                 return Err(Refusal::Running { index, what: "the addresses" });
             }
         }
+        let running = vring.running;
         vring.addresses = Some(addresses);
+        if running {
+            return Ok(self.data.set_logging(index, self.logging(index))?);
+        }
         self.try_start(index)
     }
 
@@ -371,13 +447,20 @@ impl<D: DataSide> Session<D> {
 
     /// Starts a queue as soon as everything about it is known; the kick descriptor is what makes it start.
     fn try_start(&mut self, index: usize) -> Result<(), Refusal> {
+        let (packed, logging) = (self.packed(), self.logging(index));
         let vring = &mut self.vrings[index];
         let (Some(addresses), false, true) = (vring.addresses, vring.running, vring.size > 0) else {
             return Ok(());
         };
         let Some(kick) = vring.kick.take() else { return Ok(()) };
-        let inflight: Option<InflightQueue> =
-            self.inflight.as_ref().and_then(|region| region.queue(index, vring.size));
+        let size = vring.size;
+        let inflight = self.inflight.as_ref().and_then(|region| {
+            if packed {
+                region.packed(index, size).map(InflightPart::Packed)
+            } else {
+                region.queue(index, size).map(InflightPart::Split)
+            }
+        });
         let setup = QueueSetup {
             index,
             size: vring.size,
@@ -388,6 +471,7 @@ impl<D: DataSide> Session<D> {
             call: vring.call.clone(),
             err: vring.err.clone(),
             inflight,
+            logging,
             // Without protocol features there is no message to enable a queue by.
             enabled: vring.enabled || self.features & feature::PROTOCOL_FEATURES == 0,
             read_only: self.config.read_only,
@@ -402,7 +486,7 @@ impl<D: DataSide> Session<D> {
         let (index, _) = self.vring(index)?;
         self.stop(index)?;
         let mut payload = (index as u32).to_ne_bytes().to_vec();
-        payload.extend_from_slice(&u32::from(self.vrings[index].base).to_ne_bytes());
+        payload.extend_from_slice(&self.vrings[index].base.to_ne_bytes());
         Ok(Reply { payload, fd: None })
     }
 
@@ -464,7 +548,8 @@ impl<D: DataSide> Session<D> {
 
     fn make_inflight(&mut self, spec: InflightSpec) -> Result<Reply, Refusal> {
         self.needs(protocol::INFLIGHT_SHMFD, "the in-flight region")?;
-        let size_ok = spec.queue_size.is_power_of_two() && spec.queue_size <= self.config.queue_size_max;
+        let even = spec.queue_size.is_power_of_two() || self.packed() && spec.queue_size > 0;
+        let size_ok = even && spec.queue_size <= self.config.queue_size_max;
         if !size_ok || spec.queues == 0 || spec.queues > self.config.queues {
             let what = "an in-flight region with a number of queues";
             return Err(Refusal::Value { what, value: spec.queues.into() });

@@ -13,7 +13,7 @@ use super::*;
 #[derive(Debug, Default)]
 struct Notes {
     log: RefCell<Vec<String>>,
-    base: u16,
+    base: u32,
     refuse: Option<RingError>,
 }
 
@@ -40,7 +40,7 @@ impl DataSide for Notes {
         ));
         Ok(self.refuse.map_or(Ok(()), Err))
     }
-    fn stop(&self, index: usize) -> Result<Option<u16>, Gone> {
+    fn stop(&self, index: usize) -> Result<Option<u32>, Gone> {
         self.note(format!("stop {index}"));
         Ok(Some(self.base))
     }
@@ -66,6 +66,11 @@ impl DataSide for Notes {
     }
     fn set_writeback(&self, writeback: bool) -> Result<(), Gone> {
         self.note(format!("writeback {writeback}"));
+        Ok(())
+    }
+    fn set_logging(&self, index: usize, logging: Option<Logging>) -> Result<(), Gone> {
+        let logging = logging.map(|logging| (logging.ring, logging.desc));
+        self.note(format!("log {index} {logging:?}"));
         Ok(())
     }
 }
@@ -131,7 +136,7 @@ fn only_what_was_offered_can_be_set() {
     let offered = number(obey(&mut session, Message::GetFeatures));
     assert_ne!(offered & feature::MQ, 0);
     session.handle(Message::SetFeatures(offered), Vec::new()).unwrap();
-    let error = session.handle(Message::SetFeatures(offered | 1 << 34), Vec::new()).unwrap_err();
+    let error = session.handle(Message::SetFeatures(offered | 1 << 40), Vec::new()).unwrap_err();
     assert!(matches!(error, Refusal::Features { .. }));
     let offered = number(obey(&mut session, Message::GetProtocolFeatures));
     session.handle(Message::SetProtocolFeatures(offered), Vec::new()).unwrap();
@@ -170,6 +175,8 @@ fn a_running_queue_keeps_its_shape() {
     session.handle(Message::SetVringKick { index: 0, has_fd: true }, event()).unwrap();
     session.handle(Message::SetVringErr { index: 0, has_fd: false }, Vec::new()).unwrap();
     assert_eq!(log(&session), ["call 0 true", "kick 0", "err 0 false"]);
+    let packed = Message::SetFeatures(feature::RING_PACKED);
+    assert!(session.handle(packed, Vec::new()).is_err(), "nor does a ring change its kind");
 }
 
 #[test]
@@ -278,4 +285,53 @@ fn the_inflight_region_is_made_and_taken_back() {
     let beyond = InflightSpec { len: 1 << 40, offset: 1 << 30, ..spec };
     assert!(session.handle(Message::SetInflightFd(beyond), vec![file.try_clone().unwrap()]).is_err());
     session.handle(Message::SetInflightFd(InflightSpec { len, ..spec }), vec![file]).unwrap();
+}
+
+#[test]
+fn a_packed_queue_has_two_places_and_any_size() {
+    let mut session = session();
+    let base = 0x8003_0003;
+    assert!(session.handle(Message::SetVringBase { index: 0, base }, Vec::new()).is_err());
+    obey(&mut session, Message::SetFeatures(feature::RING_PACKED | feature::VERSION_1));
+    obey(&mut session, Message::SetVringNum { index: 0, size: 100 });
+    obey(&mut session, Message::SetVringBase { index: 0, base });
+    obey(&mut session, Message::SetVringAddr { index: 0, addresses: ADDRESSES });
+    session.handle(Message::SetVringKick { index: 0, has_fd: true }, event()).unwrap();
+    assert_eq!(log(&session)[1..], [format!("start 0 size 100 base {base} enabled true")]);
+    assert!(session.handle(Message::SetVringNum { index: 1, size: 0 }, Vec::new()).is_err());
+}
+
+#[test]
+fn a_migration_switches_the_log_on_and_off_under_running_queues() {
+    let mut session = session();
+    let offered = number(obey(&mut session, Message::GetProtocolFeatures));
+    let base = |len| Message::SetLogBase { len, offset: 0 };
+    assert!(session.handle(base(4096), vec![memfd(4096)]).is_err(), "not negotiated");
+    obey(&mut session, Message::SetProtocolFeatures(offered));
+    let region = RegionSpec { guest: 0x8000_0000, len: 0x10000, user: 0x1_0000, offset: 0 };
+    session.handle(Message::SetMemTable(vec![region]), vec![memfd(0x10000)]).unwrap();
+    start(&mut session, 0);
+    let error = session.handle(base(0x1_0001), vec![memfd(0x1_0001)]).unwrap_err();
+    assert!(error.to_string().contains("needs 65538"), "{error}");
+    log(&session);
+    let reply = session.handle(base(0x1_0002), vec![memfd(0x1_0002)]).unwrap();
+    assert_eq!(number(reply), 0, "the front end waits for this");
+    obey(&mut session, Message::SetFeatures(feature::LOG_ALL | feature::FLUSH));
+    let logged = |flags| {
+        let addresses = RingAddresses { flags, log: 0x8000_2000, ..ADDRESSES };
+        Message::SetVringAddr { index: 0, addresses }
+    };
+    obey(&mut session, logged(1));
+    obey(&mut session, Message::SetFeatures(feature::FLUSH));
+    obey(&mut session, logged(0));
+    let want = [
+        "log 0 None",
+        "writeback true",
+        "log 0 Some((None, None))",
+        "log 0 Some((Some(2147491840), None))",
+        "writeback true",
+        "log 0 None",
+        "log 0 None",
+    ];
+    assert_eq!(log(&session), want);
 }

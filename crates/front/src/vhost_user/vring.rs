@@ -1,4 +1,4 @@
-//! The split virtqueue: descriptor table, available and used ring, and the walk along a chain.
+//! The split virtqueue: descriptor table, available and used ring.
 //!
 //! Layouts: virtio 1.2, section 2.7 "Split Virtqueues". The other side is the guest's driver and may write anything
 //! at any time: every value is loaded once, then checked, then used.
@@ -6,20 +6,12 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
+use super::chain::{CHAIN_MAX, Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_LEN, Descriptor};
 use super::memory::{GuestMemory, copy_out};
 use super::message::RingAddresses;
 
 /// The longest queue that virtio knows.
 pub const QUEUE_SIZE_MAX: u16 = 32768;
-/// Descriptors of one request, those of its indirect table included. Eight times what we announce (`seg_max`).
-pub const CHAIN_MAX: usize = 1024;
-/// Pieces of host memory of one request: a descriptor that crosses region borders makes several.
-const PIECES_MAX: usize = CHAIN_MAX + 256;
-
-const DESC_LEN: u64 = 16;
-const DESC_F_NEXT: u16 = 1;
-const DESC_F_WRITE: u16 = 2;
-const DESC_F_INDIRECT: u16 = 4;
 /// `avail.flags`: the driver does not want interrupts.
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
 /// `used.flags`: the device does not want kicks.
@@ -28,7 +20,7 @@ const USED_F_NO_NOTIFY: u16 = 1;
 /// Why a ring cannot be used, or not any longer. After one of these the queue is broken until it is set up anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingError {
-    /// The size is not a power of two up to 32768.
+    /// The size is not a power of two up to 32768; of a packed ring, not a number up to that.
     Size(u32),
     /// A part of the ring does not lie inside one region of guest memory.
     Outside(&'static str),
@@ -40,6 +32,10 @@ pub enum RingError {
     Head(u16),
     /// A head was made available again before it was answered.
     HeadBusy(u16),
+    /// More descriptors of a packed ring are in use than it has.
+    Overrun,
+    /// The place to read on at does not exist.
+    Base(u32),
     /// A descriptor names a successor outside its table.
     Next(u16),
     /// A chain is longer than a request may be, or runs in a circle.
@@ -62,7 +58,10 @@ impl fmt::Display for RingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size(size) => {
-                write!(f, "a queue of {size} descriptors; it must be a power of two up to 32768")
+                write!(
+                    f,
+                    "a queue of {size} descriptors; it must be a power of two up to 32768 (packed: any number)"
+                )
             }
             Self::Outside(part) => write!(f, "the {part} lies outside guest memory"),
             Self::Misaligned(part) => write!(f, "the {part} is not aligned"),
@@ -71,6 +70,8 @@ impl fmt::Display for RingError {
             }
             Self::Head(head) => write!(f, "request head {head} lies outside the descriptor table"),
             Self::HeadBusy(head) => write!(f, "request head {head} was given again before it was answered"),
+            Self::Overrun => write!(f, "more descriptors are in use than the ring has"),
+            Self::Base(base) => write!(f, "a ring cannot be read on at {base:#x}"),
             Self::Next(next) => write!(f, "a descriptor is followed by {next}, outside its table"),
             Self::ChainLength => write!(f, "a descriptor chain is too long or runs in a circle"),
             Self::IndirectLen(len) => write!(f, "an indirect table has {len} bytes"),
@@ -86,119 +87,6 @@ impl fmt::Display for RingError {
 }
 
 impl std::error::Error for RingError {}
-
-/// What is wrong with a request whose chain is sound: it is answered with an I/O error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// A buffer lies outside guest memory.
-    Outside { at: u64, len: u32 },
-    /// A buffer for reading follows one for writing.
-    Order,
-    /// More pieces of memory than a request may have.
-    Pieces,
-}
-
-/// A descriptor, copied out of guest memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptor {
-    /// Guest address.
-    pub at: u64,
-    /// Bytes.
-    pub len: u32,
-    /// `NEXT`, `WRITE`, `INDIRECT`.
-    pub flags: u16,
-    /// The successor in the table, if `NEXT`.
-    pub next: u16,
-}
-
-impl Descriptor {
-    /// From the 16 bytes in guest memory.
-    pub fn parse(bytes: [u8; 16]) -> Self {
-        let low = u64::from_le_bytes(*bytes.first_chunk().expect("16 bytes have a first half"));
-        let high = u64::from_le_bytes(*bytes.last_chunk().expect("16 bytes have a second half"));
-        Self { at: low, len: high as u32, flags: (high >> 32) as u16, next: (high >> 48) as u16 }
-    }
-
-    /// The 16 bytes in guest memory.
-    pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.at.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.flags.to_le_bytes());
-        bytes[14..].copy_from_slice(&self.next.to_le_bytes());
-        bytes
-    }
-}
-
-/// The memory of one request: first what the device reads, then what it writes. Keeps its table between requests.
-#[derive(Debug, Default)]
-pub struct Chain {
-    /// Pieces of host memory inside guest memory, none of them empty.
-    pub pieces: Vec<libc::iovec>,
-    /// How many of them are for reading.
-    pub readable: usize,
-    /// Bytes for reading.
-    pub readable_len: u64,
-    /// Bytes for writing.
-    pub writable_len: u64,
-    /// The last byte for writing: where the status goes.
-    pub status_at: Option<u64>,
-    /// The first thing that is wrong.
-    pub fault: Option<Fault>,
-}
-
-impl Chain {
-    fn clear(&mut self) {
-        self.pieces.clear();
-        self.readable = 0;
-        self.readable_len = 0;
-        self.writable_len = 0;
-        self.status_at = None;
-        self.fault = None;
-    }
-
-    fn add(&mut self, memory: &GuestMemory, descriptor: Descriptor) {
-        let Descriptor { at, len, flags, .. } = descriptor;
-        let write = flags & DESC_F_WRITE != 0;
-        if len == 0 {
-            return;
-        }
-        if write {
-            self.writable_len += u64::from(len);
-            self.status_at = at.checked_add(u64::from(len) - 1);
-        } else {
-            self.readable_len += u64::from(len);
-            if self.writable_len > 0 {
-                self.fault.get_or_insert(Fault::Order);
-            }
-        }
-        if self.fault.is_some() {
-            return;
-        }
-        let (mut from, mut left) = (at, u64::from(len));
-        loop {
-            let Some((pointer, found)) = memory.translate(from, left) else {
-                self.fault = Some(Fault::Outside { at, len });
-                return;
-            };
-            if self.pieces.len() == PIECES_MAX {
-                self.fault = Some(Fault::Pieces);
-                return;
-            }
-            self.pieces.push(libc::iovec { iov_base: pointer.cast(), iov_len: found as usize });
-            self.readable += usize::from(!write);
-            left -= found;
-            if left == 0 {
-                return;
-            }
-            let Some(next) = from.checked_add(found) else {
-                self.fault = Some(Fault::Outside { at, len });
-                return;
-            };
-            from = next;
-        }
-    }
-}
 
 /// A split ring in guest memory. Valid as long as the [`GuestMemory`] it was made from.
 #[derive(Debug)]
@@ -336,7 +224,7 @@ impl SplitRing {
                 if descriptor.flags & DESC_F_NEXT != 0 {
                     return Err(RingError::IndirectNested);
                 }
-                return walk_table(memory, descriptor.at, descriptor.len, into);
+                return into.add_table(memory, descriptor.at, descriptor.len);
             }
             into.add(memory, descriptor);
             if descriptor.flags & DESC_F_NEXT == 0 {
@@ -349,43 +237,6 @@ impl SplitRing {
         }
         Err(RingError::ChainLength)
     }
-}
-
-/// Follows the chain in an indirect table.
-fn walk_table(memory: &GuestMemory, at: u64, len: u32, into: &mut Chain) -> Result<(), RingError> {
-    let count = u64::from(len) / DESC_LEN;
-    if !u64::from(len).is_multiple_of(DESC_LEN) || count == 0 || count > CHAIN_MAX as u64 {
-        return Err(RingError::IndirectLen(len));
-    }
-    let table = memory.contiguous(at, u64::from(len));
-    let mut index = 0;
-    for _ in 0..count {
-        let mut bytes = [0; 16];
-        match table {
-            // SAFETY: the index is below the count, so the descriptor lies inside the table.
-            Some(table) => unsafe { copy_out(table.add(usize::from(index) * 16), &mut bytes) },
-            None => {
-                // A table across a region border; or outside.
-                let place = at.checked_add(u64::from(index) * DESC_LEN);
-                if !place.is_some_and(|place| memory.read(place, &mut bytes)) {
-                    return Err(RingError::IndirectOutside(at));
-                }
-            }
-        }
-        let descriptor = Descriptor::parse(bytes);
-        if descriptor.flags & DESC_F_INDIRECT != 0 {
-            return Err(RingError::IndirectNested);
-        }
-        into.add(memory, descriptor);
-        if descriptor.flags & DESC_F_NEXT == 0 {
-            return Ok(());
-        }
-        index = descriptor.next;
-        if u64::from(index) >= count {
-            return Err(RingError::Next(index));
-        }
-    }
-    Err(RingError::ChainLength)
 }
 
 /// Whether moving an index from `old` to `new` passes `event` (virtio 1.2, 2.7.10).

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::super::chain::{DESC_F_WRITE, Fault};
 use super::super::memory::tests::memfd;
 use super::super::memory::{GuestMemory, Region};
 use super::super::message::{RegionSpec, RingAddresses};

@@ -6,3 +6,5 @@
 mod counting;
 mod nbd;
 mod vhost_user;
+mod vhost_user_log;
+mod vhost_user_packed;

@@ -11,8 +11,8 @@ use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer, VhostUs
 use tapio_ring::PollingConfig;
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
-const DISK_LEN: u64 = 16 << 20;
-const LIMIT: Duration = Duration::from_secs(20);
+pub const DISK_LEN: u64 = 16 << 20;
+pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// A disk on a raw file in memory, and its server.
 pub struct Rig {
@@ -54,19 +54,19 @@ impl Rig {
         self.directory.path().join("socket")
     }
 
-    fn image(&self) -> std::fs::File {
+    pub fn image(&self) -> std::fs::File {
         std::fs::File::options().read(true).write(true).open(self.directory.path().join("image")).unwrap()
     }
 
-    fn state(&self) -> VhostUserState {
+    pub fn state(&self) -> VhostUserState {
         self.server.as_ref().unwrap().state()
     }
 
-    fn driver(&self, options: DriverOptions) -> Driver {
+    pub fn driver(&self, options: DriverOptions) -> Driver {
         Driver::connect(&self.socket(), options).unwrap()
     }
 
-    fn until(&self, what: &str, met: impl Fn(&VhostUserState) -> bool) {
+    pub fn until(&self, what: &str, met: impl Fn(&VhostUserState) -> bool) {
         let begin = Instant::now();
         while !met(&self.state()) {
             assert!(begin.elapsed() < LIMIT, "{what}: {:?}", self.state());
@@ -75,18 +75,18 @@ impl Rig {
     }
 }
 
-fn spec(image: &std::path::Path, access: Access) -> ChainSpec {
+pub fn spec(image: &std::path::Path, access: Access) -> ChainSpec {
     ChainSpec { layers: vec![LayerSpec { kind: ImageKind::Raw, path: image.to_owned() }], access }
 }
 
 /// Submits one request and waits for its answer.
-fn run(queue: &mut DriverQueue, command: &Command<'_>) -> Completion {
+pub fn run(queue: &mut DriverQueue, command: &Command<'_>) -> Completion {
     queue.submit(command).expect("a free slot");
     queue.kick().unwrap();
     next(queue)
 }
 
-fn next(queue: &mut DriverQueue) -> Completion {
+pub fn next(queue: &mut DriverQueue) -> Completion {
     let mut done = Vec::new();
     let begin = Instant::now();
     while queue.reap(&mut done) == 0 {
@@ -97,7 +97,7 @@ fn next(queue: &mut DriverQueue) -> Completion {
     done[0]
 }
 
-fn pattern(seed: u64, into: &mut [u8]) {
+pub fn pattern(seed: u64, into: &mut [u8]) {
     let mut state = seed | 1;
     for chunk in into.chunks_mut(8) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -105,13 +105,13 @@ fn pattern(seed: u64, into: &mut [u8]) {
     }
 }
 
-fn write_pattern(queue: &mut DriverQueue, at: u64, len: u32, seed: u64) -> u8 {
+pub fn write_pattern(queue: &mut DriverQueue, at: u64, len: u32, seed: u64) -> u8 {
     let slot = queue.next_slot().unwrap();
     pattern(seed, &mut queue.buffer(slot)[..len as usize]);
     run(queue, &Command::Write { at, len }).status
 }
 
-fn read(queue: &mut DriverQueue, at: u64, len: u32) -> Vec<u8> {
+pub fn read(queue: &mut DriverQueue, at: u64, len: u32) -> Vec<u8> {
     let slot = queue.next_slot().unwrap();
     queue.buffer(slot).fill(0xee);
     let done = run(queue, &Command::Read { at, len });
@@ -122,11 +122,13 @@ fn read(queue: &mut DriverQueue, at: u64, len: u32) -> Vec<u8> {
 /// Every way of using a ring.
 fn ways() -> Vec<DriverOptions> {
     let mut ways = Vec::new();
-    for (event_index, indirect) in [(true, true), (true, false), (false, true), (false, false)] {
+    for number in 0..8 {
+        let (event_index, indirect, packed) = (number & 1 == 0, number & 2 == 0, number & 4 != 0);
         for piece_len in [0, 4096] {
             let mut features = DriverOptions::default().features;
             features &= if event_index { u64::MAX } else { !feature::EVENT_IDX };
             features &= if indirect { u64::MAX } else { !feature::INDIRECT_DESC };
+            features |= if packed { feature::RING_PACKED } else { 0 };
             let base =
                 DriverOptions { features, piece_len, buffer_len: 64 << 10, ..DriverOptions::default() };
             ways.push(DriverOptions { memory_slots: piece_len > 0, inflight: indirect, ..base });
@@ -175,7 +177,7 @@ fn several_queues_work_at_once_and_mix_nothing_up() {
 }
 
 /// Random writes and reads of 4 KiB blocks at full depth, every read compared with what was written last.
-fn verified_load(queue: &mut DriverQueue, start: u64, len: u64, count: usize, seed: u64) {
+pub fn verified_load(queue: &mut DriverQueue, start: u64, len: u64, count: usize, seed: u64) {
     let blocks = len / 4096;
     let mut content = vec![0u64; blocks as usize];
     let mut busy = vec![false; blocks as usize];
@@ -326,7 +328,7 @@ fn a_queue_stops_under_load_with_nothing_lost_and_goes_on_where_it_stood() {
         if round % 20 == 7 {
             let base = driver.stop(0).unwrap();
             queue.reap(&mut done);
-            assert_eq!(base, queue.seen_used(), "everything taken was answered, nothing else");
+            assert_eq!(base, queue.base(), "everything taken was answered, nothing else");
             assert!(!queue.wait(Duration::from_millis(5)).unwrap(), "a stopped queue stands still");
             driver.resume(0, &queue, base).unwrap();
             queue.kick_always().unwrap();
@@ -426,7 +428,7 @@ fn a_restarted_back_end_answers_what_the_first_took() {
         rig.listen(VhostUserOptions::default());
         driver = driver.reconnect(&rig.socket()).unwrap();
         // The front end does not know how far the ring was read: the region does.
-        driver.resume(0, &queue, queue.seen_used()).unwrap();
+        driver.resume(0, &queue, queue.base()).unwrap();
         queue.kick_always().unwrap();
         queue.reap(&mut done);
     }
@@ -609,13 +611,29 @@ fn the_front_end_hears_of_a_resize() {
     let driver = rig.driver(DriverOptions::default());
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(LIMIT)).unwrap();
-    let server = rig.server.as_ref().unwrap();
-    server.config_changed();
+    let resize = |len| {
+        let set = move |world: &tapio_block::World| {
+            let geometry = world.port.geometry();
+            world.port.set_geometry(tapio_block::Geometry { len, ..geometry });
+        };
+        rig.disk.remote().call(LIMIT, set).unwrap();
+    };
+    resize(DISK_LEN * 2);
+    assert_eq!(driver.read_config().unwrap()[..8], (DISK_LEN * 2 / 512).to_le_bytes());
     driver.send_raw(21, &[], &[theirs.as_raw_fd()]).unwrap();
+    drop(theirs);
     // Messages are obeyed in order: once this one is answered, the socket has been taken.
-    assert_eq!(driver.read_config().unwrap()[..8], (DISK_LEN / 512).to_le_bytes());
-    server.config_changed();
-    let mut message = [0; 12];
-    ours.read_exact(&mut message).unwrap();
-    assert_eq!(message, [[2, 0, 0, 0], [1, 0, 0, 0], [0; 4]].concat()[..]);
+    driver.read_config().unwrap();
+    for len in [DISK_LEN * 3, DISK_LEN * 4] {
+        resize(len);
+        let mut message = [0; 12];
+        ours.read_exact(&mut message).unwrap();
+        assert_eq!(message, [[2, 0, 0, 0], [1, 0, 0, 0], [0; 4]].concat()[..]);
+        assert_eq!(driver.read_config().unwrap()[..8], (len / 512).to_le_bytes());
+    }
+    // A front end that is gone is no longer told, the next one is.
+    drop(driver);
+    assert_eq!(ours.read(&mut [0; 1]).unwrap(), 0, "the socket goes with the connection");
+    resize(DISK_LEN);
+    assert_eq!(rig.driver(DriverOptions::default()).capacity(), DISK_LEN);
 }

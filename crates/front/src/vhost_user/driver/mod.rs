@@ -4,8 +4,10 @@
 //! has a fixed number of slots with a buffer each, so that nothing is allocated per request. Errors of the protocol are
 //! `io::Error`s with a sentence.
 
+mod dirty;
 mod load;
 mod queue;
+mod ring;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -21,7 +23,8 @@ use super::inflight::InflightRegion;
 use super::memory::Mapping;
 use super::message::{Header, InflightSpec, RegionSpec, config_payload, id, protocol};
 
-pub use super::vring::Descriptor;
+pub use super::chain::Descriptor;
+pub use dirty::DirtyPages;
 pub use load::{Load, LoadReport, Mix};
 pub use queue::{Command, Completion, DriverQueue};
 
@@ -63,7 +66,7 @@ impl Default for DriverOptions {
             depth: 32,
             buffer_len: 64 << 10,
             piece_len: 0,
-            features: !feature::CONFIG_WCE,
+            features: !(feature::CONFIG_WCE | feature::RING_PACKED),
             inflight: false,
             memory_slots: false,
         }
@@ -148,6 +151,7 @@ pub struct Driver {
     protocol: u64,
     config: Vec<u8>,
     inflight: Option<(InflightSpec, OwnedFd)>,
+    log: Option<Arc<dirty::LogFile>>,
 }
 
 fn protocol_error(why: String) -> io::Error {
@@ -178,8 +182,18 @@ impl Driver {
         let channel = Channel::new(UnixStream::connect(path)?.into());
         let (features, protocol, config) = (0, 0, Vec::new());
         let quiet = eventfd()?;
-        let mut driver =
-            Self { channel, quiet, options, memory, layouts, features, protocol, config, inflight };
+        let mut driver = Self {
+            channel,
+            quiet,
+            options,
+            memory,
+            layouts,
+            features,
+            protocol,
+            config,
+            inflight,
+            log: None,
+        };
         driver.negotiate()?;
         driver.share_memory()?;
         driver.share_inflight()?;
@@ -240,23 +254,18 @@ impl Driver {
             GUEST_BASE,
             (eventfd()?, eventfd()?, eventfd()?),
         );
-        self.resume(index, &queue, 0)?;
+        self.resume(index, &queue, queue.base())?;
         Ok(queue)
     }
 
     /// Starts a queue that was stopped or lost its back end; the ring is read on at `base`.
-    pub fn resume(&self, index: u16, queue: &DriverQueue, base: u16) -> io::Result<()> {
-        let layout = self.layouts[usize::from(index)];
+    pub fn resume(&self, index: u16, queue: &DriverQueue, base: u32) -> io::Result<()> {
+        let place = index;
         let index = u32::from(index);
         let state = |value: u32| [index.to_ne_bytes(), value.to_ne_bytes()].concat();
         self.tell(id::SET_VRING_NUM, &state(self.options.queue_size.into()), &[])?;
-        self.tell(id::SET_VRING_BASE, &state(base.into()), &[])?;
-        let mut addresses = state(0);
-        for offset in [layout.desc, layout.used, layout.avail] {
-            addresses.extend_from_slice(&(USER_BASE + offset).to_ne_bytes());
-        }
-        addresses.extend_from_slice(&0u64.to_ne_bytes());
-        self.tell(id::SET_VRING_ADDR, &addresses, &[])?;
+        self.tell(id::SET_VRING_BASE, &state(base), &[])?;
+        self.set_addresses(place)?;
         let number = u64::from(index).to_ne_bytes();
         let (kick, call, err) = queue.descriptors();
         self.tell(id::SET_VRING_ERR, &number, &[err])?;
@@ -268,13 +277,24 @@ impl Driver {
         Ok(())
     }
 
+    /// Says where a ring is, and whether writes to it are logged.
+    fn set_addresses(&self, index: u16) -> io::Result<()> {
+        let layout = self.layouts[usize::from(index)];
+        let log = u32::from(self.log.is_some());
+        let mut addresses = [u32::from(index).to_ne_bytes(), log.to_ne_bytes()].concat();
+        for offset in [layout.desc, layout.used, layout.avail] {
+            addresses.extend_from_slice(&(USER_BASE + offset).to_ne_bytes());
+        }
+        addresses.extend_from_slice(&(GUEST_BASE + layout.used).to_ne_bytes());
+        self.tell(id::SET_VRING_ADDR, &addresses, &[])
+    }
+
     /// Stops a queue, after what is in flight; gives where the ring is to be read on.
-    pub fn stop(&self, index: u16) -> io::Result<u16> {
+    pub fn stop(&self, index: u16) -> io::Result<u32> {
         let payload = [u32::from(index).to_ne_bytes(), [0; 4]].concat();
         let (reply, _) = self.ask(id::GET_VRING_BASE, &payload, &[])?;
         let base = reply.get(4..8).and_then(<[u8]>::first_chunk).map(|bytes| u32::from_ne_bytes(*bytes));
-        base.and_then(|base| u16::try_from(base).ok())
-            .ok_or_else(|| protocol_error(format!("no ring index in {reply:?}")))
+        base.ok_or_else(|| protocol_error(format!("no ring index in {reply:?}")))
     }
 
     /// Allows or forbids a queue to take requests.
@@ -317,6 +337,9 @@ impl Driver {
     pub fn mark_in_flight(&self, index: u16, heads: &[u16]) -> io::Result<()> {
         let Some((spec, fd)) = &self.inflight else { return Ok(()) };
         let region = InflightRegion::map(*spec, fd).map_err(protocol_error)?;
+        if self.features & feature::RING_PACKED != 0 {
+            return Err(protocol_error("requests of a packed ring are not marked by heads".to_owned()));
+        }
         if let Some(mut queue) = region.queue(index.into(), self.options.queue_size) {
             heads.iter().for_each(|head| queue.begin(*head));
         }
@@ -333,6 +356,7 @@ impl Driver {
             | protocol::REPLY_ACK
             | protocol::CONFIG
             | protocol::BACKEND_REQ
+            | protocol::LOG_SHMFD
             | if self.options.inflight { protocol::INFLIGHT_SHMFD } else { 0 }
             | if self.options.memory_slots { protocol::CONFIGURE_MEM_SLOTS } else { 0 };
         self.protocol = self.number(id::GET_PROTOCOL_FEATURES)? & wanted;
@@ -355,7 +379,8 @@ impl Driver {
             | feature::DISCARD
             | feature::WRITE_ZEROES
             | feature::INDIRECT_DESC
-            | feature::EVENT_IDX;
+            | feature::EVENT_IDX
+            | feature::RING_PACKED;
         let must = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
         self.features = offered & known & (self.options.features | must);
         self.tell(id::SET_FEATURES, &self.features.to_ne_bytes(), &[])?;

@@ -4,16 +4,13 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::super::blk::{RANGES_MAX, SEG_MAX, feature};
-use super::super::vring::{Descriptor, need_event};
+use super::super::chain::{DESC_F_WRITE, Descriptor};
+use super::ring::{DriverRing, Parts};
 use super::{CONTROL_LEN, DriverOptions, Layout, Memory};
 
-const DESC_F_NEXT: u16 = 1;
-const DESC_F_WRITE: u16 = 2;
-const DESC_F_INDIRECT: u16 = 4;
 /// The status byte of a slot before its answer.
 const STATUS_NONE: u8 = 0xff;
 const STATUS_AT: u64 = 16;
@@ -56,17 +53,13 @@ pub struct DriverQueue {
     memory: Arc<Memory>,
     layout: Layout,
     guest_base: u64,
-    size: u16,
+    ring: DriverRing,
     buffer_len: u32,
     piece_len: u32,
-    event_index: bool,
     indirect: bool,
-    /// Descriptors that each slot owns.
-    stride: u16,
     free: Vec<u16>,
-    next_avail: u16,
-    kicked_avail: u16,
-    seen_used: u16,
+    /// Answers so far.
+    seen: u16,
     kick: File,
     call: File,
     err: File,
@@ -88,20 +81,17 @@ impl DriverQueue {
         let pieces = u16::try_from(pieces.min(SEG_MAX)).unwrap_or(1);
         let stride = if indirect { 1 } else { 2 + pieces };
         let depth = options.depth.min(options.queue_size / stride);
+        let kind = (features & feature::RING_PACKED != 0, features & feature::EVENT_IDX != 0);
         Self {
+            ring: DriverRing::new(Arc::clone(&memory), layout, options.queue_size, stride, kind),
             memory,
             layout,
             guest_base,
-            size: options.queue_size,
             buffer_len: options.buffer_len,
             piece_len: options.piece_len,
-            event_index: features & feature::EVENT_IDX != 0,
             indirect,
-            stride,
             free: (0..depth).rev().collect(),
-            next_avail: 0,
-            kicked_avail: 0,
-            seen_used: 0,
+            seen: 0,
             kick: kick.into(),
             call: call.into(),
             err: err.into(),
@@ -118,14 +108,14 @@ impl DriverQueue {
         self.free.len()
     }
 
-    /// Where the ring is to be read on, as far as the driver knows.
-    pub fn next_avail(&self) -> u16 {
-        self.next_avail
+    /// Where a back end that knows nothing else reads on, as messages carry it: after the last answer seen.
+    pub fn base(&self) -> u32 {
+        self.ring.base()
     }
 
-    /// The answers seen so far, as the ring counts them.
+    /// The answers seen so far, modulo 65536.
     pub fn seen_used(&self) -> u16 {
-        self.seen_used
+        self.seen
     }
 
     /// The slot that the next [`DriverQueue::submit`] takes.
@@ -154,11 +144,6 @@ impl DriverQueue {
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    fn word(&self, offset: u64) -> &AtomicU16 {
-        // SAFETY: `at` checked the range, callers give even offsets; only atomic operations touch ring words.
-        unsafe { AtomicU16::from_ptr(self.memory.at(offset, 2).cast()) }
-    }
-
     /// Puts a request into the ring, in a free slot; `None` when there is none. The device sees it at once, but is
     /// woken only by [`DriverQueue::kick`].
     pub fn submit(&mut self, command: &Command<'_>) -> Option<u16> {
@@ -185,7 +170,6 @@ impl DriverQueue {
         };
         let (len, write) = if to_device > 0 { (to_device, 0) } else { (from_device, DESC_F_WRITE) };
         self.put_chain(slot, control, data_at, len, write);
-        self.put_avail(slot * self.stride);
         Some(slot)
     }
 
@@ -201,54 +185,43 @@ impl DriverQueue {
         16 * ranges.len() as u32
     }
 
-    fn put_chain(&self, slot: u16, control: u64, data_at: u64, len: u32, write: u16) {
-        let (table, first) = if self.indirect {
-            (control + TABLE_AT, 0)
-        } else {
-            (self.layout.desc + 16 * u64::from(slot * self.stride), slot * self.stride)
-        };
-        let mut count = 0;
-        let mut put = |at: u64, len: u32, flags: u16| {
-            let next = first + count + 1;
-            let descriptor = Descriptor { at: self.guest_base + at, len, flags, next };
-            self.write_bytes(table + 16 * u64::from(count), &descriptor.to_bytes());
-            count += 1;
-        };
-        put(control, 16, DESC_F_NEXT);
+    fn put_chain(&mut self, slot: u16, control: u64, data_at: u64, len: u32, write: u16) {
+        let guest = |offset: u64| self.guest_base + offset;
         let piece = if self.piece_len == 0 || len / SEG_MAX >= self.piece_len { len } else { self.piece_len };
-        let mut done = 0;
-        while done < len {
-            let piece = piece.min(len - done);
-            put(data_at + u64::from(done), piece, DESC_F_NEXT | write);
-            done += piece;
+        let data = (guest(data_at), len, piece.max(1));
+        let parts = Parts::new(guest(control), data, write, guest(control + STATUS_AT));
+        if !self.indirect {
+            self.ring.put(slot, parts);
+            return;
         }
-        put(control + STATUS_AT, 1, DESC_F_WRITE);
-        if self.indirect {
-            let at = self.guest_base + table;
-            self.put_descriptor(
-                slot,
-                Descriptor { at, len: u32::from(count) * 16, flags: DESC_F_INDIRECT, next: 0 },
-            );
+        let table = control + TABLE_AT;
+        let mut count = 0;
+        for (at, len, flags) in parts {
+            let entry = self.ring.table_entry(count, at, len, flags);
+            self.write_bytes(table + 16 * u64::from(count), &entry);
+            count += 1;
         }
+        self.ring.put(slot, std::iter::once(Parts::table(guest(table), count)));
     }
 
-    /// Writes a descriptor of the table: for tests that play a hostile guest.
+    /// Writes a descriptor of a split ring's table: for tests that play a hostile guest.
     pub fn put_descriptor(&self, index: u16, descriptor: Descriptor) {
-        self.write_bytes(self.layout.desc + 16 * u64::from(index), &descriptor.to_bytes());
+        self.ring.put_descriptor(index, descriptor);
     }
 
-    /// Makes a chain available, whatever it is.
+    /// Makes a chain of a split ring available, whatever it is.
     pub fn put_avail(&mut self, head: u16) {
-        let place = u64::from(self.next_avail & (self.size - 1));
-        self.word(self.layout.avail + 4 + 2 * place).store(head.to_le(), Ordering::Relaxed);
-        self.next_avail = self.next_avail.wrapping_add(1);
-        self.word(self.layout.avail + 2).store(self.next_avail.to_le(), Ordering::Release);
+        self.ring.put_avail(head);
     }
 
-    /// Moves the available index by `step` without putting anything into the ring.
+    /// Moves the available index of a split ring by `step` without putting anything into the ring.
     pub fn jump_avail(&mut self, step: u16) {
-        self.next_avail = self.next_avail.wrapping_add(step);
-        self.word(self.layout.avail + 2).store(self.next_avail.to_le(), Ordering::Release);
+        self.ring.jump(step);
+    }
+
+    /// Makes descriptors of a packed ring available as they are, whatever that means.
+    pub fn put_packed(&mut self, list: &[Descriptor]) {
+        self.ring.put_packed(0, list.iter().copied());
     }
 
     /// The guest address of a slot's buffer.
@@ -258,15 +231,7 @@ impl DriverQueue {
 
     /// Wakes the device if it asks for that. Tells whether it did.
     pub fn kick(&mut self) -> io::Result<bool> {
-        fence(Ordering::SeqCst);
-        let old = std::mem::replace(&mut self.kicked_avail, self.next_avail);
-        let wanted = if self.event_index {
-            let event = self.word(self.layout.used + 4 + 8 * u64::from(self.size)).load(Ordering::Relaxed);
-            need_event(u16::from_le(event), self.next_avail, old)
-        } else {
-            u16::from_le(self.word(self.layout.used).load(Ordering::Relaxed)) & 1 == 0
-        };
-        if wanted && old != self.next_avail {
+        if self.ring.wants_kick() {
             self.kicks += 1;
             self.kick.write_all(&1u64.to_ne_bytes())?;
             return Ok(true);
@@ -276,31 +241,25 @@ impl DriverQueue {
 
     /// Kicks whether the device asks for it or not.
     pub fn kick_always(&mut self) -> io::Result<()> {
-        self.kicked_avail = self.next_avail;
+        self.ring.wants_kick();
         self.kick.write_all(&1u64.to_ne_bytes())
     }
 
     /// Whether an answer is there: one load.
     pub fn has_answers(&self) -> bool {
-        u16::from_le(self.word(self.layout.used + 2).load(Ordering::Acquire)) != self.seen_used
+        self.ring.has_answers()
     }
 
     /// Takes the answers that are there.
     pub fn reap(&mut self, into: &mut Vec<Completion>) -> usize {
-        let until = u16::from_le(self.word(self.layout.used + 2).load(Ordering::Acquire));
         let mut count = 0;
-        while self.seen_used != until {
-            let place = u64::from(self.seen_used & (self.size - 1));
-            let entry = self.memory.at(self.layout.used + 4 + 8 * place, 8).cast::<u32>();
-            // SAFETY: the entry lies inside the used ring, is aligned, and was published before the index.
-            let (head, written) = unsafe { (entry.read_volatile(), entry.add(1).read_volatile()) };
-            let slot = (u32::from_le(head) / u32::from(self.stride)) as u16;
+        while let Some((slot, written)) = self.ring.next_answer() {
             let status = self.memory.at(self.control_at(slot) + STATUS_AT, 1);
             // SAFETY: `at` checked the range; the device wrote the byte before the answer.
             let status = unsafe { status.read_volatile() };
-            self.seen_used = self.seen_used.wrapping_add(1);
+            self.seen = self.seen.wrapping_add(1);
             self.free.push(slot);
-            into.push(Completion { slot, status, written: u32::from_le(written) });
+            into.push(Completion { slot, status, written });
             count += 1;
         }
         count
@@ -308,11 +267,7 @@ impl DriverQueue {
 
     /// Waits for an answer, sleeping; false when none came in time.
     pub fn wait(&mut self, within: Duration) -> io::Result<bool> {
-        if self.event_index {
-            let event = self.word(self.layout.avail + 4 + 2 * u64::from(self.size));
-            event.store(self.seen_used.to_le(), Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst);
+        self.ring.enable_interrupts();
         let deadline = Instant::now() + within;
         // A signal may belong to answers that were seen already: then there are none, and the wait goes on.
         while !self.has_answers() {
@@ -324,14 +279,9 @@ impl DriverQueue {
         Ok(true)
     }
 
-    /// Tells a device without the event index whether interrupts are wanted.
+    /// Tells the device whether interrupts are wanted.
     pub fn want_interrupts(&self, wanted: bool) {
-        self.word(self.layout.avail).store(u16::from(!wanted).to_le(), Ordering::Relaxed);
-        if self.event_index && !wanted {
-            // An index that lies half the ring's numbers behind is not passed for a long time.
-            let event = self.word(self.layout.avail + 4 + 2 * u64::from(self.size));
-            event.store(self.seen_used.wrapping_sub(0x8000).to_le(), Ordering::Relaxed);
-        }
+        self.ring.want_interrupts(wanted);
     }
 
     /// Waits until the device says that the queue is broken; false when it does not in time.
