@@ -1,9 +1,12 @@
 //! What a guest writes: rings in shared memory, and the requests that are found in them.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use tapio_front::vhost_user::foreign::{
-    CHAIN_MAX, Chain, GuestMemory, Plan, Range, Region, RingAddresses, SERIAL_LEN, SplitRing, plan,
+    CHAIN_MAX, Chain, GuestMemory, InflightPart, InflightRegion, Plan, Position, Range, Region, Ring,
+    RingAddresses, RingSetup, SERIAL_LEN, SplitRing, plan,
 };
 use tapio_front::vhost_user::{RANGES_MAX, RegionSpec, feature};
 
@@ -107,6 +110,103 @@ pub fn vring(bytes: &[u8]) {
     });
 }
 
+/// Descriptors of the largest packed ring that is tried.
+const PACKED_SIZE_MAX: u8 = 64;
+/// Requests of one input that are taken.
+const TAKEN_MAX: usize = 256;
+
+/// A packed queue: a byte for its size, one for features, four for where it is read on; where the features ask for an
+/// in-flight region, its content; then the memory's content. Everything that can be taken is taken and answered, some
+/// at once, some in the opposite order, as a queue does it.
+pub fn packed_vring(bytes: &[u8]) {
+    let mut rest = bytes;
+    let [size, flags] = take::<2>(&mut rest);
+    let base = u32::from_le_bytes(take::<4>(&mut rest));
+    let size = u16::from(size % PACKED_SIZE_MAX) + 1;
+    let inflight = (flags & 8 != 0).then(|| {
+        let (spec, file) = InflightRegion::create(1, size).expect("a region is made");
+        let (content, tail) = rest.split_at((spec.len as usize).min(rest.len()));
+        rest = tail;
+        let region = InflightRegion::map(spec, &file).expect("a region is mapped");
+        File::from(file).write_all_at(content, 0).expect("room");
+        InflightPart::Packed(region.packed(0, size).expect("the region has a part for this queue"))
+    });
+    RIG.with(|rig| {
+        rig.fill(rest);
+        let addresses = RingAddresses {
+            flags: 0,
+            desc: USER,
+            used: USER + USED_AT as u64,
+            avail: USER + AVAIL_AT as u64,
+            log: 0,
+        };
+        let ring = Ring::new(RingSetup {
+            memory: &rig.memory,
+            size,
+            addresses: &addresses,
+            base,
+            event_index: flags & 4 != 0,
+            indirect: flags & 1 == 0,
+            packed: true,
+            inflight,
+        });
+        match ring {
+            Ok((ring, marks)) => use_packed(rig, ring, &marks, size, flags),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    });
+}
+
+fn use_packed(rig: &Rig, mut ring: Ring, marks: &[u16], size: u16, flags: u8) {
+    assert!(marks.len() <= usize::from(size));
+    let negotiated = if flags & 2 == 0 { feature::DISCARD | feature::WRITE_ZEROES } else { 0 };
+    let (mut chain, mut ranges, mut open) = (Chain::default(), Vec::new(), Vec::new());
+    let mut again = marks.iter().copied();
+    for turn in 0..TAKEN_MAX {
+        let mark = again.next();
+        if mark.is_none() && !ring.has_next() {
+            break;
+        }
+        let found = match mark {
+            Some(mark) => ring.find_again(mark, &rig.memory, &mut chain),
+            None => ring.find(&rig.memory, &mut chain),
+        };
+        let mut ticket = match found {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                break;
+            }
+        };
+        assert!((1..=size).contains(&ticket.count));
+        ring.take(&mut ticket, mark.is_none(), &chain).expect("what was found fits the in-flight region");
+        examine(rig, &mut chain, negotiated, &mut ranges);
+        if turn % 5 == 4 {
+            // As a queue does that is halted.
+            ring.give_back(ticket, mark.is_none());
+            break;
+        }
+        open.push(ticket);
+        let taken: u32 = open.iter().map(|ticket| u32::from(ticket.count)).sum();
+        assert!(taken <= u32::from(size), "more descriptors in use than there are");
+        if turn % 3 == 2 {
+            open.drain(..).rev().for_each(|ticket| ring.answer(ticket, 1));
+            assert!(ring.has_answers());
+            let _ = ring.publish();
+        }
+    }
+    open.into_iter().for_each(|ticket| ring.answer(ticket, 1));
+    if ring.has_answers() {
+        let _ = ring.publish();
+    }
+    let base = ring.base();
+    for bits in [base as u16, (base >> 16) as u16] {
+        assert!(Position::from_bits(bits).index < size);
+    }
+    let _ = (ring.peek(), ring.enable_kicks());
+    ring.disable_kicks();
+}
+
 fn examine(rig: &Rig, chain: &mut Chain, negotiated: u64, ranges: &mut Vec<Range>) {
     assert!(chain.pieces.len() <= CHAIN_MAX + 256 && chain.readable <= chain.pieces.len());
     let outside = chain.pieces.iter().find(|piece| piece.iov_len == 0 || !rig.holds(piece));
@@ -169,6 +269,7 @@ pub fn virtio_blk(bytes: &[u8]) {
         writable_len: sum(&pieces[readable..]),
         status_at: Some(0),
         fault: None,
+        direct: Vec::new(),
         pieces: pieces
             .iter_mut()
             .map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() })

@@ -41,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_replies", run: nbd::nbd_replies },
     Target { name: "vhost_user_message", run: session::vhost_user_message },
     Target { name: "vring", run: guest::vring },
+    Target { name: "packed_vring", run: guest::packed_vring },
     Target { name: "virtio_blk", run: guest::virtio_blk },
     Target { name: "tapdisk_message", run: control::tapdisk_message },
     Target { name: "own_protocol", run: control::own_protocol },

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use tapio_block::{Geometry, Gone};
 use tapio_front::vhost_user::foreign::{
-    DataSide, GuestMemory, HEADER_LEN, Kick, Notifier, PAYLOAD_MAX, QueueSetup, RingError, Session,
-    SessionConfig, SplitRing, id,
+    DataSide, GuestMemory, HEADER_LEN, Kick, Logging, Notifier, PAYLOAD_MAX, QueueSetup, Ring, RingError,
+    RingSetup, Session, SessionConfig, id,
 };
-use tapio_front::vhost_user::{Header, Message};
+use tapio_front::vhost_user::{Header, Message, feature};
 
 use super::take;
 
@@ -52,18 +52,29 @@ impl DataSide for Rings {
         })
     }
     fn start(&self, setup: QueueSetup, _kick: Kick) -> Result<Result<(), RingError>, Gone> {
-        let ring = match SplitRing::new(&setup.memory, setup.size, &setup.addresses) {
-            Ok(ring) => ring,
+        if let Some(logging) = &setup.logging {
+            log(logging);
+        }
+        let size = setup.size;
+        let ring = Ring::new(RingSetup {
+            memory: &setup.memory,
+            size,
+            addresses: &setup.addresses,
+            base: setup.base,
+            event_index: true,
+            indirect: true,
+            packed: setup.features & feature::RING_PACKED != 0,
+            inflight: setup.inflight,
+        });
+        let (mut ring, marks) = match ring {
+            Ok(found) => found,
             Err(error) => return Ok(Err(error)),
         };
-        if let Some(mut inflight) = setup.inflight {
-            let recovered = inflight.recover(ring.used_index(), setup.base);
-            assert!(recovered.heads.iter().all(|head| *head < setup.size));
-        }
-        let _ = (ring.avail_index(), ring.avail_head(setup.base));
+        assert!(marks.iter().all(|mark| *mark < size));
+        let _ = (ring.look(), ring.has_next(), ring.base());
         Ok(Ok(()))
     }
-    fn stop(&self, _index: usize) -> Result<Option<u16>, Gone> {
+    fn stop(&self, _index: usize) -> Result<Option<u32>, Gone> {
         Ok(Some(7))
     }
     fn set_memory(&self, _memory: Arc<GuestMemory>, _drain: bool) -> Result<(), Gone> {
@@ -84,6 +95,18 @@ impl DataSide for Rings {
     fn set_writeback(&self, _writeback: bool) -> Result<(), Gone> {
         Ok(())
     }
+    fn set_logging(&self, _index: usize, logging: Option<Logging>) -> Result<(), Gone> {
+        logging.iter().for_each(log);
+        Ok(())
+    }
+}
+
+/// Marks what a queue would.
+fn log(logging: &Logging) {
+    for at in [Some(0), logging.ring, logging.desc].into_iter().flatten() {
+        logging.log.mark(at, 8192);
+    }
+    logging.log.tell();
 }
 
 /// Messages one after the other. The highest byte of a message's flags, which the protocol does not use, says how many
@@ -131,7 +154,8 @@ pub fn vhost_user_message(bytes: &[u8]) {
 fn descriptors(request: u32, wish: u32, message: &Message) -> Vec<OwnedFd> {
     let fitting = (0..=8).find(|count| message.check_fds(request, *count).is_ok()).unwrap_or(0);
     let count = if wish & 0x80 == 0 { fitting } else { (wish & 0xf) as usize };
-    let events = matches!(request, id::SET_VRING_KICK | id::SET_VRING_CALL | id::SET_VRING_ERR);
+    let events =
+        matches!(request, id::SET_VRING_KICK | id::SET_VRING_CALL | id::SET_VRING_ERR | id::SET_LOG_FD);
     let events = events != (wish & 0x40 != 0);
     (0..count).map(|_| if events { eventfd() } else { memfd(FILE_LEN) }).collect()
 }

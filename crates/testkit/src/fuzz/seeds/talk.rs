@@ -256,6 +256,23 @@ fn messages(shelf: &mut Shelf) {
     message(&mut memory, id::SET_MEM_TABLE, &table(&[region, second]));
     shelf.put("vhost_user_message", "memory", memory);
 
+    let mut migration = start.clone();
+    message(&mut migration, id::SET_PROTOCOL_FEATURES, &number(all | protocol::LOG_SHMFD));
+    message(&mut migration, id::SET_MEM_TABLE, &table(&[region]));
+    message(&mut migration, id::SET_FEATURES, &number(1 << 34 | 1 << 32));
+    message(&mut migration, id::SET_VRING_NUM, &pair(0, 10));
+    message(&mut migration, id::SET_VRING_BASE, &pair(0, 0x8003_8003));
+    message(&mut migration, id::SET_VRING_ADDR, &addresses);
+    message(&mut migration, id::SET_VRING_KICK, &number(0));
+    message(&mut migration, id::SET_LOG_BASE, &[number(8192), number(4096)].concat());
+    message(&mut migration, id::SET_LOG_FD, &[]);
+    message(&mut migration, id::SET_FEATURES, &number(1 << 34 | 1 << 32 | 1 << 26));
+    let mut logged = addresses.clone();
+    logged[4] = 1;
+    message(&mut migration, id::SET_VRING_ADDR, &logged);
+    message(&mut migration, id::GET_VRING_BASE, &pair(0, 0));
+    shelf.put("vhost_user_message", "migration", migration);
+
     let mut inflight = start;
     let spec = [&0u64.to_ne_bytes()[..], &[0; 8], &2u16.to_ne_bytes(), &16u16.to_ne_bytes()].concat();
     message(&mut inflight, id::GET_INFLIGHT_FD, &spec);
