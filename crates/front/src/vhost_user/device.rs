@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tapio_block::{FrontEnd, FrontId, Geometry, Gone, Port, Remote, World};
-use tapio_ring::uring::Uring;
+use tapio_ring::uring::{PollStream, Uring};
 
 use super::Log;
 use super::dirty::Logging;
@@ -70,18 +70,18 @@ async fn watch_geometry(port: Port) {
     }
 }
 
-/// Waits for kicks of one queue.
+/// Waits for kicks of one queue, until it is dropped.
 struct Watch {
-    kick: Rc<Kick>,
     stop: Rc<Cell<bool>>,
+    stream: Rc<RefCell<Option<PollStream>>>,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         self.stop.set(true);
-        // The watching task holds the descriptor until it sees the mark. Should the descriptor not take the poke, its
-        // counter is full, and the task wakes up for that.
-        let _ = self.kick.poke();
+        if let Some(stream) = &*self.stream.borrow() {
+            stream.cancel();
+        }
     }
 }
 
@@ -112,14 +112,13 @@ impl Device {
     }
 
     fn watch(self: &Rc<Self>, uring: &Uring, queue: &Rc<Queue>, kick: Kick) -> Watch {
-        let watch = Watch { kick: Rc::new(kick), stop: Rc::new(Cell::new(false)) };
-        let (kick, stop, uring) = (Rc::clone(&watch.kick), Rc::clone(&watch.stop), uring.clone());
+        let watch = Watch { stop: Rc::default(), stream: Rc::default() };
+        let (stop, stream, uring) = (Rc::clone(&watch.stop), Rc::clone(&watch.stream), uring.clone());
         let (device, queue) = (Rc::downgrade(self), Rc::downgrade(queue));
         let tasks = tapio_ring::Io::tasks(&uring).clone();
         tasks.spawn(async move {
-            if let Err(error) = wait_for_kicks(&uring, &kick, &stop).await
-                && let (Some(device), Some(queue)) = (device.upgrade(), queue.upgrade())
-            {
+            let error = wait_for_kicks(&uring, &kick, &stop, &stream).await;
+            if let (Some(error), Some(device), Some(queue)) = (error, device.upgrade(), queue.upgrade()) {
                 let why = RingError::Kick(error.raw_os_error().unwrap_or(libc::EIO));
                 queue.break_down(why);
                 device.report(&queue);
@@ -135,28 +134,27 @@ impl Device {
     }
 }
 
-/// Waits for one kick after the other. The loop of the thread looks into every ring whenever it wakes up, so that
-/// there is nothing to do about a kick but to be woken by it.
-async fn wait_for_kicks(uring: &Uring, kick: &Kick, stop: &Cell<bool>) -> io::Result<()> {
-    let mut value = Box::new(0);
-    loop {
-        if !kick.blocking {
-            uring.poll(kick.raw(), libc::POLLIN).await?;
-            if stop.get() {
-                return Ok(());
-            }
-        }
-        let read = uring.read_event(kick.raw(), &mut value).await;
-        if stop.get() {
-            return Ok(());
-        }
-        match read {
-            Ok(0) => return Err(io::Error::from_raw_os_error(libc::EPIPE)),
-            Ok(_) => {}
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => {}
-            Err(error) => return Err(error),
+/// Has the thread woken by every kick. Its loop looks into every ring whenever it wakes up, so that there is nothing
+/// to do about a kick but to be woken by it: the descriptor is not even read, which costs no operation per kick.
+/// Gives what went wrong, or nothing once it was stopped.
+async fn wait_for_kicks(
+    uring: &Uring,
+    kick: &Kick,
+    stop: &Cell<bool>,
+    stream: &RefCell<Option<PollStream>>,
+) -> Option<io::Error> {
+    while !stop.get() {
+        let (name, ended) = uring.poll_stream(kick.raw());
+        stream.replace(Some(name));
+        let error = ended.await;
+        // The kernel ends a stream by itself when it cannot note a wake-up: it is begun anew, and looks first.
+        if !stop.get()
+            && !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::EOVERFLOW))
+        {
+            return Some(error);
         }
     }
+    None
 }
 
 /// The hooks of the data thread's loop; see [`Device`].

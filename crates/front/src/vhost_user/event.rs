@@ -50,30 +50,22 @@ impl Notifier {
 #[derive(Debug)]
 pub struct Kick {
     file: File,
-    /// Reading waits: then the ring's read is all that is needed.
-    pub blocking: bool,
 }
 
 impl Kick {
-    /// Takes a descriptor over, if reading 8 bytes from it can make sense.
+    /// Takes a descriptor over, if it is an event counter, which wakes at every signal though nobody reads it.
     pub fn new(fd: OwnedFd) -> Result<Self, &'static str> {
-        if kind(&fd)? != Kind::Event {
-            // A pipe's reading end could not be poked.
-            return Err("the kick descriptor is not an eventfd");
-        }
-        // SAFETY: reads flags; takes no pointers.
-        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-        Ok(Self { file: File::from(fd), blocking: flags & libc::O_NONBLOCK == 0 })
+        let file = File::from(fd.try_clone().map_err(|_| "the descriptor cannot be duplicated")?);
+        // A pipe that nobody reads would run full, and other anonymous files are always ready or never. Adding nothing
+        // to a counter always works, and to nothing else.
+        let counter =
+            kind(&fd)? == Kind::Event && (&file).write(&0u64.to_ne_bytes()).is_ok_and(|len| len == 8);
+        if counter { Ok(Self { file }) } else { Err("the kick descriptor is not an eventfd") }
     }
 
     /// The descriptor, for the ring.
     pub fn raw(&self) -> i32 {
         self.file.as_raw_fd()
-    }
-
-    /// Kicks the queue ourselves, so that whoever waits for a kick looks around.
-    pub fn poke(&self) -> io::Result<()> {
-        (&self.file).write(&1u64.to_ne_bytes()).map(drop)
     }
 }
 
@@ -117,6 +109,7 @@ pub fn eventfd() -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use std::io::Read;
+    use std::os::fd::FromRawFd;
 
     #[test]
     fn events_and_pipes_are_taken_and_nothing_else() {
@@ -127,13 +120,16 @@ mod tests {
         assert!(Notifier::new(File::open("/dev/null").unwrap().into()).is_err());
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         assert!(Kick::new(socket.try_clone().unwrap().into()).is_err());
+        // SAFETY: takes no pointers; the descriptor was just made.
+        let timer = unsafe { OwnedFd::from_raw_fd(libc::timerfd_create(libc::CLOCK_MONOTONIC, 0)) };
+        assert!(Kick::new(timer).is_err(), "another anonymous file");
+        assert!(Kick::new(eventfd().unwrap()).is_ok());
         assert!(Notifier::new(socket.into()).is_ok());
     }
 
     #[test]
     fn a_counter_or_pipe_that_is_full_does_not_hold_us_up() {
         for flags in [libc::EFD_CLOEXEC, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK] {
-            use std::os::fd::FromRawFd;
             // SAFETY: takes no pointers; the descriptor was just made.
             let fd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, flags)) };
             let mut other = File::from(fd.try_clone().unwrap());

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{IoUring, cqueue, opcode, squeue};
 use tapio_types::Access;
 
 use crate::buffer::Pool;
@@ -19,6 +19,7 @@ use crate::storage::Io;
 use crate::tasks::{Op, OpId, Tasks};
 
 pub use file::{Caching, UringFile, WriterLock};
+pub use socket::PollStream;
 
 /// Completions with this mark concern nobody: notifications that cannot usefully fail.
 const FORGET: u64 = u64::MAX;
@@ -163,7 +164,8 @@ impl Uring {
         let mut count = 0;
         for entry in ring.completion() {
             count += 1;
-            if entry.user_data() != FORGET {
+            // Another completion of the same operation will follow: that this one woke the thread is all there is to it.
+            if entry.user_data() != FORGET && !cqueue::more(entry.flags()) {
                 self.inner.tasks.complete_op(OpId::from_u64(entry.user_data()), entry.result());
             }
         }

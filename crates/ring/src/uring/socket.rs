@@ -13,6 +13,22 @@ fn result(code: i32) -> io::Result<usize> {
     usize::try_from(code).map_err(|_| io::Error::from_raw_os_error(-code))
 }
 
+/// Names a stream of wake-ups; see [`Uring::poll_stream`].
+#[derive(Clone, Debug)]
+pub struct PollStream {
+    uring: Uring,
+    name: u64,
+}
+
+impl PollStream {
+    /// Ends the stream. One that has ended already does not mind.
+    pub fn cancel(&self) {
+        let entry = opcode::AsyncCancel::new(self.name).build();
+        // SAFETY: a cancellation refers to no memory.
+        unsafe { self.uring.start_forgotten(entry) };
+    }
+}
+
 /// The value that wakes whoever reads an eventfd.
 static ONE: u64 = 1;
 
@@ -91,6 +107,29 @@ impl Uring {
         // SAFETY: the entry refers to no memory.
         let op = unsafe { self.start(|_| entry) };
         async move { result(op.await).map(|events| events as u32) }
+    }
+
+    /// Lets the thread wake up whenever `fd` becomes readable again, from now on: one operation for all of them, which
+    /// nobody has to renew. The stream ends, with an error, when the kernel gives up or [`PollStream::cancel`] is
+    /// called; an eventfd need not be read, because every signal wakes anew.
+    pub fn poll_stream(&self, fd: RawFd) -> (PollStream, impl Future<Output = io::Error> + use<>) {
+        let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).multi(true).build();
+        let mut name = 0;
+        // SAFETY: the entry refers to no memory.
+        let op = unsafe {
+            self.start(|id| {
+                name = id.to_u64();
+                entry
+            })
+        };
+        let ended = async move {
+            match op.await {
+                code if code < 0 => io::Error::from_raw_os_error(-code),
+                // The last word of a stream that the kernel ended without a complaint.
+                _ => io::Error::from_raw_os_error(libc::EAGAIN),
+            }
+        };
+        (PollStream { uring: self.clone(), name }, ended)
     }
 
     /// Waits until the eventfd `fd` has been written to, and resets it. `value` must stay valid until then.
