@@ -135,6 +135,14 @@ impl DiskOptions {
         Disk { process, nbd, vhost }
     }
 
+    /// Starts a process in the place of one that was killed: with the same command, on the same sockets. Does not wait
+    /// for it: whoever used the first finds the second.
+    #[track_caller]
+    pub fn restart(&self, dir: &Path, killed: &mut Disk) {
+        let log = killed.process.log_path().to_path_buf();
+        killed.process = Running::start(&mut self.command(dir, &killed.nbd, &killed.vhost), &log);
+    }
+
     /// Starts a process that must refuse this image, and gives what it said on standard error.
     #[track_caller]
     pub fn refused(&self, dir: &Path) -> String {

@@ -11,7 +11,8 @@
 //!
 //! The tests run the programs that were built beside them (`target/debug/tapio`, `target/debug/tapio-disk`), or those
 //! in `TAPIO_BIN_DIR`. They talk to them as a user does: arguments, sockets, exit codes. This crate therefore
-//! depends on no other crate of the workspace, and it panics freely: a broken set-up is a failed test.
+//! depends on no other crate of the workspace (its tests borrow our vhost-user driver, the double of a guest), and it
+//! panics freely: a broken set-up is a failed test.
 
 pub mod client;
 pub mod disk;

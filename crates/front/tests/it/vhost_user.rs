@@ -426,7 +426,7 @@ fn a_restarted_back_end_answers_what_the_first_took() {
         // The server goes with requests in flight; another takes its place.
         rig.server.take().unwrap().close();
         rig.listen(VhostUserOptions::default());
-        driver = driver.reconnect(&rig.socket()).unwrap();
+        driver.reconnect(&rig.socket()).unwrap();
         // The front end does not know how far the ring was read: the region does.
         driver.resume(0, &queue, queue.base()).unwrap();
         queue.kick_always().unwrap();
@@ -454,7 +454,7 @@ fn requests_in_the_region_are_repeated_in_order() {
         queue.submit(&Command::Read { at: 0, len: 512 }).unwrap();
     }
     driver.mark_in_flight(0, &[0, 1, 2]).unwrap();
-    driver = driver.reconnect(&rig.socket()).unwrap();
+    driver.reconnect(&rig.socket()).unwrap();
     driver.resume(0, &queue, 0).unwrap();
     let mut done = Vec::new();
     let begin = Instant::now();

@@ -13,6 +13,7 @@ mod load;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
+mod restart;
 mod vhd_tools;
 
 const MIB: u64 = 1 << 20;

@@ -150,7 +150,7 @@ pub struct Driver {
     features: u64,
     protocol: u64,
     config: Vec<u8>,
-    inflight: Option<(InflightSpec, OwnedFd)>,
+    inflight: Option<(InflightSpec, Arc<OwnedFd>)>,
     log: Option<Arc<dirty::LogFile>>,
 }
 
@@ -177,7 +177,7 @@ impl Driver {
         options: DriverOptions,
         memory: Arc<Memory>,
         layouts: Vec<Layout>,
-        inflight: Option<(InflightSpec, OwnedFd)>,
+        inflight: Option<(InflightSpec, Arc<OwnedFd>)>,
     ) -> io::Result<Self> {
         let channel = Channel::new(UnixStream::connect(path)?.into());
         let (features, protocol, config) = (0, 0, Vec::new());
@@ -202,10 +202,20 @@ impl Driver {
 
     /// Connects anew, with the memory and the in-flight region as they are: what a front end does when its back end
     /// was restarted.
-    pub fn reconnect(self, path: &Path) -> io::Result<Self> {
-        let Self { channel, options, memory, layouts, inflight, .. } = self;
-        drop(channel);
-        Self::with_memory(path, options, memory, layouts, inflight)
+    /// When it fails, it can be tried again.
+    pub fn reconnect(&mut self, path: &Path) -> io::Result<()> {
+        let inflight = self.inflight.as_ref().map(|(spec, fd)| (*spec, Arc::clone(fd)));
+        let (memory, layouts) = (Arc::clone(&self.memory), self.layouts.clone());
+        *self = Self::with_memory(path, self.options.clone(), memory, layouts, inflight)?;
+        Ok(())
+    }
+
+    /// Whether the back end has closed the connection, or died.
+    pub fn is_lost(&self) -> bool {
+        let fd = self.channel.as_fd().as_raw_fd();
+        let mut polled = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one valid entry, no waiting.
+        unsafe { libc::poll(&raw mut polled, 1, 0) == 1 && polled.revents != 0 }
     }
 
     /// The options.
@@ -404,7 +414,7 @@ impl Driver {
             let (Some(len), Some(fd)) = (len, fds.pop()) else {
                 return Err(protocol_error("no in-flight region came".to_owned()));
             };
-            self.inflight = Some((InflightSpec { len, ..spec }, fd));
+            self.inflight = Some((InflightSpec { len, ..spec }, Arc::new(fd)));
         }
         match &self.inflight {
             Some((spec, fd)) => self.tell(id::SET_INFLIGHT_FD, &spec.to_bytes(), &[fd.as_raw_fd()]),
