@@ -61,5 +61,6 @@ describe() {
 	report "write_cache=$(cat "$queue/write_cache")"
 	report "discard_max=$(cat "$queue/discard_max_bytes")"
 	report "write_zeroes_max=$(cat "$queue/write_zeroes_max_bytes")"
+	report "features=$(cat "/sys/block/$name/device/features" 2>/dev/null)"
 	report "serial=$(cat "/sys/block/$name/serial" 2>/dev/null)"
 }

@@ -47,6 +47,38 @@ case_pattern() {
 	grep -h 'virtio.*req' /proc/interrupts | while read -r line; do report "interrupts $line"; done
 }
 
+# Write and verify for $tapio_rounds rounds: each writes a slot with fsync, drops the caches and reads an earlier one
+# back. The disk process may die meanwhile, or the guest move to another machine; it must notice nothing but a pause.
+case_load() {
+	describe "$disk"
+	round=0
+	longest=0
+	while [ "$round" -lt "${tapio_rounds:-20}" ]; do
+		slot=$((round % 8))
+		dd if=/dev/urandom of=/mnt/new bs=65536 count=8 2>/dev/null || fail "making round $round"
+		at=$(seconds)
+		dd if=/mnt/new of="$disk" bs=65536 seek=$((slot * 16)) conv=notrunc,fsync 2>/mnt/err ||
+			fail "writing slot $slot in round $round: $(cat /mnt/err)"
+		took=$(echo "$(seconds) $at" | awk '{ printf "%d", ($1 - $2) * 1000 }')
+		[ "$took" -gt "$longest" ] && longest=$took
+		sha256sum </mnt/new >"/mnt/sum$slot"
+		drop_caches
+		check_slot $(((round + 5) % 8))
+		round=$((round + 1))
+		report "round=$round"
+	done
+	drop_caches
+	for slot in 0 1 2 3 4 5 6 7; do check_slot "$slot"; done
+	if dmesg | grep -i 'i/o error'; then fail "the guest saw an I/O error"; fi
+	report "longest_write_ms=$longest"
+}
+
+check_slot() {
+	[ -e "/mnt/sum$1" ] || return
+	dd if="$disk" bs=65536 skip=$(($1 * 16)) count=8 2>/dev/null | sha256sum | cmp -s - "/mnt/sum$1" ||
+		fail "slot $1 differs in round $round"
+}
+
 # ext2 by busybox, mounted by the kernel's ext4 driver.
 case_fs() {
 	describe "$disk"
@@ -64,7 +96,7 @@ case_fs() {
 }
 
 case "$tapio_case" in
-probe | pattern | fs) "case_$tapio_case" ;;
+probe | pattern | fs | load) "case_$tapio_case" ;;
 *) fail "unknown case '$tapio_case'" ;;
 esac
 report status=ok

@@ -257,8 +257,15 @@ impl Tap {
     /// `tapio disk front add`: offers the running disk to a guest.
     #[track_caller]
     pub fn add_vhost_user(&self, socket: &Path) {
-        let (pid, minor) = (self.pid.to_string(), self.minor.to_string());
-        let arguments = ["disk", "front", "add", "-p", &pid, "-m", &minor, "--vhost-user", text(socket)];
+        self.add_vhost_user_queues(socket, 1);
+    }
+
+    /// [`Tap::add_vhost_user`] with several queues.
+    #[track_caller]
+    pub fn add_vhost_user_queues(&self, socket: &Path, queues: u32) {
+        let (pid, minor, queues) = (self.pid.to_string(), self.minor.to_string(), queues.to_string());
+        let which = ["disk", "front", "add", "-p", &pid, "-m", &minor];
+        let arguments = [&which[..], &["--vhost-user", text(socket), "--queues", &queues]].concat();
         run(&mut self.host.tapio(&arguments)).ok();
         assert!(socket.exists(), "no socket at {} after front add", socket.display());
     }

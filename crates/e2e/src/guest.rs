@@ -12,6 +12,11 @@ use crate::scratch::Scratch;
 use crate::tools::{our, repository};
 
 mod initramfs;
+mod qemu;
+mod qmp;
+
+pub use qemu::Qemu;
+pub use qmp::Qmp;
 
 /// What a guest said.
 #[derive(Debug, Clone, Default)]
@@ -80,6 +85,12 @@ impl Guest {
             let reached = report.results.get(key).and_then(|text| text.parse::<u64>().ok());
             (reached.is_some_and(|number| number >= least) || !report.failures.is_empty()).then_some(())
         });
+    }
+
+    /// Waits until QEMU listens at `path`, where it waits for a guest that migrates.
+    #[track_caller]
+    pub fn wait_until_listening(&mut self, path: &Path) {
+        self.process.wait_for("socket to migrate to", self.limit, || path.exists().then_some(()));
     }
 
     /// Waits for the guest to shut down, and for its word that all went well.
@@ -155,80 +166,6 @@ impl Uml {
     #[track_caller]
     pub fn run(&self, scratch: &Scratch) -> Report {
         self.start(scratch).finish()
-    }
-}
-
-/// A guest under QEMU's emulator: Debian's cloud kernel, busybox, two processors, virtio over PCI. Behaviour only:
-/// times mean nothing there.
-#[derive(Debug)]
-pub struct Qemu {
-    case: String,
-    vhost_user: PathBuf,
-    queues: u32,
-    mib: u32,
-}
-
-impl Qemu {
-    /// The programs that have to be installed.
-    pub const TOOLS: [&'static str; 2] = ["qemu-system-x86_64", "busybox"];
-
-    /// Runs `case_NAME` of `tests/guest/qemu-init.sh` on one vhost-user disk with two queues.
-    pub fn new(case: &str, vhost_user: &Path) -> Self {
-        Self { case: case.to_string(), vhost_user: vhost_user.to_path_buf(), queues: 2, mib: 32 }
-    }
-
-    /// Where `scripts/lane-kernel` unpacks the kernel, or why there is none.
-    pub fn kernel() -> Result<PathBuf, String> {
-        let target =
-            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
-        let dir = target.join("lanes/kernel");
-        if dir.join("vmlinuz").exists() {
-            Ok(dir)
-        } else {
-            Err("needs a guest kernel (scripts/setup guest fetches one)".to_string())
-        }
-    }
-
-    /// Starts it. `scratch` receives the initramfs and the console.
-    #[track_caller]
-    pub fn start(&self, kernel: &Path, scratch: &Scratch) -> Guest {
-        let image = scratch.join("initramfs.cpio");
-        initramfs::write(&image, kernel);
-        let console = scratch.join(&format!("console-{}.log", self.case));
-        let mut command = Command::new("qemu-system-x86_64");
-        command.args([
-            "-accel",
-            // One thread for both processors: with one each, this emulator now and then runs a half-patched instruction
-            // of the guest's kernel, which oopses before it has seen our disk.
-            "tcg,thread=single",
-            "-machine",
-            "q35",
-            "-cpu",
-            "qemu64",
-            "-smp",
-            "2",
-            "-m",
-            "256",
-        ]);
-        command.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-            "-serial",
-            "stdio",
-        ]);
-        // The back end maps the guest's memory: it must be a shared mapping of a file it can be handed.
-        command.args(["-object", "memory-backend-memfd,id=memory,size=256M,share=on"]);
-        command.args(["-numa", "node,memdev=memory"]);
-        command.args(["-chardev", &format!("socket,id=disk,path={}", self.vhost_user.display())]);
-        command.args(["-device", &format!("vhost-user-blk-pci,chardev=disk,num-queues={}", self.queues)]);
-        command.arg("-kernel").arg(kernel.join("vmlinuz"));
-        command.arg("-initrd").arg(&image);
-        let parameters = format!("tapio_case={} tapio_mib={}", self.case, self.mib);
-        command.args(["-append", &format!("console=ttyS0 quiet panic=-1 {parameters}")]);
-        Guest { process: Running::start(&mut command, &console), limit: Duration::from_secs(180) }
     }
 }
 

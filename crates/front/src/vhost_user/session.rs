@@ -506,7 +506,9 @@ impl<D: DataSide> Session<D> {
         for index in 0..self.vrings.len() {
             self.stop(index)?;
             let vring = &mut self.vrings[index];
-            *vring = Vring { call: vring.call.take(), err: vring.err.take(), ..Vring::default() };
+            // QEMU before 8.0 resets a device that it stops, and only then asks where its rings stood.
+            let base = vring.base;
+            *vring = Vring { base, call: vring.call.take(), err: vring.err.take(), ..Vring::default() };
         }
         self.status = 0;
         self.writeback = true;

@@ -264,6 +264,9 @@ fn a_reset_stops_everything() {
     obey(&mut session, Message::ResetDevice);
     assert_eq!(log(&session), ["stop 0", "stop 1", "writeback false"]);
     assert_eq!((session.running(), number(obey(&mut session, Message::GetStatus))), (0, 0));
+    // A front end that asks too late is answered all the same.
+    let reply = obey(&mut session, Message::GetVringBase { index: 1 }).unwrap();
+    assert_eq!(reply.payload[4..], 9u32.to_ne_bytes());
 }
 
 #[test]
