@@ -2,6 +2,7 @@
 
 mod grow;
 mod images;
+mod restart;
 mod stats;
 
 use std::net::SocketAddr;
@@ -34,6 +35,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk polling -p 4711 -m 0 --max-us 50 --idle-percent 30
   tapio disk snapshot -p 4711 -m 0 /disks/new-leaf.vhd     the disk goes on meanwhile
   tapio disk commit -p 4711 -m 0 /disks/middle.vhd
+  tapio disk restart -p 4711                               prints the new process
   tapio disk resume -p 4711 -m 0 --image vhd:/disks/snap.vhd --image vhd:/disks/base.vhd
 
 'list' shows disks of a foreign tapdisk too; the other commands need a disk process of ours.")]
@@ -129,6 +131,11 @@ enum Command {
         #[arg(long, default_value_t = 50)]
         idle_percent: u8,
     },
+    /// Replace a process by a new one, which serves the same disks in the same ways
+    ///
+    /// For an upgrade: guests that connect again by themselves notice a pause. Polling and limits are back at their
+    /// defaults. A process that a service manager runs is restarted by that.
+    Restart(restart::Arguments),
     /// Close all disks of a process and end it
     Quit {
         /// Process
@@ -289,6 +296,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Polling { which: Which { pid, minor }, max_us, idle_percent } => {
             tell(pid, &Ask::SetPolling { minor, max_us, idle_percent }, SOON)
         }
+        Command::Restart(arguments) => restart::run(&run, &arguments),
         Command::Quit { pid, force } => tell(pid, &Ask::Quit { force }, None),
     }
 }

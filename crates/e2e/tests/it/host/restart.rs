@@ -3,12 +3,13 @@
 //! The guest is our vhost-user driver: like QEMU it keeps its memory and the in-flight region, connects again, and is
 //! never told of an error. It writes and reads at random with many requests under way and compares every answer.
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use tapio_e2e::disk::{DiskOptions, assert_vhd_valid, create_vhd, snapshot_vhd};
-use tapio_e2e::process::poll_until;
+use tapio_e2e::disk::{DiskOptions, Host, assert_vhd_valid, create_vhd, snapshot_vhd, text};
+use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
 use tapio_front::vhost_user::driver::{Command, Driver, DriverOptions, DriverQueue};
 use tapio_front::vhost_user::feature;
@@ -224,4 +225,53 @@ fn a_guest_goes_on_while_its_disk_process_is_killed_again_and_again() {
 #[test]
 fn a_guest_with_packed_rings_goes_on_while_its_disk_process_is_killed_again_and_again() {
     killed_under_load(true);
+}
+
+#[test]
+fn a_process_is_replaced_by_a_command_while_its_guest_works() {
+    let scratch = Scratch::on_disk();
+    let base = create_vhd(scratch.join("base.vhd"), DISK_LEN >> 20);
+    let leaf = snapshot_vhd(scratch.join("leaf.vhd"), &base);
+    let host = Host::new(&scratch);
+    let mut tap = host.create(&format!("vhd:{}", text(&leaf)));
+    let socket = scratch.join("vhost.sock");
+    tap.add_vhost_user(&socket);
+    let options = DriverOptions { inflight: true, buffer_len: 4096, ..DriverOptions::default() };
+    let mut guest = Guest::new(&socket, options);
+    let mut random = Random(seed());
+    let (stop, progress) = (AtomicBool::new(false), AtomicU64::new(0));
+    let guest = std::thread::scope(|scope| {
+        let (stop, progress) = (&stop, &progress);
+        let worker = scope.spawn(move || {
+            guest.work(&socket, &mut random, stop, progress);
+            guest
+        });
+        for _ in 0..3 {
+            let target = progress.load(Ordering::Relaxed) + 300;
+            let reached =
+                || (progress.load(Ordering::Relaxed) >= target || worker.is_finished()).then_some(());
+            poll_until(LIMIT, reached).expect("the guest gets on");
+            let old = tap.pid;
+            let said = run(&mut host.tapio(&["disk", "restart", "-p", &old.to_string()])).ok();
+            tap.pid = said.trim().parse().expect("the new process");
+            assert_ne!(tap.pid, old);
+            assert!(tap.row().is_some(), "the new process has the disk under the same number");
+        }
+        stop.store(true, Ordering::Relaxed);
+        worker.join().expect("the guest saw nothing but pauses")
+    });
+    println!("{} answers, longest pause {:?}", guest.answers, guest.longest_pause);
+    assert_eq!(guest.reconnects, 3);
+    // The NBD server that every disk made by tap-ctl has is there again.
+    assert!(UnixStream::connect(nbd_socket(&tap)).is_ok(), "{}", tap.uri());
+    guest.driver.stop(0).expect("the queue stops");
+    drop(guest.driver);
+    tap.destroy();
+    let refused = run(&mut host.tapio(&["disk", "restart", "-p", "1"])).fails();
+    assert!(!refused.is_empty());
+    assert_vhd_valid(&leaf);
+}
+
+fn nbd_socket(tap: &tapio_e2e::disk::Tap) -> String {
+    tap.uri().split_once("socket=").expect("a socket").1.to_owned()
 }

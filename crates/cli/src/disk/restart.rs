@@ -1,0 +1,161 @@
+//! `tapio disk restart`: another process takes the disks of one over, with their images and front ends.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+use tapio_control::{
+    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, ImageSource, OwnClient, RunDir,
+    SpawnOptions, VbdState, disk_program, spawn,
+};
+
+use super::SOON;
+use crate::failure::{Result, print};
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Process
+    #[arg(short, long)]
+    pid: i32,
+    /// The key of encrypted images, in a file that the new process can read
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// How long requests in flight may take to end, in seconds
+    #[arg(long, default_value_t = 300)]
+    timeout: u64,
+}
+
+/// What the new process is told of a disk.
+#[derive(Debug, PartialEq)]
+struct Plan {
+    minor: u16,
+    open: Option<Ask>,
+    fronts: Vec<Ask>,
+}
+
+/// How to make a disk again, or why that cannot be done from outside.
+fn plan(run: &RunDir, pid: i32, disk: &DiskEntry, key_file: Option<&PathBuf>) -> Result<Plan> {
+    let minor = disk.minor;
+    if disk.state != VbdState::Running {
+        let why = format!("disk {minor} is paused or on its way there");
+        return Err(ControlError::new(Errno::EBUSY, why).next("unpause it first"));
+    }
+    let default = u32::try_from(pid).ok().map(|pid| run.nbd_socket(pid, minor));
+    let is_default =
+        |front: &Front| matches!(front, Front::NbdUnix { path, .. } if Some(path) == default.as_ref());
+    let mut fronts = Vec::new();
+    for FrontEntry { front, vbd, .. } in disk.fronts.iter().filter(|entry| !is_default(&entry.front)) {
+        let given = match front {
+            Front::NbdUnix { listener, .. } => listener.is_some(),
+            Front::VhostUser { listener, connection, .. } => listener.is_some() || connection.is_some(),
+            Front::NbdTcp { .. } => false,
+        };
+        if given {
+            let why =
+                format!("disk {minor} is served on {}, a socket that was handed to it", front.address());
+            return Err(
+                ControlError::new(Errno::EOPNOTSUPP, why).next("whoever started it can do that again")
+            );
+        }
+        fronts.push(Ask::FrontAdd { minor, front: front.clone(), vbd: Some(*vbd) });
+    }
+    let open = disk.image.as_ref().map(|image| Ask::Open {
+        minor,
+        image: ImageSource::Leaf(image.clone()),
+        read_only: disk.read_only,
+        page_cache: false,
+        timeout_s: None,
+        default_nbd: disk.fronts.iter().any(|entry| is_default(&entry.front)),
+        key: None,
+        key_file: key_file.cloned(),
+    });
+    Ok(Plan { minor, open, fronts })
+}
+
+pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
+    let mut old = OwnClient::connect(run, arguments.pid)?;
+    let disks: Vec<DiskEntry> = old.call(&Ask::List {}, &[], SOON)?;
+    let plans = disks
+        .iter()
+        .map(|disk| plan(run, arguments.pid, disk, arguments.key_file.as_ref()))
+        .collect::<Result<Vec<_>>>()?;
+    // It stands ready before the old one goes: a program that does not start harms nobody.
+    let pid = spawn(&SpawnOptions::new(disk_program()))?;
+    let mut new = OwnClient::connect(run, pid)?;
+    let patience = Some(Duration::from_secs(arguments.timeout));
+    if let Err(error) = old.call::<Value>(&Ask::Quit { force: false }, &[], patience) {
+        // The old one says what is wrong; the new one was never needed.
+        let _ = new.call::<Value>(&Ask::Quit { force: true }, &[], SOON);
+        return Err(error);
+    }
+    for plan in plans {
+        take_over(run, &mut new, &plan).map_err(|error| ControlError {
+            next: Some(format!(
+                "process {} has ended; make disk {} again with 'tapio disk open' and 'front add' on process {pid}",
+                arguments.pid, plan.minor
+            )),
+            ..error
+        })?;
+    }
+    print(&format!("{pid}\n"))
+}
+
+fn take_over(run: &RunDir, new: &mut OwnClient, plan: &Plan) -> Result<()> {
+    run.minors().claim(plan.minor)?;
+    let attach = Ask::Attach { minor: plan.minor };
+    for ask in [&attach].into_iter().chain(&plan.open).chain(&plan.fronts) {
+        new.call::<Value>(ask, &[], SOON)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tapio_stat::VbdId;
+
+    fn entry(id: u32, front: Front) -> FrontEntry {
+        FrontEntry { id, front, vbd: VbdId { domid: 0, devid: 3 }, connections: 1 }
+    }
+
+    fn nbd(path: std::path::PathBuf, listener: Option<u32>) -> Front {
+        Front::NbdUnix { path, listener, export: String::new(), read_only: false }
+    }
+
+    fn disk(fronts: Vec<FrontEntry>) -> DiskEntry {
+        let image = Some("vhd:/a".to_owned());
+        DiskEntry { minor: 3, state: VbdState::Running, image, read_only: true, fronts }
+    }
+
+    #[test]
+    fn a_disk_is_made_again_as_it_was() {
+        let run = RunDir::new("/run/test");
+        let own = nbd(run.nbd_socket(7, 3), None);
+        let other = nbd("/other".into(), None);
+        let made = plan(&run, 7, &disk(vec![entry(1, own), entry(2, other.clone())]), None).expect("a plan");
+        let vbd = Some(VbdId { domid: 0, devid: 3 });
+        assert_eq!(made.fronts, [Ask::FrontAdd { minor: 3, front: other, vbd }]);
+        let image = ImageSource::Leaf("vhd:/a".into());
+        let open = Ask::Open {
+            minor: 3,
+            image,
+            read_only: true,
+            page_cache: false,
+            timeout_s: None,
+            default_nbd: true,
+            key: None,
+            key_file: None,
+        };
+        assert_eq!(made.open, Some(open));
+    }
+
+    #[test]
+    fn what_cannot_be_made_again_is_left_alone() {
+        let run = RunDir::new("/run/test");
+        let given = disk(vec![entry(1, nbd("/other".into(), Some(0)))]);
+        assert_eq!(plan(&run, 7, &given, None).expect_err("a handed socket").errno, Errno::EOPNOTSUPP);
+        let paused = DiskEntry { state: VbdState::Paused, ..disk(Vec::new()) };
+        assert_eq!(plan(&run, 7, &paused, None).expect_err("paused").errno, Errno::EBUSY);
+    }
+}
