@@ -73,6 +73,27 @@ case_load() {
 	report "longest_write_ms=$longest"
 }
 
+# The disk grows under a guest that has it open; what is new can be written and read.
+case_grow() {
+	describe "$disk"
+	old=$(cat /sys/block/vda/size)
+	exec 3<"$disk"
+	report ready=1
+	waited=0
+	while [ "$(cat /sys/block/vda/size)" = "$old" ]; do
+		[ "$waited" -lt 300 ] || fail "the disk does not grow"
+		waited=$((waited + 1))
+		usleep 100000
+	done
+	new=$(cat /sys/block/vda/size)
+	report "grown=$new"
+	dd if=/dev/urandom of=/mnt/new bs=65536 count=16 2>/dev/null || fail "making data"
+	dd if=/mnt/new of="$disk" bs=65536 seek=$((new / 128 - 16)) conv=notrunc,fsync 2>/mnt/err ||
+		fail "writing to what is new: $(cat /mnt/err)"
+	drop_caches
+	dd if="$disk" bs=65536 skip=$((new / 128 - 16)) count=16 2>/dev/null | cmp - /mnt/new || fail "what is new differs"
+}
+
 check_slot() {
 	[ -e "/mnt/sum$1" ] || return
 	dd if="$disk" bs=65536 skip=$(($1 * 16)) count=8 2>/dev/null | sha256sum | cmp -s - "/mnt/sum$1" ||
@@ -96,7 +117,7 @@ case_fs() {
 }
 
 case "$tapio_case" in
-probe | pattern | fs | load) "case_$tapio_case" ;;
+probe | pattern | fs | load | grow) "case_$tapio_case" ;;
 *) fail "unknown case '$tapio_case'" ;;
 esac
 report status=ok

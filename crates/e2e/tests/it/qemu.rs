@@ -7,6 +7,7 @@ use tapio_e2e::client::sha256;
 use tapio_e2e::disk::{DiskOptions, Host, assert_vhd_valid, create_vhd, snapshot_vhd, text};
 use tapio_e2e::guest::{Qemu, Qmp, Report};
 use tapio_e2e::needs;
+use tapio_e2e::process::run;
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
 
@@ -153,4 +154,24 @@ fn a_guest_migrates_live_from_one_disk_process_to_another() {
 #[test]
 fn a_guest_with_packed_rings_migrates_live() {
     migrated_under_load(Qemu::packed);
+}
+
+/// The kernel hears of a disk that grows while it is used, and can use what was added.
+#[test]
+fn a_guest_hears_of_a_disk_that_grows() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(kernel) = kernel() else { return };
+    let scratch = Scratch::on_disk();
+    let image = create_vhd(scratch.join("a.vhd"), 64);
+    let host = Host::new(&scratch);
+    let tap = host.create(&format!("vhd:{}", text(&image)));
+    let socket = scratch.join("vhost.sock");
+    tap.add_vhost_user_queues(&socket, 2);
+    let mut guest = Qemu::new("grow", &socket).start(&kernel, &scratch);
+    guest.wait_for("ready", 1);
+    run(&mut host.tapio(&["disk", "grow", &tap.minor.to_string(), "96MiB"])).ok();
+    let report = guest.finish();
+    assert_eq!((report.number("sectors"), report.number("grown")), (64 * MIB / 512, 96 * MIB / 512));
+    tap.destroy();
+    assert_vhd_valid(&image);
 }

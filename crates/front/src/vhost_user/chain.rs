@@ -46,12 +46,14 @@ pub struct Descriptor {
 
 impl Descriptor {
     /// From the 16 bytes of a split ring.
+    #[inline]
     pub fn parse(bytes: [u8; 16]) -> Self {
         let (at, high) = halves(bytes);
         Self { at, len: high as u32, flags: (high >> 32) as u16, next: (high >> 48) as u16 }
     }
 
     /// From the 16 bytes of a packed ring, which has the last two fields the other way round.
+    #[inline]
     pub fn parse_packed(bytes: [u8; 16]) -> Self {
         let (at, high) = halves(bytes);
         Self { at, len: high as u32, flags: (high >> 48) as u16, next: (high >> 32) as u16 }
@@ -77,6 +79,7 @@ impl Descriptor {
     }
 }
 
+#[inline]
 fn halves(bytes: [u8; 16]) -> (u64, u64) {
     let both = u128::from_le_bytes(bytes);
     (both as u64, (both >> 64) as u64)
@@ -103,6 +106,7 @@ pub struct Chain {
 
 impl Chain {
     /// Forgets the last request.
+    #[inline]
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.readable = 0;
@@ -114,6 +118,7 @@ impl Chain {
     }
 
     /// Adds the buffer of a descriptor.
+    #[inline]
     pub fn add(&mut self, memory: &GuestMemory, descriptor: Descriptor) {
         let Descriptor { at, len, flags, .. } = descriptor;
         let write = flags & DESC_F_WRITE != 0;
@@ -157,6 +162,7 @@ impl Chain {
     }
 
     /// Follows the chain in the indirect table of a split ring.
+    #[inline]
     pub fn add_table(&mut self, memory: &GuestMemory, at: u64, len: u32) -> Result<(), RingError> {
         let table = Table::find(memory, at, len)?;
         let mut index = 0;
@@ -178,6 +184,7 @@ impl Chain {
     }
 
     /// Adds every descriptor of the indirect table of a packed ring: there they follow each other without links.
+    #[inline]
     pub fn add_packed_table(&mut self, memory: &GuestMemory, at: u64, len: u32) -> Result<(), RingError> {
         let table = Table::find(memory, at, len)?;
         for index in 0..table.count {
@@ -201,6 +208,7 @@ struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
+    #[inline]
     fn find(memory: &'a GuestMemory, at: u64, len: u32) -> Result<Self, RingError> {
         let count = u64::from(len) / DESC_LEN;
         if !u64::from(len).is_multiple_of(DESC_LEN) || count == 0 || count > CHAIN_MAX as u64 {
@@ -209,6 +217,7 @@ impl<'a> Table<'a> {
         Ok(Self { memory, at, count: count as u16, whole: memory.contiguous(at, u64::from(len)) })
     }
 
+    #[inline]
     fn read(&self, index: u16) -> Result<[u8; 16], RingError> {
         let mut bytes = [0; 16];
         match self.whole {

@@ -131,6 +131,7 @@ impl PackedRing {
     }
 
     /// Whether the driver has made the descriptor at `position` available. What it wrote before is visible then.
+    #[inline]
     pub fn is_available(&self, position: Position) -> bool {
         let flags = u16::from_le(self.flags(position.index).load(Ordering::Acquire));
         flags & (DESC_F_AVAIL | DESC_F_USED) == position.available()
@@ -153,6 +154,7 @@ impl PackedRing {
     ///
     /// Gives the buffer's id and how many descriptors of the ring it takes. An error means that the chain itself makes
     /// no sense; one with senseless buffers ends with [`Chain::fault`] set.
+    #[inline]
     pub fn walk(
         &self,
         memory: &GuestMemory,
@@ -183,6 +185,7 @@ impl PackedRing {
     }
 
     /// Notes at `position` that request `id` is done and `len` bytes of it were written. Not visible before its flags.
+    #[inline]
     pub fn put_used(&self, position: Position, id: u16, len: u32) {
         // SAFETY: the index is below the size; length and id are aligned as the ring is.
         unsafe {
@@ -193,6 +196,7 @@ impl PackedRing {
     }
 
     /// Makes what [`PackedRing::put_used`] noted visible.
+    #[inline]
     pub fn publish(&self, position: Position) {
         // Something is always written: the status byte at least.
         let flags = position.used() | DESC_F_WRITE;
@@ -200,6 +204,7 @@ impl PackedRing {
     }
 
     /// Whether the driver wants an interrupt for the answers from `old` to `new`.
+    #[inline]
     pub fn wants_interrupt(&self, old: Position, new: Position) -> bool {
         // The answers must be visible before the driver's wish is read; the driver does it the other way round.
         fence(Ordering::SeqCst);
@@ -213,6 +218,7 @@ impl PackedRing {
     }
 
     /// Asks for a kick at the next request after `next`, then looks: the driver may have been faster.
+    #[inline]
     pub fn enable_kicks(&self, event_index: bool, next: Position) -> bool {
         let flags = if event_index { EVENT_DESC } else { EVENT_ENABLE };
         self.set_event(u32::from(next.to_bits()) | u32::from(flags) << 16);
@@ -222,6 +228,7 @@ impl PackedRing {
 
     /// No kicks are needed for now. With the event index, a place that is not moved says the same until the ring has
     /// come round twice.
+    #[inline]
     pub fn disable_kicks(&self, event_index: bool) {
         if !event_index {
             self.set_event(u32::from(EVENT_DISABLE) << 16);
@@ -235,6 +242,7 @@ impl PackedRing {
 }
 
 /// Adds one descriptor of the ring itself; whether it is the last of its chain.
+#[inline]
 fn add(
     memory: &GuestMemory,
     descriptor: Descriptor,

@@ -136,17 +136,20 @@ impl SplitRing {
     }
 
     /// How far the driver has come. What it published before is visible after this.
+    #[inline]
     pub fn avail_index(&self) -> u16 {
         u16::from_le(self.avail_word(2).load(Ordering::Acquire))
     }
 
     /// The head that the driver put at position `index` of the available ring; any value.
+    #[inline]
     pub fn avail_head(&self, index: u16) -> u16 {
         let place = usize::from(index & (self.size - 1));
         u16::from_le(self.avail_word(4 + 2 * place).load(Ordering::Relaxed))
     }
 
     /// Whether the driver wants an interrupt for the answers from `old` to `new`.
+    #[inline]
     pub fn wants_interrupt(&self, event_index: bool, old: u16, new: u16) -> bool {
         // The new used index must be visible before the driver's wish is read; the driver does it the other way round.
         fence(Ordering::SeqCst);
@@ -163,6 +166,7 @@ impl SplitRing {
     }
 
     /// Notes an answer at position `index`: request `head` is done and `len` bytes of it were written.
+    #[inline]
     pub fn put_used(&self, index: u16, head: u16, len: u32) {
         let place = usize::from(index & (self.size - 1));
         // SAFETY: the entry lies inside the used ring, which is 4-aligned, and so is the entry.
@@ -174,11 +178,13 @@ impl SplitRing {
     }
 
     /// Makes the answers before `index` visible.
+    #[inline]
     pub fn publish_used(&self, index: u16) {
         self.used_word(2).store(index.to_le(), Ordering::Release);
     }
 
     /// Asks for a kick at the next request after `next`, then looks: the driver may have been faster.
+    #[inline]
     pub fn enable_kicks(&self, event_index: bool, next: u16) -> u16 {
         if event_index {
             self.used_word(4 + 8 * usize::from(self.size)).store(next.to_le(), Ordering::Relaxed);
@@ -189,6 +195,7 @@ impl SplitRing {
     }
 
     /// No kicks are needed for now. With the event index, an index that is not moved says the same.
+    #[inline]
     pub fn disable_kicks(&self, event_index: bool) {
         if !event_index {
             self.used_word(0).store(USED_F_NO_NOTIFY.to_le(), Ordering::Relaxed);
@@ -199,6 +206,7 @@ impl SplitRing {
     ///
     /// An error means that the chain itself makes no sense. A sound chain with senseless buffers ends with
     /// [`Chain::fault`] set.
+    #[inline]
     pub fn walk(
         &self,
         memory: &GuestMemory,
