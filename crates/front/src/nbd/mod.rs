@@ -21,7 +21,7 @@ pub mod limits;
 pub mod load;
 
 /// The words of the protocol and the blocking client, which the other side of a connection shares.
-pub use tapio_nbd::{client, wire};
+pub use tapio_nbd::{client, tls, wire};
 
 mod connection;
 mod exports;

@@ -40,7 +40,8 @@ use connection::{Connection, Facts};
 use slots::{Ask, Outcome, SLOTS, Slots, State};
 use status::Status;
 
-use crate::target::Target;
+use crate::target::{Endpoint, Target};
+use crate::tls::TlsClient;
 use crate::wire::{command, command_flag, transmission_flag};
 
 /// A range that is zeroed by one request: a server that writes zeroes by hand shall still answer in time.
@@ -54,6 +55,7 @@ const STATUS_LEN: u64 = 1 << 30;
 pub(crate) struct Inner {
     uring: Uring,
     target: Target,
+    tls: Option<TlsClient>,
     access: Access,
     report: fn(&str),
     facts: Cell<Facts>,
@@ -185,7 +187,12 @@ impl NbdStore {
     /// The server cannot be reached or refuses; the export is read-only but shall be written, or has larger blocks than
     /// a disk.
     pub async fn open(uring: &Uring, target: Target, access: Access, report: fn(&str)) -> io::Result<Self> {
-        let first = dial::dial(uring, &target).await?;
+        let host = match &target.endpoint {
+            Endpoint::Tcp { host, .. } => host.as_str(),
+            Endpoint::Unix(_) => "localhost",
+        };
+        let tls = target.tls.as_ref().map(|options| TlsClient::load(options, host)).transpose()?;
+        let first = dial::dial(uring, &target, tls.as_ref()).await?;
         let facts = Facts::of(&first, access)?;
         let many = facts.flags & transmission_flag::CAN_MULTI_CONN != 0;
         let count = if many { target.connections } else { 1 };
@@ -193,6 +200,7 @@ impl NbdStore {
         let inner = Rc::new(Inner {
             uring: uring.clone(),
             target,
+            tls,
             access,
             report,
             facts: Cell::new(facts),

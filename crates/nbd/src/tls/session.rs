@@ -143,7 +143,7 @@ fn explain(error: &rustls::Error) -> String {
         Error::InvalidCertificate(Certificate::NotValidYet | Certificate::NotValidYetContext { .. }) => {
             "its certificate is not valid yet"
         }
-        Error::InvalidCertificate(Certificate::UnknownIssuer) => {
+        Error::InvalidCertificate(Certificate::UnknownIssuer | Certificate::BadSignature) => {
             "its certificate was not signed by the authority in ca-cert.pem"
         }
         Error::InvalidCertificate(

@@ -6,6 +6,7 @@ mod cost;
 mod failures;
 mod hostile;
 mod lifecycle;
+mod tls;
 mod tools;
 
 use std::fs::File;

@@ -118,7 +118,6 @@ pub struct Session {
     reading: Option<Protection>,
     writing: Option<Protection>,
     random: SystemRandom,
-    user: String,
 }
 
 struct Transcript(digest::Context);
@@ -146,7 +145,6 @@ impl Session {
             reading: None,
             writing: None,
             random: SystemRandom::new(),
-            user: String::new(),
         }
     }
 
@@ -185,11 +183,6 @@ impl Session {
     /// Whether the other side has said its last.
     pub const fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
-    }
-
-    /// The user whose key it was, on the server's side.
-    pub fn user(&self) -> &str {
-        &self.user
     }
 
     /// Takes bytes of the stream; data goes to `plain`, what is to be sent in return to `wire`, which must be sent
@@ -338,7 +331,6 @@ impl Session {
             let why = format!("the client has another key for user '{}'", user.escape_debug());
             return Err(Failure::ours(Alert::DECRYPT_ERROR, &why));
         }
-        self.user = user.to_owned();
         self.suite = hello.suite;
         let (group, theirs) = hello.share;
         let half = EphemeralPrivateKey::generate(group.algorithm(), &self.random).map_err(|_| no_random())?;

@@ -385,7 +385,12 @@ fn lines(shelf: &mut Shelf) {
     };
     let fronts = [
         Front::NbdUnix { path: "/run/d.sock".into(), listener: None, export: "x".into(), read_only: true },
-        Front::NbdTcp { addr: ([127, 0, 0, 1], 10809).into(), export: String::new(), read_only: false },
+        Front::NbdTcp {
+            addr: ([127, 0, 0, 1], 10809).into(),
+            tls: None,
+            export: String::new(),
+            read_only: false,
+        },
         Front::VhostUser {
             socket: "/run/v.sock".into(),
             listener: Some(0),
