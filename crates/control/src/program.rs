@@ -42,8 +42,8 @@ connections=COUNT (when the server allows several; default 1), reconnect=SECONDS
 that is gone; 0: they fail at once; default 60), timeout=SECONDS (how long it may take for one request; default: for \
 ever) and unflushed=fail|keep (whether the first flush after a lost connection fails if answered writes may be gone; \
 default fail). With 'nbds:' and 'nbds+unix:' the connection is encrypted: tls-certificates=DIR names a directory \
-with ca-cert.pem (and client-cert.pem, client-key.pem if the server asks for one), tls-psk-file=FILE pre-shared keys (of \
-the user in nbds://user@host/), tls-hostname=NAME the name in the server's certificate.";
+with ca-cert.pem (and client-cert.pem, client-key.pem if the server asks for one), tls-psk-file=FILE pre-shared \
+keys (of the user in nbds://user@host/), tls-hostname=NAME the name in the server's certificate.";
 
 /// All options.
 pub const OPTIONS: &[ProgramOption] = &[

@@ -268,8 +268,8 @@ impl Inner {
         }
     }
 
-    /// Leads the conversation to its end: `None` when the client said goodbye. With TLS there is another socket for what
-    /// follows.
+    /// Leads the conversation to its end: `None` when the client said goodbye. With TLS there is another socket for
+    /// what follows.
     fn converse(
         &self,
         net: &OwnedFd,

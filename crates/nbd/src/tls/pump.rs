@@ -213,7 +213,8 @@ impl Pump {
         self.deadline = Some(Instant::now() + LAST_TIME);
     }
 
-    /// Waits until a side can take or give something. Nothing is read for a side that has not taken what was read before.
+    /// Waits until a side can take or give something. Nothing is read for a side that has not taken what was read
+    /// before.
     fn wait(&self) -> Result<(bool, bool), String> {
         let mut events = [0; 2];
         if !self.wire.is_empty() {

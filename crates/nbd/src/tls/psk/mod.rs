@@ -1,9 +1,9 @@
 //! TLS 1.3 with an external pre-shared key and a key exchange (`psk_dhe_ke`), and nothing else: no certificates, no
 //! tickets, no early data, no other version.
 //!
-//! The TLS library that does certificates (rustls) cannot take external keys, and others that can are large C libraries.
-//! What remains of TLS 1.3 when the two sides share a key is small: two messages each way, one hash, two ciphers, two
-//! key exchanges. The primitives are those of `ring`; nothing here computes on secrets by itself.
+//! The TLS library that does certificates (rustls) cannot take external keys, and others that can are large C
+//! libraries. What remains of TLS 1.3 when the two sides share a key is small: two messages each way, one hash, two
+//! ciphers, two key exchanges. The primitives are those of `ring`; nothing here computes on secrets by itself.
 //!
 //! Source: RFC 8446; keys as GnuTLS's `psktool` writes them, whose hash is SHA-256.
 

@@ -3,6 +3,7 @@
 //! `cargo run -p tapio-testkit --example seeds` writes them into `fuzz/corpus`.
 
 mod images;
+mod store;
 mod talk;
 
 pub use images::dynamic_image;
@@ -23,6 +24,7 @@ pub fn all() -> Vec<Seed> {
     let mut shelf = Shelf(Vec::new());
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
+    store::put_into(&mut shelf);
     shelf.0
 }
 
