@@ -6,6 +6,7 @@ mod cost;
 mod failures;
 mod hostile;
 mod lifecycle;
+mod resize;
 mod tls;
 mod tools;
 
