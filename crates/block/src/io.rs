@@ -64,16 +64,6 @@ macro_rules! either {
     };
 }
 
-/// The same with the remote case on the heap: it waits for the network, and a request task has room for files only.
-macro_rules! remote_boxed {
-    ($store:expr, $inner:ident => $call:expr) => {
-        match $store {
-            DiskStore::File($inner) => $call.await,
-            DiskStore::Remote($inner) => Box::pin($call).await,
-        }
-    };
-}
-
 impl Storage for DiskStore {
     fn info(&self) -> StorageInfo {
         either!(self, store => store.info())
@@ -92,26 +82,26 @@ impl Storage for DiskStore {
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
-        remote_boxed!(self, store => store.read(at, into))
+        either!(self, store => store.read(at, into).await)
     }
 
     async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
-        remote_boxed!(self, store => store.write(at, from))
+        either!(self, store => store.write(at, from).await)
     }
 
     async fn flush(&self) -> io::Result<()> {
-        remote_boxed!(self, store => store.flush())
+        either!(self, store => store.flush().await)
     }
 
     async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
-        remote_boxed!(self, store => store.zero(span, how))
+        either!(self, store => store.zero(span, how).await)
     }
 
     async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
-        remote_boxed!(self, store => store.allocate(span, space))
+        either!(self, store => store.allocate(span, space).await)
     }
 
     async fn set_len(&self, len: u64) -> io::Result<()> {
-        remote_boxed!(self, store => store.set_len(len))
+        either!(self, store => store.set_len(len).await)
     }
 }

@@ -37,6 +37,7 @@ mod server;
 mod socket;
 mod spawn;
 mod stats_text;
+mod tls;
 
 pub use client::{Client, OpenArguments, ResumeArguments};
 pub use discover::{ListRow, Process, ProcessState, list, list_process, processes, remove_stale_sockets};
@@ -62,3 +63,4 @@ pub use server::converse_once;
 pub use server::{Ended, Limits, serve};
 pub use spawn::{SpawnOptions, disk_program, spawn};
 pub use stats_text::{DriverType, ImageStats, VbdStats, XenbusStats, stats_array_text, stats_text};
+pub use tls::{TlsMode, TlsSettings};

@@ -23,6 +23,7 @@ use tapio_types::{LayerSpec, parse_type_and_path};
 
 use crate::host::Polling;
 use crate::images::{self, ImageWork};
+use crate::tls::TlsSettings;
 use crate::{ControlError, Errno, Result};
 
 /// Version of the protocol.
@@ -34,6 +35,7 @@ pub const FEATURES: &[&str] = &[
     "fronts",
     "nbd-unix",
     "nbd-tcp",
+    "nbd-tls",
     "vhost-user",
     "fd-passing",
     "histograms",
@@ -127,6 +129,9 @@ pub enum Front {
     NbdTcp {
         /// Where to listen.
         addr: SocketAddr,
+        /// How clients begin TLS; none without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tls: Option<TlsSettings>,
         /// Name of the export; any name is served when empty.
         #[serde(default)]
         export: String,
@@ -215,7 +220,10 @@ impl Front {
                 given(listener)?;
                 check_export(export)
             }
-            Self::NbdTcp { export, .. } => check_export(export),
+            Self::NbdTcp { export, tls, .. } => {
+                tls.as_ref().map_or(Ok(()), TlsSettings::check)?;
+                check_export(export)
+            }
             Self::VhostUser { socket, listener, connection, queues, queue_size, .. } => {
                 plain_path(socket, "socket", SOCKET_PATH_MAX - 1)?;
                 given(listener)?;
@@ -264,7 +272,7 @@ fn plain_image(layer: &LayerSpec) -> Result<()> {
     }
 }
 
-fn plain_path(path: &Path, what: &str, len_max: usize) -> Result<()> {
+pub(crate) fn plain_path(path: &Path, what: &str, len_max: usize) -> Result<()> {
     let text = path.to_str().unwrap_or("\0");
     if !path.is_absolute() || text.chars().any(char::is_control) || text.len() > len_max.min(4095) {
         return Err(ControlError::new(

@@ -41,7 +41,9 @@ nbd:nbd+unix:///export?socket=/path, or short nbd:/path/to/socket and nbd:addres
 connections=COUNT (when the server allows several; default 1), reconnect=SECONDS (how long requests wait for a server \
 that is gone; 0: they fail at once; default 60), timeout=SECONDS (how long it may take for one request; default: for \
 ever) and unflushed=fail|keep (whether the first flush after a lost connection fails if answered writes may be gone; \
-default fail).";
+default fail). With 'nbds:' and 'nbds+unix:' the connection is encrypted: tls-certificates=DIR names a directory \
+with ca-cert.pem (and client-cert.pem, client-key.pem if the server asks for one), tls-psk-file=FILE pre-shared \
+keys (of the user in nbds://user@host/), tls-hostname=NAME the name in the server's certificate.";
 
 /// All options.
 pub const OPTIONS: &[ProgramOption] = &[
@@ -65,6 +67,18 @@ pub const OPTIONS: &[ProgramOption] = &[
         "Most entries of a vhost-user queue, a power of two up to 1024. Default 1024.",
     ),
     takes("--export", "NAME", "Name of the NBD export. Default: any name is served."),
+    takes(
+        "--tls",
+        "required|offered|off",
+        "TLS for NBD over TCP. Default: required when there are certificates or keys, off without.",
+    ),
+    takes(
+        "--tls-dir",
+        "DIRECTORY",
+        "Certificates for TLS: ca-cert.pem, server-cert.pem, server-key.pem; or keys.psk alone.",
+    ),
+    takes("--tls-psk", "FILE", "Pre-shared keys for TLS instead of certificates, as psktool writes them."),
+    switch("--tls-verify-peer", "Clients need a certificate that the authority in ca-cert.pem has signed."),
     switch("--read-only", "Refuse writes."),
     takes("--key-file", "PATH", "A file with the key of an encrypted image, 32 or 64 bytes as they are."),
     switch("--page-cache", "Read parent images through the page cache."),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use tapio_block::NoSpace;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
-use tapio_control::{Front, ImageSource, MINOR_MAX, Polling};
+use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, TlsSettings};
 
 /// What `--print-capabilities` prints, by the conventions of vhost-user programs.
 pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
@@ -49,6 +49,10 @@ struct Raw {
     queues: Option<u16>,
     queue_size: Option<u16>,
     export: Option<String>,
+    tls: Option<String>,
+    tls_dir: Option<String>,
+    tls_psk: Option<String>,
+    tls_verify_peer: bool,
     read_only: bool,
     key_file: Option<PathBuf>,
     page_cache: bool,
@@ -111,6 +115,10 @@ impl Raw {
         match name {
             "--foreground" => self.foreground = true,
             "--read-only" => self.read_only = true,
+            "--tls" => once(&mut self.tls, name, value)?,
+            "--tls-dir" => once(&mut self.tls_dir, name, absolute(&value)?)?,
+            "--tls-psk" => once(&mut self.tls_psk, name, absolute(&value)?)?,
+            "--tls-verify-peer" => self.tls_verify_peer = true,
             "--page-cache" => self.page_cache = true,
             "--image" => once(&mut self.image, name, value)?,
             "--blk-file" => once(&mut self.blk_file, name, value)?,
@@ -163,11 +171,26 @@ impl Raw {
                 read_only: self.read_only,
             });
         }
+        let tls = TlsSettings::from_options(
+            self.tls.as_deref(),
+            self.tls_dir.clone().map(PathBuf::from),
+            self.tls_psk.clone().map(PathBuf::from),
+            self.tls_verify_peer,
+        )
+        .map_err(|error| error.to_string())?;
+        if tls.is_some() && self.nbd_tcp.is_empty() {
+            return Err("TLS is for NBD over TCP: give --nbd-tcp".into());
+        }
         for addr in &self.nbd_tcp {
             let addr: SocketAddr = addr
                 .parse()
                 .map_err(|_| format!("'{addr}' is not an address and port, as 127.0.0.1:10809"))?;
-            fronts.push(Front::NbdTcp { addr, export: export.clone(), read_only: self.read_only });
+            fronts.push(Front::NbdTcp {
+                addr,
+                tls: tls.clone(),
+                export: export.clone(),
+                read_only: self.read_only,
+            });
         }
         let vhost_user = |socket: PathBuf, connection: Option<u32>| Front::VhostUser {
             socket,
@@ -284,6 +307,7 @@ mod tests {
                 Some("COUNT" | "ENTRIES" | "MICROSECONDS" | "PERCENT" | "NUMBER") => " 16",
                 Some("fail|wait") => " wait",
                 Some("ADDRESS:PORT") => " 127.0.0.1:1",
+                Some("required|offered|off") => " off",
                 Some("TYPE:PATH") => " vhd:/a",
                 Some(_) => " /x",
             };
@@ -292,7 +316,9 @@ mod tests {
             } else {
                 " --image vhd:/a"
             };
-            let line = format!("{}{value} --nbd-unix /n{image}", option.name);
+            let tcp = if option.name.starts_with("--tls") { " --nbd-tcp 127.0.0.1:2" } else { "" };
+            let dir = if option.name == "--tls-verify-peer" { " --tls-dir /pki" } else { "" };
+            let line = format!("{}{value} --nbd-unix /n{image}{tcp}{dir}", option.name);
             assert!(parse_all(&line).is_ok(), "{line}: {:?}", parse_all(&line));
             assert!(help().contains(option.name));
         }
@@ -331,6 +357,9 @@ mod tests {
             ("--nbd-unix /s", "needs an image"),
             ("--image tar:/a --nbd-unix /s", "unknown image type"),
             ("--image vhd:/a --nbd-tcp here", "not an address"),
+            ("--image vhd:/a --nbd-unix /s --tls-dir /pki", "TLS is for NBD over TCP"),
+            ("--image vhd:/a --nbd-tcp 127.0.0.1:1 --tls required", "needs certificates or keys"),
+            ("--image vhd:/a --nbd-tcp 127.0.0.1:1 --tls maybe", "not 'maybe'"),
             ("--image vhd:/a --nbd-unix /s --minor 16384", "minor numbers end below"),
             ("--image vhd:/a --vhost-user /s --queue-size 100", "power of two"),
             ("--image vhd:/a --nbd-unix /s --poll-idle 101", "100 percent"),

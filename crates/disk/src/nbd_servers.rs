@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tapio_block::Remote;
-use tapio_control::{ControlError, Errno, Front, Result};
+use tapio_control::{ControlError, Errno, Front, Result, TlsMode, TlsSettings};
+use tapio_front::nbd::tls::{TlsFiles, TlsPolicy, TlsServer};
 use tapio_front::nbd::{Drained, Export, NbdServer};
 
 use crate::log;
@@ -15,7 +16,10 @@ const DRAIN_TIME: Duration = Duration::from_secs(2);
 /// Permissions of the sockets made here: their owner alone.
 const SOCKET_MODE: u32 = 0o600;
 
-static SERVERS: Mutex<BTreeMap<String, Weak<NbdServer>>> = Mutex::new(BTreeMap::new());
+/// A server, and how its clients begin TLS.
+type Entry = (Weak<NbdServer>, Option<TlsSettings>);
+
+static SERVERS: Mutex<BTreeMap<String, Entry>> = Mutex::new(BTreeMap::new());
 
 /// A disk offered by a server. The server ends with its last export.
 #[derive(Debug)]
@@ -40,12 +44,25 @@ impl Offer {
         };
         // Held until the server listens, so that two who want one address make one server.
         let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        servers.retain(|_, server| server.strong_count() > 0);
+        servers.retain(|_, (server, _)| server.strong_count() > 0);
         let address = front.address();
-        let (server, is_new) = match servers.get(&address).and_then(Weak::upgrade) {
-            Some(server) => (server, false),
+        let settings = match front {
+            Front::NbdTcp { tls, .. } => tls.clone(),
+            _ => None,
+        };
+        let known = servers.get(&address).and_then(|(server, tls)| Some((server.upgrade()?, tls.clone())));
+        let (server, is_new) = match known {
+            Some((_, other)) if other != settings => {
+                return Err(ControlError::new(
+                    Errno::EINVAL,
+                    format!("{address} is served already, with other certificates or keys"),
+                )
+                .next("give the same TLS options, or another address"));
+            }
+            Some((server, _)) => (server, false),
             None => {
-                let server = NbdServer::new().map_err(|error| failed(front, &error))?;
+                let tls = settings.as_ref().map(load).transpose()?;
+                let server = NbdServer::with_tls(tls).map_err(|error| failed(front, &error))?;
                 (Arc::new(server), true)
             }
         };
@@ -55,7 +72,7 @@ impl Offer {
         })?;
         if is_new {
             listen(&server, front)?;
-            servers.insert(address, Arc::downgrade(&server));
+            servers.insert(address, (Arc::downgrade(&server), settings));
         }
         Ok(Self { server, export: name.clone() })
     }
@@ -76,6 +93,17 @@ impl Offer {
         let mine = self.server.connections().iter().filter(|client| client.export == self.export).count();
         u32::try_from(mine).unwrap_or(u32::MAX)
     }
+}
+
+/// Reads certificates or keys: once, so that the process may lose the right to read them.
+fn load(settings: &TlsSettings) -> Result<TlsServer> {
+    let files = TlsFiles { dir: settings.dir.clone(), psk: settings.psk.clone() };
+    let policy = match settings.mode {
+        TlsMode::Required => TlsPolicy::Required,
+        TlsMode::Offered => TlsPolicy::Offered,
+    };
+    TlsServer::load(&files, policy, settings.verify_peer, log::line)
+        .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))
 }
 
 fn failed(front: &Front, error: &std::io::Error) -> ControlError {

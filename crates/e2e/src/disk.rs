@@ -76,6 +76,11 @@ impl DiskOptions {
         Self::image(format!("vhd:{}", path.display()))
     }
 
+    /// An export of another NBD server.
+    pub fn remote(uri: &str) -> Self {
+        Self::image(format!("nbd:{uri}"))
+    }
+
     fn image(image: String) -> Self {
         Self { image, arguments: Vec::new(), nbd: false, vhost_user: false }
     }

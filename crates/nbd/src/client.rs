@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::socket::{prepare, read_exact, write_all};
+use crate::tls::{Status, TlsClient};
 use crate::wire::{
     BASE_ALLOCATION, MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, PAYLOAD_LEN_MAX, Reader, ReplyHeader,
     RequestHeader, Style, chunk, command, command_flag, error, handshake_flag, info, option, option_reply,
@@ -76,6 +77,8 @@ pub enum ClientError {
         /// What it said about it.
         message: String,
     },
+    /// TLS did not come to be, or ended badly.
+    Tls(String),
     /// The server answered a request with an error.
     Request {
         /// One of [`error`].
@@ -93,6 +96,7 @@ impl fmt::Display for ClientError {
             Self::Option { option, reply, message } => {
                 write!(f, "the NBD server refused option {option} with {reply:#x}: {message}")
             }
+            Self::Tls(why) => write!(f, "TLS with the NBD server failed: {why}"),
             Self::Request { error, message } => {
                 write!(f, "the NBD server answered with error {error}: {message}")
             }
@@ -155,6 +159,7 @@ pub struct Client {
     style: Style,
     allocation: Option<u32>,
     export: ExportInfo,
+    tls: Option<Status>,
 }
 
 struct OptionReply {
@@ -167,6 +172,8 @@ struct OptionReply {
 pub struct Haggle {
     fd: OwnedFd,
     deadline: Instant,
+    /// What becomes of TLS, if it was begun.
+    tls: Option<Status>,
 }
 
 impl Haggle {
@@ -178,13 +185,13 @@ impl Haggle {
             Address::Tcp(address) => TcpStream::connect_timeout(address, within)?.into(),
         };
         prepare(fd.as_fd(), matches!(address, Address::Unix(_)));
-        Self { fd, deadline }.greet()
+        Self { fd, deadline, tls: None }.greet()
     }
 
     /// The same on a socket that is connected already.
     #[doc(hidden)]
     pub fn over(fd: OwnedFd, within: Duration) -> Result<Self> {
-        Self { fd, deadline: Instant::now() + within }.greet()
+        Self { fd, deadline: Instant::now() + within, tls: None }.greet()
     }
 
     fn greet(self) -> Result<Self> {
@@ -205,11 +212,33 @@ impl Haggle {
     }
 
     fn read(&self, into: &mut [u8]) -> Result<()> {
-        Ok(read_exact(self.fd.as_fd(), into, self.deadline)?)
+        read_exact(self.fd.as_fd(), into, self.deadline).map_err(|error| self.explain(error))
+    }
+
+    /// With TLS between, it knows best why the socket ended.
+    fn explain(&self, error: io::Error) -> ClientError {
+        match self.tls.as_ref().and_then(Status::failure) {
+            Some(why) => ClientError::Tls(why),
+            None => error.into(),
+        }
+    }
+
+    /// Begins TLS: what was said before counts no more.
+    pub fn start_tls(self, tls: &TlsClient) -> Result<Self> {
+        match self.ask(option::STARTTLS, &[]) {
+            Ok(_) => {}
+            Err(ClientError::Option { message, .. }) => {
+                let said = if message.is_empty() { String::new() } else { format!(": {message}") };
+                return Err(ClientError::Tls(format!("the server offers no TLS{said}")));
+            }
+            Err(error) => return Err(error),
+        }
+        let (fd, status) = tls.start(self.fd, self.deadline)?;
+        Ok(Self { fd, deadline: self.deadline, tls: Some(status) })
     }
 
     fn write(&self, from: &[u8]) -> Result<()> {
-        Ok(write_all(self.fd.as_fd(), from, self.deadline)?)
+        write_all(self.fd.as_fd(), from, self.deadline).map_err(|error| self.explain(error))
     }
 
     fn send_option(&self, option: u32, data: &[u8]) -> Result<()> {
@@ -322,7 +351,7 @@ impl Haggle {
             }
         }
         let export = self.describe(option::GO, &wishes.export)?;
-        Ok(Client { fd: self.fd, within, cookie: 0, style, allocation, export })
+        Ok(Client { fd: self.fd, within, cookie: 0, style, allocation, export, tls: self.tls })
     }
 }
 
@@ -366,6 +395,11 @@ impl Client {
     /// Whether extents can be asked for.
     pub const fn has_allocation(&self) -> bool {
         self.allocation.is_some()
+    }
+
+    /// What becomes of TLS, if there is any.
+    pub const fn tls(&self) -> Option<&Status> {
+        self.tls.as_ref()
     }
 
     /// The socket, for those who speak for themselves from here on.

@@ -18,6 +18,7 @@
 
 pub mod client;
 pub mod socket;
+pub mod tls;
 pub mod wire;
 
 mod store;

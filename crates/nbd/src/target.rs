@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::tls::TlsOptions;
 use crate::wire::STRING_LEN_MAX;
 
 /// The port of a URI that names none.
@@ -68,6 +69,8 @@ pub struct Target {
     pub timeout: Option<Duration>,
     /// See there.
     pub unflushed: Unflushed,
+    /// How to begin TLS, which then must be; none without.
+    pub tls: Option<TlsOptions>,
 }
 
 /// Why a name was not understood.
@@ -138,6 +141,7 @@ impl Target {
             reconnect: RECONNECT_DEFAULT,
             timeout: None,
             unflushed: Unflushed::default(),
+            tls: None,
         })
     }
 
@@ -157,7 +161,25 @@ impl Target {
                     _ => return wrong(format!("unflushed={value}: either 'fail' or 'keep'")),
                 }
             }
-            _ => return Ok(false),
+            _ => {
+                let Some(tls) = &mut self.tls else { return Ok(false) };
+                let path = || Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+                match key {
+                    "tls-certificates" => tls.files.dir = path(),
+                    "tls-psk-file" => tls.files.psk = path(),
+                    "tls-hostname" => {
+                        tls.hostname = Some(value.to_owned());
+                        return Ok(true);
+                    }
+                    // The only way there is.
+                    "tls-verify-peer" if matches!(value, "true" | "1") => return Ok(true),
+                    "tls-verify-peer" => return wrong("the server's certificate is always checked"),
+                    _ => return Ok(false),
+                }
+                if path().is_none() {
+                    return wrong(format!("{key}={value}: give an absolute path"));
+                }
+            }
         }
         Ok(true)
     }
@@ -171,14 +193,17 @@ fn seconds(key: &str, value: &str) -> Result<Duration> {
 }
 
 fn uri(scheme: &str, rest: &str) -> Result<Target> {
-    let is_unix = match scheme {
-        "nbd" => false,
-        "nbd+unix" => true,
-        "nbds" | "nbds+unix" => {
-            return wrong(format!("'{scheme}:' needs TLS, which this program has not got"));
-        }
+    let (is_unix, with_tls) = match scheme {
+        "nbd" => (false, false),
+        "nbd+unix" => (true, false),
+        "nbds" => (false, true),
+        "nbds+unix" => (true, true),
         "nbd+vsock" | "nbds+vsock" | "nbd+ssh" => return wrong(format!("'{scheme}:' is not supported")),
-        _ => return wrong(format!("'{scheme}:' names no NBD export: use 'nbd:' or 'nbd+unix:'")),
+        _ => {
+            return wrong(format!(
+                "'{scheme}:' names no NBD export: use 'nbd:', 'nbds:', 'nbd+unix:' or 'nbds+unix:'"
+            ));
+        }
     };
     let rest = rest.split_once('#').map_or(rest, |(before, _)| before);
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -188,9 +213,10 @@ fn uri(scheme: &str, rest: &str) -> Result<Target> {
         Some((user, host_port)) => (Some(user), host_port),
         None => (None, authority),
     };
-    if user.is_some() {
+    if user.is_some() && !with_tls {
         return wrong("a user is named, which only TLS with pre-shared keys knows: use 'nbds:'");
     }
+    let user = user.map(percent_decoded).transpose()?;
     let mut socket = None;
     let mut options = Vec::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -203,7 +229,7 @@ fn uri(scheme: &str, rest: &str) -> Result<Target> {
         }
     }
     let endpoint = match (is_unix, socket) {
-        (true, Some(path)) if authority.is_empty() => Endpoint::Unix(path),
+        (true, Some(path)) if host_port.is_empty() => Endpoint::Unix(path),
         (true, Some(_)) => {
             return wrong("a UNIX socket has no host: write 'nbd+unix:///export?socket=/path'");
         }
@@ -217,13 +243,20 @@ fn uri(scheme: &str, rest: &str) -> Result<Target> {
         }
     };
     let mut target = Target::new(endpoint, export)?;
+    target.tls = with_tls.then(|| TlsOptions { user, ..TlsOptions::default() });
     for (key, value) in options {
         if !target.option(&key, &value)? {
             return wrong(format!(
-                "'{key}' is no option of an NBD target: there are socket, connections, reconnect, timeout, \
-                 unflushed"
+                "'{key}' is no option of this NBD target: there are socket, connections, reconnect, timeout, \
+                 unflushed, and with nbds: tls-certificates, tls-psk-file, tls-hostname"
             ));
         }
+    }
+    if let Some(tls) = &target.tls
+        && tls.files.dir.is_none()
+        && tls.files.psk.is_none()
+    {
+        return wrong(format!("'{scheme}:' needs tls-certificates=DIR or tls-psk-file=FILE"));
     }
     Ok(target)
 }
@@ -342,6 +375,17 @@ mod tests {
     }
 
     #[test]
+    fn tls_is_part_of_the_scheme_and_its_files_are_named() {
+        assert_eq!(target("nbd://host/").tls, None);
+        let psk = target("nbds://al%20ice@host/disk?tls-psk-file=/etc/keys.psk").tls.unwrap();
+        assert_eq!((psk.user.as_deref(), psk.files.psk), (Some("al ice"), Some("/etc/keys.psk".into())));
+        let unix = target("nbds+unix://bob@/?socket=/s&tls-certificates=/etc/pki&tls-hostname=server");
+        let tls = unix.tls.unwrap();
+        assert_eq!((tls.user.as_deref(), tls.hostname.as_deref()), (Some("bob"), Some("server")));
+        assert_eq!(tls.files.dir, Some("/etc/pki".into()));
+    }
+
+    #[test]
     fn short_forms_are_those_of_tapdisk_and_qemu() {
         assert_eq!(target("/run/x.sock").endpoint, Endpoint::Unix("/run/x.sock".into()));
         assert_eq!(target("10.0.0.1:5555").endpoint, tcp("10.0.0.1", 5555));
@@ -364,6 +408,11 @@ mod tests {
             ("nbd://host/?connections=0", "from 1 to 16"),
             ("nbd://host/?reconnect=soon", "seconds"),
             ("nbd://host/?unflushed=maybe", "'fail' or 'keep'"),
+            ("nbd://host/?tls-certificates=/etc/pki", "with nbds:"),
+            ("nbd://alice@host/", "use 'nbds:'"),
+            ("nbds://host/", "needs tls-certificates"),
+            ("nbds://host/?tls-psk-file=keys", "absolute path"),
+            ("nbds://host/?tls-certificates=/c&tls-verify-peer=false", "always checked"),
             ("nbd://host/%zz", "hexadecimal"),
             ("nbd://host/%f", "hexadecimal"),
             ("nbd://host/%ff", "UTF-8"),

@@ -4,6 +4,7 @@ mod grow;
 mod images;
 mod restart;
 mod stats;
+mod tls;
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -174,6 +175,8 @@ struct Add {
     which: Which,
     #[command(flatten)]
     how: How,
+    #[command(flatten)]
+    tls: tls::Arguments,
     /// Name of the NBD export; any name is served without
     #[arg(long, default_value = "")]
     export: String,
@@ -215,7 +218,9 @@ impl Add {
             How { nbd_unix: Some(path), .. } => {
                 Ok(Front::NbdUnix { path: absolute(path)?, listener: None, export, read_only })
             }
-            How { nbd_tcp: Some(addr), .. } => Ok(Front::NbdTcp { addr: *addr, export, read_only }),
+            How { nbd_tcp: Some(addr), .. } => {
+                Ok(Front::NbdTcp { addr: *addr, tls: self.tls.settings()?, export, read_only })
+            }
             How { vhost_user: Some(socket), .. } => Ok(Front::VhostUser {
                 socket: absolute(socket)?,
                 listener: None,

@@ -62,6 +62,7 @@ fn every_command_survives_the_wire() {
     };
     let tcp = Front::NbdTcp {
         addr: "[::1]:10809".parse().expect("address"),
+        tls: None,
         export: String::new(),
         read_only: false,
     };

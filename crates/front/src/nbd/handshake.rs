@@ -11,6 +11,8 @@
 
 use std::fmt;
 
+use tapio_nbd::tls::TlsPolicy;
+
 use super::limits::{OPTION_LEN_MAX, OPTION_SKIP_MAX, OPTIONS_MAX};
 use super::wire::{
     BASE_ALLOCATION, MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, PAYLOAD_LEN_MAX, Reader, STRING_LEN_MAX, Style,
@@ -103,6 +105,8 @@ pub trait Catalog {
 pub enum Step {
     /// Send what was written, then read [`Handshake::wants`] bytes.
     More,
+    /// Send what was written, then begin TLS; what comes next comes inside.
+    StartTls,
     /// Send what was written, then begin transmission.
     Transmission(Agreed),
     /// Send what was written, then close: the client asked for it.
@@ -131,6 +135,8 @@ pub enum HandshakeError {
     TooManyOptions,
     /// An option longer than this server reads past.
     OptionTooLong(u32),
+    /// EXPORT_NAME without TLS where that is required: the protocol has no other answer.
+    TlsRequired,
     /// EXPORT_NAME of an export that is not to be had: the protocol has no other answer.
     NoSuchExport(Refusal),
 }
@@ -142,6 +148,7 @@ impl fmt::Display for HandshakeError {
             Self::WrongMagic(magic) => write!(f, "expected an NBD option, found {magic:#018x}"),
             Self::TooManyOptions => write!(f, "the client sent more than {OPTIONS_MAX} options"),
             Self::OptionTooLong(len) => write!(f, "the client sent an option of {len} bytes"),
+            Self::TlsRequired => f.write_str("the client begins without TLS, which is required"),
             Self::NoSuchExport(why) => f.write_str(why.reply().1),
         }
     }
@@ -163,6 +170,17 @@ enum State {
     },
 }
 
+/// Where a handshake stands with TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tls {
+    /// There is none to be had.
+    Off,
+    /// It may begin, or must.
+    Possible(TlsPolicy),
+    /// What is said now is said inside.
+    On,
+}
+
 /// The server's side of one handshake.
 #[derive(Debug)]
 pub struct Handshake {
@@ -170,6 +188,7 @@ pub struct Handshake {
     wants: usize,
     no_zeroes: bool,
     options: u32,
+    tls: Tls,
     style: Style,
     /// The export for which `base:allocation` was chosen.
     allocation: Option<String>,
@@ -190,7 +209,16 @@ impl Handshake {
     /// The beginning.
     pub const fn new() -> Self {
         let (state, style) = (State::Flags, Style::Simple);
-        Self { state, wants: 4, no_zeroes: false, options: 0, style, allocation: None }
+        Self { state, wants: 4, no_zeroes: false, options: 0, tls: Tls::Off, style, allocation: None }
+    }
+
+    /// The beginning of a handshake in which the client may, or must, begin TLS.
+    pub fn with_tls(policy: Option<TlsPolicy>) -> Self {
+        let tls = match policy {
+            Some(policy) => Tls::Possible(policy),
+            None => Tls::Off,
+        };
+        Self { tls, ..Self::new() }
     }
 
     /// What the server says first.
@@ -291,6 +319,19 @@ impl Handshake {
         catalog: &mut dyn Catalog,
         out: &mut Vec<u8>,
     ) -> Result<Step, HandshakeError> {
+        if self.tls == Tls::Possible(TlsPolicy::Required)
+            && !matches!(option, option::STARTTLS | option::ABORT)
+        {
+            if option == option::EXPORT_NAME {
+                return Err(HandshakeError::TlsRequired);
+            }
+            return Ok(self.refuse(
+                out,
+                option,
+                option_reply::ERR_TLS_REQD,
+                "this server requires TLS: begin it first",
+            ));
+        }
         Ok(match option {
             option::EXPORT_NAME => return self.export_name(data, catalog, out),
             option::ABORT => {
@@ -302,9 +343,25 @@ impl Handshake {
             option::STRUCTURED_REPLY => self.set_style(option, data, Style::Structured, out),
             option::EXTENDED_HEADERS => self.set_style(option, data, Style::Extended, out),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta(option, data, catalog, out),
-            option::STARTTLS => self.refuse(out, option, option_reply::ERR_POLICY, "TLS is not configured"),
+            option::STARTTLS => self.start_tls(data, out),
             _ => self.refuse(out, option, option_reply::ERR_UNSUP, "unknown option"),
         })
+    }
+
+    /// What was agreed before counts no more inside: somebody in the middle may have said it.
+    fn start_tls(&mut self, data: &[u8], out: &mut Vec<u8>) -> Step {
+        let (error, why) = match self.tls {
+            Tls::Off => (option_reply::ERR_POLICY, "TLS is not configured"),
+            Tls::On => (option_reply::ERR_INVALID, "TLS has begun already"),
+            Tls::Possible(_) if !data.is_empty() => (option_reply::ERR_INVALID, "the option takes no data"),
+            Tls::Possible(_) => {
+                reply(out, option::STARTTLS, option_reply::ACK, &[]);
+                (self.tls, self.style, self.allocation) = (Tls::On, Style::Simple, None);
+                self.next_option();
+                return Step::StartTls;
+            }
+        };
+        self.refuse(out, option::STARTTLS, error, why)
     }
 
     fn refuse(&mut self, out: &mut Vec<u8>, option: u32, error: u32, message: &str) -> Step {

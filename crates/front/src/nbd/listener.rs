@@ -253,17 +253,51 @@ impl Inner {
 
     fn handshake(&self, id: u64, fd: Arc<OwnedFd>, peer: String) {
         let mut visit = Visit::new(&self.state.exports);
-        let outcome = converse(&fd, &mut visit);
+        let outcome = self.converse(&fd, &peer, &mut visit);
         // From here on nobody else holds the descriptor.
         self.leave(id);
         match (outcome, visit.entered) {
-            (Ok(Some(agreed)), Some(entered)) if !self.stop.load(Ordering::Acquire) => {
-                if let Some(fd) = into_sole(fd) {
+            (Ok(Some((agreed, plain))), Some(entered)) if !self.stop.load(Ordering::Acquire) => {
+                // With TLS the data thread has the plain end, and the network belongs to the thread between.
+                if let Some(fd) = plain.or_else(|| into_sole(fd)) {
                     self.hand_over(id, fd, peer, &agreed, entered);
                 }
             }
             (Ok(None), _) => {}
             _ => count(&self.state.totals.handshakes_failed),
+        }
+    }
+
+    /// Leads the conversation to its end: `None` when the client said goodbye. With TLS there is another socket for
+    /// what follows.
+    fn converse(
+        &self,
+        net: &OwnedFd,
+        peer: &str,
+        visit: &mut Visit<'_>,
+    ) -> io::Result<Option<(Agreed, Option<OwnedFd>)>> {
+        let deadline = Instant::now() + HANDSHAKE_TIME;
+        let tls = self.state.tls.as_ref();
+        write_all(net.as_fd(), &Handshake::greeting(), deadline)?;
+        let mut handshake = Handshake::with_tls(tls.map(|tls| tls.policy));
+        let mut plain: Option<OwnedFd> = None;
+        let (mut bytes, mut out) = (Vec::new(), Vec::new());
+        loop {
+            let fd = plain.as_ref().unwrap_or(net).as_fd();
+            bytes.resize(handshake.wants(), 0);
+            read_exact(fd, &mut bytes, deadline)?;
+            out.clear();
+            let step = handshake.feed(&bytes, visit, &mut out).map_err(io::Error::other)?;
+            write_all(fd, &out, deadline)?;
+            match (step, tls) {
+                (Step::More, _) => {}
+                (Step::StartTls, Some(tls)) => {
+                    plain = Some(tls.start(net.try_clone()?, deadline, peer.to_owned())?);
+                }
+                (Step::StartTls, None) => return Err(io::ErrorKind::Unsupported.into()),
+                (Step::Transmission(agreed), _) => return Ok(Some((agreed, plain))),
+                (Step::Goodbye, _) => return Ok(None),
+            }
         }
     }
 
@@ -300,26 +334,5 @@ fn into_sole(fd: Arc<OwnedFd>) -> Option<OwnedFd> {
         Ok(fd) => Some(fd),
         // Somebody is turning it away at this moment.
         Err(shared) => shared.try_clone().ok(),
-    }
-}
-
-/// Leads the conversation to its end: `None` when the client said goodbye.
-fn converse(fd: &OwnedFd, visit: &mut Visit<'_>) -> io::Result<Option<Agreed>> {
-    let deadline = Instant::now() + HANDSHAKE_TIME;
-    let fd = fd.as_fd();
-    write_all(fd, &Handshake::greeting(), deadline)?;
-    let mut handshake = Handshake::new();
-    let (mut bytes, mut out) = (Vec::new(), Vec::new());
-    loop {
-        bytes.resize(handshake.wants(), 0);
-        read_exact(fd, &mut bytes, deadline)?;
-        out.clear();
-        let step = handshake.feed(&bytes, visit, &mut out).map_err(io::Error::other)?;
-        write_all(fd, &out, deadline)?;
-        match step {
-            Step::More => {}
-            Step::Transmission(agreed) => return Ok(Some(agreed)),
-            Step::Goodbye => return Ok(None),
-        }
     }
 }

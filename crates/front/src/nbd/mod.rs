@@ -14,6 +14,16 @@
 //! * [`limits`]: every bound.
 //! * [`load`]: the other side, for benchmarks; [`client`] is that of `tapio_nbd`.
 //!
+//! # A disk that grows
+//!
+//! The protocol has no word from the server on a new size. What it has under the name RESIZE (request type 8,
+//! transmission flag 9) is an experimental extension, kept in a branch of its document and in no known client, by which
+//! a *client* asks for another size; it is neither offered nor done here, because the size of a disk is not its guest's
+//! business. What is done: INFO and GO tell the size that the disk has at that moment, and every request is checked
+//! against the size at *its* moment, so that a client that learns of the growth in any way, by asking on a second
+//! connection or from its own administrator, can use the new range on the connection it has. Our own client takes over a
+//! larger size when it connects again.
+//!
 //! Errors on the way of a session end that session alone. A client that vanishes, floods or stalls costs what
 //! [`limits`] says and nothing more.
 
@@ -21,7 +31,7 @@ pub mod limits;
 pub mod load;
 
 /// The words of the protocol and the blocking client, which the other side of a connection shares.
-pub use tapio_nbd::{client, wire};
+pub use tapio_nbd::{client, tls, wire};
 
 mod connection;
 mod exports;

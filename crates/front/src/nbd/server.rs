@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_block::{Gone, Remote};
+use tapio_nbd::tls::TlsServer;
 
 use super::connection::Connection;
 use super::exports::{Export, ExportError, Exports};
@@ -27,6 +28,8 @@ pub(super) struct Session {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) exports: Exports,
+    /// How clients begin TLS, if they can.
+    pub(super) tls: Option<TlsServer>,
     pub(super) totals: Arc<Totals>,
     sessions: Mutex<Vec<Session>>,
     next_id: AtomicU64,
@@ -87,7 +90,12 @@ pub struct NbdServer {
 impl NbdServer {
     /// A server without exports and sockets; starts the thread that will accept connections.
     pub fn new() -> io::Result<Self> {
-        let state = Arc::new(State::default());
+        Self::with_tls(None)
+    }
+
+    /// The same, with clients that can begin TLS, or must.
+    pub fn with_tls(tls: Option<TlsServer>) -> io::Result<Self> {
+        let state = Arc::new(State { tls, ..State::default() });
         let acceptor = Acceptor::start(&state)?;
         Ok(Self { state, acceptor })
     }
@@ -121,7 +129,7 @@ impl NbdServer {
     }
 
     /// Listens on a TCP address; returns where it really is, if the port was 0. Whoever can reach the address can
-    /// use every export.
+    /// use every export, unless TLS keeps strangers out.
     pub fn listen_tcp(&self, address: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         self.acceptor.listen_tcp(address)
     }

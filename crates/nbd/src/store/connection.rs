@@ -13,6 +13,7 @@ use super::dial::{Dialled, dial};
 use super::slots::{Outcome, State};
 use super::{receiver, sender};
 use crate::target::Unflushed;
+use crate::tls::Status;
 use crate::wire::{RequestHeader, Style, command, put_request, transmission_flag};
 
 /// The first wait before another attempt, and the longest; each is twice the one before.
@@ -32,6 +33,7 @@ pub(super) struct Connection {
     pub(super) number: u64,
     pub(super) style: Style,
     fd: OwnedFd,
+    tls: Option<Status>,
     broken: Cell<bool>,
     why: RefCell<String>,
     pub(super) sender_gone: Cell<bool>,
@@ -77,7 +79,9 @@ pub(super) async fn run(inner: Rc<Inner>, mut next: Option<Rc<Connection>>) {
         }
         let entered = match next.take() {
             Some(connection) => Ok(connection),
-            None => dial(&inner.uring, &inner.target).await.and_then(|dialled| inner.enter(dialled)),
+            None => dial(&inner.uring, &inner.target, inner.tls.as_ref())
+                .await
+                .and_then(|dialled| inner.enter(dialled)),
         };
         let longer = (wait_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
         match entered {
@@ -96,7 +100,10 @@ pub(super) async fn run(inner: Rc<Inner>, mut next: Option<Rc<Connection>>) {
 
 async fn serve(inner: &Rc<Inner>, connection: Rc<Connection>) {
     inner.tasks().spawn(sender::run(Rc::clone(inner), Rc::clone(&connection)));
-    let why = receiver::run(inner, &connection).await;
+    let mut why = receiver::run(inner, &connection).await;
+    if let Some(failure) = connection.tls.as_ref().and_then(Status::failure) {
+        why = format!("TLS: {failure}");
+    }
     inner.break_off(&connection, &why);
     // The kernel may still read what is being sent.
     while !connection.sender_gone.get() {
@@ -139,6 +146,7 @@ impl Inner {
             number,
             style: dialled.style,
             fd: dialled.fd,
+            tls: dialled.tls,
             broken: Cell::new(false),
             why: RefCell::default(),
             sender_gone: Cell::new(false),

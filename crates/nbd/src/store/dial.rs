@@ -12,6 +12,7 @@ use tapio_ring::uring::Uring;
 
 use crate::client::{Address, ClientError, ExportInfo, Haggle, Wishes};
 use crate::target::{Endpoint, Target};
+use crate::tls::{Status, TlsClient};
 use crate::wire::{Style, option_reply};
 
 /// How long connecting and the handshake may take.
@@ -30,6 +31,8 @@ pub struct Dialled {
     pub style: Style,
     /// The context `base:allocation`, if block status can be asked for.
     pub allocation: Option<u32>,
+    /// What becomes of TLS, if there is any.
+    pub tls: Option<Status>,
 }
 
 type Answer = Arc<Mutex<Option<io::Result<Dialled>>>>;
@@ -38,7 +41,7 @@ type Answer = Arc<Mutex<Option<io::Result<Dialled>>>>;
 ///
 /// # Errors
 /// The server cannot be reached, does not keep to the protocol, or refuses.
-pub async fn dial(uring: &Uring, target: &Target) -> io::Result<Dialled> {
+pub async fn dial(uring: &Uring, target: &Target, tls: Option<&TlsClient>) -> io::Result<Dialled> {
     // SAFETY: eventfd takes no pointers.
     let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if event < 0 {
@@ -47,9 +50,10 @@ pub async fn dial(uring: &Uring, target: &Target) -> io::Result<Dialled> {
     // SAFETY: the descriptor was just made and belongs to nobody else.
     let event = Arc::new(unsafe { File::from_raw_fd(event) });
     let answer = Answer::default();
-    let (target, theirs, bell) = (target.clone(), Arc::clone(&answer), Arc::clone(&event));
+    let (target, tls) = (target.clone(), tls.cloned());
+    let (theirs, bell) = (Arc::clone(&answer), Arc::clone(&event));
     std::thread::Builder::new().name("tapio-nbd-dial".into()).stack_size(STACK_LEN).spawn(move || {
-        let result = connect(&target);
+        let result = connect(&target, tls.as_ref());
         *theirs.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         // Cannot fail: the counter is far from full.
         let _ = (&*bell).write(&1u64.to_ne_bytes());
@@ -66,11 +70,11 @@ pub async fn dial(uring: &Uring, target: &Target) -> io::Result<Dialled> {
     answer.unwrap_or_else(|| Err(io::ErrorKind::Interrupted.into()))
 }
 
-fn connect(target: &Target) -> io::Result<Dialled> {
+fn connect(target: &Target, tls: Option<&TlsClient>) -> io::Result<Dialled> {
     let deadline = Instant::now() + DIAL_TIME;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name stands for no address");
     for address in addresses(&target.endpoint)? {
-        match talk(&address, target, deadline) {
+        match talk(&address, target, tls, deadline) {
             Ok(dialled) => return Ok(dialled),
             // Another address of the same host may be reachable.
             Err(ClientError::Io(error)) => last = error,
@@ -93,12 +97,22 @@ fn addresses(endpoint: &Endpoint) -> io::Result<Vec<Address>> {
     })
 }
 
-fn talk(address: &Address, target: &Target, deadline: Instant) -> Result<Dialled, ClientError> {
+fn talk(
+    address: &Address,
+    target: &Target,
+    tls: Option<&TlsClient>,
+    deadline: Instant,
+) -> Result<Dialled, ClientError> {
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let wishes = Wishes::all(target.export.as_str());
-    let client = Haggle::begin(address, left)?.go(&wishes, left)?;
+    let mut haggle = Haggle::begin(address, left)?;
+    if let Some(tls) = tls {
+        haggle = haggle.start_tls(tls)?;
+    }
+    let client = haggle.go(&wishes, left)?;
     let (style, allocation, export) = (client.style(), client.allocation_id(), client.export().clone());
-    Ok(Dialled { fd: client.into_fd(), export, style, allocation })
+    let tls = client.tls().cloned();
+    Ok(Dialled { fd: client.into_fd(), export, style, allocation, tls })
 }
 
 fn into_io(error: ClientError, target: &Target) -> io::Error {
@@ -107,7 +121,11 @@ fn into_io(error: ClientError, target: &Target) -> io::Error {
             let why = format!("the server has no export '{}'", target.export.escape_debug());
             return io::Error::new(io::ErrorKind::NotFound, why);
         }
-        ClientError::Option { reply: option_reply::ERR_TLS_REQD, .. } => io::ErrorKind::PermissionDenied,
+        ClientError::Option { reply: option_reply::ERR_TLS_REQD, .. } => {
+            let why = "the server requires TLS: use 'nbds:' and name certificates or a pre-shared key";
+            return io::Error::new(io::ErrorKind::PermissionDenied, why);
+        }
+        ClientError::Tls(_) => io::ErrorKind::PermissionDenied,
         _ => io::ErrorKind::Other,
     };
     io::Error::new(kind, error.to_string())

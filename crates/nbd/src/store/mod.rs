@@ -19,6 +19,7 @@
 
 mod connection;
 mod dial;
+mod operation;
 mod receiver;
 mod sender;
 mod slots;
@@ -28,20 +29,23 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::task::{Context, Poll};
 
 use tapio_ring::uring::Uring;
 use tapio_ring::{Io, Notify, PageBuf, Segments, Storage, StorageInfo, Tasks, Zeroing};
 use tapio_types::{Access, Span};
 
 use connection::{Connection, Facts};
+use dial::Dialled;
+use operation::{Kind, Operation, Request};
 use slots::{Ask, Outcome, SLOTS, Slots, State};
 use status::Status;
 
-use crate::target::Target;
-use crate::wire::{command, command_flag, transmission_flag};
+use crate::client::ExportInfo;
+use crate::target::{Endpoint, Target};
+use crate::tls::TlsClient;
+use crate::wire::{Style, command, command_flag, transmission_flag};
 
 /// A range that is zeroed by one request: a server that writes zeroes by hand shall still answer in time.
 const ZERO_LEN_MAX: u64 = 128 << 20;
@@ -54,6 +58,7 @@ const STATUS_LEN: u64 = 1 << 30;
 pub(crate) struct Inner {
     uring: Uring,
     target: Target,
+    tls: Option<TlsClient>,
     access: Access,
     report: fn(&str),
     facts: Cell<Facts>,
@@ -121,6 +126,19 @@ impl Inner {
         self.tasks().wake(task);
     }
 
+    /// A flush went well.
+    fn flushed(&self, covered: u64) -> io::Result<()> {
+        self.flushed.set(self.flushed.get().max(covered));
+        if self.writes_lost.take() {
+            let why = format!(
+                "{}: the server may have lost writes that it had answered, when the connection was lost",
+                self.target
+            );
+            return Err(io::Error::other(why));
+        }
+        Ok(())
+    }
+
     fn error(&self, outcome: Outcome) -> io::Error {
         match outcome {
             Outcome::Refused(errno) => io::Error::from_raw_os_error(errno),
@@ -133,30 +151,6 @@ impl Inner {
                 io::Error::new(io::ErrorKind::NotConnected, why)
             }
         }
-    }
-}
-
-/// Waits for the end of a request.
-struct Answer<'a> {
-    inner: &'a Inner,
-    index: u32,
-}
-
-impl Future for Answer<'_> {
-    type Output = Outcome;
-
-    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Outcome> {
-        let mut slots = self.inner.slots.borrow_mut();
-        let slot = slots.at(self.index);
-        if slot.state != State::Done {
-            slot.task = self.inner.tasks().current();
-            return Poll::Pending;
-        }
-        let outcome = slot.outcome;
-        slots.free(self.index);
-        drop(slots);
-        self.inner.freed.notify_all(self.inner.tasks());
-        Poll::Ready(outcome)
     }
 }
 
@@ -185,7 +179,38 @@ impl NbdStore {
     /// The server cannot be reached or refuses; the export is read-only but shall be written, or has larger blocks than
     /// a disk.
     pub async fn open(uring: &Uring, target: Target, access: Access, report: fn(&str)) -> io::Result<Self> {
-        let first = dial::dial(uring, &target).await?;
+        let host = match &target.endpoint {
+            Endpoint::Tcp { host, .. } => host.as_str(),
+            Endpoint::Unix(_) => "localhost",
+        };
+        let tls = target.tls.as_ref().map(|options| TlsClient::load(options, host)).transpose()?;
+        let first = dial::dial(uring, &target, tls.as_ref()).await?;
+        Self::begin(uring, target, tls, access, report, first)
+    }
+
+    /// A storage on a connection that is there already, with extents if it has structured replies: for fuzzers and no
+    /// one else.
+    #[doc(hidden)]
+    pub fn over(
+        uring: &Uring,
+        target: Target,
+        fd: OwnedFd,
+        style: Style,
+        export: ExportInfo,
+    ) -> io::Result<Self> {
+        let allocation = (style != Style::Simple).then_some(1);
+        let first = Dialled { fd, export, style, allocation, tls: None };
+        Self::begin(uring, target, None, Access::ReadWrite, |_| {}, first)
+    }
+
+    fn begin(
+        uring: &Uring,
+        target: Target,
+        tls: Option<TlsClient>,
+        access: Access,
+        report: fn(&str),
+        first: Dialled,
+    ) -> io::Result<Self> {
         let facts = Facts::of(&first, access)?;
         let many = facts.flags & transmission_flag::CAN_MULTI_CONN != 0;
         let count = if many { target.connections } else { 1 };
@@ -193,6 +218,7 @@ impl NbdStore {
         let inner = Rc::new(Inner {
             uring: uring.clone(),
             target,
+            tls,
             access,
             report,
             facts: Cell::new(facts),
@@ -236,47 +262,26 @@ impl NbdStore {
         self.inner.connections.borrow().len()
     }
 
-    /// One request to its end.
-    async fn call(&self, ask: Ask) -> io::Result<()> {
-        let inner = &*self.inner;
-        let index = loop {
-            if inner.refusing.get() {
-                return Err(inner.error(Outcome::Unreachable));
+    fn request(&self, ask: Ask, kind: Kind) -> Request<'_> {
+        Request::new(&self.inner, ask, kind)
+    }
+
+    fn transfer(&self, command: u16, at: u64, data: Segments) -> Request<'_> {
+        let ask = Ask { command, flags: 0, offset: at, len: data.len(), data };
+        self.request(ask, if command == command::WRITE { Kind::Change } else { Kind::Plain })
+    }
+
+    /// What one request may carry is one; more goes in parts.
+    fn move_data(&self, command: u16, at: u64, data: Segments) -> Operation<'_> {
+        match data.len() {
+            0 => Operation::DONE,
+            len if len > self.inner.facts.get().payload_max => {
+                Operation::Many(Box::pin(self.transfer_in_parts(command, at, data)))
             }
-            let taken = inner.slots.borrow_mut().take(ask, inner.tasks().current());
-            match taken {
-                Some(index) => break index,
-                None => inner.freed.wait(inner.tasks()).await,
-            }
-        };
-        inner.queue.borrow_mut().push_back(index);
-        inner.work.notify_all(inner.tasks());
-        inner.busy.notify_all(inner.tasks());
-        match (Answer { inner, index }).await {
-            Outcome::Done => Ok(()),
-            outcome => Err(inner.error(outcome)),
+            _ => Operation::One(self.transfer(command, at, data)),
         }
     }
 
-    /// One request that changes something.
-    async fn change(&self, ask: Ask) -> io::Result<()> {
-        let inner = &*self.inner;
-        inner.status.borrow_mut().forget();
-        inner.changes.set(inner.changes.get() + 1);
-        inner.writing.set(inner.writing.get() + 1);
-        let result = self.call(ask).await;
-        inner.writing.set(inner.writing.get() - 1);
-        // Also when it failed: some of it may have happened.
-        inner.written.set(inner.written.get() + 1);
-        result
-    }
-
-    async fn transfer(&self, command: u16, at: u64, data: Segments) -> io::Result<()> {
-        let ask = Ask { command, flags: 0, offset: at, len: data.len(), data };
-        if command == command::WRITE { self.change(ask).await } else { self.call(ask).await }
-    }
-
-    /// More than one request may carry.
     async fn transfer_in_parts(&self, command: u16, at: u64, data: Segments) -> io::Result<()> {
         let max = self.inner.facts.get().payload_max;
         let mut done = 0;
@@ -309,7 +314,7 @@ impl NbdStore {
             let piece = left.prefix(ZERO_LEN_MAX);
             let (offset, len) = (piece.start, piece.len);
             let command = command::WRITE_ZEROES;
-            self.change(Ask { command, flags, offset, len, data: Segments::EMPTY }).await?;
+            self.request(Ask { command, flags, offset, len, data: Segments::EMPTY }, Kind::Change).await?;
             left = left.skip(len);
         }
         Ok(())
@@ -350,7 +355,7 @@ impl NbdStore {
         inner.status.borrow_mut().begin(span.start);
         let command = command::BLOCK_STATUS;
         let ask = Ask { command, flags: 0, offset: span.start, len, data: Segments::EMPTY };
-        let asked = self.call(ask).await;
+        let asked = self.request(ask, Kind::Plain).await;
         let mut status = inner.status.borrow_mut();
         status.busy = false;
         let refused = asked.as_ref().is_err_and(|error| error.raw_os_error().is_some());
@@ -388,61 +393,46 @@ impl Storage for NbdStore {
         self.ask_status(span).await
     }
 
-    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
-        self.check(at, into.len())?;
-        if into.is_empty() {
-            return Ok(());
+    fn read(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>> {
+        match self.check(at, into.len()) {
+            Ok(()) => self.move_data(command::READ, at, into),
+            Err(error) => Operation::failed(error),
         }
-        if into.len() > self.inner.facts.get().payload_max {
-            return Box::pin(self.transfer_in_parts(command::READ, at, into)).await;
-        }
-        self.transfer(command::READ, at, into).await
     }
 
-    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
-        self.check_writable()?;
+    fn write(&self, at: u64, from: Segments) -> impl Future<Output = io::Result<()>> {
+        if let Err(error) = self.check_writable() {
+            return Operation::failed(error);
+        }
         if !Span::new(at, from.len()).fits(self.len()) {
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            return Operation::failed(io::Error::from_raw_os_error(libc::ENOSPC));
         }
-        if from.is_empty() {
-            return Ok(());
-        }
-        if from.len() > self.inner.facts.get().payload_max {
-            return Box::pin(self.transfer_in_parts(command::WRITE, at, from)).await;
-        }
-        self.transfer(command::WRITE, at, from).await
+        self.move_data(command::WRITE, at, from)
     }
 
-    async fn flush(&self) -> io::Result<()> {
+    fn flush(&self) -> impl Future<Output = io::Result<()>> {
         let inner = &*self.inner;
         // A server without FLUSH says that answered is durable; a storage that was never written has nothing to lose.
-        if inner.access == Access::ReadWrite && inner.has(transmission_flag::SEND_FLUSH) {
-            let covered = inner.written.get();
-            let (command, data) = (command::FLUSH, Segments::EMPTY);
-            self.call(Ask { command, flags: 0, offset: 0, len: 0, data }).await?;
-            inner.flushed.set(inner.flushed.get().max(covered));
-            if inner.writes_lost.take() {
-                let why = format!(
-                    "{}: the server may have lost writes that it had answered, when the connection was lost",
-                    inner.target
-                );
-                return Err(io::Error::other(why));
-            }
+        if inner.access == Access::ReadOnly || !inner.has(transmission_flag::SEND_FLUSH) {
+            return Operation::DONE;
         }
-        Ok(())
+        let (command, data) = (command::FLUSH, Segments::EMPTY);
+        let ask = Ask { command, flags: 0, offset: 0, len: 0, data };
+        Operation::One(self.request(ask, Kind::Flush { covered: inner.written.get() }))
     }
 
-    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
-        self.check_writable()?;
-        self.check(span.start, span.len)?;
+    fn zero(&self, span: Span, how: Zeroing) -> impl Future<Output = io::Result<()>> {
+        if let Err(error) = self.check_writable().and_then(|()| self.check(span.start, span.len)) {
+            return Operation::failed(error);
+        }
         if !self.inner.has(transmission_flag::SEND_WRITE_ZEROES) {
-            return Box::pin(self.zero_by_hand(span)).await;
+            return Operation::Many(Box::pin(self.zero_by_hand(span)));
         }
         let flags = match how {
             Zeroing::Unmap => 0,
             Zeroing::Keep => command_flag::NO_HOLE,
         };
-        Box::pin(self.zero_in_parts(span, flags)).await
+        Operation::Many(Box::pin(self.zero_in_parts(span, flags)))
     }
 
     async fn allocate(&self, span: Span, _space: bool) -> io::Result<()> {

@@ -92,8 +92,9 @@ impl Receiver<'_> {
             self.message.msg_iov = self.table.as_mut_ptr();
             self.message.msg_iovlen = count;
             let message = &raw mut *self.message;
-            // SAFETY: message, table and buffer are boxed and belong to this task, and the memory of `into` to a request
-            // that has no end before this task says so; none is touched before the operation, awaited here, is over.
+            // SAFETY: message, table and buffer are boxed and belong to this task, and the memory of `into` to a
+            // request that has no end before this task says so; none is touched before the operation, awaited here,
+            // is over.
             match unsafe { self.inner.uring.recvmsg(self.connection.fd(), message) }.await {
                 Ok(0) => return Err("the server closed the connection".to_owned()),
                 Ok(len) => {

@@ -239,3 +239,47 @@ fn a_slow_server_is_not_a_silent_one() {
         assert_eq!(store.connections(), 1);
     });
 }
+
+#[test]
+fn an_export_that_grew_is_larger_after_the_next_connection_and_one_that_shrank_is_refused() {
+    if !has("nbdkit") {
+        return;
+    }
+    let place = Place::new();
+    let path = image(&place);
+    let target = place.target("", "reconnect=5");
+    let server = Server::nbdkit(&place, &["file", &path]);
+    std::thread::scope(|scope| {
+        let (to_server, told) = mpsc::channel();
+        let (place, path) = (&place, &path);
+        scope.spawn(move || {
+            let mut server = server;
+            for len in [2 * LEN, LEN] {
+                told.recv().unwrap();
+                server.kill();
+                File::options().write(true).open(path).unwrap().set_len(len).unwrap();
+                server = Server::nbdkit(place, &["file", path]);
+            }
+            told.recv().unwrap();
+        });
+        on_ring(move |uring| async move {
+            let store = open(&uring, &target).await.unwrap();
+            assert_eq!(store.len(), LEN);
+            to_server.send(()).unwrap();
+            let begin = Instant::now();
+            while store.len() == LEN {
+                assert!(begin.elapsed() < Duration::from_secs(10), "it does not grow");
+                pause(&uring, 5).await;
+            }
+            write(&store, 2 * LEN - 512, &[3; 512]).await.unwrap();
+            to_server.send(()).unwrap();
+            while store.connections() > 0 {
+                pause(&uring, 1).await;
+            }
+            let error = read(&store, 0, 512).await.unwrap_err().to_string();
+            assert!(error.contains("has shrunk"), "{error}");
+            assert_eq!(store.len(), 2 * LEN);
+            to_server.send(()).unwrap();
+        });
+    });
+}

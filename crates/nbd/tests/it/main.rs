@@ -7,3 +7,4 @@ mod hostile;
 mod loss;
 mod rig;
 mod servers;
+mod tls;

@@ -9,6 +9,7 @@ mod guest;
 mod live;
 mod mutate;
 mod nbd;
+mod nbd_store;
 pub mod seeds;
 mod session;
 mod stat;
@@ -39,6 +40,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_handshake", run: nbd::nbd_handshake },
     Target { name: "nbd_requests", run: nbd::nbd_requests },
     Target { name: "nbd_replies", run: nbd::nbd_replies },
+    Target { name: "nbd_store", run: nbd_store::nbd_store },
+    Target { name: "tls_psk", run: nbd_store::tls_psk },
     Target { name: "vhost_user_message", run: session::vhost_user_message },
     Target { name: "vring", run: guest::vring },
     Target { name: "packed_vring", run: guest::packed_vring },

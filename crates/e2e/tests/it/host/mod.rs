@@ -10,6 +10,7 @@ mod full_disk;
 mod images;
 mod instruments;
 mod load;
+mod nbd_client;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;

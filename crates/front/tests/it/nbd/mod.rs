@@ -6,6 +6,8 @@ mod cost;
 mod failures;
 mod hostile;
 mod lifecycle;
+mod resize;
+mod tls;
 mod tools;
 
 use std::fs::File;

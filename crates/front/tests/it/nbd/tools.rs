@@ -14,7 +14,7 @@ fn search_path() -> OsString {
     path
 }
 
-fn installed(name: &str) -> bool {
+pub fn installed(name: &str) -> bool {
     let found = std::env::split_paths(&search_path()).any(|dir| dir.join(name).is_file());
     if !found {
         println!("skipped: needs {name}");
@@ -23,7 +23,7 @@ fn installed(name: &str) -> bool {
 }
 
 /// Runs a tool with a time limit; `None`, with a note, when it is not installed.
-fn tool(name: &str, args: &[&str]) -> Option<(bool, String)> {
+pub fn tool(name: &str, args: &[&str]) -> Option<(bool, String)> {
     if !installed(name) {
         return None;
     }
@@ -38,7 +38,7 @@ fn tool(name: &str, args: &[&str]) -> Option<(bool, String)> {
     Some((output.status.success(), text.into_owned()))
 }
 
-fn good(name: &str, args: &[&str]) -> Option<String> {
+pub fn good(name: &str, args: &[&str]) -> Option<String> {
     let (ok, text) = tool(name, args)?;
     assert!(ok, "{name} {args:?} failed: {text}");
     Some(text)

@@ -4,6 +4,7 @@
 
 mod images;
 mod packed;
+mod store;
 mod talk;
 
 pub use images::dynamic_image;
@@ -25,6 +26,7 @@ pub fn all() -> Vec<Seed> {
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
     packed::put_into(&mut shelf);
+    store::put_into(&mut shelf);
     shelf.0
 }
 

@@ -116,11 +116,11 @@ fn requests(shelf: &mut Shelf) {
     shelf.put("nbd_requests", "read-only", read_only);
 }
 
-fn simple(error: u32, cookie: u64, data: &[u8]) -> Vec<u8> {
+pub(super) fn simple(error: u32, cookie: u64, data: &[u8]) -> Vec<u8> {
     [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &error.to_be_bytes(), &cookie.to_be_bytes(), data].concat()
 }
 
-fn piece(style: Style, done: bool, kind: u16, cookie: u64, payload: &[u8]) -> Vec<u8> {
+pub(super) fn piece(style: Style, done: bool, kind: u16, cookie: u64, payload: &[u8]) -> Vec<u8> {
     let flags = if done { chunk::DONE } else { 0 };
     let head = [&flags.to_be_bytes()[..], &kind.to_be_bytes(), &cookie.to_be_bytes()].concat();
     if style == Style::Extended {
@@ -402,7 +402,12 @@ fn lines(shelf: &mut Shelf) {
     };
     let fronts = [
         Front::NbdUnix { path: "/run/d.sock".into(), listener: None, export: "x".into(), read_only: true },
-        Front::NbdTcp { addr: ([127, 0, 0, 1], 10809).into(), export: String::new(), read_only: false },
+        Front::NbdTcp {
+            addr: ([127, 0, 0, 1], 10809).into(),
+            tls: None,
+            export: String::new(),
+            read_only: false,
+        },
         Front::VhostUser {
             socket: "/run/v.sock".into(),
             listener: Some(0),
