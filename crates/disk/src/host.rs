@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
 use tapio_control::{
-    ControlError, DiskInfo, Errno, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling, Result,
+    ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling, Result,
 };
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, intent};
@@ -146,7 +146,7 @@ impl Plane for Host {
             disk: RwLock::new(Some(disk)),
             access,
             serial: serial(spec.image),
-            fronts: Fronts::default(),
+            fronts: Fronts::new(spec.minor, serial(spec.image)),
         })
     }
 }
@@ -242,6 +242,7 @@ impl PlaneDisk for HostDisk {
         self.remote
             .call(SOON, move |_| Counter::with(|stats| stats.set_image(&name)))
             .map_err(unreachable_thread)?;
+        self.fronts.resumed(&serial(image));
         Ok(())
     }
 
@@ -277,8 +278,12 @@ impl PlaneDisk for HostDisk {
         self.remote.call(SOON, move |_| Counter::with(|stats| stats.remove_vbd(slot))).ok()??
     }
 
-    fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<()> {
+    fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<Front> {
         self.fronts.add(id, request, self.remote.clone(), &self.serial)
+    }
+
+    fn front_claimed(&self, id: u32) -> bool {
+        self.fronts.is_claimed(id)
     }
 
     fn front_remove(&self, id: u32) -> Result<()> {

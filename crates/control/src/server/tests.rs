@@ -198,7 +198,7 @@ impl DiskHost for Double {
         })
     }
 
-    fn front_remove(&self, minor: u16, id: u32) -> Result<()> {
+    fn front_remove(&self, minor: u16, id: u32, _force: bool) -> Result<()> {
         self.with(minor, |disk| {
             let before = disk.fronts.len();
             disk.fronts.retain(|front| front.id != id);
