@@ -11,7 +11,10 @@ use crate::process::Running;
 use crate::scratch::Scratch;
 use crate::tools::{our, repository};
 
+mod device_vm;
 mod initramfs;
+
+pub use device_vm::DeviceVm;
 
 /// What a guest said.
 #[derive(Debug, Clone, Default)]

@@ -242,7 +242,9 @@ impl Queue {
     /// What the kernel asks with `tag`; `None` for what was not offered.
     fn request(self: &Rc<Self>, tag: u16) -> Option<Request> {
         let descriptor = self.descriptor(tag);
-        let start = descriptor.first_sector.checked_mul(SECTOR_LEN)?;
+        // A flush has no place: its first sector is all ones.
+        let first = if descriptor.op == uapi::op::FLUSH { 0 } else { descriptor.first_sector };
+        let start = first.checked_mul(SECTOR_LEN)?;
         let span = Span::new(start, u64::from(descriptor.sectors) * SECTOR_LEN);
         let durable = descriptor.flags & FLAG_FUA != 0;
         let mut data = Segments::EMPTY;
