@@ -125,6 +125,25 @@ survive() {
 	report "$how.survived=$round"
 }
 
+# A process that does not answer for longer than the kernel waits loses its connection, and makes another.
+stall() {
+	start "$1" "$2" "/tmp/$1.vhd"
+	must mount -t ext4 "$device" "$dir"
+	(dd if=/mnt/source of="$dir/stalled" bs=65536 conv=fsync 2>/dev/null && echo ok >/mnt/done) &
+	: >/mnt/done
+	kill -STOP "$pid"
+	sleep 12
+	kill -CONT "$pid"
+	wait
+	[ "$(cat /mnt/done)" = ok ] || fail "$1: the writer noticed that the process stood still"
+	drop_caches
+	[ "$(sha256sum <"$dir/stalled")" = "$(sha256sum </mnt/source)" ] || fail "$1: other bytes after standing still"
+	must umount "$dir"
+	check_fs ext4
+	stop
+	report "$1.stalled=1"
+}
+
 # What waits for a process that does not come back can be given up.
 give_up() {
 	start "$1" "$2" "/tmp/$1.vhd"
@@ -147,7 +166,7 @@ case_devices() {
 	for how in ublk nbd; do
 		begin=$(seconds)
 		file_systems $how 3
-		[ $how = ublk ] && survive $how 3 4 || survive $how 3 1
+		[ $how = ublk ] && survive $how 3 4 || { survive $how 3 1 && stall $how 3; }
 		give_up $how 3
 		report "$how.seconds=$(echo "$(seconds) $begin" | awk '{ print $1 - $2 }')"
 		rm -f /tmp/*.vhd

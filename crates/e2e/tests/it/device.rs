@@ -43,4 +43,5 @@ fn ublk_and_nbd_carry_file_systems_and_survive_their_process() {
     judge(&report, "ublk");
     assert!(report.number("ublk.write_zeroes_max") > 0, "{report:?}");
     judge(&report, "nbd");
+    assert_eq!(report.number("nbd.stalled"), 1);
 }

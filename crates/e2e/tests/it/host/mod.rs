@@ -10,6 +10,8 @@ mod full_disk;
 mod images;
 mod instruments;
 mod load;
+mod local_device;
+mod local_file;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;

@@ -25,7 +25,7 @@ use netlink::{Netlink, attribute, command};
 /// The kind's name in notes.
 pub(super) const KIND: &str = "nbd";
 /// A request that has no answer for so long is asked again, on another connection: until then a storage may be late.
-const REQUEST_S: u64 = 30;
+const REQUEST_S: u64 = 10;
 /// How long requests wait for another connection.
 const RECONNECT_S: u64 = 60;
 /// How long a device may take to appear or to go.
