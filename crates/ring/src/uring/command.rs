@@ -24,8 +24,7 @@ impl Uring {
     ) -> impl Future<Output = i32> + use<> {
         let entry = opcode::UringCmd16::new(types::Fd(fd), operation).cmd(payload).build();
         // SAFETY: the caller vouches for what the command refers to.
-        let op = unsafe { self.start(|_| entry) };
-        async move { op.await }
+        unsafe { self.start(|_| entry) }
     }
 
     /// Cancels every operation under way on the open file behind `fd`: their futures end with ECANCELED, unless they
