@@ -21,7 +21,7 @@ impl DeviceVm {
     pub const TOOLS: [&'static str; 6] =
         ["qemu-system-x86_64", "busybox", "mkfs.ext4", "e2fsck", "mkfs.xfs", "xfs_repair"];
 
-    /// Runs `case_NAME` of `tests/guest/device-init.sh`.
+    /// Runs `case_NAME` of `tests/guest/vm-init.sh`.
     pub fn new(case: &str) -> Self {
         Self { case: case.to_string() }
     }

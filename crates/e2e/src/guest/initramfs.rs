@@ -44,7 +44,7 @@ pub(super) fn write(to: &Path, kernel: &Path) {
     written.unwrap_or_else(|error| panic!("cannot write {}: {error}", to.display()));
 }
 
-/// Writes the archive that `tests/guest/device-init.sh` expects: `programs` with the libraries they need, and the
+/// Writes the archive that `tests/guest/vm-init.sh` expects: `programs` with the libraries they need, and the
 /// drivers of `kernel`.
 #[track_caller]
 pub(super) fn write_host(to: &Path, kernel: &Path, programs: &[PathBuf]) {
@@ -61,7 +61,7 @@ pub(super) fn write_host(to: &Path, kernel: &Path, programs: &[PathBuf]) {
     archive.add("bin/busybox", MODE_FILE, (0, 0), &read(&busybox));
     archive.add("bin/sh", MODE_FILE, (0, 0), &read(&busybox));
     archive.add("lib.sh", MODE_FILE, (0, 0), &read(&guest.join("lib.sh")));
-    archive.add("init", MODE_FILE, (0, 0), &read(&guest.join("device-init.sh")));
+    archive.add("init", MODE_FILE, (0, 0), &read(&guest.join("vm-init.sh")));
     let mut libraries = BTreeSet::new();
     for program in programs {
         let name = program.file_name().expect("a program has a name").to_string_lossy();
