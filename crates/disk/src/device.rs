@@ -82,11 +82,6 @@ impl Device {
         self.local.path().to_path_buf()
     }
 
-    /// Whether somebody has claimed it for himself.
-    pub fn is_claimed(&self) -> bool {
-        self.local.is_claimed()
-    }
-
     /// Whether the kernel talks to us.
     pub fn is_alive(&self) -> bool {
         self.local.is_alive()

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tapio_block::Remote;
 use tapio_control::{ControlError, Errno, Front, FrontRequest, Result};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
+use tapio_types::DeviceHow;
 
 use crate::device::Device;
 use crate::log;
@@ -67,7 +68,13 @@ impl Fronts {
 
     /// Whether it is a device that somebody has claimed for himself.
     pub fn is_claimed(&self, id: u32) -> bool {
-        matches!(self.lock().get(&id), Some(Served::Block(device)) if device.is_claimed())
+        let device = match self.lock().get(&id) {
+            // A plain file cannot be claimed.
+            Some(Served::Block(device)) if device.how() != DeviceHow::FuseFile => device.path(),
+            _ => return false,
+        };
+        // Asked without the lock: the kernel may take its time.
+        tapio_front::device::is_claimed(&device)
     }
 
     /// The disk goes on, perhaps with another size and under another name: devices of this host follow.

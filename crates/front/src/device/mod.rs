@@ -107,13 +107,6 @@ impl LocalDevice {
         }
     }
 
-    /// Whether somebody has claimed it for itself: a mount, a volume manager.
-    pub fn is_claimed(&self) -> bool {
-        let device = self.path().to_path_buf();
-        let fuse_file = self.how() == DeviceHow::FuseFile;
-        !fuse_file && aside::aside(CALL_MAX, move || Ok(loop_device::is_claimed(&device))).unwrap_or(true)
-    }
-
     /// Whether the kernel still talks to us.
     pub fn is_alive(&self) -> bool {
         match self {
@@ -153,6 +146,13 @@ impl LocalDevice {
             Self::Nbd(nbd) => nbd.detach(),
         }
     }
+}
+
+/// Whether somebody has claimed a block device for itself: a mount, a volume manager. Where that cannot be found out in
+/// time, somebody has.
+pub fn is_claimed(device: &Path) -> bool {
+    let device = device.to_path_buf();
+    aside::aside(CALL_MAX, move || Ok(loop_device::is_claimed(&device))).unwrap_or(true)
 }
 
 /// Takes away what processes that died left: mounts and loop devices at once; with `waiting` also devices that wait for

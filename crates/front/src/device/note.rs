@@ -12,6 +12,10 @@ pub(super) struct Note {
     pub device: u32,
     /// Bytes of the disk.
     pub len: u64,
+    /// The process that serves it: see [`super::stale::own_name`].
+    pub owner: String,
+    /// What tells the device from another that got its number: the name of the process that made it.
+    pub token: String,
     /// The disk, by its serial number: whose requests wait must not be answered by another disk.
     pub disk: String,
 }
@@ -29,10 +33,12 @@ impl Place {
     /// The note, if there is one that can be read.
     pub(super) fn read(&self) -> Option<Note> {
         let text = fs::read_to_string(&self.0).ok()?;
-        let mut fields = text.strip_suffix('\n')?.splitn(3, ' ');
+        let mut fields = text.strip_suffix('\n')?.splitn(5, ' ');
         Some(Note {
             device: fields.next()?.parse().ok()?,
             len: fields.next()?.parse().ok()?,
+            owner: fields.next()?.to_owned(),
+            token: fields.next()?.to_owned(),
             disk: fields.next()?.to_owned(),
         })
     }
@@ -44,7 +50,8 @@ impl Place {
         }
         let fresh = self.0.with_extension("new");
         let disk = note.disk.replace(char::is_control, " ");
-        fs::write(&fresh, format!("{} {} {disk}\n", note.device, note.len))?;
+        let Note { device, len, owner, token, .. } = note;
+        fs::write(&fresh, format!("{device} {len} {owner} {token} {disk}\n"))?;
         fs::rename(&fresh, &self.0)
     }
 
@@ -76,13 +83,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let place = Place::new(dir.path(), "ublk", 3);
         assert_eq!(place.read(), None);
-        let note = Note { device: 7, len: 1 << 30, disk: "a disk\nwith lines".into() };
+        let (owner, token) = ("7-8.3".to_string(), "5-6.3".to_string());
+        let note = Note { device: 7, len: 1 << 30, owner, token, disk: "a disk\nwith lines".into() };
         place.write(&note).unwrap();
         let kept = Note { disk: "a disk with lines".into(), ..note };
         assert_eq!(place.read().as_ref(), Some(&kept));
-        fs::write(dir.path().join("ublk.9"), "7 x y\n").unwrap();
-        fs::write(dir.path().join("ublk.10"), "7 4096 torn").unwrap();
-        fs::write(dir.path().join("ublkx.1"), "7 4096 y\n").unwrap();
+        fs::write(dir.path().join("ublk.9"), "7 x 1-1.1 1-1.1 y\n").unwrap();
+        fs::write(dir.path().join("ublk.10"), "7 4096 1-1.1 1-1.1 torn").unwrap();
+        fs::write(dir.path().join("ublkx.1"), "7 4096 1-1.1 1-1.1 y\n").unwrap();
         assert_eq!(
             Place::all(dir.path(), "ublk").into_iter().map(|(_, note)| note).collect::<Vec<_>>(),
             [kept]

@@ -15,7 +15,7 @@ const CLEAN_MAX: Duration = Duration::from_secs(10);
 /// How long a left-over loop device may take.
 const DETACH_MAX: Duration = Duration::from_secs(1);
 
-/// The name of a mount of this process for the disk `minor`: `PID-START.MINOR`, where START tells processes with the same
+/// The name of a mount, or of a device's owner, for this process and the disk `minor`: `PID-START.MINOR`, where START tells processes with the same
 /// number apart.
 pub(super) fn own_name(minor: u16) -> String {
     let pid = std::process::id();
@@ -29,8 +29,8 @@ fn start_of(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether the process that made a mount of this name is gone.
-fn is_left_over(name: &str) -> bool {
+/// Whether the process that made a name of this kind is gone.
+pub(super) fn is_left_over(name: &str) -> bool {
     let parsed = name.rsplit_once('.').and_then(|(process, _)| process.split_once('-'));
     let Some((pid, start)) = parsed.and_then(|(pid, start)| Some((pid.parse().ok()?, start.parse().ok()?)))
     else {

@@ -216,7 +216,8 @@ impl FuseDevice {
 
     fn end(&self) {
         // Who still uses the file keeps it, and gets errors; the name is gone.
-        let _ = unmount(&self.dir);
+        let dir = self.dir.clone();
+        let _ = aside(DETACH_MAX, move || unmount(&dir));
         let id = self.id;
         let _ = self.remote.call(CALL_MAX, move |world| server::end(world, id));
         let _ = fs::remove_dir(&self.dir);

@@ -276,6 +276,7 @@ impl Server {
             inner.receive = self.pool.take(RECEIVE_LEN);
         }
         let Some(buffer) = &inner.receive else { return Received::NoMemory };
+        self.starved.set(false);
         let table = [
             libc::iovec { iov_base: inner.head.as_mut_ptr().cast(), iov_len: HEAD_LEN },
             libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: RECEIVE_LEN },

@@ -26,7 +26,12 @@ struct Shared {
 
 impl Keeper {
     /// Watches `socket`, our end of the connection of device `index`.
-    pub(super) fn start(index: u32, socket: OwnedFd, server: Arc<dyn Server>) -> Result<Self, DeviceError> {
+    pub(super) fn start(
+        index: u32,
+        token: String,
+        socket: OwnedFd,
+        server: Arc<dyn Server>,
+    ) -> Result<Self, DeviceError> {
         let failed = |error: &io::Error| DeviceError::io("no thread to watch a connection", error);
         // SAFETY: takes no pointers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -42,7 +47,7 @@ impl Keeper {
             .name("nbd-keeper".into())
             .stack_size(128 << 10)
             .spawn(move || {
-                watch(index, socket, &seen, &*server, &told.stopping);
+                watch(index, &token, socket, &seen, &*server, &told.stopping);
                 told.over.store(true, Ordering::Release);
             })
             .map_err(|error| failed(&error))?;
@@ -68,7 +73,14 @@ impl Drop for Keeper {
     }
 }
 
-fn watch(index: u32, mut socket: OwnedFd, stop: &OwnedFd, server: &dyn Server, stopping: &AtomicBool) {
+fn watch(
+    index: u32,
+    token: &str,
+    mut socket: OwnedFd,
+    stop: &OwnedFd,
+    server: &dyn Server,
+    stopping: &AtomicBool,
+) {
     while wait_for_end(&socket, stop) {
         // Disconnected for good, by us or by somebody's nbd-client -d.
         if !is_connected(index) {
@@ -79,7 +91,7 @@ fn watch(index: u32, mut socket: OwnedFd, stop: &OwnedFd, server: &dyn Server, s
         if drained.is_err() || stopping.load(Ordering::Acquire) {
             return;
         }
-        match reconnect(index, server) {
+        match reconnect(index, token, server) {
             Ok(fresh) => socket = fresh,
             Err(_) => return,
         }

@@ -18,7 +18,7 @@ use tapio_block::{Geometry, Remote};
 
 use super::aside::aside;
 use super::note::{Note, Place};
-use super::{CALL_MAX, DeviceError, DeviceOptions};
+use super::{CALL_MAX, DeviceError, DeviceOptions, stale};
 use keeper::Keeper;
 use netlink::{Netlink, attribute, command};
 
@@ -105,13 +105,14 @@ fn own_copy(fd: &OwnedFd) -> Result<OwnedFd, DeviceError> {
 }
 
 /// Gives a device of the client another connection.
-fn reconnect(index: u32, server: &dyn Server) -> Result<OwnedFd, DeviceError> {
+fn reconnect(index: u32, token: &str, server: &dyn Server) -> Result<OwnedFd, DeviceError> {
     let failed = |error: &io::Error| DeviceError::io(format_args!("reconnecting /dev/nbd{index}"), error);
     let (theirs, ours) = pair().map_err(|error| failed(&error))?;
     let watched = own_copy(&ours)?;
     server.serve(ours)?;
     let netlink = Netlink::open().map_err(|error| failed(&error))?;
-    let message = netlink.command(command::RECONFIGURE).u32(attribute::INDEX, index).socket(&theirs);
+    let message = netlink.command(command::RECONFIGURE).u32(attribute::INDEX, index);
+    let message = message.text(attribute::BACKEND_IDENTIFIER, token).socket(&theirs);
     netlink.run(message).map_err(|error| failed(&error))?;
     Ok(watched)
 }
@@ -123,6 +124,12 @@ fn block_dir(index: u32) -> PathBuf {
 /// Whether a device has a connection or waits for one.
 fn is_connected(index: u32) -> bool {
     block_dir(index).join("pid").exists()
+}
+
+/// Whether a device was connected under this name: its number may have been given to another since. Kernels before 5.14
+/// do not say.
+fn is_made_by(index: u32, token: &str) -> bool {
+    fs::read_to_string(block_dir(index).join("backend")).map_or(true, |backend| backend.trim() == token)
 }
 
 fn settle(what: impl Fn() -> bool) -> bool {
@@ -161,15 +168,21 @@ impl NbdDevice {
         let geometry =
             remote.call(CALL_MAX, |world| world.port.geometry()).map_err(|gone| DeviceError::gone(&gone))?;
         let place = Place::new(&options.dir, KIND, options.minor);
-        let left = place.read().map(|note| Self::left(&note, options, &geometry)).transpose()?.flatten();
-        let (index, watched) = match left {
-            Some(index) => (index, reconnect(index, &*server)?),
-            None => Self::connect(options, &geometry, &*server)?,
+        let found =
+            place.read().filter(|note| is_connected(note.device) && is_made_by(note.device, &note.token));
+        if let Some(note) = &found {
+            Self::check(note, options, &geometry)?;
+        }
+        let owner = stale::own_name(options.minor);
+        let token = found.as_ref().map_or_else(|| owner.clone(), |note| note.token.clone());
+        let (index, watched) = match &found {
+            Some(note) => (note.device, reconnect(note.device, &token, &*server)?),
+            None => Self::connect(options, &geometry, &token, &*server)?,
         };
-        let note = Note { device: index, len: geometry.len, disk: options.disk.clone() };
+        let note = Note { device: index, len: geometry.len, owner, token, disk: options.disk.clone() };
         let appeared = place.write(&note).map_err(|error| DeviceError::io("cannot note the device", &error));
         let path = PathBuf::from(format!("/dev/nbd{index}"));
-        let keeper = appeared.and_then(|()| Keeper::start(index, watched, server));
+        let keeper = appeared.and_then(|()| Keeper::start(index, note.token.clone(), watched, server));
         match keeper {
             Ok(keeper) if settle(|| path.exists()) => Ok(Self { remote, index, path, place, keeper }),
             other => {
@@ -183,13 +196,10 @@ impl NbdDevice {
         }
     }
 
-    /// The device that a former process of this disk left, if it waits.
-    fn left(note: &Note, options: &DeviceOptions, geometry: &Geometry) -> Result<Option<u32>, DeviceError> {
-        if !is_connected(note.device) {
-            return Ok(None);
-        }
+    /// A device that a former process left goes on with the same disk only.
+    fn check(note: &Note, options: &DeviceOptions, geometry: &Geometry) -> Result<(), DeviceError> {
         if (note.len, note.disk.as_str()) == (geometry.len, options.disk.as_str()) {
-            return Ok(Some(note.device));
+            return Ok(());
         }
         let message = format!(
             "/dev/nbd{} still has requests waiting for disk '{}' of {} bytes, which had minor {} before",
@@ -202,6 +212,7 @@ impl NbdDevice {
     fn connect(
         options: &DeviceOptions,
         geometry: &Geometry,
+        token: &str,
         server: &dyn Server,
     ) -> Result<(u32, OwnedFd), DeviceError> {
         let failed = |error: &io::Error| DeviceError::io("the kernel's NBD client refuses the disk", error);
@@ -222,6 +233,7 @@ impl NbdDevice {
             .u64(attribute::TIMEOUT, REQUEST_S)
             .u64(attribute::DEAD_CONN_TIMEOUT, RECONNECT_S)
             .u64(attribute::SERVER_FLAGS, flags)
+            .text(attribute::BACKEND_IDENTIFIER, token)
             .socket(&theirs);
         let answer = netlink.run(message).map_err(|error| failed(&error))?;
         let index = netlink::index(&answer)
@@ -249,9 +261,11 @@ impl NbdDevice {
             .call(CALL_MAX, |world| world.port.geometry())
             .map_err(|gone| DeviceError::gone(&gone))?;
         let index = self.index;
+        let token = self.place.read().map(|note| note.token).unwrap_or_default();
         aside(SETTLE_MAX, move || {
             let netlink = Netlink::open()?;
             let message = netlink.command(command::RECONFIGURE).u32(attribute::INDEX, index);
+            let message = message.text(attribute::BACKEND_IDENTIFIER, &token);
             netlink.run(message.u64(attribute::SIZE_BYTES, geometry.len)).map(drop)
         })
         .map_err(|error| {
@@ -282,22 +296,16 @@ impl NbdDevice {
 /// Gives up devices whose processes died and whose disks nobody started again: who uses them gets errors.
 pub(super) fn clean(dir: &Path) -> Vec<PathBuf> {
     let mut cleaned = Vec::new();
-    for (place, note) in Place::all(dir, KIND) {
-        let server = fs::read_to_string(block_dir(note.device).join("pid")).ok();
-        // The client names whoever connected it; a process that lives serves it.
-        let alive = server.and_then(|pid| pid.trim().parse::<u32>().ok()).is_some_and(is_alive);
-        if !alive {
-            if is_connected(note.device) && disconnect(note.device).unwrap_or(false) {
-                cleaned.push(PathBuf::from(format!("/dev/nbd{}", note.device)));
-            }
-            place.remove();
+    for (place, note) in
+        Place::all(dir, KIND).into_iter().filter(|(_, note)| stale::is_left_over(&note.owner))
+    {
+        let waits = is_connected(note.device) && is_made_by(note.device, &note.token);
+        if waits && disconnect(note.device).unwrap_or(false) {
+            cleaned.push(PathBuf::from(format!("/dev/nbd{}", note.device)));
         }
+        place.remove();
     }
     cleaned
-}
-
-fn is_alive(pid: u32) -> bool {
-    fs::exists(format!("/proc/{pid}")).unwrap_or(true)
 }
 
 /// Whether the other end of a socket is gone; waits for that for a while.

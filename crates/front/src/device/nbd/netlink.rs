@@ -32,6 +32,7 @@ pub(super) mod attribute {
     pub const SERVER_FLAGS: u16 = 5;
     pub const SOCKETS: u16 = 7;
     pub const DEAD_CONN_TIMEOUT: u16 = 8;
+    pub const BACKEND_IDENTIFIER: u16 = 10;
     pub const SOCK_ITEM: u16 = 1;
     pub const SOCK_FD: u16 = 1;
 }
@@ -67,6 +68,14 @@ impl Message {
     #[must_use]
     pub(super) fn u64(self, kind: u16, value: u64) -> Self {
         self.with(kind, &value.to_ne_bytes())
+    }
+
+    /// With a text, which the kernel wants to end with NUL.
+    #[must_use]
+    pub(super) fn text(self, kind: u16, value: &str) -> Self {
+        let mut bytes = value.replace('\0', " ").into_bytes();
+        bytes.push(0);
+        self.with(kind, &bytes)
     }
 
     /// With a connected socket.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tapio_block::{Geometry, Remote};
 
 use super::note::{Note, Place};
-use super::{CALL_MAX, DeviceError, DeviceOptions};
+use super::{CALL_MAX, DeviceError, DeviceOptions, stale};
 use control::Driver;
 use uapi::{Info, feature, state};
 
@@ -78,7 +78,8 @@ impl UblkDevice {
         let geometry =
             remote.call(CALL_MAX, |world| world.port.geometry()).map_err(|gone| DeviceError::gone(&gone))?;
         let place = Place::new(&options.dir, KIND, options.minor);
-        let left = place.read().map(|note| Self::left(note, options, &geometry)).transpose()?.flatten();
+        let found = place.read();
+        let left = found.as_ref().map(|note| Self::left(note, options, &geometry)).transpose()?.flatten();
         let id = match left {
             Some(id) => id,
             None => {
@@ -86,7 +87,9 @@ impl UblkDevice {
                 Self::add(options, &geometry, flags)?
             }
         };
-        let note = Note { device: id, len: geometry.len, disk: options.disk.clone() };
+        let owner = stale::own_name(options.minor);
+        let token = found.filter(|_| left.is_some()).map_or_else(|| owner.clone(), |note| note.token);
+        let note = Note { device: id, len: geometry.len, owner, token, disk: options.disk.clone() };
         let made = Self {
             remote,
             id,
@@ -114,7 +117,7 @@ impl UblkDevice {
     }
 
     /// The device that a former process of this disk left, if it waits.
-    fn left(note: Note, options: &DeviceOptions, geometry: &Geometry) -> Result<Option<u32>, DeviceError> {
+    fn left(note: &Note, options: &DeviceOptions, geometry: &Geometry) -> Result<Option<u32>, DeviceError> {
         let deadline = Instant::now() + NOTICE_MAX;
         loop {
             match Driver::info(note.device) {
@@ -294,7 +297,9 @@ fn open_node(path: &Path) -> io::Result<File> {
 /// Gives up devices whose processes died and whose disks nobody started again: who uses them gets errors.
 pub(super) fn clean(dir: &Path) -> Vec<PathBuf> {
     let mut cleaned = Vec::new();
-    for (place, note) in Place::all(dir, KIND) {
+    for (place, note) in
+        Place::all(dir, KIND).into_iter().filter(|(_, note)| stale::is_left_over(&note.owner))
+    {
         match Driver::info(note.device) {
             Ok(info) if info.state == state::QUIESCED || info.state == state::DEAD => {
                 let stopped = Driver::stop(note.device).map(|stop| stop.wait(STOP_MAX));
