@@ -62,6 +62,7 @@ file_systems() {
 	report "$how.fua=$(cat "/sys/block/$name/queue/fua")"
 	report "$how.discard_max=$(cat "/sys/block/$name/queue/discard_max_bytes")"
 	report "$how.write_zeroes_max=$(cat "/sys/block/$name/queue/write_zeroes_max_bytes")"
+	[ ! -e "/sys/block/$name/loop/dio" ] || report "$how.direct=$(cat "/sys/block/$name/loop/dio")"
 	for fs in ext4 xfs; do
 		make_fs $fs
 		must mount -t $fs "$device" "$dir"
@@ -163,6 +164,7 @@ case_probe() { tapio disk device probe | while read -r line; do report "probe.${
 
 case_devices() {
 	case_probe
+	file_systems fuse 3
 	for how in ublk nbd; do
 		begin=$(seconds)
 		file_systems $how 3
