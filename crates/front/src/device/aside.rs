@@ -1,9 +1,9 @@
 //! Work that may wait for this very process.
 //!
-//! Opening, configuring and detaching a device make the kernel ask the data thread. Were the process killed meanwhile, a
-//! thread of it that waits in the kernel would keep the process's descriptors open, among them the one whose closing
-//! ends the wait: neither would ever end. So such work runs on a thread with a table of descriptors of its own, in which
-//! there is nothing of ours, and with a limit in time.
+//! Opening, configuring and detaching a device make the kernel ask the data thread. Were the process killed meanwhile,
+//! a thread of it that waits in the kernel would keep the process's descriptors open, among them the one whose closing
+//! ends the wait: neither would ever end. So such work runs on a thread with a table of descriptors of its own, in
+//! which there is nothing of ours, and with a limit in time.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};

@@ -6,9 +6,9 @@
 //!   /dev/loopN ─── kernel ── file ── /dev/fuse ─────────┘
 //! ```
 //!
-//! Three ways, by what the kernel has; [`probe()`] says what works here and why the rest does not. All are made and taken
-//! away within a time limit, and none leaves the host hanging when the process dies: what is left is either waited for
-//! ([`ublk`], [`nbd`]: a restarted process goes on with it) or cleaned up by the next process ([`stale`]).
+//! Three ways, by what the kernel has; [`probe()`] says what works here and why the rest does not. All are made and
+//! taken away within a time limit, and none leaves the host hanging when the process dies: what is left is either
+//! waited for ([`ublk`], [`nbd`]: a restarted process goes on with it) or cleaned up by the next process ([`stale`]).
 
 pub mod aside;
 mod error;

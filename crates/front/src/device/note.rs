@@ -1,5 +1,5 @@
-//! A note about a device that outlives its process, so that the next process of the same disk finds it: one small file in
-//! the directory of devices, written whole or not at all.
+//! A note about a device that outlives its process, so that the next process of the same disk finds it: one small file
+//! in the directory of devices, written whole or not at all.
 
 use std::fs;
 use std::io;

@@ -15,8 +15,8 @@ const CLEAN_MAX: Duration = Duration::from_secs(10);
 /// How long a left-over loop device may take.
 const DETACH_MAX: Duration = Duration::from_secs(1);
 
-/// The name of a mount, or of a device's owner, for this process and the disk `minor`: `PID-START.MINOR`, where START tells processes with the same
-/// number apart.
+/// The name of a mount, or of a device's owner, for this process and the disk `minor`: `PID-START.MINOR`, where START
+/// tells processes with the same number apart.
 pub(super) fn own_name(minor: u16) -> String {
     let pid = std::process::id();
     format!("{pid}-{}.{minor}", start_of(pid).unwrap_or(0))

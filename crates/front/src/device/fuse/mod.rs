@@ -1,13 +1,14 @@
 //! A disk as a file, exported by FUSE, and a loop device over that file.
 //!
-//! Our own end of the protocol, because the data thread itself reads the requests: `/dev/fuse` is polled on its ring, and
-//! nothing lies between a request of the kernel and the disk. Needs nothing of the host but FUSE and loop, which every
-//! kernel has.
+//! Our own end of the protocol, because the data thread itself reads the requests: `/dev/fuse` is polled on its ring,
+//! and nothing lies between a request of the kernel and the disk. Needs nothing of the host but FUSE and loop, which
+//! every kernel has.
 
 mod calls;
 mod patch;
 mod server;
-mod wire;
+#[doc(hidden)]
+pub mod wire;
 
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, OpenOptions};

@@ -1,8 +1,8 @@
 //! Writes that do not begin and end with a sector: the sectors at their ends are read first.
 //!
-//! They come from programs that write to the exported file as to any other, never from a loop device. One at a time, so
-//! that two that share a sector do not undo each other; the kernel itself keeps them apart from other writes to the file
-//! through the page cache.
+//! They come from programs that write to the exported file as to any other, never from a loop device. One at a time,
+//! so that two that share a sector do not undo each other; the kernel itself keeps them apart from other writes to the
+//! file through the page cache.
 
 use std::cell::Cell;
 use std::future::poll_fn;

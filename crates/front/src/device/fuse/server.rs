@@ -1,9 +1,9 @@
 //! The data side: requests of the kernel, read from `/dev/fuse` by the data thread itself.
 //!
-//! A poll on the ring tells that there is something; then requests are read one after the other until there is none, the
-//! disk has no room, or there is no memory. A write is received with its data at the beginning of a page, so that it goes
-//! on to the image without a copy; what its buffer is too long goes back to the pool. Answers go out in a batch when
-//! requests have ended.
+//! A poll on the ring tells that there is something; then requests are read one after the other until there is none,
+//! the disk has no room, or there is no memory. A write is received with its data at the beginning of a page, so that
+//! it goes on to the image without a copy; what its buffer is too long goes back to the pool. Answers go out in a
+//! batch when requests have ended.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

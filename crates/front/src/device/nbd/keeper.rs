@@ -59,8 +59,8 @@ impl Keeper {
         !self.shared.over.load(Ordering::Acquire)
     }
 
-    /// Ends the watch: from now on a connection that breaks stays so. Does not wait for a thread that is waiting for the
-    /// storage.
+    /// Ends the watch: from now on a connection that breaks stays so. Does not wait for a thread that is waiting for
+    /// the storage.
     pub(super) fn stop(&self) {
         self.shared.stopping.store(true, Ordering::Release);
         let _ = (&self.stop).write(&1u64.to_ne_bytes());

@@ -1,11 +1,12 @@
 //! A disk as `/dev/nbdN`, by the kernel's own NBD client on a socket pair.
 //!
-//! The connection needs no handshake: both ends know the disk. When it breaks, because the process died or a request took
-//! so long that the client gave the socket up, the client keeps requests waiting for [`RECONNECT_S`] and goes on with the
-//! next socket it is given: by the process itself ([`Keeper`]), or by the next process of the same disk.
+//! The connection needs no handshake: both ends know the disk. When it breaks, because the process died or a request
+//! took so long that the client gave the socket up, the client keeps requests waiting for [`RECONNECT_S`] and goes on
+//! with the next socket it is given: by the process itself ([`Keeper`]), or by the next process of the same disk.
 
 mod keeper;
-mod netlink;
+#[doc(hidden)]
+pub mod netlink;
 
 use std::fs;
 use std::io;

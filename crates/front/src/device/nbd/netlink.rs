@@ -1,5 +1,5 @@
-//! The kernel's NBD client by generic netlink (`linux/nbd-netlink.h`, Linux 4.12 or later): devices without a thread that
-//! waits in the kernel, and with a new socket for one that lost its own.
+//! The kernel's NBD client by generic netlink (`linux/nbd-netlink.h`, Linux 4.12 or later): devices without a thread
+//! that waits in the kernel, and with a new socket for one that lost its own.
 
 use std::io;
 use std::mem::size_of;
@@ -220,6 +220,13 @@ impl Netlink {
         }
         Ok(answer.attributes)
     }
+}
+
+/// Reads an answer for fuzzers and no one else: the number in it, or the errno.
+pub fn foreign(bytes: &[u8]) -> Result<Option<u32>, Option<i32>> {
+    let mut answer = Answer::default();
+    parse(bytes, &mut answer).map_err(|error| error.raw_os_error())?;
+    Ok(index(&answer.attributes))
 }
 
 /// The number of the device in the answer to a connection.

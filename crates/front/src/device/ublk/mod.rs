@@ -1,8 +1,8 @@
 //! A disk as `/dev/ublkbN`, by the kernel's user-space block driver (Linux 6.5 or later).
 //!
-//! The device outlives its process: when that dies, the driver keeps requests waiting, and those under way are asked again
-//! as soon as a process of the same disk takes the device over ([`Note`] is how it finds it). Who used the device notices a
-//! pause.
+//! The device outlives its process: when that dies, the driver keeps requests waiting, and those under way are asked
+//! again as soon as a process of the same disk takes the device over ([`Note`] is how it finds it). Who used the
+//! device notices a pause.
 
 mod control;
 mod queue;

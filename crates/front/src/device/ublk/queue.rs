@@ -1,8 +1,8 @@
 //! The data side of a ublk device: one queue on the data thread.
 //!
-//! Each tag of the queue is a task that hands the driver a command ("here is the answer, give me the next") and the disk
-//! a request, in turn. Both go with the batches of the thread's ring, so that a request costs no system call of its own;
-//! the kernel copies data between the pages of whoever asked and the tag's own piece of memory.
+//! Each tag of the queue is a task that hands the driver a command ("here is the answer, give me the next") and the
+//! disk a request, in turn. Both go with the batches of the thread's ring, so that a request costs no system call of
+//! its own; the kernel copies data between the pages of whoever asked and the tag's own piece of memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
