@@ -108,6 +108,11 @@ survive() {
 		) &
 		[ "$round" = 0 ] || usleep $((round * 60000))
 		was=$device
+		if [ "$round" = 1 ]; then
+			# Under another leaf it is still the same disk.
+			must tapio disk snapshot -p "$pid" -m "$minor" "/tmp/$how-leaf.vhd"
+			image=/tmp/$how-leaf.vhd
+		fi
 		crash
 		# What is under way waits; nobody gets an error.
 		usleep 200000

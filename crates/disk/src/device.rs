@@ -87,9 +87,13 @@ impl Device {
         self.local.is_alive()
     }
 
-    /// The disk goes on under this name, and may have another size.
-    pub fn follow(&mut self, name: &str) {
+    /// The disk has this name from now on.
+    pub fn rename(&mut self, name: &str) {
         self.local.rename(name);
+    }
+
+    /// Takes the size that the disk has now.
+    pub fn follow_size(&mut self) {
         match len_of(&self.remote) {
             Ok(len) if len == self.len => {}
             Ok(len) => match self.local.resize() {

@@ -79,10 +79,27 @@ impl Fronts {
 
     /// The disk goes on, perhaps with another size and under another name: devices of this host follow.
     pub fn resumed(&self, name: &str) {
-        *self.name() = name.to_owned();
+        self.renamed(name);
+        self.grown();
+    }
+
+    /// The disk may have another size: devices of this host follow.
+    pub fn grown(&self) {
+        self.each_device(Device::follow_size);
+    }
+
+    /// The disk has this name from now on, if it had not before.
+    pub fn renamed(&self, name: &str) {
+        if *self.name() != name {
+            *self.name() = name.to_owned();
+            self.each_device(|device| device.rename(name));
+        }
+    }
+
+    fn each_device(&self, mut act: impl FnMut(&mut Device)) {
         for served in self.lock().values_mut() {
             if let Served::Block(device) = served {
-                device.follow(name);
+                act(device);
             }
         }
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
 use tapio_control::{
-    ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling, Result,
+    ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling,
+    Result,
 };
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, intent};
@@ -171,6 +172,15 @@ impl HostDisk {
         }
     }
 
+    /// Takes note of what the leaf is called now: devices that outlive this process go on with a disk of that name only.
+    fn look_at_leaf(&self) {
+        let asked =
+            self.remote.call(SOON, |world| world.core().leaf_facts().map(|facts| facts.image.to_string()));
+        if let Ok(Ok(leaf)) = asked {
+            self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
+        }
+    }
+
     /// Drains in ever longer waits, between which somebody may say that it is in vain. A drain that has begun goes on,
     /// and asking again joins it.
     fn drain(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
@@ -232,6 +242,7 @@ impl PlaneDisk for HostDisk {
     fn grow(&self, len: u64) -> Result<DiskInfo> {
         let grown = grow::grow(self, len);
         self.look_at_length();
+        self.fronts.grown();
         grown.map(|()| self.info())
     }
 
@@ -295,7 +306,9 @@ impl PlaneDisk for HostDisk {
     }
 
     fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
-        images::run(self, work)
+        let answer = images::run(self, work);
+        self.look_at_leaf();
+        answer
     }
 
     fn set_polling(&self, polling: Polling) -> Result<()> {

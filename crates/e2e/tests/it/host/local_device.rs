@@ -252,7 +252,7 @@ fn a_paused_disk_keeps_its_device_waiting_and_does_not_keep_it_from_going() {
 }
 
 #[test]
-fn a_disk_that_grew_during_a_pause_grows_as_a_device() {
+fn a_disk_that_grew_grows_as_a_device() {
     needs!("losetup", "blockdev");
     let scratch = Scratch::on_disk();
     let host = Host::new(&scratch);
@@ -267,6 +267,9 @@ fn a_disk_that_grew_during_a_pause_grows_as_a_device() {
     fs::OpenOptions::new().write(true).open(&image).and_then(|file| file.set_len(48 * MIB)).expect("longer");
     run(&mut host.tapio(&["disk", "resume", "-p", &pid, "-m", "0"])).ok();
     assert_eq!(size(), (48 * MIB).to_string());
+    // And by growing it while it is in use.
+    run(&mut host.tapio(&["disk", "grow", "0", "64MiB"])).ok();
+    assert_eq!(size(), (64 * MIB).to_string());
     let end = format!("of={}", text(&path));
     run(Command::new("dd").args(["if=/dev/urandom", "bs=1M", "seek=47", "count=1", "conv=fsync"]).arg(end))
         .ok();
