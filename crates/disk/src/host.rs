@@ -172,7 +172,8 @@ impl HostDisk {
         }
     }
 
-    /// Takes note of what the leaf is called now: devices that outlive this process go on with a disk of that name only.
+    /// Takes note of what the leaf is called now: devices that outlive this process go on with a disk of that name
+    /// only.
     fn look_at_leaf(&self) {
         let asked =
             self.remote.call(SOON, |world| world.core().leaf_facts().map(|facts| facts.image.to_string()));
