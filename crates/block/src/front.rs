@@ -22,6 +22,8 @@ pub trait FrontEnd {
     fn arm(&mut self) -> bool;
     /// Tells the guest that wake-ups are not needed while the thread is awake.
     fn disarm(&mut self);
+    /// The thread has been without work for a while: memory that only work needs may go.
+    fn rest(&mut self) {}
 }
 
 /// Names a front end of a disk.
@@ -103,6 +105,9 @@ impl Hooks for Fronts {
     }
 
     fn rest(&mut self) {
+        for (_, front) in self.list.borrow_mut().iter_mut() {
+            front.rest();
+        }
         if let Some(pool) = &self.pool {
             pool.rest();
         }

@@ -326,11 +326,11 @@ pub trait DiskHost: Sync {
     /// # Errors
     /// `ENODEV` without such a disk, or why it cannot be served.
     fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry>;
-    /// Takes one away.
+    /// Takes one away; with `force` also a device of this host that is in use.
     ///
     /// # Errors
-    /// `ENODEV` without such a disk, `ENOENT` without such a front end.
-    fn front_remove(&self, minor: u16, id: u32) -> Result<()>;
+    /// `ENODEV` without such a disk, `ENOENT` without such a front end, `EBUSY` for a device in use.
+    fn front_remove(&self, minor: u16, id: u32, force: bool) -> Result<()>;
     /// Sets polling.
     ///
     /// # Errors

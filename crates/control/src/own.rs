@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tapio_stat::VbdId;
-use tapio_types::{LayerSpec, parse_type_and_path};
+use tapio_types::{DeviceHow, LayerSpec, parse_type_and_path};
 
 use crate::host::Polling;
 use crate::images::{self, ImageWork};
@@ -38,6 +38,7 @@ pub const FEATURES: &[&str] = &[
     "nbd-tls",
     "vhost-user",
     "fd-passing",
+    "block",
     "histograms",
     "polling",
     "snapshot",
@@ -159,6 +160,18 @@ pub enum Front {
         #[serde(default)]
         read_only: bool,
     },
+    /// A block device of this host.
+    Block {
+        /// How it is made.
+        #[serde(default)]
+        how: DeviceHow,
+        /// Where it is: said in answers, not in requests.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<PathBuf>,
+        /// Refuse writes over this front end.
+        #[serde(default)]
+        read_only: bool,
+    },
 }
 
 fn one() -> u16 {
@@ -177,6 +190,7 @@ impl Front {
             Self::NbdUnix { .. } => "nbd-unix",
             Self::NbdTcp { .. } => "nbd-tcp",
             Self::VhostUser { .. } => "vhost-user",
+            Self::Block { .. } => "block",
         }
     }
 
@@ -186,6 +200,8 @@ impl Front {
             Self::NbdUnix { path, .. } => path.display().to_string(),
             Self::NbdTcp { addr, .. } => addr.to_string(),
             Self::VhostUser { socket, .. } => socket.display().to_string(),
+            Self::Block { device: Some(device), .. } => device.display().to_string(),
+            Self::Block { how, device: None, .. } => format!("device:{how}"),
         }
     }
 
@@ -193,13 +209,18 @@ impl Front {
     pub const fn connection_index(&self) -> Option<u32> {
         match self {
             Self::VhostUser { connection, .. } => *connection,
-            Self::NbdUnix { .. } | Self::NbdTcp { .. } => None,
+            Self::NbdUnix { .. } | Self::NbdTcp { .. } | Self::Block { .. } => None,
         }
     }
 
     /// Whether it is reached by NBD.
     pub const fn is_nbd(&self) -> bool {
         matches!(self, Self::NbdUnix { .. } | Self::NbdTcp { .. })
+    }
+
+    /// Whether it is a device of this host.
+    pub const fn is_block(&self) -> bool {
+        matches!(self, Self::Block { .. })
     }
 
     /// Whether it can be served at all, given how many descriptors came along.
@@ -223,6 +244,10 @@ impl Front {
             Self::NbdTcp { export, tls, .. } => {
                 tls.as_ref().map_or(Ok(()), TlsSettings::check)?;
                 check_export(export)
+            Self::NbdTcp { export, .. } => check_export(export),
+            Self::Block { device: None, .. } => Ok(()),
+            Self::Block { device: Some(_), .. } => {
+                invalid("the name of a device is not for the asker to choose".into())
             }
             Self::VhostUser { socket, listener, connection, queues, queue_size, .. } => {
                 plain_path(socket, "socket", SOCKET_PATH_MAX - 1)?;
@@ -385,6 +410,9 @@ pub enum Command {
         minor: u16,
         /// Its id.
         front: u32,
+        /// Also a device of this host that is in use.
+        #[serde(default)]
+        force: bool,
     },
     /// How the disk is reached.
     FrontList {

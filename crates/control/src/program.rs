@@ -27,7 +27,8 @@ const fn repeats(name: &'static str, value: &'static str, help: &'static str) ->
 }
 
 /// One sentence.
-pub const ABOUT: &str = "serves one or more disks: image chains, reached over NBD or vhost-user";
+pub const ABOUT: &str =
+    "serves one or more disks: image chains, reached over NBD, vhost-user or a device of this host";
 
 /// What it is for and how to start.
 pub const DESCRIPTION: &str = "\
@@ -59,6 +60,12 @@ pub const OPTIONS: &[ProgramOption] = &[
         "--vhost-user",
         "PATH",
         "Serve the image to a virtual machine by vhost-user-blk on this UNIX socket.",
+    ),
+    takes(
+        "--device",
+        "HOW",
+        "Make the image a block device of this host: auto, ublk, nbd, fuse (a loop device over an exported file) or \
+         fuse-file (the file alone). Its path is in 'tapio disk list'.",
     ),
     takes("--queues", "COUNT", "Queues of a vhost-user disk, 1 to 64. Default 1."),
     takes(

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use tapio_block::NoSpace;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
 use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, TlsSettings};
+use tapio_control::{Front, ImageSource, MINOR_MAX, Polling};
+use tapio_types::DeviceHow;
 
 /// What `--print-capabilities` prints, by the conventions of vhost-user programs.
 pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
@@ -46,6 +48,7 @@ struct Raw {
     nbd_unix: Vec<String>,
     nbd_tcp: Vec<String>,
     vhost_user: Vec<String>,
+    device: Option<DeviceHow>,
     queues: Option<u16>,
     queue_size: Option<u16>,
     export: Option<String>,
@@ -125,6 +128,7 @@ impl Raw {
             "--nbd-unix" => self.nbd_unix.push(value),
             "--nbd-tcp" => self.nbd_tcp.push(value),
             "--vhost-user" => self.vhost_user.push(value),
+            "--device" => once(&mut self.device, name, value.parse()?)?,
             "--socket-path" => {
                 self.foreground = true;
                 self.vhost_user.push(value);
@@ -203,6 +207,9 @@ impl Raw {
         for path in &self.vhost_user {
             fronts.push(vhost_user(PathBuf::from(absolute(path)?), None));
         }
+        if let Some(how) = self.device {
+            fronts.push(Front::Block { how, device: None, read_only: self.read_only });
+        }
         if let Some(fd) = self.fd {
             if fd < 0 {
                 return Err(format!("'--fd {fd}' is not a descriptor"));
@@ -216,7 +223,9 @@ impl Raw {
             return Err("--key-file is the key of an image: give --image".into());
         }
         if image.is_some() && fronts.is_empty() {
-            return Err("an image needs a front end: give --nbd-unix, --nbd-tcp or --vhost-user".into());
+            return Err(
+                "an image needs a front end: give --nbd-unix, --nbd-tcp, --vhost-user or --device".into()
+            );
         }
         for front in &fronts {
             front.check(usize::from(self.fd.is_some())).map_err(|error| error.to_string())?;
@@ -306,6 +315,7 @@ mod tests {
                 None => "",
                 Some("COUNT" | "ENTRIES" | "MICROSECONDS" | "PERCENT" | "NUMBER") => " 16",
                 Some("fail|wait") => " wait",
+                Some("HOW") => " auto",
                 Some("ADDRESS:PORT") => " 127.0.0.1:1",
                 Some("required|offered|off") => " off",
                 Some("TYPE:PATH") => " vhd:/a",
@@ -366,6 +376,8 @@ mod tests {
             ("--image vhd:/a --nbd-unix /s --queues many", "whole number"),
             ("--image vhd:/a --blk-file /b --nbd-unix /s", "not both"),
             ("--image vhd:/a --fd -1", "not a descriptor"),
+            ("--image vhd:/a --device loop", "no kind of device"),
+            ("--image vhd:/a --device auto --device fuse", "given twice"),
             ("stray", "not an option"),
         ] {
             let error = parse_all(line).expect_err(line);

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tapio_block::Remote;
 use tapio_control::{ControlError, Errno, Front, FrontRequest, Result};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
+use tapio_types::DeviceHow;
 
+use crate::device::Device;
 use crate::log;
 use crate::nbd_servers::Offer;
 
@@ -17,30 +19,89 @@ use crate::nbd_servers::Offer;
 enum Served {
     /// An export.
     Nbd(Offer),
-    /// A device.
+    /// A device of a guest.
     VhostUser(VhostUserServer),
+    /// A device of this host.
+    Block(Device),
 }
 
 /// The front ends of one disk.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Fronts {
+    minor: u16,
+    /// The disk's name as devices of this host know it: its leaf's.
+    name: Mutex<String>,
     served: Mutex<BTreeMap<u32, Served>>,
 }
 
 impl Fronts {
+    /// None yet, for disk `minor` of this name.
+    pub fn new(minor: u16, name: String) -> Self {
+        Self { minor, name: Mutex::new(name), served: Mutex::default() }
+    }
+
+    fn name(&self) -> MutexGuard<'_, String> {
+        self.name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Served>> {
         // Every change is one call on the map.
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves the disk behind `remote`, to guests that can read `serial` from it.
-    pub fn add(&self, id: u32, request: FrontRequest, remote: Remote, serial: &str) -> Result<()> {
-        let served = match &request.front {
+    /// Serves the disk behind `remote`, to guests that can read `serial` from it. Answers how it is served.
+    pub fn add(&self, id: u32, request: FrontRequest, remote: Remote, serial: &str) -> Result<Front> {
+        let mut front = request.front.clone();
+        let served = match &mut front {
+            Front::Block { how, device, read_only } => {
+                let name = self.name().clone();
+                let made = Device::attach(*how, *read_only, self.minor, name, remote)?;
+                (*how, *device) = (made.how(), Some(made.path()));
+                Served::Block(made)
+            }
             Front::VhostUser { .. } => vhost_user(request, remote, serial)?,
             Front::NbdUnix { .. } | Front::NbdTcp { .. } => Served::Nbd(Offer::new(&request.front, remote)?),
         };
         self.lock().insert(id, served);
-        Ok(())
+        Ok(front)
+    }
+
+    /// Whether it is a device that somebody has claimed for himself.
+    pub fn is_claimed(&self, id: u32) -> bool {
+        let device = match self.lock().get(&id) {
+            // A plain file cannot be claimed.
+            Some(Served::Block(device)) if device.how() != DeviceHow::FuseFile => device.path(),
+            _ => return false,
+        };
+        // Asked without the lock: the kernel may take its time.
+        tapio_front::device::is_claimed(&device)
+    }
+
+    /// The disk goes on, perhaps with another size and under another name: devices of this host follow.
+    pub fn resumed(&self, name: &str) {
+        self.renamed(name);
+        self.grown();
+    }
+
+    /// The disk may have another size: devices of this host follow.
+    pub fn grown(&self) {
+        self.each_device(Device::follow_size);
+    }
+
+    /// The disk has this name from now on, if it had not before.
+    pub fn renamed(&self, name: &str) {
+        if *self.name() != name {
+            *self.name() = name.to_owned();
+            self.each_device(|device| device.rename(name));
+        }
+    }
+
+    fn each_device(&self, mut act: impl FnMut(&mut Device)) {
+        for served in self.lock().values_mut() {
+            if let Served::Block(device) = served {
+                act(device);
+            }
+        }
     }
 
     /// Ends a front end: its clients get the answers under way and are disconnected.
@@ -56,6 +117,10 @@ impl Fronts {
                 offer.end();
                 Ok(())
             }
+            Some(Served::Block(device)) => {
+                device.end();
+                Ok(())
+            }
         }
     }
 
@@ -65,6 +130,7 @@ impl Fronts {
             None => 0,
             Some(Served::Nbd(offer)) => offer.connections(),
             Some(Served::VhostUser(server)) => u32::from(server.state().connected),
+            Some(Served::Block(device)) => u32::from(device.is_alive()),
         }
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
 use tapio_control::{
-    ControlError, DiskInfo, Errno, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling, Result,
+    ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling,
+    Result,
 };
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, intent};
@@ -146,7 +147,7 @@ impl Plane for Host {
             disk: RwLock::new(Some(disk)),
             access,
             serial: serial(spec.image),
-            fronts: Fronts::default(),
+            fronts: Fronts::new(spec.minor, serial(spec.image)),
         })
     }
 }
@@ -168,6 +169,16 @@ impl HostDisk {
     fn look_at_length(&self) {
         if let Ok(geometry) = self.remote.call(SOON, |world| world.port.geometry()) {
             self.len.store(geometry.len, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes note of what the leaf is called now: devices that outlive this process go on with a disk of that name
+    /// only.
+    fn look_at_leaf(&self) {
+        let asked =
+            self.remote.call(SOON, |world| world.core().leaf_facts().map(|facts| facts.image.to_string()));
+        if let Ok(Ok(leaf)) = asked {
+            self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
         }
     }
 
@@ -232,6 +243,7 @@ impl PlaneDisk for HostDisk {
     fn grow(&self, len: u64) -> Result<DiskInfo> {
         let grown = grow::grow(self, len);
         self.look_at_length();
+        self.fronts.grown();
         grown.map(|()| self.info())
     }
 
@@ -242,6 +254,7 @@ impl PlaneDisk for HostDisk {
         self.remote
             .call(SOON, move |_| Counter::with(|stats| stats.set_image(&name)))
             .map_err(unreachable_thread)?;
+        self.fronts.resumed(&serial(image));
         Ok(())
     }
 
@@ -277,8 +290,12 @@ impl PlaneDisk for HostDisk {
         self.remote.call(SOON, move |_| Counter::with(|stats| stats.remove_vbd(slot))).ok()??
     }
 
-    fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<()> {
+    fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<Front> {
         self.fronts.add(id, request, self.remote.clone(), &self.serial)
+    }
+
+    fn front_claimed(&self, id: u32) -> bool {
+        self.fronts.is_claimed(id)
     }
 
     fn front_remove(&self, id: u32) -> Result<()> {
@@ -290,7 +307,9 @@ impl PlaneDisk for HostDisk {
     }
 
     fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
-        images::run(self, work)
+        let answer = images::run(self, work);
+        self.look_at_leaf();
+        answer
     }
 
     fn set_polling(&self, polling: Polling) -> Result<()> {

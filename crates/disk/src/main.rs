@@ -11,6 +11,7 @@
 
 mod args;
 mod counter;
+mod device;
 mod fronts;
 mod grow;
 mod host;

@@ -38,7 +38,7 @@ impl Offer {
             Front::NbdUnix { export, read_only, .. } | Front::NbdTcp { export, read_only, .. } => {
                 (export, *read_only)
             }
-            Front::VhostUser { .. } => {
+            Front::VhostUser { .. } | Front::Block { .. } => {
                 return Err(ControlError::new(Errno::EINVAL, "this is no NBD front end"));
             }
         };
@@ -118,7 +118,7 @@ fn listen(server: &NbdServer, front: &Front) -> Result<()> {
         }
         Front::NbdUnix { path, .. } => server.listen_unix(path, SOCKET_MODE).map(drop),
         Front::NbdTcp { addr, .. } => server.listen_tcp(*addr).map(drop),
-        Front::VhostUser { .. } => Ok(()),
+        Front::VhostUser { .. } | Front::Block { .. } => Ok(()),
     };
     listening.map_err(|error| failed(front, &error))
 }

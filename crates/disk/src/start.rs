@@ -12,6 +12,7 @@ use tapio_control::{
 use tapio_stat::{ShmRoot, clean_stale};
 
 use crate::args::Options;
+use crate::device;
 use crate::host::Host;
 use crate::log;
 use crate::process::{self, Fork};
@@ -91,6 +92,12 @@ fn begin(options: &Options) -> Result<Begun> {
 fn clean_up(run: &RunDir, shm: &ShmRoot) {
     if let Err(error) = remove_stale_sockets(run) {
         log::line(&format!("left-over control sockets: {error}"));
+    }
+    match tapio_front::device::clean(&device::dir(run), false) {
+        Ok(cleaned) => cleaned
+            .iter()
+            .for_each(|path| log::line(&format!("{} of a dead process taken away", path.display()))),
+        Err(error) => log::line(&error.to_string()),
     }
     match clean_stale(shm) {
         Ok(_) => {}

@@ -26,6 +26,8 @@ const QUIT_TIME: Duration = Duration::from_secs(30);
 /// What the data plane is told when a disk is opened.
 #[derive(Debug)]
 pub struct OpenSpec<'a> {
+    /// Number of the disk.
+    pub minor: u16,
     /// Leaf or chain.
     pub image: &'a ImageSource,
     /// Refuse writes.
@@ -90,8 +92,12 @@ pub trait PlaneDisk: Send + Sync {
     fn publish(&self, pages: Box<VbdPages>) -> Result<usize>;
     /// Withdraws a slot; dropping the pages removes their files.
     fn withdraw(&self, slot: usize) -> Option<Box<VbdPages>>;
-    /// Serves a front end, counting in `slot`.
-    fn front_add(&self, id: u32, request: FrontRequest, slot: usize) -> Result<()>;
+    /// Serves a front end, counting in `slot`; answers it as it is served.
+    fn front_add(&self, id: u32, request: FrontRequest, slot: usize) -> Result<Front>;
+    /// Whether it is a device that somebody has claimed for himself.
+    fn front_claimed(&self, _id: u32) -> bool {
+        false
+    }
     /// Ends one: its clients are disconnected.
     fn front_remove(&self, id: u32) -> Result<()>;
     /// Clients of one.
@@ -231,7 +237,7 @@ impl<P: Plane> Table<P> {
         };
         let mut result = Ok(());
         for id in ids {
-            result = result.and(self.front_remove(disk.minor, id));
+            result = result.and(self.front_remove(disk.minor, id, true));
         }
         result
     }
@@ -435,6 +441,7 @@ impl<P: Plane> DiskHost for Table<P> {
         stats.set_image(&request.image.text());
         let view = stats.view();
         let spec = OpenSpec {
+            minor,
             image: &request.image,
             read_only: request.read_only,
             page_cache: request.page_cache,
@@ -567,6 +574,15 @@ impl<P: Plane> DiskHost for Table<P> {
                     ),
                 ));
             }
+            if request.front.is_block()
+                && let Some(other) = open.fronts.iter().find(|other| other.front.is_block())
+            {
+                return Err(ControlError::new(
+                    Errno::EEXIST,
+                    format!("disk {minor} is {} already", other.front.address()),
+                )
+                .next("use that device, or detach it first"));
+            }
             let id = open.next_front;
             open.next_front += 1;
             let slot = open.published.iter().find(|(known, _)| *known == vbd).map(|(_, slot)| *slot);
@@ -576,13 +592,15 @@ impl<P: Plane> DiskHost for Table<P> {
             Some(slot) => (slot, false),
             None => (plane.publish(self.pages(minor, request.vbd, first_nbd)?)?, true),
         };
-        let front = request.front.clone();
-        if let Err(error) = plane.front_add(id, request, slot) {
-            if new {
-                drop(plane.withdraw(slot));
+        let front = match plane.front_add(id, request, slot) {
+            Ok(front) => front,
+            Err(error) => {
+                if new {
+                    drop(plane.withdraw(slot));
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         let entry = FrontEntry { id, front, vbd, connections: 0 };
         if let Some(open) = &mut lock(&disk.now).open {
             open.fronts.push(entry.clone());
@@ -593,7 +611,7 @@ impl<P: Plane> DiskHost for Table<P> {
         Ok(entry)
     }
 
-    fn front_remove(&self, minor: u16, id: u32) -> Result<()> {
+    fn front_remove(&self, minor: u16, id: u32, force: bool) -> Result<()> {
         let disk = self.disk(minor)?;
         let plane = disk.opened()?;
         let front = lock(&disk.now)
@@ -604,6 +622,13 @@ impl<P: Plane> DiskHost for Table<P> {
                 ControlError::new(Errno::ENOENT, format!("disk {minor} has no front end {id}"))
                     .next("'tapio disk list' shows which it has")
             })?;
+        if !force && plane.front_claimed(id) {
+            return Err(ControlError::new(
+                Errno::EBUSY,
+                format!("{} is in use: mounted, or part of another device", front.front.address()),
+            )
+            .next("unmount it first, or take it away by force: its users get errors"));
+        }
         plane.front_remove(id)?;
         let unused = {
             let mut now = lock(&disk.now);

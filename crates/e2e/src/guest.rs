@@ -11,12 +11,15 @@ use crate::process::Running;
 use crate::scratch::Scratch;
 use crate::tools::{our, repository};
 
+mod device_vm;
 mod initramfs;
 mod qemu;
 mod qmp;
 
 pub use qemu::Qemu;
 pub use qmp::Qmp;
+
+pub use device_vm::DeviceVm;
 
 /// What a guest said.
 #[derive(Debug, Clone, Default)]

@@ -17,6 +17,7 @@
 pub mod client;
 pub mod disk;
 pub mod guest;
+pub mod local;
 pub mod process;
 pub mod scratch;
 pub mod tools;

@@ -1,8 +1,9 @@
-//! Front ends: NBD and vhost-user-blk.
+//! Front ends: NBD, vhost-user-blk, and devices of this host.
 //!
 //! Each pulls requests from its guest while the disk's [`tapio_block::Port`] has room, and answers them in batches.
 //! Must never
 //! know a format, nor another front end.
 
+pub mod device;
 pub mod nbd;
 pub mod vhost_user;

@@ -167,6 +167,13 @@ impl Pool {
         Some(chunk as u16)
     }
 
+    fn free(&self, first: usize, count: usize) {
+        self.mark(first, count, true);
+        let inner = &self.inner;
+        inner.free_pages.set(inner.free_pages.get() + count);
+        inner.hint.set(inner.hint.get().min(first));
+    }
+
     fn find(&self, count: usize) -> Option<usize> {
         let free = self.inner.free.borrow();
         let mut at = self.inner.hint.get();
@@ -240,6 +247,18 @@ impl Buffer {
         self.len == 0
     }
 
+    /// Keeps the first `len` bytes and gives the pages behind them back: for whoever learns only after receiving how
+    /// much there was.
+    pub fn truncate(&mut self, len: usize) {
+        let keep = len.max(1).div_ceil(PAGE_LEN);
+        if keep < self.count {
+            self.pool.free(self.first + keep, self.count - keep);
+            self.count = keep;
+            self.buffer = self.pool.registered_chunk(self.first, keep);
+        }
+        self.len = self.len.min(len);
+    }
+
     /// Where it begins.
     pub fn as_ptr(&self) -> *mut u8 {
         self.pool.page(self.first)
@@ -270,10 +289,7 @@ impl std::ops::DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool.mark(self.first, self.count, true);
-        let inner = &self.pool.inner;
-        inner.free_pages.set(inner.free_pages.get() + self.count);
-        inner.hint.set(inner.hint.get().min(self.first));
+        self.pool.free(self.first, self.count);
     }
 }
 
@@ -305,6 +321,22 @@ mod tests {
         held.clear();
         assert_eq!(pool.free_len(), pool.len());
         assert!(pool.take(4 << 20).is_some());
+    }
+
+    #[test]
+    fn what_is_cut_off_a_buffer_is_free_and_the_rest_stays() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut buffer = pool.take(1 << 20).unwrap();
+        buffer[..5000].fill(7);
+        buffer.truncate(5000);
+        assert_eq!((buffer.len(), pool.free_len()), (5000, (1 << 20) - 8192));
+        let mut other = pool.take((1 << 20) - 8192).unwrap();
+        other.fill(9);
+        assert!(buffer.iter().all(|byte| *byte == 7));
+        buffer.truncate(6000);
+        assert_eq!(buffer.len(), 5000, "a buffer never grows");
+        drop((buffer, other));
+        assert_eq!(pool.free_len(), pool.len());
     }
 
     #[test]

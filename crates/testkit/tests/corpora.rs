@@ -84,6 +84,8 @@ targets! {
     vhost_user_message vring packed_vring virtio_blk tapdisk_message own_protocol xsiostat_replay stat_pages
     nbd_store tls_psk
     vhost_user_message vring virtio_blk tapdisk_message own_protocol xsiostat_replay stat_pages
+    fuse_request netlink_answer vhost_user_message vring virtio_blk tapdisk_message own_protocol
+    xsiostat_replay stat_pages
 }
 
 #[test]

@@ -45,7 +45,7 @@ const X4: &str = "read-4k-q32x4";
 const NEW: &str = "allocate-4k-q32";
 
 #[rustfmt::skip]
-const GOALS: [Goal; 57] = [
+const GOALS: [Goal; 63] = [
     rate(Q1, "tapio-nbd-raw", "qemu-nbd-raw", 1.25),
     rate(Q1, "tapio-nbd-raw", "qsd-nbd-raw", 1.25),
     rate(Q1, "tapio-nbd-raw", "nbdkit-file", 1.25),
@@ -98,6 +98,12 @@ const GOALS: [Goal; 57] = [
     seen(X4, "tapio-nbd-raw", "qsd-nbd-raw"),
     rate(X4, "tapio-nbd-vhd", "tapio-nbd-raw", 0.95),
     seen(X4, "tapio-nbd-null", "nbdkit-null"),
+    seen(Q1, "tapio-fuse-raw", "qsd-fuse-raw"),
+    rate(Q32, "tapio-fuse-raw", "qsd-fuse-raw", 1.0),
+    cpu(Q32, "tapio-fuse-raw", "qsd-fuse-raw"),
+    rate(W32, "tapio-fuse-raw", "qsd-fuse-raw", 1.0),
+    rate(SEQ, "tapio-fuse-raw", "qsd-fuse-raw", 1.0),
+    seen(Q32, "tapio-fuse-vhd", "tapio-fuse-raw"),
     rate(NEW, "tapio-vhost-vhd", "qsd-vhost-vpc", 8.0),
     rate(NEW, "tapio-nbd-vhd", "qemu-nbd-vpc", 8.0),
     rate(NEW, "tapio-vhost-vhd", "file", 0.25),

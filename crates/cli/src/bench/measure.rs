@@ -10,6 +10,7 @@ use tapio_front::nbd::load;
 use tapio_front::nbd::wire::Style;
 use tapio_front::vhost_user::driver::{self, Driver, DriverOptions, DriverQueue, Mix};
 
+use super::exported::Exported;
 use super::file_load;
 use super::process::Process;
 use super::server::{EXPORT, Program, Protocol, Server, Stand};
@@ -64,6 +65,7 @@ pub struct Running {
     server: Server,
     socket: PathBuf,
     errors: PathBuf,
+    exported: Option<Exported>,
 }
 
 impl Running {
@@ -77,11 +79,15 @@ impl Running {
         let _ = fs::remove_file(&stand.socket);
         let errors = stand.run_dir.join("errors");
         let log = File::create(&errors).map_err(|error| format!("{}: {error}", errors.display()))?;
+        if server.protocol == Protocol::Fuse {
+            Exported::prepare(stand)?;
+        }
         let mut command = server.command(program, stand);
         let begin = Instant::now();
         let process =
             Process::start(&mut command, log).map_err(|error| format!("{}: {error}", program.display()))?;
-        let mut running = Self { process, server: *server, socket: stand.socket.clone(), errors };
+        let exported = (server.protocol == Protocol::Fuse).then(|| Exported::of(server, stand));
+        let mut running = Self { process, server: *server, socket: stand.socket.clone(), errors, exported };
         loop {
             let why = match reach(&running.socket) {
                 Ok(value) => return Ok((running, value, begin.elapsed())),
@@ -108,6 +114,15 @@ impl Running {
     pub fn load(&self, job: &Job, warm_up: Duration) -> Result<Sample, String> {
         match self.server.protocol {
             Protocol::File => Err("a bare file is no server".into()),
+            Protocol::Fuse => {
+                let exported = self.exported.as_ref().ok_or("nothing is exported")?;
+                let file = exported.file()?;
+                self.measured(job, warm_up, &mut |job| {
+                    let sample = file_load::run(&file, job, true).map_err(|error| error.to_string())?;
+                    let requests = sample.iops * job.time.as_secs_f64();
+                    Ok((Sample { cpu_us: None, ..sample }, requests as u64))
+                })
+            }
             Protocol::Nbd => self.measured(job, warm_up, &mut |job| self.nbd(job)),
             Protocol::VhostUser => {
                 let (driver, mut queue) = vhost_user(&self.socket, &job.workload)?;
@@ -158,6 +173,15 @@ impl Running {
             ..Sample::default()
         };
         Ok((sample, report.requests))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(exported) = &self.exported {
+            self.process.end();
+            exported.end();
+        }
     }
 }
 
@@ -241,6 +265,7 @@ pub fn measure(
             vhost_user(socket, &job.workload)
                 .and_then(|(driver, _)| driver.stop(0).map(drop).map_err(|error| error.to_string()))
         }
+        Protocol::Fuse => Exported::of(server, stand).file().map(drop),
         _ => connect(socket).map(drop),
     };
     let (running, (), _) = Running::start(server, program, stand, reach)?;

@@ -13,6 +13,7 @@
 //! Speeds are never a test: they are a machine's, at a moment. Ratios of one run are what may be compared.
 
 mod alone;
+mod exported;
 mod file_load;
 mod goals;
 mod ground;

@@ -30,6 +30,8 @@ pub enum Protocol {
     File,
     Nbd,
     VhostUser,
+    /// A file exported by FUSE, past the page cache.
+    Fuse,
 }
 
 /// What lies behind it.
@@ -63,10 +65,10 @@ const fn polling(of: Server, name: &'static str) -> Server {
 
 use Backing::{Nothing, Raw, Vhd};
 use Program::{BareFile, Nbdkit, QemuNbd, QemuStorageDaemon, Tapio};
-use Protocol::{File, Nbd, VhostUser};
+use Protocol::{File, Fuse, Nbd, VhostUser};
 
 /// All of them, in the order of the tables.
-pub const SERVERS: [Server; 19] = [
+pub const SERVERS: [Server; 22] = [
     server("file", BareFile, File, Raw),
     server("tapio-nbd-raw", Tapio, Nbd, Raw),
     polling(server("", Tapio, Nbd, Raw), "tapio-nbd-raw-poll"),
@@ -86,6 +88,9 @@ pub const SERVERS: [Server; 19] = [
     server("qsd-vhost-vpc", QemuStorageDaemon, VhostUser, Vhd),
     server("tapio-vhost-null", Tapio, VhostUser, Nothing),
     server("qsd-vhost-null", QemuStorageDaemon, VhostUser, Nothing),
+    server("tapio-fuse-raw", Tapio, Fuse, Raw),
+    server("tapio-fuse-vhd", Tapio, Fuse, Vhd),
+    server("qsd-fuse-raw", QemuStorageDaemon, Fuse, Raw),
 ];
 
 /// What a server is started on.
@@ -108,7 +113,8 @@ impl Server {
         // Behind nothing there is nothing to write.
         let backed = self.backing != Nothing || !workload.write;
         // Into a sparse file every other server than the file itself only adds its usual cost.
-        let fresh = !workload.fresh || self.backing == Vhd || self.program == BareFile;
+        let fresh =
+            !workload.fresh || self.backing == Vhd && self.protocol != Fuse || self.program == BareFile;
         connections && backed && fresh
     }
 
@@ -156,9 +162,12 @@ impl Server {
 
     fn tapio(&self, command: &mut Command, stand: &Stand) {
         let kind = if self.backing == Raw { "aio:" } else { "vhd:" };
-        let front = if self.protocol == Nbd { "--nbd-unix" } else { "--vhost-user" };
         command.arg("--foreground").arg("--image").arg(join(kind, &stand.image, ""));
-        command.arg(front).arg(&stand.socket);
+        match self.protocol {
+            Fuse => command.args(["--device", "fuse-file"]),
+            Nbd => command.arg("--nbd-unix").arg(&stand.socket),
+            _ => command.arg("--vhost-user").arg(&stand.socket),
+        };
         if self.polls {
             command.args(["--poll-max", POLL_US, "--poll-idle", "0"]);
         }
@@ -188,6 +197,9 @@ impl Server {
             let server = join("addr.type=unix,max-connections=0,addr.path=", &stand.socket, "");
             command.arg("--nbd-server").arg(server);
             command.arg("--export").arg(format!("nbd,id=e,node-name=disk,name={EXPORT},writable=on{thread}"));
+        } else if self.protocol == Fuse {
+            let export = join("fuse,id=e,node-name=disk,writable=on,mountpoint=", &stand.socket, "");
+            command.arg("--export").arg(export);
         } else {
             let options = format!("{thread},node-name=disk,writable=on");
             let server = join("vhost-user-blk,id=e,addr.type=unix,addr.path=", &stand.socket, &options);
@@ -245,7 +257,11 @@ mod tests {
         {
             let command = server.command(Path::new("program"), &stand);
             let said = format!("{command:?}");
-            assert!(said.contains("/a b/x.vhd") && said.contains("/s"), "{said}");
+            let ours_by_fuse = (server.program, server.protocol) == (Tapio, Fuse);
+            assert!(
+                said.contains("/a b/x.vhd")
+                    && (said.contains("\"/s") || said.contains("=/s") || ours_by_fuse)
+            );
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `tapio disk`: what tap-ctl has no words for, by our own protocol.
 
+mod device;
 mod grow;
 mod images;
 mod restart;
@@ -31,6 +32,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk list                                          all disks and how they are reached
   tapio disk front add -p 4711 -m 0 --nbd-unix /run/a.sock
   tapio disk front add -p 4711 -m 0 --vhost-user /run/v.sock --queues 4
+  tapio disk device attach 0                               prints the path of a block device
   tapio disk stats -m 0                                    latencies by stage
   tapio disk grow 0 20GiB
   tapio disk polling -p 4711 -m 0 --max-us 50 --idle-percent 30
@@ -121,6 +123,9 @@ enum Command {
     /// Add and remove ways to reach a disk
     #[command(subcommand)]
     Front(FrontCommand),
+    /// Make a disk a block device of this host, and take it away
+    #[command(subcommand)]
+    Device(device::Command),
     /// Set adaptive polling: spin for new requests before sleeping
     Polling {
         #[command(flatten)]
@@ -158,6 +163,9 @@ enum FrontCommand {
         which: Which,
         /// Its number, as 'front list' shows it
         id: u32,
+        /// Also a device of this host that is in use: its users get errors
+        #[arg(long)]
+        force: bool,
     },
     /// List the ways to reach a disk
     List {
@@ -298,6 +306,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Commit(arguments) => images::commit(&run, &arguments),
         Command::Job(command) => images::job(&run, command),
         Command::Front(command) => front(&run, command),
+        Command::Device(command) => device::run(&run, command),
         Command::Polling { which: Which { pid, minor }, max_us, idle_percent } => {
             tell(pid, &Ask::SetPolling { minor, max_us, idle_percent }, SOON)
         }
@@ -315,8 +324,8 @@ fn front(run: &RunDir, command: FrontCommand) -> Result<()> {
             let added: FrontEntry = OwnClient::connect(run, pid)?.call(&ask, &[], SOON)?;
             print(&format!("{}\n", added.id))
         }
-        FrontCommand::Remove { which: Which { pid, minor }, id } => OwnClient::connect(run, pid)?
-            .call::<Value>(&Ask::FrontRemove { minor, front: id }, &[], SOON)
+        FrontCommand::Remove { which: Which { pid, minor }, id, force } => OwnClient::connect(run, pid)?
+            .call::<Value>(&Ask::FrontRemove { minor, front: id, force }, &[], SOON)
             .map(|_| ()),
         FrontCommand::List { which: Which { pid, minor }, json } => {
             let fronts: Vec<FrontEntry> =

@@ -66,8 +66,10 @@ fn every_command_survives_the_wire() {
         export: String::new(),
         read_only: false,
     };
+    let block = Front::Block { how: DeviceHow::FuseFile, device: None, read_only: true };
     let image = ImageSource::Leaf("vhd:/a.vhd".into());
     let commands = [
+        Command::FrontAdd { minor: 1, front: block, vbd: None },
         Command::Hello { version: 1 },
         Command::List {},
         Command::Stats { minor: None },
@@ -93,7 +95,7 @@ fn every_command_survives_the_wire() {
         Command::FrontAdd { minor: 1, front, vbd: Some(VbdId { domid: 5, devid: 51712 }) },
         Command::FrontAdd { minor: 1, front: vhost, vbd: None },
         Command::FrontAdd { minor: 1, front: tcp, vbd: None },
-        Command::FrontRemove { minor: 1, front: 2 },
+        Command::FrontRemove { minor: 1, front: 2, force: false },
         Command::FrontList { minor: 1 },
         Command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 },
         Command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 },
@@ -167,4 +169,17 @@ proptest! {
 fn deep_nesting_does_not_exhaust_the_stack() {
     let line = "[".repeat(LINE_LEN_MAX);
     assert_eq!(parse_request(line.as_bytes()).expect_err("too deep").1.errno, Errno::EPROTO);
+}
+
+#[test]
+fn a_device_is_asked_for_by_kind_and_named_in_the_answer() {
+    let ask = br#"{"id":1,"command":"front-add","minor":0,"front":{"kind":"block","how":"auto"}}"#;
+    let Ok(Request { command: Command::FrontAdd { front, .. }, .. }) = parse_request(ask) else {
+        panic!("not understood");
+    };
+    assert_eq!(front, Front::Block { how: DeviceHow::Auto, device: None, read_only: false });
+    assert_eq!((front.kind(), front.address().as_str(), front.check(0)), ("block", "device:auto", Ok(())));
+    let made = Front::Block { how: DeviceHow::Fuse, device: Some("/dev/loop3".into()), read_only: false };
+    assert_eq!(made.address(), "/dev/loop3");
+    assert_eq!(made.check(0).expect_err("names are not chosen by the asker").errno, Errno::EINVAL);
 }

@@ -148,8 +148,8 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             let request = ResumeRequest { image: image.clone(), ..ResumeRequest::default() };
             shared.in_turn(|| host.resume(*minor, &request)).map(|()| json!({}))
         }
-        Command::FrontRemove { minor, front } => {
-            shared.in_turn(|| host.front_remove(*minor, *front)).map(|()| json!({}))
+        Command::FrontRemove { minor, front, force } => {
+            shared.in_turn(|| host.front_remove(*minor, *front, *force)).map(|()| json!({}))
         }
         Command::SetPolling { minor, max_us, idle_percent } => {
             let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };

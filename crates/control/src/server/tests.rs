@@ -198,7 +198,7 @@ impl DiskHost for Double {
         })
     }
 
-    fn front_remove(&self, minor: u16, id: u32) -> Result<()> {
+    fn front_remove(&self, minor: u16, id: u32, _force: bool) -> Result<()> {
         self.with(minor, |disk| {
             let before = disk.fronts.len();
             disk.fronts.retain(|front| front.id != id);
@@ -441,8 +441,8 @@ fn our_own_protocol_carries_everything() {
         let added = ask(Command::FrontAdd { minor: 4, front, vbd }).expect("added");
         assert_eq!((&added["front"]["kind"], &added["vbd"]["devid"]), (&"nbd-unix".into(), &51712.into()));
         assert_eq!(ask(Command::FrontList { minor: 4 }).expect("listed").as_array().map(Vec::len), Some(1));
-        ask(Command::FrontRemove { minor: 4, front: 1 }).expect("removed");
-        let error = ask(Command::FrontRemove { minor: 4, front: 1 }).expect_err("gone");
+        ask(Command::FrontRemove { minor: 4, front: 1, force: false }).expect("removed");
+        let error = ask(Command::FrontRemove { minor: 4, front: 1, force: false }).expect_err("gone");
         assert_eq!((error.errno, error.message.as_str()), (Errno::ENOENT, "disk 4 has no front end 1"));
         ask(Command::SetPolling { minor: 4, max_us: 50, idle_percent: 30 }).expect("set");
         assert_eq!(lock(&host.disks)[&4].polling, Some(Polling { max_us: 50, idle_percent: 30 }));

@@ -128,10 +128,10 @@ impl PlaneDisk for DoubleDisk {
         lock(&self.stats).remove_vbd(slot)
     }
 
-    fn front_add(&self, _id: u32, _request: FrontRequest, _slot: usize) -> Result<()> {
+    fn front_add(&self, _id: u32, request: FrontRequest, _slot: usize) -> Result<Front> {
         match self.fail_front.load(Ordering::SeqCst) {
             true => Err(ControlError::new(Errno::EACCES, "cannot bind")),
-            false => Ok(()),
+            false => Ok(request.front),
         }
     }
 
@@ -305,11 +305,11 @@ fn front_ends_publish_the_disk_under_their_numbers() {
     assert_eq!(published(), [(0, u32::from(*minor)), (5, 51712)]);
     assert_eq!(errno(table.front_add(*minor, unix("/u", None))), Errno::EADDRINUSE);
 
-    table.front_remove(*minor, fronts[0].id).expect("removed");
+    table.front_remove(*minor, fronts[0].id, false).expect("removed");
     assert_eq!(published().len(), 2, "another front end still has these numbers");
-    table.front_remove(*minor, front.id).expect("removed");
+    table.front_remove(*minor, front.id, false).expect("removed");
     assert_eq!(published(), [(0, u32::from(*minor))]);
-    assert_eq!(errno(table.front_remove(*minor, front.id)), Errno::ENOENT);
+    assert_eq!(errno(table.front_remove(*minor, front.id, false)), Errno::ENOENT);
     table.plane.fail_front.store(true, Ordering::SeqCst);
     assert_eq!(errno(table.front_add(*minor, unix("/v", Some(guest)))), Errno::EACCES);
     assert_eq!(published(), [(0, u32::from(*minor))], "a front end that failed is not published");

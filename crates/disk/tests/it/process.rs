@@ -197,8 +197,12 @@ fn disks_share_a_socket_under_names_of_their_own() {
     assert_eq!((export_len(&socket, "a"), export_len(&socket, "b")), (Some(1 << 20), Some(2 << 20)));
     assert_eq!(export_len(&socket, "c"), None);
     let mut own = OwnClient::connect(&site.run, pid).expect("the process answers");
-    own.call::<serde_json::Value>(&Ask::FrontRemove { minor: disks[0], front: first.id }, &[], Some(LIMIT))
-        .expect("removed");
+    own.call::<serde_json::Value>(
+        &Ask::FrontRemove { minor: disks[0], front: first.id, force: false },
+        &[],
+        Some(LIMIT),
+    )
+    .expect("removed");
     assert_eq!((export_len(&socket, "a"), export_len(&socket, "b")), (None, Some(2 << 20)));
     for minor in disks {
         client.close(minor, false, Some(LIMIT)).expect("closed");

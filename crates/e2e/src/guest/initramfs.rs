@@ -1,8 +1,11 @@
-//! The root file system of the QEMU guest: a cpio archive ("newc") of five files.
+//! The root file systems of QEMU's guests: cpio archives ("newc").
 
+use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use crate::process::run;
 use crate::tools::{find, repository};
 
 /// Regular file, executable.
@@ -39,6 +42,57 @@ pub(super) fn write(to: &Path, kernel: &Path) {
     archive.add("TRAILER!!!", 0, (0, 0), &[]);
     let written = std::fs::File::create(to).and_then(|mut file| file.write_all(&archive.bytes));
     written.unwrap_or_else(|error| panic!("cannot write {}: {error}", to.display()));
+}
+
+/// Writes the archive that `tests/guest/vm-init.sh` expects: `programs` with the libraries they need, and the
+/// drivers of `kernel`.
+#[track_caller]
+pub(super) fn write_host(to: &Path, kernel: &Path, programs: &[PathBuf]) {
+    let guest = repository().join("tests/guest");
+    let read = |path: &Path| {
+        std::fs::read(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+    };
+    let busybox = find("busybox").expect("the caller has asked for busybox");
+    let mut archive = Archive { bytes: Vec::new(), inode: 0 };
+    for dir in ["bin", "sbin", "dev", "lib64", "lib"] {
+        archive.add(dir, MODE_DIR, (0, 0), &[]);
+    }
+    archive.add("dev/console", MODE_CHAR, (5, 1), &[]);
+    archive.add("bin/busybox", MODE_FILE, (0, 0), &read(&busybox));
+    archive.add("bin/sh", MODE_FILE, (0, 0), &read(&busybox));
+    archive.add("lib.sh", MODE_FILE, (0, 0), &read(&guest.join("lib.sh")));
+    archive.add("init", MODE_FILE, (0, 0), &read(&guest.join("vm-init.sh")));
+    let mut libraries = BTreeSet::new();
+    for program in programs {
+        let name = program.file_name().expect("a program has a name").to_string_lossy();
+        archive.add(&format!("sbin/{name}"), MODE_FILE, (0, 0), &read(program));
+        libraries.extend(libraries_of(program));
+    }
+    for library in libraries {
+        let name = library.file_name().expect("a library has a name").to_string_lossy();
+        // The loader looks for itself where it was linked to be, and for everything else in /lib.
+        let dir = if name.starts_with("ld-linux") { "lib64" } else { "lib" };
+        archive.add(&format!("{dir}/{name}"), MODE_FILE, (0, 0), &read(&library));
+    }
+    for module in std::fs::read_dir(kernel).expect("the directory of the kernel").flatten() {
+        let name = module.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".ko") {
+            archive.add(&name, MODE_FILE, (0, 0), &read(&module.path()));
+        }
+    }
+    archive.add("TRAILER!!!", 0, (0, 0), &[]);
+    std::fs::write(to, &archive.bytes)
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", to.display()));
+}
+
+/// The shared libraries of a program, by what its loader says.
+#[track_caller]
+fn libraries_of(program: &Path) -> Vec<PathBuf> {
+    let said = run(Command::new("ldd").arg(program)).ok();
+    // `name => /path (address)` or `/path (address)`; what the kernel provides has no path.
+    said.lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from))
+        .collect()
 }
 
 struct Archive {

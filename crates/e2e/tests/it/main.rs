@@ -1,7 +1,9 @@
-//! End-to-end tests, by lane: `host` (real clients), `uml` and `qemu` (real guests).
+//! End-to-end tests, by lane: `host` (real clients), `uml` and `qemu` (real guests), `vm` (a machine
+//! of our own with the drivers that hosts lack).
 //!
 //! The lanes are modules so that `cargo test -p tapio-e2e -- host::` runs one of them.
 
 mod host;
 mod qemu;
 mod uml;
+mod vm;

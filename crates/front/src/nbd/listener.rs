@@ -14,7 +14,7 @@ use tapio_nbd::socket::{prepare, read_exact, write_all};
 
 use super::connection::{Connection, Start};
 use super::exports::{Entered, Visit};
-use super::handshake::{Agreed, Handshake, Step};
+use super::handshake::{Agreed, Catalog, Handshake, Refusal, Step};
 use super::limits::{
     DATA_THREAD_TIME, HANDSHAKE_PATIENCE, HANDSHAKE_THREADS_MAX, HANDSHAKE_TIME, HANDSHAKES_MAX,
     LISTENERS_MAX,
@@ -23,6 +23,7 @@ use super::plan;
 use super::server::{Session, State};
 use super::session::{Permit, Shared, count};
 use super::socket::Listener;
+use super::wire::Style;
 
 /// Stack of a handshake's thread: it recurses nowhere and keeps its buffers on the heap.
 const STACK_LEN: usize = 128 << 10;
@@ -126,6 +127,18 @@ impl Acceptor {
         drop(listeners);
         self.inner.wake();
         found
+    }
+
+    /// Takes a socket that needs no handshake; see [`super::NbdServer::adopt`].
+    pub(super) fn adopt(&self, fd: OwnedFd, export: &str) -> Result<(), Refusal> {
+        let inner = &self.inner;
+        let mut visit = Visit::new(&inner.state.exports);
+        let described = visit.find(export, true)?;
+        let entered = visit.entered.ok_or(Refusal::Down)?;
+        let agreed = Agreed { export: described, style: Style::Simple, allocation: false };
+        count(&inner.state.totals.accepted);
+        inner.hand_over(inner.state.next_id(), fd, "kernel".into(), &agreed, entered);
+        Ok(())
     }
 
     /// Closes every socket, ends the handshakes under way and waits for the thread.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use tapio_nbd::tls::TlsServer;
 
 use super::connection::Connection;
 use super::exports::{Export, ExportError, Exports};
+use super::handshake::Refusal;
 use super::limits::DATA_THREAD_TIME;
 use super::listener::{Acceptor, ListenerId};
 use super::session::{ConnectionInfo, ServerCounters, Shared, Totals};
@@ -132,6 +134,12 @@ impl NbdServer {
     /// use every export, unless TLS keeps strangers out.
     pub fn listen_tcp(&self, address: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         self.acceptor.listen_tcp(address)
+    }
+
+    /// Serves a connected socket whose client knows the export already and says nothing before its first request: the
+    /// kernel's own. Replies are simple ones.
+    pub fn adopt(&self, socket: OwnedFd, export: &str) -> Result<(), Refusal> {
+        self.acceptor.adopt(socket, export)
     }
 
     /// Closes a socket; connections made through it stay. False when there is no such listener.

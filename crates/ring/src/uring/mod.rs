@@ -1,5 +1,6 @@
 //! io_uring as the driver of a data thread.
 
+mod command;
 mod file;
 mod socket;
 
@@ -18,6 +19,7 @@ use crate::executor::Driver;
 use crate::storage::Io;
 use crate::tasks::{Op, OpId, Tasks};
 
+pub use command::{COMMAND_LEN, CommandRing};
 pub use file::{Caching, UringFile, WriterLock};
 pub use socket::PollStream;
 

@@ -91,7 +91,7 @@ impl DiskHost for One {
         missing(minor)?;
         Err(ControlError::new(Errno::EBUSY, "no more"))
     }
-    fn front_remove(&self, minor: u16, _id: u32) -> Result<()> {
+    fn front_remove(&self, minor: u16, _id: u32, _force: bool) -> Result<()> {
         missing(minor)
     }
     fn set_polling(&self, minor: u16, _polling: Polling) -> Result<()> {

@@ -4,6 +4,7 @@
 //! outside, a loop without end, an answer that contradicts itself, memory out of proportion to the input.
 
 mod control;
+mod device;
 mod format;
 mod guest;
 mod live;
@@ -46,6 +47,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vring", run: guest::vring },
     Target { name: "packed_vring", run: guest::packed_vring },
     Target { name: "virtio_blk", run: guest::virtio_blk },
+    Target { name: "fuse_request", run: device::fuse_request },
+    Target { name: "netlink_answer", run: device::netlink_answer },
     Target { name: "tapdisk_message", run: control::tapdisk_message },
     Target { name: "own_protocol", run: control::own_protocol },
     Target { name: "xsiostat_replay", run: stat::xsiostat_replay },

@@ -11,6 +11,8 @@ mod images;
 mod instruments;
 mod load;
 mod nbd_client;
+mod local_device;
+mod local_file;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;

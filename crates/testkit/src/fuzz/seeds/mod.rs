@@ -2,6 +2,7 @@
 //!
 //! `cargo run -p tapio-testkit --example seeds` writes them into `fuzz/corpus`.
 
+mod device;
 mod images;
 mod packed;
 mod store;
@@ -23,6 +24,7 @@ pub struct Seed {
 /// All of them.
 pub fn all() -> Vec<Seed> {
     let mut shelf = Shelf(Vec::new());
+    device::put_into(&mut shelf);
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
     packed::put_into(&mut shelf);
