@@ -6,13 +6,16 @@ mod block_device;
 mod cli;
 mod control;
 mod crash;
+mod encrypted;
 mod full_disk;
+mod grow;
 mod images;
 mod instruments;
 mod load;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
+mod trim;
 mod vhd_tools;
 
 const MIB: u64 = 1 << 20;
