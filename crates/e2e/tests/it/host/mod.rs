@@ -12,6 +12,7 @@ mod grow;
 mod images;
 mod instruments;
 mod load;
+mod memory;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
