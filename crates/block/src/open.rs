@@ -91,15 +91,17 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    /// Whether the last image so far was made from the image below the one at `index`.
+    /// Whether the last image so far was made from an image further below than the one at `index`: all between them were
+    /// merged away, and whoever gives the list does not know of it.
     async fn is_bypassed(&self, spec: &ChainSpec, index: usize, links: &[Rc<Link<I::Store>>]) -> bool {
-        let (Some(below), Some(Layer::Vhd(child))) =
-            (spec.layers.get(index + 1), links.last().map(|link| &link.layer))
-        else {
-            return false;
-        };
-        let opened = self.open_layer(below.kind, &below.path, Access::ReadOnly).await;
-        opened.is_ok_and(|layer| check_parent(child, &layer).is_ok())
+        let Some(Layer::Vhd(child)) = links.last().map(|link| &link.layer) else { return false };
+        for below in spec.layers.iter().skip(index + 1) {
+            let opened = self.open_layer(below.kind, &below.path, Access::ReadOnly).await;
+            if opened.is_ok_and(|layer| check_parent(child, &layer).is_ok()) {
+                return true;
+            }
+        }
+        false
     }
 
     /// An image below the leaf that is owed writes by a process that died, or that a power cut left in disorder: it was

@@ -11,6 +11,7 @@
 
 mod changes;
 mod exhaustive;
+mod grow;
 mod model;
 mod remote;
 mod rig;
@@ -99,6 +100,14 @@ fn encrypted() {
 #[test]
 fn encrypted_child_of_a_plain_image() {
     try_seeds(Kind::EncryptedOnPlain);
+}
+
+/// A disk that grows is as it was or as it will be, whatever happens.
+#[test]
+fn a_disk_grows_at_every_write_boundary() {
+    for kind in [Kind::Raw, Kind::Dynamic, Kind::Device, Kind::Two, Kind::Encrypted] {
+        grow::run(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
 }
 
 /// Every sequence of a few operations on a disk of a few sectors, with every end.

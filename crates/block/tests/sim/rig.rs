@@ -23,6 +23,8 @@ use zeroize::Zeroizing;
 /// Bytes of the simulated disks: four blocks.
 pub const DISK_LEN: u64 = 8 << 20;
 const DEVICE_LEN: u64 = 16 << 20;
+/// What a VHD has room for in its table.
+const LEN_MAX: u64 = 600 << 20;
 
 /// A file of the simulator under the offline tools.
 pub struct Content(pub Durable, pub bool);
@@ -226,7 +228,7 @@ impl Rig {
         if device {
             medium.0 = Durable::new(&vec![0xee; DEVICE_LEN as usize]);
         }
-        create_on(&mut medium, shape, DISK_LEN, 0).expect("an image can be made");
+        create_on(&mut medium, shape, DISK_LEN, LEN_MAX).expect("an image can be made");
         self.host.put_content(&name, medium.0, device);
         self.images.insert(0, (ImageKind::Vhd, name, device));
     }

@@ -1,7 +1,7 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-
 use std::time::Instant;
 
 use tapio_e2e::client::sha256;
@@ -165,7 +165,11 @@ fn a_trimmed_file_system_is_intact() {
         };
         let disk = options.vhost_user().start(scratch.path());
         Uml::new("fs", &disk.vhost).run(&scratch);
+        let used = |name: &str| std::fs::metadata(scratch.join(name)).map_or(0, |data| data.blocks() * 512);
+        let before = used("a.vhd") + used("a.raw");
         let trimmed = Uml::new("trim", &disk.vhost).run(&scratch);
+        let after = used("a.vhd") + used("a.raw");
+        assert!(after + 20 * MIB < before, "of {before} bytes {after} are left after the files were removed");
         let read = Uml::new("verify", &disk.vhost).run(&scratch);
         assert_eq!(read.text("tree"), trimmed.text("tree"));
         disk.stop();
