@@ -244,7 +244,7 @@ impl Front {
             Self::NbdTcp { export, tls, .. } => {
                 tls.as_ref().map_or(Ok(()), TlsSettings::check)?;
                 check_export(export)
-            Self::NbdTcp { export, .. } => check_export(export),
+            }
             Self::Block { device: None, .. } => Ok(()),
             Self::Block { device: Some(_), .. } => {
                 invalid("the name of a device is not for the asker to choose".into())

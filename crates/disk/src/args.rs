@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use tapio_block::NoSpace;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
 use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, TlsSettings};
-use tapio_control::{Front, ImageSource, MINOR_MAX, Polling};
 use tapio_types::DeviceHow;
 
 /// What `--print-capabilities` prints, by the conventions of vhost-user programs.

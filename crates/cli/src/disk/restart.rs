@@ -49,7 +49,7 @@ fn plan(run: &RunDir, pid: i32, disk: &DiskEntry, key_file: Option<&PathBuf>) ->
         let given = match front {
             Front::NbdUnix { listener, .. } => listener.is_some(),
             Front::VhostUser { listener, connection, .. } => listener.is_some() || connection.is_some(),
-            Front::NbdTcp { .. } => false,
+            Front::NbdTcp { .. } | Front::Block { .. } => false,
         };
         if given {
             let why =
@@ -58,7 +58,12 @@ fn plan(run: &RunDir, pid: i32, disk: &DiskEntry, key_file: Option<&PathBuf>) ->
                 ControlError::new(Errno::EOPNOTSUPP, why).next("whoever started it can do that again")
             );
         }
-        fronts.push(Ask::FrontAdd { minor, front: front.clone(), vbd: Some(*vbd) });
+        let mut front = front.clone();
+        if let Front::Block { device, .. } = &mut front {
+            // The device may get another name.
+            *device = None;
+        }
+        fronts.push(Ask::FrontAdd { minor, front, vbd: Some(*vbd) });
     }
     let open = disk.image.as_ref().map(|image| Ask::Open {
         minor,
