@@ -15,6 +15,7 @@
 
 pub mod client;
 pub mod disk;
+pub mod faulty;
 pub mod guest;
 pub mod process;
 pub mod scratch;

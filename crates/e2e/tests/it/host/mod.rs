@@ -13,6 +13,9 @@ mod load;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
+mod sandbox;
+mod service;
+mod storage_faults;
 mod vhd_tools;
 
 const MIB: u64 = 1 << 20;
