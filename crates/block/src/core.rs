@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use tapio_format::live::vhd::{IntentPlace, SpaceMode};
 use tapio_format::vhd::Keys;
@@ -15,11 +16,16 @@ use tapio_types::{Access, ChainSpec, SECTOR_LEN};
 use crate::chain::{Chain, LayerCounters};
 use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
+use crate::patience::{Late, Patience, Place, REQUEST_TIMEOUT};
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
 
 /// How long a request that found the storage full waits before it tries again.
 const NO_SPACE_RETRY_NS: u64 = 1_000_000_000;
+/// How long a request that found the storage busy waits before it tries again, as in tapdisk ...
+const BUSY_RETRY_NS: u64 = 1_000_000_000;
+/// ... and how often, where no time limit ends it.
+const BUSY_RETRIES_MAX: u32 = 100;
 
 /// What a guest sees when the storage is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -44,6 +50,8 @@ pub struct CoreOptions {
     pub parent_facts: fn(&Path, &Path) -> Result<ParentFacts>,
     /// The keys of encrypted images.
     pub keys: Keys,
+    /// How long a request may take; for ever without. See [`crate::Client::give_up`].
+    pub request_timeout: Option<Duration>,
     /// Where sentences for the log go. Called for changes of state and failures, never per request.
     pub report: fn(&str),
 }
@@ -56,6 +64,7 @@ impl Default for CoreOptions {
             intent: IntentPlace::default(),
             parent_facts: ParentFacts::names,
             keys: Keys::default(),
+            request_timeout: Some(REQUEST_TIMEOUT),
             report: |line| eprintln!("{line}"),
         }
     }
@@ -114,6 +123,8 @@ pub struct Core<I: Io> {
     reported_ns: Cell<Option<u64>>,
     /// How the last pause ended, for those that joined it.
     paused: RefCell<Result<()>>,
+    patience: Patience,
+    is_watched: Cell<bool>,
 }
 
 impl<I: Io> fmt::Debug for Core<I> {
@@ -126,8 +137,11 @@ impl<I: Io> Core<I> {
     /// A disk without images yet, paused.
     pub fn new(io: I, inbox: Rc<Inbox<Request>>, options: CoreOptions) -> Rc<Self> {
         inbox.set_open(false);
+        let patience = Patience::new(options.request_timeout, inbox.capacity());
         Rc::new(Self {
             io,
+            patience,
+            is_watched: Cell::new(false),
             options,
             inbox,
             chain: RefCell::new(None),
@@ -184,6 +198,11 @@ impl<I: Io> Core<I> {
         &self.jobs
     }
 
+    /// Requests that take longer than they may, and that the kernel does not give back.
+    pub fn stuck(&self) -> usize {
+        self.patience.stuck()
+    }
+
     /// Lets `observer` hear of every request from now on.
     pub fn observe(&self, observer: Rc<dyn Observer>) {
         *self.observer.borrow_mut() = Some(observer);
@@ -229,7 +248,25 @@ impl<I: Io> Core<I> {
         self.state.set(DiskState::Running);
         self.inbox.set_open(true);
         self.ended.notify_all(self.io.tasks());
+        if self.patience.is_on() && !self.is_watched.replace(true) {
+            self.io.tasks().spawn(Rc::clone(self).watch());
+        }
         Ok(())
+    }
+
+    /// The service that looks after requests that take too long.
+    async fn watch(self: Rc<Self>) {
+        loop {
+            self.patience.next_look(self.io.tasks()).await;
+            while let Some(late) = self.patience.next_late(self.io.tasks().turn_ns()) {
+                match late {
+                    Late::Cancel(task) => self.io.cancel(task),
+                    Late::Stuck(what) => (self.options.report)(&what),
+                }
+            }
+            // Those that wait behind one of these may be among them.
+            self.ended.notify_all(self.io.tasks());
+        }
     }
 
     /// Stops taking requests, waits for those under way, and closes the images.
@@ -297,7 +334,9 @@ impl<I: Io> Core<I> {
             observer.submitted(request.op, bytes);
         }
         let meter = Meter::default();
-        let result = self.run(&request, &meter).await;
+        let place = self.patience.begin(&request, self.io.tasks());
+        let result = self.run(&request, &meter, place).await;
+        self.patience.end(place);
         if let Some(observer) = &observer {
             // The one clock that is read for a request; everything else goes by the turn's.
             let now_ns = self.io.now_ns();
@@ -309,26 +348,45 @@ impl<I: Io> Core<I> {
         self.ended.notify_all(self.io.tasks());
     }
 
-    async fn run(&self, request: &Request, meter: &Meter) -> Result<(), DiskError> {
+    async fn run(&self, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
+        let mut retries = 0;
         loop {
+            while !(self.patience.is_clear(request.span) || self.patience.is_over(place)) {
+                self.ended.wait(self.io.tasks()).await;
+            }
             let chain = self.chain.borrow().clone();
             let Some(chain) = chain else {
                 if self.state.get() == DiskState::Closed {
                     return Err(DiskError::NoSpace);
                 }
                 // Parked for want of space when the disk was paused.
-                self.park().await;
+                self.park(place).await;
                 continue;
             };
             check(request, &chain)?;
+            if self.patience.is_over(place) {
+                return Err(DiskError::Io(libc::ETIMEDOUT));
+            }
             let error = match self.attempt(&chain, request, meter).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
             drop(chain);
+            if self.patience.is_over(place) {
+                self.failures.set(self.failures.get() + 1);
+                self.note("a request took longer than it may and was cancelled", &error);
+                return Err(DiskError::Io(libc::ETIMEDOUT));
+            }
+            if is_busy(&error) && retries < BUSY_RETRIES_MAX && self.may_retry(place) {
+                retries += 1;
+                self.note("the storage is busy, a request tries again", &error);
+                let until = self.io.tasks().turn_ns() + BUSY_RETRY_NS;
+                self.io.tasks().sleep_until(until).await;
+                continue;
+            }
             if error.kind() == FormatErrorKind::OutOfSpace && self.options.no_space == NoSpace::Wait {
                 self.note("the storage is full, requests wait", &error);
-                self.park().await;
+                self.park(place).await;
                 continue;
             }
             self.failures.set(self.failures.get() + 1);
@@ -340,6 +398,12 @@ impl<I: Io> Core<I> {
                 _ => DiskError::Io(error.errno()),
             });
         }
+    }
+
+    /// A pause does not wait for a storage to become less busy.
+    fn may_retry(&self, place: Place) -> bool {
+        self.state.get() == DiskState::Running
+            && self.patience.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
     }
 
     async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
@@ -367,7 +431,8 @@ impl<I: Io> Core<I> {
     }
 
     /// Waits a second, or until the state changes.
-    async fn park(&self) {
+    async fn park(&self, place: Place) {
+        self.patience.suspend(place);
         self.parked.set(self.parked.get() + 1);
         let tasks = self.io.tasks();
         self.ended.notify_all(tasks);
@@ -382,6 +447,7 @@ impl<I: Io> Core<I> {
             }
         }
         self.parked.set(self.parked.get() - 1);
+        self.patience.resume(place, tasks);
     }
 
     /// A sentence for the log, at most one a second.
@@ -393,6 +459,13 @@ impl<I: Io> Core<I> {
         self.reported_ns.set(Some(now));
         (self.options.report)(&format!("{what}: {error}"));
     }
+}
+
+/// Whether the storage could not do it now, which says nothing about the next time. EIO is not among these: whoever
+/// reports it has tried, and a guest that hears of it at once can do something about it.
+fn is_busy(error: &FormatError) -> bool {
+    let busy = [libc::EBUSY, libc::EAGAIN, libc::EINTR, libc::ENOMEM, libc::ENOBUFS];
+    error.kind() == FormatErrorKind::Io && busy.contains(&error.errno())
 }
 
 /// What a front end need not check.

@@ -32,6 +32,8 @@ pub struct DiskOptions {
     pub polling: PollingConfig,
     /// What the disk does when its storage is full, and where its logs go.
     pub core: CoreOptions,
+    /// Called on the data thread at its start, when it has its ring: it may give up what it does not need any more.
+    pub at_start: Option<fn()>,
     /// Called on the data thread each time it has been without work for a while and gave its memory back.
     pub at_rest: Option<fn()>,
 }
@@ -44,6 +46,7 @@ impl Default for DiskOptions {
             caching: Caching::Direct,
             polling: PollingConfig::OFF,
             core: CoreOptions::default(),
+            at_start: None,
             at_rest: None,
         }
     }
@@ -226,6 +229,8 @@ pub struct DiskStatus {
     pub in_flight: usize,
     /// Of these, requests that wait for space.
     pub waiting_for_space: usize,
+    /// Of these, requests that take longer than they may and that the kernel does not give back.
+    pub stuck: usize,
     /// Requests answered with an error.
     pub failures: u64,
     /// What the ring cost.
@@ -248,6 +253,7 @@ impl World {
             layers: self.core.layer_counters(),
             in_flight: self.inbox.in_flight(),
             waiting_for_space: self.core.waiting_for_space(),
+            stuck: self.core.stuck(),
             failures: self.core.failures(),
             ring: self.uring.counters(),
             polling: self.polling.borrow().counters(),
@@ -266,6 +272,9 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
         Ok(uring) => uring,
         Err(error) => return started(Err(DiskFailure::Host(format!("io_uring cannot be set up: {error}")))),
     };
+    if let Some(at_start) = options.at_start {
+        at_start();
+    }
     let inbox: Rc<Inbox<Request>> = Inbox::new(options.queue_depth);
     let core = Core::new(DiskIo::new(uring.clone(), options.core.report), Rc::clone(&inbox), options.core);
     let polling = Rc::new(RefCell::new(Polling::new(options.polling)));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tapio_nbd::{NbdStore, Target};
 use tapio_ring::uring::{Uring, UringFile};
-use tapio_ring::{Io, Segments, Storage, StorageInfo, Tasks, Zeroing};
+use tapio_ring::{Io, Segments, Storage, StorageInfo, TaskId, Tasks, Zeroing};
 use tapio_types::{Access, Span};
 
 /// Opens storages on the ring of a data thread.
@@ -51,6 +51,11 @@ impl Io for DiskIo {
 
     fn now_ns(&self) -> u64 {
         Io::now_ns(&self.uring)
+    }
+
+    /// What waits for a remote export waits for its connection, which has time limits of its own.
+    fn cancel(&self, task: TaskId) {
+        self.uring.cancel(task);
     }
 }
 

@@ -93,6 +93,8 @@ pub struct DiskReport {
     pub counters: Option<Snapshot>,
     /// Requests taken and not yet answered.
     pub in_flight: u64,
+    /// Of these, requests that have taken longer than they may and that the storage does not give back.
+    pub stuck: u64,
     /// Images, leaf first, with the sectors each served.
     pub images: Vec<ImageReport>,
 }

@@ -205,6 +205,16 @@ impl Front {
         }
     }
 
+    /// The directory in which its socket is made, if it is made in one.
+    pub fn directory(&self) -> Option<PathBuf> {
+        match self {
+            Self::NbdUnix { path, .. } | Self::VhostUser { socket: path, connection: None, .. } => {
+                path.parent().map(Path::to_path_buf)
+            }
+            Self::NbdTcp { .. } | Self::VhostUser { .. } => None,
+        }
+    }
+
     /// The index of the connected descriptor it wants, if it wants one.
     pub const fn connection_index(&self) -> Option<u32> {
         match self {

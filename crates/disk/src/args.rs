@@ -3,11 +3,14 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tapio_block::NoSpace;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
 use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, TlsSettings};
 use tapio_types::DeviceHow;
+
+use crate::sandbox::Sandbox;
 
 /// What `--print-capabilities` prints, by the conventions of vhost-user programs.
 pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
@@ -18,6 +21,7 @@ pub enum Invocation {
     Help,
     Version,
     Capabilities,
+    Sandbox,
     Serve(Box<Options>),
 }
 
@@ -37,6 +41,11 @@ pub struct Options {
     pub polling: Polling,
     pub minor: Option<u16>,
     pub no_space: NoSpace,
+    /// For the image of the command line; `Duration::MAX` for ever.
+    pub request_timeout: Option<Duration>,
+    /// Bytes.
+    pub memory_max: Option<u64>,
+    pub sandbox: Sandbox,
 }
 
 #[derive(Default)]
@@ -63,6 +72,12 @@ struct Raw {
     minor: Option<u16>,
     fd: Option<i32>,
     no_space: Option<NoSpace>,
+    request_timeout: Option<u64>,
+    memory_max: Option<u64>,
+    user: Option<String>,
+    allow: Vec<String>,
+    devices: bool,
+    sandbox: Option<bool>,
 }
 
 /// Reads the arguments after the program's name.
@@ -95,6 +110,7 @@ pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Invocation, Stri
             "--help" => return Ok(Invocation::Help),
             "--version" => return Ok(Invocation::Version),
             "--print-capabilities" => return Ok(Invocation::Capabilities),
+            "--print-sandbox" => return Ok(Invocation::Sandbox),
             _ => raw.take(name, value)?,
         }
     }
@@ -143,6 +159,12 @@ impl Raw {
             "--poll-max" => once(&mut self.poll_max, name, number(name, &value)?)?,
             "--poll-idle" => once(&mut self.poll_idle, name, number(name, &value)?)?,
             "--no-space" => once(&mut self.no_space, name, no_space(&value)?)?,
+            "--request-timeout" => once(&mut self.request_timeout, name, number(name, &value)?)?,
+            "--memory-max" => once(&mut self.memory_max, name, mebibytes(name, &value)?)?,
+            "--user" => once(&mut self.user, name, value)?,
+            "--allow" => self.allow.push(absolute(&value)?),
+            "--devices" => self.devices = true,
+            "--sandbox" => once(&mut self.sandbox, name, on_off(&value)?)?,
             "--minor" => once(&mut self.minor, name, number(name, &value)?)?,
             _ => return Err(format!("'{name}' is not an option")),
         }
@@ -249,12 +271,47 @@ impl Raw {
             minor: self.minor,
             no_space: match self.no_space {
                 Some(no_space) => no_space,
-                None => {
-                    std::env::var("TAPIO_NO_SPACE").map_or(Ok(NoSpace::Fail), |value| no_space(&value))?
-                }
+                None => from_env("TAPIO_NO_SPACE", no_space)?.unwrap_or(NoSpace::Fail),
+            },
+            request_timeout: self.request_timeout.map(|seconds| match seconds {
+                0 => Duration::MAX,
+                seconds => Duration::from_secs(seconds),
+            }),
+            memory_max: match self.memory_max {
+                Some(max) => Some(max),
+                None => from_env("TAPIO_MEMORY_MAX", |value| mebibytes("TAPIO_MEMORY_MAX", value))?,
+            },
+            sandbox: Sandbox {
+                is_off: match self.sandbox {
+                    Some(on) => !on,
+                    None => from_env("TAPIO_SANDBOX", on_off)? == Some(false),
+                },
+                user: self.user,
+                allowed: self.allow.into_iter().map(PathBuf::from).collect(),
+                devices: self.devices || std::env::var("TAPIO_DEVICES").is_ok_and(|value| value == "1"),
             },
         })
     }
+}
+
+/// What stands in an environment variable, for processes that are started by others.
+fn from_env<T>(name: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+    match std::env::var(name) {
+        Ok(value) if !value.is_empty() => parse(&value).map(Some).map_err(|why| format!("{name}: {why}")),
+        _ => Ok(None),
+    }
+}
+
+fn on_off(value: &str) -> Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("the sandbox is 'on' or 'off', not '{value}'")),
+    }
+}
+
+fn mebibytes(name: &str, value: &str) -> Result<u64, String> {
+    number::<u64>(name, value)?.checked_mul(1 << 20).ok_or_else(|| format!("'{name}' is too large"))
 }
 
 fn no_space(value: &str) -> Result<NoSpace, String> {
@@ -312,9 +369,12 @@ mod tests {
         for option in OPTIONS {
             let value = match option.value {
                 None => "",
-                Some("COUNT" | "ENTRIES" | "MICROSECONDS" | "PERCENT" | "NUMBER") => " 16",
+                Some("COUNT" | "ENTRIES" | "MICROSECONDS" | "PERCENT" | "NUMBER" | "SECONDS" | "MIB") => {
+                    " 16"
+                }
                 Some("fail|wait") => " wait",
                 Some("HOW") => " auto",
+                Some("on|off") => " off",
                 Some("ADDRESS:PORT") => " 127.0.0.1:1",
                 Some("required|offered|off") => " off",
                 Some("TYPE:PATH") => " vhd:/a",
@@ -356,6 +416,18 @@ mod tests {
     }
 
     #[test]
+    fn limits_and_the_sandbox_are_read() {
+        let options = options(
+            "--image aio:/a --nbd-unix /n --memory-max 64 --request-timeout 0 --user nobody --allow /a --allow /b",
+        );
+        assert_eq!(options.memory_max, Some(64 << 20));
+        assert_eq!(options.request_timeout, Some(Duration::MAX));
+        assert_eq!(options.sandbox.user.as_deref(), Some("nobody"));
+        assert_eq!(options.sandbox.allowed, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert!(!options.sandbox.is_off && !options.sandbox.devices);
+    }
+
+    #[test]
     fn nonsense_is_refused_with_a_reason() {
         for (line, reason) in [
             ("--imgae vhd:/a", "not an option"),
@@ -377,6 +449,10 @@ mod tests {
             ("--image vhd:/a --fd -1", "not a descriptor"),
             ("--image vhd:/a --device loop", "no kind of device"),
             ("--image vhd:/a --device auto --device fuse", "given twice"),
+            ("--sandbox maybe", "'on' or 'off'"),
+            ("--memory-max much", "whole number"),
+            ("--memory-max 18446744073709551615", "too large"),
+            ("--request-timeout 1 --request-timeout 2", "given twice"),
             ("stray", "not an option"),
         ] {
             let error = parse_all(line).expect_err(line);

@@ -1,10 +1,12 @@
 //! The one place that knows the data plane: chains are opened, paused and closed here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
+use tapio_block::{
+    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, REQUEST_TIMEOUT, Remote,
+};
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling,
     Result,
@@ -23,7 +25,9 @@ use crate::fronts::Fronts;
 use crate::grow;
 use crate::images;
 use crate::log;
+use crate::memory::{Budget, Share, disk_len};
 use crate::process;
+use crate::sandbox;
 use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus};
 
 /// How long the data thread may take for something small.
@@ -37,6 +41,8 @@ const FORCED: Duration = Duration::from_secs(5);
 pub struct Host {
     /// What a guest sees when the storage is full.
     pub no_space: NoSpace,
+    /// What its disks may take.
+    pub memory: Budget,
 }
 
 /// A disk with its data thread and its front ends.
@@ -51,6 +57,9 @@ pub struct HostDisk {
     /// What guests read as the disk's serial number.
     serial: String,
     fronts: Fronts,
+    memory: Budget,
+    /// What the images that are open may take.
+    shares: Mutex<Vec<Share>>,
 }
 
 /// The chain behind a name: the parents of a VHD are found from it.
@@ -117,9 +126,6 @@ impl Plane for Host {
     type Disk = HostDisk;
 
     fn open(&self, spec: &OpenSpec<'_>, mut stats: DiskStats) -> Result<HostDisk> {
-        if let Some(timeout) = spec.request_timeout {
-            log::line(&format!("requests do not time out after {timeout:?}: they wait for the storage"));
-        }
         if spec.page_cache {
             log::line("parents are read past the page cache all the same");
         }
@@ -128,16 +134,24 @@ impl Plane for Host {
             core: CoreOptions {
                 report: log::line,
                 no_space: self.no_space,
+                request_timeout: match spec.request_timeout {
+                    None => Some(REQUEST_TIMEOUT),
+                    Some(Duration::MAX) => None,
+                    limit => limit,
+                },
                 intent: IntentPlace::Directory(intent::directory()),
                 keys: keys(spec.key)?,
                 ..CoreOptions::default()
             },
+            at_start: Some(sandbox::enter_data_thread),
             at_rest: Some(process::forget_the_program),
             ..DiskOptions::default()
         };
         let depth = u32::try_from(options.queue_depth).unwrap_or(u32::MAX);
         stats.set_queue_depth(depth);
-        let disk = Disk::start(chain(spec.image, access)?, options).map_err(|error| failure(&error))?;
+        let chain = chain(spec.image, access)?;
+        let share = self.memory.take(disk_len(options.pool_len, &chain.layers, access))?;
+        let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
         disk.observe(move |world| Counter::install(world, stats, depth), SOON)
             .map_err(|error| failure(&error))?;
         Ok(HostDisk {
@@ -148,6 +162,9 @@ impl Plane for Host {
             access,
             serial: serial(spec.image),
             fronts: Fronts::new(spec.minor, serial(spec.image)),
+            fronts: Fronts::default(),
+            memory: self.memory.clone(),
+            shares: Mutex::new(vec![share]),
         })
     }
 }
@@ -180,6 +197,14 @@ impl HostDisk {
         if let Ok(Ok(leaf)) = asked {
             self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
         }
+    /// What the process may still take, for an image that is to be added.
+    pub(crate) const fn memory(&self) -> &Budget {
+        &self.memory
+    }
+
+    /// An image was added that may take this.
+    pub(crate) fn keep(&self, share: Share) {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner).push(share);
     }
 
     /// Drains in ever longer waits, between which somebody may say that it is in vain. A drain that has begun goes on,
@@ -231,6 +256,7 @@ impl PlaneDisk for HostDisk {
         Ok(PlaneStatus {
             paused: matches!(status.state, DiskState::Paused),
             in_flight: status.in_flight as u64,
+            stuck: status.stuck as u64,
             images: layers.into_iter().zip(&status.layers).map(image).collect(),
             page_cache: false,
         })
@@ -249,6 +275,13 @@ impl PlaneDisk for HostDisk {
 
     fn resume(&self, image: &ImageSource) -> Result<()> {
         let (chain, name) = (chain(image, self.access)?, image.text());
+        {
+            // The images before are closed, and those that come may be larger.
+            let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+            shares.clear();
+            let len = disk_len(DiskOptions::default().pool_len, &chain.layers, self.access);
+            shares.push(self.memory.take(len)?);
+        }
         self.with(|disk| disk.resume(chain, LATE))?;
         self.look_at_length();
         self.remote

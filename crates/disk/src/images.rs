@@ -17,6 +17,7 @@ use tapio_types::{ImageKind, LayerSpec};
 use crate::counter::Counter;
 use crate::host::{HostDisk, LATE, SOON, bad_image, unreachable_thread};
 use crate::log;
+use crate::memory::new_leaf_len;
 
 pub fn run(disk: &HostDisk, work: &ImageWork) -> Result<ImageAnswer> {
     match work {
@@ -90,6 +91,7 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
         return Err(ControlError::new(Errno::EEXIST, format!("{} exists already", path.display()))
             .next("give the snapshot's leaf a new name"));
     }
+    let share = disk.memory().take(new_leaf_len(facts.len_max.max(facts.len)))?;
     make_child(path, &facts).map_err(|error| bad_image(&error))?;
     let leaf = LayerSpec { kind: ImageKind::Vhd, path: path.to_path_buf() };
     let (name, image) = (leaf.to_string(), leaf.clone());
@@ -104,11 +106,14 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
     });
     // Without an answer the new leaf may be in use, so it stays.
     match asked.map_err(unreachable_thread)? {
-        Ok(swapped) => Ok(SnapshotReport {
-            leaf: leaf.to_string(),
-            parent: facts.image.to_string(),
-            stalled_us: swapped.stalled_ns / 1_000,
-        }),
+        Ok(swapped) => {
+            disk.keep(share);
+            Ok(SnapshotReport {
+                leaf: leaf.to_string(),
+                parent: facts.image.to_string(),
+                stalled_us: swapped.stalled_ns / 1_000,
+            })
+        }
         Err(error) => {
             if std::fs::metadata(path).is_ok_and(|there| there.is_file()) {
                 let _ = std::fs::remove_file(path);

@@ -17,8 +17,11 @@ mod grow;
 mod host;
 mod images;
 mod log;
+mod memory;
 mod nbd_servers;
+mod notify;
 mod process;
+mod sandbox;
 mod start;
 mod table;
 
@@ -38,6 +41,10 @@ fn main() -> ExitCode {
         }
         Ok(Invocation::Capabilities) => {
             println!("{}", args::CAPABILITIES);
+            ExitCode::SUCCESS
+        }
+        Ok(Invocation::Sandbox) => {
+            print!("{}", sandbox::describe());
             ExitCode::SUCCESS
         }
         Ok(Invocation::Serve(options)) => match start::run(&options) {

@@ -6,16 +6,20 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
 use tapio_control::{
-    ControlError, DiskHost, Ended, FrontRequest, Key, Limits, OpenRequest, Result, RunDir,
+    ControlError, DiskHost, Ended, Front, FrontRequest, Key, Limits, OpenRequest, Result, RunDir,
     remove_stale_sockets, serve,
 };
+use tapio_format::live::vhd::intent;
 use tapio_stat::{ShmRoot, clean_stale};
 
 use crate::args::Options;
 use crate::device;
 use crate::host::Host;
 use crate::log;
+use crate::memory::Budget;
+use crate::notify;
 use crate::process::{self, Fork};
+use crate::sandbox;
 use crate::table::Table;
 
 /// Runs the process until it is told to end.
@@ -37,6 +41,7 @@ pub fn run(options: &Options) -> Result<()> {
         (Ok(begun), Some(parent)) => {
             parent.tell(0)?;
             log::use_syslog();
+            sandbox::use_syslog();
             begun
         }
         (Err(error), None) => return Err(error),
@@ -47,7 +52,10 @@ pub fn run(options: &Options) -> Result<()> {
             return Err(error);
         }
     };
-    let ended = serve(&listener, &table, Limits::default(), Some(termination.as_fd()));
+    notify::ready(&status(&table));
+    let ended =
+        notify::watched(&table, || serve(&listener, &table, Limits::default(), Some(termination.as_fd())));
+    notify::stopping("closing its disks");
     // New clients shall not find a process that is going.
     let _ = fs::remove_file(run.socket(std::process::id() as i32));
     let closed = table.quit(false);
@@ -57,6 +65,15 @@ pub fn run(options: &Options) -> Result<()> {
         Err(error) => return Err(ControlError::io("the control socket failed", &error)),
     }
     closed
+}
+
+/// What the service manager shows.
+fn status(table: &Table<Host>) -> String {
+    let images: Vec<String> = table.list().into_iter().filter_map(|disk| disk.image).collect();
+    match images.is_empty() {
+        true => "waiting for commands".into(),
+        false => format!("serving {}", images.join(", ")),
+    }
 }
 
 type Begun = (Table<Host>, UnixListener, RunDir, OwnedFd);
@@ -69,13 +86,20 @@ fn begin(options: &Options) -> Result<Begun> {
         log::line(&format!("goes on without {}", refused.join(", ")));
     }
     clean_up(&run, &shm);
+    notify::find_manager();
     run.create()?;
+    let memory = Budget::new(options.memory_max)?;
+    let own = sandbox::Own {
+        files: vec![run.path().to_path_buf(), shm.path().to_path_buf(), intent::directory()],
+        sockets: options.fronts.iter().filter_map(Front::directory).collect(),
+    };
+    sandbox::enter(&options.sandbox, &own)?;
     let socket = run.socket(std::process::id() as i32);
     // The number is ours now, so what is there belonged to a process that is gone.
     let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket)
         .map_err(|error| ControlError::io(format_args!("cannot listen on {}", socket.display()), &error))?;
-    let host = Host { no_space: options.no_space };
+    let host = Host { no_space: options.no_space, memory };
     let table = Table::new(host, run.clone(), shm);
     if let Err(error) = serve_image(&table, &run, options) {
         let _ = fs::remove_file(&socket);
@@ -117,6 +141,7 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
         read_only: options.read_only,
         page_cache: options.page_cache,
         key: options.key_file.as_deref().map(Key::in_file).transpose()?,
+        request_timeout: options.request_timeout,
         ..OpenRequest::of(image.clone())
     };
     table.open(minor, &request)?;

@@ -60,6 +60,8 @@ pub struct PlaneStatus {
     pub paused: bool,
     /// Requests taken and not answered.
     pub in_flight: u64,
+    /// Of these, requests that the storage keeps for longer than they may take.
+    pub stuck: u64,
     /// Images, leaf first; none while paused.
     pub images: Vec<PlaneImage>,
     /// Parents are read through the page cache.
@@ -380,7 +382,14 @@ impl<P: Plane> DiskHost for Table<P> {
         let state = disk.state();
         let open = lock(&disk.now).open.as_ref().map(|open| (Arc::clone(&open.plane), open.view.clone()));
         let Some((plane, view)) = open else {
-            return Ok(DiskReport { minor, state, counters: None, in_flight: 0, images: Vec::new() });
+            return Ok(DiskReport {
+                minor,
+                state,
+                counters: None,
+                in_flight: 0,
+                stuck: 0,
+                images: Vec::new(),
+            });
         };
         let status = plane.status()?;
         let image = |image: PlaneImage| ImageReport {
@@ -393,6 +402,7 @@ impl<P: Plane> DiskHost for Table<P> {
             state,
             counters: Some(view.snapshot()),
             in_flight: status.in_flight,
+            stuck: status.stuck,
             images: status.images.into_iter().map(image).collect(),
         })
     }

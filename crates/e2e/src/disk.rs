@@ -233,10 +233,7 @@ impl Host {
     #[track_caller]
     pub fn create(&self, image: &str) -> Tap {
         self.tap_ctl(&["create", "-a", image]).ok();
-        let row = self.list().into_iter().find(|row| row.args.as_deref() == Some(image));
-        let row = row.unwrap_or_else(|| panic!("{image} is not listed after create: {:?}", self.list()));
-        let (pid, minor) = (row.pid.expect("an open disk has a process"), row.minor.expect("and a minor"));
-        Tap { host: self.clone(), pid, minor, closed: false }
+        Tap::found(self, image)
     }
 }
 
@@ -252,6 +249,20 @@ pub struct Tap {
 }
 
 impl Tap {
+    /// The disk with this image, however it was started.
+    #[track_caller]
+    pub fn found(host: &Host, image: &str) -> Self {
+        let row = host.list().into_iter().find(|row| row.args.as_deref() == Some(image));
+        let row = row.unwrap_or_else(|| panic!("{image} is not listed: {:?}", host.list()));
+        let (pid, minor) = (row.pid.expect("an open disk has a process"), row.minor.expect("and a minor"));
+        Self { host: host.clone(), pid, minor, closed: false }
+    }
+
+    /// The process has ended in another way.
+    pub fn forget(mut self) {
+        self.closed = true;
+    }
+
     /// Runs `tap-ctl COMMAND -p PID -m MINOR ARGS`.
     #[track_caller]
     pub fn ctl(&self, command: &str, args: &[&str]) -> Finished {

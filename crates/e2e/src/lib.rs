@@ -16,6 +16,7 @@
 
 pub mod client;
 pub mod disk;
+pub mod faulty;
 pub mod guest;
 pub mod local;
 pub mod process;

@@ -7,7 +7,7 @@ use std::path::Path;
 use tapio_types::{Access, Span};
 
 use crate::segments::Segments;
-use crate::tasks::Tasks;
+use crate::tasks::{TaskId, Tasks};
 
 /// What a storage can do; read once at opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,4 +91,7 @@ pub trait Io: Clone + 'static {
     fn tasks(&self) -> &Tasks;
     /// Nanoseconds of a clock that never goes back.
     fn now_ns(&self) -> u64;
+    /// Asks for everything that `task` waits for to be given up. What can be ends with an error soon; what cannot goes
+    /// on as if nothing had been asked.
+    fn cancel(&self, task: TaskId);
 }

@@ -206,6 +206,13 @@ impl Tasks {
         OpId(u64::from(slot.generation) << 32 | u64::from(index))
     }
 
+    /// The operations that `task` waits for.
+    pub(crate) fn ops_of(&self, task: TaskId) -> Vec<OpId> {
+        let ops = self.inner.ops.borrow();
+        let flying = ops.iter().enumerate().filter(|(_, op)| op.state == OpState::Flying && op.task == task);
+        flying.map(|(index, op)| OpId(u64::from(op.generation) << 32 | index as u64)).collect()
+    }
+
     /// The iovec table of an operation, made at its first use and kept.
     pub(crate) fn with_iovecs<R>(&self, op: OpId, fill: impl FnOnce(&mut [libc::iovec]) -> R) -> R {
         const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };

@@ -12,6 +12,7 @@
 mod changes;
 mod exhaustive;
 mod grow;
+mod late;
 mod model;
 mod remote;
 mod rig;
@@ -121,6 +122,37 @@ fn all_short_histories() {
 fn a_stuck_request_holds_up_nobody_else() {
     for kind in Kind::ALL {
         story::stuck(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+/// A request that the storage holds longer than it may is answered, and harms nobody when it ends at last.
+#[test]
+fn a_request_that_takes_too_long_is_answered() {
+    for kind in Kind::ALL {
+        late::told(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+/// One that the kernel can give up fails at its time, and leaves nothing behind.
+#[test]
+fn a_request_that_can_be_cancelled_is() {
+    for kind in Kind::ALL {
+        late::cancelled(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+/// A short fixed story with EIO at every single operation that it makes, once and for a while.
+#[test]
+fn eio_at_every_operation_loses_nothing_that_was_flushed() {
+    for kind in Kind::ALL {
+        let operations = story::count_operations(kind, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+        for before in 0..operations {
+            for count in [1, 3, 40] {
+                if let Err(why) = story::eio_at(kind, 1, before, count) {
+                    panic!("{kind:?} with EIO for {count} operations after {before} of {operations}: {why}");
+                }
+            }
+        }
     }
 }
 

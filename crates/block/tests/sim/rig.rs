@@ -1,6 +1,6 @@
 //! A disk on the simulator: hosts with chains on them, processes that open them, clients that use them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -302,11 +302,22 @@ impl Process {
         executor.block_on_until(&self.sim, &mut (), future, &move || host.is_dark())
     }
 
+    /// One request whose client gives up when it may: with its memory, which stays the storage's until the end.
+    pub async fn ask_or_give_up(&self, op: Op, span: Span, data: Rc<PageBuf>) -> Result<(), DiskError> {
+        let answer = self.send(op, span, &data, Some(Rc::clone(&data))).await;
+        self.wait(&answer).await
+    }
+
     /// One request.
     pub async fn ask(&self, op: Op, span: Span, data: &PageBuf) -> Result<(), DiskError> {
+        let answer = self.send(op, span, data, None).await;
+        self.wait(&answer).await
+    }
+
+    async fn send(&self, op: Op, span: Span, data: &PageBuf, kept: Option<Rc<PageBuf>>) -> Rc<Answer> {
         let tasks = self.sim.tasks().clone();
-        let answer =
-            Rc::new(Answer { result: RefCell::new(None), given: Notify::default(), tasks: tasks.clone() });
+        let (result, ended) = (RefCell::new(None), Cell::new(false));
+        let answer = Rc::new(Answer { result, ended, kept, given: Notify::default(), tasks: tasks.clone() });
         let moves = matches!(op, Op::Read | Op::Write { .. });
         let data = data.segments(if moves { span.len as usize } else { 0 });
         let client = Rc::clone(&answer) as Rc<dyn Client>;
@@ -318,25 +329,44 @@ impl Process {
             patience *= 2;
         }
         assert!(self.inbox.push(request).is_ok(), "the test keeps to the room there is");
+        answer
+    }
+
+    async fn wait(&self, answer: &Answer) -> Result<(), DiskError> {
         loop {
             if let Some(result) = answer.result.borrow_mut().take() {
                 return result;
             }
-            answer.given.wait(&tasks).await;
+            answer.given.wait(self.sim.tasks()).await;
         }
     }
 }
 
 struct Answer {
     result: RefCell<Option<Result<(), DiskError>>>,
+    ended: Cell<bool>,
+    /// The memory of a client that may give up.
+    kept: Option<Rc<PageBuf>>,
     given: Notify,
     tasks: tapio_ring::Tasks,
 }
 
 impl Client for Answer {
     fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
-        assert!(self.result.borrow_mut().replace(result).is_none(), "a request was answered twice");
+        assert!(!self.ended.replace(true), "a request was answered twice");
+        // One that was given up has its answer already.
+        self.result.borrow_mut().get_or_insert(result);
         self.given.notify_all(&self.tasks);
+    }
+
+    fn give_up(&self, _tag: u64) -> bool {
+        if self.kept.is_none() {
+            return false;
+        }
+        let before = self.result.borrow_mut().replace(Err(DiskError::Io(libc::ETIMEDOUT)));
+        assert!(before.is_none() && !self.ended.get(), "given up after its answer");
+        self.given.notify_all(&self.tasks);
+        true
     }
 }
 

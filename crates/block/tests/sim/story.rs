@@ -25,12 +25,19 @@ pub struct World {
     pub rig: Rig,
     random: Random,
     model: Rc<RefCell<Model>>,
+    /// At the end of a phase the storage works, and a flush must succeed.
+    must_recover: bool,
 }
 
 /// One seed: layers are put on one after the other, with a few phases of work on each.
 pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0xfeed);
-    let mut world = World { rig: Rig::new(kind, seed), model: Rc::default(), random: random.clone() };
+    let mut world = World {
+        rig: Rig::new(kind, seed),
+        model: Rc::default(),
+        random: random.clone(),
+        must_recover: false,
+    };
     loop {
         for _ in 0..1 + random.below(3) {
             let end = [End::Close, End::PowerCut, End::PowerCut, End::Kill][random.below(4) as usize];
@@ -49,7 +56,12 @@ pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
 
 /// Grows the chain with closed phases, so that the leaf is new.
 pub fn prepared(kind: Kind, seed: u64) -> Result<World, String> {
-    let mut world = World { rig: Rig::new(kind, seed), model: Rc::default(), random: Random::new(seed) };
+    let mut world = World {
+        rig: Rig::new(kind, seed),
+        model: Rc::default(),
+        random: Random::new(seed),
+        must_recover: false,
+    };
     loop {
         let parents = world.rig.images.len();
         if !world.rig.grow(kind) {
@@ -74,6 +86,24 @@ pub fn count_changes(kind: Kind, seed: u64) -> Result<u64, String> {
 pub fn cut_at(kind: Kind, seed: u64, cut: u64) -> Result<(), String> {
     let mut world = prepared(kind, seed)?;
     world.phase(End::PowerCut, false, Some(cut))?;
+    world.phase(End::Close, false, None)
+}
+
+/// How many writes, flushes and changes of length the short story makes.
+pub fn count_operations(kind: Kind, seed: u64) -> Result<u64, String> {
+    let mut world = prepared(kind, seed)?;
+    let before = world.rig.host.operations();
+    world.phase(End::Close, false, None)?;
+    Ok(world.rig.host.operations() - before)
+}
+
+/// The short story with EIO for `count` of these after the first `before`: data, bitmaps, table, footer, flushes alike.
+/// When the storage works again everything can be made durable, and then the power goes.
+pub fn eio_at(kind: Kind, seed: u64, before: u64, count: u64) -> Result<(), String> {
+    let mut world = prepared(kind, seed)?;
+    world.must_recover = true;
+    world.rig.host.fail_after(before, count);
+    world.phase(End::PowerCut, false, None)?;
     world.phase(End::Close, false, None)
 }
 
@@ -149,12 +179,13 @@ impl World {
                 slow: 20,
                 stuck: 2,
                 connection_loss,
+                cancels: 5_000,
             });
         }
         let spec = self.rig.spec(Access::ReadWrite);
         let clients = 1 + self.random.below(8);
         let seeds: Vec<u64> = (0..clients).map(|_| self.random.next()).collect();
-        let model = Rc::clone(&self.model);
+        let (model, must_recover) = (Rc::clone(&self.model), self.must_recover);
         let running = process.clone();
         let images = Rc::new(RefCell::new(self.rig.clone()));
         let changed = Rc::clone(&images);
@@ -188,11 +219,17 @@ impl World {
                 let tasks = running.sim.tasks();
                 tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
             }
-            let failed = failure.borrow_mut().take();
-            match failed {
-                Some(why) => Err(why),
-                None => Ok(true),
+            if let Some(why) = failure.borrow_mut().take() {
+                return Err(why);
             }
+            if must_recover {
+                running.sim.host().fail_after(0, 0);
+                let (began, page) = (model.borrow_mut().tick(), PageBuf::zeroed(SECTOR));
+                let flushed = running.ask(Op::Flush, Span::default(), &page).await;
+                flushed.map_err(|error| format!("a flush fails on a storage that works again: {error}"))?;
+                model.borrow_mut().flushed(began);
+            }
+            Ok(true)
         };
         let outcome = process.run(work);
         let opened = match outcome {
@@ -209,6 +246,7 @@ impl World {
         self.rig.images.clone_from(&images.borrow().images);
         self.rig.made = images.borrow().made;
         self.rig.host.set_faults(Faults::default());
+        self.rig.host.fail_after(0, 0);
         if end == End::PowerCut || (end == End::Close && self.rig.host.is_dark()) {
             self.rig.host.power_cut();
             self.rig.memory = std::sync::Arc::default();

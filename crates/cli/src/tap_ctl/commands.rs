@@ -73,7 +73,11 @@ pub fn destroy(run: &RunDir, which: Which, timeout: Option<u64>) -> Result<()> {
     let client = which.client(run);
     client.close(which.minor, false, seconds(timeout))?;
     client.detach(which.minor)?;
-    run.minors().free(which.minor)
+    match run.minors().free(which.minor) {
+        // A process that took the number for itself ('tapio-disk --image') has given it back with the disk.
+        Err(error) if error.errno == Errno::ENOENT => Ok(()),
+        freed => freed,
+    }
 }
 
 pub fn open(run: &RunDir, which: Which, image: &Image, encrypted: bool) -> Result<()> {

@@ -178,7 +178,7 @@ struct Image {
     /// Go on with the second image when the first is full
     #[arg(short = 's')]
     standby: bool,
-    /// Seconds after which a request fails
+    /// Seconds that the storage may take for a request before it fails; 120 without
     #[arg(short = 't', value_name = "SECONDS")]
     timeout: Option<u16>,
     /// Keep a log of changed blocks there

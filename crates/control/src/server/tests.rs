@@ -101,6 +101,7 @@ impl DiskHost for Double {
                 state: VbdState::Running,
                 counters: None,
                 in_flight: 3,
+                stuck: 1,
                 images: disk.open.iter().map(image).collect(),
             })
         })

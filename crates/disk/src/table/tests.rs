@@ -87,6 +87,7 @@ impl PlaneDisk for DoubleDisk {
         Ok(PlaneStatus {
             paused: image.is_none(),
             in_flight: 2,
+            stuck: 0,
             images: image.iter().map(layer).collect(),
             page_cache: self.page_cache,
         })

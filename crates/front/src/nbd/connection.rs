@@ -377,6 +377,17 @@ impl Client for Connection {
         }
         self.changed();
     }
+
+    fn give_up(&self, tag: u64) -> bool {
+        let answer = self.slots.borrow_mut().give_up(tag as u32, DiskError::Io(libc::ETIMEDOUT));
+        match answer {
+            Some(slot) => self.answer(slot),
+            // Half of an answer may have gone already: a client that is cut off knows that it has none.
+            None => self.break_off(),
+        }
+        // Either way the memory stays in its slot until the disk is done with it.
+        true
+    }
 }
 
 /// Waits for whichever comes first. Only for waits that own nothing: the other one is dropped.

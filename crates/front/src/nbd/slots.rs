@@ -60,6 +60,8 @@ pub struct Slot {
     pub memory: Option<Held>,
     /// What BLOCK_STATUS found.
     pub extents: Vec<Extent>,
+    /// The client was told that the request failed, and what the disk says later concerns nobody.
+    pub told: bool,
 }
 
 /// What follows from the end of a disk request.
@@ -94,6 +96,7 @@ impl Slots {
             failure: None,
             memory: None,
             extents: Vec::new(),
+            told: false,
         };
         let slots = (0..count).map(|_| empty()).collect();
         Self { slots, free: (0..count as u32).rev().collect() }
@@ -144,9 +147,30 @@ impl Slots {
         self.free.push(index);
     }
 
+    /// A slot that answers the request of `index` with this error while the disk still works on it; `None` where
+    /// that cannot be said any more, because the request has other parts.
+    pub fn give_up(&mut self, index: u32, error: DiskError) -> Option<u32> {
+        let slot = self.at(index);
+        if slot.head != index || matches!(slot.kind, Kind::Stream { .. }) {
+            return None;
+        }
+        let (cookie, request_offset, write) = (slot.cookie, slot.request_offset, slot.kind.changes());
+        let answer = self.free.pop()?;
+        self.at(index).told = true;
+        let slot = self.at(answer);
+        (slot.kind, slot.cookie, slot.request_offset) = (Kind::Answer, cookie, request_offset);
+        (slot.head, slot.left, slot.len) = (answer, 0, 0);
+        slot.failure = Some(Failure::Disk { error, write });
+        Some(answer)
+    }
+
     /// Notes the end of a disk request.
     pub fn finish(&mut self, index: u32, result: Result<(), DiskError>) -> Outcome {
         let slot = self.at(index);
+        if std::mem::take(&mut slot.told) {
+            self.free(index);
+            return Outcome::Nothing;
+        }
         let (kind, head, len) = (slot.kind, slot.head, slot.len);
         let failure = result.err().map(|error| Failure::Disk { error, write: kind.changes() });
         match kind {
@@ -222,6 +246,23 @@ mod tests {
             assert_eq!(slots.finish(head, result), outcome);
             slots.free(head);
         }
+    }
+
+    #[test]
+    fn a_request_given_up_is_answered_once_and_keeps_its_slot_until_the_disk_is_done() {
+        let mut slots = Slots::new(4);
+        let head = slots.take_head(Kind::Write, &header(512), 512).unwrap();
+        let answer = slots.give_up(head, DiskError::Io(libc::ETIMEDOUT)).expect("it has one part");
+        let failure = Failure::Disk { error: DiskError::Io(libc::ETIMEDOUT), write: true };
+        assert_eq!((slots.at(answer).cookie, slots.at(answer).failure), (9, Some(failure)));
+        slots.free(answer);
+        assert_eq!(slots.used(), 1);
+        assert_eq!(slots.finish(head, Ok(())), Outcome::Nothing);
+        assert_eq!(slots.used(), 0);
+        // One of several parts cannot answer for all.
+        let head = slots.take_head(Kind::Read, &header(2048), 2048).unwrap();
+        let part = slots.take_part(head, 0, 1024).unwrap();
+        assert_eq!(slots.give_up(part, DiskError::Io(libc::ETIMEDOUT)), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::remote::{Lost, Remote};
 use crate::executor::Driver;
 use crate::segments::Segments;
 use crate::storage::{Io, Storage, StorageInfo, Zeroing};
-use crate::tasks::{Op, OpId, Tasks};
+use crate::tasks::{Op, OpId, TaskId, Tasks};
 
 /// What may go wrong, each `parts` times in 10,000 operations.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +33,8 @@ pub struct Faults {
     pub stuck: u64,
     /// The connection to a remote file is lost, and perhaps its server restarted.
     pub connection_loss: u64,
+    /// An operation that is to be given up is, with ECANCELED, and nothing of it happens.
+    pub cancels: u64,
 }
 
 /// Of this many operations.
@@ -48,6 +50,7 @@ enum Action {
     Write { file: usize, at: u64, data: Rc<[u8]>, extend: bool },
     Flush { file: usize, covers: u64 },
     Change { file: usize, change: Change, grows: bool },
+    Cancelled { file: usize },
 }
 
 impl Action {
@@ -56,7 +59,8 @@ impl Action {
             Self::Read { file, .. }
             | Self::Write { file, .. }
             | Self::Flush { file, .. }
-            | Self::Change { file, .. } => *file,
+            | Self::Change { file, .. }
+            | Self::Cancelled { file } => *file,
         }
     }
 }
@@ -83,6 +87,10 @@ pub(super) struct Inner {
     /// Changes to files still to come before the power goes.
     cut_after: Option<u64>,
     changed: u64,
+    /// Writes, flushes and changes so far.
+    operations: u64,
+    /// So many of them happen, then so many fail with EIO.
+    failing: Option<(u64, u64)>,
 }
 
 /// A host that a simulated process runs on. Outlives the process.
@@ -124,6 +132,8 @@ impl SimHost {
             now_ns: 0,
             cut_after: None,
             changed: 0,
+            operations: 0,
+            failing: None,
         };
         Self { inner: Rc::new(RefCell::new(inner)) }
     }
@@ -168,6 +178,17 @@ impl SimHost {
     /// The power goes after `changes` more changes to files have happened.
     pub fn cut_after(&self, changes: Option<u64>) {
         self.inner.borrow_mut().cut_after = changes;
+    }
+
+    /// After `before` more writes, flushes and changes of length the next `count` fail with EIO; nothing of them
+    /// happens.
+    pub fn fail_after(&self, before: u64, count: u64) {
+        self.inner.borrow_mut().failing = (count > 0).then_some((before, count));
+    }
+
+    /// Writes, flushes and changes of length so far, those that failed included.
+    pub fn operations(&self) -> u64 {
+        self.inner.borrow().operations
     }
 
     /// Whether the power is gone.
@@ -220,7 +241,7 @@ impl Inner {
             match flying.action {
                 Action::Write { file, at, data, .. } => self.change(file, Change::Write { at, data }),
                 Action::Change { file, change, .. } => self.change(file, change),
-                Action::Read { .. } | Action::Flush { .. } => {}
+                Action::Read { .. } | Action::Flush { .. } | Action::Cancelled { .. } => {}
             }
         }
     }
@@ -238,9 +259,30 @@ impl Inner {
         parts > 0 && self.random.chance(parts, PARTS)
     }
 
+    /// Whether the next write, flush or change of a file is one that fails by plan.
+    fn fails_by_plan(&mut self) -> bool {
+        let Some((before, failing)) = &mut self.failing else { return false };
+        if *before > 0 {
+            *before -= 1;
+            return false;
+        }
+        *failing = failing.saturating_sub(1);
+        if *failing == 0 {
+            self.failing = None;
+        }
+        true
+    }
+
     /// Lets an operation happen; gives its result as the kernel would.
     fn happen(&mut self, action: Action) -> i32 {
+        if !matches!(action, Action::Read { .. } | Action::Cancelled { .. }) {
+            self.operations += 1;
+            if self.fails_by_plan() {
+                return -libc::EIO;
+            }
+        }
         match action {
+            Action::Cancelled { .. } => -libc::ECANCELED,
             Action::Read { file, at, into } => {
                 if self.fault(self.faults.read_eio) {
                     return -libc::EIO;
@@ -350,6 +392,18 @@ impl Io for Sim {
 
     fn now_ns(&self) -> u64 {
         self.host.inner.borrow().now_ns
+    }
+
+    fn cancel(&self, task: TaskId) {
+        let ops = self.tasks.ops_of(task);
+        let mut inner = self.host.inner.borrow_mut();
+        let (now_ns, cancels) = (inner.now_ns, inner.faults.cancels);
+        for index in 0..inner.flying.len() {
+            if ops.contains(&inner.flying[index].op) && inner.fault(cancels) {
+                let (op, file) = (inner.flying[index].op, inner.flying[index].action.file());
+                inner.flying[index] = Flying { op, due_ns: now_ns, action: Action::Cancelled { file } };
+            }
+        }
     }
 }
 

@@ -48,6 +48,8 @@ pub struct UringFile {
     in_memory: bool,
     len: Cell<u64>,
     zeroing: Cell<ZeroSupport>,
+    /// A flush of the page cache failed: see [`Storage::flush`] of this type.
+    flush_failed: Cell<bool>,
 }
 
 /// What the file system has turned out to be able to do; found out once, by trying.
@@ -106,6 +108,7 @@ impl UringFile {
             in_memory,
             len: Cell::new(len),
             zeroing: Cell::new(ZeroSupport::Untried),
+            flush_failed: Cell::new(false),
         })
     }
 
@@ -292,12 +295,22 @@ impl Storage for UringFile {
         self.transfer(at, from, true).await
     }
 
+    /// After a failure the page cache may have dropped what it could not write, and would call the next flush a
+    /// success. So there is none any more until the file is opened again. Past the page cache nothing is dropped, and
+    /// the next flush may well succeed.
     async fn flush(&self) -> io::Result<()> {
+        if self.flush_failed.get() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let entry = opcode::Fsync::new(types::Fd(self.fd())).flags(types::FsyncFlags::DATASYNC).build();
         // SAFETY: the entry refers to no memory.
         match unsafe { self.uring.start(|_| entry) }.await {
             0.. => Ok(()),
-            error => Err(io::Error::from_raw_os_error(-error)),
+            error => {
+                // A flush that was cancelled was not tried.
+                self.flush_failed.set(!self.is_direct() && -error != libc::ECANCELED);
+                Err(io::Error::from_raw_os_error(-error))
+            }
         }
     }
 

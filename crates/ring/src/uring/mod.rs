@@ -2,6 +2,7 @@
 
 mod command;
 mod file;
+mod restrict;
 mod socket;
 
 use std::cell::{Cell, RefCell};
@@ -17,7 +18,7 @@ use tapio_types::Access;
 use crate::buffer::Pool;
 use crate::executor::Driver;
 use crate::storage::Io;
-use crate::tasks::{Op, OpId, Tasks};
+use crate::tasks::{Op, OpId, TaskId, Tasks};
 
 pub use command::{COMMAND_LEN, CommandRing};
 pub use file::{Caching, UringFile, WriterLock};
@@ -90,8 +91,10 @@ impl Uring {
             .setup_taskrun_flag()
             .setup_defer_taskrun()
             .setup_submit_all()
+            .setup_r_disabled()
             .setup_cqsize(config.entries * 4);
         let ring = builder.build(config.entries)?;
+        restrict::enable(&ring)?;
         let pool = Pool::new(config.pool_len)?;
         // A kernel that refuses registered buffers or ring descriptors costs speed, not function.
         let registered = ring.submitter().register_buffers_sparse(pool.chunks() as u32).is_ok();
@@ -209,6 +212,14 @@ impl Io for Uring {
 
     fn now_ns(&self) -> u64 {
         self.inner.start.elapsed().as_nanos() as u64
+    }
+
+    fn cancel(&self, task: TaskId) {
+        for op in self.inner.tasks.ops_of(task) {
+            let entry = opcode::AsyncCancel::new(op.to_u64()).build();
+            // SAFETY: a cancellation refers to no memory.
+            unsafe { self.start_forgotten(entry) };
+        }
     }
 }
 

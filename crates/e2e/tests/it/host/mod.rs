@@ -21,6 +21,9 @@ mod nbd_protocol;
 mod nbd_tools;
 mod restart;
 mod trim;
+mod sandbox;
+mod service;
+mod storage_faults;
 mod vhd_tools;
 
 const MIB: u64 = 1 << 20;
