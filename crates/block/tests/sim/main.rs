@@ -11,6 +11,7 @@
 
 mod changes;
 mod exhaustive;
+mod limits;
 mod model;
 mod remote;
 mod rig;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tapio_block::{Client, Core, CoreOptions, DiskError, Op, Request};
+use tapio_block::{Client, Core, CoreOptions, DiskError, Op, Request, Taken};
 use tapio_format::live::vhd::{HeapLogs, IntentPlace};
 use tapio_format::medium::Medium;
 use tapio_format::vhd::offline::{
@@ -285,7 +285,7 @@ impl Rig {
 pub struct Process {
     pub core: Rc<Core<Sim>>,
     pub sim: Sim,
-    inbox: Rc<Inbox<Request>>,
+    inbox: Rc<Inbox<Taken>>,
 }
 
 impl Process {
@@ -315,7 +315,7 @@ impl Process {
             tasks.sleep_until(tasks.turn_ns() + patience).await;
             patience *= 2;
         }
-        assert!(self.inbox.push(request).is_ok(), "the test keeps to the room there is");
+        assert!(self.inbox.push(request.into()).is_ok(), "the test keeps to the room there is");
         loop {
             if let Some(result) = answer.result.borrow_mut().take() {
                 return result;
