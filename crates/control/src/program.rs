@@ -75,6 +75,17 @@ pub const OPTIONS: &[ProgramOption] = &[
         "fail|wait",
         "When the storage is full: requests fail, or wait until there is space. Default fail.",
     ),
+    takes(
+        "--limit",
+        "LIMITS",
+        "What the disk may do a second, as iops=500,read-bps=50MiB,burst=2s: iops, bps, read-iops, read-bps, \
+         write-iops, write-bps, and how far it may run ahead. 'tapio disk limit' changes it.",
+    ),
+    takes(
+        "--pool",
+        "NAME[:PAGES]",
+        "Share the page pool of an SR with its other disks: data under way takes pages of 4 KiB. Default 704 pages.",
+    ),
     takes("--minor", "NUMBER", "Minor number of the disk. Default: the lowest that is free."),
     takes("--socket-path", "PATH", "vhost-user convention: the socket to serve."),
     takes("--fd", "NUMBER", "vhost-user convention: a listening socket to serve."),

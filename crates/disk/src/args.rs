@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use tapio_block::NoSpace;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
-use tapio_control::{Front, ImageSource, MINOR_MAX, Polling};
+use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, PoolSpec};
+use tapio_types::IoLimits;
 
 /// What `--print-capabilities` prints, by the conventions of vhost-user programs.
 pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
@@ -36,6 +37,8 @@ pub struct Options {
     pub polling: Polling,
     pub minor: Option<u16>,
     pub no_space: NoSpace,
+    pub limits: IoLimits,
+    pub pool: Option<PoolSpec>,
 }
 
 #[derive(Default)]
@@ -57,6 +60,8 @@ struct Raw {
     minor: Option<u16>,
     fd: Option<i32>,
     no_space: Option<NoSpace>,
+    limits: Option<IoLimits>,
+    pool: Option<PoolSpec>,
 }
 
 /// Reads the arguments after the program's name.
@@ -132,6 +137,14 @@ impl Raw {
             "--poll-max" => once(&mut self.poll_max, name, number(name, &value)?)?,
             "--poll-idle" => once(&mut self.poll_idle, name, number(name, &value)?)?,
             "--no-space" => once(&mut self.no_space, name, no_space(&value)?)?,
+            "--limit" => {
+                let limits = value.parse().map_err(|error| format!("'{name}': {error}"))?;
+                once(&mut self.limits, name, limits)?;
+            }
+            "--pool" => {
+                let pool = value.parse().map_err(|error| format!("'{name}': {error}"))?;
+                once(&mut self.pool, name, pool)?;
+            }
             "--minor" => once(&mut self.minor, name, number(name, &value)?)?,
             _ => return Err(format!("'{name}' is not an option")),
         }
@@ -216,6 +229,8 @@ impl Raw {
             page_cache: self.page_cache,
             polling,
             minor: self.minor,
+            limits: self.limits.unwrap_or_default(),
+            pool: self.pool,
             no_space: match self.no_space {
                 Some(no_space) => no_space,
                 None => {
@@ -283,6 +298,8 @@ mod tests {
                 None => "",
                 Some("COUNT" | "ENTRIES" | "MICROSECONDS" | "PERCENT" | "NUMBER") => " 16",
                 Some("fail|wait") => " wait",
+                Some("LIMITS") => " iops=500,read-bps=50MiB,burst=2s",
+                Some("NAME[:PAGES]") => " sr:704",
                 Some("ADDRESS:PORT") => " 127.0.0.1:1",
                 Some("TYPE:PATH") => " vhd:/a",
                 Some(_) => " /x",
@@ -337,6 +354,10 @@ mod tests {
             ("--image vhd:/a --nbd-unix /s --queues many", "whole number"),
             ("--image vhd:/a --blk-file /b --nbd-unix /s", "not both"),
             ("--image vhd:/a --fd -1", "not a descriptor"),
+            ("--image vhd:/a --nbd-unix /s --limit iops", "is no limit"),
+            ("--image vhd:/a --nbd-unix /s --limit iops=1 --limit bps=1", "given twice"),
+            ("--image vhd:/a --nbd-unix /s --pool a/b", "cannot name a pool"),
+            ("--image vhd:/a --nbd-unix /s --pool a:0", "1 to 65535 pages"),
             ("stray", "not an option"),
         ] {
             let error = parse_all(line).expect_err(line);
