@@ -11,8 +11,9 @@ use tapio_format::vhd::Keys;
 use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
-use tapio_types::{Access, ChainSpec, SECTOR_LEN};
+use tapio_types::{Access, ChainSpec, IoLimits, SECTOR_LEN};
 
+use crate::admission::{Delays, Door, Origin, Pages, PoolFacts, Taken};
 use crate::chain::{Chain, LayerCounters};
 use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
@@ -97,16 +98,17 @@ impl fmt::Display for DiskState {
 /// Hears of every request; the statistics.
 pub trait Observer {
     /// A request was taken.
-    fn submitted(&self, op: Op, bytes: u64);
+    fn submitted(&self, origin: Origin, op: Op, bytes: u64);
     /// A request ended at `now_ns` of the data thread's clock.
-    fn completed(&self, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool);
+    fn completed(&self, origin: Origin, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool);
 }
 
 /// A disk on its data thread.
 pub struct Core<I: Io> {
     pub(crate) io: I,
     pub(crate) options: CoreOptions,
-    pub(crate) inbox: Rc<Inbox<Request>>,
+    pub(crate) inbox: Rc<Inbox<Taken>>,
+    pub(crate) door: Rc<Door>,
     chain: RefCell<Option<Rc<Chain<I::Store>>>>,
     state: Cell<DiskState>,
     /// Requests that wait for space, outside of any chain.
@@ -135,19 +137,22 @@ impl<I: Io> fmt::Debug for Core<I> {
 
 impl<I: Io> Core<I> {
     /// A disk without images yet, paused.
-    pub fn new(io: I, inbox: Rc<Inbox<Request>>, options: CoreOptions) -> Rc<Self> {
+    pub fn new(io: I, inbox: Rc<Inbox<Taken>>, options: CoreOptions) -> Rc<Self> {
         inbox.set_open(false);
         let patience = Patience::new(options.request_timeout, inbox.capacity());
+        let ended = Rc::new(Notify::default());
+        let door = Door::new(Rc::clone(&inbox), io.tasks().clone(), Rc::clone(&ended));
         Rc::new(Self {
             io,
             patience,
             is_watched: Cell::new(false),
             options,
             inbox,
+            door,
             chain: RefCell::new(None),
             state: Cell::new(DiskState::Paused),
             parked: Cell::new(0),
-            ended: Rc::new(Notify::default()),
+            ended,
             jobs: Jobs::default(),
             changing: Cell::new(None),
             unfinished: RefCell::new(None),
@@ -193,6 +198,43 @@ impl<I: Io> Core<I> {
         self.parked.get()
     }
 
+    /// Limits the disk from now on; requests wait for their turn, most of them where the guest put them.
+    pub fn set_limits(&self, limits: &IoLimits) {
+        self.door.set_limits(limits);
+    }
+
+    /// Whether requests may have to wait for their turn.
+    pub fn is_limited(&self) -> bool {
+        self.door.is_shut()
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> IoLimits {
+        self.door.limits()
+    }
+
+    /// What limits and the pool have cost.
+    pub fn delays(&self) -> Delays {
+        self.door.delays()
+    }
+
+    /// Shares a pool of pages with other disks until it is closed. Who is told that the pool's bell rang calls
+    /// [`Core::bell_rang`].
+    pub fn set_pages(&self, pages: Box<dyn Pages>) {
+        drop(self.door.set_pages(Some(pages)));
+    }
+
+    /// The pool that the disk shares.
+    pub fn pool(&self) -> Option<PoolFacts> {
+        self.door.pool()
+    }
+
+    /// Looks whether there are pages now.
+    pub fn bell_rang(&self) {
+        self.door.with_pages(|pages| pages.quiet());
+        self.door.knock();
+    }
+
     /// Long work beside the guest's.
     pub const fn jobs(&self) -> &Jobs {
         &self.jobs
@@ -214,6 +256,7 @@ impl<I: Io> Core<I> {
         let map = Rc::new(Map(Rc::clone(self)));
         Some(Port::new(
             Rc::clone(&self.inbox),
+            Rc::clone(&self.door),
             self.io.tasks().clone(),
             geometry,
             map,
@@ -286,6 +329,8 @@ impl<I: Io> Core<I> {
                 return self.paused.borrow().clone();
             }
         }
+        // What has been taken comes to its end without waiting for its turn.
+        self.door.let_all_in();
         self.inbox.set_open(false);
         self.ended.notify_all(self.io.tasks());
         self.jobs.stop_all(self.io.tasks()).await;
@@ -322,16 +367,18 @@ impl<I: Io> Core<I> {
         while self.inbox.in_flight() > 0 {
             self.ended.wait(self.io.tasks()).await;
         }
+        drop(self.door.set_pages(None));
         result
     }
 
     /// Serves one request to its end.
-    pub async fn serve(self: Rc<Self>, request: Request) {
+    pub async fn serve(self: Rc<Self>, taken: Taken) {
+        let Taken { request, origin, pages } = taken;
         let observer = self.observer.borrow().clone();
         let bytes = request.span.len;
         let started = self.io.tasks().turn_ns();
         if let Some(observer) = &observer {
-            observer.submitted(request.op, bytes);
+            observer.submitted(origin, request.op, bytes);
         }
         let meter = Meter::default();
         let place = self.patience.begin(&request, self.io.tasks());
@@ -341,9 +388,12 @@ impl<I: Io> Core<I> {
             // The one clock that is read for a request; everything else goes by the turn's.
             let now_ns = self.io.now_ns();
             let stages = meter.stages(request.born_ns, started, now_ns);
-            observer.completed(request.op, bytes, stages, now_ns, result.is_ok());
+            observer.completed(origin, request.op, bytes, stages, now_ns, result.is_ok());
         }
         request.client.complete(request.tag, result);
+        if self.door.is_shut() {
+            self.door.ended(pages);
+        }
         // Heard by connections that wait for room, by a pause, by a close.
         self.ended.notify_all(self.io.tasks());
     }

@@ -10,14 +10,15 @@ use std::time::Duration;
 use tapio_format::FormatError;
 use tapio_ring::uring::{Caching, Uring, UringConfig};
 use tapio_ring::{Executor, Inbox, Io, Polling, PollingConfig};
-use tapio_types::ChainSpec;
+use tapio_stat::pool::PoolMember;
+use tapio_types::{ChainSpec, IoLimits};
 
+use crate::admission::{Delays, PoolFacts, Taken};
 use crate::core::{Core, CoreOptions, DiskState, Observer};
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Geometry;
 use crate::remote::{Gone, Remote, World};
-use crate::request::Request;
 
 /// How a disk runs.
 #[derive(Clone, Debug)]
@@ -188,6 +189,22 @@ impl Disk {
         Ok(self.remote.call(within, move |world| world.polling.borrow_mut().set(config))?)
     }
 
+    /// Limits the disk from now on.
+    ///
+    /// # Errors
+    /// The thread does not answer.
+    pub fn set_limits(&self, limits: IoLimits, within: Duration) -> Result<(), DiskFailure> {
+        Ok(self.remote.call(within, move |world| world.core.set_limits(&limits))?)
+    }
+
+    /// Shares a pool of pages with other disks until it is closed.
+    ///
+    /// # Errors
+    /// The thread does not answer.
+    pub fn share_pages(&self, member: PoolMember, within: Duration) -> Result<(), DiskFailure> {
+        Ok(self.remote.call(within, move |world| world.share_pages(member))?)
+    }
+
     /// Lets an observer, made on the data thread, hear of every request.
     ///
     /// # Errors
@@ -233,6 +250,12 @@ pub struct DiskStatus {
     pub stuck: usize,
     /// Requests answered with an error.
     pub failures: u64,
+    /// The limits in force.
+    pub limits: IoLimits,
+    /// What limits and the pool have cost.
+    pub delays: Delays,
+    /// The pool that the disk shares.
+    pub pool: Option<PoolFacts>,
     /// What the ring cost.
     pub ring: tapio_ring::uring::UringCounters,
     /// What polling cost and brought.
@@ -245,6 +268,37 @@ impl World {
         self.polling.borrow().counters()
     }
 
+    /// The limits in force.
+    pub fn limits(&self) -> IoLimits {
+        self.core.limits()
+    }
+
+    /// What limits and the pool have cost.
+    pub fn delays(&self) -> Delays {
+        self.core.delays()
+    }
+
+    /// Whether requests may have to wait for their turn; a load.
+    pub fn is_limited(&self) -> bool {
+        self.core.is_limited()
+    }
+
+    /// Shares a pool, and listens to its bell: an operation in the ring, no timer and no thread.
+    fn share_pages(&self, member: PoolMember) {
+        let bell = member.wake_fd();
+        self.core.set_pages(Box::new(member));
+        let (uring, core) = (self.uring.clone(), Rc::downgrade(&self.core));
+        self.port.tasks().spawn(async move {
+            // The descriptor lives as long as the core has the pool, and a closed one ends this.
+            while uring.poll(bell, libc::POLLIN).await.is_ok() {
+                match core.upgrade() {
+                    Some(core) if core.pool().is_some() => core.bell_rang(),
+                    _ => return,
+                }
+            }
+        });
+    }
+
     /// What the disk does now.
     pub fn status(&self) -> DiskStatus {
         DiskStatus {
@@ -255,6 +309,9 @@ impl World {
             waiting_for_space: self.core.waiting_for_space(),
             stuck: self.core.stuck(),
             failures: self.core.failures(),
+            limits: self.core.limits(),
+            delays: self.core.delays(),
+            pool: self.core.pool(),
             ring: self.uring.counters(),
             polling: self.polling.borrow().counters(),
         }
@@ -276,6 +333,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
         at_start();
     }
     let inbox: Rc<Inbox<Request>> = Inbox::new(options.queue_depth);
+    let inbox: Rc<Inbox<Taken>> = Inbox::new(options.queue_depth);
     let core = Core::new(DiskIo::new(uring.clone(), options.core.report), Rc::clone(&inbox), options.core);
     let polling = Rc::new(RefCell::new(Polling::new(options.polling)));
     let tasks = uring.tasks().clone();
@@ -313,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_request_task_is_small() {
-        let len = len_of(|(core, request): (Rc<Core<DiskIo>>, Request)| core.serve(request));
+        let len = len_of(|(core, request): (Rc<Core<DiskIo>>, Taken)| core.serve(request));
         assert!(len <= 4096, "a request task takes {len} bytes; a disk has hundreds of them");
     }
 }

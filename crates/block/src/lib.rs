@@ -1,15 +1,16 @@
 //! Chains of images, requests and their stages, the life of a plugged disk.
 //!
 //! ```text
-//!  front end ── Port ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ chain walk ──▶ storages
-//!      ▲                                                            │
-//!      └───────────────── Client::complete(tag, result) ◀───────────┘
+//!  front end ── Port ──▶ door ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ chain walk ──▶ storages
+//!      ▲                                                                     │
+//!      └───────────────────── Client::complete(tag, result) ◀────────────────┘
 //!  control thread ── Remote ──▶ World (the data thread's own view)
 //! ```
 //!
 //! A front end pulls from its guest only while [`Port::room`] says so: what there is no room for stays where the guest
 //! put it. Must never depend on: a front end, the control plane, tokio.
 
+mod admission;
 mod chain;
 mod change;
 mod commit;
@@ -28,6 +29,7 @@ mod request;
 mod swap;
 mod window;
 
+pub use admission::{Delays, Origin, Pages, PoolFacts, Taken};
 pub use chain::{Chain, LayerCounters, Link};
 pub use commit::Forecast;
 pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use tapio_ring::{Inbox, Notify, Tasks};
 use tapio_types::Span;
 
+use crate::admission::{Client, Door, Origin, Taken};
 use crate::request::{DiskError, Request};
 
 /// The disk as a guest sees it.
@@ -46,7 +47,8 @@ pub trait AllocationMap {
 }
 
 struct Inner {
-    inbox: Rc<Inbox<Request>>,
+    inbox: Rc<Inbox<Taken>>,
+    door: Rc<Door>,
     tasks: Tasks,
     geometry: Cell<Geometry>,
     map: Rc<dyn AllocationMap>,
@@ -58,6 +60,8 @@ struct Inner {
 #[derive(Clone)]
 pub struct Port {
     inner: Rc<Inner>,
+    client: Rc<Client>,
+    origin: Origin,
 }
 
 impl std::fmt::Debug for Port {
@@ -69,8 +73,9 @@ impl std::fmt::Debug for Port {
 impl Port {
     /// A port to the disk that takes requests from `inbox`, and notifies `room_freed` when one of them has ended or
     /// the gate opens.
-    pub fn new(
-        inbox: Rc<Inbox<Request>>,
+    pub(crate) fn new(
+        inbox: Rc<Inbox<Taken>>,
+        door: Rc<Door>,
         tasks: Tasks,
         geometry: Geometry,
         map: Rc<dyn AllocationMap>,
@@ -79,13 +84,29 @@ impl Port {
         Self {
             inner: Rc::new(Inner {
                 inbox,
+                door,
                 tasks,
                 geometry: Cell::new(geometry),
                 map,
                 room_freed,
                 geometry_changed: Notify::default(),
             }),
+            client: Rc::default(),
+            origin: Origin::UNKNOWN,
         }
+    }
+
+    /// A port for one more client of the disk, a queue or a connection: where requests must wait for their turn, each
+    /// client has its own. Clones of a port are one client.
+    #[must_use]
+    pub fn client(&self) -> Self {
+        Self { client: Rc::default(), ..self.clone() }
+    }
+
+    /// A port whose requests count where `origin` says.
+    #[must_use]
+    pub fn with_origin(&self, origin: Origin) -> Self {
+        Self { origin, ..self.clone() }
     }
 
     /// The disk as a guest sees it, now.
@@ -113,14 +134,16 @@ impl Port {
         &self.inner.tasks
     }
 
-    /// How many requests may be submitted now; 0 while the disk is paused.
+    /// How many requests may be submitted now; 0 while the disk is paused, or this client's next one waits already.
+    #[inline]
     pub fn room(&self) -> usize {
-        self.inner.inbox.room()
+        let room = self.inner.inbox.room();
+        if self.inner.door.is_shut() { self.inner.door.room(&self.client, room) } else { room }
     }
 
     /// Waits until there is room for a request.
     pub async fn wait_room(&self) {
-        while self.inner.inbox.room() == 0 {
+        while self.room() == 0 {
             self.inner.room_freed.wait(&self.inner.tasks).await;
         }
     }
@@ -128,8 +151,20 @@ impl Port {
     /// Hands a request to the disk. It always ends in exactly one [`crate::Client::complete`], also where it makes no
     /// sense (out of range, unaligned, read-only): the disk checks, the front end need not. Handed back when there is
     /// no room, which the front end asks about before it takes a request from its guest.
+    #[inline]
     pub fn submit(&self, request: Request) -> Result<(), Request> {
-        self.inner.inbox.push(request)
+        let taken = Taken { request, origin: self.origin, pages: 0 };
+        if self.inner.door.is_shut() {
+            return self.inner.door.submit(&self.client, taken);
+        }
+        self.inner.inbox.push(taken).map_err(|taken| taken.request)
+    }
+
+    /// Lets in what waits for its turn, whatever it costs, which stays to be paid: when a client must come to an end.
+    pub fn hurry(&self) {
+        if self.inner.door.is_shut() {
+            self.inner.door.let_all_in();
+        }
     }
 
     /// What is allocated in `span`; see [`AllocationMap::extents`].

@@ -1,5 +1,6 @@
 //! How other threads reach the data thread: a bounded queue of jobs and one event counter.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 use std::fs::File;
@@ -14,11 +15,11 @@ use std::time::Duration;
 use tapio_ring::uring::Uring;
 use tapio_ring::{Inbox, Polling};
 
+use crate::admission::{Origin, Taken};
 use crate::core::Core;
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Port;
-use crate::request::Request;
 
 /// Commands that may wait for the data thread at once.
 const QUEUE_MAX: usize = 16;
@@ -33,7 +34,7 @@ pub struct World {
     /// The shared-memory front ends.
     pub fronts: Fronts,
     pub(crate) core: Rc<Core<DiskIo>>,
-    pub(crate) inbox: Rc<Inbox<Request>>,
+    pub(crate) inbox: Rc<Inbox<Taken>>,
     pub(crate) polling: Rc<RefCell<Polling>>,
 }
 
@@ -41,6 +42,14 @@ impl World {
     /// The disk itself.
     pub fn core(&self) -> Rc<Core<DiskIo>> {
         Rc::clone(&self.core)
+    }
+
+    /// The same world with a port whose requests count where `origin` says.
+    fn seen_from(&self, origin: Origin) -> Cow<'_, Self> {
+        if origin == Origin::UNKNOWN {
+            return Cow::Borrowed(self);
+        }
+        Cow::Owned(Self { port: self.port.with_origin(origin), ..self.clone() })
     }
 }
 
@@ -71,6 +80,7 @@ impl std::error::Error for Gone {}
 pub struct Remote {
     jobs: SyncSender<Job>,
     event: Arc<File>,
+    origin: Origin,
 }
 
 /// The data thread's end of a [`Remote`].
@@ -91,7 +101,14 @@ impl Remote {
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let event = Arc::new(unsafe { File::from_raw_fd(fd) });
         let (sender, receiver) = sync_channel(QUEUE_MAX);
-        Ok((Self { jobs: sender, event: Arc::clone(&event) }, Jobs { jobs: receiver, event }))
+        let remote = Self { jobs: sender, event: Arc::clone(&event), origin: Origin::UNKNOWN };
+        Ok((remote, Jobs { jobs: receiver, event }))
+    }
+
+    /// The same for a front end whose requests count where `origin` says: its jobs see a world with such a port.
+    #[must_use]
+    pub fn with_origin(&self, origin: Origin) -> Self {
+        Self { origin, ..self.clone() }
     }
 
     fn post(&self, job: Job) -> Result<(), Gone> {
@@ -106,9 +123,10 @@ impl Remote {
         job: impl FnOnce(&World) -> T + Send + 'static,
     ) -> Result<T, Gone> {
         let (reply, answer) = sync_channel(1);
+        let origin = self.origin;
         self.post(Box::new(move |world| {
             // A caller that stopped waiting does not want the answer.
-            let _ = reply.send(job(world));
+            let _ = reply.send(job(&world.seen_from(origin)));
         }))?;
         Self::receive(&answer, within)
     }
@@ -124,8 +142,9 @@ impl Remote {
         Fut: Future<Output = T> + 'static,
     {
         let (reply, answer) = sync_channel(1);
+        let origin = self.origin;
         self.post(Box::new(move |world| {
-            let future = job(world.clone());
+            let future = job(world.seen_from(origin).into_owned());
             world.port.tasks().spawn(async move {
                 // As above.
                 let _ = reply.send(future.await);

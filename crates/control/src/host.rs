@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tapio_stat::{Snapshot, VbdId};
+use tapio_types::IoLimits;
 use zeroize::Zeroize;
 
 use crate::images::{ImageAnswer, ImageWork};
+use crate::limits::{LimitsReport, PoolSpec};
 use crate::message::Blkif;
 use crate::own::{Front, ImageSource};
 use crate::stats_text::VbdStats;
@@ -200,6 +202,8 @@ pub struct OpenRequest {
     pub key: Option<Key>,
     /// Serve NBD on the socket that clients of tapdisk expect, `nbd<pid>.<minor>`.
     pub default_nbd: bool,
+    /// Share this page pool.
+    pub pool: Option<PoolSpec>,
 }
 
 impl OpenRequest {
@@ -218,6 +222,7 @@ impl OpenRequest {
             log_path: None,
             key: None,
             default_nbd: false,
+            pool: None,
         }
     }
 }
@@ -344,6 +349,20 @@ pub trait DiskHost: Sync {
     /// `ENODEV` without such a disk, `ENOENT` without such an image or job, `EBUSY` while another change is at work,
     /// `ENOSPC` where the space would not suffice, or why it cannot be done.
     fn image_work(&self, minor: u16, work: &ImageWork) -> Result<ImageAnswer>;
+    /// Limits the disk from now on.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk.
+    fn set_limits(&self, _minor: u16, _limits: &IoLimits) -> Result<()> {
+        Err(no_limits())
+    }
+    /// What the disk is limited to. May be called beside other operations.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk.
+    fn limits(&self, _minor: u16) -> Result<LimitsReport> {
+        Err(no_limits())
+    }
     /// Connects a Xen guest's ring.
     ///
     /// # Errors
@@ -365,6 +384,10 @@ pub trait DiskHost: Sync {
     fn quit(&self, force: bool) -> Result<()>;
     /// Something an operator may want to know.
     fn log(&self, _line: &str) {}
+}
+
+fn no_limits() -> ControlError {
+    ControlError::new(Errno::ENOSYS, "this process cannot limit its disks")
 }
 
 fn no_rings() -> ControlError {

@@ -27,6 +27,7 @@ mod discover;
 mod error;
 mod host;
 mod images;
+mod limits;
 mod message;
 mod minor;
 mod own;
@@ -47,6 +48,7 @@ pub use host::{
     OpenRequest, Polling, ResumeRequest, VbdState,
 };
 pub use images::{ImageAnswer, ImageWork, JobReport, JobStatus, SnapshotReport};
+pub use limits::{LimitsReport, PoolShare, PoolSpec};
 pub use message::{
     Blkif, Body, CodecError, Image, List, MESSAGE_LEN, Message, MessageKind, PATH_LEN, Params, Response,
     Stat, decode_log_path, encode_log_path, flags, key_len_is_valid,

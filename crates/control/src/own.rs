@@ -24,6 +24,11 @@ use tapio_types::{DeviceHow, LayerSpec, parse_type_and_path};
 use crate::host::Polling;
 use crate::images::{self, ImageWork};
 use crate::tls::TlsSettings;
+use tapio_types::{IoLimits, LayerSpec, parse_type_and_path};
+
+use crate::host::Polling;
+use crate::images::{self, ImageWork};
+use crate::limits::{PoolSpec, check_limits};
 use crate::{ControlError, Errno, Result};
 
 /// Version of the protocol.
@@ -45,6 +50,8 @@ pub const FEATURES: &[&str] = &[
     "commit",
     "key",
     "grow",
+    "limits",
+    "page-pool",
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
@@ -364,6 +371,9 @@ pub enum Command {
         /// Serve NBD where clients of tapdisk expect it.
         #[serde(default)]
         default_nbd: bool,
+        /// Share this page pool.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<PoolSpec>,
         /// Index of a passed descriptor that the key of an encrypted image is read from.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<u32>,
@@ -482,6 +492,18 @@ pub enum Command {
         /// Bytes a second; 0 is no limit.
         rate: u64,
     },
+    /// What the disk may do, from now on.
+    SetLimits {
+        /// Minor number.
+        minor: u16,
+        /// All limits; those left out are none.
+        limits: IoLimits,
+    },
+    /// What the disk may do, and what that has cost.
+    Limits {
+        /// Minor number.
+        minor: u16,
+    },
     /// Ends the process.
     Quit {
         /// Do not wait for requests in flight.
@@ -516,6 +538,7 @@ impl Command {
                 | Self::Stats { .. }
                 | Self::FrontList { .. }
                 | Self::JobList { .. }
+                | Self::Limits { .. }
         )
     }
 
@@ -525,10 +548,12 @@ impl Command {
     /// `EINVAL` with what is wrong.
     pub fn check(&self, fds: usize) -> Result<()> {
         match self {
-            Self::Open { image, key, key_file, .. } => {
+            Self::Open { image, key, key_file, pool, .. } => {
+                pool.as_ref().map_or(Ok(()), |pool| pool.check().map(drop))?;
                 image.check()?;
                 check_key(*key, key_file.as_deref(), fds)
             }
+            Self::SetLimits { limits, .. } => check_limits(limits),
             Self::Resume { image: Some(image), .. } => image.check(),
             Self::FrontAdd { front, .. } => front.check(fds),
             Self::Snapshot { leaf: path, .. } | Self::Commit { image: path, .. } => {

@@ -117,6 +117,15 @@ pub const OPTIONS: &[ProgramOption] = &[
         "--sandbox",
         "on|off",
         "Give up privileges, files and system calls. Default on; off is for debugging.",
+        "--limit",
+        "LIMITS",
+        "What the disk may do a second, as iops=500,read-bps=50MiB,burst=2s: iops, bps, read-iops, read-bps, \
+         write-iops, write-bps, and how far it may run ahead. 'tapio disk limit' changes it.",
+    ),
+    takes(
+        "--pool",
+        "NAME[:PAGES]",
+        "Share the page pool of an SR with its other disks: data under way takes pages of 4 KiB. Default 704 pages.",
     ),
     takes("--minor", "NUMBER", "Minor number of the disk. Default: the lowest that is free."),
     takes("--socket-path", "PATH", "vhost-user convention: the socket to serve."),

@@ -11,6 +11,8 @@ use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, TlsSettings};
 use tapio_types::DeviceHow;
 
 use crate::sandbox::Sandbox;
+use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, PoolSpec};
+use tapio_types::IoLimits;
 
 /// What `--print-capabilities` prints, by the conventions of vhost-user programs.
 pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
@@ -46,6 +48,8 @@ pub struct Options {
     /// Bytes.
     pub memory_max: Option<u64>,
     pub sandbox: Sandbox,
+    pub limits: IoLimits,
+    pub pool: Option<PoolSpec>,
 }
 
 #[derive(Default)]
@@ -78,6 +82,8 @@ struct Raw {
     allow: Vec<String>,
     devices: bool,
     sandbox: Option<bool>,
+    limits: Option<IoLimits>,
+    pool: Option<PoolSpec>,
 }
 
 /// Reads the arguments after the program's name.
@@ -165,6 +171,14 @@ impl Raw {
             "--allow" => self.allow.push(absolute(&value)?),
             "--devices" => self.devices = true,
             "--sandbox" => once(&mut self.sandbox, name, on_off(&value)?)?,
+            "--limit" => {
+                let limits = value.parse().map_err(|error| format!("'{name}': {error}"))?;
+                once(&mut self.limits, name, limits)?;
+            }
+            "--pool" => {
+                let pool = value.parse().map_err(|error| format!("'{name}': {error}"))?;
+                once(&mut self.pool, name, pool)?;
+            }
             "--minor" => once(&mut self.minor, name, number(name, &value)?)?,
             _ => return Err(format!("'{name}' is not an option")),
         }
@@ -269,6 +283,8 @@ impl Raw {
             page_cache: self.page_cache,
             polling,
             minor: self.minor,
+            limits: self.limits.unwrap_or_default(),
+            pool: self.pool,
             no_space: match self.no_space {
                 Some(no_space) => no_space,
                 None => from_env("TAPIO_NO_SPACE", no_space)?.unwrap_or(NoSpace::Fail),
@@ -375,6 +391,8 @@ mod tests {
                 Some("fail|wait") => " wait",
                 Some("HOW") => " auto",
                 Some("on|off") => " off",
+                Some("LIMITS") => " iops=500,read-bps=50MiB,burst=2s",
+                Some("NAME[:PAGES]") => " sr:704",
                 Some("ADDRESS:PORT") => " 127.0.0.1:1",
                 Some("required|offered|off") => " off",
                 Some("TYPE:PATH") => " vhd:/a",
@@ -453,6 +471,10 @@ mod tests {
             ("--memory-max much", "whole number"),
             ("--memory-max 18446744073709551615", "too large"),
             ("--request-timeout 1 --request-timeout 2", "given twice"),
+            ("--image vhd:/a --nbd-unix /s --limit iops", "is no limit"),
+            ("--image vhd:/a --nbd-unix /s --limit iops=1 --limit bps=1", "given twice"),
+            ("--image vhd:/a --nbd-unix /s --pool a/b", "cannot name a pool"),
+            ("--image vhd:/a --nbd-unix /s --pool a:0", "1 to 65535 pages"),
             ("stray", "not an option"),
         ] {
             let error = parse_all(line).expect_err(line);

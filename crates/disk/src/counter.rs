@@ -3,8 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use tapio_block::{Observer, Op, StageTimes, World};
-use tapio_stat::{DiskStats, Kind, PollCounts, RingState, Stages};
+use tapio_block::{Observer, Op, Origin, StageTimes, World};
+use tapio_stat::{DelayCounts, DiskStats, Kind, PollCounts, RingState, Stages, VBD_SLOTS};
 
 /// Requests between two looks at what the ring and polling have cost.
 const POLL_EVERY: u32 = 256;
@@ -14,6 +14,13 @@ pub struct Counter {
     stats: RefCell<DiskStats>,
     world: World,
     depth: u32,
+    /// Requests of each number under which the disk is published, and at the end of all: as its ring has them.
+    rings: [Ring; VBD_SLOTS + 1],
+}
+
+/// Requests, counted freely modulo 2^32.
+#[derive(Default)]
+struct Ring {
     submitted: Cell<u32>,
     completed: Cell<u32>,
 }
@@ -27,8 +34,8 @@ thread_local! {
 struct Deaf;
 
 impl Observer for Deaf {
-    fn submitted(&self, _op: Op, _bytes: u64) {}
-    fn completed(&self, _op: Op, _bytes: u64, _stages: StageTimes, _now_ns: u64, _ok: bool) {}
+    fn submitted(&self, _origin: Origin, _op: Op, _bytes: u64) {}
+    fn completed(&self, _: Origin, _op: Op, _bytes: u64, _stages: StageTimes, _now_ns: u64, _ok: bool) {}
 }
 
 impl Counter {
@@ -38,8 +45,7 @@ impl Counter {
             stats: RefCell::new(stats),
             world: world.clone(),
             depth,
-            submitted: Cell::new(0),
-            completed: Cell::new(0),
+            rings: Default::default(),
         });
         HERE.set(Some(Rc::clone(&counter)));
         counter
@@ -58,7 +64,11 @@ impl Counter {
 
     /// Copies what waiting has cost so far.
     pub fn refresh(world: &World) {
-        Self::with(|stats| stats.set_poll(&poll_counts(world)));
+        Self::with(|stats| {
+            stats.set_poll(&poll_counts(world));
+            stats.set_limits(&world.limits());
+            stats.set_delays(&delay_counts(world));
+        });
     }
 }
 
@@ -74,6 +84,11 @@ fn poll_counts(world: &World) -> PollCounts {
     }
 }
 
+fn delay_counts(world: &World) -> DelayCounts {
+    let delays = world.delays();
+    DelayCounts { requests: delays.requests, time_ns: delays.time_ns, waiting: delays.waiting }
+}
+
 const fn kind(op: Op) -> Kind {
     match op {
         Op::Read => Kind::Read,
@@ -84,15 +99,30 @@ const fn kind(op: Op) -> Kind {
     }
 }
 
+impl Counter {
+    /// The ring of a request: of the number it came by, or of all of them together.
+    fn ring(&self, origin: Origin) -> (&Ring, usize) {
+        let index = origin.index().filter(|index| *index < VBD_SLOTS).unwrap_or(VBD_SLOTS);
+        (&self.rings[index], index)
+    }
+}
+
 impl Observer for Counter {
-    fn submitted(&self, op: Op, bytes: u64) {
-        self.submitted.set(self.submitted.get().wrapping_add(1));
-        self.stats.borrow().submitted(kind(op), bytes);
+    fn submitted(&self, origin: Origin, op: Op, bytes: u64) {
+        let (ring, slot) = self.ring(origin);
+        ring.submitted.set(ring.submitted.get().wrapping_add(1));
+        let stats = self.stats.borrow();
+        if slot < VBD_SLOTS {
+            stats.submitted_by(slot, kind(op), bytes);
+        } else {
+            stats.submitted(kind(op), bytes);
+        }
     }
 
-    fn completed(&self, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool) {
-        let completed = self.completed.get().wrapping_add(1);
-        self.completed.set(completed);
+    fn completed(&self, origin: Origin, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool) {
+        let (ring, slot) = self.ring(origin);
+        let completed = ring.completed.get().wrapping_add(1);
+        ring.completed.set(completed);
         let mut stats = self.stats.borrow_mut();
         let stages = Stages {
             queued_ns: stages.queued_ns,
@@ -100,8 +130,7 @@ impl Observer for Counter {
             kernel_ns: stages.kernel_ns,
             completing_ns: stages.completing_ns,
         };
-        stats.completed(kind(op), bytes, &stages, ok);
-        let submitted = self.submitted.get();
+        let submitted = ring.submitted.get();
         let ring = RingState {
             nr_ents: self.depth,
             req_prod: submitted,
@@ -110,9 +139,18 @@ impl Observer for Counter {
             rsp_pvt: completed,
             ..RingState::default()
         };
-        stats.rings(&ring, now_ns);
+        if slot < VBD_SLOTS {
+            stats.completed_by(slot, kind(op), bytes, &stages, ok);
+            stats.ring(slot, &ring, now_ns);
+        } else {
+            stats.completed(kind(op), bytes, &stages, ok);
+            stats.rings(&ring, now_ns);
+        }
         if completed.is_multiple_of(POLL_EVERY) {
             stats.set_poll(&poll_counts(&self.world));
+        }
+        if self.world.is_limited() {
+            stats.set_delays(&delay_counts(&self.world));
         }
     }
 }

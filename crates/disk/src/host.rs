@@ -10,14 +10,20 @@ use tapio_block::{
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling,
     Result,
+    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Origin, Remote,
+};
+use tapio_control::{
+    ControlError, DiskInfo, Errno, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, LimitsReport,
+    Polling, PoolShare, PoolSpec, Result,
 };
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, intent};
 use tapio_format::vhd::Keys;
 use tapio_format::vhd::offline::resolve_chain;
 use tapio_ring::PollingConfig;
-use tapio_stat::{DiskStats, VbdPages};
-use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN, parse_type_and_path};
+use tapio_stat::pool::PoolMember;
+use tapio_stat::{DiskStats, ShmRoot, VbdPages};
+use tapio_types::{Access, ChainSpec, ImageKind, IoLimits, SECTOR_LEN, parse_type_and_path};
 use zeroize::Zeroizing;
 
 use crate::counter::Counter;
@@ -147,6 +153,7 @@ impl Plane for Host {
             at_rest: Some(process::forget_the_program),
             ..DiskOptions::default()
         };
+        let pool = spec.pool.map(|pool| join_pool(pool, spec.minor)).transpose()?;
         let depth = u32::try_from(options.queue_depth).unwrap_or(u32::MAX);
         stats.set_queue_depth(depth);
         let chain = chain(spec.image, access)?;
@@ -154,6 +161,9 @@ impl Plane for Host {
         let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
         disk.observe(move |world| Counter::install(world, stats, depth), SOON)
             .map_err(|error| failure(&error))?;
+        if let Some(member) = pool {
+            disk.share_pages(member, SOON).map_err(|error| failure(&error))?;
+        }
         Ok(HostDisk {
             remote: disk.remote().clone(),
             geometry: disk.geometry(),
@@ -167,6 +177,13 @@ impl Plane for Host {
             shares: Mutex::new(vec![share]),
         })
     }
+}
+
+/// The place of a disk at the pool of its SR.
+fn join_pool(pool: &PoolSpec, minor: u16) -> Result<PoolMember> {
+    let name = pool.check()?;
+    tapio_stat::pool::join(&ShmRoot::from_env(), &name, pool.pages, minor.into())
+        .map_err(|error| ControlError::io(format_args!("cannot share the page pool {name}"), &error))
 }
 
 impl HostDisk {
@@ -325,6 +342,8 @@ impl PlaneDisk for HostDisk {
 
     fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<Front> {
         self.fronts.add(id, request, self.remote.clone(), &self.serial)
+    fn front_add(&self, id: u32, request: FrontRequest, slot: usize) -> Result<()> {
+        self.fronts.add(id, request, self.remote.with_origin(Origin::of(slot)), &self.serial)
     }
 
     fn front_claimed(&self, id: u32) -> bool {
@@ -351,5 +370,26 @@ impl PlaneDisk for HostDisk {
             idle_min_percent: polling.idle_percent,
         };
         self.with(|disk| disk.set_polling(config, SOON))
+    }
+
+    fn set_limits(&self, limits: &IoLimits) -> Result<()> {
+        let limits = *limits;
+        self.with(|disk| disk.set_limits(limits, SOON))?;
+        self.remote.call(SOON, Counter::refresh).map_err(unreachable_thread)
+    }
+
+    fn limits(&self) -> Result<LimitsReport> {
+        let asked = self.remote.call(SOON, |world| {
+            Counter::refresh(world);
+            world.status()
+        });
+        let status = asked.map_err(unreachable_thread)?;
+        Ok(LimitsReport {
+            limits: status.limits,
+            delayed: status.delays.requests,
+            delay_ns: status.delays.time_ns,
+            waiting: status.delays.waiting,
+            pool: status.pool.map(|pool| PoolShare { name: pool.name, pages: pool.pages, held: pool.held }),
+        })
     }
 }

@@ -10,6 +10,7 @@ use tapio_control::{
     remove_stale_sockets, serve,
 };
 use tapio_format::live::vhd::intent;
+use tapio_stat::pool::clean_pools;
 use tapio_stat::{ShmRoot, clean_stale};
 
 use crate::args::Options;
@@ -127,6 +128,9 @@ fn clean_up(run: &RunDir, shm: &ShmRoot) {
         Ok(_) => {}
         Err(error) => log::line(&format!("left-over statistics in {}: {error}", shm.path().display())),
     }
+    if let Err(error) = clean_pools(shm) {
+        log::line(&format!("left-over page pools in {}: {error}", shm.path().display()));
+    }
 }
 
 /// Opens the image of the command line, if there is one, and all its front ends.
@@ -142,9 +146,13 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
         page_cache: options.page_cache,
         key: options.key_file.as_deref().map(Key::in_file).transpose()?,
         request_timeout: options.request_timeout,
+        pool: options.pool.clone(),
         ..OpenRequest::of(image.clone())
     };
     table.open(minor, &request)?;
+    if !options.limits.is_off() {
+        table.set_limits(minor, &options.limits)?;
+    }
     if options.polling.max_us > 0 {
         table.set_polling(minor, options.polling)?;
     }

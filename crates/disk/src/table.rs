@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use tapio_control::{
     Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
-    FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats, ImageWork, Key, MINOR_MAX, MarkerLock,
-    OpenRequest, Polling, Result, ResumeRequest, RunDir, VbdState, VbdStats,
+    FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats, ImageWork, Key, LimitsReport, MINOR_MAX,
+    MarkerLock, OpenRequest, Polling, PoolSpec, Result, ResumeRequest, RunDir, VbdState, VbdStats,
 };
 use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
-use tapio_types::{ImageKind, LayerSpec};
+use tapio_types::{ImageKind, IoLimits, LayerSpec};
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;
@@ -38,6 +38,10 @@ pub struct OpenSpec<'a> {
     pub request_timeout: Option<Duration>,
     /// The key of an encrypted image.
     pub key: Option<&'a Key>,
+    /// Share this page pool,
+    pub pool: Option<&'a PoolSpec>,
+    /// under this minor number.
+    pub minor: u16,
 }
 
 /// One image of an open chain, leaf first.
@@ -108,6 +112,10 @@ pub trait PlaneDisk: Send + Sync {
     fn set_polling(&self, polling: Polling) -> Result<()>;
     /// Work on the images under the guest.
     fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer>;
+    /// Limits the disk.
+    fn set_limits(&self, limits: &IoLimits) -> Result<()>;
+    /// What it is limited to; must not wait for the storage.
+    fn limits(&self) -> Result<LimitsReport>;
 }
 
 /// A disk by its minor number.
@@ -457,6 +465,8 @@ impl<P: Plane> DiskHost for Table<P> {
             page_cache: request.page_cache,
             request_timeout: request.request_timeout,
             key: request.key.as_ref(),
+            pool: request.pool.as_ref(),
+            minor,
         };
         let plane = Arc::new(self.plane.open(&spec, stats)?);
         let info = plane.info();
@@ -667,6 +677,14 @@ impl<P: Plane> DiskHost for Table<P> {
             open.image.put_on_top(&taken.leaf);
         }
         Ok(answer)
+    }
+
+    fn set_limits(&self, minor: u16, limits: &IoLimits) -> Result<()> {
+        self.disk(minor)?.opened()?.set_limits(limits)
+    }
+
+    fn limits(&self, minor: u16) -> Result<LimitsReport> {
+        self.disk(minor)?.opened()?.limits()
     }
 
     fn quit(&self, force: bool) -> Result<()> {

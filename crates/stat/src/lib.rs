@@ -17,10 +17,13 @@
 //! advisory lock on each of its files for life, so a page whose lock can be taken was left behind by a process that
 //! died: the next one that starts removes it and what it names ([`clean_stale`]).
 //!
+//! [`pool`] is what disks share beside: the pages that those of one storage repository may have in flight.
+//!
 //! This crate must never depend on the data path: it is linked into readers too.
 
 mod histogram;
 mod page;
+pub mod pool;
 mod published;
 mod reader;
 mod ring_text;
@@ -43,6 +46,7 @@ pub use vbd::{VbdId, VbdPages};
 pub use writer::{DiskName, DiskStats, StatsView};
 
 use serde::Serialize;
+use tapio_types::IoLimits;
 
 /// What a request does. The order is that of the arrays in the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -173,6 +177,17 @@ pub struct PollCounts {
     pub out_of_requests: u64,
 }
 
+/// What waiting for limits and for pages came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DelayCounts {
+    /// Requests that had to wait for their turn.
+    pub requests: u64,
+    /// For how long, together, in nanoseconds.
+    pub time_ns: u64,
+    /// Requests that wait now, but for those that are still in the guest's ring.
+    pub waiting: u64,
+}
+
 /// All a page says at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Snapshot {
@@ -194,6 +209,10 @@ pub struct Snapshot {
     pub poll: PollCounts,
     /// Histograms of reads, writes and flushes by stage, in the orders of [`Kind::ALL`] and [`Stage::ALL`].
     pub latency: [[Histogram; STAGES]; TIMED_KINDS],
+    /// Limits in force.
+    pub limits: IoLimits,
+    /// What waiting for limits and for pages came to.
+    pub delays: DelayCounts,
 }
 
 impl Snapshot {

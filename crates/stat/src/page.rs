@@ -6,9 +6,11 @@
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tapio_types::IoLimits;
+
 use crate::shm::Words;
 use crate::vbd::VbdId;
-use crate::{BUCKETS, Histogram, KINDS, KindCounts, PollCounts, STAGES, Snapshot, TIMED_KINDS};
+use crate::{BUCKETS, DelayCounts, Histogram, KINDS, KindCounts, PollCounts, STAGES, Snapshot, TIMED_KINDS};
 
 /// Bytes of a page file.
 pub const PAGE_LEN: usize = 8192;
@@ -46,6 +48,41 @@ pub(crate) struct Page {
     pub kinds: [KindWords; KINDS],
     pub poll: PollWords,
     pub latency: [[HistogramWords; STAGES]; TIMED_KINDS],
+    /// Limits in the order of [`limit_words`]; zero in pages of programs that knew none.
+    pub limits: [u64; LIMIT_WORDS],
+    pub delays: [u64; 3],
+}
+
+const LIMIT_WORDS: usize = 9;
+
+/// Limits as words.
+pub(crate) const fn limit_words(limits: &IoLimits) -> [u64; LIMIT_WORDS] {
+    [
+        limits.iops,
+        limits.bps,
+        limits.read_iops,
+        limits.read_bps,
+        limits.write_iops,
+        limits.write_bps,
+        limits.burst_ms as u64,
+        limits.burst_ios,
+        limits.burst_bytes,
+    ]
+}
+
+fn limits_of(words: &[u64]) -> IoLimits {
+    let word = |index: usize| words.get(index).copied().unwrap_or(0);
+    IoLimits {
+        iops: word(0),
+        bps: word(1),
+        read_iops: word(2),
+        read_bps: word(3),
+        write_iops: word(4),
+        write_bps: word(5),
+        burst_ms: word(6) as u32,
+        burst_ios: word(7),
+        burst_bytes: word(8),
+    }
 }
 
 #[repr(C)]
@@ -85,7 +122,7 @@ pub(crate) mod at {
     words! {
         MAGIC = magic; VERSION = version; LEN = len; PID = pid; MINOR = minor; CREATED = created_unix_ns;
         QUEUE_DEPTH = queue_depth; IMAGE_GENERATION = image_generation; IMAGE_LEN = image_len; IMAGE = image;
-        VBDS = vbds; KINDS = kinds; POLL = poll; LATENCY = latency;
+        VBDS = vbds; KINDS = kinds; POLL = poll; LATENCY = latency; LIMITS = limits; DELAYS = delays;
     }
     pub const KIND_WORDS: usize = size_of::<KindWords>() / 8;
     pub const SUBMITTED: usize = offset_of!(KindWords, submitted) / 8;
@@ -209,6 +246,12 @@ fn parse_words(words: &[u64; PAGE_LEN / 8]) -> Result<Snapshot, ParsePageError> 
                 Histogram { counts, sum_ns: words[first] }
             })
         }),
+        limits: limits_of(&words[at::LIMITS..at::LIMITS + LIMIT_WORDS]),
+        delays: DelayCounts {
+            requests: words[at::DELAYS],
+            time_ns: words[at::DELAYS + 1],
+            waiting: words[at::DELAYS + 2],
+        },
     })
 }
 

@@ -36,6 +36,11 @@ impl ShmRoot {
         self.0.join("tapio")
     }
 
+    /// Where page pools are.
+    pub fn pools(&self) -> PathBuf {
+        self.0.join("tapio-pool")
+    }
+
     /// Where a process publishes its disks in the published layout.
     pub fn process(&self, pid: u32) -> PathBuf {
         self.0.join(format!("td3-{pid}"))

@@ -7,11 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::page::{MAGIC, PAGE_LEN, PAGE_VERSION, VACANT, VBD_SLOTS, at, read_live, store_image};
+use tapio_types::IoLimits;
+
+use crate::page::{
+    MAGIC, PAGE_LEN, PAGE_VERSION, VACANT, VBD_SLOTS, at, limit_words, read_live, store_image,
+};
 use crate::published::VERSION;
 use crate::shm::{ShmRoot, Turn, Words, private_dir};
 use crate::vbd::{Published, VbdId, VbdPages};
-use crate::{Kind, PollCounts, RingState, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
+use crate::{DelayCounts, Kind, PollCounts, RingState, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
 
 /// Who a disk is, in the names of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -233,6 +237,20 @@ impl DiskStats {
         self.page.set(at::MISSES, poll.misses);
         self.page.set(at::WAKEUPS, poll.wakeups);
         self.page.set(at::ENTERS, poll.enters);
+    }
+
+    /// Says what the disk is limited to.
+    pub fn set_limits(&self, limits: &IoLimits) {
+        for (index, word) in limit_words(limits).into_iter().enumerate() {
+            self.page.set(at::LIMITS + index, word);
+        }
+    }
+
+    /// Replaces what waiting for limits and pages came to.
+    pub fn set_delays(&self, delays: &DelayCounts) {
+        self.page.set(at::DELAYS, delays.requests);
+        self.page.set(at::DELAYS + 1, delays.time_ns);
+        self.page.set(at::DELAYS + 2, delays.waiting);
     }
 
     /// A spin for new work ended after `spin_ns`, with work or without.

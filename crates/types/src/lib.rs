@@ -1,11 +1,13 @@
-//! Words shared by every part of Tapio: spans, image kinds and the description of a chain.
+//! Words shared by every part of Tapio: spans, image kinds, the description of a chain, limits.
 //!
 //! This crate knows nobody and everybody may know it. It holds no behaviour beyond arithmetic on its own types.
 
 mod device;
 mod image;
+mod limits;
 mod span;
 
 pub use device::DeviceHow;
 pub use image::{Access, ChainSpec, ImageKind, LayerSpec, ParseImageError, parse_type_and_path};
+pub use limits::{BPS_MAX, BURST_MS_DEFAULT, BURST_MS_MAX, IOPS_MAX, IoLimits, LimitError};
 pub use span::{SECTOR_LEN, Span};

@@ -13,6 +13,7 @@ mod changes;
 mod exhaustive;
 mod grow;
 mod late;
+mod limits;
 mod model;
 mod remote;
 mod rig;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tapio_block::{Client, Core, CoreOptions, DiskError, Op, Request};
+use tapio_block::{Client, Core, CoreOptions, DiskError, Op, Request, Taken};
 use tapio_format::live::vhd::{HeapLogs, IntentPlace};
 use tapio_format::medium::Medium;
 use tapio_format::vhd::offline::{
@@ -287,7 +287,7 @@ impl Rig {
 pub struct Process {
     pub core: Rc<Core<Sim>>,
     pub sim: Sim,
-    inbox: Rc<Inbox<Request>>,
+    inbox: Rc<Inbox<Taken>>,
 }
 
 impl Process {
@@ -333,6 +333,7 @@ impl Process {
     }
 
     async fn wait(&self, answer: &Answer) -> Result<(), DiskError> {
+        assert!(self.inbox.push(request.into()).is_ok(), "the test keeps to the room there is");
         loop {
             if let Some(result) = answer.result.borrow_mut().take() {
                 return result;

@@ -4,6 +4,7 @@ mod device;
 mod grow;
 mod images;
 mod restart;
+mod limit;
 mod stats;
 mod tls;
 
@@ -17,7 +18,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tapio_control::{
     Client, Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, ImageSource, OwnClient,
-    ProcessState, RunDir, VbdState, processes,
+    PoolSpec, ProcessState, RunDir, VbdState, processes,
 };
 use tapio_stat::VbdId;
 use tapio_types::parse_type_and_path;
@@ -39,6 +40,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk snapshot -p 4711 -m 0 /disks/new-leaf.vhd     the disk goes on meanwhile
   tapio disk commit -p 4711 -m 0 /disks/middle.vhd
   tapio disk restart -p 4711                               prints the new process
+  tapio disk limit 0 --iops 500 --read-bps 50MiB --burst 2s
   tapio disk resume -p 4711 -m 0 --image vhd:/disks/snap.vhd --image vhd:/disks/base.vhd
 
 'list' shows disks of a foreign tapdisk too; the other commands need a disk process of ours.")]
@@ -86,6 +88,9 @@ enum Command {
         /// A file with the key of an encrypted image, 32 or 64 bytes as they are
         #[arg(long, value_name = "PATH")]
         key_file: Option<PathBuf>,
+        /// Share the page pool of an SR with its other disks; 704 pages of 4 KiB unless it has another number
+        #[arg(long, value_name = "NAME[:PAGES]")]
+        pool: Option<PoolSpec>,
     },
     /// Make a disk larger while its guest uses it
     ///
@@ -142,6 +147,16 @@ enum Command {
     /// For an upgrade: guests that connect again by themselves notice a pause. Polling and limits are back at their
     /// defaults. A process that a service manager runs is restarted by that.
     Restart(restart::Arguments),
+    /// Show or set what a disk may do: requests and bytes a second
+    Limit(limit::Arguments),
+    /// Show page pools and the disks that share them
+    ///
+    /// Read from shared memory, as statistics are.
+    Pool {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Close all disks of a process and end it
     Quit {
         /// Process
@@ -277,7 +292,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
         Command::Grow(arguments) => grow::run(&run, &arguments),
-        Command::Open { which: Which { pid, minor }, images, read_only, page_cache, key_file } => {
+        Command::Open { which: Which { pid, minor }, images, read_only, page_cache, key_file, pool } => {
             let image =
                 source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
             // The process may not be allowed to open it by itself.
@@ -291,6 +306,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
                 default_nbd: false,
                 key: key.is_some().then_some(0),
                 key_file: None,
+                pool,
             };
             let fds: Vec<_> = key.iter().map(AsFd::as_fd).collect();
             OwnClient::connect(&run, pid)?.call::<Value>(&open, &fds, SOON).map(drop)
@@ -311,6 +327,8 @@ pub fn run(arguments: Arguments) -> Result<()> {
             tell(pid, &Ask::SetPolling { minor, max_us, idle_percent }, SOON)
         }
         Command::Restart(arguments) => restart::run(&run, &arguments),
+        Command::Limit(arguments) => limit::run(&run, &arguments),
+        Command::Pool { json } => limit::show_pools(json),
         Command::Quit { pid, force } => tell(pid, &Ask::Quit { force }, None),
     }
 }

@@ -86,6 +86,17 @@ fn table(disk: &Snapshot, histogram: bool) -> String {
         poll.enters,
         poll.out_of_requests
     );
+    let delays = &disk.delays;
+    if !disk.limits.is_off() || delays.requests > 0 || delays.waiting > 0 {
+        let _ = writeln!(
+            out,
+            "limits: {}; {} requests waited {} together, {} wait now",
+            disk.limits,
+            delays.requests,
+            time(delays.time_ns),
+            delays.waiting
+        );
+    }
     for kind in [Kind::Read, Kind::Write, Kind::Flush] {
         if disk.histogram(kind, Stage::Total).is_some_and(|total| total.count() > 0) {
             latencies(&mut out, disk, kind, histogram);
@@ -160,7 +171,14 @@ mod tests {
             stats.submitted(Kind::Read, 4096);
             stats.completed(Kind::Read, 4096, &stages, true);
         }
+        assert!(!table(&stats.view().snapshot(), false).contains("limits:"));
+        stats.set_limits(&"iops=500,burst-ios=9".parse().expect("limits"));
+        stats.set_delays(&tapio_stat::DelayCounts { requests: 4, time_ns: 1_500, waiting: 1 });
         let text = table(&stats.view().snapshot(), true);
+        assert!(
+            text.contains("limits: iops=500,burst-ios=9; 4 requests waited 1.5 us together, 1 wait now\n"),
+            "{text}"
+        );
         assert!(text.starts_with("pid 7 minor 3: vhd:/a\n"), "{text}");
         assert!(
             text.contains("read                   10           10         0         0            40960"),

@@ -4,7 +4,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tapio_control::ControlError;
-use tapio_stat::{FLAG_LOW_MEMORY, FileState, PublishedStats, ShmRoot, VbdFiles, VbdId, vbds};
+use tapio_stat::pool::{PoolInfo, pools};
+use tapio_stat::{FLAG_LOW_MEMORY, FileState, PublishedStats, ShmRoot, VbdDir, VbdFiles, VbdId, disks, vbds};
 
 use crate::failure::Result;
 
@@ -61,7 +62,7 @@ pub struct Row {
     pub ring_used: u32,
     /// Answers come from the reserve of memory.
     pub low_memory: bool,
-    /// Page pool; none while there is no such thing.
+    /// Page pool; none where the disk shares none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
 }
@@ -104,8 +105,22 @@ pub fn row(id: VbdId, pid: u32, then: &PublishedStats, now: &PublishedStats, sec
 
 struct Tracked {
     files: VbdFiles,
+    /// Minor number of the disk, where it is one of ours.
+    minor: Option<u32>,
     last: PublishedStats,
     read_at: Instant,
+}
+
+/// The minor number behind the numbers of a disk: our own pages say both.
+fn minor_of(root: &ShmRoot, vbd: &VbdDir) -> Option<u32> {
+    let pages = disks(root).ok()?;
+    let mut snapshots = pages.iter().filter_map(|page| page.read().ok());
+    snapshots.find(|page| page.pid == vbd.pid && page.vbds.contains(&vbd.id)).map(|page| page.minor)
+}
+
+fn pool_of(pools: &[PoolInfo], pid: u32, minor: u32) -> Option<Pool> {
+    let shares = |pool: &&PoolInfo| pool.disks.iter().any(|disk| disk.pid == pid && disk.minor == minor);
+    pools.iter().find(shares).map(|pool| Pool { name: pool.name.clone(), total: pool.pages, used: pool.used })
 }
 
 /// Keeps the last reading of every disk.
@@ -141,7 +156,8 @@ impl Sampler {
             }
             let Ok(files) = VbdFiles::open(&self.root, &vbd) else { continue };
             let Ok(last) = files.counters() else { continue };
-            self.tracked.push(Tracked { files, last, read_at: Instant::now() });
+            let minor = minor_of(&self.root, &vbd);
+            self.tracked.push(Tracked { files, minor, last, read_at: Instant::now() });
         }
         self.tracked.sort_by_key(|tracked| tracked.files.vbd.id);
         Ok(())
@@ -151,6 +167,8 @@ impl Sampler {
     pub fn sample(&mut self) -> Sample {
         let time_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        // Without pools this lists a directory that is not there.
+        let pools = pools(&self.root).unwrap_or_default();
         let mut vbds = Vec::with_capacity(self.tracked.len());
         self.tracked.retain_mut(|tracked| {
             if tracked.files.state() == FileState::Unlinked {
@@ -164,6 +182,7 @@ impl Sampler {
                 row.ring_total = ring.nr_ents;
                 row.ring_used = ring.used().min(ring.nr_ents);
             }
+            row.pool = tracked.minor.and_then(|minor| pool_of(&pools, tracked.files.vbd.pid, minor));
             (tracked.last, tracked.read_at) = (now, read_at);
             vbds.push(row);
             true
@@ -259,6 +278,28 @@ mod tests {
         let sample = sampler.sample();
         assert_eq!(sample.vbds.len(), 1);
         assert_eq!(sample.vbds[0].read_in_flight, 2);
+    }
+
+    #[test]
+    fn a_disk_that_shares_a_pool_says_so() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let root = ShmRoot::new(dir.path());
+        let name = DiskName { pid: std::process::id(), minor: 4, page: None };
+        let mut stats = DiskStats::create(&root, &name).expect("created");
+        let id = VbdId { domid: 2, devid: 51712 };
+        stats
+            .add_vbd(VbdPages::create(&root, std::process::id(), 4, id, false).expect("pages"))
+            .expect("room");
+        let other = disk(&root, 1, VbdId { domid: 0, devid: 1 });
+        let sr = "sr".parse().expect("a name");
+        let mut member = tapio_stat::pool::join(&root, &sr, None, 4).expect("joined");
+        assert_eq!(member.take(374, 0), Some(374));
+        let mut sampler = Sampler::new(root, Filter::default());
+        sampler.scan().expect("listed");
+        let sample = sampler.sample();
+        assert_eq!(sample.vbds[0].pool, None);
+        assert_eq!(sample.vbds[1].pool, Some(Pool { name: "sr".into(), total: 704, used: 374 }));
+        drop((member, other));
     }
 
     #[test]

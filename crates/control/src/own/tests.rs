@@ -86,6 +86,7 @@ fn every_command_survives_the_wire() {
             default_nbd: true,
             key: None,
             key_file: Some("/keys/a".into()),
+            pool: Some("sr:704".parse().expect("a pool")),
         },
         Command::Close { minor: 1, force: true },
         Command::Pause { minor: 1 },
@@ -103,6 +104,9 @@ fn every_command_survives_the_wire() {
         Command::JobList { minor: 1 },
         Command::JobCancel { minor: 1, job: 2 },
         Command::JobRate { minor: 1, job: 2, rate: 3 },
+        Command::SetLimits { minor: 1, limits: "iops=5,burst=2s".parse().expect("limits") },
+        Command::SetLimits { minor: 1, limits: Default::default() },
+        Command::Limits { minor: 1 },
         Command::Quit { force: false },
     ];
     for command in commands {
@@ -148,6 +152,13 @@ fn impossible_wishes_are_refused() {
     assert!(ImageSource::Chain(vec![]).check().is_err());
     assert!(Command::Snapshot { minor: 0, leaf: "new.vhd".into(), stall_ms: 1 }.check(0).is_err());
     assert!(Command::SetPolling { minor: 0, max_us: 0, idle_percent: 101 }.check(0).is_err());
+    let too_much = tapio_types::IoLimits { iops: u64::MAX, ..Default::default() };
+    assert!(Command::SetLimits { minor: 0, limits: too_much }.check(0).is_err());
+    for bad in [r#"{"name":"../x"}"#, r#"{"name":"sr","pages":0}"#, r#"{"name":"sr","pages":65536}"#] {
+        let line = format!(r#"{{"command":"open","minor":1,"image":{{"leaf":"vhd:/a"}},"pool":{bad}}}"#);
+        let request = parse_request(line.as_bytes()).expect(bad);
+        assert_eq!(request.command.check(0).expect_err(bad).errno, Errno::EINVAL);
+    }
 }
 
 proptest! {

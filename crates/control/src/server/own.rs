@@ -118,13 +118,24 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             value(shared.in_turn(|| host.front_add(*minor, request))?)
         }
         Command::Grow { minor, len } => value(shared.in_turn(|| host.grow(*minor, *len))?),
-        Command::Open { minor, image, read_only, page_cache, timeout_s, default_nbd, key, key_file } => {
+        Command::Open {
+            minor,
+            image,
+            read_only,
+            page_cache,
+            timeout_s,
+            default_nbd,
+            key,
+            key_file,
+            pool,
+        } => {
             let request = OpenRequest {
                 key: key_of(*key, key_file.as_deref(), fds)?,
                 read_only: *read_only,
                 page_cache: *page_cache,
                 request_timeout: timeout_s.filter(|s| *s > 0).map(|s| Duration::from_secs(s.into())),
                 default_nbd: *default_nbd,
+                pool: pool.clone(),
                 ..OpenRequest::of(image.clone())
             };
             value(shared.in_turn(|| host.open(*minor, &request))?)
@@ -150,6 +161,10 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
         }
         Command::FrontRemove { minor, front, force } => {
             shared.in_turn(|| host.front_remove(*minor, *front, *force)).map(|()| json!({}))
+        }
+        Command::Limits { minor } => value(host.limits(*minor)?),
+        Command::SetLimits { minor, limits } => {
+            shared.in_turn(|| host.set_limits(*minor, limits)).map(|()| json!({}))
         }
         Command::SetPolling { minor, max_us, idle_percent } => {
             let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };

@@ -426,6 +426,7 @@ fn our_own_protocol_carries_everything() {
             default_nbd: false,
             key: None,
             key_file: None,
+            pool: None,
         };
         assert_eq!(
             ask(open(ImageSource::Leaf("vhd:relative".into()))).expect_err("relative").errno,

@@ -23,6 +23,7 @@ struct DoubleDisk {
     stats: Mutex<DiskStats>,
     image: Mutex<Option<String>>,
     page_cache: bool,
+    limits: Mutex<LimitsReport>,
 }
 
 impl Plane for Double {
@@ -43,6 +44,7 @@ impl Plane for Double {
             stats: Mutex::new(stats),
             image: Mutex::new(Some(spec.image.text())),
             page_cache: spec.page_cache,
+            limits: Mutex::default(),
         })
     }
 }
@@ -146,6 +148,15 @@ impl PlaneDisk for DoubleDisk {
 
     fn set_polling(&self, _polling: Polling) -> Result<()> {
         Ok(())
+    }
+
+    fn set_limits(&self, limits: &IoLimits) -> Result<()> {
+        lock(&self.limits).limits = *limits;
+        Ok(())
+    }
+
+    fn limits(&self) -> Result<LimitsReport> {
+        Ok(lock(&self.limits).clone())
     }
 }
 

@@ -133,7 +133,7 @@ impl Connection {
         }
         let connection = Rc::new_cyclic(|me| Self {
             me: me.clone(),
-            port: world.port.clone(),
+            port: world.port.client(),
             uring: world.uring.clone(),
             session,
             memory: Memory::new(world.uring.pool()),

@@ -295,7 +295,7 @@ impl DataSide for RemoteDevice {
     fn start(&self, setup: QueueSetup, kick: Kick) -> Result<Result<(), RingError>, Gone> {
         self.with(move |world, device| {
             let index = setup.index;
-            let queue = Rc::new(Queue::new(setup, world.port.clone(), Rc::clone(&device.writeback))?);
+            let queue = Rc::new(Queue::new(setup, world.port.client(), Rc::clone(&device.writeback))?);
             let watch = device.watch(&world.uring, &queue, kick);
             device.queues.borrow_mut()[index] = Some(Entry { queue, watch });
             Ok(())

@@ -213,6 +213,10 @@ impl Queue {
                 break;
             }
             room -= 1;
+            if room == 0 {
+                // A disk with limits says so for one request at a time.
+                room = self.port.room();
+            }
         }
         pulled
     }
@@ -273,6 +277,8 @@ impl Queue {
             if self.core.borrow().in_flight == 0 {
                 return;
             }
+            // What waits for its turn at the disk would keep the front end waiting as well.
+            self.port.hurry();
             self.settled.wait(self.port.tasks()).await;
         }
     }

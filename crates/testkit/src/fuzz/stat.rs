@@ -34,6 +34,9 @@ pub fn stat_pages(bytes: &[u8]) {
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
+    if let Some(pool) = tapio_stat::pool::parse_pool("pool", bytes) {
+        assert!(pool.used <= pool.pages && pool.disks.len() <= tapio_stat::pool::POOL_DISKS_MAX);
+    }
     assert_eq!(parse_statistics(bytes).is_some(), bytes.len() >= STATISTICS_LEN);
     assert_eq!(parse_published(bytes).is_some(), bytes.len() >= PUBLISHED_LEN);
     if let (Some(then), Some(now)) = (parse_published(bytes), parse_published(&bytes[bytes.len().min(8)..])) {

@@ -11,6 +11,7 @@ mod full_disk;
 mod grow;
 mod images;
 mod instruments;
+mod limits;
 mod load;
 mod local_device;
 mod local_file;

@@ -434,6 +434,7 @@ fn lines(shelf: &mut Shelf) {
             default_nbd: true,
             key: Some(0),
             key_file: None,
+            pool: None,
         },
         Command::Pause { minor },
         Command::Resume { minor, image: Some(leaf) },

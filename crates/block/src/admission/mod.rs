@@ -1,0 +1,405 @@
+//! The door of a disk: where requests wait for their turn while it is limited or shares its SR's page pool.
+//!
+//! ```text
+//!   guest's ring ──room()──▶ front end ──submit()──▶ door ──▶ Inbox ──▶ serve()
+//!     waits here, but for                             │ one of each client waits here, in order and in turn
+//!     what waits at the door                          ▼
+//!                              token buckets (bucket.rs), pages of the pool (pages.rs)
+//! ```
+//!
+//! With neither limits nor a pool the door stands open: that costs a load for each request. With either, a client (a
+//! queue, a connection) may have one request waiting here, the next to go (eight where reads and writes have limits
+//! of their own, so that one does not wait behind the other); all else stays where the guest put it. Clients take
+//! turns by what their requests cost, as in start-time fair queueing: each has a tag that grows with the cost, the
+//! lowest goes first, and who comes from a rest starts from now.
+//!
+//! A flush passes at once: it costs nothing, and everything that it is about has been answered. A thread wakes for
+//! the door only when a request waits there: by one timer, set for the moment at which that request may pass.
+
+mod bucket;
+mod pages;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use tapio_ring::{Inbox, Notify, Tasks};
+use tapio_types::IoLimits;
+
+use crate::request::{Op, Request};
+use bucket::{Buckets, Way};
+pub use pages::{Pages, PoolFacts};
+
+/// Requests of one client that may wait at the door.
+const WAITING_MAX: usize = 1;
+/// The same where reads and writes are limited apart.
+const WAITING_SPLIT_MAX: usize = 8;
+
+/// Where a request comes from, for those who count: the slot of the front end's number among those the disk is
+/// published under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin(u8);
+
+impl Origin {
+    /// Nobody's in particular.
+    pub const UNKNOWN: Self = Self(u8::MAX);
+
+    /// The slot `index`; unknown above 254.
+    pub fn of(index: usize) -> Self {
+        Self(u8::try_from(index).unwrap_or(u8::MAX))
+    }
+
+    /// The slot, if it is known.
+    pub const fn index(self) -> Option<usize> {
+        if self.0 == u8::MAX { None } else { Some(self.0 as usize) }
+    }
+}
+
+/// A request that the disk has taken.
+#[derive(Debug)]
+pub struct Taken {
+    /// What the front end asked.
+    pub request: Request,
+    /// Where it came from.
+    pub origin: Origin,
+    /// Pages of the SR's pool that it holds.
+    pub pages: u32,
+}
+
+impl From<Request> for Taken {
+    fn from(request: Request) -> Self {
+        Self { request, origin: Origin::UNKNOWN, pages: 0 }
+    }
+}
+
+/// A client of the door: a queue or a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Client {
+    waiting: Cell<usize>,
+    /// When its next request may start, in cost.
+    tag: Cell<u64>,
+}
+
+struct Waiting {
+    taken: Taken,
+    client: Rc<Client>,
+    way: Way,
+    tag: u64,
+    since_ns: u64,
+}
+
+/// What waiting at the door came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delays {
+    /// Requests that had to wait.
+    pub requests: u64,
+    /// For how long, together, in nanoseconds.
+    pub time_ns: u64,
+    /// Requests that wait now.
+    pub waiting: u64,
+}
+
+#[derive(Default)]
+struct State {
+    limits: IoLimits,
+    buckets: Option<Buckets>,
+    pages: Option<Box<dyn Pages>>,
+    waiting: Vec<Waiting>,
+    /// The tag of the last that went.
+    time: u64,
+    delays: Delays,
+}
+
+/// See the module's documentation.
+pub(crate) struct Door {
+    shut: Cell<bool>,
+    inbox: Rc<Inbox<Taken>>,
+    tasks: Tasks,
+    /// Told when there is room again.
+    freed: Rc<Notify>,
+    state: RefCell<State>,
+    /// Told when the time to look again has changed.
+    clock: Notify,
+    /// When the service looks again; `u64::MAX`: not by itself.
+    alarm_ns: Cell<u64>,
+    serving: Cell<bool>,
+}
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Door").field("shut", &self.shut.get()).finish_non_exhaustive()
+    }
+}
+
+const fn way(op: Op) -> Option<Way> {
+    match op {
+        Op::Read => Some(Way::Read),
+        Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => Some(Way::Write),
+        Op::Flush => None,
+    }
+}
+
+/// Bytes that a request moves: discards and zeroing move none.
+const fn moved(request: &Request) -> u64 {
+    match request.op {
+        Op::Read | Op::Write { .. } => request.span.len,
+        Op::Flush | Op::Discard | Op::WriteZeroes { .. } => 0,
+    }
+}
+
+impl Door {
+    pub fn new(inbox: Rc<Inbox<Taken>>, tasks: Tasks, freed: Rc<Notify>) -> Rc<Self> {
+        Rc::new(Self {
+            shut: Cell::new(false),
+            inbox,
+            tasks,
+            freed,
+            state: RefCell::default(),
+            clock: Notify::default(),
+            alarm_ns: Cell::new(u64::MAX),
+            serving: Cell::new(false),
+        })
+    }
+
+    /// Whether requests may have to wait: the one load that a door costs that stands open.
+    #[inline]
+    pub fn is_shut(&self) -> bool {
+        self.shut.get()
+    }
+
+    pub fn limits(&self) -> IoLimits {
+        self.state.borrow().limits
+    }
+
+    pub fn delays(&self) -> Delays {
+        let state = self.state.borrow();
+        Delays { waiting: state.waiting.len() as u64, ..state.delays }
+    }
+
+    /// Limits the disk from now on, or not any more.
+    pub fn set_limits(self: &Rc<Self>, limits: &IoLimits) {
+        {
+            let mut state = self.state.borrow_mut();
+            let now = self.tasks.turn_ns();
+            if let Some(buckets) = &mut state.buckets {
+                buckets.fill(now, false);
+            }
+            let mut buckets = (!limits.is_off()).then(|| Buckets::new(limits, now));
+            if let (Some(new), Some(old)) = (&mut buckets, &state.buckets) {
+                new.inherit(old);
+            }
+            (state.limits, state.buckets) = (*limits, buckets);
+        }
+        self.changed();
+    }
+
+    /// Shares a pool from now on, or, with `None`, not any more; gives what it shared. Pages of requests under way go
+    /// back with the pool that they came from.
+    pub fn set_pages(self: &Rc<Self>, pages: Option<Box<dyn Pages>>) -> Option<Box<dyn Pages>> {
+        let old = std::mem::replace(&mut self.state.borrow_mut().pages, pages);
+        self.changed();
+        old
+    }
+
+    /// Calls `look` with the pool, if there is one.
+    pub fn with_pages<T>(&self, look: impl FnOnce(&mut dyn Pages) -> T) -> Option<T> {
+        self.state.borrow_mut().pages.as_mut().map(|pages| look(pages.as_mut()))
+    }
+
+    fn changed(self: &Rc<Self>) {
+        let shut = {
+            let state = self.state.borrow();
+            state.buckets.is_some() || state.pages.is_some() || !state.waiting.is_empty()
+        };
+        self.shut.set(shut);
+        if shut && !self.serving.replace(true) {
+            let door = Rc::clone(self);
+            self.tasks.spawn(async move { door.serve().await });
+        }
+        self.knock();
+        self.freed.notify_all(&self.tasks);
+    }
+
+    /// How many requests `client` may submit now, of the `room` that the disk has.
+    pub fn room(&self, client: &Client, room: usize) -> usize {
+        let state = self.state.borrow();
+        let split = state.buckets.as_ref().is_some_and(Buckets::is_split);
+        let most = if split { WAITING_SPLIT_MAX } else { WAITING_MAX };
+        // Who waits here has its place inside already.
+        room.saturating_sub(state.waiting.len()).min(most.saturating_sub(client.waiting.get()))
+    }
+
+    /// The pool that the disk shares.
+    pub fn pool(&self) -> Option<PoolFacts> {
+        self.with_pages(|pages| pages.facts())
+    }
+
+    /// Takes a request: it goes in now or waits.
+    pub fn submit(&self, client: &Rc<Client>, taken: Taken) -> Result<(), Request> {
+        let Some(way) = way(taken.request.op) else {
+            return self.inbox.push(taken).map_err(|taken| taken.request);
+        };
+        let now = self.tasks.turn_ns();
+        {
+            let mut state = self.state.borrow_mut();
+            if self.inbox.room() <= state.waiting.len() {
+                return Err(taken.request);
+            }
+            // Time before this request came was rest, unless others waited.
+            let waited = !state.waiting.is_empty();
+            if let Some(buckets) = &mut state.buckets {
+                buckets.fill(now, waited);
+            }
+            let cost = state.cost(way, &taken.request);
+            let tag = client.tag.get().max(state.time);
+            client.tag.set(tag.saturating_add(cost));
+            client.waiting.set(client.waiting.get() + 1);
+            state.waiting.push(Waiting { taken, client: Rc::clone(client), way, tag, since_ns: now });
+        }
+        self.knock();
+        Ok(())
+    }
+
+    /// A request that held pages has ended, or one that came in this way: others may go.
+    pub fn ended(&self, pages: u32) {
+        if pages > 0 {
+            self.with_pages(|pool| pool.give(pages));
+        }
+        if !self.state.borrow().waiting.is_empty() {
+            self.knock();
+        }
+    }
+
+    /// Lets go what may go; sets the clock for the rest.
+    pub fn knock(&self) {
+        let next = self.let_in();
+        if next < self.alarm_ns.get() {
+            self.clock.notify_all(&self.tasks);
+        }
+    }
+
+    fn let_in(&self) -> u64 {
+        if !self.inbox.is_open() {
+            // Whoever opens it knocks.
+            return u64::MAX;
+        }
+        let mut state = self.state.borrow_mut();
+        let now = self.tasks.turn_ns();
+        let waited = !state.waiting.is_empty();
+        if let Some(buckets) = &mut state.buckets {
+            buckets.fill(now, waited);
+        }
+        let mut went = false;
+        let next = loop {
+            match state.first(now) {
+                Ok((index, pages)) => {
+                    let waiting = state.go(index, pages, now);
+                    went = true;
+                    waiting.client.waiting.set(waiting.client.waiting.get() - 1);
+                    // There is room: who waits has its place.
+                    if let Err(taken) = self.inbox.push(waiting.taken) {
+                        taken
+                            .request
+                            .client
+                            .complete(taken.request.tag, Err(crate::DiskError::Io(libc::EAGAIN)));
+                    }
+                }
+                Err(when) => break when,
+            }
+        };
+        if state.waiting.is_empty()
+            && let Some(pages) = &mut state.pages
+        {
+            pages.stop_waiting();
+        }
+        drop(state);
+        if went {
+            self.freed.notify_all(&self.tasks);
+        }
+        next
+    }
+
+    /// Lets everything in that waits, whatever it costs, which stays to be paid: before a pause, and when the door
+    /// goes.
+    pub fn let_all_in(&self) {
+        let mut state = self.state.borrow_mut();
+        let now = self.tasks.turn_ns();
+        while !state.waiting.is_empty() {
+            let waiting = state.go(0, 0, now);
+            waiting.client.waiting.set(waiting.client.waiting.get() - 1);
+            if let Err(taken) = self.inbox.push(waiting.taken) {
+                taken.request.client.complete(taken.request.tag, Err(crate::DiskError::Io(libc::EAGAIN)));
+            }
+        }
+        if let Some(pages) = &mut state.pages {
+            pages.stop_waiting();
+        }
+        drop(state);
+        self.freed.notify_all(&self.tasks);
+    }
+
+    /// The service: sleeps until the first in turn may go, or for ever.
+    async fn serve(self: Rc<Self>) {
+        loop {
+            let next = self.let_in();
+            self.alarm_ns.set(next);
+            if next == u64::MAX {
+                self.clock.wait(&self.tasks).await;
+            } else {
+                self.clock.wait_until(&self.tasks, next).await;
+            }
+        }
+    }
+}
+
+impl State {
+    /// What a request costs in turns: time where there are limits, pages where there is a pool alone.
+    fn cost(&self, way: Way, request: &Request) -> u64 {
+        match &self.buckets {
+            Some(buckets) => buckets.price_ns(way, moved(request)).max(1),
+            None => pages::pages_of(moved(request)).max(1).into(),
+        }
+    }
+
+    /// The request that goes next, with its pages; or when to look again.
+    fn first(&mut self, now: u64) -> Result<(usize, u32), u64> {
+        let mut when = u64::MAX;
+        let waits = match &self.buckets {
+            Some(buckets) => [buckets.wait_ns(Way::Read), buckets.wait_ns(Way::Write)],
+            None => [0; 2],
+        };
+        let mut best: Option<(u64, usize)> = None;
+        for (index, waiting) in self.waiting.iter().enumerate() {
+            let wait = waits[usize::from(waiting.way == Way::Write)];
+            if wait > 0 {
+                when = when.min(now.saturating_add(wait));
+            } else if best.is_none_or(|(tag, _)| waiting.tag < tag) {
+                best = Some((waiting.tag, index));
+            }
+        }
+        let Some((_, index)) = best else { return Err(when) };
+        let wanted = pages::pages_of(moved(&self.waiting[index].taken.request));
+        let Some(pool) = self.pages.as_mut().filter(|_| wanted > 0) else { return Ok((index, 0)) };
+        match pool.take(wanted, now) {
+            Some(pages) => Ok((index, pages)),
+            // Woken by whoever gives some back; the time is only for those who die meanwhile.
+            None => Err(when.min(now.saturating_add(pool.patience_ns()))),
+        }
+    }
+
+    fn go(&mut self, index: usize, pages: u32, now: u64) -> Waiting {
+        // Order does not matter in the list: tags say who goes first, and those of one client grow.
+        let mut waiting = self.waiting.remove(index);
+        waiting.taken.pages = pages;
+        self.time = self.time.max(waiting.tag);
+        if let Some(buckets) = &mut self.buckets {
+            buckets.charge(waiting.way, moved(&waiting.taken.request));
+        }
+        let waited = now.saturating_sub(waiting.since_ns);
+        if waited > 0 {
+            self.delays.requests += 1;
+            self.delays.time_ns = self.delays.time_ns.wrapping_add(waited);
+        }
+        waiting
+    }
+}

@@ -1,0 +1,71 @@
+//! Pages of an SR's pool, as the door takes them.
+
+use std::os::fd::RawFd;
+
+use tapio_stat::pool::{GRACE_NS, POOL_PAGE_LEN, PoolMember};
+
+/// A pool of pages that several disks share.
+pub trait Pages {
+    /// Takes pages for a request, and says how many; `None`: not now, and somebody will ring.
+    fn take(&mut self, pages: u32, now_ns: u64) -> Option<u32>;
+    /// Gives them back.
+    fn give(&mut self, pages: u32);
+    /// The request that could not have its pages is gone.
+    fn stop_waiting(&mut self);
+    /// After how long to ask again although nobody rang.
+    fn patience_ns(&self) -> u64 {
+        GRACE_NS
+    }
+    /// The descriptor that rings by being readable.
+    fn bell(&self) -> Option<RawFd> {
+        None
+    }
+    /// Forgets that it rang.
+    fn quiet(&mut self) {}
+    /// Name and size, for those who ask.
+    fn facts(&self) -> PoolFacts {
+        PoolFacts::default()
+    }
+}
+
+/// What a disk knows of its pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolFacts {
+    /// The pool's name.
+    pub name: String,
+    /// Pages of the pool.
+    pub pages: u32,
+    /// Pages that the disk holds.
+    pub held: u32,
+}
+
+impl Pages for PoolMember {
+    fn take(&mut self, pages: u32, now_ns: u64) -> Option<u32> {
+        Self::take(self, pages, now_ns)
+    }
+
+    fn give(&mut self, pages: u32) {
+        Self::give(self, pages);
+    }
+
+    fn stop_waiting(&mut self) {
+        Self::stop_waiting(self);
+    }
+
+    fn bell(&self) -> Option<RawFd> {
+        Some(self.wake_fd())
+    }
+
+    fn quiet(&mut self) {
+        Self::quiet(self);
+    }
+
+    fn facts(&self) -> PoolFacts {
+        PoolFacts { name: self.name().to_owned(), pages: self.total(), held: self.held() }
+    }
+}
+
+/// Pages for the data of a request of so many bytes.
+pub fn pages_of(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(POOL_PAGE_LEN)).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,208 @@
+//! `tapio disk limit` and `tapio disk pool`: what disks may do, and what they share.
+
+use std::fmt::Write;
+
+use clap::Args;
+use serde_json::Value;
+use tapio_control::{
+    Command as Ask, ControlError, DiskEntry, Errno, LimitsReport, OwnClient, ProcessState, RunDir, processes,
+};
+use tapio_stat::ShmRoot;
+use tapio_stat::pool::{PoolInfo, pools};
+use tapio_types::IoLimits;
+
+use super::SOON;
+use crate::failure::{Result, print, print_json};
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:
+  tapio disk limit 3                                  show
+  tapio disk limit 3 --iops 500 --read-bps 50MiB --burst 2s
+  tapio disk limit 3 --off
+
+The limits given replace all that were there before. Flushes count nowhere; discards and zeroing count as one
+request of no bytes. Bytes may have a unit: KiB, MiB, GiB, TiB (or K, M, G) are powers of 1024, kB, MB, GB, TB of 1000.")]
+pub struct Arguments {
+    /// Minor number
+    minor: u16,
+    /// Process; needed only where several have a disk of that number
+    #[arg(short, long)]
+    pid: Option<i32>,
+    /// Requests a second
+    #[arg(long, value_name = "COUNT")]
+    iops: Option<String>,
+    /// Bytes a second
+    #[arg(long, value_name = "SIZE")]
+    bps: Option<String>,
+    /// Reads a second
+    #[arg(long, value_name = "COUNT")]
+    read_iops: Option<String>,
+    /// Bytes read a second
+    #[arg(long, value_name = "SIZE")]
+    read_bps: Option<String>,
+    /// Writes a second
+    #[arg(long, value_name = "COUNT")]
+    write_iops: Option<String>,
+    /// Bytes written a second
+    #[arg(long, value_name = "SIZE")]
+    write_bps: Option<String>,
+    /// How far the disk may run ahead after a rest: a time at its rates (2s, 500ms), or bytes
+    #[arg(long, value_name = "TIME|SIZE")]
+    burst: Option<String>,
+    /// The same in requests
+    #[arg(long, value_name = "COUNT")]
+    burst_ios: Option<String>,
+    /// Take all limits away
+    #[arg(long, conflicts_with_all = ["iops", "bps", "read_iops", "read_bps", "write_iops", "write_bps", "burst", "burst_ios"])]
+    off: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Arguments {
+    /// The limits to set; `None` when they are only to be shown.
+    fn limits(&self) -> Result<Option<IoLimits>> {
+        let given = [
+            ("iops", &self.iops),
+            ("bps", &self.bps),
+            ("read-iops", &self.read_iops),
+            ("read-bps", &self.read_bps),
+            ("write-iops", &self.write_iops),
+            ("write-bps", &self.write_bps),
+            ("burst", &self.burst),
+            ("burst-ios", &self.burst_ios),
+        ];
+        let mut limits = IoLimits::default();
+        let mut any = self.off;
+        let invalid = |error: tapio_types::LimitError| ControlError::new(Errno::EINVAL, error.to_string());
+        for (name, value) in given {
+            if let Some(value) = value {
+                limits.set(name, value).map_err(invalid)?;
+                any = true;
+            }
+        }
+        limits.check().map_err(invalid)?;
+        Ok(any.then_some(limits))
+    }
+}
+
+pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
+    let minor = arguments.minor;
+    let limits = arguments.limits()?;
+    let mut client = find(run, minor, arguments.pid)?;
+    if let Some(limits) = limits {
+        client.call::<Value>(&Ask::SetLimits { minor, limits }, &[], SOON)?;
+    }
+    let report: LimitsReport = client.call(&Ask::Limits { minor }, &[], SOON)?;
+    if arguments.json {
+        return print_json(&report);
+    }
+    print(&text(&report))
+}
+
+/// The process that has a disk of that number.
+fn find(run: &RunDir, minor: u16, pid: Option<i32>) -> Result<OwnClient> {
+    if let Some(pid) = pid {
+        return OwnClient::connect(run, pid);
+    }
+    let mut found = Vec::new();
+    for process in processes(run)? {
+        let ProcessState::Live { .. } = process.state else { continue };
+        // Foreign, or it ended between the two questions.
+        let Ok(mut client) = OwnClient::connect(run, process.id) else { continue };
+        let disks: Vec<DiskEntry> = client.call(&Ask::List {}, &[], SOON)?;
+        if disks.iter().any(|disk| disk.minor == minor) {
+            found.push(client);
+        }
+    }
+    match (found.pop(), found.len()) {
+        (Some(client), 0) => Ok(client),
+        (Some(_), more) => {
+            Err(ControlError::new(Errno::EINVAL, format!("{} processes have a disk {minor}", more + 1))
+                .next("name one with --pid"))
+        }
+        (None, _) => Err(ControlError::new(Errno::ENODEV, format!("no process of ours has a disk {minor}"))
+            .next("'tapio disk list' shows the disks there are")),
+    }
+}
+
+fn text(report: &LimitsReport) -> String {
+    let mut out = format!("limits: {}\n", report.limits);
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(
+        out,
+        "waited: {} requests, {:.1} ms together; {} wait now",
+        report.delayed,
+        report.delay_ns as f64 / 1e6,
+        report.waiting
+    );
+    if let Some(pool) = &report.pool {
+        let _ = writeln!(out, "pool: {} ({} pages, {} held by this disk)", pool.name, pool.pages, pool.held);
+    }
+    out
+}
+
+/// The pools of this machine and who shares them, read from shared memory.
+pub fn show_pools(json: bool) -> Result<()> {
+    let root = ShmRoot::from_env();
+    let pools = pools(&root)
+        .map_err(|error| ControlError::io(format_args!("cannot list {}", root.pools().display()), &error))?;
+    if json {
+        return print_json(&pools);
+    }
+    print(&pools.iter().map(pool_text).collect::<String>())
+}
+
+fn pool_text(pool: &PoolInfo) -> String {
+    let mut out = format!("pool: {} ({:4},{:4})\n", pool.name, pool.pages, pool.used);
+    let _ = writeln!(out, "{:>8} {:>5} {:>6} {:>9}", "PID", "MINOR", "HELD", "WAITS FOR");
+    for disk in &pool.disks {
+        let _ = writeln!(out, "{:>8} {:>5} {:>6} {:>9}", disk.pid, disk.minor, disk.held, disk.waits_for);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tapio_stat::pool::PoolDisk;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn limits(line: &str) -> Result<Option<IoLimits>> {
+        let words = std::iter::once("limit").chain(line.split_whitespace());
+        Line::try_parse_from(words).expect(line).arguments.limits()
+    }
+
+    #[test]
+    fn what_is_given_is_set_and_nothing_given_shows() {
+        assert_eq!(limits("3"), Ok(None));
+        assert_eq!(limits("3 --off"), Ok(Some(IoLimits::default())));
+        let given = limits("3 --iops 500 --read-bps 50MiB --burst 2s").expect("valid").expect("some");
+        assert_eq!(given.to_string(), "iops=500,read-bps=50MiB,burst=2000ms");
+        assert_eq!(limits("3 --burst 2s").expect_err("of what").errno, Errno::EINVAL);
+        assert_eq!(limits("3 --bps fast").expect_err("no number").errno, Errno::EINVAL);
+        assert!(Line::try_parse_from(["limit", "3", "--off", "--iops", "5"]).is_err());
+    }
+
+    #[test]
+    fn limits_and_pools_are_printed() {
+        let mut report =
+            LimitsReport { delayed: 3, delay_ns: 2_500_000, waiting: 1, ..LimitsReport::default() };
+        assert_eq!(text(&report), "limits: off\nwaited: 3 requests, 2.5 ms together; 1 wait now\n");
+        report.pool = Some(tapio_control::PoolShare { name: "sr".into(), pages: 704, held: 5 });
+        assert!(text(&report).ends_with("pool: sr (704 pages, 5 held by this disk)\n"));
+        let disks = vec![PoolDisk { pid: 77, minor: 3, held: 5, waits_for: 256 }];
+        let pool = PoolInfo { name: "sr".into(), pages: 704, used: 374, disks };
+        let lines = pool_text(&pool);
+        assert!(lines.starts_with("pool: sr ( 704, 374)\n"), "{lines}");
+        assert!(lines.ends_with("      77     3      5       256\n"), "{lines}");
+    }
+}

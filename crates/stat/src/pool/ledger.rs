@@ -1,0 +1,315 @@
+//! Who has how many pages: the algorithm over shared words, without a file and without waiting.
+//!
+//! **Exact whoever dies.** Taking and giving changes two numbers, the free pages and the pages of one disk. The change
+//! is written as one word, the [`State`], which has the free pages after it and says what the change was; whoever
+//! comes next first carries it over to the disk's [`Share`], which counts its changes so that this happens once. So
+//! at every moment free pages and shares (with the last change carried over) make the whole pool, also when a process
+//! is killed between any two of its steps. The pages of the dead are given back by the living.
+//!
+//! **Fair.** While nobody waits, pages go to whoever asks. While somebody does, two rules hold. A disk may not hold
+//! more than its part, the pool divided by the disks that hold or want something (but one request always). And pages
+//! go to the disk that has had the fewest since the waiting began: each disk has a tag, to which its requests add
+//! their pages, and the lowest tag among those that wait goes first, so that disks with large and with small requests
+//! get the same number of pages, to within one request.
+//!
+//! **Nobody blocks for long.** Whoever waits behind another that makes no progress for [`GRACE_NS`] goes past it
+//! until it does: it may be stopped, or its storage stuck, or its words be nonsense.
+
+use super::layout::{Owner, PAGES_MAX, SLOTS, Share, State, at};
+
+/// How long a disk that makes no progress may hold up others.
+pub const GRACE_NS: u64 = 100_000_000;
+/// After this long without pages and without any in use, a disk serves one request without: whatever the segment says,
+/// a guest never hangs.
+pub const STARVED_NS: u64 = 1_000_000_000;
+/// A disk that fell behind, because it was passed, does not get back more than this many pools of pages.
+const LAG_POOLS: u64 = 1;
+
+/// Words that several processes change.
+pub trait Memory {
+    /// Reads a word.
+    fn load(&self, at: usize) -> u64;
+    /// Replaces it.
+    fn store(&self, at: usize, value: u64);
+    /// Replaces it if it is still `old`.
+    fn swap(&self, at: usize, old: u64, new: u64) -> bool;
+}
+
+/// The accounts.
+#[derive(Debug)]
+pub struct Ledger<M> {
+    pub memory: M,
+    /// Read once, so that damage cannot change it under way.
+    pub total: u32,
+}
+
+/// Why pages cannot be had now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Too few are free.
+    Empty,
+    /// The disk has its part, and others wait.
+    Part,
+    /// This slot goes first.
+    After(usize),
+}
+
+impl<M: Memory> Ledger<M> {
+    /// Makes the words of an empty segment those of a pool of `total` pages.
+    pub fn format(memory: M, total: u32) -> Self {
+        let total = total.clamp(1, PAGES_MAX);
+        memory.store(at::TOTAL, total.into());
+        memory.store(at::SLOTS, SLOTS as u64);
+        memory.store(at::STATE, State::new(total, 0, 0, 0).0);
+        memory.store(at::VERSION, super::layout::VERSION);
+        memory.store(at::MAGIC, super::layout::MAGIC);
+        Self { memory, total }
+    }
+
+    /// The slots that anybody ever had: what there is to look at.
+    fn slots(&self) -> std::ops::Range<usize> {
+        0..(self.memory.load(at::USED) as usize).min(SLOTS)
+    }
+
+    /// Carries the last change over to its share; gives the state after which that is done.
+    pub fn settle(&self) -> State {
+        loop {
+            let state = State(self.memory.load(at::STATE));
+            let at = at::share(state.slot());
+            let share = Share(self.memory.load(at));
+            if !share.lacks(state) || self.memory.swap(at, share.0, share.with(state.delta()).0) {
+                return state;
+            }
+            // Somebody else has done it, and perhaps more.
+        }
+    }
+
+    pub fn share(&self, slot: usize) -> Share {
+        Share(self.memory.load(at::share(slot)))
+    }
+
+    pub fn owner(&self, slot: usize) -> Owner {
+        Owner(self.memory.load(at::owner(slot)))
+    }
+
+    /// Takes `pages` for `slot` if that many are free.
+    pub fn take(&self, slot: usize, pages: u32) -> bool {
+        loop {
+            let state = self.settle();
+            if state.free() < pages {
+                return false;
+            }
+            let count = self.share(slot).next_count();
+            let next = State::new(state.free() - pages, pages as i32, slot, count);
+            if self.memory.swap(at::STATE, state.0, next.0) {
+                self.settle();
+                return true;
+            }
+        }
+    }
+
+    /// Gives `pages` of `slot` back.
+    pub fn give(&self, slot: usize, pages: u32) {
+        loop {
+            let state = self.settle();
+            let share = self.share(slot);
+            let pages = pages.min(share.held());
+            let free = (state.free() + pages).min(self.total);
+            let next = State::new(free, -(pages as i32), slot, share.next_count());
+            if self.memory.swap(at::STATE, state.0, next.0) {
+                self.settle();
+                return;
+            }
+        }
+    }
+
+    /// Counts the free pages anew from what the disks hold: for a segment that somebody damaged. Exact beside others:
+    /// it changes nothing if anything changed meanwhile.
+    pub fn recount(&self, slot: usize) {
+        let state = self.settle();
+        let held: u64 = self
+            .slots()
+            .filter(|slot| self.owner(*slot) != Owner::NOBODY)
+            .map(|slot| u64::from(self.share(slot).held()))
+            .sum();
+        let free = u64::from(self.total).saturating_sub(held) as u32;
+        if free != state.free() {
+            let next = State::new(free, 0, slot, self.share(slot).next_count());
+            if self.memory.swap(at::STATE, state.0, next.0) {
+                self.settle();
+            }
+        }
+    }
+
+    /// Takes a free slot for `owner`.
+    pub fn join(&self, owner: Owner, minor: u32) -> Option<usize> {
+        let slot = (0..SLOTS).find(|slot| {
+            self.owner(*slot) == Owner::NOBODY && self.memory.swap(at::owner(*slot), 0, owner.0)
+        })?;
+        // Before it holds anything.
+        while let used = self.memory.load(at::USED)
+            && used <= slot as u64
+            && !self.memory.swap(at::USED, used, slot as u64 + 1)
+        {}
+        self.clear(slot);
+        self.memory.store(at::minor(slot), minor.into());
+        self.memory.store(at::tag(slot), self.memory.load(at::TIME));
+        Some(slot)
+    }
+
+    /// Gives a slot back with all that it holds.
+    pub fn leave(&self, slot: usize) {
+        self.clear(slot);
+        self.memory.store(at::owner(slot), 0);
+    }
+
+    fn clear(&self, slot: usize) {
+        self.set_waiting(slot, None);
+        self.memory.store(at::woken(slot), 0);
+        self.settle();
+        let held = self.share(slot).held();
+        if held > 0 {
+            self.give(slot, held);
+        }
+    }
+
+    /// Gives back what the dead hold; `me` does it in its own name, so that the dead of somebody who dies doing so are
+    /// found again. Tells whether there were any.
+    pub fn bury(&self, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
+        let mut found = false;
+        for slot in self.slots() {
+            let owner = self.owner(slot);
+            if owner != Owner::NOBODY
+                && owner != me
+                && is_dead(owner)
+                && self.memory.swap(at::owner(slot), owner.0, me.0)
+            {
+                self.leave(slot);
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// Says how many pages the disk waits for, or that it does not.
+    pub fn set_waiting(&self, slot: usize, want: Option<u32>) {
+        if let Some(want) = want {
+            self.memory.store(at::want(slot), want.into());
+        }
+        let (at, bit) = (at::WAITING + slot / 64, 1u64 << (slot % 64));
+        loop {
+            let word = self.memory.load(at);
+            let next = if want.is_some() { word | bit } else { word & !bit };
+            if word == next || self.memory.swap(at, word, next) {
+                return;
+            }
+        }
+    }
+
+    /// Whether somebody but `me` waits: what is looked at on the path of a request.
+    pub fn others_wait(&self, me: usize) -> bool {
+        (0..at::WAITING_WORDS).any(|index| {
+            let own = if me / 64 == index { 1u64 << (me % 64) } else { 0 };
+            self.memory.load(at::WAITING + index) & !own != 0
+        })
+    }
+
+    /// The slots that wait, without `me`.
+    pub fn waiting(&self, me: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..at::WAITING_WORDS).flat_map(move |index| {
+            let mut bits = self.memory.load(at::WAITING + index);
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+                bits &= bits - 1;
+                Some(index * 64 + bit)
+            })
+            .filter(move |slot| *slot != me)
+        })
+    }
+
+    /// The tag by which a slot takes its turn. Tags wrap: what counts is the distance from the virtual time.
+    fn lead(&self, slot: usize, time: u64) -> i64 {
+        let lead = self.memory.load(at::tag(slot)).wrapping_sub(time) as i64;
+        // A tag far from the time is nonsense, or belongs to a disk that was passed long ago.
+        let bound = (u64::from(self.total) * LAG_POOLS) as i64;
+        lead.clamp(-bound, bound.saturating_mul(2))
+    }
+
+    /// A disk that comes from a rest has no claim from before: its tag is now, at least. One that has requests under way
+    /// is at work, though between two of them it may not wait for a moment.
+    pub fn touch(&self, slot: usize) {
+        if self.share(slot).held() > 0 {
+            return;
+        }
+        let time = self.memory.load(at::TIME);
+        let lead = self.lead(slot, time).max(0);
+        self.memory.store(at::tag(slot), time.wrapping_add(lead as u64));
+    }
+
+    /// Whether `me` may take `pages` now while others wait, but for those that `passed` says to pass.
+    pub fn may_take(&self, me: usize, pages: u32, passed: &dyn Fn(usize) -> bool) -> Result<(), Refusal> {
+        let time = self.memory.load(at::TIME);
+        let mine = (self.lead(me, time), me);
+        let mut contended = false;
+        for other in self.waiting(me).filter(|other| !passed(*other)) {
+            contended = true;
+            if (self.lead(other, time), other) < mine {
+                return Err(Refusal::After(other));
+            }
+        }
+        let held = self.share(me).held();
+        // Something is always allowed: a request may be larger than a part.
+        if contended && held > 0 && held + pages > self.part() {
+            return Err(Refusal::Part);
+        }
+        Ok(())
+    }
+
+    /// What each disk may hold while others wait.
+    fn part(&self) -> u32 {
+        let wants = |slot: usize| {
+            self.memory.load(at::WAITING + slot / 64) & (1u64 << (slot % 64)) != 0
+                || self.share(slot).held() > 0
+        };
+        let count = self.slots().filter(|slot| self.owner(*slot) != Owner::NOBODY && wants(*slot)).count();
+        (self.total / count.max(1) as u32).max(1)
+    }
+
+    /// Counts pages that were taken while others waited.
+    pub fn charge(&self, slot: usize, pages: u32) {
+        let time = self.memory.load(at::TIME);
+        let lead = self.lead(slot, time);
+        let start = time.wrapping_add(lead as u64);
+        self.memory.store(at::tag(slot), start.wrapping_add(pages.into()));
+        if lead > 0 {
+            // Should another do so at the same moment, its time is as good.
+            self.memory.swap(at::TIME, time, start);
+        }
+    }
+
+    /// Whom to wake after something changed: the first in turn of those that wait, were not woken yet and are not
+    /// passed, if it finds its pages. If it does not, neither may those behind it.
+    pub fn next_to_wake(&self, me: usize, passed: &dyn Fn(usize) -> bool) -> Option<usize> {
+        if !self.others_wait(me) {
+            return None;
+        }
+        let time = self.memory.load(at::TIME);
+        let next = self
+            .waiting(me)
+            .filter(|slot| self.memory.load(at::woken(*slot)) == 0 && !passed(*slot))
+            .min_by_key(|slot| (self.lead(*slot, time), *slot))?;
+        let (want, held) = (self.want(next), self.share(next).held());
+        let free = State(self.memory.load(at::STATE)).free();
+        let finds = want <= free && (held == 0 || held + want <= self.part());
+        (finds && self.memory.swap(at::woken(next), 0, 1)).then_some(next)
+    }
+
+    pub fn want(&self, slot: usize) -> u32 {
+        (self.memory.load(at::want(slot)) as u32).min(self.total)
+    }
+
+    /// A number that is another one as soon as the slot makes progress.
+    pub fn progress(&self, slot: usize) -> u64 {
+        self.share(slot).0 ^ self.memory.load(at::tag(slot)).rotate_left(32)
+    }
+}

@@ -1,0 +1,255 @@
+//! A disk's place at a pool: what it does while pages cannot be had.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+
+use super::layout::{Owner, SLOTS};
+use super::ledger::{GRACE_NS, Ledger, Refusal, STARVED_NS};
+use super::owner;
+use super::segment::{Mapping, Place};
+
+/// A disk at a pool, on the thread that serves it. Leaving, which is dropping, gives back what it holds; the last to
+/// leave removes the pool.
+///
+/// Nothing here waits. Who is refused waits until [`PoolMember::wake_fd`] is readable, or for [`GRACE_NS`], whichever
+/// comes first, and asks again.
+#[derive(Debug)]
+pub struct PoolMember {
+    ledger: Ledger<Mapping>,
+    place: Place,
+    slot: usize,
+    owner: Owner,
+    /// What others write a byte into to wake this one.
+    bell: File,
+    /// The bells of others, opened when they are first rung.
+    bells: Vec<Option<File>>,
+    patience: Patience,
+}
+
+/// What a disk that waits remembers of the others.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    since_ns: Option<u64>,
+    looked_ns: u64,
+    /// The slot that goes first, its progress when that was seen first, and when that was.
+    behind: Option<(usize, u64, u64)>,
+    /// Slots that made no progress, with the progress they had made: passed until they make more.
+    passed: Vec<(usize, u64)>,
+}
+
+impl PoolMember {
+    pub(super) fn new(ledger: Ledger<Mapping>, place: Place, slot: usize, owner: Owner, bell: File) -> Self {
+        let bells = (0..SLOTS).map(|_| None).collect();
+        let mut member = Self { ledger, place, slot, owner, bell, bells, patience: Patience::default() };
+        member.quiet();
+        member
+    }
+
+    /// The pool's name.
+    pub fn name(&self) -> &str {
+        self.place.name()
+    }
+
+    /// Pages of the pool.
+    pub fn total(&self) -> u32 {
+        self.ledger.total
+    }
+
+    /// Pages that this disk holds.
+    pub fn held(&self) -> u32 {
+        self.ledger.settle();
+        self.ledger.share(self.slot).held()
+    }
+
+    /// Takes pages for a request; gives how many were taken, which are to be given back. A request larger than the
+    /// pool takes all of it. `None`: not now; the disk counts as waiting until it asks again with success, or
+    /// [`PoolMember::stop_waiting`]. `now_ns` is any clock that never goes back.
+    #[inline]
+    pub fn take(&mut self, pages: u32, now_ns: u64) -> Option<u32> {
+        let pages = pages.min(self.ledger.total);
+        if self.patience.since_ns.is_none()
+            && !self.ledger.others_wait(self.slot)
+            && self.ledger.take(self.slot, pages)
+        {
+            return Some(pages);
+        }
+        let owner = self.owner;
+        let taken =
+            self.patience.contend(&self.ledger, self.slot, pages, now_ns, &|ledger: &Ledger<Mapping>| {
+                ledger.bury(owner, &owner::is_dead)
+            });
+        if taken.is_some() {
+            self.wake_next();
+        }
+        taken
+    }
+
+    /// Gives pages of a request back, and wakes who waits for them.
+    #[inline]
+    pub fn give(&mut self, pages: u32) {
+        if pages > 0 {
+            self.ledger.give(self.slot, pages);
+            self.wake_next();
+        }
+    }
+
+    /// Whether this disk waits for pages.
+    pub fn is_waiting(&self) -> bool {
+        self.patience.since_ns.is_some()
+    }
+
+    /// The request that waited is gone.
+    pub fn stop_waiting(&mut self) {
+        if self.patience.stop(&self.ledger, self.slot) {
+            self.wake_next();
+        }
+    }
+
+    /// Readable when this disk was woken.
+    pub fn wake_fd(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+
+    /// Forgets the wake-ups so far; to be called before asking again.
+    pub fn quiet(&mut self) {
+        let mut bytes = [0; 64];
+        // It does not block: the end of what is there, or an error, is nothing to read.
+        while matches!(self.bell.read(&mut bytes), Ok(count) if count == bytes.len()) {}
+    }
+
+    fn wake_next(&mut self) {
+        // Each is woken once until it looks, so this ends; who cannot be reached is dead, and buried in time.
+        loop {
+            let passed = |other: usize| self.patience.passes_by(&self.ledger, other);
+            let Some(slot) = self.ledger.next_to_wake(self.slot, &passed) else { return };
+            if self.ring(slot).is_ok() {
+                return;
+            }
+        }
+    }
+
+    fn ring(&mut self, slot: usize) -> io::Result<()> {
+        let place = &self.place;
+        let bell = match &mut self.bells[slot] {
+            Some(bell) => bell,
+            none => none.insert(place.open_bell_of_other(slot)?),
+        };
+        match bell.write(&[1]) {
+            // Full of wake-ups that nobody has read yet: as good as one.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            other => other.map(drop),
+        }
+    }
+}
+
+impl Drop for PoolMember {
+    fn drop(&mut self) {
+        self.ledger.leave(self.slot);
+        self.wake_next();
+        self.place.leave(&self.ledger);
+    }
+}
+
+impl Patience {
+    /// The way of a request that is not alone. Apart from [`PoolMember`] so that it is tested without files.
+    pub(super) fn contend<M: super::ledger::Memory>(
+        &mut self,
+        ledger: &Ledger<M>,
+        slot: usize,
+        pages: u32,
+        now_ns: u64,
+        bury: &dyn Fn(&Ledger<M>) -> bool,
+    ) -> Option<u32> {
+        use super::layout::at;
+        let pages = pages.min(ledger.total);
+        if self.since_ns.is_none() {
+            ledger.touch(slot);
+        }
+        ledger.memory.store(at::woken(slot), 0);
+        // Twice: once more after it was said that this disk waits, because nobody wakes one who has not said so.
+        let mut said = self.since_ns.is_some() && ledger.want(slot) == pages;
+        let mut buried = false;
+        loop {
+            let contended = ledger.others_wait(slot);
+            if !contended {
+                self.passed.clear();
+            }
+            let passed = |other: usize| self.passes_by(ledger, other);
+            let refusal = match ledger.may_take(slot, pages, &passed) {
+                Ok(()) if ledger.take(slot, pages) => {
+                    if contended || said {
+                        ledger.charge(slot, pages);
+                    }
+                    self.stop(ledger, slot);
+                    return Some(pages);
+                }
+                Ok(()) => Refusal::Empty,
+                Err(refusal) => refusal,
+            };
+            if !said {
+                said = true;
+                ledger.set_waiting(slot, Some(pages));
+                if self.since_ns.is_none() {
+                    (self.since_ns, self.looked_ns) = (Some(now_ns), now_ns);
+                }
+                continue;
+            }
+            if let Refusal::After(other) = refusal
+                && self.passes(ledger, other, now_ns)
+            {
+                continue;
+            }
+            if now_ns.saturating_sub(self.looked_ns) >= GRACE_NS && !buried {
+                self.looked_ns = now_ns;
+                buried = true;
+                let found = bury(ledger);
+                ledger.recount(slot);
+                if found || refusal == Refusal::Empty {
+                    continue;
+                }
+            }
+            let waited_ns = now_ns.saturating_sub(self.since_ns.unwrap_or(now_ns));
+            if waited_ns >= STARVED_NS && ledger.share(slot).held() == 0 {
+                self.stop(ledger, slot);
+                return Some(0);
+            }
+            return None;
+        }
+    }
+
+    /// Whether `other` is passed: it has made no progress since.
+    pub(super) fn passes_by<M: super::ledger::Memory>(&self, ledger: &Ledger<M>, other: usize) -> bool {
+        self.passed.iter().any(|(slot, then)| *slot == other && ledger.progress(other) == *then)
+    }
+
+    /// Notes that `other` goes first; true once it has made no progress for too long.
+    fn passes<M: super::ledger::Memory>(&mut self, ledger: &Ledger<M>, other: usize, now_ns: u64) -> bool {
+        let progress = ledger.progress(other);
+        match self.behind {
+            Some((slot, then, since_ns)) if (slot, then) == (other, progress) => {
+                if now_ns.saturating_sub(since_ns) < GRACE_NS {
+                    return false;
+                }
+                self.behind = None;
+                self.passed.retain(|(slot, _)| *slot != other);
+                self.passed.push((other, progress));
+                true
+            }
+            _ => {
+                self.behind = Some((other, progress, now_ns));
+                false
+            }
+        }
+    }
+
+    /// Ends a wait; whether there was one.
+    pub(super) fn stop<M: super::ledger::Memory>(&mut self, ledger: &Ledger<M>, slot: usize) -> bool {
+        self.behind = None;
+        let waited = self.since_ns.take().is_some();
+        if waited {
+            ledger.set_waiting(slot, None);
+        }
+        waited
+    }
+}

@@ -1,0 +1,282 @@
+//! The file of a pool, who makes it and who removes it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::layout::{MAGIC, Owner, PAGES_MAX, SEGMENT_LEN, SLOTS, VERSION, at};
+use super::ledger::{Ledger, Memory};
+use super::member::PoolMember;
+use super::{PAGES_DEFAULT, PoolName, owner};
+use crate::reader::names;
+use crate::shm::{ShmRoot, Turn, is_ours, private_dir};
+
+/// A segment in memory.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<AtomicU64>,
+}
+
+// SAFETY: the memory is reached through atomics alone, and lives until the value is dropped.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    fn of(file: &File) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours; the descriptor is open.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                SEGMENT_LEN,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        Ok(Self { base })
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < SEGMENT_LEN / 8, "outside the segment");
+        // SAFETY: inside the mapping, as just checked, and aligned; every bit pattern is a valid number.
+        unsafe { self.base.add(at).as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of` with this length; no reference into it outlives `self`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), SEGMENT_LEN) };
+    }
+}
+
+impl Memory for Mapping {
+    fn load(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::SeqCst)
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::SeqCst);
+    }
+
+    fn swap(&self, at: usize, old: u64, new: u64) -> bool {
+        self.word(at).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+}
+
+/// Where a pool's files are.
+#[derive(Clone, Debug)]
+pub struct Place {
+    root: ShmRoot,
+    name: PoolName,
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+impl Place {
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    fn path(&self) -> PathBuf {
+        self.root.pools().join(self.name.as_str())
+    }
+
+    /// What wakes the disk of a slot: a FIFO, which a thread can wait for in its ring on any kernel.
+    fn bell(&self, slot: usize) -> PathBuf {
+        self.root.pools().join(format!(".{}.{slot}", self.name.as_str()))
+    }
+
+    fn open_bell(&self, slot: usize) -> io::Result<File> {
+        let path = self.bell(slot);
+        let mut text = path.as_os_str().as_bytes().to_vec();
+        text.push(0);
+        // SAFETY: the text ends in a NUL, and has none inside: names are checked, the root came from the environment.
+        if unsafe { libc::mkfifo(text.as_ptr().cast(), 0o600) } != 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::AlreadyExists {
+                return Err(error);
+            }
+        }
+        // For writing too, so that it never ends when nobody else writes.
+        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+    }
+
+    pub fn open_bell_of_other(&self, slot: usize) -> io::Result<File> {
+        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        OpenOptions::new().write(true).custom_flags(flags).open(self.bell(slot))
+    }
+
+    fn open(&self) -> io::Result<Option<(File, Header)>> {
+        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path()) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let metadata = file.metadata()?;
+        if !metadata.is_file() || !is_ours(&metadata) {
+            let text = format!("{} is not a file of this user: remove it", self.path().display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+        let mut bytes = [0; 32];
+        if metadata.len() != SEGMENT_LEN as u64 || file.read_exact_at(&mut bytes, 0).is_err() {
+            return Ok(None);
+        }
+        match Header::parse(&bytes) {
+            Some(Header { version, .. }) if version != VERSION => Err(invalid(format!(
+                "{} has layout {version}, not {VERSION}: unplug the disks that use it, or use their tapio",
+                self.path().display()
+            ))),
+            Some(header) => Ok(Some((file, header))),
+            None => Ok(None),
+        }
+    }
+
+    fn create(&self, total: u32) -> io::Result<Ledger<Mapping>> {
+        // What is there is damaged, or nobody's: those who still use it go on among themselves.
+        match fs::remove_file(self.path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(self.path())?;
+        file.set_len(SEGMENT_LEN as u64)?;
+        Ok(Ledger::format(Mapping::of(&file)?, total))
+    }
+
+    /// Called by a disk that has left: the last one takes the files away.
+    pub fn leave(&self, ledger: &Ledger<Mapping>) {
+        // Without the turn the files stay, and go with the next process that starts.
+        let Ok(turn) = Turn::take(&self.root) else { return };
+        if has_living(ledger) {
+            return;
+        }
+        self.remove(&turn);
+    }
+
+    fn remove(&self, _turn: &Turn) {
+        // The pool first: bells without a pool mean nothing. Failures leave files for the next one that cleans.
+        let _ = fs::remove_file(self.path());
+        let prefix = format!(".{}.", self.name.as_str());
+        for name in names(&self.root.pools()).unwrap_or_default() {
+            let slot = name.strip_prefix(&prefix);
+            if slot.is_some_and(|slot| slot.parse::<u8>().is_ok()) {
+                let _ = fs::remove_file(self.root.pools().join(name));
+            }
+        }
+        // Not empty: other pools.
+        let _ = fs::remove_dir(self.root.pools());
+    }
+}
+
+fn has_living(ledger: &Ledger<Mapping>) -> bool {
+    (0..SLOTS).map(|slot| ledger.owner(slot)).any(|owner| owner != Owner::NOBODY && !owner::is_dead(owner))
+}
+
+/// The first words of a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    pub version: u64,
+    pub total: u32,
+}
+
+impl Header {
+    /// `None` for what is no segment, or none with a pool in it.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u64::from_ne_bytes(*bytes.get(at * 8..)?.first_chunk()?));
+        let total = u32::try_from(word(at::TOTAL)?).ok()?;
+        let sound = word(at::MAGIC)? == MAGIC && (1..=PAGES_MAX).contains(&total);
+        let version = word(at::VERSION)?;
+        (sound && (version != VERSION || word(at::SLOTS)? == SLOTS as u64)).then_some(Self { version, total })
+    }
+}
+
+/// Takes a place at the pool of that name for the disk of that minor number of this process. The first one makes the
+/// pool, of `pages` pages or [`PAGES_DEFAULT`]; later ones must agree.
+///
+/// # Errors
+/// The pool exists with another number of pages, is full of disks, has another layout, or cannot be made.
+pub fn join(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32) -> io::Result<PoolMember> {
+    if let Some(pages) = pages.filter(|pages| !(1..=PAGES_MAX).contains(pages)) {
+        return Err(invalid(format!("a pool has 1 to {PAGES_MAX} pages, not {pages}")));
+    }
+    let ours = owner::ourselves()?;
+    let place = Place { root: root.clone(), name: name.clone() };
+    let _turn = Turn::take(root)?;
+    private_dir(&root.pools())?;
+    let found = match place.open()? {
+        Some((file, header)) => {
+            let ledger = Ledger { memory: Mapping::of(&file)?, total: header.total };
+            // One that was left by the dead is made anew: it may have been left half-way.
+            has_living(&ledger).then_some(ledger)
+        }
+        None => None,
+    };
+    let ledger = match (found, pages) {
+        (Some(ledger), Some(pages)) if ledger.total != pages => {
+            return Err(invalid(format!(
+                "pool {} has {} pages, not {pages}: leave the number out, or unplug its disks first",
+                name.as_str(),
+                ledger.total
+            )));
+        }
+        (Some(ledger), _) => {
+            ledger.bury(ours, &owner::is_dead);
+            ledger
+        }
+        (None, pages) => place.create(pages.unwrap_or(PAGES_DEFAULT))?,
+    };
+    let slot = ledger.join(ours, minor).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::StorageFull,
+            format!("pool {} has {SLOTS} disks, which is all it can have", name.as_str()),
+        )
+    })?;
+    match place.open_bell(slot) {
+        Ok(bell) => Ok(PoolMember::new(ledger, place, slot, ours, bell)),
+        Err(error) => {
+            ledger.leave(slot);
+            Err(error)
+        }
+    }
+}
+
+/// Removes pools whose disks are all dead.
+///
+/// # Errors
+/// The directory exists and cannot be listed.
+pub fn clean_pools(root: &ShmRoot) -> io::Result<()> {
+    if !root.pools().exists() {
+        return Ok(());
+    }
+    let turn = Turn::take(root)?;
+    for name in names(&root.pools())? {
+        let Ok(name) = name.parse::<PoolName>() else { continue };
+        let place = Place { root: root.clone(), name };
+        if let Ok(Some((file, header))) = place.open()
+            && let Ok(memory) = Mapping::of(&file)
+            && !has_living(&Ledger { memory, total: header.total })
+        {
+            place.remove(&turn);
+        }
+    }
+    Ok(())
+}
