@@ -332,7 +332,6 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     if let Some(at_start) = options.at_start {
         at_start();
     }
-    let inbox: Rc<Inbox<Request>> = Inbox::new(options.queue_depth);
     let inbox: Rc<Inbox<Taken>> = Inbox::new(options.queue_depth);
     let core = Core::new(DiskIo::new(uring.clone(), options.core.report), Rc::clone(&inbox), options.core);
     let polling = Rc::new(RefCell::new(Polling::new(options.polling)));

@@ -19,16 +19,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tapio_stat::VbdId;
-use tapio_types::{DeviceHow, LayerSpec, parse_type_and_path};
-
-use crate::host::Polling;
-use crate::images::{self, ImageWork};
-use crate::tls::TlsSettings;
-use tapio_types::{IoLimits, LayerSpec, parse_type_and_path};
+use tapio_types::{DeviceHow, IoLimits, LayerSpec, parse_type_and_path};
 
 use crate::host::Polling;
 use crate::images::{self, ImageWork};
 use crate::limits::{PoolSpec, check_limits};
+use crate::tls::TlsSettings;
 use crate::{ControlError, Errno, Result};
 
 /// Version of the protocol.
@@ -218,7 +214,7 @@ impl Front {
             Self::NbdUnix { path, .. } | Self::VhostUser { socket: path, connection: None, .. } => {
                 path.parent().map(Path::to_path_buf)
             }
-            Self::NbdTcp { .. } | Self::VhostUser { .. } => None,
+            Self::NbdTcp { .. } | Self::VhostUser { .. } | Self::Block { .. } => None,
         }
     }
 

@@ -117,6 +117,8 @@ pub const OPTIONS: &[ProgramOption] = &[
         "--sandbox",
         "on|off",
         "Give up privileges, files and system calls. Default on; off is for debugging.",
+    ),
+    takes(
         "--limit",
         "LIMITS",
         "What the disk may do a second, as iops=500,read-bps=50MiB,burst=2s: iops, bps, read-iops, read-bps, \

@@ -7,12 +7,10 @@ use std::time::Duration;
 
 use tapio_block::NoSpace;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
-use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, TlsSettings};
-use tapio_types::DeviceHow;
+use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, PoolSpec, TlsSettings};
+use tapio_types::{DeviceHow, IoLimits};
 
 use crate::sandbox::Sandbox;
-use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, PoolSpec};
-use tapio_types::IoLimits;
 
 /// What `--print-capabilities` prints, by the conventions of vhost-user programs.
 pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;

@@ -5,16 +5,12 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tapio_block::{
-    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, REQUEST_TIMEOUT, Remote,
+    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Origin, REQUEST_TIMEOUT,
+    Remote,
 };
 use tapio_control::{
-    ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling,
-    Result,
-    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Origin, Remote,
-};
-use tapio_control::{
-    ControlError, DiskInfo, Errno, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, LimitsReport,
-    Polling, PoolShare, PoolSpec, Result,
+    ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key,
+    LimitsReport, Polling, PoolShare, PoolSpec, Result,
 };
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, intent};
@@ -172,7 +168,6 @@ impl Plane for Host {
             access,
             serial: serial(spec.image),
             fronts: Fronts::new(spec.minor, serial(spec.image)),
-            fronts: Fronts::default(),
             memory: self.memory.clone(),
             shares: Mutex::new(vec![share]),
         })
@@ -214,6 +209,8 @@ impl HostDisk {
         if let Ok(Ok(leaf)) = asked {
             self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
         }
+    }
+
     /// What the process may still take, for an image that is to be added.
     pub(crate) const fn memory(&self) -> &Budget {
         &self.memory
@@ -340,9 +337,7 @@ impl PlaneDisk for HostDisk {
         self.remote.call(SOON, move |_| Counter::with(|stats| stats.remove_vbd(slot))).ok()??
     }
 
-    fn front_add(&self, id: u32, request: FrontRequest, _slot: usize) -> Result<Front> {
-        self.fronts.add(id, request, self.remote.clone(), &self.serial)
-    fn front_add(&self, id: u32, request: FrontRequest, slot: usize) -> Result<()> {
+    fn front_add(&self, id: u32, request: FrontRequest, slot: usize) -> Result<Front> {
         self.fronts.add(id, request, self.remote.with_origin(Origin::of(slot)), &self.serial)
     }
 

@@ -38,10 +38,8 @@ pub struct OpenSpec<'a> {
     pub request_timeout: Option<Duration>,
     /// The key of an encrypted image.
     pub key: Option<&'a Key>,
-    /// Share this page pool,
+    /// Share this page pool.
     pub pool: Option<&'a PoolSpec>,
-    /// under this minor number.
-    pub minor: u16,
 }
 
 /// One image of an open chain, leaf first.
@@ -466,7 +464,6 @@ impl<P: Plane> DiskHost for Table<P> {
             request_timeout: request.request_timeout,
             key: request.key.as_ref(),
             pool: request.pool.as_ref(),
-            minor,
         };
         let plane = Arc::new(self.plane.open(&spec, stats)?);
         let info = plane.info();

@@ -81,7 +81,6 @@ impl DiskOptions {
         Self::image(format!("nbd:{uri}"))
     }
 
-    fn image(image: String) -> Self {
     /// Any image, as `type:...`.
     pub fn image(image: String) -> Self {
         Self { image, arguments: Vec::new(), nbd: false, vhost_user: false }

@@ -328,12 +328,11 @@ impl Process {
             tasks.sleep_until(tasks.turn_ns() + patience).await;
             patience *= 2;
         }
-        assert!(self.inbox.push(request).is_ok(), "the test keeps to the room there is");
+        assert!(self.inbox.push(request.into()).is_ok(), "the test keeps to the room there is");
         answer
     }
 
     async fn wait(&self, answer: &Answer) -> Result<(), DiskError> {
-        assert!(self.inbox.push(request.into()).is_ok(), "the test keeps to the room there is");
         loop {
             if let Some(result) = answer.result.borrow_mut().take() {
                 return result;

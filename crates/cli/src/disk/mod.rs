@@ -3,8 +3,8 @@
 mod device;
 mod grow;
 mod images;
-mod restart;
 mod limit;
+mod restart;
 mod stats;
 mod tls;
 
@@ -171,7 +171,7 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum FrontCommand {
     /// Serve a disk in one more way
-    Add(Add),
+    Add(Box<Add>),
     /// End a way to reach a disk; its clients are disconnected
     Remove {
         #[command(flatten)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 use tapio_control::{
-    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, ImageSource, OwnClient, RunDir,
-    SpawnOptions, VbdState, disk_program, spawn,
+    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, ImageSource, LimitsReport, OwnClient,
+    PoolSpec, RunDir, SpawnOptions, VbdState, disk_program, spawn,
 };
 
 use super::SOON;
@@ -31,11 +31,18 @@ pub struct Arguments {
 struct Plan {
     minor: u16,
     open: Option<Ask>,
+    limits: Option<Ask>,
     fronts: Vec<Ask>,
 }
 
 /// How to make a disk again, or why that cannot be done from outside.
-fn plan(run: &RunDir, pid: i32, disk: &DiskEntry, key_file: Option<&PathBuf>) -> Result<Plan> {
+fn plan(
+    run: &RunDir,
+    pid: i32,
+    disk: &DiskEntry,
+    key_file: Option<&PathBuf>,
+    bounds: &LimitsReport,
+) -> Result<Plan> {
     let minor = disk.minor;
     if disk.state != VbdState::Running {
         let why = format!("disk {minor} is paused or on its way there");
@@ -74,8 +81,10 @@ fn plan(run: &RunDir, pid: i32, disk: &DiskEntry, key_file: Option<&PathBuf>) ->
         default_nbd: disk.fronts.iter().any(|entry| is_default(&entry.front)),
         key: None,
         key_file: key_file.cloned(),
+        pool: bounds.pool.as_ref().map(|pool| PoolSpec { name: pool.name.clone(), pages: Some(pool.pages) }),
     });
-    Ok(Plan { minor, open, fronts })
+    let limits = (!bounds.limits.is_off()).then_some(Ask::SetLimits { minor, limits: bounds.limits });
+    Ok(Plan { minor, open, limits, fronts })
 }
 
 pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
@@ -83,7 +92,13 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     let disks: Vec<DiskEntry> = old.call(&Ask::List {}, &[], SOON)?;
     let plans = disks
         .iter()
-        .map(|disk| plan(run, arguments.pid, disk, arguments.key_file.as_ref()))
+        .map(|disk| {
+            let bounds = match disk.image {
+                Some(_) => old.call(&Ask::Limits { minor: disk.minor }, &[], SOON)?,
+                None => LimitsReport::default(),
+            };
+            plan(run, arguments.pid, disk, arguments.key_file.as_ref(), &bounds)
+        })
         .collect::<Result<Vec<_>>>()?;
     // It stands ready before the old one goes: a program that does not start harms nobody.
     let pid = spawn(&SpawnOptions::new(disk_program()))?;
@@ -109,7 +124,7 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
 fn take_over(run: &RunDir, new: &mut OwnClient, plan: &Plan) -> Result<()> {
     run.minors().claim(plan.minor)?;
     let attach = Ask::Attach { minor: plan.minor };
-    for ask in [&attach].into_iter().chain(&plan.open).chain(&plan.fronts) {
+    for ask in [&attach].into_iter().chain(&plan.open).chain(&plan.limits).chain(&plan.fronts) {
         new.call::<Value>(ask, &[], SOON)?;
     }
     Ok(())
@@ -118,6 +133,7 @@ fn take_over(run: &RunDir, new: &mut OwnClient, plan: &Plan) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tapio_control::PoolShare;
     use tapio_stat::VbdId;
 
     fn entry(id: u32, front: Front) -> FrontEntry {
@@ -138,7 +154,10 @@ mod tests {
         let run = RunDir::new("/run/test");
         let own = nbd(run.nbd_socket(7, 3), None);
         let other = nbd("/other".into(), None);
-        let made = plan(&run, 7, &disk(vec![entry(1, own), entry(2, other.clone())]), None).expect("a plan");
+        let pool = Some(PoolShare { name: "sr".into(), pages: 704, held: 3 });
+        let bounds = LimitsReport { pool, ..LimitsReport::default() };
+        let made = plan(&run, 7, &disk(vec![entry(1, own), entry(2, other.clone())]), None, &bounds)
+            .expect("a plan");
         let vbd = Some(VbdId { domid: 0, devid: 3 });
         assert_eq!(made.fronts, [Ask::FrontAdd { minor: 3, front: other, vbd }]);
         let image = ImageSource::Leaf("vhd:/a".into());
@@ -151,6 +170,7 @@ mod tests {
             default_nbd: true,
             key: None,
             key_file: None,
+            pool: Some(PoolSpec { name: "sr".into(), pages: Some(704) }),
         };
         assert_eq!(made.open, Some(open));
     }
@@ -159,8 +179,14 @@ mod tests {
     fn what_cannot_be_made_again_is_left_alone() {
         let run = RunDir::new("/run/test");
         let given = disk(vec![entry(1, nbd("/other".into(), Some(0)))]);
-        assert_eq!(plan(&run, 7, &given, None).expect_err("a handed socket").errno, Errno::EOPNOTSUPP);
+        assert_eq!(
+            plan(&run, 7, &given, None, &LimitsReport::default()).expect_err("a handed socket").errno,
+            Errno::EOPNOTSUPP
+        );
         let paused = DiskEntry { state: VbdState::Paused, ..disk(Vec::new()) };
-        assert_eq!(plan(&run, 7, &paused, None).expect_err("paused").errno, Errno::EBUSY);
+        assert_eq!(
+            plan(&run, 7, &paused, None, &LimitsReport::default()).expect_err("paused").errno,
+            Errno::EBUSY
+        );
     }
 }

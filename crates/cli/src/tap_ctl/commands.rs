@@ -3,7 +3,9 @@
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use tapio_control::{Client, Key, OpenArguments, ResumeArguments, RunDir, SpawnOptions, disk_program, flags};
+use tapio_control::{
+    Client, Errno, Key, OpenArguments, ResumeArguments, RunDir, SpawnOptions, disk_program, flags,
+};
 
 use super::{Image, Which};
 use crate::failure::{Result, print};

@@ -29,7 +29,7 @@ impl Uring {
 
     /// Cancels every operation under way on the open file behind `fd`: their futures end with ECANCELED, unless they
     /// have ended by themselves.
-    pub fn cancel(&self, fd: RawFd) {
+    pub fn cancel_fd(&self, fd: RawFd) {
         let entry = opcode::AsyncCancel2::new(CancelBuilder::fd(types::Fd(fd)).all()).build();
         // SAFETY: a cancellation refers to no memory.
         unsafe { self.start_forgotten(entry) };

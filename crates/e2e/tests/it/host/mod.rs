@@ -21,10 +21,10 @@ mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
 mod restart;
-mod trim;
 mod sandbox;
 mod service;
 mod storage_faults;
+mod trim;
 mod vhd_tools;
 
 const MIB: u64 = 1 << 20;

@@ -177,7 +177,7 @@ pub(super) fn end(world: &World, id: u64) {
     if let Some((server, front)) = found {
         server.dead.set(true);
         // The poll holds the connection open.
-        world.uring.cancel(server.file.as_raw_fd());
+        world.uring.cancel_fd(server.file.as_raw_fd());
         server.drained.notify_all(server.port.tasks());
         drop(world.fronts.remove(front));
     }

@@ -162,7 +162,7 @@ pub(super) fn refuse(id: u32) {
 pub(super) fn end(world: &World, id: u32) {
     if let Some((queue, front)) = QUEUES.with_borrow_mut(|queues| queues.remove(&id)) {
         queue.ending.set(true);
-        world.uring.cancel(queue.file.as_raw_fd());
+        world.uring.cancel_fd(queue.file.as_raw_fd());
         drop(world.fronts.remove(front));
     }
 }
