@@ -169,7 +169,8 @@ impl Uring {
         let mut count = 0;
         for entry in ring.completion() {
             count += 1;
-            // Another completion of the same operation will follow: that this one woke the thread is all there is to it.
+            // Another completion of the same operation will follow: that this one woke the thread is all there is to
+            // it.
             if entry.user_data() != FORGET && !cqueue::more(entry.flags()) {
                 self.inner.tasks.complete_op(OpId::from_u64(entry.user_data()), entry.result());
             }
