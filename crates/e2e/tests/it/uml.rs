@@ -5,9 +5,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use tapio_e2e::client::sha256;
-use tapio_e2e::disk::{DiskOptions, Host, assert_vhd_valid, create_vhd, snapshot_vhd, text};
+use tapio_e2e::disk::{DiskOptions, Host, assert_vhd_valid, create_vhd, snapshot_vhd, text, vhd_util};
 use tapio_e2e::guest::Uml;
 use tapio_e2e::needs;
+use tapio_e2e::process::run;
 use tapio_e2e::scratch::Scratch;
 
 const MIB: u64 = 1 << 20;
@@ -175,4 +176,33 @@ fn a_trimmed_file_system_is_intact() {
         disk.stop();
     }
     assert_vhd_valid(&scratch.join("a.vhd"));
+}
+
+#[test]
+fn a_disk_grows_under_its_guests_load() {
+    needs_uml!();
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let image = scratch.join("a.vhd");
+    vhd_util(&["create", "-n", text(&image), "-s", "512", "-S", "4096"]).ok();
+    let tap = host.create(&format!("vhd:{}", text(&image)));
+    let socket = scratch.join("vhost.sock");
+    tap.add_vhost_user(&socket);
+    let mut guest = Uml::new("load", &socket).with("dir", text(scratch.path())).start(&scratch);
+    guest.wait_for("round", 2);
+    // In place, and then, with the guest held, beyond the table.
+    for size in ["1GiB", "16GiB"] {
+        run(&mut host.tapio(&["disk", "grow", &tap.minor.to_string(), size])).ok();
+        let rounds = guest.report().number("round");
+        guest.wait_for("round", rounds + 2);
+    }
+    std::fs::write(scratch.join("stop"), "").expect("the stop file");
+    let report = guest.finish();
+    // The next guest sees all of it.
+    let probe = Uml::new("probe", &socket).run(&scratch);
+    assert_eq!(probe.number("sectors"), 16 * 1024 * MIB / 512);
+    let read = Uml::new("verify", &socket).run(&scratch);
+    assert_eq!(read.text("tree"), report.text("tree"));
+    tap.destroy();
+    assert_vhd_valid(&image);
 }
