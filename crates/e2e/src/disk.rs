@@ -76,7 +76,8 @@ impl DiskOptions {
         Self::image(format!("vhd:{}", path.display()))
     }
 
-    fn image(image: String) -> Self {
+    /// Any image, as `type:...`.
+    pub fn image(image: String) -> Self {
         Self { image, arguments: Vec::new(), nbd: false, vhost_user: false }
     }
 
@@ -119,11 +120,26 @@ impl DiskOptions {
     /// Starts the process and waits until its sockets are there. `dir` receives the sockets and the log.
     #[track_caller]
     pub fn start(&self, dir: &Path) -> Disk {
+        self.start_with(dir, |_| ())
+    }
+
+    /// The same with the control sockets and the shared memory of `host`.
+    #[track_caller]
+    pub fn start_on(&self, host: &Host, dir: &Path) -> Disk {
+        self.start_with(dir, |command| {
+            host.on_host(command);
+        })
+    }
+
+    #[track_caller]
+    fn start_with(&self, dir: &Path, change: impl FnOnce(&mut Command)) -> Disk {
         let number = SEQUENCE.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let nbd = dir.join(format!("nbd{number}.sock"));
         let vhost = dir.join(format!("vhost{number}.sock"));
         let log = dir.join(format!("disk{number}.log"));
-        let mut process = Running::start(&mut self.command(dir, &nbd, &vhost), &log);
+        let mut command = self.command(dir, &nbd, &vhost);
+        change(&mut command);
+        let mut process = Running::start(&mut command, &log);
         if self.nbd {
             // Connecting is harmless: a client that says nothing and leaves is everyday life for an NBD server.
             process.wait_for("answer on the NBD socket", START_LIMIT, || UnixStream::connect(&nbd).ok());

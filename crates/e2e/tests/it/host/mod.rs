@@ -9,6 +9,7 @@ mod crash;
 mod full_disk;
 mod images;
 mod instruments;
+mod limits;
 mod load;
 mod nbd_hostile;
 mod nbd_protocol;

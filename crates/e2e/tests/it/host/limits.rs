@@ -1,0 +1,189 @@
+//! I/O limits and page pools, under real load.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tapio_e2e::client::nbdsh;
+use tapio_e2e::disk::{Disk, DiskOptions, Host, text};
+use tapio_e2e::needs;
+use tapio_e2e::process::{Running, poll_until, run, run_within};
+use tapio_e2e::scratch::Scratch;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn fio(uri: &str, rw: &str, bs: &str, depth: u32, seconds: f64) -> Command {
+    let mut fio = Command::new("fio");
+    fio.args(["--name=load", "--ioengine=nbd", &format!("--uri={uri}"), &format!("--rw={rw}")]);
+    fio.args([&format!("--bs={bs}"), &format!("--iodepth={depth}"), "--size=32m", "--time_based"]);
+    fio.args([&format!("--runtime={}ms", (seconds * 1000.0) as u64), "--output-format=terse"]);
+    fio
+}
+
+/// Requests a second that fio reports.
+fn rate(uri: &str, rw: &str, bs: &str, dir: &Path) -> f64 {
+    let said = run_within(fio(uri, rw, bs, 16, 2.0).current_dir(dir), LIMIT).ok();
+    let line = said.lines().find(|line| line.contains(";load;")).unwrap_or_else(|| panic!("fio said {said}"));
+    let fields: Vec<&str> = line.split(';').collect();
+    // Terse output, version 3: 5 fields, 41 of reads, 41 of writes; the rate is the third of each.
+    let field = fields[if rw.contains("write") { 48 } else { 7 }];
+    field.parse().unwrap_or_else(|_| panic!("'{field}' in {line}"))
+}
+
+/// `tapio ... --json` about processes of this test.
+fn json(command: &mut Command) -> Value {
+    let said = run(command).ok();
+    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error} in {said}"))
+}
+
+#[test]
+fn a_limited_disk_does_what_it_may_and_the_limit_can_be_changed() {
+    needs!("fio");
+    let scratch = Scratch::in_memory();
+    let host = Host::new(&scratch);
+    let image = scratch.raw_image("a.raw", 64 << 20);
+    let options = DiskOptions::raw(&image).arg("--minor").arg("3").arg("--limit").arg("iops=500");
+    let disk = start_on(&host, &options, &scratch);
+    let close = |measured: f64, wanted: f64| (measured - wanted).abs() < wanted * 0.05;
+    let measured = rate(&disk.uri(), "randread", "4k", scratch.path());
+    assert!(close(measured, 500.0), "{measured} reads a second with iops=500");
+    let tell =
+        |arguments: &[&str]| json(&mut host.tapio(&[&["disk", "limit", "3", "--json"], arguments].concat()));
+    let report = tell(&["--write-bps", "50MiB", "--burst", "10ms"]);
+    assert_eq!(report["limits"]["write-bps"], 50 << 20, "{report}");
+    assert_eq!(report["limits"]["iops"], 0, "{report}");
+    assert!(report["delayed"].as_u64() > Some(500), "{report}");
+    let measured = rate(&disk.uri(), "write", "1m", scratch.path());
+    assert!(close(measured, 50.0), "{measured} MiB/s written with write-bps=50MiB");
+    let free = rate(&disk.uri(), "randread", "4k", scratch.path());
+    assert!(free > 1000.0, "only {free} reads a second without a limit on reads");
+    let stats = run(&mut host.tapio(&["disk", "stats", "-m", "3"])).ok();
+    assert!(stats.contains("limits: write-bps=50MiB,burst=10ms; "), "{stats}");
+    assert_eq!(tell(&["--off"])["limits"]["write-bps"], 0);
+    let error = run(&mut host.tapio(&["disk", "limit", "4"])).fails();
+    assert!(error.contains("has a disk 4") && error.contains("tapio disk list"), "{error}");
+    let error = run(&mut host.tapio(&["disk", "limit", "3", "--bps", "much"])).fails();
+    assert!(error.contains("number of bytes"), "{error}");
+    disk.stop();
+}
+
+/// Starts a disk whose control socket and counters are those of `host`.
+fn start_on(host: &Host, options: &DiskOptions, scratch: &Scratch) -> Disk {
+    options.clone().nbd().start_on(host, scratch.path())
+}
+
+#[test]
+fn disks_of_a_pool_get_the_same_number_of_pages_whatever_their_requests() {
+    needs!("fio");
+    needs!("nbdkit");
+    let scratch = Scratch::in_memory();
+    let host = Host::new(&scratch);
+    // A storage that takes its time: what is under way decides what a disk gets.
+    let mut disks = Vec::new();
+    let mut storages = Vec::new();
+    for number in 0..4 {
+        let socket = scratch.join(&format!("storage{number}.sock"));
+        let mut nbdkit = Command::new("nbdkit");
+        nbdkit.args(["-f", "-t", "32", "-U", text(&socket), "--filter=delay", "memory", "32M", "rdelay=4ms"]);
+        let mut storage = Running::start(&mut nbdkit, &scratch.join(&format!("storage{number}.log")));
+        storage.wait_for("its socket", LIMIT, || socket.exists().then_some(()));
+        storages.push(storage);
+        let pool = if number == 0 { "sr-7:100" } else { "sr-7" };
+        let options = DiskOptions::image(format!("nbd:{}", socket.display())).arg("--pool").arg(pool);
+        disks.push(start_on(&host, &options.arg("--read-only"), &scratch));
+    }
+    let loads: Vec<Running> = disks
+        .iter()
+        .enumerate()
+        .map(|(number, disk)| {
+            let (bs, depth) = if number % 2 == 0 { ("4k", 64) } else { ("1m", 4) };
+            let mut load = fio(&disk.uri(), "read", bs, depth, 8.0);
+            load.current_dir(scratch.path());
+            Running::start(&mut load, &scratch.join(&format!("load{number}.log")))
+        })
+        .collect();
+    let bytes = || -> Vec<u64> {
+        let stats = json(&mut host.tapio(&["disk", "stats", "--json"]));
+        let stats = stats.as_array().expect("a list");
+        let of = |disk: &Disk| {
+            let pid = u64::from(disk.process.pid());
+            let page = stats.iter().find(|page| page["pid"].as_u64() == Some(pid)).expect("it has counters");
+            page["kinds"][0]["bytes"].as_u64().expect("a number")
+        };
+        disks.iter().map(of).collect()
+    };
+    std::thread::sleep(Duration::from_millis(1500));
+    let before = bytes();
+    std::thread::sleep(Duration::from_secs(4));
+    let after = bytes();
+    let done: Vec<u64> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+    let (least, most) = (done.iter().min().expect("some"), done.iter().max().expect("some"));
+    // Two percent by the rules, to which a request of 256 KiB of each that ended just before or after is added.
+    let allowed = *least as f64 * 1.02 + f64::from(2 * (256 << 10));
+    assert!(*least > 4 << 20 && (*most as f64) < allowed, "bytes in four seconds: {done:?}");
+    let said = run(&mut host.tapio(&["xsiostat", "-s", "-c", "1", "--format", "6.1"])).ok();
+    assert!(said.contains("pool: sr-7 ( 100,"), "{said}");
+    assert_eq!(said.matches("vbd:").count(), 4, "{said}");
+    let pools = json(&mut host.tapio(&["disk", "pool", "--json"]));
+    assert_eq!((&pools[0]["name"], &pools[0]["pages"]), (&"sr-7".into(), &100.into()));
+    assert_eq!(pools[0]["disks"].as_array().map(Vec::len), Some(4), "{pools}");
+    // One dies with what it holds; the others go on, and take that back.
+    let victim = disks.remove(1);
+    victim.crash();
+    let whole = poll_until(LIMIT, || {
+        let pools = json(&mut host.tapio(&["disk", "pool", "--json"]));
+        (pools[0]["disks"].as_array().map(Vec::len) == Some(3)).then_some(())
+    });
+    assert!(whole.is_some(), "the dead disk keeps its place");
+    drop(loads);
+    let idle = poll_until(LIMIT, || {
+        let pools = json(&mut host.tapio(&["disk", "pool", "--json"]));
+        (pools[0]["used"] == 0).then_some(())
+    });
+    assert!(idle.is_some(), "pages are in use though nobody reads");
+    let begin = Instant::now();
+    disks.into_iter().for_each(Disk::stop);
+    assert!(begin.elapsed() < LIMIT);
+    assert!(!scratch.join("shm/tapio-pool").exists(), "the last disk of a pool leaves it behind");
+}
+
+#[test]
+fn a_pool_that_cannot_be_is_refused() {
+    let scratch = Scratch::in_memory();
+    let host = Host::new(&scratch);
+    let image = scratch.raw_image("a.raw", 1 << 20);
+    let first = start_on(&host, &DiskOptions::raw(&image).arg("--pool").arg("sr:50"), &scratch);
+    let other = scratch.raw_image("b.raw", 1 << 20);
+    let mut second = Command::new(tapio_e2e::tools::our("tapio-disk"));
+    second.args(["--foreground", "--image", &format!("aio:{}", text(&other)), "--pool", "sr:60"]);
+    second.arg("--nbd-unix").arg(scratch.join("second.sock"));
+    let error = run(host.on_host(&mut second)).fails();
+    assert!(error.contains("pool sr has 50 pages, not 60"), "{error}");
+    first.stop();
+}
+
+#[test]
+fn front_ends_under_different_numbers_count_their_own_requests() {
+    needs!("nbdsh");
+    let scratch = Scratch::in_memory();
+    let host = Host::new(&scratch);
+    let image = scratch.raw_image("a.raw", 1 << 20);
+    let disk = start_on(&host, &DiskOptions::raw(&image).arg("--minor").arg("2"), &scratch);
+    let (pid, second) = (disk.process.pid().to_string(), scratch.join("second.sock"));
+    let add = ["disk", "front", "add", "-p", &pid, "-m", "2", "--nbd-unix", text(&second)];
+    run(&mut host.tapio(&[&add[..], &["--domid", "5", "--devid", "51712"]].concat())).ok();
+    nbdsh(&disk.uri(), "for _ in range(3): h.pread(4096, 0)");
+    nbdsh(&format!("nbd+unix:///?socket={}", text(&second)), "for _ in range(4): h.pwrite(b'x' * 512, 0)");
+    // What the published layout says: reads and writes submitted.
+    let counts = |name: &str| {
+        let bytes =
+            std::fs::read(scratch.join("shm").join(format!("td3-{pid}")).join(name)).expect("published");
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        (word(16), word(48))
+    };
+    assert_eq!(counts("vdi-2"), (3, 4), "the whole disk");
+    assert_eq!(counts("vbd-0-2"), (3, 0), "the first front end");
+    assert_eq!(counts("vbd-5-51712"), (0, 4), "the second front end");
+    disk.stop();
+}
