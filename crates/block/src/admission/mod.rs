@@ -245,6 +245,11 @@ impl Door {
             if self.inbox.room() <= state.waiting.len() {
                 return Err(taken.request);
             }
+            // Time before this request came was rest, unless others waited.
+            let waited = !state.waiting.is_empty();
+            if let Some(buckets) = &mut state.buckets {
+                buckets.fill(now, waited);
+            }
             let cost = state.cost(way, &taken.request);
             let tag = client.tag.get().max(state.time);
             client.tag.set(tag.saturating_add(cost));

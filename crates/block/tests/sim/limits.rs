@@ -23,6 +23,7 @@ struct Load {
     /// When each request was answered.
     answers: RefCell<Vec<u64>>,
     changed: Notify,
+    begin_ns: Cell<u64>,
 }
 
 impl Client for Load {
@@ -45,6 +46,7 @@ impl Load {
             flying: Cell::new(0),
             answers: RefCell::default(),
             changed: Notify::default(),
+            begin_ns: Cell::new(0),
         })
     }
 
@@ -60,6 +62,12 @@ impl Load {
         self.flying.set(self.flying.get() + 1);
         let request = Request { op, span, data, born_ns: self.tasks().turn_ns(), tag: 0, client };
         assert!(self.port.submit(request).is_ok(), "there was room");
+    }
+
+    /// As [`Load::start`], with answers counted from `begin_ns` on.
+    fn begin(self: &Rc<Self>, begin_ns: u64, until_ns: u64) {
+        self.begin_ns.set(begin_ns);
+        self.start(until_ns);
     }
 
     /// Goes on by itself until then.
@@ -80,7 +88,9 @@ impl Load {
 
     /// Requests answered in that time.
     fn count(&self, from_ns: u64, to_ns: u64) -> u64 {
-        self.answers.borrow().iter().filter(|when| (from_ns..to_ns).contains(*when)).count() as u64
+        let range = from_ns..to_ns;
+        self.answers.borrow().iter().filter(|when| range.contains(&(**when - self.begin_ns.get()))).count()
+            as u64
     }
 }
 
@@ -99,11 +109,14 @@ fn run(limits: &str, loads: &[(Op, u64, usize)], seconds: u64) -> Vec<Rc<Load>> 
     process.core.set_limits(&limits.parse().expect("limits"));
     let loads: Vec<_> = loads.iter().map(|(op, len, depth)| Load::new(&port, *op, *len, *depth)).collect();
     let tasks = process.sim.tasks().clone();
-    let until = tasks.turn_ns() + seconds * SECOND;
-    loads.iter().for_each(|load| load.start(until));
+    // A rest before, in which nothing but the burst may gather.
+    let begin = tasks.turn_ns() + 5 * SECOND;
     let core = Rc::clone(&process.core);
+    let started = loads.clone();
     let closed = process.run(async move {
-        tasks.sleep_until(until).await;
+        tasks.sleep_until(begin).await;
+        started.iter().for_each(|load| load.begin(begin, begin + seconds * SECOND));
+        tasks.sleep_until(begin + seconds * SECOND).await;
         core.close().await
     });
     closed.expect("power").expect("it closes");
