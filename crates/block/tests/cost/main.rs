@@ -11,6 +11,7 @@ use std::time::Duration;
 use tapio_block::{Client, Disk, DiskError, DiskOptions, Op, Request, World};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
 use tapio_ring::{Notify, PageBuf, PollingConfig, Tasks};
+use tapio_stat::{ShmRoot, pool};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -119,23 +120,27 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made")
 }
 
-fn no_allocation_after_warm_up(disk: Disk) {
+fn no_allocation_after_warm_up(disk: &Disk) {
     // Warm: every block has its place, every table its size. The first round shows that allocations are seen at all.
     assert!(
-        allocations_of(&disk, true, 20_000) > 0,
+        allocations_of(disk, true, 20_000) > 0,
         "a cold disk allocated nothing: the counter does not count"
     );
     for _ in 0..3 {
-        allocations_of(&disk, true, 20_000);
-        allocations_of(&disk, false, 2_000);
+        allocations_of(disk, true, 20_000);
+        allocations_of(disk, false, 2_000);
     }
     // What a second of writing back may still need has been needed by now.
     std::thread::sleep(Duration::from_millis(1500));
     for write in [false, true] {
-        let count = allocations_of(&disk, write, 20_000);
+        let count = allocations_of(disk, write, 20_000);
         // The one waiter on the list of the load's own notification is not the disk's.
         assert!(count <= 1, "{count} allocations in 20,000 requests (writing: {write})");
     }
+}
+
+fn closes_after(disk: Disk) {
+    no_allocation_after_warm_up(&disk);
     disk.close(SOON).expect("the disk closes");
 }
 
@@ -144,7 +149,7 @@ fn a_request_to_a_raw_file_allocates_nothing() {
     let directory = directory();
     let path = directory.path().join("disk.raw");
     std::fs::write(&path, vec![1; DISK_LEN as usize]).expect("the file can be written");
-    no_allocation_after_warm_up(disk(&[(ImageKind::Raw, &path)]));
+    closes_after(disk(&[(ImageKind::Raw, &path)]));
 }
 
 #[test]
@@ -152,7 +157,30 @@ fn a_request_to_a_vhd_allocates_nothing() {
     let directory = directory();
     let path = directory.path().join("disk.vhd");
     create(&path, &Shape::Dynamic, DISK_LEN, 0).expect("the image can be made");
-    no_allocation_after_warm_up(disk(&[(ImageKind::Vhd, &path)]));
+    closes_after(disk(&[(ImageKind::Vhd, &path)]));
+}
+
+/// A place at a pool in a directory of the test's own.
+fn share_a_pool(disk: &Disk, directory: &Path, pages: u32) {
+    let name = "cost".parse().expect("a name");
+    let member = pool::join(&ShmRoot::new(directory), &name, Some(pages), 0).expect("a pool can be made");
+    disk.share_pages(member, SOON).expect("the thread answers");
+}
+
+#[test]
+fn a_request_that_waits_for_limits_and_pages_allocates_nothing() {
+    let directory = directory();
+    let path = directory.path().join("disk.raw");
+    std::fs::write(&path, vec![1; DISK_LEN as usize]).expect("the file can be written");
+    let disk = disk(&[(ImageKind::Raw, &path)]);
+    // Both so tight that every request waits for one of them.
+    disk.set_limits("iops=200000,write-bps=2GiB".parse().expect("limits"), SOON).expect("they can be set");
+    share_a_pool(&disk, directory.path(), 9);
+    let delays = |disk: &Disk| disk.status(SOON).expect("the thread answers").delays.requests;
+    let before = delays(&disk);
+    no_allocation_after_warm_up(&disk);
+    assert!(delays(&disk) > before + 1000, "hardly a request waited: {}", delays(&disk));
+    disk.close(SOON).expect("the disk closes");
 }
 
 #[test]
@@ -162,7 +190,7 @@ fn a_request_to_a_chain_allocates_nothing() {
     create(&base, &Shape::Dynamic, DISK_LEN, 0).expect("the image can be made");
     let (facts, _) = ParentFacts::gather(&leaf, &base, false).expect("the parent can be read");
     create(&leaf, &Shape::Differencing(facts), DISK_LEN, 0).expect("the image can be made");
-    no_allocation_after_warm_up(disk(&[(ImageKind::Vhd, &leaf), (ImageKind::Vhd, &base)]));
+    closes_after(disk(&[(ImageKind::Vhd, &leaf), (ImageKind::Vhd, &base)]));
 }
 
 /// `(voluntary, involuntary)` context switches of the thread `tid` of this process, and its CPU time in clock ticks.
@@ -187,6 +215,9 @@ fn an_idle_disk_never_wakes_up() {
     let disk = disk(&[(ImageKind::Vhd, &path)]);
     let polling = PollingConfig { max_ns: 8_000_000, idle_min_percent: 0 };
     disk.set_polling(polling, SOON).expect("polling can be set");
+    // Limits and a pool have a timer only while a request waits for them.
+    disk.set_limits("iops=5000,bps=1GiB".parse().expect("limits"), SOON).expect("they can be set");
+    share_a_pool(&disk, directory.path(), 5);
     // Work with everything that starts timers: new blocks, metadata to write back, polling, a warm pool.
     allocations_of(&disk, true, 500);
     let tid = disk
