@@ -21,7 +21,8 @@ use crate::failure::{Result, print, print_json};
   tapio disk limit 3 --off
 
 The limits given replace all that were there before. Flushes count nowhere; discards and zeroing count as one
-request of no bytes. Bytes may have a unit: KiB, MiB, GiB, TiB (or K, M, G) are powers of 1024, kB, MB, GB, TB of 1000.")]
+request of no bytes. Bytes may have a unit: KiB, MiB, GiB, TiB (or K, M, G) are powers of 1024, kB, MB, GB, TB
+of 1000.")]
 pub struct Arguments {
     /// Minor number
     minor: u16,
@@ -53,7 +54,9 @@ pub struct Arguments {
     #[arg(long, value_name = "COUNT")]
     burst_ios: Option<String>,
     /// Take all limits away
-    #[arg(long, conflicts_with_all = ["iops", "bps", "read_iops", "read_bps", "write_iops", "write_bps", "burst", "burst_ios"])]
+    #[arg(long, conflicts_with_all = [
+        "iops", "bps", "read_iops", "read_bps", "write_iops", "write_bps", "burst", "burst_ios",
+    ])]
     off: bool,
     /// As JSON
     #[arg(long)]

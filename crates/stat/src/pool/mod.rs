@@ -52,7 +52,8 @@ impl FromStr for PoolName {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
         if name.is_empty() || name.len() > NAME_LEN_MAX || name.starts_with('.') || !name.bytes().all(plain) {
             return Err(format!(
-                "'{}' cannot name a pool: use the UUID of the SR, or up to {NAME_LEN_MAX} letters, digits, '-', '.', '_'",
+                "'{}' cannot name a pool: use the UUID of the SR, or up to {NAME_LEN_MAX} letters, digits, '-', '.', \
+                 '_'",
                 name.escape_default()
             ));
         }
