@@ -144,7 +144,7 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum FrontCommand {
     /// Serve a disk in one more way
-    Add(Add),
+    Add(Box<Add>),
     /// End a way to reach a disk; its clients are disconnected
     Remove {
         #[command(flatten)]

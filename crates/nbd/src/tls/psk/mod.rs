@@ -206,7 +206,7 @@ impl Session {
             let Some((kind, body)) = self.input.next(self.reading.as_mut())? else { return Ok(()) };
             match kind {
                 content::APPLICATION_DATA if open && self.messages.is_empty() => {
-                    plain.extend_from_slice(body)
+                    plain.extend_from_slice(body);
                 }
                 content::CHANGE_CIPHER_SPEC if !open && body == [1] => {}
                 content::HANDSHAKE if !body.is_empty() => {
