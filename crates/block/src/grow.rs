@@ -10,8 +10,8 @@ use crate::core::Core;
 use crate::port::Geometry;
 
 impl<I: Io> Core<I> {
-    /// Makes the disk at least `len` bytes long by making its leaf so, and gives what guests are to be told. A VHD takes
-    /// whole blocks.
+    /// Makes the disk at least `len` bytes long by making its leaf so, and gives what guests are to be told. A VHD
+    /// takes whole blocks.
     ///
     /// # Errors
     /// The disk is not running or not writable, another change is at work, `len` is less than what it has;

@@ -91,8 +91,8 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    /// Whether the last image so far was made from an image further below than the one at `index`: all between them were
-    /// merged away, and whoever gives the list does not know of it.
+    /// Whether the last image so far was made from an image further below than the one at `index`: all between them
+    /// were merged away, and whoever gives the list does not know of it.
     async fn is_bypassed(&self, spec: &ChainSpec, index: usize, links: &[Rc<Link<I::Store>>]) -> bool {
         let Some(Layer::Vhd(child)) = links.last().map(|link| &link.layer) else { return false };
         for below in spec.layers.iter().skip(index + 1) {

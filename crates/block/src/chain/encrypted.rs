@@ -1,7 +1,7 @@
 //! Sectors of an encrypted leaf on their way to the storage, and of any encrypted layer on their way from it.
 //!
-//! A guest's memory holds plain text only: what is written is encrypted in buffers of the disk's own, of which there are
-//! a bounded number; what is read is decrypted where it was read to.
+//! A guest's memory holds plain text only: what is written is encrypted in buffers of the disk's own, of which there
+//! are a bounded number; what is read is decrypted where it was read to.
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -392,7 +392,8 @@ pub const ZONES: [u64; 6] = [
     4 * SECTORS_IN_BLOCK - ZONE_SECTORS,
 ];
 
-/// A place for a request that is about whole blocks: one or two of them, sometimes with a little less or more; or a zone.
+/// A place for a request that is about whole blocks: one or two of them, sometimes with a little less or more; or a
+/// zone.
 pub fn blocks(random: &mut Random) -> std::ops::Range<u64> {
     let all = DISK_LEN / 512;
     if random.chance(1, 4) {

@@ -55,8 +55,8 @@ impl<S: Storage> Layer<S> {
         }
     }
 
-    /// What the sectors of this layer are encrypted by. A sector that is in the layer is always encrypted then; one that
-    /// is not reads as in any other layer.
+    /// What the sectors of this layer are encrypted by. A sector that is in the layer is always encrypted then; one
+    /// that is not reads as in any other layer.
     pub fn cipher(&self) -> Option<&DiskCipher> {
         match self {
             Self::Raw(_) => None,
@@ -113,8 +113,9 @@ impl<S: Storage> Layer<S> {
         }
     }
 
-    /// The data of a span that [`Layer::prepare`] gave the place at `offset` is there: it may be read from now on. Returns
-    /// whether metadata must be written before the write is durable; then the caller lets [`Layer::settle`] run.
+    /// The data of a span that [`Layer::prepare`] gave the place at `offset` is there: it may be read from now on.
+    /// Returns whether metadata must be written before the write is durable; then the caller lets [`Layer::settle`]
+    /// run.
     pub fn written(&self, span: Span, offset: u64) -> bool {
         match self {
             Self::Raw(_) => false,

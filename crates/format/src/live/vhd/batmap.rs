@@ -1,5 +1,5 @@
-//! The batmap on disk: which blocks are present as a whole. Other tools and the next opening read it; while the image is
-//! open the table in memory knows.
+//! The batmap on disk: which blocks are present as a whole. Other tools and the next opening read it; while the image
+//! is open the table in memory knows.
 
 use tapio_ring::{PageBuf, Storage};
 

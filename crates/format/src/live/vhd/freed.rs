@@ -4,9 +4,10 @@
 //! these steps, each of which leaves an image that reads the same:
 //!
 //! ```text
-//!   leaving   the table on disk still has the block, whose data were made zero before. Where every new
-//!             block is whole, a write to it meanwhile takes the place back. With the next batch its bit in the batmap is cleared and made durable, then its table
-//!             entry; and until no record of the block is left in the intent log, it gets no other place.
+//!   leaving   the table on disk still has the block, whose data were made zero before. Where every new block is
+//!             whole, a write to it meanwhile takes the place back. With the next batch its bit in the batmap is
+//!             cleared and made durable, then its table entry; and until no record of the block is left in the
+//!             intent log, it gets no other place.
 //!   cooling   a request that began earlier may still be reading or writing at the old place
 //!   free      nobody knows the place: what is left there is punched out of the file, and a new block may have it
 //! ```

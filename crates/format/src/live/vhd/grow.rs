@@ -17,8 +17,8 @@ impl<S: Storage> VhdLayer<S> {
     /// Makes the disk `len` bytes long, rounded up to whole blocks, if the table has entries for that.
     ///
     /// # Errors
-    /// `InvalidArgument` for a size that a VHD cannot have or that is smaller, `NeedsPause` where the table is too small;
-    /// the storage's: then the disk has its old size, and perhaps a footer of the new one.
+    /// `InvalidArgument` for a size that a VHD cannot have or that is smaller, `NeedsPause` where the table is too
+    /// small; the storage's: then the disk has its old size, and perhaps a footer of the new one.
     pub async fn grow(&self, len: u64) -> Result<()> {
         let writer = self.writer()?;
         let now = self.virtual_len();

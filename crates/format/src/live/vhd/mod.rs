@@ -18,8 +18,8 @@
 //! to a reader. There a new block is present as a whole from the start, step 1 is not needed, and its later writes
 //! touch no metadata.
 //!
-//! What the process owes to the disk between an answer and its batch is in the [`intent`] log. Blocks that a guest gives
-//! back go the other way: see `freed`.
+//! What the process owes to the disk between an answer and its batch is in the [`intent`] log. Blocks that a guest
+//! gives back go the other way: see `freed`.
 
 mod batmap;
 mod bitmaps;
@@ -136,8 +136,8 @@ impl<S: Storage> VhdLayer<S> {
         self.cipher.as_deref()
     }
 
-    /// A request begins that looks places up and uses them later. Until what is returned is dropped, no place that it may
-    /// know is given to another block.
+    /// A request begins that looks places up and uses them later. Until what is returned is dropped, no place that it
+    /// may know is given to another block.
     pub fn enter(&self) -> Option<Visit<'_>> {
         self.writer.as_ref().map(|writer| writer.visits.enter())
     }
