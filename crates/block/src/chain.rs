@@ -45,6 +45,11 @@ impl<S: Storage> Link<S> {
         Rc::new(Self { layer, spec, counters: Cell::default() })
     }
 
+    /// What was done with it.
+    pub const fn counters(&self) -> LayerCounters {
+        self.counters.get()
+    }
+
     fn count(&self, change: impl FnOnce(&mut LayerCounters)) {
         let mut counters = self.counters.get();
         change(&mut counters);
@@ -61,6 +66,8 @@ impl<S: Storage> Link<S> {
 pub struct Chain<S: Storage> {
     links: Vec<Rc<Link<S>>>,
     access: Access,
+    /// Images from the leaf on that are open for writing and may have something to make durable.
+    leaves: usize,
     len: Cell<u64>,
     tasks: Tasks,
 }
@@ -76,7 +83,14 @@ impl<S: Storage> Chain<S> {
     /// A chain of `links`, leaf first.
     pub fn new(links: Vec<Rc<Link<S>>>, access: Access, tasks: Tasks) -> Self {
         let len = Cell::new(links[0].layer.virtual_len() / SECTOR_LEN * SECTOR_LEN);
-        Self { links, access, len, tasks }
+        Self { links, access, leaves: 1, len, tasks }
+    }
+
+    /// A chain whose leaf took over from the image below it, which was the leaf and has yet to be closed.
+    #[must_use]
+    pub fn with_two_leaves(mut self) -> Self {
+        self.leaves = 2;
+        self
     }
 
     /// Bytes of the disk.
@@ -293,7 +307,10 @@ impl<S: Storage> Chain<S> {
     /// The storage's.
     pub async fn sync(&self, meter: &Meter) -> Result<()> {
         meter.issued(self.tasks.turn_ns());
-        let result = self.leaf().sync().await;
+        let mut result = Ok(());
+        for link in &self.links[..self.leaves] {
+            result = result.and(link.layer.sync().await);
+        }
         meter.returned(self.tasks.turn_ns());
         result
     }
@@ -303,7 +320,41 @@ impl<S: Storage> Chain<S> {
     /// # Errors
     /// The storage's.
     pub async fn close(&self) -> Result<()> {
-        self.leaf().close().await
+        let mut result = Ok(());
+        for link in &self.links[..self.leaves] {
+            result = result.and(link.layer.close().await);
+        }
+        result
+    }
+
+    /// What the leaf itself keeps of `span`: a hole is where the image below shows through, or where there is nothing
+    /// at all.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn leaf_extents(&self, span: Span) -> Result<Vec<Extent>> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut left = span;
+        while !left.is_empty() {
+            let (len, hole) = match self.leaf().lookup(left) {
+                Lookup::Miss { block } => {
+                    Box::pin(self.leaf().load(block)).await?;
+                    continue;
+                }
+                Lookup::Extent(Mapped { len, place: Place::Parent }) => (len, true),
+                Lookup::Extent(Mapped { len, place: Place::Zero }) => (len, self.links.len() == 1),
+                Lookup::Extent(Mapped { len, place: Place::Data { offset } }) => {
+                    let (known, has_data) = self.leaf().store().data_run(Span::new(offset, len));
+                    (known, !has_data && self.links.len() == 1)
+                }
+            };
+            match extents.last_mut() {
+                Some(last) if last.hole == hole => last.len += len,
+                _ => extents.push(Extent { len, hole, zero: hole }),
+            }
+            left = left.skip(len);
+        }
+        Ok(extents)
     }
 
     /// What is allocated in `span`: see [`crate::AllocationMap::extents`].

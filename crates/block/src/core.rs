@@ -12,6 +12,8 @@ use tapio_types::{Access, ChainSpec, SECTOR_LEN};
 use crate::chain::{Chain, LayerCounters};
 use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
+use crate::standby;
+use crate::tap::{Beside, Tap};
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
 
@@ -88,12 +90,18 @@ pub trait Observer {
 pub struct Core<I: Io> {
     pub(crate) io: I,
     pub(crate) options: CoreOptions,
-    inbox: Rc<Inbox<Request>>,
-    chain: RefCell<Option<Rc<Chain<I::Store>>>>,
+    pub(crate) inbox: Rc<Inbox<Request>>,
+    pub(crate) chain: RefCell<Option<Rc<Chain<I::Store>>>>,
+    /// Who else hears of changes; `tapped` says whether there is anybody, in one load.
+    pub(crate) tap: RefCell<Option<Rc<Tap<I::Store>>>>,
+    pub(crate) tapped: Cell<bool>,
+    pub(crate) standby: standby::Slot<I::Store>,
+    /// Somebody keeps the guests waiting for a moment.
+    pub(crate) gated: Cell<bool>,
     state: Cell<DiskState>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
-    ended: Rc<Notify>,
+    pub(crate) ended: Rc<Notify>,
     jobs: Jobs,
     observer: RefCell<Option<Rc<dyn Observer>>>,
     failures: Cell<u64>,
@@ -117,6 +125,10 @@ impl<I: Io> Core<I> {
             options,
             inbox,
             chain: RefCell::new(None),
+            tap: RefCell::new(None),
+            tapped: Cell::new(false),
+            standby: RefCell::new(None),
+            gated: Cell::new(false),
             state: Cell::new(DiskState::Paused),
             parked: Cell::new(0),
             ended: Rc::new(Notify::default()),
@@ -194,13 +206,31 @@ impl<I: Io> Core<I> {
     /// # Errors
     /// An image cannot be opened, or does not belong to the one above it. The disk stays paused.
     pub async fn resume(self: &Rc<Self>, spec: &ChainSpec) -> Result<()> {
+        self.resume_with(spec, &Beside::default()).await
+    }
+
+    /// [`Core::resume`] with what the disk is to have beside its images from the first request on.
+    ///
+    /// # Errors
+    /// As [`Core::resume`], for any of them.
+    pub async fn resume_with(self: &Rc<Self>, spec: &ChainSpec, beside: &Beside) -> Result<()> {
         if self.state.get() != DiskState::Paused {
             let detail = format!("the disk is {}, not paused", self.state.get());
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
         let chain = self.open_chain(spec).await?;
+        if let Err(error) = self.open_beside(&chain, beside).await {
+            if let Err(error) = chain.close().await {
+                (self.options.report)(&format!("not closed cleanly: {error}"));
+            }
+            return Err(error);
+        }
         *self.chain.borrow_mut() = Some(Rc::new(chain));
         self.state.set(DiskState::Running);
+        let mirror = self.tap.borrow().as_ref().and_then(|tap| tap.mirror.clone());
+        if let Some(mirror) = mirror {
+            self.mirror_run(&mirror);
+        }
         self.inbox.set_open(true);
         self.ended.notify_all(self.io.tasks());
         Ok(())
@@ -211,6 +241,9 @@ impl<I: Io> Core<I> {
     /// # Errors
     /// The images could not be closed cleanly; they are closed all the same, and the next opening puts them in order.
     pub async fn pause(&self) -> Result<()> {
+        while self.gated.get() {
+            self.ended.wait(self.io.tasks()).await;
+        }
         match self.state.get() {
             DiskState::Paused | DiskState::Closed => return Ok(()),
             DiskState::Running => self.state.set(DiskState::Draining),
@@ -234,6 +267,7 @@ impl<I: Io> Core<I> {
             Some(chain) => chain.close().await,
             None => Ok(()),
         };
+        self.close_beside().await;
         if let Err(error) = &result {
             (self.options.report)(&format!("not closed cleanly: {error}"));
         }
@@ -294,6 +328,9 @@ impl<I: Io> Core<I> {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
+            if error.kind() == FormatErrorKind::OutOfSpace && self.redirect(&chain) {
+                continue;
+            }
             drop(chain);
             if error.kind() == FormatErrorKind::OutOfSpace && self.options.no_space == NoSpace::Wait {
                 self.note("the storage is full, requests wait", &error);
@@ -313,6 +350,9 @@ impl<I: Io> Core<I> {
 
     async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
         let span = request.span;
+        if self.tapped.get() && request.op != Op::Read {
+            return self.attempt_tapped(chain, request, meter).await;
+        }
         let durable = match request.op {
             Op::Read => {
                 chain.read(span, request.data, meter).await?;
@@ -333,6 +373,30 @@ impl<I: Io> Core<I> {
             }
         };
         if durable { chain.sync(meter).await } else { Ok(()) }
+    }
+
+    /// The same for a disk whose changes others hear of.
+    async fn attempt_tapped(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
+        let span = request.span;
+        let tap = self.tap.borrow().as_ref().map(Rc::clone).unwrap_or_default();
+        let durable = match request.op {
+            Op::Read => return chain.read(span, request.data, meter).await,
+            Op::Write { durable } => {
+                tap.write(chain, span, request.data, meter).await?;
+                durable
+            }
+            Op::Flush => true,
+            Op::Discard => {
+                tap.discard(chain, span, meter).await?;
+                false
+            }
+            Op::WriteZeroes { unmap, durable } => {
+                let how = if unmap { Zeroing::Unmap } else { Zeroing::Keep };
+                tap.write_zeroes(chain, span, how, meter).await?;
+                durable
+            }
+        };
+        if durable { tap.sync(chain, meter).await } else { Ok(()) }
     }
 
     /// Waits a second, or until the state changes.

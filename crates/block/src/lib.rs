@@ -1,7 +1,7 @@
 //! Chains of images, requests and their stages, the life of a plugged disk.
 //!
 //! ```text
-//!  front end ── Port ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ chain walk ──▶ storages
+//!  front end ── Port ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ tap ──▶ chain walk ──▶ storages
 //!      ▲                                                            │
 //!      └───────────────── Client::complete(tag, result) ◀───────────┘
 //!  control thread ── Remote ──▶ World (the data thread's own view)
@@ -11,15 +11,19 @@
 //! put it. Must never depend on: a front end, the control plane, tokio.
 
 mod chain;
+mod changes;
 mod core;
 mod disk;
 mod front;
 mod job;
 mod meter;
+mod mirror;
 mod open;
 mod port;
 mod remote;
 mod request;
+mod standby;
+mod tap;
 mod window;
 
 pub use chain::{Chain, LayerCounters, Link};
@@ -28,7 +32,9 @@ pub use disk::{Disk, DiskFailure, DiskOptions, DiskStatus};
 pub use front::{FrontEnd, FrontId, Fronts};
 pub use job::{Job, JobInfo, JobKind, JobState, Jobs};
 pub use meter::{Meter, StageTimes};
+pub use mirror::{CopyWhat, GRANULE_LEN, MirrorOptions, MirrorPhase, MirrorStatus, Pivoted};
 pub use open::CHAIN_MAX;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use remote::{Gone, Remote, World};
 pub use request::{Client, DiskError, Op, Request};
+pub use tap::{Beside, Signal, StandbyOptions};
