@@ -215,6 +215,22 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
+    /// Makes what stands beside the images ready for a disk of `len` bytes, before the images grow.
+    ///
+    /// # Errors
+    /// The disk has a mirror, whose second side cannot grow; the log cannot be made longer.
+    pub async fn grow_beside(&self, len: u64) -> Result<()> {
+        let Some(tap) = self.tap.borrow().clone() else { return Ok(()) };
+        if tap.mirror.is_some() {
+            let detail = "a disk with a mirror does not grow: end the mirror first";
+            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
+        }
+        match &tap.log {
+            Some(log) => log.grow(len).await,
+            None => Ok(()),
+        }
+    }
+
     /// Closes what a disk has beside its images, which are closed; its mirror has ended by then.
     pub(crate) async fn close_beside(&self) {
         self.close_standby().await;

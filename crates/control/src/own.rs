@@ -22,6 +22,7 @@ use tapio_stat::VbdId;
 use tapio_types::{LayerSpec, parse_type_and_path};
 
 use crate::host::Polling;
+use crate::mirror::{self, MirrorCopy, MirrorRequest};
 use crate::{ControlError, Errno, Result};
 
 /// Version of the protocol.
@@ -37,6 +38,8 @@ pub const FEATURES: &[&str] = &[
     "fd-passing",
     "histograms",
     "polling",
+    "mirror",
+    "changed-block-log",
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
@@ -285,6 +288,15 @@ pub enum Command {
         /// Serve NBD where clients of tapdisk expect it.
         #[serde(default)]
         default_nbd: bool,
+        /// A second image: every change goes there too, or with `standby` writes once the first is full.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        secondary: Option<String>,
+        /// See `secondary`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        standby: bool,
+        /// The log of changed blocks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        log: Option<PathBuf>,
     },
     /// Closes the image.
     Close {
@@ -306,6 +318,12 @@ pub enum Command {
         /// Another image.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         image: Option<ImageSource>,
+        /// A second image to which every change goes too.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        secondary: Option<String>,
+        /// The log of changed blocks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        log: Option<PathBuf>,
     },
     /// Size and kind of the disk.
     DiskInfo {
@@ -343,6 +361,49 @@ pub enum Command {
         /// Spin only while this percentage of the host is idle.
         idle_percent: u8,
     },
+    /// Begins a mirror: every change goes to a second storage too, and what is there already is copied.
+    MirrorStart {
+        /// Minor number.
+        minor: u16,
+        /// The second storage.
+        target: ImageSource,
+        /// What is copied.
+        #[serde(default)]
+        copy: MirrorCopy,
+        /// Bytes a second that the copy may move; 0 is no limit.
+        #[serde(default)]
+        rate: u64,
+        /// Milliseconds that the second storage may take for an answer before it is lost.
+        #[serde(default = "mirror::patience_ms")]
+        patience_ms: u32,
+    },
+    /// Where the mirror stands; null without one.
+    MirrorStatus {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Goes on with a mirror whose second storage was lost.
+    MirrorResume {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Lets the copy move so many bytes a second.
+    MirrorRate {
+        /// Minor number.
+        minor: u16,
+        /// Bytes a second; 0 is no limit.
+        rate: u64,
+    },
+    /// Switches over to the second storage.
+    MirrorPivot {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Ends the mirror and keeps the first storage.
+    MirrorCancel {
+        /// Minor number.
+        minor: u16,
+    },
     /// Ends the process.
     Quit {
         /// Do not wait for requests in flight.
@@ -354,7 +415,14 @@ pub enum Command {
 impl Command {
     /// Whether it may run beside another command.
     pub const fn is_reentrant(&self) -> bool {
-        matches!(self, Self::Hello { .. } | Self::List {} | Self::Stats { .. } | Self::FrontList { .. })
+        matches!(
+            self,
+            Self::Hello { .. }
+                | Self::List {}
+                | Self::Stats { .. }
+                | Self::FrontList { .. }
+                | Self::MirrorStatus { .. }
+        )
     }
 
     /// Checks everything that can be wrong without looking at a disk.
@@ -363,7 +431,14 @@ impl Command {
     /// `EINVAL` with what is wrong.
     pub fn check(&self, fds: usize) -> Result<()> {
         match self {
-            Self::Open { image, .. } | Self::Resume { image: Some(image), .. } => image.check(),
+            Self::Open { image, log, .. } => image.check().and_then(|()| check_log(log.as_ref())),
+            Self::Resume { image, log, .. } => {
+                image.as_ref().map_or(Ok(()), ImageSource::check).and_then(|()| check_log(log.as_ref()))
+            }
+            Self::MirrorStart { target, copy, rate, patience_ms, .. } => {
+                let (target, patience_ms) = (target.clone(), *patience_ms);
+                MirrorRequest { target, copy: *copy, rate: *rate, patience_ms }.check()
+            }
             Self::FrontAdd { front, .. } => front.check(fds),
             Self::SetPolling { max_us, idle_percent, .. } => {
                 check_polling(&Polling { max_us: *max_us, idle_percent: *idle_percent })
@@ -371,6 +446,10 @@ impl Command {
             _ => Ok(()),
         }
     }
+}
+
+fn check_log(log: Option<&PathBuf>) -> Result<()> {
+    log.map_or(Ok(()), |path| plain_path(path, "log", usize::MAX))
 }
 
 pub(crate) fn check_polling(polling: &Polling) -> Result<()> {

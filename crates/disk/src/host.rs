@@ -15,13 +15,14 @@ use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN, parse_type_and_path}
 use crate::counter::Counter;
 use crate::fronts::Fronts;
 use crate::log;
+use crate::mirror::beside;
 use crate::process;
-use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus};
+use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, Wishes};
 
 /// How long the data thread may take for something small.
-const SOON: Duration = Duration::from_secs(2);
+pub(crate) const SOON: Duration = Duration::from_secs(2);
 /// How long opening or closing images may take: repairs read what they must, on a slow storage.
-const LATE: Duration = Duration::from_secs(300);
+pub(crate) const LATE: Duration = Duration::from_secs(300);
 /// How long a forced close waits for requests that the kernel does not give back.
 const FORCED: Duration = Duration::from_secs(5);
 
@@ -35,7 +36,7 @@ pub struct Host {
 pub struct HostDisk {
     /// Taken away when it is closed.
     disk: RwLock<Option<Disk>>,
-    remote: Remote,
+    pub(crate) remote: Remote,
     geometry: Geometry,
     access: Access,
     /// What guests read as the disk's serial number.
@@ -44,7 +45,7 @@ pub struct HostDisk {
 }
 
 /// The chain behind a name: the parents of a VHD are found from it.
-fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
+pub(crate) fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
     let layer = match image {
         ImageSource::Chain(layers) => return Ok(ChainSpec { layers: layers.clone(), access }),
         ImageSource::Leaf(text) => {
@@ -79,7 +80,7 @@ fn failure(error: &DiskFailure) -> ControlError {
     }
 }
 
-fn unreachable_thread(gone: Gone) -> ControlError {
+pub(crate) fn unreachable_thread(gone: Gone) -> ControlError {
     match gone {
         Gone::Ended => ControlError::new(Errno::ESHUTDOWN, gone.to_string()),
         Gone::TimedOut => ControlError::new(Errno::ETIMEDOUT, gone.to_string())
@@ -105,6 +106,7 @@ impl Plane for Host {
                 intent: IntentPlace::Directory(intent::directory()),
                 ..CoreOptions::default()
             },
+            beside: beside(spec.wishes)?,
             at_rest: Some(process::forget_the_program),
             ..DiskOptions::default()
         };
@@ -130,7 +132,7 @@ impl HostDisk {
         self.disk.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
+    pub(crate) fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
         match &*self.disk() {
             Some(disk) => run(disk).map_err(|error| failure(&error)),
             None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
@@ -188,6 +190,8 @@ impl PlaneDisk for HostDisk {
             in_flight: status.in_flight as u64,
             images: layers.into_iter().zip(&status.layers).map(image).collect(),
             page_cache: false,
+            redirected: status.redirected_sectors,
+            mirror_lost: status.mirror_lost,
         })
     }
 
@@ -195,9 +199,9 @@ impl PlaneDisk for HostDisk {
         self.drain(in_vain)
     }
 
-    fn resume(&self, image: &ImageSource) -> Result<()> {
-        let (chain, name) = (chain(image, self.access)?, image.text());
-        self.with(|disk| disk.resume(chain, LATE))?;
+    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
+        let (chain, name, beside) = (chain(image, self.access)?, image.text(), beside(wishes)?);
+        self.with(|disk| disk.resume_with(chain, beside, LATE))?;
         self.remote
             .call(SOON, move |_| Counter::with(|stats| stats.set_image(&name)))
             .map_err(unreachable_thread)?;

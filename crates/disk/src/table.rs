@@ -11,11 +11,15 @@ use std::time::{Duration, Instant};
 
 use tapio_control::{
     Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
-    FrontRequest, ImageReport, ImageSource, ImageStats, MINOR_MAX, MarkerLock, OpenRequest, Polling, Result,
-    ResumeRequest, RunDir, VbdState, VbdStats,
+    FrontRequest, ImageReport, ImageSource, ImageStats, MINOR_MAX, MarkerLock, MirrorPivoted, MirrorReport,
+    MirrorRequest, OpenRequest, Polling, Result, ResumeRequest, RunDir, VbdState, VbdStats,
 };
 use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
 use tapio_types::ImageKind;
+
+mod mirror;
+
+pub use mirror::{PlaneMirror, Secondary, Wishes};
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;
@@ -34,6 +38,8 @@ pub struct OpenSpec<'a> {
     pub page_cache: bool,
     /// Time after which a request fails; the data plane's own default without.
     pub request_timeout: Option<Duration>,
+    /// What it has beside the image.
+    pub wishes: &'a Wishes,
 }
 
 /// One image of an open chain, leaf first.
@@ -60,6 +66,10 @@ pub struct PlaneStatus {
     pub images: Vec<PlaneImage>,
     /// Parents are read through the page cache.
     pub page_cache: bool,
+    /// Sectors written to the second image because the first is full.
+    pub redirected: u64,
+    /// The mirror was lost.
+    pub mirror_lost: bool,
 }
 
 /// Where disks are made.
@@ -71,15 +81,15 @@ pub trait Plane: Sync {
 }
 
 /// An open disk. Called by one thread at a time, but for `status` and `connections`.
-pub trait PlaneDisk: Send + Sync {
+pub trait PlaneDisk: PlaneMirror + Send + Sync {
     /// What it looks like.
     fn info(&self) -> DiskInfo;
     /// What it does now; must not wait for the storage.
     fn status(&self) -> Result<PlaneStatus>;
     /// Drains and closes the images. Gives up with `ECANCELED` once `in_vain` says so; the drain may go on then.
     fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()>;
-    /// Opens an image and goes on.
-    fn resume(&self, image: &ImageSource) -> Result<()>;
+    /// Opens an image, with what it is to have beside it, and goes on.
+    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()>;
     /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
     fn close(&self, force: bool) -> Result<()>;
     /// Publishes the disk under these pages; answers the slot in its counters.
@@ -309,17 +319,6 @@ fn driver(kind: ImageKind) -> DriverType {
     }
 }
 
-/// Wishes that change what is stored cannot be left out silently; those that only change speed or memory can.
-fn check_wishes(secondary: Option<&String>, log_path: Option<&String>) -> Result<()> {
-    if secondary.is_some() {
-        return Err(unsupported("a second image", "open the disk without -2"));
-    }
-    if log_path.is_some() {
-        return Err(unsupported("a log of changed blocks", "open the disk without -C"));
-    }
-    Ok(())
-}
-
 impl<P: Plane> DiskHost for Table<P> {
     fn list(&self) -> Vec<DiskEntry> {
         self.all().iter().map(|disk| disk.entry()).collect()
@@ -347,6 +346,8 @@ impl<P: Plane> DiskHost for Table<P> {
             images: status.images.clone().into_iter().map(image).collect(),
             outstanding: status.in_flight,
             read_caching: status.page_cache,
+            enospc_redirects: status.redirected,
+            mirror_failed: status.mirror_lost,
             ..VbdStats::default()
         })
     }
@@ -411,7 +412,8 @@ impl<P: Plane> DiskHost for Table<P> {
             )
             .next("close it first, or pause and unpause onto the other image"));
         }
-        check_wishes(request.secondary.as_ref(), request.log_path.as_ref())?;
+        let marker = self.marker(minor, request.standby);
+        let wishes = Wishes::of(request.secondary.as_ref(), marker, request.log_path.as_ref())?;
         if request.key.is_some() {
             return Err(unsupported("an encrypted image", "open the disk without -E"));
         }
@@ -424,6 +426,7 @@ impl<P: Plane> DiskHost for Table<P> {
             read_only: request.read_only,
             page_cache: request.page_cache,
             request_timeout: request.request_timeout,
+            wishes: &wishes,
         };
         let plane = Arc::new(self.plane.open(&spec, stats)?);
         let info = plane.info();
@@ -475,7 +478,7 @@ impl<P: Plane> DiskHost for Table<P> {
     fn resume(&self, minor: u16, request: &ResumeRequest) -> Result<()> {
         let disk = self.disk(minor)?;
         let plane = disk.opened()?;
-        check_wishes(request.secondary.as_ref(), request.log_path.as_ref())?;
+        let wishes = Wishes::of(request.secondary.as_ref(), None, request.log_path.as_ref())?;
         match disk.state() {
             VbdState::Paused | VbdState::ResumeFailed => {}
             state => {
@@ -493,7 +496,7 @@ impl<P: Plane> DiskHost for Table<P> {
             }
         };
         image.check()?;
-        let resumed = plane.resume(&image);
+        let resumed = plane.resume(&image, &wishes);
         let mut now = lock(&disk.now);
         now.state = if resumed.is_ok() { VbdState::Running } else { VbdState::ResumeFailed };
         if resumed.is_ok()
@@ -592,6 +595,30 @@ impl<P: Plane> DiskHost for Table<P> {
 
     fn set_polling(&self, minor: u16, polling: Polling) -> Result<()> {
         self.disk(minor)?.opened()?.set_polling(polling)
+    }
+
+    fn mirror_start(&self, minor: u16, request: &MirrorRequest) -> Result<MirrorReport> {
+        self.running(minor)?.mirror_start(request)
+    }
+
+    fn mirror_status(&self, minor: u16) -> Result<Option<MirrorReport>> {
+        self.disk(minor)?.opened()?.mirror_status()
+    }
+
+    fn mirror_resume(&self, minor: u16) -> Result<()> {
+        self.running(minor)?.mirror_resume()
+    }
+
+    fn mirror_rate(&self, minor: u16, rate: u64) -> Result<()> {
+        self.running(minor)?.mirror_rate(rate)
+    }
+
+    fn mirror_pivot(&self, minor: u16) -> Result<MirrorPivoted> {
+        self.pivot(minor)
+    }
+
+    fn mirror_cancel(&self, minor: u16) -> Result<()> {
+        self.disk(minor)?.opened()?.mirror_cancel()
     }
 
     fn quit(&self, force: bool) -> Result<()> {

@@ -29,6 +29,7 @@
 mod far;
 mod granules;
 mod ranges;
+mod remote;
 mod run;
 
 use std::cell::{Cell, RefCell};

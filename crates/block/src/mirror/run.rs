@@ -234,8 +234,12 @@ impl<I: Io> Core<I> {
     /// opened. It stays as it is then.
     pub async fn mirror_resume(self: &Rc<Self>) -> Result<()> {
         let mirror = self.mirror()?;
-        if mirror.phase.get() != MirrorPhase::Degraded || mirror.copying.get() > 0 {
-            return Err(refused("the mirror is not degraded"));
+        while mirror.phase.get() == MirrorPhase::Degraded && mirror.copying.get() > 0 {
+            // A copy that was under way ends soon.
+            mirror.job.wait(self.io.tasks()).await;
+        }
+        if mirror.phase.get() != MirrorPhase::Degraded {
+            return Err(refused("the mirror is not degraded: there is nothing to resume"));
         }
         let lost = mirror.far.borrow_mut().take();
         if let Some(lost) = lost {
@@ -262,6 +266,15 @@ impl<I: Io> Core<I> {
         *mirror.far.borrow_mut() = Some(far);
         *mirror.failure.borrow_mut() = None;
         mirror.set_phase(MirrorPhase::Copying);
+        Ok(())
+    }
+
+    /// Lets the copy move `rate` bytes a second from now on; 0 is no limit.
+    ///
+    /// # Errors
+    /// There is no mirror.
+    pub fn mirror_set_rate(&self, rate: u64) -> Result<()> {
+        self.mirror()?.job.set_rate(rate, self.io.tasks());
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 //! - after the death of the process alone every sector holds its last answered content or something under way.
 
 mod exhaustive;
+mod mirror;
 mod model;
 mod rig;
 mod story;
@@ -74,6 +75,59 @@ fn child_of_a_raw_image() {
 #[test]
 fn child_on_a_device() {
     try_seeds(Kind::DeviceOnFile);
+}
+
+fn try_mirror(fate: mirror::Fate) {
+    // Each takes some ten times as long as a seed of the others.
+    for seed in seeds().take(60) {
+        if let Err(why) = mirror::run(fate, seed, None) {
+            panic!("{fate:?} fails with TAPIO_SEED={seed}: {why}");
+        }
+    }
+}
+
+#[test]
+fn mirror_and_switch_over() {
+    try_mirror(mirror::Fate::Pivot);
+}
+
+#[test]
+fn mirror_whose_second_side_fails() {
+    try_mirror(mirror::Fate::Loss(tapio_ring::sim::Broken::Failing));
+}
+
+#[test]
+fn mirror_whose_second_side_is_stuck() {
+    try_mirror(mirror::Fate::Loss(tapio_ring::sim::Broken::Stuck));
+}
+
+#[test]
+fn mirror_cancelled_or_paused() {
+    try_mirror(mirror::Fate::Cancel);
+    try_mirror(mirror::Fate::Pause);
+}
+
+#[test]
+fn mirror_and_the_death_of_the_process() {
+    try_mirror(mirror::Fate::Kill);
+}
+
+#[test]
+fn mirror_and_a_power_cut() {
+    try_mirror(mirror::Fate::PowerCut);
+}
+
+/// Everything that can happen to a mirror, at every one of its first steps.
+#[test]
+fn mirror_at_every_step() {
+    for fate in mirror::Fate::ALL {
+        for step in 0..mirror::STEPS {
+            eprintln!("{fate:?} {step}");
+            if let Err(why) = mirror::run(fate, 1, Some(step + 1)) {
+                panic!("{fate:?} at step {step} fails: {why}");
+            }
+        }
+    }
 }
 
 /// Every sequence of a few operations on a disk of a few sectors, with every end.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tapio_block::{Client, Core, CoreOptions, DiskError, Op, Request};
-use tapio_format::live::vhd::{HeapMemory, IntentPlace};
+use tapio_format::live::vhd::{HeapLogs, IntentPlace};
 use tapio_format::medium::Medium;
 use tapio_format::vhd::offline::{
     CheckOptions, Finding, FindingKind, ParentFacts, Severity, Shape, check, create_on,
@@ -93,12 +93,12 @@ pub struct Rig {
     pub host: SimHost,
     /// Leaf first.
     pub images: Vec<(ImageKind, PathBuf, bool)>,
-    pub memory: Arc<HeapMemory>,
+    pub memory: Arc<HeapLogs>,
 }
 
 impl Rig {
     pub fn new(kind: Kind, seed: u64) -> Self {
-        let mut rig = Self { host: SimHost::new(seed), images: Vec::new(), memory: HeapMemory::new() };
+        let mut rig = Self { host: SimHost::new(seed), images: Vec::new(), memory: Arc::default() };
         match kind {
             Kind::Raw => rig.put_raw("base"),
             Kind::Fixed => rig.put_vhd("base", &Shape::Fixed, false),
@@ -226,6 +226,11 @@ impl Process {
         let mut executor = Executor::new(tasks, Rc::clone(&self.inbox), make, polling);
         let host = self.sim.host().clone();
         executor.block_on_until(&self.sim, &mut (), future, &move || host.is_dark())
+    }
+
+    /// Whether a request is taken now.
+    pub fn has_room(&self) -> bool {
+        self.inbox.room() > 0
     }
 
     /// One request.

@@ -184,7 +184,7 @@ impl World {
         self.rig.host.set_faults(Faults::default());
         if end == End::PowerCut || self.rig.host.is_dark() {
             self.rig.host.power_cut();
-            self.rig.memory = tapio_format::live::vhd::HeapMemory::new();
+            self.rig.memory = std::sync::Arc::default();
         } else {
             self.rig.host.process_killed();
         }

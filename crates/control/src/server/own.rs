@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Connection, Ended};
 use crate::host::{FrontRequest, OpenRequest, Polling, ResumeRequest};
+use crate::mirror::MirrorRequest;
 use crate::own::{Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, parse_request};
 use crate::{ControlError, Errno, Result};
 
@@ -70,6 +71,11 @@ fn line(connection: &mut Connection<'_>) -> Result<Option<Vec<u8>>> {
     }
 }
 
+/// The checks have seen that it is text.
+fn log_text(log: Option<&std::path::PathBuf>) -> Option<String> {
+    log.map(|path| path.to_string_lossy().into_owned())
+}
+
 fn value(of: impl Serialize) -> Result<Value> {
     serde_json::to_value(of)
         .map_err(|error| ControlError::new(Errno::EIO, format!("the answer cannot be written: {error}")))
@@ -104,8 +110,21 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             let request = FrontRequest { front: front.clone(), vbd: *vbd, fds };
             value(shared.in_turn(|| host.front_add(*minor, request))?)
         }
-        Command::Open { minor, image, read_only, page_cache, timeout_s, default_nbd } => {
+        Command::Open {
+            minor,
+            image,
+            read_only,
+            page_cache,
+            timeout_s,
+            default_nbd,
+            secondary,
+            standby,
+            log,
+        } => {
             let request = OpenRequest {
+                secondary: secondary.clone(),
+                standby: *standby,
+                log_path: log_text(log.as_ref()),
                 read_only: *read_only,
                 page_cache: *page_cache,
                 request_timeout: timeout_s.filter(|s| *s > 0).map(|s| Duration::from_secs(s.into())),
@@ -129,12 +148,29 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             shared.in_turn(|| host.close(*minor, *force, connection)).map(|()| json!({}))
         }
         Command::Pause { minor } => shared.in_turn(|| host.pause(*minor, connection)).map(|()| json!({})),
-        Command::Resume { minor, image } => {
-            let request = ResumeRequest { image: image.clone(), ..ResumeRequest::default() };
+        Command::Resume { minor, image, secondary, log } => {
+            let (image, secondary) = (image.clone(), secondary.clone());
+            let request = ResumeRequest { image, secondary, log_path: log_text(log.as_ref()) };
             shared.in_turn(|| host.resume(*minor, &request)).map(|()| json!({}))
         }
         Command::FrontRemove { minor, front } => {
             shared.in_turn(|| host.front_remove(*minor, *front)).map(|()| json!({}))
+        }
+        Command::MirrorStart { minor, target, copy, rate, patience_ms } => {
+            let (target, patience_ms) = (target.clone(), *patience_ms);
+            let request = MirrorRequest { target, copy: *copy, rate: *rate, patience_ms };
+            value(shared.in_turn(|| host.mirror_start(*minor, &request))?)
+        }
+        Command::MirrorStatus { minor } => value(host.mirror_status(*minor)?),
+        Command::MirrorResume { minor } => {
+            shared.in_turn(|| host.mirror_resume(*minor)).map(|()| json!({}))
+        }
+        Command::MirrorRate { minor, rate } => {
+            shared.in_turn(|| host.mirror_rate(*minor, *rate)).map(|()| json!({}))
+        }
+        Command::MirrorPivot { minor } => value(shared.in_turn(|| host.mirror_pivot(*minor))?),
+        Command::MirrorCancel { minor } => {
+            shared.in_turn(|| host.mirror_cancel(*minor)).map(|()| json!({}))
         }
         Command::SetPolling { minor, max_us, idle_percent } => {
             let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };

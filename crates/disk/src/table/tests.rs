@@ -57,6 +57,8 @@ impl DoubleDisk {
     }
 }
 
+impl PlaneMirror for DoubleDisk {}
+
 impl PlaneDisk for DoubleDisk {
     fn info(&self) -> DiskInfo {
         DiskInfo { sectors: 4096, sector_size: 512, info: 0 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use tapio_types::SECTOR_LEN;
+use tapio_types::{SECTOR_LEN, Span};
 
 use super::random::Random;
 
@@ -51,6 +51,17 @@ impl Durable {
             }
             done += count;
         }
+    }
+
+    /// How much from the beginning of `span` is alike, and whether something was written there, in whole pages.
+    pub fn data_run(&self, span: Span) -> (u64, bool) {
+        let has = |at: u64| self.pages.contains_key(&(at / PAGE_LEN));
+        let (data, end) = (has(span.start), span.start + span.len);
+        let mut at = span.start;
+        while at < end && has(at) == data {
+            at = (at / PAGE_LEN + 1) * PAGE_LEN;
+        }
+        (at.min(end) - span.start, data)
     }
 
     /// Writes `from` at `at`, growing the file.

@@ -32,6 +32,15 @@ pub struct Faults {
     pub stuck: u64,
 }
 
+/// What a broken file does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// Every operation fails with EIO, and may have happened all the same.
+    Failing,
+    /// Every operation is stuck: it ends after an hour.
+    Stuck,
+}
+
 /// Of this many operations.
 const PARTS: u64 = 10_000;
 /// How long an operation is stuck: much longer than anything waits for it.
@@ -50,6 +59,18 @@ struct Flying {
     op: OpId,
     due_ns: u64,
     action: Action,
+    fails: bool,
+}
+
+impl Action {
+    const fn file(&self) -> usize {
+        match self {
+            Self::Read { file, .. }
+            | Self::Write { file, .. }
+            | Self::Flush { file, .. }
+            | Self::Change { file, .. } => *file,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -62,6 +83,8 @@ struct Inner {
     devices: Vec<bool>,
     flying: Vec<Flying>,
     faults: Faults,
+    /// Files that break, or are broken: how many operations are still to go well, and what happens then.
+    broken: BTreeMap<usize, (u64, Broken)>,
     now_ns: u64,
     /// Changes to files still to come before the power goes.
     cut_after: Option<u64>,
@@ -103,6 +126,7 @@ impl SimHost {
             devices: Vec::new(),
             flying: Vec::new(),
             faults: Faults::default(),
+            broken: BTreeMap::new(),
             now_ns: 0,
             cut_after: None,
             changed: 0,
@@ -135,6 +159,20 @@ impl SimHost {
     /// From now on these faults may happen.
     pub fn set_faults(&self, faults: Faults) {
         self.inner.borrow_mut().faults = faults;
+    }
+
+    /// The file breaks after `operations` more were begun on it.
+    pub fn break_file(&self, path: &Path, operations: u64, how: Broken) {
+        let mut inner = self.inner.borrow_mut();
+        let file = inner.names[path];
+        inner.broken.insert(file, (operations, how));
+    }
+
+    /// The file is whole again; what is stuck stays so.
+    pub fn mend_file(&self, path: &Path) {
+        let mut inner = self.inner.borrow_mut();
+        let file = inner.names[path];
+        inner.broken.remove(&file);
     }
 
     /// The power goes after `changes` more changes to files have happened.
@@ -204,6 +242,16 @@ impl Inner {
 
     fn fault(&mut self, parts: u64) -> bool {
         parts > 0 && self.random.chance(parts, PARTS)
+    }
+
+    /// What is wrong with the file of an operation that begins now.
+    fn breaks(&mut self, file: usize) -> Option<Broken> {
+        let (left, how) = self.broken.get_mut(&file)?;
+        if *left == 0 {
+            return Some(*how);
+        }
+        *left -= 1;
+        None
     }
 
     /// Lets an operation happen; gives its result as the kernel would.
@@ -280,8 +328,12 @@ impl Sim {
         if inner.fault(stuck) {
             delay += STUCK_NS;
         }
+        let broken = inner.breaks(action.file());
+        if broken == Some(Broken::Stuck) {
+            delay += STUCK_NS;
+        }
         let due_ns = inner.now_ns + delay;
-        inner.flying.push(Flying { op, due_ns, action });
+        inner.flying.push(Flying { op, due_ns, action, fails: broken == Some(Broken::Failing) });
         Op::new(&self.tasks, op)
     }
 }
@@ -348,7 +400,9 @@ impl Driver for Sim {
         };
         let flying = inner.flying.swap_remove(index);
         inner.now_ns = inner.now_ns.max(flying.due_ns);
-        let result = inner.happen(flying.action);
+        let happens = !flying.fails || inner.random.chance(1, 2);
+        let result = if happens { inner.happen(flying.action) } else { 0 };
+        let result = if flying.fails { -libc::EIO } else { result };
         drop(inner);
         self.tasks.complete_op(flying.op, result);
         true
@@ -394,6 +448,10 @@ impl Storage for SimStore {
 
     fn len(&self) -> u64 {
         self.sim.host.inner.borrow().files[self.file].seen.len()
+    }
+
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        self.sim.host.inner.borrow().files[self.file].seen.data_run(span)
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {

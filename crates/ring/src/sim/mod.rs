@@ -11,6 +11,7 @@
 //! | flush done | everything done before it began survives | that is what it promises |
 //! | process killed | what is done stays, what is under way happens or not | the kernel goes on |
 //! | operations under way | end in any order, some very late | queues, retries |
+//! | a file breaks | every operation on it fails, or is stuck | storage that dies |
 //! | EIO, ENOSPC | by plan, also in the middle of a write | media, quotas |
 //!
 //! A sector (512 bytes) is never torn: that is what disks promise and what VHD relies on.
@@ -20,5 +21,5 @@ mod host;
 mod random;
 
 pub use file::{Durable, SimFile};
-pub use host::{Faults, Sim, SimHost, SimStore};
+pub use host::{Broken, Faults, Sim, SimHost, SimStore};
 pub use random::Random;

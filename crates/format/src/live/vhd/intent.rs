@@ -19,14 +19,15 @@
 //! other.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
 
@@ -98,6 +99,18 @@ impl HeapMemory {
     /// Zeroed memory for one log.
     pub fn new() -> Arc<Self> {
         Arc::new(Self((0..INTENT_LEN / 8).map(|_| AtomicU64::new(0)).collect()))
+    }
+}
+
+/// The logs of a simulated host, one for each image.
+#[derive(Debug, Default)]
+pub struct HeapLogs(Mutex<BTreeMap<Uuid, Arc<HeapMemory>>>);
+
+impl HeapLogs {
+    pub(super) fn of(&self, uuid: Uuid) -> Arc<HeapMemory> {
+        // A panic elsewhere leaves a whole map behind the lock.
+        let mut logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(logs.entry(uuid).or_insert_with(HeapMemory::new))
     }
 }
 

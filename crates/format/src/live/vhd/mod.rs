@@ -44,7 +44,7 @@ use intent::{CAPACITY, Intent, IntentLog};
 use reserve::Reserve;
 use table::BlockTable;
 
-pub use intent::{HeapMemory, INTENT_LEN, IntentMemory};
+pub use intent::{HeapLogs, HeapMemory, INTENT_LEN, IntentMemory};
 pub use open::{IntentPlace, OpenOptions, Opened, SpaceMode, open};
 
 /// An open dynamic or differencing VHD.

@@ -10,7 +10,7 @@ use tapio_types::{Access, SECTOR_LEN};
 
 use super::bitmaps::Bitmaps;
 use super::commit::Dirty;
-use super::intent::{self, HeapMemory, Intent, IntentLog, IntentMemory};
+use super::intent::{self, HeapLogs, HeapMemory, Intent, IntentLog, IntentMemory};
 use super::reserve::Reserve;
 use super::table::BlockTable;
 use super::{VhdLayer, Writer};
@@ -44,7 +44,7 @@ pub enum IntentPlace {
     /// In this directory, on a memory file system, under the image's uuid.
     Directory(PathBuf),
     /// In this memory: the simulator's.
-    Memory(Arc<HeapMemory>),
+    Memory(Arc<HeapLogs>),
 }
 
 /// How to open an image.
@@ -384,7 +384,7 @@ async fn make_writable<S: Storage>(
     };
     let memory = match &options.intent {
         IntentPlace::Private => IntentMemory::heap(&HeapMemory::new()),
-        IntentPlace::Memory(memory) => IntentMemory::heap(memory),
+        IntentPlace::Memory(logs) => IntentMemory::heap(&logs.of(vhd.footer.uuid)),
         IntentPlace::Directory(directory) => {
             let path = directory.join(intent::file_name(vhd.footer.uuid));
             let made = std::fs::create_dir_all(directory).and_then(|()| IntentMemory::file(&path));
