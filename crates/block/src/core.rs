@@ -12,10 +12,10 @@ use tapio_types::{Access, ChainSpec, SECTOR_LEN};
 use crate::chain::{Chain, LayerCounters};
 use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
-use crate::standby;
-use crate::tap::{Beside, Tap};
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
+use crate::standby;
+use crate::tap::{Beside, Tap};
 
 /// How long a request that found the storage full waits before it tries again.
 const NO_SPACE_RETRY_NS: u64 = 1_000_000_000;

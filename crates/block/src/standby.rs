@@ -31,7 +31,10 @@ impl<I: Io> Core<I> {
     /// Sectors that were written to the standby since the storage was full.
     pub fn redirected_sectors(&self) -> u64 {
         let standby = self.standby.borrow();
-        standby.as_ref().filter(|standby| standby.used.get()).map_or(0, |standby| standby.link.counters().sectors_written)
+        standby
+            .as_ref()
+            .filter(|standby| standby.used.get())
+            .map_or(0, |standby| standby.link.counters().sectors_written)
     }
 
     pub(crate) async fn open_standby(&self, chain: &Chain<I::Store>, options: &StandbyOptions) -> Result<()> {

@@ -132,7 +132,10 @@ impl HostDisk {
         self.disk.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
+    pub(crate) fn with<T>(
+        &self,
+        run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>,
+    ) -> Result<T> {
         match &*self.disk() {
             Some(disk) => run(disk).map_err(|error| failure(&error)),
             None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),

@@ -14,6 +14,7 @@ mod counter;
 mod fronts;
 mod host;
 mod log;
+mod mirror;
 mod nbd_servers;
 mod process;
 mod start;

@@ -49,7 +49,8 @@ pub fn beside(wishes: &Wishes) -> Result<Beside> {
 /// The one image that is named: its parents are those of the disk.
 fn leaf(image: &ImageSource) -> Result<tapio_types::LayerSpec> {
     let text = image.text();
-    tapio_types::parse_type_and_path(&text).map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))
+    tapio_types::parse_type_and_path(&text)
+        .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))
 }
 
 fn name(target: &ChainSpec) -> String {

@@ -19,7 +19,9 @@ use tapio_types::ImageKind;
 
 mod mirror;
 
-pub use mirror::{PlaneMirror, Secondary, Wishes};
+#[cfg(test)]
+pub use mirror::Secondary;
+pub use mirror::{PlaneMirror, Wishes};
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;

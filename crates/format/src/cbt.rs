@@ -50,13 +50,15 @@ impl LogHeader {
     /// It is too short, or of a disk of more than [`SIZE_MAX`] bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Some(bytes) = bytes.first_chunk::<HEADER_LEN>() else {
-            let detail = format!("it has {} bytes, a log of changed blocks at least {HEADER_LEN}", bytes.len());
+            let detail =
+                format!("it has {} bytes, a log of changed blocks at least {HEADER_LEN}", bytes.len());
             return Err(FormatError::new(FormatErrorKind::NotThisFormat, detail));
         };
         let part = |at: usize| -> [u8; 16] { std::array::from_fn(|index| bytes[at + index]) };
         let size = u64::from_le_bytes(std::array::from_fn(|index| bytes[40 + index]));
         if size > SIZE_MAX {
-            let detail = format!("it says that its disk has {size} bytes, which is more than the {SIZE_MAX} allowed");
+            let detail =
+                format!("it says that its disk has {size} bytes, which is more than the {SIZE_MAX} allowed");
             return Err(FormatError::new(FormatErrorKind::Corrupt, detail));
         }
         Ok(Self {
@@ -227,7 +229,8 @@ impl<M: Medium> Log<M> {
     pub fn grow(&mut self, size: u64) -> Result<()> {
         check_size(size)?;
         if size < self.header.size {
-            let detail = format!("it is for a disk of {} bytes and does not become smaller", self.header.size);
+            let detail =
+                format!("it is for a disk of {} bytes and does not become smaller", self.header.size);
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
         let (old, new) = (log_len(self.header.size), log_len(size));
@@ -318,9 +321,9 @@ mod tests {
                 let mut bitmap = [0u8; 18];
                 let touched = set_blocks(&mut bitmap, first..first + count);
                 for block in 0..144u64 {
-                    let word = u64::from_le_bytes(
-                        std::array::from_fn(|index| *bitmap.get((block / 64 * 8) as usize + index).unwrap_or(&0)),
-                    );
+                    let word = u64::from_le_bytes(std::array::from_fn(|index| {
+                        *bitmap.get((block / 64 * 8) as usize + index).unwrap_or(&0)
+                    }));
                     let set = (first..first + count).contains(&block);
                     assert_eq!(word >> (block % 64) & 1 == 1, set, "{first}+{count}: {block}");
                     assert!(!set || touched.contains(&((block / 8) as usize)));

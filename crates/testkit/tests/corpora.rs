@@ -80,8 +80,8 @@ macro_rules! targets {
 }
 
 targets! {
-    vhd_open vhd_live vhd_footer vhd_header batmap locator vhd_journal nbd_handshake nbd_requests nbd_replies
-    vhost_user_message vring virtio_blk tapdisk_message own_protocol xsiostat_replay stat_pages
+    vhd_open vhd_live vhd_footer vhd_header batmap locator vhd_journal cbt_log nbd_handshake nbd_requests
+    nbd_replies vhost_user_message vring virtio_blk tapdisk_message own_protocol xsiostat_replay stat_pages
 }
 
 #[test]

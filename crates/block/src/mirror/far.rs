@@ -79,8 +79,8 @@ impl<S: Storage> Far<S> {
     /// # Errors
     /// No memory.
     pub fn new(chain: Chain<S>, patience_ns: u64, tasks: Tasks) -> Result<Rc<Self>> {
-        let pool =
-            Pool::new(POOL_LEN).map_err(|error| FormatError::io("no memory for a mirror's requests", error))?;
+        let pool = Pool::new(POOL_LEN)
+            .map_err(|error| FormatError::io("no memory for a mirror's requests", error))?;
         let far = Rc::new(Self {
             chain: Rc::new(chain),
             tasks,

@@ -39,7 +39,8 @@ impl Granules {
     /// The disk is longer than 64 TiB.
     pub fn new(len: u64) -> Result<Self> {
         if len > DISK_LEN_MAX {
-            let detail = format!("a disk of {len} bytes is longer than the {DISK_LEN_MAX} that are kept track of");
+            let detail =
+                format!("a disk of {len} bytes is longer than the {DISK_LEN_MAX} that are kept track of");
             return Err(FormatError::new(FormatErrorKind::Unsupported, detail));
         }
         let granules = len.div_ceil(GRANULE_LEN);

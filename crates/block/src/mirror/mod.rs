@@ -44,12 +44,12 @@ use crate::chain::Chain;
 use crate::job::{Job, JobState};
 use crate::meter::Meter;
 
-use far::{Far, Order};
 pub(crate) use far::check_len;
+use far::{Far, Order};
 pub use granules::GRANULE_LEN;
-pub use run::Pivoted;
 use granules::Granules;
 use ranges::Ranges;
+pub use run::Pivoted;
 
 /// The largest piece that goes to the second side at once.
 const PIECE_LEN: u64 = 1 << 20;

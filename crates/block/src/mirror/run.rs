@@ -67,7 +67,8 @@ impl<I: Io> Core<I> {
         let gate = match self.shut(STALL_NS).await {
             Ok(gate) if self.mirror().is_err() => gate,
             other => {
-                let error = other.err().unwrap_or_else(|| refused("the disk has got another mirror meanwhile"));
+                let error =
+                    other.err().unwrap_or_else(|| refused("the disk has got another mirror meanwhile"));
                 self.give_up(&mirror).await;
                 mirror.job.finish(Err(error.clone()), self.io.tasks());
                 return Err(error);
@@ -85,7 +86,10 @@ impl<I: Io> Core<I> {
         }
         let chain = self.current().ok_or_else(|| refused("the disk is not running"))?;
         if chain.access() == Access::ReadOnly {
-            return Err(FormatError::new(FormatErrorKind::ReadOnly, "a disk that is not written needs no mirror"));
+            return Err(FormatError::new(
+                FormatErrorKind::ReadOnly,
+                "a disk that is not written needs no mirror",
+            ));
         }
         Ok(chain)
     }

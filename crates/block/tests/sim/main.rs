@@ -9,6 +9,7 @@
 //! - after a power cut every sector holds its last flushed content or something written later;
 //! - after the death of the process alone every sector holds its last answered content or something under way.
 
+mod beside;
 mod exhaustive;
 mod mirror;
 mod model;
@@ -77,6 +78,25 @@ fn child_on_a_device() {
     try_seeds(Kind::DeviceOnFile);
 }
 
+#[test]
+fn a_log_of_changed_blocks_is_right_after_a_close_and_known_after_a_death() {
+    for seed in seeds() {
+        beside::logged(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
+#[test]
+fn logs_that_do_not_fit_are_refused() {
+    beside::refused().unwrap_or_else(|why| panic!("{why}"));
+}
+
+#[test]
+fn a_standby_takes_over_from_a_full_leaf() {
+    for seed in seeds() {
+        beside::standby(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
 fn try_mirror(fate: mirror::Fate) {
     // Each takes some ten times as long as a seed of the others.
     for seed in seeds().take(60) {
@@ -122,7 +142,6 @@ fn mirror_and_a_power_cut() {
 fn mirror_at_every_step() {
     for fate in mirror::Fate::ALL {
         for step in 0..mirror::STEPS {
-            eprintln!("{fate:?} {step}");
             if let Err(why) = mirror::run(fate, 1, Some(step + 1)) {
                 panic!("{fate:?} at step {step} fails: {why}");
             }

@@ -166,7 +166,11 @@ impl World {
                 },
                 Fate::Loss(_) => {
                     for _ in 0..150 {
-                        if running.core.mirror_status().is_some_and(|status| status.phase == MirrorPhase::Degraded) {
+                        if running
+                            .core
+                            .mirror_status()
+                            .is_some_and(|status| status.phase == MirrorPhase::Degraded)
+                        {
                             break;
                         }
                         sleep(&running, 1).await;
@@ -186,13 +190,16 @@ impl World {
                     // Guests wait meanwhile, so they are told to stop before.
                     load.stop.set(true);
                     running.core.pause().await.map_err(text)?;
-                    if !matches!(job.info().state, JobState::Cancelled) || running.core.mirror_status().is_some() {
+                    if !matches!(job.info().state, JobState::Cancelled)
+                        || running.core.mirror_status().is_some()
+                    {
                         return Err(format!("a pause left the mirror {:?}", job.info().state));
                     }
                     return Ok(Told::Source);
                 }
                 Fate::Loss(how) => {
-                    if running.core.mirror_status().is_none_or(|status| status.phase != MirrorPhase::Degraded) {
+                    if running.core.mirror_status().is_none_or(|status| status.phase != MirrorPhase::Degraded)
+                    {
                         // It has enough already, or is lost just now.
                         host.mend_file(&path);
                         sleep(&running, 100).await;

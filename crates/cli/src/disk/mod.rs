@@ -1,5 +1,6 @@
 //! `tapio disk`: what tap-ctl has no words for, by our own protocol.
 
+mod mirror;
 mod stats;
 
 use std::net::SocketAddr;
@@ -28,6 +29,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk front add -p 4711 -m 0 --vhost-user /run/v.sock --queues 4
   tapio disk stats -m 0                                    latencies by stage
   tapio disk polling -p 4711 -m 0 --max-us 50 --idle-percent 30
+  tapio disk mirror start -p 4711 -m 0 --target vhd:/new/a.vhd --wait
   tapio disk resume -p 4711 -m 0 --image vhd:/disks/snap.vhd --image vhd:/disks/base.vhd
 
 'list' shows disks of a foreign tapdisk too; the other commands need a disk process of ours.")]
@@ -72,6 +74,11 @@ enum Command {
         /// Read parents through the page cache
         #[arg(long)]
         page_cache: bool,
+        #[command(flatten)]
+        beside: Beside,
+        /// Go on with the second image when the first is full, instead of writing to both
+        #[arg(long, requires = "second")]
+        standby: bool,
     },
     /// Close the image
     Close {
@@ -93,7 +100,12 @@ enum Command {
         /// An image; repeat it to name the whole chain, leaf first
         #[arg(short, long = "image", value_name = "TYPE:PATH")]
         images: Vec<String>,
+        #[command(flatten)]
+        beside: Beside,
     },
+    /// Keep a disk on two storages, and move it from one to the other
+    #[command(subcommand)]
+    Mirror(mirror::Command),
     /// Add and remove ways to reach a disk
     #[command(subcommand)]
     Front(FrontCommand),
@@ -117,6 +129,24 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
+}
+
+/// What a disk has beside its images from its first request on.
+#[derive(Debug, Args)]
+struct Beside {
+    /// A second image to which every change goes too
+    #[arg(long = "second", value_name = "TYPE:PATH")]
+    second: Option<String>,
+    /// Keep a log of changed blocks there
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
+
+impl Beside {
+    /// The disk process has another working directory than we.
+    fn log(&self) -> Result<Option<PathBuf>> {
+        self.log.as_deref().map(absolute).transpose()
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -230,19 +260,31 @@ pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.command {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
-        Command::Open { which: Which { pid, minor }, images, read_only, page_cache } => {
+        Command::Open { which: Which { pid, minor }, images, read_only, page_cache, beside, standby } => {
             let image =
                 source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
-            let open = Ask::Open { minor, image, read_only, page_cache, timeout_s: None, default_nbd: false };
+            let open = Ask::Open {
+                minor,
+                image,
+                read_only,
+                page_cache,
+                timeout_s: None,
+                default_nbd: false,
+                log: beside.log()?,
+                secondary: beside.second,
+                standby,
+            };
             tell(pid, &open, SOON)
         }
         Command::Close { which: Which { pid, minor }, force } => {
             tell(pid, &Ask::Close { minor, force }, None)
         }
         Command::Pause { which: Which { pid, minor } } => tell(pid, &Ask::Pause { minor }, None),
-        Command::Resume { which: Which { pid, minor }, images } => {
-            tell(pid, &Ask::Resume { minor, image: source(&images)? }, SOON)
+        Command::Resume { which: Which { pid, minor }, images, beside } => {
+            let (image, log) = (source(&images)?, beside.log()?);
+            tell(pid, &Ask::Resume { minor, image, secondary: beside.second, log }, SOON)
         }
+        Command::Mirror(command) => mirror::run(&run, command),
         Command::Front(command) => front(&run, command),
         Command::Polling { which: Which { pid, minor }, max_us, idle_percent } => {
             tell(pid, &Ask::SetPolling { minor, max_us, idle_percent }, SOON)

@@ -162,16 +162,12 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             value(shared.in_turn(|| host.mirror_start(*minor, &request))?)
         }
         Command::MirrorStatus { minor } => value(host.mirror_status(*minor)?),
-        Command::MirrorResume { minor } => {
-            shared.in_turn(|| host.mirror_resume(*minor)).map(|()| json!({}))
-        }
+        Command::MirrorResume { minor } => shared.in_turn(|| host.mirror_resume(*minor)).map(|()| json!({})),
         Command::MirrorRate { minor, rate } => {
             shared.in_turn(|| host.mirror_rate(*minor, *rate)).map(|()| json!({}))
         }
         Command::MirrorPivot { minor } => value(shared.in_turn(|| host.mirror_pivot(*minor))?),
-        Command::MirrorCancel { minor } => {
-            shared.in_turn(|| host.mirror_cancel(*minor)).map(|()| json!({}))
-        }
+        Command::MirrorCancel { minor } => shared.in_turn(|| host.mirror_cancel(*minor)).map(|()| json!({})),
         Command::SetPolling { minor, max_us, idle_percent } => {
             let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };
             shared.in_turn(|| host.set_polling(*minor, polling)).map(|()| json!({}))

@@ -7,7 +7,7 @@ use tapio_control::{
     ControlError, Errno, ImageSource, MirrorPivoted, MirrorReport, MirrorRequest, Result, VbdState,
 };
 
-use super::{Plane, PlaneDisk, Table, lock, word};
+use super::{Plane, Table, lock, word};
 
 /// A second image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ fn no_mirrors() -> ControlError {
     ControlError::new(Errno::EOPNOTSUPP, "this process has no mirrors")
 }
 
-/// The part of an open disk that mirrors it. Called as [`PlaneDisk`]; `mirror_status` must not wait.
+/// The part of an open disk that mirrors it. Called as [`super::PlaneDisk`]; `mirror_status` must not wait.
 pub trait PlaneMirror {
     /// Begins a mirror.
     fn mirror_start(&self, _request: &MirrorRequest) -> Result<MirrorReport> {

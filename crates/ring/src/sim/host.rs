@@ -39,6 +39,8 @@ pub enum Broken {
     Failing,
     /// Every operation is stuck: it ends after an hour.
     Stuck,
+    /// It does not grow any more: ENOSPC.
+    Full,
 }
 
 /// Of this many operations.
@@ -59,7 +61,7 @@ struct Flying {
     op: OpId,
     due_ns: u64,
     action: Action,
-    fails: bool,
+    broken: Option<Broken>,
 }
 
 impl Action {
@@ -244,6 +246,16 @@ impl Inner {
         parts > 0 && self.random.chance(parts, PARTS)
     }
 
+    /// Whether an operation needs more space than its file has.
+    fn grows(&self, action: &Action) -> bool {
+        let len = self.files[action.file()].seen.len();
+        match action {
+            Action::Write { at, data, .. } => at + data.len() as u64 > len,
+            Action::Change { change: Change::SetLen(end), .. } => *end > len,
+            _ => false,
+        }
+    }
+
     /// What is wrong with the file of an operation that begins now.
     fn breaks(&mut self, file: usize) -> Option<Broken> {
         let (left, how) = self.broken.get_mut(&file)?;
@@ -333,7 +345,7 @@ impl Sim {
             delay += STUCK_NS;
         }
         let due_ns = inner.now_ns + delay;
-        inner.flying.push(Flying { op, due_ns, action, fails: broken == Some(Broken::Failing) });
+        inner.flying.push(Flying { op, due_ns, action, broken });
         Op::new(&self.tasks, op)
     }
 }
@@ -400,9 +412,16 @@ impl Driver for Sim {
         };
         let flying = inner.flying.swap_remove(index);
         inner.now_ns = inner.now_ns.max(flying.due_ns);
-        let happens = !flying.fails || inner.random.chance(1, 2);
-        let result = if happens { inner.happen(flying.action) } else { 0 };
-        let result = if flying.fails { -libc::EIO } else { result };
+        let result = match flying.broken {
+            Some(Broken::Full) if inner.grows(&flying.action) => -libc::ENOSPC,
+            Some(Broken::Failing) => {
+                if inner.random.chance(1, 2) {
+                    inner.happen(flying.action);
+                }
+                -libc::EIO
+            }
+            _ => inner.happen(flying.action),
+        };
         drop(inner);
         self.tasks.complete_op(flying.op, result);
         true

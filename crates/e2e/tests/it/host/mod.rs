@@ -9,6 +9,7 @@ mod crash;
 mod full_disk;
 mod instruments;
 mod load;
+mod mirror;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
