@@ -78,9 +78,13 @@ impl<I: Io> Core<I> {
         true
     }
 
-    /// Closes a standby that was not used; one that was is closed with the chain.
-    pub(crate) async fn close_standby(&self) {
+    /// Closes a standby that was not used; one that was is closed with the chain. From now on there is none.
+    pub(crate) fn close_standby(&self) -> impl Future<Output = ()> + '_ {
         let standby = self.standby.borrow_mut().take();
+        self.close_unused(standby)
+    }
+
+    async fn close_unused(&self, standby: Option<Rc<Standby<I::Store>>>) {
         if let Some(standby) = standby.filter(|standby| !standby.used.get())
             && let Err(error) = standby.link.layer.close().await
         {

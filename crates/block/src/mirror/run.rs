@@ -315,8 +315,11 @@ impl<I: Io> Core<I> {
         self.change_tap(|tap| tap.mirror = None);
         self.replace(Rc::clone(far.chain()));
         far.end();
+        // It was to take over from the image that is left now.
+        let standby = self.close_standby();
         gate.open();
         let stalled_ns = self.io.now_ns() - began;
+        standby.await;
         // The guest is served already.
         let closed = chain.close().await;
         if let Err(error) = &closed {

@@ -113,7 +113,7 @@ pub fn logged(seed: u64) -> Result<(), String> {
 /// What is refused, and that a log which is not trusted does not become trusted by being closed.
 pub fn refused() -> Result<(), String> {
     let rig = Rig::new(Kind::Raw, 1);
-    rig.host.put(Path::new("short"), &[0; 100]);
+    rig.host.put(Path::new("short"), &[0; 60]);
     let other = Log::create_on(Vec::new(), DISK_LEN / 2).map_err(|error| error.to_string())?;
     let mut bytes = other.header().encode().to_vec();
     bytes.resize(4096, 0);

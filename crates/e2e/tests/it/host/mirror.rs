@@ -109,7 +109,7 @@ fn a_second_side_that_fills_up_is_lost_quietly_and_taken_up_again() {
     assert_eq!(status(&host, &tap)["state"], "degraded");
     assert!(tap.ctl("stats", &[]).ok().contains("\"nbd_mirror_failed\": 1"));
     // The guest hears of nothing.
-    nbdsh(&tap.uri(), "for mib in range(16): h.pwrite(b'g' * 5000, (mib << 20) + 512)\nh.flush()");
+    nbdsh(&tap.uri(), "for mib in range(16): h.pwrite(b'g' * 5120, (mib << 20) + 512)\nh.flush()");
     let refused = mirror(&host, &tap, "pivot", &[]).fails();
     assert!(refused.contains("resume the mirror first"), "{refused}");
     std::fs::remove_file(&ballast).expect("removed");
