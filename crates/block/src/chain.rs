@@ -37,12 +37,25 @@ pub struct Link<S: Storage> {
     /// How it is named.
     pub spec: LayerSpec,
     counters: Cell<LayerCounters>,
+    /// It was the leaf, and what was written to it then is not known to be durable yet.
+    unsettled: Cell<bool>,
 }
 
 impl<S: Storage> Link<S> {
     /// A link for `layer`, which was opened as `spec` says.
     pub fn new(layer: Layer<S>, spec: LayerSpec) -> Rc<Self> {
-        Rc::new(Self { layer, spec, counters: Cell::default() })
+        Rc::new(Self { layer, spec, counters: Cell::default(), unsettled: Cell::new(false) })
+    }
+
+    /// A link for `layer`, which is the image of this one opened again.
+    pub fn reopened(&self, layer: Layer<S>) -> Rc<Self> {
+        let counters = Cell::new(self.counters.get());
+        Rc::new(Self { layer, spec: self.spec.clone(), counters, unsettled: Cell::new(false) })
+    }
+
+    /// Says whether what was written here is still to be made durable, although it is not the leaf.
+    pub fn set_unsettled(&self, unsettled: bool) {
+        self.unsettled.set(unsettled);
     }
 
     /// What was done with it.
@@ -66,8 +79,6 @@ impl<S: Storage> Link<S> {
 pub struct Chain<S: Storage> {
     links: Vec<Rc<Link<S>>>,
     access: Access,
-    /// Images from the leaf on that are open for writing and may have something to make durable.
-    leaves: usize,
     len: Cell<u64>,
     tasks: Tasks,
 }
@@ -83,14 +94,7 @@ impl<S: Storage> Chain<S> {
     /// A chain of `links`, leaf first.
     pub fn new(links: Vec<Rc<Link<S>>>, access: Access, tasks: Tasks) -> Self {
         let len = Cell::new(links[0].layer.virtual_len() / SECTOR_LEN * SECTOR_LEN);
-        Self { links, access, leaves: 1, len, tasks }
-    }
-
-    /// A chain whose leaf took over from the image below it, which was the leaf and has yet to be closed.
-    #[must_use]
-    pub fn with_two_leaves(mut self) -> Self {
-        self.leaves = 2;
-        self
+        Self { links, access, len, tasks }
     }
 
     /// Bytes of the disk.
@@ -307,12 +311,24 @@ impl<S: Storage> Chain<S> {
     /// The storage's.
     pub async fn sync(&self, meter: &Meter) -> Result<()> {
         meter.issued(self.tasks.turn_ns());
-        let mut result = Ok(());
-        for link in &self.links[..self.leaves] {
-            result = result.and(link.layer.sync().await);
-        }
+        let result = match self.unsettled().next() {
+            None => self.leaf().sync().await,
+            Some(_) => Box::pin(self.sync_all()).await,
+        };
         meter.returned(self.tasks.turn_ns());
         result
+    }
+
+    /// Images that were the leaf a moment ago.
+    fn unsettled(&self) -> impl Iterator<Item = &Rc<Link<S>>> {
+        self.links[1..].iter().filter(|link| link.unsettled.get())
+    }
+
+    async fn sync_all(&self) -> Result<()> {
+        for link in self.unsettled() {
+            link.layer.sync().await?;
+        }
+        self.leaf().sync().await
     }
 
     /// Leaves the images as other tools expect them. Nothing may be under way.
@@ -321,10 +337,39 @@ impl<S: Storage> Chain<S> {
     /// The storage's.
     pub async fn close(&self) -> Result<()> {
         let mut result = Ok(());
-        for link in &self.links[..self.leaves] {
+        for link in self.unsettled() {
             result = result.and(link.layer.close().await);
         }
-        result
+        self.leaf().close().await.and(result)
+    }
+
+    /// How much of the beginning of `span` is alike in that the leaf itself holds it, or does not.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn held_by_leaf(&self, span: Span) -> Result<(u64, bool)> {
+        let leaf = self.leaf();
+        let want = span.prefix(span.len.min(leaf.virtual_len().saturating_sub(span.start)));
+        if want.is_empty() {
+            return Ok((span.len, false));
+        }
+        loop {
+            match leaf.lookup(want) {
+                Lookup::Extent(extent) => {
+                    return Ok((extent.len, matches!(extent.place, Place::Data { .. })));
+                }
+                Lookup::Miss { block } => leaf.load(block).await?,
+            }
+        }
+    }
+
+    /// Whether all of `span` surely reads as zero, which the tables alone can tell.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn reads_zero(&self, span: Span) -> Result<bool> {
+        let (len, target) = self.resolve(span).await?;
+        Ok(len == span.len && matches!(target, Target::Zero))
     }
 
     /// What the leaf itself keeps of `span`: a hole is where the image below shows through, or where there is nothing
@@ -369,7 +414,8 @@ impl<S: Storage> Chain<S> {
             let empty = match target {
                 Target::Zero => true,
                 Target::Data { layer, offset } => {
-                    let (known, has_data) = self.links[layer].layer.store().data_run(Span::new(offset, len));
+                    let store = self.links[layer].layer.store();
+                    let (known, has_data) = store.known_run(Span::new(offset, len)).await;
                     len = known;
                     !has_data
                 }

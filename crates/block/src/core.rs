@@ -2,9 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use tapio_format::live::vhd::{IntentPlace, SpaceMode};
+use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
 use tapio_types::{Access, ChainSpec, SECTOR_LEN};
@@ -12,9 +14,10 @@ use tapio_types::{Access, ChainSpec, SECTOR_LEN};
 use crate::chain::{Chain, LayerCounters};
 use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
+use crate::mirror::PIECE_LEN;
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
-use crate::standby;
+use crate::standby::{self, Redirected};
 use crate::tap::{Beside, Tap};
 
 /// How long a request that found the storage full waits before it tries again.
@@ -39,6 +42,8 @@ pub struct CoreOptions {
     pub space: SpaceMode,
     /// Where the intent log is.
     pub intent: IntentPlace,
+    /// What a child, the first path, records about its parent, the second, but for the parent's UUID.
+    pub parent_facts: fn(&Path, &Path) -> Result<ParentFacts>,
     /// Where sentences for the log go. Called for changes of state and failures, never per request.
     pub report: fn(&str),
 }
@@ -49,6 +54,7 @@ impl Default for CoreOptions {
             no_space: NoSpace::default(),
             space: SpaceMode::default(),
             intent: IntentPlace::default(),
+            parent_facts: ParentFacts::names,
             report: |line| eprintln!("{line}"),
         }
     }
@@ -91,18 +97,21 @@ pub struct Core<I: Io> {
     pub(crate) io: I,
     pub(crate) options: CoreOptions,
     pub(crate) inbox: Rc<Inbox<Request>>,
-    pub(crate) chain: RefCell<Option<Rc<Chain<I::Store>>>>,
+    chain: RefCell<Option<Rc<Chain<I::Store>>>>,
     /// Who else hears of changes; `tapped` says whether there is anybody, in one load.
     pub(crate) tap: RefCell<Option<Rc<Tap<I::Store>>>>,
     pub(crate) tapped: Cell<bool>,
     pub(crate) standby: standby::Slot<I::Store>,
-    /// Somebody keeps the guests waiting for a moment.
-    pub(crate) gated: Cell<bool>,
     state: Cell<DiskState>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
     pub(crate) ended: Rc<Notify>,
     jobs: Jobs,
+    /// Which change of the chain is at work.
+    pub(crate) changing: Cell<Option<&'static str>>,
+    /// An image whose commit failed when the image above it was being put under another parent: the disk may say
+    /// either. Until it is committed again no other image may be.
+    pub(crate) unfinished: RefCell<Option<PathBuf>>,
     observer: RefCell<Option<Rc<dyn Observer>>>,
     failures: Cell<u64>,
     reported_ns: Cell<Option<u64>>,
@@ -128,11 +137,12 @@ impl<I: Io> Core<I> {
             tap: RefCell::new(None),
             tapped: Cell::new(false),
             standby: RefCell::new(None),
-            gated: Cell::new(false),
             state: Cell::new(DiskState::Paused),
             parked: Cell::new(0),
             ended: Rc::new(Notify::default()),
             jobs: Jobs::default(),
+            changing: Cell::new(None),
+            unfinished: RefCell::new(None),
             observer: RefCell::new(None),
             failures: Cell::new(0),
             reported_ns: Cell::new(None),
@@ -148,6 +158,16 @@ impl<I: Io> Core<I> {
     /// What the open chain is.
     pub fn spec(&self) -> Option<ChainSpec> {
         self.chain.borrow().as_ref().map(|chain| chain.spec())
+    }
+
+    /// The open chain.
+    pub(crate) fn chain(&self) -> Option<Rc<Chain<I::Store>>> {
+        self.chain.borrow().clone()
+    }
+
+    /// Lets requests that are taken from now on see these images.
+    pub(crate) fn replace_chain(&self, chain: impl Into<Rc<Chain<I::Store>>>) {
+        *self.chain.borrow_mut() = Some(chain.into());
     }
 
     /// What each layer has done, leaf first.
@@ -241,9 +261,6 @@ impl<I: Io> Core<I> {
     /// # Errors
     /// The images could not be closed cleanly; they are closed all the same, and the next opening puts them in order.
     pub async fn pause(&self) -> Result<()> {
-        while self.gated.get() {
-            self.ended.wait(self.io.tasks()).await;
-        }
         match self.state.get() {
             DiskState::Paused | DiskState::Closed => return Ok(()),
             DiskState::Running => self.state.set(DiskState::Draining),
@@ -259,10 +276,15 @@ impl<I: Io> Core<I> {
         self.inbox.set_open(false);
         self.ended.notify_all(self.io.tasks());
         self.jobs.stop_all(self.io.tasks()).await;
+        while self.changing.get().is_some() {
+            self.ended.wait(self.io.tasks()).await;
+        }
         while self.inbox.in_flight() > self.parked.get() {
             self.ended.wait(self.io.tasks()).await;
         }
         let chain = self.chain.borrow_mut().take();
+        // Who opens the chain again finds out which parent it is.
+        self.unfinished.take();
         let result = match chain {
             Some(chain) => chain.close().await,
             None => Ok(()),
@@ -328,8 +350,16 @@ impl<I: Io> Core<I> {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            if error.kind() == FormatErrorKind::OutOfSpace && self.redirect(&chain) {
-                continue;
+            if error.kind() == FormatErrorKind::OutOfSpace {
+                match self.redirect(&chain) {
+                    Redirected::Now => continue,
+                    Redirected::Later => {
+                        drop(chain);
+                        self.park().await;
+                        continue;
+                    }
+                    Redirected::Nowhere => {}
+                }
             }
             drop(chain);
             if error.kind() == FormatErrorKind::OutOfSpace && self.options.no_space == NoSpace::Wait {
@@ -351,7 +381,30 @@ impl<I: Io> Core<I> {
     async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
         let span = request.span;
         if self.tapped.get() && request.op != Op::Read {
-            return self.attempt_tapped(chain, request, meter).await;
+            let tap = self.tap.borrow().as_ref().map(Rc::clone).unwrap_or_default();
+            let Op::Write { durable } = request.op else {
+                // Boxed: a request task has room for reads and writes only.
+                return Box::pin(attempt_tapped(&tap, chain, request, meter)).await;
+            };
+            tap.note(span);
+            let Some(mirror) = tap.mirror.clone() else {
+                drop(tap);
+                chain.write(span, request.data, meter).await?;
+                return if durable { Box::pin(chain.sync(meter)).await } else { Ok(()) };
+            };
+            drop(tap);
+            let mut done = 0;
+            while done < span.len {
+                // Cut again after each wait: what is kept over a wait lies in the task of every request.
+                let piece = |done| span.skip(done).prefix(PIECE_LEN);
+                let data = request.data.slice(done, piece(done).len);
+                let fork = mirror.fork(piece(done), data).await;
+                let bytes = fork.bytes(request.data.slice(done, piece(done).len));
+                let near = chain.write(piece(done), bytes, meter).await;
+                mirror.join(fork, piece(done), near).await?;
+                done += piece(done).len;
+            }
+            return if durable { Box::pin(mirror.sync(chain, meter)).await } else { Ok(()) };
         }
         let durable = match request.op {
             Op::Read => {
@@ -373,30 +426,6 @@ impl<I: Io> Core<I> {
             }
         };
         if durable { chain.sync(meter).await } else { Ok(()) }
-    }
-
-    /// The same for a disk whose changes others hear of.
-    async fn attempt_tapped(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
-        let span = request.span;
-        let tap = self.tap.borrow().as_ref().map(Rc::clone).unwrap_or_default();
-        let durable = match request.op {
-            Op::Read => return chain.read(span, request.data, meter).await,
-            Op::Write { durable } => {
-                tap.write(chain, span, request.data, meter).await?;
-                durable
-            }
-            Op::Flush => true,
-            Op::Discard => {
-                tap.discard(chain, span, meter).await?;
-                false
-            }
-            Op::WriteZeroes { unmap, durable } => {
-                let how = if unmap { Zeroing::Unmap } else { Zeroing::Keep };
-                tap.write_zeroes(chain, span, how, meter).await?;
-                durable
-            }
-        };
-        if durable { tap.sync(chain, meter).await } else { Ok(()) }
     }
 
     /// Waits a second, or until the state changes.
@@ -425,6 +454,25 @@ impl<I: Io> Core<I> {
         }
         self.reported_ns.set(Some(now));
         (self.options.report)(&format!("{what}: {error}"));
+    }
+}
+
+/// A change other than a write, of a disk whose changes others hear of.
+async fn attempt_tapped<S: Storage>(
+    tap: &Tap<S>,
+    chain: &Chain<S>,
+    request: &Request,
+    meter: &Meter,
+) -> Result<()> {
+    let span = request.span;
+    match request.op {
+        Op::Read | Op::Write { .. } | Op::Flush => tap.sync(chain, meter).await,
+        Op::Discard => tap.discard(chain, span, meter).await,
+        Op::WriteZeroes { unmap, durable } => {
+            let how = if unmap { Zeroing::Unmap } else { Zeroing::Keep };
+            tap.write_zeroes(chain, span, how, meter).await?;
+            if durable { tap.sync(chain, meter).await } else { Ok(()) }
+        }
     }
 }
 

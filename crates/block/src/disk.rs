@@ -14,6 +14,7 @@ use tapio_types::ChainSpec;
 
 use crate::core::{Core, CoreOptions, DiskState, Observer};
 use crate::front::Fronts;
+use crate::io::DiskIo;
 use crate::port::Geometry;
 use crate::remote::{Gone, Remote, World};
 use crate::request::Request;
@@ -272,7 +273,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
         Err(error) => return started(Err(DiskFailure::Host(format!("io_uring cannot be set up: {error}")))),
     };
     let inbox: Rc<Inbox<Request>> = Inbox::new(options.queue_depth);
-    let core = Core::new(uring.clone(), Rc::clone(&inbox), options.core);
+    let core = Core::new(DiskIo::new(uring.clone(), options.core.report), Rc::clone(&inbox), options.core);
     let polling = Rc::new(RefCell::new(Polling::new(options.polling)));
     let tasks = uring.tasks().clone();
     let serving = Rc::clone(&core);
@@ -310,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_request_task_is_small() {
-        let len = len_of(|(core, request): (Rc<Core<Uring>>, Request)| core.serve(request));
+        let len = len_of(|(core, request): (Rc<Core<DiskIo>>, Request)| core.serve(request));
         assert!(len <= 4096, "a request task takes {len} bytes; a disk has hundreds of them");
     }
 }

@@ -11,10 +11,13 @@
 //! put it. Must never depend on: a front end, the control plane, tokio.
 
 mod chain;
+mod change;
 mod changes;
+mod commit;
 mod core;
 mod disk;
 mod front;
+mod io;
 mod job;
 mod meter;
 mod mirror;
@@ -23,13 +26,16 @@ mod port;
 mod remote;
 mod request;
 mod standby;
+mod swap;
 mod tap;
 mod window;
 
 pub use chain::{Chain, LayerCounters, Link};
+pub use commit::Forecast;
 pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};
 pub use disk::{Disk, DiskFailure, DiskOptions, DiskStatus};
 pub use front::{FrontEnd, FrontId, Fronts};
+pub use io::{DiskIo, DiskStore};
 pub use job::{Job, JobInfo, JobKind, JobState, Jobs};
 pub use meter::{Meter, StageTimes};
 pub use mirror::{CopyWhat, GRANULE_LEN, MirrorOptions, MirrorPhase, MirrorStatus, Pivoted};
@@ -37,4 +43,5 @@ pub use open::CHAIN_MAX;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use remote::{Gone, Remote, World};
 pub use request::{Client, DiskError, Op, Request};
+pub use swap::Swapped;
 pub use tap::{Beside, Signal, StandbyOptions};

@@ -6,7 +6,7 @@ use tapio_format::live::vhd::OpenOptions;
 use tapio_format::live::{Layer, RawLayer, vhd};
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Io, Storage};
-use tapio_types::{Access, ChainSpec, ImageKind};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
 use crate::chain::{Chain, Link};
 use crate::core::Core;
@@ -53,12 +53,25 @@ impl<I: Io> Core<I> {
             let access = if index == 0 { spec.access } else { Access::ReadOnly };
             let opened = self.open_layer(image.kind, &image.path, access).await;
             let layer = opened.map_err(|error| error.with_path(&image.path))?;
+            let layer = match layer {
+                Layer::Vhd(vhd) if index > 0 => self.settled(vhd, image, spec.access).await?,
+                other => other,
+            };
             let fits = match links.last().map(|link| &link.layer) {
                 Some(Layer::Vhd(child)) => check_parent(child, &layer),
                 _ => Ok(()),
             };
+            if let Err(error) = fits {
+                // One that was merged into its own parent stays in the list of whoever was killed just then.
+                if spec.access == Access::ReadWrite && index > 0 && self.is_bypassed(spec, index, links).await
+                {
+                    (self.options.report)(&format!("{}: is not in the chain any more", image.path.display()));
+                    continue;
+                }
+                links.push(Link::new(layer, image.clone()));
+                return Err(error.with_path(&image.path));
+            }
             links.push(Link::new(layer, image.clone()));
-            fits.map_err(|error| error.with_path(&image.path))?;
         }
         if let Some(Layer::Vhd(last)) = links.last().map(|link| &link.layer)
             && last.parent_uuid().is_some()
@@ -70,6 +83,50 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
+    /// Whether the last image so far was made from the image below the one at `index`.
+    async fn is_bypassed(&self, spec: &ChainSpec, index: usize, links: &[Rc<Link<I::Store>>]) -> bool {
+        let (Some(below), Some(Layer::Vhd(child))) =
+            (spec.layers.get(index + 1), links.last().map(|link| &link.layer))
+        else {
+            return false;
+        };
+        let opened = self.open_layer(below.kind, &below.path, Access::ReadOnly).await;
+        opened.is_ok_and(|layer| check_parent(child, &layer).is_ok())
+    }
+
+    /// An image below the leaf that is owed writes by a process that died, or that a power cut left in disorder: it was
+    /// the leaf, or was being merged into. It is put in order before anything is read from it.
+    async fn settled(
+        &self,
+        vhd: Rc<vhd::VhdLayer<I::Store>>,
+        image: &LayerSpec,
+        access: Access,
+    ) -> Result<Layer<I::Store>> {
+        let owed = self.options.intent.owed(vhd.uuid());
+        if (owed == 0 && !vhd.is_disordered()) || access == Access::ReadOnly {
+            return Ok(Layer::Vhd(vhd));
+        }
+        drop(vhd);
+        let named = |error: FormatError| error.with_path(&image.path);
+        let writable = self.open_layer(image.kind, &image.path, Access::ReadWrite).await.map_err(named)?;
+        writable.close().await.map_err(named)?;
+        drop(writable);
+        self.open_layer(image.kind, &image.path, Access::ReadOnly).await.map_err(named)
+    }
+
+    async fn open_store(
+        &self,
+        kind: ImageKind,
+        path: &std::path::Path,
+        access: Access,
+    ) -> std::io::Result<I::Store> {
+        if kind.is_local() {
+            return self.io.open(path, access);
+        }
+        let name = path.to_str().ok_or(std::io::ErrorKind::InvalidInput)?;
+        Box::pin(self.io.open_remote(name, access)).await
+    }
+
     /// Opens one image.
     pub(crate) async fn open_layer(
         &self,
@@ -77,12 +134,13 @@ impl<I: Io> Core<I> {
         path: &std::path::Path,
         access: Access,
     ) -> Result<Layer<I::Store>> {
-        let store = self.io.open(path, access).map_err(|error| match error.raw_os_error() {
+        let opened = self.open_store(kind, path, access).await;
+        let store = opened.map_err(|error| match error.raw_os_error() {
             Some(libc::EBUSY) => FormatError::io("the image is open for writing in another process", error),
             _ => FormatError::io("cannot open the image", error),
         })?;
         match kind {
-            ImageKind::Raw => Ok(Layer::Raw(RawLayer::new(store))),
+            ImageKind::Raw | ImageKind::Nbd => Ok(Layer::Raw(RawLayer::new(store))),
             ImageKind::Vhd => {
                 let options =
                     OpenOptions { access, space: self.options.space, intent: self.options.intent.clone() };
@@ -97,7 +155,7 @@ impl<I: Io> Core<I> {
 }
 
 /// The image below a differencing disk must be the one it was made from.
-fn check_parent<S: Storage>(child: &vhd::VhdLayer<S>, parent: &Layer<S>) -> Result<()> {
+pub(crate) fn check_parent<S: Storage>(child: &vhd::VhdLayer<S>, parent: &Layer<S>) -> Result<()> {
     let Some(wanted) = child.parent_uuid() else {
         return Err(FormatError::new(FormatErrorKind::InvalidArgument, "the image above has no parent"));
     };

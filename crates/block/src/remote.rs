@@ -16,6 +16,7 @@ use tapio_ring::{Inbox, Polling};
 
 use crate::core::Core;
 use crate::front::Fronts;
+use crate::io::DiskIo;
 use crate::port::Port;
 use crate::request::Request;
 
@@ -31,7 +32,7 @@ pub struct World {
     pub uring: Uring,
     /// The shared-memory front ends.
     pub fronts: Fronts,
-    pub(crate) core: Rc<Core<Uring>>,
+    pub(crate) core: Rc<Core<DiskIo>>,
     pub(crate) inbox: Rc<Inbox<Request>>,
     pub(crate) polling: Rc<RefCell<Polling>>,
 }

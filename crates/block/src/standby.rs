@@ -24,6 +24,17 @@ pub(crate) struct Standby<S: Storage> {
     used: Cell<bool>,
 }
 
+/// What became of a write that found no space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Redirected {
+    /// It is to be tried again at once.
+    Now,
+    /// It is to be tried again when the change of the chain that is at work has ended.
+    Later,
+    /// There is nowhere else.
+    Nowhere,
+}
+
 /// The standby's place in a disk.
 pub(crate) type Slot<S> = RefCell<Option<Rc<Standby<S>>>>;
 
@@ -54,41 +65,44 @@ impl<I: Io> Core<I> {
         fits.map_err(|error| error.with_path(&image.path))
     }
 
-    /// A write on `chain` found no space. Returns whether there is somewhere else to write now.
-    pub(crate) fn redirect(&self, chain: &Rc<Chain<I::Store>>) -> bool {
+    /// A write on `chain` found no space: is there somewhere else to write?
+    pub(crate) fn redirect(&self, chain: &Rc<Chain<I::Store>>) -> Redirected {
         let standby = self.standby.borrow();
-        let (Some(standby), Some(current)) = (&*standby, self.current()) else { return false };
+        let (Some(standby), Some(current)) = (&*standby, self.chain()) else { return Redirected::Nowhere };
         if !Rc::ptr_eq(&current, chain) {
-            // Somebody else has redirected meanwhile.
-            return standby.used.get();
+            // Somebody has put other images there meanwhile.
+            return Redirected::Now;
         }
-        if standby.used.replace(true) {
-            return false;
+        if standby.used.get() {
+            return Redirected::Nowhere;
         }
+        if self.changing.get().is_some() {
+            // Whoever changes the chain has the images of before in hand, and would put them back.
+            return Redirected::Later;
+        }
+        standby.used.set(true);
         let mut links = vec![Rc::clone(&standby.link)];
         links.extend(chain.links().iter().cloned());
         // Writes to the old leaf that are under way end there: below the new one, where they are found.
-        let stacked = Chain::new(links, chain.access(), self.io.tasks().clone()).with_two_leaves();
-        self.replace(Rc::new(stacked));
+        chain.links()[0].set_unsettled(true);
+        self.replace_chain(Chain::new(links, chain.access(), self.io.tasks().clone()));
         (self.options.report)(&format!(
             "the storage is full: writes go to {} from now on",
             standby.link.spec
         ));
         (standby.on_use.0)();
-        true
+        Redirected::Now
     }
 
     /// Closes a standby that was not used; one that was is closed with the chain. From now on there is none.
     pub(crate) fn close_standby(&self) -> impl Future<Output = ()> + '_ {
         let standby = self.standby.borrow_mut().take();
-        self.close_unused(standby)
+        self.close_taken(standby)
     }
 
-    async fn close_unused(&self, standby: Option<Rc<Standby<I::Store>>>) {
-        if let Some(standby) = standby.filter(|standby| !standby.used.get())
-            && let Err(error) = standby.link.layer.close().await
-        {
-            (self.options.report)(&format!("not closed cleanly: {error}"));
+    async fn close_taken(&self, standby: Option<Rc<Standby<I::Store>>>) {
+        if let Some(standby) = standby.filter(|standby| !standby.used.get()) {
+            self.close_unused(&standby.link.layer).await;
         }
     }
 }

@@ -1,5 +1,4 @@
-//! What else hears of a disk's changes: a mirror and a log of changed blocks; and the gate that keeps guests waiting
-//! while one of them comes or goes.
+//! What else hears of a disk's changes: a mirror and a log of changed blocks.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,12 +6,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tapio_format::{FormatError, FormatErrorKind, Result};
-use tapio_ring::{Io, Segments, Storage, Zeroing};
+use tapio_ring::{Io, Storage, Zeroing};
 use tapio_types::{Access, ChainSpec, LayerSpec, Span};
 
 use crate::chain::Chain;
 use crate::changes::ChangeLog;
-use crate::core::{Core, DiskState};
+use crate::core::Core;
 use crate::meter::Meter;
 use crate::mirror::{Mirror, MirrorOptions};
 
@@ -66,17 +65,9 @@ impl<S: Storage> Clone for Tap<S> {
 }
 
 impl<S: Storage> Tap<S> {
-    fn note(&self, span: Span) {
+    pub fn note(&self, span: Span) {
         if let Some(log) = &self.log {
             log.note(span);
-        }
-    }
-
-    pub async fn write(&self, chain: &Chain<S>, span: Span, from: Segments, meter: &Meter) -> Result<()> {
-        self.note(span);
-        match &self.mirror {
-            Some(mirror) => mirror.write(chain, span, from, meter).await,
-            None => chain.write(span, from, meter).await,
         }
     }
 
@@ -110,37 +101,7 @@ impl<S: Storage> Tap<S> {
     }
 }
 
-/// A closed gate: no request is taken and none is under way. Opens when it is dropped.
-pub(crate) struct Gate<'a, I: Io> {
-    core: &'a Core<I>,
-}
-
-impl<I: Io> Gate<'_, I> {
-    /// Lets requests in again.
-    pub fn open(self) {}
-}
-
-impl<I: Io> Drop for Gate<'_, I> {
-    fn drop(&mut self) {
-        self.core.gated.set(false);
-        if self.core.state() == DiskState::Running {
-            self.core.inbox.set_open(true);
-        }
-        self.core.ended.notify_all(self.core.io.tasks());
-    }
-}
-
 impl<I: Io> Core<I> {
-    /// The images that the disk is on now.
-    pub(crate) fn current(&self) -> Option<Rc<Chain<I::Store>>> {
-        self.chain.borrow().clone()
-    }
-
-    /// The disk is on `chain` from now on.
-    pub(crate) fn replace(&self, chain: Rc<Chain<I::Store>>) {
-        *self.chain.borrow_mut() = Some(chain);
-    }
-
     /// Changes who hears of changes.
     pub(crate) fn change_tap(&self, change: impl FnOnce(&mut Tap<I::Store>)) {
         let mut slot = self.tap.borrow_mut();
@@ -149,34 +110,6 @@ impl<I: Io> Core<I> {
         let used = tap.mirror.is_some() || tap.log.is_some();
         *slot = used.then(|| Rc::new(tap));
         self.tapped.set(used);
-    }
-
-    /// Closes the gate of a running disk and waits, at most `patience_ns`, until nothing is under way.
-    ///
-    /// # Errors
-    /// The disk is not running, or requests are still under way; the gate is open again then.
-    pub(crate) async fn shut(&self, patience_ns: u64) -> Result<Gate<'_, I>> {
-        let tasks = self.io.tasks();
-        while self.gated.get() {
-            self.ended.wait(tasks).await;
-        }
-        if self.state() != DiskState::Running {
-            let detail = format!("the disk is {}, not running", self.state());
-            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
-        }
-        self.gated.set(true);
-        self.inbox.set_open(false);
-        let gate = Gate { core: self };
-        let until = tasks.turn_ns().saturating_add(patience_ns);
-        while self.inbox.in_flight() > self.waiting_for_space() {
-            if tasks.turn_ns() >= until {
-                let left = self.inbox.in_flight() - self.waiting_for_space();
-                let detail = format!("{left} requests are still under way: the storage may be stuck");
-                return Err(FormatError::io(detail, std::io::Error::from_raw_os_error(libc::ETIMEDOUT)));
-            }
-            self.ended.wait_until(tasks, until).await;
-        }
-        Ok(gate)
     }
 
     /// Opens what a disk on `chain` is to have beside it. The mirror still has to be run.

@@ -1,7 +1,7 @@
 //! A few futures of one kind at once, without an allocation.
 
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 /// Up to `N` futures that run together inside one task. None is ever dropped before its end: they own operations of the
@@ -31,6 +31,16 @@ impl<F: Future<Output = Result<(), E>>, E, const N: usize> Window<F, E, N> {
             Poll::Ready(())
         })
         .await;
+    }
+
+    /// Waits for `other`, and goes on with what is under way meanwhile.
+    pub(crate) async fn beside<T>(mut self: Pin<&mut Self>, other: impl Future<Output = T>) -> T {
+        let mut other = pin!(other);
+        poll_fn(|context| {
+            self.as_mut().poll_slots(context);
+            other.as_mut().poll(context)
+        })
+        .await
     }
 
     /// Waits until all have ended; the first failure, if there was one.

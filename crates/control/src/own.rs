@@ -45,6 +45,8 @@ pub const FEATURES: &[&str] = &[
 pub const LINE_LEN_MAX: usize = 256 * 1024;
 /// Longest chain that can be named.
 const LAYERS_MAX: usize = 64;
+/// Longest name of an image that is not local: an export's, percent-encoded, and what stands around it.
+const NAME_LEN_MAX: usize = 16 << 10;
 /// Room in a socket's address, its NUL included.
 const SOCKET_PATH_MAX: usize = 108;
 /// Longest export name of the NBD protocol.
@@ -78,15 +80,13 @@ impl ImageSource {
             Self::Leaf(text) => {
                 let layer = parse_type_and_path(text)
                     .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
-                plain_path(&layer.path, "image", usize::MAX)
+                plain_image(&layer)
             }
             Self::Chain(layers) if layers.is_empty() || layers.len() > LAYERS_MAX => Err(ControlError::new(
                 Errno::EINVAL,
                 format!("a chain has 1 to {LAYERS_MAX} images, not {}", layers.len()),
             )),
-            Self::Chain(layers) => {
-                layers.iter().try_for_each(|layer| plain_path(&layer.path, "image", usize::MAX))
-            }
+            Self::Chain(layers) => layers.iter().try_for_each(plain_image),
         }
     }
 }
@@ -229,6 +229,25 @@ fn check_export(export: &str) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// A path, or for what is not local a name, which is understood where it is opened.
+fn plain_image(layer: &LayerSpec) -> Result<()> {
+    if layer.kind.is_local() {
+        return plain_path(&layer.path, "image", usize::MAX);
+    }
+    match layer.path.to_str() {
+        Some(name) if name.len() <= NAME_LEN_MAX && !name.chars().any(char::is_control) => Ok(()),
+        _ => Err(ControlError::new(
+            Errno::EINVAL,
+            format!(
+                "the {} target '{}' is not usable",
+                layer.kind,
+                layer.path.display().to_string().escape_default()
+            ),
+        )
+        .next(format!("give at most {NAME_LEN_MAX} bytes without control characters"))),
+    }
 }
 
 fn plain_path(path: &Path, what: &str, len_max: usize) -> Result<()> {

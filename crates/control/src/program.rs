@@ -34,12 +34,23 @@ pub const DESCRIPTION: &str = "\
 Without arguments the process goes to the background, prints the path of its control socket and waits there for \
 commands of 'tap-ctl' or 'tapio disk'. It ends when its last disk is detached.
 
-With --image it serves one image at once. With --blk-file it follows the conventions of vhost-user programs.";
+With --image it serves one image at once. With --blk-file it follows the conventions of vhost-user programs.
+
+An image of type nbd is the export of another NBD server: nbd:nbd://host:10809/export, \
+nbd:nbd+unix:///export?socket=/path, or short nbd:/path/to/socket and nbd:address:port. A URI takes the options \
+connections=COUNT (when the server allows several; default 1), reconnect=SECONDS (how long requests wait for a server \
+that is gone; 0: they fail at once; default 60), timeout=SECONDS (how long it may take for one request; default: for \
+ever) and unflushed=fail|keep (whether the first flush after a lost connection fails if answered writes may be gone; \
+default fail).";
 
 /// All options.
 pub const OPTIONS: &[ProgramOption] = &[
     switch("--foreground", "Stay in the foreground and write messages to standard error. Also -D."),
-    takes("--image", "TYPE:PATH", "Open this image at once, as vhd:/disks/a.vhd or aio:/disks/a.raw."),
+    takes(
+        "--image",
+        "TYPE:PATH",
+        "Open this image at once, as vhd:/disks/a.vhd, aio:/disks/a.raw or nbd:nbd://host/export.",
+    ),
     repeats("--nbd-unix", "PATH", "Serve the image over NBD on this UNIX socket."),
     repeats("--nbd-tcp", "ADDRESS:PORT", "Serve the image over NBD on this TCP address."),
     repeats(

@@ -53,7 +53,7 @@ pub(crate) fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
         }
     };
     match layer.kind {
-        ImageKind::Raw => Ok(ChainSpec { layers: vec![layer], access }),
+        ImageKind::Raw | ImageKind::Nbd => Ok(ChainSpec { layers: vec![layer], access }),
         ImageKind::Vhd => resolve_chain(&layer.path, access).map_err(|error| bad_image(&error)),
     }
 }
@@ -64,6 +64,8 @@ pub(crate) fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
 fn serial(image: &ImageSource) -> String {
     let text = image.text();
     let path = text.split_once(':').map_or(text.as_str(), |(_, path)| path);
+    // The options of a remote export's name are not part of it.
+    let path = if text.starts_with("nbd:") { path.split('?').next().unwrap_or(path) } else { path };
     let stem = std::path::Path::new(path).file_stem().unwrap_or_default();
     stem.to_string_lossy().into_owned()
 }

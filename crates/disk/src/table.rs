@@ -318,6 +318,7 @@ fn driver(kind: ImageKind) -> DriverType {
     match kind {
         ImageKind::Raw => DriverType::Aio,
         ImageKind::Vhd => DriverType::Vhd,
+        ImageKind::Nbd => DriverType::Nbd,
     }
 }
 

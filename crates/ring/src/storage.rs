@@ -54,6 +54,11 @@ pub trait Storage: 'static {
     fn data_run(&self, span: Span) -> (u64, bool) {
         (span.len, true)
     }
+    /// [`Storage::data_run`] of a storage that has to be asked, and where asking may take long: for copies, not for
+    /// the path of a request.
+    fn known_run(&self, span: Span) -> impl Future<Output = (u64, bool)> {
+        async move { self.data_run(span) }
+    }
     /// Reads `into.len()` bytes from `at`.
     fn read(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>>;
     /// Writes `from.len()` bytes at `at`.
@@ -74,6 +79,14 @@ pub trait Io: Clone + 'static {
     type Store: Storage;
     /// Opens a file or a block device.
     fn open(&self, path: &Path, access: Access) -> io::Result<Self::Store>;
+    /// Opens an export of another process or host, by the name that follows `nbd:`. May take as long as connecting
+    /// takes. The storage may lose its connection later and get it back; what it then promises is that every call ends,
+    /// well or not, and that a flush fails if writes that were answered before may be gone.
+    fn open_remote(&self, name: &str, access: Access) -> impl Future<Output = io::Result<Self::Store>> {
+        let _ = access;
+        let why = format!("'{name}' is remote, and this process has no way to reach it");
+        std::future::ready(Err(io::Error::new(io::ErrorKind::Unsupported, why)))
+    }
     /// The tasks that run on this door.
     fn tasks(&self) -> &Tasks;
     /// Nanoseconds of a clock that never goes back.

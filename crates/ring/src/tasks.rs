@@ -15,7 +15,8 @@ pub struct TaskId(u32);
 const SERVICE_BIT: u32 = 1 << 31;
 
 impl TaskId {
-    pub(crate) const NONE: Self = Self(u32::MAX);
+    /// No task: waking it does nothing.
+    pub const NONE: Self = Self(u32::MAX);
 
     pub(crate) const fn request(index: u32) -> Self {
         Self(index)

@@ -16,6 +16,16 @@ pub enum ImageKind {
     Raw,
     /// Virtual Hard Disk, fixed, dynamic or differencing.
     Vhd,
+    /// The bytes of a remote export as they are. What names it stands where other kinds have a path:
+    /// `nbd:nbd://host/export`, or tapdisk's `nbd:/path/to/socket` and `nbd:address:port`.
+    Nbd,
+}
+
+impl ImageKind {
+    /// Whether the image is a file or a block device of this host, so that its name is a path.
+    pub const fn is_local(self) -> bool {
+        !matches!(self, Self::Nbd)
+    }
 }
 
 impl fmt::Display for ImageKind {
@@ -23,6 +33,7 @@ impl fmt::Display for ImageKind {
         f.write_str(match self {
             Self::Raw => "raw",
             Self::Vhd => "vhd",
+            Self::Nbd => "nbd",
         })
     }
 }
@@ -46,7 +57,13 @@ impl FromStr for ImageKind {
         match name {
             "raw" | "aio" => Ok(Self::Raw),
             "vhd" => Ok(Self::Vhd),
-            _ => Err(ParseImageError(format!("unknown image type '{name}': use 'vhd', or 'aio' (raw)"))),
+            "nbd" => Ok(Self::Nbd),
+            _ => {
+                let why = format!(
+                    "unknown image type '{name}': use 'vhd', 'aio' (raw), or 'nbd' (a remote export)"
+                );
+                Err(ParseImageError(why))
+            }
         }
     }
 }
@@ -77,7 +94,7 @@ pub enum Access {
 pub struct LayerSpec {
     /// How to read it.
     pub kind: ImageKind,
-    /// Where it is.
+    /// Where it is; for a kind that is not local, what names it.
     pub path: PathBuf,
 }
 

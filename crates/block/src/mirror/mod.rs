@@ -52,7 +52,7 @@ use ranges::Ranges;
 pub use run::Pivoted;
 
 /// The largest piece that goes to the second side at once.
-const PIECE_LEN: u64 = 1 << 20;
+pub(crate) const PIECE_LEN: u64 = 1 << 20;
 /// The largest piece of zeroes: no memory moves, but a storage may have to write them.
 const ZERO_PIECE_LEN: u64 = 32 << 20;
 
@@ -123,6 +123,20 @@ pub struct MirrorStatus {
     pub unanswered: usize,
 }
 
+/// A write on its way to both sides. As small as can be: it lies in the task of every request.
+#[derive(Debug)]
+pub(crate) struct Fork<S: Storage> {
+    ticket: u64,
+    asked: Option<far::Asked<S>>,
+}
+
+impl<S: Storage> Fork<S> {
+    /// What is to be written to the chain instead of `from`.
+    pub fn bytes(&self, from: Segments) -> Segments {
+        self.asked.as_ref().map_or(from, far::Asked::memory)
+    }
+}
+
 /// A mirror of a disk.
 #[derive(Debug)]
 pub(crate) struct Mirror<S: Storage> {
@@ -166,7 +180,6 @@ impl<S: Storage> Mirror<S> {
     ) -> Result<Rc<Self>> {
         let set = || Granules::new(len).map(RefCell::new);
         Ok(Rc::new(Self {
-            tasks,
             report,
             len,
             options,
@@ -176,7 +189,7 @@ impl<S: Storage> Mirror<S> {
             unflushed: set()?,
             flushing: set()?,
             flushes: Cell::new(0),
-            ranges: Ranges::default(),
+            ranges: Ranges::new(tasks.clone()),
             phase: Cell::new(MirrorPhase::Copying),
             failure: RefCell::new(None),
             listed: Cell::new(false),
@@ -186,6 +199,7 @@ impl<S: Storage> Mirror<S> {
             copied: Cell::new(0),
             more: Notify::default(),
             job,
+            tasks,
         }))
     }
 
@@ -275,36 +289,33 @@ impl<S: Storage> Mirror<S> {
         near
     }
 
-    /// Writes to both sides.
-    ///
-    /// # Errors
-    /// Those of the chain.
-    pub async fn write(&self, chain: &Chain<S>, span: Span, from: Segments, meter: &Meter) -> Result<()> {
-        let mut done = 0;
-        while done < span.len {
-            let piece = span.skip(done).prefix(PIECE_LEN);
-            self.write_piece(chain, piece, from.slice(done, piece.len), meter).await?;
-            done += piece.len;
-        }
-        Ok(())
-    }
-
-    async fn write_piece(&self, chain: &Chain<S>, span: Span, from: Segments, meter: &Meter) -> Result<()> {
-        let _held = self.ranges.hold(&self.tasks, span).await;
+    /// Prepares a write of `from` to `span`, at most [`PIECE_LEN`] bytes, on both sides. The caller writes
+    /// [`Fork::bytes`] to the chain, whose future is the largest there is and is therefore held by him alone, and then
+    /// lets [`Mirror::join`] end.
+    pub async fn fork(&self, span: Span, from: Segments) -> Fork<S> {
+        let ticket = self.ranges.enter(span).await;
         let asked = match self.far() {
             // Dirty in full: the copier comes to it later.
             Some(far) if !self.dirty.borrow().has_all(span) => self.ask_write(&far, span, from).await,
             _ => None,
         };
-        let bytes = asked.as_ref().map_or(from, far::Asked::memory);
         if asked.is_none() {
             self.lacks(span);
         }
-        let near = chain.write(span, bytes, meter).await;
-        match asked {
+        Fork { ticket, asked }
+    }
+
+    /// Waits for the second side; `near` is what became of the first, and what the guest hears.
+    ///
+    /// # Errors
+    /// `near`.
+    pub async fn join(&self, fork: Fork<S>, span: Span, near: Result<()>) -> Result<()> {
+        let heard = match fork.asked {
             Some(asked) => self.settle(span, near, asked.answer().await),
             None => near,
-        }
+        };
+        self.ranges.leave(fork.ticket);
+        heard
     }
 
     async fn ask_write(&self, far: &Rc<Far<S>>, span: Span, from: Segments) -> Option<far::Asked<S>> {
@@ -332,7 +343,7 @@ impl<S: Storage> Mirror<S> {
         let mut left = span;
         while !left.is_empty() {
             let piece = left.prefix(ZERO_PIECE_LEN);
-            let _held = self.ranges.hold(&self.tasks, piece).await;
+            let _held = self.ranges.hold(piece).await;
             let asked = match self.far() {
                 Some(far) if !self.dirty.borrow().has_all(piece) => {
                     let asked = far.ask(Order::Zero(piece, how), None).await;
@@ -361,7 +372,7 @@ impl<S: Storage> Mirror<S> {
         let mut left = span;
         while !left.is_empty() {
             let piece = left.prefix(ZERO_PIECE_LEN);
-            let _held = self.ranges.hold(&self.tasks, piece).await;
+            let _held = self.ranges.hold(piece).await;
             let near = chain.discard(piece, meter).await;
             let far = self.far().filter(|_| near.is_ok() && !self.dirty.borrow().has_all(piece));
             let empty = match &far {
@@ -442,7 +453,7 @@ impl<S: Storage> Mirror<S> {
 
     /// Copies `run`, which was claimed, from the chain that the disk is on when its turn has come.
     async fn copy(&self, chain: &dyn Fn() -> Option<Rc<Chain<S>>>, run: Span) {
-        let held = self.ranges.hold(&self.tasks, run).await;
+        let held = self.ranges.hold(run).await;
         let copied = match chain() {
             Some(chain) => self.transfer(&chain, run).await,
             None => Err(FormatError::new(FormatErrorKind::Cancelled, "the disk is not running")),

@@ -20,6 +20,7 @@ struct Entry {
 /// served, so nobody waits for ever; and as nobody holds one range while he waits for another, nobody waits in a circle.
 #[derive(Debug)]
 pub struct Ranges {
+    tasks: Tasks,
     entries: RefCell<Vec<Entry>>,
     next: Cell<u64>,
     waiting: Cell<usize>,
@@ -30,31 +31,49 @@ pub struct Ranges {
 #[derive(Debug)]
 pub struct Held<'a> {
     ranges: &'a Ranges,
-    tasks: &'a Tasks,
     ticket: u64,
 }
 
-impl Default for Ranges {
-    fn default() -> Self {
-        let entries = RefCell::new(Vec::with_capacity(ROOM));
-        Self { entries, next: Cell::new(0), waiting: Cell::new(0), freed: Notify::default() }
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.ranges.leave(self.ticket);
     }
 }
 
 impl Ranges {
-    /// Takes a number for `span` at once; work may begin when [`Held::granted`] ends.
-    pub fn enter<'a>(&'a self, tasks: &'a Tasks, span: Span) -> Held<'a> {
+    /// No ranges yet, on this thread.
+    pub fn new(tasks: Tasks) -> Self {
+        let entries = RefCell::new(Vec::with_capacity(ROOM));
+        Self { tasks, entries, next: Cell::new(0), waiting: Cell::new(0), freed: Notify::default() }
+    }
+
+    /// Takes a number for `span` and waits for its turn. The number stays taken until [`Ranges::leave`].
+    pub async fn enter(&self, span: Span) -> u64 {
         let ticket = self.next.get();
         self.next.set(ticket + 1);
         self.entries.borrow_mut().push(Entry { ticket, span });
-        Held { ranges: self, tasks, ticket }
+        while self.must_wait(ticket) {
+            self.waiting.set(self.waiting.get() + 1);
+            self.freed.wait(&self.tasks).await;
+            self.waiting.set(self.waiting.get() - 1);
+        }
+        ticket
     }
 
-    /// Takes a number for `span` and waits for its turn.
-    pub async fn hold<'a>(&'a self, tasks: &'a Tasks, span: Span) -> Held<'a> {
-        let held = self.enter(tasks, span);
-        held.granted().await;
-        held
+    /// Gives a number back: the work is done.
+    pub fn leave(&self, ticket: u64) {
+        let mut entries = self.entries.borrow_mut();
+        if let Some(index) = entries.iter().position(|entry| entry.ticket == ticket) {
+            entries.swap_remove(index);
+        }
+        if self.waiting.get() > 0 {
+            self.freed.notify_all(&self.tasks);
+        }
+    }
+
+    /// [`Ranges::enter`] with a number that is given back by itself.
+    pub async fn hold(&self, span: Span) -> Held<'_> {
+        Held { ranges: self, ticket: self.enter(span).await }
     }
 
     fn must_wait(&self, ticket: u64) -> bool {
@@ -65,29 +84,6 @@ impl Ranges {
                 && entry.span.start < mine.span.start.saturating_add(mine.span.len)
                 && mine.span.start < entry.span.start.saturating_add(entry.span.len)
         })
-    }
-}
-
-impl Held<'_> {
-    /// Waits until nobody who came before works on any of it.
-    pub async fn granted(&self) {
-        while self.ranges.must_wait(self.ticket) {
-            self.ranges.waiting.set(self.ranges.waiting.get() + 1);
-            self.ranges.freed.wait(self.tasks).await;
-            self.ranges.waiting.set(self.ranges.waiting.get() - 1);
-        }
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        let mut entries = self.ranges.entries.borrow_mut();
-        if let Some(index) = entries.iter().position(|entry| entry.ticket == self.ticket) {
-            entries.swap_remove(index);
-        }
-        if self.ranges.waiting.get() > 0 {
-            self.ranges.freed.notify_all(self.tasks);
-        }
     }
 }
 
@@ -107,7 +103,7 @@ mod tests {
         let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
         let mut executor =
             Executor::new(tasks.clone(), Inbox::<()>::new(1), |()| std::future::ready(()), polling);
-        let ranges: Rc<Ranges> = Rc::default();
+        let ranges = Rc::new(Ranges::new(tasks.clone()));
         // For each of ten places, who is there, and who was last.
         let places: Rc<RefCell<[(bool, u64); 10]>> = Rc::default();
         let left = Rc::new(Cell::new(200));
@@ -119,7 +115,7 @@ mod tests {
             let span = Span::new(first, 1 + random.below(10 - first));
             let pause = random.below(1000);
             tasks.clone().spawn(async move {
-                let held = ranges.hold(&tasks, span).await;
+                let held = ranges.hold(span).await;
                 for place in span.start..span.start + span.len {
                     let (busy, last) = &mut places.borrow_mut()[place as usize];
                     assert!(!*busy && *last < number, "{number} after {last} at {place}");

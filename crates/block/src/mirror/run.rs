@@ -63,28 +63,34 @@ impl<I: Io> Core<I> {
         let chain = self.open_for_mirror()?;
         let mirror = self.mirror_onto(&chain, target, options).await?;
         drop(chain);
-        // Requests under way would pass it by.
-        let gate = match self.shut(STALL_NS).await {
-            Ok(gate) if self.mirror().is_err() => gate,
-            other => {
-                let error =
-                    other.err().unwrap_or_else(|| refused("the disk has got another mirror meanwhile"));
-                self.give_up(&mirror).await;
-                mirror.job.finish(Err(error.clone()), self.io.tasks());
-                return Err(error);
-            }
-        };
-        self.change_tap(|tap| tap.mirror = Some(Rc::clone(&mirror)));
-        gate.open();
+        if let Err(error) = self.put_on(&mirror).await {
+            self.give_up(&mirror).await;
+            mirror.job.finish(Err(error.clone()), self.io.tasks());
+            return Err(error);
+        }
         self.mirror_run(&mirror);
         Ok(Rc::clone(&mirror.job))
+    }
+
+    /// Lets a mirror hear of every change from now on: requests that are under way would pass it by, so there must be
+    /// none.
+    async fn put_on(self: &Rc<Self>, mirror: &Rc<Mirror<I::Store>>) -> Result<()> {
+        let _change = self.begin_change("the beginning of a mirror")?;
+        self.running_chain()?;
+        let gate = self.close_gate(STALL_NS).await?;
+        if self.mirror().is_ok() {
+            return Err(refused("the disk has got another mirror meanwhile"));
+        }
+        self.change_tap(|tap| tap.mirror = Some(Rc::clone(mirror)));
+        gate.open();
+        Ok(())
     }
 
     fn open_for_mirror(&self) -> Result<Rc<Chain<I::Store>>> {
         if self.mirror().is_ok() {
             return Err(refused("the disk has a mirror already: end it first"));
         }
-        let chain = self.current().ok_or_else(|| refused("the disk is not running"))?;
+        let chain = self.running_chain()?;
         if chain.access() == Access::ReadOnly {
             return Err(FormatError::new(
                 FormatErrorKind::ReadOnly,
@@ -190,7 +196,7 @@ impl<I: Io> Core<I> {
                 CopyWhat::Nothing => return Ok(()),
                 CopyWhat::Everything => mirror.lacks(piece),
                 what => {
-                    let chain = self.current().ok_or_else(|| refused("the disk is not running"))?;
+                    let chain = self.running_chain()?;
                     let extents = match what {
                         CopyWhat::Leaf => chain.leaf_extents(piece).await?,
                         _ => chain.extents(piece, usize::MAX).await?,
@@ -303,9 +309,10 @@ impl<I: Io> Core<I> {
     pub async fn mirror_pivot(self: &Rc<Self>) -> Result<Pivoted> {
         let mirror = self.mirror()?;
         check_in_sync(&mirror)?;
-        let began = self.io.now_ns();
-        let gate = self.shut(STALL_NS).await?;
-        let chain = self.current().ok_or_else(|| refused("the disk is not running"))?;
+        let change = self.begin_change("a switch-over")?;
+        self.running_chain()?;
+        let gate = self.close_gate(STALL_NS).await?;
+        let chain = self.running_chain()?;
         // Requests that ended meanwhile may have left something to copy, or lost the second side.
         check_in_sync(&mirror)?;
         mirror.sync(&chain, &crate::Meter::default()).await?;
@@ -313,18 +320,19 @@ impl<I: Io> Core<I> {
         let far = mirror.far.borrow_mut().take().ok_or_else(|| refused("the second side is gone"))?;
         mirror.set_phase(MirrorPhase::Ended);
         self.change_tap(|tap| tap.mirror = None);
-        self.replace(Rc::clone(far.chain()));
+        self.replace_chain(Rc::clone(far.chain()));
+        self.unfinished.take();
         far.end();
         // It was to take over from the image that is left now.
         let standby = self.close_standby();
-        gate.open();
-        let stalled_ns = self.io.now_ns() - began;
+        let stalled_ns = gate.open();
         standby.await;
         // The guest is served already.
         let closed = chain.close().await;
         if let Err(error) = &closed {
             (self.options.report)(&format!("the first side of the mirror is not closed cleanly: {error}"));
         }
+        drop(change);
         mirror.job.finish(Ok(()), self.io.tasks());
         Ok(Pivoted { spec: mirror.target.clone(), stalled_ns })
     }
@@ -342,7 +350,7 @@ async fn copier<I: Io>(core: Rc<Core<I>>, mirror: Rc<Mirror<I::Store>>) {
         // Another may have taken it meanwhile.
         match paced.filter(|()| mirror.far().is_some()).and_then(|()| mirror.claim(PIECE_LEN)) {
             Some(run) => {
-                mirror.copy(&|| core.current(), run).await;
+                mirror.copy(&|| core.chain(), run).await;
                 // Whoever looks after the mirror sees how far it is.
                 mirror.job.set_state(mirror.job.info().state, &tasks);
             }

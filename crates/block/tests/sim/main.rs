@@ -10,9 +10,11 @@
 //! - after the death of the process alone every sector holds its last answered content or something under way.
 
 mod beside;
+mod changes;
 mod exhaustive;
 mod mirror;
 mod model;
+mod remote;
 mod rig;
 mod story;
 
@@ -71,6 +73,11 @@ fn chain_of_three() {
 #[test]
 fn child_of_a_raw_image() {
     try_seeds(Kind::OnRaw);
+}
+
+#[test]
+fn child_of_a_remote_export() {
+    try_seeds(Kind::OnRemote);
 }
 
 #[test]
@@ -149,6 +156,14 @@ fn mirror_at_every_step() {
     }
 }
 
+/// What a flush promises on a leaf whose server is lost and restarted.
+#[test]
+fn a_flush_on_a_remote_leaf_promises_what_it_says_or_fails() {
+    for seed in seeds() {
+        remote::run(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
 /// Every sequence of a few operations on a disk of a few sectors, with every end.
 #[test]
 fn all_short_histories() {
@@ -176,5 +191,25 @@ fn power_cut_at_every_write_boundary() {
                 }
             }
         }
+    }
+}
+
+/// Snapshots and commits while clients work, with every end.
+#[test]
+fn chains_change_under_their_clients() {
+    for kind in [Kind::Dynamic, Kind::Two, Kind::OnRaw, Kind::Fixed, Kind::Device] {
+        for seed in seeds() {
+            if let Err(why) = changes::run(kind, seed) {
+                panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}");
+            }
+        }
+    }
+}
+
+/// A short story of a snapshot and a commit with the power cut, and the process killed, at every change it makes.
+#[test]
+fn a_change_of_the_chain_survives_at_every_write_boundary() {
+    for kind in [Kind::Two, Kind::OnRaw] {
+        changes::at_every_change(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }

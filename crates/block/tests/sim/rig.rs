@@ -57,6 +57,18 @@ impl Medium for Content {
     }
 }
 
+/// What a child records, on a host whose files all lie in one directory.
+fn parent_facts(_child: &Path, parent: &Path) -> tapio_format::Result<ParentFacts> {
+    let name = parent.display().to_string();
+    Ok(ParentFacts {
+        uuid: Uuid::nil(),
+        timestamp: time::from_unix(1_700_000_000),
+        relative_path: format!("./{name}"),
+        name,
+        key_hash: KeyHash::default(),
+    })
+}
+
 /// The chains that are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -71,12 +83,14 @@ pub enum Kind {
     Three,
     /// A differencing disk on a raw one.
     OnRaw,
+    /// The same, and the raw one is a remote export, whose connection is lost now and then.
+    OnRemote,
     /// A differencing disk on a block device, over a dynamic one.
     DeviceOnFile,
 }
 
 impl Kind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Raw,
         Self::Fixed,
         Self::Dynamic,
@@ -84,28 +98,33 @@ impl Kind {
         Self::Two,
         Self::Three,
         Self::OnRaw,
+        Self::OnRemote,
         Self::DeviceOnFile,
     ];
 }
 
 /// A host with the images of a chain, base first made, each one empty.
+#[derive(Clone)]
 pub struct Rig {
     pub host: SimHost,
-    /// Leaf first.
+    /// Leaf first: kind, name, whether it is a device.
     pub images: Vec<(ImageKind, PathBuf, bool)>,
+    /// Images made so far: each has a name of its own.
+    pub made: usize,
     pub memory: Arc<HeapLogs>,
 }
 
 impl Rig {
     pub fn new(kind: Kind, seed: u64) -> Self {
-        let mut rig = Self { host: SimHost::new(seed), images: Vec::new(), memory: Arc::default() };
+        let mut rig = Self { host: SimHost::new(seed), images: Vec::new(), made: 0, memory: Arc::default() };
         match kind {
-            Kind::Raw => rig.put_raw("base"),
-            Kind::Fixed => rig.put_vhd("base", &Shape::Fixed, false),
-            Kind::Dynamic => rig.put_vhd("base", &Shape::Dynamic, false),
-            Kind::Device => rig.put_vhd("base", &Shape::Dynamic, true),
-            Kind::Two | Kind::Three | Kind::DeviceOnFile => rig.put_vhd("base", &Shape::Dynamic, false),
-            Kind::OnRaw => rig.put_raw("base"),
+            Kind::Raw => rig.put_raw(),
+            Kind::Fixed => rig.put_vhd(&Shape::Fixed, false),
+            Kind::Dynamic => rig.put_vhd(&Shape::Dynamic, false),
+            Kind::Device => rig.put_vhd(&Shape::Dynamic, true),
+            Kind::Two | Kind::Three | Kind::DeviceOnFile => rig.put_vhd(&Shape::Dynamic, false),
+            Kind::OnRaw => rig.put_raw(),
+            Kind::OnRemote => rig.put_remote("remote"),
         }
         rig
     }
@@ -114,51 +133,70 @@ impl Rig {
     pub fn grow(&mut self, kind: Kind) -> bool {
         let wanted = match kind {
             Kind::Raw | Kind::Fixed | Kind::Dynamic | Kind::Device => 1,
-            Kind::Two | Kind::OnRaw | Kind::DeviceOnFile => 2,
+            Kind::Two | Kind::OnRaw | Kind::OnRemote | Kind::DeviceOnFile => 2,
             Kind::Three => 3,
         };
         if self.images.len() == wanted {
             return false;
         }
-        let (parent_kind, parent, _) = self.images[0].clone();
-        let uuid = match parent_kind {
-            ImageKind::Raw => Uuid::nil(),
-            ImageKind::Vhd => {
-                let content = self.host.content(&parent);
-                let mut bytes = [0; 512];
-                content.read(content.len() - 512, &mut bytes);
-                Footer::decode(&bytes).expect("a closed image ends in a footer").0.uuid
-            }
-        };
-        let name = parent.display().to_string();
-        let facts = ParentFacts {
-            uuid,
-            timestamp: time::from_unix(1_700_000_000),
-            relative_path: format!("./{name}"),
-            name,
-            key_hash: KeyHash::default(),
-        };
-        let name = format!("child-{}", self.images.len());
-        self.put_vhd(&name, &Shape::Differencing(facts), kind == Kind::DeviceOnFile);
+        self.put_child(kind == Kind::DeviceOnFile);
         true
     }
 
-    fn put_raw(&mut self, name: &str) {
-        let mut empty = Durable::default();
-        empty.set_len(DISK_LEN);
-        self.host.put_content(Path::new(name), empty, false);
-        self.images.insert(0, (ImageKind::Raw, name.into(), false));
+    /// Puts an empty child of the leaf on top.
+    pub fn put_child(&mut self, device: bool) {
+        let (kind, parent, parent_is_device) = self.images[0].clone();
+        let facts = parent_facts(Path::new(""), &parent).expect("a name");
+        if kind == ImageKind::Nbd {
+            return self.put_vhd(&Shape::Differencing(facts), device);
+        }
+        let content = self.host.content(&parent);
+        let mut bytes = [0; 512];
+        // An open image ends in its footer or not, but begins with the copy of one; a fixed one has no copy.
+        content.read(0, &mut bytes);
+        let mut footer = Footer::decode(&bytes);
+        if footer.is_err() && kind == ImageKind::Vhd && !parent_is_device {
+            content.read(content.len() - 512, &mut bytes);
+            footer = Footer::decode(&bytes);
+        }
+        let uuid = match kind {
+            ImageKind::Raw => Uuid::nil(),
+            _ => footer.expect("an image has a footer").0.uuid,
+        };
+        self.put_vhd(&Shape::Differencing(ParentFacts { uuid, ..facts }), device);
     }
 
-    fn put_vhd(&mut self, name: &str, shape: &Shape, device: bool) {
+    /// The next name; all are of one length.
+    fn next_name(&mut self) -> PathBuf {
+        self.made += 1;
+        format!("image-{:04}", self.made).into()
+    }
+
+    fn put_raw(&mut self) {
+        let name = self.next_name();
+        let mut empty = Durable::default();
+        empty.set_len(DISK_LEN);
+        self.host.put_content(&name, empty, false);
+        self.images.insert(0, (ImageKind::Raw, name, false));
+    }
+
+    fn put_remote(&mut self, name: &str) {
+        let mut empty = Durable::default();
+        empty.set_len(DISK_LEN);
+        self.host.put_remote(name, empty);
+        self.images.insert(0, (ImageKind::Nbd, name.into(), false));
+    }
+
+    fn put_vhd(&mut self, shape: &Shape, device: bool) {
+        let name = self.next_name();
         // What lies on a device reads as a write that nobody made.
         let mut medium = Content(Durable::default(), device);
         if device {
             medium.0 = Durable::new(&vec![0xee; DEVICE_LEN as usize]);
         }
         create_on(&mut medium, shape, DISK_LEN, 0).expect("an image can be made");
-        self.host.put_content(Path::new(name), medium.0, device);
-        self.images.insert(0, (ImageKind::Vhd, name.into(), device));
+        self.host.put_content(&name, medium.0, device);
+        self.images.insert(0, (ImageKind::Vhd, name, device));
     }
 
     pub fn spec(&self, access: Access) -> ChainSpec {
@@ -173,6 +211,7 @@ impl Rig {
         let inbox = Inbox::new(32);
         let options = CoreOptions {
             intent: IntentPlace::Memory(Arc::clone(&self.memory)),
+            parent_facts,
             report: |_| (),
             ..CoreOptions::default()
         };
@@ -242,6 +281,12 @@ impl Process {
         let data = data.segments(if moves { span.len as usize } else { 0 });
         let client = Rc::clone(&answer) as Rc<dyn Client>;
         let request = Request { op, span, data, born_ns: tasks.turn_ns(), tag: 1, client };
+        let mut patience = 10_000;
+        while !self.inbox.is_open() {
+            // Held back by a change of the chain.
+            tasks.sleep_until(tasks.turn_ns() + patience).await;
+            patience *= 2;
+        }
         assert!(self.inbox.push(request).is_ok(), "the test keeps to the room there is");
         loop {
             if let Some(result) = answer.result.borrow_mut().take() {

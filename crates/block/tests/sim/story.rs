@@ -15,14 +15,14 @@ const SECTOR: usize = SECTOR_LEN as usize;
 
 /// How a phase ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub enum End {
     Close,
     PowerCut,
     Kill,
 }
 
-struct World {
-    rig: Rig,
+pub struct World {
+    pub rig: Rig,
     random: Random,
     model: Rc<RefCell<Model>>,
 }
@@ -48,7 +48,7 @@ pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
 }
 
 /// Grows the chain with closed phases, so that the leaf is new.
-fn prepared(kind: Kind, seed: u64) -> Result<World, String> {
+pub fn prepared(kind: Kind, seed: u64) -> Result<World, String> {
     let mut world = World { rig: Rig::new(kind, seed), model: Rc::default(), random: Random::new(seed) };
     loop {
         let parents = world.rig.images.len();
@@ -125,9 +125,22 @@ pub fn stuck(kind: Kind) -> Result<(), String> {
 
 impl World {
     fn phase(&mut self, end: End, faults: bool, cut: Option<u64>) -> Result<(), String> {
+        self.phase_with(end, faults, cut, None)
+    }
+
+    /// A phase in which the chain changes, too, as drawn from the seed `changes`.
+    pub fn phase_with(
+        &mut self,
+        end: End,
+        faults: bool,
+        cut: Option<u64>,
+        changes: Option<u64>,
+    ) -> Result<(), String> {
         let process = self.rig.process();
         self.rig.host.cut_after(cut);
         if faults {
+            // On a leaf that is reached so, writes may be gone before a flush says it: that is for a test of its own.
+            let connection_loss = if self.rig.images.len() > 1 { 100 } else { 0 };
             self.rig.host.set_faults(Faults {
                 read_eio: 50,
                 write_eio: 100,
@@ -135,6 +148,7 @@ impl World {
                 no_space: 300,
                 slow: 20,
                 stuck: 2,
+                connection_loss,
             });
         }
         let spec = self.rig.spec(Access::ReadWrite);
@@ -142,13 +156,24 @@ impl World {
         let seeds: Vec<u64> = (0..clients).map(|_| self.random.next()).collect();
         let model = Rc::clone(&self.model);
         let running = process.clone();
+        let images = Rc::new(RefCell::new(self.rig.clone()));
+        let changed = Rc::clone(&images);
         let work = async move {
             // Opening may meet a fault; then there is nothing to do in this phase.
             if running.core.resume(&spec).await.is_err() {
                 return Ok(false);
             }
-            let left = Rc::new(RefCell::new(seeds.len()));
+            let left = Rc::new(RefCell::new(seeds.len() + usize::from(changes.is_some())));
             let failure: Rc<RefCell<Option<String>>> = Rc::default();
+            if let Some(seed) = changes {
+                let (process, left, failure) = (running.clone(), Rc::clone(&left), Rc::clone(&failure));
+                running.sim.tasks().spawn(async move {
+                    if let Err(why) = crate::changes::manager(&process, &changed, Random::new(seed)).await {
+                        *failure.borrow_mut() = Some(why);
+                    }
+                    *left.borrow_mut() -= 1;
+                });
+            }
             for seed in seeds {
                 let (process, model) = (running.clone(), Rc::clone(&model));
                 let (left, failure) = (Rc::clone(&left), Rc::clone(&failure));
@@ -181,8 +206,10 @@ impl World {
             closed = matches!(process.run(async move { core.close().await }), Some(Ok(())));
         }
         process.sim.end();
+        self.rig.images.clone_from(&images.borrow().images);
+        self.rig.made = images.borrow().made;
         self.rig.host.set_faults(Faults::default());
-        if end == End::PowerCut || self.rig.host.is_dark() {
+        if end == End::PowerCut || (end == End::Close && self.rig.host.is_dark()) {
             self.rig.host.power_cut();
             self.rig.memory = std::sync::Arc::default();
         } else {

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tapio_nbd::socket::{prepare, read_exact, write_all};
+
 use super::connection::{Connection, Start};
 use super::exports::{Entered, Visit};
 use super::handshake::{Agreed, Handshake, Step};
@@ -20,7 +22,7 @@ use super::limits::{
 use super::plan;
 use super::server::{Session, State};
 use super::session::{Permit, Shared, count};
-use super::socket::{Listener, prepare, read_exact, write_all};
+use super::socket::Listener;
 
 /// Stack of a handshake's thread: it recurses nowhere and keeps its buffers on the heap.
 const STACK_LEN: usize = 128 << 10;

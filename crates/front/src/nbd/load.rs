@@ -7,8 +7,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use tapio_nbd::socket::write_all;
+
 use super::client::{Address, Client, ClientError, Wishes};
-use super::socket::write_all;
 use super::wire::{
     ReplyHeader, RequestHeader, Style, chunk, command, command_flag, error, parse_reply, put_request,
 };

@@ -12,15 +12,16 @@
 //! * `connection`, `receiver`, `sender`, `input`, `slots`, `memory`: transmission, with no lock and no allocation a
 //!   request.
 //! * [`limits`]: every bound.
-//! * [`client`], [`load`]: the other side, blocking, for tests and benchmarks.
+//! * [`load`]: the other side, for benchmarks; [`client`] is that of `tapio_nbd`.
 //!
 //! Errors on the way of a session end that session alone. A client that vanishes, floods or stalls costs what
 //! [`limits`] says and nothing more.
 
-pub mod client;
 pub mod limits;
 pub mod load;
-pub mod wire;
+
+/// The words of the protocol and the blocking client, which the other side of a connection shares.
+pub use tapio_nbd::{client, wire};
 
 mod connection;
 mod exports;

@@ -163,6 +163,11 @@ impl SimFile {
         }
     }
 
+    /// Whoever kept it was restarted, and this is what was left.
+    pub(super) fn restart(&mut self, left: Durable) {
+        *self = Self { seen: left.clone(), safe: left, pending: Vec::new() };
+    }
+
     /// What is left after a power cut, as chance has it.
     pub(super) fn cut(&self, random: &mut Random) -> Durable {
         let mut left = self.safe.clone();

@@ -10,6 +10,7 @@ use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::file::{Change, Durable, SimFile};
 use super::random::Random;
+use super::remote::{Lost, Remote};
 use crate::executor::Driver;
 use crate::segments::Segments;
 use crate::storage::{Io, Storage, StorageInfo, Zeroing};
@@ -30,6 +31,8 @@ pub struct Faults {
     pub slow: u64,
     /// An operation is stuck: it ends after an hour.
     pub stuck: u64,
+    /// The connection to a remote file is lost, and perhaps its server restarted.
+    pub connection_loss: u64,
 }
 
 /// What a broken file does.
@@ -45,6 +48,8 @@ pub enum Broken {
 
 /// Of this many operations.
 const PARTS: u64 = 10_000;
+/// How long connecting to a server takes.
+const CONNECT_NS: u64 = 1_000_000;
 /// How long an operation is stuck: much longer than anything waits for it.
 const STUCK_NS: u64 = 3_600_000_000_000;
 
@@ -54,14 +59,6 @@ enum Action {
     Write { file: usize, at: u64, data: Rc<[u8]>, extend: bool },
     Flush { file: usize, covers: u64 },
     Change { file: usize, change: Change, grows: bool },
-}
-
-#[derive(Debug)]
-struct Flying {
-    op: OpId,
-    due_ns: u64,
-    action: Action,
-    broken: Option<Broken>,
 }
 
 impl Action {
@@ -76,15 +73,24 @@ impl Action {
 }
 
 #[derive(Debug)]
-struct Inner {
-    random: Random,
-    files: Vec<SimFile>,
+struct Flying {
+    op: OpId,
+    due_ns: u64,
+    action: Action,
+    broken: Option<Broken>,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) random: Random,
+    pub(super) files: Vec<SimFile>,
+    pub(super) remotes: Vec<Remote>,
     /// Changes that each file has seen; pending ones are the last of them.
     changes: Vec<u64>,
     names: BTreeMap<PathBuf, usize>,
     devices: Vec<bool>,
     flying: Vec<Flying>,
-    faults: Faults,
+    pub(super) faults: Faults,
     /// Files that break, or are broken: how many operations are still to go well, and what happens then.
     broken: BTreeMap<usize, (u64, Broken)>,
     now_ns: u64,
@@ -123,6 +129,7 @@ impl SimHost {
         let inner = Inner {
             random: Random::new(seed),
             files: Vec::new(),
+            remotes: Vec::new(),
             changes: Vec::new(),
             names: BTreeMap::new(),
             devices: Vec::new(),
@@ -149,7 +156,17 @@ impl SimHost {
         inner.files.push(SimFile { seen: content.clone(), safe: content, pending: Vec::new() });
         inner.changes.push(0);
         inner.devices.push(is_device);
+        inner.remotes.push(Remote::default());
         inner.names.insert(path.to_path_buf(), index);
+    }
+
+    /// Puts an export there that other hosts' processes serve, under the name by which it is opened.
+    pub fn put_remote(&self, name: &str, content: Durable) {
+        self.put_content(Path::new(name), content, true);
+        let mut inner = self.inner.borrow_mut();
+        if let Some(remote) = inner.remotes.last_mut() {
+            remote.is_remote = true;
+        }
     }
 
     /// What a reader of the file sees.
@@ -210,6 +227,10 @@ impl SimHost {
         }
         inner.random = random;
         inner.changes.fill(0);
+        for remote in &mut inner.remotes {
+            // Whoever could be told is gone too.
+            remote.writes_lost = false;
+        }
         inner.cut_after = None;
     }
 
@@ -242,7 +263,7 @@ impl Inner {
         }
     }
 
-    fn fault(&mut self, parts: u64) -> bool {
+    pub(super) fn fault(&mut self, parts: u64) -> bool {
         parts > 0 && self.random.chance(parts, PARTS)
     }
 
@@ -309,7 +330,7 @@ impl Inner {
                 let safe = self.changes[file] - pending;
                 let count = covers.saturating_sub(safe).min(pending);
                 self.files[file].flushed(count as usize);
-                0
+                if std::mem::take(&mut self.remotes[file].writes_lost) { -libc::EIO } else { 0 }
             }
             Action::Change { file, change, grows } => {
                 if grows && self.fault(self.faults.no_space) {
@@ -368,15 +389,12 @@ impl Io for Sim {
     type Store = SimStore;
 
     fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
-        let inner = self.host.inner.borrow();
-        let file = inner.names.get(path).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
-        Ok(SimStore {
-            sim: self.clone(),
-            file: *file,
-            writable: access == Access::ReadWrite,
-            is_device: inner.devices[*file],
-            align: if inner.files[*file].seen.len().is_multiple_of(SECTOR_LEN) { SECTOR_LEN } else { 1 },
-        })
+        self.open_file(path, access, false)
+    }
+
+    async fn open_remote(&self, name: &str, access: Access) -> io::Result<SimStore> {
+        self.tasks.sleep_until(Io::now_ns(self) + CONNECT_NS).await;
+        self.open_file(Path::new(name), access, true)
     }
 
     fn tasks(&self) -> &Tasks {
@@ -385,6 +403,21 @@ impl Io for Sim {
 
     fn now_ns(&self) -> u64 {
         self.host.inner.borrow().now_ns
+    }
+}
+
+impl Sim {
+    fn open_file(&self, path: &Path, access: Access, remote: bool) -> io::Result<SimStore> {
+        let inner = self.host.inner.borrow();
+        let file = inner.names.get(path).filter(|file| inner.remotes[**file].is_remote == remote);
+        let file = file.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
+        Ok(SimStore {
+            sim: self.clone(),
+            file: *file,
+            writable: access == Access::ReadWrite,
+            is_device: inner.devices[*file],
+            align: if inner.files[*file].seen.len().is_multiple_of(SECTOR_LEN) { SECTOR_LEN } else { 1 },
+        })
     }
 }
 
@@ -410,17 +443,25 @@ impl Driver for Sim {
             }
             return false;
         };
-        let flying = inner.flying.swap_remove(index);
+        let mut flying = inner.flying.swap_remove(index);
         inner.now_ns = inner.now_ns.max(flying.due_ns);
-        let result = match flying.broken {
-            Some(Broken::Full) if inner.grows(&flying.action) => -libc::ENOSPC,
-            Some(Broken::Failing) => {
-                if inner.random.chance(1, 2) {
-                    inner.happen(flying.action);
+        let result = match inner.connection_lost(flying.action.file()) {
+            None => match flying.broken {
+                Some(Broken::Full) if inner.grows(&flying.action) => -libc::ENOSPC,
+                Some(Broken::Failing) => {
+                    if inner.random.chance(1, 2) {
+                        inner.happen(flying.action);
+                    }
+                    -libc::EIO
                 }
-                -libc::EIO
+                _ => inner.happen(flying.action),
+            },
+            Some(Lost::GivenUp) => -libc::ENOTCONN,
+            Some(Lost::Again { after_ns }) => {
+                flying.due_ns += after_ns;
+                inner.flying.push(flying);
+                return false;
             }
-            _ => inner.happen(flying.action),
         };
         drop(inner);
         self.tasks.complete_op(flying.op, result);

@@ -12,6 +12,7 @@
 //! | process killed | what is done stays, what is under way happens or not | the kernel goes on |
 //! | operations under way | end in any order, some very late | queues, retries |
 //! | a file breaks | every operation on it fails, or is stuck | storage that dies |
+//! | connection to a remote file lost | what was under way is done again later, or fails; the server may have been restarted, which is a power cut for that file, and then the next flush fails | see `tapio_nbd::NbdStore` |
 //! | EIO, ENOSPC | by plan, also in the middle of a write | media, quotas |
 //!
 //! A sector (512 bytes) is never torn: that is what disks promise and what VHD relies on.
@@ -19,6 +20,7 @@
 mod file;
 mod host;
 mod random;
+mod remote;
 
 pub use file::{Durable, SimFile};
 pub use host::{Broken, Faults, Sim, SimHost, SimStore};

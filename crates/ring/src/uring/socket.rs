@@ -36,6 +36,22 @@ impl Uring {
         async move { result(op.await) }
     }
 
+    /// Receives into the memory that `message` describes, as much as there is; 0 is the end of the stream.
+    ///
+    /// # Safety
+    /// `message`, its iovec table and the memory that names stay valid, and nobody else uses that memory, until the
+    /// future is ready.
+    pub unsafe fn recvmsg(
+        &self,
+        fd: RawFd,
+        message: *mut libc::msghdr,
+    ) -> impl Future<Output = io::Result<usize>> + use<> {
+        let entry = opcode::RecvMsg::new(types::Fd(fd), message).build();
+        // SAFETY: the caller vouches for the memory.
+        let op = unsafe { self.start(|_| entry) };
+        async move { result(op.await) }
+    }
+
     /// Sends what `message` describes; may send less.
     ///
     /// # Safety

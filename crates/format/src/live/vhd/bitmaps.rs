@@ -46,6 +46,13 @@ impl Bitmaps {
         Some(entry)
     }
 
+    /// Forgets all of them.
+    pub(super) fn forget(&mut self) {
+        self.place.clear();
+        self.entries.clear();
+        self.hand = 0;
+    }
+
     /// Puts a bitmap in; one that is there already is newer and stays.
     pub(super) fn insert(&mut self, block: u32, bits: &[u8]) {
         if self.contains(block) {

@@ -228,10 +228,11 @@ impl<S: Storage> VhdLayer<S> {
             self.write_all(writes, "cannot write the bitmap of a new block").await?;
         }
         let mut page = PageBuf::zeroed(TABLE_PIECE as usize * SECTOR_LEN as usize);
+        let table_offset = self.header.borrow().table_offset;
         for &(first, count) in &batch.table {
             let len = count as usize * SECTOR_LEN as usize;
             self.table.encode(first * ENTRIES_PER_SECTOR, &mut page[..len]);
-            let at = self.header.table_offset + u64::from(first) * SECTOR_LEN;
+            let at = table_offset + u64::from(first) * SECTOR_LEN;
             let written = self.store.write(at, page.segments(len)).await;
             written
                 .map_err(|error| FormatError::io("cannot write the block table", error).with_offset(at))?;
@@ -347,7 +348,7 @@ impl<S: Storage> VhdLayer<S> {
         let mut header = *batmap;
         header.checksum = header.map_checksum(map, self.virtual_len());
         head.copy_from_slice(&header.encode());
-        let at = crate::vhd::batmap::header_offset(&self.header);
+        let at = crate::vhd::batmap::header_offset(&self.header.borrow());
         let failed = |error| FormatError::io("cannot write the batmap", error).with_offset(at);
         if batmap.offset == at + FOOTER_LEN as u64 {
             self.store.write(at, page.segments(len)).await.map_err(failed)

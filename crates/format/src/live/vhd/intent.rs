@@ -31,6 +31,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
 
+use crate::error::{FormatError, Result};
+
 const MAGIC: u64 = u64::from_le_bytes(*b"TapioInt");
 const VERSION: u32 = 1;
 const HEADER_LEN: usize = 128;
@@ -38,7 +40,7 @@ const RECORD_LEN: usize = 16;
 /// Records a half holds.
 pub(super) const CAPACITY: u32 = 4096;
 /// Bytes of a log.
-pub const INTENT_LEN: usize = HEADER_LEN + 2 * CAPACITY as usize * RECORD_LEN;
+pub(super) const INTENT_LEN: usize = HEADER_LEN + 2 * CAPACITY as usize * RECORD_LEN;
 
 /// Where disk processes keep their intent logs: on a memory file system, but not among the counters, which the next
 /// process clears away when their owner is dead. These are worth something only then.
@@ -80,7 +82,7 @@ pub fn count(bytes: &[u8], uuid: Uuid) -> usize {
 
 /// Memory for an intent log.
 #[derive(Debug)]
-pub struct IntentMemory {
+pub(super) struct IntentMemory {
     base: NonNull<u8>,
     keep: Keep,
 }
@@ -93,7 +95,7 @@ enum Keep {
 
 /// Memory of the simulator: outlives the simulated process, not the simulated host.
 #[derive(Debug)]
-pub struct HeapMemory(Vec<AtomicU64>);
+pub(super) struct HeapMemory(Vec<AtomicU64>);
 
 impl HeapMemory {
     /// Zeroed memory for one log.
@@ -102,15 +104,63 @@ impl HeapMemory {
     }
 }
 
+impl HeapMemory {
+    /// How many records the log holds for the image `uuid`.
+    fn owed(&self, uuid: Uuid) -> usize {
+        let bytes: Vec<u8> =
+            self.0.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
+        count(&bytes, uuid)
+    }
+}
+
 /// The logs of a simulated host, one for each image.
 #[derive(Debug, Default)]
 pub struct HeapLogs(Mutex<BTreeMap<Uuid, Arc<HeapMemory>>>);
 
 impl HeapLogs {
-    pub(super) fn of(&self, uuid: Uuid) -> Arc<HeapMemory> {
+    fn of(&self, uuid: Uuid) -> Arc<HeapMemory> {
         // A panic elsewhere leaves a whole map behind the lock.
         let mut logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(logs.entry(uuid).or_insert_with(HeapMemory::new))
+    }
+}
+
+/// Where the intent logs of images that are opened for writing live.
+#[derive(Clone, Debug, Default)]
+pub enum IntentPlace {
+    /// In memory of this process: a killed process loses writes that were answered but not flushed.
+    #[default]
+    Private,
+    /// In this directory, on a memory file system, under each image's uuid.
+    Directory(PathBuf),
+    /// In this memory: the simulator's.
+    Memory(Arc<HeapLogs>),
+}
+
+impl IntentPlace {
+    /// Memory for the log of the image `uuid`.
+    ///
+    /// # Errors
+    /// The directory or the file cannot be made.
+    pub(super) fn memory(&self, uuid: Uuid) -> Result<IntentMemory> {
+        match self {
+            Self::Private => Ok(IntentMemory::heap(&HeapMemory::new())),
+            Self::Memory(logs) => Ok(IntentMemory::heap(&logs.of(uuid))),
+            Self::Directory(directory) => {
+                let path = directory.join(file_name(uuid));
+                let made = std::fs::create_dir_all(directory).and_then(|()| IntentMemory::file(&path));
+                made.map_err(|error| FormatError::io("cannot make the intent log", error).with_path(&path))
+            }
+        }
+    }
+
+    /// How many writes the image `uuid` is owed by a process that died.
+    pub fn owed(&self, uuid: Uuid) -> usize {
+        match self {
+            Self::Private => 0,
+            Self::Memory(logs) => logs.of(uuid).owed(uuid),
+            Self::Directory(directory) => owed(&directory.join(file_name(uuid)), uuid),
+        }
     }
 }
 
@@ -328,9 +378,7 @@ mod tests {
         let (log, left) = IntentLog::adopt(IntentMemory::heap(&memory), uuid);
         assert!(left.is_empty());
         assert!(log.append(intent(1)) && log.append(intent(2)));
-        let bytes: Vec<u8> =
-            memory.0.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
-        assert_eq!((count(&bytes, uuid), count(&bytes, Uuid::nil()), count(&bytes[1..], uuid)), (2, 0, 0));
+        assert_eq!((memory.owed(uuid), memory.owed(Uuid::nil())), (2, 0));
         drop(log);
         let (log, left) = IntentLog::adopt(IntentMemory::heap(&memory), uuid);
         assert_eq!(left, [intent(1), intent(2)]);

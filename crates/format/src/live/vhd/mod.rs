@@ -24,6 +24,7 @@ mod bitmaps;
 mod commit;
 pub mod intent;
 mod open;
+mod relink;
 mod reserve;
 mod table;
 
@@ -44,8 +45,8 @@ use intent::{CAPACITY, Intent, IntentLog};
 use reserve::Reserve;
 use table::BlockTable;
 
-pub use intent::{HeapLogs, HeapMemory, INTENT_LEN, IntentMemory};
-pub use open::{IntentPlace, OpenOptions, Opened, SpaceMode, open};
+pub use intent::{HeapLogs, IntentPlace};
+pub use open::{OpenOptions, Opened, SpaceMode, open};
 
 /// An open dynamic or differencing VHD.
 #[derive(Debug)]
@@ -53,10 +54,12 @@ pub struct VhdLayer<S> {
     store: S,
     tasks: Tasks,
     footer: Footer,
-    header: Header,
+    header: RefCell<Header>,
     batmap: Option<BatmapHeader>,
     /// Its checksum did not fit when the image was opened.
     batmap_is_wrong: bool,
+    /// The one at the end was not usable when the image was opened.
+    footer_is_copy: bool,
     block_shift: u32,
     bitmap_len: u64,
     bit_order: BitOrder,
@@ -112,9 +115,15 @@ impl<S: Storage> VhdLayer<S> {
         self.footer.uuid
     }
 
+    /// Whether the footer at the end or the batmap was not as it should be when the image was opened: the power went
+    /// while it was written. Opening it for writing puts that right.
+    pub const fn is_disordered(&self) -> bool {
+        self.batmap_is_wrong || self.footer_is_copy
+    }
+
     /// The parent's identity; nil for a raw parent. `None` where there is no parent.
     pub fn parent_uuid(&self) -> Option<Uuid> {
-        self.has_parent.then_some(self.header.parent_uuid)
+        self.has_parent.then_some(self.header.borrow().parent_uuid)
     }
 
     const fn block_len(&self) -> u64 {
@@ -297,8 +306,9 @@ impl<S: Storage> VhdLayer<S> {
 impl<S> VhdLayer<S> {
     /// Where every block and every piece of metadata ends, in bytes; a new block may begin here.
     fn data_end(&self) -> u64 {
-        let span_len = layout::block_span_len(self.header.block_len);
-        let mut end = layout::metadata_end(&self.header, self.batmap.as_ref()).next_multiple_of(SECTOR_LEN);
+        let header = self.header.borrow();
+        let span_len = layout::block_span_len(header.block_len);
+        let mut end = layout::metadata_end(&header, self.batmap.as_ref()).next_multiple_of(SECTOR_LEN);
         self.table.for_each_allocated(|_, sector| end = end.max(u64::from(sector) * SECTOR_LEN + span_len));
         end
     }

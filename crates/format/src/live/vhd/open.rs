@@ -1,16 +1,14 @@
 //! Opening a VHD: reading its metadata, checking it, and putting right what a power cut or a killed process left.
 
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use tapio_ring::{Notify, PageBuf, Storage, Tasks};
 use tapio_types::{Access, SECTOR_LEN};
 
 use super::bitmaps::Bitmaps;
 use super::commit::Dirty;
-use super::intent::{self, HeapLogs, HeapMemory, Intent, IntentLog, IntentMemory};
+use super::intent::{Intent, IntentLog, IntentPlace};
 use super::reserve::Reserve;
 use super::table::BlockTable;
 use super::{VhdLayer, Writer};
@@ -33,18 +31,6 @@ pub enum SpaceMode {
     Promised,
     /// Never: a block takes only what is written to it.
     Sparse,
-}
-
-/// Where the intent log of an image that is opened for writing lives.
-#[derive(Clone, Debug, Default)]
-pub enum IntentPlace {
-    /// In memory of this process: a killed process loses writes that were answered but not flushed.
-    #[default]
-    Private,
-    /// In this directory, on a memory file system, under the image's uuid.
-    Directory(PathBuf),
-    /// In this memory: the simulator's.
-    Memory(Arc<HeapLogs>),
 }
 
 /// How to open an image.
@@ -94,11 +80,11 @@ pub async fn open<S: Storage>(store: S, tasks: &Tasks, options: &OpenOptions) ->
         let layer = Layer::Raw(RawLayer::fixed_vhd(store, footer.current_len));
         return Ok(Opened { layer, remarks });
     }
-    let vhd = read_metadata(store, tasks, footer, options, &mut remarks).await?;
+    let vhd = read_metadata(store, tasks, (footer, from_backup), options, &mut remarks).await?;
     if options.access == Access::ReadOnly {
         return Ok(Opened { layer: Layer::Vhd(Rc::new(vhd)), remarks });
     }
-    let layer = make_writable(vhd, options, from_backup, &mut remarks).await?;
+    let layer = make_writable(vhd, options, &mut remarks).await?;
     Ok(Opened { layer: Layer::Vhd(layer), remarks })
 }
 
@@ -154,7 +140,7 @@ async fn read_footer<S: Storage>(store: &S, remarks: &mut Vec<String>) -> Result
 async fn read_metadata<S: Storage>(
     store: S,
     tasks: &Tasks,
-    footer: Footer,
+    (footer, footer_is_copy): (Footer, bool),
     options: &OpenOptions,
     remarks: &mut Vec<String>,
 ) -> Result<VhdLayer<S>> {
@@ -179,9 +165,10 @@ async fn read_metadata<S: Storage>(
         writer: None,
         store,
         footer,
-        header,
+        header: RefCell::new(header),
         batmap,
         batmap_is_wrong,
+        footer_is_copy,
         table,
     };
     vhd.check_table(options.access)?;
@@ -271,10 +258,10 @@ fn batmap_summed(footer: &Footer) -> u64 {
 impl<S: Storage> VhdLayer<S> {
     /// Every block lies behind the metadata and inside the file; for a writer, no two share a byte.
     fn check_table(&self, access: Access) -> Result<()> {
-        let span_sectors = layout::block_span_len(self.header.block_len) / SECTOR_LEN;
+        let span_sectors = layout::block_span_len(self.header.borrow().block_len) / SECTOR_LEN;
         // Where parent locators are is no concern of a reader of data; some tools put them behind it.
         let batmap_end = self.batmap.as_ref().map_or(0, |batmap| batmap.offset + batmap.len());
-        let begin = batmap::header_offset(&self.header).max(batmap_end) / SECTOR_LEN;
+        let begin = batmap::header_offset(&self.header.borrow()).max(batmap_end) / SECTOR_LEN;
         let end = self.store.len() / SECTOR_LEN;
         let mut wrong = None;
         let mut places = Vec::new();
@@ -312,8 +299,8 @@ impl<S: Storage> VhdLayer<S> {
     /// Applies what a process that died left in the log; returns how much of it counted.
     fn apply(&self, left: &[Intent], dirty: &mut Dirty, whole_blocks: bool) -> usize {
         let sectors = (self.block_len() / SECTOR_LEN) as usize;
-        let span_len = layout::block_span_len(self.header.block_len);
-        let begin = layout::metadata_end(&self.header, self.batmap.as_ref());
+        let span_len = layout::block_span_len(self.header.borrow().block_len);
+        let begin = layout::metadata_end(&self.header.borrow(), self.batmap.as_ref());
         let mut taken = std::collections::HashMap::new();
         self.table.for_each_allocated(|block, sector| {
             taken.insert(sector, block);
@@ -372,7 +359,6 @@ impl<S: Storage> VhdLayer<S> {
 async fn make_writable<S: Storage>(
     mut vhd: VhdLayer<S>,
     options: &OpenOptions,
-    from_backup: bool,
     remarks: &mut Vec<String>,
 ) -> Result<Rc<VhdLayer<S>>> {
     let info = vhd.store.info();
@@ -382,15 +368,7 @@ async fn make_writable<S: Storage>(
         SpaceMode::Promised => true,
         SpaceMode::Sparse => false,
     };
-    let memory = match &options.intent {
-        IntentPlace::Private => IntentMemory::heap(&HeapMemory::new()),
-        IntentPlace::Memory(logs) => IntentMemory::heap(&logs.of(vhd.footer.uuid)),
-        IntentPlace::Directory(directory) => {
-            let path = directory.join(intent::file_name(vhd.footer.uuid));
-            let made = std::fs::create_dir_all(directory).and_then(|()| IntentMemory::file(&path));
-            made.map_err(|error| FormatError::io("cannot make the intent log", error).with_path(&path))?
-        }
-    };
+    let memory = options.intent.memory(vhd.footer.uuid)?;
     let (log, left) = IntentLog::adopt(memory, vhd.footer.uuid);
     let mut dirty = Dirty::new(vhd.table.len());
     let applied = vhd.apply(&left, &mut dirty, whole_blocks);
@@ -424,18 +402,18 @@ async fn make_writable<S: Storage>(
     // so that
     // space set aside from now on is fresh and zero.
     let end = vhd.data_end();
-    let neat = vhd.store.len() == end + FOOTER_LEN as u64 && !from_backup;
+    let neat = vhd.store.len() == end + FOOTER_LEN as u64 && !vhd.footer_is_copy;
     if info.resizable && !neat {
         remarks.push("the image was not closed: the end of the file is put in order".into());
         vhd.trim_tail(u64::MAX).await?;
     }
-    if !info.resizable && from_backup {
+    if !info.resizable && vhd.footer_is_copy {
         vhd.write_footer(vhd.store.len() - FOOTER_LEN as u64).await?;
         vhd.sync().await?;
     }
     if let Some(batmap) = vhd.batmap.as_ref().filter(|_| info.resizable) {
         // Written at closing, when there may be no space left. A storage that cannot promise this loses nothing by it.
-        let at = batmap::header_offset(&vhd.header);
+        let at = batmap::header_offset(&vhd.header.borrow());
         let _ = vhd.store.allocate(tapio_types::Span::new(at, batmap.offset + batmap.len() - at), true).await;
     }
     let vhd = Rc::new(vhd);

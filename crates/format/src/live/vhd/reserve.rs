@@ -36,7 +36,7 @@ pub(super) struct Reserve {
     space: bool,
     busy: Cell<bool>,
     /// A task waits for space: the service must make some now, or say why it cannot.
-    wanted: Cell<u32>,
+    wanted: Cell<bool>,
     failure: RefCell<Option<FormatError>>,
     failures: Cell<u64>,
     work: Notify,
@@ -51,12 +51,17 @@ impl Reserve {
             step: Cell::new(STEP_MIN),
             space,
             busy: Cell::new(false),
-            wanted: Cell::new(0),
+            wanted: Cell::new(false),
             failure: RefCell::new(None),
             failures: Cell::new(0),
             work: Notify::default(),
             done: Notify::default(),
         }
+    }
+
+    /// Where the first place that is ready begins, in bytes.
+    pub(super) fn first_place(&self) -> Option<u64> {
+        self.ready.borrow().iter().min().map(|&sector| u64::from(sector) * SECTOR_LEN)
     }
 
     /// A place for a block, if one is ready.
@@ -74,7 +79,7 @@ impl Reserve {
     }
 
     fn is_low(&self) -> bool {
-        self.wanted.get() > 0
+        self.wanted.get()
             || (self.step.get() > STEP_MIN && self.ready.borrow().len() < self.step.get() as usize / 4)
     }
 }
@@ -85,10 +90,9 @@ impl<S: Storage> VhdLayer<S> {
     pub(super) async fn wait_for_space(&self) -> Result<()> {
         let reserve = &self.writer()?.reserve;
         let before = reserve.failures.get();
-        reserve.wanted.set(reserve.wanted.get() + 1);
+        reserve.wanted.set(true);
         reserve.work.notify_all(&self.tasks);
         reserve.done.wait(&self.tasks).await;
-        reserve.wanted.set(reserve.wanted.get() - 1);
         if reserve.failures.get() != before && reserve.ready.borrow().is_empty() {
             let failure = reserve.failure.borrow().clone();
             return Err(failure.unwrap_or_else(|| {
@@ -115,6 +119,8 @@ impl<S: Storage> VhdLayer<S> {
                 continue;
             }
             reserve.busy.set(true);
+            // Who finds nothing afterwards asks again; who is slow to look must not make this go round and round.
+            reserve.wanted.set(false);
             let result = self.make_room(reserve).await;
             reserve.busy.set(false);
             let failed = result.is_err();
@@ -168,7 +174,7 @@ impl<S: Storage> VhdLayer<S> {
     }
 
     async fn make_run(&self, reserve: &Reserve, count: u32) -> Result<()> {
-        let block_len = self.header.block_len;
+        let block_len = self.header.borrow().block_len;
         let resizable = self.store.info().resizable;
         let begin = reserve.tail.get();
         // The footer that a file has at `begin` is left alone.

@@ -50,6 +50,20 @@ impl BlockTable {
         }
     }
 
+    /// The block is not here any more.
+    pub(super) fn clear(&self, block: u32) {
+        let before = std::mem::take(&mut self.inverted.borrow_mut()[block as usize]);
+        if before != 0 {
+            self.allocated.set(self.allocated.get() - 1);
+        }
+        self.clear_full(block);
+    }
+
+    /// Notes that not every sector of the block may be present.
+    pub(super) fn clear_full(&self, block: u32) {
+        self.full.borrow_mut()[block as usize / 64] &= !(1 << (block % 64));
+    }
+
     /// Whether every sector of the block is present.
     pub(super) fn is_full(&self, block: u32) -> bool {
         self.full.borrow()[block as usize / 64] & (1 << (block % 64)) != 0

@@ -6,7 +6,7 @@ use tapio_types::{Access, ChainSpec, ImageKind, Span};
 
 use super::image::{Image, OpenOptions};
 use super::parent::resolve_chain;
-use crate::error::{FormatError, Result, invalid};
+use crate::error::{FormatError, FormatErrorKind, Result, invalid};
 use crate::medium::{FileMedium, Medium};
 use crate::vhd::{SECTOR_LEN, bitmap};
 
@@ -46,7 +46,12 @@ impl Chain<FileMedium> {
     pub fn open_spec(spec: &ChainSpec) -> Result<Self> {
         let open = |layer: &tapio_types::LayerSpec| match layer.kind {
             ImageKind::Raw => Layer::raw(FileMedium::open(&layer.path, Access::ReadOnly)?, &layer.path),
-            _ => Ok(Layer::Vhd(Box::new(Image::open(&layer.path, OpenOptions::READ)?))),
+            ImageKind::Vhd => Ok(Layer::Vhd(Box::new(Image::open(&layer.path, OpenOptions::READ)?))),
+            ImageKind::Nbd => Err(FormatError::new(
+                FormatErrorKind::Unsupported,
+                "a remote export cannot be part of what is done offline",
+            )
+            .with_path(&layer.path)),
         };
         Ok(Self { layers: spec.layers.iter().map(open).collect::<Result<_>>()? })
     }

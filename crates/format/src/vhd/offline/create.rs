@@ -78,11 +78,22 @@ impl ParentFacts {
             let key_hash = image.batmap().map_or_else(KeyHash::default, |batmap| batmap.header.key_hash);
             (image.footer().uuid, image.virtual_len(), key_hash)
         };
+        Ok((Self { uuid, key_hash, ..Self::names(child, &parent)? }, len))
+    }
+
+    /// The part of it that the parent's place in the file system tells: its names and its time. The UUID is nil.
+    ///
+    /// # Errors
+    /// `Missing` without a parent; `InvalidArgument` for a path that is not UTF-8.
+    pub fn names(child: &Path, parent: &Path) -> Result<Self> {
+        let parent = canonical(parent)?;
+        let wrap = |error| FormatError::io("cannot examine the parent", error).with_path(&parent);
+        let facts = std::fs::metadata(&parent).map_err(wrap)?;
         let not_text = || invalid("the parent's path is not UTF-8 and cannot be recorded").with_path(&parent);
         let name = parent.file_name().and_then(|name| name.to_str()).ok_or_else(not_text)?.to_string();
         let relative_path = relative(child, &parent)?.to_str().ok_or_else(not_text)?.to_string();
         let timestamp = time::from_unix(facts.mtime());
-        Ok((Self { uuid, timestamp, name, relative_path, key_hash }, len))
+        Ok(Self { uuid: Uuid::nil(), timestamp, name, relative_path, key_hash: KeyHash::default() })
     }
 }
 

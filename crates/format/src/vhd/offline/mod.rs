@@ -5,7 +5,7 @@
 //! create    new images                  parent     who the parent is, whole chains
 //! chain     sectors through a chain     coalesce   a child into its parent
 //! check     the rules, as findings      scan       many images in a line each
-//! modify    single facts                reparent   another parent
+//! modify    single facts                reparent   another parent (relink: its steps)
 //! resize    a larger table, journalled  copy       whole contents
 //! ```
 //!
@@ -20,6 +20,7 @@ mod create;
 mod image;
 mod modify;
 mod parent;
+pub(crate) mod relink;
 mod reparent;
 mod resize;
 mod scan;

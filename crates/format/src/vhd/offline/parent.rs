@@ -7,9 +7,9 @@ use std::path::{Component, Path, PathBuf};
 
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
-use super::image::{Image, OpenOptions};
+use super::image::{Image, OpenOptions, read_footer};
 use crate::error::{FormatError, FormatErrorKind, Result, corrupt, invalid};
-use crate::medium::Medium;
+use crate::medium::{FileMedium, Medium};
 use crate::vhd::locator::decode_path;
 use crate::vhd::{CHAIN_DEPTH_MAX, DiskType, LocatorEntry};
 
@@ -190,7 +190,8 @@ pub(super) fn find_parent(child: &Path, recorded: &str) -> Result<PathBuf> {
     canonical(&below)
 }
 
-/// The parent of an image: the first of its locators that leads somewhere.
+/// The parent of an image: of its locators the first that leads to the image whose UUID it recorded, else the first
+/// that leads somewhere. They differ where a change of the parent was broken off.
 ///
 /// # Errors
 /// `Missing` where none does, naming the last path tried.
@@ -198,13 +199,17 @@ pub fn resolve_parent<M: Medium>(image: &Image<M>) -> Result<ParentLink> {
     if image.footer().disk_type != DiskType::Differencing {
         return Ok(ParentLink::None);
     }
-    let mut last = None;
+    let link = if image.has_raw_parent() { ParentLink::Raw } else { ParentLink::Vhd };
+    let (mut last, mut first) = (None, None);
     for recorded in readable_locators(image)?.flatten() {
         match find_parent(image.path(), &recorded) {
-            Ok(path) if image.has_raw_parent() => return Ok(ParentLink::Raw(path)),
-            Ok(path) => return Ok(ParentLink::Vhd(path)),
+            Ok(path) if is_meant(image, &path) => return Ok(link(path)),
+            Ok(path) => first = first.or(Some(path)),
             Err(error) => last = Some((recorded, error)),
         }
+    }
+    if let Some(path) = first {
+        return Ok(link(path));
     }
     Err(match last {
         Some((recorded, _)) => FormatError::new(
@@ -214,6 +219,19 @@ pub fn resolve_parent<M: Medium>(image: &Image<M>) -> Result<ParentLink> {
         None => corrupt("no parent locator can be read: name the parent with 'vhd-util modify -p'"),
     }
     .with_path(image.path()))
+}
+
+/// Whether the image at `path` is the one that `child` recorded as its parent: by its UUID, and a raw one, which has
+/// none, by its name.
+fn is_meant<M: Medium>(child: &Image<M>, path: &Path) -> bool {
+    if child.has_raw_parent() {
+        return path
+            .file_name()
+            .is_some_and(|name| child.parent_name().is_some_and(|known| name == known.as_str()));
+    }
+    let Ok(medium) = FileMedium::open(path, Access::ReadOnly) else { return false };
+    read_footer(&medium, false)
+        .is_ok_and(|(footer, ..)| child.header().is_some_and(|header| header.parent_uuid == footer.uuid))
 }
 
 /// The chain of the VHD at `path`, leaf first, base last.

@@ -1,5 +1,6 @@
 //! The NBD server on a disk of its own.
 
+mod chain;
 mod commands;
 mod cost;
 mod failures;

@@ -9,8 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::socket::{prepare, read_exact, write_all};
-use super::wire::{
+use crate::socket::{prepare, read_exact, write_all};
+use crate::wire::{
     BASE_ALLOCATION, MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, PAYLOAD_LEN_MAX, Reader, ReplyHeader,
     RequestHeader, Style, chunk, command, command_flag, error, handshake_flag, info, option, option_reply,
     parse_reply, put_request,
@@ -122,7 +122,7 @@ type Result<T> = std::result::Result<T, ClientError>;
 pub struct ExportInfo {
     /// Bytes.
     pub len: u64,
-    /// [`super::wire::transmission_flag`]s.
+    /// [`crate::wire::transmission_flag`]s.
     pub flags: u16,
     /// Smallest, preferred and largest block, in bytes, where the server states them.
     pub block_lens: Option<(u32, u32, u32)>,
@@ -132,7 +132,7 @@ pub struct ExportInfo {
     pub description: Option<String>,
 }
 
-/// An extent of `base:allocation`: length in bytes and [`super::wire::allocation`] flags.
+/// An extent of `base:allocation`: length in bytes and [`crate::wire::allocation`] flags.
 pub type Allocation = (u64, u64);
 
 /// The answer to one request.
@@ -356,6 +356,11 @@ impl Client {
     /// The negotiated style.
     pub const fn style(&self) -> Style {
         self.style
+    }
+
+    /// The number under which extents of `base:allocation` come, if they can be asked for.
+    pub const fn allocation_id(&self) -> Option<u32> {
+        self.allocation
     }
 
     /// Whether extents can be asked for.

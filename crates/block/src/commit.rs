@@ -1,0 +1,262 @@
+//! Commit of an inner image into its parent, under a guest: what it holds is written into the parent, the image above
+//! comes to stand on the parent, and the image leaves the chain.
+//!
+//! What an image holds hides its parent, so writing it there changes nothing that anyone sees, at no moment; a kill or
+//! a power cut leaves a chain that reads the same, and a second run writes the same bytes again. In order:
+//!
+//! ```text
+//! 1  the parent is opened for writing and made as large as the image
+//! 2  what the image holds is copied into it                    cancellable, at the job's rate
+//! 3  the parent is made durable and closed for writing
+//! 4  the image above is put under the parent, durably          `VhdLayer::relink`
+//! 5  requests go on without the image                          its file is the caller's to remove
+//! ```
+//!
+//! Other children of the parent would see it change: the caller knows that there are none.
+
+use std::path::Path;
+use std::pin::pin;
+use std::rc::Rc;
+
+use tapio_format::live::Layer;
+use tapio_format::vhd::offline::ParentFacts;
+use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_ring::{Io, PageBuf};
+use tapio_types::{Access, Span};
+
+use crate::chain::{Chain, Link};
+use crate::change::Change;
+use crate::core::Core;
+use crate::job::{Job, JobKind};
+use crate::meter::Meter;
+use crate::window::Window;
+
+/// Bytes copied by one request to the storage.
+const PIECE_LEN: u64 = 512 << 10;
+/// Such pieces under way at once.
+const PIECES: usize = 4;
+
+/// What a commit will cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forecast {
+    /// Bytes to copy, at most.
+    pub copy: u64,
+    /// Bytes by which the parent will grow, at most.
+    pub space: u64,
+}
+
+impl<I: Io> Core<I> {
+    /// What committing the image `path` into its parent would cost: from the tables alone, so an upper bound.
+    ///
+    /// # Errors
+    /// The image is not one with another below it in the open chain.
+    pub fn forecast(&self, path: &Path) -> Result<Forecast> {
+        let chain = self.running_chain()?;
+        let index = position(&chain, path)?;
+        let parent = &chain.links()[index + 1].layer;
+        let Layer::Vhd(image) = &chain.links()[index].layer else {
+            return Err(no_parent(path));
+        };
+        let (held, missing) = match parent {
+            Layer::Vhd(parent) => image.blocks_beside(Some(parent)),
+            Layer::Raw(_) => image.blocks_beside(None),
+        };
+        let block_len = image.block_cost();
+        Ok(Forecast { copy: u64::from(held) * block_len, space: u64::from(missing) * block_len })
+    }
+
+    /// Begins to commit the image `path`, which is neither the leaf nor the base, into its parent, at `rate` bytes a
+    /// second (0: no limit).
+    ///
+    /// # Errors
+    /// The image is not such a one; another change is at work; the disk is not running or read-only.
+    pub fn commit(self: &Rc<Self>, path: &Path, rate: u64) -> Result<Rc<Job>> {
+        let chain = self.running_chain()?;
+        if chain.access() == Access::ReadOnly {
+            return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk cannot be changed"));
+        }
+        let index = position(&chain, path)?;
+        if index == 0 {
+            let detail = "is the leaf; take a snapshot first, or commit the leaf itself";
+            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path));
+        }
+        if let Some(other) = self.unfinished.borrow().as_deref().filter(|other| *other != path) {
+            let detail =
+                format!("the commit of {} failed half way and must be finished first", other.display());
+            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path));
+        }
+        let forecast = self.forecast(path)?;
+        let change = self.begin_change("a commit")?;
+        let job = self.jobs().begin(JobKind::Commit, path.display().to_string(), rate);
+        job.set_total(forecast.copy);
+        let (core, work) = (Rc::clone(self), Rc::clone(&job));
+        self.io.tasks().spawn(async move {
+            let result = core.commit_inner(&chain, index, &work).await;
+            if let Err(error) = &result {
+                (core.options.report)(&format!(
+                    "commit of {}: {error}",
+                    chain.links()[index].spec.path.display()
+                ));
+            }
+            end(change, &work, result, &core);
+        });
+        Ok(job)
+    }
+
+    async fn commit_inner(self: &Rc<Self>, chain: &Chain<I::Store>, index: usize, job: &Job) -> Result<()> {
+        let below = self.copy_into_parent(chain, index, job).await?;
+        // From here on it is a matter of a few writes, and is brought to its end.
+        let links = chain.links();
+        let (above, parent_spec) = (&links[index - 1], &below.spec);
+        let mut facts = (self.options.parent_facts)(&above.spec.path, &parent_spec.path)?;
+        if let Layer::Vhd(image) = &links[index].layer {
+            facts.uuid = image.parent_uuid().unwrap_or_default();
+        }
+        let named = |error: FormatError| error.with_path(&above.spec.path);
+        let mut list = links[..index].to_vec();
+        *self.unfinished.borrow_mut() = Some(links[index].spec.path.clone());
+        match &above.layer {
+            Layer::Vhd(leaf) if index == 1 => leaf.relink(&facts).await.map_err(named)?,
+            _ => list[index - 1] = self.relink_inner(above, &facts).await.map_err(named)?,
+        }
+        self.unfinished.take();
+        list.push(below);
+        list.extend(links[index + 2..].iter().cloned());
+        self.replace_chain(Chain::new(list, chain.access(), self.io.tasks().clone()));
+        Ok(())
+    }
+
+    /// Steps 1 to 3; gives the parent, opened again for reading.
+    async fn copy_into_parent(
+        self: &Rc<Self>,
+        chain: &Chain<I::Store>,
+        index: usize,
+        job: &Job,
+    ) -> Result<Rc<Link<I::Store>>> {
+        let old = &chain.links()[index + 1];
+        let named = |error: FormatError| error.with_path(&old.spec.path);
+        let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite).await.map_err(named)?;
+        let tasks = self.io.tasks();
+        let mut links = vec![old.reopened(layer)];
+        links.extend(chain.links()[index + 2..].iter().cloned());
+        let target = Chain::new(links, Access::ReadWrite, tasks.clone());
+        let source = Chain::new(chain.links()[index..].to_vec(), Access::ReadOnly, tasks.clone());
+        let copied = async {
+            make_room(&source, &target).await.map_err(named)?;
+            copy_leaf(&source, &target, job, &self.io).await
+        }
+        .await;
+        // Closed also when it failed: what was copied does no harm.
+        let closed = target.close().await.map_err(named);
+        copied.and(closed)?;
+        drop(target);
+        let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadOnly).await.map_err(named)?;
+        Ok(old.reopened(layer))
+    }
+
+    /// Puts an image that is only read under another parent; gives it opened again.
+    async fn relink_inner(
+        &self,
+        above: &Rc<Link<I::Store>>,
+        facts: &ParentFacts,
+    ) -> Result<Rc<Link<I::Store>>> {
+        let (kind, path) = (above.spec.kind, &above.spec.path);
+        let writable = self.open_layer(kind, path, Access::ReadWrite).await?;
+        let relinked = match &writable {
+            Layer::Vhd(image) => image.relink(facts).await,
+            Layer::Raw(_) => Err(no_parent(path)),
+        };
+        let closed = writable.close().await;
+        relinked.and(closed)?;
+        drop(writable);
+        Ok(above.reopened(self.open_layer(kind, path, Access::ReadOnly).await?))
+    }
+}
+
+/// The change is over before its job says so: who waits for the job may begin the next one.
+fn end<I: Io>(change: Change<I>, job: &Job, result: Result<()>, core: &Core<I>) {
+    drop(change);
+    job.finish(result, core.io.tasks());
+}
+
+fn no_parent(path: &Path) -> FormatError {
+    FormatError::new(FormatErrorKind::InvalidArgument, "has no parent to commit into").with_path(path)
+}
+
+fn position<S: tapio_ring::Storage>(chain: &Chain<S>, path: &Path) -> Result<usize> {
+    let Some(index) = chain.links().iter().position(|link| link.spec.path == path) else {
+        let detail = "is not in the open chain; 'tapio disk stats' shows its images";
+        return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
+    };
+    if index + 1 == chain.links().len() {
+        return Err(no_parent(path));
+    }
+    Ok(index)
+}
+
+/// Makes the parent as large as the image.
+async fn make_room<S: tapio_ring::Storage>(source: &Chain<S>, target: &Chain<S>) -> Result<()> {
+    if target.len() >= source.len() {
+        return Ok(());
+    }
+    let detail = format!(
+        "has {} bytes and the image above it {}: make it as large first, with 'vhd-util resize' while nothing uses it",
+        target.len(),
+        source.len()
+    );
+    Err(FormatError::new(FormatErrorKind::InvalidArgument, detail))
+}
+
+/// Copies what the leaf of `source` holds to the same places of `target`.
+pub(crate) async fn copy_leaf<I: Io>(
+    source: &Chain<I::Store>,
+    target: &Chain<I::Store>,
+    job: &Job,
+    io: &I,
+) -> Result<()> {
+    let mut window = pin!(Window::<_, _, PIECES>::new());
+    let mut at = 0;
+    let mut found = Ok(());
+    while at < source.len() {
+        let left = Span::new(at, source.len() - at);
+        let (len, held) = match window.as_mut().beside(source.held_by_leaf(left)).await {
+            Ok(extent) => extent,
+            Err(error) => {
+                found = Err(error);
+                break;
+            }
+        };
+        let len = if held { len.min(PIECE_LEN) } else { len };
+        if held {
+            if let Err(error) = window.as_mut().beside(job.pace(len, io.tasks())).await {
+                found = Err(error);
+                break;
+            }
+            window.as_mut().push(copy_piece(source, target, Span::new(at, len), job)).await;
+        } else if job.is_cancelled() {
+            // A large hole may take a while, too.
+            found = job.pace(0, io.tasks()).await;
+            break;
+        }
+        at += len;
+    }
+    window.finish().await.and(found)
+}
+
+async fn copy_piece<S: tapio_ring::Storage>(
+    source: &Chain<S>,
+    target: &Chain<S>,
+    span: Span,
+    job: &Job,
+) -> Result<()> {
+    let meter = Meter::default();
+    let page = PageBuf::zeroed(span.len as usize);
+    let data = page.segments(span.len as usize);
+    source.read(span, data, &meter).await?;
+    let empty = page[..span.len as usize].iter().all(|&byte| byte == 0);
+    if !(empty && target.reads_zero(span).await?) {
+        target.write(span, data, &meter).await?;
+    }
+    job.advance(span.len);
+    Ok(())
+}

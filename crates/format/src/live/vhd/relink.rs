@@ -1,0 +1,98 @@
+//! Changes of an image's place in its chain, while it is open.
+
+use tapio_ring::{PageBuf, Storage};
+use tapio_types::SECTOR_LEN;
+
+use super::VhdLayer;
+use crate::error::{FormatError, Result, invalid};
+use crate::vhd::FOOTER_LEN;
+use crate::vhd::offline::ParentFacts;
+use crate::vhd::offline::relink::{Room, Step, plan};
+
+impl<S: Storage> VhdLayer<S> {
+    /// Gives the image another parent, one through which it reads the same. Durable when it returns; before, it is
+    /// under one of the two at every moment.
+    ///
+    /// # Errors
+    /// `ReadOnly` unless it is open for writing; `InvalidArgument` for an image without a parent or one that would be
+    /// its own; `OutOfSpace` without room for a longer path; the storage's.
+    pub async fn relink(&self, parent: &ParentFacts) -> Result<()> {
+        let writer = self.writer()?;
+        if !self.has_parent || parent.uuid == self.footer.uuid {
+            return Err(invalid("the image has no parent, or would become its own"));
+        }
+        let mut first_block = writer.reserve.first_place();
+        self.table.for_each_allocated(|_, sector| {
+            let at = u64::from(sector) * SECTOR_LEN;
+            first_block = Some(first_block.map_or(at, |first| first.min(at)));
+        });
+        // Behind the metadata new blocks are given their places at any moment.
+        let room = Room { batmap: self.batmap.as_ref(), first_block, behind: None };
+        let relink = plan(&self.header.borrow(), self.footer.data_offset, &room, parent)?;
+        for step in &relink.steps {
+            match step {
+                Step::Write(at, bytes) => {
+                    let mut page = PageBuf::zeroed(bytes.len().next_multiple_of(FOOTER_LEN));
+                    page[..bytes.len()].copy_from_slice(bytes);
+                    let written = self.store.write(*at, page.segments(page.len())).await;
+                    written.map_err(|error| {
+                        FormatError::io("cannot record the new parent", error).with_offset(*at)
+                    })?;
+                }
+                Step::Flush => {
+                    let flushed = self.store.flush().await;
+                    flushed.map_err(|error| FormatError::io("cannot make the new parent durable", error))?;
+                }
+                Step::Switch => {}
+            }
+        }
+        *self.header.borrow_mut() = relink.header;
+        Ok(())
+    }
+
+    /// Lets go of everything the image holds: from now on it reads as its parent alone, or as zero. Nothing may be
+    /// under way. Durable when it returns; a power cut before leaves some blocks there and others not, so whatever is
+    /// below must read the same.
+    ///
+    /// # Errors
+    /// `ReadOnly` unless it is open for writing; the storage's.
+    pub async fn empty(&self) -> Result<()> {
+        let writer = self.writer()?;
+        // What the log holds would put blocks back.
+        self.sync().await?;
+        let mut blocks = Vec::new();
+        self.table.for_each_allocated(|block, _| blocks.push(block));
+        // First of all nothing may be said to be whole that is not there.
+        blocks.iter().for_each(|&block| self.table.clear_full(block));
+        self.write_batmap().await?;
+        self.sync().await?;
+        {
+            let mut dirty = writer.dirty.borrow_mut();
+            for block in blocks {
+                self.table.clear(block);
+                dirty.mark_table(block);
+            }
+        }
+        self.bitmaps.borrow_mut().forget();
+        self.sync().await
+    }
+
+    /// The blocks that are allocated here: how many, and how many of them are not in `other`.
+    pub fn blocks_beside(&self, other: Option<&Self>) -> (u32, u32) {
+        let mut missing = 0;
+        self.table.for_each_allocated(|block, _| {
+            let known = other.is_some_and(|other| {
+                other.block_shift == self.block_shift
+                    && block < other.table.len()
+                    && other.table.sector(block).is_some()
+            });
+            missing += u32::from(!known);
+        });
+        (self.table.allocated(), missing)
+    }
+
+    /// Bytes that one more block takes in the file, its bitmap included.
+    pub fn block_cost(&self) -> u64 {
+        self.block_len() + self.bitmap_len
+    }
+}

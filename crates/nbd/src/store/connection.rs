@@ -1,0 +1,353 @@
+//! One connection after the other: dialling, serving, and what becomes of requests when it is lost.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::{Rc, Weak};
+
+use tapio_ring::Notify;
+use tapio_types::Access;
+
+use super::Inner;
+use super::dial::{Dialled, dial};
+use super::slots::{Outcome, State};
+use super::{receiver, sender};
+use crate::target::Unflushed;
+use crate::wire::{RequestHeader, Style, command, put_request, transmission_flag};
+
+/// The first wait before another attempt, and the longest; each is twice the one before.
+const BACKOFF_MIN_NS: u64 = 20_000_000;
+const BACKOFF_MAX_NS: u64 = 2_000_000_000;
+/// A connection that lasted this long was a good one: the next attempt waits for nothing.
+const GOOD_NS: u64 = 1_000_000_000;
+/// Connections that may be lost under a request before the request is what is wrong.
+const LOSSES_MAX: u8 = 16;
+/// Times a server may be silent on a request.
+const SILENCES_MAX: u8 = 2;
+
+/// A connection in the transmission phase.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// Tells it from those before and after it.
+    pub(super) number: u64,
+    pub(super) style: Style,
+    fd: OwnedFd,
+    broken: Cell<bool>,
+    why: RefCell<String>,
+    pub(super) sender_gone: Cell<bool>,
+    pub(super) changed: Notify,
+}
+
+impl Connection {
+    pub(super) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.get()
+    }
+
+    /// Says goodbye, if the socket has room for that, so that the server need not take it for a loss.
+    fn say_goodbye(&self) {
+        let header = RequestHeader { flags: 0, command: command::DISC, cookie: 0, offset: 0, len: 0 };
+        let mut bytes = Vec::new();
+        put_request(self.style, &header, &mut bytes);
+        // SAFETY: the bytes are valid for their length. A server that does not hear it sees the end of the stream.
+        unsafe {
+            libc::send(
+                self.fd(),
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            );
+        }
+    }
+}
+
+/// Keeps one connection for as long as the storage is open. `next` is there already.
+pub(super) async fn run(inner: Rc<Inner>, mut next: Option<Rc<Connection>>) {
+    let mut wait_ns = 0;
+    while !inner.closing.get() {
+        if wait_ns > 0 {
+            let until = inner.tasks().turn_ns() + wait_ns;
+            inner.stopped.wait_until(inner.tasks(), until).await;
+            if inner.closing.get() {
+                return;
+            }
+        }
+        let entered = match next.take() {
+            Some(connection) => Ok(connection),
+            None => dial(&inner.uring, &inner.target).await.and_then(|dialled| inner.enter(dialled)),
+        };
+        let longer = (wait_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
+        match entered {
+            Ok(connection) => {
+                let since = inner.tasks().turn_ns();
+                serve(&inner, connection).await;
+                wait_ns = if inner.tasks().turn_ns() - since >= GOOD_NS { 0 } else { longer };
+            }
+            Err(error) => {
+                inner.note_failure(&error.to_string());
+                wait_ns = longer;
+            }
+        }
+    }
+}
+
+async fn serve(inner: &Rc<Inner>, connection: Rc<Connection>) {
+    inner.tasks().spawn(sender::run(Rc::clone(inner), Rc::clone(&connection)));
+    let why = receiver::run(inner, &connection).await;
+    inner.break_off(&connection, &why);
+    // The kernel may still read what is being sent.
+    while !connection.sender_gone.get() {
+        connection.changed.wait(inner.tasks()).await;
+    }
+    inner.lost(&connection);
+}
+
+impl Inner {
+    /// Takes a connection into use, if it leads to the export that was opened.
+    pub(super) fn enter(&self, dialled: Dialled) -> io::Result<Rc<Connection>> {
+        if self.closing.get() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let (old, new) = (self.facts.get(), Facts::of(&dialled, self.access)?);
+        if new.len < old.len {
+            let why = format!("the export has shrunk from {} to {} bytes", old.len, new.len);
+            return Err(io::Error::other(why));
+        }
+        let missing =
+            old.flags & !new.flags & (transmission_flag::SEND_FLUSH | transmission_flag::SEND_WRITE_ZEROES);
+        if missing != 0 || new.payload_max < old.payload_max || new.align > old.align {
+            return Err(io::Error::other("the export can do less than when it was opened"));
+        }
+        self.facts.set(Facts { len: new.len, ..old });
+        if let Some(written) = self.suspect.take()
+            && written > self.flushed.get()
+            && self.target.unflushed == Unflushed::Fail
+        {
+            self.writes_lost.set(true);
+            (self.report)(&format!(
+                "{}: the server may have been restarted with writes that were answered and not flushed; the next \
+                 flush fails",
+                self.target
+            ));
+        }
+        let number = self.next_number.get();
+        self.next_number.set(number + 1);
+        let connection = Rc::new(Connection {
+            number,
+            style: dialled.style,
+            fd: dialled.fd,
+            broken: Cell::new(false),
+            why: RefCell::default(),
+            sender_gone: Cell::new(false),
+            changed: Notify::default(),
+        });
+        self.status.borrow_mut().useless = dialled.allocation.is_none();
+        self.connections.borrow_mut().push(Rc::clone(&connection));
+        if let Some(since) = self.down_since.take() {
+            let seconds = (self.tasks().turn_ns() - since) as f64 / 1e9;
+            (self.report)(&format!("{}: connected again after {seconds:.1} s", self.target));
+        }
+        self.refusing.set(false);
+        self.work.notify_all(self.tasks());
+        Ok(connection)
+    }
+
+    /// Ends a connection: both of its tasks notice.
+    pub(super) fn break_off(&self, connection: &Connection, why: &str) {
+        if connection.broken.replace(true) {
+            return;
+        }
+        why.clone_into(&mut connection.why.borrow_mut());
+        // SAFETY: the descriptor is open; an error means that the peer is gone already.
+        unsafe { libc::shutdown(connection.fd(), libc::SHUT_RDWR) };
+        self.work.notify_all(self.tasks());
+    }
+
+    /// Lets the connections go, and with them the tasks.
+    pub(super) fn close(&self) {
+        self.closing.set(true);
+        for connection in self.connections.borrow().iter() {
+            connection.say_goodbye();
+            self.break_off(connection, "closed");
+        }
+        self.stopped.notify_all(self.tasks());
+        self.busy.notify_all(self.tasks());
+    }
+
+    /// What a connection that is no more had under way goes to the next, or fails.
+    fn lost(self: &Rc<Self>, connection: &Rc<Connection>) {
+        self.connections.borrow_mut().retain(|other| !Rc::ptr_eq(other, connection));
+        let mut ended = Vec::new();
+        {
+            let mut slots = self.slots.borrow_mut();
+            let mut queue = self.queue.borrow_mut();
+            for (index, slot) in slots.iter_mut() {
+                if slot.state != State::Flying(connection.number) {
+                    continue;
+                }
+                slot.sending = false;
+                slot.losses += 1;
+                if slot.answered {
+                    ended.push(index);
+                } else if slot.silences >= SILENCES_MAX {
+                    slot.outcome = Outcome::Silent;
+                    ended.push(index);
+                } else if slot.losses > LOSSES_MAX {
+                    slot.outcome = Outcome::Unreachable;
+                    ended.push(index);
+                } else {
+                    // Reads and writes alike: nobody has heard of an end, so doing it again changes nothing.
+                    (slot.state, slot.got, slot.outcome) = (State::Queued, 0, Outcome::Done);
+                    queue.push_back(index);
+                }
+            }
+        }
+        for index in ended {
+            self.finish(index);
+        }
+        if self.closing.get() {
+            return;
+        }
+        if self.written.get() > self.flushed.get() && self.has(transmission_flag::SEND_FLUSH) {
+            self.suspect.set(Some(self.written.get()));
+        }
+        let why = connection.why.borrow().clone();
+        (self.report)(&format!("{}: connection lost: {why}", self.target));
+        self.note_failure(&why);
+        if self.connections.borrow().is_empty() {
+            self.down();
+        } else {
+            self.work.notify_all(self.tasks());
+        }
+    }
+
+    /// No connection is left.
+    fn down(self: &Rc<Self>) {
+        let now = self.tasks().turn_ns();
+        self.down_since.set(Some(now));
+        let patience = self.target.reconnect.as_nanos() as u64;
+        if patience == 0 {
+            return self.refuse();
+        }
+        let me: Weak<Self> = Rc::downgrade(self);
+        let tasks = self.tasks().clone();
+        self.tasks().spawn(async move {
+            tasks.sleep_until(now + patience).await;
+            if let Some(inner) = me.upgrade()
+                && inner.down_since.get() == Some(now)
+            {
+                inner.refuse();
+            }
+        });
+    }
+
+    /// Requests have waited long enough: they fail, and so do new ones until there is a connection again.
+    fn refuse(&self) {
+        self.refusing.set(true);
+        (self.report)(&format!("{}: requests fail: {}", self.target, self.last_failure.borrow()));
+        loop {
+            let Some(index) = self.queue.borrow_mut().pop_front() else { break };
+            self.slots.borrow_mut().at(index).outcome = Outcome::Unreachable;
+            self.finish(index);
+        }
+        self.freed.notify_all(self.tasks());
+    }
+
+    fn note_failure(&self, why: &str) {
+        why.clone_into(&mut self.last_failure.borrow_mut());
+    }
+
+    /// Cuts connections on which a request has waited too long for its answer. Sleeps as long as nothing is under way.
+    pub(super) async fn watch(self: Rc<Self>, patience_ns: u64) {
+        while !self.closing.get() {
+            let oldest = {
+                let mut slots = self.slots.borrow_mut();
+                let flying = slots.iter_mut().filter_map(|(_, slot)| match slot.state {
+                    State::Flying(_) => Some(slot.sent_ns),
+                    _ => None,
+                });
+                flying.min()
+            };
+            let tasks = self.tasks();
+            let Some(oldest) = oldest else {
+                self.busy.wait(tasks).await;
+                // It is queued, perhaps not sent yet: the first look comes when the first answer could be late.
+                self.stopped.wait_until(tasks, tasks.turn_ns() + patience_ns).await;
+                continue;
+            };
+            if tasks.turn_ns() < oldest + patience_ns {
+                self.stopped.wait_until(tasks, oldest + patience_ns).await;
+                continue;
+            }
+            self.cut_silent(patience_ns);
+            tasks.yield_now().await;
+        }
+    }
+
+    fn cut_silent(&self, patience_ns: u64) {
+        let now = self.tasks().turn_ns();
+        let mut silent = Vec::new();
+        for (_, slot) in self.slots.borrow_mut().iter_mut() {
+            if let State::Flying(number) = slot.state
+                && now >= slot.sent_ns + patience_ns
+            {
+                // Counted once: the connection is about to end, and with it this flight.
+                slot.silences += 1;
+                slot.sent_ns = now;
+                silent.push(number);
+            }
+        }
+        let connections = self.connections.borrow().clone();
+        for connection in connections.iter().filter(|connection| silent.contains(&connection.number)) {
+            self.break_off(connection, &format!("no answer within {} s", patience_ns / 1_000_000_000));
+        }
+    }
+}
+
+/// What is known of the export.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// Bytes.
+    pub(super) len: u64,
+    /// [`transmission_flag`]s.
+    pub(super) flags: u16,
+    /// Bytes that one request may carry.
+    pub(super) payload_max: u64,
+    /// Bytes to which requests must be aligned: 1 or 512.
+    pub(super) align: u32,
+}
+
+impl Facts {
+    pub(super) fn of(dialled: &Dialled, access: Access) -> io::Result<Self> {
+        let export = &dialled.export;
+        if access == Access::ReadWrite && export.flags & transmission_flag::READ_ONLY != 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::ReadOnlyFilesystem,
+                "the server offers the export read-only: open it read-only too",
+            ));
+        }
+        if i64::try_from(export.len).is_err() {
+            return Err(io::Error::other(format!("an export of {} bytes is too large", export.len)));
+        }
+        let (min, max) = match export.block_lens {
+            Some((min, _, max)) => (min, max),
+            None => (1, crate::wire::PAYLOAD_LEN_MAX),
+        };
+        if !min.is_power_of_two() || min > 512 {
+            let why = format!(
+                "the export takes only blocks of {min} bytes, a disk has sectors of 512: put a server with smaller \
+                 blocks before it (nbdkit --filter=blocksize)"
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let payload_max = max.min(crate::wire::PAYLOAD_LEN_MAX) / 4096 * 4096;
+        if payload_max == 0 {
+            return Err(io::Error::other(format!("the server's largest request has {max} bytes")));
+        }
+        let align = if min > 1 { 512 } else { 1 };
+        Ok(Self { len: export.len, flags: export.flags, payload_max: u64::from(payload_max), align })
+    }
+}

@@ -1,0 +1,114 @@
+//! Connecting, on a thread of its own: resolving a name and talking through a handshake may take seconds, and the data
+//! thread has other things to do meanwhile. It hears of the end through an event counter on its ring.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::ToSocketAddrs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tapio_ring::uring::Uring;
+
+use crate::client::{Address, ClientError, ExportInfo, Haggle, Wishes};
+use crate::target::{Endpoint, Target};
+use crate::wire::{Style, option_reply};
+
+/// How long connecting and the handshake may take.
+const DIAL_TIME: Duration = Duration::from_secs(10);
+/// Stack of the thread: name resolution takes the most of it.
+const STACK_LEN: usize = 256 << 10;
+
+/// A connection past its handshake.
+#[derive(Debug)]
+pub struct Dialled {
+    /// The socket.
+    pub fd: OwnedFd,
+    /// What the server said of the export.
+    pub export: ExportInfo,
+    /// Of requests and replies.
+    pub style: Style,
+    /// The context `base:allocation`, if block status can be asked for.
+    pub allocation: Option<u32>,
+}
+
+type Answer = Arc<Mutex<Option<io::Result<Dialled>>>>;
+
+/// Connects to `target` without holding up the data thread.
+///
+/// # Errors
+/// The server cannot be reached, does not keep to the protocol, or refuses.
+pub async fn dial(uring: &Uring, target: &Target) -> io::Result<Dialled> {
+    // SAFETY: eventfd takes no pointers.
+    let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if event < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and belongs to nobody else.
+    let event = Arc::new(unsafe { File::from_raw_fd(event) });
+    let answer = Answer::default();
+    let (target, theirs, bell) = (target.clone(), Arc::clone(&answer), Arc::clone(&event));
+    std::thread::Builder::new().name("tapio-nbd-dial".into()).stack_size(STACK_LEN).spawn(move || {
+        let result = connect(&target);
+        *theirs.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        // Cannot fail: the counter is far from full.
+        let _ = (&*bell).write(&1u64.to_ne_bytes());
+    })?;
+    let mut value = Box::new(0);
+    loop {
+        match uring.read_event(event.as_raw_fd(), &mut value).await {
+            Ok(_) => break,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let answer = answer.lock().unwrap_or_else(PoisonError::into_inner).take();
+    answer.unwrap_or_else(|| Err(io::ErrorKind::Interrupted.into()))
+}
+
+fn connect(target: &Target) -> io::Result<Dialled> {
+    let deadline = Instant::now() + DIAL_TIME;
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name stands for no address");
+    for address in addresses(&target.endpoint)? {
+        match talk(&address, target, deadline) {
+            Ok(dialled) => return Ok(dialled),
+            // Another address of the same host may be reachable.
+            Err(ClientError::Io(error)) => last = error,
+            Err(error) => return Err(into_io(error, target)),
+        }
+    }
+    Err(last)
+}
+
+fn addresses(endpoint: &Endpoint) -> io::Result<Vec<Address>> {
+    Ok(match endpoint {
+        Endpoint::Unix(path) => vec![Address::Unix(path.clone())],
+        Endpoint::Tcp { host, port } => {
+            let found = (host.as_str(), *port).to_socket_addrs();
+            let found = found.map_err(|error| {
+                io::Error::new(error.kind(), format!("the host name '{host}' cannot be resolved: {error}"))
+            })?;
+            found.map(Address::Tcp).collect()
+        }
+    })
+}
+
+fn talk(address: &Address, target: &Target, deadline: Instant) -> Result<Dialled, ClientError> {
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let wishes = Wishes::all(target.export.as_str());
+    let client = Haggle::begin(address, left)?.go(&wishes, left)?;
+    let (style, allocation, export) = (client.style(), client.allocation_id(), client.export().clone());
+    Ok(Dialled { fd: client.into_fd(), export, style, allocation })
+}
+
+fn into_io(error: ClientError, target: &Target) -> io::Error {
+    let kind = match &error {
+        ClientError::Option { reply: option_reply::ERR_UNKNOWN, .. } => {
+            let why = format!("the server has no export '{}'", target.export.escape_debug());
+            return io::Error::new(io::ErrorKind::NotFound, why);
+        }
+        ClientError::Option { reply: option_reply::ERR_TLS_REQD, .. } => io::ErrorKind::PermissionDenied,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error.to_string())
+}

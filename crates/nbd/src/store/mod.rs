@@ -1,0 +1,459 @@
+//! A remote export as a storage.
+//!
+//! Requests are pipelined over one connection, or several where the server says that they see one coherent disk. When a
+//! connection is lost, what had no answer is asked again on another or on the next one; while there is none, requests
+//! wait as long as the target says. A silent server is treated as a lost one if the target has a time limit.
+//!
+//! # What a lost connection means for data
+//!
+//! Asking again is safe: a request without an answer has promised nothing, and doing it twice is doing it once. What is
+//! not safe is a write that *was* answered, and not flushed: a server that was restarted may have lost it, and the
+//! protocol has no way to tell a restart from a broken cable. So after a reconnection with such writes the next flush
+//! fails with EIO, once, like `fsync` on a file whose pages could not be written; the guest then knows that something
+//! is gone. `unflushed=keep` leaves that out, for servers that are known to keep what they answered.
+//!
+//! One hazard remains, and is the protocol's: a server that was *silent*, not dead, may still execute what it has of a
+//! connection that was given up, after newer writes through another one. It can happen only with a time limit
+//! (`timeout=`), or when the network between breaks while the server goes on and is slow; so there is no time limit
+//! unless one is asked for.
+
+mod connection;
+mod dial;
+mod receiver;
+mod sender;
+mod slots;
+mod status;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use tapio_ring::uring::Uring;
+use tapio_ring::{Io, Notify, PageBuf, Segments, Storage, StorageInfo, Tasks, Zeroing};
+use tapio_types::{Access, Span};
+
+use connection::{Connection, Facts};
+use slots::{Ask, Outcome, SLOTS, Slots, State};
+use status::Status;
+
+use crate::target::Target;
+use crate::wire::{command, command_flag, transmission_flag};
+
+/// A range that is zeroed by one request: a server that writes zeroes by hand shall still answer in time.
+const ZERO_LEN_MAX: u64 = 128 << 20;
+/// Zeroes written by hand go in pieces of this size.
+const ZERO_PIECE: usize = 256 << 10;
+/// A question about extents covers at least this much, so that the next ones need not be asked.
+const STATUS_LEN: u64 = 1 << 30;
+
+/// What the tasks of a storage have in common.
+pub(crate) struct Inner {
+    uring: Uring,
+    target: Target,
+    access: Access,
+    report: fn(&str),
+    facts: Cell<Facts>,
+    slots: RefCell<Slots>,
+    /// Requests that wait to be sent.
+    queue: RefCell<VecDeque<u32>>,
+    /// Connections in use.
+    connections: RefCell<Vec<Rc<Connection>>>,
+    next_number: Cell<u64>,
+    /// Something is in the queue, or a connection changed: senders look.
+    work: Notify,
+    /// A place for a request is free.
+    freed: Notify,
+    /// A request was queued: the watch looks.
+    busy: Notify,
+    /// The storage is being closed.
+    stopped: Notify,
+    closing: Cell<bool>,
+    /// Since when there has been no connection.
+    down_since: Cell<Option<u64>>,
+    /// For too long: requests fail.
+    refusing: Cell<bool>,
+    last_failure: RefCell<String>,
+    /// Writes answered so far, and how many of them a flush has covered.
+    written: Cell<u64>,
+    flushed: Cell<u64>,
+    /// Writes answered when a connection was lost, if not all of them were flushed.
+    suspect: Cell<Option<u64>>,
+    /// Such writes may be gone, and no flush has said so yet.
+    writes_lost: Cell<bool>,
+    /// Writes under way, and how many there have been.
+    writing: Cell<u64>,
+    changes: Cell<u64>,
+    status: RefCell<Status>,
+}
+
+impl Inner {
+    fn tasks(&self) -> &Tasks {
+        self.uring.tasks()
+    }
+
+    fn has(&self, flag: u16) -> bool {
+        self.facts.get().flags & flag != 0
+    }
+
+    /// A sender waits for something to send; false when its connection is of no use any more.
+    async fn wait_work(&self, connection: &Connection) -> bool {
+        while !connection.is_broken() {
+            if !self.queue.borrow().is_empty() {
+                return true;
+            }
+            self.work.wait(self.tasks()).await;
+        }
+        false
+    }
+
+    /// A request has come to its end: whoever asked hears of it.
+    fn finish(&self, index: u32) {
+        let task = {
+            let mut slots = self.slots.borrow_mut();
+            let slot = slots.at(index);
+            slot.state = State::Done;
+            slot.task
+        };
+        self.tasks().wake(task);
+    }
+
+    fn error(&self, outcome: Outcome) -> io::Error {
+        match outcome {
+            Outcome::Refused(errno) => io::Error::from_raw_os_error(errno),
+            Outcome::Silent => io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("{}: the server does not answer", self.target),
+            ),
+            Outcome::Done | Outcome::Unreachable => {
+                let why = format!("{} is unreachable: {}", self.target, self.last_failure.borrow());
+                io::Error::new(io::ErrorKind::NotConnected, why)
+            }
+        }
+    }
+}
+
+/// Waits for the end of a request.
+struct Answer<'a> {
+    inner: &'a Inner,
+    index: u32,
+}
+
+impl Future for Answer<'_> {
+    type Output = Outcome;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Outcome> {
+        let mut slots = self.inner.slots.borrow_mut();
+        let slot = slots.at(self.index);
+        if slot.state != State::Done {
+            slot.task = self.inner.tasks().current();
+            return Poll::Pending;
+        }
+        let outcome = slot.outcome;
+        slots.free(self.index);
+        drop(slots);
+        self.inner.freed.notify_all(self.inner.tasks());
+        Poll::Ready(outcome)
+    }
+}
+
+/// An export of an NBD server, used through the ring of one thread. Dropping it says goodbye.
+pub struct NbdStore {
+    inner: Rc<Inner>,
+}
+
+impl std::fmt::Debug for NbdStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NbdStore").field("target", &self.inner.target).finish_non_exhaustive()
+    }
+}
+
+impl Drop for NbdStore {
+    fn drop(&mut self) {
+        self.inner.close();
+    }
+}
+
+impl NbdStore {
+    /// Connects to `target`, by one attempt, and keeps connected from then on. `report` hears of connections lost and
+    /// found.
+    ///
+    /// # Errors
+    /// The server cannot be reached or refuses; the export is read-only but shall be written, or has larger blocks than
+    /// a disk.
+    pub async fn open(uring: &Uring, target: Target, access: Access, report: fn(&str)) -> io::Result<Self> {
+        let first = dial::dial(uring, &target).await?;
+        let facts = Facts::of(&first, access)?;
+        let many = facts.flags & transmission_flag::CAN_MULTI_CONN != 0;
+        let count = if many { target.connections } else { 1 };
+        let patience = target.timeout.map(|timeout| timeout.as_nanos() as u64);
+        let inner = Rc::new(Inner {
+            uring: uring.clone(),
+            target,
+            access,
+            report,
+            facts: Cell::new(facts),
+            slots: RefCell::new(Slots::new()),
+            queue: RefCell::new(VecDeque::with_capacity(SLOTS)),
+            connections: RefCell::default(),
+            next_number: Cell::new(0),
+            work: Notify::default(),
+            freed: Notify::default(),
+            busy: Notify::default(),
+            stopped: Notify::default(),
+            closing: Cell::new(false),
+            down_since: Cell::new(None),
+            refusing: Cell::new(false),
+            last_failure: RefCell::default(),
+            written: Cell::new(0),
+            flushed: Cell::new(0),
+            suspect: Cell::new(None),
+            writes_lost: Cell::new(false),
+            writing: Cell::new(0),
+            changes: Cell::new(0),
+            status: RefCell::default(),
+        });
+        let mut next = Some(inner.enter(first)?);
+        for _ in 0..count {
+            uring.tasks().spawn(connection::run(Rc::clone(&inner), next.take()));
+        }
+        if let Some(patience) = patience {
+            uring.tasks().spawn(Rc::clone(&inner).watch(patience));
+        }
+        Ok(Self { inner })
+    }
+
+    /// What it is connected to.
+    pub fn target(&self) -> &Target {
+        &self.inner.target
+    }
+
+    /// Connections in use now.
+    pub fn connections(&self) -> usize {
+        self.inner.connections.borrow().len()
+    }
+
+    /// One request to its end.
+    async fn call(&self, ask: Ask) -> io::Result<()> {
+        let inner = &*self.inner;
+        let index = loop {
+            if inner.refusing.get() {
+                return Err(inner.error(Outcome::Unreachable));
+            }
+            let taken = inner.slots.borrow_mut().take(ask, inner.tasks().current());
+            match taken {
+                Some(index) => break index,
+                None => inner.freed.wait(inner.tasks()).await,
+            }
+        };
+        inner.queue.borrow_mut().push_back(index);
+        inner.work.notify_all(inner.tasks());
+        inner.busy.notify_all(inner.tasks());
+        match (Answer { inner, index }).await {
+            Outcome::Done => Ok(()),
+            outcome => Err(inner.error(outcome)),
+        }
+    }
+
+    /// One request that changes something.
+    async fn change(&self, ask: Ask) -> io::Result<()> {
+        let inner = &*self.inner;
+        inner.status.borrow_mut().forget();
+        inner.changes.set(inner.changes.get() + 1);
+        inner.writing.set(inner.writing.get() + 1);
+        let result = self.call(ask).await;
+        inner.writing.set(inner.writing.get() - 1);
+        // Also when it failed: some of it may have happened.
+        inner.written.set(inner.written.get() + 1);
+        result
+    }
+
+    async fn transfer(&self, command: u16, at: u64, data: Segments) -> io::Result<()> {
+        let ask = Ask { command, flags: 0, offset: at, len: data.len(), data };
+        if command == command::WRITE { self.change(ask).await } else { self.call(ask).await }
+    }
+
+    /// More than one request may carry.
+    async fn transfer_in_parts(&self, command: u16, at: u64, data: Segments) -> io::Result<()> {
+        let max = self.inner.facts.get().payload_max;
+        let mut done = 0;
+        while done < data.len() {
+            let piece = data.slice(done, (data.len() - done).min(max));
+            self.transfer(command, at + done, piece).await?;
+            done += piece.len();
+        }
+        Ok(())
+    }
+
+    fn check(&self, at: u64, len: u64) -> io::Result<()> {
+        if Span::new(at, len).fits(self.len()) {
+            return Ok(());
+        }
+        let why = format!("{len} bytes at {at} are not inside an export of {} bytes", self.len());
+        Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        match self.inner.access {
+            Access::ReadWrite => Ok(()),
+            Access::ReadOnly => Err(io::Error::from_raw_os_error(libc::EROFS)),
+        }
+    }
+
+    async fn zero_in_parts(&self, span: Span, flags: u16) -> io::Result<()> {
+        let mut left = span;
+        while !left.is_empty() {
+            let piece = left.prefix(ZERO_LEN_MAX);
+            let (offset, len) = (piece.start, piece.len);
+            let command = command::WRITE_ZEROES;
+            self.change(Ask { command, flags, offset, len, data: Segments::EMPTY }).await?;
+            left = left.skip(len);
+        }
+        Ok(())
+    }
+
+    async fn zero_by_hand(&self, span: Span) -> io::Result<()> {
+        let piece_len = ZERO_PIECE.min(self.inner.facts.get().payload_max as usize);
+        let zeroes = PageBuf::zeroed(piece_len.min(span.len as usize));
+        let mut left = span;
+        while !left.is_empty() {
+            let len = left.len.min(zeroes.len() as u64);
+            self.transfer(command::WRITE, left.start, zeroes.segments(len as usize)).await?;
+            left = left.skip(len);
+        }
+        Ok(())
+    }
+
+    /// Asks where there is data, if that is not known.
+    async fn ask_status(&self, span: Span) -> (u64, bool) {
+        let inner = &*self.inner;
+        loop {
+            {
+                let status = inner.status.borrow();
+                if status.useless || span.is_empty() {
+                    return (span.len, true);
+                }
+                if !status.busy {
+                    if let Some(run) = status.run(span) {
+                        return run;
+                    }
+                    break;
+                }
+            }
+            inner.freed.wait(inner.tasks()).await;
+        }
+        let len = span.len.max(STATUS_LEN).min(self.len().saturating_sub(span.start));
+        let (changes, quiet) = (inner.changes.get(), inner.writing.get() == 0);
+        inner.status.borrow_mut().begin(span.start);
+        let command = command::BLOCK_STATUS;
+        let ask = Ask { command, flags: 0, offset: span.start, len, data: Segments::EMPTY };
+        let asked = self.call(ask).await;
+        let mut status = inner.status.borrow_mut();
+        status.busy = false;
+        let refused = asked.as_ref().is_err_and(|error| error.raw_os_error().is_some());
+        status.useless |= refused;
+        let run = if asked.is_ok() { status.run(span) } else { None };
+        if asked.is_err() || !quiet || changes != inner.changes.get() {
+            status.forget();
+        }
+        drop(status);
+        inner.freed.notify_all(inner.tasks());
+        run.unwrap_or((span.len, true))
+    }
+}
+
+impl Storage for NbdStore {
+    fn info(&self) -> StorageInfo {
+        StorageInfo {
+            align: self.inner.facts.get().align,
+            resizable: false,
+            fresh_reads_zero: false,
+            promises_space: false,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.facts.get().len
+    }
+
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        let status = self.inner.status.borrow();
+        if status.busy { (span.len, true) } else { status.run(span).unwrap_or((span.len, true)) }
+    }
+
+    async fn known_run(&self, span: Span) -> (u64, bool) {
+        self.ask_status(span).await
+    }
+
+    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.check(at, into.len())?;
+        if into.is_empty() {
+            return Ok(());
+        }
+        if into.len() > self.inner.facts.get().payload_max {
+            return Box::pin(self.transfer_in_parts(command::READ, at, into)).await;
+        }
+        self.transfer(command::READ, at, into).await
+    }
+
+    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.check_writable()?;
+        if !Span::new(at, from.len()).fits(self.len()) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        if from.is_empty() {
+            return Ok(());
+        }
+        if from.len() > self.inner.facts.get().payload_max {
+            return Box::pin(self.transfer_in_parts(command::WRITE, at, from)).await;
+        }
+        self.transfer(command::WRITE, at, from).await
+    }
+
+    async fn flush(&self) -> io::Result<()> {
+        let inner = &*self.inner;
+        // A server without FLUSH says that answered is durable; a storage that was never written has nothing to lose.
+        if inner.access == Access::ReadWrite && inner.has(transmission_flag::SEND_FLUSH) {
+            let covered = inner.written.get();
+            let (command, data) = (command::FLUSH, Segments::EMPTY);
+            self.call(Ask { command, flags: 0, offset: 0, len: 0, data }).await?;
+            inner.flushed.set(inner.flushed.get().max(covered));
+            if inner.writes_lost.take() {
+                let why = format!(
+                    "{}: the server may have lost writes that it had answered, when the connection was lost",
+                    inner.target
+                );
+                return Err(io::Error::other(why));
+            }
+        }
+        Ok(())
+    }
+
+    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        self.check_writable()?;
+        self.check(span.start, span.len)?;
+        if !self.inner.has(transmission_flag::SEND_WRITE_ZEROES) {
+            return Box::pin(self.zero_by_hand(span)).await;
+        }
+        let flags = match how {
+            Zeroing::Unmap => 0,
+            Zeroing::Keep => command_flag::NO_HOLE,
+        };
+        Box::pin(self.zero_in_parts(span, flags)).await
+    }
+
+    async fn allocate(&self, span: Span, _space: bool) -> io::Result<()> {
+        let fits = span.fits(self.len());
+        if fits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) }
+    }
+
+    async fn set_len(&self, len: u64) -> io::Result<()> {
+        if len == self.len() {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::Unsupported, "an NBD export cannot be resized by its client"))
+    }
+}

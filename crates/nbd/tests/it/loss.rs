@@ -1,0 +1,241 @@
+//! Servers that die, stall and come back while requests are under way.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use tapio_ring::Storage;
+
+use crate::rig::{Dice, Place, Server, all, has, on_ring, open, pattern, pause, read, write};
+
+const LEN: u64 = 8 << 20;
+
+fn image(place: &Place) -> String {
+    let path = place.path("disk");
+    File::create(&path).unwrap().set_len(LEN).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_server_that_is_killed_and_restarted_again_and_again_costs_time_and_nothing_else() {
+    if !has("nbdkit") {
+        return;
+    }
+    let place = Place::new();
+    let path = image(&place);
+    let target = place.target("", "connections=2&reconnect=20&unflushed=keep");
+    let server = Server::nbdkit(&place, &["file", &path]);
+    let done = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&done);
+    std::thread::scope(|scope| {
+        let restarts = scope.spawn(|| {
+            let mut server = server;
+            let mut count = 0;
+            while !done.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(60));
+                server.kill();
+                std::thread::sleep(Duration::from_millis(20));
+                server = Server::nbdkit(&place, &["file", &path]);
+                count += 1;
+            }
+            count
+        });
+        let rounds = on_ring(move |uring| async move {
+            let store = Rc::new(open(&uring, &target).await.unwrap());
+            let rounds = Rc::new(Cell::new(0));
+            let until = Instant::now() + Duration::from_millis(1500);
+            let parts = (0..16u64).map(|part| {
+                let (store, rounds) = (Rc::clone(&store), Rc::clone(&rounds));
+                async move {
+                    let mut dice = Dice(part);
+                    let part_len = LEN / 16;
+                    let mut model = vec![0; part_len as usize];
+                    while Instant::now() < until {
+                        let at = dice.below(part_len / 512 - 256) * 512;
+                        let len = (dice.below(255) + 1) * 512;
+                        let range = at as usize..(at + len) as usize;
+                        if dice.below(2) == 0 {
+                            let bytes = pattern(dice.0, len as usize);
+                            write(&store, part * part_len + at, &bytes).await.unwrap();
+                            model[range].copy_from_slice(&bytes);
+                        } else {
+                            let found = read(&store, part * part_len + at, len as usize).await.unwrap();
+                            assert!(found == model[range], "part {part} at {at}");
+                        }
+                        rounds.set(rounds.get() + 1);
+                    }
+                    let found = read(&store, part * part_len, part_len as usize).await.unwrap();
+                    assert!(found == model, "part {part} at the end");
+                }
+            });
+            all(&uring, parts.collect()).await;
+            store.flush().await.unwrap();
+            rounds.get()
+        });
+        ended.store(true, Ordering::Relaxed);
+        let restarts = restarts.join().unwrap();
+        assert!(restarts >= 3 && rounds >= 100, "{restarts} restarts, {rounds} rounds");
+    });
+}
+
+#[test]
+fn writes_that_were_answered_and_not_flushed_make_the_next_flush_fail_once() {
+    if !has("nbdkit") {
+        return;
+    }
+    for (unflushed, flushed_before, fails) in
+        [("fail", false, true), ("fail", true, false), ("keep", false, false)]
+    {
+        let place = Place::new();
+        let path = image(&place);
+        let target = place.target("", &format!("unflushed={unflushed}"));
+        let server = Server::nbdkit(&place, &["file", &path]);
+        let (to_killer, kill) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let place = &place;
+            let path = &path;
+            scope.spawn(move || {
+                kill.recv().unwrap();
+                server.kill();
+                let server = Server::nbdkit(place, &["file", path]);
+                kill.recv().unwrap();
+                server.kill();
+            });
+            on_ring(move |uring| async move {
+                let store = open(&uring, &target).await.unwrap();
+                write(&store, 0, &[7; 4096]).await.unwrap();
+                if flushed_before {
+                    store.flush().await.unwrap();
+                }
+                to_killer.send(()).unwrap();
+                while store.connections() > 0 {
+                    pause(&uring, 1).await;
+                }
+                // Waits for the new server.
+                assert_eq!(read(&store, 0, 4096).await.unwrap(), [7; 4096]);
+                let flush = store.flush().await;
+                assert_eq!(flush.is_err(), fails, "{unflushed} {flushed_before}: {flush:?}");
+                store.flush().await.unwrap();
+                to_killer.send(()).unwrap();
+            });
+        });
+    }
+}
+
+#[test]
+fn without_patience_requests_fail_at_once_and_work_again_when_the_server_is_back() {
+    if !has("nbdkit") {
+        return;
+    }
+    let place = Place::new();
+    let path = image(&place);
+    let target = place.target("", "reconnect=0");
+    let server = Server::nbdkit(&place, &["file", &path]);
+    std::thread::scope(|scope| {
+        let (to_killer, kill) = mpsc::channel();
+        let (place, path) = (&place, &path);
+        scope.spawn(move || {
+            kill.recv().unwrap();
+            server.kill();
+            kill.recv().unwrap();
+            let _server = Server::nbdkit(place, &["file", path]);
+            kill.recv().unwrap();
+        });
+        on_ring(move |uring| async move {
+            let store = open(&uring, &target).await.unwrap();
+            to_killer.send(()).unwrap();
+            while store.connections() > 0 {
+                pause(&uring, 1).await;
+            }
+            let begin = Instant::now();
+            let error = read(&store, 0, 512).await.unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::NotConnected, "{error}");
+            assert!(begin.elapsed() < Duration::from_millis(500));
+            to_killer.send(()).unwrap();
+            let begin = Instant::now();
+            while read(&store, 0, 512).await.is_err() {
+                assert!(begin.elapsed() < Duration::from_secs(10), "it never comes back");
+                pause(&uring, 10).await;
+            }
+            to_killer.send(()).unwrap();
+        });
+    });
+}
+
+#[test]
+fn requests_wait_as_long_as_configured_and_then_fail() {
+    if !has("nbdkit") {
+        return;
+    }
+    let place = Place::new();
+    let target = place.target("", "reconnect=1");
+    let server = Server::nbdkit(&place, &["memory", "8M"]);
+    on_ring(move |uring| async move {
+        let store = open(&uring, &target).await.unwrap();
+        server.kill();
+        let begin = Instant::now();
+        let error = write(&store, 0, &[1; 512]).await.unwrap_err();
+        let waited = begin.elapsed();
+        assert!(error.to_string().contains("unreachable"), "{error}");
+        assert!((900..3000).contains(&waited.as_millis()), "waited {waited:?}");
+        let begin = Instant::now();
+        assert!(write(&store, 0, &[1; 512]).await.is_err());
+        assert!(begin.elapsed() < Duration::from_millis(500), "new ones need not wait again");
+    });
+}
+
+#[test]
+fn a_silent_server_is_given_up_after_the_time_limit() {
+    if !has("nbdkit") {
+        return;
+    }
+    let place = Place::new();
+    let target = place.target("", "timeout=1&reconnect=5");
+    let server = Server::nbdkit(&place, &["memory", "8M"]);
+    on_ring(move |uring| async move {
+        let store = open(&uring, &target).await.unwrap();
+        write(&store, 0, &[1; 512]).await.unwrap();
+        server.signal(libc::SIGSTOP);
+        let begin = Instant::now();
+        let error = read(&store, 0, 512).await.unwrap_err();
+        let waited = begin.elapsed();
+        assert!(
+            waited >= Duration::from_millis(950) && waited < Duration::from_secs(18),
+            "{waited:?}: {error}"
+        );
+        server.signal(libc::SIGCONT);
+        let begin = Instant::now();
+        while read(&store, 0, 512).await.is_err() {
+            assert!(begin.elapsed() < Duration::from_secs(15), "it never comes back");
+            pause(&uring, 20).await;
+        }
+        assert_eq!(read(&store, 0, 512).await.unwrap(), [1; 512]);
+    });
+}
+
+#[test]
+fn a_slow_server_is_not_a_silent_one() {
+    if !has("nbdkit") {
+        return;
+    }
+    let place = Place::new();
+    let target = place.target("", "timeout=2&reconnect=0");
+    let _server = Server::nbdkit(&place, &["--filter=delay", "memory", "8M", "rdelay=600ms", "wdelay=600ms"]);
+    on_ring(move |uring| async move {
+        let store = Rc::new(open(&uring, &target).await.unwrap());
+        let begin = Instant::now();
+        let jobs = (0..8).map(|index| {
+            let store = Rc::clone(&store);
+            async move {
+                write(&store, index * 4096, &[index as u8; 4096]).await.unwrap();
+                assert_eq!(read(&store, index * 4096, 4096).await.unwrap(), [index as u8; 4096]);
+            }
+        });
+        all(&uring, jobs.collect()).await;
+        assert!(begin.elapsed() >= Duration::from_millis(1200));
+        assert_eq!(store.connections(), 1);
+    });
+}
