@@ -1,5 +1,8 @@
 //! The walk down a chain: from a guest's span to the storages that hold it.
 
+mod clear;
+mod encrypted;
+
 use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
@@ -12,6 +15,7 @@ use tapio_types::{Access, ChainSpec, LayerSpec, SECTOR_LEN, Span};
 use crate::meter::Meter;
 use crate::port::Extent;
 use crate::window::Window;
+use encrypted::{Buffers, decrypt};
 
 /// Pieces of one request under way at once.
 const PIECES_MAX: usize = 4;
@@ -80,6 +84,8 @@ pub struct Chain<S: Storage> {
     links: Vec<Rc<Link<S>>>,
     access: Access,
     len: Cell<u64>,
+    /// Memory to encrypt in.
+    buffers: Buffers,
     tasks: Tasks,
 }
 
@@ -94,7 +100,7 @@ impl<S: Storage> Chain<S> {
     /// A chain of `links`, leaf first.
     pub fn new(links: Vec<Rc<Link<S>>>, access: Access, tasks: Tasks) -> Self {
         let len = Cell::new(links[0].layer.virtual_len() / SECTOR_LEN * SECTOR_LEN);
-        Self { links, access, len, tasks }
+        Self { links, access, len, buffers: Buffers::default(), tasks }
     }
 
     /// Bytes of the disk.
@@ -133,8 +139,13 @@ impl<S: Storage> Chain<S> {
 
     /// Where the beginning of `span` is. From memory, but for bitmaps that have to be read first.
     async fn resolve(&self, span: Span) -> Result<(u64, Target)> {
+        self.resolve_from(0, span).await
+    }
+
+    /// [`Chain::resolve`], beginning with the layer `first`.
+    async fn resolve_from(&self, first: usize, span: Span) -> Result<(u64, Target)> {
         let mut len = span.len;
-        for (index, link) in self.links.iter().enumerate() {
+        for (index, link) in self.links.iter().enumerate().skip(first) {
             let layer = &link.layer;
             // A layer may be shorter than the ones above it: behind its end there is nothing.
             let Some(inside) = layer.virtual_len().checked_sub(span.start).filter(|inside| *inside > 0)
@@ -160,7 +171,7 @@ impl<S: Storage> Chain<S> {
         Ok((len, Target::Zero))
     }
 
-    async fn read_piece(&self, target: Target, into: Segments, meter: &Meter) -> Result<()> {
+    async fn read_piece(&self, target: Target, at: u64, into: Segments, meter: &Meter) -> Result<()> {
         let Target::Data { layer, offset } = target else {
             into.fill_zero();
             return Ok(());
@@ -173,6 +184,9 @@ impl<S: Storage> Chain<S> {
             Ok(()) => counters.sectors_read += into.len() / SECTOR_LEN,
             Err(_) => counters.reads_failed += 1,
         });
+        if let (Ok(()), Some(cipher)) = (&result, link.layer.cipher()) {
+            decrypt(cipher, at, into);
+        }
         result.map_err(|error| link.failed("cannot read", offset, error))
     }
 
@@ -181,18 +195,20 @@ impl<S: Storage> Chain<S> {
     /// # Errors
     /// The storage's; damage found on the way.
     pub async fn read(&self, span: Span, into: Segments, meter: &Meter) -> Result<()> {
+        let _visit = self.leaf().enter();
         let (len, target) = self.resolve(span).await?;
         if len == span.len {
-            return self.read_piece(target, into, meter).await;
+            return self.read_piece(target, span.start, into, meter).await;
         }
         let mut window = pin!(Window::<_, _, PIECES_MAX>::new());
-        window.as_mut().push(self.read_piece(target, into.slice(0, len), meter)).await;
+        window.as_mut().push(self.read_piece(target, span.start, into.slice(0, len), meter)).await;
         let mut done = len;
         let mut found = Ok(());
         while done < span.len {
             match self.resolve(span.skip(done)).await {
                 Ok((len, target)) => {
-                    window.as_mut().push(self.read_piece(target, into.slice(done, len), meter)).await;
+                    let piece = self.read_piece(target, span.start + done, into.slice(done, len), meter);
+                    window.as_mut().push(piece).await;
                     done += len;
                 }
                 Err(error) => {
@@ -210,15 +226,19 @@ impl<S: Storage> Chain<S> {
         };
         let leaf = self.leaf();
         meter.issued(self.tasks.turn_ns());
-        let result = match what {
-            Piece::Data(from) => leaf.store().write(offset, from).await,
-            Piece::Zero(how) => leaf.store().zero(Span::new(offset, span.len), how).await,
+        let result = match (leaf.cipher(), what) {
+            (None, Piece::Data(from)) => leaf.store().write(offset, from).await,
+            (None, Piece::Zero(how)) => leaf.store().zero(Span::new(offset, span.len), how).await,
+            (Some(cipher), what) => {
+                let place = (span, offset);
+                Box::pin(self.buffers.write(leaf, cipher, &self.tasks, place, what)).await
+            }
         };
         meter.returned(self.tasks.turn_ns());
         match result {
             Ok(()) => {
                 self.links[0].count(|counters| counters.sectors_written += span.len / SECTOR_LEN);
-                if leaf.written(span) { leaf.settle().await } else { Ok(()) }
+                if leaf.written(span, offset) { leaf.settle().await } else { Ok(()) }
             }
             Err(error) => {
                 self.links[0].count(|counters| counters.writes_failed += 1);
@@ -240,6 +260,7 @@ impl<S: Storage> Chain<S> {
     /// # Errors
     /// The storage's; no space. Parts of the span may have been written.
     pub async fn write(&self, span: Span, from: Segments, meter: &Meter) -> Result<()> {
+        let _visit = self.leaf().enter();
         let extent = self.prepare(span).await?;
         if extent.len == span.len {
             return self.write_piece(extent, span, Piece::Data(from), meter).await;
@@ -267,41 +288,13 @@ impl<S: Storage> Chain<S> {
         window.finish().await.and(found)
     }
 
-    /// Makes `span` read as zero.
+    /// Makes the disk longer by making its leaf so.
     ///
     /// # Errors
-    /// As [`Chain::write`].
-    pub async fn write_zeroes(&self, span: Span, how: Zeroing, meter: &Meter) -> Result<()> {
-        let mut left = span;
-        while !left.is_empty() {
-            let (len, target) = self.resolve(left).await?;
-            let mut piece = left.prefix(len);
-            if let Target::Data { .. } = target {
-                let extent = self.prepare(piece).await?;
-                piece = piece.prefix(extent.len);
-                self.write_piece(extent, piece, Piece::Zero(how), meter).await?;
-            }
-            left = left.skip(piece.len);
-        }
-        Ok(())
-    }
-
-    /// Lets go of what the leaf keeps for `span`; what it does not keep stays as it is.
-    ///
-    /// # Errors
-    /// As [`Chain::write`].
-    pub async fn discard(&self, span: Span, meter: &Meter) -> Result<()> {
-        let mut left = span;
-        while !left.is_empty() {
-            let (len, target) = self.resolve(left).await?;
-            let mut piece = left.prefix(len);
-            if let Target::Data { layer: 0, .. } = target {
-                let extent = self.prepare(piece).await?;
-                piece = piece.prefix(extent.len);
-                self.write_piece(extent, piece, Piece::Zero(Zeroing::Unmap), meter).await?;
-            }
-            left = left.skip(piece.len);
-        }
+    /// As [`Layer::grow`].
+    pub async fn grow(&self, len: u64) -> Result<()> {
+        self.leaf().grow(len).await?;
+        self.len.set(self.leaf().virtual_len() / SECTOR_LEN * SECTOR_LEN);
         Ok(())
     }
 
@@ -413,6 +406,8 @@ impl<S: Storage> Chain<S> {
             let (mut len, target) = self.resolve(left).await?;
             let empty = match target {
                 Target::Zero => true,
+                // A hole in an encrypted layer is not zero.
+                Target::Data { layer, .. } if self.links[layer].layer.cipher().is_some() => false,
                 Target::Data { layer, offset } => {
                     let store = self.links[layer].layer.store();
                     let (known, has_data) = store.known_run(Span::new(offset, len)).await;

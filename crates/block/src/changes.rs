@@ -53,12 +53,17 @@ impl<S: Storage> ChangeLog<S> {
         store.read(0, page.segments(first)).await.map_err(io)?;
         let header = LogHeader::decode(&page)?;
         page.fill(0);
-        if header.size != disk_len {
+        // One that is longer was made ready for a disk that did not grow after all.
+        if header.size < disk_len {
             let detail = format!(
                 "the log of changed blocks is for a disk of {} bytes, this one has {disk_len}: see cbt-util set -s",
                 header.size
             );
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
+        }
+        let len = usize::try_from(log_len(header.size)).map_err(|_| too_short(store.len(), header.size))?;
+        if store.len() < len as u64 {
+            return Err(too_short(store.len(), header.size));
         }
         let bytes = PageBuf::zeroed(len.next_multiple_of(PAGE_LEN));
         store.read(0, bytes.segments(padded(len, &store))).await.map_err(io)?;
@@ -149,11 +154,12 @@ impl<S: Storage> ChangeLog<S> {
         let pages = bytes.len() / PAGE_LEN;
         *self.bytes.borrow_mut() = bytes;
         self.len.set(len);
-        // A device may hold anything where nobody wrote.
-        let mut changed = self.changed.borrow_mut();
-        changed.resize(pages, true);
-        changed[old / PAGE_LEN] = true;
-        drop(changed);
+        {
+            // A device may hold anything where nobody wrote.
+            let mut changed = self.changed.borrow_mut();
+            changed.resize(pages, true);
+            changed[old / PAGE_LEN] = true;
+        }
         self.header.set(LogHeader { size: disk_len, ..self.header.get() });
         self.say(0).await
     }

@@ -14,7 +14,7 @@
 //!
 //! Other children of the parent would see it change: the caller knows that there are none.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -37,12 +37,16 @@ const PIECE_LEN: u64 = 512 << 10;
 const PIECES: usize = 4;
 
 /// What a commit will cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
     /// Bytes to copy, at most.
     pub copy: u64,
     /// Bytes by which the parent will grow, at most.
     pub space: u64,
+    /// The parent.
+    pub parent: PathBuf,
+    /// Bytes it has room for where that is known here: on a device.
+    pub room: Option<u64>,
 }
 
 impl<I: Io> Core<I> {
@@ -53,7 +57,8 @@ impl<I: Io> Core<I> {
     pub fn forecast(&self, path: &Path) -> Result<Forecast> {
         let chain = self.running_chain()?;
         let index = position(&chain, path)?;
-        let parent = &chain.links()[index + 1].layer;
+        let below = &chain.links()[index + 1];
+        let parent = &below.layer;
         let Layer::Vhd(image) = &chain.links()[index].layer else {
             return Err(no_parent(path));
         };
@@ -62,7 +67,12 @@ impl<I: Io> Core<I> {
             Layer::Raw(_) => image.blocks_beside(None),
         };
         let block_len = image.block_cost();
-        Ok(Forecast { copy: u64::from(held) * block_len, space: u64::from(missing) * block_len })
+        Ok(Forecast {
+            copy: u64::from(held) * block_len,
+            space: u64::from(missing) * block_len,
+            parent: below.spec.path.clone(),
+            room: parent.room(),
+        })
     }
 
     /// Begins to commit the image `path`, which is neither the leaf nor the base, into its parent, at `rate` bytes a
@@ -136,16 +146,19 @@ impl<I: Io> Core<I> {
         let old = &chain.links()[index + 1];
         let named = |error: FormatError| error.with_path(&old.spec.path);
         let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite).await.map_err(named)?;
+        let len = chain.links()[index].layer.virtual_len();
+        if layer.virtual_len() < len
+            && let Err(error) = layer.grow(len).await
+        {
+            self.close_unused(&layer).await;
+            return Err(named(error));
+        }
         let tasks = self.io.tasks();
         let mut links = vec![old.reopened(layer)];
         links.extend(chain.links()[index + 2..].iter().cloned());
         let target = Chain::new(links, Access::ReadWrite, tasks.clone());
         let source = Chain::new(chain.links()[index..].to_vec(), Access::ReadOnly, tasks.clone());
-        let copied = async {
-            make_room(&source, &target).await.map_err(named)?;
-            copy_leaf(&source, &target, job, &self.io).await
-        }
-        .await;
+        let copied = copy_leaf(&source, &target, job, &self.io).await;
         // Closed also when it failed: what was copied does no harm.
         let closed = target.close().await.map_err(named);
         copied.and(closed)?;
@@ -194,19 +207,6 @@ fn position<S: tapio_ring::Storage>(chain: &Chain<S>, path: &Path) -> Result<usi
     Ok(index)
 }
 
-/// Makes the parent as large as the image.
-async fn make_room<S: tapio_ring::Storage>(source: &Chain<S>, target: &Chain<S>) -> Result<()> {
-    if target.len() >= source.len() {
-        return Ok(());
-    }
-    let detail = format!(
-        "has {} bytes and the image above it {}: make it as large first, with 'vhd-util resize' while nothing uses it",
-        target.len(),
-        source.len()
-    );
-    Err(FormatError::new(FormatErrorKind::InvalidArgument, detail))
-}
-
 /// Copies what the leaf of `source` holds to the same places of `target`.
 pub(crate) async fn copy_leaf<I: Io>(
     source: &Chain<I::Store>,
@@ -232,7 +232,8 @@ pub(crate) async fn copy_leaf<I: Io>(
                 found = Err(error);
                 break;
             }
-            window.as_mut().push(copy_piece(source, target, Span::new(at, len), job)).await;
+            // Boxed: four of them are more than a data thread's stack should carry about.
+            window.as_mut().push(Box::pin(copy_piece(source, target, Span::new(at, len), job))).await;
         } else if job.is_cancelled() {
             // A large hole may take a while, too.
             found = job.pace(0, io.tasks()).await;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use tapio_format::live::vhd::{IntentPlace, SpaceMode};
+use tapio_format::vhd::Keys;
 use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
@@ -44,6 +45,8 @@ pub struct CoreOptions {
     pub intent: IntentPlace,
     /// What a child, the first path, records about its parent, the second, but for the parent's UUID.
     pub parent_facts: fn(&Path, &Path) -> Result<ParentFacts>,
+    /// The keys of encrypted images.
+    pub keys: Keys,
     /// Where sentences for the log go. Called for changes of state and failures, never per request.
     pub report: fn(&str),
 }
@@ -55,6 +58,7 @@ impl Default for CoreOptions {
             space: SpaceMode::default(),
             intent: IntentPlace::default(),
             parent_facts: ParentFacts::names,
+            keys: Keys::default(),
             report: |line| eprintln!("{line}"),
         }
     }

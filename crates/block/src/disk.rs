@@ -169,6 +169,18 @@ impl Disk {
         })??)
     }
 
+    /// Makes the disk at least `len` bytes long while it is used; front ends hear of it.
+    ///
+    /// # Errors
+    /// As [`Core::grow`].
+    pub fn grow(&self, len: u64, within: Duration) -> Result<Geometry, DiskFailure> {
+        Ok(self.remote.call_async(within, move |world| async move {
+            let geometry = world.core.grow(len).await?;
+            world.port.set_geometry(geometry);
+            Ok::<_, FormatError>(geometry)
+        })??)
+    }
+
     /// What the disk does now.
     ///
     /// # Errors

@@ -80,6 +80,14 @@ impl<I: Io> Core<I> {
             let detail = "the image has a parent, which the chain does not name";
             return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
         }
+        // Who gives a key expects that the disk is encrypted.
+        let is_encrypted = links.iter().any(|link| link.layer.cipher().is_some());
+        if !self.options.keys.is_empty() && !is_encrypted {
+            let detail = "a key was given, but no image of the chain is encrypted: open it without a key";
+            return Err(
+                FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&spec.layers[0].path)
+            );
+        }
         Ok(())
     }
 
@@ -142,8 +150,12 @@ impl<I: Io> Core<I> {
         match kind {
             ImageKind::Raw | ImageKind::Nbd => Ok(Layer::Raw(RawLayer::new(store))),
             ImageKind::Vhd => {
-                let options =
-                    OpenOptions { access, space: self.options.space, intent: self.options.intent.clone() };
+                let options = OpenOptions {
+                    access,
+                    space: self.options.space,
+                    intent: self.options.intent.clone(),
+                    keys: self.options.keys.clone(),
+                };
                 let opened = vhd::open(store, self.io.tasks(), &options).await?;
                 for remark in opened.remarks {
                     (self.options.report)(&format!("{}: {remark}", path.display()));

@@ -37,6 +37,13 @@ pub struct World {
     pub(crate) polling: Rc<RefCell<Polling>>,
 }
 
+impl World {
+    /// The disk itself.
+    pub fn core(&self) -> Rc<Core<DiskIo>> {
+        Rc::clone(&self.core)
+    }
+}
+
 type Job = Box<dyn FnOnce(&World) + Send>;
 
 /// The data thread did not answer: it has ended, or it did not come to it in time.

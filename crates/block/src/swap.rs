@@ -3,9 +3,11 @@
 use std::rc::Rc;
 
 use tapio_format::live::Layer;
+use tapio_format::vhd::KeyHash;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::Io;
 use tapio_types::{Access, LayerSpec};
+use uuid::Uuid;
 
 use crate::chain::{Chain, Link};
 use crate::core::{Core, DiskState};
@@ -18,7 +20,36 @@ pub struct Swapped {
     pub stalled_ns: u64,
 }
 
+/// What a child of the present leaf has to record.
+#[derive(Clone, Debug)]
+pub struct LeafFacts {
+    /// The leaf.
+    pub image: LayerSpec,
+    /// Its UUID; `None` for one that is not a dynamic or differencing VHD.
+    pub uuid: Option<Uuid>,
+    /// Bytes of the disk.
+    pub len: u64,
+    /// The largest size that its block table has room for, in bytes; 0 without one.
+    pub len_max: u64,
+    /// The key that it needs, if it is encrypted.
+    pub key_hash: KeyHash,
+}
+
 impl<I: Io> Core<I> {
+    /// What a child of the present leaf has to record.
+    ///
+    /// # Errors
+    /// The disk is not running.
+    pub fn leaf_facts(&self) -> Result<LeafFacts> {
+        let chain = self.running_chain()?;
+        let leaf = &chain.links()[0];
+        let (uuid, len_max, key_hash) = match &leaf.layer {
+            Layer::Vhd(vhd) => (Some(vhd.uuid()), vhd.len_max(), vhd.key_hash()),
+            Layer::Raw(_) => (None, 0, KeyHash::default()),
+        };
+        Ok(LeafFacts { image: leaf.spec.clone(), uuid, len: chain.len(), len_max, key_hash })
+    }
+
     /// Puts the image `leaf`, a child of the present leaf, on top of the chain. It is opened first; then requests wait
     /// until those under way have ended, for at most `stall_max_ns`; then they go on with the new leaf. The image below
     /// is closed for writing afterwards, beside the guest.

@@ -8,6 +8,7 @@ mod cbt_util;
 mod disk;
 mod failure;
 mod generate;
+mod size;
 mod tap_ctl;
 mod tapio;
 mod vhd_util;

@@ -26,6 +26,7 @@ mod client;
 mod discover;
 mod error;
 mod host;
+mod images;
 mod message;
 mod minor;
 mod mirror;
@@ -45,6 +46,7 @@ pub use host::{
     Caller, DiskEntry, DiskHost, DiskInfo, DiskReport, FrontEntry, FrontRequest, ImageReport, Key,
     OpenRequest, Polling, ResumeRequest, VbdState,
 };
+pub use images::{ImageAnswer, ImageWork, JobReport, JobStatus, SnapshotReport};
 pub use message::{
     Blkif, Body, CodecError, Image, List, MESSAGE_LEN, Message, MessageKind, PATH_LEN, Params, Response,
     Stat, decode_log_path, encode_log_path, flags, key_len_is_valid,

@@ -22,6 +22,7 @@ use tapio_stat::VbdId;
 use tapio_types::{LayerSpec, parse_type_and_path};
 
 use crate::host::Polling;
+use crate::images::{self, ImageWork};
 use crate::mirror::{self, MirrorCopy, MirrorRequest};
 use crate::{ControlError, Errno, Result};
 
@@ -40,6 +41,10 @@ pub const FEATURES: &[&str] = &[
     "polling",
     "mirror",
     "changed-block-log",
+    "snapshot",
+    "commit",
+    "key",
+    "grow",
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
@@ -63,6 +68,18 @@ pub enum ImageSource {
 }
 
 impl ImageSource {
+    /// Another image, as `type:/path`, is the leaf from now on.
+    pub fn put_on_top(&mut self, leaf: &str) {
+        match self {
+            Self::Leaf(text) => leaf.clone_into(text),
+            Self::Chain(layers) => {
+                if let Ok(layer) = parse_type_and_path(leaf) {
+                    layers.insert(0, layer);
+                }
+            }
+        }
+    }
+
     /// As lists show it: the leaf.
     pub fn text(&self) -> String {
         match self {
@@ -316,6 +333,19 @@ pub enum Command {
         /// The log of changed blocks.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         log: Option<PathBuf>,
+        /// Index of a passed descriptor that the key of an encrypted image is read from.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<u32>,
+        /// A file with the key.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key_file: Option<PathBuf>,
+    },
+    /// Makes the disk longer while guests use it.
+    Grow {
+        /// Minor number.
+        minor: u16,
+        /// Bytes it shall have at least.
+        len: u64,
     },
     /// Closes the image.
     Close {
@@ -423,6 +453,50 @@ pub enum Command {
         /// Minor number.
         minor: u16,
     },
+    /// A new image becomes the leaf, and the present one its parent.
+    Snapshot {
+        /// Minor number.
+        minor: u16,
+        /// Where the new image is made.
+        leaf: PathBuf,
+        /// How long requests may be held back, in milliseconds.
+        #[serde(default = "images::stall_ms")]
+        stall_ms: u32,
+    },
+    /// Merges an image into its parent.
+    Commit {
+        /// Minor number.
+        minor: u16,
+        /// Which image.
+        image: PathBuf,
+        /// Bytes a second that the copy may move; 0 is no limit.
+        #[serde(default)]
+        rate: u64,
+        /// Begin also where the space may not suffice.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Long work on a disk.
+    JobList {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Stops a job.
+    JobCancel {
+        /// Minor number.
+        minor: u16,
+        /// The job.
+        job: u32,
+    },
+    /// Sets the speed of a job.
+    JobRate {
+        /// Minor number.
+        minor: u16,
+        /// The job.
+        job: u32,
+        /// Bytes a second; 0 is no limit.
+        rate: u64,
+    },
     /// Ends the process.
     Quit {
         /// Do not wait for requests in flight.
@@ -432,6 +506,22 @@ pub enum Command {
 }
 
 impl Command {
+    /// The disk and what is to be done with its images, where it is that.
+    pub fn image_work(&self) -> Option<(u16, ImageWork)> {
+        Some(match self {
+            Self::Snapshot { minor, leaf, stall_ms } => {
+                (*minor, ImageWork::Snapshot { leaf: leaf.clone(), stall_ms: *stall_ms })
+            }
+            Self::Commit { minor, image, rate, force } => {
+                (*minor, ImageWork::Commit { image: image.clone(), rate: *rate, force: *force })
+            }
+            Self::JobList { minor } => (*minor, ImageWork::Jobs),
+            Self::JobCancel { minor, job } => (*minor, ImageWork::JobCancel { job: *job }),
+            Self::JobRate { minor, job, rate } => (*minor, ImageWork::JobRate { job: *job, rate: *rate }),
+            _ => return None,
+        })
+    }
+
     /// Whether it may run beside another command.
     pub const fn is_reentrant(&self) -> bool {
         matches!(
@@ -441,6 +531,7 @@ impl Command {
                 | Self::Stats { .. }
                 | Self::FrontList { .. }
                 | Self::MirrorStatus { .. }
+                | Self::JobList { .. }
         )
     }
 
@@ -450,7 +541,11 @@ impl Command {
     /// `EINVAL` with what is wrong.
     pub fn check(&self, fds: usize) -> Result<()> {
         match self {
-            Self::Open { image, log, .. } => image.check().and_then(|()| check_log(log.as_ref())),
+            Self::Open { image, log, key, key_file, .. } => {
+                image.check()?;
+                check_log(log.as_ref())?;
+                check_key(*key, key_file.as_deref(), fds)
+            }
             Self::Resume { image, log, .. } => {
                 image.as_ref().map_or(Ok(()), ImageSource::check).and_then(|()| check_log(log.as_ref()))
             }
@@ -459,6 +554,9 @@ impl Command {
                 MirrorRequest { target, copy: *copy, rate: *rate, patience_ms }.check()
             }
             Self::FrontAdd { front, .. } => front.check(fds),
+            Self::Snapshot { leaf: path, .. } | Self::Commit { image: path, .. } => {
+                plain_path(path, "image", usize::MAX)
+            }
             Self::SetPolling { max_us, idle_percent, .. } => {
                 check_polling(&Polling { max_us: *max_us, idle_percent: *idle_percent })
             }
@@ -469,6 +567,20 @@ impl Command {
 
 fn check_log(log: Option<&PathBuf>) -> Result<()> {
     log.map_or(Ok(()), |path| plain_path(path, "log", usize::MAX))
+}
+
+fn check_key(index: Option<u32>, file: Option<&Path>, fds: usize) -> Result<()> {
+    match (index, file) {
+        (Some(_), Some(_)) => {
+            Err(ControlError::new(Errno::EINVAL, "give a key by a descriptor or by a file, not both"))
+        }
+        (Some(index), None) if index as usize >= fds => Err(ControlError::new(
+            Errno::EINVAL,
+            format!("descriptor {index} was named as the key but {fds} came with the request"),
+        )),
+        (None, Some(path)) => plain_path(path, "key", usize::MAX),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn check_polling(polling: &Polling) -> Result<()> {

@@ -30,6 +30,8 @@ pub struct Options {
     /// A vhost-user socket that the starter left open, by its number.
     pub vhost_user_fd: Option<i32>,
     pub read_only: bool,
+    /// The file with the key of an encrypted image.
+    pub key_file: Option<PathBuf>,
     pub page_cache: bool,
     pub polling: Polling,
     pub minor: Option<u16>,
@@ -48,6 +50,7 @@ struct Raw {
     queue_size: Option<u16>,
     export: Option<String>,
     read_only: bool,
+    key_file: Option<PathBuf>,
     page_cache: bool,
     poll_max: Option<u32>,
     poll_idle: Option<u8>,
@@ -124,6 +127,7 @@ impl Raw {
             }
             "--queues" => once(&mut self.queues, name, number(name, &value)?)?,
             "--queue-size" => once(&mut self.queue_size, name, number(name, &value)?)?,
+            "--key-file" => once(&mut self.key_file, name, PathBuf::from(absolute(&value)?))?,
             "--export" => once(&mut self.export, name, value)?,
             "--poll-max" => once(&mut self.poll_max, name, number(name, &value)?)?,
             "--poll-idle" => once(&mut self.poll_idle, name, number(name, &value)?)?,
@@ -185,6 +189,9 @@ impl Raw {
         if image.is_none() && !fronts.is_empty() {
             return Err("a front end needs an image: give --image".into());
         }
+        if image.is_none() && self.key_file.is_some() {
+            return Err("--key-file is the key of an image: give --image".into());
+        }
         if image.is_some() && fronts.is_empty() {
             return Err("an image needs a front end: give --nbd-unix, --nbd-tcp or --vhost-user".into());
         }
@@ -205,6 +212,7 @@ impl Raw {
             fronts,
             vhost_user_fd: self.fd,
             read_only: self.read_only,
+            key_file: self.key_file,
             page_cache: self.page_cache,
             polling,
             minor: self.minor,

@@ -1,19 +1,26 @@
 //! The one place that knows the data plane: chains are opened, paused and closed here.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tapio_block::{CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Remote};
-use tapio_control::{ControlError, DiskInfo, Errno, FrontRequest, ImageSource, Polling, Result};
+use tapio_control::{
+    ControlError, DiskInfo, Errno, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key, Polling, Result,
+};
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, intent};
+use tapio_format::vhd::Keys;
 use tapio_format::vhd::offline::resolve_chain;
 use tapio_ring::PollingConfig;
 use tapio_stat::{DiskStats, VbdPages};
 use tapio_types::{Access, ChainSpec, ImageKind, SECTOR_LEN, parse_type_and_path};
+use zeroize::Zeroizing;
 
 use crate::counter::Counter;
 use crate::fronts::Fronts;
+use crate::grow;
+use crate::images;
 use crate::log;
 use crate::mirror::beside;
 use crate::process;
@@ -22,7 +29,7 @@ use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, Wishes};
 /// How long the data thread may take for something small.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
 /// How long opening or closing images may take: repairs read what they must, on a slow storage.
-pub(crate) const LATE: Duration = Duration::from_secs(300);
+pub const LATE: Duration = Duration::from_secs(300);
 /// How long a forced close waits for requests that the kernel does not give back.
 const FORCED: Duration = Duration::from_secs(5);
 
@@ -37,7 +44,9 @@ pub struct HostDisk {
     /// Taken away when it is closed.
     disk: RwLock<Option<Disk>>,
     pub(crate) remote: Remote,
+    /// As it was when it was opened, but for its length.
     geometry: Geometry,
+    len: AtomicU64,
     access: Access,
     /// What guests read as the disk's serial number.
     serial: String,
@@ -47,15 +56,29 @@ pub struct HostDisk {
 /// The chain behind a name: the parents of a VHD are found from it.
 pub(crate) fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
     let layer = match image {
-        ImageSource::Chain(layers) => return Ok(ChainSpec { layers: layers.clone(), access }),
+        ImageSource::Chain(layers) => {
+            let chain = ChainSpec { layers: layers.clone(), access };
+            grow::finish_resize_of(&chain)?;
+            return Ok(chain);
+        }
         ImageSource::Leaf(text) => {
             parse_type_and_path(text).map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?
         }
     };
     match layer.kind {
         ImageKind::Raw | ImageKind::Nbd => Ok(ChainSpec { layers: vec![layer], access }),
+        ImageKind::Vhd if access == Access::ReadWrite => {
+            grow::finish_resize(&layer.path)?;
+            resolve_chain(&layer.path, access).map_err(|error| bad_image(&error))
+        }
         ImageKind::Vhd => resolve_chain(&layer.path, access).map_err(|error| bad_image(&error)),
     }
+}
+
+/// What the images of a chain are decrypted with.
+fn keys(key: Option<&Key>) -> Result<Keys> {
+    let keys = key.map(|key| Zeroizing::new(key.0.clone())).into_iter().collect();
+    Keys::new(keys).map_err(|error| bad_image(&error))
 }
 
 /// The serial number of a disk: its image's file name without the ending, which for images of a storage repository
@@ -70,11 +93,11 @@ fn serial(image: &ImageSource) -> String {
     stem.to_string_lossy().into_owned()
 }
 
-fn bad_image(error: &FormatError) -> ControlError {
+pub fn bad_image(error: &FormatError) -> ControlError {
     ControlError::new(Errno::new(error.errno()), error.to_string())
 }
 
-fn failure(error: &DiskFailure) -> ControlError {
+pub fn failure(error: &DiskFailure) -> ControlError {
     match error {
         DiskFailure::Format(error) => bad_image(error),
         DiskFailure::Gone(gone) => unreachable_thread(*gone),
@@ -106,6 +129,7 @@ impl Plane for Host {
                 report: log::line,
                 no_space: self.no_space,
                 intent: IntentPlace::Directory(intent::directory()),
+                keys: keys(spec.key)?,
                 ..CoreOptions::default()
             },
             beside: beside(spec.wishes)?,
@@ -120,6 +144,7 @@ impl Plane for Host {
         Ok(HostDisk {
             remote: disk.remote().clone(),
             geometry: disk.geometry(),
+            len: AtomicU64::new(disk.geometry().len),
             disk: RwLock::new(Some(disk)),
             access,
             serial: serial(spec.image),
@@ -134,13 +159,17 @@ impl HostDisk {
         self.disk.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn with<T>(
-        &self,
-        run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>,
-    ) -> Result<T> {
+    pub fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
         match &*self.disk() {
             Some(disk) => run(disk).map_err(|error| failure(&error)),
             None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
+        }
+    }
+
+    /// Takes note of how long the disk is now.
+    fn look_at_length(&self) {
+        if let Ok(geometry) = self.remote.call(SOON, |world| world.port.geometry()) {
+            self.len.store(geometry.len, Ordering::Relaxed);
         }
     }
 
@@ -171,7 +200,7 @@ impl HostDisk {
 impl PlaneDisk for HostDisk {
     fn info(&self) -> DiskInfo {
         DiskInfo {
-            sectors: self.geometry.len / SECTOR_LEN,
+            sectors: self.len.load(Ordering::Relaxed) / SECTOR_LEN,
             sector_size: self.geometry.logical_block_len,
             info: if self.geometry.read_only { DiskInfo::READ_ONLY } else { 0 },
         }
@@ -204,9 +233,16 @@ impl PlaneDisk for HostDisk {
         self.drain(in_vain)
     }
 
+    fn grow(&self, len: u64) -> Result<DiskInfo> {
+        let grown = grow::grow(self, len);
+        self.look_at_length();
+        grown.map(|()| self.info())
+    }
+
     fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
         let (chain, name, beside) = (chain(image, self.access)?, image.text(), beside(wishes)?);
         self.with(|disk| disk.resume_with(chain, beside, LATE))?;
+        self.look_at_length();
         self.remote
             .call(SOON, move |_| Counter::with(|stats| stats.set_image(&name)))
             .map_err(unreachable_thread)?;
@@ -255,6 +291,10 @@ impl PlaneDisk for HostDisk {
 
     fn connections(&self, id: u32) -> u32 {
         self.fronts.connections(id)
+    }
+
+    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
+        images::run(self, work)
     }
 
     fn set_polling(&self, polling: Polling) -> Result<()> {

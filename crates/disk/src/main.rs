@@ -12,7 +12,9 @@
 mod args;
 mod counter;
 mod fronts;
+mod grow;
 mod host;
+mod images;
 mod log;
 mod mirror;
 mod nbd_servers;

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
 use tapio_control::{
-    ControlError, DiskHost, Ended, FrontRequest, Limits, OpenRequest, Result, RunDir, remove_stale_sockets,
-    serve,
+    ControlError, DiskHost, Ended, FrontRequest, Key, Limits, OpenRequest, Result, RunDir,
+    remove_stale_sockets, serve,
 };
 use tapio_stat::{ShmRoot, clean_stale};
 
@@ -109,6 +109,7 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
     let request = OpenRequest {
         read_only: options.read_only,
         page_cache: options.page_cache,
+        key: options.key_file.as_deref().map(Key::in_file).transpose()?,
         ..OpenRequest::of(image.clone())
     };
     table.open(minor, &request)?;

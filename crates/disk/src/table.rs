@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use tapio_control::{
     Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
-    FrontRequest, ImageReport, ImageSource, ImageStats, MINOR_MAX, MarkerLock, MirrorPivoted, MirrorReport,
-    MirrorRequest, OpenRequest, Polling, Result, ResumeRequest, RunDir, VbdState, VbdStats,
+    FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats, ImageWork, Key, MINOR_MAX, MarkerLock,
+    MirrorPivoted, MirrorReport, MirrorRequest, OpenRequest, Polling, Result, ResumeRequest, RunDir,
+    VbdState, VbdStats,
 };
 use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
-use tapio_types::ImageKind;
+use tapio_types::{ImageKind, LayerSpec};
 
 mod mirror;
 
@@ -42,6 +43,8 @@ pub struct OpenSpec<'a> {
     pub request_timeout: Option<Duration>,
     /// What it has beside the image.
     pub wishes: &'a Wishes,
+    /// The key of an encrypted image.
+    pub key: Option<&'a Key>,
 }
 
 /// One image of an open chain, leaf first.
@@ -92,6 +95,8 @@ pub trait PlaneDisk: PlaneMirror + Send + Sync {
     fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()>;
     /// Opens an image, with what it is to have beside it, and goes on.
     fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()>;
+    /// Makes the disk at least `len` bytes long; says what it looks like then.
+    fn grow(&self, len: u64) -> Result<DiskInfo>;
     /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
     fn close(&self, force: bool) -> Result<()>;
     /// Publishes the disk under these pages; answers the slot in its counters.
@@ -106,6 +111,8 @@ pub trait PlaneDisk: PlaneMirror + Send + Sync {
     fn connections(&self, id: u32) -> u32;
     /// Adaptive polling.
     fn set_polling(&self, polling: Polling) -> Result<()>;
+    /// Work on the images under the guest.
+    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer>;
 }
 
 /// A disk by its minor number.
@@ -162,10 +169,6 @@ fn missing(minor: u16) -> ControlError {
 
 fn not_open(minor: u16) -> ControlError {
     ControlError::new(Errno::ENODEV, format!("disk {minor} has no image open")).next("open one first")
-}
-
-fn unsupported(what: &str, why: &str) -> ControlError {
-    ControlError::new(Errno::EOPNOTSUPP, format!("{what} is not supported")).next(why)
 }
 
 impl<P: Plane> Table<P> {
@@ -289,6 +292,17 @@ impl<D: PlaneDisk> Disk<D> {
             return VbdState::Paused;
         }
         state
+    }
+
+    /// A chain that was given image by image is opened again as it is now: images may have left it since.
+    fn note_chain(&self, plane: &D) {
+        let Ok(status) = plane.status() else { return };
+        if let Some(Open { image: ImageSource::Chain(layers), .. }) = &mut lock(&self.now).open
+            && !status.images.is_empty()
+        {
+            let layer = |image: PlaneImage| LayerSpec { kind: image.kind, path: image.path.into() };
+            *layers = status.images.into_iter().map(layer).collect();
+        }
     }
 
     fn entry(&self) -> DiskEntry {
@@ -417,9 +431,6 @@ impl<P: Plane> DiskHost for Table<P> {
         }
         let marker = self.marker(minor, request.standby);
         let wishes = Wishes::of(request.secondary.as_ref(), marker, request.log_path.as_ref())?;
-        if request.key.is_some() {
-            return Err(unsupported("an encrypted image", "open the disk without -E"));
-        }
         request.image.check()?;
         let mut stats = self.counters(minor)?;
         stats.set_image(&request.image.text());
@@ -430,6 +441,7 @@ impl<P: Plane> DiskHost for Table<P> {
             page_cache: request.page_cache,
             request_timeout: request.request_timeout,
             wishes: &wishes,
+            key: request.key.as_ref(),
         };
         let plane = Arc::new(self.plane.open(&spec, stats)?);
         let info = plane.info();
@@ -467,6 +479,7 @@ impl<P: Plane> DiskHost for Table<P> {
             return Ok(());
         }
         lock(&disk.now).state = VbdState::Pausing;
+        disk.note_chain(&*plane);
         let paused = plane.pause(&|| caller.gone());
         lock(&disk.now).state = match &paused {
             Ok(()) => VbdState::Paused,
@@ -516,6 +529,18 @@ impl<P: Plane> DiskHost for Table<P> {
         let info = plane.info();
         let read_only = lock(&disk.now).open.as_ref().is_some_and(|open| open.read_only);
         Ok(if read_only { DiskInfo { info: info.info | DiskInfo::READ_ONLY, ..info } } else { info })
+    }
+
+    fn grow(&self, minor: u16, len: u64) -> Result<DiskInfo> {
+        let disk = self.disk(minor)?;
+        let plane = disk.opened()?;
+        match disk.state() {
+            VbdState::Running => plane.grow(len),
+            state => {
+                Err(ControlError::new(Errno::EINVAL, format!("disk {minor} is {}, not running", word(state)))
+                    .next("let it go on first, with 'tapio disk resume'"))
+            }
+        }
     }
 
     fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
@@ -622,6 +647,17 @@ impl<P: Plane> DiskHost for Table<P> {
 
     fn mirror_cancel(&self, minor: u16) -> Result<()> {
         self.disk(minor)?.opened()?.mirror_cancel()
+    }
+
+    fn image_work(&self, minor: u16, work: &ImageWork) -> Result<ImageAnswer> {
+        let disk = self.disk(minor)?;
+        let answer = disk.opened()?.image_work(work)?;
+        if let ImageAnswer::Snapshot(taken) = &answer
+            && let Some(open) = &mut lock(&disk.now).open
+        {
+            open.image.put_on_top(&taken.leaf);
+        }
+        Ok(answer)
     }
 
     fn quit(&self, force: bool) -> Result<()> {

@@ -37,6 +37,8 @@ pub enum FormatErrorKind {
     InvalidArgument,
     /// What was to be made is there already.
     Exists,
+    /// It cannot be done while the image is in use; the sentence says how it can.
+    NeedsPause,
     /// Somebody asked for it to stop.
     Cancelled,
 }
@@ -57,6 +59,7 @@ impl FormatErrorKind {
             Self::TooDeep => "chain too deep",
             Self::InvalidArgument => "invalid argument",
             Self::Exists => "exists already",
+            Self::NeedsPause => "in use",
             Self::Cancelled => "cancelled",
         }
     }
@@ -139,6 +142,7 @@ impl FormatError {
             FormatErrorKind::Loop => libc::ELOOP,
             FormatErrorKind::Exists => libc::EEXIST,
             FormatErrorKind::Cancelled => libc::ECANCELED,
+            FormatErrorKind::NeedsPause => libc::EBUSY,
             FormatErrorKind::NotThisFormat
             | FormatErrorKind::Corrupt
             | FormatErrorKind::Disabled

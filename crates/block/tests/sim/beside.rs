@@ -213,12 +213,12 @@ pub fn standby(seed: u64) -> Result<(), String> {
             let tasks = tapio_ring::Io::tasks(&running.sim);
             tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
         }
-        read_back(&running, &written.borrow()).await?;
+        let written = written.borrow().clone();
+        read_back(&running, &written).await?;
         let redirected = running.core.redirected_sectors();
         if !kill {
             running.core.close().await.map_err(text)?;
         }
-        let written = written.borrow().clone();
         Ok::<_, String>((redirected, written))
     });
     process.sim.end();

@@ -18,25 +18,31 @@ enum Step {
     /// All three places and what lies between the first two.
     WriteAcross,
     Zero(usize),
+    /// Both places of the first block.
+    ZeroBlock,
     Discard(usize),
+    /// All blocks.
+    DiscardAll,
     Flush,
     /// The images are closed and opened again.
     Reopen,
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 10] = [
     Step::Write(0),
     Step::Write(1),
     Step::Write(2),
     Step::WriteAcross,
     Step::Zero(0),
+    Step::ZeroBlock,
     Step::Discard(1),
+    Step::DiscardAll,
     Step::Flush,
     Step::Reopen,
 ];
 
 pub fn run() {
-    for kind in [Kind::Dynamic, Kind::Device, Kind::Two, Kind::OnRaw] {
+    for kind in [Kind::Dynamic, Kind::Device, Kind::Two, Kind::OnRaw, Kind::Encrypted] {
         for number in 0..(STEPS.len() as u64).pow(LEN) {
             let history: Vec<Step> = digits(number).collect();
             for kill in [false, true] {
@@ -120,6 +126,15 @@ async fn step_once(
         Step::Zero(index) => {
             order(Op::WriteZeroes { unmap: false, durable: false }, span_of(SECTORS[index], 1)).await?;
             expected[index] = Some(0);
+        }
+        Step::ZeroBlock => {
+            order(Op::WriteZeroes { unmap: true, durable: false }, span_of(0, 4096)).await?;
+            expected[..2].fill(Some(0));
+        }
+        Step::DiscardAll => {
+            order(Op::Discard, span_of(0, crate::rig::DISK_LEN / SECTOR_LEN)).await?;
+            let open = |before: &Option<Stamp>| before.filter(|stamp| *stamp == 0);
+            *expected = expected.each_ref().map(open);
         }
         Step::Discard(index) => {
             order(Op::Discard, span_of(SECTORS[index], 1)).await?;

@@ -164,6 +164,16 @@ fn a_flush_on_a_remote_leaf_promises_what_it_says_or_fails() {
     }
 }
 
+#[test]
+fn encrypted() {
+    try_seeds(Kind::Encrypted);
+}
+
+#[test]
+fn encrypted_child_of_a_plain_image() {
+    try_seeds(Kind::EncryptedOnPlain);
+}
+
 /// Every sequence of a few operations on a disk of a few sectors, with every end.
 #[test]
 fn all_short_histories() {

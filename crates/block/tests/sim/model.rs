@@ -93,7 +93,8 @@ impl Model {
         if possible.contains(&found) {
             return Ok(());
         }
-        Err(format!("sector {sector} reads as write {found}, possible are {possible:?}"))
+        let seen = self.sectors.get(&sector);
+        Err(format!("sector {sector} reads as write {found}, possible are {possible:?} of {seen:?}"))
     }
 
     /// Checks what is in `sector` after the power went, and takes it as the truth from now on.

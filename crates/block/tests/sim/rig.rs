@@ -10,13 +10,15 @@ use tapio_block::{Client, Core, CoreOptions, DiskError, Op, Request};
 use tapio_format::live::vhd::{HeapLogs, IntentPlace};
 use tapio_format::medium::Medium;
 use tapio_format::vhd::offline::{
-    CheckOptions, Finding, FindingKind, ParentFacts, Severity, Shape, check, create_on,
+    CheckOptions, Finding, FindingKind, Image, OpenOptions, ParentFacts, Severity, Shape, check, create_on,
+    set_key_hash,
 };
-use tapio_format::vhd::{Footer, KeyHash, time};
+use tapio_format::vhd::{Footer, KeyHash, Keys, time};
 use tapio_ring::sim::{Durable, Random, Sim, SimHost};
 use tapio_ring::{Executor, Inbox, Io, Notify, PageBuf, Polling, PollingConfig};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 use uuid::Uuid;
+use zeroize::Zeroizing;
 
 /// Bytes of the simulated disks: four blocks.
 pub const DISK_LEN: u64 = 8 << 20;
@@ -87,10 +89,14 @@ pub enum Kind {
     OnRemote,
     /// A differencing disk on a block device, over a dynamic one.
     DeviceOnFile,
+    /// An encrypted dynamic disk.
+    Encrypted,
+    /// An encrypted differencing disk on a block device, over a dynamic one that is not.
+    EncryptedOnPlain,
 }
 
 impl Kind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Raw,
         Self::Fixed,
         Self::Dynamic,
@@ -100,8 +106,13 @@ impl Kind {
         Self::OnRaw,
         Self::OnRemote,
         Self::DeviceOnFile,
+        Self::Encrypted,
+        Self::EncryptedOnPlain,
     ];
 }
+
+/// The key of the encrypted images.
+const KEY: [u8; 64] = [0x5c; 64];
 
 /// A host with the images of a chain, base first made, each one empty.
 #[derive(Clone)]
@@ -111,18 +122,26 @@ pub struct Rig {
     pub images: Vec<(ImageKind, PathBuf, bool)>,
     /// Images made so far: each has a name of its own.
     pub made: usize,
+    pub keys: Keys,
     pub memory: Arc<HeapLogs>,
 }
 
 impl Rig {
     pub fn new(kind: Kind, seed: u64) -> Self {
-        let mut rig = Self { host: SimHost::new(seed), images: Vec::new(), made: 0, memory: Arc::default() };
+        let (host, memory) = (SimHost::new(seed), Arc::default());
+        let mut rig = Self { host, images: Vec::new(), made: 0, keys: Keys::default(), memory };
         match kind {
             Kind::Raw => rig.put_raw(),
             Kind::Fixed => rig.put_vhd(&Shape::Fixed, false),
             Kind::Dynamic => rig.put_vhd(&Shape::Dynamic, false),
             Kind::Device => rig.put_vhd(&Shape::Dynamic, true),
-            Kind::Two | Kind::Three | Kind::DeviceOnFile => rig.put_vhd(&Shape::Dynamic, false),
+            Kind::Two | Kind::Three | Kind::DeviceOnFile | Kind::EncryptedOnPlain => {
+                rig.put_vhd(&Shape::Dynamic, false);
+            }
+            Kind::Encrypted => {
+                rig.put_vhd(&Shape::Dynamic, false);
+                rig.encrypt();
+            }
             Kind::OnRaw => rig.put_raw(),
             Kind::OnRemote => rig.put_remote("remote"),
         }
@@ -132,14 +151,17 @@ impl Rig {
     /// Puts the next layers on, over a base that has data by now.
     pub fn grow(&mut self, kind: Kind) -> bool {
         let wanted = match kind {
-            Kind::Raw | Kind::Fixed | Kind::Dynamic | Kind::Device => 1,
-            Kind::Two | Kind::OnRaw | Kind::OnRemote | Kind::DeviceOnFile => 2,
+            Kind::Raw | Kind::Fixed | Kind::Dynamic | Kind::Device | Kind::Encrypted => 1,
+            Kind::Two | Kind::OnRaw | Kind::OnRemote | Kind::DeviceOnFile | Kind::EncryptedOnPlain => 2,
             Kind::Three => 3,
         };
         if self.images.len() == wanted {
             return false;
         }
-        self.put_child(kind == Kind::DeviceOnFile);
+        self.put_child(matches!(kind, Kind::DeviceOnFile | Kind::EncryptedOnPlain));
+        if kind == Kind::EncryptedOnPlain {
+            self.encrypt();
+        }
         true
     }
 
@@ -164,6 +186,16 @@ impl Rig {
             _ => footer.expect("an image has a footer").0.uuid,
         };
         self.put_vhd(&Shape::Differencing(ParentFacts { uuid, ..facts }), device);
+    }
+
+    /// Says that the leaf, which is empty, is encrypted.
+    fn encrypt(&mut self) {
+        let (_, path, is_device) = self.images[0].clone();
+        let medium = Content(self.host.content(&path), is_device);
+        let mut image = Image::open_on(medium, &path, OpenOptions::WRITE).expect("just made");
+        set_key_hash(&mut image, KeyHash::of([1; 32], &KEY)).expect("there is a batmap");
+        self.host.put_content(&path, image.into_medium().0, is_device);
+        self.keys = Keys::new(vec![Zeroizing::new(KEY.to_vec())]).expect("a key of a right length");
     }
 
     /// The next name; all are of one length.
@@ -212,6 +244,7 @@ impl Rig {
         let options = CoreOptions {
             intent: IntentPlace::Memory(Arc::clone(&self.memory)),
             parent_facts,
+            keys: self.keys.clone(),
             report: |_| (),
             ..CoreOptions::default()
         };
@@ -331,3 +364,22 @@ pub const ZONES: [u64; 6] = [
     3 * SECTORS_IN_BLOCK + 100,
     4 * SECTORS_IN_BLOCK - ZONE_SECTORS,
 ];
+
+/// A place for a request that is about whole blocks: one or two of them, sometimes with a little less or more; or a zone.
+pub fn blocks(random: &mut Random) -> std::ops::Range<u64> {
+    let all = DISK_LEN / 512;
+    if random.chance(1, 4) {
+        let zone = ZONES[random.below(ZONES.len() as u64) as usize];
+        return zone..zone + ZONE_SECTORS;
+    }
+    let first = random.below(4) * SECTORS_IN_BLOCK;
+    let end = first + (1 + random.below(2)) * SECTORS_IN_BLOCK;
+    let odd = |random: &mut Random| if random.chance(1, 4) { random.below(16) } else { 0 };
+    (first + odd(random)).min(all)..(end + odd(random)).min(all)
+}
+
+/// The parts of `sectors` that lie in zones: what is ever written.
+pub fn in_zones(sectors: &std::ops::Range<u64>) -> Vec<std::ops::Range<u64>> {
+    let parts = ZONES.iter().map(|&zone| zone.max(sectors.start)..(zone + ZONE_SECTORS).min(sectors.end));
+    parts.filter(|part| part.start < part.end).collect()
+}

@@ -1,9 +1,12 @@
 //! `tapio disk`: what tap-ctl has no words for, by our own protocol.
 
+mod grow;
+mod images;
 mod mirror;
 mod stats;
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,8 +31,11 @@ const SOON: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk front add -p 4711 -m 0 --nbd-unix /run/a.sock
   tapio disk front add -p 4711 -m 0 --vhost-user /run/v.sock --queues 4
   tapio disk stats -m 0                                    latencies by stage
+  tapio disk grow 0 20GiB
   tapio disk polling -p 4711 -m 0 --max-us 50 --idle-percent 30
   tapio disk mirror start -p 4711 -m 0 --target vhd:/new/a.vhd --wait
+  tapio disk snapshot -p 4711 -m 0 /disks/new-leaf.vhd     the disk goes on meanwhile
+  tapio disk commit -p 4711 -m 0 /disks/middle.vhd
   tapio disk resume -p 4711 -m 0 --image vhd:/disks/snap.vhd --image vhd:/disks/base.vhd
 
 'list' shows disks of a foreign tapdisk too; the other commands need a disk process of ours.")]
@@ -79,7 +85,15 @@ enum Command {
         /// Go on with the second image when the first is full, instead of writing to both
         #[arg(long, requires = "second")]
         standby: bool,
+        /// A file with the key of an encrypted image, 32 or 64 bytes as they are
+        #[arg(long, value_name = "PATH")]
+        key_file: Option<PathBuf>,
     },
+    /// Make a disk larger while its guest uses it
+    ///
+    /// A dynamic VHD has a table with room for more blocks ('vhd-util create -S'), a raw file always grows. Where there
+    /// is no room, data are moved while the guest waits, with a journal beside the image.
+    Grow(grow::Arguments),
     /// Close the image
     Close {
         #[command(flatten)]
@@ -106,6 +120,13 @@ enum Command {
     /// Keep a disk on two storages, and move it from one to the other
     #[command(subcommand)]
     Mirror(mirror::Command),
+    /// Put a new image on top while the disk is used: what it was keeps its content
+    Snapshot(images::Snapshot),
+    /// Merge an image into its parent while the disk is used
+    Commit(images::Commit),
+    /// Follow, stop and slow down long work
+    #[command(subcommand)]
+    Job(images::Job),
     /// Add and remove ways to reach a disk
     #[command(subcommand)]
     Front(FrontCommand),
@@ -237,6 +258,11 @@ fn absolute(path: &std::path::Path) -> Result<PathBuf> {
         .map_err(|error| ControlError::io(format_args!("the path {}", path.display()), &error))
 }
 
+fn open_key(path: &std::path::Path) -> Result<std::fs::File> {
+    std::fs::File::open(path)
+        .map_err(|error| ControlError::io(format_args!("opening the key {}", path.display()), &error))
+}
+
 /// One image is a leaf whose parents are found from it; several are the chain itself.
 fn source(images: &[String]) -> Result<Option<ImageSource>> {
     match images {
@@ -260,9 +286,20 @@ pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.command {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
-        Command::Open { which: Which { pid, minor }, images, read_only, page_cache, beside, standby } => {
+        Command::Grow(arguments) => grow::run(&run, &arguments),
+        Command::Open {
+            which: Which { pid, minor },
+            images,
+            read_only,
+            page_cache,
+            beside,
+            standby,
+            key_file,
+        } => {
             let image =
                 source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
+            // The process may not be allowed to open it by itself.
+            let key = key_file.as_deref().map(open_key).transpose()?;
             let open = Ask::Open {
                 minor,
                 image,
@@ -273,8 +310,11 @@ pub fn run(arguments: Arguments) -> Result<()> {
                 log: beside.log()?,
                 secondary: beside.second,
                 standby,
+                key: key.is_some().then_some(0),
+                key_file: None,
             };
-            tell(pid, &open, SOON)
+            let fds: Vec<_> = key.iter().map(AsFd::as_fd).collect();
+            OwnClient::connect(&run, pid)?.call::<Value>(&open, &fds, SOON).map(drop)
         }
         Command::Close { which: Which { pid, minor }, force } => {
             tell(pid, &Ask::Close { minor, force }, None)
@@ -285,6 +325,9 @@ pub fn run(arguments: Arguments) -> Result<()> {
             tell(pid, &Ask::Resume { minor, image, secondary: beside.second, log }, SOON)
         }
         Command::Mirror(command) => mirror::run(&run, command),
+        Command::Snapshot(arguments) => images::snapshot(&run, &arguments),
+        Command::Commit(arguments) => images::commit(&run, &arguments),
+        Command::Job(command) => images::job(&run, command),
         Command::Front(command) => front(&run, command),
         Command::Polling { which: Which { pid, minor }, max_us, idle_percent } => {
             tell(pid, &Ask::SetPolling { minor, max_us, idle_percent }, SOON)

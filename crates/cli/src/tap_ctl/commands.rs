@@ -1,12 +1,9 @@
 //! The commands that are more than one question.
 
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use tapio_control::{
-    Client, ControlError, Errno, Key, OpenArguments, ResumeArguments, RunDir, SpawnOptions, disk_program,
-    flags,
-};
+use tapio_control::{Client, Key, OpenArguments, ResumeArguments, RunDir, SpawnOptions, disk_program, flags};
 
 use super::{Image, Which};
 use crate::failure::{Result, print};
@@ -80,18 +77,8 @@ pub fn destroy(run: &RunDir, which: Which, timeout: Option<u64>) -> Result<()> {
 }
 
 pub fn open(run: &RunDir, which: Which, image: &Image, encrypted: bool) -> Result<()> {
-    let key = if encrypted { Some(read_key(io::stdin().lock())?) } else { None };
+    let key = if encrypted { Some(Key::read(io::stdin().lock())?) } else { None };
     which.client(run).open(which.minor, &image.arguments(key)).map(|_| ())
-}
-
-/// A key of AES-XTS with 128 or 256 bits, and nothing behind it.
-fn read_key(from: impl Read) -> Result<Key> {
-    let mut key = Vec::new();
-    from.take(65).read_to_end(&mut key).map_err(|error| ControlError::io("reading the key", &error))?;
-    if matches!(key.len(), 32 | 64) {
-        return Ok(Key(key));
-    }
-    Err(ControlError::new(Errno::EINVAL, "unsupported key size").next("give a key of exactly 32 or 64 bytes"))
 }
 
 pub fn unpause(
@@ -102,19 +89,4 @@ pub fn unpause(
     log_path: Option<String>,
 ) -> Result<()> {
     which.client(run).resume(which.minor, &ResumeArguments { image, secondary, log_path })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_have_one_of_two_lengths() {
-        for len in [32, 64] {
-            assert_eq!(read_key(&vec![1; len][..]).expect("valid").0.len(), len);
-        }
-        for len in [0, 31, 33, 65, 1000] {
-            assert_eq!(read_key(&vec![1; len][..]).expect_err("invalid").errno, Errno::EINVAL, "{len}");
-        }
-    }
 }

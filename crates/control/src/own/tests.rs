@@ -73,6 +73,7 @@ fn every_command_survives_the_wire() {
         Command::Stats { minor: Some(3) },
         Command::Attach { minor: 1 },
         Command::Detach { minor: 1 },
+        Command::Grow { minor: 3, len: 20 << 30 },
         Command::Open {
             minor: 1,
             image: image.clone(),
@@ -83,6 +84,8 @@ fn every_command_survives_the_wire() {
             secondary: Some("nbd:/s".into()),
             standby: true,
             log: Some("/a.cbtlog".into()),
+            key: None,
+            key_file: Some("/keys/a".into()),
         },
         Command::MirrorStart {
             minor: 1,
@@ -107,6 +110,11 @@ fn every_command_survives_the_wire() {
         Command::FrontRemove { minor: 1, front: 2 },
         Command::FrontList { minor: 1 },
         Command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 },
+        Command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 },
+        Command::Commit { minor: 1, image: "/d/old.vhd".into(), rate: 7, force: true },
+        Command::JobList { minor: 1 },
+        Command::JobCancel { minor: 1, job: 2 },
+        Command::JobRate { minor: 1, job: 2, rate: 3 },
         Command::Quit { force: false },
     ];
     for command in commands {
@@ -150,6 +158,7 @@ fn impossible_wishes_are_refused() {
         assert!(ImageSource::Leaf(bad.into()).check().is_err(), "{bad}");
     }
     assert!(ImageSource::Chain(vec![]).check().is_err());
+    assert!(Command::Snapshot { minor: 0, leaf: "new.vhd".into(), stall_ms: 1 }.check(0).is_err());
     assert!(Command::SetPolling { minor: 0, max_us: 0, idle_percent: 101 }.check(0).is_err());
 }
 

@@ -1,12 +1,16 @@
 //! Answering our own protocol: a conversation of lines.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Connection, Ended};
-use crate::host::{FrontRequest, OpenRequest, Polling, ResumeRequest};
+use crate::host::{FrontRequest, Key, OpenRequest, Polling, ResumeRequest};
+use crate::images::ImageWork;
 use crate::mirror::MirrorRequest;
 use crate::own::{Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, parse_request};
 use crate::{ControlError, Errno, Result};
@@ -81,6 +85,15 @@ fn value(of: impl Serialize) -> Result<Value> {
         .map_err(|error| ControlError::new(Errno::EIO, format!("the answer cannot be written: {error}")))
 }
 
+/// The key of an open request, whose descriptors were counted.
+fn key_of(index: Option<u32>, file: Option<&Path>, fds: Vec<OwnedFd>) -> Result<Option<Key>> {
+    match (index.and_then(|index| fds.into_iter().nth(index as usize)), file) {
+        (Some(fd), _) => Key::read(File::from(fd)).map(Some),
+        (None, Some(path)) => Key::in_file(path).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
 fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<Ended>) -> Result<Value> {
     command.check(connection.fds.len())?;
     let fds = std::mem::take(&mut connection.fds);
@@ -110,6 +123,7 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             let request = FrontRequest { front: front.clone(), vbd: *vbd, fds };
             value(shared.in_turn(|| host.front_add(*minor, request))?)
         }
+        Command::Grow { minor, len } => value(shared.in_turn(|| host.grow(*minor, *len))?),
         Command::Open {
             minor,
             image,
@@ -120,11 +134,14 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             secondary,
             standby,
             log,
+            key,
+            key_file,
         } => {
             let request = OpenRequest {
                 secondary: secondary.clone(),
                 standby: *standby,
                 log_path: log_text(log.as_ref()),
+                key: key_of(*key, key_file.as_deref(), fds)?,
                 read_only: *read_only,
                 page_cache: *page_cache,
                 request_timeout: timeout_s.filter(|s| *s > 0).map(|s| Duration::from_secs(s.into())),
@@ -172,5 +189,13 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };
             shared.in_turn(|| host.set_polling(*minor, polling)).map(|()| json!({}))
         }
+        Command::JobList { minor } => value(host.image_work(*minor, &ImageWork::Jobs)?),
+        Command::Snapshot { .. }
+        | Command::Commit { .. }
+        | Command::JobCancel { .. }
+        | Command::JobRate { .. } => match command.image_work() {
+            Some((minor, work)) => value(shared.in_turn(|| host.image_work(minor, &work))?),
+            None => Ok(json!({})),
+        },
     }
 }

@@ -12,6 +12,7 @@ use crate::host::{
     DiskEntry, DiskInfo, DiskReport, FrontEntry, FrontRequest, ImageReport, Key, OpenRequest, Polling,
     ResumeRequest, VbdState,
 };
+use crate::images::{ImageAnswer, ImageWork, SnapshotReport};
 use crate::message::{MESSAGE_LEN, Message, MessageKind, flags};
 use crate::own::{Command, Front, ImageSource};
 use crate::stats_text::VbdStats;
@@ -58,6 +59,18 @@ impl Double {
 const INFO: DiskInfo = DiskInfo { sectors: 2048, sector_size: 512, info: 0 };
 
 impl DiskHost for Double {
+    fn image_work(&self, minor: u16, work: &ImageWork) -> Result<ImageAnswer> {
+        self.with(minor, |_| Ok(()))?;
+        match work {
+            ImageWork::Snapshot { leaf, stall_ms } => Ok(ImageAnswer::Snapshot(SnapshotReport {
+                leaf: format!("vhd:{}", leaf.display()),
+                parent: "vhd:/old".into(),
+                stalled_us: (*stall_ms).into(),
+            })),
+            _ => Ok(ImageAnswer::Jobs(Vec::new())),
+        }
+    }
+
     fn list(&self) -> Vec<DiskEntry> {
         let entry = |(minor, disk): (&u16, &Disk)| DiskEntry {
             minor: *minor,
@@ -162,6 +175,10 @@ impl DiskHost for Double {
             }
             Ok(())
         })
+    }
+
+    fn grow(&self, minor: u16, len: u64) -> Result<DiskInfo> {
+        self.with(minor, |_| Ok(DiskInfo { sectors: len / 512, ..INFO }))
     }
 
     fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
@@ -409,6 +426,8 @@ fn our_own_protocol_carries_everything() {
             secondary: None,
             standby: false,
             log: None,
+            key: None,
+            key_file: None,
         };
         assert_eq!(
             ask(open(ImageSource::Leaf("vhd:relative".into()))).expect_err("relative").errno,

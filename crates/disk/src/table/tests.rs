@@ -30,6 +30,9 @@ impl Plane for Double {
     type Disk = DoubleDisk;
 
     fn open(&self, spec: &OpenSpec<'_>, stats: DiskStats) -> Result<DoubleDisk> {
+        if spec.key.is_some_and(|key| key.0 != [7; 32]) {
+            return Err(ControlError::new(Errno::EINVAL, "another key"));
+        }
         if spec.image.text().contains("missing") {
             return Err(ControlError::new(Errno::ENOENT, format!("{} does not exist", spec.image.text())));
         }
@@ -62,6 +65,17 @@ impl DoubleDisk {
 impl PlaneMirror for DoubleDisk {}
 
 impl PlaneDisk for DoubleDisk {
+    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
+        match work {
+            ImageWork::Snapshot { leaf, .. } => Ok(ImageAnswer::Snapshot(tapio_control::SnapshotReport {
+                leaf: format!("vhd:{}", leaf.display()),
+                parent: lock(&self.image).clone().unwrap_or_default(),
+                stalled_us: 1,
+            })),
+            _ => Ok(ImageAnswer::Jobs(Vec::new())),
+        }
+    }
+
     fn info(&self) -> DiskInfo {
         DiskInfo { sectors: 4096, sector_size: 512, info: 0 }
     }
@@ -97,6 +111,10 @@ impl PlaneDisk for DoubleDisk {
         *lock(&self.image) = Some(image.text());
         *lock(&self.wishes) = wishes.clone();
         Ok(())
+    }
+
+    fn grow(&self, len: u64) -> Result<DiskInfo> {
+        Ok(DiskInfo { sectors: len / 512, ..self.info() })
     }
 
     fn close(&self, force: bool) -> Result<()> {
@@ -213,11 +231,9 @@ fn the_documented_errors_come_in_every_state() {
 #[test]
 fn wishes_that_would_lose_data_are_refused_and_the_others_granted() {
     let Setting { table, minor, .. } = &setting();
-    let key = Some(tapio_control::Key(vec![0; 32]));
     for wish in [
         (OpenRequest { secondary: Some("tar:/s".into()), ..image("vhd:/a") }, Errno::EINVAL),
         (OpenRequest { standby: true, ..image("vhd:/a") }, Errno::EINVAL),
-        (OpenRequest { key, ..image("vhd:/a") }, Errno::EOPNOTSUPP),
     ] {
         assert_eq!(errno(table.open(*minor, &wish.0)), wish.1);
     }
@@ -251,6 +267,25 @@ fn second_images_and_logs_reach_the_disk_and_are_given_anew_at_each_resume() {
     assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(mirror), log: None });
     assert_eq!(errno(table.mirror_pivot(*minor)), Errno::EOPNOTSUPP);
     assert_eq!(table.mirror_status(*minor).expect("told"), None);
+}
+
+#[test]
+fn a_key_reaches_the_images() {
+    let Setting { table, minor, .. } = &setting();
+    let with_key = |byte| OpenRequest { key: Some(Key(vec![byte; 32])), ..image("vhd:/a") };
+    assert_eq!(errno(table.open(*minor, &with_key(8))), Errno::EINVAL);
+    table.open(*minor, &with_key(7)).expect("opens");
+}
+
+#[test]
+fn a_disk_grows_while_it_runs() {
+    let Setting { table, minor, .. } = &setting();
+    assert_eq!(errno(table.grow(*minor, 1 << 30)), Errno::ENODEV);
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    assert_eq!(table.grow(*minor, 1 << 30).expect("grows").sectors, 1 << 21);
+    table.pause(*minor, &Here).expect("pauses");
+    let refused = table.grow(*minor, 1 << 31).expect_err("it is paused");
+    assert!(refused.errno == Errno::EINVAL && refused.to_string().contains("resume"), "{refused}");
 }
 
 #[test]
@@ -388,4 +423,14 @@ fn the_end_closes_everything_and_gives_its_own_numbers_back() {
     assert!(table.is_empty());
     assert_eq!(table.plane.closed.load(Ordering::SeqCst), 2);
     assert_eq!(run.minors().allocated(), Ok(vec![*minor]));
+}
+
+#[test]
+fn a_snapshot_makes_another_image_the_leaf() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &image("vhd:/d/a.vhd")).expect("opened");
+    let work = ImageWork::Snapshot { leaf: "/d/b.vhd".into(), stall_ms: 1 };
+    assert!(matches!(table.image_work(*minor, &work), Ok(ImageAnswer::Snapshot(_))));
+    assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/b.vhd"));
+    assert_eq!(errno(table.image_work(minor + 1, &work)), Errno::ENODEV);
 }

@@ -7,8 +7,9 @@ use tapio_types::{ImageKind, Span};
 
 use super::mapping::{Extent, Lookup};
 use super::raw::RawLayer;
-use super::vhd::VhdLayer;
+use super::vhd::{VhdLayer, Visit};
 use crate::error::Result;
+use crate::vhd::crypt::DiskCipher;
 
 /// An open image.
 #[derive(Debug)]
@@ -41,6 +42,35 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(raw) => raw.virtual_len(),
             Self::Vhd(vhd) => vhd.virtual_len(),
+        }
+    }
+
+    /// Bytes that the storage has for new blocks, where it has its length for good.
+    pub fn room(&self) -> Option<u64> {
+        match self {
+            _ if self.store().info().resizable => None,
+            // All of it is there already.
+            Self::Raw(_) => Some(u64::MAX),
+            Self::Vhd(vhd) => Some(vhd.room()),
+        }
+    }
+
+    /// What the sectors of this layer are encrypted by. A sector that is in the layer is always encrypted then; one that
+    /// is not reads as in any other layer.
+    pub fn cipher(&self) -> Option<&DiskCipher> {
+        match self {
+            Self::Raw(_) => None,
+            Self::Vhd(vhd) => vhd.cipher(),
+        }
+    }
+
+    /// To be held by whoever looks places up in a layer that is open for writing, from before [`Layer::lookup`] or
+    /// [`Layer::prepare`] until the bytes there are read or written: without it a place may meanwhile be given back and
+    /// belong to another block.
+    pub fn enter(&self) -> Option<Visit<'_>> {
+        match self {
+            Self::Raw(_) => None,
+            Self::Vhd(vhd) => vhd.enter(),
         }
     }
 
@@ -83,12 +113,12 @@ impl<S: Storage> Layer<S> {
         }
     }
 
-    /// The data of a span that [`Layer::prepare`] gave a place is there: it may be read from now on. Returns whether
-    /// metadata must be written before the write is durable; then the caller lets [`Layer::settle`] run.
-    pub fn written(&self, span: Span) -> bool {
+    /// The data of a span that [`Layer::prepare`] gave the place at `offset` is there: it may be read from now on. Returns
+    /// whether metadata must be written before the write is durable; then the caller lets [`Layer::settle`] run.
+    pub fn written(&self, span: Span, offset: u64) -> bool {
         match self {
             Self::Raw(_) => false,
-            Self::Vhd(vhd) => vhd.written(span),
+            Self::Vhd(vhd) => vhd.written(span, offset),
         }
     }
 
@@ -108,6 +138,18 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(_) => Ok(()),
             Self::Vhd(vhd) => vhd.settle().await,
+        }
+    }
+
+    /// Makes the disk `len` bytes long, which must not be less than it is. What is behind the old end reads as zero, or
+    /// as the layers below.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where that needs more than can be done while the image is in use; the storage's.
+    pub async fn grow(&self, len: u64) -> Result<()> {
+        match self {
+            Self::Raw(raw) => raw.grow(len).await,
+            Self::Vhd(vhd) => vhd.grow(len).await,
         }
     }
 

@@ -23,6 +23,7 @@ pub mod footer;
 pub mod geometry;
 pub mod header;
 pub mod journal;
+pub mod keys;
 pub mod layout;
 pub mod locator;
 pub mod offline;
@@ -34,6 +35,7 @@ pub use bitmap::BitOrder;
 pub use footer::{DiskType, Footer, FooterSource, Tolerance};
 pub use geometry::Geometry;
 pub use header::Header;
+pub use keys::Keys;
 pub use layout::Layout;
 pub use locator::{LocatorEntry, PlatformCode};
 

@@ -370,6 +370,6 @@ fn another_parent_survives_any_kill() {
             assert_eq!(locators.iter().filter(|entry| entry.data_len > 0).count(), 3, "{new} after {count}");
             snapshot(&at("leaf.vhd"), &at("old.vhd"), &SnapshotOptions::default()).unwrap();
         }
-        assert!(seen[0] > 3 && seen[1] > 1, "{seen:?}");
+        assert!(seen[0] > 2 && seen[1] > 1, "{seen:?}");
     }
 }

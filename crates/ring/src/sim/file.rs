@@ -53,17 +53,6 @@ impl Durable {
         }
     }
 
-    /// How much from the beginning of `span` is alike, and whether something was written there, in whole pages.
-    pub fn data_run(&self, span: Span) -> (u64, bool) {
-        let has = |at: u64| self.pages.contains_key(&(at / PAGE_LEN));
-        let (data, end) = (has(span.start), span.start + span.len);
-        let mut at = span.start;
-        while at < end && has(at) == data {
-            at = (at / PAGE_LEN + 1) * PAGE_LEN;
-        }
-        (at.min(end) - span.start, data)
-    }
-
     /// Writes `from` at `at`, growing the file.
     pub fn write(&mut self, at: u64, from: &[u8]) {
         self.len = self.len.max(at + from.len() as u64);
@@ -76,6 +65,18 @@ impl Durable {
             Rc::make_mut(page)[within..within + count].copy_from_slice(&from[done..done + count]);
             done += count;
         }
+    }
+
+    /// How much from the beginning of `span` is kept alike: pages that are there, or a hole.
+    pub fn data_run(&self, span: Span) -> (u64, bool) {
+        let end = span.start + span.len;
+        let is_data = |place: u64| self.pages.contains_key(&(place / PAGE_LEN));
+        let first = is_data(span.start);
+        let mut at = (span.start / PAGE_LEN + 1) * PAGE_LEN;
+        while at < end && is_data(at) == first {
+            at += PAGE_LEN;
+        }
+        (at.min(end) - span.start, first)
     }
 
     /// Makes a range inside the file read as zero.

@@ -356,10 +356,14 @@ impl Storage for UringFile {
 
     async fn set_len(&self, len: u64) -> io::Result<()> {
         if !self.info.resizable {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "a block device cannot be resized from here",
-            ));
+            // Whoever manages the device has made it longer, or not.
+            let now = current_len(&self.file)?;
+            if now < len {
+                let why = format!("the device has {now} bytes: make it longer first");
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
+            self.len.set(now);
+            return Ok(());
         }
         self.file.set_len(len)?;
         self.len.set(len);

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tapio_control::{
     Body, Caller, Command, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, Errno, FrontEntry,
-    FrontRequest, Hello, Limits, MESSAGE_LEN, Message, OpenRequest, OwnClient, PATH_LEN, Polling, Reply,
-    Result, ResumeRequest, VbdState, VbdStats, converse_once, decode_log_path, encode_log_path,
-    parse_request,
+    FrontRequest, Hello, ImageAnswer, ImageWork, Limits, MESSAGE_LEN, Message, OpenRequest, OwnClient,
+    PATH_LEN, Polling, Reply, Result, ResumeRequest, VbdState, VbdStats, converse_once, decode_log_path,
+    encode_log_path, parse_request,
 };
 
 use super::take;
@@ -32,6 +32,11 @@ fn missing(minor: u16) -> Result<()> {
 }
 
 impl DiskHost for One {
+    fn image_work(&self, minor: u16, _work: &ImageWork) -> Result<ImageAnswer> {
+        missing(minor)?;
+        Ok(ImageAnswer::Jobs(Vec::new()))
+    }
+
     fn list(&self) -> Vec<DiskEntry> {
         let state = VbdState::Running;
         vec![DiskEntry { minor: 0, state, image: None, read_only: false, fronts: Vec::new() }]
@@ -76,6 +81,10 @@ impl DiskHost for One {
     }
     fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
         missing(minor).map(|()| DiskInfo { sectors: 1, sector_size: 512, info: 0 })
+    }
+
+    fn grow(&self, minor: u16, _len: u64) -> Result<DiskInfo> {
+        self.disk_info(minor)
     }
     fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
         request.front.check(request.fds.len()).expect("a front end that was not checked");

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, OpenOptions, SpaceMode, open};
 use tapio_format::live::{Layer, Lookup, Place};
+use tapio_format::vhd::Keys;
 use tapio_ring::sim::SimHost;
 use tapio_ring::{Executor, Inbox, Io, PageBuf, Polling, PollingConfig, Storage, Tasks};
 use tapio_types::{Access, SECTOR_LEN, Span};
@@ -71,7 +72,8 @@ async fn use_image<S: Storage>(
     access: Access,
     write: bool,
 ) -> Result<Option<u8>, FormatError> {
-    let options = OpenOptions { access, space: SpaceMode::Auto, intent: IntentPlace::Private };
+    let options =
+        OpenOptions { access, space: SpaceMode::Auto, intent: IntentPlace::Private, keys: Keys::default() };
     let opened = open(store, tasks, &options).await?;
     assert!(opened.remarks.iter().all(|remark| remark.len() < 4096), "a remark without measure");
     let layer = opened.layer;
@@ -114,7 +116,7 @@ async fn write_sector<S: Storage>(layer: &Layer<S>, span: Span, byte: u8) -> Res
         layer.not_written(span);
         return Err(FormatError::io("cannot write", error));
     }
-    if layer.written(span) {
+    if layer.written(span, offset) {
         layer.settle().await?;
     }
     layer.sync().await

@@ -99,7 +99,7 @@ fn a_pause_holds_requests_and_loses_none() {
 }
 
 /// Writes numbered records until told to stop by a file, then checks all of them.
-const RECORDER: &str = "
+pub const RECORDER: &str = "
 import os, time
 count = 0
 longest = 0

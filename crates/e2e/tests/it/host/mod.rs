@@ -7,6 +7,7 @@ mod cli;
 mod control;
 mod crash;
 mod full_disk;
+mod images;
 mod instruments;
 mod load;
 mod mirror;

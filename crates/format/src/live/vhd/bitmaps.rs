@@ -3,8 +3,12 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::traffic::Flying;
+
 /// Bitmaps kept, at least; one of a 2 MiB block takes 512 bytes. tapdisk keeps 32.
-const KEEP: usize = 2048;
+const KEEP: usize = 512;
+/// No block has this number: tables are far shorter.
+const NO_BLOCK: u32 = u32::MAX;
 
 /// A bitmap in memory, MSB first.
 #[derive(Debug)]
@@ -14,8 +18,8 @@ pub(super) struct Entry {
     pub(super) bits: Box<[u8]>,
     /// Bits were set that are not on disk.
     pub(super) dirty: bool,
-    /// Writes under way that will set bits here: it must stay.
-    pub(super) pins: u32,
+    /// A batch is writing it: until that is durable it must be found here.
+    pub(super) pinned: bool,
     used: bool,
 }
 
@@ -26,6 +30,8 @@ pub(super) struct Bitmaps {
     /// itself, and traffic that is spread over a large disk would touch all of its pages.
     place: HashMap<u32, u32, BuildHasherDefault<BlockHasher>>,
     entries: Vec<Entry>,
+    /// Entries that belong to no block any more.
+    spare: Vec<u32>,
     hand: usize,
 }
 
@@ -33,7 +39,7 @@ impl Bitmaps {
     pub(super) fn new() -> Self {
         // Room at once, so that no request pays for growing: the memory is not touched before it is used.
         let place = HashMap::with_capacity_and_hasher(2 * KEEP, BuildHasherDefault::default());
-        Self { place, entries: Vec::new(), hand: 0 }
+        Self { place, entries: Vec::new(), spare: Vec::new(), hand: 0 }
     }
 
     pub(super) fn contains(&self, block: u32) -> bool {
@@ -50,29 +56,41 @@ impl Bitmaps {
     pub(super) fn forget(&mut self) {
         self.place.clear();
         self.entries.clear();
+        self.spare.clear();
         self.hand = 0;
     }
 
     /// Puts a bitmap in; one that is there already is newer and stays.
-    pub(super) fn insert(&mut self, block: u32, bits: &[u8]) {
+    pub(super) fn insert(&mut self, block: u32, bits: &[u8], flying: &Flying) {
         if self.contains(block) {
             return;
         }
-        if let Some(index) = self.victim() {
+        if let Some(index) = self.victim(flying) {
             let entry = &mut self.entries[index];
             self.place.remove(&entry.block);
             entry.block = block;
             entry.bits.copy_from_slice(bits);
-            entry.used = true;
+            (entry.used, entry.dirty, entry.pinned) = (true, false, false);
             self.place.insert(block, index as u32);
             return;
         }
-        self.entries.push(Entry { block, bits: bits.into(), dirty: false, pins: 0, used: true });
+        self.entries.push(Entry { block, bits: bits.into(), dirty: false, pinned: false, used: true });
         self.place.insert(block, self.entries.len() as u32 - 1);
     }
 
-    /// An entry to be overwritten, once there are enough.
-    fn victim(&mut self) -> Option<usize> {
+    /// Forgets the bitmap of a block that is given back.
+    pub(super) fn remove(&mut self, block: u32) {
+        if let Some(index) = self.place.remove(&block) {
+            self.entries[index as usize].block = NO_BLOCK;
+            self.spare.push(index);
+        }
+    }
+
+    /// An entry to be overwritten: one without a block, or another once there are enough.
+    fn victim(&mut self, flying: &Flying) -> Option<usize> {
+        if let Some(index) = self.spare.pop() {
+            return Some(index as usize);
+        }
         if self.entries.len() < KEEP {
             return None;
         }
@@ -80,7 +98,7 @@ impl Bitmaps {
         for _ in 0..self.entries.len() * 2 {
             self.hand = (self.hand + 1) % self.entries.len();
             let entry = &mut self.entries[self.hand];
-            if entry.dirty || entry.pins > 0 {
+            if entry.dirty || entry.pinned || !flying.is_quiet(entry.block) {
                 continue;
             }
             if !std::mem::take(&mut entry.used) {
@@ -117,10 +135,10 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_found_and_the_number_is_bounded() {
-        let mut bitmaps = Bitmaps::new();
+        let (mut bitmaps, flying) = (Bitmaps::new(), Flying::new(true));
         let blocks = || (0..3 * KEEP as u32).map(|index| index * 331);
         for block in blocks() {
-            bitmaps.insert(block, &block.to_be_bytes());
+            bitmaps.insert(block, &block.to_be_bytes(), &flying);
         }
         assert_eq!((bitmaps.entries.len(), bitmaps.place.len()), (KEEP, KEEP));
         let kept: Vec<u32> = blocks().filter(|block| bitmaps.contains(*block)).collect();
@@ -132,18 +150,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dirty_or_pinned_stays() {
-        let mut bitmaps = Bitmaps::new();
-        bitmaps.insert(1, &[1]);
-        bitmaps.insert(2, &[2]);
-        bitmaps.entry(1).expect("in").dirty = true;
-        bitmaps.entry(2).expect("in").pins = 1;
-        for block in 3..4 * KEEP as u32 {
-            bitmaps.insert(block, &[0]);
+    fn what_is_dirty_or_in_use_stays() {
+        let (mut bitmaps, flying) = (Bitmaps::new(), Flying::new(true));
+        for block in 1..=3 {
+            bitmaps.insert(block, &[block as u8], &flying);
         }
-        assert!(bitmaps.contains(1) && bitmaps.contains(2));
+        bitmaps.entry(1).expect("in").dirty = true;
+        bitmaps.entry(2).expect("in").pinned = true;
+        flying.begin(3);
+        for block in 4..4 * KEEP as u32 {
+            bitmaps.insert(block, &[0], &flying);
+        }
+        assert!((1..=3).all(|block| bitmaps.contains(block)));
         // A bitmap that is there is newer than one that comes from the disk.
-        bitmaps.insert(1, &[9]);
+        bitmaps.insert(1, &[9], &flying);
         assert_eq!(&*bitmaps.entry(1).expect("in").bits, [1]);
+    }
+
+    #[test]
+    fn a_bitmap_that_is_forgotten_makes_room_and_leaves_no_mark() {
+        let (mut bitmaps, flying) = (Bitmaps::new(), Flying::new(true));
+        bitmaps.insert(1, &[1], &flying);
+        bitmaps.entry(1).expect("in").dirty = true;
+        bitmaps.remove(1);
+        bitmaps.remove(1);
+        assert!(!bitmaps.contains(1));
+        bitmaps.insert(2, &[2], &flying);
+        let entry = bitmaps.entry(2).expect("in");
+        assert_eq!((&*entry.bits, entry.dirty), (&[2][..], false));
+        assert_eq!(bitmaps.entries.len(), 1);
     }
 }

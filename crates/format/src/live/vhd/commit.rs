@@ -63,6 +63,12 @@ impl Dirty {
     fn is_clean(&self) -> bool {
         !self.table_any && self.bitmaps.is_empty() && self.wholes.is_empty()
     }
+
+    /// The table has `entries` now.
+    pub(super) fn grow(&mut self, entries: u32) {
+        let sectors = entries.div_ceil(ENTRIES_PER_SECTOR) as usize;
+        self.table.resize(self.table.len().max(sectors.div_ceil(64)), 0);
+    }
 }
 
 /// One batch: what it writes, taken at one moment.
@@ -71,9 +77,17 @@ struct Batch {
     table: Vec<(u32, u32)>,
     bitmaps: Vec<(u32, Box<[u8]>)>,
     wholes: Vec<u32>,
+    /// Blocks that were given back.
+    freed: Vec<u32>,
+    /// The other half of the log had no records when this batch was taken.
+    is_last: bool,
 }
 
 impl Writer {
+    pub(super) fn is_clean(&self) -> bool {
+        self.dirty.borrow().is_clean() && self.freed.is_settled()
+    }
+
     pub(super) fn service_ends(&self, tasks: &Tasks) {
         self.services.set(self.services.get() - 1);
         self.service_ended.notify_all(tasks);
@@ -100,7 +114,7 @@ impl<S: Storage> VhdLayer<S> {
     /// The storage's.
     pub async fn settle(&self) -> Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
-        if writer.dirty.borrow().overflow {
+        if writer.dirty.borrow().overflow || writer.freed.is_crowded() {
             return Box::pin(self.sync()).await;
         }
         self.note_dirty(writer);
@@ -120,7 +134,7 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    async fn flush(&self) -> Result<()> {
+    pub(super) async fn flush(&self) -> Result<()> {
         self.store
             .flush()
             .await
@@ -128,7 +142,7 @@ impl<S: Storage> VhdLayer<S> {
     }
 
     async fn flush_or_commit(&self, writer: &Writer) -> Result<()> {
-        if writer.dirty.borrow().is_clean() {
+        if writer.is_clean() {
             return self.flush().await;
         }
         // Boxed: every request task has room for a flush, and only one at a time commits.
@@ -138,18 +152,23 @@ impl<S: Storage> VhdLayer<S> {
     async fn commit(&self, writer: &Writer) -> Result<()> {
         let batch = self.take_batch(writer);
         let result = async {
+            // Before its entry is gone: a block that is not there must not be called full.
+            self.clear_in_batmap(&batch.freed).await?;
             // Data first: a bitmap must never show a sector whose data could still be lost.
             if !batch.bitmaps.is_empty() {
                 self.flush().await?;
             }
-            self.write_batch(&batch).await?;
+            self.write_batch(writer, &batch).await?;
             self.flush().await
         }
         .await;
         self.unpin(&batch);
         match &result {
-            Ok(()) => writer.log.clear(batch.half),
-            Err(_) => self.give_back(writer, batch),
+            Ok(()) => {
+                writer.log.clear(batch.half);
+                writer.freed.gone(&batch.freed, batch.is_last);
+            }
+            Err(_) => self.return_batch(writer, batch),
         }
         result
     }
@@ -161,11 +180,12 @@ impl<S: Storage> VhdLayer<S> {
         let mut cache = self.bitmaps.borrow_mut();
         dirty.overflow = false;
         let half = writer.log.switch();
+        let is_last = writer.log.used() == 0;
         let bitmaps = dirty.bitmaps.drain(..).filter_map(|block| {
             let entry = cache.entry(block)?;
             entry.dirty = false;
             // Until the batch is durable a reader must find these bits here, not on disk.
-            entry.pins += 1;
+            entry.pinned = true;
             let mut bits = entry.bits.clone();
             self.bit_order.swap(&mut bits);
             Some((block, bits))
@@ -174,14 +194,14 @@ impl<S: Storage> VhdLayer<S> {
         let wholes = std::mem::take(&mut dirty.wholes);
         let table = dirty_ranges(&mut dirty.table);
         dirty.table_any = false;
-        Batch { half, table, bitmaps, wholes }
+        Batch { half, table, bitmaps, wholes, freed: writer.freed.take(), is_last }
     }
 
     fn unpin(&self, batch: &Batch) {
         let mut cache = self.bitmaps.borrow_mut();
         for (block, _) in &batch.bitmaps {
             if let Some(entry) = cache.entry(*block) {
-                entry.pins = entry.pins.saturating_sub(1);
+                entry.pinned = false;
             }
         }
     }
@@ -189,7 +209,8 @@ impl<S: Storage> VhdLayer<S> {
     /// A batch failed: all of it is dirty again. Its records stay in force in their half of the log, and new ones go
     /// behind
     /// them there once that half is active again: applying a record twice does no harm.
-    fn give_back(&self, writer: &Writer, batch: Batch) {
+    fn return_batch(&self, writer: &Writer, batch: Batch) {
+        writer.freed.not_gone(&batch.freed);
         let mut dirty = writer.dirty.borrow_mut();
         for (first, count) in batch.table {
             for sector in first..first + count {
@@ -209,7 +230,7 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    async fn write_batch(&self, batch: &Batch) -> Result<()> {
+    async fn write_batch(&self, writer: &Writer, batch: &Batch) -> Result<()> {
         let ones = self.ones();
         let len = self.bitmap_len as usize;
         let longest = batch.bitmaps.len().min(PARALLEL);
@@ -231,7 +252,13 @@ impl<S: Storage> VhdLayer<S> {
         let table_offset = self.header.borrow().table_offset;
         for &(first, count) in &batch.table {
             let len = count as usize * SECTOR_LEN as usize;
-            self.table.encode(first * ENTRIES_PER_SECTOR, &mut page[..len]);
+            let (block, blocks) = (first * ENTRIES_PER_SECTOR, count * ENTRIES_PER_SECTOR);
+            self.table.encode(block, &mut page[..len]);
+            // Given back since the batch was taken: on disk they stay until theirs.
+            writer.freed.for_each_fresh(block, blocks, |freed, sector| {
+                let at = (freed - block) as usize * 4;
+                page[at..at + 4].copy_from_slice(&sector.to_be_bytes());
+            });
             let at = table_offset + u64::from(first) * SECTOR_LEN;
             let written = self.store.write(at, page.segments(len)).await;
             written
@@ -267,15 +294,19 @@ impl<S: Storage> VhdLayer<S> {
     pub(super) async fn keep_written(self: Rc<Self>) {
         let Some(writer) = &self.writer else { return };
         while !writer.closing.get() {
-            if writer.dirty.borrow().is_clean() {
+            if writer.is_clean() {
                 writer.sleeping.set(Sleeping::UntilDirty);
                 writer.writeback.wait(&self.tasks).await;
                 continue;
             }
             self.pause_writeback(writer, CAPACITY / 2).await;
             // A failure is told to the guest at its next flush; here it is only tried again later.
-            if !writer.closing.get() && self.sync().await.is_err() {
-                self.pause_writeback(writer, u32::MAX).await;
+            if writer.closing.get() {
+                break;
+            }
+            match self.sync().await {
+                Ok(()) => self.reclaim(writer).await,
+                Err(_) => self.pause_writeback(writer, u32::MAX).await,
             }
         }
         writer.service_ends(&self.tasks);
@@ -304,7 +335,9 @@ impl<S: Storage> VhdLayer<S> {
         while writer.services.get() > 0 {
             writer.service_ended.wait(&self.tasks).await;
         }
+        self.forget_freed().await?;
         self.sync().await?;
+        self.reclaim(writer).await;
         if writer.dirty.borrow().batmap {
             self.write_batmap().await?;
             writer.dirty.borrow_mut().batmap = false;
@@ -331,33 +364,6 @@ impl<S: Storage> VhdLayer<S> {
             self.store.set_len(len).await.map_err(failed("cannot cut the file to its length"))?;
         }
         self.store.flush().await.map_err(failed("cannot make the image durable"))
-    }
-
-    /// Writes the batmap: one bit for each block that is present as a whole. The bitmaps that say so are durable.
-    pub(super) async fn write_batmap(&self) -> Result<()> {
-        let Some(batmap) = &self.batmap else { return Ok(()) };
-        let len = FOOTER_LEN + batmap.len() as usize;
-        let mut page = PageBuf::zeroed(len);
-        let (head, map) = page.split_at_mut(FOOTER_LEN);
-        let map_len = batmap.len() as usize;
-        self.table.for_each_allocated(|block, _| {
-            if self.table.is_full(block) && (block as usize) < map_len * 8 {
-                bitmap::set(map, block as usize);
-            }
-        });
-        let mut header = *batmap;
-        header.checksum = header.map_checksum(map, self.virtual_len());
-        head.copy_from_slice(&header.encode());
-        let at = crate::vhd::batmap::header_offset(&self.header.borrow());
-        let failed = |error| FormatError::io("cannot write the batmap", error).with_offset(at);
-        if batmap.offset == at + FOOTER_LEN as u64 {
-            self.store.write(at, page.segments(len)).await.map_err(failed)
-        } else {
-            let whole = page.segments(len);
-            let map = whole.slice(FOOTER_LEN as u64, batmap.len());
-            self.store.write(batmap.offset, map).await.map_err(failed)?;
-            self.store.write(at, whole.slice(0, FOOTER_LEN as u64)).await.map_err(failed)
-        }
     }
 }
 

@@ -18,15 +18,20 @@
 //! to a reader. There a new block is present as a whole from the start, step 1 is not needed, and its later writes
 //! touch no metadata.
 //!
-//! What the process owes to the disk between an answer and its batch is in the [`intent`] log.
+//! What the process owes to the disk between an answer and its batch is in the [`intent`] log. Blocks that a guest gives
+//! back go the other way: see `freed`.
 
+mod batmap;
 mod bitmaps;
 mod commit;
+mod freed;
+mod grow;
 pub mod intent;
 mod open;
 mod relink;
 mod reserve;
 mod table;
+mod traffic;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -38,22 +43,28 @@ use uuid::Uuid;
 use super::group::GroupRun;
 use super::mapping::{Extent, Lookup, Place};
 use crate::error::{FormatError, FormatErrorKind, Result};
+use crate::vhd::crypt::DiskCipher;
 use crate::vhd::{BatmapHeader, BitOrder, Footer, Header, bitmap, layout};
 use bitmaps::Bitmaps;
 use commit::Dirty;
+use freed::{Again, Freed};
 use intent::{CAPACITY, Intent, IntentLog};
 use reserve::Reserve;
 use table::BlockTable;
+use traffic::{Flying, Visits};
 
 pub use intent::{HeapLogs, IntentPlace};
 pub use open::{OpenOptions, Opened, SpaceMode, open};
+pub use traffic::Visit;
 
 /// An open dynamic or differencing VHD.
 #[derive(Debug)]
 pub struct VhdLayer<S> {
     store: S,
     tasks: Tasks,
-    footer: Footer,
+    footer: RefCell<Footer>,
+    /// Bytes of the disk, as the footer has them.
+    len: Cell<u64>,
     header: RefCell<Header>,
     batmap: Option<BatmapHeader>,
     /// Its checksum did not fit when the image was opened.
@@ -65,8 +76,11 @@ pub struct VhdLayer<S> {
     bit_order: BitOrder,
     /// A missing sector is the parent's; otherwise it reads as zero.
     has_parent: bool,
+    /// Sectors that are present are encrypted by this.
+    cipher: Option<Box<DiskCipher>>,
     table: BlockTable,
     bitmaps: RefCell<Bitmaps>,
+    flying: Flying,
     /// Present while the image is open for writing.
     writer: Option<Writer>,
 }
@@ -78,6 +92,8 @@ struct Writer {
     whole_blocks: bool,
     reserve: Reserve,
     dirty: RefCell<Dirty>,
+    freed: Freed,
+    visits: Visits,
     log: IntentLog,
     syncs: GroupRun,
     /// Work for the task that writes metadata back by itself.
@@ -107,12 +123,23 @@ impl<S: Storage> VhdLayer<S> {
 
     /// Bytes of the disk.
     pub fn virtual_len(&self) -> u64 {
-        self.footer.current_len
+        self.len.get()
     }
 
     /// The image's identity.
     pub fn uuid(&self) -> Uuid {
-        self.footer.uuid
+        self.footer.borrow().uuid
+    }
+
+    /// What its sectors are encrypted by.
+    pub fn cipher(&self) -> Option<&DiskCipher> {
+        self.cipher.as_deref()
+    }
+
+    /// A request begins that looks places up and uses them later. Until what is returned is dropped, no place that it may
+    /// know is given to another block.
+    pub fn enter(&self) -> Option<Visit<'_>> {
+        self.writer.as_ref().map(|writer| writer.visits.enter())
     }
 
     /// Whether the footer at the end or the batmap was not as it should be when the image was opened: the power went
@@ -176,17 +203,33 @@ impl<S: Storage> VhdLayer<S> {
         let len = self.bitmap_len as usize;
         let mut page = tapio_ring::PageBuf::zeroed(len);
         let at = u64::from(sector) * SECTOR_LEN;
+        // What is read now must not be put in later than what comes after it.
+        let changes = self.writer.is_some();
+        if changes {
+            self.flying.begin(block);
+        }
         let read = self.store.read(at, page.segments(len)).await;
+        if changes {
+            self.flying.end(block);
+        }
         read.map_err(|error| {
             FormatError::io(format!("cannot read the bitmap of block {block}"), error).with_offset(at)
         })?;
         let bits = &mut page[..len];
         self.bit_order.swap(bits);
-        self.bitmaps.borrow_mut().insert(block, bits);
+        // Given back, or given back and allocated again, while it was read.
+        if self.table.sector(block) != Some(sector) {
+            return Ok(());
+        }
+        self.insert_bitmap(block, bits);
         if bitmap::all_set(bits, 0, (self.block_len() / SECTOR_LEN) as usize) && self.is_clean(block) {
             self.table.set_full(block);
         }
         Ok(())
+    }
+
+    fn insert_bitmap(&self, block: u32, bits: &[u8]) {
+        self.bitmaps.borrow_mut().insert(block, bits, &self.flying);
     }
 
     fn is_clean(&self, block: u32) -> bool {
@@ -210,8 +253,9 @@ impl<S: Storage> VhdLayer<S> {
             None => self.assign(writer, block)?,
         };
         if !self.table.is_full(block) {
-            self.bitmaps.borrow_mut().entry(block)?.pins += 1;
+            self.bitmaps.borrow_mut().entry(block)?;
         }
+        self.flying.begin(block);
         Some(Extent { len, place: Place::Data { offset: self.data_offset(sector) + within } })
     }
 
@@ -228,7 +272,7 @@ impl<S: Storage> VhdLayer<S> {
             let (block, _) = self.block_of(want.start);
             if self.table.sector(block).is_some() {
                 self.load(block).await?;
-            } else if writer.log.used() >= CAPACITY {
+            } else if writer.log.used() >= CAPACITY || !writer.freed.is_settled() {
                 self.sync().await?;
             } else {
                 self.wait_for_space().await?;
@@ -241,6 +285,16 @@ impl<S: Storage> VhdLayer<S> {
         if writer.log.used() >= CAPACITY {
             return None;
         }
+        if !writer.freed.is_settled() {
+            match self.take_back(writer, block) {
+                Again::No => {}
+                Again::Wait => return None,
+                Again::Back(sector) => {
+                    self.note_dirty(writer);
+                    return Some(sector);
+                }
+            }
+        }
         let sector = writer.reserve.take()?;
         self.table.set_sector(block, sector);
         let mut dirty = writer.dirty.borrow_mut();
@@ -252,24 +306,30 @@ impl<S: Storage> VhdLayer<S> {
             debug_assert!(fits, "room was tested above");
         } else {
             drop(dirty);
-            self.bitmaps.borrow_mut().insert(block, &vec![0; self.bitmap_len as usize]);
+            self.insert_bitmap(block, &vec![0; self.bitmap_len as usize]);
         }
         self.note_dirty(writer);
         self.watch_reserve(writer);
         Some(sector)
     }
 
-    /// The data of `span`, a span that `prepare` gave a place, is written: it is visible from now on. Returns whether
-    /// [`VhdLayer::settle`] must be awaited before the guest is answered.
-    pub fn written(&self, span: Span) -> bool {
+    /// The data of `span`, a span that `prepare` gave the place at `offset`, is written: it is visible from now on.
+    /// Returns whether [`VhdLayer::settle`] must be awaited before the guest is answered.
+    pub fn written(&self, span: Span, offset: u64) -> bool {
         let Some(writer) = self.writer.as_ref() else { return false };
         let (block, within) = self.block_of(span.start);
-        if writer.whole_blocks && self.table.is_full(block) && !self.bitmaps.borrow().contains(block) {
+        self.flying.end(block);
+        if self.table.is_full(block) {
             return writer.log.used() >= CAPACITY / 2;
         }
+        // A block that was given back meanwhile: the write came first, and is gone with the block.
+        let Some(sector) =
+            self.table.sector(block).filter(|&sector| self.data_offset(sector) + within == offset)
+        else {
+            return false;
+        };
         let mut bitmaps = self.bitmaps.borrow_mut();
         let Some(entry) = bitmaps.entry(block) else { return false };
-        entry.pins = entry.pins.saturating_sub(1);
         let (first, count) = ((within / SECTOR_LEN) as usize, (span.len / SECTOR_LEN) as usize);
         if bitmap::all_set(&entry.bits, first, count) {
             return writer.log.used() >= CAPACITY / 2;
@@ -278,10 +338,8 @@ impl<S: Storage> VhdLayer<S> {
         if bitmap::all_set(&entry.bits, 0, (self.block_len() / SECTOR_LEN) as usize) {
             self.table.set_full(block);
         }
-        let sector = self.table.sector(block).unwrap_or_default();
         let mut dirty = writer.dirty.borrow_mut();
-        if !entry.dirty {
-            entry.dirty = true;
+        if !std::mem::replace(&mut entry.dirty, true) {
             dirty.mark_bitmap(block);
         }
         let intent = Intent { block, sector, first: first as u16, count: count as u16 };
@@ -296,10 +354,7 @@ impl<S: Storage> VhdLayer<S> {
 
     /// The write to a span that `prepare` gave a place failed: nothing becomes visible.
     pub fn not_written(&self, span: Span) {
-        let (block, _) = self.block_of(span.start);
-        if let Some(entry) = self.bitmaps.borrow_mut().entry(block) {
-            entry.pins = entry.pins.saturating_sub(1);
-        }
+        self.flying.end(self.block_of(span.start).0);
     }
 }
 

@@ -8,15 +8,19 @@ use tapio_types::{Access, SECTOR_LEN};
 
 use super::bitmaps::Bitmaps;
 use super::commit::Dirty;
+use super::freed::Freed;
 use super::intent::{Intent, IntentLog, IntentPlace};
 use super::reserve::Reserve;
 use super::table::BlockTable;
+use super::traffic::{Flying, Visits};
 use super::{VhdLayer, Writer};
 use crate::error::{FormatError, FormatErrorKind, Result};
 use crate::live::group::GroupRun;
 use crate::live::layer::Layer;
 use crate::live::raw::RawLayer;
-use crate::vhd::{BatmapHeader, DiskType, FOOTER_LEN, Footer, HEADER_LEN, Header, batmap, bitmap, layout};
+use crate::vhd::{
+    BatmapHeader, DiskType, FOOTER_LEN, Footer, HEADER_LEN, Header, Keys, batmap, bitmap, layout,
+};
 
 /// The table is read in pieces of this size.
 const TABLE_PIECE: usize = 256 << 10;
@@ -42,6 +46,8 @@ pub struct OpenOptions {
     pub space: SpaceMode,
     /// Where the intent log is.
     pub intent: IntentPlace,
+    /// Among these is the key of an encrypted image.
+    pub keys: Keys,
 }
 
 /// An open image and what had to be tolerated or put right.
@@ -150,21 +156,23 @@ async fn read_metadata<S: Storage>(
     let table = BlockTable::new(entries);
     read_table(&store, &header, &table).await?;
     let (batmap, batmap_is_wrong) = read_batmap(&store, &footer, &header, &table, remarks).await?;
-    if batmap.as_ref().is_some_and(|batmap| batmap.key_hash.is_set()) {
-        let detail =
-            "the image is encrypted, which is not served yet: 'vhd-util copy -k KEYFILE' makes a plain one";
-        return Err(FormatError::new(FormatErrorKind::Unsupported, detail));
-    }
+    let cipher = match &batmap {
+        Some(batmap) => options.keys.cipher_for(&batmap.key_hash)?,
+        None => None,
+    };
     let vhd = VhdLayer {
         tasks: tasks.clone(),
         block_shift: header.block_len.trailing_zeros(),
         bitmap_len: layout::bitmap_len(header.block_len),
         bit_order: footer.bit_order(),
         has_parent: footer.disk_type == DiskType::Differencing,
+        cipher,
         bitmaps: RefCell::new(Bitmaps::new()),
+        flying: Flying::new(options.access == Access::ReadWrite),
         writer: None,
         store,
-        footer,
+        len: Cell::new(footer.current_len),
+        footer: RefCell::new(footer),
         header: RefCell::new(header),
         batmap,
         batmap_is_wrong,
@@ -320,15 +328,22 @@ impl<S: Storage> VhdLayer<S> {
                 continue;
             }
             applied += 1;
-            if self.table.sector(block).is_none() {
+            let is_new = self.table.sector(block).is_none();
+            if is_new {
                 self.table.set_sector(block, sector);
                 dirty.mark_table(block);
                 taken.insert(sector, block);
-                if whole_blocks && count == 0 {
-                    self.table.set_full(block);
-                    dirty.mark_whole(block);
-                } else {
-                    self.bitmaps.borrow_mut().insert(block, &vec![0; self.bitmap_len as usize]);
+            }
+            if whole_blocks && count == 0 {
+                // Also where the entry is there: it may have come before the bitmap.
+                self.table.set_full(block);
+                dirty.mark_whole(block);
+            } else if is_new {
+                self.insert_bitmap(block, &vec![0; self.bitmap_len as usize]);
+                // On disk it may be that of a block that was given back there.
+                if let Some(entry) = self.bitmaps.borrow_mut().entry(block) {
+                    entry.dirty = true;
+                    dirty.mark_bitmap(block);
                 }
             }
         }
@@ -362,14 +377,16 @@ async fn make_writable<S: Storage>(
     remarks: &mut Vec<String>,
 ) -> Result<Rc<VhdLayer<S>>> {
     let info = vhd.store.info();
-    let whole_blocks = info.fresh_reads_zero && !vhd.has_parent;
+    // In an encrypted image zero bytes are the encryption of something else.
+    let whole_blocks = info.fresh_reads_zero && !vhd.has_parent && vhd.cipher.is_none();
+    let uuid = vhd.uuid();
     let space = match options.space {
         SpaceMode::Auto => info.promises_space,
         SpaceMode::Promised => true,
         SpaceMode::Sparse => false,
     };
-    let memory = options.intent.memory(vhd.footer.uuid)?;
-    let (log, left) = IntentLog::adopt(memory, vhd.footer.uuid);
+    let memory = options.intent.memory(uuid)?;
+    let (log, left) = IntentLog::adopt(memory, uuid);
     let mut dirty = Dirty::new(vhd.table.len());
     let applied = vhd.apply(&left, &mut dirty, whole_blocks);
     if !left.is_empty() {
@@ -382,6 +399,8 @@ async fn make_writable<S: Storage>(
         whole_blocks,
         reserve: Reserve::new(0, space),
         dirty: RefCell::new(dirty),
+        freed: Freed::default(),
+        visits: Visits::default(),
         log,
         syncs: GroupRun::default(),
         writeback: Notify::default(),
@@ -411,6 +430,9 @@ async fn make_writable<S: Storage>(
         vhd.write_footer(vhd.store.len() - FOOTER_LEN as u64).await?;
         vhd.sync().await?;
     }
+    if !vhd.footer_is_copy {
+        vhd.make_footers_agree(remarks).await?;
+    }
     if let Some(batmap) = vhd.batmap.as_ref().filter(|_| info.resizable) {
         // Written at closing, when there may be no space left. A storage that cannot promise this loses nothing by it.
         let at = batmap::header_offset(&vhd.header.borrow());
@@ -419,6 +441,7 @@ async fn make_writable<S: Storage>(
     let vhd = Rc::new(vhd);
     if let Some(writer) = &vhd.writer {
         writer.reserve.set_tail(end);
+        vhd.find_places(writer, end)?;
         if !left.is_empty() {
             // Both halves are durable now.
             for half in 0..2 {

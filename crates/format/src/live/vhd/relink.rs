@@ -5,9 +5,9 @@ use tapio_types::SECTOR_LEN;
 
 use super::VhdLayer;
 use crate::error::{FormatError, Result, invalid};
-use crate::vhd::FOOTER_LEN;
 use crate::vhd::offline::ParentFacts;
 use crate::vhd::offline::relink::{Room, Step, plan};
+use crate::vhd::{FOOTER_LEN, KeyHash};
 
 impl<S: Storage> VhdLayer<S> {
     /// Gives the image another parent, one through which it reads the same. Durable when it returns; before, it is
@@ -18,17 +18,19 @@ impl<S: Storage> VhdLayer<S> {
     /// its own; `OutOfSpace` without room for a longer path; the storage's.
     pub async fn relink(&self, parent: &ParentFacts) -> Result<()> {
         let writer = self.writer()?;
-        if !self.has_parent || parent.uuid == self.footer.uuid {
+        if !self.has_parent || parent.uuid == self.uuid() {
             return Err(invalid("the image has no parent, or would become its own"));
         }
-        let mut first_block = writer.reserve.first_place();
+        let freed = writer.freed.first_place().map(|sector| u64::from(sector) * SECTOR_LEN);
+        let ready = writer.reserve.first_place();
+        let mut first_block = ready.into_iter().chain(freed).min();
         self.table.for_each_allocated(|_, sector| {
             let at = u64::from(sector) * SECTOR_LEN;
             first_block = Some(first_block.map_or(at, |first| first.min(at)));
         });
         // Behind the metadata new blocks are given their places at any moment.
         let room = Room { batmap: self.batmap.as_ref(), first_block, behind: None };
-        let relink = plan(&self.header.borrow(), self.footer.data_offset, &room, parent)?;
+        let relink = plan(&self.header.borrow(), self.footer.borrow().data_offset, &room, parent)?;
         for step in &relink.steps {
             match step {
                 Step::Write(at, bytes) => {
@@ -89,6 +91,21 @@ impl<S: Storage> VhdLayer<S> {
             missing += u32::from(!known);
         });
         (self.table.allocated(), missing)
+    }
+
+    /// Bytes between the last block and the footer of a storage that has its length for good.
+    pub(crate) fn room(&self) -> u64 {
+        self.store.len().saturating_sub(self.data_end() + FOOTER_LEN as u64)
+    }
+
+    /// The key that the image needs, if it is encrypted.
+    pub fn key_hash(&self) -> KeyHash {
+        self.batmap.as_ref().map_or_else(KeyHash::default, |batmap| batmap.key_hash)
+    }
+
+    /// The largest disk that its block table has room for, in bytes.
+    pub fn len_max(&self) -> u64 {
+        u64::from(self.header.borrow().entries_max) * self.block_len()
     }
 
     /// Bytes that one more block takes in the file, its bitmap included.

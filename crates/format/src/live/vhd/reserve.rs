@@ -34,13 +34,13 @@ pub(super) struct Reserve {
     step: Cell<u32>,
     /// Whether the file system is asked for the space itself, or only for the address range.
     space: bool,
-    busy: Cell<bool>,
+    pub(super) busy: Cell<bool>,
     /// A task waits for space: the service must make some now, or say why it cannot.
     wanted: Cell<bool>,
     failure: RefCell<Option<FormatError>>,
     failures: Cell<u64>,
     work: Notify,
-    done: Notify,
+    pub(super) done: Notify,
 }
 
 impl Reserve {
@@ -67,6 +67,11 @@ impl Reserve {
     /// A place for a block, if one is ready.
     pub(super) fn take(&self) -> Option<u32> {
         self.ready.borrow_mut().pop_front()
+    }
+
+    /// Every place that is ready.
+    pub(super) fn for_each_ready(&self, mut each: impl FnMut(u32)) {
+        self.ready.borrow().iter().for_each(|&sector| each(sector));
     }
 
     pub(super) fn set_tail(&self, tail: u64) {
@@ -118,10 +123,15 @@ impl<S: Storage> VhdLayer<S> {
                 reserve.work.wait(&self.tasks).await;
                 continue;
             }
+            if reserve.busy.get() {
+                // The image is being grown, which moves the end of the file as well.
+                reserve.done.wait(&self.tasks).await;
+                continue;
+            }
             reserve.busy.set(true);
             // Who finds nothing afterwards asks again; who is slow to look must not make this go round and round.
             reserve.wanted.set(false);
-            let result = self.make_room(reserve).await;
+            let result = self.make_room(writer).await;
             reserve.busy.set(false);
             let failed = result.is_err();
             if let Err(error) = result {
@@ -148,7 +158,9 @@ impl<S: Storage> VhdLayer<S> {
     }
 
     /// Sets aside a run of blocks; a shorter one when the storage is nearly full.
-    async fn make_room(&self, reserve: &Reserve) -> Result<()> {
+    async fn make_room(&self, writer: &Writer) -> Result<()> {
+        let reserve = &writer.reserve;
+        self.reclaim(writer).await;
         let spoken_for = self.table.allocated() + reserve.ready.borrow().len() as u32;
         let left = self.table.len().saturating_sub(spoken_for);
         if left == 0 {
@@ -158,7 +170,11 @@ impl<S: Storage> VhdLayer<S> {
         }
         let mut count = reserve.step.get().min(left);
         loop {
-            match self.make_run(reserve, count).await {
+            let made = match self.reuse(writer, count).await {
+                Ok(false) => self.make_run(reserve, count).await,
+                reused => reused.map(drop),
+            };
+            match made {
                 Ok(()) => {
                     reserve.step.set((reserve.step.get() * 2).min(STEP_MAX));
                     return Ok(());
@@ -168,9 +184,38 @@ impl<S: Storage> VhdLayer<S> {
                     count = count.max(1);
                     reserve.step.set(STEP_MIN);
                 }
+                // Another look finds places that there was no room to remember.
+                Err(error) if error.kind() == FormatErrorKind::OutOfSpace && writer.freed.has_forgotten() => {
+                    self.find_places(writer, reserve.tail.get())?;
+                }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Makes up to `count` places ready that blocks had before; says whether there were any.
+    async fn reuse(&self, writer: &Writer, count: u32) -> Result<bool> {
+        let is_file = self.store.info().resizable;
+        let places = writer.freed.lowest(count);
+        for &sector in &places {
+            let at = u64::from(sector) * SECTOR_LEN;
+            let failed = |what: &'static str| move |error| FormatError::io(what, error).with_offset(at);
+            self.renew(sector).await.map_err(failed("cannot clear the place of a new block"))?;
+            if is_file {
+                // As for a place at the end of the file.
+                let span = self.place_span(sector);
+                let promised = if writer.reserve.space { span } else { span.prefix(self.bitmap_len) };
+                let promised = self.store.allocate(promised, true).await;
+                promised.map_err(failed("cannot set space aside for a new block"))?;
+            }
+        }
+        if places.is_empty() {
+            return Ok(false);
+        }
+        self.flush().await?;
+        places.iter().for_each(|&sector| writer.freed.taken(sector));
+        writer.reserve.ready.borrow_mut().extend(places);
+        Ok(true)
     }
 
     async fn make_run(&self, reserve: &Reserve, count: u32) -> Result<()> {
@@ -221,7 +266,7 @@ impl<S: Storage> VhdLayer<S> {
     /// Writes the footer at `at`.
     pub(super) async fn write_footer(&self, at: u64) -> Result<()> {
         let mut page = PageBuf::zeroed(FOOTER_BYTES);
-        page.copy_from_slice(&self.footer.encode());
+        page.copy_from_slice(&self.footer.borrow().encode());
         let written = self.store.write(at, page.segments(FOOTER_BYTES)).await;
         written.map_err(|error| FormatError::io("cannot write the footer", error).with_offset(at))
     }

@@ -64,6 +64,13 @@ impl BlockTable {
         self.full.borrow_mut()[block as usize / 64] &= !(1 << (block % 64));
     }
 
+    /// Makes the table `count` blocks long, the new ones unallocated. It never becomes shorter.
+    pub(super) fn grow(&self, count: u32) {
+        let count = (count as usize).max(self.inverted.borrow().len());
+        self.inverted.borrow_mut().resize(count, 0);
+        self.full.borrow_mut().resize(count.div_ceil(64), 0);
+    }
+
     /// Whether every sector of the block is present.
     pub(super) fn is_full(&self, block: u32) -> bool {
         self.full.borrow()[block as usize / 64] & (1 << (block % 64)) != 0
@@ -114,5 +121,11 @@ mod tests {
         assert_eq!(out, [255, 255, 255, 255, 1, 2, 3, 4, 255, 255, 255, 255, 255, 255, 255, 255]);
         assert_eq!((table.sector(0), table.sector(1)), (None, Some(0x0102_0304)));
         assert_eq!((table.unallocated_run(0, 9), table.unallocated_run(2, 9)), (1, 1));
+        table.set_full(1);
+        table.clear(1);
+        table.clear(1);
+        assert_eq!((table.sector(1), table.is_full(1), table.allocated()), (None, false, 0));
+        table.grow(70);
+        assert_eq!((table.len(), table.sector(69), table.is_full(69)), (70, None, false));
     }
 }

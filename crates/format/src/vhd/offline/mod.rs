@@ -20,6 +20,7 @@ mod create;
 mod image;
 mod modify;
 mod parent;
+mod recover;
 pub(crate) mod relink;
 mod reparent;
 mod resize;
@@ -39,6 +40,7 @@ pub use parent::{
     ParentLink, canonical, chain_depth, locator_path, relative, resolve_chain, resolve_parent,
     unresolved_parent,
 };
+pub use recover::{finish_resize, journal_beside};
 pub use reparent::{set_parent, set_parent_with};
 pub use resize::{ResizeStep, resize_journalled, resize_with_journal, revert, revert_path};
 pub use scan::{ScanEntry, ScanFailure, scan_image, scan_volume};

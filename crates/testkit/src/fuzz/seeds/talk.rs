@@ -402,6 +402,7 @@ fn lines(shelf: &mut Shelf) {
         Command::List {},
         Command::Stats { minor: Some(0) },
         Command::Attach { minor: 3 },
+        Command::Grow { minor: 0, len: 1 << 30 },
         Command::Open {
             minor,
             image: leaf.clone(),
@@ -412,6 +413,8 @@ fn lines(shelf: &mut Shelf) {
             secondary: None,
             standby: false,
             log: None,
+            key: Some(0),
+            key_file: None,
         },
         Command::Pause { minor },
         Command::Resume { minor, image: Some(leaf), secondary: None, log: None },

@@ -1,0 +1,118 @@
+//! Discards and zeroes: what a guest no longer needs goes back to the file system, whole blocks of a VHD with their
+//! place in it.
+
+use tapio_format::Result;
+use tapio_format::live::Layer;
+use tapio_ring::{Storage, Zeroing};
+use tapio_types::Span;
+
+use super::{Chain, Piece, Target};
+use crate::meter::Meter;
+
+impl<S: Storage> Chain<S> {
+    /// Makes `span` read as zero.
+    ///
+    /// # Errors
+    /// As [`Chain::write`].
+    pub async fn write_zeroes(&self, span: Span, how: Zeroing, meter: &Meter) -> Result<()> {
+        self.clear(span, how, true, meter).await
+    }
+
+    /// Lets go of what the leaf keeps for `span`; what it does not keep stays as it is.
+    ///
+    /// # Errors
+    /// As [`Chain::write`].
+    pub async fn discard(&self, span: Span, meter: &Meter) -> Result<()> {
+        self.clear(span, Zeroing::Unmap, false, meter).await
+    }
+
+    /// `promise`: all of it must read as zero afterwards. Without it what lies below the leaf may stay, and of an
+    /// encrypted leaf everything but whole blocks, where zeroes would have to be written as ciphertext.
+    async fn clear(&self, span: Span, how: Zeroing, promise: bool, meter: &Meter) -> Result<()> {
+        let _visit = self.leaf().enter();
+        let is_encrypted = self.leaf().cipher().is_some();
+        if promise
+            && let Layer::Vhd(leaf) = self.leaf()
+            && leaf.has_freed_data()
+        {
+            Box::pin(leaf.forget_freed()).await?;
+        }
+        let mut left = span;
+        while !left.is_empty() {
+            let (len, target) = self.resolve(left).await?;
+            let is_concerned = match target {
+                Target::Zero => false,
+                Target::Data { layer, .. } => layer == 0 || promise,
+            };
+            if !is_concerned {
+                left = left.skip(len);
+                continue;
+            }
+            // A block at a time, so that each can be given back.
+            let piece = match self.leaf() {
+                Layer::Raw(_) => left,
+                Layer::Vhd(vhd) => {
+                    let (_, block) = vhd.block_span(left.start);
+                    left.prefix(block.start + block.len - left.start)
+                }
+            };
+            if promise || !is_encrypted {
+                self.clear_piece(piece, how, promise, meter).await?;
+            }
+            // Of an encrypted block the ciphertext is still there, and a process that dies now may bring it back.
+            if how == Zeroing::Unmap && !(promise && is_encrypted) {
+                Box::pin(self.give_back(piece.start, span)).await?;
+            }
+            left = left.skip(piece.len);
+        }
+        Ok(())
+    }
+
+    /// Writes zeroes wherever `span`, which lies in one block, has data.
+    async fn clear_piece(&self, span: Span, how: Zeroing, promise: bool, meter: &Meter) -> Result<()> {
+        let mut left = span;
+        while !left.is_empty() {
+            let (len, target) = self.resolve(left).await?;
+            let mut piece = left.prefix(len);
+            if let Target::Data { layer, .. } = target
+                && (layer == 0 || promise)
+            {
+                let extent = self.prepare(piece).await?;
+                piece = piece.prefix(extent.len);
+                self.write_piece(extent, piece, Piece::Zero(how), meter).await?;
+            }
+            left = left.skip(piece.len);
+        }
+        Ok(())
+    }
+
+    /// Gives the block at `at` back where nothing is lost by that, after `asked` was cleared.
+    async fn give_back(&self, at: u64, asked: Span) -> Result<()> {
+        let Layer::Vhd(leaf) = self.leaf() else { return Ok(()) };
+        let (block, kept) = leaf.block_span(at);
+        let all = asked.start <= kept.start && asked.start + asked.len >= kept.start + kept.len;
+        // A parent's old data must not come to light.
+        if leaf.may_give_back(block, all) && self.is_zero_below(kept).await? && leaf.give_back(block, all) {
+            leaf.settle().await?;
+        }
+        Ok(())
+    }
+
+    /// Whether all layers below the leaf read as zero in `span`, as far as that is known without reading.
+    async fn is_zero_below(&self, span: Span) -> Result<bool> {
+        let mut left = span;
+        while !left.is_empty() {
+            let (mut len, target) = self.resolve_from(1, left).await?;
+            if let Target::Data { layer, offset } = target {
+                let layer = &self.links[layer].layer;
+                let (known, is_data) = layer.store().data_run(Span::new(offset, len));
+                if is_data || layer.cipher().is_some() {
+                    return Ok(false);
+                }
+                len = known;
+            }
+            left = left.skip(len);
+        }
+        Ok(true)
+    }
+}
