@@ -62,6 +62,11 @@ impl<S: Storage> Link<S> {
         self.unsettled.set(unsettled);
     }
 
+    /// What was done with it.
+    pub const fn counters(&self) -> LayerCounters {
+        self.counters.get()
+    }
+
     fn count(&self, change: impl FnOnce(&mut LayerCounters)) {
         let mut counters = self.counters.get();
         change(&mut counters);
@@ -358,6 +363,36 @@ impl<S: Storage> Chain<S> {
     pub async fn reads_zero(&self, span: Span) -> Result<bool> {
         let (len, target) = self.resolve(span).await?;
         Ok(len == span.len && matches!(target, Target::Zero))
+    }
+
+    /// What the leaf itself keeps of `span`: a hole is where the image below shows through, or where there is nothing
+    /// at all.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn leaf_extents(&self, span: Span) -> Result<Vec<Extent>> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut left = span;
+        while !left.is_empty() {
+            let (len, hole) = match self.leaf().lookup(left) {
+                Lookup::Miss { block } => {
+                    Box::pin(self.leaf().load(block)).await?;
+                    continue;
+                }
+                Lookup::Extent(Mapped { len, place: Place::Parent }) => (len, true),
+                Lookup::Extent(Mapped { len, place: Place::Zero }) => (len, self.links.len() == 1),
+                Lookup::Extent(Mapped { len, place: Place::Data { offset } }) => {
+                    let (known, has_data) = self.leaf().store().data_run(Span::new(offset, len));
+                    (known, !has_data && self.links.len() == 1)
+                }
+            };
+            match extents.last_mut() {
+                Some(last) if last.hole == hole => last.len += len,
+                _ => extents.push(Extent { len, hole, zero: hole }),
+            }
+            left = left.skip(len);
+        }
+        Ok(extents)
     }
 
     /// What is allocated in `span`: see [`crate::AllocationMap::extents`].

@@ -17,9 +17,12 @@ use crate::admission::{Delays, Door, Origin, Pages, PoolFacts, Taken};
 use crate::chain::{Chain, LayerCounters};
 use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
+use crate::mirror::PIECE_LEN;
 use crate::patience::{Late, Patience, Place, REQUEST_TIMEOUT};
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
+use crate::standby::{self, Redirected};
+use crate::tap::{Beside, Tap};
 
 /// How long a request that found the storage full waits before it tries again.
 const NO_SPACE_RETRY_NS: u64 = 1_000_000_000;
@@ -110,6 +113,10 @@ pub struct Core<I: Io> {
     pub(crate) inbox: Rc<Inbox<Taken>>,
     pub(crate) door: Rc<Door>,
     chain: RefCell<Option<Rc<Chain<I::Store>>>>,
+    /// Who else hears of changes; `tapped` says whether there is anybody, in one load.
+    pub(crate) tap: RefCell<Option<Rc<Tap<I::Store>>>>,
+    pub(crate) tapped: Cell<bool>,
+    pub(crate) standby: standby::Slot<I::Store>,
     state: Cell<DiskState>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
@@ -150,6 +157,9 @@ impl<I: Io> Core<I> {
             inbox,
             door,
             chain: RefCell::new(None),
+            tap: RefCell::new(None),
+            tapped: Cell::new(false),
+            standby: RefCell::new(None),
             state: Cell::new(DiskState::Paused),
             parked: Cell::new(0),
             ended,
@@ -179,8 +189,8 @@ impl<I: Io> Core<I> {
     }
 
     /// Lets requests that are taken from now on see these images.
-    pub(crate) fn replace_chain(&self, chain: Chain<I::Store>) {
-        *self.chain.borrow_mut() = Some(Rc::new(chain));
+    pub(crate) fn replace_chain(&self, chain: impl Into<Rc<Chain<I::Store>>>) {
+        *self.chain.borrow_mut() = Some(chain.into());
     }
 
     /// What each layer has done, leaf first.
@@ -282,13 +292,31 @@ impl<I: Io> Core<I> {
     /// # Errors
     /// An image cannot be opened, or does not belong to the one above it. The disk stays paused.
     pub async fn resume(self: &Rc<Self>, spec: &ChainSpec) -> Result<()> {
+        self.resume_with(spec, &Beside::default()).await
+    }
+
+    /// [`Core::resume`] with what the disk is to have beside its images from the first request on.
+    ///
+    /// # Errors
+    /// As [`Core::resume`], for any of them.
+    pub async fn resume_with(self: &Rc<Self>, spec: &ChainSpec, beside: &Beside) -> Result<()> {
         if self.state.get() != DiskState::Paused {
             let detail = format!("the disk is {}, not paused", self.state.get());
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
         let chain = self.open_chain(spec).await?;
+        if let Err(error) = self.open_beside(&chain, beside).await {
+            if let Err(error) = chain.close().await {
+                (self.options.report)(&format!("not closed cleanly: {error}"));
+            }
+            return Err(error);
+        }
         *self.chain.borrow_mut() = Some(Rc::new(chain));
         self.state.set(DiskState::Running);
+        let mirror = self.tap.borrow().as_ref().and_then(|tap| tap.mirror.clone());
+        if let Some(mirror) = mirror {
+            self.mirror_run(&mirror);
+        }
         self.inbox.set_open(true);
         self.ended.notify_all(self.io.tasks());
         if self.patience.is_on() && !self.is_watched.replace(true) {
@@ -347,6 +375,7 @@ impl<I: Io> Core<I> {
             Some(chain) => chain.close().await,
             None => Ok(()),
         };
+        self.close_beside().await;
         if let Err(error) = &result {
             (self.options.report)(&format!("not closed cleanly: {error}"));
         }
@@ -421,6 +450,17 @@ impl<I: Io> Core<I> {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
+            if error.kind() == FormatErrorKind::OutOfSpace {
+                match self.redirect(&chain) {
+                    Redirected::Now => continue,
+                    Redirected::Later => {
+                        drop(chain);
+                        self.park(place).await;
+                        continue;
+                    }
+                    Redirected::Nowhere => {}
+                }
+            }
             drop(chain);
             if self.patience.is_over(place) {
                 self.failures.set(self.failures.get() + 1);
@@ -458,6 +498,32 @@ impl<I: Io> Core<I> {
 
     async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
         let span = request.span;
+        if self.tapped.get() && request.op != Op::Read {
+            let tap = self.tap.borrow().as_ref().map(Rc::clone).unwrap_or_default();
+            let Op::Write { durable } = request.op else {
+                // Boxed: a request task has room for reads and writes only.
+                return Box::pin(attempt_tapped(&tap, chain, request, meter)).await;
+            };
+            tap.note(span);
+            let Some(mirror) = tap.mirror.clone() else {
+                drop(tap);
+                chain.write(span, request.data, meter).await?;
+                return if durable { Box::pin(chain.sync(meter)).await } else { Ok(()) };
+            };
+            drop(tap);
+            let mut done = 0;
+            while done < span.len {
+                // Cut again after each wait: what is kept over a wait lies in the task of every request.
+                let piece = |done| span.skip(done).prefix(PIECE_LEN);
+                let data = request.data.slice(done, piece(done).len);
+                let fork = mirror.fork(piece(done), data).await;
+                let bytes = fork.bytes(request.data.slice(done, piece(done).len));
+                let near = chain.write(piece(done), bytes, meter).await;
+                mirror.join(fork, piece(done), near).await?;
+                done += piece(done).len;
+            }
+            return if durable { Box::pin(mirror.sync(chain, meter)).await } else { Ok(()) };
+        }
         let durable = match request.op {
             Op::Read => {
                 chain.read(span, request.data, meter).await?;
@@ -516,6 +582,25 @@ impl<I: Io> Core<I> {
 fn is_busy(error: &FormatError) -> bool {
     let busy = [libc::EBUSY, libc::EAGAIN, libc::EINTR, libc::ENOMEM, libc::ENOBUFS];
     error.kind() == FormatErrorKind::Io && busy.contains(&error.errno())
+}
+
+/// A change other than a write, of a disk whose changes others hear of.
+async fn attempt_tapped<S: Storage>(
+    tap: &Tap<S>,
+    chain: &Chain<S>,
+    request: &Request,
+    meter: &Meter,
+) -> Result<()> {
+    let span = request.span;
+    match request.op {
+        Op::Read | Op::Write { .. } | Op::Flush => tap.sync(chain, meter).await,
+        Op::Discard => tap.discard(chain, span, meter).await,
+        Op::WriteZeroes { unmap, durable } => {
+            let how = if unmap { Zeroing::Unmap } else { Zeroing::Keep };
+            tap.write_zeroes(chain, span, how, meter).await?;
+            if durable { tap.sync(chain, meter).await } else { Ok(()) }
+        }
+    }
 }
 
 /// What a front end need not check.

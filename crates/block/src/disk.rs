@@ -19,6 +19,7 @@ use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Geometry;
 use crate::remote::{Gone, Remote, World};
+use crate::tap::Beside;
 
 /// How a disk runs.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct DiskOptions {
     pub core: CoreOptions,
     /// Called on the data thread at its start, when it has its ring: it may give up what it does not need any more.
     pub at_start: Option<fn()>,
+    /// What it has beside its images from the first request on.
+    pub beside: Beside,
     /// Called on the data thread each time it has been without work for a while and gave its memory back.
     pub at_rest: Option<fn()>,
 }
@@ -48,6 +51,7 @@ impl Default for DiskOptions {
             polling: PollingConfig::OFF,
             core: CoreOptions::default(),
             at_start: None,
+            beside: Beside::default(),
             at_rest: None,
         }
     }
@@ -152,8 +156,16 @@ impl Disk {
     /// # Errors
     /// An image cannot be opened, or has another size; the disk stays paused.
     pub fn resume(&self, spec: ChainSpec, within: Duration) -> Result<(), DiskFailure> {
+        self.resume_with(spec, Beside::default(), within)
+    }
+
+    /// [`Disk::resume`] with what the disk is to have beside its images from the first request on.
+    ///
+    /// # Errors
+    /// As [`Disk::resume`], for any of them.
+    pub fn resume_with(&self, spec: ChainSpec, beside: Beside, within: Duration) -> Result<(), DiskFailure> {
         Ok(self.remote.call_async(within, move |world| async move {
-            world.core.resume(&spec).await?;
+            world.core.resume_with(&spec, &beside).await?;
             if let Some(geometry) = world.core.geometry() {
                 world.port.set_geometry(geometry);
             }
@@ -256,6 +268,10 @@ pub struct DiskStatus {
     pub delays: Delays,
     /// The pool that the disk shares.
     pub pool: Option<PoolFacts>,
+    /// Sectors that went to the standby leaf because the storage was full.
+    pub redirected_sectors: u64,
+    /// The mirror was lost.
+    pub mirror_lost: bool,
     /// What the ring cost.
     pub ring: tapio_ring::uring::UringCounters,
     /// What polling cost and brought.
@@ -312,6 +328,8 @@ impl World {
             limits: self.core.limits(),
             delays: self.core.delays(),
             pool: self.core.pool(),
+            redirected_sectors: self.core.redirected_sectors(),
+            mirror_lost: self.core.mirror_was_lost(),
             ring: self.uring.counters(),
             polling: self.polling.borrow().counters(),
         }
@@ -340,8 +358,9 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     let make = move |request| Rc::clone(&serving).serve(request);
     let mut executor = Executor::new(tasks.clone(), Rc::clone(&inbox), make, Rc::clone(&polling));
     let opening = Rc::clone(&core);
-    let spec = spec.clone();
-    if let Err(error) = executor.block_on(&uring, &mut (), async move { opening.resume(&spec).await }) {
+    let (spec, beside) = (spec.clone(), options.beside);
+    let opened = async move { opening.resume_with(&spec, &beside).await };
+    if let Err(error) = executor.block_on(&uring, &mut (), opened) {
         executor.end(&uring);
         return started(Err(error.into()));
     }

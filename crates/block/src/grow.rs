@@ -29,7 +29,18 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(leaf));
         }
         if len > chain.len() {
-            chain.grow(len).await.map_err(|error| error.with_path(leaf))?;
+            // First, so that no change is missed; a log with room to spare does no harm.
+            self.grow_beside(len).await?;
+            let grown = chain.grow(len).await;
+            if let Err(error) = &grown
+                && error.kind() == FormatErrorKind::NeedsPause
+                && (self.tapped.get() || self.standby.borrow().is_some())
+            {
+                let detail = "a disk with a log of changed blocks or a second image does not grow through a pause of \
+                              its own: pause it, resize the image, and resume it with them";
+                return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(leaf));
+            }
+            grown.map_err(|error| error.with_path(leaf))?;
         }
         let gone = || FormatError::new(FormatErrorKind::InvalidArgument, "the disk is closed");
         self.geometry().ok_or_else(gone)

@@ -1,9 +1,9 @@
 //! Chains of images, requests and their stages, the life of a plugged disk.
 //!
 //! ```text
-//!  front end ── Port ──▶ door ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ chain walk ──▶ storages
-//!      ▲                                                                     │
-//!      └───────────────────── Client::complete(tag, result) ◀────────────────┘
+//!  front end ── Port ──▶ door ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ tap ──▶ chain walk ──▶ storages
+//!      ▲                                                                             │
+//!      └─────────────────────── Client::complete(tag, result) ◀──────────────────────┘
 //!  control thread ── Remote ──▶ World (the data thread's own view)
 //! ```
 //!
@@ -13,6 +13,7 @@
 mod admission;
 mod chain;
 mod change;
+mod changes;
 mod commit;
 mod core;
 mod disk;
@@ -21,12 +22,15 @@ mod grow;
 mod io;
 mod job;
 mod meter;
+mod mirror;
 mod open;
 mod patience;
 mod port;
 mod remote;
 mod request;
+mod standby;
 mod swap;
+mod tap;
 mod window;
 
 pub use admission::{Delays, Origin, Pages, PoolFacts, Taken};
@@ -38,9 +42,11 @@ pub use front::{FrontEnd, FrontId, Fronts};
 pub use io::{DiskIo, DiskStore};
 pub use job::{Job, JobInfo, JobKind, JobState, Jobs};
 pub use meter::{Meter, StageTimes};
+pub use mirror::{CopyWhat, GRANULE_LEN, MirrorOptions, MirrorPhase, MirrorStatus, Pivoted};
 pub use open::CHAIN_MAX;
 pub use patience::REQUEST_TIMEOUT;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use remote::{Gone, Remote, World};
 pub use request::{Client, DiskError, Op, Request};
 pub use swap::{LeafFacts, Swapped};
+pub use tap::{Beside, Signal, StandbyOptions};

@@ -102,6 +102,8 @@ mod tests {
             "tap-ctl-unpause.1",
             "xsiostat.1",
             "vhd-util.1",
+            "cbt-util-coalesce.1",
+            "tapio-disk-mirror-start.1",
             "tapio-disk-list.1",
             "tapio-disk.8",
         ] {

@@ -1,9 +1,10 @@
 //! One command that answers to several names.
 //!
-//! `tapio` itself, and `tap-ctl`, `xsiostat` and `vhd-util`, whether called by these names through a link or as the
-//! first word after `tapio`. Help, shell completions and manual pages all come from the same definitions.
+//! `tapio` itself, and `tap-ctl`, `xsiostat`, `vhd-util` and `cbt-util`, whether called by these names through a link or
+//! as the first word after `tapio`. Help, shell completions and manual pages all come from the same definitions.
 
 mod bench;
+mod cbt_util;
 mod disk;
 mod failure;
 mod generate;
@@ -18,7 +19,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// The tools inside, by name.
-const TOOLS: [&str; 3] = ["tap-ctl", "xsiostat", "vhd-util"];
+const TOOLS: [&str; 4] = ["tap-ctl", "xsiostat", "vhd-util", "cbt-util"];
 
 /// What a foreign file can make `xsiostat` do, for fuzzers and no one else.
 #[doc(hidden)]
@@ -39,6 +40,7 @@ pub fn run() -> ExitCode {
         Some("tap-ctl") => tap_ctl::run(arguments),
         Some("xsiostat") => xsiostat::run(arguments),
         Some("vhd-util") => vhd_util::run(arguments),
+        Some("cbt-util") => cbt_util::run(arguments),
         _ => tapio::run(arguments),
     }
 }

@@ -8,12 +8,12 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::failure::{self, Result};
-use crate::{TOOLS, bench, disk, generate, tap_ctl, vhd_util, xsiostat};
+use crate::{TOOLS, bench, cbt_util, disk, generate, tap_ctl, vhd_util, xsiostat};
 
 /// Storage virtualisation for any Linux host: disks from image chains, and the instruments around them.
 ///
-/// The same program answers to tap-ctl, xsiostat and vhd-util, either by a link of that name (see 'tapio links') or as
-/// its first word: 'tapio tap-ctl list' is 'tap-ctl list'.
+/// The same program answers to tap-ctl, xsiostat, vhd-util and cbt-util, either by a link of that name (see 'tapio links')
+/// or as its first word: 'tapio tap-ctl list' is 'tap-ctl list'.
 #[derive(Debug, Parser)]
 #[command(
     name = "tapio",
@@ -51,7 +51,7 @@ enum Command {
         /// The shell
         shell: Shell,
         /// The program to complete
-        #[arg(default_value = "tapio", value_parser = ["tapio", "tap-ctl", "xsiostat", "vhd-util"])]
+        #[arg(default_value = "tapio", value_parser = ["tapio", "tap-ctl", "xsiostat", "vhd-util", "cbt-util"])]
         program: String,
     },
     /// Write the manual pages of all commands into a directory
@@ -59,7 +59,7 @@ enum Command {
         /// The directory; made if it does not exist
         dir: PathBuf,
     },
-    /// Install links named tap-ctl, xsiostat and vhd-util that lead to this program
+    /// Install links named tap-ctl, xsiostat, vhd-util and cbt-util that lead to this program
     Links {
         /// The directory, as /usr/local/bin
         dir: PathBuf,
@@ -85,8 +85,8 @@ pub fn command() -> clap::Command {
 }
 
 /// The tools under their own names.
-pub fn tools() -> [clap::Command; 3] {
-    [tap_ctl::command(), xsiostat::command(), vhd_util::command()]
+pub fn tools() -> [clap::Command; 4] {
+    [tap_ctl::command(), xsiostat::command(), vhd_util::command(), cbt_util::command()]
 }
 
 pub fn run(arguments: Vec<OsString>) -> ExitCode {

@@ -16,6 +16,7 @@ use zeroize::Zeroize;
 use crate::images::{ImageAnswer, ImageWork};
 use crate::limits::{LimitsReport, PoolSpec};
 use crate::message::Blkif;
+use crate::mirror::{MirrorPivoted, MirrorReport, MirrorRequest};
 use crate::own::{Front, ImageSource};
 use crate::stats_text::VbdStats;
 use crate::{ControlError, Errno, Result};
@@ -99,6 +100,9 @@ pub struct DiskReport {
     pub stuck: u64,
     /// Images, leaf first, with the sectors each served.
     pub images: Vec<ImageReport>,
+    /// What the disk has beside its images: a second image, a log of changed blocks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<String>,
 }
 
 /// One image of a chain in a report.
@@ -343,6 +347,48 @@ pub trait DiskHost: Sync {
     /// # Errors
     /// `ENODEV` without such a disk.
     fn set_polling(&self, minor: u16, polling: Polling) -> Result<()>;
+    /// Begins a mirror.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, or why it cannot begin.
+    fn mirror_start(&self, minor: u16, _request: &MirrorRequest) -> Result<MirrorReport> {
+        Err(no_mirrors(minor))
+    }
+    /// Where the mirror stands; `None` without one. As `stats`, it may be called beside another operation.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk.
+    fn mirror_status(&self, minor: u16) -> Result<Option<MirrorReport>> {
+        Err(no_mirrors(minor))
+    }
+    /// Goes on with a mirror whose second side was lost.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, or why it cannot go on.
+    fn mirror_resume(&self, minor: u16) -> Result<()> {
+        Err(no_mirrors(minor))
+    }
+    /// Limits the copy.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, `EINVAL` without a mirror.
+    fn mirror_rate(&self, minor: u16, _rate: u64) -> Result<()> {
+        Err(no_mirrors(minor))
+    }
+    /// Switches over to the second side.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, or why it stays where it is.
+    fn mirror_pivot(&self, minor: u16) -> Result<MirrorPivoted> {
+        Err(no_mirrors(minor))
+    }
+    /// Ends the mirror and keeps the first side.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, `EINVAL` without a mirror.
+    fn mirror_cancel(&self, minor: u16) -> Result<()> {
+        Err(no_mirrors(minor))
+    }
     /// Does something with the images of a disk that goes on being used, or with the jobs that do so.
     ///
     /// # Errors
@@ -388,6 +434,10 @@ pub trait DiskHost: Sync {
 
 fn no_limits() -> ControlError {
     ControlError::new(Errno::ENOSYS, "this process cannot limit its disks")
+}
+
+fn no_mirrors(minor: u16) -> ControlError {
+    ControlError::new(Errno::EOPNOTSUPP, format!("this process has no mirrors, so none for disk {minor}"))
 }
 
 fn no_rings() -> ControlError {

@@ -30,6 +30,7 @@ mod images;
 mod limits;
 mod message;
 mod minor;
+mod mirror;
 mod own;
 mod own_client;
 mod paths;
@@ -54,6 +55,7 @@ pub use message::{
     Stat, decode_log_path, encode_log_path, flags, key_len_is_valid,
 };
 pub use minor::{MINOR_MAX, MarkerLock, MinorDir};
+pub use mirror::{MirrorCopy, MirrorPivoted, MirrorReport, MirrorRequest, MirrorState};
 pub use own::{
     Command, ErrorBody, FEATURES, Front, Hello, ImageSource, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request,
     parse_request,

@@ -24,6 +24,7 @@ use tapio_types::{DeviceHow, IoLimits, LayerSpec, parse_type_and_path};
 use crate::host::Polling;
 use crate::images::{self, ImageWork};
 use crate::limits::{PoolSpec, check_limits};
+use crate::mirror::{self, MirrorCopy, MirrorRequest};
 use crate::tls::TlsSettings;
 use crate::{ControlError, Errno, Result};
 
@@ -42,6 +43,8 @@ pub const FEATURES: &[&str] = &[
     "block",
     "histograms",
     "polling",
+    "mirror",
+    "changed-block-log",
     "snapshot",
     "commit",
     "key",
@@ -370,6 +373,15 @@ pub enum Command {
         /// Share this page pool.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pool: Option<PoolSpec>,
+        /// A second image: every change goes there too, or with `standby` writes once the first is full.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        secondary: Option<String>,
+        /// See `secondary`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        standby: bool,
+        /// The log of changed blocks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        log: Option<PathBuf>,
         /// Index of a passed descriptor that the key of an encrypted image is read from.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<u32>,
@@ -404,6 +416,12 @@ pub enum Command {
         /// Another image.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         image: Option<ImageSource>,
+        /// A second image to which every change goes too.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        secondary: Option<String>,
+        /// The log of changed blocks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        log: Option<PathBuf>,
     },
     /// Size and kind of the disk.
     DiskInfo {
@@ -443,6 +461,49 @@ pub enum Command {
         max_us: u32,
         /// Spin only while this percentage of the host is idle.
         idle_percent: u8,
+    },
+    /// Begins a mirror: every change goes to a second storage too, and what is there already is copied.
+    MirrorStart {
+        /// Minor number.
+        minor: u16,
+        /// The second storage.
+        target: ImageSource,
+        /// What is copied.
+        #[serde(default)]
+        copy: MirrorCopy,
+        /// Bytes a second that the copy may move; 0 is no limit.
+        #[serde(default)]
+        rate: u64,
+        /// Milliseconds that the second storage may take for an answer before it is lost.
+        #[serde(default = "mirror::patience_ms")]
+        patience_ms: u32,
+    },
+    /// Where the mirror stands; null without one.
+    MirrorStatus {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Goes on with a mirror whose second storage was lost.
+    MirrorResume {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Lets the copy move so many bytes a second.
+    MirrorRate {
+        /// Minor number.
+        minor: u16,
+        /// Bytes a second; 0 is no limit.
+        rate: u64,
+    },
+    /// Switches over to the second storage.
+    MirrorPivot {
+        /// Minor number.
+        minor: u16,
+    },
+    /// Ends the mirror and keeps the first storage.
+    MirrorCancel {
+        /// Minor number.
+        minor: u16,
     },
     /// A new image becomes the leaf, and the present one its parent.
     Snapshot {
@@ -533,6 +594,7 @@ impl Command {
                 | Self::List {}
                 | Self::Stats { .. }
                 | Self::FrontList { .. }
+                | Self::MirrorStatus { .. }
                 | Self::JobList { .. }
                 | Self::Limits { .. }
         )
@@ -544,13 +606,20 @@ impl Command {
     /// `EINVAL` with what is wrong.
     pub fn check(&self, fds: usize) -> Result<()> {
         match self {
-            Self::Open { image, key, key_file, pool, .. } => {
+            Self::Open { image, log, key, key_file, pool, .. } => {
                 pool.as_ref().map_or(Ok(()), |pool| pool.check().map(drop))?;
                 image.check()?;
+                check_log(log.as_ref())?;
                 check_key(*key, key_file.as_deref(), fds)
             }
             Self::SetLimits { limits, .. } => check_limits(limits),
-            Self::Resume { image: Some(image), .. } => image.check(),
+            Self::Resume { image, log, .. } => {
+                image.as_ref().map_or(Ok(()), ImageSource::check).and_then(|()| check_log(log.as_ref()))
+            }
+            Self::MirrorStart { target, copy, rate, patience_ms, .. } => {
+                let (target, patience_ms) = (target.clone(), *patience_ms);
+                MirrorRequest { target, copy: *copy, rate: *rate, patience_ms }.check()
+            }
             Self::FrontAdd { front, .. } => front.check(fds),
             Self::Snapshot { leaf: path, .. } | Self::Commit { image: path, .. } => {
                 plain_path(path, "image", usize::MAX)
@@ -561,6 +630,10 @@ impl Command {
             _ => Ok(()),
         }
     }
+}
+
+fn check_log(log: Option<&PathBuf>) -> Result<()> {
+    log.map_or(Ok(()), |path| plain_path(path, "log", usize::MAX))
 }
 
 fn check_key(index: Option<u32>, file: Option<&Path>, fds: usize) -> Result<()> {

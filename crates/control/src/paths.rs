@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use crate::minor::MinorDir;
 use crate::{ControlError, Result};
 
+/// Where tapdisk has it.
+const DEFAULT: &str = "/run/blktap-control";
+
 /// The directory of control sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunDir(PathBuf);
@@ -16,7 +19,7 @@ impl RunDir {
     pub fn from_env() -> Self {
         match std::env::var_os("TAPIO_RUN_DIR") {
             Some(dir) if !dir.is_empty() => Self(dir.into()),
-            _ => Self("/run/blktap-control".into()),
+            _ => Self(DEFAULT.into()),
         }
     }
 
@@ -38,6 +41,13 @@ impl RunDir {
     /// The NBD socket of a disk, made when the image is opened.
     pub fn nbd_socket(&self, pid: u32, minor: u16) -> PathBuf {
         self.0.join(format!("nbd{pid}.{minor}"))
+    }
+
+    /// The file that says that a disk went over to its second image because the first is full. tapdisk makes it in
+    /// `/run`, beside its directory.
+    pub fn enospc_marker(&self, minor: u16) -> PathBuf {
+        let dir = if self.0 == Path::new(DEFAULT) { Path::new("/run") } else { &self.0 };
+        dir.join(format!("tapdisk-enospc{minor}"))
     }
 
     /// Minor numbers and their markers.
@@ -70,6 +80,12 @@ pub(crate) fn create_dir(dir: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_word_of_a_full_disk_is_where_tapdisk_has_it() {
+        assert_eq!(RunDir::new(DEFAULT).enospc_marker(4), Path::new("/run/tapdisk-enospc4"));
+        assert_eq!(RunDir::new("/tmp/x").enospc_marker(4), Path::new("/tmp/x/tapdisk-enospc4"));
+    }
 
     #[test]
     fn a_printed_path_names_a_process() {

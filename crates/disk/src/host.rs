@@ -27,10 +27,11 @@ use crate::fronts::Fronts;
 use crate::grow;
 use crate::images;
 use crate::log;
-use crate::memory::{Budget, Share, disk_len};
+use crate::memory::{Budget, Share, disk_len, new_leaf_len};
+use crate::mirror::beside;
 use crate::process;
 use crate::sandbox;
-use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus};
+use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, Wishes};
 
 /// How long the data thread may take for something small.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
@@ -65,7 +66,7 @@ pub struct HostDisk {
 }
 
 /// The chain behind a name: the parents of a VHD are found from it.
-fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
+pub(crate) fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
     let layer = match image {
         ImageSource::Chain(layers) => {
             let chain = ChainSpec { layers: layers.clone(), access };
@@ -146,6 +147,7 @@ impl Plane for Host {
                 ..CoreOptions::default()
             },
             at_start: Some(sandbox::enter_data_thread),
+            beside: beside(spec.wishes)?,
             at_rest: Some(process::forget_the_program),
             ..DiskOptions::default()
         };
@@ -273,6 +275,8 @@ impl PlaneDisk for HostDisk {
             stuck: status.stuck as u64,
             images: layers.into_iter().zip(&status.layers).map(image).collect(),
             page_cache: false,
+            redirected: status.redirected_sectors,
+            mirror_lost: status.mirror_lost,
         })
     }
 
@@ -281,14 +285,19 @@ impl PlaneDisk for HostDisk {
     }
 
     fn grow(&self, len: u64) -> Result<DiskInfo> {
+        let more = new_leaf_len(len).saturating_sub(new_leaf_len(self.len.load(Ordering::Relaxed)));
+        let share = self.memory.take(more)?;
         let grown = grow::grow(self, len);
+        if grown.is_ok() {
+            self.keep(share);
+        }
         self.look_at_length();
         self.fronts.grown();
         grown.map(|()| self.info())
     }
 
-    fn resume(&self, image: &ImageSource) -> Result<()> {
-        let (chain, name) = (chain(image, self.access)?, image.text());
+    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
+        let (chain, name, beside) = (chain(image, self.access)?, image.text(), beside(wishes)?);
         {
             // The images before are closed, and those that come may be larger.
             let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
@@ -296,7 +305,7 @@ impl PlaneDisk for HostDisk {
             let len = disk_len(DiskOptions::default().pool_len, &chain.layers, self.access);
             shares.push(self.memory.take(len)?);
         }
-        self.with(|disk| disk.resume(chain, LATE))?;
+        self.with(|disk| disk.resume_with(chain, beside, LATE))?;
         self.look_at_length();
         self.remote
             .call(SOON, move |_| Counter::with(|stats| stats.set_image(&name)))

@@ -18,6 +18,7 @@ mod host;
 mod images;
 mod log;
 mod memory;
+mod mirror;
 mod nbd_servers;
 mod notify;
 mod process;

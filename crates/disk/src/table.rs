@@ -12,10 +12,17 @@ use std::time::{Duration, Instant};
 use tapio_control::{
     Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
     FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats, ImageWork, Key, LimitsReport, MINOR_MAX,
-    MarkerLock, OpenRequest, Polling, PoolSpec, Result, ResumeRequest, RunDir, VbdState, VbdStats,
+    MarkerLock, MirrorPivoted, MirrorReport, MirrorRequest, OpenRequest, Polling, PoolSpec, Result,
+    ResumeRequest, RunDir, VbdState, VbdStats,
 };
 use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
 use tapio_types::{ImageKind, IoLimits, LayerSpec};
+
+mod mirror;
+
+#[cfg(test)]
+pub use mirror::Secondary;
+pub use mirror::{PlaneMirror, Wishes};
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;
@@ -36,6 +43,8 @@ pub struct OpenSpec<'a> {
     pub page_cache: bool,
     /// Time after which a request fails; the data plane's own default without.
     pub request_timeout: Option<Duration>,
+    /// What it has beside the image.
+    pub wishes: &'a Wishes,
     /// The key of an encrypted image.
     pub key: Option<&'a Key>,
     /// Share this page pool.
@@ -68,6 +77,10 @@ pub struct PlaneStatus {
     pub images: Vec<PlaneImage>,
     /// Parents are read through the page cache.
     pub page_cache: bool,
+    /// Sectors written to the second image because the first is full.
+    pub redirected: u64,
+    /// The mirror was lost.
+    pub mirror_lost: bool,
 }
 
 /// Where disks are made.
@@ -79,15 +92,15 @@ pub trait Plane: Sync {
 }
 
 /// An open disk. Called by one thread at a time, but for `status` and `connections`.
-pub trait PlaneDisk: Send + Sync {
+pub trait PlaneDisk: PlaneMirror + Send + Sync {
     /// What it looks like.
     fn info(&self) -> DiskInfo;
     /// What it does now; must not wait for the storage.
     fn status(&self) -> Result<PlaneStatus>;
     /// Drains and closes the images. Gives up with `ECANCELED` once `in_vain` says so; the drain may go on then.
     fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()>;
-    /// Opens an image and goes on.
-    fn resume(&self, image: &ImageSource) -> Result<()>;
+    /// Opens an image, with what it is to have beside it, and goes on.
+    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()>;
     /// Makes the disk at least `len` bytes long; says what it looks like then.
     fn grow(&self, len: u64) -> Result<DiskInfo>;
     /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
@@ -137,6 +150,8 @@ struct Open<D> {
     plane: Arc<D>,
     image: ImageSource,
     read_only: bool,
+    /// A second image, a log of changed blocks: for whoever makes the disk again.
+    beside: Vec<String>,
     view: StatsView,
     fronts: Vec<FrontEntry>,
     published: Vec<(VbdId, usize)>,
@@ -170,10 +185,6 @@ fn missing(minor: u16) -> ControlError {
 
 fn not_open(minor: u16) -> ControlError {
     ControlError::new(Errno::ENODEV, format!("disk {minor} has no image open")).next("open one first")
-}
-
-fn unsupported(what: &str, why: &str) -> ControlError {
-    ControlError::new(Errno::EOPNOTSUPP, format!("{what} is not supported")).next(why)
 }
 
 impl<P: Plane> Table<P> {
@@ -341,17 +352,6 @@ fn driver(kind: ImageKind) -> DriverType {
     }
 }
 
-/// Wishes that change what is stored cannot be left out silently; those that only change speed or memory can.
-fn check_wishes(secondary: Option<&String>, log_path: Option<&String>) -> Result<()> {
-    if secondary.is_some() {
-        return Err(unsupported("a second image", "open the disk without -2"));
-    }
-    if log_path.is_some() {
-        return Err(unsupported("a log of changed blocks", "open the disk without -C"));
-    }
-    Ok(())
-}
-
 impl<P: Plane> DiskHost for Table<P> {
     fn list(&self) -> Vec<DiskEntry> {
         self.all().iter().map(|disk| disk.entry()).collect()
@@ -379,6 +379,8 @@ impl<P: Plane> DiskHost for Table<P> {
             images: status.images.clone().into_iter().map(image).collect(),
             outstanding: status.in_flight,
             read_caching: status.page_cache,
+            enospc_redirects: status.redirected,
+            mirror_failed: status.mirror_lost,
             ..VbdStats::default()
         })
     }
@@ -386,8 +388,11 @@ impl<P: Plane> DiskHost for Table<P> {
     fn report(&self, minor: u16) -> Result<DiskReport> {
         let disk = self.disk(minor)?;
         let state = disk.state();
-        let open = lock(&disk.now).open.as_ref().map(|open| (Arc::clone(&open.plane), open.view.clone()));
-        let Some((plane, view)) = open else {
+        let open = lock(&disk.now)
+            .open
+            .as_ref()
+            .map(|open| (Arc::clone(&open.plane), open.view.clone(), open.beside.clone()));
+        let Some((plane, view, beside)) = open else {
             return Ok(DiskReport {
                 minor,
                 state,
@@ -395,6 +400,7 @@ impl<P: Plane> DiskHost for Table<P> {
                 in_flight: 0,
                 stuck: 0,
                 images: Vec::new(),
+                beside: Vec::new(),
             });
         };
         let status = plane.status()?;
@@ -410,6 +416,7 @@ impl<P: Plane> DiskHost for Table<P> {
             in_flight: status.in_flight,
             stuck: status.stuck,
             images: status.images.into_iter().map(image).collect(),
+            beside,
         })
     }
 
@@ -451,7 +458,8 @@ impl<P: Plane> DiskHost for Table<P> {
             )
             .next("close it first, or pause and unpause onto the other image"));
         }
-        check_wishes(request.secondary.as_ref(), request.log_path.as_ref())?;
+        let marker = self.marker(minor, request.standby);
+        let wishes = Wishes::of(request.secondary.as_ref(), marker, request.log_path.as_ref())?;
         request.image.check()?;
         let mut stats = self.counters(minor)?;
         stats.set_image(&request.image.text());
@@ -462,6 +470,7 @@ impl<P: Plane> DiskHost for Table<P> {
             read_only: request.read_only,
             page_cache: request.page_cache,
             request_timeout: request.request_timeout,
+            wishes: &wishes,
             key: request.key.as_ref(),
             pool: request.pool.as_ref(),
         };
@@ -471,6 +480,7 @@ impl<P: Plane> DiskHost for Table<P> {
             plane,
             image: request.image.clone(),
             read_only: request.read_only,
+            beside: wishes.names(),
             view,
             fronts: Vec::new(),
             published: Vec::new(),
@@ -516,7 +526,7 @@ impl<P: Plane> DiskHost for Table<P> {
     fn resume(&self, minor: u16, request: &ResumeRequest) -> Result<()> {
         let disk = self.disk(minor)?;
         let plane = disk.opened()?;
-        check_wishes(request.secondary.as_ref(), request.log_path.as_ref())?;
+        let wishes = Wishes::of(request.secondary.as_ref(), None, request.log_path.as_ref())?;
         match disk.state() {
             VbdState::Paused | VbdState::ResumeFailed => {}
             state => {
@@ -534,13 +544,14 @@ impl<P: Plane> DiskHost for Table<P> {
             }
         };
         image.check()?;
-        let resumed = plane.resume(&image);
+        let resumed = plane.resume(&image, &wishes);
         let mut now = lock(&disk.now);
         now.state = if resumed.is_ok() { VbdState::Running } else { VbdState::ResumeFailed };
         if resumed.is_ok()
             && let Some(open) = &mut now.open
         {
             open.image = image;
+            open.beside = wishes.names();
         }
         resumed
     }
@@ -663,6 +674,30 @@ impl<P: Plane> DiskHost for Table<P> {
 
     fn set_polling(&self, minor: u16, polling: Polling) -> Result<()> {
         self.disk(minor)?.opened()?.set_polling(polling)
+    }
+
+    fn mirror_start(&self, minor: u16, request: &MirrorRequest) -> Result<MirrorReport> {
+        self.running(minor)?.mirror_start(request)
+    }
+
+    fn mirror_status(&self, minor: u16) -> Result<Option<MirrorReport>> {
+        self.disk(minor)?.opened()?.mirror_status()
+    }
+
+    fn mirror_resume(&self, minor: u16) -> Result<()> {
+        self.running(minor)?.mirror_resume()
+    }
+
+    fn mirror_rate(&self, minor: u16, rate: u64) -> Result<()> {
+        self.running(minor)?.mirror_rate(rate)
+    }
+
+    fn mirror_pivot(&self, minor: u16) -> Result<MirrorPivoted> {
+        self.pivot(minor)
+    }
+
+    fn mirror_cancel(&self, minor: u16) -> Result<()> {
+        self.disk(minor)?.opened()?.mirror_cancel()
     }
 
     fn image_work(&self, minor: u16, work: &ImageWork) -> Result<ImageAnswer> {

@@ -249,7 +249,16 @@ impl Host {
     #[track_caller]
     pub fn create(&self, image: &str) -> Tap {
         self.tap_ctl(&["create", "-a", image]).ok();
-        Tap::found(self, image)
+        self.find(image)
+    }
+
+    /// The disk with this image, which a `tap-ctl create` has made.
+    #[track_caller]
+    pub fn find(&self, image: &str) -> Tap {
+        let row = self.list().into_iter().find(|row| row.args.as_deref() == Some(image));
+        let row = row.unwrap_or_else(|| panic!("{image} is not listed after create: {:?}", self.list()));
+        let (pid, minor) = (row.pid.expect("an open disk has a process"), row.minor.expect("and a minor"));
+        Tap { host: self.clone(), pid, minor, closed: false }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   error      one error type: kind, image, place, sentence, source
+//!   cbt        the log of changed blocks: codec and offline work
 //!   medium     a flat run of bytes for the offline tools: a file, a device, or memory
 //!   vhd/       footer header locator bat batmap bitmap geometry layout    pure functions on bytes
 //!   vhd/offline    create parent check coalesce query scan ...            synchronous, on a medium
@@ -9,6 +10,7 @@
 //!
 //! Nothing here knows a front end, a request of a guest, or the toolstack.
 
+pub mod cbt;
 mod error;
 pub mod live;
 pub mod medium;

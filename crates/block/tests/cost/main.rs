@@ -8,7 +8,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tapio_block::{Client, Disk, DiskError, DiskOptions, Op, Request, World};
+use tapio_block::{
+    Client, CopyWhat, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Request, World,
+};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
 use tapio_ring::{Notify, PageBuf, PollingConfig, Tasks};
 use tapio_stat::{ShmRoot, pool};
@@ -191,6 +193,42 @@ fn a_request_to_a_chain_allocates_nothing() {
     let (facts, _) = ParentFacts::gather(&leaf, &base, false).expect("the parent can be read");
     create(&leaf, &Shape::Differencing(facts), DISK_LEN, 0).expect("the image can be made");
     closes_after(disk(&[(ImageKind::Vhd, &leaf), (ImageKind::Vhd, &base)]));
+}
+
+/// What is written to both sides of a mirror goes through memory and tasks that are there already.
+#[test]
+fn a_write_to_both_sides_of_a_mirror_allocates_nothing() {
+    let directory = directory();
+    let (path, second) = (directory.path().join("disk.raw"), directory.path().join("second.raw"));
+    for path in [&path, &second] {
+        std::fs::write(path, vec![1; DISK_LEN as usize]).expect("the file can be written");
+    }
+    let disk = disk(&[(ImageKind::Raw, &path)]);
+    let layers = vec![LayerSpec { kind: ImageKind::Raw, path: second.clone() }];
+    let target = ChainSpec { layers, access: Access::ReadWrite };
+    let options = MirrorOptions { copy: CopyWhat::Everything, ..MirrorOptions::default() };
+    disk.mirror_start(target, options, SOON).expect("the mirror begins");
+    let in_sync = || {
+        let status = disk.mirror_status(SOON).expect("the thread answers").expect("there is a mirror");
+        assert!(status.phase != MirrorPhase::Degraded, "{status:?}");
+        status.phase == MirrorPhase::InSync
+    };
+    let deadline = std::time::Instant::now() + SOON;
+    while !in_sync() {
+        assert!(std::time::Instant::now() < deadline, "it never came in sync");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for _ in 0..3 {
+        allocations_of(&disk, true, 20_000);
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    let count = allocations_of(&disk, true, 20_000);
+    assert!(count <= 1, "{count} allocations in 20,000 writes to both sides");
+    assert!(in_sync());
+    disk.mirror_pivot(SOON).expect("the disk moves");
+    disk.close(SOON).expect("the disk closes");
+    let (one, two) = (std::fs::read(&path).expect("readable"), std::fs::read(&second).expect("readable"));
+    assert!(one == two, "the two sides differ");
 }
 
 /// `(voluntary, involuntary)` context switches of the thread `tid` of this process, and its CPU time in clock ticks.

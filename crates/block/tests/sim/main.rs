@@ -9,11 +9,13 @@
 //! - after a power cut every sector holds its last flushed content or something written later;
 //! - after the death of the process alone every sector holds its last answered content or something under way.
 
+mod beside;
 mod changes;
 mod exhaustive;
 mod grow;
 mod late;
 mod limits;
+mod mirror;
 mod model;
 mod remote;
 mod rig;
@@ -84,6 +86,77 @@ fn child_of_a_remote_export() {
 #[test]
 fn child_on_a_device() {
     try_seeds(Kind::DeviceOnFile);
+}
+
+#[test]
+fn a_log_of_changed_blocks_is_right_after_a_close_and_known_after_a_death() {
+    for seed in seeds() {
+        beside::logged(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
+#[test]
+fn logs_that_do_not_fit_are_refused() {
+    beside::refused().unwrap_or_else(|why| panic!("{why}"));
+}
+
+#[test]
+fn a_standby_takes_over_from_a_full_leaf() {
+    for seed in seeds() {
+        beside::standby(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
+fn try_mirror(fate: mirror::Fate) {
+    // Each takes some ten times as long as a seed of the others.
+    for seed in seeds().take(60) {
+        if let Err(why) = mirror::run(fate, seed, None) {
+            panic!("{fate:?} fails with TAPIO_SEED={seed}: {why}");
+        }
+    }
+}
+
+#[test]
+fn mirror_and_switch_over() {
+    try_mirror(mirror::Fate::Pivot);
+}
+
+#[test]
+fn mirror_whose_second_side_fails() {
+    try_mirror(mirror::Fate::Loss(tapio_ring::sim::Broken::Failing));
+}
+
+#[test]
+fn mirror_whose_second_side_is_stuck() {
+    try_mirror(mirror::Fate::Loss(tapio_ring::sim::Broken::Stuck));
+}
+
+#[test]
+fn mirror_cancelled_or_paused() {
+    try_mirror(mirror::Fate::Cancel);
+    try_mirror(mirror::Fate::Pause);
+}
+
+#[test]
+fn mirror_and_the_death_of_the_process() {
+    try_mirror(mirror::Fate::Kill);
+}
+
+#[test]
+fn mirror_and_a_power_cut() {
+    try_mirror(mirror::Fate::PowerCut);
+}
+
+/// Everything that can happen to a mirror, at every one of its first steps.
+#[test]
+fn mirror_at_every_step() {
+    for fate in mirror::Fate::ALL {
+        for step in 0..mirror::STEPS {
+            if let Err(why) = mirror::run(fate, 1, Some(step + 1)) {
+                panic!("{fate:?} at step {step} fails: {why}");
+            }
+        }
+    }
 }
 
 /// What a flush promises on a leaf whose server is lost and restarted.

@@ -308,6 +308,11 @@ impl Process {
         self.wait(&answer).await
     }
 
+    /// Whether a request is taken now.
+    pub fn has_room(&self) -> bool {
+        self.inbox.room() > 0
+    }
+
     /// One request.
     pub async fn ask(&self, op: Op, span: Span, data: &PageBuf) -> Result<(), DiskError> {
         let answer = self.send(op, span, data, None).await;

@@ -4,6 +4,7 @@ mod device;
 mod grow;
 mod images;
 mod limit;
+mod mirror;
 mod restart;
 mod stats;
 mod tls;
@@ -37,6 +38,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk stats -m 0                                    latencies by stage
   tapio disk grow 0 20GiB
   tapio disk polling -p 4711 -m 0 --max-us 50 --idle-percent 30
+  tapio disk mirror start -p 4711 -m 0 --target vhd:/new/a.vhd --wait
   tapio disk snapshot -p 4711 -m 0 /disks/new-leaf.vhd     the disk goes on meanwhile
   tapio disk commit -p 4711 -m 0 /disks/middle.vhd
   tapio disk restart -p 4711                               prints the new process
@@ -85,6 +87,11 @@ enum Command {
         /// Read parents through the page cache
         #[arg(long)]
         page_cache: bool,
+        #[command(flatten)]
+        beside: Beside,
+        /// Go on with the second image when the first is full, instead of writing to both
+        #[arg(long, requires = "second")]
+        standby: bool,
         /// A file with the key of an encrypted image, 32 or 64 bytes as they are
         #[arg(long, value_name = "PATH")]
         key_file: Option<PathBuf>,
@@ -117,7 +124,12 @@ enum Command {
         /// An image; repeat it to name the whole chain, leaf first
         #[arg(short, long = "image", value_name = "TYPE:PATH")]
         images: Vec<String>,
+        #[command(flatten)]
+        beside: Beside,
     },
+    /// Keep a disk on two storages, and move it from one to the other
+    #[command(subcommand)]
+    Mirror(mirror::Command),
     /// Put a new image on top while the disk is used: what it was keeps its content
     Snapshot(images::Snapshot),
     /// Merge an image into its parent while the disk is used
@@ -166,6 +178,24 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
+}
+
+/// What a disk has beside its images from its first request on.
+#[derive(Debug, Args)]
+struct Beside {
+    /// A second image to which every change goes too
+    #[arg(long = "second", value_name = "TYPE:PATH")]
+    second: Option<String>,
+    /// Keep a log of changed blocks there
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
+
+impl Beside {
+    /// The disk process has another working directory than we.
+    fn log(&self) -> Result<Option<PathBuf>> {
+        self.log.as_deref().map(absolute).transpose()
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -292,7 +322,16 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
         Command::Grow(arguments) => grow::run(&run, &arguments),
-        Command::Open { which: Which { pid, minor }, images, read_only, page_cache, key_file, pool } => {
+        Command::Open {
+            which: Which { pid, minor },
+            images,
+            read_only,
+            page_cache,
+            beside,
+            standby,
+            key_file,
+            pool,
+        } => {
             let image =
                 source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
             // The process may not be allowed to open it by itself.
@@ -304,6 +343,9 @@ pub fn run(arguments: Arguments) -> Result<()> {
                 page_cache,
                 timeout_s: None,
                 default_nbd: false,
+                log: beside.log()?,
+                secondary: beside.second,
+                standby,
                 key: key.is_some().then_some(0),
                 key_file: None,
                 pool,
@@ -315,9 +357,11 @@ pub fn run(arguments: Arguments) -> Result<()> {
             tell(pid, &Ask::Close { minor, force }, None)
         }
         Command::Pause { which: Which { pid, minor } } => tell(pid, &Ask::Pause { minor }, None),
-        Command::Resume { which: Which { pid, minor }, images } => {
-            tell(pid, &Ask::Resume { minor, image: source(&images)? }, SOON)
+        Command::Resume { which: Which { pid, minor }, images, beside } => {
+            let (image, log) = (source(&images)?, beside.log()?);
+            tell(pid, &Ask::Resume { minor, image, secondary: beside.second, log }, SOON)
         }
+        Command::Mirror(command) => mirror::run(&run, command),
         Command::Snapshot(arguments) => images::snapshot(&run, &arguments),
         Command::Commit(arguments) => images::commit(&run, &arguments),
         Command::Job(command) => images::job(&run, command),

@@ -81,6 +81,9 @@ fn plan(
         default_nbd: disk.fronts.iter().any(|entry| is_default(&entry.front)),
         key: None,
         key_file: key_file.cloned(),
+        log: None,
+        secondary: None,
+        standby: false,
         pool: bounds.pool.as_ref().map(|pool| PoolSpec { name: pool.name.clone(), pages: Some(pool.pages) }),
     });
     let limits = (!bounds.limits.is_off()).then_some(Ask::SetLimits { minor, limits: bounds.limits });
@@ -97,6 +100,12 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
                 Some(_) => old.call(&Ask::Limits { minor: disk.minor }, &[], SOON)?,
                 None => LimitsReport::default(),
             };
+            let report: Value = old.call(&Ask::Stats { minor: Some(disk.minor) }, &[], SOON)?;
+            if let Some(beside) = report["beside"].as_array().and_then(|beside| beside.first()) {
+                let why = format!("disk {} has beside its images a {beside}", disk.minor);
+                return Err(ControlError::new(Errno::EOPNOTSUPP, why)
+                    .next("pause it, restart by hand and name that again: it must not be left out"));
+            }
             plan(run, arguments.pid, disk, arguments.key_file.as_ref(), &bounds)
         })
         .collect::<Result<Vec<_>>>()?;
@@ -170,6 +179,9 @@ mod tests {
             default_nbd: true,
             key: None,
             key_file: None,
+            log: None,
+            secondary: None,
+            standby: false,
             pool: Some(PoolSpec { name: "sr".into(), pages: Some(704) }),
         };
         assert_eq!(made.open, Some(open));

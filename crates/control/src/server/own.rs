@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::{Connection, Ended};
 use crate::host::{FrontRequest, Key, OpenRequest, Polling, ResumeRequest};
 use crate::images::ImageWork;
+use crate::mirror::MirrorRequest;
 use crate::own::{Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, parse_request};
 use crate::{ControlError, Errno, Result};
 
@@ -74,6 +75,11 @@ fn line(connection: &mut Connection<'_>) -> Result<Option<Vec<u8>>> {
     }
 }
 
+/// The checks have seen that it is text.
+fn log_text(log: Option<&std::path::PathBuf>) -> Option<String> {
+    log.map(|path| path.to_string_lossy().into_owned())
+}
+
 fn value(of: impl Serialize) -> Result<Value> {
     serde_json::to_value(of)
         .map_err(|error| ControlError::new(Errno::EIO, format!("the answer cannot be written: {error}")))
@@ -128,8 +134,14 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             key,
             key_file,
             pool,
+            secondary,
+            standby,
+            log,
         } => {
             let request = OpenRequest {
+                secondary: secondary.clone(),
+                standby: *standby,
+                log_path: log_text(log.as_ref()),
                 key: key_of(*key, key_file.as_deref(), fds)?,
                 read_only: *read_only,
                 page_cache: *page_cache,
@@ -155,8 +167,9 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             shared.in_turn(|| host.close(*minor, *force, connection)).map(|()| json!({}))
         }
         Command::Pause { minor } => shared.in_turn(|| host.pause(*minor, connection)).map(|()| json!({})),
-        Command::Resume { minor, image } => {
-            let request = ResumeRequest { image: image.clone(), ..ResumeRequest::default() };
+        Command::Resume { minor, image, secondary, log } => {
+            let (image, secondary) = (image.clone(), secondary.clone());
+            let request = ResumeRequest { image, secondary, log_path: log_text(log.as_ref()) };
             shared.in_turn(|| host.resume(*minor, &request)).map(|()| json!({}))
         }
         Command::FrontRemove { minor, front, force } => {
@@ -166,6 +179,18 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
         Command::SetLimits { minor, limits } => {
             shared.in_turn(|| host.set_limits(*minor, limits)).map(|()| json!({}))
         }
+        Command::MirrorStart { minor, target, copy, rate, patience_ms } => {
+            let (target, patience_ms) = (target.clone(), *patience_ms);
+            let request = MirrorRequest { target, copy: *copy, rate: *rate, patience_ms };
+            value(shared.in_turn(|| host.mirror_start(*minor, &request))?)
+        }
+        Command::MirrorStatus { minor } => value(host.mirror_status(*minor)?),
+        Command::MirrorResume { minor } => shared.in_turn(|| host.mirror_resume(*minor)).map(|()| json!({})),
+        Command::MirrorRate { minor, rate } => {
+            shared.in_turn(|| host.mirror_rate(*minor, *rate)).map(|()| json!({}))
+        }
+        Command::MirrorPivot { minor } => value(shared.in_turn(|| host.mirror_pivot(*minor))?),
+        Command::MirrorCancel { minor } => shared.in_turn(|| host.mirror_cancel(*minor)).map(|()| json!({})),
         Command::SetPolling { minor, max_us, idle_percent } => {
             let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };
             shared.in_turn(|| host.set_polling(*minor, polling)).map(|()| json!({}))

@@ -103,6 +103,7 @@ impl DiskHost for Double {
                 in_flight: 3,
                 stuck: 1,
                 images: disk.open.iter().map(image).collect(),
+                beside: Vec::new(),
             })
         })
     }
@@ -424,6 +425,9 @@ fn our_own_protocol_carries_everything() {
             page_cache: false,
             timeout_s: None,
             default_nbd: false,
+            secondary: None,
+            standby: false,
+            log: None,
             key: None,
             key_file: None,
             pool: None,
@@ -436,7 +440,7 @@ fn our_own_protocol_carries_everything() {
         assert!(!lock(&host.disks)[&4].open.as_ref().expect("open").default_nbd);
         ask(Command::Pause { minor: 4 }).expect("paused");
         assert_eq!(ask(Command::List {}).expect("listed")[0]["state"], "paused");
-        ask(Command::Resume { minor: 4, image: None }).expect("resumed");
+        ask(Command::Resume { minor: 4, image: None, secondary: None, log: None }).expect("resumed");
         let front =
             Front::NbdUnix { path: "/s".into(), listener: None, export: String::new(), read_only: false };
         let vbd = Some(VbdId { domid: 5, devid: 51712 });

@@ -24,6 +24,7 @@ struct DoubleDisk {
     image: Mutex<Option<String>>,
     page_cache: bool,
     limits: Mutex<LimitsReport>,
+    wishes: Mutex<Wishes>,
 }
 
 impl Plane for Double {
@@ -45,6 +46,7 @@ impl Plane for Double {
             image: Mutex::new(Some(spec.image.text())),
             page_cache: spec.page_cache,
             limits: Mutex::default(),
+            wishes: Mutex::new(spec.wishes.clone()),
         })
     }
 }
@@ -61,6 +63,8 @@ impl DoubleDisk {
         Ok(())
     }
 }
+
+impl PlaneMirror for DoubleDisk {}
 
 impl PlaneDisk for DoubleDisk {
     fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
@@ -92,6 +96,8 @@ impl PlaneDisk for DoubleDisk {
             stuck: 0,
             images: image.iter().map(layer).collect(),
             page_cache: self.page_cache,
+            redirected: 0,
+            mirror_lost: false,
         })
     }
 
@@ -101,11 +107,12 @@ impl PlaneDisk for DoubleDisk {
         Ok(())
     }
 
-    fn resume(&self, image: &ImageSource) -> Result<()> {
+    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
         if self.fail_resume.load(Ordering::SeqCst) {
             return Err(ControlError::new(Errno::EIO, "the image cannot be read"));
         }
         *lock(&self.image) = Some(image.text());
+        *lock(&self.wishes) = wishes.clone();
         Ok(())
     }
 
@@ -237,15 +244,41 @@ fn the_documented_errors_come_in_every_state() {
 fn wishes_that_would_lose_data_are_refused_and_the_others_granted() {
     let Setting { table, minor, .. } = &setting();
     for wish in [
-        OpenRequest { secondary: Some("nbd:/s".into()), ..image("vhd:/a") },
-        OpenRequest { log_path: Some("/l".into()), ..image("vhd:/a") },
+        (OpenRequest { secondary: Some("tar:/s".into()), ..image("vhd:/a") }, Errno::EINVAL),
+        (OpenRequest { standby: true, ..image("vhd:/a") }, Errno::EINVAL),
     ] {
-        assert_eq!(errno(table.open(*minor, &wish)), Errno::EOPNOTSUPP);
+        assert_eq!(errno(table.open(*minor, &wish.0)), wish.1);
     }
     let harmless =
         OpenRequest { leaf_cache: true, share_parents_of: Some(3), page_cache: true, ..image("vhd:/a") };
     table.open(*minor, &harmless).expect("opens");
     assert!(table.stats(*minor).expect("stats").read_caching);
+}
+
+#[test]
+fn second_images_and_logs_reach_the_disk_and_are_given_anew_at_each_resume() {
+    let Setting { table, minor, run, .. } = &setting();
+    let second = |path: &str| Some(format!("vhd:{path}"));
+    let request = OpenRequest {
+        secondary: second("/s"),
+        standby: true,
+        log_path: Some("/l".into()),
+        ..image("vhd:/a")
+    };
+    table.open(*minor, &request).expect("opens");
+    let plane = table.disk(*minor).expect("there").opened().expect("open");
+    let marker = Some(run.enospc_marker(*minor));
+    let standby = Secondary { image: ImageSource::Leaf("vhd:/s".into()), marker };
+    assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(standby), log: Some("/l".into()) });
+    table.pause(*minor, &Here).expect("pauses");
+    assert_eq!(errno(table.mirror_pivot(*minor)), Errno::EINVAL);
+    table
+        .resume(*minor, &ResumeRequest { secondary: second("/t"), ..ResumeRequest::default() })
+        .expect("goes on");
+    let mirror = Secondary { image: ImageSource::Leaf("vhd:/t".into()), marker: None };
+    assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(mirror), log: None });
+    assert_eq!(errno(table.mirror_pivot(*minor)), Errno::EOPNOTSUPP);
+    assert_eq!(table.mirror_status(*minor).expect("told"), None);
 }
 
 #[test]

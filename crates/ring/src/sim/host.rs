@@ -37,6 +37,17 @@ pub struct Faults {
     pub cancels: u64,
 }
 
+/// What a broken file does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// Every operation fails with EIO, and may have happened all the same.
+    Failing,
+    /// Every operation is stuck: it ends after an hour.
+    Stuck,
+    /// It does not grow any more: ENOSPC.
+    Full,
+}
+
 /// Of this many operations.
 const PARTS: u64 = 10_000;
 /// How long connecting to a server takes.
@@ -70,6 +81,7 @@ struct Flying {
     op: OpId,
     due_ns: u64,
     action: Action,
+    broken: Option<Broken>,
 }
 
 #[derive(Debug)]
@@ -83,6 +95,8 @@ pub(super) struct Inner {
     devices: Vec<bool>,
     flying: Vec<Flying>,
     pub(super) faults: Faults,
+    /// Files that break, or are broken: how many operations are still to go well, and what happens then.
+    broken: BTreeMap<usize, (u64, Broken)>,
     now_ns: u64,
     /// Changes to files still to come before the power goes.
     cut_after: Option<u64>,
@@ -129,6 +143,7 @@ impl SimHost {
             devices: Vec::new(),
             flying: Vec::new(),
             faults: Faults::default(),
+            broken: BTreeMap::new(),
             now_ns: 0,
             cut_after: None,
             changed: 0,
@@ -173,6 +188,20 @@ impl SimHost {
     /// From now on these faults may happen.
     pub fn set_faults(&self, faults: Faults) {
         self.inner.borrow_mut().faults = faults;
+    }
+
+    /// The file breaks after `operations` more were begun on it.
+    pub fn break_file(&self, path: &Path, operations: u64, how: Broken) {
+        let mut inner = self.inner.borrow_mut();
+        let file = inner.names[path];
+        inner.broken.insert(file, (operations, how));
+    }
+
+    /// The file is whole again; what is stuck stays so.
+    pub fn mend_file(&self, path: &Path) {
+        let mut inner = self.inner.borrow_mut();
+        let file = inner.names[path];
+        inner.broken.remove(&file);
     }
 
     /// The power goes after `changes` more changes to files have happened.
@@ -273,6 +302,26 @@ impl Inner {
         true
     }
 
+    /// Whether an operation needs more space than its file has.
+    fn grows(&self, action: &Action) -> bool {
+        let len = self.files[action.file()].seen.len();
+        match action {
+            Action::Write { at, data, .. } => at + data.len() as u64 > len,
+            Action::Change { change: Change::SetLen(end), .. } => *end > len,
+            _ => false,
+        }
+    }
+
+    /// What is wrong with the file of an operation that begins now.
+    fn breaks(&mut self, file: usize) -> Option<Broken> {
+        let (left, how) = self.broken.get_mut(&file)?;
+        if *left == 0 {
+            return Some(*how);
+        }
+        *left -= 1;
+        None
+    }
+
     /// Lets an operation happen; gives its result as the kernel would.
     fn happen(&mut self, action: Action) -> i32 {
         if !matches!(action, Action::Read { .. } | Action::Cancelled { .. }) {
@@ -354,8 +403,12 @@ impl Sim {
         if inner.fault(stuck) {
             delay += STUCK_NS;
         }
+        let broken = inner.breaks(action.file());
+        if broken == Some(Broken::Stuck) {
+            delay += STUCK_NS;
+        }
         let due_ns = inner.now_ns + delay;
-        inner.flying.push(Flying { op, due_ns, action });
+        inner.flying.push(Flying { op, due_ns, action, broken });
         Op::new(&self.tasks, op)
     }
 }
@@ -401,7 +454,8 @@ impl Io for Sim {
         for index in 0..inner.flying.len() {
             if ops.contains(&inner.flying[index].op) && inner.fault(cancels) {
                 let (op, file) = (inner.flying[index].op, inner.flying[index].action.file());
-                inner.flying[index] = Flying { op, due_ns: now_ns, action: Action::Cancelled { file } };
+                inner.flying[index] =
+                    Flying { op, due_ns: now_ns, action: Action::Cancelled { file }, broken: None };
             }
         }
     }
@@ -447,7 +501,16 @@ impl Driver for Sim {
         let mut flying = inner.flying.swap_remove(index);
         inner.now_ns = inner.now_ns.max(flying.due_ns);
         let result = match inner.connection_lost(flying.action.file()) {
-            None => inner.happen(flying.action),
+            None => match flying.broken {
+                Some(Broken::Full) if inner.grows(&flying.action) => -libc::ENOSPC,
+                Some(Broken::Failing) => {
+                    if inner.random.chance(1, 2) {
+                        inner.happen(flying.action);
+                    }
+                    -libc::EIO
+                }
+                _ => inner.happen(flying.action),
+            },
             Some(Lost::GivenUp) => -libc::ENOTCONN,
             Some(Lost::Again { after_ns }) => {
                 flying.due_ns += after_ns;

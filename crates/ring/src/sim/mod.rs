@@ -11,6 +11,7 @@
 //! | flush done | everything done before it began survives | that is what it promises |
 //! | process killed | what is done stays, what is under way happens or not | the kernel goes on |
 //! | operations under way | end in any order, some very late | queues, retries |
+//! | a file breaks | every operation on it fails, or is stuck | storage that dies |
 //! | connection to a remote file lost | what was under way is done again later, or fails; the server may have been restarted, which is a power cut for that file, and then the next flush fails | see `tapio_nbd::NbdStore` |
 //! | EIO, ENOSPC | by plan, also in the middle of a write | media, quotas |
 //!
@@ -22,5 +23,5 @@ mod random;
 mod remote;
 
 pub use file::{Durable, SimFile};
-pub use host::{Faults, Sim, SimHost, SimStore};
+pub use host::{Broken, Faults, Sim, SimHost, SimStore};
 pub use random::Random;

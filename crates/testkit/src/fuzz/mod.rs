@@ -3,6 +3,7 @@
 //! A target never fails for bad bytes; it panics when our code breaks a promise: arithmetic that overflows, an index
 //! outside, a loop without end, an answer that contradicts itself, memory out of proportion to the input.
 
+mod changes;
 mod control;
 mod device;
 mod format;
@@ -38,6 +39,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "batmap", run: format::batmap },
     Target { name: "locator", run: format::locator },
     Target { name: "vhd_journal", run: format::vhd_journal },
+    Target { name: "cbt_log", run: changes::cbt_log },
     Target { name: "nbd_handshake", run: nbd::nbd_handshake },
     Target { name: "nbd_requests", run: nbd::nbd_requests },
     Target { name: "nbd_replies", run: nbd::nbd_replies },

@@ -16,6 +16,7 @@ mod load;
 mod local_device;
 mod local_file;
 mod memory;
+mod mirror;
 mod nbd_client;
 mod nbd_hostile;
 mod nbd_protocol;

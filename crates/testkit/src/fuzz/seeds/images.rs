@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use tapio_format::Medium;
+use tapio_format::cbt::{self, LogHeader};
 use tapio_format::vhd::footer::COOKIE_DISABLED;
 use tapio_format::vhd::journal::{ENTRY_LEN, Entry, EntryKind, HEADER_LEN, JournalHeader};
 use tapio_format::vhd::offline::{Image, OpenOptions};
@@ -226,6 +227,18 @@ pub fn put_into(shelf: &mut Shelf) {
     }
     shelf.put("locator", "in-a-header", [&[3][..], &child[512..1536]].concat());
     shelf.put("locator", "drive", [&[1][..], b"C\0:\0\\\0x\0"].concat());
+
+    let log = |size: u64, consistent| {
+        let header =
+            LogHeader { size, consistent, parent: Uuid::from_bytes([0x22; 16]), ..LogHeader::default() };
+        let mut bytes = header.encode().to_vec();
+        bytes.resize(cbt::log_len(size) as usize, 0x55);
+        bytes
+    };
+    shelf.put("cbt_log", "trusted", log(3 * cbt::BLOCK_LEN + 512, 1));
+    shelf.put("cbt_log", "in-use", log(64 << 20, 0));
+    shelf.put("cbt_log", "on-a-volume", [log(64 << 20, 1), vec![0xee; 848]].concat());
+    shelf.put("cbt_log", "cut-off", &log(64 << 20, 1)[..100]);
 
     let journal = journal();
     shelf.put("vhd_journal", "header-alone", &journal[..HEADER_LEN]);

@@ -1,0 +1,294 @@
+//! `tapio disk mirror`: a disk on two storages at once, and the move from one to the other.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+use tapio_control::{
+    Command as Ask, ControlError, Errno, MirrorCopy, MirrorPivoted, MirrorReport, MirrorRequest, MirrorState,
+    OwnClient, RunDir,
+};
+
+use super::{SOON, Which, source};
+use crate::failure::{Result, print, print_json};
+
+/// How often progress is asked for.
+const EVERY: Duration = Duration::from_millis(200);
+/// Width of the bar in characters.
+const BAR_LEN: u64 = 30;
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Write every change to a second storage too, and copy what is there already
+    ///
+    /// The disk goes on meanwhile. When both sides are the same the mirror is in sync: each write is answered when
+    /// both have it. A second side that fails, or does not answer in time, is given up without an error to the guest;
+    /// 'resume' goes on later and copies only what it lacks.
+    #[command(after_long_help = "Examples:
+  tapio disk mirror start -p 4711 -m 0 --target aio:/new/disk.raw --wait
+  tapio disk mirror start -p 4711 -m 0 --target vhd:/new/disk.vhd --rate 100M
+  tapio disk mirror pivot -p 4711 -m 0               the disk is on the new image")]
+    Start(Start),
+    /// Show where the mirror stands
+    Status {
+        #[command(flatten)]
+        which: Which,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        /// Show progress until both sides are the same; fails when the mirror is lost or ended
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Go on with a mirror whose second side was lost
+    Resume {
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Limit the speed of the copy
+    Rate {
+        #[command(flatten)]
+        which: Which,
+        /// Bytes a second, as 50M; 0 is no limit
+        #[arg(value_parser = bytes)]
+        rate: u64,
+    },
+    /// Switch over: the disk goes on on the second side
+    ///
+    /// The guest waits for its requests under way and one flush. Refused unless the mirror is in sync.
+    Pivot {
+        #[command(flatten)]
+        which: Which,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// End the mirror and keep the first side
+    Cancel {
+        #[command(flatten)]
+        which: Which,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Start {
+    #[command(flatten)]
+    which: Which,
+    /// The second storage, exactly as long as the disk; repeat it to name a whole chain, leaf first
+    #[arg(short, long = "target", value_name = "TYPE:PATH", required = true)]
+    targets: Vec<String>,
+    /// Copy everything, zeroes too, onto a storage that may hold anything
+    #[arg(long, group = "copy")]
+    full: bool,
+    /// Copy only what the leaf itself keeps: the second storage has the rest
+    #[arg(long, group = "copy")]
+    top: bool,
+    /// Copy nothing: only what is written from now on goes to the second storage
+    #[arg(long, group = "copy")]
+    no_copy: bool,
+    /// Bytes a second that the copy may move, as 50M
+    #[arg(long, default_value = "0", hide_default_value = true, value_parser = bytes)]
+    rate: u64,
+    /// Milliseconds that the second storage may take for an answer before it is given up
+    #[arg(long, default_value_t = MirrorRequest::PATIENCE_MS, value_name = "MILLISECONDS")]
+    patience: u32,
+    /// Show progress until both sides are the same
+    #[arg(long)]
+    wait: bool,
+}
+
+/// A number of bytes, with K, M, G or T behind it for powers of 1024.
+fn bytes(text: &str) -> std::result::Result<u64, String> {
+    let (digits, power) = match text.char_indices().last() {
+        Some((at, unit)) if !unit.is_ascii_digit() => {
+            let power = "KMGT"
+                .find(unit.to_ascii_uppercase())
+                .ok_or_else(|| format!("'{unit}' is not K, M, G or T"))?;
+            (&text[..at], power as u32 + 1)
+        }
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is no number of bytes"))?;
+    number.checked_mul(1024u64.pow(power)).ok_or_else(|| format!("'{text}' is too much"))
+}
+
+pub fn run(run: &RunDir, command: Command) -> Result<()> {
+    let tell = |which: Which, ask: &Ask, timeout: Option<Duration>| -> Result<()> {
+        OwnClient::connect(run, which.pid)?.call::<Value>(ask, &[], timeout).map(|_| ())
+    };
+    match command {
+        Command::Start(start) => begin(run, &start),
+        Command::Status { which, json, wait } => status(run, which, json, wait),
+        Command::Resume { which } => tell(which, &Ask::MirrorResume { minor: which.minor }, None),
+        Command::Rate { which, rate } => tell(which, &Ask::MirrorRate { minor: which.minor, rate }, SOON),
+        Command::Cancel { which } => tell(which, &Ask::MirrorCancel { minor: which.minor }, None),
+        Command::Pivot { which, json } => {
+            let ask = Ask::MirrorPivot { minor: which.minor };
+            let moved: MirrorPivoted = OwnClient::connect(run, which.pid)?.call(&ask, &[], None)?;
+            if json {
+                return print_json(&moved);
+            }
+            let milliseconds = moved.stalled_us as f64 / 1000.0;
+            print(&format!("the disk is on {} now; the guest waited {milliseconds:.1} ms\n", moved.image))
+        }
+    }
+}
+
+fn begin(run: &RunDir, start: &Start) -> Result<()> {
+    let none = || ControlError::new(Errno::EINVAL, "no target was named");
+    let ask = Ask::MirrorStart {
+        minor: start.which.minor,
+        target: source(&start.targets)?.ok_or_else(none)?,
+        copy: match (start.full, start.top, start.no_copy) {
+            (true, ..) => MirrorCopy::Everything,
+            (_, true, _) => MirrorCopy::Leaf,
+            (.., true) => MirrorCopy::Nothing,
+            _ => MirrorCopy::Allocated,
+        },
+        rate: start.rate,
+        patience_ms: start.patience,
+    };
+    let mut client = OwnClient::connect(run, start.which.pid)?;
+    client.call::<MirrorReport>(&ask, &[], None)?;
+    if start.wait { follow(&mut client, start.which.minor).map(|_| ()) } else { Ok(()) }
+}
+
+fn ask(client: &mut OwnClient, minor: u16) -> Result<Option<MirrorReport>> {
+    client.call(&Ask::MirrorStatus { minor }, &[], SOON)
+}
+
+fn status(run: &RunDir, which: Which, json: bool, wait: bool) -> Result<()> {
+    let mut client = OwnClient::connect(run, which.pid)?;
+    let report = if wait { Some(follow(&mut client, which.minor)?) } else { ask(&mut client, which.minor)? };
+    if json {
+        return print_json(&report);
+    }
+    match report {
+        Some(report) => print(&text(&report)),
+        None => print("no mirror\n"),
+    }
+}
+
+const fn word(state: MirrorState) -> &'static str {
+    match state {
+        MirrorState::Copying => "copying",
+        MirrorState::InSync => "in sync",
+        MirrorState::Degraded => "degraded",
+    }
+}
+
+fn text(report: &MirrorReport) -> String {
+    let mut text = format!("{}: {}\n", report.target, word(report.state));
+    if let Some(reason) = &report.reason {
+        text.push_str(&format!("  lost because {reason}\n"));
+    }
+    text.push_str(&format!("  copied {}, lacks {}", size(report.copied_bytes), size(report.dirty_bytes)));
+    if !report.listed {
+        text.push_str(" and what is not listed yet");
+    }
+    if report.rate > 0 {
+        text.push_str(&format!(", at most {} a second", size(report.rate)));
+    }
+    if report.unanswered > 0 {
+        text.push_str(&format!(", {} requests under way", report.unanswered));
+    }
+    text + "\n"
+}
+
+/// A number of bytes for a person.
+fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let power = (bytes.checked_ilog2().unwrap_or(0) / 10) as usize;
+    if power == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{:.1} {}", bytes as f64 / 1024f64.powi(power as i32), units[power])
+    }
+}
+
+/// Part of all that has to be copied, as a bar.
+fn bar(report: &MirrorReport, per_second: f64) -> String {
+    let all = report.copied_bytes + report.dirty_bytes;
+    let (done, part) = match all {
+        0 => (BAR_LEN, 100),
+        _ => (report.copied_bytes * BAR_LEN / all, report.copied_bytes * 100 / all),
+    };
+    format!(
+        "[{}{}] {part:>3} %  {} of {}  {}/s",
+        "#".repeat(done as usize),
+        ".".repeat((BAR_LEN - done) as usize),
+        size(report.copied_bytes),
+        size(all),
+        size(per_second as u64)
+    )
+}
+
+/// Waits until both sides are the same, and shows how far it is on a terminal.
+fn follow(client: &mut OwnClient, minor: u16) -> Result<MirrorReport> {
+    let mut err = std::io::stderr();
+    let shown = err.is_terminal();
+    let (begun, mut first) = (Instant::now(), None);
+    loop {
+        let ended = || ControlError::new(Errno::ECANCELED, "the mirror has ended");
+        let report = ask(client, minor)?.ok_or_else(ended)?;
+        let before = *first.get_or_insert(report.copied_bytes);
+        if shown {
+            let seconds = begun.elapsed().as_secs_f64().max(0.001);
+            let line = bar(&report, report.copied_bytes.saturating_sub(before) as f64 / seconds);
+            let end = if report.state == MirrorState::Copying { "" } else { "\n" };
+            // Nowhere else to show it.
+            let _ = write!(err, "\r\x1b[K{line}{end}");
+        }
+        match report.state {
+            MirrorState::InSync => return Ok(report),
+            MirrorState::Copying => std::thread::sleep(EVERY),
+            MirrorState::Degraded => {
+                let reason = report.reason.unwrap_or_default();
+                return Err(ControlError::new(Errno::EIO, format!("the second side was lost: {reason}"))
+                    .next("'tapio disk mirror resume' goes on when it is back"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_bytes_are_read_and_written() {
+        assert_eq!(bytes("0"), Ok(0));
+        assert_eq!(bytes("512k"), Ok(512 << 10));
+        assert_eq!(bytes("3G"), Ok(3 << 30));
+        for bad in ["", "M", "1X", "-1", "1.5G", "99999999999T", "5µ"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(3 << 29), "1.5 GiB");
+        assert_eq!(size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn a_report_is_told_in_words_and_as_a_bar() {
+        let mut report = MirrorReport {
+            job: 3,
+            target: "raw:/b".into(),
+            state: MirrorState::Degraded,
+            reason: Some("no answer within 5 s".into()),
+            dirty_bytes: 3 << 20,
+            copied_bytes: 1 << 20,
+            listed: true,
+            rate: 0,
+            unanswered: 2,
+        };
+        let said = text(&report);
+        assert_eq!(
+            said,
+            "raw:/b: degraded\n  lost because no answer within 5 s\n  copied 1.0 MiB, lacks 3.0 MiB, 2 requests under way\n"
+        );
+        assert!(bar(&report, 0.0).starts_with(&format!("[{}{}]  25 %", "#".repeat(7), ".".repeat(23))));
+        (report.dirty_bytes, report.copied_bytes) = (0, 0);
+        assert!(bar(&report, 0.0).contains("100 %"));
+    }
+}

@@ -1,0 +1,247 @@
+//! A disk on two storages: copied and moved under verified load, lost and taken up again, as tap-ctl has it.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tapio_e2e::client::{nbdsh, nbdsh_unconnected, random_file, sha256};
+use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd, tapio, text};
+use tapio_e2e::needs;
+use tapio_e2e::process::{Finished, poll_until, run, run_within};
+use tapio_e2e::scratch::{Scratch, SmallFileSystem};
+use tapio_e2e::tools::skip;
+
+use super::MIB;
+
+/// `tapio disk mirror COMMAND -p PID -m MINOR ARGS`.
+#[track_caller]
+fn mirror(host: &Host, tap: &Tap, command: &str, args: &[&str]) -> Finished {
+    let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
+    run(&mut host.tapio(&[&["disk", "mirror", command, "-p", &pid, "-m", &minor], args].concat()))
+}
+
+#[track_caller]
+fn status(host: &Host, tap: &Tap) -> serde_json::Value {
+    let said = mirror(host, tap, "status", &["--json"]).ok();
+    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn a_disk_moves_to_another_image_under_verified_load() {
+    needs!("fio");
+    let engines = run_within(Command::new("fio").arg("--enghelp"), Duration::from_secs(20)).ok();
+    if !engines.lines().any(|line| line.trim() == "nbd") {
+        return skip("needs fio with the nbd engine");
+    }
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let base = create_vhd(scratch.join("base.vhd"), 96);
+    let tap = host.create(&format!("vhd:{}", text(&base)));
+    nbdsh(
+        &tap.uri(),
+        "for mib in range(0, 96, 3): h.pwrite(bytes([mib + 1]) * (1 << 20), mib << 20)\nh.flush()",
+    );
+    tap.destroy();
+    let leaf = snapshot_vhd(scratch.join("leaf.vhd"), &base);
+    let target = create_vhd(scratch.join("target.vhd"), 96);
+    let tap = host.create(&format!("vhd:{}", text(&leaf)));
+    let mut fio = Command::new("fio");
+    fio.args(["--name=verify", "--ioengine=nbd", &format!("--uri={}", tap.uri()), "--rw=randwrite"]);
+    fio.args(["--bsrange=4k-64k", "--blockalign=4k", "--iodepth=16", "--size=64m", "--io_size=256m"]);
+    fio.args(["--rate=48m", "--randseed=7", "--fsync=128", "--verify=crc32c", "--do_verify=1"]);
+    fio.args(["--verify_fatal=1", "--output-format=terse", "--fallocate=none"]);
+    fio.current_dir(scratch.path());
+    let moved = std::thread::scope(|scope| {
+        let load = scope.spawn(move || run_within(&mut fio, Duration::from_secs(120)).ok());
+        std::thread::sleep(Duration::from_millis(300));
+        let goal = format!("vhd:{}", text(&target));
+        mirror(&host, &tap, "start", &["--target", &goal, "--wait"]).ok();
+        assert_eq!(status(&host, &tap)["target"], goal.as_str());
+        // Discards and failed writes aside, what is in sync stays so; a pivot that came between is asked again.
+        let moved = poll_until(Duration::from_secs(30), || {
+            let done = mirror(&host, &tap, "pivot", &["--json"]);
+            done.status.success().then_some(done.stdout)
+        });
+        let still = !load.is_finished();
+        load.join().expect("fio is content");
+        assert!(still, "the load ended before the disk had moved");
+        moved
+    });
+    let moved: serde_json::Value = serde_json::from_str(&moved.expect("it moves")).expect("JSON");
+    println!("the guest waited {} us for the switch-over under load", moved["stalled_us"]);
+    assert!(moved["stalled_us"].as_u64().is_some_and(|us| us < 2_000_000), "{moved}");
+    assert_eq!(tap.row().expect("listed").args, Some(format!("vhd:{}", text(&target))));
+    assert_eq!(status(&host, &tap), serde_json::Value::Null);
+    // What fio did not touch came over too.
+    let check = "for mib in range(66, 96, 3): assert h.pread(1 << 20, mib << 20) == bytes([mib + 1]) * (1 << 20), mib";
+    nbdsh(&tap.uri(), check);
+    // The first side is free: nobody has it open.
+    assert_vhd_valid(&leaf);
+    tap.destroy();
+    assert_vhd_valid(&target);
+}
+
+#[test]
+fn a_second_side_that_fills_up_is_lost_quietly_and_taken_up_again() {
+    needs!("nbdsh");
+    let small = match SmallFileSystem::mount(24 * MIB) {
+        Ok(small) => small,
+        Err(reason) => return skip(&format!("needs root to mount: {reason}")),
+    };
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let source = scratch.join("a.raw");
+    random_file(&source, 16 * MIB);
+    let ballast = small.path().join("ballast");
+    std::fs::write(&ballast, vec![1; 16 << 20]).expect("the ballast fits");
+    let target = small.path().join("b.raw");
+    std::fs::File::create(&target).and_then(|file| file.set_len(16 * MIB)).expect("a sparse file");
+    let tap = host.create(&format!("aio:{}", text(&source)));
+    let refused = mirror(&host, &tap, "start", &["--target", &format!("aio:{}", text(&source))]).fails();
+    assert!(refused.contains("open for writing"), "{refused}");
+    let goal = format!("aio:{}", text(&target));
+    let said = mirror(&host, &tap, "start", &["--target", &goal, "--wait"]).fails();
+    assert!(said.contains("lost"), "{said}");
+    assert_eq!(status(&host, &tap)["state"], "degraded");
+    assert!(tap.ctl("stats", &[]).ok().contains("\"nbd_mirror_failed\": 1"));
+    // The guest hears of nothing.
+    nbdsh(&tap.uri(), "for mib in range(16): h.pwrite(b'g' * 5120, (mib << 20) + 512)\nh.flush()");
+    let refused = mirror(&host, &tap, "pivot", &[]).fails();
+    assert!(refused.contains("resume the mirror first"), "{refused}");
+    std::fs::remove_file(&ballast).expect("removed");
+    let copied = status(&host, &tap)["copied_bytes"].as_u64().expect("a number");
+    mirror(&host, &tap, "resume", &[]).ok();
+    mirror(&host, &tap, "status", &["--wait"]).ok();
+    let again = status(&host, &tap);
+    assert_eq!((&again["state"], &again["dirty_bytes"]), (&"in-sync".into(), &0.into()));
+    assert!(again["copied_bytes"].as_u64().is_some_and(|now| now - copied <= 17 * MIB), "{copied} {again}");
+    assert!(tap.ctl("stats", &[]).ok().contains("\"nbd_mirror_failed\": 0"));
+    nbdsh(&tap.uri(), "h.pwrite(b'n' * 4096, 3 << 20)\nh.zero(1 << 20, 5 << 20)\nh.flush()");
+    mirror(&host, &tap, "cancel", &[]).ok();
+    tap.destroy();
+    assert_eq!(sha256(&source), sha256(&target));
+}
+
+#[test]
+fn a_second_image_of_tap_ctl_has_every_change_and_the_log_says_where() {
+    needs!("nbdsh");
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let (image, log) = (create_vhd(scratch.join("a.vhd"), 32), scratch.join("a.cbtlog"));
+    let (second, third) = (scratch.raw_image("b.raw", 32 * MIB), scratch.raw_image("c.raw", 32 * MIB));
+    let cbt = |args: &[&str]| run(tapio(&["cbt-util"]).args(args)).ok();
+    cbt(&["create", "-n", text(&log), "-s", &(32 * MIB).to_string()]);
+    cbt(&["set", "-n", text(&log), "-f", "1"]);
+    let name = format!("vhd:{}", text(&image));
+    let goal = format!("aio:{}", text(&second));
+    host.tap_ctl(&["create", "-a", &name, "-2", &goal, "-C", text(&log)]).ok();
+    let tap = host.find(&name);
+    assert_eq!(cbt(&["get", "-n", text(&log), "-f"]), "0\n", "in use");
+    nbdsh(&tap.uri(), "h.pwrite(b'x' * 65536, 3 << 16)\nh.pwrite(b'y' * 512, (10 << 16) - 512)\nh.flush()");
+    assert!(tap.ctl("stats", &[]).ok().contains("\"nbd_mirror_failed\": 0"));
+    assert_eq!(status(&host, &tap)["state"], "in-sync");
+    tap.ctl("pause", &[]).ok();
+    assert_eq!(cbt(&["get", "-n", text(&log), "-f"]), "1\n", "closed");
+    let bits = read(&log)[48..].to_vec();
+    assert_eq!((bits.len(), &bits[..3]), (64, &[0b1000, 0b10, 0][..]));
+    let bytes = read(&second);
+    assert!(bytes[3 << 16..4 << 16].iter().all(|byte| *byte == b'x') && bytes[(10 << 16) - 1] == b'y');
+    // As storage migration does: the next life of the disk writes to another.
+    let goal = format!("aio:{}", text(&third));
+    tap.ctl("unpause", &["-2", &goal, "-c", text(&log)]).ok();
+    nbdsh(&tap.uri(), "h.pwrite(b'z' * 4096, 20 << 20)\nh.zero(65536, 3 << 16)\nh.flush()");
+    tap.ctl("pause", &[]).ok();
+    tap.ctl("unpause", &[]).ok();
+    nbdsh(&tap.uri(), "h.pwrite(b'-' * 4096, 30 << 20)\nh.flush()");
+    let bytes = read(&third);
+    assert!(bytes[20 << 20..][..4096].iter().all(|byte| *byte == b'z') && bytes[30 << 20] == 0);
+    assert!(read(&second)[20 << 20] == 0);
+    assert_eq!(read(&log)[48 + 40], 1, "block 320 changed, block 480 after the log was let go");
+    assert_eq!(read(&log)[48 + 60], 0);
+    tap.destroy();
+    // A process that dies leaves a log that says so.
+    host.tap_ctl(&["create", "-a", &name, "-C", text(&log)]).ok();
+    let tap = host.find(&name);
+    nbdsh(&tap.uri(), "h.pwrite(b'k' * 4096, 0)\nh.flush()");
+    tap.kill();
+    assert_eq!(cbt(&["get", "-n", text(&log), "-f"]), "0\n", "the process died");
+    let refused = host.tap_ctl(&["create", "-R", "-a", &name, "-C", text(&log)]).fails();
+    assert!(refused.contains("not written"), "{refused}");
+}
+
+#[test]
+fn a_standby_takes_over_when_the_first_image_is_full() {
+    needs!("nbdsh");
+    let small = match SmallFileSystem::mount(16 * MIB) {
+        Ok(small) => small,
+        Err(reason) => return skip(&format!("needs root to mount: {reason}")),
+    };
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let base = create_vhd(scratch.join("base.vhd"), 64);
+    let cache = create_vhd(small.path().join("cache.vhd"), 64);
+    let shared = snapshot_vhd(scratch.join("shared.vhd"), &base);
+    let name = format!("vhd:{}", text(&cache));
+    let second = format!("vhd:{}", text(&shared));
+    host.tap_ctl(&["create", "-a", &name, "-2", &second, "-s"]).ok();
+    let tap = host.find(&name);
+    let marker = scratch.join("run").join(format!("tapdisk-enospc{}", tap.minor));
+    assert!(!marker.exists());
+    let script = "
+for mib in range(40): h.pwrite(bytes([mib + 1]) * (1 << 20), mib << 20)
+h.flush()
+for mib in range(40): assert h.pread(1 << 20, mib << 20) == bytes([mib + 1]) * (1 << 20), mib
+h.pwrite(b'!' * 4096, 0)
+h.flush()
+assert h.pread(8192, 0) == b'!' * 4096 + bytes([1]) * 4096
+";
+    nbdsh(&tap.uri(), script);
+    assert!(marker.exists(), "no word of the full storage at {}", marker.display());
+    let stats: serde_json::Value = serde_json::from_str(&tap.ctl("stats", &[]).ok()).expect("JSON");
+    let redirected = stats["FIXME_enospc_redirect_count"].as_u64().expect("a number");
+    assert!((24 * 2048..=40 * 2048).contains(&redirected), "{redirected} sectors");
+    tap.destroy();
+    for image in [&cache, &shared] {
+        assert_vhd_valid(image);
+    }
+    let refused = host.tap_ctl(&["create", "-a", &name, "-s"]).fails();
+    assert!(refused.contains("no second image"), "{refused}");
+    let refused = host.tap_ctl(&["create", "-a", &name, "-s", "-2", &format!("vhd:{}", text(&base))]).fails();
+    assert!(refused.contains("differencing"), "{refused}");
+}
+
+/// Killed while it copies, the first side has everything.
+#[test]
+fn a_process_that_dies_in_the_middle_leaves_the_first_side_whole() {
+    needs!("nbdsh");
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let source = create_vhd(scratch.join("a.vhd"), 64);
+    let target = scratch.raw_image("b.raw", 64 * MIB);
+    let tap = host.create(&format!("vhd:{}", text(&source)));
+    nbdsh(&tap.uri(), "for mib in range(64): h.pwrite(bytes([mib + 1]) * (1 << 20), mib << 20)");
+    let goal = format!("aio:{}", text(&target));
+    mirror(&host, &tap, "start", &["--target", &goal, "--rate", "8M"]).ok();
+    let refused = mirror(&host, &tap, "pivot", &[]).fails();
+    assert!(refused.contains("lacks"), "{refused}");
+    let uri = tap.uri();
+    nbdsh_unconnected(
+        &uri,
+        "h.connect_uri(uri)\nfor mib in range(0, 64, 2): h.pwrite(b'w' * 4096, mib << 20)",
+    );
+    assert_eq!(status(&host, &tap)["state"], "copying");
+    tap.kill();
+    let tap = host.create(&format!("vhd:{}", text(&source)));
+    let check = "
+for mib in range(64):
+    first = b'w' if mib % 2 == 0 else bytes([mib + 1])
+    assert h.pread(1 << 20, mib << 20) == first * 4096 + bytes([mib + 1]) * ((1 << 20) - 4096), mib
+";
+    nbdsh(&tap.uri(), check);
+    tap.destroy();
+    assert_vhd_valid(&source);
+}
