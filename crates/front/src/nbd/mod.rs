@@ -17,12 +17,12 @@
 //! # A disk that grows
 //!
 //! The protocol has no word from the server on a new size. What it has under the name RESIZE (request type 8,
-//! transmission flag 9) is an experimental extension, kept in a branch of its document and in no known client, by which
-//! a *client* asks for another size; it is neither offered nor done here, because the size of a disk is not its guest's
-//! business. What is done: INFO and GO tell the size that the disk has at that moment, and every request is checked
-//! against the size at *its* moment, so that a client that learns of the growth in any way, by asking on a second
-//! connection or from its own administrator, can use the new range on the connection it has. Our own client takes over a
-//! larger size when it connects again.
+//! transmission flag 9) is an experimental extension, kept in a branch of its document, by which a *client* asks for
+//! another size; it is neither offered nor done here, because the size of a disk is not its guest's business. What is
+//! done: INFO and GO tell the size that the disk has at that moment, and every request is checked against the size at
+//! *its* moment, so that a client that learns of the growth in any way, by asking on a second connection or from its
+//! own administrator, can use the new range on the connection it has. Our own client takes over a larger size when it
+//! connects again.
 //!
 //! Errors on the way of a session end that session alone. A client that vanishes, floods or stalls costs what
 //! [`limits`] says and nothing more.
