@@ -1,5 +1,5 @@
-//! The in-flight region, and the part of a split queue in it: which requests the guest has no answer for, in memory that
-//! survives this process.
+//! The in-flight region, and the part of a split queue in it: which requests the guest has no answer for, in memory
+//! that survives this process.
 //!
 //! Layout and order of the steps: vhost-user protocol, section *Inflight I/O tracking* (split virtqueue). The region
 //! is made by the first back end, kept by the front end, and given to whichever back end comes next. Only back ends

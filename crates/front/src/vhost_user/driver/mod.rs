@@ -204,6 +204,9 @@ impl Driver {
     /// was restarted.
     /// When it fails, it can be tried again.
     pub fn reconnect(&mut self, path: &Path) -> io::Result<()> {
+        // A back end serves one front end at a time.
+        // SAFETY: takes no pointers; a socket that is gone already does not mind.
+        unsafe { libc::shutdown(self.channel.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
         let inflight = self.inflight.as_ref().map(|(spec, fd)| (*spec, Arc::clone(fd)));
         let (memory, layouts) = (Arc::clone(&self.memory), self.layouts.clone());
         *self = Self::with_memory(path, self.options.clone(), memory, layouts, inflight)?;
