@@ -12,8 +12,8 @@ use crate::{TOOLS, bench, cbt_util, disk, generate, tap_ctl, vhd_util, xsiostat}
 
 /// Storage virtualisation for any Linux host: disks from image chains, and the instruments around them.
 ///
-/// The same program answers to tap-ctl, xsiostat, vhd-util and cbt-util, either by a link of that name (see 'tapio links')
-/// or as its first word: 'tapio tap-ctl list' is 'tap-ctl list'.
+/// The same program answers to tap-ctl, xsiostat, vhd-util and cbt-util, either by a link of that name (see
+/// 'tapio links') or as its first word: 'tapio tap-ctl list' is 'tap-ctl list'.
 #[derive(Debug, Parser)]
 #[command(
     name = "tapio",

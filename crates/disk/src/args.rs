@@ -240,6 +240,8 @@ impl Raw {
         for path in &self.vhost_user {
             fronts.push(vhost_user(PathBuf::from(absolute(path)?), None));
         }
+        // The device is attached when the process has given up its privileges already.
+        let has_device = self.device.is_some();
         if let Some(how) = self.device {
             fronts.push(Front::Block { how, device: None, read_only: self.read_only });
         }
@@ -302,7 +304,9 @@ impl Raw {
                 },
                 user: self.user,
                 allowed: self.allow.into_iter().map(PathBuf::from).collect(),
-                devices: self.devices || std::env::var("TAPIO_DEVICES").is_ok_and(|value| value == "1"),
+                devices: self.devices
+                    || has_device
+                    || std::env::var("TAPIO_DEVICES").is_ok_and(|value| value == "1"),
             },
         })
     }

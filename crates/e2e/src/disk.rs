@@ -230,7 +230,7 @@ impl Host {
 
     /// Points a command that starts one of our programs at this host.
     pub fn on_host<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        command.env("TAPIO_RUN_DIR", &self.run).env("TAPIO_SHM_DIR", &self.shm)
+        command.env("TAPIO_RUN_DIR", &self.run).env("TAPIO_SHM_DIR", &self.shm).env("TAPIO_DEVICES", "1")
     }
 
     /// `tapio tap-ctl ...` to its end.

@@ -13,7 +13,8 @@
 //!   a write to the same bytes, and two writes to the same bytes reach both sides in the same order;
 //! - both sides get the same bytes, from memory that the guest cannot change meanwhile;
 //! - whatever did not end well on both sides makes its granules dirty before its range is given up;
-//! - what the second side has answered but not made durable counts as dirty when that side is lost ([`Mirror::degrade`]).
+//! - what the second side has answered but not made durable counts as dirty when that side is lost
+//!   ([`Mirror::degrade`]).
 //!
 //! A write to granules that are all dirty goes to the chain alone: the copier will come to them. Reads always come from
 //! the chain. What a discard leaves is read from the chain, not guessed.

@@ -17,7 +17,8 @@ struct Entry {
 /// The ranges that are worked on or waited for.
 ///
 /// Everybody takes a number when he comes, and goes on when nobody with a lower number overlaps: first come, first
-/// served, so nobody waits for ever; and as nobody holds one range while he waits for another, nobody waits in a circle.
+/// served, so nobody waits for ever; and as nobody holds one range while he waits for another, nobody waits in a
+/// circle.
 #[derive(Debug)]
 pub struct Ranges {
     tasks: Tasks,

@@ -139,6 +139,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_lseek, "lseek", "lengths, holes"),
     call!(SYS_ftruncate, "ftruncate", "images, logs, statistics"),
     call!(SYS_flock, "flock", "one writer, one owner of a number"),
+    call!(SYS_mknodat, "mknodat", "the pipes by which disks at one page pool wake each other")
+        .only(Arguments::OneOf { index: 2, values: &[libc::S_IFIFO | 0o600], errno: libc::EPERM }),
     call!(SYS_faccessat, "faccessat", "whether a file is there"),
     call!(SYS_faccessat2, "faccessat2", "whether a file is there"),
     call!(SYS_readlinkat, "readlinkat", "paths of parents"),

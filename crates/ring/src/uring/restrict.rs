@@ -25,6 +25,7 @@ const OPERATIONS: &[(u8, &str)] = &[
     (opcode::RecvMsg::CODE, "requests, scattered"),
     (opcode::SendMsg::CODE, "replies, scattered"),
     (opcode::AsyncCancel::CODE, "requests that take too long, the end"),
+    (opcode::UringCmd16::CODE, "block devices of this host"),
     (opcode::Timeout::CODE, "waiting"),
     (opcode::LinkTimeout::CODE, "waiting"),
 ];

@@ -77,7 +77,8 @@ fn snapshots_and_commits_under_load_keep_every_write() {
     let ended = tapio_disk(&host, &tap, &["job", "wait", &id]);
     assert_eq!(ended.status.code(), Some(libc::ECANCELED), "{ended}");
     assert_chain_valid(&leaf, 4);
-    // The image in the middle first, then the one below the leaf: the parent of an inner image changes, then the leaf's.
+    // The image in the middle first, then the one below the leaf: the parent of an inner image changes, then that of
+    // the leaf.
     for (image, depth) in [(&images[1], 3), (&images[2], 2)] {
         tapio_disk(&host, &tap, &["commit", text(image)]).ok();
         some_work(&recorder);

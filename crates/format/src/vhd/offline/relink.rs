@@ -87,6 +87,10 @@ pub(crate) fn plan(old: &Header, header_at: u64, room: &Room<'_>, parent: &Paren
 
 /// The steps where no locator changes its place or its length, if there are such.
 fn plan_in_place(old: &Header, header_at: u64, parent: &ParentFacts) -> Result<Option<Relink>> {
+    // A change that was broken off may have left fewer; all shall be there again.
+    if !LOCATOR_CODES.iter().all(|code| old.locators.iter().any(|entry| entry.code == *code)) {
+        return Ok(None);
+    }
     let mut paths = Vec::new();
     for entry in old.locators.iter().filter(|entry| entry.code.is_readable()) {
         let Some(mut bytes) = stretched(entry.code, &parent.relative_path, entry.data_len as usize)? else {
