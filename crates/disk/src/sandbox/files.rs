@@ -43,11 +43,11 @@ const WRITE: u64 = READ
     | right::REMOVE_FILE
     | right::MAKE_DIR
     | right::MAKE_REG
-    | right::MAKE_SOCK;
+    | right::MAKE_SOCK
+    | right::MAKE_FIFO;
 /// Where sockets are made: nothing else can be made, read or written there.
 const SOCKETS: u64 = right::READ_DIR | right::MAKE_SOCK | right::REMOVE_FILE;
-const HANDLED: u64 =
-    WRITE | right::EXECUTE | right::MAKE_CHAR | right::MAKE_FIFO | right::MAKE_BLOCK | right::MAKE_SYM;
+const HANDLED: u64 = WRITE | right::EXECUTE | right::MAKE_CHAR | right::MAKE_BLOCK | right::MAKE_SYM;
 
 /// Directories of the system that hold no images.
 const SYSTEM: &[&str] =
