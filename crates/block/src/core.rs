@@ -17,7 +17,7 @@ use crate::admission::{Delays, Door, Origin, Pages, PoolFacts, Taken};
 use crate::chain::{Chain, LayerCounters};
 use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
-use crate::mirror::PIECE_LEN;
+use crate::mirror::Mirror;
 use crate::patience::{Late, Patience, Place, REQUEST_TIMEOUT};
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
@@ -117,6 +117,8 @@ pub struct Core<I: Io> {
     pub(crate) tap: RefCell<Option<Rc<Tap<I::Store>>>>,
     pub(crate) tapped: Cell<bool>,
     pub(crate) standby: standby::Slot<I::Store>,
+    /// The disk has moved to other images than those it was opened with.
+    pub(crate) moved: Cell<bool>,
     state: Cell<DiskState>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
@@ -160,6 +162,7 @@ impl<I: Io> Core<I> {
             tap: RefCell::new(None),
             tapped: Cell::new(false),
             standby: RefCell::new(None),
+            moved: Cell::new(false),
             state: Cell::new(DiskState::Paused),
             parked: Cell::new(0),
             ended,
@@ -305,7 +308,11 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
         let chain = self.open_chain(spec).await?;
-        if let Err(error) = self.open_beside(&chain, beside).await {
+        let opened = match self.check_keys(&chain) {
+            Ok(()) => self.open_beside(&chain, beside).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = opened {
             if let Err(error) = chain.close().await {
                 (self.options.report)(&format!("not closed cleanly: {error}"));
             }
@@ -500,29 +507,11 @@ impl<I: Io> Core<I> {
         let span = request.span;
         if self.tapped.get() && request.op != Op::Read {
             let tap = self.tap.borrow().as_ref().map(Rc::clone).unwrap_or_default();
-            let Op::Write { durable } = request.op else {
-                // Boxed: a request task has room for reads and writes only.
-                return Box::pin(attempt_tapped(&tap, chain, request, meter)).await;
-            };
             tap.note(span);
-            let Some(mirror) = tap.mirror.clone() else {
-                drop(tap);
-                chain.write(span, request.data, meter).await?;
-                return if durable { Box::pin(chain.sync(meter)).await } else { Ok(()) };
-            };
-            drop(tap);
-            let mut done = 0;
-            while done < span.len {
-                // Cut again after each wait: what is kept over a wait lies in the task of every request.
-                let piece = |done| span.skip(done).prefix(PIECE_LEN);
-                let data = request.data.slice(done, piece(done).len);
-                let fork = mirror.fork(piece(done), data).await;
-                let bytes = fork.bytes(request.data.slice(done, piece(done).len));
-                let near = chain.write(piece(done), bytes, meter).await;
-                mirror.join(fork, piece(done), near).await?;
-                done += piece(done).len;
+            if let Some(mirror) = tap.mirror.clone() {
+                // Boxed: hundreds of request tasks have room for what every request needs.
+                return Box::pin(mirrored(mirror, chain, request, meter)).await;
             }
-            return if durable { Box::pin(mirror.sync(chain, meter)).await } else { Ok(()) };
         }
         let durable = match request.op {
             Op::Read => {
@@ -584,23 +573,31 @@ fn is_busy(error: &FormatError) -> bool {
     error.kind() == FormatErrorKind::Io && busy.contains(&error.errno())
 }
 
-/// A change other than a write, of a disk whose changes others hear of.
-async fn attempt_tapped<S: Storage>(
-    tap: &Tap<S>,
+/// A change, or a flush, of a disk that has a mirror.
+async fn mirrored<S: Storage>(
+    mirror: Rc<Mirror<S>>,
     chain: &Chain<S>,
     request: &Request,
     meter: &Meter,
 ) -> Result<()> {
     let span = request.span;
-    match request.op {
-        Op::Read | Op::Write { .. } | Op::Flush => tap.sync(chain, meter).await,
-        Op::Discard => tap.discard(chain, span, meter).await,
+    let durable = match request.op {
+        Op::Write { durable } => {
+            mirror.write(chain, span, request.data, meter).await?;
+            durable
+        }
+        Op::Discard => {
+            mirror.discard(chain, span, meter).await?;
+            false
+        }
         Op::WriteZeroes { unmap, durable } => {
             let how = if unmap { Zeroing::Unmap } else { Zeroing::Keep };
-            tap.write_zeroes(chain, span, how, meter).await?;
-            if durable { tap.sync(chain, meter).await } else { Ok(()) }
+            mirror.write_zeroes(chain, span, how, meter).await?;
+            durable
         }
-    }
+        Op::Read | Op::Flush => true,
+    };
+    if durable { mirror.sync(chain, meter).await } else { Ok(()) }
 }
 
 /// What a front end need not check.

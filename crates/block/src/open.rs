@@ -80,15 +80,22 @@ impl<I: Io> Core<I> {
             let detail = "the image has a parent, which the chain does not name";
             return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
         }
-        // Who gives a key expects that the disk is encrypted.
-        let is_encrypted = links.iter().any(|link| link.layer.cipher().is_some());
-        if !self.options.keys.is_empty() && !is_encrypted {
-            let detail = "a key was given, but no image of the chain is encrypted: open it without a key";
-            return Err(
-                FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&spec.layers[0].path)
-            );
-        }
         Ok(())
+    }
+
+    /// Who gives a key expects that the disk is encrypted; the second side of its mirror need not be, nor the disk once
+    /// it has moved there.
+    ///
+    /// # Errors
+    /// There is a key, and nothing to use it for.
+    pub(crate) fn check_keys(&self, chain: &Chain<I::Store>) -> Result<()> {
+        let is_encrypted = chain.links().iter().any(|link| link.layer.cipher().is_some());
+        if self.options.keys.is_empty() || is_encrypted || self.moved.get() {
+            return Ok(());
+        }
+        let detail = "a key was given, but no image of the chain is encrypted: open it without a key";
+        let path = &chain.links()[0].spec.path;
+        Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path))
     }
 
     /// Whether the last image so far was made from an image further below than the one at `index`: all between them

@@ -6,13 +6,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tapio_format::{FormatError, FormatErrorKind, Result};
-use tapio_ring::{Io, Storage, Zeroing};
+use tapio_ring::{Io, Storage};
 use tapio_types::{Access, ChainSpec, LayerSpec, Span};
 
 use crate::chain::Chain;
 use crate::changes::ChangeLog;
 use crate::core::Core;
-use crate::meter::Meter;
 use crate::mirror::{Mirror, MirrorOptions};
 
 /// What a disk is opened with beside its images.
@@ -65,38 +64,10 @@ impl<S: Storage> Clone for Tap<S> {
 }
 
 impl<S: Storage> Tap<S> {
+    /// Notes that `span` is about to change; nothing for a flush, which has none.
     pub fn note(&self, span: Span) {
         if let Some(log) = &self.log {
             log.note(span);
-        }
-    }
-
-    pub async fn write_zeroes(
-        &self,
-        chain: &Chain<S>,
-        span: Span,
-        how: Zeroing,
-        meter: &Meter,
-    ) -> Result<()> {
-        self.note(span);
-        match &self.mirror {
-            Some(mirror) => mirror.write_zeroes(chain, span, how, meter).await,
-            None => chain.write_zeroes(span, how, meter).await,
-        }
-    }
-
-    pub async fn discard(&self, chain: &Chain<S>, span: Span, meter: &Meter) -> Result<()> {
-        self.note(span);
-        match &self.mirror {
-            Some(mirror) => mirror.discard(chain, span, meter).await,
-            None => chain.discard(span, meter).await,
-        }
-    }
-
-    pub async fn sync(&self, chain: &Chain<S>, meter: &Meter) -> Result<()> {
-        match &self.mirror {
-            Some(mirror) => mirror.sync(chain, meter).await,
-            None => chain.sync(meter).await,
         }
     }
 }

@@ -13,6 +13,7 @@ use tapio_types::DeviceHow;
 use crate::device::Device;
 use crate::log;
 use crate::nbd_servers::Offer;
+use crate::sandbox;
 
 /// A front end that serves.
 #[derive(Debug)]
@@ -54,6 +55,7 @@ impl Fronts {
         let mut front = request.front.clone();
         let served = match &mut front {
             Front::Block { how, device, read_only } => {
+                sandbox::check_devices()?;
                 let name = self.name().clone();
                 let made = Device::attach(*how, *read_only, self.minor, name, remote)?;
                 (*how, *device) = (made.how(), Some(made.path()));

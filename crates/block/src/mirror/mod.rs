@@ -13,8 +13,7 @@
 //!   a write to the same bytes, and two writes to the same bytes reach both sides in the same order;
 //! - both sides get the same bytes, from memory that the guest cannot change meanwhile;
 //! - whatever did not end well on both sides makes its granules dirty before its range is given up;
-//! - what the second side has answered but not made durable counts as dirty when that side is lost
-//!   ([`Mirror::degrade`]).
+//! - what the second side has answered but not made durable counts as dirty when that side is lost.
 //!
 //! A write to granules that are all dirty goes to the chain alone: the copier will come to them. Reads always come from
 //! the chain. What a discard leaves is read from the chain, not guessed.
@@ -53,7 +52,7 @@ use ranges::Ranges;
 pub use run::Pivoted;
 
 /// The largest piece that goes to the second side at once.
-pub(crate) const PIECE_LEN: u64 = 1 << 20;
+const PIECE_LEN: u64 = 1 << 20;
 /// The largest piece of zeroes: no memory moves, but a storage may have to write them.
 const ZERO_PIECE_LEN: u64 = 32 << 20;
 
@@ -122,20 +121,6 @@ pub struct MirrorStatus {
     pub rate: u64,
     /// Requests that the second side has not answered.
     pub unanswered: usize,
-}
-
-/// A write on its way to both sides. As small as can be: it lies in the task of every request.
-#[derive(Debug)]
-pub(crate) struct Fork<S: Storage> {
-    ticket: u64,
-    asked: Option<far::Asked<S>>,
-}
-
-impl<S: Storage> Fork<S> {
-    /// What is to be written to the chain instead of `from`.
-    pub fn bytes(&self, from: Segments) -> Segments {
-        self.asked.as_ref().map_or(from, far::Asked::memory)
-    }
 }
 
 /// A mirror of a disk.
@@ -290,33 +275,36 @@ impl<S: Storage> Mirror<S> {
         near
     }
 
-    /// Prepares a write of `from` to `span`, at most [`PIECE_LEN`] bytes, on both sides. The caller writes
-    /// [`Fork::bytes`] to the chain, whose future is the largest there is and is therefore held by him alone, and then
-    /// lets [`Mirror::join`] end.
-    pub async fn fork(&self, span: Span, from: Segments) -> Fork<S> {
-        let ticket = self.ranges.enter(span).await;
+    /// Writes to both sides.
+    ///
+    /// # Errors
+    /// Those of the chain.
+    pub async fn write(&self, chain: &Chain<S>, span: Span, from: Segments, meter: &Meter) -> Result<()> {
+        let mut done = 0;
+        while done < span.len {
+            let piece = span.skip(done).prefix(PIECE_LEN);
+            self.write_piece(chain, piece, from.slice(done, piece.len), meter).await?;
+            done += piece.len;
+        }
+        Ok(())
+    }
+
+    async fn write_piece(&self, chain: &Chain<S>, span: Span, from: Segments, meter: &Meter) -> Result<()> {
+        let _held = self.ranges.hold(span).await;
         let asked = match self.far() {
             // Dirty in full: the copier comes to it later.
             Some(far) if !self.dirty.borrow().has_all(span) => self.ask_write(&far, span, from).await,
             _ => None,
         };
+        let bytes = asked.as_ref().map_or(from, far::Asked::memory);
         if asked.is_none() {
             self.lacks(span);
         }
-        Fork { ticket, asked }
-    }
-
-    /// Waits for the second side; `near` is what became of the first, and what the guest hears.
-    ///
-    /// # Errors
-    /// `near`.
-    pub async fn join(&self, fork: Fork<S>, span: Span, near: Result<()>) -> Result<()> {
-        let heard = match fork.asked {
+        let near = chain.write(span, bytes, meter).await;
+        match asked {
             Some(asked) => self.settle(span, near, asked.answer().await),
             None => near,
-        };
-        self.ranges.leave(fork.ticket);
-        heard
+        }
     }
 
     async fn ask_write(&self, far: &Rc<Far<S>>, span: Span, from: Segments) -> Option<far::Asked<S>> {

@@ -322,6 +322,7 @@ impl<I: Io> Core<I> {
         self.change_tap(|tap| tap.mirror = None);
         self.replace_chain(Rc::clone(far.chain()));
         self.unfinished.take();
+        self.moved.set(true);
         far.end();
         // It was to take over from the image that is left now.
         let standby = self.close_standby();

@@ -285,7 +285,8 @@ mod tests {
         let said = text(&report);
         assert_eq!(
             said,
-            "raw:/b: degraded\n  lost because no answer within 5 s\n  copied 1.0 MiB, lacks 3.0 MiB, 2 requests under way\n"
+            "raw:/b: degraded\n  lost because no answer within 5 s\n  \
+             copied 1.0 MiB, lacks 3.0 MiB, 2 requests under way\n"
         );
         assert!(bar(&report, 0.0).starts_with(&format!("[{}{}]  25 %", "#".repeat(7), ".".repeat(23))));
         (report.dirty_bytes, report.copied_bytes) = (0, 0);

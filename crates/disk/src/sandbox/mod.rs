@@ -84,6 +84,20 @@ pub fn enter(sandbox: &Sandbox, own: &Own) -> Result<()> {
     Ok(())
 }
 
+/// Whether this process may attach local block devices.
+///
+/// # Errors
+/// `EPERM` where it has given up what that takes.
+pub fn check_devices() -> Result<()> {
+    if !ON.load(Ordering::Relaxed) || DEVICES.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    Err(ControlError::new(Errno::EPERM, "this process has given up what attaching a block device takes").next(
+        "start it with --devices, or 'tap-ctl create' with TAPIO_DEVICES=1 in its environment; 'tapio disk restart' \
+         with that replaces a process that runs",
+    ))
+}
+
 /// Narrows a data thread further; called on it, once its ring is there.
 pub fn enter_data_thread() {
     if ON.load(Ordering::Relaxed)

@@ -106,7 +106,7 @@ fn a_device_is_attached_listed_kept_while_in_use_and_detached() {
     let host = Host::new(&scratch);
     needs_fuse!(&host);
     let image = create_vhd(scratch.join("a.vhd"), 64);
-    let disk = DiskOptions::vhd(&image).nbd().arg("--minor").arg("5").start(scratch.path());
+    let disk = DiskOptions::vhd(&image).nbd().arg("--devices").arg("--minor").arg("5").start(scratch.path());
     assert!(device(&host, &["attach", "6"]).fails().contains("no disk process of ours has disk 6"));
     assert!(device(&host, &["detach", "5"]).fails().contains("disk 5 is no device of this host"));
     assert!(device(&host, &["attach", "5", "--how", "magic"]).fails().contains("fuse-file"));

@@ -134,7 +134,7 @@ fn a_read_only_file_takes_no_writes() {
     let host = Host::new(&scratch);
     needs_fuse!(&host);
     let image = scratch.raw_image("a.raw", 8 * MIB);
-    let disk = DiskOptions::raw(&image).nbd().start(scratch.path());
+    let disk = DiskOptions::raw(&image).nbd().arg("--devices").start(scratch.path());
     let said = device(&host, &["attach", "0", "--how", "fuse-file", "--read-only"]).ok();
     let path = Path::new(said.trim());
     let error = OpenOptions::new().write(true).open(path).expect_err("read only");

@@ -140,7 +140,7 @@ fn another_user_serves_what_is_that_users() {
     run(Command::new("chmod").arg("755").arg(scratch.path())).ok();
     let start = |image: &std::path::Path| {
         let mut command = Command::new(tapio_e2e::tools::our("tapio-disk"));
-        host.on_host(&mut command);
+        host.on_host(&mut command).env_remove("TAPIO_DEVICES");
         command.args(["--foreground", "--user", "nobody", "--image", &format!("aio:{}", text(image))]);
         command.args(["--nbd-unix", text(&scratch.join("served/n.sock"))]);
         command
@@ -161,4 +161,26 @@ fn another_user_serves_what_is_that_users() {
     );
     disk.stop(std::time::Duration::from_secs(20));
     assert!(!socket.exists(), "its socket was left behind");
+}
+
+#[test]
+fn a_device_is_refused_by_a_process_that_gave_up_what_it_takes() {
+    let scratch = Scratch::on_disk();
+    let image = scratch.raw_image("a.raw", MIB);
+    let mut command = Command::new(tapio_e2e::tools::our("tapio-disk"));
+    let host = Host::new(&scratch);
+    host.on_host(&mut command).env_remove("TAPIO_DEVICES");
+    command.args(["--foreground", "--minor", "3", "--image", &format!("aio:{}", text(&image))]);
+    command.args(["--nbd-unix", text(&scratch.join("n.sock"))]);
+    let mut disk = tapio_e2e::process::Running::start(&mut command, &scratch.join("disk.log"));
+    let attach = || run(&mut host.tapio(&["disk", "device", "attach", "3", "--how", "fuse-file"]));
+    let begun = std::time::Instant::now();
+    let mut said = attach();
+    while said.stderr.contains("no disk process of ours") && begun.elapsed().as_secs() < 20 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        said = attach();
+    }
+    let said = said.fails();
+    assert!(said.contains("--devices"), "{said}");
+    assert!(disk.is_running(), "{}", disk.log());
 }
