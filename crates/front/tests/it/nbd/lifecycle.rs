@@ -211,7 +211,7 @@ fn dropping_the_server_ends_its_connections_but_not_the_disk() {
     let slow = std::os::unix::net::UnixStream::connect(&socket).unwrap();
     let begin = Instant::now();
     drop(server);
-    assert!(begin.elapsed() < Duration::from_secs(2), "closing took {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(10), "closing took {:?}", begin.elapsed());
     assert!(client.read(0, 512).is_err());
     assert!(!socket.exists());
     drop(slow);
