@@ -9,14 +9,13 @@ use tapio_control::{
     Command as Ask, ControlError, Errno, JobReport, JobStatus, OwnClient, RunDir, SnapshotReport,
 };
 
+use super::progress::bar;
 use super::{SOON, Which, absolute};
 use crate::failure::{Result, print, print_json};
 use crate::size::{bytes, size};
 
 /// How often progress is asked for.
 const EVERY: Duration = Duration::from_millis(100);
-/// Width of the bar in characters.
-const BAR_LEN: u64 = 30;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
@@ -180,18 +179,8 @@ fn line(job: &JobReport) -> String {
     text
 }
 
-fn bar(job: &JobReport, per_second: f64) -> String {
-    let total = job.total_bytes.max(job.done_bytes).max(1);
-    let done = job.done_bytes * BAR_LEN / total;
-    format!(
-        "[{}{}] {:>3} %  {} of {}  {}/s",
-        "#".repeat(done as usize),
-        ".".repeat((BAR_LEN - done) as usize),
-        job.done_bytes * 100 / total,
-        size(job.done_bytes),
-        size(total),
-        size(per_second as u64)
-    )
+fn progress(job: &JobReport, per_second: f64) -> String {
+    bar(job.done_bytes, job.total_bytes.max(job.done_bytes).max(1), per_second)
 }
 
 /// Waits for the end of a job, and shows on a terminal how far it is.
@@ -203,7 +192,7 @@ fn follow(client: &mut OwnClient, minor: u16, id: u32) -> Result<JobReport> {
         let job = found.ok_or_else(|| ControlError::new(Errno::ENOENT, format!("there is no job {id}")))?;
         let ended = !matches!(job.status, JobStatus::Running | JobStatus::Ready);
         if shown {
-            let text = bar(&job, job.done_bytes as f64 / begun.elapsed().as_secs_f64().max(0.001));
+            let text = progress(&job, job.done_bytes as f64 / begun.elapsed().as_secs_f64().max(0.001));
             // Nowhere else to show it.
             let _ = write!(err, "\r\x1b[K{text}{}", if ended { "\n" } else { "" });
         }
@@ -236,8 +225,8 @@ mod tests {
             line(&job),
             "commit of /d/a.vhd: failed, 512 B of 2.0 MiB, at most 1.0 MiB a second: no space left"
         );
-        assert!(bar(&job, 0.0).starts_with("[....."));
+        assert!(progress(&job, 0.0).starts_with("[....."));
         job.done_bytes = job.total_bytes;
-        assert!(bar(&job, 0.0).contains("100 %"));
+        assert!(progress(&job, 0.0).contains("100 %"));
     }
 }

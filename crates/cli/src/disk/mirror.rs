@@ -10,13 +10,13 @@ use tapio_control::{
     OwnClient, RunDir,
 };
 
+use super::progress::bar;
 use super::{SOON, Which, source};
 use crate::failure::{Result, print, print_json};
+use crate::size::size;
 
 /// How often progress is asked for.
 const EVERY: Duration = Duration::from_millis(200);
-/// Width of the bar in characters.
-const BAR_LEN: u64 = 30;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -196,32 +196,8 @@ fn text(report: &MirrorReport) -> String {
     text + "\n"
 }
 
-/// A number of bytes for a person.
-fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let power = (bytes.checked_ilog2().unwrap_or(0) / 10) as usize;
-    if power == 0 {
-        format!("{bytes} B")
-    } else {
-        format!("{:.1} {}", bytes as f64 / 1024f64.powi(power as i32), units[power])
-    }
-}
-
-/// Part of all that has to be copied, as a bar.
-fn bar(report: &MirrorReport, per_second: f64) -> String {
-    let all = report.copied_bytes + report.dirty_bytes;
-    let (done, part) = match all {
-        0 => (BAR_LEN, 100),
-        _ => (report.copied_bytes * BAR_LEN / all, report.copied_bytes * 100 / all),
-    };
-    format!(
-        "[{}{}] {part:>3} %  {} of {}  {}/s",
-        "#".repeat(done as usize),
-        ".".repeat((BAR_LEN - done) as usize),
-        size(report.copied_bytes),
-        size(all),
-        size(per_second as u64)
-    )
+fn progress(report: &MirrorReport, per_second: f64) -> String {
+    bar(report.copied_bytes, report.copied_bytes + report.dirty_bytes, per_second)
 }
 
 /// Waits until both sides are the same, and shows how far it is on a terminal.
@@ -235,7 +211,7 @@ fn follow(client: &mut OwnClient, minor: u16) -> Result<MirrorReport> {
         let before = *first.get_or_insert(report.copied_bytes);
         if shown {
             let seconds = begun.elapsed().as_secs_f64().max(0.001);
-            let line = bar(&report, report.copied_bytes.saturating_sub(before) as f64 / seconds);
+            let line = progress(&report, report.copied_bytes.saturating_sub(before) as f64 / seconds);
             let end = if report.state == MirrorState::Copying { "" } else { "\n" };
             // Nowhere else to show it.
             let _ = write!(err, "\r\x1b[K{line}{end}");
@@ -288,8 +264,8 @@ mod tests {
             "raw:/b: degraded\n  lost because no answer within 5 s\n  \
              copied 1.0 MiB, lacks 3.0 MiB, 2 requests under way\n"
         );
-        assert!(bar(&report, 0.0).starts_with(&format!("[{}{}]  25 %", "#".repeat(7), ".".repeat(23))));
+        assert!(progress(&report, 0.0).starts_with(&format!("[{}{}]  25 %", "#".repeat(7), ".".repeat(23))));
         (report.dirty_bytes, report.copied_bytes) = (0, 0);
-        assert!(bar(&report, 0.0).contains("100 %"));
+        assert!(progress(&report, 0.0).contains("100 %"));
     }
 }

@@ -5,6 +5,7 @@ mod grow;
 mod images;
 mod limit;
 mod mirror;
+mod progress;
 mod restart;
 mod stats;
 mod tls;

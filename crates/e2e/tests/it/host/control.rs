@@ -99,7 +99,7 @@ fn a_pause_holds_requests_and_loses_none() {
 }
 
 /// Writes numbered records until told to stop by a file, then checks all of them.
-pub const RECORDER: &str = "
+const RECORDER: &str = "
 import os, time
 count = 0
 longest = 0
@@ -117,6 +117,15 @@ for slot in range(min(count, 6000)):
 print('verified', count, int(longest * 1000))
 ";
 
+/// Starts it on `tap`; it ends when the file is made whose name comes back.
+pub fn start_recorder(tap: &Tap, scratch: &Scratch) -> (Running, PathBuf) {
+    let (log, stop) = (scratch.join("recorder.log"), scratch.join("stop"));
+    let mut recorder = Command::new("nbdsh");
+    recorder.env("PATH", "/usr/bin:/bin");
+    recorder.args(["-u", &tap.uri(), "-c", &format!("STOP = {:?}\n{RECORDER}", text(&stop))]);
+    (Running::start(&mut recorder, &log), stop)
+}
+
 #[test]
 fn a_snapshot_under_load_keeps_every_write() {
     needs!("nbdsh", "nbdcopy");
@@ -124,11 +133,7 @@ fn a_snapshot_under_load_keeps_every_write() {
     let host = Host::new(&scratch);
     let base = create_vhd(scratch.join("base.vhd"), 32);
     let tap = host.create(&format!("vhd:{}", text(&base)));
-    let (log, stop) = (scratch.join("recorder.log"), scratch.join("stop"));
-    let mut recorder = Command::new("nbdsh");
-    recorder.env("PATH", "/usr/bin:/bin");
-    recorder.args(["-u", &tap.uri(), "-c", &format!("STOP = {:?}\n{RECORDER}", text(&stop))]);
-    let mut recorder = Running::start(&mut recorder, &log);
+    let (mut recorder, stop) = start_recorder(&tap, &scratch);
     let count =
         |text: &str| text.lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back().unwrap_or(0);
     let mut parent = base.clone();

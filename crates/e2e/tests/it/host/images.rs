@@ -1,7 +1,6 @@
 //! The images of a disk change under its clients: snapshots, commits, and a kill in between.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use tapio_e2e::client::{copy_out, nbdsh, random_file, sha256};
@@ -10,7 +9,7 @@ use tapio_e2e::needs;
 use tapio_e2e::process::{Finished, Running, poll_until, run};
 use tapio_e2e::scratch::Scratch;
 
-use super::control::RECORDER;
+use super::control::start_recorder;
 
 fn tapio_disk(host: &Host, tap: &Tap, args: &[&str]) -> Finished {
     let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
@@ -43,11 +42,7 @@ fn snapshots_and_commits_under_load_keep_every_write() {
     let host = Host::new(&scratch);
     let base = create_vhd(scratch.join("base.vhd"), 32);
     let tap = host.create(&format!("vhd:{}", text(&base)));
-    let (log, stop) = (scratch.join("recorder.log"), scratch.join("stop"));
-    let mut recorder = Command::new("nbdsh");
-    recorder.env("PATH", "/usr/bin:/bin");
-    recorder.args(["-u", &tap.uri(), "-c", &format!("STOP = {:?}\n{RECORDER}", text(&stop))]);
-    let mut recorder = Running::start(&mut recorder, &log);
+    let (mut recorder, stop) = start_recorder(&tap, &scratch);
     let mut written = 0;
     let mut some_work = |recorder: &Running| {
         let count = || recorder.log().lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back();
