@@ -1,0 +1,1 @@
+//! The doors to the toolstack.

@@ -1,0 +1,18 @@
+//! What the daemon was told.
+
+use std::path::PathBuf;
+
+/// Settings of a toolstack.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Sockets of disk processes and guests, pid files; empty after a reboot. `/run/tapio`.
+    pub run_dir: PathBuf,
+    /// What must survive a reboot: the store, keys, accounts. `/var/lib/tapio`.
+    pub state_dir: PathBuf,
+    /// SRs are mounted below it. `/run/sr-mount`.
+    pub mount_dir: PathBuf,
+    /// Steps at a time on this host (`worker-pool-size`).
+    pub worker_pool_size: usize,
+    /// Steps at a time for one machine.
+    pub per_vm_parallel: usize,
+}

@@ -1,0 +1,23 @@
+//! The object model of XenAPI as data.
+//!
+//! One table says everything about a class: its fields, who may set them, its messages and the roles they need.
+//! Records, getters, setters, dispatch, `xe`, events and the reference pages are made from it. This crate knows the
+//! shapes and no behaviour.
+
+mod table;
+mod value;
+
+pub use table::{Class, Enum, Field, FieldAccess, Initial, Message, Param, Role, Source, Type};
+pub use tapio_types::ApiError;
+pub use value::Value;
+
+/// The reference to nothing.
+pub const NULL_REF: &str = "OpaqueRef:NULL";
+
+/// Every class.
+pub static CLASSES: &[&Class] = &[];
+
+/// The class of this name, in any case as events spell it.
+pub fn class(name: &str) -> Option<&'static Class> {
+    CLASSES.iter().find(|class| class.name.eq_ignore_ascii_case(name)).copied()
+}

@@ -1,0 +1,3 @@
+//! The toolstack's daemon.
+
+fn main() {}

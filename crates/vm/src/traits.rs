@@ -1,0 +1,173 @@
+//! What a driver is.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use tapio_types::ApiError;
+use uuid::Uuid;
+
+/// A machine as its driver needs it.
+#[derive(Clone, Debug)]
+pub struct VmSpec {
+    /// `VM.uuid`.
+    pub uuid: Uuid,
+    /// For people.
+    pub name: String,
+    /// Bytes.
+    pub memory: u64,
+    /// Processors.
+    pub vcpus: u32,
+    /// Kernel, initramfs and command line (`PV_kernel`, `PV_ramdisk`, `PV_args`), where the driver boots directly.
+    pub kernel: Option<PathBuf>,
+    /// See `kernel`.
+    pub ramdisk: Option<PathBuf>,
+    /// See `kernel`.
+    pub kernel_args: String,
+    /// `VM.platform` and the driver's keys of `VM.other_config`.
+    pub platform: BTreeMap<String, String>,
+}
+
+/// A disk that shall be given to a machine.
+#[derive(Clone, Debug)]
+pub struct DiskSpec {
+    /// `VBD.uuid`.
+    pub vbd: Uuid,
+    /// `VBD.userdevice`: place, 0 to 254.
+    pub position: u8,
+    /// Whether the guest may only read.
+    pub read_only: bool,
+    /// Whether it is a CD drive.
+    pub is_cd: bool,
+    /// Whether the machine boots from it.
+    pub is_bootable: bool,
+}
+
+/// How the disk process shall offer the disk to this guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FrontSpec {
+    /// vhost-user-blk on this socket, which the disk process makes.
+    VhostUser {
+        /// Absolute path; the driver made its directory.
+        socket: PathBuf,
+        /// Queues.
+        queues: u16,
+    },
+    /// A block device of this machine, by whatever the host can (FUSE + loop, ublk, nbd.ko).
+    Device,
+    /// No front end at all (simulation).
+    Nothing,
+}
+
+/// A disk whose front end is there.
+#[derive(Clone, Debug)]
+pub struct PluggedDisk {
+    /// The disk.
+    pub spec: DiskSpec,
+    /// What [`VmDriver::front`] chose.
+    pub front: FrontSpec,
+    /// For [`FrontSpec::Device`]: the node, as `/dev/loop3`.
+    pub node: Option<PathBuf>,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Ways to end a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShutdownKind {
+    /// Asks the guest.
+    Clean,
+    /// Pulls the plug.
+    Hard,
+}
+
+/// What a machine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VmState {
+    /// It is not there.
+    Halted,
+    /// Made, or stopped for a while.
+    Paused,
+    /// It runs.
+    Running,
+}
+
+/// Something that happened without being asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VmEvent {
+    /// The guest switched itself off.
+    Halted(Uuid),
+    /// The guest asks to be started again.
+    Rebooted(Uuid),
+    /// The guest or its emulator died: what is known of the cause.
+    Crashed(Uuid, String),
+}
+
+/// A kind of guest. Methods may be called from several threads, several for one machine: disks are plugged in
+/// parallel.
+///
+/// Start is `create`, `plug` of each disk in parallel, `unpause`.
+pub trait VmDriver: Send + Sync {
+    /// As `uml`.
+    fn name(&self) -> &'static str;
+
+    /// Whether this machine can run such guests: what is missing otherwise, with the next step.
+    ///
+    /// # Errors
+    /// `VM_HOST_INCOMPATIBLE...`-like internal text.
+    fn check(&self) -> Result<(), ApiError>;
+
+    /// How the disk shall be offered to this machine.
+    ///
+    /// # Errors
+    /// The position is not possible here.
+    fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError>;
+
+    /// Makes the machine, paused and without disks.
+    ///
+    /// # Errors
+    /// The emulator does not start, the kernel is not there; nothing is left.
+    fn create(&self, vm: &VmSpec) -> Result<(), ApiError>;
+
+    /// Gives it a disk, before it runs or while it does.
+    ///
+    /// # Errors
+    /// The guest or the emulator refuses; it does not have the disk then.
+    fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError>;
+
+    /// Takes a disk away. With `force` the guest is not asked.
+    ///
+    /// # Errors
+    /// `DEVICE_DETACH_REJECTED` when the guest refuses, `DEVICE_DETACH_TIMEOUT` when it has not answered by `until`.
+    fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError>;
+
+    /// Lets it run.
+    ///
+    /// # Errors
+    /// The guest does not start.
+    fn unpause(&self, vm: Uuid) -> Result<(), ApiError>;
+
+    /// Stops its processors.
+    ///
+    /// # Errors
+    /// The emulator does not answer.
+    fn pause(&self, vm: Uuid) -> Result<(), ApiError>;
+
+    /// Ends it; a clean end waits for the guest as long as `until`. Its disks are unplugged afterwards.
+    ///
+    /// # Errors
+    /// The guest did not end in time; it goes on.
+    fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError>;
+
+    /// What it does. Also finds machines that an earlier daemon started.
+    ///
+    /// # Errors
+    /// The emulator does not answer.
+    fn state(&self, vm: Uuid) -> Result<VmState, ApiError>;
+
+    /// Where its console can be reached: a UNIX socket or a terminal; none where it has none.
+    fn console(&self, vm: Uuid) -> Option<PathBuf>;
+
+    /// Waits for the next event of any machine, as long as until `until`.
+    fn wait_event(&self, until: Instant) -> Option<VmEvent>;
+}
