@@ -1,12 +1,30 @@
 //! Operations as plans of small steps.
+//!
+//! ```text
+//!   Serial ─┬─ create                       a leaf does the work, and it alone takes permits: one of the host,
+//!           ├─ Parallel ─┬─ plug vda        one of its machine, one of its SR. All at once or none, so whoever
+//!           │            └─ plug vdb        waits holds nothing, and no nesting can starve.
+//!           └─ unpause
+//! ```
+//!
+//! When a leaf fails, those that run go on to their end, those that have not begun never do, and what was done is
+//! undone in reverse. Below [`Plan::BestEffort`] that happens too, and the rest goes on as if it had not been asked for.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `tree` | what a plan is |
+//! | `schedule` | who may run next: a state machine without threads and clocks |
+//! | `runner` | the threads around it |
+//! | `timeline` | what ran when, for people |
+//! | `steps` | named places at which tests end the process |
 
-/// Steps that run and wait.
-#[derive(Debug)]
-pub struct Plans {}
+mod runner;
+mod schedule;
+pub mod steps;
+mod timeline;
+mod tree;
 
-impl Plans {
-    /// So many steps at a time on this host, and so many for one machine.
-    pub fn new(_host: usize, _per_vm: usize) -> Self {
-        Self {}
-    }
-}
+pub use runner::{Doing, Plans};
+pub use schedule::{Limits, Permits};
+pub use timeline::{Timeline, TimelineStep};
+pub use tree::{Leaf, Plan, Work};

@@ -1,0 +1,159 @@
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+use crate::call::Unwatched;
+use crate::plan::Permits;
+
+struct Task {
+    cancelled: AtomicBool,
+    fraction: Mutex<f64>,
+}
+
+impl Progress for Task {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, fraction: f64) {
+        *self.fraction.lock().expect("no panic") = fraction;
+    }
+
+    fn task(&self) -> Option<&str> {
+        Some("OpaqueRef:task")
+    }
+}
+
+fn nobody() -> Arc<dyn Progress> {
+    Arc::new(Unwatched::default())
+}
+
+fn of(vm: &str) -> Permits {
+    Permits { vm: Some(vm.into()), sr: None }
+}
+
+#[test]
+fn steps_run_beside_each_other_up_to_the_limits() {
+    let plans = Plans::new(8, 3);
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let steps = (0..30).map(|_| {
+        let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+        Plan::leaf("sleep", "VM 1", of("1"), move |_| {
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            thread::sleep(Duration::from_millis(2));
+            now.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
+        })
+    });
+    plans.run("test", Plan::Parallel(steps.collect()), &nobody()).expect("all steps go well");
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn many_plans_with_few_permits_end() {
+    let plans = Plans::new(3, 1);
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for plan in 0..20 {
+            let (plans, done) = (&plans, &done);
+            scope.spawn(move || {
+                let steps = (0..10).map(|_| Plan::leaf("work", "", of(&format!("{}", plan % 4)), |_| Ok(())));
+                let both = Plan::Serial(vec![Plan::Parallel(steps.collect()), Plan::Parallel(Vec::new())]);
+                plans.run("test", both, &nobody()).expect("it goes well");
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+    });
+    assert_eq!(done.load(Ordering::SeqCst), 20);
+    assert_eq!(plans.load(), (0, 0));
+}
+
+#[test]
+fn a_failure_is_answered_after_everything_was_undone() {
+    let plans = Plans::new(4, 4);
+    let undone = Arc::new(AtomicUsize::new(0));
+    let step = |ok: bool| {
+        let undone = Arc::clone(&undone);
+        Plan::leaf("step", "VBD 1", of("1"), move |_| {
+            if ok { Ok(()) } else { Err(ApiError::new("SR_FULL", ["9", "8"])) }
+        })
+        .undone_by(move |_| {
+            undone.fetch_add(1, Ordering::SeqCst);
+            Err(ApiError::internal("undoing has its own troubles"))
+        })
+    };
+    let excused =
+        Plan::leaf("excused", "", of("1"), |_| Err(ApiError::internal("not this one"))).best_effort();
+    let task: Arc<dyn Progress> =
+        Arc::new(Task { cancelled: AtomicBool::new(false), fraction: Mutex::new(0.0) });
+    let plan = Plan::Serial(vec![excused, step(true), step(true), step(false), step(true)]);
+    let error = plans.run("VM.start", plan, &task).expect_err("a step fails");
+    assert_eq!(error.code, "SR_FULL");
+    assert_eq!(undone.load(Ordering::SeqCst), 2);
+    let timeline = plans.timeline("OpaqueRef:task").expect("it is kept");
+    let results: Vec<&str> = timeline.steps.iter().map(|step| step.result.as_str()).collect();
+    assert_eq!(results, ["failed", "undone", "undone", "failed", "skipped", "failed", "failed"]);
+    assert!(timeline.steps[3].error.as_deref().is_some_and(|error| error.contains("SR_FULL")));
+    assert_eq!(serde_json::from_str::<Timeline>(&timeline.json()).ok(), Some(timeline));
+}
+
+#[test]
+fn a_cancelled_task_stops_at_the_next_step() {
+    let plans = Plans::new(2, 2);
+    let task = Arc::new(Task { cancelled: AtomicBool::new(false), fraction: Mutex::new(0.0) });
+    let watched: Arc<dyn Progress> = Arc::clone(&task) as _;
+    let wait = |task: &Arc<Task>| {
+        let task = Arc::clone(task);
+        Plan::leaf("wait", "", of("1"), move |doing| {
+            task.cancelled.store(true, Ordering::Relaxed);
+            let begun = Instant::now();
+            while !doing.is_cancelled() && begun.elapsed() < Duration::from_secs(10) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            thread::sleep(3 * LOOK);
+            Ok(())
+        })
+    };
+    let never = Plan::leaf("never", "", of("1"), |_| Err(ApiError::internal("it ran")));
+    let error = plans.run("test", Plan::Serial(vec![wait(&task), never]), &watched).expect_err("cancelled");
+    assert_eq!(error, ApiError::new("TASK_CANCELLED", ["OpaqueRef:task"]));
+}
+
+#[test]
+fn limits_change_while_plans_run() {
+    let plans = Plans::new(1, 1);
+    let both = Arc::new(AtomicUsize::new(0));
+    let steps = (0..2).map(|_| {
+        let both = Arc::clone(&both);
+        Plan::leaf("meet", "", of("1"), move |_| {
+            both.fetch_add(1, Ordering::SeqCst);
+            let begun = Instant::now();
+            while both.load(Ordering::SeqCst) < 2 {
+                thread::sleep(Duration::from_millis(1));
+                if begun.elapsed() > Duration::from_secs(10) {
+                    return Err(ApiError::internal("the other never came"));
+                }
+            }
+            Ok(())
+        })
+    });
+    let plan = Plan::Parallel(steps.collect());
+    thread::scope(|scope| {
+        let run = scope.spawn(|| plans.run("test", plan, &nobody()));
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!(plans.load(), (1, 1));
+        plans.set_limits(Limits { host: 2, vm: 2, sr: 2 });
+        run.join().expect("no panic").expect("both met");
+    });
+}
+
+#[test]
+fn a_plan_inside_a_step_is_refused_and_a_panic_is_an_error() {
+    let plans = Arc::new(Plans::new(1, 1));
+    let inner = Arc::clone(&plans);
+    let plan =
+        Plan::leaf("nest", "", of("1"), move |_| inner.run("inner", Plan::Serial(Vec::new()), &nobody()));
+    let error = plans.run("outer", plan, &nobody()).expect_err("refused");
+    assert!(error.to_string().contains("inside a step"), "{error}");
+    let plan = Plan::leaf("panic", "", of("1"), |_| panic!("on purpose"));
+    assert_eq!(plans.run("outer", plan, &nobody()).expect_err("caught").code, "INTERNAL_ERROR");
+}

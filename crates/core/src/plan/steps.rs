@@ -1,0 +1,95 @@
+//! Named places in changes of several steps, at which a test can end the process.
+//!
+//! `TAPIO_DIE_AT=vbd-plug:started` ends it the first time it comes there, `TAPIO_DIE_AT=vbd-plug:started:3` the third
+//! time. What is half done at each place, and what the next start makes of it, stands beside its name.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A named place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// As `vbd-plug:started`.
+    pub name: &'static str,
+    /// What is half done there.
+    pub half_done: &'static str,
+}
+
+const fn at(name: &'static str, half_done: &'static str) -> Step {
+    Step { name, half_done }
+}
+
+/// Every place of the toolstack itself; storage drivers have their own (`Ctx::step`).
+pub const STEPS: &[Step] = &[
+    at("vbd-plug:noted", "a note of the disk to come; nothing runs. The note is removed"),
+    at("vbd-plug:activated", "the VDI is active, without a process. It is deactivated"),
+    at("vbd-plug:started", "a process runs that has no disk. It is ended"),
+    at("vbd-plug:opened", "the process has the images open. It is ended"),
+    at("vbd-plug:offered", "the front end is there and nobody uses it. It is taken away"),
+    at("vbd-plug:plugged", "the guest has the disk and the record does not say so. The disk is unplugged"),
+    at("vbd-unplug:noted", "a note that the disk goes. It goes"),
+    at("vbd-unplug:unplugged", "the guest let go; the process serves nobody. It is ended"),
+    at("vbd-unplug:ended", "the process is gone, the VDI still active. It is deactivated"),
+    at("vbd-unplug:deactivated", "only the record says that the disk is plugged. It no longer does"),
+    at("vm-start:noted", "the record says that the machine is about to start. It does not"),
+    at("vm-start:created", "a machine without disks waits, paused. It is ended"),
+    at("vm-start:plugged", "a machine with disks waits, paused. It is ended, the disks are unplugged"),
+    at(
+        "vm-start:running",
+        "the guest runs and the record does not say so. It is ended, the disks are unplugged",
+    ),
+    at("vm-shutdown:noted", "the record says that the machine is about to end. The guest goes on"),
+    at("vm-shutdown:ended", "the guest has ended, its disks are there. They are unplugged"),
+    at("vm-shutdown:unplugged", "only the record says that the guest runs. It no longer does"),
+    at("vm-clone:recorded", "a record of a machine without its disks. It is removed"),
+    at("vm-clone:disk-made", "some of the disks are made. They are removed, the record too"),
+    at("vm-destroy:noted", "nothing is removed yet. The machine stays"),
+];
+
+struct Fatal {
+    name: String,
+    left: AtomicU32,
+}
+
+fn fatal() -> Option<&'static Fatal> {
+    static FATAL: OnceLock<Option<Fatal>> = OnceLock::new();
+    FATAL.get_or_init(|| parse(&std::env::var("TAPIO_DIE_AT").ok()?)).as_ref()
+}
+
+fn parse(text: &str) -> Option<Fatal> {
+    let (name, count) = match text.rsplit_once(':').map(|(name, count)| (name, count.parse::<u32>())) {
+        Some((name, Ok(count))) if count > 0 => (name, count),
+        _ => (text, 1),
+    };
+    (!name.is_empty()).then(|| Fatal { name: name.to_owned(), left: AtomicU32::new(count) })
+}
+
+/// Comes to a named place. A test may want the process to end here, as if the power had gone.
+pub fn step(name: &'static str) {
+    let Some(fatal) = fatal().filter(|fatal| fatal.name == name) else { return };
+    if fatal.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+        // SAFETY: it never returns, and nothing of this process shall run after it: that is the point.
+        unsafe { libc::_exit(137) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_name_with_or_without_a_count() {
+        let read = |text: &str| parse(text).map(|fatal| (fatal.name, fatal.left.into_inner()));
+        assert_eq!(read("vbd-plug:opened"), Some(("vbd-plug:opened".into(), 1)));
+        assert_eq!(read("vbd-plug:opened:7"), Some(("vbd-plug:opened".into(), 7)));
+        assert_eq!(read(""), None);
+    }
+
+    #[test]
+    fn names_are_there_once() {
+        for (at, step) in STEPS.iter().enumerate() {
+            assert!(!STEPS[..at].iter().any(|other| other.name == step.name), "{}", step.name);
+            assert!(step.name.contains(':') && step.half_done.ends_with(char::is_alphanumeric), "{step:?}");
+        }
+    }
+}
