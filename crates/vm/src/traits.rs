@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
 /// A machine as its driver needs it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpec {
     /// `VM.uuid`.
     pub uuid: Uuid,
@@ -29,7 +30,7 @@ pub struct VmSpec {
 }
 
 /// A disk that shall be given to a machine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSpec {
     /// `VBD.uuid`.
     pub vbd: Uuid,
@@ -44,7 +45,7 @@ pub struct DiskSpec {
 }
 
 /// How the disk process shall offer the disk to this guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FrontSpec {
     /// vhost-user-blk on this socket, which the disk process makes.
     VhostUser {
@@ -60,7 +61,7 @@ pub enum FrontSpec {
 }
 
 /// A disk whose front end is there.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluggedDisk {
     /// The disk.
     pub spec: DiskSpec,

@@ -1,5 +1,7 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
+mod driver;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Instant;

@@ -1,0 +1,361 @@
+//! What every driver of real guests must do, told once: `uml` and `qemu` run these stories with real disk processes.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tapio_e2e::client::sha256;
+use tapio_e2e::disk::{Disk, DiskOptions};
+use tapio_e2e::scratch::Scratch;
+use tapio_vm::{
+    DiskSpec, FrontSpec, PluggedDisk, Settings, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState, registry,
+};
+use uuid::Uuid;
+
+pub const MIB: u64 = 1 << 20;
+
+/// A machine under a driver, with real disk processes.
+pub struct Lab {
+    pub scratch: Scratch,
+    pub spec: VmSpec,
+    name: &'static str,
+    driver: Option<Arc<dyn VmDriver>>,
+    /// How long a guest may take for what takes it longest.
+    pub limit: Duration,
+    images: u32,
+}
+
+/// A disk with its process.
+pub struct Plugged {
+    pub disk: PluggedDisk,
+    pub image: PathBuf,
+    pub process: Disk,
+}
+
+impl Lab {
+    /// A machine of a driver; `change` completes its specification.
+    pub fn new(name: &'static str, limit: Duration, change: impl FnOnce(&mut VmSpec)) -> Self {
+        let mut spec = VmSpec {
+            uuid: Uuid::new_v4(),
+            name: format!("test, of {name}"),
+            memory: 128 << 20,
+            vcpus: 1,
+            kernel: None,
+            ramdisk: None,
+            kernel_args: String::new(),
+            platform: std::collections::BTreeMap::new(),
+        };
+        change(&mut spec);
+        let mut lab = Self { scratch: Scratch::on_disk(), spec, name, driver: None, limit, images: 0 };
+        lab.start_daemon();
+        lab
+    }
+
+    /// What a new daemon does.
+    pub fn start_daemon(&mut self) {
+        let mut settings = Settings::new(&self.scratch.join("run"));
+        let preload = tapio_e2e::tools::our("libtapio_uml_preload.so");
+        settings.uml_preload = Some(preload);
+        let all = registry(&settings);
+        self.driver = all.into_iter().find(|driver| driver.name() == self.name);
+        assert!(self.driver.is_some(), "there is no driver {}", self.name);
+    }
+
+    /// What the end of a daemon is.
+    pub fn end_daemon(&mut self) {
+        self.driver = None;
+    }
+
+    pub fn driver(&self) -> &dyn VmDriver {
+        self.driver.as_deref().expect("the daemon runs")
+    }
+
+    pub fn vm(&self) -> Uuid {
+        self.spec.uuid
+    }
+
+    pub fn soon(&self) -> Instant {
+        Instant::now() + self.limit
+    }
+
+    /// Starts the process of a disk at this place, as the driver wants it.
+    #[track_caller]
+    pub fn disk(&mut self, position: u8, change: impl FnOnce(&mut DiskSpec)) -> Plugged {
+        let mut spec =
+            DiskSpec { vbd: Uuid::new_v4(), position, read_only: false, is_cd: false, is_bootable: false };
+        change(&mut spec);
+        let front = self.driver().front(self.vm(), &spec).expect("a place for the disk");
+        let FrontSpec::VhostUser { socket, queues } = &front else { panic!("{front:?}") };
+        self.images += 1;
+        let image = self.scratch.raw_image(&format!("{}.raw", self.images), 16 * MIB);
+        let mut options = DiskOptions::raw(&image).arg("--vhost-user").arg(socket.to_str().expect("plain"));
+        options = options.arg("--queues").arg(&queues.to_string());
+        if spec.read_only {
+            options = options.arg("--read-only");
+        }
+        let mut process = options.start(self.scratch.path());
+        process.process.wait_for("socket", self.limit, || socket.exists().then_some(()));
+        let disk = PluggedDisk { spec, front, node: None, size: 16 * MIB };
+        Plugged { disk, image, process }
+    }
+
+    /// [`Self::disk`], plugged.
+    #[track_caller]
+    pub fn plug(&mut self, position: u8) -> Plugged {
+        let plugged = self.disk(position, |_| ());
+        self.driver().plug(self.vm(), &plugged.disk).expect("the disk is plugged");
+        plugged
+    }
+
+    #[track_caller]
+    pub fn console(&self) -> Console {
+        let path = self.driver().console(self.vm()).expect("it has a console");
+        Console::connect(&path, self.limit)
+    }
+
+    #[track_caller]
+    pub fn event(&self) -> VmEvent {
+        self.driver().wait_event(self.soon()).expect("an event in time")
+    }
+
+    #[track_caller]
+    pub fn assert_quiet(&self) {
+        let event = self.driver().wait_event(Instant::now() + Duration::from_millis(100));
+        assert_eq!(event, None, "nobody should hear of what was asked for");
+    }
+
+    /// The number of the guest's process.
+    #[track_caller]
+    pub fn pid(&self) -> i32 {
+        let file = self.scratch.join("run/vm").join(self.vm().simple().to_string()).join("pid");
+        std::fs::read_to_string(file).expect("the pid file").trim().parse().expect("a number")
+    }
+
+    /// Nothing of the machine is left.
+    #[track_caller]
+    pub fn assert_gone(&self) {
+        let dir = self.scratch.join("run/vm").join(self.vm().simple().to_string());
+        assert!(!dir.exists(), "{:?}", std::fs::read_dir(&dir).map(|all| all.flatten().collect::<Vec<_>>()));
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if self.driver.is_none() {
+            self.start_daemon();
+        }
+        let _ = self.driver().shutdown(self.vm(), ShutdownKind::Hard, self.soon());
+    }
+}
+
+/// A shell in a guest.
+pub struct Console {
+    stream: UnixStream,
+    limit: Duration,
+    said: String,
+    number: u32,
+}
+
+impl Console {
+    #[track_caller]
+    pub fn connect(path: &std::path::Path, limit: Duration) -> Self {
+        let stream = UnixStream::connect(path).expect("the console listens");
+        stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+        let number = std::process::id() * 100;
+        let mut console = Self { stream, limit, said: String::new(), number };
+        // Until the shell is there, what is typed may be lost.
+        let until = Instant::now() + limit;
+        while !console.said.contains("up and 42") {
+            assert!(Instant::now() < until, "no shell: {}", console.said);
+            console.type_in("echo up and $((6*7))\n");
+            console.read(Instant::now() + Duration::from_millis(500), "up and 42");
+        }
+        console
+    }
+
+    pub fn type_in(&mut self, text: &str) {
+        self.stream.write_all(text.as_bytes()).expect("the console takes what is typed");
+    }
+
+    fn read(&mut self, until: Instant, what: &str) {
+        let mut bytes = [0; 4096];
+        while Instant::now() < until && !self.said.contains(what) {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return,
+                Ok(len) => self.said.push_str(&String::from_utf8_lossy(&bytes[..len])),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Runs a command that must succeed; what it printed.
+    #[track_caller]
+    pub fn run(&mut self, command: &str) -> String {
+        match self.try_run(command) {
+            Ok(said) => said,
+            Err(said) => panic!("{command}: {said}"),
+        }
+    }
+
+    /// Runs a command; what it printed.
+    #[track_caller]
+    pub fn try_run(&mut self, command: &str) -> Result<String, String> {
+        self.number += 1;
+        let number = self.number;
+        self.said.clear();
+        // The echo of the command must not look like its result.
+        self.type_in(&format!("echo be''gin{number}; {command}; echo en''d{number} $?.\n"));
+        let end = format!("end{number} ");
+        let until = Instant::now() + self.limit;
+        loop {
+            self.read(until, &end);
+            let Some(at) = self.said.find(&end) else { panic!("{command}: no end of {:?}", self.said) };
+            let Some(dot) = self.said[at..].find('.') else {
+                let what = self.said.clone() + ".";
+                self.read(until, &what);
+                continue;
+            };
+            let status = self.said[at + end.len()..at + dot].to_string();
+            let begin = format!("begin{number}");
+            let from = self.said.find(&begin).map_or(0, |from| from + begin.len());
+            let said = self.said[from..at].trim().replace('\r', "");
+            return if status == "0" { Ok(said) } else { Err(said) };
+        }
+    }
+}
+
+/// Create, three disks, start, data, one more and away again, pause, a new daemon, a clean end.
+pub fn whole_life(lab: &mut Lab) {
+    let begun = Instant::now();
+    let step = |what: &str| println!("{:6.2} s  {what}", begun.elapsed().as_secs_f64());
+    let vm = lab.vm();
+    lab.driver().check().expect("the driver works here");
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Halted);
+    lab.driver().create(&lab.spec).unwrap();
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Paused);
+    let first: Vec<Plugged> = (0..3).map(|position| lab.plug(position)).collect();
+    let error = lab.driver().plug(vm, &first[0].disk).unwrap_err();
+    assert_eq!(error.code, "DEVICE_ALREADY_EXISTS");
+    step("created with three disks");
+    lab.driver().unpause(vm).unwrap();
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Running);
+    let mut console = lab.console();
+    step("started, a shell answers");
+    for (disk, name) in first.iter().zip(["vda", "vdb", "vdc"]) {
+        assert_eq!(console.run(&format!("cat /sys/block/{name}/size")), (16 * MIB / 512).to_string());
+        let pattern = format!(
+            "dd if=/dev/urandom of=/mnt/p bs=65536 count=256 2>/dev/null && dd if=/mnt/p of=/dev/{name} bs=65536 conv=fsync 2>/dev/null"
+        );
+        console.run(&pattern);
+        let inside = console.run("sha256sum </mnt/p");
+        assert_eq!(
+            sha256(&disk.image),
+            inside.trim_end_matches('-').trim(),
+            "what the guest wrote to {name}"
+        );
+    }
+    step("three disks hold what the guest wrote");
+
+    // While it runs.
+    let at = Instant::now();
+    let mut hot = lab.disk(7, |_| ());
+    let plugging = Instant::now();
+    lab.driver().plug(vm, &hot.disk).unwrap();
+    println!("hot plug: {:?}, with its process {:?}", plugging.elapsed(), at.elapsed());
+    console.run("dd if=/mnt/p of=/dev/vdd bs=65536 conv=fsync 2>/dev/null");
+    let inside = console.run("sha256sum </mnt/p");
+    assert_eq!(sha256(&hot.image), inside.trim_end_matches('-').trim());
+    console.run("mke2fs /dev/vdd >/dev/null && mkdir -p /mnt/d && mount -t ext4 /dev/vdd /mnt/d");
+    let error = lab.driver().unplug(vm, &hot.disk.spec, false, lab.soon()).unwrap_err();
+    assert_eq!(error.code, "DEVICE_DETACH_REJECTED", "{error}");
+    assert!(error.params[2].contains("/mnt/d"), "{error}");
+    console.run("umount /mnt/d");
+    lab.driver().unplug(vm, &hot.disk.spec, false, lab.soon()).unwrap();
+    hot.process.process.kill();
+    assert!(console.try_run("[ -e /sys/block/vdd ]").is_err(), "the guest still has the disk");
+    lab.driver().unplug(vm, &hot.disk.spec, false, lab.soon()).expect("it is gone already");
+    step("a disk came and went");
+
+    lab.driver().pause(vm).unwrap();
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Paused);
+    console.type_in("echo still $((40+1))\n");
+    std::thread::sleep(Duration::from_millis(300));
+    lab.driver().unpause(vm).unwrap();
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Running);
+    console.run("true");
+
+    // Another daemon finds it, and can do all that the first could.
+    let pid = lab.pid();
+    drop(console);
+    lab.end_daemon();
+    lab.start_daemon();
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Running);
+    assert_eq!(lab.pid(), pid);
+    let mut console = lab.console();
+    let hot = lab.plug(8);
+    assert_eq!(console.run("cat /sys/block/vdd/size"), (16 * MIB / 512).to_string());
+    // By force it goes whatever the guest does with it.
+    console.run("mke2fs /dev/vdd >/dev/null && mount -t ext4 /dev/vdd /mnt/d");
+    lab.driver().unplug(vm, &hot.disk.spec, true, lab.soon()).unwrap();
+    drop(hot);
+    step("found by another daemon, a disk taken by force");
+
+    lab.driver().shutdown(vm, ShutdownKind::Clean, lab.soon()).unwrap();
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Halted);
+    lab.assert_quiet();
+    for disk in &first {
+        lab.driver().unplug(vm, &disk.disk.spec, false, lab.soon()).unwrap();
+    }
+    drop(first);
+    lab.assert_gone();
+    step("ended cleanly");
+}
+
+/// Ends of all kinds, with and without a daemon that sees them.
+pub fn ends(lab: &mut Lab) {
+    let vm = lab.vm();
+    let begun = Instant::now();
+    let step = |what: &str| println!("{:6.2} s  {what}", begun.elapsed().as_secs_f64());
+    let start = |lab: &Lab| {
+        lab.driver().create(&lab.spec).unwrap();
+        lab.driver().unpause(vm).unwrap();
+        lab.console()
+    };
+    start(lab).type_in("poweroff -f\n");
+    assert_eq!(lab.event(), VmEvent::Halted(vm));
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Halted);
+    step("halted by itself");
+
+    start(lab).type_in("reboot -f\n");
+    assert_eq!(lab.event(), VmEvent::Rebooted(vm));
+    step("rebooted by itself");
+
+    let mut console = start(lab);
+    console.run("echo famous last words");
+    // SAFETY: kill(2) takes two integers; the process is the guest's own emulator.
+    assert_eq!(unsafe { libc::kill(lab.pid(), libc::SIGKILL) }, 0);
+    let VmEvent::Crashed(who, why) = lab.event() else { panic!("no crash") };
+    assert!(who == vm && why.contains("famous last words"), "{why}");
+    step("killed");
+
+    let mut console = start(lab);
+    lab.end_daemon();
+    // The console of some drivers is the daemon's.
+    let _ = console.stream.write_all(b"true\n");
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::kill(lab.pid(), libc::SIGKILL) }, 0);
+    std::thread::sleep(Duration::from_millis(200));
+    lab.start_daemon();
+    assert!(matches!(lab.event(), VmEvent::Crashed(who, _) if who == vm));
+    step("killed while there was no daemon");
+
+    start(lab);
+    let hard = Instant::now();
+    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.soon()).unwrap();
+    assert!(hard.elapsed() < Duration::from_secs(6), "{:?}", hard.elapsed());
+    assert_eq!(lab.driver().state(vm).unwrap(), VmState::Halted);
+    lab.assert_quiet();
+    lab.assert_gone();
+}

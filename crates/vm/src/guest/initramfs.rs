@@ -1,0 +1,149 @@
+//! Root file systems of guests: cpio archives ("newc", Linux Documentation/driver-api/early-userspace/buffer-format.rst).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::INIT;
+
+/// Regular file, executable.
+pub const MODE_FILE: u32 = 0o100_755;
+
+/// Directory.
+pub const MODE_DIR: u32 = 0o040_755;
+
+/// Character device.
+pub const MODE_CHAR: u32 = 0o020_600;
+
+/// Drivers of disks in the order in which they are loaded; kernels have them built in, or as modules.
+const DRIVERS: [&str; 6] =
+    ["virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"];
+
+/// An archive that is being made.
+#[derive(Debug, Default)]
+pub struct Archive {
+    bytes: Vec<u8>,
+    inode: u32,
+}
+
+impl Archive {
+    /// Adds an entry: a header of thirteen 8-digit hexadecimal fields, the name, the content, each padded to 4
+    /// bytes. `device` is major and minor of a device node.
+    ///
+    /// # Errors
+    /// Name or content are longer than the format can say (4 GiB).
+    pub fn add(&mut self, name: &str, mode: u32, device: (u32, u32), content: &[u8]) -> io::Result<()> {
+        let long =
+            |_| io::Error::new(io::ErrorKind::FileTooLarge, format!("{name} is too large for an initramfs"));
+        self.inode += 1;
+        let content_len = u32::try_from(content.len()).map_err(long)?;
+        let name_len = u32::try_from(name.len() + 1).map_err(long)?;
+        let fields = [self.inode, mode, 0, 0, 1, 0, content_len, 0, 0, device.0, device.1, name_len, 0];
+        self.bytes.extend_from_slice(b"070701");
+        for field in fields {
+            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
+        }
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(0);
+        self.pad();
+        self.bytes.extend_from_slice(content);
+        self.pad();
+        Ok(())
+    }
+
+    /// Adds a file of this machine.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn add_file(&mut self, name: &str, from: &Path) -> io::Result<()> {
+        let told = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", from.display()));
+        self.add(name, MODE_FILE, (0, 0), &fs::read(from).map_err(told)?)
+    }
+
+    /// The whole archive.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn finish(mut self) -> io::Result<Vec<u8>> {
+        self.add("TRAILER!!!", 0, (0, 0), &[])?;
+        Ok(self.bytes)
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
+
+/// The embedded guest: `busybox` must be static; of the directories with kernel modules the first that has one of
+/// its name is taken.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn embedded(busybox: &Path, modules: &[PathBuf]) -> io::Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for dir in ["bin", "dev", "etc", "lib"] {
+        archive.add(dir, MODE_DIR, (0, 0), &[])?;
+    }
+    // The kernel opens this for the first program before anything is mounted.
+    archive.add("dev/console", MODE_CHAR, (5, 1), &[])?;
+    archive.add_file("bin/busybox", busybox)?;
+    archive.add("init", MODE_FILE, (0, 0), INIT.as_bytes())?;
+    let mut names = String::new();
+    for driver in DRIVERS {
+        if let Some(file) = modules.iter().find_map(|dir| module(dir, driver)) {
+            let name = if file.extension().is_some_and(|end| end == "xz") { ".ko.xz" } else { ".ko" };
+            let name = format!("{driver}{name}");
+            archive.add_file(&format!("lib/{name}"), &file)?;
+            names.push_str(&name);
+            names.push('\n');
+        }
+    }
+    archive.add("etc/drivers", 0o100_644, (0, 0), names.as_bytes())?;
+    archive.finish()
+}
+
+/// A module in a directory as `virtio_blk.ko`, or where a kernel's own tree has it.
+fn module(dir: &Path, driver: &str) -> Option<PathBuf> {
+    ["", "kernel/drivers/block", "kernel/drivers/virtio"].iter().find_map(|below| {
+        [".ko", ".ko.xz"]
+            .iter()
+            .map(|end| dir.join(below).join(format!("{driver}{end}")))
+            .find(|file| file.exists())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_110_bytes_and_everything_is_aligned() {
+        let mut archive = Archive::default();
+        archive.add("abc", MODE_FILE, (0, 0), b"hello").unwrap();
+        // 110 + 4 = 114 -> 116; 5 -> 8
+        assert_eq!(archive.bytes.len(), 124);
+        assert_eq!(&archive.bytes[110..114], b"abc\0");
+        assert_eq!(&archive.bytes[116..121], b"hello");
+        assert_eq!(&archive.bytes[54..62], b"00000005");
+    }
+
+    #[test]
+    fn the_embedded_guest_has_the_drivers_that_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let busybox = dir.path().join("busybox");
+        fs::write(&busybox, "bb").unwrap();
+        let block = dir.path().join("kernel/drivers/block");
+        fs::create_dir_all(&block).unwrap();
+        fs::write(block.join("virtio_blk.ko.xz"), "module").unwrap();
+        let image = embedded(&busybox, &["/nowhere".into(), dir.path().into()]).unwrap();
+        let text = String::from_utf8_lossy(&image);
+        assert!(
+            text.contains("lib/virtio_blk.ko.xz") && text.contains("\nvirtio_blk.ko.xz\n")
+                || text.contains("virtio_blk.ko.xz\n")
+        );
+        assert!(!text.contains("virtio_pci.ko"));
+        assert!(text.contains("tapio_agent"), "the first program");
+        let missing = embedded(Path::new("/nowhere/busybox"), &[]).unwrap_err();
+        assert!(missing.to_string().contains("/nowhere/busybox"), "{missing}");
+    }
+}

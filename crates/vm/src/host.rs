@@ -1,0 +1,166 @@
+//! This machine itself, as XenServer's control domain: a disk that is plugged is a block device here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tapio_types::ApiError;
+use uuid::Uuid;
+
+use crate::errors::{already_there, bad_power_state, detach_rejected, failed};
+use crate::place::{Phase, Place, Saved, SavedDisk, found};
+use crate::process::poll;
+use crate::registry::Settings;
+use crate::supervise::lock;
+use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+
+const NAME: &str = "host";
+
+/// How long something that looks at a device may hold it before we call it used.
+const CLAIM_LIMIT: Duration = Duration::from_secs(1);
+
+/// The driver. Its machine always runs; it is "made" when the daemon first speaks of it.
+#[derive(Debug)]
+pub(crate) struct Host {
+    settings: Settings,
+    machines: Mutex<BTreeMap<Uuid, (Place, Saved)>>,
+}
+
+impl Host {
+    /// Disks that an earlier daemon plugged are still there.
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let known = found(settings, NAME).into_iter().map(|(place, saved)| (saved.spec.uuid, (place, saved)));
+        Self { settings: settings.clone(), machines: Mutex::new(known.collect()) }
+    }
+
+    fn change<T>(
+        &self,
+        vm: Uuid,
+        change: impl FnOnce(&mut Saved) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let (place, saved) = machines.get_mut(&vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))?;
+        let mut fresh = saved.clone();
+        let answer = change(&mut fresh)?;
+        place.save(&fresh)?;
+        *saved = fresh;
+        Ok(answer)
+    }
+}
+
+/// Opens a device for itself alone, which the kernel refuses while something is mounted on it or made of it.
+fn claim(node: &Path) -> io::Result<()> {
+    fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(node).map(|_| ())
+}
+
+impl VmDriver for Host {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn front(&self, _: Uuid, _: &DiskSpec) -> Result<FrontSpec, ApiError> {
+        Ok(FrontSpec::Device)
+    }
+
+    fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
+        let mut machines = lock(&self.machines);
+        if machines.contains_key(&vm.uuid) {
+            return Ok(());
+        }
+        let place = Place::of(&self.settings, vm.uuid)?;
+        place.make(&self.settings)?;
+        let saved = Saved { phase: Phase::Running, ..Saved::new(NAME, vm) };
+        place.save(&saved)?;
+        machines.insert(vm.uuid, (place, saved));
+        Ok(())
+    }
+
+    fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
+        let position = disk.spec.position;
+        let node = disk.node.as_deref().ok_or_else(|| {
+            failed(
+                vm,
+                format!("disk {position}"),
+                "its process named no device; see `tapio disk device probe`",
+            )
+        })?;
+        fs::metadata(node).map_err(|error| failed(vm, format!("device {}", node.display()), error))?;
+        self.change(vm, |saved| {
+            if saved.disks.contains_key(&position) {
+                return Err(already_there(position));
+            }
+            saved.disks.insert(position, SavedDisk { disk: disk.clone(), slot: u16::from(position) });
+            Ok(())
+        })
+    }
+
+    fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
+        let node = lock(&self.machines).get(&vm).and_then(|(_, saved)| {
+            saved.has(disk).then(|| saved.disks.get(&disk.position)?.disk.node.clone()).flatten()
+        });
+        let Some(node) = node else { return Ok(()) };
+        let until = until.min(Instant::now() + CLAIM_LIMIT);
+        loop {
+            if force {
+                break;
+            }
+            match claim(&node) {
+                Ok(()) => break,
+                // Whoever looks at new devices (udev, blkid) holds it for a moment.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                    if Instant::now() >= until {
+                        let why = format!("{} is mounted or used; unmount it first", node.display());
+                        return Err(detach_rejected(disk.vbd, why));
+                    }
+                    poll(&mut [], until.min(Instant::now() + Duration::from_millis(20)));
+                }
+                // Gone, with its process for example.
+                Err(_) => break,
+            }
+        }
+        self.change(vm, |saved| {
+            saved.disks.remove(&disk.position);
+            Ok(())
+        })
+    }
+
+    fn unpause(&self, _: Uuid) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
+        Err(ApiError::new(
+            "OPERATION_NOT_ALLOWED",
+            [format!("machine {vm} is this host: it cannot be paused")],
+        ))
+    }
+
+    fn shutdown(&self, vm: Uuid, _: ShutdownKind, _: Instant) -> Result<(), ApiError> {
+        Err(ApiError::new(
+            "OPERATION_NOT_ALLOWED",
+            [format!("machine {vm} is this host: it cannot be shut down from here")],
+        ))
+    }
+
+    fn state(&self, _: Uuid) -> Result<VmState, ApiError> {
+        Ok(VmState::Running)
+    }
+
+    fn console(&self, _: Uuid) -> Option<PathBuf> {
+        None
+    }
+
+    fn wait_event(&self, until: Instant) -> Option<VmEvent> {
+        // Nothing ever happens to this machine of which its daemon could still tell.
+        poll(&mut [], until);
+        None
+    }
+}

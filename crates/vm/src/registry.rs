@@ -1,0 +1,77 @@
+//! Which drivers there are.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::host::Host;
+use crate::sim::Sim;
+use crate::traits::VmDriver;
+use crate::uml::Uml;
+
+/// What all drivers are told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Machines are kept below it (`vm/UUID`); empty after a reboot.
+    pub run_dir: PathBuf,
+    /// Guests run as this user and group; as the daemon itself where there is none. The run directory must be one
+    /// that the user can pass through.
+    pub guest_user: Option<(u32, u32)>,
+    /// User-mode Linux: the kernel of machines that bring none.
+    pub uml: PathBuf,
+    /// Where the modules of that kernel are, by its version.
+    pub uml_modules: PathBuf,
+    /// The emulator.
+    pub qemu: PathBuf,
+    /// A static busybox, of which the guests that bring no ramdisk are made.
+    pub busybox: PathBuf,
+    /// `libtapio_uml_preload.so`, where it is installed: User-mode Linux needs it on processors with AMX.
+    pub uml_preload: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The machine's own programs, wherever they are installed.
+    pub fn new(run_dir: &Path) -> Self {
+        Self {
+            run_dir: run_dir.to_path_buf(),
+            guest_user: None,
+            uml: find("linux.uml"),
+            uml_modules: "/usr/lib/uml/modules".into(),
+            qemu: find("qemu-system-x86_64"),
+            busybox: find("busybox"),
+            uml_preload: preload(),
+        }
+    }
+
+    /// Where the directories of machines are.
+    pub(crate) fn machines_dir(&self) -> PathBuf {
+        self.run_dir.join("vm")
+    }
+}
+
+/// A program in PATH or the system's directories; its bare name where there is none, so that an error names it.
+fn find(program: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system =
+        ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
+    let found = std::env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| {
+        file.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+    });
+    found.unwrap_or_else(|| program.into())
+}
+
+/// The library beside our program, above it (where tests are built), or where packages put it.
+fn preload() -> Option<PathBuf> {
+    const NAME: &str = "libtapio_uml_preload.so";
+    let program = std::env::current_exe().ok();
+    let beside =
+        program.iter().flat_map(|program| program.ancestors().skip(1).take(2).map(|dir| dir.join(NAME)));
+    let installed =
+        ["/usr/lib/tapio", "/usr/local/lib/tapio", "/usr/local/lib"].map(|dir| Path::new(dir).join(NAME));
+    beside.chain(installed).find(|file| file.exists())
+}
+
+/// All drivers; machines that an earlier daemon started are found here.
+pub fn registry(settings: &Settings) -> Vec<Arc<dyn VmDriver>> {
+    vec![Arc::new(Uml::new(settings)), Arc::new(Host::new(settings)), Arc::new(Sim::new(settings))]
+}

@@ -1,0 +1,269 @@
+//! Machines that only seem to be: for tests of the toolstack, and for scale. What they do and how long it takes is
+//! said by `VM.platform`, so that any client can arrange it:
+//!
+//! | key | meaning |
+//! |---|---|
+//! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
+//! | `sim-fail` | what fails, by comma: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (the guest refuses), `unplug-timeout:N` (it does not answer), `shutdown` (a clean one is ignored) |
+//! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
+//! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (nobody connects), `device` |
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tapio_types::ApiError;
+use uuid::Uuid;
+
+use crate::errors::{
+    already_there, bad_power_state, detach_rejected, detach_timeout, failed, shutdown_timeout,
+};
+use crate::place::{Phase, Place, Saved, SavedDisk, found};
+use crate::registry::Settings;
+use crate::supervise::{Events, lock};
+use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+
+const NAME: &str = "sim";
+
+/// Longest time that a simulated step may take.
+const LATENCY_MAX: Duration = Duration::from_secs(600);
+
+#[derive(Debug)]
+struct Machine {
+    place: Place,
+    saved: Mutex<Saved>,
+}
+
+/// The driver.
+#[derive(Debug)]
+pub(crate) struct Sim {
+    settings: Settings,
+    machines: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
+    /// What happens by itself, and when.
+    planned: Mutex<Vec<(Instant, VmEvent)>>,
+    events: Events,
+}
+
+impl Sim {
+    /// Machines of an earlier daemon go on.
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let machine = |(place, saved): (Place, Saved)| {
+            (saved.spec.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }))
+        };
+        Self {
+            settings: settings.clone(),
+            machines: Mutex::new(found(settings, NAME).into_iter().map(machine).collect()),
+            planned: Mutex::default(),
+            events: Events::default(),
+        }
+    }
+
+    fn machine(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
+        lock(&self.machines).get(&vm).cloned().ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
+    }
+
+    fn forget(&self, vm: Uuid) {
+        if let Some(machine) = lock(&self.machines).remove(&vm) {
+            machine.place.remove();
+        }
+        lock(&self.planned).retain(|(_, event)| of(event) != vm);
+    }
+}
+
+fn of(event: &VmEvent) -> Uuid {
+    match event {
+        VmEvent::Halted(vm) | VmEvent::Rebooted(vm) | VmEvent::Crashed(vm, _) => *vm,
+    }
+}
+
+fn duration(spec: &VmSpec, key: &str) -> Duration {
+    let ms = spec.platform.get(key).and_then(|text| text.parse().ok()).unwrap_or(0);
+    Duration::from_millis(ms).min(LATENCY_MAX)
+}
+
+fn fails(spec: &VmSpec, what: &str) -> bool {
+    spec.platform.get("sim-fail").is_some_and(|all| all.split(',').any(|one| one.trim() == what))
+}
+
+/// Waits as the machine is told to; gives up at `until`.
+fn takes(spec: &VmSpec, key: &str, until: Option<Instant>) -> bool {
+    let wait = duration(spec, key);
+    let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
+    thread::sleep(wait.min(left));
+    wait <= left
+}
+
+impl Machine {
+    /// Changes what is known, and keeps it.
+    fn change(&self, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
+        let mut saved = lock(&self.saved);
+        let mut fresh = saved.clone();
+        change(&mut fresh);
+        self.place.save(&fresh)?;
+        *saved = fresh;
+        Ok(())
+    }
+
+    fn spec(&self) -> VmSpec {
+        lock(&self.saved).spec.clone()
+    }
+}
+
+impl VmDriver for Sim {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
+        let machine = self.machine(vm)?;
+        let spec = machine.spec();
+        Ok(match spec.platform.get("sim-front").map(String::as_str) {
+            Some("vhost-user") => {
+                FrontSpec::VhostUser { socket: machine.place.join(&disk.position.to_string()), queues: 1 }
+            }
+            Some("device") => FrontSpec::Device,
+            _ => FrontSpec::Nothing,
+        })
+    }
+
+    fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
+        if lock(&self.machines).contains_key(&vm.uuid) {
+            return Err(bad_power_state(vm.uuid, "Halted", "Running"));
+        }
+        takes(vm, "sim-create-ms", None);
+        if fails(vm, "create") {
+            return Err(failed(vm.uuid, "cannot be made", "it was told to fail (sim-fail=create)"));
+        }
+        let place = Place::of(&self.settings, vm.uuid)?;
+        place.make(&self.settings)?;
+        let saved = Saved::new(NAME, vm);
+        place.save(&saved)?;
+        lock(&self.machines).insert(vm.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }));
+        Ok(())
+    }
+
+    fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
+        let machine = self.machine(vm)?;
+        let (spec, position) = (machine.spec(), disk.spec.position);
+        if lock(&machine.saved).disks.contains_key(&position) {
+            return Err(already_there(position));
+        }
+        takes(&spec, "sim-plug-ms", None);
+        if fails(&spec, &format!("plug:{position}")) {
+            return Err(failed(vm, format!("disk {position}"), "the guest was told to refuse it (sim-fail)"));
+        }
+        let saved = SavedDisk { disk: disk.clone(), slot: u16::from(position) };
+        machine.change(|known| {
+            known.disks.insert(position, saved);
+        })
+    }
+
+    fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
+        let Ok(machine) = self.machine(vm) else { return Ok(()) };
+        if !lock(&machine.saved).has(disk) {
+            return Ok(());
+        }
+        let spec = machine.spec();
+        let is_told = |what: &str| !force && fails(&spec, &format!("{what}:{}", disk.position));
+        if is_told("unplug-timeout") {
+            thread::sleep(until.saturating_duration_since(Instant::now()).min(LATENCY_MAX));
+            return Err(detach_timeout(disk.vbd, "the guest was told not to answer (sim-fail)"));
+        }
+        if !takes(&spec, "sim-unplug-ms", Some(until)) {
+            return Err(detach_timeout(disk.vbd, "the guest takes longer (sim-unplug-ms)"));
+        }
+        if is_told("unplug") {
+            return Err(detach_rejected(disk.vbd, "the guest was told to keep it (sim-fail)"));
+        }
+        machine.change(|known| {
+            known.disks.remove(&disk.position);
+        })
+    }
+
+    fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
+        let machine = self.machine(vm)?;
+        let spec = machine.spec();
+        let is_start = lock(&machine.saved).phase == Phase::Made;
+        if is_start {
+            takes(&spec, "sim-boot-ms", None);
+            if fails(&spec, "boot") {
+                return Err(failed(vm, "does not start", "it was told to fail (sim-fail=boot)"));
+            }
+            let event = match spec.platform.get("sim-event").map(String::as_str) {
+                Some("halt") => Some(VmEvent::Halted(vm)),
+                Some("reboot") => Some(VmEvent::Rebooted(vm)),
+                Some("crash") => {
+                    Some(VmEvent::Crashed(vm, "the guest was told to crash (sim-event)".to_owned()))
+                }
+                _ => None,
+            };
+            let when = Instant::now() + duration(&spec, "sim-event-ms");
+            lock(&self.planned).extend(event.map(|event| (when, event)));
+        }
+        machine.change(|known| known.phase = Phase::Running)
+    }
+
+    fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
+        let machine = self.machine(vm)?;
+        let spec = machine.spec();
+        takes(&spec, "sim-pause-ms", None);
+        if fails(&spec, "pause") {
+            return Err(failed(vm, "does not pause", "it was told to fail (sim-fail=pause)"));
+        }
+        machine.change(|known| known.phase = Phase::Paused)
+    }
+
+    fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
+        let Ok(machine) = self.machine(vm) else { return Ok(()) };
+        if kind == ShutdownKind::Clean {
+            let (spec, begun) = (machine.spec(), Instant::now());
+            if fails(&spec, "shutdown") {
+                thread::sleep(until.saturating_duration_since(begun).min(LATENCY_MAX));
+                return Err(shutdown_timeout(vm, begun.elapsed()));
+            }
+            if !takes(&spec, "sim-shutdown-ms", Some(until)) {
+                return Err(shutdown_timeout(vm, begun.elapsed()));
+            }
+        }
+        self.forget(vm);
+        Ok(())
+    }
+
+    fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
+        let Ok(machine) = self.machine(vm) else { return Ok(VmState::Halted) };
+        let phase = lock(&machine.saved).phase;
+        Ok(if phase == Phase::Running { VmState::Running } else { VmState::Paused })
+    }
+
+    fn console(&self, _: Uuid) -> Option<PathBuf> {
+        None
+    }
+
+    fn wait_event(&self, until: Instant) -> Option<VmEvent> {
+        loop {
+            let next = lock(&self.planned).iter().map(|(when, _)| *when).min();
+            // A machine that is started meanwhile may plan something earlier.
+            let look = next.unwrap_or(until).min(until).min(Instant::now() + Duration::from_millis(20));
+            if let Some(event) = self.events.wait(look) {
+                return Some(event);
+            }
+            let due = {
+                let mut planned = lock(&self.planned);
+                let at = planned.iter().position(|(when, _)| *when <= Instant::now());
+                at.map(|at| planned.remove(at).1)
+            };
+            if let Some(event) = due {
+                self.forget(of(&event));
+                self.events.push(event);
+            } else if Instant::now() >= until {
+                return None;
+            }
+        }
+    }
+}

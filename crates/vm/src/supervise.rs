@@ -1,0 +1,168 @@
+//! What happens without being asked for: a thread per guest waits for its end, serves its console and keeps its logs
+//! short.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use crate::console::{self, Server, last_lines};
+use crate::place::Place;
+use crate::process::{Process, poll, polled};
+use crate::traits::VmEvent;
+
+/// Between two looks at the length of the logs.
+const LOG_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Stack of a thread that only waits.
+pub(crate) const STACK_LEN: usize = 256 << 10;
+
+/// A lock whose holder panicked holds what it held.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Events of one driver, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    queue: Mutex<VecDeque<VmEvent>>,
+    came: Condvar,
+}
+
+impl Events {
+    /// Adds one.
+    pub(crate) fn push(&self, event: VmEvent) {
+        lock(&self.queue).push_back(event);
+        self.came.notify_one();
+    }
+
+    /// Takes the next one; waits for it as long as until `until`.
+    pub(crate) fn wait(&self, until: Instant) -> Option<VmEvent> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(event) = queue.pop_front() {
+                return Some(event);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            queue = self.came.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Tells all threads of a driver to end, when it goes away. Guests stay.
+#[derive(Debug)]
+pub(crate) struct Stop(OwnedFd);
+
+impl Stop {
+    /// Nobody is told to stop yet.
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
+        // SAFETY: eventfd(2) takes two integers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has just made it, nobody else knows it.
+        Ok(Arc::new(Self(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Readable for good once [`Self::stop`] was called.
+    pub(crate) fn fd(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    /// Tells all of them.
+    pub(crate) fn stop(&self) {
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: eight bytes are read from the array.
+        unsafe { libc::write(self.fd(), one.as_ptr().cast(), one.len()) };
+    }
+}
+
+/// What a thread looks after.
+pub(crate) struct Watched {
+    /// The guest's.
+    pub process: Arc<Process>,
+    /// Its directory.
+    pub place: Place,
+    /// Whether the console's socket is ours to serve.
+    pub has_console: bool,
+}
+
+/// Starts the thread; `ended` is called when the process has ended, unless the driver goes away before.
+pub(crate) fn watch(
+    watched: Watched,
+    stop: Arc<Stop>,
+    ended: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    let mut server = watched.has_console.then(|| Server::new(&watched.place)).transpose()?;
+    let logs: Vec<PathBuf> = ["console.log", "emulator.log"].map(|name| watched.place.join(name)).into();
+    let name = format!("guest {}", watched.process.pid());
+    let body = move || {
+        let mut look = Instant::now() + LOG_INTERVAL;
+        let mut fds = Vec::new();
+        loop {
+            fds.clear();
+            fds.push(polled(stop.fd(), libc::POLLIN));
+            fds.push(polled(watched.process.handle(), libc::POLLIN));
+            if let Some(server) = &server {
+                server.fds(&mut fds);
+            }
+            let is_ready = poll(&mut fds, look);
+            if fds[0].revents != 0 {
+                return;
+            }
+            if fds[1].revents != 0 {
+                // What the guest said last is for its clients, too.
+                if let Some(server) = &mut server {
+                    server.serve();
+                }
+                ended();
+                return;
+            }
+            if is_ready && let Some(server) = &mut server {
+                server.serve();
+            }
+            if Instant::now() >= look {
+                logs.iter().for_each(|log| console::bound_log(log));
+                look = Instant::now() + LOG_INTERVAL;
+            }
+        }
+    };
+    thread::Builder::new().name(name).stack_size(STACK_LEN).spawn(body).map(|_| ())
+}
+
+/// What the end of a guest's process meant, by what its kernel said last.
+pub(crate) fn verdict(vm: Uuid, place: &Place, status: &str) -> VmEvent {
+    let console = last_lines(&place.join("console.log"), 40);
+    let said = |what: &str| console.contains(what);
+    if said("Kernel panic") {
+        return VmEvent::Crashed(vm, cause(place, "the guest's kernel panicked"));
+    }
+    if said("reboot: Restarting system") {
+        return VmEvent::Rebooted(vm);
+    }
+    if said("reboot: System halted") || said("reboot: Power down") {
+        return VmEvent::Halted(vm);
+    }
+    VmEvent::Crashed(vm, cause(place, status))
+}
+
+/// A cause with the last lines of what the emulator and the guest said.
+pub(crate) fn cause(place: &Place, what: &str) -> String {
+    let mut text = what.to_owned();
+    for (name, log) in [("emulator", "emulator.log"), ("console", "console.log")] {
+        let lines = last_lines(&place.join(log), 6);
+        if !lines.is_empty() {
+            text.push_str(&format!("; {name}: {}", lines.replace('\n', " | ")));
+        }
+    }
+    text
+}
