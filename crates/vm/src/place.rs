@@ -207,7 +207,9 @@ pub(crate) fn found(settings: &Settings, driver: &str) -> Vec<(Place, Saved)> {
         let Ok(place) = Place::of(settings, vm) else { continue };
         match place.load() {
             Ok(Some(saved)) if saved.driver == driver => machines.push((place, saved)),
-            Ok(_) => {}
+            Ok(Some(_)) => {}
+            // What stays when disk processes end after their machine; nothing happens where something is in it.
+            Ok(None) => drop(fs::remove_dir(place.dir())),
             Err(error) => tracing::warn!(%vm, "a machine's record is passed over: {error}"),
         }
     }

@@ -200,10 +200,12 @@ impl Shared {
 
     /// The process of a machine is gone: says so, unless somebody asked for it.
     fn ended(&self, machine: &Machine, is_ending: bool, status: &str) {
-        if !is_ending {
-            self.events.push(verdict(machine.vm, &machine.place, status));
-        }
+        let event = verdict(machine.vm, &machine.place, status);
+        // First: who hears of it may make the machine again.
         self.forget(machine);
+        if !is_ending {
+            self.events.push(event);
+        }
     }
 
     fn forget(&self, machine: &Machine) {
