@@ -4,18 +4,22 @@
 //! Records, getters, setters, dispatch, `xe`, events and the reference pages are made from it. This crate knows the
 //! shapes and no behaviour.
 
+mod classes;
+pub mod errors;
+mod implied;
 mod table;
+#[cfg(test)]
+mod tests;
 mod value;
 
-pub use table::{Class, Enum, Field, FieldAccess, Initial, Message, Param, Role, Source, Type};
+pub use classes::{CLASSES, FOREIGN};
+pub use implied::{Implied, ImpliedKind, implied, methods};
+pub use table::{Class, Enum, Field, FieldAccess, Initial, Kind, Message, Param, Role, Source, Type};
 pub use tapio_types::ApiError;
 pub use value::Value;
 
 /// The reference to nothing.
 pub const NULL_REF: &str = "OpaqueRef:NULL";
-
-/// Every class.
-pub static CLASSES: &[&Class] = &[];
 
 /// The class of this name, in any case as events spell it.
 pub fn class(name: &str) -> Option<&'static Class> {

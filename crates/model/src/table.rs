@@ -62,6 +62,8 @@ pub enum Initial {
     Bool(bool),
     /// A number.
     Int(i64),
+    /// A number with a fraction.
+    Float(f64),
     /// A text, or a word of an enumeration.
     Text(&'static str),
     /// The creator must say.
@@ -141,6 +143,17 @@ pub struct Message {
     pub doc: &'static str,
 }
 
+/// What there is of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Objects, each with a reference.
+    Objects,
+    /// Objects that only who has their reference can reach: no `get_all...`, no `get_by_...` (`session`).
+    Unlisted,
+    /// A shape of results alone; no message is made from its fields (`probe_result`, `event`).
+    Shape,
+}
+
 /// A class of objects.
 #[derive(Debug)]
 pub struct Class {
@@ -148,6 +161,8 @@ pub struct Class {
     pub name: &'static str,
     /// One sentence for people.
     pub doc: &'static str,
+    /// What there is of it.
+    pub kind: Kind,
     /// Fields in the order of records.
     pub fields: &'static [Field],
     /// Messages that are not made from the fields.
@@ -156,6 +171,8 @@ pub struct Class {
     pub constructor: Option<Role>,
     /// Least role that may set fields.
     pub setter_role: Role,
+    /// Least role that may get records and fields.
+    pub reader_role: Role,
     /// Whether objects are kept in the store (not `session`, not a record class like `probe_result`).
     pub persistent: bool,
 }
@@ -179,6 +196,7 @@ impl Initial {
             Self::Required => return None,
             Self::Bool(truth) => Value::Bool(truth),
             Self::Int(number) => Value::Int(number),
+            Self::Float(number) => Value::Float(number),
             Self::Text(text) => Value::string(text),
             Self::Empty => match ty {
                 Type::Void | Type::Any | Type::Option(_) => Value::Void,

@@ -1,0 +1,193 @@
+//! Hosts.
+
+use super::row::*;
+use crate::Role::{PoolOperator, ReadOnly};
+use crate::table::{Class, Enum, Kind, Role, Type};
+
+const UPDATES_APPLIED: Type =
+    Type::Enum(&Enum { name: "latest_synced_updates_applied_state", words: &["yes", "no", "unknown"] });
+const DISPLAY: Type = Type::Enum(&Enum {
+    name: "host_display",
+    words: &["enabled", "disable_on_reboot", "disabled", "enable_on_reboot"],
+});
+const OPERATION: Type = Type::Enum(&Enum {
+    name: "host_allowed_operations",
+    words: &[
+        "provision",
+        "evacuate",
+        "shutdown",
+        "reboot",
+        "power_on",
+        "vm_start",
+        "vm_resume",
+        "vm_migrate",
+        "apply_updates",
+        "enable",
+    ],
+});
+const NUMA_POLICY: Type =
+    Type::Enum(&Enum { name: "host_numa_affinity_policy", words: &["any", "best_effort", "default_policy"] });
+
+/// The class `host`.
+pub static HOST_CLASS: Class = Class {
+    name: "host",
+    doc: "A machine that runs virtual machines",
+    kind: Kind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        writable("name_label", STRING, "Name for people"),
+        writable("name_description", STRING, "What it is, for people"),
+        runtime("memory_overhead", INT, "Bytes of memory taken beside the guests"),
+        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
+        runtime(
+            "current_operations",
+            Type::Map(&STRING, &OPERATION),
+            "What is being done with it: task to operation",
+        )
+        .volatile(),
+        runtime("API_version_major", INT, "Version of this interface, first number"),
+        runtime("API_version_minor", INT, "Version of this interface, second number"),
+        runtime("API_version_vendor", STRING, "Who made this interface"),
+        runtime("API_version_vendor_implementation", STRING_MAP, "What the maker tells about it"),
+        runtime("enabled", BOOL, "Whether machines may be started here").or_bool(true),
+        creator("software_version", STRING_MAP, "Versions of what runs here"),
+        writable("other_config", STRING_MAP, "Anything its users want to note"),
+        creator("capabilities", STRING_SET, "Kinds of guests it can run"),
+        runtime("cpu_configuration", STRING_MAP, "How its processors are set up"),
+        runtime("sched_policy", STRING, "How processors are shared"),
+        runtime("supported_bootloaders", STRING_SET, "Boot loaders there are"),
+        runtime("resident_VMs", VMS, "Machines that run here").inverse("VM", "resident_on"),
+        writable("logging", STRING_MAP, "Where its log goes"),
+        runtime("PIFs", PIFS, "Network interfaces").inverse("PIF", "host"),
+        writable("suspend_image_sr", SR, "Where memory goes when machines are suspended"),
+        writable("crash_dump_sr", SR, "Where crash dumps go"),
+        runtime("crashdumps", HOST_CRASHDUMPS, "Its own crash dumps"),
+        runtime("patches", HOST_PATCHS, "Kept for older clients"),
+        runtime("updates", POOL_UPDATES, "Updates that were applied"),
+        runtime("PBDs", PBDS, "Storage it is connected to").inverse("PBD", "host"),
+        runtime("host_CPUs", HOST_CPUS, "Its processors").inverse("host_cpu", "host"),
+        runtime("cpu_info", STRING_MAP, "What its processors are"),
+        writable("hostname", STRING, "Its name in the network"),
+        writable("address", STRING, "Its address in the network"),
+        runtime("metrics", HOST_METRICS, "Its measurements"),
+        runtime("license_params", STRING_MAP, "Kept for older clients"),
+        runtime("ha_statefiles", STRING_SET, "Disks that high availability keeps its state in"),
+        runtime("ha_network_peers", STRING_SET, "Hosts it sees"),
+        runtime("blobs", Type::Map(&STRING, &BLOB), "Binary blobs that belong to it"),
+        writable("tags", STRING_SET, "Words its users gave it"),
+        runtime("external_auth_type", STRING, "Directory of users it asks"),
+        runtime("external_auth_service_name", STRING, "Name of that directory"),
+        runtime("external_auth_configuration", STRING_MAP, "How that directory is reached"),
+        runtime("edition", STRING, "Kept for older clients"),
+        writable("license_server", STRING_MAP, "Kept for older clients"),
+        runtime("bios_strings", STRING_MAP, "Texts of the firmware"),
+        runtime("power_on_mode", STRING, "How it is switched on from afar"),
+        runtime("power_on_config", STRING_MAP, "Parameters of that"),
+        creator("local_cache_sr", SR, "SR that caches others here"),
+        runtime("chipset_info", STRING_MAP, "What its chipset can do"),
+        runtime("PCIs", PCIS, "Its PCI devices"),
+        runtime("PGPUs", PGPUS, "Its graphics devices"),
+        runtime("PUSBs", PUSBS, "Its USB devices"),
+        creator("ssl_legacy", BOOL, "Whether it accepts outdated TLS"),
+        writable("guest_VCPUs_params", STRING_MAP, "Parameters for all guests' processors"),
+        writable("display", DISPLAY, "Whether it shows a console of its own"),
+        runtime(
+            "virtual_hardware_platform_versions",
+            Type::Set(&INT),
+            "Versions of virtual hardware it offers",
+        ),
+        runtime("control_domain", VM, "The machine that stands for the host itself"),
+        runtime("updates_requiring_reboot", POOL_UPDATES, "Updates that wait for a restart"),
+        runtime("features", FEATURES, "Features it has"),
+        creator("iscsi_iqn", STRING, "Its iSCSI name"),
+        creator("multipathing", BOOL, "Whether storage is reached by several paths"),
+        creator("uefi_certificates", STRING, "Certificates for secure boot"),
+        runtime("certificates", CERTIFICATES, "Certificates it shows"),
+        runtime("editions", STRING_SET, "Kept for older clients"),
+        runtime("pending_guidances", Type::Set(&GUIDANCE), "What to do after updates"),
+        runtime("tls_verification_enabled", BOOL, "Whether it checks certificates of other hosts"),
+        runtime("last_software_update", DATE_TIME, "When it was last updated"),
+        runtime("https_only", BOOL, "Whether it refuses plain HTTP"),
+        runtime("latest_synced_updates_applied", UPDATES_APPLIED, "Whether it has the newest updates")
+            .or_text("unknown"),
+        runtime("numa_affinity_policy", NUMA_POLICY, "How memory is placed near processors")
+            .or_text("default_policy"),
+        runtime(
+            "pending_guidances_recommended",
+            Type::Set(&GUIDANCE),
+            "What had better be done after updates",
+        ),
+        runtime("pending_guidances_full", Type::Set(&GUIDANCE), "What makes updates complete"),
+        runtime("last_update_hash", STRING, "Checksum of the last update"),
+    ],
+    messages: &[
+        msg("disable", PoolOperator, "Lets no more machines start here").takes(&[p("host", HOST)]),
+        msg("enable", PoolOperator, "Lets machines start here").takes(&[p("host", HOST)]),
+        msg("list_methods", ReadOnly, "Names of all messages").gives(STRING_SET).sync(),
+        msg("get_servertime", ReadOnly, "The time of the host, UTC")
+            .takes(&[p("host", HOST)])
+            .gives(DATE_TIME)
+            .sync(),
+        msg("get_server_localtime", ReadOnly, "The time of the host, in its zone")
+            .takes(&[p("host", HOST)])
+            .gives(DATE_TIME)
+            .sync(),
+        msg("compute_free_memory", ReadOnly, "Bytes of memory that guests could have")
+            .takes(&[p("host", HOST)])
+            .gives(INT),
+        msg("compute_memory_overhead", ReadOnly, "Bytes of memory that guests cannot have")
+            .takes(&[p("host", HOST)])
+            .gives(INT),
+    ],
+    constructor: None,
+    setter_role: Role::PoolOperator,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};
+
+/// The class `host_metrics`.
+pub static HOST_METRICS_CLASS: Class = Class {
+    name: "host_metrics",
+    doc: "Measurements of a host",
+    kind: Kind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        runtime("memory_total", INT, "Bytes of memory"),
+        runtime("memory_free", INT, "Bytes of memory that are free"),
+        runtime("live", BOOL, "Whether the host answers"),
+        runtime("last_updated", DATE_TIME, "When this was last brought up to date"),
+        writable("other_config", STRING_MAP, "Anything its users want to note"),
+    ],
+    messages: &[],
+    constructor: None,
+    setter_role: Role::PoolOperator,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};
+
+/// The class `host_cpu`.
+pub static HOST_CPU_CLASS: Class = Class {
+    name: "host_cpu",
+    doc: "A processor of a host",
+    kind: Kind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        runtime("host", HOST, "The host"),
+        runtime("number", INT, "Its number, from 0"),
+        runtime("vendor", STRING, "Who made it"),
+        runtime("speed", INT, "Speed in MHz"),
+        runtime("modelname", STRING, "Its model, for people"),
+        runtime("family", INT, "Its family"),
+        runtime("model", INT, "Its model, as a number"),
+        runtime("stepping", STRING, "Its stepping"),
+        runtime("flags", STRING, "Its features, as the kernel lists them"),
+        runtime("features", STRING, "Its features, as numbers"),
+        runtime("utilisation", FLOAT, "Its use, 0 to 1").volatile(),
+        writable("other_config", STRING_MAP, "Anything its users want to note"),
+    ],
+    messages: &[],
+    constructor: None,
+    setter_role: Role::PoolOperator,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};

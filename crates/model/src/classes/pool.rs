@@ -1,0 +1,105 @@
+//! The pool.
+
+use super::row::*;
+use crate::table::{Class, Enum, Kind, Role, Type};
+
+const SYNC_FREQUENCY: Type = Type::Enum(&Enum { name: "update_sync_frequency", words: &["daily", "weekly"] });
+const TELEMETRY: Type =
+    Type::Enum(&Enum { name: "telemetry_frequency", words: &["daily", "weekly", "monthly"] });
+const OPERATION: Type = Type::Enum(&Enum {
+    name: "pool_allowed_operations",
+    words: &[
+        "ha_enable",
+        "ha_disable",
+        "cluster_create",
+        "designate_new_master",
+        "configure_repositories",
+        "sync_updates",
+        "get_updates",
+        "apply_updates",
+        "tls_verification_enable",
+        "cert_refresh",
+        "exchange_certificates_on_join",
+        "exchange_ca_certificates_on_join",
+        "copy_primary_host_certs",
+        "eject",
+    ],
+});
+
+/// The class `pool`.
+pub static POOL_CLASS: Class = Class {
+    name: "pool",
+    doc: "All hosts that work together",
+    kind: Kind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        writable("name_label", STRING, "Name for people"),
+        writable("name_description", STRING, "What it is, for people"),
+        runtime("master", HOST, "The host that decides"),
+        writable("default_SR", SR, "Where disks go unless told otherwise"),
+        writable("suspend_image_SR", SR, "Where memory goes when machines are suspended"),
+        writable("crash_dump_SR", SR, "Where crash dumps go"),
+        writable("other_config", STRING_MAP, "Anything its users want to note"),
+        runtime("ha_enabled", BOOL, "Whether machines of failed hosts are restarted"),
+        runtime("ha_configuration", STRING_MAP, "How that is set up"),
+        runtime("ha_statefiles", STRING_SET, "Disks that high availability keeps its state in"),
+        runtime("ha_host_failures_to_tolerate", INT, "Hosts that may fail at a time"),
+        runtime("ha_plan_exists_for", INT, "Failures there is a plan for"),
+        writable("ha_allow_overcommit", BOOL, "Whether more may run than failures allow"),
+        runtime("ha_overcommitted", BOOL, "Whether more runs than failures allow"),
+        runtime("blobs", Type::Map(&STRING, &BLOB), "Binary blobs that belong to it"),
+        writable("tags", STRING_SET, "Words its users gave it"),
+        writable("gui_config", STRING_MAP, "What user interfaces note"),
+        writable("health_check_config", STRING_MAP, "How health is reported"),
+        runtime("wlb_url", STRING, "Service that balances load"),
+        runtime("wlb_username", STRING, "Account there"),
+        writable("wlb_enabled", BOOL, "Whether load is balanced"),
+        writable("wlb_verify_cert", BOOL, "Whether its certificate is checked"),
+        runtime("redo_log_enabled", BOOL, "Whether changes of the database are logged to a disk"),
+        runtime("redo_log_vdi", VDI, "That disk"),
+        runtime("vswitch_controller", STRING, "Kept for older clients"),
+        runtime("restrictions", STRING_MAP, "What is not available"),
+        runtime("metadata_VDIs", VDIS, "Disks that hold metadata of this pool")
+            .inverse("VDI", "metadata_of_pool"),
+        runtime("ha_cluster_stack", STRING, "What high availability is built on"),
+        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
+        runtime(
+            "current_operations",
+            Type::Map(&STRING, &OPERATION),
+            "What is being done with it: task to operation",
+        )
+        .volatile(),
+        runtime("guest_agent_config", STRING_MAP, "How guests' agents are set up"),
+        runtime("cpu_info", STRING_MAP, "What its processors are"),
+        writable("policy_no_vendor_device", BOOL, "Whether new machines show no device for driver updates"),
+        writable("live_patching_disabled", BOOL, "Whether patches wait for a restart"),
+        runtime("igmp_snooping_enabled", BOOL, "Whether networks filter multicast"),
+        creator("uefi_certificates", STRING, "Certificates for secure boot"),
+        creator("custom_uefi_certificates", STRING, "Certificates for secure boot that were added"),
+        writable("is_psr_pending", BOOL, "Whether the pool's secret is being changed"),
+        runtime("tls_verification_enabled", BOOL, "Whether it checks certificates of other hosts"),
+        runtime("repositories", REPOSITORIES, "Where updates come from"),
+        runtime("client_certificate_auth_enabled", BOOL, "Whether clients may log in by certificate"),
+        runtime("client_certificate_auth_name", STRING, "Name such a certificate must have"),
+        runtime("repository_proxy_url", STRING, "Proxy to the updates"),
+        runtime("repository_proxy_username", STRING, "Account there"),
+        runtime("repository_proxy_password", SECRET, "Password there"),
+        writable("migration_compression", BOOL, "Whether memory is compressed on the way"),
+        writable("coordinator_bias", BOOL, "Whether machines avoid the host that decides").or_bool(true),
+        creator("local_auth_max_threads", INT, "Logins by the host's accounts at a time").or_int(8),
+        creator("ext_auth_max_threads", INT, "Logins by a directory at a time").or_int(1),
+        runtime("telemetry_uuid", SECRET, "Name in telemetry"),
+        runtime("telemetry_frequency", TELEMETRY, "How often telemetry is collected").or_text("weekly"),
+        runtime("telemetry_next_collection", DATE_TIME, "When it is collected next"),
+        runtime("last_update_sync", DATE_TIME, "When updates were last looked for"),
+        runtime("update_sync_frequency", SYNC_FREQUENCY, "How often updates are looked for")
+            .or_text("weekly"),
+        runtime("update_sync_day", INT, "Day of the week for that"),
+        runtime("update_sync_enabled", BOOL, "Whether updates are looked for"),
+    ],
+    messages: &[],
+    constructor: None,
+    setter_role: Role::PoolOperator,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};

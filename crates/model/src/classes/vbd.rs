@@ -1,0 +1,102 @@
+//! Disks and drives of machines.
+
+use super::row::*;
+use crate::Role::{ReadOnly, VmAdmin};
+use crate::table::{Class, Enum, Kind, Role, Type};
+
+const OPERATION: Type = Type::Enum(&Enum {
+    name: "vbd_operations",
+    words: &["attach", "eject", "insert", "plug", "unplug", "unplug_force", "pause", "unpause"],
+});
+const MODE: Type = Type::Enum(&Enum { name: "vbd_mode", words: &["RO", "RW"] });
+const TYPE: Type = Type::Enum(&Enum { name: "vbd_type", words: &["CD", "Disk", "Floppy"] });
+
+/// The class `VBD`.
+pub static VBD_CLASS: Class = Class {
+    name: "VBD",
+    doc: "A disk or drive of a machine",
+    kind: Kind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
+        runtime(
+            "current_operations",
+            Type::Map(&STRING, &OPERATION),
+            "What is being done with it: task to operation",
+        )
+        .volatile(),
+        creator("VM", VM, "The machine").required(),
+        creator("VDI", VDI, "The disk; none for an empty drive"),
+        creator("device", STRING, "Name of the device where it is plugged"),
+        writable("userdevice", STRING, "Place in the machine: a number from 0, or autodetect")
+            .or_text("autodetect"),
+        writable("bootable", BOOL, "Whether the machine boots from it"),
+        creator("mode", MODE, "Whether the guest may write").or_text("RW"),
+        writable("type", TYPE, "What the guest takes it for").or_text("Disk"),
+        writable("unpluggable", BOOL, "Whether it may be unplugged while the machine runs").or_bool(true),
+        runtime("storage_lock", BOOL, "Whether the storage has locked it").volatile(),
+        creator("empty", BOOL, "Whether the drive is empty"),
+        writable("other_config", STRING_MAP, "Anything its users want to note"),
+        creator("currently_attached", BOOL, "Whether it is plugged now"),
+        runtime("status_code", INT, "Number of the last error of the device"),
+        runtime("status_detail", STRING, "Text of the last error of the device"),
+        runtime("runtime_properties", STRING_MAP, "What the running device tells").volatile(),
+        writable("qos_algorithm_type", STRING, "How its use is limited"),
+        writable("qos_algorithm_params", STRING_MAP, "Parameters of that limit"),
+        runtime("qos_supported_algorithms", STRING_SET, "Limits there are"),
+        runtime("metrics", VBD_METRICS, "Its measurements"),
+    ],
+    messages: &[
+        msg("eject", VmAdmin, "Takes the medium out of a drive")
+            .takes(&[p("vbd", VBD)])
+            .fails(&["VBD_NOT_REMOVABLE_MEDIA", "VBD_IS_EMPTY"]),
+        msg("insert", VmAdmin, "Puts a medium into a drive")
+            .takes(&[p("vbd", VBD), p("vdi", VDI)])
+            .fails(&["VBD_NOT_REMOVABLE_MEDIA", "VBD_NOT_EMPTY"]),
+        msg("plug", VmAdmin, "Gives the disk to the running machine").takes(&[p("self", VBD)]).fails(&[
+            "DEVICE_ALREADY_ATTACHED",
+            "VM_BAD_POWER_STATE",
+            "VDI_IN_USE",
+        ]),
+        msg("unplug", VmAdmin, "Takes the disk from the running machine; the guest may refuse")
+            .takes(&[p("self", VBD)])
+            .fails(&[
+                "DEVICE_DETACH_REJECTED",
+                "DEVICE_DETACH_TIMEOUT",
+                "DEVICE_ALREADY_DETACHED",
+                "VBD_NOT_UNPLUGGABLE",
+            ]),
+        msg("unplug_force", VmAdmin, "Takes the disk from the running machine without asking the guest")
+            .takes(&[p("self", VBD)])
+            .fails(&["DEVICE_ALREADY_DETACHED", "VBD_NOT_UNPLUGGABLE"]),
+        msg("assert_attachable", ReadOnly, "Fails where plugging it would fail")
+            .takes(&[p("self", VBD)])
+            .fails(&["VDI_IN_USE", "SR_NOT_ATTACHED"]),
+        msg("set_mode", VmAdmin, "Says whether the guest may write")
+            .takes(&[p("self", VBD), p("value", MODE)])
+            .fails(&["VM_BAD_POWER_STATE"]),
+    ],
+    constructor: Some(Role::VmAdmin),
+    setter_role: Role::VmAdmin,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};
+
+/// The class `VBD_metrics`.
+pub static VBD_METRICS_CLASS: Class = Class {
+    name: "VBD_metrics",
+    doc: "Measurements of a disk of a machine; its numbers are in the metrics now",
+    kind: Kind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        runtime("io_read_kbs", FLOAT, "KiB read a second"),
+        runtime("io_write_kbs", FLOAT, "KiB written a second"),
+        runtime("last_updated", DATE_TIME, "When this was last brought up to date"),
+        writable("other_config", STRING_MAP, "Anything its users want to note"),
+    ],
+    messages: &[],
+    constructor: None,
+    setter_role: Role::VmAdmin,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};

@@ -1,0 +1,211 @@
+//! Virtual disks.
+
+use super::row::*;
+use crate::Role::{PoolAdmin, VmAdmin};
+use crate::table::{Class, Enum, Kind, Role, Type};
+
+const ON_BOOT: Type = Type::Enum(&Enum { name: "on_boot", words: &["reset", "persist"] });
+const OPERATION: Type = Type::Enum(&Enum {
+    name: "vdi_operations",
+    words: &[
+        "clone",
+        "copy",
+        "resize",
+        "resize_online",
+        "snapshot",
+        "mirror",
+        "destroy",
+        "forget",
+        "update",
+        "force_unlock",
+        "generate_config",
+        "enable_cbt",
+        "disable_cbt",
+        "data_destroy",
+        "list_changed_blocks",
+        "set_on_boot",
+        "blocked",
+    ],
+});
+const TYPE: Type = Type::Enum(&Enum {
+    name: "vdi_type",
+    words: &[
+        "system",
+        "user",
+        "ephemeral",
+        "suspend",
+        "crashdump",
+        "ha_statefile",
+        "metadata",
+        "redo_log",
+        "rrd",
+        "pvs_cache",
+        "cbt_metadata",
+    ],
+});
+
+/// The class `VDI`.
+pub static VDI_CLASS: Class = Class {
+    name: "VDI",
+    doc: "A virtual disk",
+    kind: Kind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        creator("name_label", STRING, "Name for people"),
+        creator("name_description", STRING, "What it is, for people"),
+        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
+        runtime(
+            "current_operations",
+            Type::Map(&STRING, &OPERATION),
+            "What is being done with it: task to operation",
+        )
+        .volatile(),
+        creator("SR", SR, "Where it lies").required(),
+        runtime("VBDs", VBDS, "The machines that have it").inverse("VBD", "VDI"),
+        runtime("crash_dumps", CRASHDUMPS, "Crash dumps that lie in it").inverse("crashdump", "VDI"),
+        creator("virtual_size", INT, "Bytes the guest sees").required(),
+        runtime("physical_utilisation", INT, "Bytes it takes in the SR"),
+        creator("type", TYPE, "What it is used for").or_text("user"),
+        creator("sharable", BOOL, "Whether several machines may write to it"),
+        creator("read_only", BOOL, "Whether nobody may write to it"),
+        writable("other_config", STRING_MAP, "Anything its users want to note"),
+        runtime("storage_lock", BOOL, "Whether the storage has locked it").volatile(),
+        runtime("location", STRING, "Its name in the SR"),
+        runtime("managed", BOOL, "Whether it is a disk of its own; false for what only carries others")
+            .or_bool(true),
+        runtime("missing", BOOL, "Whether the last scan did not find it"),
+        runtime("parent", VDI, "The image it is based on"),
+        writable("xenstore_data", STRING_MAP, "What the guest reads about it"),
+        writable("sm_config", STRING_MAP, "What the storage driver notes"),
+        runtime("is_a_snapshot", BOOL, "Whether it is a snapshot"),
+        runtime("snapshot_of", VDI, "What it is a snapshot of"),
+        runtime("snapshots", VDIS, "Its snapshots").inverse("VDI", "snapshot_of"),
+        runtime("snapshot_time", DATE_TIME, "When the snapshot was taken"),
+        writable("tags", STRING_SET, "Words its users gave it"),
+        runtime("allow_caching", BOOL, "Whether a local cache may hold parts of it"),
+        runtime("on_boot", ON_BOOT, "What happens to it when its machine starts").or_text("persist"),
+        runtime("metadata_of_pool", POOL, "The pool whose metadata it holds"),
+        runtime("metadata_latest", BOOL, "Whether the metadata it holds is the newest"),
+        runtime("is_tools_iso", BOOL, "Whether it is the image with the guest tools"),
+        runtime("cbt_enabled", BOOL, "Whether changed blocks are tracked"),
+    ],
+    messages: &[
+        msg("snapshot", VmAdmin, "Keeps its contents of now as a new, read-only disk")
+            .takes(&[p("vdi", VDI), opt("driver_params", STRING_MAP)])
+            .gives(VDI)
+            .fails(&["SR_OPERATION_NOT_SUPPORTED", "SR_FULL", "VDI_IN_USE"]),
+        msg("clone", VmAdmin, "Makes a new disk of its contents that shares what is the same")
+            .takes(&[p("vdi", VDI), opt("driver_params", STRING_MAP)])
+            .gives(VDI)
+            .fails(&["SR_OPERATION_NOT_SUPPORTED", "SR_FULL", "VDI_IN_USE"]),
+        msg("resize", VmAdmin, "Makes it longer").takes(&[p("vdi", VDI), p("size", INT)]).fails(&[
+            "SR_OPERATION_NOT_SUPPORTED",
+            "VDI_IN_USE",
+            "VDI_TOO_LARGE",
+        ]),
+        msg("resize_online", VmAdmin, "Makes it longer while it is used; VDI.resize does the same")
+            .takes(&[p("vdi", VDI), p("size", INT)])
+            .fails(&["SR_OPERATION_NOT_SUPPORTED", "VDI_TOO_LARGE"]),
+        msg("introduce", VmAdmin, "Makes an image known that lies in the SR already")
+            .takes(&[
+                p("uuid", STRING),
+                p("name_label", STRING),
+                p("name_description", STRING),
+                p("SR", SR),
+                p("type", TYPE),
+                p("sharable", BOOL),
+                p("read_only", BOOL),
+                p("other_config", STRING_MAP),
+                p("location", STRING),
+                opt("xenstore_data", STRING_MAP),
+                opt("sm_config", STRING_MAP),
+                opt_bool("managed", true),
+                opt("virtual_size", INT),
+                opt("physical_utilisation", INT),
+                opt("metadata_of_pool", POOL),
+                opt("is_a_snapshot", BOOL),
+                opt("snapshot_time", DATE_TIME),
+                opt("snapshot_of", VDI),
+            ])
+            .gives(VDI)
+            .fails(&["SR_OPERATION_NOT_SUPPORTED", "UUID_INVALID", "LOCATION_NOT_UNIQUE"]),
+        msg("db_introduce", PoolAdmin, "For the toolstack itself: a record without a look at the storage")
+            .takes(&[
+                p("uuid", STRING),
+                p("name_label", STRING),
+                p("name_description", STRING),
+                p("SR", SR),
+                p("type", TYPE),
+                p("sharable", BOOL),
+                p("read_only", BOOL),
+                p("other_config", STRING_MAP),
+                p("location", STRING),
+                opt("xenstore_data", STRING_MAP),
+                opt("sm_config", STRING_MAP),
+                opt_bool("managed", true),
+                opt("virtual_size", INT),
+                opt("physical_utilisation", INT),
+                opt("metadata_of_pool", POOL),
+                opt("is_a_snapshot", BOOL),
+                opt("snapshot_time", DATE_TIME),
+                opt("snapshot_of", VDI),
+            ])
+            .gives(VDI)
+            .fails(&["PERMISSION_DENIED"]),
+        msg("db_forget", PoolAdmin, "For the toolstack itself: forgets a record")
+            .takes(&[p("vdi", VDI)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("update", VmAdmin, "Brings it up to date from the storage")
+            .takes(&[p("vdi", VDI)])
+            .fails(&["SR_OPERATION_NOT_SUPPORTED"]),
+        msg(
+            "copy",
+            VmAdmin,
+            "Copies its contents, or what it holds that another does not, into a new disk or an existing one",
+        )
+        .takes(&[p("vdi", VDI), opt("sr", SR), opt("base_vdi", VDI), opt("into_vdi", VDI)])
+        .gives(VDI)
+        .fails(&["VDI_READONLY", "VDI_TOO_SMALL", "VDI_NOT_SPARSE", "SR_FULL"]),
+        msg("forget", VmAdmin, "Forgets it and leaves its image")
+            .takes(&[p("vdi", VDI)])
+            .fails(&["VDI_IN_USE"]),
+        msg("generate_config", VmAdmin, "What attaches it without a database")
+            .takes(&[p("host", HOST), p("vdi", VDI)])
+            .gives(STRING)
+            .fails(&["SR_OPERATION_NOT_SUPPORTED"]),
+        msg("set_name_label", VmAdmin, "Names it").takes(&[p("self", VDI), p("value", STRING)]),
+        msg("set_name_description", VmAdmin, "Describes it").takes(&[p("self", VDI), p("value", STRING)]),
+        msg("set_sharable", VmAdmin, "Says whether several machines may write to it")
+            .takes(&[p("self", VDI), p("value", BOOL)]),
+        msg("set_read_only", VmAdmin, "Says whether nobody may write to it")
+            .takes(&[p("self", VDI), p("value", BOOL)]),
+        msg("set_on_boot", VmAdmin, "Says what happens to it when its machine starts")
+            .takes(&[p("self", VDI), p("value", ON_BOOT)])
+            .fails(&["SR_OPERATION_NOT_SUPPORTED", "VDI_IN_USE"]),
+        msg("set_allow_caching", VmAdmin, "Says whether a local cache may hold parts of it")
+            .takes(&[p("self", VDI), p("value", BOOL)]),
+    ],
+    constructor: Some(Role::VmAdmin),
+    setter_role: Role::VmAdmin,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};
+
+/// The class `vdi_nbd_server_info`.
+pub static VDI_NBD_SERVER_INFO_CLASS: Class = Class {
+    name: "vdi_nbd_server_info",
+    doc: "A place where a disk can be read by NBD",
+    kind: Kind::Shape,
+    fields: &[
+        runtime("exportname", STRING, "Name to ask the server for"),
+        runtime("address", STRING, "Address of the server"),
+        runtime("port", INT, "Its TCP port"),
+        runtime("cert", STRING, "Its certificate, as PEM"),
+        runtime("subject", STRING, "A name the certificate is valid for"),
+    ],
+    messages: &[],
+    constructor: None,
+    setter_role: Role::VmAdmin,
+    reader_role: Role::ReadOnly,
+    persistent: false,
+};
