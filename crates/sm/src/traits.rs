@@ -17,7 +17,8 @@ pub trait Ctx: Send + Sync {
     /// How far it is, 0 to 1.
     fn progress(&self, fraction: f64);
 
-    /// The running disk that has this VDI open on this host, if there is one.
+    /// The running disk that has this VDI open on this host, if there is one. Knows every such disk before the first
+    /// SR is attached: recovery asks here whether somebody uses what it puts in order.
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>>;
 
     /// Called before each named step of a change of several steps, so that a test can end the process there.
@@ -43,6 +44,11 @@ pub trait LiveDisk: Send + Sync {
     /// # Errors
     /// It cannot be opened; the disk stays as it was.
     fn put_on_top(&self, leaf: &Path) -> Result<(), ApiError>;
+
+    /// How the process has the images open.
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
 
     /// Makes the disk longer while guests use it.
     ///
@@ -97,7 +103,7 @@ pub struct SrStat {
     pub physical_size: u64,
     /// Used of it.
     pub physical_utilisation: u64,
-    /// Sum of the virtual sizes.
+    /// Sum of the virtual sizes at the last scan.
     pub virtual_allocation: u64,
 }
 

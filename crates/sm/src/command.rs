@@ -1,0 +1,144 @@
+//! Programs of the system: run with a bound on time, and heard when they fail.
+
+use std::fmt;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a program said.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// Exit status; none where a signal ended it.
+    pub(crate) status: Option<i32>,
+    /// Standard output.
+    pub(crate) stdout: String,
+    /// Standard error, its end where it is long.
+    pub(crate) stderr: String,
+}
+
+/// Why a program could not be run.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    what: String,
+    /// It is not installed.
+    pub(crate) is_missing: bool,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+/// Administrators' programs are not in everybody's search path.
+const PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
+/// How much of what a program prints is kept.
+const KEPT_MAX: usize = 64 << 10;
+
+/// Runs `program`, for as long as `patience`.
+///
+/// # Errors
+/// It is not installed, cannot be started, or does not end in time (it is killed then).
+pub(crate) fn run(program: &str, arguments: &[&str], patience: Duration) -> Result<Output, Failure> {
+    let path = match std::env::var("PATH") {
+        Ok(path) => format!("{path}:{PLACES}"),
+        Err(_) => PLACES.into(),
+    };
+    let started = Command::new(program)
+        .args(arguments)
+        .env("PATH", &path)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = started.map_err(|error| {
+        let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+        let what = if is_missing {
+            format!("the program '{program}' is not installed")
+        } else {
+            format!("cannot start '{program}': {error}")
+        };
+        Failure { what, is_missing }
+    })?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let reader = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let mut piece = [0; 4096];
+            let Some(mut pipe) = pipe else { return bytes };
+            while let Ok(len) = pipe.read(&mut piece) {
+                if len == 0 {
+                    break;
+                }
+                bytes.extend_from_slice(&piece[..len]);
+                if bytes.len() > 2 * KEPT_MAX {
+                    bytes.drain(..bytes.len() - KEPT_MAX);
+                }
+            }
+            bytes
+        })
+    };
+    let out = reader(out.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
+    let err = reader(err.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
+    let until = Instant::now() + patience;
+    let mut turn = Duration::from_millis(1);
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < until => std::thread::sleep(turn),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                let what = format!("'{program}' had not ended after {} s and was killed", patience.as_secs());
+                return Err(Failure { what, is_missing: false });
+            }
+        }
+        turn = (turn * 2).min(Duration::from_millis(50));
+    };
+    let text = |thread: std::thread::JoinHandle<Vec<u8>>| {
+        String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned()
+    };
+    Ok(Output { status: status.code(), stdout: text(out), stderr: text(err) })
+}
+
+/// As [`run`], and a failure unless it ends with status 0: a sentence with what it printed last.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_well(program: &str, arguments: &[&str], patience: Duration) -> Result<String, Failure> {
+    let output = run(program, arguments, patience)?;
+    if output.status == Some(0) {
+        return Ok(output.stdout);
+    }
+    let said = [output.stderr.trim(), output.stdout.trim()].into_iter().find(|text| !text.is_empty());
+    let last: Vec<&str> = said.unwrap_or("it printed nothing").lines().rev().take(3).collect();
+    let last: Vec<&str> = last.into_iter().rev().map(str::trim).collect();
+    let status = output.status.map_or_else(|| "a signal".into(), |status| format!("status {status}"));
+    let what = format!("'{program}' ended with {status}: {}", last.join(" / "));
+    Err(Failure { what, is_missing: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn what_a_program_prints_is_heard() {
+        assert_eq!(run_well("echo", &["a b"], SOON).unwrap(), "a b\n");
+        let failed = run_well("sh", &["-c", "echo no room >&2; exit 3"], SOON).unwrap_err();
+        assert!(failed.to_string().contains("status 3: no room"), "{failed}");
+        let missing = run("no-such-program-here", &[], SOON).unwrap_err();
+        assert!(missing.is_missing && missing.to_string().contains("not installed"), "{missing}");
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_killed() {
+        let started = Instant::now();
+        let failed = run("sleep", &["60"], Duration::from_millis(50)).unwrap_err();
+        assert!(failed.to_string().contains("killed"), "{failed}");
+        assert!(started.elapsed() < Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,127 @@
+//! What a kill left, finished or undone.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use tapio_types::{ApiError, ChainSpec};
+use uuid::Uuid;
+
+use super::ImageDir;
+use super::facts::Kind;
+use super::fork::Reached;
+use super::index::Listing;
+use super::journal::{CloneJournal, Leftover, leftover};
+use super::remove::remove;
+use crate::errors;
+use crate::lock::Share;
+use crate::traits::Ctx;
+
+/// Whether something is left that can be put in order here.
+pub(super) fn is_needed(listing: &Listing) -> bool {
+    listing.leftovers.iter().any(|name| match leftover(name) {
+        None | Some(Leftover::Foreign(_)) => false,
+        Some(Leftover::Partial(process)) => !is_running(process),
+        Some(_) => true,
+    })
+}
+
+/// Journals of other storage managers, by VDI.
+pub(super) fn foreign(listing: &Listing) -> HashMap<Uuid, String> {
+    let of = |name: &String| match leftover(name) {
+        Some(Leftover::Foreign(vdi)) => Some((vdi, name.clone())),
+        _ => None,
+    };
+    listing.leftovers.iter().filter_map(of).collect()
+}
+
+/// The journal that another storage manager left of this VDI.
+pub(super) fn foreign_journal(directory: &Path, vdi: Uuid) -> Option<String> {
+    let names = ["leaf", "coalesce", "relink"].map(|kind| format!("{kind}_{vdi}"));
+    names.into_iter().find(|name| std::fs::symlink_metadata(directory.join(name)).is_ok())
+}
+
+/// Why a VDI with such a journal cannot be used.
+pub(super) fn unfinished(journal: &str) -> String {
+    format!(
+        "a merge by another storage manager was broken off ('{journal}'): attach the SR there once to finish it"
+    )
+}
+
+fn is_running(process: u32) -> bool {
+    Path::new("/proc").join(process.to_string()).exists()
+}
+
+impl ImageDir {
+    /// Finishes or undoes everything that was broken off. The caller's `live` must know every disk that runs.
+    pub(super) fn recover(&self, ctx: &dyn Ctx) -> Result<(), ApiError> {
+        let held = self.lock(ctx, Share::Exclusive)?;
+        let listing = self.list()?;
+        self.recover_locked(ctx, &listing)?;
+        let mut listing = self.list()?;
+        self.remove_all_garbage(ctx, &mut listing)?;
+        drop(held);
+        Ok(())
+    }
+
+    /// The same with the lock held; base copies stay.
+    pub(super) fn recover_locked(&self, ctx: &dyn Ctx, listing: &Listing) -> Result<(), ApiError> {
+        // Forks first: they say whose the leaves are that have no name yet.
+        let forks = listing.leftovers.iter().filter(|name| leftover(name) == Some(Leftover::Clone));
+        for name in forks {
+            let read = CloneJournal::read(&self.path, name)
+                .map_err(|error| errors::io(181, "cannot read the journal", &self.path.join(name), &error))?;
+            match read {
+                Some(journal) => self.recover_fork(ctx, &journal)?,
+                None => {
+                    tracing::info!("SR {}: {name} was never whole and is removed", self.sr);
+                    remove(&self.path.join(name))?;
+                }
+            }
+        }
+        for name in &listing.leftovers {
+            match leftover(name) {
+                Some(Leftover::Resize(vdi)) if ctx.live(vdi).is_none() => self.recover_resize(vdi, name)?,
+                Some(Leftover::NewLeaf(_) | Leftover::PartialRaw) => remove(&self.path.join(name))?,
+                Some(Leftover::Partial(process)) if !is_running(process) => remove(&self.path.join(name))?,
+                _ => {}
+            }
+        }
+        self.sync()
+    }
+
+    fn recover_fork(&self, ctx: &dyn Ctx, journal: &CloneJournal) -> Result<(), ApiError> {
+        let vdi = journal.vdi;
+        let reached = self
+            .reached(journal)
+            .map_err(|error| errors::io(181, "cannot see how far a fork came in", &self.path, &error))?;
+        if let Reached::Swapped(kind) = reached {
+            tracing::info!("SR {}: a fork of {vdi} was broken off and is finished", self.sr);
+            self.finish_fork(journal, kind)?;
+        } else {
+            tracing::info!("SR {}: a fork of {vdi} was broken off and is undone", self.sr);
+            self.undo_fork(journal)?;
+        }
+        let Some(disk) = ctx.live(vdi) else { return Ok(()) };
+        // It was paused, or was going to be, or goes on already: afterwards it runs, with the right images.
+        let layers = self.chain(vdi, &self.whole_image(vdi)?)?;
+        let _ = disk.pause();
+        if let Err(error) = disk.resume(&ChainSpec { layers, access: disk.access() }) {
+            tracing::warn!("the disk of VDI {vdi} does not go on after a broken fork: {error}");
+        }
+        Ok(())
+    }
+
+    fn recover_resize(&self, vdi: Uuid, name: &str) -> Result<(), ApiError> {
+        if !self.file(Kind::Vhd, vdi).exists() {
+            return remove(&self.path.join(name));
+        }
+        // One that cannot be taken back keeps its VDI from being used, not the SR.
+        if let Err(error) = self.finish_resize(vdi) {
+            tracing::warn!(
+                "SR {}: a resize of {vdi} was broken off and cannot be taken back: {error}",
+                self.sr
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,79 @@
+//! A larger disk.
+
+use std::fs::OpenOptions;
+
+use tapio_format::vhd::offline::{self, ResizeStep};
+use tapio_types::ApiError;
+use uuid::Uuid;
+
+use super::ImageDir;
+use super::create::rounded;
+use super::facts::Kind;
+use crate::errors;
+use crate::lock::Share;
+use crate::traits::{Ctx, VdiInfo};
+
+impl ImageDir {
+    pub(super) fn resize_image(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError> {
+        let _held = self.lock(ctx, Share::Exclusive)?;
+        let live = ctx.live(vdi);
+        if live.is_none() {
+            self.check_unused(ctx, vdi, "resize")?;
+            self.finish_resize(vdi)?;
+        }
+        let facts = self.whole_image(vdi)?;
+        let size = rounded(facts.kind, bytes)?;
+        if bytes < facts.virtual_size {
+            let text = format!(
+                "{bytes} bytes are fewer than the {} it has: a VDI is not made smaller",
+                facts.virtual_size
+            );
+            return Err(errors::fail(79, text));
+        }
+        let info = self.info_now(vdi, &facts)?;
+        if !info.managed {
+            return Err(errors::fail(110, format_args!("{vdi} is a base copy: its size is for good")));
+        }
+        if size == facts.virtual_size {
+            return Ok(info);
+        }
+        let path = self.file(facts.kind, vdi);
+        ctx.step("resize:begin");
+        match (live, facts.kind) {
+            (Some(disk), _) => disk.grow(size)?,
+            (None, Kind::Vhd) => {
+                let named = |step| match step {
+                    ResizeStep::Begin => "resize:journal-written",
+                    ResizeStep::DataMoved => "resize:data-moved",
+                    ResizeStep::MetadataMoved => "resize:metadata-moved",
+                    ResizeStep::End => "resize:done",
+                };
+                offline::resize_journalled(&path, size, &offline::journal_beside(&path), |step| {
+                    ctx.step(named(step));
+                })
+                .map_err(|error| errors::image(110, &error))?;
+            }
+            (None, Kind::Raw) => {
+                let grown = OpenOptions::new().write(true).open(&path).and_then(|file| {
+                    file.set_len(size)?;
+                    file.sync_all()
+                });
+                grown.map_err(|error| match error.raw_os_error() {
+                    Some(libc::EFBIG) => errors::io(79, "cannot make longer", &path, &error),
+                    _ => errors::io(110, "cannot make longer", &path, &error),
+                })?;
+                ctx.step("resize:done");
+            }
+        }
+        self.info_of(vdi, 0)
+    }
+
+    /// Takes back a resize that was broken off, where there is one.
+    pub(super) fn finish_resize(&self, vdi: Uuid) -> Result<(), ApiError> {
+        let path = self.file(Kind::Vhd, vdi);
+        if let Some(done) = offline::finish_resize(&path).map_err(|error| errors::image(65, &error))? {
+            tracing::info!("{}: {done}", path.display());
+        }
+        Ok(())
+    }
+}

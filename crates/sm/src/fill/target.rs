@@ -1,0 +1,142 @@
+//! Where a copy goes.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use tapio_format::vhd::DiskType;
+use tapio_format::vhd::offline::{Chain, Image, OpenOptions};
+use tapio_format::{FileMedium, FormatError, FormatErrorKind, Medium};
+use tapio_types::{Access, ApiError, ChainSpec, ImageKind, Span};
+
+use super::Filled;
+use crate::errors;
+
+/// The leaf that is written, and the whole disk as it was before.
+pub(super) struct Target {
+    leaf: Leaf,
+    path: PathBuf,
+    before: Chain<FileMedium>,
+    is_fresh: bool,
+    scratch: Vec<u8>,
+}
+
+enum Leaf {
+    Raw(FileMedium),
+    Vhd(Box<Image<FileMedium>>),
+}
+
+impl Target {
+    /// # Errors
+    /// `VDI_IN_USE`-like where somebody has it open, those of the images.
+    pub(super) fn open(spec: &ChainSpec) -> Result<Self, ApiError> {
+        let fail = |error: FormatError| match error.errno() {
+            libc::EBUSY => errors::fail(46, error),
+            _ => errors::image(65, &error),
+        };
+        let Some(layer) = spec.layers.first() else {
+            return Err(ApiError::internal("a copy into a chain without images"));
+        };
+        let path = layer.path.clone();
+        let leaf = match layer.kind {
+            ImageKind::Vhd => Leaf::Vhd(Box::new(Image::open(&path, OpenOptions::WRITE).map_err(fail)?)),
+            ImageKind::Raw => Leaf::Raw(FileMedium::open(&path, Access::ReadWrite).map_err(fail)?),
+            ImageKind::Nbd => return Err(errors::fail(66, "a copy goes into a raw image or a VHD")),
+        };
+        let is_fresh = match &leaf {
+            Leaf::Vhd(image) => {
+                image.footer().disk_type == DiskType::Dynamic && image.allocated_blocks() == 0
+            }
+            Leaf::Raw(medium) => {
+                medium.file().metadata().is_ok_and(|data| data.is_file() && data.blocks() == 0)
+            }
+        };
+        let before = Chain::open_spec(spec).map_err(fail)?;
+        Ok(Self { leaf, path, before, is_fresh, scratch: Vec::new() })
+    }
+
+    pub(super) fn virtual_len(&self) -> u64 {
+        self.before.virtual_len()
+    }
+
+    /// Whether it reads as zeros everywhere.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.is_fresh
+    }
+
+    /// The file of a raw target.
+    pub(super) fn raw(&self) -> Option<(&FileMedium, &Path)> {
+        match &self.leaf {
+            Leaf::Raw(medium) => Some((medium, &self.path)),
+            Leaf::Vhd(_) => None,
+        }
+    }
+
+    /// Writes the runs of a piece. Zeros are left out where the target reads as zeros, unless they count (a delta).
+    pub(super) fn write(&mut self, piece: &Filled, zeros_count: bool) -> Result<(), FormatError> {
+        for run in &piece.runs {
+            let at = piece.span.start + run.start as u64;
+            if !run.is_zero {
+                self.write_data(at, &piece.data[run.start..run.start + run.len])?;
+            } else if zeros_count || !self.was_zero(at, run.len)? {
+                self.write_zeros(Span::new(at, run.len as u64))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the target read as zeros there before the copy began. No copy comes to the same sectors twice.
+    fn was_zero(&mut self, at: u64, len: usize) -> Result<bool, FormatError> {
+        if self.is_fresh {
+            return Ok(true);
+        }
+        let span = Span::new(at, len as u64);
+        if self.before.extents(span)?.iter().all(|extent| extent.place.is_none()) {
+            return Ok(true);
+        }
+        self.scratch.resize(len, 0);
+        self.before.read_at(at, &mut self.scratch)?;
+        Ok(self.scratch.iter().all(|&byte| byte == 0))
+    }
+
+    fn write_data(&mut self, at: u64, bytes: &[u8]) -> Result<(), FormatError> {
+        match &mut self.leaf {
+            Leaf::Vhd(image) => image.write_at(at, bytes),
+            Leaf::Raw(medium) => medium.write_at(at, bytes).map_err(|error| {
+                FormatError::io("cannot write", error).with_offset(at).with_path(&self.path)
+            }),
+        }
+    }
+
+    fn write_zeros(&mut self, span: Span) -> Result<(), FormatError> {
+        match &mut self.leaf {
+            Leaf::Raw(medium) => medium.zero(span).map_err(|error| {
+                FormatError::io("cannot clear", error).with_offset(span.start).with_path(&self.path)
+            }),
+            Leaf::Vhd(image) => {
+                const PIECE: usize = 64 << 10;
+                let zeros = vec![0; PIECE.min(usize::try_from(span.len).unwrap_or(PIECE))];
+                let mut left = span;
+                while !left.is_empty() {
+                    let here = left.prefix(zeros.len() as u64);
+                    image.write_at(here.start, &zeros[..here.len as usize])?;
+                    left = left.skip(here.len);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes everything visible and durable.
+    pub(super) fn finish(self) -> Result<(), FormatError> {
+        match self.leaf {
+            Leaf::Vhd(mut image) => image.commit(),
+            Leaf::Raw(medium) => medium
+                .file()
+                .sync_all()
+                .map_err(|error| FormatError::io("cannot flush", error).with_path(&self.path)),
+        }
+        .map_err(|error| {
+            if error.kind() == FormatErrorKind::Io { error.with_path(&self.path) } else { error }
+        })
+    }
+}

@@ -1,0 +1,252 @@
+//! `iso`: a directory of ISO images of this host, each a VDI that is read only.
+//!
+//! Nothing is written there. A VDI's UUID is made of the SR's and the file's name, so that it is the same after every
+//! scan and on every host.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use tapio_types::{Access, ApiError, ChainSpec, ImageKind, LayerSpec};
+use uuid::Uuid;
+
+use crate::errors;
+use crate::mount;
+use crate::probe::sr_list;
+use crate::traits::{
+    Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat, VdiInfo,
+};
+
+static INFO: DriverInfo = DriverInfo {
+    sr_type: "iso",
+    name: "ISO library",
+    description: "CD images (.iso, .img) in a directory of this host, read only",
+    capabilities: &[
+        "SR_ATTACH",
+        "SR_DETACH",
+        "SR_PROBE",
+        "SR_SCAN",
+        "VDI_ATTACH",
+        "VDI_DETACH",
+        "VDI_ACTIVATE",
+        "VDI_DEACTIVATE",
+    ],
+    configuration: &[
+        ("location", "absolute path of the directory (required)"),
+        ("legacy_mode", "true: the location is a directory of this host (required)"),
+    ],
+    is_shareable: false,
+};
+
+/// The driver. It keeps nothing on the host.
+#[derive(Debug)]
+pub(crate) struct IsoDriver;
+
+fn directory(config: &Config) -> Result<PathBuf, ApiError> {
+    let text = config.get("location").map_or("", String::as_str);
+    if text.is_empty() {
+        return Err(errors::fail(220, "device_config:location is the directory of the images"));
+    }
+    let is_remote = config.contains_key("type") || text.starts_with("//") || text.contains(":/");
+    if is_remote {
+        let text = format!("'{text}' is on the network: mount it on this host and name the directory");
+        return Err(errors::fail(222, text));
+    }
+    if !Path::new(text).is_absolute() || text.contains('\0') {
+        return Err(errors::fail(225, format_args!("location '{text}' is no absolute path")));
+    }
+    if config.get("legacy_mode").map(String::as_str) != Some("true") {
+        return Err(errors::fail(226, "a directory of this host needs device_config:legacy_mode=true"));
+    }
+    match fs::metadata(text) {
+        Ok(data) if data.is_dir() => Ok(PathBuf::from(text)),
+        Ok(_) => Err(errors::fail(226, format_args!("{text} is no directory"))),
+        Err(error) => Err(errors::io(226, "cannot find", Path::new(text), &error)),
+    }
+}
+
+impl SrDriver for IsoDriver {
+    fn info(&self) -> &'static DriverInfo {
+        &INFO
+    }
+
+    fn probe(&self, _: &dyn Ctx, config: &Config) -> Result<ProbeAnswer, ApiError> {
+        let directory = directory(config)?;
+        let count = names(&directory)?.len();
+        let extra_info = BTreeMap::from([("images".to_string(), count.to_string())]);
+        let result = ProbeResult { configuration: config.clone(), complete: true, sr: None, extra_info };
+        // A library does not know which SR it is.
+        Ok(ProbeAnswer { xml: sr_list(&[]), results: vec![result] })
+    }
+
+    fn create(&self, _: &dyn Ctx, _: Uuid, config: &Config, _: u64) -> Result<(), ApiError> {
+        directory(config).map(|_| ())
+    }
+
+    fn attach(&self, _: &dyn Ctx, sr: Uuid, config: &Config) -> Result<Box<dyn Sr>, ApiError> {
+        let directory = directory(config)?;
+        names(&directory)?;
+        Ok(Box::new(Library { sr, directory }))
+    }
+}
+
+/// Names of the images.
+fn names(directory: &Path) -> Result<Vec<String>, ApiError> {
+    let fail = |error: io::Error| errors::io(47, "cannot read the ISO library", directory, &error);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if is_image(&name) && fs::metadata(entry.path()).is_ok_and(|data| data.is_file()) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn is_image(name: &str) -> bool {
+    let extension =
+        name.rsplit_once('.').filter(|(stem, _)| !stem.is_empty()).map(|(_, extension)| extension);
+    extension.is_some_and(|extension| {
+        extension.eq_ignore_ascii_case("iso") || extension.eq_ignore_ascii_case("img")
+    })
+}
+
+/// The UUID of an image.
+fn uuid_of(sr: Uuid, name: &str) -> Uuid {
+    let hash = Sha256::new().chain_update(sr.as_bytes()).chain_update(name.as_bytes()).finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash[..16]);
+    // Version 8, made by a rule of one's own.
+    bytes[6] = bytes[6] & 0x0f | 0x80;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    Uuid::from_bytes(bytes)
+}
+
+/// An attached library.
+#[derive(Debug)]
+struct Library {
+    sr: Uuid,
+    directory: PathBuf,
+}
+
+impl Library {
+    fn info(&self, name: &str) -> io::Result<VdiInfo> {
+        let data = fs::metadata(self.directory.join(name))?;
+        Ok(VdiInfo {
+            uuid: uuid_of(self.sr, name),
+            location: name.to_string(),
+            virtual_size: data.len().next_multiple_of(512),
+            physical_utilisation: data.blocks().saturating_mul(512),
+            managed: true,
+            read_only: true,
+            parent: None,
+            name_label: Some(name.to_string()),
+            sm_config: BTreeMap::from([("vdi_type".to_string(), "aio".to_string())]),
+        })
+    }
+
+    fn find(&self, vdi: Uuid) -> Result<String, ApiError> {
+        let mut names = names(&self.directory)?.into_iter();
+        names.find(|name| uuid_of(self.sr, name) == vdi).ok_or_else(|| errors::vdi_missing(self.sr, vdi))
+    }
+
+    fn read_only<T>(&self, what: &str) -> Result<T, ApiError> {
+        let text =
+            format!("{what}: an ISO library is read only: put files into {}", self.directory.display());
+        Err(errors::fail(38, text))
+    }
+}
+
+impl Sr for Library {
+    fn stat(&self, ctx: &dyn Ctx) -> Result<SrStat, ApiError> {
+        let (physical_size, physical_utilisation) = mount::sizes(&self.directory)
+            .map_err(|error| errors::io(47, "cannot ask for the size of", &self.directory, &error))?;
+        let virtual_allocation = self.scan(ctx)?.iter().map(|vdi| vdi.virtual_size).sum();
+        Ok(SrStat { physical_size, physical_utilisation, virtual_allocation })
+    }
+
+    fn scan(&self, _: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        // One that goes meanwhile is not there.
+        Ok(names(&self.directory)?.iter().filter_map(|name| self.info(name).ok()).collect())
+    }
+
+    fn vdi(&self, _: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        let name = self.find(vdi)?;
+        self.info(&name).map_err(|error| errors::io(46, "cannot read", &self.directory.join(&name), &error))
+    }
+
+    fn create(&self, _: &dyn Ctx, _: &NewVdi) -> Result<VdiInfo, ApiError> {
+        self.read_only("create")
+    }
+
+    fn introduce(&self, _: &dyn Ctx, vdi: Uuid, location: &str) -> Result<VdiInfo, ApiError> {
+        if !is_image(location) {
+            return Err(errors::fail(221, format_args!("'{location}'")));
+        }
+        if location.contains('/') || uuid_of(self.sr, location) != vdi {
+            let text =
+                format!("'{location}' has its own UUID here, {}: scan the SR", uuid_of(self.sr, location));
+            return Err(errors::fail(46, text));
+        }
+        self.info(location)
+            .map_err(|error| errors::io(46, "cannot read", &self.directory.join(location), &error))
+    }
+
+    fn destroy(&self, _: &dyn Ctx, _: Uuid) -> Result<(), ApiError> {
+        self.read_only("destroy")
+    }
+
+    fn resize(&self, _: &dyn Ctx, _: Uuid, _: u64) -> Result<VdiInfo, ApiError> {
+        self.read_only("resize")
+    }
+
+    fn fork(&self, _: &dyn Ctx, _: Uuid, _: Uuid, _: ForkKind) -> Result<Fork, ApiError> {
+        self.read_only("snapshot")
+    }
+
+    fn fill(&self, _: &dyn Ctx, _: Uuid, _: &ChainSpec, _: Option<&ChainSpec>) -> Result<(), ApiError> {
+        self.read_only("copy")
+    }
+
+    fn activate(&self, _: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError> {
+        if access == Access::ReadWrite {
+            return Err(ApiError::new("VDI_READONLY", [vdi.to_string()]));
+        }
+        let path = self.directory.join(self.find(vdi)?);
+        Ok(ChainSpec { layers: vec![LayerSpec { kind: ImageKind::Raw, path }], access })
+    }
+
+    fn deactivate(&self, _: &dyn Ctx, _: Uuid) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn detach(self: Box<Self>, _: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
+        Ok(())
+    }
+
+    /// The files are not the SR's: they stay.
+    fn erase(self: Box<Self>, _: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_the_same_every_time_and_of_its_own_kind() {
+        let sr = Uuid::from_u128(1);
+        let uuid = uuid_of(sr, "debian.iso");
+        assert_eq!(uuid, uuid_of(sr, "debian.iso"));
+        assert_ne!(uuid, uuid_of(sr, "debian2.iso"));
+        assert_ne!(uuid, uuid_of(Uuid::from_u128(2), "debian.iso"));
+        assert_eq!(uuid.get_version_num(), 8);
+        assert!(is_image("a.ISO") && is_image("b.img") && !is_image(".iso") && !is_image("a.iso.part"));
+    }
+}

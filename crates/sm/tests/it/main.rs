@@ -1,0 +1,5 @@
+//! SRs on real directories and devices, through the traits alone.
+
+mod basic;
+mod changes;
+mod support;

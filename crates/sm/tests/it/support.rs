@@ -1,0 +1,227 @@
+//! A place for SRs, a context that counts, and data in images.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tapio_format::vhd::offline::{self, Chain, Image, Layer, OpenOptions};
+use tapio_format::{FileMedium, Medium};
+use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, Sr, SrDriver, registry};
+use tapio_types::{Access, ApiError, ChainSpec, ImageKind};
+use uuid::Uuid;
+
+/// What a test watches and decides.
+#[derive(Default)]
+pub struct Watch {
+    pub cancelled: AtomicBool,
+    pub progress: AtomicU64,
+    pub steps: Mutex<Vec<&'static str>>,
+    /// The process ends here.
+    pub die_at: Option<String>,
+    /// A cancel comes here.
+    pub cancel_at: Option<&'static str>,
+    pub live: Mutex<BTreeMap<Uuid, Arc<Disk>>>,
+}
+
+impl Ctx for Watch {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    fn progress(&self, fraction: f64) {
+        self.progress.store((fraction * 1e6) as u64, Ordering::Relaxed);
+    }
+
+    fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
+        let disk = self.live.lock().unwrap().get(&vdi).cloned()?;
+        Some(Box::new(Handle(disk)))
+    }
+
+    fn step(&self, name: &'static str) {
+        assert!(tapio_sm::STEPS.iter().any(|(known, _)| *known == name), "{name} is not in STEPS");
+        self.steps.lock().unwrap().push(name);
+        if self.cancel_at == Some(name) {
+            self.cancelled.store(true, Ordering::Relaxed);
+        }
+        if self.die_at.as_deref() == Some(name) {
+            // As SIGKILL would: no destructors, no buffers.
+            // SAFETY: `_exit` takes no pointers and does not return.
+            unsafe { libc::_exit(137) };
+        }
+    }
+}
+
+/// A running disk that holds its leaf's lock and writes into the image that it has open.
+#[derive(Default)]
+pub struct Disk {
+    pub open: Mutex<Option<(ChainSpec, Image<FileMedium>)>>,
+    pub refuses_pause: bool,
+    pub refuses_resume_once: AtomicBool,
+    pub pauses: AtomicU64,
+}
+
+struct Handle(Arc<Disk>);
+
+impl Disk {
+    pub fn start(chain: &ChainSpec) -> Self {
+        let disk = Self::default();
+        disk.open(chain);
+        disk
+    }
+
+    fn open(&self, chain: &ChainSpec) {
+        let leaf = Image::open(&chain.layers[0].path, OpenOptions::WRITE).unwrap();
+        *self.open.lock().unwrap() = Some((chain.clone(), leaf));
+    }
+
+    pub fn write(&self, at: u64, byte: u8) {
+        let mut open = self.open.lock().unwrap();
+        let (_, leaf) = open.as_mut().expect("the disk runs");
+        leaf.write_at(at, &[byte; 512]).unwrap();
+        leaf.commit().unwrap();
+    }
+}
+
+impl LiveDisk for Handle {
+    fn pause(&self) -> Result<(), ApiError> {
+        if self.0.refuses_pause {
+            return Err(ApiError::internal("no pause"));
+        }
+        self.0.pauses.fetch_add(1, Ordering::Relaxed);
+        *self.0.open.lock().unwrap() = None;
+        Ok(())
+    }
+
+    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
+        if self.0.refuses_resume_once.swap(false, Ordering::Relaxed) {
+            return Err(ApiError::internal("no resume"));
+        }
+        self.0.open(chain);
+        Ok(())
+    }
+
+    fn put_on_top(&self, _: &Path) -> Result<(), ApiError> {
+        Err(ApiError::internal("not used"))
+    }
+
+    fn grow(&self, bytes: u64) -> Result<(), ApiError> {
+        let (chain, leaf) = self.0.open.lock().unwrap().take().expect("the disk runs");
+        drop(leaf);
+        let path = &chain.layers[0].path;
+        offline::resize_journalled(path, bytes, &offline::journal_beside(path), |_| ())
+            .map_err(ApiError::internal)?;
+        self.0.open(&chain);
+        Ok(())
+    }
+}
+
+/// A directory with everything an SR needs.
+pub struct Place {
+    pub dir: tempfile::TempDir,
+    pub sr: Uuid,
+    pub config: Config,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let location = dir.path().join("images");
+        let config = Config::from([("location".to_string(), location.display().to_string())]);
+        Self { dir, sr: Uuid::new_v4(), config }
+    }
+
+    pub fn images(&self) -> PathBuf {
+        self.dir.path().join("images")
+    }
+
+    pub fn driver(&self, sr_type: &str) -> Arc<dyn SrDriver> {
+        driver(self.dir.path(), sr_type)
+    }
+
+    pub fn create(&self) -> Box<dyn Sr> {
+        let driver = self.driver("file");
+        driver.create(&Watch::default(), self.sr, &self.config, 0).unwrap();
+        self.attach()
+    }
+
+    pub fn attach(&self) -> Box<dyn Sr> {
+        self.driver("file").attach(&Watch::default(), self.sr, &self.config).unwrap()
+    }
+
+    /// Names in the SR's directory, without its mark.
+    pub fn files(&self) -> Vec<String> {
+        let mut names: Vec<_> = std::fs::read_dir(self.images())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != ".sr-uuid")
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+pub fn driver(dir: &Path, sr_type: &str) -> Arc<dyn SrDriver> {
+    let drivers = registry(&dir.join("mount"), &dir.join("run"));
+    drivers.into_iter().find(|driver| driver.info().sr_type == sr_type).unwrap()
+}
+
+pub fn new_vdi(size: u64, format: &str) -> NewVdi {
+    NewVdi {
+        uuid: Uuid::new_v4(),
+        virtual_size: size,
+        sm_config: BTreeMap::from([("image-format".to_string(), format.to_string())]),
+        name_label: String::new(),
+        name_description: String::new(),
+    }
+}
+
+pub fn make(sr: &dyn Sr, size: u64, format: &str) -> Uuid {
+    let new = new_vdi(size, format);
+    sr.create(&Watch::default(), &new).unwrap();
+    new.uuid
+}
+
+pub fn fork(sr: &dyn Sr, vdi: Uuid, kind: ForkKind) -> tapio_sm::Fork {
+    sr.fork(&Watch::default(), vdi, Uuid::new_v4(), kind).unwrap()
+}
+
+/// Writes a sector into the leaf, as a disk process would.
+pub fn write(sr: &dyn Sr, vdi: Uuid, at: u64, byte: u8) {
+    let ctx = Watch::default();
+    let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap();
+    let leaf = &chain.layers[0];
+    match leaf.kind {
+        ImageKind::Vhd => {
+            let mut image = Image::open(&leaf.path, OpenOptions::WRITE).unwrap();
+            image.write_at(at, &[byte; 512]).unwrap();
+            image.commit().unwrap();
+        }
+        _ => FileMedium::open(&leaf.path, Access::ReadWrite).unwrap().write_at(at, &[byte; 512]).unwrap(),
+    }
+    sr.deactivate(&ctx, vdi).unwrap();
+}
+
+/// The first byte of a sector, through the whole chain.
+pub fn read(sr: &dyn Sr, vdi: Uuid, at: u64) -> u8 {
+    let ctx = Watch::default();
+    let chain = sr.activate(&ctx, vdi, Access::ReadOnly).unwrap();
+    let byte = byte_of(&chain, at);
+    sr.deactivate(&ctx, vdi).unwrap();
+    byte
+}
+
+pub fn byte_of(chain: &ChainSpec, at: u64) -> u8 {
+    let mut sector = [0; 512];
+    Chain::open_spec(chain).unwrap().read_at(at, &mut sector).unwrap();
+    assert!(sector.iter().all(|&byte| byte == sector[0]));
+    sector[0]
+}
+
+/// Blocks that the leaf holds.
+pub fn blocks(chain: &ChainSpec) -> u32 {
+    match &Chain::open_spec(chain).unwrap().layers()[0] {
+        Layer::Vhd(image) => image.allocated_blocks(),
+        Layer::Raw { .. } => panic!("raw"),
+    }
+}
