@@ -1,5 +1,9 @@
 //! SRs on real directories and devices, through the traits alone.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod basic;
 mod changes;
+mod copies;
+mod kills;
 mod support;

@@ -1,0 +1,279 @@
+//! A process that dies at every named step of every change. The tests run themselves as that process.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tapio_format::vhd::offline::{CheckOptions, check_path};
+use tapio_sm::{ForkKind, NewVdi, STEPS, Sr};
+use tapio_types::Access;
+use uuid::Uuid;
+
+use crate::support::{Disk, Place, Watch, byte_of, driver, make, new_vdi, read, write};
+
+const MIB: u64 = 1 << 20;
+const CHILD: &str = "TAPIO_SM_TEST_CHILD";
+/// What one child may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the process does that dies.
+const CHANGES: &[&str] = &[
+    "create-vhd",
+    "create-raw",
+    "fork-vhd",
+    "fork-raw",
+    "fork-single",
+    "fork-empty",
+    "resize",
+    "resize-raw",
+    "destroy",
+    "introduce",
+    "fill",
+    "attach",
+];
+
+/// The child: not a test by itself.
+#[test]
+fn child() {
+    let Ok(job) = std::env::var(CHILD) else { return };
+    let [dir, sr, change, step, vdi, other]: [&str; 6] =
+        job.split('|').collect::<Vec<_>>().try_into().expect("six words");
+    let uuid = |text: &str| Uuid::try_parse(text).expect("a UUID");
+    let config = tapio_sm::Config::from([("location".to_string(), format!("{dir}/images"))]);
+    let ctx = Watch { die_at: Some(step.to_string()), ..Watch::default() };
+    let attached = driver(Path::new(dir), "file").attach(&ctx, uuid(sr), &config).unwrap();
+    run(attached.as_ref(), &ctx, change, uuid(vdi), uuid(other)).unwrap();
+    // It came to the end: this step is not one of this change.
+    std::process::exit(0);
+}
+
+fn run(sr: &dyn Sr, ctx: &Watch, change: &str, vdi: Uuid, other: Uuid) -> Result<(), tapio_types::ApiError> {
+    let new = |format| NewVdi { uuid: other, ..new_vdi(8 * MIB, format) };
+    match change {
+        "create-vhd" => sr.create(ctx, &new("vhd")).map(|_| ()),
+        "create-raw" => sr.create(ctx, &new("raw")).map(|_| ()),
+        "fork-vhd" | "fork-raw" | "fork-empty" => sr.fork(ctx, vdi, other, ForkKind::Clone).map(|_| ()),
+        "fork-single" => sr.fork(ctx, vdi, other, ForkKind::Single).map(|_| ()),
+        "resize" | "resize-raw" => sr.resize(ctx, vdi, 8192 * MIB).map(|_| ()),
+        "destroy" => sr.destroy(ctx, vdi),
+        "introduce" => sr.introduce(ctx, other, "foreign.vhd").map(|_| ()),
+        "fill" => {
+            let from = sr.activate(ctx, vdi, Access::ReadOnly)?;
+            sr.fill(ctx, other, &from, None)
+        }
+        "attach" => Ok(()),
+        _ => panic!("no change is called {change}"),
+    }
+}
+
+/// Runs the child; whether it died at the step.
+fn dies(place: &Place, change: &str, step: &str, vdi: Uuid, other: Uuid) -> bool {
+    let job = format!("{}|{}|{change}|{step}|{vdi}|{other}", place.dir.path().display(), place.sr);
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["kills::child", "--exact", "--nocapture"])
+        .env(CHILD, job)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) => {
+                assert!(matches!(status.code(), Some(0 | 137)), "{change} at {step}: {status}");
+                return status.code() == Some(137);
+            }
+            None if Instant::now() > until => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{change} at {step} does not end");
+            }
+            None => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+/// What there was before the change: a VDI with 1 at 0 and 2 at 4 MiB, and one beside it with 3 at 0.
+struct Before {
+    place: Place,
+    vdi: Uuid,
+    beside: Uuid,
+    other: Uuid,
+}
+
+fn before(change: &str) -> Before {
+    let place = Place::new();
+    let sr = place.create();
+    let format = if change.ends_with("-raw") { "raw" } else { "vhd" };
+    let vdi = make(sr.as_ref(), 8 * MIB, format);
+    let beside = make(sr.as_ref(), 8 * MIB, "vhd");
+    write(sr.as_ref(), beside, 0, 3);
+    write(sr.as_ref(), vdi, 0, 1);
+    write(sr.as_ref(), vdi, 4 * MIB, 2);
+    let mut other = Uuid::new_v4();
+    match change {
+        // Below an empty leaf, and below the leaf that is destroyed, are two base copies.
+        "fork-empty" | "destroy" => {
+            let ctx = Watch::default();
+            sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Single).unwrap();
+            if change == "destroy" {
+                write(sr.as_ref(), vdi, 512, 5);
+                sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Single).unwrap();
+            }
+        }
+        "introduce" => {
+            let foreign = make(sr.as_ref(), 8 * MIB, "vhd");
+            write(sr.as_ref(), foreign, 0, 6);
+            let from = place.images().join(format!("{foreign}.vhd"));
+            std::fs::rename(from, place.images().join("foreign.vhd")).unwrap();
+        }
+        "fill" => other = make(sr.as_ref(), 8 * MIB, "vhd"),
+        _ => {}
+    }
+    Before { place, vdi, beside, other }
+}
+
+/// Everything that must hold, whether the change happened or not.
+fn check(before: &Before, change: &str, step: &str) {
+    let Before { place, vdi, beside, other } = before;
+    let what = format!("{change} at {step}: {:?}", place.files());
+    let ctx = Watch::default();
+    let sr = place.attach();
+    let found = sr.scan(&ctx).unwrap();
+    for info in &found {
+        assert!(!info.sm_config.contains_key("damaged"), "{what}: {info:?}");
+    }
+    let known: BTreeSet<Uuid> = found.iter().map(|info| info.uuid).collect();
+    assert!(known.contains(beside) && read(sr.as_ref(), *beside, 0) == 3, "{what}");
+    // Only images, the mark and the foreign file are left: no journals, nothing half made.
+    for name in place.files() {
+        let image = name.rsplit_once('.').and_then(|(stem, _)| Uuid::try_parse(stem).ok());
+        assert!(image.is_some_and(|uuid| known.contains(&uuid)) || name == "foreign.vhd", "{what}: {name}");
+        if name.ends_with(".vhd") {
+            for report in check_path(&place.images().join(&name), &CheckOptions::default()).unwrap() {
+                assert!(report.is_valid(), "{what}: {name}: {report:?}");
+            }
+        }
+    }
+    let parents: BTreeSet<Uuid> = found.iter().filter_map(|info| info.parent).collect();
+    for info in found.iter().filter(|info| !info.managed) {
+        assert!(parents.contains(&info.uuid), "{what}: a base copy that nobody needs");
+    }
+    let data = |vdi: Uuid| [0, 4 * MIB].map(|at| read(sr.as_ref(), vdi, at));
+    let managed = |vdi: &Uuid| found.iter().any(|info| info.uuid == *vdi && info.managed);
+    match change {
+        "destroy" => {
+            if managed(vdi) {
+                assert_eq!(data(*vdi), [1, 2], "{what}");
+            }
+        }
+        _ => {
+            assert!(managed(vdi), "{what}");
+            assert_eq!(data(*vdi), [1, 2], "{what}");
+        }
+    }
+    if change.starts_with("fork") && managed(other) {
+        assert_eq!(data(*other), [1, 2], "{what}");
+    }
+    if change == "introduce" {
+        assert!(managed(other) != place.images().join("foreign.vhd").exists(), "{what}");
+    }
+    if change == "fill" && step == "fill:done" {
+        assert_eq!(data(*other), [1, 2], "{what}");
+    }
+    // And the same again, as far as it has not happened.
+    match change {
+        "create-vhd" | "create-raw" | "introduce" if managed(other) => {}
+        "fork-vhd" | "fork-raw" | "fork-empty" if managed(other) => {}
+        "destroy" if !managed(vdi) => {}
+        _ => run(sr.as_ref(), &ctx, change, *vdi, *other).unwrap_or_else(|error| panic!("{what}: {error}")),
+    }
+    match change {
+        "destroy" => assert!(sr.vdi(&ctx, *vdi).is_err()),
+        "resize" | "resize-raw" => {
+            assert_eq!(sr.vdi(&ctx, *vdi).unwrap().virtual_size, 8192 * MIB);
+            assert_eq!(data(*vdi), [1, 2]);
+        }
+        "fork-vhd" | "fork-raw" | "fork-empty" | "fill" => assert_eq!(data(*other), [1, 2], "{what}"),
+        "introduce" => assert_eq!(read(sr.as_ref(), *other, 0), 6),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_kill_at_any_step_loses_nothing() {
+    let changes = std::sync::Mutex::new(CHANGES.iter());
+    let reached = std::sync::Mutex::new(BTreeSet::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let Some(change) = changes.lock().unwrap().next().copied() else { return };
+                    let prefix = change.split('-').next().unwrap();
+                    for (step, _) in STEPS.iter().filter(|(step, _)| {
+                        let of = step.split(':').next().unwrap().rsplit('-').next().unwrap();
+                        of == prefix || (prefix == "attach" && *step == "sr-attach:mounted")
+                    }) {
+                        let before = before(change);
+                        if dies(&before.place, change, step, before.vdi, before.other) {
+                            reached.lock().unwrap().insert(*step);
+                            check(&before, change, step);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let reached = reached.into_inner().unwrap();
+    let missed: Vec<_> = STEPS
+        .iter()
+        .map(|(step, _)| *step)
+        // Steps of devices are tried where there are devices.
+        .filter(|step| !reached.contains(step) && !step.starts_with("sr-create") && *step != "sr-erase:begin")
+        .collect();
+    assert_eq!(missed, [""; 0], "steps that no change came to");
+}
+
+#[test]
+fn a_disk_that_waited_when_the_daemon_died_goes_on() {
+    for (step, images) in
+        [("fork:sibling-made", 1), ("fork:paused", 1), ("fork:swapped", 2), ("fork:hidden", 2)]
+    {
+        let before = before("fork-vhd");
+        assert!(dies(&before.place, "fork-vhd", step, before.vdi, before.other));
+        let ctx = Watch::default();
+        let disk = Arc::new(Disk::default());
+        ctx.live.lock().unwrap().insert(before.vdi, Arc::clone(&disk));
+        let sr = before.place.driver("file").attach(&ctx, before.place.sr, &before.place.config).unwrap();
+        disk.write(512, 9);
+        let (chain, leaf) = disk.open.lock().unwrap().take().expect("it runs");
+        drop(leaf);
+        assert_eq!(chain.layers.len(), images, "{step}");
+        assert_eq!([0, 512, 4 * MIB].map(|at| byte_of(&chain, at)), [1, 9, 2], "{step}");
+        if images == 2 {
+            assert_eq!(read(sr.as_ref(), before.other, 512), 0, "{step}");
+        }
+    }
+}
+
+#[test]
+fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
+    let place = Place::new();
+    let sr = place.create();
+    let vdi = make(sr.as_ref(), 2 * MIB, "vhd");
+    let dead = {
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id()
+    };
+    let own = format!(".vhd-{}-1.partial", std::process::id());
+    for name in
+        [format!(".vhd-{dead}-0.partial"), own.clone(), format!("{vdi}.vhd.new"), format!("clone_{vdi}")]
+    {
+        std::fs::write(place.images().join(name), "x").unwrap();
+    }
+    std::fs::write(place.images().join("notes.txt"), "mine").unwrap();
+    assert_eq!(sr.scan(&Watch::default()).unwrap().len(), 1);
+    assert_eq!(place.files(), [own, format!("{vdi}.vhd"), "notes.txt".into()]);
+}
