@@ -3,8 +3,14 @@
 //! Rows of text under keys as `/vdi/UUID`. Every change is compare-and-set and atomic over the rows it names; what
 //! was answered with success survives a power cut.
 
+mod memory;
+mod sqlite;
+
 use std::fmt;
 use std::time::Duration;
+
+pub use memory::Memory;
+pub use sqlite::Sqlite;
 
 /// Number of a change; grows by at least one with every commit.
 pub type Revision = u64;
@@ -41,7 +47,7 @@ pub struct Txn {
 }
 
 /// Why the store did not do it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum StoreError {
     /// An expectation did not hold: the key, and what its revision is (none: it is not there).
     Conflict(String, Option<Revision>),
