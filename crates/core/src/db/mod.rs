@@ -1,87 +1,51 @@
 //! The objects, in memory and in the store.
+//!
+//! Readers see what is durable. A change works on a newer view, which holds what others changed before it and the
+//! store is still writing, so that changes need not wait for each other's commits; it is answered, and visible, when
+//! the store has it. Changes of volatile fields alone go past the store.
 
-use std::collections::BTreeMap;
+mod change;
+mod commit;
+mod history;
+mod object;
+mod rows;
+mod tables;
+
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use std::time::Instant;
 
-use tapio_model::{ApiError, Class, NULL_REF, Source, Value};
-use uuid::Uuid;
+use tapio_model::{ApiError, Class, Value};
+use tapio_store::{Expect, Memory, Store, StoreError, Txn};
+use tokio::sync::watch;
 
-/// Number of a change; what events' tokens are made of.
-pub type Generation = u64;
+use change::class_named;
+use commit::{FORGOTTEN_KEY, PROMISE, PROMISE_KEY, Pending, Queued};
+use tables::{Gone, Note, Tables};
 
-/// One object at one time; never changes, a change makes a new one.
-#[derive(Clone, Debug)]
-pub struct Object {
-    /// Its class.
-    pub class: &'static Class,
-    /// `OpaqueRef:<uuid>`.
-    pub reference: String,
-    /// Values of the class's fields in their order; of [`Source::Inverse`] fields nothing is held here.
-    pub values: Vec<Value>,
-    /// When it was made.
-    pub created: Generation,
-    /// When it last changed.
-    pub modified: Generation,
-}
+pub use change::Change;
+pub use history::{Happening, History, Operation};
+pub use object::{Generation, Object, reference_of};
 
-impl Object {
-    /// The value of a field that is kept or volatile; [`Value::Void`] for any other name.
-    pub fn get(&self, field: &str) -> &Value {
-        let at = self.class.fields.iter().position(|known| known.name == field);
-        at.and_then(|at| self.values.get(at)).unwrap_or(&Value::Void)
-    }
+/// Where rows that belong to no object lie in the store.
+const NOTES: &str = "/note/";
 
-    /// A field as text; empty where it is none.
-    pub fn text(&self, field: &str) -> &str {
-        self.get(field).as_str().unwrap_or_default()
-    }
-
-    /// A field as a number; 0 where it is none.
-    pub fn int(&self, field: &str) -> i64 {
-        self.get(field).as_int().unwrap_or_default()
-    }
-
-    /// A field as a truth; false where it is none.
-    pub fn bool(&self, field: &str) -> bool {
-        self.get(field).as_bool().unwrap_or_default()
-    }
-
-    /// A field as a map of texts; empty where it is none.
-    pub fn map(&self, field: &str) -> BTreeMap<String, String> {
-        self.get(field).to_string_map()
-    }
-
-    /// Its UUID.
-    ///
-    /// # Errors
-    /// The field holds something else: a defect of ours, or a damaged store.
-    pub fn uuid(&self) -> Result<Uuid, ApiError> {
-        let text = self.text("uuid");
-        let told =
-            |_| ApiError::internal(format!("{} {} has the uuid '{text}'", self.class.name, self.reference));
-        Uuid::parse_str(text).map_err(told)
-    }
-
-    /// Whether a reference field names nothing.
-    pub fn is_null(&self, field: &str) -> bool {
-        let text = self.text(field);
-        text.is_empty() || text == NULL_REF
-    }
-}
-
-#[derive(Debug, Default)]
-struct Objects {
-    classes: BTreeMap<&'static str, BTreeMap<String, Arc<Object>>>,
-    generation: Generation,
-}
+/// Where the ends of objects lie in the store.
+const GONE: &str = "/gone/";
 
 /// All objects.
-#[derive(Default)]
 pub struct Db {
-    objects: Mutex<Objects>,
-    changed: Condvar,
+    pending: Mutex<Pending>,
+    /// The store answered.
+    written: Condvar,
+    tables: RwLock<Tables>,
+    store: Arc<dyn Store>,
+    /// Those who wait for a change without a thread.
+    news: watch::Sender<Generation>,
+    /// Those who wait with one.
+    changed: (Mutex<()>, Condvar),
 }
 
 impl fmt::Debug for Db {
@@ -90,129 +54,98 @@ impl fmt::Debug for Db {
     }
 }
 
-/// Several changes that happen together or not at all; see [`Db::change`].
-#[derive(Debug)]
-pub struct Change<'a> {
-    objects: MutexGuard<'a, Objects>,
-    /// New objects; none for those that go.
-    staged: BTreeMap<(&'static str, String), Option<Arc<Object>>>,
-}
-
-/// The reference of the object with this UUID.
-pub fn reference_of(uuid: Uuid) -> String {
-    format!("OpaqueRef:{uuid}")
-}
-
-fn class_named(name: &str) -> Result<&'static Class, ApiError> {
-    tapio_model::class(name).ok_or_else(|| ApiError::internal(format!("there is no class {name}")))
-}
-
-impl Change<'_> {
-    /// The object as this change sees it.
-    ///
-    /// # Errors
-    /// `HANDLE_INVALID`.
-    pub fn get(&self, class: &str, reference: &str) -> Result<Arc<Object>, ApiError> {
-        let class = class_named(class)?;
-        let gone = || ApiError::new("HANDLE_INVALID", [class.name, reference]);
-        match self.staged.get(&(class.name, reference.to_owned())) {
-            Some(staged) => staged.clone().ok_or_else(gone),
-            None => self
-                .objects
-                .classes
-                .get(class.name)
-                .and_then(|all| all.get(reference))
-                .cloned()
-                .ok_or_else(gone),
-        }
-    }
-
-    /// Makes an object: fields that are not named get their first value, a missing `uuid` is drawn. Answers the
-    /// reference.
-    ///
-    /// # Errors
-    /// A field is missing or unknown.
-    pub fn create(&mut self, class: &str, fields: &[(&str, Value)]) -> Result<String, ApiError> {
-        let class = class_named(class)?;
-        let given =
-            |name: &str| fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-        let uuid = match given("uuid").as_ref().and_then(Value::as_str) {
-            Some(text) => {
-                Uuid::parse_str(text).map_err(|_| ApiError::new("UUID_INVALID", [class.name, text]))?
-            }
-            None => Uuid::new_v4(),
-        };
-        let mut values = Vec::with_capacity(class.fields.len());
-        for field in class.fields {
-            let value = match given(field.name) {
-                _ if matches!(field.source, Source::Inverse(..)) => Value::Void,
-                _ if field.name == "uuid" => Value::string(uuid.to_string()),
-                Some(value) => value,
-                None => {
-                    let missing = || ApiError::new("FIELD_TYPE_ERROR", [field.name]);
-                    field.initial.value(field.ty).ok_or_else(missing)?
-                }
-            };
-            values.push(value);
-        }
-        let reference = reference_of(uuid);
-        let generation = self.objects.generation + 1;
-        let object =
-            Object { class, reference: reference.clone(), values, created: generation, modified: generation };
-        self.staged.insert((class.name, reference.clone()), Some(Arc::new(object)));
-        Ok(reference)
-    }
-
-    /// Sets a field.
-    ///
-    /// # Errors
-    /// `HANDLE_INVALID`, or there is no such field.
-    pub fn set(
-        &mut self,
-        class: &str,
-        reference: &str,
-        field: &str,
-        value: impl Into<Value>,
-    ) -> Result<(), ApiError> {
-        let mut object = Object::clone(&*self.get(class, reference)?);
-        let at = object.class.fields.iter().position(|known| known.name == field);
-        let at = at.ok_or_else(|| ApiError::internal(format!("{class} has no field {field}")))?;
-        object.values[at] = value.into();
-        object.modified = self.objects.generation + 1;
-        self.staged.insert((object.class.name, reference.to_owned()), Some(Arc::new(object)));
-        Ok(())
-    }
-
-    /// Removes an object.
-    ///
-    /// # Errors
-    /// `HANDLE_INVALID`.
-    pub fn destroy(&mut self, class: &str, reference: &str) -> Result<(), ApiError> {
-        let object = self.get(class, reference)?;
-        self.staged.insert((object.class.name, reference.to_owned()), None);
-        Ok(())
-    }
-
-    /// The objects of a class as this change sees them.
-    pub fn all(&self, class: &str) -> Vec<Arc<Object>> {
-        let Some(class) = tapio_model::class(class) else { return Vec::new() };
-        let mut all = self.objects.classes.get(class.name).cloned().unwrap_or_default();
-        for ((of, reference), object) in &self.staged {
-            if *of != class.name {
-                continue;
-            }
-            match object {
-                Some(object) => all.insert(reference.clone(), Arc::clone(object)),
-                None => all.remove(reference),
-            };
-        }
-        all.into_values().collect()
+impl Default for Db {
+    /// A database on memory alone.
+    fn default() -> Self {
+        // There is no next run that a promise could serve.
+        let mut tables = Tables::default();
+        tables.generation = 1;
+        Self::load(Arc::new(Memory::default()), (Generation::MAX, 0), tables)
     }
 }
 
 impl Db {
-    fn lock(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    fn load(store: Arc<dyn Store>, promised: (Generation, tapio_store::Revision), tables: Tables) -> Self {
+        let generation = tables.generation;
+        let pending = Pending { promised, ..Pending::default() };
+        Self {
+            pending: Mutex::new(pending),
+            written: Condvar::new(),
+            tables: RwLock::new(tables),
+            store,
+            news: watch::Sender::new(generation),
+            changed: (Mutex::new(()), Condvar::new()),
+        }
+    }
+
+    /// The database of a store. The store has no other writer.
+    ///
+    /// # Errors
+    /// The store fails, or holds a row that is not ours: the row, the cause and the next step.
+    pub fn open(store: Arc<dyn Store>) -> Result<Self, ApiError> {
+        let failed = |error: StoreError| ApiError::internal(format!("the database cannot be read: {error}"));
+        let damaged = |why: String| {
+            let next = "put it right, or restore the store's backup, and start again";
+            ApiError::internal(format!("the database cannot be read: {why}; {next}"))
+        };
+        let promise = store.get(PROMISE_KEY).map_err(failed)?;
+        let read = |text: &str| text.parse::<Generation>().ok();
+        let started = match promise.as_ref().and_then(|row| row.value.as_deref()) {
+            Some(text) => read(text).ok_or_else(|| damaged(format!("row {PROMISE_KEY} is no number")))?,
+            None => 0,
+        };
+        let mut tables = Tables::default();
+        tables.started = started;
+        tables.generation = started + 1;
+        let forgotten = store.get(FORGOTTEN_KEY).map_err(failed)?.and_then(|row| read(row.value.as_deref()?));
+        tables.forget_before(forgotten.unwrap_or_default());
+        for class in tapio_model::CLASSES.iter().filter(|class| class.persistent) {
+            for row in store.list(&rows::prefix_of(class)).map_err(failed)? {
+                let mut object = rows::decode(class, &row).map_err(damaged)?;
+                object.modified = started + 1;
+                tables.insert(Arc::new(object), None);
+            }
+        }
+        for row in store.list(NOTES).map_err(failed)? {
+            let note = Note { text: row.value.unwrap_or_default(), revision: row.revision };
+            tables.notes.insert(row.key[NOTES.len()..].to_owned(), note);
+        }
+        for row in store.list(GONE).map_err(failed)? {
+            if let Some(gone) = read_gone(&row) {
+                tables.bury(gone);
+            }
+        }
+        // The next run begins behind every number that this one may give away.
+        let to = started + PROMISE;
+        let expect = promise.map_or(Expect::Absent, |row| Expect::At(row.revision));
+        let txn = Txn {
+            expect: vec![(PROMISE_KEY.to_owned(), expect)],
+            puts: vec![(PROMISE_KEY.to_owned(), to.to_string())],
+            deletes: Vec::new(),
+        };
+        let revision = store.commit(txn).map_err(|error| commit::refused(&error))?;
+        Ok(Self::load(store, (to, revision), tables))
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Tables> {
+        self.tables.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Only who holds `pending` may write: so whoever makes a change may read as often as it likes.
+    fn write(&self) -> RwLockWriteGuard<'_, Tables> {
+        self.tables.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes all who wait for a change, although there may be none: they look at what else concerns them.
+    pub fn announce(&self) {
+        let generation = self.read().generation;
+        self.news.send_replace(generation);
+        drop(self.changed.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.1.notify_all();
     }
 
     /// Makes several changes at once: when `make` answers with success they are all in the store, otherwise nothing
@@ -224,21 +157,26 @@ impl Db {
         &self,
         make: impl FnOnce(&mut Change<'_>) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let mut change = Change { objects: self.lock(), staged: BTreeMap::new() };
+        let mut pending = self.pending();
+        let tables = self.read();
+        let mut change = Change::new(&tables, &pending.overlay);
         let answer = make(&mut change)?;
-        let Change { mut objects, staged } = change;
-        if !staged.is_empty() {
-            objects.generation += 1;
+        let Change { mut staged, notes, mut touched, saw_pending, .. } = change;
+        let is_on_pending =
+            saw_pending.get() || staged.keys().chain(&touched).any(|key| pending.overlay.contains_key(key));
+        drop(tables);
+        if !is_on_pending && notes.is_empty() && !staged.values().any(|staged| staged.is_for_store) {
+            if staged.is_empty() && touched.is_empty() {
+                return Ok(answer);
+            }
+            match self.publish_volatile(&pending, staged, touched) {
+                Ok(()) => return Ok(answer),
+                Err(back) => (staged, touched) = back,
+            }
         }
-        for ((class, reference), object) in staged {
-            let all = objects.classes.entry(class).or_default();
-            match object {
-                Some(object) => all.insert(reference, object),
-                None => all.remove(&reference),
-            };
-        }
-        drop(objects);
-        self.changed.notify_all();
+        pending.last += 1;
+        let number = pending.last;
+        self.commit(pending, Queued { number, staged, notes, touched, done: Arc::new(OnceLock::new()) })?;
         Ok(answer)
     }
 
@@ -247,17 +185,27 @@ impl Db {
     /// # Errors
     /// `HANDLE_INVALID`.
     pub fn get(&self, class: &str, reference: &str) -> Result<Arc<Object>, ApiError> {
-        Change { objects: self.lock(), staged: BTreeMap::new() }.get(class, reference)
+        let class = class_named(class)?;
+        let found = self.read().get(class.name, reference).cloned();
+        found.ok_or_else(|| change::gone(class, reference))
     }
 
     /// The objects of a class.
     pub fn all(&self, class: &str) -> Vec<Arc<Object>> {
-        Change { objects: self.lock(), staged: BTreeMap::new() }.all(class)
+        let Some(class) = tapio_model::class(class) else { return Vec::new() };
+        self.read().all(class.name).cloned().collect()
     }
 
-    /// The objects of a class whose field is this text (a reference, a name).
+    /// How many objects a class has.
+    pub fn count(&self, class: &str) -> usize {
+        tapio_model::class(class).map_or(0, |class| self.read().count(class.name))
+    }
+
+    /// The objects of a class whose field is this text (a reference, a name). By index for references, `name_label`
+    /// and `uuid`, otherwise by looking at all.
     pub fn find(&self, class: &str, field: &str, text: &str) -> Vec<Arc<Object>> {
-        self.all(class).into_iter().filter(|object| object.text(field) == text).collect()
+        let Some(class) = tapio_model::class(class) else { return Vec::new() };
+        self.read().find(class, field, text)
     }
 
     /// The object with this UUID.
@@ -265,8 +213,9 @@ impl Db {
     /// # Errors
     /// `UUID_INVALID`.
     pub fn by_uuid(&self, class: &str, uuid: &str) -> Result<Arc<Object>, ApiError> {
-        let found = self.find(class, "uuid", uuid).into_iter().next();
-        found.ok_or_else(|| ApiError::new("UUID_INVALID", [class, uuid]))
+        let class = class_named(class)?;
+        let found = self.read().find(class, "uuid", uuid).into_iter().next();
+        found.ok_or_else(|| ApiError::new("UUID_INVALID", [class.name, uuid]))
     }
 
     /// [`Change::create`] alone.
@@ -299,36 +248,54 @@ impl Db {
         self.change(|change| change.destroy(class, reference))
     }
 
-    /// The number of the last change.
-    pub fn generation(&self) -> Generation {
-        self.lock().generation
+    /// The journal's rows whose key starts with `prefix`, by key; see [`Change::put_note`].
+    pub fn notes(&self, prefix: &str) -> Vec<(String, String)> {
+        let tables = self.read();
+        let found = tables.notes.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
+        found.map(|(key, note)| (key.clone(), note.text.clone())).collect()
     }
 
-    /// Waits until something changes after `after`, or `until`; answers the number of the last change.
+    /// The number of the last change.
+    pub fn generation(&self) -> Generation {
+        self.read().generation
+    }
+
+    /// Waits until something changes after `after`, somebody calls [`Self::announce`], or `until`; answers the number
+    /// of the last change.
     pub fn wait(&self, after: Generation, until: Instant) -> Generation {
-        let mut objects = self.lock();
-        while objects.generation <= after {
-            let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-            else {
-                break;
-            };
-            objects = self.changed.wait_timeout(objects, left).unwrap_or_else(PoisonError::into_inner).0;
+        let lock = self.changed.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.generation();
+        if generation > after {
+            return generation;
         }
-        objects.generation
+        let left = until.saturating_duration_since(Instant::now());
+        drop(self.changed.1.wait_timeout(lock, left));
+        self.generation()
+    }
+
+    /// Hears of every change.
+    pub fn watch(&self) -> watch::Receiver<Generation> {
+        self.news.subscribe()
     }
 
     /// The record of an object, inverse fields filled in.
     pub fn record(&self, object: &Object) -> Value {
-        let mut record = BTreeMap::new();
-        for (field, value) in object.class.fields.iter().zip(&object.values) {
-            let value = match field.source {
-                Source::Inverse(class, by) => Value::strings(
-                    self.find(class, by, &object.reference).into_iter().map(|other| other.reference.clone()),
-                ),
-                Source::Kept | Source::Volatile => value.clone(),
-            };
-            record.insert(field.name.to_owned(), value);
-        }
-        Value::Map(record)
+        self.read().record(object)
     }
+
+    /// One field of an object, inverse fields too; none where the class has no such field.
+    pub fn value(&self, object: &Object, field: &str) -> Option<Value> {
+        let at = object.position(field)?;
+        Some(self.read().value(object, &object.class.fields[at], object.values.get(at)?))
+    }
+}
+
+/// The end of an object from its row; none for one of a class that this version does not know.
+fn read_gone(row: &tapio_store::Row) -> Option<Gone> {
+    let mut parts = row.key.strip_prefix(GONE)?.split('/');
+    let deleted = parts.next()?.parse().ok()?;
+    let class: &'static Class = tapio_model::class(parts.next()?)?;
+    let reference = format!("OpaqueRef:{}", parts.next()?);
+    let created = row.value.as_deref()?.parse().ok()?;
+    Some(Gone { class, reference, created, deleted, is_stored: true })
 }
