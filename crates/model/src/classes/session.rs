@@ -1,7 +1,7 @@
 //! Sessions and roles.
 
 use super::row::*;
-use crate::Role::ReadOnly;
+use crate::Role::{PoolAdmin, ReadOnly};
 use crate::table::{Class, Kind, Role};
 
 /// The class `session`.
@@ -51,6 +51,10 @@ pub static SESSION_CLASS: Class = Class {
         msg("change_password", ReadOnly, "Changes the password of the account of the session")
             .takes(&[p("old_pwd", STRING), p("new_pwd", STRING)])
             .fails(&["SESSION_AUTHENTICATION_FAILED"])
+            .sync(),
+        msg("get_all_subject_identifiers", PoolAdmin, "Accounts that are logged in").gives(STRING_SET).sync(),
+        msg("logout_subject_identifier", PoolAdmin, "Ends all sessions of an account")
+            .takes(&[p("subject_identifier", STRING)])
             .sync(),
     ],
     constructor: None,
