@@ -5,5 +5,7 @@
 mod basic;
 mod changes;
 mod copies;
+mod devices;
 mod kills;
+mod library;
 mod support;

@@ -146,10 +146,10 @@ fn open_journal(path: &Path) -> Result<FileMedium> {
 
 fn remove_journal(path: &Path, medium: &mut FileMedium) -> Result<()> {
     let wrap = |error| FormatError::io("cannot remove the journal", error).with_path(path);
-    medium.write_at(0, &[0; JOURNAL_HEADER_LEN]).and_then(|()| medium.flush()).map_err(wrap)?;
     if medium.is_device() {
-        return Ok(());
+        return medium.write_at(0, &[0; JOURNAL_HEADER_LEN]).and_then(|()| medium.flush()).map_err(wrap);
     }
+    // Nothing is written into it first: on a full file system that fails, and the journal would stay.
     std::fs::remove_file(path).map_err(wrap)?;
     sync_directory_of(path)
 }
