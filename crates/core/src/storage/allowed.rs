@@ -1,0 +1,124 @@
+//! `allowed_operations` and `current_operations` of SRs and VDIs.
+
+use tapio_model::{ApiError, Value};
+use tapio_types::Access;
+
+use super::Storage;
+use super::attached::Attached;
+use super::gate::State;
+use crate::db::{Change, Object};
+
+/// Operations of an attached SR, with the capability each needs.
+const OF_ATTACHED_SR: &[(&str, &str)] = &[
+    ("scan", ""),
+    ("update", ""),
+    ("unplug", ""),
+    ("destroy", ""),
+    ("pbd_create", ""),
+    ("vdi_create", "VDI_CREATE"),
+    ("vdi_introduce", ""),
+    ("vdi_destroy", "VDI_DELETE"),
+    ("vdi_resize", "VDI_RESIZE"),
+    ("vdi_clone", "VDI_CLONE"),
+    ("vdi_snapshot", "VDI_SNAPSHOT"),
+    ("vdi_set_on_boot", "VDI_RESET_ON_BOOT"),
+];
+
+/// Operations of an SR that is not attached.
+const OF_DETACHED_SR: &[&str] = &["plug", "forget", "pbd_create", "pbd_destroy"];
+
+/// Makes the two fields true for an SR or a VDI; an object that is gone is left alone.
+///
+/// # Errors
+/// The database's.
+pub(super) fn refresh(
+    storage: &Storage,
+    change: &mut Change<'_>,
+    class: &'static str,
+    reference: &str,
+) -> Result<(), ApiError> {
+    let Ok(object) = change.get(class, reference) else { return Ok(()) };
+    let state = storage.gate.state();
+    let words = match class {
+        "SR" => of_sr(&state, &object),
+        _ => of_vdi(&state, &object),
+    };
+    let running = Value::Map(state.current(reference));
+    drop(state);
+    let allowed = Value::strings(words);
+    if object.get("allowed_operations") != &allowed {
+        change.set(class, reference, "allowed_operations", allowed)?;
+    }
+    if object.get("current_operations") != &running {
+        change.set(class, reference, "current_operations", running)?;
+    }
+    Ok(())
+}
+
+/// [`refresh`] of an SR and of all its VDIs.
+///
+/// # Errors
+/// The database's.
+pub(super) fn refresh_all(storage: &Storage, change: &mut Change<'_>, sr: &str) -> Result<(), ApiError> {
+    refresh(storage, change, "SR", sr)?;
+    for vdi in change.find("VDI", "SR", sr) {
+        refresh(storage, change, "VDI", &vdi.reference)?;
+    }
+    Ok(())
+}
+
+fn of_sr(state: &State, sr: &Object) -> Vec<&'static str> {
+    let words: Vec<_> = match state.attached.get(&sr.reference) {
+        Some(attached) => {
+            let can = |needs: &str| needs.is_empty() || attached.can(needs);
+            OF_ATTACHED_SR.iter().filter(|(_, needs)| can(needs)).map(|(word, _)| *word).collect()
+        }
+        None => OF_DETACHED_SR.to_vec(),
+    };
+    words.into_iter().filter(|word| state.could_begin("SR", &sr.reference, word)).collect()
+}
+
+fn of_vdi(state: &State, vdi: &Object) -> Vec<&'static str> {
+    let Some(attached) = state.attached.get(vdi.text("SR")) else { return vec!["forget"] };
+    if !vdi.bool("managed") {
+        return vec!["update"];
+    }
+    let in_use = state.use_of(&vdi.reference);
+    let is_there = !vdi.bool("missing");
+    let can_resize = can_resize(attached, in_use).is_ok();
+    let words = [
+        ("clone", is_there && attached.can("VDI_CLONE")),
+        ("copy", is_there && in_use != Some(Access::ReadWrite)),
+        ("resize", is_there && can_resize),
+        ("resize_online", is_there && attached.can("VDI_RESIZE_ONLINE")),
+        ("snapshot", is_there && attached.can("VDI_SNAPSHOT")),
+        ("destroy", in_use.is_none() && attached.can("VDI_DELETE")),
+        ("forget", in_use.is_none()),
+        ("update", true),
+        ("set_on_boot", in_use.is_none() && attached.can("VDI_RESET_ON_BOOT")),
+    ];
+    let words = words.into_iter().filter(|(_, is_possible)| *is_possible).map(|(word, _)| word);
+    words.filter(|word| state.could_begin("VDI", &vdi.reference, word)).collect()
+}
+
+/// Why a VDI that is used so cannot be resized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoResize {
+    /// The driver cannot.
+    Unsupported,
+    /// Not while it is used so.
+    InUse,
+}
+
+/// Whether a VDI can be resized while it is used so: readers would not hear of it, a writer does where the driver can.
+///
+/// # Errors
+/// Why not.
+pub(super) fn can_resize(attached: &Attached, in_use: Option<Access>) -> Result<(), NoResize> {
+    match in_use {
+        _ if !attached.can("VDI_RESIZE") => Err(NoResize::Unsupported),
+        None => Ok(()),
+        Some(Access::ReadWrite) if attached.can("VDI_RESIZE_ONLINE") => Ok(()),
+        Some(_) => Err(NoResize::InUse),
+    }
+}

@@ -1,0 +1,121 @@
+//! An operation from its beginning to the commit of its result.
+
+use std::cell::Cell;
+
+use tapio_model::ApiError;
+
+use super::allowed;
+use super::gate::{Entered, State, Target};
+use super::notes::Note;
+use crate::call::Call;
+use crate::db::Change;
+use crate::plan::steps::step;
+
+/// An operation that runs; clients see it in `current_operations`. When this goes before [`Self::commit`] succeeded,
+/// the operation is over without a result.
+#[derive(Debug)]
+pub(super) struct Operation<'a> {
+    call: &'a Call,
+    entered: Entered,
+    /// Whether records show it.
+    is_shown: Cell<bool>,
+}
+
+impl<'a> Operation<'a> {
+    /// Enters an operation; `check` sees the table as it is at that moment.
+    ///
+    /// # Errors
+    /// See [`super::gate::Gate::enter`].
+    pub(super) fn enter(
+        call: &'a Call,
+        targets: &[Target<'_>],
+        check: impl FnMut(&mut State) -> Result<(), ApiError>,
+    ) -> Result<Self, ApiError> {
+        let entered = call.stack.storage.gate.enter(&*call.progress, targets, check)?;
+        Ok(Self { call, entered, is_shown: Cell::new(false) })
+    }
+
+    /// The task, or a name that stands for one.
+    pub(super) fn task(&self) -> &str {
+        self.entered.task()
+    }
+
+    /// Shows the operation to clients and writes what will be half done, then comes to the place `name`.
+    ///
+    /// # Errors
+    /// The store's; then nothing was noted.
+    pub(super) fn note(&self, note: Option<&Note>, name: Option<&'static str>) -> Result<(), ApiError> {
+        self.is_shown.set(true);
+        self.call.stack.db.change(|change| {
+            self.refresh(change)?;
+            note.map_or(Ok(()), |note| note.put(change))
+        })?;
+        if let Some(name) = name {
+            step(name);
+        }
+        Ok(())
+    }
+
+    /// [`Self::note`] of a note that is made by the same change.
+    ///
+    /// # Errors
+    /// What `make` answers, or the store's; then nothing was noted.
+    pub(super) fn note_made(
+        &self,
+        make: impl FnOnce(&mut Change<'_>) -> Result<Note, ApiError>,
+        name: &'static str,
+    ) -> Result<Note, ApiError> {
+        self.is_shown.set(true);
+        let note = self.call.stack.db.change(|change| {
+            let note = make(change)?;
+            self.refresh(change)?;
+            note.put(change)?;
+            Ok(note)
+        })?;
+        step(name);
+        Ok(note)
+    }
+
+    /// Writes the result: what `make` changes, together with the end of the operation and of its note.
+    ///
+    /// # Errors
+    /// What `make` answers, or the store's; then nothing was changed.
+    pub(super) fn commit<T>(
+        &self,
+        note: Option<&Note>,
+        make: impl FnOnce(&mut Change<'_>) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let answer = self.call.stack.db.change(|change| {
+            let answer = make(change)?;
+            note.inspect(|note| note.drop_from(change));
+            self.entered.is_ending();
+            self.refresh(change)?;
+            Ok(answer)
+        })?;
+        self.is_shown.set(false);
+        Ok(answer)
+    }
+
+    /// Ends it without a result; the note goes as well, because nothing is half done. Where the store fails the note
+    /// stays, and the next start finds out.
+    pub(super) fn give_up(&self, note: Option<&Note>) {
+        if let Err(error) = self.commit(note, |_| Ok(())) {
+            tracing::warn!(task = self.task(), %error, "the end of an operation could not be written");
+        }
+    }
+
+    fn refresh(&self, change: &mut Change<'_>) -> Result<(), ApiError> {
+        for (class, reference) in self.entered.targets() {
+            allowed::refresh(&self.call.stack.storage, change, class, reference)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        if self.is_shown.get() {
+            self.give_up(None);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A scan: what lies on the storage and what the database says are made to agree, by one change.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tapio_model::ApiError;
+use tapio_sm::VdiInfo;
+
+use super::allowed;
+use super::attached::Attached;
+use super::records::{self, Alert};
+use super::work::{Names, Work};
+use crate::call::Call;
+use crate::db::{Change, Object, reference_of};
+
+/// Looks at every image of an SR. New ones get a record, changed ones are brought up to date; a disk that is not there
+/// any more is marked `missing` and keeps its names until it is found again or forgotten, a base copy goes.
+///
+/// # Errors
+/// The driver's, the store's; then nothing changed.
+pub(super) fn scan(call: &Call, attached: &Attached) -> Result<(), ApiError> {
+    let work = Work::new(call);
+    let names = Names { sr: &attached.reference, vdi: "", op: "scan" };
+    let db = &call.stack.db;
+    let _comparing = attached.comparing();
+    let mut images = attached.with(|sr| sr.scan(&work)).map_err(|error| names.translate(call, error))?;
+    images.retain(|image| !attached.is_building(image.uuid));
+    let sizes = attached.measure(&work);
+    let strangers = db.change(|change| {
+        let strangers = compare(call, change, attached, &images)?;
+        attached.record(change, sizes, 0)?;
+        allowed::refresh_all(&call.stack.storage, change, &attached.reference)?;
+        Ok(strangers)
+    })?;
+    for uuid in strangers {
+        let body = format!(
+            "VDI {uuid} lies in SR {} and has a record in another SR, as after an SR was copied: forget one of the two",
+            attached.uuid
+        );
+        let sr = attached.uuid.to_string();
+        Alert { name: "VDI_UUID_NOT_UNIQUE", priority: 3, class: "SR", about: &sr }.post(db, &body);
+    }
+    Ok(())
+}
+
+/// Answers the UUIDs that have a record in another SR.
+fn compare(
+    call: &Call,
+    change: &mut Change<'_>,
+    attached: &Attached,
+    images: &[VdiInfo],
+) -> Result<Vec<String>, ApiError> {
+    let sr = &attached.reference;
+    let known: BTreeMap<String, _> =
+        change.find("VDI", "SR", sr).into_iter().map(|vdi| (vdi.reference.clone(), vdi)).collect();
+    let mut there = BTreeSet::new();
+    let mut strangers = Vec::new();
+    let mut sum = 0_i64;
+    for image in images {
+        let reference = reference_of(image.uuid);
+        match known.get(&reference) {
+            Some(old) => {
+                records::update(change, old, image)?;
+            }
+            None if change.get("VDI", &reference).is_ok() => {
+                strangers.push(image.uuid.to_string());
+                continue;
+            }
+            None => {
+                records::create(change, sr, image, Vec::new())?;
+            }
+        }
+        if image.managed {
+            sum = sum.saturating_add(i64::try_from(image.virtual_size).unwrap_or(i64::MAX));
+        }
+        there.insert(reference);
+    }
+    for (reference, old) in known.iter().filter(|(reference, _)| !there.contains(*reference)) {
+        vanished(call, change, reference, old)?;
+    }
+    if change.get("SR", sr)?.int("virtual_allocation") != sum {
+        change.set("SR", sr, "virtual_allocation", sum)?;
+    }
+    Ok(strangers)
+}
+
+fn vanished(call: &Call, change: &mut Change<'_>, reference: &str, old: &Object) -> Result<(), ApiError> {
+    let is_held = call.stack.storage.gate.state().use_of(reference).is_some();
+    if !old.bool("managed") && !is_held {
+        return records::remove(change, reference);
+    }
+    if !old.bool("missing") {
+        tracing::warn!(vdi = old.text("uuid"), "a disk is not on its storage any more");
+        change.set("VDI", reference, "missing", true)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! From what the storage knows of a VDI to its record, and messages to the administrator.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_sm::VdiInfo;
+
+use super::attached::int;
+use crate::db::{Change, Db, Object, reference_of};
+
+/// Keys of `sm_config` that belong to the storage: a scan sets and removes them, all others stay as they are.
+const STORAGE_KEYS: &[&str] =
+    &["vdi_type", "vhd-parent", "vhd-blocks", "image-format", "type", "key_hash", "damaged"];
+
+/// Name of a VDI that only carries others.
+const BASE_COPY: &str = "base copy";
+
+/// Seconds since 1970.
+pub(super) fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Fields of a record that the storage says.
+fn said(info: &VdiInfo, sm_config: BTreeMap<String, String>) -> Vec<(&'static str, Value)> {
+    let parent = info.parent.map_or_else(|| NULL_REF.to_owned(), reference_of);
+    let mut fields = vec![
+        ("location", Value::string(&info.location)),
+        ("virtual_size", int(info.virtual_size)),
+        ("physical_utilisation", int(info.physical_utilisation)),
+        ("managed", Value::Bool(info.managed)),
+        ("missing", Value::Bool(false)),
+        ("parent", Value::string(parent)),
+        ("sm_config", Value::string_map(sm_config)),
+    ];
+    if info.read_only {
+        fields.push(("read_only", Value::Bool(true)));
+    }
+    fields
+}
+
+/// Makes a record for an image; `fields` are those that the storage does not know, and go before its own.
+///
+/// # Errors
+/// The database's.
+pub(super) fn create(
+    change: &mut Change<'_>,
+    sr: &str,
+    info: &VdiInfo,
+    fields: Vec<(&'static str, Value)>,
+) -> Result<String, ApiError> {
+    let mut all = fields;
+    let mut add = |name: &'static str, value: Value| {
+        if !all.iter().any(|(known, _)| *known == name) {
+            all.push((name, value));
+        }
+    };
+    add("uuid", Value::string(info.uuid.to_string()));
+    add("SR", Value::string(sr));
+    let name =
+        info.name_label.clone().unwrap_or_else(|| (if info.managed { "" } else { BASE_COPY }).to_owned());
+    add("name_label", Value::string(name));
+    add("type", Value::string("user"));
+    add("sharable", Value::Bool(false));
+    add("read_only", Value::Bool(info.read_only));
+    for (field, value) in said(info, info.sm_config.clone()) {
+        add(field, value);
+    }
+    change.create("VDI", &all)
+}
+
+/// Makes a record say what the storage says, and nothing else; answers by how much its virtual size changed the sum
+/// of the SR.
+///
+/// # Errors
+/// The database's.
+pub(super) fn update(change: &mut Change<'_>, old: &Object, info: &VdiInfo) -> Result<i64, ApiError> {
+    let mut sm_config = old.map("sm_config");
+    sm_config.retain(|key, _| !STORAGE_KEYS.contains(&key.as_str()));
+    sm_config.extend(info.sm_config.clone());
+    let before = counted(old);
+    for (field, value) in said(info, sm_config) {
+        if old.get(field) != &value {
+            change.set("VDI", &old.reference, field, value)?;
+        }
+    }
+    if !info.managed && old.bool("managed") {
+        change.set("VDI", &old.reference, "name_label", BASE_COPY)?;
+    }
+    let after = if info.managed { i64::try_from(info.virtual_size).unwrap_or(i64::MAX) } else { 0 };
+    Ok(after.saturating_sub(before))
+}
+
+/// What a VDI adds to `virtual_allocation` of its SR: its size, unless it only carries others.
+pub(super) fn counted(vdi: &Object) -> i64 {
+    if vdi.bool("managed") && !vdi.bool("missing") { vdi.int("virtual_size") } else { 0 }
+}
+
+/// Makes a record for an image or brings it up to date; see [`update`] for the answer.
+///
+/// # Errors
+/// The database's.
+pub(super) fn put(change: &mut Change<'_>, sr: &str, info: &VdiInfo) -> Result<i64, ApiError> {
+    match change.get("VDI", &reference_of(info.uuid)) {
+        Ok(old) => update(change, &old, info),
+        Err(_) => {
+            create(change, sr, info, Vec::new())?;
+            Ok(if info.managed { i64::try_from(info.virtual_size).unwrap_or(i64::MAX) } else { 0 })
+        }
+    }
+}
+
+/// Removes the record of a VDI. Disks of machines that were made of it and are not plugged go as well, CD drives
+/// become empty.
+///
+/// # Errors
+/// The database's.
+pub(super) fn remove(change: &mut Change<'_>, vdi: &str) -> Result<(), ApiError> {
+    for vbd in change.find("VBD", "VDI", vdi) {
+        if vbd.text("type") == "CD" {
+            change.set("VBD", &vbd.reference, "VDI", NULL_REF)?;
+            change.set("VBD", &vbd.reference, "empty", true)?;
+        } else {
+            let metrics = vbd.text("metrics").to_owned();
+            change.destroy("VBD", &vbd.reference)?;
+            if change.get("VBD_metrics", &metrics).is_ok() {
+                change.destroy("VBD_metrics", &metrics)?;
+            }
+        }
+    }
+    change.destroy("VDI", vdi)
+}
+
+/// A message to the administrator.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Alert<'a> {
+    pub(super) name: &'a str,
+    pub(super) priority: i64,
+    pub(super) class: &'a str,
+    /// UUID of the object.
+    pub(super) about: &'a str,
+}
+
+impl Alert<'_> {
+    /// Posts it; that it could not be is logged only.
+    pub(super) fn post(self, db: &Db, body: &str) {
+        tracing::warn!(about = self.about, "{}: {body}", self.name);
+        let fields = [
+            ("name", Value::string(self.name)),
+            ("priority", Value::Int(self.priority)),
+            ("cls", Value::string(self.class)),
+            ("obj_uuid", Value::string(self.about)),
+            ("timestamp", Value::DateTime(now())),
+            ("body", Value::string(body)),
+        ];
+        if let Err(error) = db.create("message", &fields) {
+            tracing::warn!(%error, "the message {} could not be kept", self.name);
+        }
+    }
+}

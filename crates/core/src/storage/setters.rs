@@ -1,0 +1,85 @@
+//! Setters that mean more than their field.
+
+use tapio_model::{ApiError, Value};
+
+use super::gate::{on_sr, on_vdi};
+use super::operation::Operation;
+use super::vdi::{Subject, not_in_use, not_plugged};
+use crate::call::{Args, Call, Handlers};
+
+pub(super) fn register(handlers: &mut Handlers) {
+    handlers.on("SR.set_shared", set_shared);
+    handlers.on("SR.set_physical_size", set_physical_size);
+    handlers.on("VDI.set_read_only", |call, args| set_unused(call, args, "read_only"));
+    handlers.on("VDI.set_sharable", |call, args| set_unused(call, args, "sharable"));
+    handlers.on("VDI.set_on_boot", set_on_boot);
+    handlers.on("VDI.set_allow_caching", set_allow_caching);
+}
+
+fn set_shared(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (reference, shared) = (args.text(0)?, args.bool(1)?);
+    let db = &call.stack.db;
+    let sr = db.get("SR", reference)?;
+    let driver = call.stack.storage.driver(sr.text("type"))?;
+    if shared && !driver.info().is_shareable {
+        let host = super::this_host(db);
+        return Err(ApiError::new("SR_NOT_SHARABLE", [reference, &host]));
+    }
+    db.change(|change| {
+        let pbds = change.find("PBD", "SR", reference);
+        if let (false, [_, second, ..]) = (shared, &pbds[..]) {
+            return Err(ApiError::new("SR_HAS_MULTIPLE_PBDS", [second.reference.as_str()]));
+        }
+        change.set("SR", reference, "shared", shared)
+    })?;
+    Ok(Value::Void)
+}
+
+fn set_physical_size(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (reference, size) = (args.text(0)?, args.int(1)?);
+    if size < 0 {
+        return Err(ApiError::new("INVALID_VALUE", ["physical_size".to_owned(), size.to_string()]));
+    }
+    call.stack.db.set("SR", reference, "physical_size", size)?;
+    Ok(Value::Void)
+}
+
+/// A field that decides how the VDI is opened: not while it is.
+fn set_unused(call: &Call, args: &Args, field: &'static str) -> Result<Value, ApiError> {
+    let (reference, value) = (args.text(0)?, args.bool(1)?);
+    let db = &call.stack.db;
+    let vdi = db.get("VDI", reference)?;
+    if vdi.bool(field) == value {
+        return Ok(Value::Void);
+    }
+    not_plugged(db, reference, field)?;
+    let targets = [on_sr(vdi.text("SR"), "update"), on_vdi(reference, "set")];
+    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, field))?;
+    operation.commit(None, |change| change.set("VDI", reference, field, value))?;
+    Ok(Value::Void)
+}
+
+fn set_on_boot(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (reference, value) = (args.text(0)?, args.text(1)?);
+    let subject = Subject::find_at_all(call, reference)?;
+    if value == subject.vdi.text("on_boot") {
+        return Ok(Value::Void);
+    }
+    subject.sr.needs("VDI_RESET_ON_BOOT")?;
+    not_plugged(&call.stack.db, reference, "set_on_boot")?;
+    let targets = [on_sr(&subject.sr.reference, "vdi_set_on_boot"), on_vdi(reference, "set_on_boot")];
+    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, "set_on_boot"))?;
+    operation.commit(None, |change| change.set("VDI", reference, "on_boot", value))?;
+    Ok(Value::Void)
+}
+
+/// A cache on local storage needs a driver that has one.
+fn set_allow_caching(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (reference, value) = (args.text(0)?, args.bool(1)?);
+    let vdi = call.stack.db.get("VDI", reference)?;
+    if value {
+        call.stack.storage.attached(&call.stack.db, vdi.text("SR"))?.needs("SR_CACHING")?;
+    }
+    call.stack.db.set("VDI", reference, "allow_caching", value)?;
+    Ok(Value::Void)
+}

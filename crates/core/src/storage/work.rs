@@ -1,0 +1,87 @@
+//! What a driver sees of the toolstack while it works, and what the toolstack makes of its errors.
+
+use tapio_model::ApiError;
+use tapio_sm::{Ctx, LiveDisk};
+use uuid::Uuid;
+
+use crate::call::Call;
+
+/// A call as a driver sees it; its progress is a part of the call's.
+#[derive(Clone, Copy)]
+pub(super) struct Work<'a> {
+    call: &'a Call,
+    from: f64,
+    to: f64,
+}
+
+impl<'a> Work<'a> {
+    /// The driver's work is all there is.
+    pub(super) const fn new(call: &'a Call) -> Self {
+        Self { call, from: 0.0, to: 1.0 }
+    }
+
+    /// The driver's work is this part of the whole, 0 to 1.
+    pub(super) const fn part(call: &'a Call, from: f64, to: f64) -> Self {
+        Self { call, from, to }
+    }
+}
+
+impl Ctx for Work<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.call.progress.is_cancelled()
+    }
+
+    fn progress(&self, fraction: f64) {
+        self.call.progress.set(self.from + (self.to - self.from) * fraction.clamp(0.0, 1.0));
+    }
+
+    fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
+        self.call.stack.disks.live(vdi)
+    }
+
+    fn step(&self, name: &'static str) {
+        crate::plan::steps::step(name);
+    }
+}
+
+/// Errors of drivers that XenAPI has codes of its own for; sm-layout.md section 10.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names<'a> {
+    pub(super) sr: &'a str,
+    pub(super) vdi: &'a str,
+    /// What was done, as `snapshot`.
+    pub(super) op: &'a str,
+}
+
+impl Names<'_> {
+    /// The error as clients know it.
+    pub(super) fn translate(self, call: &Call, error: ApiError) -> ApiError {
+        let text = || error.params.get(1).cloned().unwrap_or_default();
+        match &*error.code {
+            "SR_BACKEND_FAILURE_16" => ApiError::bare("SR_DEVICE_IN_USE"),
+            "SR_BACKEND_FAILURE_24" => ApiError::new("VDI_IN_USE", [self.vdi, self.op]),
+            "SR_BACKEND_FAILURE_38" => ApiError::new("UNIMPLEMENTED_IN_SM_BACKEND", [text()]),
+            "SR_BACKEND_FAILURE_39" => ApiError::bare("SR_NOT_EMPTY"),
+            "SR_BACKEND_FAILURE_144" => ApiError::new("VDI_MISSING", [self.sr, self.vdi]),
+            "TASK_CANCELLED" => ApiError::new("TASK_CANCELLED", [call.progress.task().unwrap_or_default()]),
+            _ => error,
+        }
+    }
+}
+
+/// Whether a driver says that there is no such image.
+pub(super) fn is_missing(error: &ApiError) -> bool {
+    matches!(&*error.code, "SR_BACKEND_FAILURE_144" | "SR_BACKEND_FAILURE_46" | "VDI_MISSING")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_image_is_known_by_its_codes() {
+        assert!(is_missing(&ApiError::backend(144, "gone", "")));
+        assert!(is_missing(&ApiError::backend(46, "gone", "")));
+        assert!(!is_missing(&ApiError::backend(44, "full", "")));
+    }
+}
