@@ -17,8 +17,8 @@ const PASSWORDS: &[&str] = &["password", "cifspassword", "chappassword", "incomi
 const SECRET: &str = "_secret";
 
 /// Every driver.
-pub(super) fn all(_: &Config) -> Vec<Arc<dyn SrDriver>> {
-    Vec::new()
+pub(super) fn all(config: &Config) -> Vec<Arc<dyn SrDriver>> {
+    tapio_sm::registry(&config.mount_dir, &config.run_dir)
 }
 
 impl Storage {

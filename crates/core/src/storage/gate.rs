@@ -116,10 +116,11 @@ impl State {
         seen.map(|entry| (entry.task.clone(), Value::string(entry.op))).collect()
     }
 
-    /// Whether `op` could begin as far as running operations go.
+    /// Whether `op` could begin as far as running operations go; it would wait for short ones.
     pub(super) fn could_begin(&self, class: &str, reference: &str, op: &str) -> bool {
         let running = self.running.get(reference).into_iter().flatten();
-        running.filter(|entry| !entry.is_ending).all(|entry| fits(class, entry.op, op))
+        let lasts = |entry: &&Entry| !entry.is_ending && !matches!(entry.op, ACTIVATE | CLOSING | DEACTIVATE);
+        running.filter(lasts).all(|entry| fits(class, entry.op, op))
     }
 
     /// Whether anybody has the VDI open; whether somebody writes.

@@ -44,7 +44,8 @@ impl Ctx for Work<'_> {
     }
 }
 
-/// Errors of drivers that XenAPI has codes of its own for; sm-layout.md section 10.
+/// What an error is about. Drivers know UUIDs, clients references; and XenAPI has codes of its own for some errors of
+/// drivers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names<'a> {
     pub(super) sr: &'a str,
@@ -58,11 +59,15 @@ impl Names<'_> {
     pub(super) fn translate(self, call: &Call, error: ApiError) -> ApiError {
         let text = || error.params.get(1).cloned().unwrap_or_default();
         match &*error.code {
-            "SR_BACKEND_FAILURE_16" => ApiError::bare("SR_DEVICE_IN_USE"),
-            "SR_BACKEND_FAILURE_24" => ApiError::new("VDI_IN_USE", [self.vdi, self.op]),
+            "SR_BACKEND_FAILURE_16" | "SR_DEVICE_IN_USE" => {
+                tracing::warn!(sr = self.sr, %error, "the storage is in use");
+                ApiError::bare("SR_DEVICE_IN_USE")
+            }
+            "VDI_READONLY" => ApiError::new("VDI_READONLY", [self.vdi]),
+            "SR_BACKEND_FAILURE_24" | "VDI_IN_USE" => ApiError::new("VDI_IN_USE", [self.vdi, self.op]),
             "SR_BACKEND_FAILURE_38" => ApiError::new("UNIMPLEMENTED_IN_SM_BACKEND", [text()]),
             "SR_BACKEND_FAILURE_39" => ApiError::bare("SR_NOT_EMPTY"),
-            "SR_BACKEND_FAILURE_144" => ApiError::new("VDI_MISSING", [self.sr, self.vdi]),
+            "SR_BACKEND_FAILURE_144" | "VDI_MISSING" => ApiError::new("VDI_MISSING", [self.sr, self.vdi]),
             "TASK_CANCELLED" => ApiError::new("TASK_CANCELLED", [call.progress.task().unwrap_or_default()]),
             _ => error,
         }

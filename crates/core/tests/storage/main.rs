@@ -1,0 +1,8 @@
+//! SRs, PBDs and VDIs through the toolstack, as clients use them, on real files.
+
+mod errors;
+mod kill;
+mod rig;
+mod sharing;
+mod sr;
+mod vdi;
