@@ -80,6 +80,7 @@ impl Toolstack {
     /// The store's, or a part cannot be recovered.
     pub fn start(self: &Arc<Self>) -> Result<(), ApiError> {
         crate::basics::start(self)?;
+        crate::storage::recover(self)?;
         // Whoever finished or resumed its task has said so by now.
         self.tasks.fail_interrupted(self)?;
         let stack = Arc::downgrade(self);

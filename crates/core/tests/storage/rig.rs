@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tapio_core::call::{Args, Call, Caller, Unwatched};
+use tapio_core::call::{Call, Caller, Unwatched};
 use tapio_core::config::Config;
 use tapio_core::db::{Db, Object};
-use tapio_core::{Toolstack, storage};
+use tapio_core::{Peer, Toolstack};
 use tapio_model::{ApiError, NULL_REF, Role, Value};
 
 /// A toolstack and where it keeps things.
@@ -14,7 +14,12 @@ pub(crate) struct Rig {
     pub(crate) dir: PathBuf,
     pub(crate) stack: Arc<Toolstack>,
     pub(crate) host: String,
+    session: String,
     _scratch: Option<tempfile::TempDir>,
+}
+
+fn peer() -> Peer {
+    Peer { superuser: true, address: "unix:uid=0".into() }
 }
 
 pub(crate) const MIB: i64 = 1 << 20;
@@ -39,14 +44,13 @@ impl Rig {
         for made in [&config.run_dir, &config.state_dir, &config.mount_dir, &dir.join("sr")] {
             std::fs::create_dir_all(made).expect("a directory of the rig");
         }
-        if db.all("host").is_empty() {
-            let host = db.create("host", &[("name_label", Value::string("here"))]).expect("a host");
-            db.create("pool", &[("master", Value::String(host))]).expect("a pool");
-        }
         let stack = Toolstack::new(config, db);
-        storage::recover(&stack).expect("nothing stands in the way");
+        stack.start().expect("nothing stands in the way");
         let host = stack.db.all("host")[0].reference.clone();
-        Self { dir: dir.to_path_buf(), stack, host, _scratch: None }
+        let login = ["root", "", "1.0", "tests"].map(Value::string).to_vec();
+        let session = stack.call(&peer(), "session.login_with_password", login).expect("root may");
+        let session = session.as_str().expect("a session").to_owned();
+        Self { dir: dir.to_path_buf(), stack, host, session, _scratch: None }
     }
 
     /// What a handler of the toolstack gets.
@@ -60,8 +64,7 @@ impl Rig {
 
     /// Sends a message.
     pub(crate) fn call(&self, method: &str, params: Vec<Value>) -> Result<Value, ApiError> {
-        let handler = self.stack.handlers.0.get(method).unwrap_or_else(|| panic!("{method} has a handler"));
-        handler(&self.own_call(), &Args(params))
+        self.stack.call(&peer(), method, [vec![Value::string(&self.session)], params].concat())
     }
 
     /// Sends a message that answers a text.
