@@ -28,6 +28,8 @@ pub struct SpawnOptions {
     pub program: PathBuf,
     /// Its arguments; a foreign tapdisk takes none.
     pub arguments: Vec<String>,
+    /// Added to its environment.
+    pub environment: Vec<(String, String)>,
     /// How long it may take.
     pub timeout: Duration,
 }
@@ -35,7 +37,12 @@ pub struct SpawnOptions {
 impl SpawnOptions {
     /// The program without arguments, within half a minute.
     pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self { program: program.into(), arguments: Vec::new(), timeout: Duration::from_secs(30) }
+        Self {
+            program: program.into(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            timeout: Duration::from_secs(30),
+        }
     }
 }
 
@@ -93,6 +100,7 @@ fn run(options: &SpawnOptions) -> Result<(ExitStatus, String)> {
     let theirs: std::os::fd::OwnedFd = theirs.into();
     let errors = theirs.try_clone().map_err(|error| cannot(&error))?;
     let mut command = Command::new::<&OsStr>(options.program.as_ref());
+    command.envs(options.environment.iter().map(|(name, value)| (name, value)));
     command.args(&options.arguments).stdin(Stdio::null()).stdout(theirs).stderr(errors);
     let mut child = command.spawn().map_err(|error| cannot(&error))?;
     // The builder holds our copies of the far end, and the end of the output is what tells that all was said.

@@ -1,0 +1,157 @@
+//! What a disk process is asked, apart from how.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tapio_control::{DiskInfo, Polling, PoolSpec};
+use tapio_model::ApiError;
+use tapio_stat::VbdId;
+use tapio_types::{Access, ChainSpec, IoLimits};
+use tapio_vm::FrontSpec;
+use uuid::Uuid;
+
+/// A process, told apart from a later one with the same number by when it was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// When it was started, in clock ticks after the machine was.
+    pub started: u64,
+}
+
+/// How a disk shall behave.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tuning {
+    /// Requests and bytes a second.
+    pub limits: IoLimits,
+    /// Longest spin in microseconds, and least idle share of the host in percent.
+    pub polling: (u32, u8),
+    /// Pages of the SR's pool, where somebody chose a number.
+    pub pool_pages: Option<u32>,
+    /// Class and level of the kernel's I/O scheduler, as `ioprio_set` takes it.
+    pub io_priority: Option<u16>,
+}
+
+/// Where a disk is offered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The front end's number in its process.
+    pub id: Option<u32>,
+    /// The node, for a block device of this machine.
+    pub node: Option<PathBuf>,
+}
+
+/// Disk processes, or what stands for them.
+///
+/// Every method ends at `until` at the latest, with an error if need be.
+pub trait Backend: Send + Sync + fmt::Debug {
+    /// Starts a process without disks, for this VBD; with `devices` it may make block devices of this machine.
+    ///
+    /// # Errors
+    /// It does not start.
+    fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<Process, ApiError>;
+
+    /// A minor number that neither `used` nor anybody else has. Nothing is taken yet.
+    ///
+    /// # Errors
+    /// All are taken.
+    fn free_minor(&self, used: &dyn Fn(u16) -> bool) -> Result<u16, ApiError>;
+
+    /// Opens images as disk `minor`; answers its size and kind. Undone by [`Self::end`].
+    ///
+    /// # Errors
+    /// An image is missing, damaged, or open elsewhere.
+    fn open(
+        &self,
+        process: Process,
+        minor: u16,
+        chain: &ChainSpec,
+        pool: &PoolSpec,
+        tuning: &Tuning,
+        until: Instant,
+    ) -> Result<DiskInfo, ApiError>;
+
+    /// Offers the disk.
+    ///
+    /// # Errors
+    /// The socket or the device cannot be made.
+    fn offer(
+        &self,
+        process: Process,
+        minor: u16,
+        front: &FrontSpec,
+        access: Access,
+        id: Option<VbdId>,
+        until: Instant,
+    ) -> Result<Offer, ApiError>;
+
+    /// No longer offers it. Without `force` a device that somebody uses stays.
+    ///
+    /// # Errors
+    /// It is in use, or the process does not answer.
+    fn withdraw(
+        &self,
+        process: Process,
+        minor: u16,
+        offer: &Offer,
+        force: bool,
+        until: Instant,
+    ) -> Result<(), ApiError>;
+
+    /// Closes the images and ends the process; one that is gone already is fine. With `force` it is killed where it
+    /// does not end by itself.
+    ///
+    /// # Errors
+    /// Requests are still in flight.
+    fn end(&self, process: Process, minor: Option<u16>, force: bool, until: Instant) -> Result<(), ApiError>;
+
+    /// Drains and closes the images; guests wait.
+    ///
+    /// # Errors
+    /// Not in time; the disk goes on.
+    fn pause(&self, process: Process, minor: u16, until: Instant) -> Result<(), ApiError>;
+
+    /// Goes on with these images.
+    ///
+    /// # Errors
+    /// They cannot be opened.
+    fn resume(&self, process: Process, minor: u16, chain: &ChainSpec, until: Instant)
+    -> Result<(), ApiError>;
+
+    /// Makes an empty leaf at this path and goes on with it.
+    ///
+    /// # Errors
+    /// It is there already, or writes in flight do not end.
+    fn snapshot(&self, process: Process, minor: u16, leaf: &Path, until: Instant) -> Result<(), ApiError>;
+
+    /// Makes the disk longer.
+    ///
+    /// # Errors
+    /// The image has no room for it.
+    fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError>;
+
+    /// Behaves like this from now on.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn tune(&self, process: Process, minor: u16, tuning: &Tuning, until: Instant) -> Result<(), ApiError>;
+
+    /// Whether it lives.
+    fn is_alive(&self, process: Process) -> bool;
+
+    /// Whether it serves this disk, with images open.
+    fn serves(&self, process: Process, minor: u16, until: Instant) -> bool;
+
+    /// The processes that this toolstack started, with their VBDs.
+    fn ours(&self) -> Vec<(Process, Uuid)>;
+
+    /// The last disk of an SR went: what its disks shared is cleared away.
+    fn pool_ended(&self) {}
+}
+
+/// What polling the control program takes.
+pub(super) const fn polling((max_us, idle_percent): (u32, u8)) -> Polling {
+    Polling { max_us, idle_percent }
+}

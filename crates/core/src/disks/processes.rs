@@ -1,0 +1,394 @@
+//! Disk processes by their control sockets.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tapio_control::{
+    Command, ControlError, DiskEntry, DiskInfo, Errno, Front, FrontEntry, ImageSource, OwnClient, PoolSpec,
+    ProcessState, RunDir, SpawnOptions, VbdState, disk_program, processes, spawn,
+};
+use tapio_model::ApiError;
+use tapio_stat::pool::clean_pools;
+use tapio_stat::{ShmRoot, VbdId};
+use tapio_types::{Access, ChainSpec, DeviceHow, IoLimits};
+use tapio_vm::FrontSpec;
+use uuid::Uuid;
+
+use super::backend::{Backend, Offer, Process, Tuning, polling};
+
+/// In the environment of our processes: the VBD, and whose it is.
+const VBD_VARIABLE: &str = "TAPIO_VBD";
+const OWNER_VARIABLE: &str = "TAPIO_OWNER";
+/// How long a process that was killed may take to be gone.
+const KILLED: Duration = Duration::from_secs(5);
+/// How long an answer without work behind it may take.
+const SOON: Duration = Duration::from_secs(5);
+
+/// The real ones.
+#[derive(Debug)]
+pub struct Processes {
+    run: RunDir,
+    /// Tells our processes from those of others on this machine.
+    owner: String,
+}
+
+impl Processes {
+    /// Those of `owner`, with control sockets where every tool looks for them.
+    pub fn new(run: RunDir, owner: String) -> Self {
+        Self { run, owner }
+    }
+
+    fn client(&self, process: Process) -> Result<OwnClient, ApiError> {
+        OwnClient::connect(&self.run, process.pid).map_err(|error| failed(&error))
+    }
+
+    fn ask(&self, process: Process, command: &Command, until: Instant) -> Result<Value, ApiError> {
+        let client = &mut self.client(process)?;
+        call(client, command, until)
+    }
+}
+
+fn left(until: Instant) -> Duration {
+    // A deadline that has passed still lets a question be asked that is answered at once.
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(50))
+}
+
+fn call(client: &mut OwnClient, command: &Command, until: Instant) -> Result<Value, ApiError> {
+    client.call(command, &[], Some(left(until))).map_err(|error| failed(&error))
+}
+
+/// A disk process's error as a storage driver's: 453 is what tapdisk's failures are called.
+fn failed(error: &ControlError) -> ApiError {
+    let next = error.next.as_ref().map_or_else(String::new, |next| format!("; {next}"));
+    let number = match error.errno {
+        Errno::EBUSY | Errno::EAGAIN | Errno::EALREADY => 46,
+        _ => 453,
+    };
+    ApiError::backend(number, format!("disk process: {}{next} [{}]", error.message, error.errno.name()), "")
+}
+
+/// The clock tick in which a process was started; none when it is gone, or a zombie.
+pub(super) fn started(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; the third field is what follows it.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if *fields.first()? == "Z" {
+        return None;
+    }
+    fields.get(19)?.parse().ok()
+}
+
+/// A descriptor of the process, if it is still the one that is meant.
+pub(super) fn pidfd(process: Process) -> Option<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process.pid, 0) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // Looked at after the descriptor was made: it names this very process from now on.
+    (started(process.pid) == Some(process.started)).then_some(fd)
+}
+
+/// Waits until the process has ended; answers whether it has.
+fn wait_for_end(fd: &OwnedFd, until: Instant) -> bool {
+    loop {
+        let timeout = i32::try_from(left(until).as_millis()).unwrap_or(i32::MAX);
+        let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure is passed, and the count says so.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, timeout) };
+        if ready > 0 {
+            return true;
+        }
+        if ready == 0 && Instant::now() >= until {
+            return false;
+        }
+        if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return false;
+        }
+    }
+}
+
+fn kill(fd: &OwnedFd) {
+    // SAFETY: the descriptor is open; no information about the signal is passed.
+    unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, fd.as_raw_fd(), libc::SIGKILL, std::ptr::null::<u8>(), 0);
+    }
+}
+
+/// A variable of a process's environment.
+fn variable(pid: i32, name: &str) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    environment
+        .split(|byte| *byte == 0)
+        .filter_map(|pair| std::str::from_utf8(pair).ok()?.split_once('='))
+        .find_map(|(key, value)| (key == name).then(|| value.to_owned()))
+}
+
+fn set_io_priority(process: Process, priority: u16) {
+    const WHO_PROCESS: i32 = 1;
+    let threads = fs::read_dir(format!("/proc/{}/task", process.pid)).into_iter().flatten().flatten();
+    for thread in threads.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
+        // SAFETY: no memory is passed. A thread that is gone needs no priority.
+        unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, thread, i32::from(priority)) };
+    }
+}
+
+impl Backend for Processes {
+    fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<Process, ApiError> {
+        let mut options = SpawnOptions::new(disk_program());
+        options.timeout = left(until);
+        options.arguments.extend(devices.then(|| "--devices".to_owned()));
+        options.environment = vec![
+            (VBD_VARIABLE.into(), vbd.to_string()),
+            (OWNER_VARIABLE.into(), self.owner.clone()),
+            ("TAPIO_RUN_DIR".into(), self.run.path().display().to_string()),
+        ];
+        let pid = spawn(&options).map_err(|error| failed(&error))?;
+        let started = started(pid).ok_or_else(|| {
+            ApiError::backend(
+                453,
+                format!("disk process {pid} of VBD {vbd} ended as soon as it had begun"),
+                "",
+            )
+        })?;
+        Ok(Process { pid, started })
+    }
+
+    fn free_minor(&self, used: &dyn Fn(u16) -> bool) -> Result<u16, ApiError> {
+        let taken = self.run.minors().allocated().map_err(|error| failed(&error))?;
+        (0..tapio_control::MINOR_MAX)
+            .find(|minor| !used(*minor) && taken.binary_search(minor).is_err())
+            .ok_or_else(|| ApiError::backend(453, "all minor numbers of disks are taken; unplug some", ""))
+    }
+
+    fn open(
+        &self,
+        process: Process,
+        minor: u16,
+        chain: &ChainSpec,
+        pool: &PoolSpec,
+        tuning: &Tuning,
+        until: Instant,
+    ) -> Result<DiskInfo, ApiError> {
+        self.run.minors().claim(minor).map_err(|error| failed(&error))?;
+        let client = &mut self.client(process)?;
+        call(client, &Command::Attach { minor }, until)?;
+        let open = Command::Open {
+            minor,
+            image: ImageSource::Chain(chain.layers.clone()),
+            read_only: chain.access == Access::ReadOnly,
+            page_cache: false,
+            timeout_s: None,
+            default_nbd: false,
+            pool: Some(pool.clone()),
+            secondary: None,
+            standby: false,
+            log: None,
+            key: None,
+            key_file: None,
+        };
+        call(client, &open, until)?;
+        if tuning.limits != IoLimits::default() {
+            call(client, &Command::SetLimits { minor, limits: tuning.limits }, until)?;
+        }
+        if tuning.polling.0 > 0 {
+            let polling = polling(tuning.polling);
+            let set =
+                Command::SetPolling { minor, max_us: polling.max_us, idle_percent: polling.idle_percent };
+            call(client, &set, until)?;
+        }
+        if let Some(priority) = tuning.io_priority {
+            set_io_priority(process, priority);
+        }
+        client.call(&Command::DiskInfo { minor }, &[], Some(left(until))).map_err(|error| failed(&error))
+    }
+
+    fn offer(
+        &self,
+        process: Process,
+        minor: u16,
+        front: &FrontSpec,
+        access: Access,
+        id: Option<VbdId>,
+        until: Instant,
+    ) -> Result<Offer, ApiError> {
+        let read_only = access == Access::ReadOnly;
+        let front = match front {
+            FrontSpec::Nothing => return Ok(Offer::default()),
+            FrontSpec::VhostUser { socket, queues } => Front::VhostUser {
+                socket: socket.clone(),
+                listener: None,
+                connection: None,
+                queues: *queues,
+                queue_size: 1024,
+                read_only,
+            },
+            FrontSpec::Device => Front::Block { how: DeviceHow::Auto, device: None, read_only },
+        };
+        let added = self.ask(process, &Command::FrontAdd { minor, front, vbd: id }, until)?;
+        let entry: FrontEntry = serde_json::from_value(added).map_err(|error| {
+            ApiError::internal(format!(
+                "the answer of disk process {} was not understood: {error}",
+                process.pid
+            ))
+        })?;
+        let node = match entry.front {
+            Front::Block { device, .. } => device,
+            _ => None,
+        };
+        Ok(Offer { id: Some(entry.id), node })
+    }
+
+    fn withdraw(
+        &self,
+        process: Process,
+        minor: u16,
+        offer: &Offer,
+        force: bool,
+        until: Instant,
+    ) -> Result<(), ApiError> {
+        let Some(front) = offer.id else { return Ok(()) };
+        let client = &mut OwnClient::connect(&self.run, process.pid).map_err(|error| failed(&error))?;
+        let asked =
+            client.call::<Value>(&Command::FrontRemove { minor, front, force }, &[], Some(left(until)));
+        match asked {
+            Ok(_) => Ok(()),
+            Err(error) if error.errno == Errno::ENOENT => Ok(()),
+            Err(error) if error.errno == Errno::EBUSY => {
+                let node = offer.node.as_deref().unwrap_or(Path::new("the device"));
+                let why = format!("{} is in use: unmount it first, or force", node.display());
+                Err(ApiError::new("DEVICE_DETACH_REJECTED", ["VBD", "", &why]))
+            }
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    fn end(&self, process: Process, minor: Option<u16>, force: bool, until: Instant) -> Result<(), ApiError> {
+        let free = |minor: Option<u16>| {
+            // A marker that is left takes one of 16384 numbers until somebody frees it, and does no other harm.
+            minor.into_iter().for_each(|minor| drop(self.run.minors().free(minor)));
+        };
+        let Some(fd) = pidfd(process) else {
+            free(minor);
+            return Ok(());
+        };
+        // A forced end leaves time to kill what does not end.
+        let patience = if force { Instant::now() + left(until) / 2 } else { until };
+        let asked = (|| {
+            let mut client = OwnClient::connect(&self.run, process.pid)?;
+            if let (Some(minor), false) = (minor, force) {
+                match client.call::<Value>(&Command::Close { minor, force: false }, &[], Some(left(patience)))
+                {
+                    Ok(_) => {}
+                    // Nothing was open, or the disk was not there.
+                    Err(error) if error.errno == Errno::EINVAL || error.errno == Errno::ENODEV => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            client.call::<Value>(&Command::Quit { force }, &[], Some(left(patience)))
+        })();
+        match asked {
+            Ok(_) => {}
+            // It may have gone before it answered.
+            Err(error) if matches!(error.errno, Errno::ECONNRESET | Errno::EPIPE | Errno::ECONNREFUSED) => {}
+            Err(_) if force => {}
+            Err(error) => return Err(failed(&error)),
+        }
+        if !wait_for_end(&fd, patience) {
+            if !force {
+                let why = format!("disk process {} still waits for its storage", process.pid);
+                return Err(ApiError::backend(453, why, ""));
+            }
+            tracing::warn!(pid = process.pid, "a disk process did not end and is killed");
+            kill(&fd);
+            if !wait_for_end(&fd, Instant::now() + KILLED.min(left(until))) {
+                let why = format!(
+                    "disk process {} does not end even when killed: its storage holds it",
+                    process.pid
+                );
+                return Err(ApiError::backend(453, why, ""));
+            }
+        }
+        free(minor);
+        Ok(())
+    }
+
+    fn pause(&self, process: Process, minor: u16, until: Instant) -> Result<(), ApiError> {
+        self.ask(process, &Command::Pause { minor }, until).map(drop)
+    }
+
+    fn resume(
+        &self,
+        process: Process,
+        minor: u16,
+        chain: &ChainSpec,
+        until: Instant,
+    ) -> Result<(), ApiError> {
+        let image = Some(ImageSource::Chain(chain.layers.clone()));
+        self.ask(process, &Command::Resume { minor, image, secondary: None, log: None }, until).map(drop)
+    }
+
+    fn snapshot(&self, process: Process, minor: u16, leaf: &Path, until: Instant) -> Result<(), ApiError> {
+        let leaf = leaf.to_path_buf();
+        self.ask(process, &Command::Snapshot { minor, leaf, stall_ms: 5_000 }, until).map(drop)
+    }
+
+    fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError> {
+        self.ask(process, &Command::Grow { minor, len: bytes }, until).map(drop)
+    }
+
+    fn tune(&self, process: Process, minor: u16, tuning: &Tuning, until: Instant) -> Result<(), ApiError> {
+        let client = &mut self.client(process)?;
+        call(client, &Command::SetLimits { minor, limits: tuning.limits }, until)?;
+        let polling = polling(tuning.polling);
+        let set = Command::SetPolling { minor, max_us: polling.max_us, idle_percent: polling.idle_percent };
+        call(client, &set, until)?;
+        set_io_priority(process, tuning.io_priority.unwrap_or(0));
+        Ok(())
+    }
+
+    fn is_alive(&self, process: Process) -> bool {
+        started(process.pid) == Some(process.started)
+    }
+
+    fn serves(&self, process: Process, minor: u16, until: Instant) -> bool {
+        let disks = (|| {
+            let mut client = OwnClient::connect(&self.run, process.pid)?;
+            client.call::<Vec<DiskEntry>>(&Command::List {}, &[], Some(left(until).min(SOON)))
+        })();
+        disks.is_ok_and(|disks| {
+            disks
+                .iter()
+                .any(|disk| disk.minor == minor && disk.image.is_some() && disk.state != VbdState::Closing)
+        })
+    }
+
+    fn ours(&self) -> Vec<(Process, Uuid)> {
+        let found = processes(&self.run).unwrap_or_else(|error| {
+            tracing::warn!(%error, "disk processes cannot be listed");
+            Vec::new()
+        });
+        let ours = found.into_iter().filter_map(|found| {
+            // One that is silent is one of ours all the same.
+            let pid = match found.state {
+                ProcessState::Live { pid } => pid,
+                ProcessState::Silent(_) => found.id,
+                ProcessState::Stale => return None,
+            };
+            let is_ours = variable(pid, OWNER_VARIABLE)? == self.owner;
+            let vbd = Uuid::parse_str(&variable(pid, VBD_VARIABLE)?).ok()?;
+            is_ours.then_some((Process { pid, started: started(pid)? }, vbd))
+        });
+        ours.collect()
+    }
+
+    fn pool_ended(&self) {
+        if let Err(error) = clean_pools(&ShmRoot::from_env()) {
+            tracing::warn!(%error, "left-over page pools");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Notices when a disk process ends.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::backend::Process;
+use super::processes::pidfd;
+
+/// Longest time until a process that was just added is watched.
+const TURN: Duration = Duration::from_millis(250);
+
+/// Descriptors of the processes that are watched.
+#[derive(Debug, Default)]
+pub(super) struct Watch(Mutex<BTreeMap<Uuid, Option<OwnedFd>>>);
+
+impl Watch {
+    /// Watches a process; one that is gone already is reported at once.
+    pub fn add(&self, vbd: Uuid, process: Process) {
+        // Processes that are only pretended have no number.
+        if process.pid > 0 {
+            self.lock().insert(vbd, pidfd(process));
+        }
+    }
+
+    /// It may end.
+    pub fn remove(&self, vbd: Uuid) {
+        self.lock().remove(&vbd);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Uuid, Option<OwnedFd>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A VBD whose process has ended; it is not watched any more.
+    pub fn wait(&self, until: Instant) -> Option<Uuid> {
+        loop {
+            let mut watched = self.lock();
+            if let Some(vbd) = watched.iter().find(|(_, fd)| fd.is_none()).map(|(vbd, _)| *vbd) {
+                watched.remove(&vbd);
+                return Some(vbd);
+            }
+            // Duplicates, because others may end their watch, and with it the descriptor, while this waits.
+            let fds: Vec<(Uuid, OwnedFd)> =
+                watched.iter().filter_map(|(vbd, fd)| Some((*vbd, fd.as_ref()?.try_clone().ok()?))).collect();
+            drop(watched);
+            let patience = until.saturating_duration_since(Instant::now()).min(TURN);
+            if patience.is_zero() {
+                return None;
+            }
+            if fds.is_empty() {
+                thread::sleep(patience);
+                continue;
+            }
+            let mut polls: Vec<libc::pollfd> = fds
+                .iter()
+                .map(|(_, fd)| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+                .collect();
+            let timeout = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX).max(1);
+            // SAFETY: the vector is passed with its length, and its descriptors are open until the end of the turn.
+            let ready = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout) };
+            if ready <= 0 {
+                continue;
+            }
+            let ended = polls.iter().zip(&fds).find(|(poll, _)| poll.revents != 0).map(|(_, (vbd, _))| *vbd);
+            // One that is not watched any more was ended by us.
+            if let Some(vbd) = ended.filter(|vbd| self.lock().remove(vbd).is_some()) {
+                return Some(vbd);
+            }
+        }
+    }
+}
