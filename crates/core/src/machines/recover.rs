@@ -1,0 +1,179 @@
+//! A daemon that starts finds machines and disks of one before it: what runs goes on, what was half done is undone or
+//! finished.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tapio_model::{ApiError, Value};
+use tapio_vm::{ShutdownKind, VmState};
+
+use super::operation::refresh;
+use super::plug::record;
+use super::{copy, events, lookup, power, templates};
+use crate::Toolstack;
+use crate::call::Call;
+use crate::db::Object;
+use crate::disks::{Note, Phase};
+
+/// How long each thing that is tidied may take.
+const TIDY: Duration = Duration::from_secs(20);
+
+/// Puts machines and disks in order. `Disks::adopt` and the storage's recovery have run before.
+///
+/// # Errors
+/// The store cannot be written.
+pub fn recover(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
+    let call = lookup::own_call(stack);
+    templates::ensure(stack)?;
+    machines(&call);
+    disks(&call);
+    holders(&call);
+    copy::recover(stack);
+    provisions(&call)?;
+    stack.db.change(|change| {
+        for vm in change.all("VM") {
+            refresh(change, "VM", &vm.reference)?;
+        }
+        Ok(())
+    })?;
+    events::spawn(stack);
+    Ok(())
+}
+
+fn machines(call: &Call) {
+    for vm in call.stack.db.all("VM") {
+        if vm.bool("is_control_domain") || vm.bool("is_a_template") || vm.bool("is_a_snapshot") {
+            continue;
+        }
+        if let Err(error) = machine(call, &vm) {
+            tracing::warn!(vm = vm.text("uuid"), %error, "a machine could not be put in order");
+        }
+    }
+}
+
+fn machine(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
+    let db = &call.stack.db;
+    let uuid = vm.uuid()?;
+    let is_noted = |what: &str| !db.notes(&format!("machines/{what}/{uuid}")).is_empty();
+    let told = vm.text("power_state");
+    let (was_starting, was_ending) = (is_noted("start"), is_noted("shutdown"));
+    let Ok(driver) = lookup::driver(&call.stack, vm) else {
+        // Nobody can say what it does: then it does nothing.
+        return if told == "Halted" { Ok(()) } else { power::halted(call, vm) };
+    };
+    let state = driver.state(uuid)?;
+    if was_starting || (told == "Halted" && state != VmState::Halted) {
+        tracing::info!(vm = %uuid, "a start that was interrupted is undone");
+        return power::clear(call, vm, &driver, "undo start");
+    }
+    match (told, state) {
+        ("Halted", _) => Ok(()),
+        (_, VmState::Halted) => {
+            if !was_ending {
+                let why = "The machine was not running when the toolstack was started.";
+                lookup::tell(db, "VM_CRASHED", "VM", vm, why);
+            }
+            driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + TIDY)?;
+            power::take_disks(call, vm, "finish shutdown");
+            power::halted(call, vm)
+        }
+        (_, now) => {
+            let word = if now == VmState::Paused { "Paused" } else { "Running" };
+            db.change(|change| {
+                change.drop_note(&format!("machines/shutdown/{uuid}"));
+                change.set("VM", &vm.reference, "power_state", Value::string(word))
+            })
+        }
+    }
+}
+
+/// Each disk that is known, and each that a record speaks of.
+fn disks(call: &Call) {
+    let stack = &call.stack;
+    let notes = stack.disks.all();
+    let known: BTreeSet<String> = notes.iter().map(|note| note.spec.vbd.to_string()).collect();
+    for note in notes {
+        let vbd = stack.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
+        let is_plugged = vbd.as_ref().is_some_and(|vbd| vbd.bool("currently_attached"));
+        let runs = note.phase == Phase::Running && is_plugged;
+        if runs && stack.disks.serves(note.spec.vbd) {
+            continue;
+        }
+        if runs && stack.disks.restart(note.spec.vbd, Instant::now() + TIDY).is_ok() {
+            tracing::info!(vbd = %note.spec.vbd, "its disk process had died and was started again");
+            continue;
+        }
+        tracing::info!(vbd = %note.spec.vbd, phase = ?note.phase, "a disk is taken away");
+        if let Err(error) = remove(call, &note, vbd.as_deref()) {
+            tracing::warn!(vbd = %note.spec.vbd, %error, "a disk is not all gone");
+        }
+    }
+    for vbd in stack.db.all("VBD") {
+        let is_left =
+            vbd.bool("currently_attached") && !vbd.bool("empty") && !known.contains(vbd.text("uuid"));
+        if is_left && let Err(error) = record(call, &vbd.reference, None, None) {
+            tracing::warn!(vbd = vbd.text("uuid"), %error, "a VBD says that it is plugged");
+        }
+    }
+}
+
+/// Takes a disk away from whoever has it.
+///
+/// # Errors
+/// The process does not end, the store fails.
+pub fn remove(call: &Call, note: &Note, vbd: Option<&Object>) -> Result<(), ApiError> {
+    let (stack, uuid) = (&call.stack, note.spec.vbd);
+    if let Some(driver) = stack.machines.driver(&note.driver) {
+        driver.unplug(note.vm, &note.spec, true, Instant::now() + TIDY)?;
+    }
+    stack.disks.withdraw(uuid, true, Instant::now() + TIDY).unwrap_or_else(|error| {
+        tracing::warn!(vbd = %uuid, %error, "a front end is ended with its process");
+    });
+    stack.disks.end(uuid, true, Instant::now() + TIDY)?;
+    let holder = crate::db::reference_of(uuid);
+    // A VDI that is gone has nobody who holds it.
+    if stack.db.get("VDI", &note.vdi).is_ok()
+        && let Err(error) = stack.storage.deactivate(call, &note.vdi, &holder)
+    {
+        tracing::warn!(vbd = %uuid, %error, "its VDI stays active");
+    }
+    if let Some(vbd) = vbd {
+        record(call, &vbd.reference, None, None)?;
+    }
+    stack.disks.forget(uuid);
+    Ok(())
+}
+
+/// VDIs that somebody holds of whom no process is known.
+fn holders(call: &Call) {
+    let stack = &call.stack;
+    for (vdi, holder, _) in stack.storage.holders() {
+        let uuid = holder.strip_prefix("OpaqueRef:").and_then(|uuid| uuid::Uuid::parse_str(uuid).ok());
+        let is_known = uuid.is_some_and(|uuid| stack.disks.of_vbd(uuid).is_some());
+        if !is_known && let Err(error) = stack.storage.deactivate(call, &vdi, &holder) {
+            tracing::warn!(vdi, holder, %error, "a VDI stays active");
+        }
+    }
+}
+
+/// Templates whose disks were being made: they are templates still, and can be provisioned again.
+fn provisions(call: &Call) -> Result<(), ApiError> {
+    for (key, _) in call.stack.db.notes("machines/provision/") {
+        let vm = key.trim_start_matches("machines/provision/").to_owned();
+        for vbd in call.stack.db.find("VBD", "VM", &vm) {
+            let vdi = vbd.text("VDI").to_owned();
+            call.stack.db.change(|change| super::vbd::remove_in(change, &vbd))?;
+            if vbd.text("type") == "Disk"
+                && let Err(error) = lookup::send(call, "VDI.destroy", vec![Value::string(&vdi)])
+            {
+                tracing::warn!(vdi, %error, "a disk that was being made stays");
+            }
+        }
+        call.stack.db.change(|change| {
+            change.drop_note(&key);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
