@@ -52,6 +52,12 @@ impl Toolstack {
 
     /// Puts the parts together, with accounts that may log in; nothing runs yet.
     pub fn with_accounts(config: Config, db: Db, accounts: Box<dyn Accounts>) -> Arc<Self> {
+        let disks = Disks::new(&config);
+        Self::with_disks(config, db, accounts, disks)
+    }
+
+    /// The same, with disk processes of another kind or in another place.
+    pub fn with_disks(config: Config, db: Db, accounts: Box<dyn Accounts>, disks: Disks) -> Arc<Self> {
         let mut handlers = Handlers::default();
         crate::basics::register(&mut handlers);
         crate::events::register(&mut handlers);
@@ -62,7 +68,7 @@ impl Toolstack {
         Arc::new(Self {
             plans: Plans::new(config.worker_pool_size, config.per_vm_parallel),
             storage: Storage::new(&config),
-            disks: Disks::new(&config),
+            disks,
             machines: Machines::new(&config),
             sessions: Sessions::new(accounts),
             tasks: Tasks::default(),
@@ -80,7 +86,14 @@ impl Toolstack {
     /// The store's, or a part cannot be recovered.
     pub fn start(self: &Arc<Self>) -> Result<(), ApiError> {
         crate::basics::start(self)?;
+<<<<<<< HEAD
         crate::storage::recover(self)?;
+=======
+        // Storage asks who uses its disks; machines need storage to give disks up.
+        self.disks.adopt(self);
+        crate::storage::recover(self)?;
+        crate::machines::recover(self)?;
+>>>>>>> e003014 (core: put machines into the start of the toolstack)
         // Whoever finished or resumed its task has said so by now.
         self.tasks.fail_interrupted(self)?;
         let stack = Arc::downgrade(self);

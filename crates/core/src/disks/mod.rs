@@ -14,10 +14,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tapio_control::{PoolSpec, RunDir};
+use tapio_control::{PoolSpec, RunDir, disk_program};
 use tapio_model::ApiError;
 use tapio_sm::LiveDisk;
-use tapio_stat::VbdId;
+use tapio_stat::{ShmRoot, VbdId};
 use tapio_types::{Access, ChainSpec};
 use tapio_vm::{FrontSpec, PluggedDisk};
 use uuid::Uuid;
@@ -85,7 +85,9 @@ impl Disks {
     pub fn new(config: &Config) -> Self {
         // Whoever has the same run directory is the same toolstack.
         let owner = config.run_dir.display().to_string();
-        Self::with_backend(config, Arc::new(Processes::new(RunDir::from_env(), owner)))
+        // Control sockets are where every tool looks for them.
+        let (run, shm) = (RunDir::from_env(), ShmRoot::from_env());
+        Self::with_backend(config, Arc::new(Processes::new(disk_program(), run, shm, owner)))
     }
 
     /// On processes of another kind, for tests and scale.

@@ -3,13 +3,13 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tapio_control::{
     Command, ControlError, DiskEntry, DiskInfo, Errno, Front, FrontEntry, ImageSource, OwnClient, PoolSpec,
-    ProcessState, RunDir, SpawnOptions, VbdState, disk_program, processes, spawn,
+    ProcessState, RunDir, SpawnOptions, VbdState, processes, spawn,
 };
 use tapio_model::ApiError;
 use tapio_stat::pool::clean_pools;
@@ -31,15 +31,18 @@ const SOON: Duration = Duration::from_secs(5);
 /// The real ones.
 #[derive(Debug)]
 pub struct Processes {
+    program: PathBuf,
     run: RunDir,
+    /// Where they publish statistics and share pages.
+    shm: ShmRoot,
     /// Tells our processes from those of others on this machine.
     owner: String,
 }
 
 impl Processes {
-    /// Those of `owner`, with control sockets where every tool looks for them.
-    pub fn new(run: RunDir, owner: String) -> Self {
-        Self { run, owner }
+    /// Those of `owner`, running `program`.
+    pub fn new(program: PathBuf, run: RunDir, shm: ShmRoot, owner: String) -> Self {
+        Self { program, run, shm, owner }
     }
 
     fn client(&self, process: Process) -> Result<OwnClient, ApiError> {
@@ -139,13 +142,14 @@ fn set_io_priority(process: Process, priority: u16) {
 
 impl Backend for Processes {
     fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<Process, ApiError> {
-        let mut options = SpawnOptions::new(disk_program());
+        let mut options = SpawnOptions::new(&self.program);
         options.timeout = left(until);
         options.arguments.extend(devices.then(|| "--devices".to_owned()));
         options.environment = vec![
             (VBD_VARIABLE.into(), vbd.to_string()),
             (OWNER_VARIABLE.into(), self.owner.clone()),
             ("TAPIO_RUN_DIR".into(), self.run.path().display().to_string()),
+            ("TAPIO_SHM_DIR".into(), self.shm.path().display().to_string()),
         ];
         let pid = spawn(&options).map_err(|error| failed(&error))?;
         let started = started(pid).ok_or_else(|| {
@@ -387,7 +391,7 @@ impl Backend for Processes {
     }
 
     fn pool_ended(&self) {
-        if let Err(error) = clean_pools(&ShmRoot::from_env()) {
+        if let Err(error) = clean_pools(&self.shm) {
             tracing::warn!(%error, "left-over page pools");
         }
     }

@@ -117,7 +117,7 @@ fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Valu
             fields.push(("parent", Value::string(&source.reference)));
         }
         let made = vm::create_in(change, fields)?;
-        change.put_note(&format!("machines/make/{made}"), &source.reference);
+        change.put_note(format!("machines/make/{made}"), &source.reference);
         Ok(made)
     })?;
     step("vm-clone:recorded");
@@ -126,13 +126,13 @@ fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Valu
         // The plan has undone the disks.
         db.change(|change| {
             let new = change.get("VM", &made)?;
-            change.drop_note(&format!("machines/make/{made}"));
+            change.drop_note(format!("machines/make/{made}"));
             vm::remove_in(change, &new)
         })?;
     }
     result?;
     db.change(|change| {
-        change.drop_note(&format!("machines/make/{made}"));
+        change.drop_note(format!("machines/make/{made}"));
         refresh(change, "VM", &made)
     })?;
     Ok(Value::string(made))
@@ -307,7 +307,7 @@ fn provision(call: &Call, args: &Args) -> Result<Value, ApiError> {
                 format!("{} is the template itself: clone it and provision that", vm.text("name_label"));
             return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
         }
-        change.put_note(&format!("machines/provision/{}", vm.reference), "");
+        change.put_note(format!("machines/provision/{}", vm.reference), "");
         change.get("VM", &vm.reference)
     })?;
     let wanted = wanted_disks(template.map("other_config").get("disks").map_or("", String::as_str));

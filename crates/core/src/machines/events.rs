@@ -72,7 +72,7 @@ fn ended(stack: &Arc<Toolstack>, driver: &dyn VmDriver, event: &VmEvent) -> Resu
         return Ok(());
     }
     if let VmEvent::Crashed(_, why) = event {
-        lookup::tell(&stack.db, "VM_CRASHED", "VM", &vm, why);
+        lookup::tell(stack, "VM_CRASHED", &vm, why);
     }
     driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + RESTART)?;
     power::take_disks(&call, &vm, &format!("VM.{operation}"));
@@ -104,20 +104,15 @@ fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
     let vbd = stack.db.by_uuid("VBD", &uuid.to_string())?;
     let Err(error) = stack.disks.restart(uuid, Instant::now() + RESTART) else {
         tracing::warn!(vbd = %uuid, "its disk process had died and was started again");
-        lookup::tell(
-            &stack.db,
-            "VBD_DISK_PROCESS_RESTARTED",
-            "VM",
-            &*stack.db.get("VM", vbd.text("VM"))?,
-            &format!(
-                "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause, if anything."
-            ),
+        let told = format!(
+            "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause."
         );
+        lookup::tell(stack, "VBD_DISK_PROCESS_RESTARTED", &*stack.db.get("VM", vbd.text("VM"))?, &told);
         return Ok(());
     };
     let why = format!("The disk process of VBD {uuid} died and cannot be started again: {error}");
     recover::remove(&call, &note, Some(&vbd))?;
     record(&call, &vbd.reference, None, Some(&why))?;
-    lookup::tell(&stack.db, "VBD_DISK_PROCESS_DIED", "VM", &*stack.db.get("VM", vbd.text("VM"))?, &why);
+    lookup::tell(stack, "VBD_DISK_PROCESS_DIED", &*stack.db.get("VM", vbd.text("VM"))?, &why);
     Ok(())
 }

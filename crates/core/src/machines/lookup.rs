@@ -101,19 +101,11 @@ pub fn seconds(objects: &[&Object], key: &str, default: u64) -> Duration {
 }
 
 /// Tells people what happened by itself.
-pub fn tell(db: &Db, name: &str, class: &str, about: &Object, body: &str) {
-    let made = db.create(
-        "message",
-        &[
-            ("name", Value::string(name)),
-            ("priority", Value::Int(3)),
-            ("cls", Value::string(class)),
-            ("obj_uuid", Value::string(about.text("uuid"))),
-            ("timestamp", Value::DateTime(now())),
-            ("body", Value::string(body)),
-        ],
-    );
-    if let Err(error) = made {
-        tracing::warn!(name, body, %error, "a message could not be kept");
+pub fn tell(stack: &Toolstack, name: &str, vm: &Object, body: &str) {
+    tracing::warn!(name, vm = vm.text("uuid"), "{body}");
+    // A guest's last words may be long.
+    let body: String = body.chars().take(4_000).collect();
+    if let Err(error) = crate::tell(stack, name, 3, "VM", vm.text("uuid"), &body) {
+        tracing::warn!(name, %error, "a message could not be kept");
     }
 }

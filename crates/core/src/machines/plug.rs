@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::operation::refresh;
 use super::{devices, lookup, tuning};
-use crate::call::Call;
+use crate::call::{Call, Unwatched};
 use crate::db::Object;
 use crate::disks::{Note, Offer, Phase};
 use crate::plan::steps::step;
@@ -44,6 +44,8 @@ impl Patience {
 /// A disk of a machine, on its way in or out.
 pub struct Disk {
     call: Call,
+    /// The same, which nobody cancels: for what takes back.
+    calm: Call,
     driver: Arc<dyn VmDriver>,
     vm: Uuid,
     domid: u32,
@@ -95,6 +97,7 @@ impl Disk {
         };
         Ok(Arc::new(Self {
             call: call.clone(),
+            calm: Call { progress: Arc::new(Unwatched::default()), ..call.clone() },
             driver: lookup::driver(&call.stack, &vm)?,
             vm: vm.uuid()?,
             domid: u32::try_from(vm.int("domid")).unwrap_or(0),
@@ -145,7 +148,7 @@ impl Disk {
         if disks.of_vbd(uuid).is_some_and(|note| note.phase != Phase::Running) {
             // What an earlier attempt could not end is ended first.
             disks.end(uuid, true, Instant::now() + UNDO)?;
-            self.call.stack.storage.deactivate(&self.call, &self.vdi, &self.vbd)?;
+            self.call.stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
             disks.forget(uuid);
         }
         disks.note(Note {
@@ -180,7 +183,7 @@ impl Disk {
 
     fn deactivate(&self) -> Result<(), ApiError> {
         drop(taken(&self.opening));
-        self.call.stack.storage.deactivate(&self.call, &self.vdi, &self.vbd)?;
+        self.call.stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
         self.call.stack.disks.forget(self.spec.vbd);
         Ok(())
     }
@@ -284,11 +287,11 @@ impl Disk {
         let Call { stack, .. } = &self.call;
         let uuid = self.spec.vbd;
         // A snapshot of the VDI that runs is waited for: it needs the process.
-        let hold = stack.storage.closing(&self.call, &self.vdi)?;
+        let hold = stack.storage.closing(&self.calm, &self.vdi)?;
         let ended = stack.disks.end(uuid, force, until);
         drop(hold);
         ended.map_err(|error| self.named(error, until))?;
-        stack.storage.deactivate(&self.call, &self.vdi, &self.vbd)?;
+        stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
         step("vbd-unplug:deactivated");
         self.record_plugged(None)?;
         stack.disks.forget(uuid);

@@ -89,7 +89,7 @@ fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiE
 /// Writes down that a machine is about to start: a daemon that finds this ends what was begun.
 fn announce(change: &mut Change<'_>, vm: &Object) -> Result<Arc<Object>, ApiError> {
     let taken = change.all("VM").iter().map(|other| other.int("domid")).max().unwrap_or(0).max(0);
-    change.put_note(&note_key("start", vm), &vm.reference);
+    change.put_note(note_key("start", vm), &vm.reference);
     change.set("VM", &vm.reference, "domid", taken + 1)?;
     change.get("VM", &vm.reference)
 }
@@ -101,7 +101,7 @@ fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> R
     if begun.is_err() {
         // All steps are undone; what cannot be written now is done by the next start.
         let ended = call.stack.db.change(|change| {
-            change.drop_note(&note_key("start", vm));
+            change.drop_note(note_key("start", vm));
             change.set("VM", &vm.reference, "domid", -1)
         });
         if let Err(error) = ended {
@@ -149,7 +149,7 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     let state = if start_paused { "Paused" } else { "Running" };
     let console = driver.console(uuid);
     let recorded = call.stack.db.change(|change| {
-        change.drop_note(&note_key("start", vm));
+        change.drop_note(note_key("start", vm));
         change.set("VM", &vm.reference, "power_state", Value::string(state))?;
         change.set("VM", &vm.reference, "resident_on", Value::string(lookup::this_host(&call.stack.db)))?;
         if let Some(console) = &console {
@@ -236,7 +236,7 @@ fn begin_end(
             "Paused" if !asks_guest => {}
             _ => return Err(bad_power_state(vm, "Running")),
         }
-        change.put_note(&note_key("shutdown", vm), &vm.reference);
+        change.put_note(note_key("shutdown", vm), &vm.reference);
         change.get("VM", &vm.reference)
     })
 }
@@ -260,7 +260,7 @@ fn stop(call: &Call, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> 
     };
     if let Err(error) = ended {
         call.stack.db.change(|change| {
-            change.drop_note(&note_key("shutdown", vm));
+            change.drop_note(note_key("shutdown", vm));
             Ok(())
         })?;
         return Err(error);
@@ -317,8 +317,8 @@ impl crate::call::Progress for Uncancelled {
 /// The store's.
 pub fn halted(call: &Call, vm: &Object) -> Result<(), ApiError> {
     call.stack.db.change(|change| {
-        change.drop_note(&note_key("shutdown", vm));
-        change.drop_note(&note_key("start", vm));
+        change.drop_note(note_key("shutdown", vm));
+        change.drop_note(note_key("start", vm));
         change.set("VM", &vm.reference, "power_state", Value::string("Halted"))?;
         change.set("VM", &vm.reference, "resident_on", Value::string(NULL_REF))?;
         change.set("VM", &vm.reference, "domid", -1)?;

@@ -72,7 +72,7 @@ fn machine(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
         (_, VmState::Halted) => {
             if !was_ending {
                 let why = "The machine was not running when the toolstack was started.";
-                lookup::tell(db, "VM_CRASHED", "VM", vm, why);
+                lookup::tell(&call.stack, "VM_CRASHED", vm, why);
             }
             driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + TIDY)?;
             power::take_disks(call, vm, "finish shutdown");
@@ -81,7 +81,7 @@ fn machine(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
         (_, now) => {
             let word = if now == VmState::Paused { "Paused" } else { "Running" };
             db.change(|change| {
-                change.drop_note(&format!("machines/shutdown/{uuid}"));
+                change.drop_note(format!("machines/shutdown/{uuid}"));
                 change.set("VM", &vm.reference, "power_state", Value::string(word))
             })
         }

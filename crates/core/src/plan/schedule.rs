@@ -346,8 +346,8 @@ impl Schedule {
                     let child = run.nodes[parent].children[rest];
                     self.start(id, child, now);
                 } else {
-                    for child in run.nodes[parent].children[rest..].to_vec() {
-                        run.skip(child, now);
+                    for place in rest..children {
+                        run.skip(run.nodes[parent].children[place], now);
                     }
                     self.ended(id, parent, ok, now);
                 }

@@ -84,7 +84,6 @@ impl Storage {
     /// The attached SR.
     ///
     /// # Errors
-<<<<<<< HEAD
     /// `HANDLE_INVALID`, `SR_HAS_NO_PBDS`, `SR_NOT_ATTACHED`.
     fn attached(&self, db: &Db, sr: &str) -> Result<Arc<Attached>, ApiError> {
         if let Some(attached) = self.gate.state().attached.get(sr) {
@@ -93,17 +92,6 @@ impl Storage {
         db.get("SR", sr)?;
         let is_without = db.find("PBD", "SR", sr).is_empty();
         Err(ApiError::new(if is_without { "SR_HAS_NO_PBDS" } else { "SR_NOT_ATTACHED" }, [sr]))
-=======
-    /// `VDI_IN_USE`, `SR_NOT_ATTACHED`, the driver's.
-    pub fn activate(
-        &self,
-        _call: &Call,
-        _vdi: &str,
-        _holder: &str,
-        _access: Access,
-    ) -> Result<Opening, ApiError> {
-        Err(ApiError::new("NOT_IMPLEMENTED", ["VDI.activate"]))
->>>>>>> 834fd0f (core: machines and their disks)
     }
 
     /// Who has VDIs open: the VDI's reference, the holder's name, and what it may do.

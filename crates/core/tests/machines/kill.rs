@@ -1,0 +1,162 @@
+//! The daemon is killed at every named step of every operation; the next one puts everything in order.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use tapio_core::plan::steps::STEPS;
+use tapio_model::Value;
+
+use crate::rig::{MIB, Rig};
+
+/// Where the child works, and what it does.
+const DIR: &str = "TAPIO_KILL_DIR";
+const TASK: &str = "TAPIO_KILL_TASK";
+
+fn vm(rig: &Rig) -> String {
+    rig.stack.db.find("VM", "name_label", "guest")[0].reference.clone()
+}
+
+fn first_vbd(rig: &Rig) -> String {
+    let vbds = rig.stack.db.find("VBD", "VM", &vm(rig));
+    vbds.iter().find(|vbd| vbd.text("userdevice") == "0").expect("a disk").reference.clone()
+}
+
+fn perform(rig: &Rig, task: &str) -> Value {
+    let (vm, vbd) = (vm(rig), first_vbd(rig));
+    let start = |vm: &str| rig.call("VM.start", vec![vm.into(), false.into(), false.into()]);
+    match task {
+        "prepare" | "idle" => Value::Void,
+        "vm-start" => start(&vm),
+        "vm-shutdown" => rig.call("VM.hard_shutdown", vec![vm.into()]),
+        "vbd-plug" => rig.call("VBD.plug", vec![vbd.into()]),
+        "vbd-unplug" => rig.call("VBD.unplug", vec![vbd.into()]),
+        "vm-clone" => rig.call("VM.clone", vec![vm.into(), "clone".into()]),
+        "vm-destroy" => rig.call("VM.destroy", vec![vm.into()]),
+        other => panic!("no task {other}"),
+    }
+}
+
+/// Run as a process of its own by the test below.
+#[test]
+#[ignore = "a child of another test"]
+fn child() {
+    let dir = std::env::var(DIR).expect("started by its parent");
+    let task = std::env::var(TASK).expect("started by its parent");
+    let rig = Rig::again(Path::new(&dir));
+    if rig.stack.db.find("VM", "name_label", "guest").is_empty() {
+        let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
+        (0..2).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
+    }
+    perform(&rig, &task);
+}
+
+/// Runs the child; answers its exit status.
+fn run(dir: &Path, task: &str, die_at: Option<&str>) -> i32 {
+    let mut command = Command::new(std::env::current_exe().expect("the test has a path"));
+    command.args(["--exact", "kill::child", "--ignored", "--nocapture"]);
+    command.env(DIR, dir).env(TASK, task).stdin(Stdio::null()).stdout(Stdio::null());
+    command.env_remove("TAPIO_DIE_AT").envs(die_at.map(|step| ("TAPIO_DIE_AT", step)));
+    let log = std::fs::File::create(dir.join("child.log")).expect("a log");
+    let mut child = command.stderr(log).spawn().expect("the child starts");
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = child.try_wait().expect("a status") {
+            return status.code().unwrap_or(-1);
+        }
+        if Instant::now() > until {
+            child.kill().expect("it is ours");
+            child.wait().expect("it ends");
+            let log = std::fs::read_to_string(dir.join("child.log")).unwrap_or_default();
+            panic!("{task} to {die_at:?} does not end: {log}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What must have been done before, and what is done to come to the step.
+fn story(step: &str) -> (&'static str, &'static str) {
+    match step.split(':').next().unwrap_or_default() {
+        "vbd-unplug" => ("vm-start", "vbd-unplug"),
+        "vm-shutdown" => ("vm-start", "vm-shutdown"),
+        "vm-start" => ("prepare", "vm-start"),
+        "vm-clone" => ("prepare", "vm-clone"),
+        "vm-destroy" => ("prepare", "vm-destroy"),
+        // Once while a machine starts, once into one that runs.
+        "vbd-plug" => ("prepare", "vm-start"),
+        other => panic!("no story for {other}: add one"),
+    }
+}
+
+fn killed_at(step: &'static str, before: &str, task: &str) {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let dir = scratch.path();
+    assert_eq!(run(dir, before, None), 0, "{before}: {}", log(dir));
+    if task == "vbd-plug" {
+        assert_eq!(run(dir, "vbd-unplug", None), 0, "{}", log(dir));
+    }
+    let status = run(dir, task, Some(step));
+    assert_eq!(status, 137, "{task} does not come to {step}: {}", log(dir));
+    let rig = Rig::again(dir);
+    rig.check_real();
+    let (vm, vbd) = (vm(&rig), first_vbd(&rig));
+    let state = rig.get("VM", &vm).text("power_state").to_owned();
+    let is_plugged = rig.get("VBD", &vbd).bool("currently_attached");
+    match (task, step) {
+        ("vm-start", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
+        ("vm-shutdown", "vm-shutdown:noted") => assert_eq!(state, "Running"),
+        ("vm-shutdown", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
+        ("vbd-plug" | "vbd-unplug", _) => {
+            assert_eq!((state.as_str(), is_plugged), ("Running", false), "{step}");
+        }
+        ("vm-clone", _) => {
+            assert!(rig.stack.db.find("VM", "name_label", "clone").is_empty(), "{step}");
+            let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
+            assert_eq!(managed, 2, "{step}: disks of the clone are left");
+        }
+        _ => assert_eq!(state, "Halted"),
+    }
+    // All goes on from here.
+    if state == "Halted" {
+        perform(&rig, "vm-start");
+    } else if !is_plugged {
+        perform(&rig, "vbd-plug");
+    }
+    rig.check_real();
+    perform(&rig, "vm-shutdown");
+    rig.check_real();
+}
+
+fn log(dir: &Path) -> String {
+    std::fs::read_to_string(dir.join("child.log")).unwrap_or_default()
+}
+
+#[test]
+fn every_step_of_every_operation() {
+    let mut stories: Vec<_> = STEPS
+        .iter()
+        .map(|step| {
+            let (before, task) = story(step.name);
+            (step.name, before, task)
+        })
+        .collect();
+    stories.extend(
+        STEPS
+            .iter()
+            .filter(|step| step.name.starts_with("vbd-plug"))
+            .map(|step| (step.name, "vm-start", "vbd-plug")),
+    );
+    // The host has few processors; a child waits for disks most of the time.
+    let stories = Mutex::new(stories);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                loop {
+                    let Some((step, before, task)) = stories.lock().expect("no panic").pop() else { return };
+                    killed_at(step, before, task);
+                }
+            });
+        }
+    });
+}

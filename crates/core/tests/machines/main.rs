@@ -1,0 +1,9 @@
+//! Machines and their disks through the toolstack, as clients use them.
+
+mod kill;
+mod pretend;
+mod real;
+mod rig;
+mod storm;
+mod vbd;
+mod vm;

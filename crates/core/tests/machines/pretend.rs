@@ -1,0 +1,103 @@
+//! Disk processes that only seem to be: for scale, and for times that are known.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use tapio_control::{DiskInfo, PoolSpec};
+use tapio_core::disks::{Backend, Offer, Process, Tuning};
+use tapio_model::ApiError;
+use tapio_stat::VbdId;
+use tapio_types::{Access, ChainSpec};
+use tapio_vm::FrontSpec;
+use uuid::Uuid;
+
+#[derive(Debug, Default)]
+pub struct Pretend {
+    /// How long it takes to open images.
+    pub open: Duration,
+    next: AtomicI32,
+    alive: Mutex<BTreeMap<i32, Uuid>>,
+}
+
+impl Backend for Pretend {
+    fn start(&self, vbd: Uuid, _: bool, _: Instant) -> Result<Process, ApiError> {
+        // Below zero: no process of the machine has such a number.
+        let pid = -1 - self.next.fetch_add(1, Ordering::Relaxed);
+        self.alive.lock().expect("no panic").insert(pid, vbd);
+        Ok(Process { pid, started: 0 })
+    }
+
+    fn free_minor(&self, used: &dyn Fn(u16) -> bool) -> Result<u16, ApiError> {
+        (0..u16::MAX).find(|minor| !used(*minor)).ok_or_else(|| ApiError::internal("no minor is free"))
+    }
+
+    fn open(
+        &self,
+        _: Process,
+        _: u16,
+        _: &ChainSpec,
+        _: &PoolSpec,
+        _: &Tuning,
+        _: Instant,
+    ) -> Result<DiskInfo, ApiError> {
+        std::thread::sleep(self.open);
+        Ok(DiskInfo { sectors: 8192, sector_size: 512, info: 0 })
+    }
+
+    fn offer(
+        &self,
+        _: Process,
+        _: u16,
+        _: &FrontSpec,
+        _: Access,
+        _: Option<VbdId>,
+        _: Instant,
+    ) -> Result<Offer, ApiError> {
+        Ok(Offer::default())
+    }
+
+    fn withdraw(&self, _: Process, _: u16, _: &Offer, _: bool, _: Instant) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn end(&self, process: Process, _: Option<u16>, _: bool, _: Instant) -> Result<(), ApiError> {
+        self.alive.lock().expect("no panic").remove(&process.pid);
+        Ok(())
+    }
+
+    fn pause(&self, _: Process, _: u16, _: Instant) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn resume(&self, _: Process, _: u16, _: &ChainSpec, _: Instant) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn snapshot(&self, _: Process, _: u16, _: &Path, _: Instant) -> Result<(), ApiError> {
+        Err(ApiError::internal("a pretended disk makes no files"))
+    }
+
+    fn grow(&self, _: Process, _: u16, _: u64, _: Instant) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn tune(&self, _: Process, _: u16, _: &Tuning, _: Instant) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn is_alive(&self, process: Process) -> bool {
+        self.alive.lock().expect("no panic").contains_key(&process.pid)
+    }
+
+    fn serves(&self, process: Process, _: u16, _: Instant) -> bool {
+        self.is_alive(process)
+    }
+
+    fn ours(&self) -> Vec<(Process, Uuid)> {
+        let alive = self.alive.lock().expect("no panic");
+        alive.iter().map(|(pid, vbd)| (Process { pid: *pid, started: 0 }, *vbd)).collect()
+    }
+}
