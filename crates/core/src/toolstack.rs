@@ -86,14 +86,10 @@ impl Toolstack {
     /// The store's, or a part cannot be recovered.
     pub fn start(self: &Arc<Self>) -> Result<(), ApiError> {
         crate::basics::start(self)?;
-<<<<<<< HEAD
-        crate::storage::recover(self)?;
-=======
         // Storage asks who uses its disks; machines need storage to give disks up.
         self.disks.adopt(self);
         crate::storage::recover(self)?;
         crate::machines::recover(self)?;
->>>>>>> e003014 (core: put machines into the start of the toolstack)
         // Whoever finished or resumed its task has said so by now.
         self.tasks.fail_interrupted(self)?;
         let stack = Arc::downgrade(self);
