@@ -17,9 +17,15 @@ use uuid::Uuid;
 #[derive(Debug, Default)]
 pub struct Pretend {
     /// How long it takes to open images.
-    pub open: Duration,
+    open: Duration,
     next: AtomicI32,
     alive: Mutex<BTreeMap<i32, Uuid>>,
+}
+
+impl Pretend {
+    pub fn opening_in(open: Duration) -> Self {
+        Self { open, ..Self::default() }
+    }
 }
 
 impl Backend for Pretend {
@@ -51,12 +57,13 @@ impl Backend for Pretend {
         &self,
         _: Process,
         _: u16,
-        _: &FrontSpec,
+        front: &FrontSpec,
         _: Access,
         _: Option<VbdId>,
         _: Instant,
     ) -> Result<Offer, ApiError> {
-        Ok(Offer::default())
+        let node = (*front == FrontSpec::Device).then(|| "/dev/null".into());
+        Ok(Offer { id: None, node })
     }
 
     fn withdraw(&self, _: Process, _: u16, _: &Offer, _: bool, _: Instant) -> Result<(), ApiError> {

@@ -125,7 +125,7 @@ impl Rig {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             let record = self.get("task", task);
-            if record.text("status") != "pending" {
+            if !["pending", "cancelling"].contains(&record.text("status")) {
                 return record;
             }
             assert!(Instant::now() < until, "the task does not end: {record:?}");

@@ -50,7 +50,7 @@ fn a_storm_of_a_hundred_and_twenty_five_machines_with_eight_disks() {
 #[test]
 fn disks_are_plugged_beside_each_other() {
     let open = Duration::from_millis(40);
-    let rig = Rig::with(std::sync::Arc::new(Pretend { open, ..Pretend::default() }));
+    let rig = Rig::with(std::sync::Arc::new(Pretend::opening_in(open)));
     let sr = rig.make_sr();
     let vdi = rig.make_vdi(&sr, MIB);
     let vm = machine(&rig, &vdi, 20);
