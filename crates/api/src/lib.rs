@@ -2,8 +2,12 @@
 
 pub mod base64;
 pub mod datetime;
+pub mod door;
+mod files;
 pub mod jsonrpc;
 pub mod limits;
+pub mod server;
+pub mod tls;
 pub mod xmlrpc;
 
 #[cfg(test)]

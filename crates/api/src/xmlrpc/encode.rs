@@ -15,19 +15,20 @@ const COUNTED: &str = "valid_ref_counts";
 /// U+FFFD, and a carriage return is written by number so that no reader takes it for a line end.
 fn push_text(out: &mut String, text: &str) {
     let mut plain_from = 0;
-    for (at, character) in text.char_indices() {
-        let replacement = match character {
-            '<' => "&lt;",
-            '>' => "&gt;",
-            '&' => "&amp;",
-            '\r' => "&#13;",
-            '\t' | '\n' => continue,
-            '\0'..='\u{1f}' | '\u{fffe}' | '\u{ffff}' => "\u{fffd}",
+    for (at, byte) in text.bytes().enumerate() {
+        let (replacement, len) = match byte {
+            b'<' => ("&lt;", 1),
+            b'>' => ("&gt;", 1),
+            b'&' => ("&amp;", 1),
+            b'\r' => ("&#13;", 1),
+            b'\t' | b'\n' => continue,
+            0..=0x1f => ("\u{fffd}", 1),
+            0xef if text[at..].starts_with(['\u{fffe}', '\u{ffff}']) => ("\u{fffd}", 3),
             _ => continue,
         };
         out.push_str(&text[plain_from..at]);
         out.push_str(replacement);
-        plain_from = at + character.len_utf8();
+        plain_from = at + len;
     }
     out.push_str(&text[plain_from..]);
 }
