@@ -1,5 +1,6 @@
 //! The doors to the toolstack.
 
+pub mod accounts;
 pub mod base64;
 pub mod datetime;
 pub mod door;

@@ -25,8 +25,10 @@ impl Lane {
             return Self::Login;
         }
         // `Async.VM.start` is answered as soon as its task is made: its class is `Async`, which no table has.
-        let found = tapio_model::class(class).and_then(|class| class.message(message));
-        if found.is_some_and(|message| message.is_async) { Self::Slow } else { Self::Quick }
+        let Some(class) = tapio_model::class(class) else { return Self::Quick };
+        let made = matches!(message, "create" | "destroy") && class.constructor.is_some();
+        let long = class.message(message).is_some_and(|message| message.is_async);
+        if made || long { Self::Slow } else { Self::Quick }
     }
 }
 
