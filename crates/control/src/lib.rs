@@ -18,6 +18,7 @@
 //! | `client`, `own_client`, `spawn`, `discover` | the asking side |
 //! | `host`, `server` | the answering side, over the [`DiskHost`] trait |
 //! | `stats_text` | the statistics line in tapdisk's order and spacing |
+//! | `notify` | telling the service manager how a process stands |
 //! | `program` | the options of the disk program as data, for its parser and its manual page |
 //!
 //! This crate must never depend on the data path: it only names what a disk can be asked to do.
@@ -31,6 +32,7 @@ mod limits;
 mod message;
 mod minor;
 mod mirror;
+pub mod notify;
 mod own;
 mod own_client;
 mod paths;

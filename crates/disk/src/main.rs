@@ -20,11 +20,11 @@ mod log;
 mod memory;
 mod mirror;
 mod nbd_servers;
-mod notify;
 mod process;
 mod sandbox;
 mod start;
 mod table;
+mod watchdog;
 
 use std::process::ExitCode;
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
 use tapio_control::{
-    ControlError, DiskHost, Ended, Front, FrontRequest, Key, Limits, OpenRequest, Result, RunDir,
+    ControlError, DiskHost, Ended, Front, FrontRequest, Key, Limits, OpenRequest, Result, RunDir, notify,
     remove_stale_sockets, serve,
 };
 use tapio_format::live::vhd::intent;
@@ -18,10 +18,10 @@ use crate::device;
 use crate::host::Host;
 use crate::log;
 use crate::memory::Budget;
-use crate::notify;
 use crate::process::{self, Fork};
 use crate::sandbox;
 use crate::table::Table;
+use crate::watchdog::watched;
 
 /// Runs the process until it is told to end.
 ///
@@ -54,8 +54,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     };
     notify::ready(&status(&table));
-    let ended =
-        notify::watched(&table, || serve(&listener, &table, Limits::default(), Some(termination.as_fd())));
+    let ended = watched(&table, || serve(&listener, &table, Limits::default(), Some(termination.as_fd())));
     notify::stopping("closing its disks");
     // New clients shall not find a process that is going.
     let _ = fs::remove_file(run.socket(std::process::id() as i32));
@@ -87,7 +86,9 @@ fn begin(options: &Options) -> Result<Begun> {
         log::line(&format!("goes on without {}", refused.join(", ")));
     }
     clean_up(&run, &shm);
-    notify::find_manager();
+    if let Err(why) = notify::find_manager() {
+        log::line(&why);
+    }
     run.create()?;
     let memory = Budget::new(options.memory_max)?;
     let own = sandbox::Own {

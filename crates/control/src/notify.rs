@@ -1,4 +1,4 @@
-//! Telling the service manager how the process stands, by systemd's notify protocol (sd_notify(3)): datagrams of
+//! Telling the service manager how a process stands, by systemd's notify protocol (sd_notify(3)): datagrams of
 //! `NAME=value` lines to the socket that `NOTIFY_SOCKET` names. Nothing happens where that is not set.
 
 use std::env;
@@ -8,21 +8,21 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use tapio_control::DiskHost;
-
-use crate::log;
-
 /// The manager's socket, connected while the process may still reach it.
 static MANAGER: OnceLock<UnixDatagram> = OnceLock::new();
 
 /// Finds the service manager. To be called before the process restricts itself.
-pub fn find_manager() {
-    let Some(name) = env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else { return };
-    match name.to_str().ok_or_else(|| io::ErrorKind::InvalidInput.into()).and_then(connect) {
-        // It is set once, by the only thread there is.
-        Ok(socket) => drop(MANAGER.set(socket)),
-        Err(error) => log::line(&format!("cannot reach the service manager at {}: {error}", name.display())),
-    }
+///
+/// # Errors
+/// A sentence: there is one, and it cannot be reached.
+pub fn find_manager() -> Result<(), String> {
+    let Some(name) = env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else { return Ok(()) };
+    let socket = name.to_str().ok_or_else(|| io::ErrorKind::InvalidInput.into()).and_then(connect);
+    let socket =
+        socket.map_err(|error| format!("cannot reach the service manager at {}: {error}", name.display()))?;
+    // It is set once, by the only thread there is.
+    drop(MANAGER.set(socket));
+    Ok(())
 }
 
 /// A path from the root, or a name in the abstract namespace after an `@`.
@@ -63,36 +63,17 @@ pub fn stopping(status: &str) {
     send(&format!("STOPPING=1\nSTATUS={}", line(status)));
 }
 
-/// How often the manager wants to hear that the process lives, if it asked this process for that.
-fn watchdog_interval() -> Option<Duration> {
+/// The process lives.
+pub fn alive() {
+    send("WATCHDOG=1");
+}
+
+/// How often the manager wants to hear [`alive`], if it asked this process for that.
+pub fn watchdog_interval() -> Option<Duration> {
     MANAGER.get()?;
     let for_us = env::var("WATCHDOG_PID").map_or(true, |pid| pid.parse() == Ok(std::process::id()));
     let micros: u64 = env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
     (for_us && micros > 0).then(|| Duration::from_micros(micros) / 2)
-}
-
-/// Runs `serve`, with a thread beside it that tells the manager that the disks' threads answer, if it asked for that.
-/// A storage that hangs does not keep a thread from answering; a fault of this program does.
-pub fn watched<T>(host: &dyn DiskHost, serve: impl FnOnce() -> T) -> T {
-    let Some(interval) = watchdog_interval() else { return serve() };
-    std::thread::scope(|scope| {
-        let (ended, over) = std::sync::mpsc::sync_channel::<()>(0);
-        let beat = move || {
-            while over.recv_timeout(interval) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                if host.list().iter().all(|disk| host.stats(disk.minor).is_ok()) {
-                    send("WATCHDOG=1");
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("watchdog".into()).stack_size(128 << 10);
-        if let Err(error) = thread.spawn_scoped(scope, beat) {
-            log::line(&format!("no thread for the service manager's watchdog: {error}"));
-        }
-        send("WATCHDOG=1");
-        let result = serve();
-        drop(ended);
-        result
-    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,73 @@
+//! How many connections there are, in all and of each peer.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Whose connections are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Who {
+    Address(IpAddr),
+    User(u32),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    counts: Mutex<HashMap<Who, usize>>,
+}
+
+/// A place for one connection.
+#[derive(Debug)]
+pub(super) struct Place {
+    peers: Arc<Peers>,
+    who: Who,
+}
+
+impl Peers {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Who, usize>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for one more, where there is some.
+    pub(super) fn enter(self: &Arc<Self>, who: Who, each_max: usize, all_max: usize) -> Option<Place> {
+        let mut counts = self.lock();
+        if counts.values().sum::<usize>() >= all_max {
+            return None;
+        }
+        let count = counts.get(&who).copied().unwrap_or_default();
+        if count >= each_max {
+            return None;
+        }
+        counts.insert(who, count + 1);
+        Some(Place { peers: Arc::clone(self), who })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.peers.lock();
+        if let Some(count) = counts.get_mut(&self.who) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.who);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_and_all_are_bounded_and_places_come_back() {
+        let peers = Arc::new(Peers::default());
+        let mut held: Vec<Place> = (0..2).map(|_| peers.enter(Who::User(1), 2, 3).expect("room")).collect();
+        assert!(peers.enter(Who::User(1), 2, 3).is_none());
+        held.push(peers.enter(Who::User(2), 2, 3).expect("room"));
+        assert!(peers.enter(Who::User(3), 2, 3).is_none());
+        assert_eq!(peers.lock().len(), 2, "who was refused leaves nothing behind");
+        drop(held);
+        assert!(peers.lock().is_empty());
+    }
+}

@@ -1,0 +1,432 @@
+//! What the daemon is told: defaults, then the configuration file, then the command line.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tapio_api::accounts::PamOptions;
+use tapio_api::server::ServerLimits;
+
+use crate::args::Options;
+
+/// Where settings are, unless `--config` says otherwise.
+pub const CONFIG_FILE: &str = "/etc/tapio/tapiod.conf";
+
+/// A larger file is no configuration.
+const CONFIG_LEN_MAX: u64 = 1 << 20;
+
+/// Everything that can be set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub run_dir: PathBuf,
+    pub state_dir: PathBuf,
+    pub mount_dir: PathBuf,
+    pub worker_pool_size: usize,
+    pub per_vm_parallel: usize,
+    /// HTTPS.
+    pub listen: Vec<SocketAddr>,
+    /// HTTP, on loopback.
+    pub http: Vec<SocketAddr>,
+    pub unix_sockets: Vec<PathBuf>,
+    pub unix_socket_mode: u32,
+    pub cors_origins: Vec<String>,
+    /// Whether accounts of the system can log in.
+    pub pam: bool,
+    pub pam_service: Option<String>,
+    pub session_idle: Duration,
+    pub log_level: String,
+    pub limits: ServerLimits,
+    pub default_sr: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            run_dir: "/run/tapio".into(),
+            state_dir: "/var/lib/tapio".into(),
+            mount_dir: "/run/sr-mount".into(),
+            worker_pool_size: 16,
+            per_vm_parallel: 10,
+            listen: vec![([0, 0, 0, 0], 443).into()],
+            http: vec![([127, 0, 0, 1], 80).into()],
+            unix_sockets: Vec::new(),
+            unix_socket_mode: 0o600,
+            cors_origins: Vec::new(),
+            pam: true,
+            pam_service: None,
+            session_idle: Duration::from_secs(86_400),
+            log_level: "info".to_owned(),
+            limits: ServerLimits::default(),
+            default_sr: None,
+        }
+    }
+}
+
+/// One key of the file.
+struct Key {
+    name: &'static str,
+    doc: &'static str,
+    set: fn(&mut Settings, &str) -> Result<(), String>,
+    show: fn(&Settings) -> String,
+}
+
+fn number<T: std::str::FromStr + PartialOrd + std::fmt::Display>(
+    text: &str,
+    min: T,
+    max: T,
+) -> Result<T, String> {
+    let number = text.parse::<T>().ok().filter(|number| *number >= min && *number <= max);
+    number.ok_or_else(|| format!("'{text}': a whole number from {min} to {max} is expected"))
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    number(text, 1, 31_536_000).map(Duration::from_secs)
+}
+
+fn directory(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_absolute() { Ok(path) } else { Err(format!("'{text}': a path from the root is expected")) }
+}
+
+fn list(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|word| !word.is_empty() && *word != "none")
+}
+
+fn addresses(text: &str) -> Result<Vec<SocketAddr>, String> {
+    let address = |word: &str| {
+        word.parse()
+            .map_err(|_| format!("'{word}': ADDRESS:PORT is expected, as 0.0.0.0:443 or [::]:443, or none"))
+    };
+    list(text).map(address).collect()
+}
+
+fn shown<T: ToString>(items: &[T]) -> String {
+    if items.is_empty() {
+        return "none".to_owned();
+    }
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
+macro_rules! count {
+    ($name:literal, $doc:literal, $min:literal..=$max:literal, $($field:ident).+) => {
+        Key {
+            name: $name,
+            doc: $doc,
+            set: |settings, text| number(text, $min, $max).map(|value| settings.$($field).+ = value),
+            show: |settings| settings.$($field).+.to_string(),
+        }
+    };
+}
+
+macro_rules! path {
+    ($name:literal, $doc:literal, $field:ident) => {
+        Key {
+            name: $name,
+            doc: $doc,
+            set: |settings, text| directory(text).map(|path| settings.$field = path),
+            show: |settings| settings.$field.display().to_string(),
+        }
+    };
+}
+
+macro_rules! time {
+    ($name:literal, $doc:literal, $($field:ident).+) => {
+        Key {
+            name: $name,
+            doc: $doc,
+            set: |settings, text| seconds(text).map(|time| settings.$($field).+ = time),
+            show: |settings| settings.$($field).+.as_secs().to_string(),
+        }
+    };
+}
+
+const KEYS: &[Key] = &[
+    path!("run-dir", "sockets and pid files; empty after a reboot", run_dir),
+    path!("state-dir", "what survives a reboot: the database, the certificate, accounts", state_dir),
+    path!("mount-dir", "SRs are mounted below it", mount_dir),
+    count!("worker-pool-size", "steps of operations at a time on this host", 1..=1024, worker_pool_size),
+    count!("per-vm-parallel", "steps of operations at a time for one machine", 1..=255, per_vm_parallel),
+    Key {
+        name: "listen",
+        doc: "addresses for HTTPS, or none",
+        set: |settings, text| addresses(text).map(|all| settings.listen = all),
+        show: |settings| shown(&settings.listen),
+    },
+    Key {
+        name: "http",
+        doc: "loopback addresses for plain HTTP, or none",
+        set: |settings, text| addresses(text).map(|all| settings.http = all),
+        show: |settings| shown(&settings.http),
+    },
+    Key {
+        name: "unix-socket",
+        doc: "UNIX sockets; root needs no password there. Clients of XenServer look at /var/lib/xcp/xapi",
+        set: |settings, text| {
+            settings.unix_sockets = list(text).map(directory).collect::<Result<_, _>>()?;
+            Ok(())
+        },
+        show: |settings| {
+            shown(&settings.sockets().iter().map(|path| path.display().to_string()).collect::<Vec<_>>())
+        },
+    },
+    Key {
+        name: "unix-socket-mode",
+        doc: "who may connect to them; others than root still have to log in",
+        set: |settings, text| {
+            let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+            settings.unix_socket_mode =
+                mode.ok_or_else(|| format!("'{text}': a mode as 0600 is expected"))?;
+            Ok(())
+        },
+        show: |settings| format!("{:04o}", settings.unix_socket_mode),
+    },
+    Key {
+        name: "cors-origins",
+        doc: "web pages of these origins may call (https://a.example, or * for all)",
+        set: |settings, text| {
+            settings.cors_origins = list(text).map(str::to_owned).collect();
+            Ok(())
+        },
+        show: |settings| shown(&settings.cors_origins),
+    },
+    Key {
+        name: "pam",
+        doc: "whether accounts of the system may log in: on or off",
+        set: |settings, text| {
+            settings.pam = match text {
+                "on" => true,
+                "off" => false,
+                _ => return Err(format!("'{text}': on or off is expected")),
+            };
+            Ok(())
+        },
+        show: |settings| if settings.pam { "on" } else { "off" }.to_owned(),
+    },
+    Key {
+        name: "pam-service",
+        doc: "whose rules PAM goes by; none: tapio where /etc/pam.d has it, otherwise login, otherwise common-auth",
+        set: |settings, text| {
+            settings.pam_service = list(text).next().map(str::to_owned);
+            Ok(())
+        },
+        show: |settings| settings.pam_service.clone().unwrap_or_else(|| "none".to_owned()),
+    },
+    time!("session-idle", "seconds after which an unused session ends", session_idle),
+    Key {
+        name: "log-level",
+        doc: "error, warn, info, debug, trace, or per part as info,tapio_api=debug",
+        set: |settings, text| {
+            crate::logs::check(text)?;
+            text.clone_into(&mut settings.log_level);
+            Ok(())
+        },
+        show: |settings| settings.log_level.clone(),
+    },
+    count!("connections-max", "connections of all clients", 1..=100_000, limits.connections_max),
+    count!("connections-per-peer", "connections of one client", 1..=100_000, limits.connections_per_peer_max),
+    count!("call-size-max", "bytes of a call", 65_536..=67_108_864, limits.body_len_max),
+    count!(
+        "calls-size-max",
+        "bytes of all calls that are being received",
+        1_048_576..=4_294_967_296,
+        limits.bodies_len_max
+    ),
+    count!("short-calls", "short calls at work at a time", 1..=1024, limits.quick.running_max),
+    count!(
+        "long-calls",
+        "calls that work on disks and machines, at a time",
+        1..=4096,
+        limits.slow.running_max
+    ),
+    count!("logins", "passwords that are checked at a time", 1..=64, limits.login.running_max),
+    count!(
+        "waiting-calls",
+        "long calls that wait for others to end; more are refused",
+        1..=65_536,
+        limits.slow.waiting_max
+    ),
+    time!("head-time", "seconds for a TLS handshake and for a request's head", limits.head_time),
+    time!("body-time", "seconds for a call to arrive", limits.body_time),
+    time!("write-time", "seconds in which a client takes some of its answer", limits.write_time),
+    time!("idle-time", "seconds between two requests on one connection", limits.idle_time),
+];
+
+impl Settings {
+    /// The sockets that are to be made.
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        if self.unix_sockets.is_empty() { vec![self.run_dir.join("xapi")] } else { self.unix_sockets.clone() }
+    }
+
+    /// How PAM is asked; none: not at all.
+    pub fn pam(&self) -> Option<PamOptions> {
+        self.pam.then(|| PamOptions { service: self.pam_service.clone(), dir: None })
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| {
+            let all: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
+            format!("there is no key '{name}'; there are {}", all.join(", "))
+        })?;
+        (key.set)(self, value).map_err(|why| format!("{name}: {why}"))
+    }
+
+    fn read(&mut self, path: &Path, must_exist: bool) -> Result<(), String> {
+        let told = |error: io::Error| format!("{}: {error}", path.display());
+        match fs::metadata(path) {
+            Ok(data) if data.len() > CONFIG_LEN_MAX => return Err(format!("{}: too large", path.display())),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => return Ok(()),
+            Err(error) => return Err(told(error)),
+        }
+        let text = fs::read_to_string(path).map_err(told)?;
+        for (at, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let place = |why: String| format!("{}, line {}: {why}", path.display(), at + 1);
+            let (name, value) =
+                line.split_once('=').ok_or_else(|| place("'key = value' is expected".to_owned()))?;
+            self.set(name.trim(), value.trim()).map_err(place)?;
+        }
+        Ok(())
+    }
+
+    /// What file and command line say together.
+    ///
+    /// # Errors
+    /// A sentence with the place of what is wrong.
+    pub fn gather(options: &Options) -> Result<Self, String> {
+        let mut settings = Self::default();
+        match &options.config {
+            Some(path) => settings.read(path, true)?,
+            None => settings.read(Path::new(CONFIG_FILE), false)?,
+        }
+        for pair in &options.set {
+            let (name, value) =
+                pair.split_once('=').ok_or_else(|| format!("--set {pair}: KEY=VALUE is expected"))?;
+            settings.set(name.trim(), value.trim()).map_err(|why| format!("--set {why}"))?;
+        }
+        let given = |path: &PathBuf| {
+            std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        for (option, place) in [
+            (&options.run_dir, &mut settings.run_dir),
+            (&options.state_dir, &mut settings.state_dir),
+            (&options.mount_dir, &mut settings.mount_dir),
+        ] {
+            if let Some(path) = option {
+                *place = given(path)?;
+            }
+        }
+        if !options.listen.is_empty() {
+            settings.listen =
+                addresses(&options.listen.join(",")).map_err(|why| format!("--listen {why}"))?;
+        }
+        if options.no_tls {
+            settings.listen.clear();
+        }
+        if !options.http.is_empty() {
+            settings.http = addresses(&options.http.join(",")).map_err(|why| format!("--http {why}"))?;
+        }
+        if !options.unix_socket.is_empty() {
+            settings.unix_sockets = options.unix_socket.iter().map(given).collect::<Result<_, _>>()?;
+        }
+        if let Some(level) = &options.log_level {
+            settings.set("log-level", level).map_err(|why| format!("--{why}"))?;
+        }
+        settings.default_sr = options.default_sr.as_ref().map(given).transpose()?;
+        if let Some(open) = settings.http.iter().find(|address| !address.ip().is_loopback()) {
+            return Err(format!(
+                "http {open}: plain HTTP is for loopback addresses, because passwords travel as they are; use listen"
+            ));
+        }
+        Ok(settings)
+    }
+
+    /// All keys as a file that says the same.
+    pub fn as_file(&self) -> String {
+        let mut text = String::from("# Settings of tapiod; see tapiod --help.\n");
+        for key in KEYS {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\n# {}\n{} = {}\n", key.doc, key.name, (key.show)(self));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_can_be_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("tapiod.conf");
+        let mut settings = Settings::default();
+        settings.set("worker-pool-size", "32").expect("set");
+        settings.set("listen", "0.0.0.0:1443, [::1]:2443").expect("set");
+        settings.set("http", "none").expect("set");
+        settings.set("pam", "off").expect("set");
+        settings.set("pam", "off").expect("set");
+        settings.set("unix-socket-mode", "0660").expect("set");
+        fs::write(&path, settings.as_file()).expect("written");
+        let options = Options { config: Some(path), ..Options::default() };
+        let read = Settings::gather(&options).expect("read");
+        assert_eq!(read.as_file(), settings.as_file());
+        assert_eq!(read.worker_pool_size, 32);
+        assert_eq!(read.listen.len(), 2);
+        assert!(read.http.is_empty());
+    }
+
+    #[test]
+    fn options_win_over_the_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("tapiod.conf");
+        fs::write(&path, "# a comment\n\nrun-dir = /run/a\nworker-pool-size=4\nlog-level = warn\n")
+            .expect("written");
+        let options = Options {
+            config: Some(path),
+            run_dir: Some("/run/b".into()),
+            set: vec!["worker-pool-size=5".into()],
+            no_tls: true,
+            ..Options::default()
+        };
+        let read = Settings::gather(&options).expect("read");
+        assert_eq!(
+            (read.run_dir.to_str(), read.worker_pool_size, read.log_level.as_str()),
+            (Some("/run/b"), 5, "warn")
+        );
+        assert!(read.listen.is_empty());
+        assert_eq!(read.sockets(), [PathBuf::from("/run/b/xapi")]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_place() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("tapiod.conf");
+        for (line, says) in [
+            ("nonsense", "'key = value' is expected"),
+            ("worker-pool = 3", "there is no key 'worker-pool'; there are run-dir"),
+            ("worker-pool-size = 0", "worker-pool-size: '0': a whole number from 1 to 1024"),
+            ("run-dir = here", "a path from the root"),
+            ("listen = everywhere", "ADDRESS:PORT"),
+            ("pam = maybe", "on or off"),
+            ("unix-socket-mode = 999", "a mode"),
+            ("log-level = loud=very=much", "log-level"),
+            ("session-idle = never", "whole number"),
+        ] {
+            fs::write(&path, format!("\n{line}\n")).expect("written");
+            let options = Options { config: Some(path.clone()), ..Options::default() };
+            let said = Settings::gather(&options).expect_err(line);
+            assert!(said.contains(says) && said.contains("line 2"), "{line}: {said}");
+        }
+        let absent = Options { config: Some(dir.path().join("absent")), ..Options::default() };
+        assert!(Settings::gather(&absent).expect_err("absent").contains("absent"));
+        let open = Options { http: vec!["0.0.0.0:80".into()], ..Options::default() };
+        assert!(Settings::gather(&open).expect_err("open").contains("loopback"));
+    }
+}
