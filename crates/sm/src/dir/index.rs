@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
@@ -16,6 +17,10 @@ use super::journal;
 const THREADS_MAX: usize = 8;
 /// So many images are worth a thread.
 const IMAGES_PER_THREAD: usize = 64;
+
+/// Clocks of file systems tick this slowly at most: what changed more recently than that before it was looked at may
+/// have changed since without a trace.
+const TICK_S: i64 = 2;
 
 /// By these a file is known to be as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +34,13 @@ struct Stamp {
 
 #[derive(Debug)]
 struct Known {
-    stamp: Stamp,
+    /// None where it does not tell a change for sure.
+    stamp: Option<Stamp>,
     facts: Arc<Facts>,
 }
+
+/// One image that was looked at.
+type Looked = ((Uuid, Kind), Option<Stamp>, Arc<Facts>);
 
 /// What is known of a directory's images.
 #[derive(Debug)]
@@ -93,9 +102,12 @@ impl Index {
         }
         // A panic elsewhere leaves a whole map behind the lock.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before they are looked at: what changes while they are is looked at again.
+        let now = unix_seconds();
         let found = self.look_at(&names, &known);
         let mut fresh = HashMap::with_capacity(found.len());
         for ((uuid, kind), stamp, facts) in found {
+            let stamp = stamp.filter(|stamp| stamp.changed.0 + TICK_S < now);
             fresh.insert((uuid, kind), Known { stamp, facts: Arc::clone(&facts) });
             // Two files of one UUID are left by a fork of a raw image that stopped: the VHD is on top.
             let place = listing.images.entry(uuid).or_insert_with(|| Arc::clone(&facts));
@@ -129,12 +141,7 @@ impl Index {
         Ok(None)
     }
 
-    #[allow(clippy::type_complexity, reason = "used once, right above")]
-    fn look_at(
-        &self,
-        names: &[(Uuid, Kind)],
-        known: &HashMap<(Uuid, Kind), Known>,
-    ) -> Vec<((Uuid, Kind), Stamp, Arc<Facts>)> {
+    fn look_at(&self, names: &[(Uuid, Kind)], known: &HashMap<(Uuid, Kind), Known>) -> Vec<Looked> {
         let threads = names.len().div_ceil(IMAGES_PER_THREAD).clamp(1, THREADS_MAX);
         let next = AtomicUsize::new(0);
         let work = || {
@@ -158,19 +165,15 @@ impl Index {
         })
     }
 
-    fn look_at_one(
-        &self,
-        (uuid, kind): (Uuid, Kind),
-        known: Option<&Known>,
-    ) -> Option<((Uuid, Kind), Stamp, Arc<Facts>)> {
+    fn look_at_one(&self, (uuid, kind): (Uuid, Kind), known: Option<&Known>) -> Option<Looked> {
         let path = self.directory.join(kind.file_name(uuid));
         let data = match std::fs::symlink_metadata(&path) {
             Ok(data) => data,
             // Gone since its name was read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => return Some(((uuid, kind), Stamp::NONE, Arc::new(unreadable(kind, &error)))),
+            Err(error) => return Some(((uuid, kind), None, Arc::new(unreadable(kind, &error)))),
         };
-        let stamp = Stamp::of(&data);
+        let stamp = Some(Stamp::of(&data));
         if let Some(known) = known.filter(|known| known.stamp == stamp) {
             return Some(((uuid, kind), stamp, Arc::clone(&known.facts)));
         }
@@ -178,16 +181,13 @@ impl Index {
             Ok(facts) => facts,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             // Tried again next time.
-            Err(error) => return Some(((uuid, kind), Stamp::NONE, Arc::new(unreadable(kind, &error)))),
+            Err(error) => return Some(((uuid, kind), None, Arc::new(unreadable(kind, &error)))),
         };
         Some(((uuid, kind), stamp, Arc::new(facts)))
     }
 }
 
 impl Stamp {
-    /// Of no file.
-    const NONE: Self = Self { inode: 0, len: 0, blocks: 0, modified: (0, 0), changed: (0, 0) };
-
     fn of(data: &std::fs::Metadata) -> Self {
         Self {
             inode: data.ino(),
@@ -197,6 +197,11 @@ impl Stamp {
             changed: (data.ctime(), data.ctime_nsec()),
         }
     }
+}
+
+fn unix_seconds() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    i64::try_from(since).unwrap_or(i64::MAX)
 }
 
 fn unreadable(kind: Kind, error: &io::Error) -> Facts {
@@ -235,6 +240,11 @@ mod tests {
         assert_eq!(listing.images[&b].virtual_size, 1024, "whole sectors");
         set_hidden(&mut Image::open(&path, OpenOptions::WRITE).unwrap(), 1).unwrap();
         assert!(index.list().unwrap().images[&a].hidden);
+        // Back and forth within one tick of the clock, and nothing else about the file is different.
+        for hidden in [0, 1, 0, 1] {
+            set_hidden(&mut Image::open(&path, OpenOptions::WRITE).unwrap(), hidden).unwrap();
+            assert_eq!(index.list().unwrap().images[&a].hidden, hidden == 1);
+        }
         std::fs::remove_file(&path).unwrap();
         assert_eq!(index.list().unwrap().images.len(), 1);
         assert_eq!(index.one(a).unwrap(), None);

@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tapio_types::ApiError;
 use uuid::Uuid;
@@ -32,6 +32,8 @@ const LABEL: &str = "tapio-sr";
 const SIZE_MIN: u64 = 64 << 20;
 /// Making and checking file systems of many terabytes takes a while.
 const PATIENCE: Duration = Duration::from_secs(1800);
+/// A child that was forked meanwhile, and has not got to its own program yet, has the same files open for a moment.
+const SETTLING: Duration = Duration::from_millis(500);
 /// What is wiped of a file system: every one has its mark in its first part.
 const WIPED_LEN: usize = 1 << 20;
 
@@ -323,7 +325,16 @@ struct Mount {
 
 impl Mount {
     fn unmount(&self) -> Result<(), ApiError> {
-        match mount::unmount(&self.point) {
+        let until = Instant::now() + SETTLING;
+        let unmounted = loop {
+            match mount::unmount(&self.point) {
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < until => {
+                    std::thread::sleep(SETTLING / 20);
+                }
+                done => break done,
+            }
+        };
+        match unmounted {
             Ok(()) => {}
             // Somebody else has done it.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}

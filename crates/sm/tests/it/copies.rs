@@ -5,7 +5,7 @@ use tapio_sm::{ForkKind, Sr};
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
-use crate::support::{Place, Watch, blocks, fork, make, read, write};
+use crate::support::{Place, Watch, blocks, fork, make, read, skip, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -139,4 +139,27 @@ fn a_copy_is_refused_or_stopped_with_a_reason() {
     let missing = ChainSpec { layers: Vec::new(), access: Access::ReadOnly };
     sr.fill(&ctx, into, &missing, None).unwrap();
     assert_eq!(read(sr.as_ref(), into, 0), 7, "nothing was to be copied");
+}
+
+#[test]
+fn another_reader_finds_the_same_in_a_copy() {
+    let place = Place::new();
+    let sr = place.create();
+    let ctx = Watch::default();
+    let (from, into) = (make(sr.as_ref(), 64 * MIB, "raw"), make(sr.as_ref(), 64 * MIB, "vhd"));
+    let mut state = 1u32;
+    for _ in 0..200 {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        write(sr.as_ref(), from, u64::from(state >> 15) % (64 * MIB / 512) * 512, (state >> 8) as u8);
+    }
+    sr.fill(&ctx, into, &chain(sr.as_ref(), from), None).unwrap();
+    let file = |vdi: Uuid, kind: &str| place.images().join(format!("{vdi}.{kind}"));
+    let compared = std::process::Command::new("qemu-img")
+        .args(["compare", "-f", "raw", "-F", "vpc"])
+        .args([file(from, "raw"), file(into, "vhd")])
+        .output();
+    match compared {
+        Ok(output) => assert!(output.status.success(), "{output:?}"),
+        Err(_) => skip("needs qemu-img"),
+    }
 }

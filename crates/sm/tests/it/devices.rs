@@ -8,7 +8,7 @@ use tapio_sm::{Config, ForkKind, Sr};
 use tapio_types::Access;
 use uuid::Uuid;
 
-use crate::support::{Place, Watch, driver, fork, make, new_vdi, read, write};
+use crate::support::{Place, Watch, driver, fork, make, new_vdi, read, skip, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -31,7 +31,7 @@ impl Loop {
                 Some(Self { path, _dir: dir })
             }
             _ => {
-                println!("skipped: needs loop devices [{}]", std::thread::current().name().unwrap_or("?"));
+                skip("needs loop devices");
                 None
             }
         }

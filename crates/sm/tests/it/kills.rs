@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tapio_format::vhd::offline::{CheckOptions, check_path};
-use tapio_sm::{ForkKind, NewVdi, STEPS, Sr};
+use tapio_format::vhd::offline::{CheckOptions, SnapshotOptions, check_path, snapshot};
+use tapio_sm::{CloneJournal, ForkKind, NewVdi, STEPS, Sr};
 use tapio_types::Access;
 use uuid::Uuid;
 
@@ -253,6 +253,38 @@ fn a_disk_that_waited_when_the_daemon_died_goes_on() {
         assert_eq!([0, 512, 4 * MIB].map(|at| byte_of(&chain, at)), [1, 9, 2], "{step}");
         if images == 2 {
             assert_eq!(read(sr.as_ref(), before.other, 512), 0, "{step}");
+        }
+    }
+}
+
+/// Where a file system has no links the base copy takes the VDI's only name.
+#[test]
+fn a_fork_without_links_is_undone_too() {
+    for has_leaf in [false, true] {
+        for format in ["vhd", "raw"] {
+            let place = Place::new();
+            let sr = place.create();
+            let vdi = make(sr.as_ref(), 8 * MIB, format);
+            write(sr.as_ref(), vdi, 0, 1);
+            let (base, new) = (Uuid::new_v4(), Uuid::new_v4());
+            let at = |name: String| place.images().join(name);
+            let journal = CloneJournal { vdi, base, new: Some(new) };
+            std::fs::write(at(journal.file_name()), journal.encode()).unwrap();
+            std::fs::rename(at(format!("{vdi}.{format}")), at(format!("{base}.{format}"))).unwrap();
+            if has_leaf {
+                let options = SnapshotOptions {
+                    raw_parent: format == "raw",
+                    keep_empty: true,
+                    ..SnapshotOptions::default()
+                };
+                for child in [format!("{vdi}.vhd.new"), format!("{new}.vhd")] {
+                    snapshot(&at(child), &at(format!("{base}.{format}")), &options).unwrap();
+                }
+            }
+            drop(sr);
+            let sr = place.attach();
+            assert_eq!(place.files(), [format!("{vdi}.{format}")]);
+            assert_eq!(read(sr.as_ref(), vdi, 0), 1);
         }
     }
 }

@@ -15,6 +15,7 @@ mod nbd_store;
 pub mod seeds;
 mod session;
 mod stat;
+mod storage;
 
 pub use mutate::mutate;
 
@@ -55,6 +56,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "own_protocol", run: control::own_protocol },
     Target { name: "xsiostat_replay", run: stat::xsiostat_replay },
     Target { name: "stat_pages", run: stat::stat_pages },
+    Target { name: "sm_journal", run: storage::sm_journal },
+    Target { name: "sm_image", run: storage::sm_image },
 ];
 
 /// Runs the target of this name.
