@@ -22,6 +22,8 @@ use target::Target;
 
 /// Readers beside the writer.
 const READERS: usize = 3;
+/// How often progress is told at most: whoever hears of it may write it down.
+const UPDATES: u64 = 200;
 /// Pieces that a reader may be ahead.
 const AHEAD: usize = 2;
 
@@ -65,9 +67,7 @@ pub(crate) fn fill(
         return Err(errors::fail(79, text));
     }
     ctx.step("fill:begin");
-    if base.is_none() && raw::is_possible(&source, &target) {
-        raw::copy(ctx, &source, &mut target)?;
-    } else {
+    if base.is_some() || !raw::share(&source, &target) {
         let plan = Plan::new(&source, other.as_ref(), from, base);
         copy(ctx, &source, other.as_ref(), &plan, &mut target)?;
     }
@@ -138,6 +138,8 @@ fn copy(
                 if let Some(filled) = filled.map_err(failed)? {
                     target.write(&filled, plan.is_delta()).map_err(failed)?;
                     let _ = give_back.send(filled.data);
+                }
+                if (piece * UPDATES / pieces) != ((piece + 1) * UPDATES / pieces) {
                     ctx.progress(piece as f64 / pieces as f64);
                 }
                 if piece == pieces / 2 {

@@ -211,7 +211,7 @@ pub trait Sr: Send + Sync {
     /// One VDI as it is now.
     ///
     /// # Errors
-    /// `VDI_MISSING`-like: backend 46 or 144, or the storage does not answer.
+    /// `VDI_MISSING`, or the storage does not answer.
     fn vdi(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError>;
 
     /// Makes one.

@@ -76,7 +76,8 @@ impl Names<'_> {
 
 /// Whether a driver says that there is no such image.
 pub(super) fn is_missing(error: &ApiError) -> bool {
-    matches!(&*error.code, "SR_BACKEND_FAILURE_144" | "SR_BACKEND_FAILURE_46" | "VDI_MISSING")
+    // Not 46, which is an image that is there and cannot be used now.
+    matches!(&*error.code, "SR_BACKEND_FAILURE_144" | "VDI_MISSING")
 }
 
 #[cfg(test)]
@@ -86,7 +87,8 @@ mod tests {
     #[test]
     fn a_missing_image_is_known_by_its_codes() {
         assert!(is_missing(&ApiError::backend(144, "gone", "")));
-        assert!(is_missing(&ApiError::backend(46, "gone", "")));
+        assert!(is_missing(&ApiError::new("VDI_MISSING", ["sr", "vdi"])));
+        assert!(!is_missing(&ApiError::backend(46, "in use", "")));
         assert!(!is_missing(&ApiError::backend(44, "full", "")));
     }
 }

@@ -130,7 +130,7 @@ fn add_raw(medium: &FileMedium, span: Span, offset: u64, wanted: &mut Vec<(Span,
 }
 
 /// The next place of a kind from `at` on.
-pub(super) fn seek(medium: &FileMedium, at: u64, what: libc::c_int) -> Result<u64, i32> {
+fn seek(medium: &FileMedium, at: u64, what: libc::c_int) -> Result<u64, i32> {
     let at = i64::try_from(at).map_err(|_| libc::EINVAL)?;
     // SAFETY: the descriptor is open for as long as `medium` lives; no memory is passed. The file's position is of no
     // interest: everybody reads and writes at places of their own.

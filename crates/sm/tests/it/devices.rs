@@ -88,6 +88,13 @@ fn life_of(sr_type: &str, size: u64) {
     let attached = driver.attach(&ctx, sr, &config).unwrap();
     let vdi = make(attached.as_ref(), 32 * MIB, "vhd");
     write(attached.as_ref(), vdi, 0, 1);
+    let (raw, copy) = (make(attached.as_ref(), 8 * MIB, "raw"), make(attached.as_ref(), 9 * MIB, "raw"));
+    write(attached.as_ref(), raw, MIB, 6);
+    let source = attached.activate(&ctx, raw, Access::ReadOnly).unwrap();
+    attached.fill(&ctx, copy, &source, None).unwrap();
+    attached.deactivate(&ctx, raw).unwrap();
+    write(attached.as_ref(), raw, MIB, 7);
+    assert_eq!([0, 1, 8].map(|at| read(attached.as_ref(), copy, at * MIB)), [0, 6, 0]);
     fork(attached.as_ref(), vdi, ForkKind::Snapshot);
     write(attached.as_ref(), vdi, 0, 2);
     let stat = attached.stat(&ctx).unwrap();
