@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tapio_model::ApiError;
 use tapio_sm::LiveDisk;
-use tapio_types::{ChainSpec, ImageKind, LayerSpec};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use uuid::Uuid;
 
 use super::{Note, Table, ids};
@@ -67,6 +67,11 @@ impl LiveDisk for Live {
                 Err(error)
             }
         }
+    }
+
+    fn access(&self) -> Access {
+        let chain = self.note().ok().and_then(|note| note.chain);
+        chain.map_or(Access::ReadWrite, |chain| chain.access)
     }
 
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
