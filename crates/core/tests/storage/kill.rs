@@ -87,11 +87,15 @@ fn story(dir: &Path) {
     log.tell("gone other");
 }
 
+/// The story: to its end, or, as the child of another test, to where it is killed.
 #[test]
 fn child() {
     if let Some(dir) = std::env::var_os(DIR) {
-        story(Path::new(&dir));
+        return story(Path::new(&dir));
     }
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    story(scratch.path());
+    look(scratch.path(), "the end");
 }
 
 /// Runs the story in a process of its own; whether it came to the place.

@@ -7,4 +7,5 @@ mod many;
 mod rig;
 mod sharing;
 mod sr;
+mod store;
 mod vdi;

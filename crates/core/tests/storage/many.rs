@@ -12,7 +12,7 @@ fn a_scan_of_many_images_is_one_change() {
     let sr = rig.make_sr("sr");
     let one = rig.try_vdi(&sr, MIB, &[("type", "raw")]).expect("a raw VDI");
     let dir = rig.dir.join("sr");
-    const MANY: usize = 2000;
+    const MANY: usize = 10_000;
     for _ in 0..MANY {
         let file = std::fs::File::create(dir.join(format!("{}.raw", uuid::Uuid::new_v4()))).expect("a file");
         file.set_len(MIB as u64).expect("a sparse file");
