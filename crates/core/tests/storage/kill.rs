@@ -148,6 +148,10 @@ fn look(dir: &Path, place: &str) {
         let name = Path::new(location).file_name().expect("a name").to_string_lossy().into_owned();
         rig.check(&sr.reference, &name);
         assert!(sr.text("name_label") == "files", "{place}: {sr:?}");
+        // An image that a scan found has no name: one that nobody asked for.
+        for vdi in rig.stack.db.find("VDI", "SR", &sr.reference).iter().filter(|vdi| vdi.bool("managed")) {
+            assert!(["disk", "again"].contains(&vdi.text("name_label")), "{place}: an orphan: {vdi:?}");
+        }
     }
     if let Some(sr) = made.get("sr") {
         for name in ["raw", "vdi", "snapshot", "clone"] {
