@@ -54,7 +54,7 @@ pub(super) fn first_scan(call: &Call, attached: &Attached) {
         let about = attached.uuid.to_string();
         let body = format!("SR {about} is attached, and what lies there could not be listed: {error}");
         Alert { name: "POST_ATTACH_SCAN_FAILED", priority: 2, class: "SR", about: &about }
-            .post(&call.stack.db, &body);
+            .post(&call.stack, &body);
     }
 }
 

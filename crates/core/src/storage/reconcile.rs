@@ -37,7 +37,7 @@ pub(super) fn scan(call: &Call, attached: &Attached) -> Result<(), ApiError> {
             attached.uuid
         );
         let sr = attached.uuid.to_string();
-        Alert { name: "VDI_UUID_NOT_UNIQUE", priority: 3, class: "SR", about: &sr }.post(db, &body);
+        Alert { name: "VDI_UUID_NOT_UNIQUE", priority: 3, class: "SR", about: &sr }.post(&call.stack, &body);
     }
     Ok(())
 }

@@ -93,7 +93,8 @@ fn plug_again(call: &Call, pbd: &str) {
         "SR '{name}' ({uuid}) could not be attached at start: {error}. Its disks cannot be used; see to the storage, \
          then pbd-plug. The next start tries again."
     );
-    Alert { name: "PBD_PLUG_FAILED_ON_SERVER_START", priority: 3, class: "SR", about: &uuid }.post(db, &body);
+    Alert { name: "PBD_PLUG_FAILED_ON_SERVER_START", priority: 3, class: "SR", about: &uuid }
+        .post(&call.stack, &body);
 }
 
 /// The SR may still be mounted, or not any more: afterwards it is not.

@@ -1,1 +1,214 @@
-//! Kill tests.
+//! The daemon is killed at every named place of every operation; the next one finishes or undoes what was half done.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tapio_core::db::Db;
+use tapio_model::{NULL_REF, Value};
+use tapio_store::Sqlite;
+
+use super::rig::{MIB, Rig};
+
+/// The child's directory; also what makes it one.
+const DIR: &str = "TAPIO_TEST_STORAGE_DIR";
+
+/// Children that run at the same time.
+const PARALLEL: usize = 2;
+
+fn none() -> Value {
+    Value::string_map::<&str, &str>([])
+}
+
+fn open(dir: &Path) -> Rig {
+    let store = Sqlite::open(&dir.join("state.db")).expect("the store opens");
+    Rig::on(dir, Db::open(Arc::new(store)).expect("the records are read"))
+}
+
+/// What the child was told had succeeded.
+struct Log(PathBuf);
+
+impl Log {
+    fn tell(&self, what: &str) {
+        let file = fs::File::options().create(true).append(true).open(&self.0);
+        file.and_then(|mut file| writeln!(file, "{what}")).expect("the log");
+    }
+
+    fn made(&self, name: &str, reference: &str) {
+        self.tell(&format!("made {name} {reference}"));
+    }
+}
+
+/// Every operation of the storage part once, each acknowledged in the log.
+fn story(dir: &Path) {
+    let (rig, log) = (open(dir), Log(dir.join("log")));
+    let sr = rig.make_sr("sr");
+    log.made("sr", &sr);
+    let raw = rig.try_vdi(&sr, 4 * MIB, &[("type", "raw")]).expect("a raw VDI");
+    let file = fs::File::options().write(true).open(rig.file("sr", &raw)).expect("its file");
+    file.write_all_at(&vec![b'a'; MIB as usize], 0).expect("room");
+    log.made("raw", &raw);
+    let vdi = rig.text("VDI.copy", Rig::copy_params(&raw, &sr)).expect("a copy");
+    log.made("vdi", &vdi);
+    let snapshot = rig.snapshot(&vdi);
+    log.made("snapshot", &snapshot);
+    let clone = rig.text("VDI.clone", vec![snapshot.as_str().into(), none()]).expect("a clone");
+    log.made("clone", &clone);
+    let single = Value::string_map([("type", "single")]);
+    rig.call("VDI.snapshot", vec![vdi.as_str().into(), single]).expect("a base copy");
+    rig.call("VDI.resize", vec![vdi.as_str().into(), (6 * MIB).into()]).expect("it grows");
+    log.tell("grown vdi");
+    rig.text("VDI.copy", vec![raw.as_str().into(), NULL_REF.into(), NULL_REF.into(), vdi.as_str().into()])
+        .expect("a copy into one that is there");
+    let (uuid, location) =
+        (rig.vdi(&clone).text("uuid").to_owned(), rig.vdi(&clone).text("location").to_owned());
+    rig.call("VDI.forget", vec![clone.as_str().into()]).expect("nobody uses it");
+    let flag = || Value::Bool(false);
+    let mut params: Vec<Value> =
+        vec![uuid.as_str().into(), "again".into(), "".into(), sr.as_str().into(), "user".into()];
+    params.extend([flag(), flag(), none(), location.as_str().into()]);
+    rig.text("VDI.introduce", params).expect("it is not known");
+    log.tell("introduced clone");
+    log.tell("going snapshot");
+    rig.call("VDI.destroy", vec![snapshot.as_str().into()]).expect("it goes");
+    log.tell("gone snapshot");
+    let pbd = rig.pbd(&sr);
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.plug", vec![pbd.as_str().into()]).expect("it is there");
+    let other = rig.make_sr("other");
+    log.made("other", &other);
+    log.tell("going other");
+    rig.call("SR.destroy", vec![other.as_str().into()]).expect("it is empty");
+    log.tell("gone other");
+}
+
+/// The story: to its end, or, as the child of another test, to where it is killed.
+#[test]
+fn child() {
+    if let Some(dir) = std::env::var_os(DIR) {
+        return story(Path::new(&dir));
+    }
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    story(scratch.path());
+    look(scratch.path(), "the end");
+}
+
+/// Runs the story in a process of its own; whether it came to the place.
+fn run(dir: &Path, place: &str) -> bool {
+    let program = std::env::current_exe().expect("this program");
+    let mut child = Command::new(program);
+    child.args(["kill::child", "--exact", "--test-threads=1"]).env(DIR, dir).env("TAPIO_DIE_AT", place);
+    let output = child.stdin(Stdio::null()).output().expect("it starts");
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    match output.status.code() {
+        Some(137) => true,
+        Some(0) => false,
+        other => panic!("{place}: the story ended with {other:?}: {said}"),
+    }
+}
+
+/// What a VDI reads as, by a copy into a raw image.
+fn contents(rig: &Rig, sr: &str, vdi: &str) -> Vec<u8> {
+    let raw = rig.try_vdi(sr, rig.vdi(vdi).int("virtual_size"), &[("type", "raw")]).expect("a raw VDI");
+    rig.text("VDI.copy", vec![vdi.into(), NULL_REF.into(), NULL_REF.into(), raw.as_str().into()])
+        .expect("a copy");
+    let bytes = fs::read(rig.file("sr", &raw)).expect("its file");
+    rig.call("VDI.destroy", vec![raw.as_str().into()]).expect("it goes");
+    bytes
+}
+
+/// A daemon starts on what is left: everything that was acknowledged is there, nothing is half done.
+fn look(dir: &Path, place: &str) {
+    let log = fs::read_to_string(dir.join("log")).unwrap_or_default();
+    let made: BTreeMap<&str, &str> =
+        log.lines().filter_map(|line| line.strip_prefix("made ")?.split_once(' ')).collect();
+    let has = |what: &str| log.lines().any(|line| line == what);
+    let rig = open(dir);
+    for (name, reference) in &made {
+        let class = if matches!(*name, "sr" | "other") { "SR" } else { "VDI" };
+        let is_there = rig.stack.db.get(class, reference).is_ok();
+        if has(&format!("gone {name}")) {
+            assert!(!is_there, "{place}: {name} was destroyed");
+        } else if !has(&format!("going {name}")) && *name != "clone" {
+            assert!(is_there, "{place}: {name} was made");
+        }
+    }
+    let srs = rig.stack.db.all("SR");
+    for sr in &srs {
+        let pbd = rig.pbd(&sr.reference);
+        // A daemon that was killed while it unplugged has unplugged.
+        rig.call("PBD.plug", vec![pbd.as_str().into()]).unwrap_or_else(|error| panic!("{place}: {error}"));
+        let location = &rig.get("PBD", &pbd).map("device_config")["location"];
+        let name = Path::new(location).file_name().expect("a name").to_string_lossy().into_owned();
+        rig.check(&sr.reference, &name);
+        assert!(sr.text("name_label") == "files", "{place}: {sr:?}");
+        // An image that a scan found has no name: one that nobody asked for.
+        for vdi in rig.stack.db.find("VDI", "SR", &sr.reference).iter().filter(|vdi| vdi.bool("managed")) {
+            assert!(["disk", "again"].contains(&vdi.text("name_label")), "{place}: an orphan: {vdi:?}");
+        }
+    }
+    if let Some(sr) = made.get("sr") {
+        for name in ["raw", "vdi", "snapshot", "clone"] {
+            let Some(vdi) = made.get(name).filter(|vdi| rig.stack.db.get("VDI", vdi).is_ok()) else {
+                continue;
+            };
+            let bytes = contents(&rig, sr, vdi);
+            assert!(bytes[..MIB as usize].iter().all(|byte| *byte == b'a'), "{place}: contents of {name}");
+            assert!(bytes[MIB as usize..].iter().all(|byte| *byte == 0), "{place}: end of {name}");
+        }
+        if has("grown vdi") {
+            assert!(rig.vdi(made["vdi"]).int("virtual_size") >= 6 * MIB, "{place}");
+        }
+        if has("introduced clone") {
+            assert_eq!(rig.vdi(made["clone"]).text("name_label"), "again", "{place}");
+        }
+        // And it goes on.
+        let vdi = rig.make_vdi(sr, 4 * MIB);
+        let snapshot = rig.snapshot(&vdi);
+        for gone in [&vdi, &snapshot] {
+            rig.call("VDI.destroy", vec![gone.as_str().into()]).expect("it goes");
+        }
+        rig.check(sr, "sr");
+    }
+}
+
+fn kill_at(places: &[&str]) -> Vec<String> {
+    let next = AtomicUsize::new(0);
+    let missed = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..PARALLEL {
+            scope.spawn(|| {
+                while let Some(place) = places.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let scratch = tempfile::tempdir().expect("a scratch directory");
+                    if run(scratch.path(), place) {
+                        look(scratch.path(), place);
+                    } else {
+                        missed.lock().expect("no panic").push((*place).to_owned());
+                    }
+                }
+            });
+        }
+    });
+    missed.into_inner().expect("no panic")
+}
+
+#[test]
+fn at_every_place_of_the_toolstack() {
+    let places: Vec<_> = tapio_core::storage::STEPS.iter().map(|step| step.name).collect();
+    let missed = kill_at(&places);
+    assert!(missed.is_empty(), "the story never came to {missed:?}");
+}
+
+#[test]
+fn at_every_place_of_the_driver() {
+    let places: Vec<_> = tapio_sm::STEPS.iter().map(|(name, _)| *name).collect();
+    let missed = kill_at(&places);
+    // Disks that run, devices and empty disks have tests of their own beside the driver.
+    assert!(places.len() - missed.len() >= 12, "the story came to few places only: it missed {missed:?}");
+}

@@ -1,8 +1,11 @@
 //! SRs, PBDs and VDIs through the toolstack, as clients use them, on real files.
 
 mod errors;
+mod faulty;
 mod kill;
+mod many;
 mod rig;
 mod sharing;
 mod sr;
+mod store;
 mod vdi;
