@@ -1,6 +1,6 @@
 //! One command that answers to several names.
 //!
-//! `tapio` itself, and `tap-ctl`, `xsiostat`, `vhd-util` and `cbt-util`, whether called by these names through a link
+//! `tapio` itself, and `xe`, `tap-ctl`, `xsiostat`, `vhd-util` and `cbt-util`, whether called by these names through a link
 //! or as the first word after `tapio`. Help, shell completions and manual pages all come from the same definitions.
 
 mod bench;
@@ -11,7 +11,9 @@ mod generate;
 mod size;
 mod tap_ctl;
 mod tapio;
+mod timeline;
 mod vhd_util;
+mod xe;
 mod xsiostat;
 
 use std::ffi::OsString;
@@ -19,7 +21,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// The tools inside, by name.
-const TOOLS: [&str; 4] = ["tap-ctl", "xsiostat", "vhd-util", "cbt-util"];
+const TOOLS: [&str; 5] = ["xe", "tap-ctl", "xsiostat", "vhd-util", "cbt-util"];
 
 /// What a foreign file can make `xsiostat` do, for fuzzers and no one else.
 #[doc(hidden)]
@@ -37,6 +39,7 @@ pub fn run() -> ExitCode {
         arguments.remove(0);
     }
     match tool(arguments.first()) {
+        Some("xe") => xe::run(arguments),
         Some("tap-ctl") => tap_ctl::run(arguments),
         Some("xsiostat") => xsiostat::run(arguments),
         Some("vhd-util") => vhd_util::run(arguments),

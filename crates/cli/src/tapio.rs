@@ -8,11 +8,11 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::failure::{self, Result};
-use crate::{TOOLS, bench, cbt_util, disk, generate, tap_ctl, vhd_util, xsiostat};
+use crate::{TOOLS, bench, cbt_util, disk, generate, tap_ctl, timeline, vhd_util, xe, xsiostat};
 
 /// Storage virtualisation for any Linux host: disks from image chains, and the instruments around them.
 ///
-/// The same program answers to tap-ctl, xsiostat, vhd-util and cbt-util, either by a link of that name (see
+/// The same program answers to xe, tap-ctl, xsiostat, vhd-util and cbt-util, either by a link of that name (see
 /// 'tapio links') or as its first word: 'tapio tap-ctl list' is 'tap-ctl list'.
 #[derive(Debug, Parser)]
 #[command(
@@ -43,10 +43,14 @@ enum Command {
     /// on the same files under the same load, and prints rates, latencies, costs and ratios. Only ratios of one run
     /// mean anything: other work on the machine changes all speeds.
     Bench(bench::Arguments),
+    /// Draw what the steps of a task did, and when
+    ///
+    /// A line for each step: how long it waited for its turn, how long it worked, and a bar where it did.
+    Timeline(timeline::Arguments),
     /// Print completions for a shell
     ///
     /// For bash: 'tapio completions bash > /etc/bash_completion.d/tapio'. The tools under their own names have
-    /// completions of their own: 'tapio completions bash tap-ctl'.
+    /// completions of their own: 'tapio completions bash tap-ctl'; those of xe come from 'xe completion bash'.
     Completions {
         /// The shell
         shell: Shell,
@@ -59,7 +63,7 @@ enum Command {
         /// The directory; made if it does not exist
         dir: PathBuf,
     },
-    /// Install links named tap-ctl, xsiostat, vhd-util and cbt-util that lead to this program
+    /// Install links named xe, tap-ctl, xsiostat, vhd-util and cbt-util that lead to this program
     Links {
         /// The directory, as /usr/local/bin
         dir: PathBuf,
@@ -85,8 +89,8 @@ pub fn command() -> clap::Command {
 }
 
 /// The tools under their own names.
-pub fn tools() -> [clap::Command; 4] {
-    [tap_ctl::command(), xsiostat::command(), vhd_util::command(), cbt_util::command()]
+pub fn tools() -> [clap::Command; 5] {
+    [xe::command(), tap_ctl::command(), xsiostat::command(), vhd_util::command(), cbt_util::command()]
 }
 
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
@@ -97,20 +101,23 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Err(error) => return failure::usage(&error),
     };
     match execute(arguments.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => failure::report("tapio", &error),
     }
 }
 
-fn execute(command: Command) -> Result<()> {
-    match command {
+fn execute(command: Command) -> Result<ExitCode> {
+    let done = match command {
+        // It fails in the words of xe.
+        Command::Timeline(arguments) => return Ok(timeline::run(&arguments)),
         Command::Disk(arguments) => disk::run(arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions { shell, program } => generate::completions(shell, &program),
         Command::Man { dir } => generate::manual(&dir),
         Command::Links { dir, force } => generate::links(&dir, force),
         Command::Version { json } => version(json),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn version(json: bool) -> Result<()> {

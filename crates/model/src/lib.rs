@@ -5,6 +5,7 @@
 //! shapes and no behaviour.
 
 mod classes;
+pub mod columns;
 pub mod errors;
 mod implied;
 mod table;

@@ -33,6 +33,17 @@ pub enum Type {
     Any,
 }
 
+impl Type {
+    /// The class that it refers to: as a reference, or as a set of them.
+    pub const fn referred(self) -> Option<&'static str> {
+        match self {
+            Self::Ref(to) => Some(to),
+            Self::Set(Self::Ref(to)) => Some(*to),
+            _ => None,
+        }
+    }
+}
+
 /// An enumeration.
 #[derive(Debug)]
 pub struct Enum {

@@ -139,7 +139,7 @@ fn records_can_be_made_of_first_values() {
             match field.initial.value(field.ty) {
                 Some(value) => assert!(fits(&value, field.ty), "{place}: {value:?}"),
                 None => {
-                    assert_ne!(field.access, FieldAccess::Runtime, "{place} cannot be given by anybody"),
+                    assert_ne!(field.access, FieldAccess::Runtime, "{place} cannot be given by anybody");
                 }
             }
         }
@@ -200,4 +200,46 @@ fn roles_protect_what_they_should() {
         .filter(|message| message.role == Role::ReadOnly && !message.name.starts_with("get_"))
         .map(|message| message.name);
     assert_eq!(changing.collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+#[test]
+fn columns_show_fields_that_are_there() {
+    let mut names = BTreeSet::new();
+    for table in columns::TABLES {
+        assert!(names.insert(table.name), "{} is there twice", table.name);
+        let of = class(table.class).expect(table.name);
+        assert_unique(table.name, table.columns.iter().map(|column| column.name));
+        assert_eq!(table.columns[0].name, "uuid", "{}", table.name);
+        for name in table.listed {
+            assert!(table.column(name).is_some(), "{}: {name}", table.name);
+        }
+        for (field, _) in table.only {
+            assert!(of.field(field).is_some(), "{}: {field}", table.name);
+        }
+        for column in table.columns {
+            let place = format!("{} {}", table.name, column.name);
+            if let columns::Show::Asked(message) = column.show {
+                let message = message.rsplit('.').next().unwrap_or(message);
+                assert!(CLASSES.iter().any(|class| class.message(message).is_some()), "{place}");
+                assert!(!column.writable, "{place}");
+                continue;
+            }
+            let (first, _) = column.fields(of).expect(&place);
+            // What can be set has a message for it.
+            let setter = format!("set_{}", first.name);
+            let can = first.access == FieldAccess::ReadWrite || of.message(&setter).is_some();
+            assert!(!column.writable || can, "{place}");
+        }
+    }
+    let qualifier = |table: &str, name: &str| {
+        let table = columns::table(table).expect("there");
+        table.column(name).expect("there").qualifier(class(table.class).expect("there"))
+    };
+    assert_eq!(qualifier("sr", "name-label"), " ( RW)");
+    assert_eq!(qualifier("sr", "host"), " ( RO)");
+    assert_eq!(qualifier("sr", "VDIs"), " (SRO)");
+    assert_eq!(qualifier("sr", "tags"), " (SRW)");
+    assert_eq!(qualifier("vdi", "xenstore-data"), " (MRO)");
+    assert_eq!(qualifier("vdi", "parent"), " ( RO) [DEPRECATED]");
+    assert_eq!(qualifier("pbd", "other-config"), " (MRW)");
 }

@@ -1,0 +1,109 @@
+//! Hosts, tasks, messages, secrets, accounts.
+
+use serde_json::{Value, json};
+
+use super::select::{host, pool};
+use super::{Command, command};
+use crate::xe::error::{Failure, Result};
+use crate::xe::session::Session;
+
+pub(super) static COMMANDS: &[Command] = &[
+    command("host-enable", &[], &["host-uuid", "host"], "Lets machines start on a host", |s| {
+        on_host(s, "host.enable")
+    }),
+    command("host-disable", &[], &["host-uuid", "host"], "Lets no more machines start on a host", |s| {
+        on_host(s, "host.disable")
+    }),
+    command(
+        "host-compute-free-memory",
+        &[],
+        &["host-uuid", "host"],
+        "Prints the memory that machines could have",
+        free_memory,
+    ),
+    command("task-cancel", &["uuid"], &[], "Asks a task to stop", |s| {
+        let task = s.reference("task", "uuid")?;
+        s.call("task.cancel", &[task.into()]).map(drop)
+    }),
+    command("task-destroy", &["uuid"], &[], "Forgets a task", |s| {
+        let task = s.reference("task", "uuid")?;
+        s.call("task.destroy", &[task.into()]).map(drop)
+    }),
+    command(
+        "message-create",
+        &["name", "priority", "body"],
+        &["vm-uuid", "sr-uuid", "vdi-uuid", "host-uuid", "pool-uuid"],
+        "Tells the administrator something about an object; the pool unless one is given",
+        message_create,
+    ),
+    command("message-destroy", &["uuids"], &[], "Forgets messages; UUIDs with commas", message_destroy),
+    command(
+        "secret-create",
+        &["value"],
+        &["other-config:"],
+        "Keeps a secret, which others then name by its UUID",
+        secret_create,
+    ),
+    command("secret-destroy", &["uuid"], &[], "Forgets a secret", |s| {
+        let secret = s.reference("secret", "uuid")?;
+        s.call("secret.destroy", &[secret.into()]).map(drop)
+    }),
+    command(
+        "user-password-change",
+        &["old", "new"],
+        &[],
+        "Changes the password of the account that is logged in",
+        |s| s.call("session.change_password", &[s.need("old")?.into(), s.need("new")?.into()]).map(drop),
+    ),
+];
+
+fn on_host(session: &Session, method: &str) -> Result<()> {
+    let host = host(session)?;
+    session.long(method, &[host.into()]).map(drop)
+}
+
+fn free_memory(session: &Session) -> Result<()> {
+    let bytes = session.call("host.compute_free_memory", &[host(session)?.into()])?;
+    session.print_values(&[&bytes.to_string()])
+}
+
+fn message_create(session: &Session) -> Result<()> {
+    let kinds = [
+        ("vm-uuid", "VM"),
+        ("sr-uuid", "SR"),
+        ("vdi-uuid", "VDI"),
+        ("host-uuid", "Host"),
+        ("pool-uuid", "Pool"),
+    ];
+    let given =
+        kinds.iter().find_map(|(param, class)| Some((*class, session.arguments.get(param)?.to_owned())));
+    let (class, uuid) = match given {
+        Some(given) => given,
+        None => ("Pool", session.text("pool.get_uuid", &[pool(session)?.into()])?),
+    };
+    let priority = session.need("priority")?;
+    let priority: i64 = priority
+        .parse()
+        .map_err(|_| Failure::other(format!("priority: '{priority}' is no number from 1 to 5")))?;
+    let params: [Value; 5] = [
+        session.need("name")?.into(),
+        priority.into(),
+        class.into(),
+        uuid.into(),
+        session.need("body")?.into(),
+    ];
+    let message = session.text("message.create", &params)?;
+    session.print_uuid("message", &message)
+}
+
+fn message_destroy(session: &Session) -> Result<()> {
+    let uuids = session.need("uuids")?.split(',').map(str::trim).filter(|uuid| !uuid.is_empty());
+    let messages: Vec<String> = uuids.map(|uuid| session.by_uuid("message", uuid)).collect::<Result<_>>()?;
+    session.call("message.destroy_many", &[json!(messages)]).map(drop)
+}
+
+fn secret_create(session: &Session) -> Result<()> {
+    let record = json!({"value": session.need("value")?, "other_config": session.map("other-config")});
+    let secret = session.text("secret.create", &[record])?;
+    session.print_uuid("secret", &secret)
+}
