@@ -94,7 +94,7 @@ impl VmDriver for Host {
         })?;
         fs::metadata(node).map_err(|error| failed(vm, format!("device {}", node.display()), error))?;
         self.change(vm, |saved| {
-            if saved.disks.contains_key(&position) {
+            if saved.disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
                 return Err(already_there(position));
             }
             saved.disks.insert(position, SavedDisk { disk: disk.clone(), slot: u16::from(position) });

@@ -15,14 +15,15 @@
 //! as a whole), the process's id (`pid`) and a lock that it holds as long as it lives (`lock`), the sockets of its
 //! disks, its console (`console`, a UNIX socket; `console.log`), and how it is controlled.
 
-#[allow(dead_code)]
 mod agent;
 mod console;
 mod errors;
+mod fleet;
 mod guest;
 mod host;
 mod place;
 mod process;
+mod qemu;
 mod registry;
 mod sim;
 mod supervise;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::host::Host;
+use crate::qemu::Qemu;
 use crate::sim::Sim;
 use crate::traits::VmDriver;
 use crate::uml::Uml;
@@ -73,5 +74,10 @@ fn preload() -> Option<PathBuf> {
 
 /// All drivers; machines that an earlier daemon started are found here.
 pub fn registry(settings: &Settings) -> Vec<Arc<dyn VmDriver>> {
-    vec![Arc::new(Uml::new(settings)), Arc::new(Host::new(settings)), Arc::new(Sim::new(settings))]
+    vec![
+        Arc::new(Uml::new(settings)),
+        Arc::new(Qemu::new(settings)),
+        Arc::new(Host::new(settings)),
+        Arc::new(Sim::new(settings)),
+    ]
 }

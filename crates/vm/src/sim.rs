@@ -151,7 +151,8 @@ impl VmDriver for Sim {
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
         let machine = self.machine(vm)?;
         let (spec, position) = (machine.spec(), disk.spec.position);
-        if lock(&machine.saved).disks.contains_key(&position) {
+        if lock(&machine.saved).disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd)
+        {
             return Err(already_there(position));
         }
         takes(&spec, "sim-plug-ms", None);

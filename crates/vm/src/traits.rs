@@ -130,13 +130,16 @@ pub trait VmDriver: Send + Sync {
     /// The emulator does not start, the kernel is not there; nothing is left.
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError>;
 
-    /// Gives it a disk, before it runs or while it does.
+    /// Gives it a disk, before it runs or while it does. The same disk again is no error, so that whoever died on the
+    /// way can do it again.
     ///
     /// # Errors
-    /// The guest or the emulator refuses; it does not have the disk then.
+    /// `DEVICE_ALREADY_EXISTS` when another disk is in this place; the guest or the emulator refuses, and does not
+    /// have the disk then.
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError>;
 
-    /// Takes a disk away. With `force` the guest is not asked.
+    /// Takes a disk away; one that is not there, or whose machine is not, is no error. With `force` the guest is not
+    /// asked.
     ///
     /// # Errors
     /// `DEVICE_DETACH_REJECTED` when the guest refuses, `DEVICE_DETACH_TIMEOUT` when it has not answered by `until`.

@@ -1,5 +1,7 @@
 //! Debian's kernel under QEMU's emulator: virtio over PCI, two queues.
 
+mod driver;
+
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -94,31 +94,37 @@ agent_command() {
 		echo ok
 		;;
 	poweroff | reboot)
+		# After the answer: nobody hears one that comes later.
+		then=$1
 		echo ok
-		if [ -e /tmp/handed-over ]; then
-			# What is on the disk has an init of its own.
-			read -r init </proc/1/comm
-			case $init-$1 in
-			systemd-poweroff) kill -38 1 ;;
-			systemd-reboot) kill -39 1 ;;
-			*-poweroff) kill -USR2 1 ;;
-			*) kill -TERM 1 ;;
-			esac
-			return
-		fi
-		sync
-		umount -a -r 2>/dev/null
-		"$1" -f
 		;;
 	*) echo "no $1 is not known" ;;
 	esac
+}
+
+# end_guest poweroff|reboot
+end_guest() {
+	if [ -e /tmp/handed-over ]; then
+		# What is on the disk has an init of its own.
+		read -r init </proc/1/comm
+		case $init-$1 in
+		systemd-poweroff) kill -38 1 ;;
+		systemd-reboot) kill -39 1 ;;
+		*-poweroff) kill -USR2 1 ;;
+		*) kill -TERM 1 ;;
+		esac
+		return
+	fi
+	sync
+	umount -a -r 2>/dev/null
+	"$1" -f
 }
 
 agent() {
 	stty raw -echo <"$1" || return
 	exec <"$1" >"$1" 2>>/tmp/agent.err
 	echo "0 ok agent"
-	last=
+	last= then=
 	while read -r number command; do
 		# Asked again because the first answer was lost or late: answered again, not done again.
 		if [ "$number" != "$last" ]; then
@@ -130,6 +136,8 @@ agent() {
 		fi
 		read -r answer </tmp/answer
 		echo "$number $answer"
+		[ -z "$then" ] || end_guest "$then"
+		then=
 	done
 }
 

@@ -21,17 +21,18 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use self::command::{SLOTS_MAX, Wires};
-use crate::agent::{Agent, HELLO_LIMIT, Refusal, Way};
+use crate::agent::{HELLO_LIMIT, Refusal, Way};
 use crate::console::open_pipe;
 use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
     lacks_feature, shutdown_timeout,
 };
+use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
-use crate::place::{Phase, Place, Saved, SavedDisk, found};
+use crate::place::{Phase, Place, Saved, SavedDisk};
 use crate::process::{Process, open_log};
 use crate::registry::Settings;
-use crate::supervise::{Events, Stop, Watched, cause, lock, verdict, watch};
+use crate::supervise::{cause, lock, verdict};
 use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
 
 const NAME: &str = "uml";
@@ -45,98 +46,48 @@ const PLUG_LIMIT: Duration = Duration::from_secs(30);
 /// How long a guest is asked to let go of a disk that is taken from it by force.
 const FORCE_LIMIT: Duration = Duration::from_secs(3);
 
-#[derive(Debug)]
-struct Machine {
-    vm: Uuid,
-    place: Place,
-    saved: Mutex<Saved>,
-    process: Mutex<Option<Arc<Process>>>,
-    agent: Agent,
-    /// Slots that were promised to disks which are not plugged yet, by position.
-    promised: Mutex<BTreeMap<u8, u16>>,
-}
+/// Slots that were promised to disks which are not plugged yet, by position.
+#[derive(Debug, Default)]
+struct Slots(Mutex<BTreeMap<u8, u16>>);
 
-/// What the driver and its threads share.
-#[derive(Debug)]
-struct Shared {
-    settings: Settings,
-    machines: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
-    events: Events,
-}
+type Machine = fleet::Machine<Slots>;
 
 /// The driver.
 #[derive(Debug)]
-pub(crate) struct Uml {
-    shared: Arc<Shared>,
-    stop: Option<Arc<Stop>>,
-}
+pub(crate) struct Uml(Arc<Fleet<Slots>>);
 
 impl Drop for Uml {
     fn drop(&mut self) {
-        if let Some(stop) = &self.stop {
-            stop.stop();
-        }
+        self.0.dismiss();
     }
+}
+
+fn machine(place: Place, saved: Saved) -> Machine {
+    let way = Way::Pipes(place.join("agent.in"), place.join("agent.out"));
+    Machine::new(place, saved, way, Slots::default())
 }
 
 impl Uml {
     /// Guests of an earlier daemon go on; those that ended meanwhile are reported.
     pub(crate) fn new(settings: &Settings) -> Self {
-        let shared =
-            Shared { settings: settings.clone(), machines: Mutex::default(), events: Events::default() };
-        let driver = Self { shared: Arc::new(shared), stop: Stop::new().ok() };
-        for (place, saved) in found(settings, NAME) {
-            let vm = saved.spec.uuid;
-            let (phase, is_ending, started) = (saved.phase, saved.is_ending, saved.started);
-            let machine = Arc::new(Machine::new(vm, place, saved));
-            lock(&driver.shared.machines).insert(vm, Arc::clone(&machine));
-            match Process::find(&machine.place, started) {
-                Some(process) => {
-                    if let Err(error) = driver.adopt(&machine, process) {
-                        tracing::warn!(%vm, "a guest that runs cannot be watched: {error}");
-                    }
-                }
-                None if phase != Phase::Made => driver.shared.ended(&machine, is_ending, "it ended unseen"),
-                None => {}
-            }
-        }
+        let driver = Self(Fleet::new(NAME, settings));
+        driver.0.adopt_all(machine, |machine, process| driver.adopt(machine, process));
         driver
-    }
-
-    fn machine(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
-        self.shared.machine(vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
 
     /// Takes care of a process from now on.
     fn adopt(&self, machine: &Arc<Machine>, process: Process) -> Result<(), ApiError> {
-        let process = Arc::new(process);
-        let started = process.started();
-        *lock(&machine.process) = Some(Arc::clone(&process));
+        self.0.look_after(machine, process, true, |machine, how| verdict(machine.vm, &machine.place, how))?;
         machine.change(|saved| {
-            saved.started = started;
             if saved.phase == Phase::Made {
                 saved.phase = Phase::Running;
             }
-        })?;
-        let told = |error: std::io::Error| failed(machine.vm, "it cannot be watched", error);
-        let stop = self.stop.clone().ok_or_else(|| told(std::io::Error::other("no descriptor was free")))?;
-        let (shared, ended) = (Arc::clone(&self.shared), Arc::clone(machine));
-        let watched =
-            Watched { process: Arc::clone(&process), place: machine.place.clone(), has_console: true };
-        let on_end = move || {
-            let status = process
-                .status()
-                .map_or_else(|| "it ended".into(), |status| format!("it ended with {status}"));
-            let is_ending = lock(&ended.saved).is_ending;
-            *lock(&ended.process) = None;
-            shared.ended(&ended, is_ending, &status);
-        };
-        watch(watched, stop, on_end).map_err(told)
+        })
     }
 
     /// The guest of machines without a ramdisk, made when it is first needed.
     fn embedded(&self, machine: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
-        let settings = &self.shared.settings;
+        let settings = &self.0.settings;
         let told = |error: std::io::Error| failed(machine.vm, "cannot make its initramfs", error);
         let mut modules: Vec<PathBuf> = kernel.parent().map(Path::to_path_buf).into_iter().collect();
         let versions = fs::read_dir(&settings.uml_modules).into_iter().flatten().flatten();
@@ -150,10 +101,10 @@ impl Uml {
 
     /// Starts the kernel.
     fn start(&self, machine: &Arc<Machine>) -> Result<(), ApiError> {
-        let settings = &self.shared.settings;
+        let settings = &self.0.settings;
         let (vm, place) = (machine.vm, &machine.place);
         let told = |what: &'static str| move |error: std::io::Error| failed(vm, what, error);
-        let saved = lock(&machine.saved).clone();
+        let saved = machine.saved();
         let spec = &saved.spec;
         let kernel = spec.kernel.as_deref().unwrap_or(&settings.uml);
         let initrd = match &spec.ramdisk {
@@ -193,62 +144,7 @@ impl Uml {
     }
 }
 
-impl Shared {
-    fn machine(&self, vm: Uuid) -> Option<Arc<Machine>> {
-        lock(&self.machines).get(&vm).cloned()
-    }
-
-    /// The process of a machine is gone: says so, unless somebody asked for it.
-    fn ended(&self, machine: &Machine, is_ending: bool, status: &str) {
-        let event = verdict(machine.vm, &machine.place, status);
-        // First: who hears of it may make the machine again.
-        self.forget(machine);
-        if !is_ending {
-            self.events.push(event);
-        }
-    }
-
-    fn forget(&self, machine: &Machine) {
-        let mut machines = lock(&self.machines);
-        // Another one with its name may have been made meanwhile.
-        if machines.get(&machine.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), machine)) {
-            machines.remove(&machine.vm);
-            machine.place.remove();
-        }
-    }
-}
-
 impl Machine {
-    fn new(vm: Uuid, place: Place, saved: Saved) -> Self {
-        let agent = Agent::new(Way::Pipes(place.join("agent.in"), place.join("agent.out")));
-        Self {
-            vm,
-            place,
-            saved: Mutex::new(saved),
-            process: Mutex::default(),
-            agent,
-            promised: Mutex::default(),
-        }
-    }
-
-    /// Changes what is known, and keeps it.
-    fn change(&self, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
-        let mut saved = lock(&self.saved);
-        let mut fresh = saved.clone();
-        change(&mut fresh);
-        self.place.save(&fresh)?;
-        *saved = fresh;
-        Ok(())
-    }
-
-    fn phase(&self) -> Phase {
-        lock(&self.saved).phase
-    }
-
-    fn process(&self) -> Option<Arc<Process>> {
-        lock(&self.process).clone()
-    }
-
     /// A command to the guest's kernel.
     fn kernel(&self, command: &str, until: Instant) -> std::io::Result<String> {
         mconsole::ask(self.place.dir(), &self.place.join("m/mconsole"), command, until)
@@ -281,7 +177,7 @@ impl Machine {
 
     /// The slot of a disk: the one that it has or was promised, that of its position, or another.
     fn slot(&self, disk: &DiskSpec) -> Result<u16, ApiError> {
-        let (saved, mut promised) = (lock(&self.saved), lock(&self.promised));
+        let (saved, mut promised) = (self.saved(), lock(&self.own.0));
         let position = disk.position;
         if let Some(known) = saved.disks.get(&position) {
             return Ok(known.slot);
@@ -320,6 +216,37 @@ impl Machine {
         self.place.give_away(socket, settings)
     }
 
+    /// Keeps that the machine has this disk; the same disk again is no error.
+    fn add_disk(&self, disk: &PluggedDisk, slot: u16) -> Result<(), ApiError> {
+        let position = disk.spec.position;
+        if self.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
+            return Err(already_there(position));
+        }
+        self.change(|saved| {
+            saved.disks.insert(position, SavedDisk { disk: disk.clone(), slot });
+        })
+    }
+
+    /// Lets the guest find the disk behind one of its devices.
+    fn bind(&self, disk: &PluggedDisk, slot: u16) -> Result<(), ApiError> {
+        let until = Instant::now() + PLUG_LIMIT;
+        let asked = self.agent.ask(&format!("bind {}", Self::device(slot)), until);
+        asked.map(|_| ()).map_err(|why| match why {
+            Refusal::No(text) => {
+                failed(self.vm, format!("the guest does not take disk {}", disk.spec.position), text)
+            }
+            Refusal::Silent(true) => {
+                let why = format!("the guest's agent has not answered within {PLUG_LIMIT:?}");
+                attach_timeout(disk.spec.vbd, why)
+            }
+            Refusal::Silent(false) => lacks_feature(
+                self.vm,
+                "no agent answers in this guest: only one that was started with Tapio's initramfs can be given disks \
+                 while it runs",
+            ),
+        })
+    }
+
     fn device(slot: u16) -> String {
         format!("virtio-uml.{slot}")
     }
@@ -336,7 +263,7 @@ impl VmDriver for Uml {
     }
 
     fn check(&self) -> Result<(), ApiError> {
-        let settings = &self.shared.settings;
+        let settings = &self.0.settings;
         let is_program = |file: &Path| {
             fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
         };
@@ -358,7 +285,7 @@ impl VmDriver for Uml {
     }
 
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
-        let machine = self.machine(vm)?;
+        let machine = self.0.machine(vm)?;
         let slot = machine.slot(disk)?;
         Ok(FrontSpec::VhostUser { socket: machine.place.join(&slot.to_string()), queues: 1 })
     }
@@ -368,64 +295,36 @@ impl VmDriver for Uml {
         if let Some(why) = command::refused(vm) {
             return Err(failed(vm.uuid, "cannot be made", why));
         }
-        for file in vm.kernel.iter().chain(&vm.ramdisk) {
-            fs::metadata(file).map_err(|error| failed(vm.uuid, file.display(), error))?;
-        }
-        let place = Place::of(&self.shared.settings, vm.uuid)?;
-        let mut machines = lock(&self.shared.machines);
-        if machines.contains_key(&vm.uuid) {
-            return Err(bad_power_state(vm.uuid, "Halted", "Running"));
-        }
-        place.remove();
-        place.make(&self.shared.settings)?;
-        let saved = Saved::new(NAME, vm);
-        place.save(&saved)?;
-        machines.insert(vm.uuid, Arc::new(Machine::new(vm.uuid, place, saved)));
-        Ok(())
+        self.0.create(vm, machine).map(|_| ())
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let machine = self.machine(vm)?;
+        let machine = self.0.machine(vm)?;
         let position = disk.spec.position;
-        if lock(&machine.saved).disks.contains_key(&position) {
-            return Err(already_there(position));
-        }
-        machine.give_socket(disk, &self.shared.settings)?;
         let slot = machine.slot(&disk.spec)?;
+        machine.give_socket(disk, &self.0.settings)?;
         match machine.phase() {
-            Phase::Made => {}
+            Phase::Made => machine.add_disk(disk, slot)?,
             Phase::Paused => return Err(bad_power_state(vm, "Running", "Paused")),
             Phase::Running => {
-                let vbd = disk.spec.vbd;
-                let until = Instant::now() + PLUG_LIMIT;
-                machine.agent.ask(&format!("bind {}", Machine::device(slot)), until).map_err(|why| match why {
-                    Refusal::No(text) => failed(vm, format!("the guest does not take disk {position}"), text),
-                    Refusal::Silent(true) => {
-                        attach_timeout(vbd, format!("the guest's agent has not answered within {PLUG_LIMIT:?}"))
-                    }
-                    Refusal::Silent(false) => lacks_feature(
-                        vm,
-                        "no agent answers in this guest: only one that was started with Tapio's initramfs can be given disks while it runs",
-                    ),
-                })?;
+                // Kept first: whatever dies on the way, this disk is known to be there, or on its way.
+                machine.add_disk(disk, slot)?;
+                if let Err(error) = machine.bind(disk, slot) {
+                    machine.change(|saved| {
+                        saved.disks.remove(&position);
+                    })?;
+                    return Err(error);
+                }
             }
         }
-        machine.change(|saved| {
-            saved.disks.insert(position, SavedDisk { disk: disk.clone(), slot });
-        })?;
-        lock(&machine.promised).remove(&position);
+        lock(&machine.own.0).remove(&position);
         Ok(())
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
-        let Some(machine) = self.shared.machine(vm) else { return Ok(()) };
-        lock(&machine.promised).remove(&disk.position);
-        let known = lock(&machine.saved)
-            .disks
-            .get(&disk.position)
-            .filter(|known| known.disk.spec.vbd == disk.vbd)
-            .cloned();
-        let Some(known) = known else { return Ok(()) };
+        let Some(machine) = self.0.find(vm) else { return Ok(()) };
+        lock(&machine.own.0).remove(&disk.position);
+        let Some(known) = machine.disk(disk) else { return Ok(()) };
         let device = Machine::device(known.slot);
         match (machine.phase(), force) {
             (Phase::Made, _) => {}
@@ -460,7 +359,7 @@ impl VmDriver for Uml {
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.machine(vm)?;
+        let machine = self.0.machine(vm)?;
         match machine.phase() {
             Phase::Running => Ok(()),
             Phase::Made => {
@@ -488,7 +387,7 @@ impl VmDriver for Uml {
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.machine(vm)?;
+        let machine = self.0.machine(vm)?;
         if machine.phase() != Phase::Running {
             return Ok(());
         }
@@ -503,7 +402,7 @@ impl VmDriver for Uml {
     }
 
     fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
-        let Some(machine) = self.shared.machine(vm) else { return Ok(()) };
+        let Some(machine) = self.0.find(vm) else { return Ok(()) };
         let begun = Instant::now();
         if let Some(process) = machine.process() {
             machine.change(|saved| saved.is_ending = true)?;
@@ -522,26 +421,21 @@ impl VmDriver for Uml {
             }
             let _ = process.status();
         }
-        self.shared.forget(&machine);
+        self.0.forget(&machine);
         Ok(())
     }
 
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
-        let Some(machine) = self.shared.machine(vm) else { return Ok(VmState::Halted) };
-        let phase = machine.phase();
-        if phase != Phase::Made && machine.process().is_none_or(|process| process.has_ended()) {
-            return Ok(VmState::Halted);
-        }
-        Ok(if phase == Phase::Running { VmState::Running } else { VmState::Paused })
+        Ok(self.0.find(vm).map_or(VmState::Halted, |machine| machine.state()))
     }
 
     fn console(&self, vm: Uuid) -> Option<PathBuf> {
-        let machine = self.shared.machine(vm)?;
+        let machine = self.0.find(vm)?;
         machine.process().map(|_| machine.place.join("console"))
     }
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {
-        self.shared.events.wait(until)
+        self.0.events.wait(until)
     }
 }
 

@@ -1,0 +1,35 @@
+//! The toolstack's driver for QEMU.
+
+use std::time::Duration;
+
+use tapio_e2e::guest::Qemu;
+use tapio_e2e::needs;
+
+use super::kernel;
+use crate::conformance::{Lab, ends, whole_life};
+
+const LIMIT: Duration = Duration::from_secs(45);
+
+/// A machine with the lane's kernel, emulated whatever the host could do.
+fn lab() -> Option<Lab> {
+    let kernel = kernel()?;
+    Some(Lab::new("qemu", LIMIT, |spec| {
+        spec.memory = 256 << 20;
+        spec.kernel = Some(kernel.join("vmlinuz"));
+        spec.platform.insert("accel".into(), "tcg".into());
+    }))
+}
+
+#[test]
+fn a_guest_lives_with_disks_that_come_and_go() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    whole_life(&mut lab);
+}
+
+#[test]
+fn every_end_of_a_guest_is_told() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    ends(&mut lab);
+}
