@@ -140,6 +140,9 @@ fn toolstack(settings: &Settings, accounts: Accounts) -> Result<Arc<Toolstack>, 
     };
     let stack = Toolstack::with_accounts(config, db, Box::new(Guards(accounts)));
     stack.sessions.set_idle_limit(settings.session_idle);
+    for driver in tapio_vm::registry(&tapio_vm::Settings::new(&settings.run_dir)) {
+        stack.machines.add_driver(driver);
+    }
     stack.start().map_err(|error| format!("recovery of what an earlier daemon left: {error}"))?;
     Ok(stack)
 }
