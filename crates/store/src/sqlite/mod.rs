@@ -8,6 +8,7 @@ mod file;
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,7 @@ pub struct Sqlite {
     answered: Condvar,
     /// The last commit.
     revision: (Mutex<Revision>, Condvar),
+    batches: AtomicU64,
     backup_error: Option<String>,
     /// Held until the store is closed; declared last, so that it goes last.
     _lock: File,
@@ -82,6 +84,7 @@ impl Sqlite {
             queue: Mutex::default(),
             answered: Condvar::new(),
             revision: (Mutex::new(revision), Condvar::new()),
+            batches: AtomicU64::new(0),
             backup_error: opened.backup_error,
             _lock: opened.lock,
         })
@@ -90,6 +93,11 @@ impl Sqlite {
     /// Why no copy was made at start; the store works without.
     pub fn backup_error(&self) -> Option<&str> {
         self.backup_error.as_deref()
+    }
+
+    /// Transactions of SQLite so far, each with one sync of the disk: many commits may share one.
+    pub fn batches(&self) -> u64 {
+        self.batches.load(Ordering::Relaxed)
     }
 
     /// Bounds the file, as a disk would: what does not fit is refused. Rounded up to pages; for tests.
@@ -115,6 +123,7 @@ impl Sqlite {
     fn write(&self, batch: Vec<Waiting>) {
         let mut answers = Vec::with_capacity(batch.len());
         let txns: Vec<&Txn> = batch.iter().map(|waiting| &waiting.txn).collect();
+        self.batches.fetch_add(1, Ordering::Relaxed);
         let before = *lock(&self.revision.0);
         let written = write_batch(&mut lock(&self.writer), &txns, before, &mut answers);
         match written {
