@@ -117,6 +117,24 @@ impl Tasks {
             fields.push(("allowed_operations", Value::strings(["cancel"])));
             if is_kept { change.create("task", &fields) } else { change.create_volatile("task", &fields) }
         })?;
+        Ok(self.watch(stack, reference))
+    }
+
+    /// Takes up a task of an earlier run of the daemon, at start: it does not count as interrupted, and whoever takes
+    /// it up ends it by [`Self::finish`].
+    ///
+    /// # Errors
+    /// `HANDLE_INVALID`: it is not there; `OPERATION_NOT_ALLOWED`: it is over.
+    pub fn resume(&self, stack: &Arc<Toolstack>, reference: &str) -> Result<Arc<Running>, ApiError> {
+        let task = stack.db.get("task", reference)?;
+        if !is_pending(&task) {
+            return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the task is over"]));
+        }
+        stack.db.set("task", reference, "allowed_operations", Value::strings(["cancel"]))?;
+        Ok(self.watch(stack, reference.to_owned()))
+    }
+
+    fn watch(&self, stack: &Arc<Toolstack>, reference: String) -> Arc<Running> {
         let running = Arc::new(Running {
             stack: Arc::downgrade(stack),
             reference: reference.clone(),
@@ -124,7 +142,7 @@ impl Tasks {
             shown: Mutex::new((0.0, Instant::now())),
         });
         self.lock().insert(reference, Arc::clone(&running));
-        Ok(running)
+        running
     }
 
     /// Ends a task that was watched by the client of the call itself.
@@ -134,13 +152,7 @@ impl Tasks {
     }
 
     /// Ends a task with its result, whose type is `ty`.
-    pub(crate) fn finish(
-        &self,
-        stack: &Toolstack,
-        running: &Running,
-        result: &Result<Value, ApiError>,
-        ty: Type,
-    ) {
+    pub fn finish(&self, stack: &Toolstack, running: &Running, result: &Result<Value, ApiError>, ty: Type) {
         let reference = &running.reference;
         self.lock().remove(reference);
         let written = stack.db.change(|change| end(change, reference, result, ty));
