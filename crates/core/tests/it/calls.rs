@@ -95,7 +95,7 @@ fn queries_find_by_fields() {
     let (_dir, stack) = stack();
     let admin = Client::login(&stack, "pool-admin");
     let (one, two) = (admin.vm("one"), admin.vm("it's \"two\""));
-    stack.db.set("VM", &two, "is_a_template", true).expect("a field");
+    stack.db.set("VM", &two, "ha_always_run", true).expect("a field");
     stack.db.set("VM", &two, "tags", Value::strings(["x", "y"])).expect("a field");
     let find = |expr: &str| {
         let mut found: Vec<String> =
@@ -108,13 +108,13 @@ fn queries_find_by_fields() {
         both.sort();
         both
     };
-    let all_of_us = r#"field "name__label" = "one" or field "is_a_template" = "true""#;
+    let all_of_us = r#"field "name__label" = "one" or field "ha_always_run" = "true""#;
     assert_eq!(find(all_of_us), both());
     assert_eq!(find(r#"field "name__label" = "one""#), [one.as_str()]);
     assert_eq!(find(r#""one" = field 'name_label'"#), [one.as_str()]);
     assert_eq!(find(r#"field "name_label" = "it's \"two\"""#), [two.as_str()]);
     assert_eq!(find(r#"field "tags" = "('x' 'y')""#), [two.as_str()]);
-    assert_eq!(find(&format!(r#"({all_of_us}) and not (field "is_a_template" = "true")"#)), [one.as_str()]);
+    assert_eq!(find(&format!(r#"({all_of_us}) and not (field "ha_always_run" = "true")"#)), [one.as_str()]);
     assert_eq!(find(&format!(r#"field "_ref" = "{two}""#)), [two.as_str()]);
     assert_eq!(find(r#"true and (false or field "uuid" = "x")"#), Vec::<String>::new());
     let found = texts(&admin.call("VM.get_all_where", vec![r#"field "name_label" = "one""#.into()]));

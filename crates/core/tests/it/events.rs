@@ -53,25 +53,25 @@ fn note(client: &Client, class: &str, reference: &str, value: &str) {
 fn an_empty_token_shows_everything_and_the_next_one_what_changed() {
     let (_dir, stack) = stack();
     let admin = Client::login(&stack, "pool-admin");
-    let (one, two) = (admin.vm("one"), admin.vm("two"));
-    let all = from(&admin, &["VM", "Pool"], "", 10.0);
+    let (one, two) = (admin.blob("one"), admin.blob("two"));
+    let all = from(&admin, &["blob", "Pool"], "", 10.0);
     assert_eq!(all.events.len(), 3);
     assert!(all.events.iter().all(|event| event.0 == "add"));
     assert_eq!(
-        (&all.counts["vm"], &all.counts["pool"], all.counts.len()),
+        (&all.counts["blob"], &all.counts["pool"], all.counts.len()),
         (&Value::Int(2), &Value::Int(1), 2)
     );
-    let nothing = from(&admin, &["vm"], &all.token, 0.0);
+    let nothing = from(&admin, &["blob"], &all.token, 0.0);
     assert!(nothing.events.is_empty());
-    let three = admin.vm("three");
-    stack.db.set("VM", &one, "name_label", "ONE").expect("a field");
-    stack.db.set("VM", &one, "name_description", "x").expect("a field");
-    stack.db.destroy("VM", &two).expect("it is there");
-    let short = admin.vm("short-lived");
-    stack.db.destroy("VM", &short).expect("it is there");
-    let changed = from(&admin, &["vm"], &nothing.token, 10.0);
+    let three = admin.blob("three");
+    stack.db.set("blob", &one, "name_label", "ONE").expect("a field");
+    stack.db.set("blob", &one, "name_description", "x").expect("a field");
+    stack.db.destroy("blob", &two).expect("it is there");
+    let short = admin.blob("short-lived");
+    stack.db.destroy("blob", &short).expect("it is there");
+    let changed = from(&admin, &["blob"], &nothing.token, 10.0);
     let expected =
-        [("add", "vm", three.as_str(), "three"), ("mod", "vm", &one, "ONE"), ("del", "vm", &two, "")]
+        [("add", "blob", three.as_str(), "three"), ("mod", "blob", &one, "ONE"), ("del", "blob", &two, "")]
             .map(|(a, b, c, d)| (a.to_owned(), b.to_owned(), c.to_owned(), d.to_owned()));
     assert_eq!(changed.events, expected);
     let everything = from(&admin, &["*"], "", 0.0);

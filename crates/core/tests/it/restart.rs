@@ -28,24 +28,24 @@ fn tokens_of_before_are_answered_rightly() {
     let store = Arc::new(Memory::default());
     let (_dir, stack) = run(&store);
     let client = Client::login(&stack, "pool-admin");
-    let (kept, gone_before, gone_after) = (client.vm("kept"), client.vm("gone"), client.vm("gone"));
-    let (_, token) = from(&client, &["vm"], "");
-    stack.db.destroy("VM", &gone_before).expect("it is there");
-    let made_after = client.vm("new");
-    let short = client.vm("short");
-    stack.db.destroy("VM", &short).expect("it is there");
-    let (_, late) = from(&client, &["vm"], &token);
+    let (kept, gone_before, gone_after) = (client.blob("kept"), client.blob("gone"), client.blob("gone"));
+    let (_, token) = from(&client, &["blob"], "");
+    stack.db.destroy("blob", &gone_before).expect("it is there");
+    let made_after = client.blob("new");
+    let short = client.blob("short");
+    stack.db.destroy("blob", &short).expect("it is there");
+    let (_, late) = from(&client, &["blob"], &token);
     assert_eq!(
-        client.code("event.from", vec![Value::strings(["vm"]), "7,0,0".into(), 0.0.into()]),
+        client.code("event.from", vec![Value::strings(["blob"]), "7,0,0".into(), 0.0.into()]),
         "EVENT_FROM_TOKEN_PARSE_FAILURE"
     );
     drop((client, stack));
 
     let (_dir, stack) = run(&store);
-    stack.db.destroy("VM", &gone_after).expect("it is there");
+    stack.db.destroy("blob", &gone_after).expect("it is there");
     let client = Client::login(&stack, "pool-admin");
     let operation = |of: &str, operation: &str| (of.to_owned(), operation.to_owned());
-    let (events, next) = from(&client, &["vm"], &token);
+    let (events, next) = from(&client, &["blob"], &token);
     let expected = BTreeMap::from([
         operation(&kept, "mod"),
         operation(&gone_before, "del"),
@@ -53,21 +53,21 @@ fn tokens_of_before_are_answered_rightly() {
         operation(&made_after, "add"),
     ]);
     assert_eq!(events, expected);
-    let (events, _) = from(&client, &["vm"], &late);
+    let (events, _) = from(&client, &["blob"], &late);
     let expected = BTreeMap::from([
         operation(&kept, "mod"),
         operation(&gone_after, "del"),
         operation(&made_after, "mod"),
     ]);
     assert_eq!(events, expected);
-    assert_eq!(from(&client, &["vm"], &next).0, BTreeMap::new());
+    assert_eq!(from(&client, &["blob"], &next).0, BTreeMap::new());
     drop((client, stack));
 
     // Twice more, without a change between: the oldest token is still good.
     for _ in 0..2 {
         let (_dir, stack) = run(&store);
         let client = Client::login(&stack, "pool-admin");
-        let (events, _) = from(&client, &["vm"], &token);
+        let (events, _) = from(&client, &["blob"], &token);
         assert_eq!(events[&gone_before], "del");
         assert_eq!(events[&made_after], "add");
         assert_eq!(events[&kept], "mod");
@@ -83,13 +83,13 @@ fn what_vanished_with_the_daemon_is_lost_with_a_word() {
     stack.db.change(|change| change.create_volatile("task", &[])).expect("a volatile task");
     let (seen, token) = from(&client, &["task"], "");
     assert_eq!(seen.len(), 1);
-    let (_, others) = from(&client, &["vm"], "");
+    let (_, others) = from(&client, &["blob"], "");
     drop((client, stack));
     let (_dir, stack) = run(&store);
     let client = Client::login(&stack, "pool-admin");
     let code = client.code("event.from", vec![Value::strings(["task"]), token.into(), 0.0.into()]);
     assert_eq!(code, "EVENTS_LOST", "nobody can name that task any more");
-    assert_eq!(from(&client, &["vm"], &others).0, BTreeMap::new());
+    assert_eq!(from(&client, &["blob"], &others).0, BTreeMap::new());
 }
 
 #[test]

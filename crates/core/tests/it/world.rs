@@ -89,6 +89,11 @@ impl Client {
         error.code.into_owned()
     }
 
+    /// A blob with a name: an object that nobody but the test makes.
+    pub fn blob(&self, name: &str) -> String {
+        self.stack.db.create("blob", &[("name_label", name.into())]).expect("a blob")
+    }
+
     /// A VM made directly in the database: its own messages are another part's matter.
     pub fn vm(&self, name: &str) -> String {
         self.stack.db.create("VM", &needed("VM", &[("name_label", name.into())])).expect("a VM")
