@@ -164,3 +164,53 @@ impl VmDriver for Host {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_a_node_of_this_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings::new(dir.path());
+        let driver = Host::new(&settings);
+        let vm = VmSpec {
+            uuid: Uuid::new_v4(),
+            name: "this host".into(),
+            memory: 0,
+            vcpus: 1,
+            kernel: None,
+            ramdisk: None,
+            kernel_args: String::new(),
+            platform: BTreeMap::new(),
+        };
+        driver.create(&vm).unwrap();
+        driver.create(&vm).expect("it is always there");
+        let spec =
+            DiskSpec { vbd: Uuid::new_v4(), position: 0, read_only: false, is_cd: false, is_bootable: false };
+        assert_eq!(driver.front(vm.uuid, &spec).unwrap(), FrontSpec::Device);
+        let mut disk = PluggedDisk { spec, front: FrontSpec::Device, node: None, size: 1 };
+        assert!(driver.plug(vm.uuid, &disk).is_err(), "no node was named");
+        // O_EXCL without O_CREAT does nothing to a file: it is never in use.
+        let node = dir.path().join("node");
+        fs::write(&node, "").unwrap();
+        disk.node = Some(node);
+        driver.plug(vm.uuid, &disk).unwrap();
+        let driver = Host::new(&settings);
+        let until = Instant::now() + Duration::from_secs(5);
+        let mut other = disk.clone();
+        other.spec.vbd = Uuid::new_v4();
+        assert_eq!(driver.plug(vm.uuid, &other).unwrap_err().code, "DEVICE_ALREADY_EXISTS", "still known");
+        driver.unplug(vm.uuid, &disk.spec, false, until).unwrap();
+        driver.unplug(vm.uuid, &disk.spec, false, until).expect("it is gone already");
+        driver.plug(vm.uuid, &other).unwrap();
+        assert_eq!(
+            driver.shutdown(vm.uuid, ShutdownKind::Hard, until).unwrap_err().code,
+            "OPERATION_NOT_ALLOWED"
+        );
+        assert_eq!(driver.state(vm.uuid).unwrap(), VmState::Running);
+        let begun = Instant::now();
+        assert_eq!(driver.wait_event(begun + Duration::from_millis(20)), None);
+        assert!(begun.elapsed() >= Duration::from_millis(20));
+    }
+}

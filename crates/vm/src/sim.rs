@@ -268,3 +268,123 @@ impl VmDriver for Sim {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(platform: &[(&str, &str)]) -> VmSpec {
+        VmSpec {
+            uuid: Uuid::new_v4(),
+            name: "simulated".into(),
+            memory: 0,
+            vcpus: 1,
+            kernel: None,
+            ramdisk: None,
+            kernel_args: String::new(),
+            platform: platform.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+        }
+    }
+
+    fn disk(driver: &Sim, vm: Uuid, position: u8) -> PluggedDisk {
+        let spec =
+            DiskSpec { vbd: Uuid::new_v4(), position, read_only: false, is_cd: false, is_bootable: false };
+        let front = driver.front(vm, &spec).unwrap();
+        PluggedDisk { spec, front, node: None, size: 1 }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(5)
+    }
+
+    #[test]
+    fn a_storm_of_machines_lives_and_is_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings::new(dir.path());
+        let driver = Sim::new(&settings);
+        let machines: Vec<VmSpec> = (0..125).map(|_| spec(&[])).collect();
+        let begun = Instant::now();
+        for vm in &machines {
+            driver.create(vm).unwrap();
+            for position in 0..8 {
+                driver.plug(vm.uuid, &disk(&driver, vm.uuid, position)).unwrap();
+            }
+            driver.unpause(vm.uuid).unwrap();
+        }
+        println!("125 machines with 8 disks in {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        drop(driver);
+        let driver = Sim::new(&settings);
+        for vm in &machines {
+            assert_eq!(driver.state(vm.uuid).unwrap(), VmState::Running);
+            let other = disk(&driver, vm.uuid, 3);
+            assert_eq!(driver.plug(vm.uuid, &other).unwrap_err().code, "DEVICE_ALREADY_EXISTS");
+            driver.shutdown(vm.uuid, ShutdownKind::Clean, soon()).unwrap();
+            assert_eq!(driver.state(vm.uuid).unwrap(), VmState::Halted);
+        }
+        assert_eq!(fs_entries(&settings), 0, "nothing is left");
+    }
+
+    fn fs_entries(settings: &Settings) -> usize {
+        std::fs::read_dir(settings.machines_dir()).unwrap().count()
+    }
+
+    #[test]
+    fn failures_and_latencies_are_those_that_were_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let driver = Sim::new(&Settings::new(dir.path()));
+        let told = "plug:1, unplug:2,unplug-timeout:3,shutdown,pause";
+        let vm = spec(&[("sim-fail", told), ("sim-plug-ms", "30"), ("sim-front", "vhost-user")]);
+        driver.create(&vm).unwrap();
+        assert_eq!(driver.create(&vm).unwrap_err().code, "VM_BAD_POWER_STATE");
+        let disks: Vec<PluggedDisk> = (0..4).map(|position| disk(&driver, vm.uuid, position)).collect();
+        assert!(matches!(&disks[0].front, FrontSpec::VhostUser { socket, .. } if socket.ends_with("0")));
+        for (position, disk) in disks.iter().enumerate() {
+            let begun = Instant::now();
+            assert_eq!(driver.plug(vm.uuid, disk).is_err(), position == 1);
+            assert!(begun.elapsed() >= Duration::from_millis(30));
+        }
+        driver.plug(vm.uuid, &disks[0]).expect("the same disk again");
+        driver.unpause(vm.uuid).unwrap();
+        assert!(driver.pause(vm.uuid).is_err());
+        let unplug = |at: usize, force| {
+            driver.unplug(vm.uuid, &disks[at].spec, force, Instant::now() + Duration::from_millis(50))
+        };
+        unplug(1, false).expect("it was never there");
+        assert_eq!(unplug(2, false).unwrap_err().code, "DEVICE_DETACH_REJECTED");
+        let begun = Instant::now();
+        assert_eq!(unplug(3, false).unwrap_err().code, "DEVICE_DETACH_TIMEOUT");
+        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < Duration::from_secs(2));
+        unplug(2, true).unwrap();
+        unplug(3, true).unwrap();
+        let until = Instant::now() + Duration::from_millis(30);
+        let error = driver.shutdown(vm.uuid, ShutdownKind::Clean, until).unwrap_err();
+        assert_eq!(error.code, "VM_SHUTDOWN_TIMEOUT");
+        assert_eq!(driver.state(vm.uuid).unwrap(), VmState::Running, "it goes on");
+        driver.shutdown(vm.uuid, ShutdownKind::Hard, soon()).unwrap();
+        assert!(driver.create(&spec(&[("sim-fail", "create")])).is_err());
+        let never = spec(&[("sim-fail", "boot")]);
+        driver.create(&never).unwrap();
+        assert!(driver.unpause(never.uuid).is_err());
+        assert_eq!(driver.state(never.uuid).unwrap(), VmState::Paused);
+    }
+
+    #[test]
+    fn events_come_when_they_were_arranged() {
+        let dir = tempfile::tempdir().unwrap();
+        let driver = Sim::new(&Settings::new(dir.path()));
+        for (word, wanted) in [("halt", 0), ("reboot", 1), ("crash", 2)] {
+            let vm = spec(&[("sim-event", word), ("sim-event-ms", "700")]);
+            driver.create(&vm).unwrap();
+            driver.unpause(vm.uuid).unwrap();
+            assert_eq!(driver.wait_event(Instant::now() + Duration::from_millis(5)), None);
+            let got = match driver.wait_event(soon()).expect("an event") {
+                VmEvent::Halted(_) => 0,
+                VmEvent::Rebooted(_) => 1,
+                VmEvent::Crashed(_, why) => why.len().min(2),
+            };
+            assert_eq!(got, wanted);
+            assert_eq!(driver.state(vm.uuid).unwrap(), VmState::Halted);
+        }
+    }
+}

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,6 +29,9 @@ pub struct Lab {
     /// How long a guest may take for what takes it longest.
     pub limit: Duration,
     images: u32,
+    user: Option<(u32, u32)>,
+    /// What the next disk shall hold.
+    pub content: Option<PathBuf>,
 }
 
 /// A disk with its process.
@@ -40,6 +44,16 @@ pub struct Plugged {
 impl Lab {
     /// A machine of a driver; `change` completes its specification.
     pub fn new(name: &'static str, limit: Duration, change: impl FnOnce(&mut VmSpec)) -> Self {
+        Self::with_user(name, limit, None, change)
+    }
+
+    /// The same with guests that run as this user and group.
+    pub fn with_user(
+        name: &'static str,
+        limit: Duration,
+        user: Option<(u32, u32)>,
+        change: impl FnOnce(&mut VmSpec),
+    ) -> Self {
         let mut spec = VmSpec {
             uuid: Uuid::new_v4(),
             name: format!("test, of {name}"),
@@ -51,7 +65,24 @@ impl Lab {
             platform: std::collections::BTreeMap::new(),
         };
         change(&mut spec);
-        let mut lab = Self { scratch: Scratch::on_disk(), spec, name, driver: None, limit, images: 0 };
+        let mut lab = Self {
+            scratch: Scratch::on_disk(),
+            spec,
+            name,
+            driver: None,
+            limit,
+            images: 0,
+            user,
+            content: None,
+        };
+        if user.is_some() {
+            // The guest's user has to pass through.
+            let run = lab.scratch.join("run");
+            std::fs::create_dir(&run).unwrap();
+            for dir in [lab.scratch.path(), &run] {
+                std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711)).unwrap();
+            }
+        }
         lab.start_daemon();
         lab
     }
@@ -61,6 +92,7 @@ impl Lab {
         let mut settings = Settings::new(&self.scratch.join("run"));
         let preload = tapio_e2e::tools::our("libtapio_uml_preload.so");
         settings.uml_preload = Some(preload);
+        settings.guest_user = self.user;
         let all = registry(&settings);
         self.driver = all.into_iter().find(|driver| driver.name() == self.name);
         assert!(self.driver.is_some(), "there is no driver {}", self.name);
@@ -93,6 +125,9 @@ impl Lab {
         let FrontSpec::VhostUser { socket, queues } = &front else { panic!("{front:?}") };
         self.images += 1;
         let image = self.scratch.raw_image(&format!("{}.raw", self.images), 16 * MIB);
+        if let Some(content) = self.content.take() {
+            std::fs::rename(content, &image).expect("the content of the disk");
+        }
         let mut options = DiskOptions::raw(&image).arg("--vhost-user").arg(socket.to_str().expect("plain"));
         options = options.arg("--queues").arg(&queues.to_string());
         if spec.read_only {
@@ -376,4 +411,81 @@ pub fn ends(lab: &mut Lab) {
     assert_eq!(lab.driver().state(vm).unwrap(), VmState::Halted);
     lab.assert_quiet();
     lab.assert_gone();
+}
+
+/// Disks in far places, at the start and later, several at a time.
+pub fn places(lab: &mut Lab) {
+    let vm = lab.vm();
+    lab.driver().create(&lab.spec).unwrap();
+    let together = |lab: &mut Lab, positions: &[u8]| {
+        let all: Vec<Plugged> = positions.iter().map(|position| lab.disk(*position, |_| ())).collect();
+        std::thread::scope(|scope| {
+            for one in &all {
+                let driver = lab.driver();
+                scope.spawn(move || driver.plug(vm, &one.disk).expect("a disk in its place"));
+            }
+        });
+        all
+    };
+    let mut first = together(lab, &[0, 30, 31, 200, 254]);
+    // One of them changes its mind before the guest runs.
+    let gone = first.remove(3);
+    lab.driver().unplug(vm, &gone.disk.spec, false, lab.soon()).unwrap();
+    gone.process.stop();
+    let read_only = lab.disk(201, |spec| spec.read_only = true);
+    lab.driver().plug(vm, &read_only.disk).unwrap();
+    lab.driver().unpause(vm).unwrap();
+    let mut console = lab.console();
+    assert_eq!(console.run("cd /sys/block; echo vd?; cd /"), "vda vdb vdc vdd vde");
+    assert_eq!(console.run("cat /sys/block/vd*/ro | sort | tr -d '\\n'"), "00001");
+    let later = together(lab, &[5, 199, 247, 253]);
+    assert_eq!(console.run("cd /sys/block; echo vd? | wc -w; cd /"), "9");
+    std::thread::scope(|scope| {
+        for one in &later {
+            let (driver, until) = (lab.driver(), lab.soon());
+            scope.spawn(move || driver.unplug(vm, &one.disk.spec, false, until).expect("a disk goes"));
+        }
+    });
+    assert_eq!(console.run("cd /sys/block; echo vd? | wc -w; cd /"), "5");
+    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.soon()).unwrap();
+    lab.assert_quiet();
+}
+
+/// A file system with busybox as everything, `init` included.
+fn bootable(lab: &Lab) -> PathBuf {
+    let (tree, image) = (lab.scratch.join("tree"), lab.scratch.join("boot.raw"));
+    for dir in ["bin", "sbin", "etc", "proc", "sys", "dev", "mnt"] {
+        std::fs::create_dir_all(tree.join(dir)).unwrap();
+    }
+    let busybox = tapio_e2e::tools::find("busybox").expect("the caller has asked for busybox");
+    std::fs::copy(busybox, tree.join("bin/busybox")).unwrap();
+    for (name, target) in [("bin/sh", "busybox"), ("bin/cat", "busybox"), ("sbin/init", "../bin/busybox")] {
+        std::os::unix::fs::symlink(target, tree.join(name)).unwrap();
+    }
+    std::fs::write(tree.join("etc/inittab"), "::respawn:-/bin/sh\n").unwrap();
+    std::fs::write(tree.join("etc/from"), "the disk\n").unwrap();
+    std::fs::File::create(&image).and_then(|file| file.set_len(16 * MIB)).unwrap();
+    let mut make = std::process::Command::new(tapio_e2e::tools::find("mkfs.ext4").expect("asked for"));
+    make.args(["-q", "-F", "-d"]).arg(&tree).arg(&image);
+    tapio_e2e::process::run(&mut make).ok();
+    image
+}
+
+/// A guest whose root is on its first disk; the agent stays with it.
+pub fn root_on_disk(lab: &mut Lab) {
+    let vm = lab.vm();
+    lab.spec.kernel_args = "root=/dev/vda rw".into();
+    lab.driver().create(&lab.spec).unwrap();
+    lab.content = Some(bootable(lab));
+    let _root = lab.plug(0);
+    lab.driver().unpause(vm).unwrap();
+    let mut console = lab.console();
+    assert_eq!(console.run("cat /etc/from"), "the disk");
+    let hot = lab.plug(1);
+    assert_eq!(console.run("cat /sys/block/vdb/size"), (16 * MIB / 512).to_string());
+    let error = lab.driver().unplug(vm, &_root.disk.spec, false, lab.soon()).unwrap_err();
+    assert_eq!(error.code, "DEVICE_DETACH_REJECTED", "{error}");
+    lab.driver().unplug(vm, &hot.disk.spec, false, lab.soon()).unwrap();
+    lab.driver().shutdown(vm, ShutdownKind::Clean, lab.soon()).unwrap();
+    lab.assert_quiet();
 }

@@ -43,6 +43,9 @@ const KERNEL_LIMIT: Duration = Duration::from_secs(20);
 /// How long a guest may take to get a disk.
 const PLUG_LIMIT: Duration = Duration::from_secs(30);
 
+/// The same where the machine brings its own initramfs, which may have no agent.
+const STRANGER_LIMIT: Duration = Duration::from_secs(5);
+
 /// How long a guest is asked to let go of a disk that is taken from it by force.
 const FORCE_LIMIT: Duration = Duration::from_secs(3);
 
@@ -190,9 +193,12 @@ impl Machine {
             saved.disks.values().all(|disk| disk.slot != *slot)
                 && promised.values().all(|other| other != slot)
         };
-        let own = Some(u16::from(position)).filter(|slot| *slot < count && is_free(slot));
-        // From the end, so that others find their own; before the start from the beginning, so that few are needed.
-        let slot = own.or_else(|| (0..count).rev().find(is_free));
+        // Where a socket still is, a disk that was just unplugged may still be on its way out.
+        let is_clear = |slot: &u16| is_free(slot) && !self.place.join(&slot.to_string()).exists();
+        let own = Some(u16::from(position)).filter(|slot| *slot < count);
+        // From the end, so that others find their own.
+        let slot = own.filter(is_clear).or_else(|| (0..count).rev().find(is_clear));
+        let slot = slot.or_else(|| own.filter(is_free)).or_else(|| (0..count).rev().find(is_free));
         let slot = slot.ok_or_else(|| {
             illegal_device(
                 disk.vbd,
@@ -229,14 +235,14 @@ impl Machine {
 
     /// Lets the guest find the disk behind one of its devices.
     fn bind(&self, disk: &PluggedDisk, slot: u16) -> Result<(), ApiError> {
-        let until = Instant::now() + PLUG_LIMIT;
-        let asked = self.agent.ask(&format!("bind {}", Self::device(slot)), until);
+        let limit = if self.saved().spec.ramdisk.is_some() { STRANGER_LIMIT } else { PLUG_LIMIT };
+        let asked = self.agent.ask(&format!("bind {}", Self::device(slot)), Instant::now() + limit);
         asked.map(|_| ()).map_err(|why| match why {
             Refusal::No(text) => {
                 failed(self.vm, format!("the guest does not take disk {}", disk.spec.position), text)
             }
             Refusal::Silent(true) => {
-                let why = format!("the guest's agent has not answered within {PLUG_LIMIT:?}");
+                let why = format!("the guest's agent has not answered within {limit:?}");
                 attach_timeout(disk.spec.vbd, why)
             }
             Refusal::Silent(false) => lacks_feature(
@@ -430,8 +436,8 @@ impl VmDriver for Uml {
     }
 
     fn console(&self, vm: Uuid) -> Option<PathBuf> {
-        let machine = self.0.find(vm)?;
-        machine.process().map(|_| machine.place.join("console"))
+        // The socket is there as long as the guest is.
+        self.0.find(vm).map(|machine| machine.place.join("console"))
     }
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {

@@ -6,7 +6,7 @@ use tapio_e2e::guest::Qemu;
 use tapio_e2e::needs;
 
 use super::kernel;
-use crate::conformance::{Lab, ends, whole_life};
+use crate::conformance::{Lab, ends, places, root_on_disk, whole_life};
 
 const LIMIT: Duration = Duration::from_secs(45);
 
@@ -32,4 +32,18 @@ fn every_end_of_a_guest_is_told() {
     needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
     let Some(mut lab) = lab() else { return };
     ends(&mut lab);
+}
+
+#[test]
+fn disks_are_in_far_places() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    places(&mut lab);
+}
+
+#[test]
+fn a_guest_boots_from_its_disk() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1], "mkfs.ext4");
+    let Some(mut lab) = lab() else { return };
+    root_on_disk(&mut lab);
 }

@@ -5,7 +5,10 @@ use std::time::Duration;
 use tapio_e2e::guest::Uml;
 use tapio_e2e::needs;
 
-use crate::conformance::{Lab, ends, whole_life};
+use tapio_e2e::tools::skip;
+use tapio_vm::{ShutdownKind, VmState, initramfs};
+
+use crate::conformance::{Lab, ends, places, root_on_disk, whole_life};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -19,4 +22,86 @@ fn a_guest_lives_with_disks_that_come_and_go() {
 fn every_end_of_a_guest_is_told() {
     needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
     ends(&mut Lab::new("uml", LIMIT, |_| ()));
+}
+
+#[test]
+fn disks_are_in_far_places() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
+    places(&mut Lab::new("uml", LIMIT, |_| ()));
+}
+
+#[test]
+fn a_guest_boots_from_its_disk() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1], Uml::TOOLS[2]);
+    root_on_disk(&mut Lab::new("uml", LIMIT, |_| ()));
+}
+
+#[test]
+fn guests_run_as_another_user() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
+    // SAFETY: geteuid(2) takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return skip("needs root");
+    }
+    let mut lab = Lab::with_user("uml", LIMIT, Some((65534, 65534)), |_| ());
+    lab.driver().create(&lab.spec).expect("made");
+    let first = lab.plug(0);
+    lab.driver().unpause(lab.vm()).expect("started");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", lab.pid())).expect("its process");
+    assert!(status.contains("\nUid:\t65534\t65534\t65534\t65534\n"), "{status}");
+    let mut console = lab.console();
+    assert_eq!(console.run("cat /sys/block/vda/size"), "32768");
+    // What the guest's kernel could show of its host is an empty directory.
+    console.run("mount -t hostfs none /mnt && [ -z \"$(ls -A /mnt)\" ]");
+    let hot = lab.plug(1);
+    lab.driver().pause(lab.vm()).expect("paused");
+    lab.driver().unpause(lab.vm()).expect("goes on");
+    lab.driver().unplug(lab.vm(), &hot.disk.spec, false, lab.soon()).expect("gone");
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.soon()).expect("ended");
+    drop(first);
+}
+
+#[test]
+fn a_guest_without_an_agent_cannot_be_given_disks_while_it_runs() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
+    let mut lab = Lab::new("uml", LIMIT, |_| ());
+    let mut archive = initramfs::Archive::default();
+    archive.add("dev", initramfs::MODE_DIR, (0, 0), &[]).expect("small");
+    archive.add("dev/console", initramfs::MODE_CHAR, (5, 1), &[]).expect("small");
+    archive.add_file("busybox", &tapio_e2e::tools::find("busybox").expect("asked for")).expect("small");
+    let init = b"#!/busybox sh\necho here\nwhile :; do /busybox sleep 1; done\n";
+    archive.add("init", initramfs::MODE_FILE, (0, 0), init).expect("small");
+    let ramdisk = lab.scratch.join("own.cpio");
+    std::fs::write(&ramdisk, archive.finish().expect("small")).expect("written");
+    lab.spec.ramdisk = Some(ramdisk);
+    lab.driver().create(&lab.spec).expect("made");
+    lab.driver().unpause(lab.vm()).expect("started");
+    let hot = lab.disk(0, |_| ());
+    let error = lab.driver().plug(lab.vm(), &hot.disk).expect_err("nobody is there to take it");
+    assert_eq!(error.code, "VM_LACKS_FEATURE", "{error}");
+    let until = std::time::Instant::now() + Duration::from_secs(2);
+    // Three keys end it: its kernel starts anew, which here means that it ends.
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, until + Duration::from_secs(40)).expect("ended");
+    assert_eq!(lab.driver().state(lab.vm()).expect("a state"), VmState::Halted);
+}
+
+#[test]
+fn a_guest_that_does_not_start_says_why() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
+    let mut lab = Lab::new("uml", LIMIT, |_| ());
+    let good = lab.spec.clone();
+    lab.spec.kernel = Some("/bin/false".into());
+    lab.driver().create(&lab.spec).expect("made");
+    let error = lab.driver().unpause(lab.vm()).expect_err("this is no kernel");
+    assert!(error.params[0].contains("does not start"), "{error}");
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Hard, lab.soon()).expect("cleared away");
+    lab.spec = good;
+    lab.spec.kernel_args = "ubd0=/etc/passwd".into();
+    let error = lab.driver().create(&lab.spec).expect_err("this reaches out of the guest");
+    assert!(error.params[0].contains("ubd0"), "{error}");
+    lab.spec.kernel_args.clear();
+    lab.spec.kernel = Some("/no/such/kernel".into());
+    let error = lab.driver().create(&lab.spec).expect_err("there is none");
+    assert!(error.params[0].contains("/no/such/kernel"), "{error}");
+    lab.assert_gone();
 }
