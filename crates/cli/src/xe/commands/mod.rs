@@ -1,5 +1,6 @@
 //! The commands that are more than a list or a field.
 
+mod console;
 mod disk;
 mod drive;
 mod host;
@@ -59,6 +60,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         machine::COMMANDS,
         host::COMMANDS,
         network::COMMANDS,
+        console::COMMANDS,
         status::COMMANDS,
     ]
     .into_iter()
@@ -132,6 +134,7 @@ mod tests {
     fn messages_that_commands_send_are_in_the_table() {
         let methods = tapio_model::methods();
         let sources = [
+            include_str!("console.rs"),
             include_str!("disk.rs"),
             include_str!("drive.rs"),
             include_str!("host.rs"),
