@@ -31,8 +31,7 @@ pub fn run(client: &Client, method: &str, params: &[Value]) -> Result<String> {
     bar.set_style(style(method));
     let done = client.wait(watch(client, &task, &bar));
     bar.finish_and_clear();
-    // It is over; whoever looks at tasks need not see it any more.
-    let _ = client.call("task.destroy", &[task.as_str().into()]);
+    // The task stays: `task-list` and `tapio timeline` show what was done, until the toolstack forgets it.
     done
 }
 
