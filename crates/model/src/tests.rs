@@ -242,4 +242,6 @@ fn columns_show_fields_that_are_there() {
     assert_eq!(qualifier("vdi", "xenstore-data"), " (MRO)");
     assert_eq!(qualifier("vdi", "parent"), " ( RO) [DEPRECATED]");
     assert_eq!(qualifier("pbd", "other-config"), " (MRW)");
+    assert_eq!(qualifier("vdi", "current-operations"), " (SRO)");
+    assert_eq!(qualifier("vdi", "snapshots"), " ( RO)");
 }
