@@ -58,6 +58,8 @@ enum Command {
         #[arg(default_value = "tapio", value_parser = ["tapio", "tap-ctl", "xsiostat", "vhd-util", "cbt-util"])]
         program: String,
     },
+    /// Print the reference of XenAPI's classes, fields and messages as Markdown
+    Reference,
     /// Write the manual pages of all commands into a directory
     Man {
         /// The directory; made if it does not exist
@@ -113,6 +115,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Disk(arguments) => disk::run(arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions { shell, program } => generate::completions(shell, &program),
+        Command::Reference => failure::print(&tapio_model::reference()),
         Command::Man { dir } => generate::manual(&dir),
         Command::Links { dir, force } => generate::links(&dir, force),
         Command::Version { json } => version(json),

@@ -14,6 +14,12 @@ pub enum Show {
     Plain,
     /// A word in small letters.
     Lower,
+    /// A word with a capital letter, spaces for `_`.
+    Capital,
+    /// A set or a map that its users do not take for one.
+    Text,
+    /// The values of a map, as a set.
+    Values,
     /// The type of a disk, as people write it.
     DiskType,
     /// The only member's name, or `<shared>`.
@@ -142,7 +148,8 @@ impl Column {
         };
         let kind = match self.show {
             Show::Asked(_) => self.asked_kind(),
-            Show::OneHost => ' ',
+            Show::OneHost | Show::Text => ' ',
+            Show::Values => 'S',
             _ => self.fields(class).map_or(' ', own),
         };
         match (kind, self.writable, self.deprecated) {

@@ -56,7 +56,7 @@ pub static ERRORS: &[Error] = &[
         "The reference does not name an object; it may have been destroyed.",
     ),
     e("LOCATION_NOT_UNIQUE", &["SR", "location"], "A disk with this location is known already in the SR."),
-    e("SESSION_AUTHENTICATION_FAILED", &[], "The account or the password is wrong."),
+    e("SESSION_AUTHENTICATION_FAILED", &["user", "msg"], "The account or the password is wrong."),
     e(
         "SESSION_AUTHORIZATION_FAILED",
         &["username", "msg"],

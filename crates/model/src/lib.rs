@@ -8,6 +8,7 @@ mod classes;
 pub mod columns;
 pub mod errors;
 mod implied;
+mod reference;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ mod value;
 
 pub use classes::{CLASSES, FOREIGN};
 pub use implied::{Implied, ImpliedKind, implied, methods};
+pub use reference::reference;
 pub use table::{Class, Enum, Field, FieldAccess, Initial, Kind, Message, Param, Role, Source, Type};
 pub use tapio_types::ApiError;
 pub use value::Value;

@@ -242,4 +242,20 @@ fn columns_show_fields_that_are_there() {
     assert_eq!(qualifier("vdi", "xenstore-data"), " (MRO)");
     assert_eq!(qualifier("vdi", "parent"), " ( RO) [DEPRECATED]");
     assert_eq!(qualifier("pbd", "other-config"), " (MRW)");
+    assert_eq!(qualifier("vdi", "current-operations"), " (SRO)");
+    assert_eq!(qualifier("vdi", "snapshots"), " ( RO)");
+}
+
+#[test]
+fn the_reference_is_up_to_date() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md");
+    let there = std::fs::read_to_string(path).unwrap_or_default();
+    let differs = there.lines().zip(reference().lines()).position(|(old, new)| old != new);
+    assert!(
+        there == reference(),
+        "docs/api.md differs from the table, first in line {differs:?}: tapio reference > docs/api.md"
+    );
+    for class in CLASSES {
+        assert!(there.contains(&format!("\n## {}\n", class.name)), "{}", class.name);
+    }
 }

@@ -264,7 +264,9 @@ fn value_of(session: &Session, name: &str, text: &str, ty: Type) -> Result<Value
         Type::Ref(_) if text.is_empty() => tapio_model::NULL_REF.into(),
         Type::Ref(class) => find(&session.client, class, text)?.into(),
         Type::Enum(words) => {
-            let word = words.words.iter().find(|word| word.eq_ignore_ascii_case(text));
+            // They are printed with spaces.
+            let typed = text.replace([' ', '-'], "_");
+            let word = words.words.iter().find(|word| word.eq_ignore_ascii_case(&typed));
             let word = word.ok_or_else(|| {
                 Failure::other(format!("{name}: '{text}' is none of {}", words.words.join(", ")))
             })?;

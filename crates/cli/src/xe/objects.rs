@@ -167,8 +167,9 @@ impl<'a> View<'a> {
         let ty = class.field(last).map_or(Type::Any, |field| field.ty);
         let separator = column_separator(column.show);
         let absent = if column.show == Show::Medium { "<EMPTY>" } else { ABSENT };
+        let field = |record: Option<Value>| record?.get(last.as_str()).cloned();
         let values: Vec<Option<Value>> =
-            here.into_iter().map(|record| record?.get(last.as_str()).cloned()).collect();
+            here.into_iter().map(|record| field(record).map(|value| membered(value, column.show))).collect();
         let shown = |value: &Option<Value>| match value {
             None => absent.to_owned(),
             Some(value) => dressed(text(value, ty, separator), column.show),
@@ -193,9 +194,26 @@ const fn column_separator(show: Show) -> &'static str {
     if matches!(show, Show::Commas) { ", " } else { "; " }
 }
 
+/// The values of a map where they alone are shown.
+fn membered(value: Value, show: Show) -> Value {
+    match (value, show) {
+        (Value::Object(pairs), Show::Values) => {
+            Value::Array(pairs.into_iter().map(|(_, value)| value).collect())
+        }
+        (value, _) => value,
+    }
+}
+
 fn dressed(text: String, show: Show) -> String {
     match show {
         Show::Lower => text.to_lowercase(),
+        Show::Capital => {
+            let mut letters = text.replace('_', " ");
+            if let Some(first) = letters.get_mut(..1) {
+                first.make_ascii_uppercase();
+            }
+            letters
+        }
         Show::DiskType => match text.as_str() {
             "user" => "User".into(),
             "system" => "System".into(),
@@ -285,6 +303,9 @@ mod tests {
     #[test]
     fn words_are_dressed_as_users_know_them() {
         assert_eq!(dressed("Running".into(), Show::Lower), "running");
+        assert_eq!(dressed("coredump_and_restart".into(), Show::Capital), "Coredump and restart");
+        assert_eq!(dressed(String::new(), Show::Capital), "");
+        assert_eq!(membered(json!({"t1": "scan", "t2": "update"}), Show::Values), json!(["scan", "update"]));
         assert_eq!(dressed("ha_statefile".into(), Show::DiskType), "HA statefile");
         assert_eq!(dressed("rrd".into(), Show::DiskType), "rrd");
     }
