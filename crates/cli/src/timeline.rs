@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::failure;
 use crate::xe::{Arguments as XeArguments, Client, Failure, find};
@@ -11,8 +12,8 @@ use crate::xe::{Arguments as XeArguments, Client, Failure, find};
 /// Options of `tapio timeline`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// UUID, reference or name of the task; 'xe task-list' shows them
-    task: String,
+    /// UUID, reference or name of the task; 'xe task-list' shows them. Without it, the last one that had steps
+    task: Option<String>,
     /// As JSON
     #[arg(long, conflicts_with = "svg")]
     json: bool,
@@ -70,18 +71,45 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 fn read(arguments: &Arguments) -> Result<Timeline, Failure> {
     let xe = XeArguments::read(&arguments.xe)?;
     let client = Client::connect(&xe.connection)?;
-    let answer = find(&client, "task", &arguments.task)
-        .and_then(|task| client.call("task.get_timeline", &[task.into()]));
+    let answer = match &arguments.task {
+        Some(task) => find(&client, "task", task).and_then(|task| steps_of(&client, &task)),
+        None => latest(&client),
+    };
     client.end();
-    let answer = answer?;
-    let text = answer.as_str().unwrap_or_default();
+    let text = answer?;
     if text.is_empty() {
         return Err(Failure::other(
             "the task has no steps: it was one piece of work, or it ended before the daemon began",
         ));
     }
-    serde_json::from_str(text)
+    serde_json::from_str(&text)
         .map_err(|error| Failure::other(format!("the timeline is not understood: {error}")))
+}
+
+/// The steps as the toolstack has them: JSON, or nothing.
+fn steps_of(client: &Client, task: &str) -> Result<String, Failure> {
+    let answer = client.call("task.get_timeline", &[task.into()])?;
+    Ok(answer.as_str().unwrap_or_default().to_owned())
+}
+
+/// The steps of the youngest task that has any.
+fn latest(client: &Client) -> Result<String, Failure> {
+    let records = client.call("task.get_all_records", &[])?;
+    let text = |record: &Value, field: &str| record.get(field).and_then(Value::as_str).map(str::to_owned);
+    let mut tasks: Vec<_> = records
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(task, record)| (text(record, "finished"), text(record, "created"), task))
+        .collect();
+    tasks.sort_unstable();
+    for (_, _, task) in tasks.into_iter().rev() {
+        let steps = steps_of(client, task)?;
+        if !steps.is_empty() {
+            return Ok(steps);
+        }
+    }
+    Ok(String::new())
 }
 
 fn shown(timeline: &Timeline, arguments: &Arguments) -> Result<String, Failure> {
