@@ -12,6 +12,7 @@ mod live;
 mod mutate;
 mod nbd;
 mod nbd_store;
+mod query;
 pub mod seeds;
 mod session;
 mod stat;
@@ -41,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "locator", run: format::locator },
     Target { name: "vhd_journal", run: format::vhd_journal },
     Target { name: "cbt_log", run: changes::cbt_log },
+    Target { name: "query", run: query::query },
     Target { name: "nbd_handshake", run: nbd::nbd_handshake },
     Target { name: "nbd_requests", run: nbd::nbd_requests },
     Target { name: "nbd_replies", run: nbd::nbd_replies },

@@ -5,6 +5,7 @@
 mod device;
 mod images;
 mod packed;
+mod query;
 mod storage;
 mod store;
 mod talk;
@@ -29,6 +30,7 @@ pub fn all() -> Vec<Seed> {
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
     packed::put_into(&mut shelf);
+    query::put_into(&mut shelf);
     storage::put_into(&mut shelf);
     store::put_into(&mut shelf);
     shelf.0
