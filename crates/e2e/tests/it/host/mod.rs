@@ -24,6 +24,7 @@ mod nbd_tools;
 mod restart;
 mod sandbox;
 mod service;
+mod storage;
 mod storage_faults;
 mod trim;
 mod vhd_tools;
