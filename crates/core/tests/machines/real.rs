@@ -97,3 +97,82 @@ fn a_damaged_image_is_an_error_with_a_cause_and_leaves_nothing() {
     assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
     rig.check_real();
 }
+
+/// Says why a test that lacks something is not run.
+fn lacks(path: &str, test: &str) -> bool {
+    let lacks = !std::path::Path::new(path).exists();
+    if lacks {
+        println!("skipped: needs {path} [{test}]");
+    }
+    lacks
+}
+
+#[test]
+fn disks_of_the_host_are_devices_of_the_right_size() {
+    if lacks("/dev/fuse", "disks_of_the_host_are_devices_of_the_right_size") {
+        return;
+    }
+    let rig = Rig::real();
+    let (sr, host) = (rig.make_sr(), rig.control_domain());
+    let mut vbds = Vec::new();
+    for bytes in [4 * MIB, 1024 * MIB] {
+        let vdi = rig.make_vdi(&sr, bytes);
+        let vbd = rig.make_vbd(&host, &vdi);
+        rig.call("VBD.plug", vec![vbd.as_str().into()]);
+        let device = rig.get("VBD", &vbd).text("device").to_owned();
+        let sectors = fs::read_to_string(format!("/sys/block/{device}/size")).expect("a block device");
+        let sectors: i64 = sectors.trim().parse().expect("a number");
+        assert_eq!(sectors * 512, rig.get("VDI", &vdi).int("virtual_size"), "{device}");
+        vbds.push((vbd, format!("/dev/{device}")));
+    }
+    rig.check_real();
+    // Somebody uses one of them.
+    let held = fs::OpenOptions::new();
+    let mut held = held;
+    let user = std::os::unix::fs::OpenOptionsExt::custom_flags(held.read(true).write(true), libc::O_EXCL)
+        .open(&vbds[0].1)
+        .expect("nobody else has it");
+    std::io::Write::write_all(&mut &user, &[0x5a; 4096]).expect("written");
+    user.sync_all().expect("flushed");
+    let error = rig.refused("VBD.unplug", vec![vbds[0].0.as_str().into()]);
+    assert_eq!((&*error.code, &*error.params[1]), ("DEVICE_DETACH_REJECTED", vbds[0].0.as_str()));
+    rig.check_real();
+    drop(user);
+    for (vbd, _) in &vbds {
+        rig.call("VBD.unplug", vec![vbd.as_str().into()]);
+        assert_eq!(rig.get("VBD", vbd).text("device"), "");
+        rig.call("VBD.destroy", vec![vbd.as_str().into()]);
+    }
+    rig.check_real();
+}
+
+#[test]
+fn a_guest_of_user_mode_linux_starts_from_its_template_with_disks() {
+    if lacks("/usr/bin/linux.uml", "a_guest_of_user_mode_linux_starts_from_its_template_with_disks") {
+        return;
+    }
+    let rig = Rig::real();
+    let sr = rig.make_sr();
+    let template = rig.stack.db.find("VM", "name_label", "Tapio UML guest")[0].reference.clone();
+    let vm = rig.text("VM.clone", vec![template.into(), "guest".into()]);
+    let pool = rig.stack.db.all("pool")[0].reference.clone();
+    rig.call("pool.set_default_SR", vec![pool.into(), Value::string(&sr)]);
+    rig.call("VM.provision", vec![vm.as_str().into()]);
+    (0..7).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    rig.check_real();
+    let console = rig.stack.db.find("console", "VM", &vm);
+    assert!(console[0].text("location").starts_with("unix:/"), "{console:?}");
+    // One more while it runs, and away again.
+    let late = rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));
+    rig.call("VBD.plug", vec![late.as_str().into()]);
+    rig.check_real();
+    rig.call("VBD.unplug", vec![late.as_str().into()]);
+    rig.call("VM.pause", vec![vm.as_str().into()]);
+    rig.call("VM.unpause", vec![vm.as_str().into()]);
+    rig.call("VM.clean_reboot", vec![vm.as_str().into()]);
+    rig.check_real();
+    rig.call("VM.clean_shutdown", vec![vm.as_str().into()]);
+    assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
+    rig.check_real();
+}
