@@ -98,6 +98,72 @@ fn a_damaged_image_is_an_error_with_a_cause_and_leaves_nothing() {
     rig.check_real();
 }
 
+#[test]
+fn readers_of_a_vdi_follow_a_snapshot_of_it() {
+    let rig = Rig::real();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
+    let vdi = rig.make_vdi(&sr, 4 * MIB);
+    let read_only = || vec![Rig::vbd_record(&vm, &vdi, &[("mode", "RO".into())])];
+    let readers: Vec<String> = (0..3).map(|_| rig.text("VBD.create", read_only())).collect();
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let none = Value::string_map::<&str, &str>([]);
+    rig.call("VDI.snapshot", vec![vdi.as_str().into(), none]);
+    let chains: Vec<_> = readers
+        .iter()
+        .map(|vbd| rig.stack.disks.of_vbd(rig.get("VBD", vbd).uuid().expect("a uuid")).expect("a disk").chain)
+        .collect();
+    assert!(chains.iter().all(|chain| *chain == chains[0]), "{chains:?}");
+    assert!(chains[0].as_ref().is_some_and(|chain| chain.layers.iter().all(|layer| layer.path.exists())));
+    rig.check_real();
+    rig.call("VM.hard_shutdown", vec![vm.into()]);
+    rig.check_real();
+}
+
+/// Numbers that are not the same each time, and are printed.
+fn dice(seed: &mut u64, sides: u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed % sides
+}
+
+#[test]
+fn disk_processes_are_killed_at_any_time() {
+    let seeds = std::env::var("TAPIO_SEED").ok().and_then(|seed| seed.parse().ok());
+    let first: u64 = seeds.unwrap_or_else(|| u64::from(std::process::id()) | 1);
+    println!("TAPIO_SEED={first}");
+    let mut seed = first;
+    let rig = Rig::real();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
+    let vbds: Vec<String> = (0..3).map(|_| rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))).collect();
+    let ours = || rig.processes().into_iter().map(|(process, _)| process.pid).collect::<Vec<_>>();
+    for round in 0..12 {
+        let (later, which) = (dice(&mut seed, 60), dice(&mut seed, 3) as usize);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(later));
+                if let Some(pid) = ours().get(which) {
+                    // SAFETY: the number is that of a process of this test. Where it has just ended, it is nobody's yet.
+                    unsafe { libc::kill(*pid, libc::SIGKILL) };
+                }
+            });
+            // Some of these fail, as they may: with an error, and leaving nothing.
+            let _ = rig.try_call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+            let _ = rig.try_call("VBD.unplug", vec![vbds[0].as_str().into()]);
+            let _ = rig.try_call("VBD.plug", vec![vbds[0].as_str().into()]);
+        });
+        // Whoever died is replaced, or its VBD says that it is not plugged.
+        wait("peace", || {
+            let notes = rig.stack.disks.all();
+            notes.iter().all(|note| rig.stack.disks.serves(note.spec.vbd)) && notes.len() == ours().len()
+        });
+        rig.check_real();
+        let _ = rig.try_call("VM.hard_shutdown", vec![vm.as_str().into()]);
+        assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted", "round {round}");
+        rig.check_real();
+    }
+}
+
 /// Says why a test that lacks something is not run.
 fn lacks(path: &str, test: &str) -> bool {
     let lacks = !std::path::Path::new(path).exists();
