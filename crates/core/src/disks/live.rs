@@ -16,12 +16,57 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) struct Live {
     table: Arc<Table>,
+    /// The disk that is asked about.
     vbd: Uuid,
+    /// All that have the VDI open, that one first: readers, whose chains must change together.
+    all: Vec<Uuid>,
 }
 
 impl Live {
-    pub(super) fn new(table: Arc<Table>, note: &Note) -> Self {
-        Self { table, vbd: note.spec.vbd }
+    pub(super) fn new(table: Arc<Table>, note: &Note, others: impl Iterator<Item = Uuid>) -> Self {
+        let vbd = note.spec.vbd;
+        let all = std::iter::once(vbd).chain(others.filter(|other| *other != vbd)).collect();
+        Self { table, vbd, all }
+    }
+
+    fn note_of(&self, vbd: Uuid) -> Result<Note, ApiError> {
+        let gone = || ApiError::internal(format!("the disk of VBD {vbd} was unplugged meanwhile"));
+        self.table.lock().get(&vbd).cloned().ok_or_else(gone)
+    }
+
+    /// Pauses some disks; when one does not, those before it go on.
+    fn pause_all(&self, vbds: &[Uuid]) -> Result<(), ApiError> {
+        for (at, vbd) in vbds.iter().enumerate() {
+            let paused = self.note_of(*vbd).and_then(|note| {
+                let (process, minor) = ids(&note)?;
+                self.table.backend.pause(process, minor, Instant::now() + PATIENCE)
+            });
+            if let Err(error) = paused {
+                for before in &vbds[..at] {
+                    let resumed = self.note_of(*before).and_then(|note| {
+                        let (process, minor) = ids(&note)?;
+                        let chain =
+                            note.chain.ok_or_else(|| ApiError::internal("its images are not known"))?;
+                        self.table.backend.resume(process, minor, &chain, Instant::now() + PATIENCE)
+                    });
+                    if let Err(error) = resumed {
+                        tracing::error!(vbd = %before, %error, "a disk stays paused");
+                    }
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn resume_one(&self, vbd: Uuid, chain: &ChainSpec) -> Result<(), ApiError> {
+        let note = self.note_of(vbd)?;
+        let (process, minor) = ids(&note)?;
+        // Each as it was opened; the images are the same.
+        let access = note.chain.as_ref().map_or(chain.access, |before| before.access);
+        let chain = ChainSpec { access, ..chain.clone() };
+        self.table.backend.resume(process, minor, &chain, Instant::now() + PATIENCE)?;
+        self.table.update(vbd, |note| note.chain = Some(chain)).map(drop)
     }
 
     fn note(&self) -> Result<Note, ApiError> {
@@ -36,14 +81,18 @@ impl Live {
 
 impl LiveDisk for Live {
     fn pause(&self) -> Result<(), ApiError> {
-        let (process, minor) = ids(&self.note()?)?;
-        self.table.backend.pause(process, minor, Instant::now() + PATIENCE)
+        self.pause_all(&self.all)
     }
 
     fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
-        let (process, minor) = ids(&self.note()?)?;
-        self.table.backend.resume(process, minor, chain, Instant::now() + PATIENCE)?;
-        self.keep(chain.clone())
+        for (at, vbd) in self.all.iter().enumerate() {
+            if let Err(error) = self.resume_one(*vbd, chain) {
+                // The caller goes back to the images of before, for which all must be paused.
+                self.pause_all(&self.all[..at])?;
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     fn put_on_top(&self, leaf: &Path) -> Result<(), ApiError> {

@@ -116,7 +116,8 @@ impl Disks {
         let of_vdi = |note: &&Note| note.vdi_uuid == vdi && note.chain.is_some() && note.process.is_some();
         let writes = |note: &Note| note.chain.as_ref().is_some_and(|chain| chain.access == Access::ReadWrite);
         let found = disks.values().filter(of_vdi).max_by_key(|note| writes(note))?;
-        Some(Box::new(live::Live::new(Arc::clone(&self.0), found)))
+        let others = disks.values().filter(of_vdi).map(|note| note.spec.vbd);
+        Some(Box::new(live::Live::new(Arc::clone(&self.0), found, others)))
     }
 
     /// Writes down that a disk is about to be made.

@@ -149,9 +149,10 @@ pub fn remove(call: &Call, note: &Note, vbd: Option<&Object>) -> Result<(), ApiE
 fn holders(call: &Call) {
     let stack = &call.stack;
     for (vdi, holder, _) in stack.storage.holders() {
+        // Those that are no VBD's are somebody else's to give up.
         let uuid = holder.strip_prefix("OpaqueRef:").and_then(|uuid| uuid::Uuid::parse_str(uuid).ok());
-        let is_known = uuid.is_some_and(|uuid| stack.disks.of_vbd(uuid).is_some());
-        if !is_known && let Err(error) = stack.storage.deactivate(call, &vdi, &holder) {
+        let is_left = uuid.is_some_and(|uuid| stack.disks.of_vbd(uuid).is_none());
+        if is_left && let Err(error) = stack.storage.deactivate(call, &vdi, &holder) {
             tracing::warn!(vdi, holder, %error, "a VDI stays active");
         }
     }

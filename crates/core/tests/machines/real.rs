@@ -97,3 +97,148 @@ fn a_damaged_image_is_an_error_with_a_cause_and_leaves_nothing() {
     assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
     rig.check_real();
 }
+
+#[test]
+fn readers_of_a_vdi_follow_a_snapshot_of_it() {
+    let rig = Rig::real();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
+    let vdi = rig.make_vdi(&sr, 4 * MIB);
+    let read_only = || vec![Rig::vbd_record(&vm, &vdi, &[("mode", "RO".into())])];
+    let readers: Vec<String> = (0..3).map(|_| rig.text("VBD.create", read_only())).collect();
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let none = Value::string_map::<&str, &str>([]);
+    rig.call("VDI.snapshot", vec![vdi.as_str().into(), none]);
+    let chains: Vec<_> = readers
+        .iter()
+        .map(|vbd| rig.stack.disks.of_vbd(rig.get("VBD", vbd).uuid().expect("a uuid")).expect("a disk").chain)
+        .collect();
+    assert!(chains.iter().all(|chain| *chain == chains[0]), "{chains:?}");
+    assert!(chains[0].as_ref().is_some_and(|chain| chain.layers.iter().all(|layer| layer.path.exists())));
+    rig.check_real();
+    rig.call("VM.hard_shutdown", vec![vm.into()]);
+    rig.check_real();
+}
+
+/// Numbers that are not the same each time, and are printed.
+fn dice(seed: &mut u64, sides: u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed % sides
+}
+
+#[test]
+fn disk_processes_are_killed_at_any_time() {
+    let seeds = std::env::var("TAPIO_SEED").ok().and_then(|seed| seed.parse().ok());
+    let first: u64 = seeds.unwrap_or_else(|| u64::from(std::process::id()) | 1);
+    println!("TAPIO_SEED={first}");
+    let mut seed = first;
+    let rig = Rig::real();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
+    let vbds: Vec<String> = (0..3).map(|_| rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))).collect();
+    let ours = || rig.processes().into_iter().map(|(process, _)| process.pid).collect::<Vec<_>>();
+    for round in 0..12 {
+        let (later, which) = (dice(&mut seed, 60), dice(&mut seed, 3) as usize);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(later));
+                if let Some(pid) = ours().get(which) {
+                    // SAFETY: the number is that of a process of this test. Where it has just ended, it is nobody's yet.
+                    unsafe { libc::kill(*pid, libc::SIGKILL) };
+                }
+            });
+            // Some of these fail, as they may: with an error, and leaving nothing.
+            let _ = rig.try_call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+            let _ = rig.try_call("VBD.unplug", vec![vbds[0].as_str().into()]);
+            let _ = rig.try_call("VBD.plug", vec![vbds[0].as_str().into()]);
+        });
+        // Whoever died is replaced, or its VBD says that it is not plugged.
+        wait("peace", || {
+            let notes = rig.stack.disks.all();
+            notes.iter().all(|note| rig.stack.disks.serves(note.spec.vbd)) && notes.len() == ours().len()
+        });
+        rig.check_real();
+        let _ = rig.try_call("VM.hard_shutdown", vec![vm.as_str().into()]);
+        assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted", "round {round}");
+        rig.check_real();
+    }
+}
+
+/// Says why a test that lacks something is not run.
+fn lacks(path: &str, test: &str) -> bool {
+    let lacks = !std::path::Path::new(path).exists();
+    if lacks {
+        println!("skipped: needs {path} [{test}]");
+    }
+    lacks
+}
+
+#[test]
+fn disks_of_the_host_are_devices_of_the_right_size() {
+    if lacks("/dev/fuse", "disks_of_the_host_are_devices_of_the_right_size") {
+        return;
+    }
+    let rig = Rig::real();
+    let (sr, host) = (rig.make_sr(), rig.control_domain());
+    let mut vbds = Vec::new();
+    for bytes in [4 * MIB, 1024 * MIB] {
+        let vdi = rig.make_vdi(&sr, bytes);
+        let vbd = rig.make_vbd(&host, &vdi);
+        rig.call("VBD.plug", vec![vbd.as_str().into()]);
+        let device = rig.get("VBD", &vbd).text("device").to_owned();
+        let sectors = fs::read_to_string(format!("/sys/block/{device}/size")).expect("a block device");
+        let sectors: i64 = sectors.trim().parse().expect("a number");
+        assert_eq!(sectors * 512, rig.get("VDI", &vdi).int("virtual_size"), "{device}");
+        vbds.push((vbd, format!("/dev/{device}")));
+    }
+    rig.check_real();
+    // Somebody uses one of them.
+    let held = fs::OpenOptions::new();
+    let mut held = held;
+    let user = std::os::unix::fs::OpenOptionsExt::custom_flags(held.read(true).write(true), libc::O_EXCL)
+        .open(&vbds[0].1)
+        .expect("nobody else has it");
+    std::io::Write::write_all(&mut &user, &[0x5a; 4096]).expect("written");
+    user.sync_all().expect("flushed");
+    let error = rig.refused("VBD.unplug", vec![vbds[0].0.as_str().into()]);
+    assert_eq!((&*error.code, &*error.params[1]), ("DEVICE_DETACH_REJECTED", vbds[0].0.as_str()));
+    rig.check_real();
+    drop(user);
+    for (vbd, _) in &vbds {
+        rig.call("VBD.unplug", vec![vbd.as_str().into()]);
+        assert_eq!(rig.get("VBD", vbd).text("device"), "");
+        rig.call("VBD.destroy", vec![vbd.as_str().into()]);
+    }
+    rig.check_real();
+}
+
+#[test]
+fn a_guest_of_user_mode_linux_starts_from_its_template_with_disks() {
+    if lacks("/usr/bin/linux.uml", "a_guest_of_user_mode_linux_starts_from_its_template_with_disks") {
+        return;
+    }
+    let rig = Rig::real();
+    let sr = rig.make_sr();
+    let template = rig.stack.db.find("VM", "name_label", "Tapio UML guest")[0].reference.clone();
+    let vm = rig.text("VM.clone", vec![template.into(), "guest".into()]);
+    let pool = rig.stack.db.all("pool")[0].reference.clone();
+    rig.call("pool.set_default_SR", vec![pool.into(), Value::string(&sr)]);
+    rig.call("VM.provision", vec![vm.as_str().into()]);
+    (0..7).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    rig.check_real();
+    let console = rig.stack.db.find("console", "VM", &vm);
+    assert!(console[0].text("location").starts_with("unix:/"), "{console:?}");
+    // One more while it runs, and away again.
+    let late = rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));
+    rig.call("VBD.plug", vec![late.as_str().into()]);
+    rig.check_real();
+    rig.call("VBD.unplug", vec![late.as_str().into()]);
+    rig.call("VM.pause", vec![vm.as_str().into()]);
+    rig.call("VM.unpause", vec![vm.as_str().into()]);
+    rig.call("VM.clean_reboot", vec![vm.as_str().into()]);
+    rig.check_real();
+    rig.call("VM.clean_shutdown", vec![vm.as_str().into()]);
+    assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
+    rig.check_real();
+}

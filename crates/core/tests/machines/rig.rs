@@ -59,19 +59,32 @@ impl Rig {
     pub fn real() -> Self {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let dir = scratch.path().to_path_buf();
-        let backend = Self::processes(&dir);
+        let backend = Self::backend(&dir);
         Self { _scratch: Some(scratch), ..Self::start(&dir, Db::default(), backend) }
     }
 
     /// On a store on disk in this directory, with real disk processes; what was there before is recovered.
     pub fn again(dir: &Path) -> Self {
         std::fs::create_dir_all(dir.join("state")).expect("a directory for the store");
-        let store = Sqlite::open(&dir.join("state/store.db")).expect("a store");
+        // A process that was being started when its daemon was killed has the lock until it runs its own program.
+        let until = Instant::now() + Duration::from_secs(10);
+        let store = loop {
+            match Sqlite::open(&dir.join("state/store.db")) {
+                Ok(store) => break store,
+                Err(error) => assert!(Instant::now() < until, "a store: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
         let db = Db::open(Arc::new(store)).expect("a database");
-        Self::start(dir, db, Self::processes(dir))
+        Self::start(dir, db, Self::backend(dir))
     }
 
-    fn processes(dir: &Path) -> Arc<dyn Backend> {
+    /// Disk processes that run, and their VBDs.
+    pub fn processes(&self) -> Vec<(tapio_core::disks::Process, uuid::Uuid)> {
+        Self::backend(&self.dir).ours()
+    }
+
+    fn backend(dir: &Path) -> Arc<dyn Backend> {
         let shm = dir.join("shm");
         std::fs::create_dir_all(&shm).expect("a directory for statistics");
         let owner = dir.display().to_string();
@@ -249,7 +262,7 @@ impl Rig {
     /// [`Self::check`], and the processes of the machine too.
     #[track_caller]
     pub fn check_real(&self) {
-        self.check(Some(&*Self::processes(&self.dir)));
+        self.check(Some(&*Self::backend(&self.dir)));
     }
 }
 
