@@ -84,6 +84,8 @@ pub struct Chain<S: Storage> {
     links: Vec<Rc<Link<S>>>,
     access: Access,
     len: Cell<u64>,
+    /// Blocks that guests discard stay the leaf's: what is below it is being written.
+    keeps_blocks: Cell<bool>,
     /// Memory to encrypt in.
     buffers: Buffers,
     tasks: Tasks,
@@ -100,7 +102,13 @@ impl<S: Storage> Chain<S> {
     /// A chain of `links`, leaf first.
     pub fn new(links: Vec<Rc<Link<S>>>, access: Access, tasks: Tasks) -> Self {
         let len = Cell::new(links[0].layer.virtual_len() / SECTOR_LEN * SECTOR_LEN);
-        Self { links, access, len, buffers: Buffers::default(), tasks }
+        Self { links, access, len, keeps_blocks: Cell::new(false), buffers: Buffers::default(), tasks }
+    }
+
+    /// Says whether blocks that guests discard stay the leaf's. A block that is given back lets through what is below
+    /// it, which must be durable by then and stay as it is.
+    pub(crate) fn keep_blocks(&self, keep: bool) {
+        self.keeps_blocks.set(keep);
     }
 
     /// Bytes of the disk.

@@ -1,5 +1,5 @@
-//! Commit of an inner image into its parent, under a guest: what it holds is written into the parent, the image above
-//! comes to stand on the parent, and the image leaves the chain.
+//! Commit of an image into its parent, under a guest. The leaf is another story: see `mirror::merge`. What an inner image
+//! holds is written into the parent, the image above comes to stand on the parent, and the image leaves the chain.
 //!
 //! What an image holds hides its parent, so writing it there changes nothing that anyone sees, at no moment; a kill or
 //! a power cut leaves a chain that reads the same, and a second run writes the same bytes again. In order:
@@ -29,6 +29,7 @@ use crate::change::Change;
 use crate::core::Core;
 use crate::job::{Job, JobKind};
 use crate::meter::Meter;
+use crate::mirror::parent_too_large;
 use crate::window::Window;
 
 /// Bytes copied by one request to the storage.
@@ -75,20 +76,21 @@ impl<I: Io> Core<I> {
         })
     }
 
-    /// Begins to commit the image `path`, which is neither the leaf nor the base, into its parent, at `rate` bytes a
-    /// second (0: no limit).
+    /// Begins to commit the image `path`, which is not the base, into its parent, at `rate` bytes a second (0: no
+    /// limit). If it is the leaf, its parent is the leaf when the job is done.
     ///
     /// # Errors
-    /// The image is not such a one; another change is at work; the disk is not running or read-only.
+    /// The image is not such a one; another change is at work; the disk is not running or read-only. For the leaf also:
+    /// the disk has a mirror; the parent is larger.
     pub fn commit(self: &Rc<Self>, path: &Path, rate: u64) -> Result<Rc<Job>> {
         let chain = self.running_chain()?;
         if chain.access() == Access::ReadOnly {
             return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk cannot be changed"));
         }
         let index = position(&chain, path)?;
+        check_secrecy(&chain, index)?;
         if index == 0 {
-            let detail = "is the leaf; take a snapshot first, or commit the leaf itself";
-            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path));
+            self.check_leaf(&chain)?;
         }
         if let Some(other) = self.unfinished.borrow().as_deref().filter(|other| *other != path) {
             let detail =
@@ -100,17 +102,35 @@ impl<I: Io> Core<I> {
         let job = self.jobs().begin(JobKind::Commit, path.display().to_string(), rate);
         job.set_total(forecast.copy);
         let (core, work) = (Rc::clone(self), Rc::clone(&job));
+        let path = path.to_path_buf();
         self.io.tasks().spawn(async move {
-            let result = core.commit_inner(&chain, index, &work).await;
+            // Boxed: each of them holds more than the stack of a data thread should carry about.
+            let result = if index == 0 {
+                drop(chain);
+                Box::pin(core.commit_leaf(&work)).await
+            } else {
+                Box::pin(core.commit_inner(&chain, index, &work)).await
+            };
             if let Err(error) = &result {
-                (core.options.report)(&format!(
-                    "commit of {}: {error}",
-                    chain.links()[index].spec.path.display()
-                ));
+                (core.options.report)(&format!("commit of {}: {error}", path.display()));
             }
             end(change, &work, result, &core);
         });
         Ok(job)
+    }
+
+    /// What the leaf must be like to be committed.
+    fn check_leaf(&self, chain: &Chain<I::Store>) -> Result<()> {
+        let (leaf, parent) = (&chain.links()[0], &chain.links()[1]);
+        if self.tap.borrow().as_ref().is_some_and(|tap| tap.mirror.is_some()) {
+            let detail = "the disk has a mirror: end it before the leaf is committed";
+            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&leaf.spec.path));
+        }
+        if parent.layer.virtual_len() > chain.len() {
+            let error = parent_too_large(parent.layer.virtual_len(), chain.len());
+            return Err(error.with_path(&parent.spec.path));
+        }
+        Ok(())
     }
 
     async fn commit_inner(self: &Rc<Self>, chain: &Chain<I::Store>, index: usize, job: &Job) -> Result<()> {
@@ -190,6 +210,19 @@ impl<I: Io> Core<I> {
 fn end<I: Io>(change: Change<I>, job: &Job, result: Result<()>, core: &Core<I>) {
     drop(change);
     job.finish(result, core.io.tasks());
+}
+
+/// What is encrypted stays so.
+fn check_secrecy<S: tapio_ring::Storage>(chain: &Chain<S>, index: usize) -> Result<()> {
+    let (image, parent) = (&chain.links()[index], &chain.links()[index + 1]);
+    if image.layer.cipher().is_none() || parent.layer.cipher().is_some() {
+        return Ok(());
+    }
+    let detail = format!(
+        "is encrypted and its parent {} is not: what is secret would be written there in the clear",
+        parent.spec.path.display()
+    );
+    Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&image.spec.path))
 }
 
 fn no_parent(path: &Path) -> FormatError {

@@ -262,6 +262,14 @@ fn chains_change_under_their_clients() {
 #[test]
 fn a_change_of_the_chain_survives_at_every_write_boundary() {
     for kind in [Kind::Two, Kind::OnRaw] {
-        changes::at_every_change(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+        changes::at_every_change(kind, changes::INNER, 3).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+/// The same for commits of the leaf.
+#[test]
+fn a_commit_of_the_leaf_survives_at_every_write_boundary() {
+    for kind in [Kind::Two, Kind::OnRaw, Kind::DeviceOnFile] {
+        changes::at_every_change(kind, changes::LEAF, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }

@@ -308,11 +308,16 @@ impl IntentLog {
         self.used[half as usize].set(0);
     }
 
-    /// The image was closed cleanly: the log is not needed any more.
-    pub(super) fn remove(&self) {
+    /// Everything is durable, what records of batches that failed say included.
+    pub(super) fn clear_all(&self) {
         for half in 0..2 {
             self.clear(half);
         }
+    }
+
+    /// The image was closed cleanly: the log is not needed any more.
+    pub(super) fn remove(&self) {
+        self.clear_all();
         if let Keep::Mapped { path } = &self.memory.keep {
             // A log that stays is empty, and so harmless.
             let _ = std::fs::remove_file(path);
