@@ -14,7 +14,7 @@
 //!
 //! Other children of the parent would see it change: the caller knows that there are none.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ use tapio_format::live::Layer;
 use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Io, PageBuf};
-use tapio_types::{Access, Span};
+use tapio_types::{Access, LayerSpec, Span};
 
 use crate::chain::{Chain, Link};
 use crate::change::Change;
@@ -45,7 +45,7 @@ pub struct Forecast {
     /// Bytes by which the parent will grow, at most.
     pub space: u64,
     /// The parent.
-    pub parent: PathBuf,
+    pub parent: LayerSpec,
     /// Bytes it has room for where that is known here: on a device.
     pub room: Option<u64>,
 }
@@ -71,7 +71,7 @@ impl<I: Io> Core<I> {
         Ok(Forecast {
             copy: u64::from(held) * block_len,
             space: u64::from(missing) * block_len,
-            parent: below.spec.path.clone(),
+            parent: below.spec.clone(),
             room: parent.room(),
         })
     }
@@ -88,6 +88,8 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk cannot be changed"));
         }
         let index = position(&chain, path)?;
+        // First of all: what another one is in the middle of looks odd.
+        let change = self.begin_change("a commit")?;
         check_secrecy(&chain, index)?;
         if index == 0 {
             self.check_leaf(&chain)?;
@@ -98,7 +100,6 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path));
         }
         let forecast = self.forecast(path)?;
-        let change = self.begin_change("a commit")?;
         let job = self.jobs().begin(JobKind::Commit, path.display().to_string(), rate);
         job.set_total(forecast.copy);
         let (core, work) = (Rc::clone(self), Rc::clone(&job));
