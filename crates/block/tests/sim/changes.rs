@@ -22,7 +22,7 @@ pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
     for _ in 0..2 + random.below(3) {
         let end = [End::Close, End::PowerCut, End::Kill][random.below(3) as usize];
         let faults = random.chance(1, 4);
-        let cut = (end == End::PowerCut && random.chance(3, 4)).then(|| 1 + random.below(300));
+        let cut = (end != End::Close && random.chance(3, 4)).then(|| 1 + random.below(400));
         world.phase_with(end, faults, cut, Some(Plan::Random(random.next())))?;
     }
     Ok(())

@@ -216,9 +216,12 @@ impl World {
                     *left.borrow_mut() -= 1;
                 });
             }
+            // Ever longer: what is stuck is so for an hour.
+            let mut pause_ns = 1_000_000;
             while *left.borrow() > 0 {
                 let tasks = running.sim.tasks();
-                tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
+                tasks.sleep_until(tasks.turn_ns() + pause_ns).await;
+                pause_ns += pause_ns / 16;
             }
             if let Some(why) = failure.borrow_mut().take() {
                 return Err(why);
