@@ -104,13 +104,13 @@ impl<I: Io> Core<I> {
         job.set_total(forecast.copy);
         let (core, work) = (Rc::clone(self), Rc::clone(&job));
         let path = path.to_path_buf();
+        drop(chain);
         self.io.tasks().spawn(async move {
             // Boxed: each of them holds more than the stack of a data thread should carry about.
             let result = if index == 0 {
-                drop(chain);
                 Box::pin(core.commit_leaf(&work)).await
             } else {
-                Box::pin(core.commit_inner(&chain, index, &work)).await
+                Box::pin(core.commit_inner(index, &work)).await
             };
             if let Err(error) = &result {
                 (core.options.report)(&format!("commit of {}: {error}", path.display()));
@@ -134,58 +134,47 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    async fn commit_inner(self: &Rc<Self>, chain: &Chain<I::Store>, index: usize, job: &Job) -> Result<()> {
-        let below = self.copy_into_parent(chain, index, job).await?;
+    async fn commit_inner(self: &Rc<Self>, index: usize, job: &Job) -> Result<()> {
+        let chain = self.copy_into_parent(index, job).await?;
         // From here on it is a matter of a few writes, and is brought to its end.
         let links = chain.links();
-        let (above, parent_spec) = (&links[index - 1], &below.spec);
-        let mut facts = (self.options.parent_facts)(&above.spec.path, &parent_spec.path)?;
-        if let Layer::Vhd(image) = &links[index].layer {
+        let (above, image, below) = (&links[index - 1], &links[index], &links[index + 1]);
+        let mut facts = (self.options.parent_facts)(&above.spec.path, &below.spec.path)?;
+        if let Layer::Vhd(image) = &image.layer {
             facts.uuid = image.parent_uuid().unwrap_or_default();
         }
         let named = |error: FormatError| error.with_path(&above.spec.path);
         let mut list = links[..index].to_vec();
-        *self.unfinished.borrow_mut() = Some(links[index].spec.path.clone());
+        *self.unfinished.borrow_mut() = Some(image.spec.path.clone());
         match &above.layer {
             Layer::Vhd(leaf) if index == 1 => leaf.relink(&facts).await.map_err(named)?,
             _ => list[index - 1] = self.relink_inner(above, &facts).await.map_err(named)?,
         }
         self.unfinished.take();
-        list.push(below);
-        list.extend(links[index + 2..].iter().cloned());
+        list.extend(links[index + 1..].iter().cloned());
         self.replace_chain(Chain::new(list, chain.access(), self.io.tasks().clone()));
         Ok(())
     }
 
-    /// Steps 1 to 3; gives the parent, opened again for reading.
-    async fn copy_into_parent(
-        self: &Rc<Self>,
-        chain: &Chain<I::Store>,
-        index: usize,
-        job: &Job,
-    ) -> Result<Rc<Link<I::Store>>> {
-        let old = &chain.links()[index + 1];
-        let named = |error: FormatError| error.with_path(&old.spec.path);
-        let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite).await.map_err(named)?;
-        let len = chain.links()[index].layer.virtual_len();
-        if layer.virtual_len() < len
-            && let Err(error) = layer.grow(len).await
-        {
-            self.close_unused(&layer).await;
-            return Err(named(error));
-        }
-        let tasks = self.io.tasks();
-        let mut links = vec![old.reopened(layer)];
-        links.extend(chain.links()[index + 2..].iter().cloned());
-        let target = Chain::new(links, Access::ReadWrite, tasks.clone());
-        let source = Chain::new(chain.links()[index..].to_vec(), Access::ReadOnly, tasks.clone());
+    /// Steps 1 to 3; gives the chain as it is then.
+    async fn copy_into_parent(self: &Rc<Self>, index: usize, job: &Job) -> Result<Rc<Chain<I::Store>>> {
+        let parent = self.open_parent(index + 1, job).await?;
+        let chain = match self.running_chain() {
+            Ok(chain) => self.put_in_place(&chain, index + 1, parent),
+            Err(error) => {
+                self.close_unused(&parent.layer).await;
+                return Err(error);
+            }
+        };
+        let part = |first: usize, access| {
+            Chain::new(chain.links()[first..].to_vec(), access, self.io.tasks().clone())
+        };
+        let (source, target) = (part(index, Access::ReadOnly), part(index + 1, Access::ReadWrite));
         let copied = copy_leaf(&source, &target, job, &self.io).await;
+        drop((source, target));
         // Closed also when it failed: what was copied does no harm.
-        let closed = target.close().await.map_err(named);
-        copied.and(closed)?;
-        drop(target);
-        let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadOnly).await.map_err(named)?;
-        Ok(old.reopened(layer))
+        let closed = self.let_go(&chain, index + 1).await;
+        copied.and(closed)
     }
 
     /// Puts an image that is only read under another parent; gives it opened again.

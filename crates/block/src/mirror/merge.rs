@@ -25,7 +25,7 @@
 //!
 //! Two more things keep that true. The leaf gives no blocks back meanwhile, because what would come to light below them
 //! may not be durable yet; nor does the parent, because requests that read it through the leaf are not counted as its
-//! visitors. And a leaf whose emptying failed half way answers no write before it is whole again on its storage.
+//! visitors ([`crate::parent`]). And a leaf whose emptying failed half way answers no write before it is whole again on its storage.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -52,6 +52,9 @@ const RETRY_NS: u64 = 200_000_000;
 /// Attempts that fail before the commit is given up: each of them holds the guest up for a moment.
 const FAILURES_MAX: u32 = 10;
 
+/// The chain with the parent open for writing, and the mirror onto that.
+type Merge<S> = (Rc<Chain<S>>, Rc<Mirror<S>>);
+
 fn cancelled() -> FormatError {
     FormatError::new(FormatErrorKind::Cancelled, "the commit was cancelled")
 }
@@ -63,89 +66,66 @@ impl<I: Io> Core<I> {
     /// `Cancelled`; the disk is not running; the parent cannot be opened for writing or made exactly as large as the
     /// leaf; the storages'. The chain is as before then, and whatever was copied does no harm.
     pub(crate) async fn commit_leaf(self: &Rc<Self>, job: &Rc<Job>) -> Result<()> {
-        let chain = self.running_chain()?;
-        let parent = Box::pin(self.open_parent(&chain)).await?;
-        let mut below = vec![Rc::clone(&parent)];
-        below.extend(chain.links()[2..].iter().cloned());
-        let mut all = vec![Rc::clone(&chain.links()[0])];
-        all.extend(below.iter().cloned());
-        drop(chain);
-        let tasks = self.io.tasks();
-        let near = Rc::new(Chain::new(all, Access::ReadWrite, tasks.clone()));
-        near.keep_blocks(true);
-        let mirror = match self.merging_mirror(&near, below, job) {
-            Ok(mirror) => mirror,
+        let parent = Box::pin(self.open_parent(1, job)).await?;
+        let begun = Box::pin(self.merge_into(&parent, job)).await;
+        let (near, mirror) = match begun {
+            Ok(begun) => begun,
             Err(error) => {
                 self.close_unused(&parent.layer).await;
                 return Err(error);
             }
         };
-        let merged = match Box::pin(self.begin_merge(&near, &mirror)).await {
-            Ok(()) => Box::pin(self.see_merge_through(&near, &mirror)).await,
-            Err(error) => Err(error),
-        };
+        drop(parent);
+        let merged = Box::pin(self.see_merge_through(&near, &mirror)).await;
         if merged.is_err() {
             Box::pin(self.end_merge(&near, &mirror)).await;
         }
         merged
     }
 
-    /// Step 1, as far as it concerns the parent alone.
-    async fn open_parent(&self, chain: &Chain<I::Store>) -> Result<Rc<Link<I::Store>>> {
-        let old = &chain.links()[1];
-        let named = |error: FormatError| error.with_path(&old.spec.path);
-        let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite).await.map_err(named)?;
-        let len = chain.len();
-        let mut made = if layer.virtual_len() < len { layer.grow(len).await } else { Ok(()) };
-        if made.is_ok() && layer.virtual_len() != len {
-            made = Err(parent_too_large(layer.virtual_len(), len));
+    /// Lets the disk go on with `parent` in its place, and with a mirror onto it.
+    async fn merge_into(
+        self: &Rc<Self>,
+        parent: &Rc<Link<I::Store>>,
+        job: &Rc<Job>,
+    ) -> Result<Merge<I::Store>> {
+        let gate = self.close_gate(STALL_NS).await?;
+        if job.is_cancelled() {
+            return Err(cancelled());
         }
-        match made {
-            Ok(()) => Ok(old.reopened(layer)),
-            Err(error) => {
-                self.close_unused(&layer).await;
-                Err(named(error))
-            }
+        let chain = self.running_chain()?;
+        if parent.layer.virtual_len() != chain.len() {
+            let error = parent_too_large(parent.layer.virtual_len(), chain.len());
+            return Err(error.with_path(&parent.spec.path));
         }
+        if self.tap.borrow().as_ref().is_some_and(|tap| tap.mirror.is_some()) {
+            return Err(refused("the disk has got a mirror meanwhile: end it first"));
+        }
+        let mut below = vec![Rc::clone(parent)];
+        below.extend(chain.links()[2..].iter().cloned());
+        let mirror = self.merging_mirror(chain.len(), below, job)?;
+        let near = self.put_in_place(&chain, 1, Rc::clone(parent));
+        self.change_tap(|tap| tap.mirror = Some(Rc::clone(&mirror)));
+        gate.open();
+        self.run_copiers(&mirror);
+        Ok((near, mirror))
     }
 
     fn merging_mirror(
         &self,
-        near: &Chain<I::Store>,
+        len: u64,
         below: Vec<Rc<Link<I::Store>>>,
         job: &Rc<Job>,
     ) -> Result<Rc<Mirror<I::Store>>> {
         let tasks = self.io.tasks();
         let below = Chain::new(below, Access::ReadWrite, tasks.clone());
-        below.keep_blocks(true);
         let options = MirrorOptions { copy: CopyWhat::Leaf, rate: 0, patience: PATIENCE };
         let patience_ns = u64::try_from(options.patience.as_nanos()).unwrap_or(u64::MAX);
         let target = below.spec();
         let far = Far::new(below, patience_ns, tasks.clone())?;
         let host = (tasks.clone(), self.options.report);
-        let made = Mirror::new(near.len(), Rc::clone(&far), target, (options, true), Rc::clone(job), host);
+        let made = Mirror::new(len, Rc::clone(&far), target, (options, true), Rc::clone(job), host);
         made.inspect_err(|_| far.end())
-    }
-
-    /// From here on every change goes to both.
-    async fn begin_merge(
-        self: &Rc<Self>,
-        near: &Rc<Chain<I::Store>>,
-        mirror: &Rc<Mirror<I::Store>>,
-    ) -> Result<()> {
-        let gate = self.close_gate(STALL_NS).await?;
-        if mirror.job.is_cancelled() {
-            return Err(cancelled());
-        }
-        self.running_chain()?;
-        if self.tap.borrow().as_ref().is_some_and(|tap| tap.mirror.is_some()) {
-            return Err(refused("the disk has got a mirror meanwhile: end it first"));
-        }
-        self.replace_chain(Rc::clone(near));
-        self.change_tap(|tap| tap.mirror = Some(Rc::clone(mirror)));
-        gate.open();
-        self.run_copiers(mirror);
-        Ok(())
     }
 
     /// Waits until all is copied and switches over.
@@ -218,7 +198,7 @@ impl<I: Io> Core<I> {
         }
         let Some(far) = mirror.far.borrow_mut().take() else { return Ok(false) };
         self.take_off(mirror);
-        far.chain().keep_blocks(false);
+        far.chain().links()[0].set_merged_into(false);
         self.replace_chain(Rc::clone(far.chain()));
         self.unfinished.take();
         far.end();
@@ -257,20 +237,8 @@ impl<I: Io> Core<I> {
         }
         far.answered_all().await;
         far.end();
-        let parent = &near.links()[1];
-        let path = &parent.spec.path;
-        if let Err(error) = parent.layer.close().await {
-            (self.options.report)(&format!("{}: not closed after a commit: {error}", path.display()));
-        }
-        let Some(chain) = self.chain().filter(|chain| Rc::ptr_eq(chain, near)) else { return };
-        match self.open_layer(parent.spec.kind, path, Access::ReadOnly).await {
-            Ok(layer) => {
-                let mut links = chain.links().to_vec();
-                links[1] = parent.reopened(layer);
-                self.replace_chain(Chain::new(links, chain.access(), tasks.clone()));
-            }
-            // It can be read as it is; the leaf keeps its blocks, and the lock on it stays.
-            Err(error) => (self.options.report)(&format!("{}: {error}", path.display())),
+        if let Err(error) = self.let_go(near, 1).await {
+            (self.options.report)(&format!("after a commit: {error}"));
         }
     }
 }

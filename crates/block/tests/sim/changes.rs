@@ -75,6 +75,36 @@ pub fn at_every_change(kind: Kind, changes: &'static [Change], left: usize) -> R
     Ok(())
 }
 
+/// The same story with EIO for a while from each of its operations on; then the power goes or the process dies, at the
+/// end or before.
+pub fn eio_at_every_operation(kind: Kind, changes: &'static [Change]) -> Result<(), String> {
+    let plan = Some(Plan::Fixed(changes));
+    let (operations, changed) = {
+        let mut world = prepared(kind, 5)?;
+        let before = (world.rig.host.operations(), world.rig.host.changed());
+        world.phase_with(End::Close, false, None, plan)?;
+        (world.rig.host.operations() - before.0, world.rig.host.changed() - before.1)
+    };
+    let mut random = Random::new(7);
+    for before in 0..operations {
+        for count in [1, 4, 40] {
+            for end in [End::PowerCut, End::Kill] {
+                let cut = random.chance(1, 2).then(|| 1 + random.below(changed));
+                let mut world = prepared(kind, 5)?;
+                world.rig.host.fail_after(before, count);
+                let ended = world.phase_with(end, false, cut, plan);
+                // What is left is not only read back but also written on.
+                ended.and_then(|()| world.phase_with(End::PowerCut, false, None, None)).map_err(|why| {
+                    format!(
+                        "EIO for {count} operations after {before} of {operations}, {end:?} at {cut:?}: {why}"
+                    )
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Changes the chain as planned.
 pub async fn manager(process: &Process, rig: &RefCell<Rig>, plan: Plan) -> Result<(), String> {
     if let Some(spec) = process.core.spec() {

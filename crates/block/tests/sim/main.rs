@@ -295,3 +295,11 @@ fn a_commit_of_the_leaf_survives_at_every_write_boundary() {
         changes::at_every_change(kind, changes::LEAF, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
+
+/// A commit of the leaf whose storages fail for a while.
+#[test]
+fn a_commit_of_the_leaf_survives_eio_at_every_operation() {
+    for kind in [Kind::Two, Kind::OnRaw] {
+        changes::eio_at_every_operation(kind, changes::LEAF).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
