@@ -158,7 +158,7 @@ impl<I: Io> Core<I> {
 
     /// Steps 1 to 3; gives the chain as it is then.
     async fn copy_into_parent(self: &Rc<Self>, index: usize, job: &Job) -> Result<Rc<Chain<I::Store>>> {
-        let parent = self.open_parent(index + 1, job).await?;
+        let parent = Box::pin(self.open_parent(index + 1, job)).await?;
         let chain = match self.running_chain() {
             Ok(chain) => self.put_in_place(&chain, index + 1, parent),
             Err(error) => {
@@ -173,7 +173,7 @@ impl<I: Io> Core<I> {
         let copied = copy_leaf(&source, &target, job, &self.io).await;
         drop((source, target));
         // Closed also when it failed: what was copied does no harm.
-        let closed = self.let_go(&chain, index + 1).await;
+        let closed = Box::pin(self.let_go(&chain, index + 1)).await;
         copied.and(closed)
     }
 

@@ -175,7 +175,8 @@ impl<I: Io> Core<I> {
                     intent: self.options.intent.clone(),
                     keys: self.options.keys.clone(),
                 };
-                let opened = vhd::open(store, self.io.tasks(), &options).await?;
+                // Boxed: the stack of a data thread is small, and this is far from the hot path.
+                let opened = Box::pin(vhd::open(store, self.io.tasks(), &options)).await?;
                 for remark in opened.remarks {
                     (self.options.report)(&format!("{}: {remark}", path.display()));
                 }

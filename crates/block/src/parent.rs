@@ -29,7 +29,7 @@ impl<I: Io> Core<I> {
     pub(crate) async fn open_parent(self: &Rc<Self>, index: usize, job: &Job) -> Result<Rc<Link<I::Store>>> {
         let chain = self.running_chain()?;
         if chain.links()[index].is_volatile() {
-            self.let_go(&chain, index).await?;
+            Box::pin(self.let_go(&chain, index)).await?;
         }
         drop(chain);
         let chain = self.running_chain()?;
@@ -52,7 +52,8 @@ impl<I: Io> Core<I> {
     async fn open_when_free(&self, old: &Link<I::Store>, job: &Job) -> Result<Layer<I::Store>> {
         let mut retries = 0;
         loop {
-            match self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite).await {
+            let opened = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite);
+            match Box::pin(opened).await {
                 Err(error)
                     if error.errno() == libc::EBUSY && retries < RETRIES_MAX && !job.is_cancelled() =>
                 {
@@ -87,7 +88,7 @@ impl<I: Io> Core<I> {
     pub(crate) async fn let_go(&self, chain: &Chain<I::Store>, index: usize) -> Result<Rc<Chain<I::Store>>> {
         let old = &chain.links()[index];
         let named = |error: FormatError| error.with_path(&old.spec.path);
-        old.layer.close().await.map_err(named)?;
+        Box::pin(old.layer.close()).await.map_err(named)?;
         old.set_unsettled(false);
         let opened = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadOnly).await;
         Ok(self.put_in_place(chain, index, old.reopened(opened.map_err(named)?)))

@@ -84,7 +84,7 @@ impl<I: Io> Core<I> {
         };
         let swapped = swapped.map_err(named)?;
         drop(chain);
-        self.settle_below().await;
+        Box::pin(self.settle_below()).await;
         drop(change);
         Ok(swapped)
     }
