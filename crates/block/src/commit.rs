@@ -1,5 +1,6 @@
-//! Commit of an image into its parent, under a guest. The leaf is another story: see `mirror::merge`. What an inner image
-//! holds is written into the parent, the image above comes to stand on the parent, and the image leaves the chain.
+//! Commit of an image into its parent, under a guest. The leaf is another story: see `mirror::merge`. What an inner
+//! image holds is written into the parent, the image above comes to stand on the parent, and the image leaves the
+//! chain.
 //!
 //! What an image holds hides its parent, so writing it there changes nothing that anyone sees, at no moment; a kill or
 //! a power cut leaves a chain that reads the same, and a second run writes the same bytes again. In order:

@@ -1,8 +1,8 @@
 //! An image below the leaf that is written for a while, because another is merged into it, or that was the leaf.
 //!
-//! There is one instance of it at any time, in its place in the chain, so that whoever looks below an image sees what is
-//! there now. Until it was closed and opened again as one that is only read, it is *volatile*: what is known of it here
-//! is more than its storage would tell after a death. Images above it keep their blocks meanwhile.
+//! There is one instance of it at any time, in its place in the chain, so that whoever looks below an image sees what
+//! is there now. Until it was closed and opened again as one that is only read, it is *volatile*: what is known of it
+//! here is more than its storage would tell after a death. Images above it keep their blocks meanwhile.
 
 use std::rc::Rc;
 
@@ -80,11 +80,12 @@ impl<I: Io> Core<I> {
         chain
     }
 
-    /// Closes the image at `index` of `chain`, which is open for writing although it is not the leaf, and opens it again
-    /// as one that is only read. Gives the chain with that in its place.
+    /// Closes the image at `index` of `chain`, which is open for writing although it is not the leaf, and opens it
+    /// again as one that is only read. Gives the chain with that in its place.
     ///
     /// # Errors
-    /// The storage's: the chain stays as it is. It can be read like this, and only this instance knows all of the image.
+    /// The storage's: the chain stays as it is. It can be read like this, and only this instance knows all of the
+    /// image.
     pub(crate) async fn let_go(&self, chain: &Chain<I::Store>, index: usize) -> Result<Rc<Chain<I::Store>>> {
         let old = &chain.links()[index];
         let named = |error: FormatError| error.with_path(&old.spec.path);

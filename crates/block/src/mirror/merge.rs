@@ -25,7 +25,8 @@
 //!
 //! Two more things keep that true. The leaf gives no blocks back meanwhile, because what would come to light below them
 //! may not be durable yet; nor does the parent, because requests that read it through the leaf are not counted as its
-//! visitors ([`crate::parent`]). And a leaf whose emptying failed half way answers no write before it is whole again on its storage.
+//! visitors ([`crate::parent`]). And a leaf whose emptying failed half way answers no write before it is whole again on
+//! its storage.
 
 use std::rc::Rc;
 use std::time::Duration;
