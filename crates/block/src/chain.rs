@@ -43,23 +43,47 @@ pub struct Link<S: Storage> {
     counters: Cell<LayerCounters>,
     /// It was the leaf, and what was written to it then is not known to be durable yet.
     unsettled: Cell<bool>,
+    /// Another image is being merged into it, or it could not be closed after that.
+    merged_into: Cell<bool>,
 }
 
 impl<S: Storage> Link<S> {
     /// A link for `layer`, which was opened as `spec` says.
     pub fn new(layer: Layer<S>, spec: LayerSpec) -> Rc<Self> {
-        Rc::new(Self { layer, spec, counters: Cell::default(), unsettled: Cell::new(false) })
+        Rc::new(Self {
+            layer,
+            spec,
+            counters: Cell::default(),
+            unsettled: Cell::new(false),
+            merged_into: Cell::new(false),
+        })
     }
 
     /// A link for `layer`, which is the image of this one opened again.
     pub fn reopened(&self, layer: Layer<S>) -> Rc<Self> {
         let counters = Cell::new(self.counters.get());
-        Rc::new(Self { layer, spec: self.spec.clone(), counters, unsettled: Cell::new(false) })
+        Rc::new(Self {
+            layer,
+            spec: self.spec.clone(),
+            counters,
+            unsettled: Cell::new(false),
+            merged_into: Cell::new(false),
+        })
     }
 
     /// Says whether what was written here is still to be made durable, although it is not the leaf.
     pub fn set_unsettled(&self, unsettled: bool) {
         self.unsettled.set(unsettled);
+    }
+
+    /// Says whether another image is being merged into it.
+    pub(crate) fn set_merged_into(&self, merged_into: bool) {
+        self.merged_into.set(merged_into);
+    }
+
+    /// Whether more is known of it here than its storage would tell after a death: see [`crate::parent`].
+    pub(crate) const fn is_volatile(&self) -> bool {
+        self.unsettled.get() || self.merged_into.get()
     }
 
     /// What was done with it.

@@ -1,5 +1,6 @@
-//! Commit of an inner image into its parent, under a guest: what it holds is written into the parent, the image above
-//! comes to stand on the parent, and the image leaves the chain.
+//! Commit of an image into its parent, under a guest. The leaf is another story: see `mirror::merge`. What an inner
+//! image holds is written into the parent, the image above comes to stand on the parent, and the image leaves the
+//! chain.
 //!
 //! What an image holds hides its parent, so writing it there changes nothing that anyone sees, at no moment; a kill or
 //! a power cut leaves a chain that reads the same, and a second run writes the same bytes again. In order:
@@ -14,7 +15,7 @@
 //!
 //! Other children of the parent would see it change: the caller knows that there are none.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -22,13 +23,14 @@ use tapio_format::live::Layer;
 use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Io, PageBuf};
-use tapio_types::{Access, Span};
+use tapio_types::{Access, LayerSpec, Span};
 
 use crate::chain::{Chain, Link};
 use crate::change::Change;
 use crate::core::Core;
 use crate::job::{Job, JobKind};
 use crate::meter::Meter;
+use crate::mirror::parent_too_large;
 use crate::window::Window;
 
 /// Bytes copied by one request to the storage.
@@ -44,7 +46,7 @@ pub struct Forecast {
     /// Bytes by which the parent will grow, at most.
     pub space: u64,
     /// The parent.
-    pub parent: PathBuf,
+    pub parent: LayerSpec,
     /// Bytes it has room for where that is known here: on a device.
     pub room: Option<u64>,
 }
@@ -70,25 +72,28 @@ impl<I: Io> Core<I> {
         Ok(Forecast {
             copy: u64::from(held) * block_len,
             space: u64::from(missing) * block_len,
-            parent: below.spec.path.clone(),
+            parent: below.spec.clone(),
             room: parent.room(),
         })
     }
 
-    /// Begins to commit the image `path`, which is neither the leaf nor the base, into its parent, at `rate` bytes a
-    /// second (0: no limit).
+    /// Begins to commit the image `path`, which is not the base, into its parent, at `rate` bytes a second (0: no
+    /// limit). If it is the leaf, its parent is the leaf when the job is done.
     ///
     /// # Errors
-    /// The image is not such a one; another change is at work; the disk is not running or read-only.
+    /// The image is not such a one; another change is at work; the disk is not running or read-only. For the leaf also:
+    /// the disk has a mirror; the parent is larger.
     pub fn commit(self: &Rc<Self>, path: &Path, rate: u64) -> Result<Rc<Job>> {
         let chain = self.running_chain()?;
         if chain.access() == Access::ReadOnly {
             return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk cannot be changed"));
         }
         let index = position(&chain, path)?;
+        // First of all: what another one is in the middle of looks odd.
+        let change = self.begin_change("a commit")?;
+        check_secrecy(&chain, index)?;
         if index == 0 {
-            let detail = "is the leaf; take a snapshot first, or commit the leaf itself";
-            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path));
+            self.check_leaf(&chain)?;
         }
         if let Some(other) = self.unfinished.borrow().as_deref().filter(|other| *other != path) {
             let detail =
@@ -96,75 +101,81 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path));
         }
         let forecast = self.forecast(path)?;
-        let change = self.begin_change("a commit")?;
         let job = self.jobs().begin(JobKind::Commit, path.display().to_string(), rate);
         job.set_total(forecast.copy);
         let (core, work) = (Rc::clone(self), Rc::clone(&job));
+        let path = path.to_path_buf();
+        drop(chain);
         self.io.tasks().spawn(async move {
-            let result = core.commit_inner(&chain, index, &work).await;
+            // Boxed: each of them holds more than the stack of a data thread should carry about.
+            let result = if index == 0 {
+                Box::pin(core.commit_leaf(&work)).await
+            } else {
+                Box::pin(core.commit_inner(index, &work)).await
+            };
             if let Err(error) = &result {
-                (core.options.report)(&format!(
-                    "commit of {}: {error}",
-                    chain.links()[index].spec.path.display()
-                ));
+                (core.options.report)(&format!("commit of {}: {error}", path.display()));
             }
             end(change, &work, result, &core);
         });
         Ok(job)
     }
 
-    async fn commit_inner(self: &Rc<Self>, chain: &Chain<I::Store>, index: usize, job: &Job) -> Result<()> {
-        let below = self.copy_into_parent(chain, index, job).await?;
+    /// What the leaf must be like to be committed.
+    fn check_leaf(&self, chain: &Chain<I::Store>) -> Result<()> {
+        let (leaf, parent) = (&chain.links()[0], &chain.links()[1]);
+        if self.tap.borrow().as_ref().is_some_and(|tap| tap.mirror.is_some()) {
+            let detail = "the disk has a mirror: end it before the leaf is committed";
+            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&leaf.spec.path));
+        }
+        if parent.layer.virtual_len() > chain.len() {
+            let error = parent_too_large(parent.layer.virtual_len(), chain.len());
+            return Err(error.with_path(&parent.spec.path));
+        }
+        Ok(())
+    }
+
+    async fn commit_inner(self: &Rc<Self>, index: usize, job: &Job) -> Result<()> {
+        let chain = self.copy_into_parent(index, job).await?;
         // From here on it is a matter of a few writes, and is brought to its end.
         let links = chain.links();
-        let (above, parent_spec) = (&links[index - 1], &below.spec);
-        let mut facts = (self.options.parent_facts)(&above.spec.path, &parent_spec.path)?;
-        if let Layer::Vhd(image) = &links[index].layer {
+        let (above, image, below) = (&links[index - 1], &links[index], &links[index + 1]);
+        let mut facts = (self.options.parent_facts)(&above.spec.path, &below.spec.path)?;
+        if let Layer::Vhd(image) = &image.layer {
             facts.uuid = image.parent_uuid().unwrap_or_default();
         }
         let named = |error: FormatError| error.with_path(&above.spec.path);
         let mut list = links[..index].to_vec();
-        *self.unfinished.borrow_mut() = Some(links[index].spec.path.clone());
+        *self.unfinished.borrow_mut() = Some(image.spec.path.clone());
         match &above.layer {
             Layer::Vhd(leaf) if index == 1 => leaf.relink(&facts).await.map_err(named)?,
             _ => list[index - 1] = self.relink_inner(above, &facts).await.map_err(named)?,
         }
         self.unfinished.take();
-        list.push(below);
-        list.extend(links[index + 2..].iter().cloned());
+        list.extend(links[index + 1..].iter().cloned());
         self.replace_chain(Chain::new(list, chain.access(), self.io.tasks().clone()));
         Ok(())
     }
 
-    /// Steps 1 to 3; gives the parent, opened again for reading.
-    async fn copy_into_parent(
-        self: &Rc<Self>,
-        chain: &Chain<I::Store>,
-        index: usize,
-        job: &Job,
-    ) -> Result<Rc<Link<I::Store>>> {
-        let old = &chain.links()[index + 1];
-        let named = |error: FormatError| error.with_path(&old.spec.path);
-        let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite).await.map_err(named)?;
-        let len = chain.links()[index].layer.virtual_len();
-        if layer.virtual_len() < len
-            && let Err(error) = layer.grow(len).await
-        {
-            self.close_unused(&layer).await;
-            return Err(named(error));
-        }
-        let tasks = self.io.tasks();
-        let mut links = vec![old.reopened(layer)];
-        links.extend(chain.links()[index + 2..].iter().cloned());
-        let target = Chain::new(links, Access::ReadWrite, tasks.clone());
-        let source = Chain::new(chain.links()[index..].to_vec(), Access::ReadOnly, tasks.clone());
+    /// Steps 1 to 3; gives the chain as it is then.
+    async fn copy_into_parent(self: &Rc<Self>, index: usize, job: &Job) -> Result<Rc<Chain<I::Store>>> {
+        let parent = Box::pin(self.open_parent(index + 1, job)).await?;
+        let chain = match self.running_chain() {
+            Ok(chain) => self.put_in_place(&chain, index + 1, parent),
+            Err(error) => {
+                self.close_unused(&parent.layer).await;
+                return Err(error);
+            }
+        };
+        let part = |first: usize, access| {
+            Chain::new(chain.links()[first..].to_vec(), access, self.io.tasks().clone())
+        };
+        let (source, target) = (part(index, Access::ReadOnly), part(index + 1, Access::ReadWrite));
         let copied = copy_leaf(&source, &target, job, &self.io).await;
+        drop((source, target));
         // Closed also when it failed: what was copied does no harm.
-        let closed = target.close().await.map_err(named);
-        copied.and(closed)?;
-        drop(target);
-        let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadOnly).await.map_err(named)?;
-        Ok(old.reopened(layer))
+        let closed = Box::pin(self.let_go(&chain, index + 1)).await;
+        copied.and(closed)
     }
 
     /// Puts an image that is only read under another parent; gives it opened again.
@@ -190,6 +201,19 @@ impl<I: Io> Core<I> {
 fn end<I: Io>(change: Change<I>, job: &Job, result: Result<()>, core: &Core<I>) {
     drop(change);
     job.finish(result, core.io.tasks());
+}
+
+/// What is encrypted stays so.
+fn check_secrecy<S: tapio_ring::Storage>(chain: &Chain<S>, index: usize) -> Result<()> {
+    let (image, parent) = (&chain.links()[index], &chain.links()[index + 1]);
+    if image.layer.cipher().is_none() || parent.layer.cipher().is_some() {
+        return Ok(());
+    }
+    let detail = format!(
+        "is encrypted and its parent {} is not: what is secret would be written there in the clear",
+        parent.spec.path.display()
+    );
+    Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&image.spec.path))
 }
 
 fn no_parent(path: &Path) -> FormatError {

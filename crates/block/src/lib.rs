@@ -24,6 +24,7 @@ mod job;
 mod meter;
 mod mirror;
 mod open;
+mod parent;
 mod patience;
 mod port;
 mod remote;

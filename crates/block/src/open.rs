@@ -55,6 +55,15 @@ impl<I: Io> Core<I> {
             let layer = opened.map_err(|error| error.with_path(&image.path))?;
             let layer = match layer {
                 Layer::Vhd(vhd) if index > 0 => self.settled(vhd, image, spec.access).await?,
+                Layer::Raw(raw) if index > 0 && spec.access == Access::ReadWrite => {
+                    // It was the leaf of a process that died, for all that is known, and is never flushed again.
+                    let flushed = raw.store.flush().await;
+                    flushed.map_err(|error| {
+                        FormatError::io("what was written to the image earlier cannot be made durable", error)
+                            .with_path(&image.path)
+                    })?;
+                    Layer::Raw(raw)
+                }
                 other => other,
             };
             let fits = match links.last().map(|link| &link.layer) {
@@ -111,16 +120,17 @@ impl<I: Io> Core<I> {
         false
     }
 
-    /// An image below the leaf that is owed writes by a process that died, or that a power cut left in disorder: it was
-    /// the leaf, or was being merged into. It is put in order before anything is read from it.
+    /// An image below the leaf that a process had open for writing when it died, or that a power cut left in disorder:
+    /// it was the leaf, or was being merged into. It is put in order and made durable before anything is read from it,
+    /// because flushes of the guest will not concern it any more.
     async fn settled(
         &self,
         vhd: Rc<vhd::VhdLayer<I::Store>>,
         image: &LayerSpec,
         access: Access,
     ) -> Result<Layer<I::Store>> {
-        let owed = self.options.intent.owed(vhd.uuid());
-        if (owed == 0 && !vhd.is_disordered()) || access == Access::ReadOnly {
+        let is_left = self.options.intent.is_left(vhd.uuid());
+        if !(is_left || vhd.is_disordered()) || access == Access::ReadOnly {
             return Ok(Layer::Vhd(vhd));
         }
         drop(vhd);
@@ -165,7 +175,8 @@ impl<I: Io> Core<I> {
                     intent: self.options.intent.clone(),
                     keys: self.options.keys.clone(),
                 };
-                let opened = vhd::open(store, self.io.tasks(), &options).await?;
+                // Boxed: the stack of a data thread is small, and this is far from the hot path.
+                let opened = Box::pin(vhd::open(store, self.io.tasks(), &options)).await?;
                 for remark in opened.remarks {
                     (self.options.report)(&format!("{}: {remark}", path.display()));
                 }

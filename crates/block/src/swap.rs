@@ -84,7 +84,7 @@ impl<I: Io> Core<I> {
         };
         let swapped = swapped.map_err(named)?;
         drop(chain);
-        self.settle_below().await;
+        Box::pin(self.settle_below()).await;
         drop(change);
         Ok(swapped)
     }
@@ -115,23 +115,8 @@ impl<I: Io> Core<I> {
     /// failure leaves it open as it was: then flushes of the guest, and the end of the disk, try again.
     async fn settle_below(&self) {
         let Ok(chain) = self.running_chain() else { return };
-        let Some(old) = chain.links().get(1).cloned() else { return };
-        if let Err(error) = old.layer.close().await {
-            (self.options.report)(&format!(
-                "{}: not closed after a snapshot: {error}",
-                old.spec.path.display()
-            ));
-            return;
-        }
-        old.set_unsettled(false);
-        match self.open_layer(old.spec.kind, &old.spec.path, Access::ReadOnly).await {
-            Ok(layer) => {
-                let mut links = chain.links().to_vec();
-                links[1] = old.reopened(layer);
-                self.replace_chain(Chain::new(links, chain.access(), self.io.tasks().clone()));
-            }
-            // It can be read as it is; only the lock on it stays.
-            Err(error) => (self.options.report)(&format!("{}: {error}", old.spec.path.display())),
+        if let Err(error) = self.let_go(&chain, 1).await {
+            (self.options.report)(&format!("after a snapshot: {error}"));
         }
     }
 

@@ -86,6 +86,18 @@ impl ImageSource {
         }
     }
 
+    /// The disk is on these images from now on, leaf first.
+    pub fn move_to(&mut self, images: Vec<LayerSpec>) {
+        match self {
+            Self::Leaf(text) => {
+                if let Some(leaf) = images.first() {
+                    *text = leaf.to_string();
+                }
+            }
+            Self::Chain(layers) => *layers = images,
+        }
+    }
+
     /// As lists show it: the leaf.
     pub fn text(&self) -> String {
         match self {

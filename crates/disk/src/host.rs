@@ -19,7 +19,7 @@ use tapio_format::vhd::offline::resolve_chain;
 use tapio_ring::PollingConfig;
 use tapio_stat::pool::PoolMember;
 use tapio_stat::{DiskStats, ShmRoot, VbdPages};
-use tapio_types::{Access, ChainSpec, ImageKind, IoLimits, SECTOR_LEN, parse_type_and_path};
+use tapio_types::{Access, ChainSpec, ImageKind, IoLimits, LayerSpec, SECTOR_LEN, parse_type_and_path};
 use zeroize::Zeroizing;
 
 use crate::counter::Counter;
@@ -63,6 +63,7 @@ pub struct HostDisk {
     memory: Budget,
     /// What the images that are open may take.
     shares: Mutex<Vec<Share>>,
+    moved: images::Moved,
 }
 
 /// The chain behind a name: the parents of a VHD are found from it.
@@ -172,6 +173,7 @@ impl Plane for Host {
             fronts: Fronts::new(spec.minor, serial(spec.image)),
             memory: self.memory.clone(),
             shares: Mutex::new(vec![share]),
+            moved: images::Moved::default(),
         })
     }
 }
@@ -216,6 +218,11 @@ impl HostDisk {
     /// What the process may still take, for an image that is to be added.
     pub(crate) const fn memory(&self) -> &Budget {
         &self.memory
+    }
+
+    /// Where it is noted when the disk moves to other images by itself.
+    pub(crate) fn notebook(&self) -> images::Moved {
+        self.moved.clone()
     }
 
     /// An image was added that may take this.
@@ -366,6 +373,13 @@ impl PlaneDisk for HostDisk {
         let answer = images::run(self, work);
         self.look_at_leaf();
         answer
+    }
+
+    fn moved(&self) -> Option<Vec<LayerSpec>> {
+        let images = self.moved.take()?;
+        let leaf = images.first().map_or_else(String::new, LayerSpec::to_string);
+        self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
+        Some(images)
     }
 
     fn set_polling(&self, polling: Polling) -> Result<()> {

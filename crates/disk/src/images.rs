@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tapio_block::{Forecast, JobInfo, JobState, LeafFacts, Swapped, World};
@@ -12,12 +13,32 @@ use tapio_control::{
 };
 use tapio_format::FormatError;
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
-use tapio_types::{ImageKind, LayerSpec};
+use tapio_types::{ImageKind, LayerSpec, SECTOR_LEN};
 
 use crate::counter::Counter;
 use crate::host::{HostDisk, LATE, SOON, bad_image, unreachable_thread};
 use crate::log;
 use crate::memory::new_leaf_len;
+use crate::table::PlaneDisk;
+
+/// The images of a disk that has moved to what was below its leaf, until whoever keeps their names has asked.
+#[derive(Clone, Debug, Default)]
+pub struct Moved(Arc<Mutex<Option<Vec<LayerSpec>>>>);
+
+impl Moved {
+    /// The disk has these images now, leaf first. Called on its data thread.
+    fn note(&self, images: &[LayerSpec]) {
+        if let Some(leaf) = images.first() {
+            Counter::with(|stats| stats.set_image(&leaf.to_string()));
+        }
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(images.to_vec());
+    }
+
+    /// What was noted since the last time.
+    pub fn take(&self) -> Option<Vec<LayerSpec>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
 
 pub fn run(disk: &HostDisk, work: &ImageWork) -> Result<ImageAnswer> {
     match work {
@@ -147,8 +168,26 @@ fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobRep
     if !force {
         check_space(&forecast)?;
     }
+    // Until it is over the parent is open for writing beside the leaf, whose part it then takes over.
+    let len = match forecast.parent.kind {
+        ImageKind::Vhd => new_leaf_len(disk.info().sectors * SECTOR_LEN),
+        ImageKind::Raw | ImageKind::Nbd => 0,
+    };
+    let (share, moved) = (disk.memory().take(len)?, disk.notebook());
     let image = path.to_path_buf();
-    let info = ask(disk, move |world| Ok(world.core().commit(&image, rate)?.info()))?;
+    let info = ask(disk, move |world| {
+        let before = world.core().spec().map_or_else(Vec::new, |spec| spec.layers);
+        let job = world.core().commit(&image, rate)?;
+        let (info, tasks) = (job.info(), world.port.tasks().clone());
+        tasks.clone().spawn(async move {
+            let is_done = job.ended(&tasks).await.is_ok();
+            drop(share);
+            if is_done && before.first().is_some_and(|leaf| leaf.path == image) {
+                moved.note(&before[1..]);
+            }
+        });
+        Ok(info)
+    })?;
     log::line(&format!(
         "commit of {} begins: up to {} bytes to copy, the parent grows by up to {}",
         path.display(),
@@ -162,7 +201,7 @@ fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobRep
 fn check_space(forecast: &Forecast) -> Result<()> {
     let free = match forecast.room {
         Some(room) => room,
-        None => match free_bytes(&forecast.parent) {
+        None => match free_bytes(&forecast.parent.path) {
             Some(free) => free,
             // Nothing is known: the copy itself finds out, and does no harm.
             None => return Ok(()),
@@ -175,7 +214,7 @@ fn check_space(forecast: &Forecast) -> Result<()> {
         Errno::ENOSPC,
         format!(
             "{} may grow by {} MiB and its storage has {} MiB free",
-            forecast.parent.display(),
+            forecast.parent.path.display(),
             forecast.space.div_ceil(1 << 20),
             free >> 20
         ),

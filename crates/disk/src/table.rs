@@ -123,6 +123,11 @@ pub trait PlaneDisk: PlaneMirror + Send + Sync {
     fn set_polling(&self, polling: Polling) -> Result<()>;
     /// Work on the images under the guest.
     fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer>;
+    /// The images of a disk that has moved to others by itself since the last time it was asked, leaf first; must not
+    /// wait for the storage.
+    fn moved(&self) -> Option<Vec<LayerSpec>> {
+        None
+    }
     /// Limits the disk.
     fn set_limits(&self, limits: &IoLimits) -> Result<()>;
     /// What it is limited to; must not wait for the storage.
@@ -310,6 +315,15 @@ impl<D: PlaneDisk> Disk<D> {
         state
     }
 
+    /// The disk may have moved to other images, and is opened again with these.
+    fn note_moved(&self) {
+        if let Some(images) = self.plane().and_then(|plane| plane.moved())
+            && let Some(open) = &mut lock(&self.now).open
+        {
+            open.image.move_to(images);
+        }
+    }
+
     /// A chain that was given image by image is opened again as it is now: images may have left it since.
     fn note_chain(&self, plane: &D) {
         let Ok(status) = plane.status() else { return };
@@ -323,6 +337,7 @@ impl<D: PlaneDisk> Disk<D> {
 
     fn entry(&self) -> DiskEntry {
         let state = self.state();
+        self.note_moved();
         let now = lock(&self.now);
         DiskEntry {
             minor: self.minor,
@@ -511,6 +526,7 @@ impl<P: Plane> DiskHost for Table<P> {
             return Ok(());
         }
         lock(&disk.now).state = VbdState::Pausing;
+        disk.note_moved();
         disk.note_chain(&*plane);
         let paused = plane.pause(&|| caller.gone());
         lock(&disk.now).state = match &paused {
@@ -537,6 +553,8 @@ impl<P: Plane> DiskHost for Table<P> {
                 .next("pause it first"));
             }
         }
+        // By a commit that came to its end while the disk was being paused.
+        disk.note_moved();
         let image = match &request.image {
             Some(image) => image.clone(),
             None => {
@@ -703,6 +721,7 @@ impl<P: Plane> DiskHost for Table<P> {
     fn image_work(&self, minor: u16, work: &ImageWork) -> Result<ImageAnswer> {
         let disk = self.disk(minor)?;
         let answer = disk.opened()?.image_work(work)?;
+        disk.note_moved();
         if let ImageAnswer::Snapshot(taken) = &answer
             && let Some(open) = &mut lock(&disk.now).open
         {

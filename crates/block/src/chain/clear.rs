@@ -31,11 +31,8 @@ impl<S: Storage> Chain<S> {
     async fn clear(&self, span: Span, how: Zeroing, promise: bool, meter: &Meter) -> Result<()> {
         let _visit = self.leaf().enter();
         let is_encrypted = self.leaf().cipher().is_some();
-        if promise
-            && let Layer::Vhd(leaf) = self.leaf()
-            && leaf.has_freed_data()
-        {
-            Box::pin(leaf.forget_freed()).await?;
+        if promise {
+            self.forget_freed().await?;
         }
         let mut left = span;
         while !left.is_empty() {
@@ -68,6 +65,19 @@ impl<S: Storage> Chain<S> {
         Ok(())
     }
 
+    /// Waits until nothing that a guest does not see any more could come back if the process died: in the leaf, and in
+    /// images that were the leaf a moment ago.
+    async fn forget_freed(&self) -> Result<()> {
+        for link in self.links[..1].iter().chain(self.unsettled()) {
+            if let Layer::Vhd(image) = &link.layer
+                && image.has_freed_data()
+            {
+                Box::pin(image.forget_freed()).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes zeroes wherever `span`, which lies in one block, has data.
     async fn clear_piece(&self, span: Span, how: Zeroing, promise: bool, meter: &Meter) -> Result<()> {
         let mut left = span;
@@ -89,6 +99,10 @@ impl<S: Storage> Chain<S> {
     /// Gives the block at `at` back where nothing is lost by that, after `asked` was cleared.
     async fn give_back(&self, at: u64, asked: Span) -> Result<()> {
         let Layer::Vhd(leaf) = self.leaf() else { return Ok(()) };
+        // What would come to light may not be durable yet. And a leaf that another is merged into is read from above.
+        if self.links.iter().any(|link| link.is_volatile()) {
+            return Ok(());
+        }
         let (block, kept) = leaf.block_span(at);
         let all = asked.start <= kept.start && asked.start + asked.len >= kept.start + kept.len;
         // A parent's old data must not come to light.

@@ -137,6 +137,13 @@ impl<S: Storage> Far<S> {
         }
     }
 
+    /// Waits until the storage has answered every request.
+    pub async fn answered_all(&self) {
+        while self.unanswered() > 0 {
+            self.freed.wait(&self.tasks).await;
+        }
+    }
+
     /// Memory for `len` bytes, at most [`POOL_LEN`].
     ///
     /// # Errors

@@ -28,6 +28,7 @@
 
 mod far;
 mod granules;
+mod merge;
 mod ranges;
 mod remote;
 mod run;
@@ -48,6 +49,7 @@ pub(crate) use far::check_len;
 use far::{Far, Order};
 pub use granules::GRANULE_LEN;
 use granules::Granules;
+pub(crate) use merge::parent_too_large;
 use ranges::Ranges;
 pub use run::Pivoted;
 
@@ -132,6 +134,8 @@ pub(crate) struct Mirror<S: Storage> {
     len: u64,
     options: MirrorOptions,
     target: ChainSpec,
+    /// The second side is what lies below the leaf of the first: see [`merge`].
+    merges: bool,
     far: RefCell<Option<Rc<Far<S>>>>,
     /// What the second side lacks.
     dirty: RefCell<Granules>,
@@ -160,7 +164,7 @@ impl<S: Storage> Mirror<S> {
         len: u64,
         far: Rc<Far<S>>,
         target: ChainSpec,
-        options: MirrorOptions,
+        (options, merges): (MirrorOptions, bool),
         job: Rc<Job>,
         (tasks, report): (Tasks, fn(&str)),
     ) -> Result<Rc<Self>> {
@@ -170,6 +174,7 @@ impl<S: Storage> Mirror<S> {
             len,
             options,
             target,
+            merges,
             far: RefCell::new(Some(far)),
             dirty: set()?,
             unflushed: set()?,
@@ -249,7 +254,9 @@ impl<S: Storage> Mirror<S> {
         if matches!(self.phase.get(), MirrorPhase::Degraded | MirrorPhase::Ended) {
             return;
         }
-        (self.report)(&format!("the mirror is lost, the disk goes on without it: {error}"));
+        if !self.merges {
+            (self.report)(&format!("the mirror is lost, the disk goes on without it: {error}"));
+        }
         *self.failure.borrow_mut() = Some(error.clone());
         let mut dirty = self.dirty.borrow_mut();
         dirty.absorb(&mut self.flushing.borrow_mut());
@@ -462,7 +469,23 @@ impl<S: Storage> Mirror<S> {
         self.copying.set(self.copying.get() - 1);
     }
 
+    /// What does not differ by nature need not be copied: where a merge's leaf has nothing, both sides are one.
     async fn transfer(&self, chain: &Chain<S>, run: Span) -> Result<()> {
+        if !self.merges {
+            return self.transfer_all(chain, run).await;
+        }
+        let mut left = run;
+        while !left.is_empty() {
+            let (len, held) = chain.held_by_leaf(left).await?;
+            if held {
+                self.transfer_all(chain, left.prefix(len)).await?;
+            }
+            left = left.skip(len);
+        }
+        Ok(())
+    }
+
+    async fn transfer_all(&self, chain: &Chain<S>, run: Span) -> Result<()> {
         let gone = || FormatError::new(FormatErrorKind::Cancelled, "the second side is gone");
         let far = self.far().ok_or_else(gone)?;
         let mut left = run;

@@ -17,7 +17,7 @@ const COPIERS: usize = 4;
 /// Bytes of the disk that are listed before others may run.
 const LIST_LEN: u64 = 1 << 30;
 /// How long the guest may be kept waiting for the requests under way when a mirror begins or ends.
-const STALL_NS: u64 = 2_000_000_000;
+pub(super) const STALL_NS: u64 = 2_000_000_000;
 
 /// What a switch-over has done.
 #[derive(Clone, Debug)]
@@ -28,14 +28,15 @@ pub struct Pivoted {
     pub stalled_ns: u64,
 }
 
-fn refused(detail: impl Into<std::borrow::Cow<'static, str>>) -> FormatError {
+pub(super) fn refused(detail: impl Into<std::borrow::Cow<'static, str>>) -> FormatError {
     FormatError::new(FormatErrorKind::InvalidArgument, detail)
 }
 
 impl<I: Io> Core<I> {
     fn mirror(&self) -> Result<Rc<Mirror<I::Store>>> {
         let tap = self.tap.borrow();
-        let mirror = tap.as_ref().and_then(|tap| tap.mirror.clone());
+        // The leaf's commit into its parent has a job, and ends by itself.
+        let mirror = tap.as_ref().and_then(|tap| tap.mirror.clone()).filter(|mirror| !mirror.merges);
         mirror.ok_or_else(|| refused("the disk has no mirror: start one first"))
     }
 
@@ -86,10 +87,11 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    fn open_for_mirror(&self) -> Result<Rc<Chain<I::Store>>> {
+    fn open_for_mirror(self: &Rc<Self>) -> Result<Rc<Chain<I::Store>>> {
         if self.mirror().is_ok() {
             return Err(refused("the disk has a mirror already: end it first"));
         }
+        drop(self.begin_change("a mirror")?);
         let chain = self.running_chain()?;
         if chain.access() == Access::ReadOnly {
             return Err(FormatError::new(
@@ -117,7 +119,7 @@ impl<I: Io> Core<I> {
         let subject = target.layers.first().map_or_else(String::new, ToString::to_string);
         let job = self.jobs().begin(JobKind::Mirror, subject, options.rate);
         let host = (self.io.tasks().clone(), self.options.report);
-        let made = Mirror::new(chain.len(), far, target, options, Rc::clone(&job), host);
+        let made = Mirror::new(chain.len(), far, target, (options, false), Rc::clone(&job), host);
         made.inspect_err(|error| job.finish(Err(error.clone()), self.io.tasks()))
     }
 
@@ -146,12 +148,15 @@ impl<I: Io> Core<I> {
 
     /// Starts the tasks of a mirror that the disk has.
     pub(crate) fn mirror_run(self: &Rc<Self>, mirror: &Rc<Mirror<I::Store>>) {
-        let tasks = self.io.tasks();
+        self.run_copiers(mirror);
+        self.io.tasks().spawn(Rc::clone(self).look_after(Rc::clone(mirror)));
+    }
+
+    pub(super) fn run_copiers(self: &Rc<Self>, mirror: &Rc<Mirror<I::Store>>) {
         mirror.copiers.set(COPIERS);
         for _ in 0..COPIERS {
-            tasks.spawn(copier(Rc::clone(self), Rc::clone(mirror)));
+            self.io.tasks().spawn(copier(Rc::clone(self), Rc::clone(mirror)));
         }
-        tasks.spawn(Rc::clone(self).look_after(Rc::clone(mirror)));
     }
 
     /// Looks after a mirror until it is over.
@@ -188,7 +193,7 @@ impl<I: Io> Core<I> {
 
     /// Notes what has to be copied. Guests write meanwhile: what they write goes to both sides, and is copied once more
     /// where it is listed later.
-    async fn list(&self, mirror: &Mirror<I::Store>) -> Result<()> {
+    pub(super) async fn list(&self, mirror: &Mirror<I::Store>) -> Result<()> {
         let mut left = Span::new(0, mirror.len);
         while !left.is_empty() && !mirror.job.is_cancelled() && mirror.phase.get() != MirrorPhase::Ended {
             let piece = left.prefix(LIST_LEN);

@@ -8,6 +8,7 @@ use tapio_ring::sim::{Faults, Random};
 use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
+use crate::changes::Plan;
 use crate::model::{Model, fill, stamp_of};
 use crate::rig::{Kind, Process, Rig, ZONE_SECTORS, ZONES, blocks, in_zones, place};
 
@@ -158,13 +159,13 @@ impl World {
         self.phase_with(end, faults, cut, None)
     }
 
-    /// A phase in which the chain changes, too, as drawn from the seed `changes`.
+    /// A phase in which the chain changes, too.
     pub fn phase_with(
         &mut self,
         end: End,
         faults: bool,
         cut: Option<u64>,
-        changes: Option<u64>,
+        changes: Option<Plan>,
     ) -> Result<(), String> {
         let process = self.rig.process();
         self.rig.host.cut_after(cut);
@@ -196,10 +197,10 @@ impl World {
             }
             let left = Rc::new(RefCell::new(seeds.len() + usize::from(changes.is_some())));
             let failure: Rc<RefCell<Option<String>>> = Rc::default();
-            if let Some(seed) = changes {
+            if let Some(plan) = changes {
                 let (process, left, failure) = (running.clone(), Rc::clone(&left), Rc::clone(&failure));
                 running.sim.tasks().spawn(async move {
-                    if let Err(why) = crate::changes::manager(&process, &changed, Random::new(seed)).await {
+                    if let Err(why) = crate::changes::manager(&process, &changed, plan).await {
                         *failure.borrow_mut() = Some(why);
                     }
                     *left.borrow_mut() -= 1;
@@ -215,9 +216,12 @@ impl World {
                     *left.borrow_mut() -= 1;
                 });
             }
+            // Ever longer: what is stuck is so for an hour.
+            let mut pause_ns = 1_000_000;
             while *left.borrow() > 0 {
                 let tasks = running.sim.tasks();
-                tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
+                tasks.sleep_until(tasks.turn_ns() + pause_ns).await;
+                pause_ns += pause_ns / 16;
             }
             if let Some(why) = failure.borrow_mut().take() {
                 return Err(why);

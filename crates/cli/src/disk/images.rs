@@ -40,6 +40,7 @@ pub struct Snapshot {
 #[command(after_long_help = "Examples:
   tapio disk commit -p 4711 -m 0 /disks/middle.vhd                    with a progress bar
   tapio disk commit -p 4711 -m 0 /disks/middle.vhd --rate 50MiB --detach
+  tapio disk commit -p 4711 -m 0 /disks/leaf.vhd                      its parent is the leaf then
   tapio disk job list -p 4711 -m 0
 
 The image must have no other child, and its parent none but it: they would see the parent change. Its file is not

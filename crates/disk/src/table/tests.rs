@@ -13,6 +13,7 @@ struct Double {
     fail_resume: Arc<AtomicBool>,
     fail_front: Arc<AtomicBool>,
     closed: Arc<AtomicU32>,
+    moved: Arc<Mutex<Option<Vec<LayerSpec>>>>,
 }
 
 struct DoubleDisk {
@@ -20,6 +21,7 @@ struct DoubleDisk {
     fail_resume: Arc<AtomicBool>,
     fail_front: Arc<AtomicBool>,
     closed: Arc<AtomicU32>,
+    moved: Arc<Mutex<Option<Vec<LayerSpec>>>>,
     stats: Mutex<DiskStats>,
     image: Mutex<Option<String>>,
     page_cache: bool,
@@ -42,6 +44,7 @@ impl Plane for Double {
             fail_resume: Arc::clone(&self.fail_resume),
             fail_front: Arc::clone(&self.fail_front),
             closed: Arc::clone(&self.closed),
+            moved: Arc::clone(&self.moved),
             stats: Mutex::new(stats),
             image: Mutex::new(Some(spec.image.text())),
             page_cache: spec.page_cache,
@@ -76,6 +79,10 @@ impl PlaneDisk for DoubleDisk {
             })),
             _ => Ok(ImageAnswer::Jobs(Vec::new())),
         }
+    }
+
+    fn moved(&self) -> Option<Vec<LayerSpec>> {
+        lock(&self.moved).take()
     }
 
     fn info(&self) -> DiskInfo {
@@ -435,6 +442,20 @@ fn the_end_closes_everything_and_gives_its_own_numbers_back() {
     assert!(table.is_empty());
     assert_eq!(table.plane.closed.load(Ordering::SeqCst), 2);
     assert_eq!(run.minors().allocated(), Ok(vec![*minor]));
+}
+
+#[test]
+fn a_commit_of_the_leaf_is_noted_wherever_the_image_is_asked_for() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &image("vhd:/d/leaf.vhd")).expect("opened");
+    let parent = LayerSpec { kind: ImageKind::Vhd, path: "/d/base.vhd".into() };
+    *lock(&table.plane.moved) = Some(vec![parent.clone()]);
+    assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/base.vhd"));
+    // While it was being paused: the disk goes on with what it is on.
+    table.pause(*minor, &Here).expect("paused");
+    *lock(&table.plane.moved) = Some(vec![LayerSpec { path: "/d/root.vhd".into(), ..parent }]);
+    table.resume(*minor, &ResumeRequest::default()).expect("resumed");
+    assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/root.vhd"));
 }
 
 #[test]

@@ -412,8 +412,8 @@ impl Storage for NbdStore {
 
     fn flush(&self) -> impl Future<Output = io::Result<()>> {
         let inner = &*self.inner;
-        // A server without FLUSH says that answered is durable; a storage that was never written has nothing to lose.
-        if inner.access == Access::ReadOnly || !inner.has(transmission_flag::SEND_FLUSH) {
+        // A server without FLUSH says that answered is durable. What is only read here another may have written before.
+        if !inner.has(transmission_flag::SEND_FLUSH) {
             return Operation::DONE;
         }
         let (command, data) = (command::FLUSH, Segments::EMPTY);

@@ -1,7 +1,7 @@
 //! The simulated host: files, operations under way, faults and time.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -113,11 +113,26 @@ pub struct SimHost {
     inner: Rc<RefCell<Inner>>,
 }
 
+/// A file is open for writing, and may not be once more. Only one process is there at a time.
+#[derive(Debug)]
+struct Lock {
+    file: usize,
+    locked: Rc<RefCell<BTreeSet<usize>>>,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.locked.borrow_mut().remove(&self.file);
+    }
+}
+
 /// The simulator as the driver of one process' data thread.
 #[derive(Clone, Debug)]
 pub struct Sim {
     host: SimHost,
     tasks: Tasks,
+    /// Files that the process has open for writing.
+    locked: Rc<RefCell<BTreeSet<usize>>>,
 }
 
 /// An open file.
@@ -126,6 +141,7 @@ pub struct SimStore {
     sim: Sim,
     file: usize,
     writable: bool,
+    _lock: Option<Lock>,
     is_device: bool,
     /// As on a kernel: a file that does not end on a sector is used through the page cache.
     align: u64,
@@ -232,7 +248,7 @@ impl SimHost {
 
     /// A process on this host.
     pub fn process(&self) -> Sim {
-        let sim = Sim { host: self.clone(), tasks: Tasks::new(256) };
+        let sim = Sim { host: self.clone(), tasks: Tasks::new(256), locked: Rc::default() };
         sim.tasks.inner.now_ns.set(self.inner.borrow().now_ns);
         sim
     }
@@ -466,7 +482,17 @@ impl Sim {
         let inner = self.host.inner.borrow();
         let file = inner.names.get(path).filter(|file| inner.remotes[**file].is_remote == remote);
         let file = file.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
+        let lock = if access == Access::ReadWrite && !remote {
+            let locked = Rc::clone(&self.locked);
+            if !locked.borrow_mut().insert(*file) {
+                return Err(io::Error::from_raw_os_error(libc::EBUSY));
+            }
+            Some(Lock { file: *file, locked })
+        } else {
+            None
+        };
         Ok(SimStore {
+            _lock: lock,
             sim: self.clone(),
             file: *file,
             writable: access == Access::ReadWrite,

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use io_uring::{opcode, types};
+use io_uring::{opcode, squeue, types};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::Uring;
@@ -134,6 +134,9 @@ impl UringFile {
                 continue;
             }
             let fd = types::Fd(self.fd());
+            // Without being asked the kernel lets one of its threads work at a time, unless that one sleeps; copying
+            // never sleeps. Writes of a file go one after the other anyway.
+            let flags = if self.in_memory && !write { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
             // SAFETY: the maker of `data` promised that its memory stays valid until the operation, awaited here,
             // has completed; the iovec table lives in the operation's own slot.
             let op = unsafe {
@@ -142,14 +145,14 @@ impl UringFile {
                         if write {
                             opcode::WriteFixed::new(fd, base, len, buffer).offset(offset).build()
                         } else {
-                            opcode::ReadFixed::new(fd, base, len, buffer).offset(offset).build()
+                            opcode::ReadFixed::new(fd, base, len, buffer).offset(offset).build().flags(flags)
                         }
                     }),
                     Flat::Contiguous { base, len, buffer: None } => self.uring.start(|_| {
                         if write {
                             opcode::Write::new(fd, base, len).offset(offset).build()
                         } else {
-                            opcode::Read::new(fd, base, len).offset(offset).build()
+                            opcode::Read::new(fd, base, len).offset(offset).build().flags(flags)
                         }
                     }),
                     Flat::Scattered => self.uring.start(|id| {
@@ -158,7 +161,10 @@ impl UringFile {
                             if write {
                                 opcode::Writev::new(fd, table.as_ptr(), count as u32).offset(offset).build()
                             } else {
-                                opcode::Readv::new(fd, table.as_ptr(), count as u32).offset(offset).build()
+                                opcode::Readv::new(fd, table.as_ptr(), count as u32)
+                                    .offset(offset)
+                                    .build()
+                                    .flags(flags)
                             }
                         })
                     }),

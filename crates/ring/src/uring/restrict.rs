@@ -37,7 +37,7 @@ const REGISTRATIONS: &[u8] = &[
     16, // IORING_REGISTER_BUFFERS_UPDATE
 ];
 
-/// Flags of an entry that are used: none but the marks of a chain.
+/// Flags of an entry that are used: the marks of a chain, and a thread for reads of files in memory.
 const FLAGS: u8 = 1 << 1 /* IOSQE_IO_DRAIN */ | 1 << 2 /* IOSQE_IO_LINK */ | 1 << 4 /* IOSQE_ASYNC */;
 
 /// Narrows a ring that was set up disabled, and enables it.

@@ -81,11 +81,18 @@ struct Batch {
     freed: Vec<u32>,
     /// The other half of the log had no records when this batch was taken.
     is_last: bool,
+    /// It writes what [`Writer::owes_table`] was set for.
+    pays: bool,
 }
 
 impl Writer {
     pub(super) fn is_clean(&self) -> bool {
         self.dirty.borrow().is_clean() && self.freed.is_settled()
+    }
+
+    /// Whether whoever has written must await [`VhdLayer::settle`].
+    pub(super) fn must_settle(&self) -> bool {
+        self.log.used() >= CAPACITY / 2 || self.owes_table.get()
     }
 
     pub(super) fn service_ends(&self, tasks: &Tasks) {
@@ -114,7 +121,7 @@ impl<S: Storage> VhdLayer<S> {
     /// The storage's.
     pub async fn settle(&self) -> Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
-        if writer.dirty.borrow().overflow || writer.freed.is_crowded() {
+        if writer.dirty.borrow().overflow || writer.owes_table.get() || writer.freed.is_crowded() {
             return Box::pin(self.sync()).await;
         }
         self.note_dirty(writer);
@@ -165,6 +172,9 @@ impl<S: Storage> VhdLayer<S> {
         self.unpin(&batch);
         match &result {
             Ok(()) => {
+                if batch.pays {
+                    writer.owes_table.set(false);
+                }
                 writer.log.clear(batch.half);
                 writer.freed.gone(&batch.freed, batch.is_last);
             }
@@ -194,7 +204,15 @@ impl<S: Storage> VhdLayer<S> {
         let wholes = std::mem::take(&mut dirty.wholes);
         let table = dirty_ranges(&mut dirty.table);
         dirty.table_any = false;
-        Batch { half, table, bitmaps, wholes, freed: writer.freed.take(), is_last }
+        Batch {
+            half,
+            table,
+            bitmaps,
+            wholes,
+            freed: writer.freed.take(),
+            is_last,
+            pays: writer.owes_table.get(),
+        }
     }
 
     fn unpin(&self, batch: &Batch) {

@@ -203,6 +203,11 @@ impl<S: Storage> VhdLayer<S> {
         if all {
             return true;
         }
+        self.is_hole(block, sector)
+    }
+
+    /// Whether the storage keeps nothing at the place of `block`.
+    fn is_hole(&self, block: u32, sector: u32) -> bool {
         // A hole in an encrypted image is not zero, and a write under way may fill it.
         if self.cipher.is_some() || !self.flying.is_quiet(block) {
             return false;
@@ -218,8 +223,9 @@ impl<S: Storage> VhdLayer<S> {
             return false;
         };
         let Some(sector) = self.table.sector(block) else { return false };
-        // A write under way may still put data there: it comes before what gave the block back.
-        let is_zero = self.cipher.is_none() && self.flying.is_quiet(block);
+        // A write under way may still put data there, and one that ended since a sector was made zero has done so: they
+        // come before what gave the block back.
+        let is_zero = self.is_hole(block, sector);
         let leaving = Leaving { sector, blank: is_zero && self.table.is_full(block), stage: Stage::Fresh };
         self.table.clear(block);
         self.bitmaps.borrow_mut().remove(block);

@@ -61,6 +61,11 @@ pub fn owed(path: &Path, uuid: Uuid) -> usize {
 
 /// How many records for the image `uuid` are in the bytes of a log.
 pub fn count(bytes: &[u8], uuid: Uuid) -> usize {
+    records(bytes, uuid).unwrap_or(0)
+}
+
+/// [`count`]; `None` if it is no log of this image.
+fn records(bytes: &[u8], uuid: Uuid) -> Option<usize> {
     let word = |at: usize| {
         bytes.get(at..at + 4).map_or(0, |word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
     };
@@ -71,13 +76,13 @@ pub fn count(bytes: &[u8], uuid: Uuid) -> usize {
         && bytes[16..24] == high.to_ne_bytes()
         && bytes[24..32] == low.to_ne_bytes();
     if !is_ours {
-        return 0;
+        return None;
     }
     let of_half = |half: u32| {
         let tag = word(64 + half as usize * 8);
         (0..CAPACITY).take_while(|&index| word(IntentLog::record_at(half, index) + 12) == tag).count()
     };
-    of_half(0) + of_half(1)
+    Some(of_half(0) + of_half(1))
 }
 
 /// Memory for an intent log.
@@ -105,11 +110,11 @@ impl HeapMemory {
 }
 
 impl HeapMemory {
-    /// How many records the log holds for the image `uuid`.
-    fn owed(&self, uuid: Uuid) -> usize {
+    /// How many records the log holds for the image `uuid`, if it is in use for it.
+    fn records(&self, uuid: Uuid) -> Option<usize> {
         let bytes: Vec<u8> =
             self.0.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
-        count(&bytes, uuid)
+        records(&bytes, uuid)
     }
 }
 
@@ -154,12 +159,14 @@ impl IntentPlace {
         }
     }
 
-    /// How many writes the image `uuid` is owed by a process that died.
-    pub fn owed(&self, uuid: Uuid) -> usize {
+    /// Whether a process had the image `uuid` open for writing and died: its metadata may lack something, and what was
+    /// written to it need not be durable.
+    pub fn is_left(&self, uuid: Uuid) -> bool {
         match self {
-            Self::Private => 0,
-            Self::Memory(logs) => logs.of(uuid).owed(uuid),
-            Self::Directory(directory) => owed(&directory.join(file_name(uuid)), uuid),
+            Self::Private => false,
+            Self::Memory(logs) => logs.of(uuid).records(uuid).is_some(),
+            Self::Directory(directory) => std::fs::read(directory.join(file_name(uuid)))
+                .is_ok_and(|bytes| records(&bytes, uuid).is_some()),
         }
     }
 }
@@ -308,11 +315,17 @@ impl IntentLog {
         self.used[half as usize].set(0);
     }
 
-    /// The image was closed cleanly: the log is not needed any more.
-    pub(super) fn remove(&self) {
+    /// Everything is durable, what records of batches that failed say included.
+    pub(super) fn clear_all(&self) {
         for half in 0..2 {
             self.clear(half);
         }
+    }
+
+    /// The image was closed cleanly: the log is not needed any more.
+    pub(super) fn remove(&self) {
+        self.clear_all();
+        self.word(0).store(0, Ordering::Release);
         if let Keep::Mapped { path } = &self.memory.keep {
             // A log that stays is empty, and so harmless.
             let _ = std::fs::remove_file(path);
@@ -378,7 +391,7 @@ mod tests {
         let (log, left) = IntentLog::adopt(IntentMemory::heap(&memory), uuid);
         assert!(left.is_empty());
         assert!(log.append(intent(1)) && log.append(intent(2)));
-        assert_eq!((memory.owed(uuid), memory.owed(Uuid::nil())), (2, 0));
+        assert_eq!((memory.records(uuid), memory.records(Uuid::nil())), (Some(2), None));
         drop(log);
         let (log, left) = IntentLog::adopt(IntentMemory::heap(&memory), uuid);
         assert_eq!(left, [intent(1), intent(2)]);

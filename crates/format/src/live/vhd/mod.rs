@@ -24,6 +24,7 @@
 mod batmap;
 mod bitmaps;
 mod commit;
+mod empty;
 mod freed;
 mod grow;
 pub mod intent;
@@ -100,6 +101,8 @@ struct Writer {
     writeback: Notify,
     sleeping: Cell<Sleeping>,
     closing: Cell<bool>,
+    /// The table on disk may lack blocks that are here: no write is answered before a batch has put that right.
+    owes_table: Cell<bool>,
     services: Cell<u32>,
     service_ended: Notify,
 }
@@ -320,7 +323,7 @@ impl<S: Storage> VhdLayer<S> {
         let (block, within) = self.block_of(span.start);
         self.flying.end(block);
         if self.table.is_full(block) {
-            return writer.log.used() >= CAPACITY / 2;
+            return writer.must_settle();
         }
         // A block that was given back meanwhile: the write came first, and is gone with the block.
         let Some(sector) =
@@ -332,7 +335,7 @@ impl<S: Storage> VhdLayer<S> {
         let Some(entry) = bitmaps.entry(block) else { return false };
         let (first, count) = ((within / SECTOR_LEN) as usize, (span.len / SECTOR_LEN) as usize);
         if bitmap::all_set(&entry.bits, first, count) {
-            return writer.log.used() >= CAPACITY / 2;
+            return writer.must_settle();
         }
         bitmap::set_range(&mut entry.bits, first, count);
         if bitmap::all_set(&entry.bits, 0, (self.block_len() / SECTOR_LEN) as usize) {
@@ -349,7 +352,7 @@ impl<S: Storage> VhdLayer<S> {
         let overflow = dirty.overflow;
         drop(dirty);
         self.note_dirty(writer);
-        overflow || writer.log.used() >= CAPACITY / 2
+        overflow || writer.must_settle()
     }
 
     /// The write to a span that `prepare` gave a place failed: nothing becomes visible.

@@ -406,6 +406,7 @@ async fn make_writable<S: Storage>(
         writeback: Notify::default(),
         sleeping: Cell::new(super::Sleeping::No),
         closing: Cell::new(false),
+        owes_table: Cell::new(false),
         services: Cell::new(0),
         service_ended: Notify::default(),
     };

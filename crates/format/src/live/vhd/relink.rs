@@ -52,33 +52,6 @@ impl<S: Storage> VhdLayer<S> {
         Ok(())
     }
 
-    /// Lets go of everything the image holds: from now on it reads as its parent alone, or as zero. Nothing may be
-    /// under way. Durable when it returns; a power cut before leaves some blocks there and others not, so whatever is
-    /// below must read the same.
-    ///
-    /// # Errors
-    /// `ReadOnly` unless it is open for writing; the storage's.
-    pub async fn empty(&self) -> Result<()> {
-        let writer = self.writer()?;
-        // What the log holds would put blocks back.
-        self.sync().await?;
-        let mut blocks = Vec::new();
-        self.table.for_each_allocated(|block, _| blocks.push(block));
-        // First of all nothing may be said to be whole that is not there.
-        blocks.iter().for_each(|&block| self.table.clear_full(block));
-        self.write_batmap().await?;
-        self.sync().await?;
-        {
-            let mut dirty = writer.dirty.borrow_mut();
-            for block in blocks {
-                self.table.clear(block);
-                dirty.mark_table(block);
-            }
-        }
-        self.bitmaps.borrow_mut().forget();
-        self.sync().await
-    }
-
     /// The blocks that are allocated here: how many, and how many of them are not in `other`.
     pub fn blocks_beside(&self, other: Option<&Self>) -> (u32, u32) {
         let mut missing = 0;

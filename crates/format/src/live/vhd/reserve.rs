@@ -139,7 +139,10 @@ impl<S: Storage> VhdLayer<S> {
                 reserve.failures.set(reserve.failures.get() + 1);
             }
             reserve.done.notify_all(&self.tasks);
-            if failed {
+            if failed && writer.closing.get() {
+                // Whoever closes has rung already.
+                break;
+            } else if failed {
                 // Nobody is helped by trying again at once; the next who needs a block asks.
                 reserve.work.wait(&self.tasks).await;
             } else {
