@@ -88,10 +88,7 @@ fn fits(class: &str, one: &str, other: &str) -> bool {
         "SR" => !matches!(op, "destroy" | "forget" | "plug" | "unplug" | "pbd_create" | "pbd_destroy"),
         _ => matches!(op, ACTIVATE | CLOSING | DEACTIVATE | "copy" | "update"),
     };
-    // The driver opens and closes one VDI in turn.
-    let is_turn =
-        one == DEACTIVATE && matches!(other, ACTIVATE | DEACTIVATE) || one == ACTIVATE && other == DEACTIVATE;
-    is_light(one) && is_light(other) && !is_turn
+    is_light(one) && is_light(other)
 }
 
 /// Operations that clients do not see: they are short, and parts of others.
