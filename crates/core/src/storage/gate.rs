@@ -120,6 +120,11 @@ impl State {
         running.filter(lasts).all(|entry| fits(class, entry.op, op))
     }
 
+    /// Whether several disk processes have the VDI open: a fork could move one of them to the new chain, not all.
+    pub(super) fn is_shared(&self, vdi: &str) -> bool {
+        self.holders.get(vdi).is_some_and(|holders| holders.len() > 1)
+    }
+
     /// Whether anybody has the VDI open; whether somebody writes.
     pub(super) fn use_of(&self, vdi: &str) -> Option<Access> {
         let holders = self.holders.get(vdi)?;
