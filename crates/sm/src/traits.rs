@@ -264,7 +264,7 @@ pub trait Sr: Send + Sync {
     /// It is not there, or is damaged.
     fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError>;
 
-    /// Undoes [`Self::activate`].
+    /// Undoes one [`Self::activate`]; one that was not there, as after a restart, is fine.
     ///
     /// # Errors
     /// The storage does not answer.

@@ -43,6 +43,12 @@ fn shares(state: &State, vdi: &str, holder: &str, access: Access) -> bool {
     }
 }
 
+fn close(call: &Call, subject: &Subject) {
+    if let Err(error) = subject.sr.with(|sr| sr.deactivate(&Work::new(call), subject.uuid)) {
+        tracing::warn!(vdi = %subject.uuid, %error, "the storage did not close what it had opened");
+    }
+}
+
 impl Storage {
     /// Makes a VDI ready for a disk process on behalf of `holder`, a VBD's reference. Repeating it counts once. Waits
     /// for an operation that changes the chain, at most two minutes. The holder is kept over a restart, until
@@ -70,7 +76,7 @@ impl Storage {
             before = holders.insert(holder.to_owned(), access);
             Ok(())
         })?;
-        match self.open(call, vdi, holder, access) {
+        match self.open(call, vdi, holder, (access, before)) {
             Ok(chain) => Ok(Opening { chain, _entered: entered }),
             Err(error) => {
                 self.put_holder(vdi, holder, before);
@@ -79,7 +85,13 @@ impl Storage {
         }
     }
 
-    fn open(&self, call: &Call, vdi: &str, holder: &str, access: Access) -> Result<ChainSpec, ApiError> {
+    fn open(
+        &self,
+        call: &Call,
+        vdi: &str,
+        holder: &str,
+        (access, before): (Access, Option<Access>),
+    ) -> Result<ChainSpec, ApiError> {
         // What was waited for may have changed it.
         let subject = Subject::find(call, vdi)?;
         if access == Access::ReadWrite && subject.vdi.bool("read_only") {
@@ -89,16 +101,21 @@ impl Storage {
         let chain = opened.map_err(|error| subject.told(call, "attach", error))?;
         // Several writers can share bytes, not the metadata of an image.
         let is_plain = matches!(&chain.layers[..], [only] if only.kind != ImageKind::Vhd);
-        if !is_plain && !shares(&self.gate.state(), vdi, holder, access) {
-            return Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]));
+        let written = if !is_plain && !shares(&self.gate.state(), vdi, holder, access) {
+            Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]))
+        } else {
+            let host = this_host(&call.stack.db);
+            let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
+            call.stack.db.change(|change| {
+                note.put(change)?;
+                self.tag(&host, change, vdi)
+            })
+        };
+        // The driver counts; a holder that comes again has been counted.
+        if written.is_err() || before.is_some() {
+            close(call, &subject);
         }
-        let host = this_host(&call.stack.db);
-        let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
-        call.stack.db.change(|change| {
-            note.put(change)?;
-            self.tag(&host, change, vdi)
-        })?;
-        Ok(chain)
+        written.map(|()| chain)
     }
 
     /// Keeps the chain of a VDI as it is, from before its disk process closes the images until after. Waits for an
@@ -131,9 +148,7 @@ impl Storage {
         };
         let targets = [on_sr(record.text("SR"), ACTIVATE), on_vdi(vdi, DEACTIVATE)];
         let entered = self.gate.enter(&*call.progress, &targets, |_| Ok(()))?;
-        let is_last = self.gate.state().holders.get(vdi).is_some_and(|holders| holders.len() == 1);
-        let attached = self.attached(&call.stack.db, record.text("SR"));
-        if let (true, Ok(sr)) = (is_last, attached) {
+        if let Ok(sr) = self.attached(&call.stack.db, record.text("SR")) {
             let uuid = record.uuid()?;
             sr.with(|device| device.deactivate(&Work::new(call), uuid))?;
         }

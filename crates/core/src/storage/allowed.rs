@@ -86,12 +86,13 @@ fn of_vdi(state: &State, vdi: &Object) -> Vec<&'static str> {
     let in_use = state.use_of(&vdi.reference);
     let is_there = !vdi.bool("missing");
     let can_resize = can_resize(attached, in_use).is_ok();
+    let can_fork = is_there && !state.is_shared(&vdi.reference);
     let words = [
-        ("clone", is_there && attached.can("VDI_CLONE")),
+        ("clone", can_fork && attached.can("VDI_CLONE")),
         ("copy", is_there && in_use != Some(Access::ReadWrite)),
         ("resize", is_there && can_resize),
-        ("resize_online", is_there && attached.can("VDI_RESIZE_ONLINE")),
-        ("snapshot", is_there && attached.can("VDI_SNAPSHOT")),
+        ("resize_online", is_there && can_resize && attached.can("VDI_RESIZE_ONLINE")),
+        ("snapshot", can_fork && attached.can("VDI_SNAPSHOT")),
         ("destroy", in_use.is_none() && attached.can("VDI_DELETE")),
         ("forget", in_use.is_none()),
         ("update", true),

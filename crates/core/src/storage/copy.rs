@@ -8,7 +8,7 @@ use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
 use super::attached::Attached;
-use super::gate::{ACTIVATE, DEACTIVATE, INTO, on_sr, on_vdi};
+use super::gate::{ACTIVATE, INTO, on_sr, on_vdi};
 use super::notes::Note;
 use super::operation::Operation;
 use super::records;
@@ -59,7 +59,8 @@ fn is_raw(sm_config: &std::collections::BTreeMap<String, String>) -> bool {
 struct Reading<'a> {
     call: &'a Call,
     holder: String,
-    opened: Vec<(Arc<Object>, Arc<Attached>)>,
+    /// With the SR where it has opened the VDI.
+    opened: Vec<(Arc<Object>, Option<Arc<Attached>>)>,
 }
 
 impl<'a> Reading<'a> {
@@ -78,25 +79,23 @@ impl<'a> Reading<'a> {
             state.holders.entry(vdi.to_owned()).or_default().insert(self.holder.clone(), Access::ReadOnly);
             Ok(())
         })?;
-        self.opened.push((Arc::clone(&subject.vdi), Arc::clone(&subject.sr)));
         let chain = subject.sr.with(|sr| sr.activate(&Work::new(self.call), subject.uuid, Access::ReadOnly));
+        let is_open = chain.is_ok().then(|| Arc::clone(&subject.sr));
+        self.opened.push((Arc::clone(&subject.vdi), is_open));
         chain.map_err(|error| subject.told(self.call, "copy", error))
     }
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        let storage = &self.call.stack.storage;
         for (vdi, sr) in std::mem::take(&mut self.opened) {
-            let targets = [on_vdi(&vdi.reference, DEACTIVATE)];
-            // A cancelled call waits for nothing, and need not: then another one closes it.
-            let entered = storage.gate.enter(&*self.call.progress, &targets, |_| Ok(()));
-            storage.put_holder(&vdi.reference, &self.holder, None);
-            let is_last = storage.gate.state().use_of(&vdi.reference).is_none();
-            if let (true, Ok(_), Ok(uuid)) = (is_last, &entered, vdi.uuid())
-                && let Err(error) = sr.with(|device| device.deactivate(&Work::new(self.call), uuid))
-            {
-                tracing::warn!(%uuid, %error, "the storage did not close what a copy had read");
+            self.call.stack.storage.put_holder(&vdi.reference, &self.holder, None);
+            let closed = sr
+                .zip(vdi.uuid().ok())
+                .map(|(sr, uuid)| sr.with(|device| device.deactivate(&Work::new(self.call), uuid)));
+            if let Some(Err(error)) = closed {
+                let vdi = vdi.text("uuid");
+                tracing::warn!(vdi, %error, "the storage did not close what a copy had read");
             }
         }
     }

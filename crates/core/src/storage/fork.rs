@@ -37,8 +37,11 @@ fn fork(call: &Call, args: &Args, asked: ForkKind) -> Result<Value, ApiError> {
     };
     subject.sr.needs(capability)?;
     let sr = &subject.sr;
-    let operation =
-        Operation::enter(call, &[on_sr(&sr.reference, sr_op), on_vdi(reference, op)], |_| Ok(()))?;
+    let targets = [on_sr(&sr.reference, sr_op), on_vdi(reference, op)];
+    let operation = Operation::enter(call, &targets, |state| match state.is_shared(reference) {
+        true => Err(ApiError::new("VDI_IN_USE", [reference, op])),
+        false => Ok(()),
+    })?;
     let image = Uuid::new_v4();
     let is_single = kind == ForkKind::Single;
     let note = (!is_single).then(|| Note::ImageMade { sr: sr.reference.clone(), image });

@@ -88,10 +88,7 @@ fn fits(class: &str, one: &str, other: &str) -> bool {
         "SR" => !matches!(op, "destroy" | "forget" | "plug" | "unplug" | "pbd_create" | "pbd_destroy"),
         _ => matches!(op, ACTIVATE | CLOSING | DEACTIVATE | "copy" | "update"),
     };
-    // The driver opens and closes one VDI in turn.
-    let is_turn =
-        one == DEACTIVATE && matches!(other, ACTIVATE | DEACTIVATE) || one == ACTIVATE && other == DEACTIVATE;
-    is_light(one) && is_light(other) && !is_turn
+    is_light(one) && is_light(other)
 }
 
 /// Operations that clients do not see: they are short, and parts of others.
@@ -121,6 +118,11 @@ impl State {
         let running = self.running.get(reference).into_iter().flatten();
         let lasts = |entry: &&Entry| !entry.is_ending && !matches!(entry.op, ACTIVATE | CLOSING | DEACTIVATE);
         running.filter(lasts).all(|entry| fits(class, entry.op, op))
+    }
+
+    /// Whether several disk processes have the VDI open: a fork could move one of them to the new chain, not all.
+    pub(super) fn is_shared(&self, vdi: &str) -> bool {
+        self.holders.get(vdi).is_some_and(|holders| holders.len() > 1)
     }
 
     /// Whether anybody has the VDI open; whether somebody writes.

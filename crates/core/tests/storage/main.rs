@@ -3,6 +3,7 @@
 mod errors;
 mod faulty;
 mod kill;
+mod live;
 mod many;
 mod rig;
 mod sharing;

@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tapio_control::RunDir;
 use tapio_core::call::{Call, Caller, Unwatched};
 use tapio_core::config::Config;
 use tapio_core::db::{Db, Object};
-use tapio_core::{Peer, Toolstack};
+use tapio_core::disks::{Disks, Processes};
+use tapio_core::{NoAccounts, Peer, Toolstack};
 use tapio_model::{ApiError, NULL_REF, Role, Value};
+use tapio_stat::ShmRoot;
 
 /// A toolstack and where it keeps things.
 pub(crate) struct Rig {
@@ -16,6 +19,20 @@ pub(crate) struct Rig {
     pub(crate) host: String,
     session: String,
     _scratch: Option<tempfile::TempDir>,
+}
+
+pub(crate) fn config(dir: &Path) -> Config {
+    let config = Config {
+        run_dir: dir.join("run"),
+        state_dir: dir.join("state"),
+        mount_dir: dir.join("mount"),
+        worker_pool_size: 8,
+        per_vm_parallel: 4,
+    };
+    for made in [&config.run_dir, &config.state_dir, &config.mount_dir, &dir.join("sr")] {
+        std::fs::create_dir_all(made).expect("a directory of the rig");
+    }
+    config
 }
 
 fn peer() -> Peer {
@@ -32,19 +49,31 @@ impl Rig {
         Self { _scratch: Some(scratch), ..Self::on(&dir, Db::default()) }
     }
 
+    /// A new one on memory that has real disk processes, and plugs disks into this machine.
+    pub(crate) fn live() -> Self {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let dir = scratch.path().to_path_buf();
+        let (config, shm) = (config(&dir), dir.join("shm"));
+        std::fs::create_dir_all(&shm).expect("a directory for statistics");
+        let exe = std::env::current_exe().expect("the test has a path");
+        let beside =
+            exe.ancestors().skip(1).take(2).map(|dir| dir.join("tapio-disk")).find(|path| path.exists());
+        let program = beside.expect("the disk program is built first: cargo build -p tapio-disk");
+        let owner = dir.display().to_string();
+        let backend = Processes::new(program, RunDir::new(dir.join("ctl")), ShmRoot::new(shm), owner);
+        let disks = Disks::with_backend(&config, Arc::new(backend));
+        let drivers = tapio_vm::registry(&tapio_vm::Settings::new(&config.run_dir));
+        let stack = Toolstack::with_disks(config, Db::default(), Box::new(NoAccounts), disks);
+        drivers.into_iter().for_each(|driver| stack.machines.add_driver(driver));
+        Self { _scratch: Some(scratch), ..Self::start(&dir, stack) }
+    }
+
     /// One on this directory and database; its recovery has run.
     pub(crate) fn on(dir: &Path, db: Db) -> Self {
-        let config = Config {
-            run_dir: dir.join("run"),
-            state_dir: dir.join("state"),
-            mount_dir: dir.join("mount"),
-            worker_pool_size: 8,
-            per_vm_parallel: 4,
-        };
-        for made in [&config.run_dir, &config.state_dir, &config.mount_dir, &dir.join("sr")] {
-            std::fs::create_dir_all(made).expect("a directory of the rig");
-        }
-        let stack = Toolstack::new(config, db);
+        Self::start(dir, Toolstack::new(config(dir), db))
+    }
+
+    fn start(dir: &Path, stack: Arc<Toolstack>) -> Self {
         stack.start().expect("nothing stands in the way");
         let host = stack.db.all("host")[0].reference.clone();
         let login = ["root", "", "1.0", "tests"].map(Value::string).to_vec();

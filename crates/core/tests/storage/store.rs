@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use tapio_core::Toolstack;
 use tapio_core::db::Db;
 use tapio_model::{ApiError, Value};
 use tapio_store::{Memory, Revision, Row, Sqlite, Store, StoreError, Txn};
 use tapio_types::Access;
 
-use super::rig::{MIB, Rig};
+use super::rig::{self, MIB, Rig};
 
 /// A store that takes so many commits more, then none.
 struct Filling {
@@ -114,21 +115,25 @@ fn a_restarted_daemon_knows_who_has_what_open() {
         rig.stack.storage.deactivate(&rig.own_call(), &other, "two").expect("it lets go");
         (sr, vdi, other)
     };
-    let rig = open(scratch.path());
-    let mut holders = rig.stack.storage.holders();
-    holders.sort_by(|one, other| one.1.cmp(&other.1));
-    let known = [
-        (other.clone(), "one".to_owned(), Access::ReadOnly),
-        (vdi.clone(), "writer".into(), Access::ReadWrite),
-    ];
-    assert_eq!(holders, known);
-    let again = rig.stack.storage.activate(&rig.own_call(), &vdi, "another", Access::ReadOnly);
-    assert_eq!(again.expect_err("it has a writer").code, "VDI_IN_USE");
-    assert!(!rig.words("VDI", &vdi, "allowed_operations").contains(&"destroy".to_owned()));
-    assert_eq!(rig.vdi(&other).map("sm_config")[&format!("host_{}", rig.host)], "RO");
-    for (vdi, holder, _) in holders {
-        rig.stack.storage.deactivate(&rig.own_call(), &vdi, &holder).expect("it lets go");
+    {
+        // Storage alone: nobody has said yet which of them still run.
+        let store = Sqlite::open(&scratch.path().join("state.db")).expect("the store opens");
+        let db = Db::open(Arc::new(store)).expect("the records are read");
+        let stack = Toolstack::new(rig::config(scratch.path()), db);
+        tapio_core::storage::recover(&stack).expect("attached again");
+        let mut holders = stack.storage.holders();
+        holders.sort_by(|one, other| one.1.cmp(&other.1));
+        let one = (other.clone(), "one".to_owned(), Access::ReadOnly);
+        assert_eq!(holders, [one, (vdi.clone(), "writer".into(), Access::ReadWrite)]);
+        let record = stack.db.get("VDI", &vdi).expect("it is there");
+        let allowed = record.get("allowed_operations").as_set().expect("a set");
+        assert!(!allowed.contains(&"destroy".into()) && allowed.contains(&"snapshot".into()), "{allowed:?}");
+        assert!(record.map("sm_config").iter().any(|(key, value)| key.starts_with("host_") && value == "RW"));
     }
+    // No disk process runs for them, so the machines' recovery gives them up.
+    let rig = open(scratch.path());
+    assert!(rig.stack.storage.holders().is_empty());
+    assert!(!rig.vdi(&vdi).map("sm_config").keys().any(|key| key.starts_with("host_")));
     for vdi in [&vdi, &other] {
         rig.call("VDI.destroy", vec![vdi.as_str().into()]).expect("nobody has it");
     }
