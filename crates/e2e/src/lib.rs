@@ -11,8 +11,9 @@
 //!
 //! The tests run the programs that were built beside them (`target/debug/tapio`, `target/debug/tapio-disk`), or those
 //! in `TAPIO_BIN_DIR`. They talk to them as a user does: arguments, sockets, exit codes. This crate therefore
-//! depends on no other crate of the workspace (its tests borrow our vhost-user driver, the double of a guest), and it
-//! panics freely: a broken set-up is a failed test.
+//! depends on no crate that it tests so, only on `vm` for the guests' root file systems (its tests also borrow our
+//! vhost-user driver, the double of a guest, and the drivers of `vm`), and it panics freely: a broken set-up is a
+//! failed test.
 
 pub mod client;
 pub mod disk;

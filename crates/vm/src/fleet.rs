@@ -213,6 +213,7 @@ impl<T: Send + Sync + 'static> Fleet<T> {
         let (fleet, ended) = (Arc::downgrade(self), Arc::clone(machine));
         let watched = Watched { process: Arc::clone(&process), place: machine.place.clone(), has_console };
         let on_end = move || {
+            process.end_rest(&ended.place);
             let how =
                 process.status().map_or_else(|| "it ended".to_owned(), |how| format!("it ended with {how}"));
             let event = verdict(&ended, &how);

@@ -251,6 +251,15 @@ impl Process {
         self.wait(Instant::now() + Duration::from_secs(5))
     }
 
+    /// Ends what it started and left behind when it ended. While any of that lives, its group's number is its own.
+    pub(crate) fn end_rest(&self, place: &Place) {
+        let is_held = open_lock(place).is_ok_and(|lock| !try_lock(&lock));
+        if is_held {
+            // SAFETY: kill(2) takes two integers; the lock is held by nobody but members of this group.
+            unsafe { libc::kill(-self.pid, libc::SIGKILL) };
+        }
+    }
+
     /// Collects it if it is a child of this process, and says how it ended; none where another daemon had started it.
     pub(crate) fn status(&self) -> Option<ExitStatus> {
         let mut status = 0;
@@ -292,6 +301,23 @@ mod tests {
         // The number may be another process's now: here it is, literally, this test's.
         fs::write(place.join("pid"), std::process::id().to_string()).unwrap();
         assert!(Process::find(&place, None).is_none());
+    }
+
+    #[test]
+    fn what_a_dead_process_left_behind_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, settings, vm) = place(dir.path());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 600 & exec true"]);
+        let process = Process::spawn(&place, vm, shell, &[], &settings).unwrap();
+        assert!(process.wait(Instant::now() + Duration::from_secs(5)));
+        assert!(Process::spawn(&place, vm, sleeper(), &[], &settings).is_err(), "its child holds the lock");
+        process.end_rest(&place);
+        let until = Instant::now() + Duration::from_secs(5);
+        while !try_lock(&open_lock(&place).unwrap()) {
+            assert!(Instant::now() < until, "the child survived");
+            poll(&mut [], Instant::now() + Duration::from_millis(5));
+        }
     }
 
     #[test]

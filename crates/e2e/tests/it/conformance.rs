@@ -489,3 +489,39 @@ pub fn root_on_disk(lab: &mut Lab) {
     lab.driver().shutdown(vm, ShutdownKind::Clean, lab.soon()).unwrap();
     lab.assert_quiet();
 }
+
+/// `TAPIO_DISKS`, or as many as the driver can give.
+pub fn disks(most: u8) -> u8 {
+    std::env::var("TAPIO_DISKS").ok().and_then(|text| text.parse().ok()).unwrap_or(most)
+}
+
+/// As many disks as the driver can give, all at the start; how long it took.
+pub fn many(lab: &mut Lab, count: u8) {
+    let vm = lab.vm();
+    let begun = Instant::now();
+    lab.driver().create(&lab.spec).unwrap();
+    let made = begun.elapsed();
+    let all: Vec<Plugged> = (0..count).map(|position| lab.disk(position, |_| ())).collect();
+    let offered = begun.elapsed();
+    std::thread::scope(|scope| {
+        for part in all.chunks(usize::from(count).div_ceil(10)) {
+            let driver = lab.driver();
+            scope.spawn(move || {
+                part.iter().for_each(|one| driver.plug(vm, &one.disk).expect("a disk in its place"));
+            });
+        }
+    });
+    let plugged = begun.elapsed();
+    lab.driver().unpause(vm).unwrap();
+    let mut console = lab.console();
+    let up = begun.elapsed();
+    let seen = console.run("grep -c ' vd' /proc/partitions");
+    assert_eq!(seen, count.to_string(), "{}", console.run("dmesg | grep -i -e virtio -e memory | tail -n 8"));
+    println!(
+        "{count} disks: made {made:?}, disk processes {:?}, plugged {:?}, up {:?}",
+        offered - made,
+        plugged - offered,
+        up - plugged
+    );
+    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.soon()).unwrap();
+}

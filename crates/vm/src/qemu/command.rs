@@ -19,6 +19,10 @@ const REST_AT: u16 = 0x18;
 /// Places that a machine has for disks where it says nothing.
 const PLACES: u16 = 255;
 
+/// Disks up to this place have interrupts of their own. A processor has some 200 of them, a disk takes one for each
+/// queue and one more; the others share lines.
+pub(super) const OWN_INTERRUPTS: u16 = 48;
+
 /// Least memory of a guest: firmware, kernel and our initramfs.
 const MEMORY_MIN: u64 = 32 << 20;
 
@@ -50,8 +54,10 @@ fn word<'a>(spec: &'a VmSpec, key: &str, also: &str, default: &'a str) -> Result
 
 /// Queues of its disks.
 pub(super) fn queues(spec: &VmSpec) -> u16 {
-    let default = u16::try_from(spec.vcpus.clamp(1, 4)).unwrap_or(1);
-    spec.platform.get("queues").and_then(|text| text.parse().ok()).unwrap_or(default).clamp(1, 16)
+    let processors = u16::try_from(spec.vcpus.clamp(1, 16)).unwrap_or(1);
+    let queues = spec.platform.get("queues").and_then(|text| text.parse().ok()).unwrap_or(4);
+    // More would only take interrupts.
+    queues.clamp(1, processors)
 }
 
 /// Bridges for as many disks as the machine shall have.
@@ -203,7 +209,8 @@ mod tests {
     #[test]
     fn queues_follow_the_processors_within_bounds() {
         assert_eq!(queues(&spec(&[])), 2);
-        assert_eq!(queues(&spec(&[("queues", "900")])), 16);
+        assert_eq!(queues(&spec(&[("queues", "900")])), 2);
+        assert_eq!(queues(&VmSpec { vcpus: 64, ..spec(&[("queues", "900")]) }), 16);
         assert_eq!(queues(&VmSpec { vcpus: 64, ..spec(&[]) }), 4);
     }
 }

@@ -336,6 +336,9 @@ impl Machine {
             "driver": "vhost-user-blk-pci", "id": id, "chardev": chardev, "num-queues": queues,
             "bus": bus, "addr": slot, "disable-legacy": "on",
         });
+        if u16::from(position) >= command::OWN_INTERRUPTS {
+            options["vectors"] = json!(0);
+        }
         if disk.spec.is_bootable {
             options["bootindex"] = json!(u16::from(position) + 1);
         }

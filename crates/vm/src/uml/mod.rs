@@ -210,6 +210,24 @@ impl Machine {
         Ok(slot)
     }
 
+    /// The slot whose socket a disk is offered on.
+    fn slot_of(&self, disk: &PluggedDisk) -> Result<u16, ApiError> {
+        let told = |why: &str| failed(self.vm, format!("disk {}", disk.spec.position), why);
+        let FrontSpec::VhostUser { socket, .. } = &disk.front else {
+            return Err(told("it is not offered by vhost-user"));
+        };
+        let name = socket.strip_prefix(self.place.dir()).ok().and_then(Path::to_str);
+        let slot = name.and_then(|name| name.parse().ok()).filter(|slot| *slot < SLOTS_MAX);
+        let slot = slot.ok_or_else(|| told("its socket is none that this driver chose"))?;
+        let saved = self.saved();
+        let is_taken =
+            saved.disks.values().any(|other| other.slot == slot && other.disk.spec.vbd != disk.spec.vbd);
+        if is_taken {
+            return Err(already_there(disk.spec.position));
+        }
+        Ok(slot)
+    }
+
     /// Lets the guest's user connect to a disk's socket.
     fn give_socket(&self, disk: &PluggedDisk, settings: &Settings) -> Result<(), ApiError> {
         let FrontSpec::VhostUser { socket, .. } = &disk.front else {
@@ -307,7 +325,7 @@ impl VmDriver for Uml {
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
         let machine = self.0.machine(vm)?;
         let position = disk.spec.position;
-        let slot = machine.slot(&disk.spec)?;
+        let slot = machine.slot_of(disk)?;
         machine.give_socket(disk, &self.0.settings)?;
         match machine.phase() {
             Phase::Made => machine.add_disk(disk, slot)?,

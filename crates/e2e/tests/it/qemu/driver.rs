@@ -6,7 +6,7 @@ use tapio_e2e::guest::Qemu;
 use tapio_e2e::needs;
 
 use super::kernel;
-use crate::conformance::{Lab, ends, places, root_on_disk, whole_life};
+use crate::conformance::{Lab, disks, ends, many, places, root_on_disk, whole_life};
 
 const LIMIT: Duration = Duration::from_secs(45);
 
@@ -46,4 +46,13 @@ fn a_guest_boots_from_its_disk() {
     needs!(Qemu::TOOLS[0], Qemu::TOOLS[1], "mkfs.ext4");
     let Some(mut lab) = lab() else { return };
     root_on_disk(&mut lab);
+}
+
+#[test]
+#[ignore = "255 disk processes: a measurement, for a machine with nothing else to do"]
+fn a_guest_has_as_many_disks_as_it_can() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    lab.limit = Duration::from_secs(240);
+    many(&mut lab, disks(255));
 }

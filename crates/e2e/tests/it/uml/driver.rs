@@ -8,7 +8,7 @@ use tapio_e2e::needs;
 use tapio_e2e::tools::skip;
 use tapio_vm::{ShutdownKind, VmState, initramfs};
 
-use crate::conformance::{Lab, ends, places, root_on_disk, whole_life};
+use crate::conformance::{Lab, disks, ends, many, places, root_on_disk, whole_life};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -104,4 +104,35 @@ fn a_guest_that_does_not_start_says_why() {
     let error = lab.driver().create(&lab.spec).expect_err("there is none");
     assert!(error.params[0].contains("/no/such/kernel"), "{error}");
     lab.assert_gone();
+}
+
+#[test]
+#[ignore = "40 disk processes: a measurement, for a machine with nothing else to do"]
+fn a_guest_has_as_many_disks_as_it_can() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
+    let mut lab = Lab::new("uml", LIMIT, |spec| spec.memory = 512 << 20);
+    many(&mut lab, disks(40));
+}
+
+#[test]
+fn a_disk_comes_and_goes_again_and_again() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
+    let mut lab = Lab::new("uml", LIMIT, |_| ());
+    lab.driver().create(&lab.spec).expect("made");
+    lab.driver().unpause(lab.vm()).expect("started");
+    let mut console = lab.console();
+    let disk = lab.disk(3, |_| ());
+    // More often than the kernel has interrupts: they come back.
+    let mut took: Vec<Duration> = (0..60)
+        .map(|_| {
+            let begun = std::time::Instant::now();
+            lab.driver().plug(lab.vm(), &disk.disk).expect("there");
+            let took = begun.elapsed();
+            lab.driver().unplug(lab.vm(), &disk.disk.spec, false, lab.soon()).expect("gone");
+            took
+        })
+        .collect();
+    took.sort();
+    println!("hot plug: median {:?}, longest {:?}", took[30], took[59]);
+    assert_eq!(console.run("grep -c ' vd' /proc/partitions || true"), "0");
 }
