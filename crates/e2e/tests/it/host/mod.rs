@@ -29,5 +29,6 @@ mod storage;
 mod storage_faults;
 mod trim;
 mod vhd_tools;
+mod xe;
 
 const MIB: u64 = 1 << 20;
