@@ -3,6 +3,7 @@
 //! A target never fails for bad bytes; it panics when our code breaks a promise: arithmetic that overflows, an index
 //! outside, a loop without end, an answer that contradicts itself, memory out of proportion to the input.
 
+mod api;
 mod changes;
 mod control;
 mod device;
@@ -56,6 +57,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "netlink_answer", run: device::netlink_answer },
     Target { name: "tapdisk_message", run: control::tapdisk_message },
     Target { name: "own_protocol", run: control::own_protocol },
+    Target { name: "xmlrpc", run: api::xmlrpc },
+    Target { name: "jsonrpc", run: api::jsonrpc },
     Target { name: "xsiostat_replay", run: stat::xsiostat_replay },
     Target { name: "stat_pages", run: stat::stat_pages },
     Target { name: "sm_journal", run: storage::sm_journal },

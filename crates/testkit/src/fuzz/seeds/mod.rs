@@ -2,6 +2,7 @@
 //!
 //! `cargo run -p tapio-testkit --example seeds` writes them into `fuzz/corpus`.
 
+mod api;
 mod device;
 mod images;
 mod packed;
@@ -26,6 +27,7 @@ pub struct Seed {
 /// All of them.
 pub fn all() -> Vec<Seed> {
     let mut shelf = Shelf(Vec::new());
+    api::put_into(&mut shelf);
     device::put_into(&mut shelf);
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
