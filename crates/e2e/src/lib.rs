@@ -22,3 +22,4 @@ pub mod local;
 pub mod process;
 pub mod scratch;
 pub mod tools;
+pub mod toolstack;

@@ -1,5 +1,6 @@
 //! Real clients against the running process.
 
+mod api;
 mod bad_input;
 mod bench;
 mod block_device;

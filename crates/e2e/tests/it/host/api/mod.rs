@@ -1,0 +1,5 @@
+//! The toolstack's doors: real clients, wrong ones, and the daemon's own life.
+
+mod clients;
+mod daemon;
+mod doors;
