@@ -1,8 +1,8 @@
 //! How often somebody may be wrong.
 //!
-//! Three wrong passwords for one account from one address, and twenty from one address in all, are free. After that each
-//! doubles the time in which nothing from there is tried, up to a minute. Nobody can lock out somebody else: what is
-//! counted is bound to an address.
+//! Three wrong passwords for one account from one address, and twenty from one address in all, are free. After that
+//! each doubles the time in which nothing from there is tried, up to a minute. Nobody can lock out somebody else: what
+//! is counted is bound to an address.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -73,8 +73,8 @@ impl Throttle {
         }
     }
 
-    /// The account's failures from there are forgotten; those of the address are not, because who knows one password may
-    /// be guessing at others.
+    /// The account's failures from there are forgotten; those of the address are not, because who knows one password
+    /// may be guessing at others.
     pub(super) fn succeeded(&self, user: &str, address: &str) {
         let [(key, _), _] = keys(user, address);
         self.lock().remove(&key);

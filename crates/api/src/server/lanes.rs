@@ -1,8 +1,9 @@
 //! Which calls run beside which.
 //!
-//! A call holds a thread while it runs. If all shared one pool, 128 machines that start would keep a client from reading
-//! a name; so calls that may also be made asynchronously (those of the object table that work on disks and machines) have
-//! threads of their own, and so have passwords, because whoever does not know one can ask for it to be checked.
+//! A call holds a thread while it runs. If all shared one pool, 128 machines that start would keep a client from
+//! reading a name; so calls that may also be made asynchronously (those of the object table that work on disks and
+//! machines) have threads of their own, and so have passwords, because whoever does not know one can ask for it to be
+//! checked.
 
 use std::sync::Arc;
 

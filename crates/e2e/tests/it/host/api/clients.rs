@@ -60,10 +60,11 @@ for url in sys.argv[1:3]:
         assert failure.details[:2] == ['SESSION_AUTHENTICATION_FAILED', 'alice'], failure.details
     s.login_with_password('alice', 'correct horse', '1.0', 'test')
     round(s)
+    # Ended behind the client's back: told that its session is no more, it logs in again by itself.
+    old = s._session
+    s.session.logout(old)
+    assert len(s.xenapi.pool.get_all()) == 1 and s._session != old
     s.xenapi.session.logout()
-    s._session = 'OpaqueRef:none'
-    # The client logs in again by itself when it is told that its session is no more.
-    assert len(s.xenapi.pool.get_all()) == 1
 print('done')
 "
     );
