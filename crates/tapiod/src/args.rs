@@ -69,8 +69,8 @@ pub struct Options {
     /// Print all settings as a configuration file, with their meaning, and end
     #[arg(long)]
     pub print_config: bool,
-    /// Check a certificate (PEM, with its chain) and its key, use them from now on, and end; a running daemon takes them
-    /// without a restart
+    /// Check a certificate (PEM, with its chain) and its key, use them from now on, and end; a running daemon takes
+    /// them without a restart
     #[arg(long, num_args = 2, value_names = ["CERT", "KEY"])]
     pub install_certificate: Option<Vec<PathBuf>>,
 }

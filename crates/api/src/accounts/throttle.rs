@@ -1,8 +1,8 @@
 //! How often somebody may be wrong.
 //!
 //! Three wrong passwords for one account from one address, and twenty from one address in all, are free. After that
-//! each doubles the time in which nothing from there is tried, up to a minute. Nobody can lock out somebody else: what is
-//! counted is bound to an address.
+//! each doubles the time in which nothing from there is tried, up to a minute. Nobody can lock out somebody else: what
+//! is counted is bound to an address.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -24,8 +24,8 @@ fn value(text: &str) -> Value {
 #[test]
 fn a_call_as_python_writes_it() {
     let text = "<?xml version='1.0'?>\n<methodCall>\n<methodName>session.login_with_password</methodName>\n\
-                <params>\n<param>\n<value><string>root</string></value>\n</param>\n<param>\n<value><string>a&lt;b&#13;&amp;</string>\
-                </value>\n</param>\n</params>\n</methodCall>\n";
+                <params>\n<param>\n<value><string>root</string></value>\n</param>\n<param>\n\
+                <value><string>a&lt;b&#13;&amp;</string></value>\n</param>\n</params>\n</methodCall>\n";
     let read = call(text);
     assert_eq!(read.method, "session.login_with_password");
     assert_eq!(read.params, [Value::string("root"), Value::string("a<b\r&")]);
