@@ -47,7 +47,7 @@ impl Xe<'_> {
 
 #[test]
 fn disks_from_their_making_to_their_end() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };
 
@@ -89,7 +89,7 @@ fn disks_from_their_making_to_their_end() {
 
 #[test]
 fn failures_name_what_and_why() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };
 
@@ -113,7 +113,7 @@ fn failures_name_what_and_why() {
 
 #[test]
 fn over_the_network_with_a_certificate_seen_before() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).tls().start();
     daemon.add_user("joe", "read-only", "correct-horse-9");
     let xe = Xe { daemon: &daemon, scratch: &scratch };
@@ -146,7 +146,7 @@ fn over_the_network_with_a_certificate_seen_before() {
 
 #[test]
 fn a_machine_with_disks_and_its_timeline() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };
     let sr = xe.value("sr-list --minimal");
@@ -186,7 +186,7 @@ fn a_machine_with_disks_and_its_timeline() {
 
 #[test]
 fn shells_are_offered_what_is_there() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };
     let sr = xe.value("sr-list --minimal");
