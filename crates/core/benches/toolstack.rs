@@ -117,7 +117,7 @@ fn main() {
         let number = |key: &str| row[key].as_f64().unwrap_or(0.0);
         println!(
             "{:>5} {:>9.1} ms {:>9.1} ms {:>9.2} {:>7.2} {:>8.0}%",
-            row["vbds"],
+            row["vbds"].as_u64().unwrap_or(0),
             number("serial_ms"),
             number("parallel_ms"),
             number("speed_up"),

@@ -9,7 +9,7 @@ mod note;
 mod processes;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -176,8 +176,8 @@ impl Disks {
     /// Chooses a minor number and writes it down, before it is taken: so none is lost.
     fn take_minor(&self, vbd: Uuid) -> Result<Note, ApiError> {
         let mut disks = self.0.lock();
-        let used = |minor| disks.values().any(|note| note.minor == Some(minor));
-        let minor = self.0.backend.free_minor(&used)?;
+        let taken: BTreeSet<u16> = disks.values().filter_map(|note| note.minor).collect();
+        let minor = self.0.backend.free_minor(&|minor| taken.contains(&minor))?;
         let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
         let mut note = disks.get(&vbd).cloned().ok_or_else(gone)?;
         note.minor = Some(minor);

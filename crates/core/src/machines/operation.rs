@@ -102,13 +102,17 @@ pub fn refresh(change: &mut Change<'_>, class: &str, reference: &str) -> Result<
     };
     // A VBD whose machine is gone goes with it.
     let Ok(vm) = change.get("VM", &vm) else { return Ok(()) };
-    let vbds = change.find("VBD", "VM", &vm.reference);
     let is_busy = |object: &Object| other(object).is_some();
-    let disks_busy = vbds.iter().any(|vbd| is_busy(vbd));
-    let words = if is_busy(&vm) || disks_busy { Vec::new() } else { of_vm(&vm) };
+    let vm_busy = is_busy(&vm);
+    // A machine that starts brings up to 255 disks along, each of which comes here.
+    let vbds = match class {
+        "VBD" if vm_busy => vec![change.get("VBD", reference)?],
+        _ => change.find("VBD", "VM", &vm.reference),
+    };
+    let words = if vm_busy || vbds.iter().any(|vbd| is_busy(vbd)) { Vec::new() } else { of_vm(&vm) };
     change.set("VM", &vm.reference, "allowed_operations", Value::strings(words))?;
     for vbd in vbds.iter().filter(|vbd| class == "VM" || vbd.reference == reference) {
-        let words = if is_busy(&vm) || is_busy(vbd) { Vec::new() } else { of_vbd(vbd, &vm) };
+        let words = if vm_busy || is_busy(vbd) { Vec::new() } else { of_vbd(vbd, &vm) };
         change.set("VBD", &vbd.reference, "allowed_operations", Value::strings(words))?;
     }
     Ok(())
