@@ -8,7 +8,8 @@
 //! ```
 //!
 //! When a leaf fails, those that run go on to their end, those that have not begun never do, and what was done is
-//! undone in reverse. Below [`Plan::BestEffort`] that happens too, and the rest goes on as if it had not been asked for.
+//! undone in reverse. Below [`Plan::BestEffort`] that happens too, and the rest goes on as if it had not been asked
+//! for.
 //!
 //! | module | holds |
 //! |---|---|

@@ -143,7 +143,8 @@ fn disk_processes_are_killed_at_any_time() {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(later));
                 if let Some(pid) = ours().get(which) {
-                    // SAFETY: the number is that of a process of this test. Where it has just ended, it is nobody's yet.
+                    // SAFETY: the number is that of a process of this test. Where it has just ended, it is
+                    // nobody's yet.
                     unsafe { libc::kill(*pid, libc::SIGKILL) };
                 }
             });
