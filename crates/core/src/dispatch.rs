@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use tapio_model::{ApiError, Class, ImpliedKind, Initial, Role, Type, Value};
+use tapio_model::{ApiError, Class, ImpliedKind, Initial, NULL_REF, Role, Type, Value};
 
 use crate::call::{Args, Call, Handler, Handlers, Unwatched};
 use crate::events::Wait;
@@ -265,8 +265,11 @@ impl Toolstack {
                 let what = [name.to_owned(), expected, "0".to_owned()];
                 return Err(ApiError::new("MESSAGE_PARAMETER_COUNT_MISMATCH", what));
             }
-            let Value::String(reference) = params.remove(0) else {
-                return Err(ApiError::new("FIELD_TYPE_ERROR", ["session_id"]));
+            let reference = match params.remove(0) {
+                Value::String(reference) => reference,
+                // What clients without a session send.
+                Value::Void => return Err(ApiError::new("SESSION_INVALID", [NULL_REF])),
+                _ => return Err(ApiError::new("FIELD_TYPE_ERROR", ["session_id"])),
             };
             let entered = self.sessions.enter(&self.db, &reference)?;
             roles::check(&entered.caller, method.role, &method.name)?;
