@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tapio_types::ApiError;
@@ -24,6 +25,8 @@ pub(crate) struct Machine<T> {
     pub agent: Agent,
     pub own: T,
     saved: Mutex<Saved>,
+    /// Forgotten: nothing of it is kept any more. Changes under the lock of `saved`.
+    is_gone: AtomicBool,
     process: Mutex<Option<Arc<Process>>>,
 }
 
@@ -31,7 +34,15 @@ impl<T> Machine<T> {
     pub(crate) fn new(place: Place, saved: Saved, way: Way, own: T) -> Self {
         let vm = saved.spec.uuid;
         let agent = Agent::new(way);
-        Self { vm, place, agent, own, saved: Mutex::new(saved), process: Mutex::default() }
+        Self {
+            vm,
+            place,
+            agent,
+            own,
+            saved: Mutex::new(saved),
+            is_gone: AtomicBool::new(false),
+            process: Mutex::default(),
+        }
     }
 
     /// Changes what is known, and keeps it.
@@ -40,7 +51,9 @@ impl<T> Machine<T> {
         let mut fresh = saved.clone();
         change(&mut fresh);
         if fresh != *saved {
-            self.place.save(&fresh)?;
+            if !self.is_gone.load(Ordering::Relaxed) {
+                self.place.save(&fresh)?;
+            }
             *saved = fresh;
         }
         Ok(())
@@ -189,6 +202,8 @@ impl<T> Fleet<T> {
         // Another one with its name may have been made meanwhile.
         if machines.get(&machine.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), machine)) {
             machines.remove(&machine.vm);
+            let _saved = lock(&machine.saved);
+            machine.is_gone.store(true, Ordering::Relaxed);
             machine.place.remove();
         }
     }

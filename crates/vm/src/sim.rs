@@ -4,7 +4,7 @@
 //! | key | meaning |
 //! |---|---|
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
-//! | `sim-fail` | what fails, by comma: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (the guest refuses), `unplug-timeout:N` (it does not answer), `shutdown` (a clean one is ignored) |
+//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown` |
 //! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
 //! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (nobody connects), `device` |
 

@@ -1,4 +1,5 @@
-//! Root file systems of guests: cpio archives ("newc", Linux Documentation/driver-api/early-userspace/buffer-format.rst).
+//! Root file systems of guests: cpio archives ("newc"; Linux,
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::fs;
 use std::io;

@@ -517,7 +517,9 @@ impl VmDriver for Qemu {
             }
             Err(Some(Fate::Kept)) => return Err(detach_rejected(vbd, "the guest's kernel keeps the device")),
             Err(_) => {
-                let why = "the guest's kernel has not let go of the device in time; it may have no driver for hot plug, or still be starting";
+                let why = "the guest's kernel has not let go of the device in time; it may have no driver for \
+                           hot plug, \
+                           or still be starting";
                 return Err(detach_timeout(vbd, why));
             }
         }

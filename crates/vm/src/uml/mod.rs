@@ -203,7 +203,10 @@ impl Machine {
             illegal_device(
                 disk.vbd,
                 position,
-                format!("the guest was started with {count} devices and all are used; restart it with a larger platform:max_disks (at most {SLOTS_MAX})"),
+                format!(
+                    "the guest was started with {count} devices and all are used; restart it with a larger \
+                     platform:max_disks (at most {SLOTS_MAX})"
+                ),
             )
         })?;
         promised.insert(position, slot);
@@ -373,7 +376,7 @@ impl VmDriver for Uml {
                 // The guest loses its disk either way, in order if it can.
                 let until = until.min(Instant::now() + FORCE_LIMIT);
                 if let Err(why) = machine.agent.ask(&format!("unbind {device} force"), until) {
-                    tracing::warn!(%vm, vbd = %disk.vbd, "a disk is taken from a guest that did not let go of it: {why:?}");
+                    tracing::warn!(%vm, vbd = %disk.vbd, "a guest keeps a disk that is taken by force: {why:?}");
                 }
             }
         }
