@@ -15,7 +15,7 @@ const SLOT_LEN: usize = 24;
 /// Devices prepared for disks that come later, beyond those at the start, where the machine says nothing.
 pub(super) const SPARE_SLOTS: u16 = 16;
 
-/// As many devices as the kernel has interrupts for: Debian's 6.1 starts with 40 disks and hangs with 44.
+/// As many devices as the kernel copes with: Debian's 6.1 starts with 40 disks and does not get to a shell with 44.
 pub(super) const SLOTS_MAX: u16 = 40;
 
 /// Least memory of a guest with our initramfs.
