@@ -113,9 +113,9 @@ fn scripted(session: &Session, mut stream: UnixStream, path: &str) -> Result<()>
     let limit = Instant::now() + Duration::from_secs_f64(seconds);
     let ended = show(stream, |line| until.is_some_and(|until| line.starts_with(until)), Some(limit));
     match (ended.map_err(told)?, until) {
-        (false, Some(until)) => Err(Failure::other(format!(
-            "no line of the console started with '{until}' within {seconds} s"
-        ))),
+        (false, Some(until)) => {
+            Err(Failure::other(format!("no line of the console started with '{until}' within {seconds} s")))
+        }
         _ => Ok(()),
     }
 }
