@@ -9,6 +9,7 @@
 //! * `workload`, `server`, `goals`: tables of what is run, by whom, and what is compared.
 //! * `ground`, `process`, `measure`, `file_load`, `alone`: running it.
 //! * `report`, `progress`: showing it.
+//! * `toolstack`: `tapio bench toolstack`, a run of its own.
 //!
 //! Speeds are never a test: they are a machine's, at a moment. Ratios of one run are what may be compared.
 
@@ -22,6 +23,7 @@ mod process;
 mod progress;
 mod report;
 mod server;
+mod toolstack;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -29,7 +31,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
+use serde::Serialize;
 use tapio_control::{ControlError, Errno};
 
 use crate::failure::{Result, print};
@@ -46,14 +49,28 @@ const ROUNDS_MAX: usize = 1000;
 /// Steps that are no workload, as `--only` names them.
 const EXTRA: [&str; 2] = ["start", "memory"];
 
+/// What else can be measured.
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Measure the toolstack: plugs, starts of machines, calls, events, memory
+    ///
+    /// Starts a tapiod of its own in a directory that is removed at the end, with real disk processes and, but for one
+    /// machine, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
+    Toolstack(toolstack::Arguments),
+}
+
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_long_help = "Examples:
   tapio bench                                  everything, on a file system in memory: ten minutes
   tapio bench --dir /var/tmp                   on a disk, past the page cache where a server can
   tapio bench --only vhost --only q32          servers and workloads by parts of their names
   tapio bench --only start --only memory       what a process costs before it works
-  tapio bench --quick --json -                 does it run at all, as JSON")]
+  tapio bench --quick --json -                 does it run at all, as JSON
+  tapio bench toolstack                        the toolstack instead of the disks")]
 pub struct Arguments {
+    #[command(subcommand)]
+    what: Option<What>,
     /// Where the images are made; they are removed at the end
     #[arg(long, default_value = "/dev/shm", value_name = "DIR")]
     dir: PathBuf,
@@ -164,9 +181,11 @@ const fn sizes(quick: bool, in_memory: bool) -> Sizes {
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(What::Toolstack(arguments)) = &arguments.what {
+        return toolstack::run(arguments);
+    }
     let plan = Plan::new(arguments)?;
-    // SAFETY: the handler only stores to an atomic.
-    unsafe { libc::signal(libc::SIGINT, interrupt as *const () as libc::sighandler_t) };
+    end_at_interrupt();
     let in_memory = ground::is_in_memory(&arguments.dir).map_err(|error| {
         ControlError::io(format_args!("cannot use {}", arguments.dir.display()), &error)
             .next("give a directory with --dir")
@@ -176,17 +195,28 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let setting = setting(arguments, &plan, &ground);
     let report = execute(plan, &ground, setting, arguments.quick).map_err(failed)?;
     drop(ground);
-    match &arguments.json {
-        Some(file) if file.as_os_str() == "-" => crate::failure::print_json(&report),
+    show(&report, &report.tables(), arguments.json.as_deref())
+}
+
+/// Prints the tables, and writes the JSON where it is wanted: `-` prints it instead.
+fn show(report: &impl Serialize, tables: &str, json: Option<&Path>) -> Result<()> {
+    match json {
+        Some(file) if file.as_os_str() == "-" => crate::failure::print_json(report),
         Some(file) => {
-            let text = serde_json::to_string_pretty(&report)
+            let text = serde_json::to_string_pretty(report)
                 .map_err(|error| failed(format!("the results cannot be written as JSON: {error}")))?;
             std::fs::write(file, text + "\n")
                 .map_err(|error| ControlError::io(format_args!("cannot write {}", file.display()), &error))?;
-            print(&report.tables())
+            print(tables)
         }
-        None => print(&report.tables()),
+        None => print(tables),
     }
+}
+
+/// Ctrl-C ends the run after the measurement under way.
+fn end_at_interrupt() {
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::signal(libc::SIGINT, interrupt as *const () as libc::sighandler_t) };
 }
 
 extern "C" fn interrupt(_signal: libc::c_int) {
