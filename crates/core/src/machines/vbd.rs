@@ -1,7 +1,7 @@
 //! What messages of VBDs do.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
 
@@ -13,6 +13,8 @@ use crate::db::{Change, Object};
 
 /// How long `VBD.unplug` waits for guest and storage where `other_config:unplug-timeout` says nothing, in seconds.
 const UNPLUG_SECONDS: u64 = 60;
+/// The longest that a caller may choose.
+const UNPLUG_SECONDS_MAX: u64 = 86_400;
 /// And `VBD.unplug_force`.
 const FORCE_SECONDS: u64 = 30;
 
@@ -210,14 +212,25 @@ fn put_in(call: &Call, vbd: &Arc<Object>) -> Result<(), ApiError> {
 }
 
 fn unplug(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    take_out(call, args.text(0)?, "unplug", false)
+    let seconds = args.int(1)?;
+    let negative =
+        |_| ApiError::new("VALUE_NOT_SUPPORTED", ["timeout", &seconds.to_string(), "it is negative"]);
+    let seconds = u64::try_from(seconds).map_err(negative)?;
+    let chosen = (seconds > 0).then(|| Duration::from_secs(seconds.min(UNPLUG_SECONDS_MAX)));
+    take_out(call, args.text(0)?, "unplug", false, chosen)
 }
 
 fn unplug_force(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    take_out(call, args.text(0)?, "unplug_force", true)
+    take_out(call, args.text(0)?, "unplug_force", true, None)
 }
 
-fn take_out(call: &Call, reference: &str, operation: &'static str, force: bool) -> Result<Value, ApiError> {
+fn take_out(
+    call: &Call,
+    reference: &str,
+    operation: &'static str,
+    force: bool,
+    chosen: Option<Duration>,
+) -> Result<Value, ApiError> {
     let (_running, (vm, vbd)) = Running::begin(call, "VBD", reference, operation, |change, vbd| {
         if !vbd.bool("currently_attached") {
             return Err(ApiError::new("DEVICE_ALREADY_DETACHED", [&vbd.reference]));
@@ -233,7 +246,7 @@ fn take_out(call: &Call, reference: &str, operation: &'static str, force: bool) 
         return Ok(Value::Void);
     }
     let default = if force { FORCE_SECONDS } else { UNPLUG_SECONDS };
-    let patience = lookup::seconds(&[&vbd, &vm], "unplug-timeout", default);
+    let patience = chosen.unwrap_or_else(|| lookup::seconds(&[&vbd, &vm], "unplug-timeout", default));
     lookup::apply_limits(call);
     let plan = Disk::of(call, &vbd)?.unplug(force, Patience::Until(Instant::now() + patience));
     call.stack.plans.run(if force { "VBD.unplug_force" } else { "VBD.unplug" }, plan, &call.progress)?;

@@ -58,8 +58,8 @@ pub static VBD_CLASS: Class = Class {
             "VM_BAD_POWER_STATE",
             "VDI_IN_USE",
         ]),
-        msg("unplug", VmAdmin, "Takes the disk from the running machine; the guest may refuse")
-            .takes(&[p("self", VBD)])
+        msg("unplug", VmAdmin, "Takes the disk from the running machine; the guest may refuse. A 'timeout' (ours) ends it after so many seconds")
+            .takes(&[p("self", VBD), opt("timeout", INT)])
             .fails(&[
                 "DEVICE_DETACH_REJECTED",
                 "DEVICE_DETACH_TIMEOUT",

@@ -105,7 +105,11 @@ fn unplug(session: &Session) -> Result<()> {
         .map_err(|_| Failure::other(format!("timeout: '{seconds}' is no number of seconds")))?;
     let until = Instant::now() + Duration::from_secs(seconds.min(86_400));
     loop {
-        match session.long("VBD.unplug", &[vbd.as_str().into()]) {
+        let left = until.saturating_duration_since(Instant::now()).as_secs_f64().ceil() as u64;
+        let mut params = vec![Value::from(vbd.as_str())];
+        // The toolstack's own limit holds where none was chosen.
+        params.extend((seconds > 0).then(|| left.max(1).into()));
+        match session.long("VBD.unplug", &params) {
             Err(Failure::Api(code, _)) if code == "DEVICE_DETACH_REJECTED" && Instant::now() < until => {
                 std::thread::sleep(RETRY);
             }
