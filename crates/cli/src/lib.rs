@@ -1,7 +1,7 @@
 //! One command that answers to several names.
 //!
-//! `tapio` itself, and `xe`, `tap-ctl`, `xsiostat`, `vhd-util` and `cbt-util`, whether called by these names through a link
-//! or as the first word after `tapio`. Help, shell completions and manual pages all come from the same definitions.
+//! `tapio` itself, and `xe`, `tap-ctl`, `xsiostat`, `vhd-util` and `cbt-util`, whether called by these names through a
+//! link or as the first word after `tapio`. Help, shell completions and manual pages come from the same definitions.
 
 mod bench;
 mod cbt_util;

@@ -11,17 +11,20 @@ const INTRODUCTION: &str = "\
 
 Made from the object table by `tapio reference`; a test compares.
 
-A call names a message and its parameters: `VDI.snapshot(session, vdi)`. The first parameter of every message is the session,
-which `session.login_with_password` gives, unless *no session* is said; it is not listed. Parameters in brackets may be
-left away, with all that follow. XML-RPC is spoken at `/` (or any other path), JSON-RPC 1.0 and 2.0 at `/jsonrpc`, over
-HTTPS, plain HTTP on loopback, and the UNIX socket.
+A call names a message and its parameters: `VDI.snapshot(session, vdi)`. The first parameter of every message is
+the session, which `session.login_with_password` gives, unless *no session* is said; it is not listed.
+Parameters in brackets may be left away, with all that follow. XML-RPC is spoken at `/` (or any other path),
+JSON-RPC 1.0 and 2.0 at `/jsonrpc`, over HTTPS, plain HTTP on loopback, and the UNIX socket.
 
 - A message with *Async* also exists as `Async.CLASS.MESSAGE`, which answers a task at once.
-- A reference is a text, `OpaqueRef:UUID`; the null reference is `OpaqueRef:NULL`. Those to a class that is not here are always null.
-- Every class of objects has `get_all`, `get_all_records`, `get_all_where(expression)`, `get_all_records_where(expression)`,
-  `get_by_uuid`, `get_by_name_label` where there is such a field, `get_record`, and `get_FIELD` for each field.
-- A field that is *set* has `set_FIELD`; a map also `add_to_FIELD(key, value)` and `remove_from_FIELD(key)`, a set
-  `add_FIELD(value)` and `remove_FIELD(value)`. One that is *created* is given in the record of `create` alone.
+- A reference is a text, `OpaqueRef:UUID`; the null reference is `OpaqueRef:NULL`. Those to a class that is not
+  here are always null.
+- Every class of objects has `get_all`, `get_all_records`, `get_all_where(expression)`,
+  `get_all_records_where(expression)`, `get_by_uuid`, `get_by_name_label` where there is such a field,
+  `get_record`, and `get_FIELD` for each field.
+- A field that is *set* has `set_FIELD`; a map also `add_to_FIELD(key, value)` and `remove_from_FIELD(key)`, a
+  set `add_FIELD(value)` and `remove_FIELD(value)`. One that is *created* is given in the record of `create`
+  alone.
 - A role may do what those before it may: read-only, vm-admin, pool-operator, pool-admin.
 ";
 

@@ -18,7 +18,8 @@ Options:
   -u USER         an account; root unless told otherwise
   -pwf FILE       a file with the password. XE_PASSWORD in the environment does the same; on a terminal it is asked for
   --nossl         plain HTTP: only for a host whose network nobody else is on
-  --cafile FILE   trust certificates signed by these, instead of the one that was seen first (~/.config/tapio/known_hosts)
+  --cafile FILE   trust certificates signed by these, instead of the one that was seen first
+                  (~/.config/tapio/known_hosts)
   --socket PATH   the socket of this host (TAPIO_SOCKET); /run/tapio/xapi unless told otherwise
   --minimal       values alone, with commas between them
   --json          lists and records as JSON
