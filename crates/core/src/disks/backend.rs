@@ -59,7 +59,16 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// All are taken.
     fn free_minor(&self, used: &dyn Fn(u16) -> bool) -> Result<u16, ApiError>;
 
-    /// Opens images as disk `minor`; answers its size and kind. Undone by [`Self::end`].
+    /// Takes a minor number for the process; false when somebody else was quicker. Undone by [`Self::end`].
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn take_minor(&self, _process: Process, _minor: u16, _until: Instant) -> Result<bool, ApiError> {
+        // Whoever gives out numbers of its own has nobody to share them with.
+        Ok(true)
+    }
+
+    /// Opens images as disk `minor`, which the process has taken; answers its size and kind. Undone by [`Self::end`].
     ///
     /// # Errors
     /// An image is missing, damaged, or open elsewhere.

@@ -147,7 +147,7 @@ impl Disks {
         let opened = (|| {
             table.update(vbd, |note| note.process = Some(process))?;
             step("vbd-plug:started");
-            let note = self.take_minor(vbd)?;
+            let note = self.take_minor(vbd, process, until)?;
             let pool = PoolSpec { name: note.sr.to_string(), pages: note.tuning.pool_pages };
             let minor = note.minor.unwrap_or_default();
             let info = table.backend.open(process, minor, chain, &pool, &note.tuning, until)?;
@@ -173,11 +173,24 @@ impl Disks {
         }
     }
 
+    /// Takes a minor number, which others of this host may want too.
+    fn take_minor(&self, vbd: Uuid, process: Process, until: Instant) -> Result<Note, ApiError> {
+        let mut lost = BTreeSet::new();
+        loop {
+            let note = self.choose_minor(vbd, &lost)?;
+            let minor = note.minor.unwrap_or_default();
+            if self.0.backend.take_minor(process, minor, until)? {
+                return Ok(note);
+            }
+            lost.insert(minor);
+        }
+    }
+
     /// Chooses a minor number and writes it down, before it is taken: so none is lost.
-    fn take_minor(&self, vbd: Uuid) -> Result<Note, ApiError> {
+    fn choose_minor(&self, vbd: Uuid, lost: &BTreeSet<u16>) -> Result<Note, ApiError> {
         let mut disks = self.0.lock();
         let taken: BTreeSet<u16> = disks.values().filter_map(|note| note.minor).collect();
-        let minor = self.0.backend.free_minor(&|minor| taken.contains(&minor))?;
+        let minor = self.0.backend.free_minor(&|minor| taken.contains(&minor) || lost.contains(&minor))?;
         let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
         let mut note = disks.get(&vbd).cloned().ok_or_else(gone)?;
         note.minor = Some(minor);

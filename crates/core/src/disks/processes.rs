@@ -169,6 +169,21 @@ impl Backend for Processes {
             .ok_or_else(|| ApiError::backend(453, "all minor numbers of disks are taken; unplug some", ""))
     }
 
+    fn take_minor(&self, process: Process, minor: u16, until: Instant) -> Result<bool, ApiError> {
+        let client = &mut self.client(process)?;
+        let taken = self
+            .run
+            .minors()
+            .claim(minor)
+            .and_then(|minor| client.call::<Value>(&Command::Attach { minor }, &[], Some(left(until))));
+        match taken {
+            Ok(_) => Ok(true),
+            // Between the look for a free number and the claim another toolstack or tap-ctl came.
+            Err(error) if error.errno == Errno::EAGAIN => Ok(false),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
     fn open(
         &self,
         process: Process,
@@ -178,9 +193,7 @@ impl Backend for Processes {
         tuning: &Tuning,
         until: Instant,
     ) -> Result<DiskInfo, ApiError> {
-        self.run.minors().claim(minor).map_err(|error| failed(&error))?;
         let client = &mut self.client(process)?;
-        call(client, &Command::Attach { minor }, until)?;
         let open = Command::Open {
             minor,
             image: ImageSource::Chain(chain.layers.clone()),

@@ -86,7 +86,7 @@ fn of_vdi(state: &State, vdi: &Object) -> Vec<&'static str> {
     let in_use = state.use_of(&vdi.reference);
     let is_there = !vdi.bool("missing");
     let can_resize = can_resize(attached, in_use).is_ok();
-    let can_fork = is_there && !state.is_shared(&vdi.reference);
+    let can_fork = is_there && !state.has_writers_beside(&vdi.reference);
     let words = [
         ("clone", can_fork && attached.can("VDI_CLONE")),
         ("copy", is_there && in_use != Some(Access::ReadWrite)),

@@ -38,7 +38,7 @@ fn fork(call: &Call, args: &Args, asked: ForkKind) -> Result<Value, ApiError> {
     subject.sr.needs(capability)?;
     let sr = &subject.sr;
     let targets = [on_sr(&sr.reference, sr_op), on_vdi(reference, op)];
-    let operation = Operation::enter(call, &targets, |state| match state.is_shared(reference) {
+    let operation = Operation::enter(call, &targets, |state| match state.has_writers_beside(reference) {
         true => Err(ApiError::new("VDI_IN_USE", [reference, op])),
         false => Ok(()),
     })?;

@@ -98,6 +98,10 @@ fn open(dir: &Path) -> Rig {
     Rig::on(dir, Db::open(Arc::new(store)).expect("the records are read"))
 }
 
+/// VBDs that hold VDIs; no disk process runs for them.
+const ONE: &str = "OpaqueRef:7b0d4d3e-6f0c-4a57-9a5e-0c5b1f5a2d01";
+const WRITER: &str = "OpaqueRef:7b0d4d3e-6f0c-4a57-9a5e-0c5b1f5a2d02";
+
 #[test]
 fn a_restarted_daemon_knows_who_has_what_open() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
@@ -106,8 +110,8 @@ fn a_restarted_daemon_knows_who_has_what_open() {
         let sr = rig.make_sr("sr");
         let (vdi, other) = (rig.make_vdi(&sr, 4 * MIB), rig.make_vdi(&sr, 4 * MIB));
         for (vdi, holder, access) in [
-            (&vdi, "writer", Access::ReadWrite),
-            (&other, "one", Access::ReadOnly),
+            (&vdi, WRITER, Access::ReadWrite),
+            (&other, ONE, Access::ReadOnly),
             (&other, "two", Access::ReadOnly),
         ] {
             drop(rig.stack.storage.activate(&rig.own_call(), vdi, holder, access).expect("nobody else"));
@@ -123,8 +127,8 @@ fn a_restarted_daemon_knows_who_has_what_open() {
         tapio_core::storage::recover(&stack).expect("attached again");
         let mut holders = stack.storage.holders();
         holders.sort_by(|one, other| one.1.cmp(&other.1));
-        let one = (other.clone(), "one".to_owned(), Access::ReadOnly);
-        assert_eq!(holders, [one, (vdi.clone(), "writer".into(), Access::ReadWrite)]);
+        let one = (other.clone(), ONE.to_owned(), Access::ReadOnly);
+        assert_eq!(holders, [one, (vdi.clone(), WRITER.into(), Access::ReadWrite)]);
         let record = stack.db.get("VDI", &vdi).expect("it is there");
         let allowed = record.get("allowed_operations").as_set().expect("a set");
         assert!(!allowed.contains(&"destroy".into()) && allowed.contains(&"snapshot".into()), "{allowed:?}");
