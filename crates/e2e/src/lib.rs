@@ -24,3 +24,4 @@ pub mod process;
 pub mod scratch;
 pub mod tools;
 pub mod toolstack;
+pub mod world;

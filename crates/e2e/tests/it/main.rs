@@ -5,6 +5,7 @@
 
 mod conformance;
 mod host;
+mod machines;
 mod qemu;
 mod uml;
 mod vm;

@@ -1,6 +1,7 @@
 //! Debian's kernel under QEMU's emulator: virtio over PCI, two queues.
 
 mod driver;
+mod toolstack;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -22,6 +22,7 @@ mod nbd_client;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
+mod proof;
 mod restart;
 mod sandbox;
 mod service;

@@ -1,0 +1,21 @@
+//! QEMU under the daemon.
+
+use std::time::Duration;
+
+use tapio_e2e::disk::text;
+use tapio_e2e::guest::Qemu;
+use tapio_e2e::needs;
+
+use super::kernel;
+use crate::machines::{Guest, verified_disks_and_a_moment};
+
+#[test]
+fn a_guest_verifies_its_disks() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1], "nbdcopy");
+    let Some(kernel) = kernel() else { return };
+    let kernel = format!("PV-kernel={}", text(&kernel.join("vmlinuz")));
+    let more = [kernel.as_str(), "platform:accel=tcg"];
+    let guest = Guest::install("Tapio QEMU guest", Duration::from_secs(60), &more);
+    verified_disks_and_a_moment(&guest);
+    guest.world.finish();
+}
