@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use tapio_control::{PoolSpec, RunDir, disk_program};
 use tapio_model::ApiError;
 use tapio_sm::LiveDisk;
+use tapio_stat::pool::POOL_DISKS_MAX;
 use tapio_stat::{ShmRoot, VbdId};
 use tapio_types::{Access, ChainSpec};
 use tapio_vm::{FrontSpec, PluggedDisk};
@@ -148,8 +149,8 @@ impl Disks {
             table.update(vbd, |note| note.process = Some(process))?;
             step("vbd-plug:started");
             let note = self.take_minor(vbd, process, until)?;
-            let pool = PoolSpec { name: note.sr.to_string(), pages: note.tuning.pool_pages };
             let minor = note.minor.unwrap_or_default();
+            let pool = PoolSpec { name: pool_name(note.sr, minor), pages: note.tuning.pool_pages };
             let info = table.backend.open(process, minor, chain, &pool, &note.tuning, until)?;
             table.update(vbd, |note| {
                 note.chain = Some(chain.clone());
@@ -369,6 +370,15 @@ impl Disks {
     }
 }
 
+/// The page pool of an SR's disk. A pool has places for so many disks, and a host may have more of one SR: each range
+/// of minor numbers, which are unique on a host and low ones of which are taken first, has a pool of its own.
+fn pool_name(sr: Uuid, minor: u16) -> String {
+    match usize::from(minor) / POOL_DISKS_MAX {
+        0 => sr.to_string(),
+        range => format!("{sr}.{range}"),
+    }
+}
+
 fn ids(note: &Note) -> Result<(Process, u16), ApiError> {
     match (note.process, note.minor) {
         (Some(process), Some(minor)) => Ok((process, minor)),
@@ -383,5 +393,23 @@ fn plugged(note: &Note) -> PluggedDisk {
         front: note.front.clone().unwrap_or(FrontSpec::Nothing),
         node: note.offer.node.clone(),
         size: note.size,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_pool_gets_more_disks_than_it_has_places() {
+        let sr = Uuid::new_v4();
+        let mut pools: BTreeMap<String, usize> = BTreeMap::new();
+        for minor in 0..tapio_control::MINOR_MAX {
+            let name = pool_name(sr, minor);
+            assert!(name.parse::<tapio_stat::pool::PoolName>().is_ok(), "{name}");
+            *pools.entry(name).or_default() += 1;
+        }
+        assert_eq!(pools.get(&sr.to_string()), Some(&POOL_DISKS_MAX));
+        assert!(pools.values().all(|disks| *disks <= POOL_DISKS_MAX));
     }
 }

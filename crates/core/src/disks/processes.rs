@@ -1,9 +1,11 @@
 //! Disk processes by their control sockets.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -25,6 +27,8 @@ const VBD_VARIABLE: &str = "TAPIO_VBD";
 const OWNER_VARIABLE: &str = "TAPIO_OWNER";
 /// How long a process that was killed may take to be gone.
 const KILLED: Duration = Duration::from_secs(5);
+/// How long a conversation is kept for the next step.
+const KEPT: Duration = Duration::from_secs(1);
 /// How long an answer without work behind it may take.
 const SOON: Duration = Duration::from_secs(5);
 
@@ -37,16 +41,41 @@ pub struct Processes {
     shm: ShmRoot,
     /// Tells our processes from those of others on this machine.
     owner: String,
+    /// Conversations that go on soon: a disk that was opened is offered next, and each conversation costs a thread.
+    kept: Mutex<BTreeMap<Process, (Instant, OwnClient)>>,
 }
 
 impl Processes {
     /// Those of `owner`, running `program`.
     pub fn new(program: PathBuf, run: RunDir, shm: ShmRoot, owner: String) -> Self {
-        Self { program, run, shm, owner }
+        Self { program, run, shm, owner, kept: Mutex::default() }
     }
 
     fn client(&self, process: Process) -> Result<OwnClient, ApiError> {
         OwnClient::connect(&self.run, process.pid).map_err(|error| failed(&error))
+    }
+
+    fn keep(&self, process: Process, client: OwnClient) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(process, (Instant::now(), client));
+    }
+
+    /// The conversation that was kept, unless it has become old: an idle one may be closed by its other end.
+    fn take_kept(&self, process: Process) -> Option<OwnClient> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&process);
+        kept.and_then(|(since, client)| (since.elapsed() < KEPT).then_some(client))
+    }
+
+    /// As [`Self::ask`], in the conversation that was kept, if there is one.
+    fn go_on(&self, process: Process, command: &Command, until: Instant) -> Result<Value, ApiError> {
+        let Some(mut client) = self.take_kept(process) else { return self.ask(process, command, until) };
+        match client.call(command, &[], Some(left(until))) {
+            // It was closed before it was read from: nothing has been done.
+            Err(error) if matches!(error.errno, Errno::ECONNRESET | Errno::EPIPE) => {
+                self.ask(process, command, until)
+            }
+            answer => answer.map_err(|error| failed(&error)),
+        }
     }
 
     fn ask(&self, process: Process, command: &Command, until: Instant) -> Result<Value, ApiError> {
@@ -170,14 +199,17 @@ impl Backend for Processes {
     }
 
     fn take_minor(&self, process: Process, minor: u16, until: Instant) -> Result<bool, ApiError> {
-        let client = &mut self.client(process)?;
+        let mut client = self.client(process)?;
         let taken = self
             .run
             .minors()
             .claim(minor)
             .and_then(|minor| client.call::<Value>(&Command::Attach { minor }, &[], Some(left(until))));
         match taken {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                self.keep(process, client);
+                Ok(true)
+            }
             // Between the look for a free number and the claim another toolstack or tap-ctl came.
             Err(error) if error.errno == Errno::EAGAIN => Ok(false),
             Err(error) => Err(failed(&error)),
@@ -193,7 +225,7 @@ impl Backend for Processes {
         tuning: &Tuning,
         until: Instant,
     ) -> Result<DiskInfo, ApiError> {
-        let client = &mut self.client(process)?;
+        let mut client = self.take_kept(process).map_or_else(|| self.client(process), Ok)?;
         let open = Command::Open {
             minor,
             image: ImageSource::Chain(chain.layers.clone()),
@@ -208,20 +240,23 @@ impl Backend for Processes {
             key: None,
             key_file: None,
         };
-        call(client, &open, until)?;
+        call(&mut client, &open, until)?;
         if tuning.limits != IoLimits::default() {
-            call(client, &Command::SetLimits { minor, limits: tuning.limits }, until)?;
+            call(&mut client, &Command::SetLimits { minor, limits: tuning.limits }, until)?;
         }
         if tuning.polling.0 > 0 {
             let polling = polling(tuning.polling);
             let set =
                 Command::SetPolling { minor, max_us: polling.max_us, idle_percent: polling.idle_percent };
-            call(client, &set, until)?;
+            call(&mut client, &set, until)?;
         }
         if let Some(priority) = tuning.io_priority {
             set_io_priority(process, priority);
         }
-        client.call(&Command::DiskInfo { minor }, &[], Some(left(until))).map_err(|error| failed(&error))
+        let info = client.call(&Command::DiskInfo { minor }, &[], Some(left(until)));
+        let info = info.map_err(|error| failed(&error))?;
+        self.keep(process, client);
+        Ok(info)
     }
 
     fn offer(
@@ -235,7 +270,10 @@ impl Backend for Processes {
     ) -> Result<Offer, ApiError> {
         let read_only = access == Access::ReadOnly;
         let front = match front {
-            FrontSpec::Nothing => return Ok(Offer::default()),
+            FrontSpec::Nothing => {
+                drop(self.take_kept(process));
+                return Ok(Offer::default());
+            }
             FrontSpec::VhostUser { socket, queues } => Front::VhostUser {
                 socket: socket.clone(),
                 listener: None,
@@ -246,7 +284,7 @@ impl Backend for Processes {
             },
             FrontSpec::Device => Front::Block { how: DeviceHow::Auto, device: None, read_only },
         };
-        let added = self.ask(process, &Command::FrontAdd { minor, front, vbd: id }, until)?;
+        let added = self.go_on(process, &Command::FrontAdd { minor, front, vbd: id }, until)?;
         let entry: FrontEntry = serde_json::from_value(added).map_err(|error| {
             ApiError::internal(format!(
                 "the answer of disk process {} was not understood: {error}",
@@ -289,6 +327,7 @@ impl Backend for Processes {
             // A marker that is left takes one of 16384 numbers until somebody frees it, and does no other harm.
             minor.into_iter().for_each(|minor| drop(self.run.minors().free(minor)));
         };
+        drop(self.take_kept(process));
         let Some(fd) = pidfd(process) else {
             free(minor);
             return Ok(());

@@ -3,6 +3,7 @@
 mod api;
 mod bad_input;
 mod bench;
+mod bench_toolstack;
 mod block_device;
 mod cli;
 mod control;

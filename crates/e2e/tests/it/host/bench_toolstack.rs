@@ -1,0 +1,116 @@
+//! `tapio bench toolstack` runs against a daemon of its own, and what it prints has sense. Speeds are never tested.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tapio_e2e::disk::{tapio, text};
+use tapio_e2e::process::{run, run_within};
+use tapio_e2e::scratch::Scratch;
+
+/// Generous for a busy machine; it takes some seconds.
+const LIMIT: Duration = Duration::from_secs(90);
+
+fn number(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or_else(|| panic!("{name} is no number in {row}"))
+}
+
+fn rows<'a>(report: &'a Value, name: &str) -> &'a Vec<Value> {
+    report[name].as_array().unwrap_or_else(|| panic!("{name} is no list in {report}"))
+}
+
+#[test]
+fn a_quick_run_measures_every_part_and_leaves_nothing() {
+    let scratch = Scratch::in_memory();
+    let mut command = tapio(&["bench", "toolstack", "--quick", "--json", "-", "--dir", text(scratch.path())]);
+    let said = run_within(&mut command, LIMIT).ok();
+    let report: Value = serde_json::from_str(&said).expect("JSON on standard output");
+
+    assert!(number(&report, "first_answer_ms") > 0.0);
+    let skipped = rows(&report, "skipped");
+    for what in ["VBD.plug until the front end answers", "qemu-storage-daemon", "User-mode Linux"] {
+        let found =
+            rows(&report, "plugs").iter().find(|row| row["what"].as_str().is_some_and(|w| w.contains(what)));
+        let named = skipped.iter().any(|skip| skip.as_str().is_some_and(|why| why.contains(what)));
+        assert!(found.is_some() || named, "{what} is neither measured nor skipped: {said}");
+        if let Some(row) = found {
+            assert_eq!(row["times"], 10, "{row}");
+            let (least, most) = (number(row, "least_ms"), number(row, "most_ms"));
+            assert!(least > 0.0 && (least..=most).contains(&number(row, "median_ms")), "{row}");
+        }
+    }
+    // Ours without a guest needs no tool.
+    assert_eq!(report["plugs"][0]["what"], "VBD.plug until the front end answers");
+
+    let starts: Vec<_> =
+        rows(&report, "starts").iter().map(|row| (row["kind"].as_str(), &row["vbds"])).collect();
+    let expected = [("latency", 1), ("latency", 4), ("real", 1), ("real", 4)];
+    assert_eq!(starts.len(), expected.len(), "{said}");
+    for (found, (kind, vbds)) in starts.iter().zip(expected) {
+        assert!(found.0 == Some(kind) && *found.1 == vbds, "{found:?}");
+    }
+    // A simulated storage is as late as it was told, however fast the machine.
+    for row in rows(&report, "starts").iter().filter(|row| row["kind"] == "latency") {
+        let latency = number(&report["setting"], "latency_ms");
+        assert!(number(row, "serial_ms") >= latency * number(row, "vbds"), "{row}");
+        assert!(number(row, "parallel_ms") >= latency, "{row}");
+        let ratio = number(row, "speed_up") / number(row, "ideal");
+        assert!((ratio - number(row, "of_ideal")).abs() < 1e-6, "{row}");
+    }
+    let storm = &report["storm"];
+    assert!(storm["machines"] == 3 && storm["disks"] == 8 && number(storm, "up_ms") > 0.0, "{storm}");
+
+    let calls = rows(&report, "calls");
+    assert_eq!(calls.len(), 16, "two messages, two encodings, two doors, one and eight connections");
+    for row in calls {
+        assert!(
+            number(row, "calls_per_second") > 0.0 && number(row, "calls") >= number(row, "connections"),
+            "{row}"
+        );
+        assert!(number(row, "p50_us") > 0.0 && number(row, "p99_us") >= number(row, "p50_us"), "{row}");
+    }
+    let events = &report["events"];
+    assert_eq!(events["listeners"], 4);
+    assert!(number(events, "last_listener_ms") >= number(events, "first_listener_ms"), "{events}");
+    assert!(number(events, "changes_per_second") > 0.0, "{events}");
+    assert_eq!(report["many"]["vdis"], 50);
+    for row in rows(&report["many"], "get_all_records") {
+        assert!(number(row, "ms") > 0.0 && number(row, "bytes") > 50.0 * 500.0, "{row}");
+    }
+    for row in rows(&report, "memory") {
+        assert!(number(row, "pss_kib") >= number(row, "anonymous_kib"), "{row}");
+        assert!(number(row, "anonymous_kib") > 0.0, "{row}");
+    }
+    for goal in rows(&report, "goals") {
+        let (value, wanted) = (number(goal, "value"), number(goal, "wanted"));
+        let reached = if goal["at_least"] == true { value >= wanted } else { value <= wanted };
+        assert_eq!(goal["reached"], reached, "{goal}");
+    }
+    let left = std::fs::read_dir(scratch.path()).expect("the directory can be listed").count();
+    assert_eq!(left, 0, "something is left over");
+}
+
+#[test]
+fn only_the_parts_that_were_asked_for_are_run() {
+    let scratch = Scratch::in_memory();
+    let mut command =
+        tapio(&["bench", "toolstack", "--quick", "--only", "storm", "--dir", text(scratch.path())]);
+    let said = run_within(&mut command, LIMIT).ok();
+    assert!(said.contains("3 machines with 8 disks at once"), "{said}");
+    assert!(!said.contains("one plug of a VHD") && !said.contains("VDI.get_record"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_with_a_reason() {
+    let scratch = Scratch::in_memory();
+    let unknown = run(&mut tapio(&["bench", "toolstack", "--only", "florist"])).fails();
+    assert!(unknown.contains("florist") && unknown.contains("storm"), "{unknown}");
+    let many = run(&mut tapio(&["bench", "toolstack", "--vbds", "256"])).fails();
+    assert!(many.contains("--vbds") && many.contains("255"), "{many}");
+    let nowhere =
+        run(&mut tapio(&["bench", "toolstack", "--quick", "--dir", text(&scratch.join("none"))])).fails();
+    assert!(nowhere.contains("none") && nowhere.contains("--dir"), "{nowhere}");
+    let no_daemon = run(tapio(&["bench", "toolstack", "--quick", "--dir", text(scratch.path())])
+        .env("TAPIOD", "/nonexistent/tapiod"))
+    .fails();
+    assert!(no_daemon.contains("tapiod does not start"), "{no_daemon}");
+}
