@@ -67,7 +67,7 @@ pub fn spawn(options: &SpawnOptions) -> Result<i32> {
     loop {
         let (status, output) = run(options)?;
         if status.success() {
-            return output.lines().next().and_then(RunDir::pid_in).ok_or_else(|| {
+            return printed_pid(&output).ok_or_else(|| {
                 failed(options, Errno::EPROTO, "it did not print its control socket", &output)
             });
         }
@@ -84,8 +84,15 @@ pub fn spawn(options: &SpawnOptions) -> Result<i32> {
     }
 }
 
+/// The number of the process in the line that names its control socket. Words about what it found when it started may
+/// come before, by way of standard error.
+fn printed_pid(output: &str) -> Option<i32> {
+    output.lines().find_map(RunDir::pid_in)
+}
+
 fn failed(options: &SpawnOptions, errno: Errno, why: &str, output: &str) -> ControlError {
-    let said = output.lines().next().unwrap_or_default().trim();
+    let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let said = lines.join("; ");
     let said = if said.is_empty() { String::new() } else { format!(" (it said: {said})") };
     ControlError::new(errno, format!("{} did not start: {why}{said}", options.program.display()))
 }
@@ -106,7 +113,7 @@ fn run(options: &SpawnOptions) -> Result<(ExitStatus, String)> {
     // The builder holds our copies of the far end, and the end of the output is what tells that all was said.
     drop(command);
     let deadline = Deadline::after(Some(options.timeout));
-    let output = read_line(&ours, deadline);
+    let output = read_start(&ours, deadline);
     let Ok(output) = output else {
         // It is our own child and has not been waited for, so the number is still its own.
         let _ = child.kill();
@@ -117,10 +124,16 @@ fn run(options: &SpawnOptions) -> Result<(ExitStatus, String)> {
     Ok((status, output))
 }
 
-/// The first line, or all there is when the other end closes.
-fn read_line(from: &UnixStream, deadline: Deadline) -> io::Result<String> {
+/// Whether what was read holds the whole line that names the control socket.
+fn is_complete(output: &[u8]) -> bool {
+    let end = output.iter().rposition(|&byte| byte == b'\n');
+    end.is_some_and(|end| printed_pid(&String::from_utf8_lossy(&output[..end])).is_some())
+}
+
+/// All lines up to the one that names the control socket, or all there is when the other end closes.
+fn read_start(from: &UnixStream, deadline: Deadline) -> io::Result<String> {
     let mut output = Vec::new();
-    while output.len() < OUTPUT_MAX && !output.contains(&b'\n') {
+    while output.len() < OUTPUT_MAX && !is_complete(&output) {
         if wait([(from.as_fd(), libc::POLLIN)], deadline)? == [false] {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -165,6 +178,19 @@ mod tests {
         let begun = std::time::Instant::now();
         assert_eq!(spawn(&options), Ok(12));
         assert!(begun.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn words_before_the_socket_are_no_failure() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let text =
+            "echo /dev/loop1 of a dead process taken away >&2; sleep 0.1; echo /run/ctl13\n(sleep 3 &)";
+        let begun = std::time::Instant::now();
+        assert_eq!(spawn(&script(dir.path(), text)), Ok(13));
+        assert!(begun.elapsed() < Duration::from_secs(2));
+        let failing =
+            spawn(&script(dir.path(), "echo one >&2; echo two >&2; exit 28")).expect_err("status 28");
+        assert!(failing.message.contains("one; two"), "{failing}");
     }
 
     #[test]
