@@ -38,7 +38,7 @@ pub use published::{
     FLAG_LOW_MEMORY, PUBLISHED_LEN, PublishedStats, STATISTICS_LEN, VbdStatistics, parse_published,
     parse_statistics,
 };
-pub use reader::{DiskFile, ReadError, VbdDir, VbdFiles, disks, vbds};
+pub use reader::{DiskFile, ReadError, VbdDir, VbdFiles, disks, domid_max, vbds};
 pub use ring_text::{RING_TEXT_LEN_MAX, RingState, parse_ring_text, ring_text};
 pub use shm::{FileState, ShmRoot};
 pub use stale::{Cleaned, clean_stale};

@@ -182,6 +182,17 @@ pub(crate) fn two_numbers(name: &str, prefix: &str) -> Option<VbdId> {
     Some(VbdId { domid: plain(domid)?, devid: plain(devid)? })
 }
 
+/// The highest domain number that any disk of this host is published under; 0 where there is none.
+///
+/// # Errors
+/// The root cannot be listed.
+pub fn domid_max(root: &ShmRoot) -> io::Result<u32> {
+    let published = names(root.path())?;
+    let domids = published.iter().filter_map(|name| two_numbers(name, "vbd3-")).map(|id| id.domid);
+    // Beyond are numbers with a meaning of their own (Xen's DOMID_FIRST_RESERVED).
+    Ok(domids.filter(|domid| *domid < 0x7ff0).max().unwrap_or(0))
+}
+
 /// All virtual disks that publish counters, by their numbers. Where a dead process left files of the same numbers
 /// behind, the youngest count.
 ///

@@ -156,6 +156,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The processes that this toolstack started, with their VBDs.
     fn ours(&self) -> Vec<(Process, Uuid)>;
 
+    /// The highest domain number that a disk of this host is published under, also by others than this toolstack.
+    fn domid_max(&self) -> u32 {
+        0
+    }
+
     /// The last disk of an SR went: what its disks shared is cleared away.
     fn pool_ended(&self) {}
 }

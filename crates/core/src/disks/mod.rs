@@ -101,6 +101,11 @@ impl Disks {
         }))
     }
 
+    /// The highest domain number that a disk of this host is published under.
+    pub fn domid_max(&self) -> u32 {
+        self.0.backend.domid_max()
+    }
+
     /// What is known of the disk of a VBD.
     pub fn of_vbd(&self, vbd: Uuid) -> Option<Note> {
         self.0.lock().get(&vbd).cloned()

@@ -442,6 +442,11 @@ impl Backend for Processes {
         ours.collect()
     }
 
+    fn domid_max(&self) -> u32 {
+        // Where the directory cannot be read, publishing a number that is taken says so.
+        tapio_stat::domid_max(&self.shm).unwrap_or(0)
+    }
+
     fn pool_ended(&self) {
         if let Err(error) = clean_pools(&self.shm) {
             tracing::warn!(%error, "left-over page pools");

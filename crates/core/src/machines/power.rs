@@ -72,6 +72,7 @@ fn start_on(call: &Call, args: &Args) -> Result<Value, ApiError> {
 }
 
 fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiError> {
+    let published = call.stack.disks.domid_max();
     let (_running, vm) = Running::begin(call, "VM", reference, "start", |change, vm| {
         refuse_special(vm)?;
         if vm.text("power_state") != "Halted" {
@@ -80,15 +81,17 @@ fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiE
         if vm.int("VCPUs_at_startup") < 1 {
             return Err(ApiError::new("VM_NO_VCPUS", [&vm.reference]));
         }
-        announce(change, vm)
+        announce(change, vm, published)
     })?;
     boot(call, &vm, "VM.start", start_paused)?;
     Ok(Value::Void)
 }
 
 /// Writes down that a machine is about to start: a daemon that finds this ends what was begun.
-fn announce(change: &mut Change<'_>, vm: &Object) -> Result<Arc<Object>, ApiError> {
-    let taken = change.all("VM").iter().map(|other| other.int("domid")).max().unwrap_or(0).max(0);
+/// `published` is the highest domain number that disks of this host have, because another toolstack may be there.
+fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<Object>, ApiError> {
+    let taken = change.all("VM").iter().map(|other| other.int("domid")).max().unwrap_or(0);
+    let taken = taken.max(i64::from(published));
     change.put_note(note_key("start", vm), &vm.reference);
     change.set("VM", &vm.reference, "domid", taken + 1)?;
     change.get("VM", &vm.reference)
@@ -352,9 +355,10 @@ fn reboot(call: &Call, args: &Args, operation: &'static str) -> Result<Value, Ap
 /// # Errors
 /// As starting it.
 pub fn restart(call: &Call, vm: &Object, operation: &str) -> Result<(), ApiError> {
+    let published = call.stack.disks.domid_max();
     let vm = call.stack.db.change(|change| {
         let vm = change.get("VM", &vm.reference)?;
-        announce(change, &vm)
+        announce(change, &vm, published)
     })?;
     boot(call, &vm, &format!("VM.{operation}"), false)
 }
