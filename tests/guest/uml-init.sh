@@ -6,12 +6,14 @@
 #   tapio_fs     ext4 or xfs
 #   tapio_dir    a directory of the host, for cases that are told to stop by a file in it
 #   tapio_mib    how much to write, in mebibytes
+#   tapio_bin    where our programs are, for cases that run them
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t tmpfs tmpfs /mnt
 here=$(dirname "$0")
 . "$here/lib.sh"
+. "$here/uml-lvm.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"
@@ -141,7 +143,7 @@ case_read_only() {
 }
 
 case "$tapio_case" in
-probe | fs | change | verify | trim | load | read_only) "case_$tapio_case" ;;
+probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills) "case_$tapio_case" ;;
 *) fail "unknown case '$tapio_case'" ;;
 esac
 report status=ok

@@ -139,6 +139,13 @@ impl Uml {
         Self { case: case.to_string(), parameters: Vec::new(), disks, limit: Duration::from_secs(60) }
     }
 
+    /// On one more disk.
+    #[must_use]
+    pub fn disk(mut self, vhost_user: &Path) -> Self {
+        self.disks.push(vhost_user.to_path_buf());
+        self
+    }
+
     /// Sets `tapio_NAME` for the guest.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {

@@ -48,6 +48,8 @@ pub(crate) fn run(program: &str, arguments: &[&str], patience: Duration) -> Resu
         .args(arguments)
         .env("PATH", &path)
         .env("LC_ALL", "C")
+        // It would complain about every file that whoever started us left open.
+        .env("LVM_SUPPRESS_FD_WARNINGS", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -225,7 +225,7 @@ impl Backing for Link {
         }
     }
 
-    fn erase(&self) -> Result<(), ApiError> {
+    fn erase(&self, _: &dyn Ctx) -> Result<(), ApiError> {
         match fs::remove_file(self.directory.join(MARKER)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(errors::io(63, "cannot remove the SR's mark in", &self.directory, &error));

@@ -29,7 +29,12 @@ pub const STEPS: &[(&str, &str)] = &[
     ("fill:half", "half of the contents are there"),
     ("fill:done", "all contents are there and durable, the caller does not know"),
     ("sr-create:begin", "nothing is made yet"),
+    ("sr-create:marked", "devices carry LVM's mark and belong to nobody"),
+    ("sr-create:grouped", "there is a volume group without a volume"),
+    ("sr-create:volume-made", "there is a volume without a file system"),
     ("sr-create:formatted", "the device has a file system, the caller does not know"),
     ("sr-attach:mounted", "it is mounted, nothing was recovered yet"),
     ("sr-erase:begin", "it is empty and attached"),
+    ("sr-erase:unmounted", "it is empty and not mounted"),
+    ("sr-erase:group-gone", "the volume group is gone, its devices still carry LVM's mark"),
 ];

@@ -1,6 +1,7 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
 mod driver;
+mod lvm;
 mod toolstack;
 
 use std::os::unix::fs::MetadataExt;

@@ -46,7 +46,7 @@ pub(crate) trait Backing: Send + Sync {
     fn detach(&self) -> Result<(), ApiError>;
 
     /// Takes it away from this host, and wipes what says that an SR is there.
-    fn erase(&self) -> Result<(), ApiError>;
+    fn erase(&self, ctx: &dyn Ctx) -> Result<(), ApiError>;
 }
 
 /// An attached SR of files.
@@ -323,7 +323,7 @@ impl Sr for ImageDir {
     }
 
     fn erase(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
-        match self.erase_images(ctx).and_then(|()| self.backing.erase()) {
+        match self.erase_images(ctx).and_then(|()| self.backing.erase(ctx)) {
             Ok(()) => Ok(()),
             Err(error) => Err((self, error)),
         }

@@ -5,6 +5,7 @@
 //! introduced there and here. Elsewhere it lies on the device itself, and the file system's own UUID is the SR's.
 //! Either is recognised by what is on the device, whatever the device is called today.
 
+mod claim;
 mod device;
 mod lvm;
 
@@ -24,7 +25,9 @@ use crate::errors;
 use crate::mount;
 use crate::probe::{SrEntry, sr_list};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat};
-use device::{Device, Signature};
+use claim::Claim;
+use device::Device;
+use lvm::Owner;
 
 /// What a file system of ours is labelled.
 const LABEL: &str = "tapio-sr";
@@ -87,6 +90,11 @@ impl FileSystem {
             Self::Ext4 => "ext4",
             Self::Xfs => "xfs",
         }
+    }
+
+    /// Whether a file system of this kind is one that it can mount; XenServer has made `ext3` for long.
+    fn takes(self, kind: &str) -> bool {
+        kind == self.kind() || (self == Self::Ext4 && kind == "ext3")
     }
 
     /// Makes the file system, with the SR's UUID as its own.
@@ -159,7 +167,7 @@ impl Ext {
     fn find(&self, sr: Uuid, config: &Config) -> Result<Found, ApiError> {
         if lvm::is_there() && lvm::has_group(sr) {
             lvm::activate(sr)?;
-            return Ok(Found { device: lvm::volume(sr), is_lvm: true });
+            return self.on_volume(sr).inspect_err(|_| lvm::deactivate(sr));
         }
         let named = device::named(config)?;
         let mut why = String::new();
@@ -186,6 +194,62 @@ impl Ext {
         }
         Err(errors::fail(47, why))
     }
+
+    /// The SR's volume, which is active, where it holds a file system that this driver mounts.
+    fn on_volume(&self, sr: Uuid) -> Result<Found, ApiError> {
+        let device = lvm::volume(sr);
+        let signature = Device::open(&device).and_then(|device| device.signature())?;
+        match signature.kind() {
+            Some(kind) if self.fs.takes(kind) => Ok(Found { device, is_lvm: true }),
+            Some(kind) => {
+                let text = format!("{} holds {kind}, which is no SR of this type", device.display());
+                Err(errors::fail(47, text))
+            }
+            None => {
+                let text = "holds nothing: the SR was never finished; make it anew with sr-create";
+                Err(errors::fail(47, format_args!("{} {text}", device.display())))
+            }
+        }
+    }
+
+    /// Mounts what was found, unless it is, and opens it.
+    fn open(
+        &self,
+        ctx: &dyn Ctx,
+        sr: Uuid,
+        config: &Config,
+        device: &Device,
+        found: Found,
+    ) -> Result<Box<dyn Sr>, ApiError> {
+        let point = self.places.mount_dir.join(sr.to_string());
+        fs::create_dir_all(&point).map_err(|error| errors::io(52, "cannot make", &point, &error))?;
+        let mounted = |error: io::Error| errors::io(52, "cannot see what is mounted at", &point, &error);
+        let is_new = match mount::at(&point).map_err(mounted)? {
+            Some(there) if there.device == device.numbers => false,
+            Some(_) => {
+                let text = format!("something else is mounted at {}: unmount it", point.display());
+                return Err(errors::fail(52, text));
+            }
+            None => {
+                device.check_free()?;
+                self.fs.check(&found.device)?;
+                mount::mount(&found.device, &point, self.fs.kind())
+                    .map_err(|error| errors::io(52, "the kernel refuses to mount", &found.device, &error))?;
+                true
+            }
+        };
+        ctx.step("sr-attach:mounted");
+        let backing = Mount { sr, point: point.clone(), found, fs: self.fs };
+        match ImageDir::open(ctx, sr, &point, &self.places.run_dir, config, Box::new(backing)) {
+            Ok(opened) => Ok(Box::new(opened)),
+            Err(error) => {
+                if is_new {
+                    let _ = mount::unmount(&point);
+                }
+                Err(error)
+            }
+        }
+    }
 }
 
 impl SrDriver for Ext {
@@ -202,20 +266,34 @@ impl SrDriver for Ext {
             return Err(errors::fail_with(90, text, device::candidates()));
         }
         let mut answer = ProbeAnswer::default();
-        let mut entries = Vec::new();
+        let mut entries: Vec<SrEntry> = Vec::new();
         for path in device::named(config)? {
             let device = Device::open(&path)?;
             let signature = device.signature()?;
             let mut result =
                 ProbeResult { configuration: config.clone(), complete: true, ..ProbeResult::default() };
             let sr = match signature.kind() {
-                Some("LVM2_member") => lvm::sr_on(&path),
+                Some("LVM2_member") if lvm::is_there() => match lvm::owner(&path)? {
+                    Owner::Sr(sr) => Some(sr),
+                    Owner::Group(name) => {
+                        result.extra_info.insert("volume_group".into(), name);
+                        None
+                    }
+                    Owner::Nobody | Owner::Unknown => None,
+                },
                 Some(kind) if kind == self.fs.kind() && signature.label() == Some(LABEL) => signature.uuid(),
                 _ => None,
             };
             if let Some(uuid) = sr {
-                let devices = Some(path.display().to_string());
-                entries.push(SrEntry { uuid, devices, size: Some(device.size) });
+                let name = path.display().to_string();
+                match entries.iter_mut().find(|entry| entry.uuid == uuid) {
+                    // One more device of the same SR.
+                    Some(known) => {
+                        known.devices = known.devices.take().map(|names| format!("{names},{name}"));
+                        known.size = known.size.map(|size| size.saturating_add(device.size));
+                    }
+                    None => entries.push(SrEntry { uuid, devices: Some(name), size: Some(device.size) }),
+                }
                 let stat = SrStat { physical_size: device.size, ..SrStat::default() };
                 result.sr = Some((uuid, stat));
             } else if let Some(kind) = signature.kind() {
@@ -235,77 +313,43 @@ impl SrDriver for Ext {
             return Err(errors::fail(91, text));
         }
         let force = config.get("force").is_some_and(|value| value == "true");
-        let mut devices = Vec::new();
-        for path in &paths {
-            let device = Device::open(path)?;
-            device.check_free()?;
-            if device.size < SIZE_MIN {
-                let text = format!("{} has {} bytes, an SR needs {SIZE_MIN}", path.display(), device.size);
-                return Err(errors::fail(60, text));
-            }
-            let signature = device.signature()?;
-            if let Some(kind) = signature.kind().filter(|_| !force) {
-                return Err(foreign(path, kind, &signature));
-            }
-            devices.push(device);
-        }
+        let claims =
+            paths.iter().map(|path| Claim::check(path, force, has_lvm)).collect::<Result<Vec<_>, _>>()?;
         ctx.step("sr-create:begin");
+        claims.iter().try_for_each(Claim::clear)?;
         let target =
-            if has_lvm { lvm::create(sr, &paths)? } else { paths.first().cloned().unwrap_or_default() };
-        let size = if devices.iter().map(|device| device.size).sum::<u64>() > size { size } else { 0 };
-        if let Err(error) = self.fs.make(sr, &target, size) {
+            if has_lvm { lvm::create(ctx, sr, &paths)? } else { paths.first().cloned().unwrap_or_default() };
+        let made = Device::open(&target).and_then(|device| {
+            let size = if device.size > size { size } else { 0 };
+            self.fs.make(sr, &target, size)
+        });
+        if let Err(error) = made {
             if has_lvm {
-                lvm::remove(sr);
+                if let Err(error) = lvm::remove(sr, || ()) {
+                    tracing::warn!("{} is left half made: {error}", lvm::group(sr));
+                }
             } else if let Err(error) = wipe(&target) {
                 tracing::warn!("{} is left with half a file system: {error}", target.display());
             }
             return Err(error);
         }
         ctx.step("sr-create:formatted");
+        if has_lvm {
+            lvm::deactivate(sr);
+        }
         Ok(())
     }
 
     fn attach(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config) -> Result<Box<dyn Sr>, ApiError> {
         let found = self.find(sr, config)?;
+        let is_lvm = found.is_lvm;
         let device = Device::open(&found.device)?;
-        let point = self.places.mount_dir.join(sr.to_string());
-        fs::create_dir_all(&point).map_err(|error| errors::io(52, "cannot make", &point, &error))?;
-        let mounted = |error: io::Error| errors::io(52, "cannot see what is mounted at", &point, &error);
-        let is_new = match mount::at(&point).map_err(mounted)? {
-            Some(there) if there.device == device.numbers => false,
-            Some(_) => {
-                let text = format!("something else is mounted at {}: unmount it", point.display());
-                return Err(errors::fail(52, text));
+        self.open(ctx, sr, config, &device, found).inspect_err(|_| {
+            if is_lvm && device.check_free().is_ok() {
+                lvm::deactivate(sr);
             }
-            None => {
-                device.check_free()?;
-                self.fs.check(&found.device)?;
-                mount::mount(&found.device, &point, self.fs.kind())
-                    .map_err(|error| errors::io(52, "the kernel refuses to mount", &found.device, &error))?;
-                true
-            }
-        };
-        ctx.step("sr-attach:mounted");
-        let backing = Mount { sr, point: point.clone(), found: found.clone(), fs: self.fs };
-        match ImageDir::open(ctx, sr, &point, &self.places.run_dir, config, Box::new(backing)) {
-            Ok(opened) => Ok(Box::new(opened)),
-            Err(error) => {
-                if is_new {
-                    let _ = mount::unmount(&point);
-                }
-                Err(error)
-            }
-        }
+        })
     }
-}
-
-fn foreign(path: &Path, kind: &str, signature: &Signature) -> ApiError {
-    let name = signature.label().map(|label| format!(" '{label}'")).unwrap_or_default();
-    let text = format!(
-        "{} holds {kind}{name}: introduce it if it is an SR, or take device_config:force=true to overwrite it",
-        path.display()
-    );
-    if signature.label() == Some(LABEL) { errors::fail(42, text) } else { errors::fail(91, text) }
 }
 
 /// Overwrites the marks of a file system.
@@ -354,19 +398,21 @@ impl Backing for Mount {
         Ok(())
     }
 
-    fn erase(&self) -> Result<(), ApiError> {
+    fn erase(&self, ctx: &dyn Ctx) -> Result<(), ApiError> {
         self.unmount()?;
-        if self.found.is_lvm {
-            lvm::remove(self.sr);
-            return Ok(());
-        }
-        wipe(&self.found.device).map_err(|error| {
+        ctx.step("sr-erase:unmounted");
+        let erased = if self.found.is_lvm {
+            lvm::remove(self.sr, || ctx.step("sr-erase:group-gone"))
+        } else {
+            wipe(&self.found.device)
+                .map_err(|error| errors::io(54, "cannot wipe", &self.found.device, &error))
+        };
+        erased.inspect_err(|_| {
             // It stays attached.
             let _ = fs::create_dir_all(&self.point);
             if let Err(error) = mount::mount(&self.found.device, &self.point, self.fs.kind()) {
                 tracing::warn!("SR {} is unmounted and cannot be mounted again: {error}", self.sr);
             }
-            errors::io(54, "cannot wipe", &self.found.device, &error)
         })
     }
 }

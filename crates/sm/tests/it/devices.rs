@@ -37,7 +37,7 @@ impl Loop {
         }
     }
 
-    fn config(&self) -> Config {
+    pub fn config(&self) -> Config {
         Config::from([("device".to_string(), self.path.display().to_string())])
     }
 }
@@ -48,8 +48,13 @@ impl Drop for Loop {
     }
 }
 
+/// Whether the kernel has it; a node alone may be left of LVM's programs.
+fn has_device_mapper() -> bool {
+    File::options().read(true).write(true).open("/dev/mapper/control").is_ok()
+}
+
 /// An SR that is unmounted whatever happens.
-struct Mounted(PathBuf);
+pub struct Mounted(pub PathBuf);
 
 impl Drop for Mounted {
     fn drop(&mut self) {
@@ -65,7 +70,7 @@ fn code<T>(result: Result<T, tapio_types::ApiError>) -> String {
     error.code.to_string()
 }
 
-fn holds(device: &Path) -> String {
+pub fn holds(device: &Path) -> String {
     let output = Command::new("blkid").args(["-p", "-o", "export"]).arg(device).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
@@ -158,7 +163,7 @@ fn devices_that_will_not_do_are_refused() {
     let Some(small) = Loop::new(32 * MIB) else { return };
     assert_eq!(create(&small.config()), "SR_BACKEND_FAILURE_60");
     let Some(used) = Loop::new(128 * MIB) else { return };
-    if !Path::new("/dev/mapper/control").exists() {
+    if !has_device_mapper() {
         assert_eq!(create(&with(&format!("{0},{0}", used.path.display()))), "SR_BACKEND_FAILURE_91");
     }
     // Somebody's file system.
@@ -172,7 +177,11 @@ fn devices_that_will_not_do_are_refused() {
     let mut forced = used.config();
     forced.insert("force".into(), "true".into());
     driver.create(&ctx, place.sr, &forced, 0).unwrap();
-    assert!(holds(&used.path).contains(&place.sr.to_string()));
+    assert!(driver.probe(&ctx, &used.config()).unwrap().xml.contains(&place.sr.to_string()));
+    let sr = driver.attach(&ctx, place.sr, &used.config()).unwrap();
+    let _mounted = Mounted(place.dir.path().join("mount").join(place.sr.to_string()));
+    sr.erase(&ctx).map_err(|(_, error)| error).unwrap();
+    assert_eq!(holds(&used.path), "");
 }
 
 #[test]

@@ -1,0 +1,42 @@
+//! `ext` SRs over LVM: `tapiod` and `xe` in a guest that has device-mapper, on two disks of ours. The stories are in
+//! `tests/guest/uml-lvm.sh`.
+
+use tapio_e2e::disk::DiskOptions;
+use tapio_e2e::guest::{Report, Uml};
+use tapio_e2e::needs;
+use tapio_e2e::scratch::Scratch;
+use tapio_e2e::tools::our;
+
+macro_rules! needs_lvm {
+    () => {
+        needs!(Uml::TOOLS[0], Uml::TOOLS[1], Uml::TOOLS[2], "lvm", "qemu-io", "mountpoint");
+    };
+}
+
+fn run(case: &str) -> Report {
+    let scratch = Scratch::on_disk();
+    // Of different sizes: stripes take what both have.
+    let [first, second] = [("a.raw", 192 << 20), ("b.raw", 160 << 20)].map(|(name, len)| {
+        DiskOptions::raw(&scratch.raw_image(name, len)).vhost_user().start(scratch.path())
+    });
+    let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
+    let report = Uml::new(case, &first.vhost).disk(&second.vhost).with("bin", &programs).run(&scratch);
+    first.stop();
+    second.stop();
+    report
+}
+
+#[test]
+fn srs_over_lvm_live_and_leave_nothing() {
+    needs_lvm!();
+    let report = run("lvm");
+    for part in ["life", "foreign", "xenserver"] {
+        report.text(part);
+    }
+}
+
+#[test]
+fn what_a_kill_leaves_of_a_group_is_in_nobodys_way() {
+    needs_lvm!();
+    run("lvm_kills").text("kills");
+}
