@@ -82,13 +82,16 @@ fn a_probe_finds_what_is_there() {
         vec![rig.host.as_str().into(), config.clone(), kind.into(), Value::string_map::<&str, &str>([])]
     };
     assert_eq!(rig.refused("SR.probe", params("nothing")).0, "SR_UNKNOWN_DRIVER");
-    // A directory does not say which SR it is; an answer must be a list in the documented form all the same.
+    // What clients look for: this SR's UUID in a list of SRs.
     let xml = rig.text("SR.probe", params("file")).expect("an answer");
-    assert!(xml.contains("<SRlist"), "{xml}");
+    let words: String = xml.split_whitespace().collect();
+    assert!(words.contains(&format!("<SRlist><SR><UUID>{uuid}</UUID>")), "{xml}");
     let found = rig.call("SR.probe_ext", params("file")).expect("an answer");
     for result in found.as_set().expect("a set") {
         let result = result.as_map().expect("a record");
         assert!(result.contains_key("configuration") && result.contains_key("complete"), "{result:?}");
+        let sr = result["sr"].as_map().expect("a record");
+        assert_eq!(sr["uuid"].as_str(), Some(&*uuid), "{sr:?}");
     }
     let mut elsewhere = params("file");
     elsewhere[0] = NULL_REF.into();

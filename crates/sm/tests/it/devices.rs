@@ -49,7 +49,7 @@ impl Drop for Loop {
 }
 
 /// Whether the kernel has it; a node alone may be left of LVM's programs.
-fn has_device_mapper() -> bool {
+pub fn has_device_mapper() -> bool {
     File::options().read(true).write(true).open("/dev/mapper/control").is_ok()
 }
 

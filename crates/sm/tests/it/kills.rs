@@ -229,7 +229,7 @@ fn a_kill_at_any_step_loses_nothing() {
     let missed: Vec<_> = STEPS
         .iter()
         .map(|(step, _)| *step)
-        // Steps of whole SRs: on_devices.
+        // Steps of whole SRs: kills_of_srs.
         .filter(|step| {
             !reached.contains(step) && !step.starts_with("sr-create") && !step.starts_with("sr-erase")
         })

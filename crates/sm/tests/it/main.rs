@@ -7,5 +7,6 @@ mod changes;
 mod copies;
 mod devices;
 mod kills;
+mod kills_of_srs;
 mod library;
 mod support;
