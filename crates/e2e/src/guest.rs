@@ -146,6 +146,13 @@ impl Uml {
         self
     }
 
+    /// With so much time; a minute otherwise.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
     /// Sets `tapio_NAME` for the guest.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {

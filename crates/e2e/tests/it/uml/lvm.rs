@@ -1,11 +1,16 @@
 //! `ext` SRs over LVM: `tapiod` and `xe` in a guest that has device-mapper, on two disks of ours. The stories are in
 //! `tests/guest/uml-lvm.sh`.
 
+use std::time::Duration;
+
 use tapio_e2e::disk::DiskOptions;
 use tapio_e2e::guest::{Report, Uml};
 use tapio_e2e::needs;
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::our;
+
+/// Half of a minute where nothing else runs: each of LVM's programs looks at all devices.
+const LIMIT: Duration = Duration::from_secs(150);
 
 macro_rules! needs_lvm {
     () => {
@@ -20,7 +25,8 @@ fn run(case: &str) -> Report {
         DiskOptions::raw(&scratch.raw_image(name, len)).vhost_user().start(scratch.path())
     });
     let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
-    let report = Uml::new(case, &first.vhost).disk(&second.vhost).with("bin", &programs).run(&scratch);
+    let guest = Uml::new(case, &first.vhost).disk(&second.vhost).with("bin", &programs).within(LIMIT);
+    let report = guest.run(&scratch);
     first.stop();
     second.stop();
     report
