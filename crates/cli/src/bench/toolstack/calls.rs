@@ -142,8 +142,8 @@ fn rate(
     })
 }
 
-/// Puts images into the SR's directory, lets them be found, and asks for them all.
-pub fn many(daemon: &Daemon, vdis: usize, rounds: usize) -> Result<Many, String> {
+/// Puts images into the SR's directory, lets them be found, and asks for them all; `on_found` is told between both.
+pub fn many(daemon: &Daemon, vdis: usize, rounds: usize, on_found: &mut dyn FnMut()) -> Result<Many, String> {
     let client = &mut daemon.client()?;
     let first = daemon.make_vdi(client, "one of many", 8 * MIB)?;
     let uuid = client.text("VDI.get_uuid", &[json!(first)])?;
@@ -162,6 +162,7 @@ pub fn many(daemon: &Daemon, vdis: usize, rounds: usize) -> Result<Many, String>
     if found != vdis {
         return Err(format!("SR.scan found {found} of {vdis} images"));
     }
+    on_found();
     let mut get_all_records = Vec::new();
     for encoding in [Encoding::Json, Encoding::Xml] {
         let mut client = connect(daemon, Door::Unix, encoding)?;

@@ -248,8 +248,10 @@ fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<R
     }
     if goes_on("vdis") {
         begin("many disks");
-        report.many = Some(calls::many(&daemon, plan.vdis, plan.rounds)?);
-        report.memory.extend(memory(format!("with {} VDIs more, after all of that", plan.vdis)));
+        report.memory.extend(memory("before the many VDIs".into()));
+        let found = &mut || report.memory.extend(memory(format!("with {} VDIs more", plan.vdis)));
+        report.many = Some(calls::many(&daemon, plan.vdis, plan.rounds, found)?);
+        report.memory.extend(memory("after VDI.get_all_records".into()));
     }
     progress.end();
     report.interrupted = interrupted();
