@@ -4,7 +4,7 @@
 //! ([`gate`]), which answers `OTHER_OPERATION_IN_PROGRESS` or `VDI_IN_USE` where that would do harm; one transaction
 //! shows it to clients and writes a note of what is half done ([`notes`]); the driver works; one transaction writes
 //! the result, the sizes, what is allowed now, and removes the note. Notes that a killed daemon left are finished or
-//! undone when the SR is attached again ([`recover`]).
+//! undone when the SR is attached again ([`recover()`]).
 
 mod activate;
 mod allowed;
@@ -69,7 +69,7 @@ pub fn register(handlers: &mut Handlers) {
 }
 
 impl Storage {
-    /// None is attached yet; [`recover`] attaches what was.
+    /// None is attached yet; [`recover()`] attaches what was.
     pub fn new(config: &Config) -> Self {
         Self { drivers: RwLock::new(drivers::all(config)), gate: Arc::default() }
     }
