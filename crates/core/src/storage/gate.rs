@@ -120,7 +120,8 @@ impl State {
         running.filter(lasts).all(|entry| fits(class, entry.op, op))
     }
 
-    /// Whether several disk processes have the VDI open and one of them writes: what a fork puts on top takes one writer.
+    /// Whether several disk processes have the VDI open and one of them writes: what a fork puts on top takes one
+    /// writer.
     pub(super) fn has_writers_beside(&self, vdi: &str) -> bool {
         let several = self.holders.get(vdi).is_some_and(|holders| holders.len() > 1);
         several && self.use_of(vdi) == Some(Access::ReadWrite)
