@@ -105,11 +105,18 @@ fn latest(client: &Client) -> Result<String, Failure> {
     tasks.sort_unstable();
     for (_, _, task) in tasks.into_iter().rev() {
         let steps = steps_of(client, task)?;
-        if !steps.is_empty() {
+        if has_steps(&steps) {
             return Ok(steps);
         }
     }
     Ok(String::new())
+}
+
+/// Whether there is anything to draw: an operation that only changed records has a timeline without steps. Tasks end
+/// within the same second often enough, so that such a one would hide what was meant.
+fn has_steps(timeline: &str) -> bool {
+    let read: Option<Value> = serde_json::from_str(timeline).ok();
+    read.is_some_and(|read| read["steps"].as_array().is_some_and(|steps| !steps.is_empty()))
 }
 
 fn shown(timeline: &Timeline, arguments: &Arguments) -> Result<String, Failure> {
