@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Options;
 use crate::door::{Desk, Guards};
+use crate::memory::{self, Trimmer};
 use crate::settings::Settings;
 use crate::{default_sr, lock, logs};
 
@@ -98,6 +99,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
     if let Err(why) = notify::find_manager() {
         tracing::warn!("{why}");
     }
+    memory::bound_heaps();
     raise_limits();
     for dir in [&settings.run_dir, &settings.state_dir, &settings.mount_dir] {
         make_dir(dir)?;
@@ -158,7 +160,8 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate()).map_err(told)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(told)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(told)?;
-    let door: Arc<dyn Door> = Arc::new(Desk(stack));
+    let trimmer = Trimmer::start().map_err(|error| format!("no thread: {error}"))?;
+    let door: Arc<dyn Door> = Arc::new(Desk { stack, trimmer });
     let server_options = ServerOptions {
         limits: settings.limits.clone(),
         routes: Vec::new(),

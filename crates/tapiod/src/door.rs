@@ -7,8 +7,13 @@ use tapio_api::door::{BoxFuture, Door, Peer};
 use tapio_core::Toolstack;
 use tapio_model::{ApiError, Role, Value};
 
+use crate::memory::Trimmer;
+
 /// The toolstack as a door leads to it.
-pub struct Desk(pub Arc<Toolstack>);
+pub struct Desk {
+    pub stack: Arc<Toolstack>,
+    pub trimmer: Trimmer,
+}
 
 fn to_core(peer: &Peer) -> tapio_core::Peer {
     tapio_core::Peer { superuser: peer.superuser, address: peer.address.clone() }
@@ -16,7 +21,9 @@ fn to_core(peer: &Peer) -> tapio_core::Peer {
 
 impl Door for Desk {
     fn call(&self, peer: &Peer, method: &str, params: Vec<Value>) -> Result<Value, ApiError> {
-        self.0.call(&to_core(peer), method, params)
+        let answer = self.stack.call(&to_core(peer), method, params)?;
+        self.trimmer.saw(&answer);
+        Ok(answer)
     }
 
     fn wait(
@@ -28,8 +35,13 @@ impl Door for Desk {
         if !Toolstack::waits(method) {
             return None;
         }
-        let stack = Arc::clone(&self.0);
-        Some(Box::pin(stack.call_waiting(to_core(peer), method.to_owned(), std::mem::take(params))))
+        let (stack, trimmer) = (Arc::clone(&self.stack), self.trimmer.clone());
+        let (peer, method, params) = (to_core(peer), method.to_owned(), std::mem::take(params));
+        Some(Box::pin(async move {
+            let answer = stack.call_waiting(peer, method, params).await?;
+            trimmer.saw(&answer);
+            Ok(answer)
+        }))
     }
 }
 

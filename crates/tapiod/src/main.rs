@@ -13,6 +13,7 @@ mod default_sr;
 mod door;
 mod lock;
 mod logs;
+mod memory;
 mod settings;
 mod users;
 
