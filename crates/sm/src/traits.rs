@@ -1,7 +1,6 @@
 //! What a driver is, and what it may ask of whoever runs it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
@@ -38,12 +37,6 @@ pub trait LiveDisk: Send + Sync {
     /// # Errors
     /// They cannot be opened; the disk stays paused.
     fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError>;
-
-    /// Puts an empty leaf that lies at `leaf` on top; its parent is today's leaf. Guests wait for writes in flight.
-    ///
-    /// # Errors
-    /// It cannot be opened; the disk stays as it was.
-    fn put_on_top(&self, leaf: &Path) -> Result<(), ApiError>;
 
     /// How the process has the images open.
     fn access(&self) -> Access {

@@ -1,7 +1,7 @@
 //! What a disk process is asked, apart from how.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -128,12 +128,6 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// They cannot be opened.
     fn resume(&self, process: Process, minor: u16, chain: &ChainSpec, until: Instant)
     -> Result<(), ApiError>;
-
-    /// Makes an empty leaf at this path and goes on with it.
-    ///
-    /// # Errors
-    /// It is there already, or writes in flight do not end.
-    fn snapshot(&self, process: Process, minor: u16, leaf: &Path, until: Instant) -> Result<(), ApiError>;
 
     /// Makes the disk longer.
     ///

@@ -388,11 +388,6 @@ impl Backend for Processes {
         self.ask(process, &Command::Resume { minor, image, secondary: None, log: None }, until).map(drop)
     }
 
-    fn snapshot(&self, process: Process, minor: u16, leaf: &Path, until: Instant) -> Result<(), ApiError> {
-        let leaf = leaf.to_path_buf();
-        self.ask(process, &Command::Snapshot { minor, leaf, stall_ms: 5_000 }, until).map(drop)
-    }
-
     fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError> {
         self.ask(process, &Command::Grow { minor, len: bytes }, until).map(drop)
     }

@@ -83,10 +83,6 @@ impl Backend for Pretend {
         Ok(())
     }
 
-    fn snapshot(&self, _: Process, _: u16, _: &Path, _: Instant) -> Result<(), ApiError> {
-        Err(ApiError::internal("a pretended disk makes no files"))
-    }
-
     fn grow(&self, _: Process, _: u16, _: u64, _: Instant) -> Result<(), ApiError> {
         Ok(())
     }

@@ -109,10 +109,6 @@ impl LiveDisk for Handle {
         Ok(())
     }
 
-    fn put_on_top(&self, _: &Path) -> Result<(), ApiError> {
-        Err(ApiError::internal("not used"))
-    }
-
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
         let (chain, leaf) = self.0.open.lock().unwrap().take().expect("the disk runs");
         drop(leaf);

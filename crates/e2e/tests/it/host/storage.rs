@@ -1,6 +1,5 @@
 //! A storage repository, and a disk process that uses one of its VDIs.
 
-use std::path::Path;
 use std::time::Duration;
 
 use tapio_e2e::disk::{Host, assert_vhd_valid, text};
@@ -59,9 +58,6 @@ impl LiveDisk for Live {
     fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
         self.ctl("unpause", &["-a", &chain.layers[0].to_string()]);
         Ok(())
-    }
-    fn put_on_top(&self, _: &Path) -> Result<(), ApiError> {
-        Err(ApiError::internal("not asked for"))
     }
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
         let [_, minor] = &self.disk;
