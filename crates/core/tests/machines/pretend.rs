@@ -1,7 +1,6 @@
 //! Disk processes that only seem to be: for scale, and for times that are known.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
