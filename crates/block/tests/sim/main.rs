@@ -24,7 +24,7 @@ mod story;
 use rig::Kind;
 
 /// Seeds for each kind of chain in an ordinary test run.
-const SEEDS: u64 = 250;
+const SEEDS: u64 = 160;
 
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
