@@ -183,6 +183,10 @@ lvm_here() {
 	modules=/usr/lib/uml/modules/$(uname -r)
 	driver=$(find "$modules" -name 'dm-mod.ko*' | head -n 1)
 	if [ -n "$driver" ]; then busybox insmod "$driver" || fail "the kernel refused $driver"; fi
+	# The programs may lie below a directory that is about to be hidden.
+	mkdir -p /mnt/bin
+	must mount --bind "$tapio_bin" /mnt/bin
+	tapio_bin=/mnt/bin
 	for writable in /run /tmp /etc/lvm; do must mount -t tmpfs tmpfs "$writable"; done
 	export HOME=/tmp LVM_SUPPRESS_FD_WARNINGS=1
 	[ -b /dev/vdb ] || fail "the guest has one disk only"

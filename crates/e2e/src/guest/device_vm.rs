@@ -66,7 +66,7 @@ impl DeviceVm {
             "stdio",
         ]);
         command.arg("-kernel").arg(kernel.join("vmlinuz")).arg("-initrd").arg(&image);
-        let parameters = format!("console=ttyS0 quiet panic=-1 tapio_case={}", self.case);
+        let parameters = format!("console=ttyS0 quiet panic=-1 no_timer_check tapio_case={}", self.case);
         command.args(["-append", &parameters]);
         Guest { process: Running::start(&mut command, &console), limit: Duration::from_secs(240) }
     }

@@ -1,8 +1,8 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
 mod driver;
-mod lvm;
 mod toolstack;
+mod volume_groups;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
