@@ -18,6 +18,8 @@ halt_guest() {
 
 fail() {
 	echo "FAIL $*"
+	# A guest with more to tell has a function for it.
+	! type why >/dev/null 2>&1 || why
 	halt_guest
 }
 

@@ -12,8 +12,8 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserializer, Serialize, Serializer};
 use tapio_model::{ApiError, Value};
 
-use crate::datetime;
 use crate::limits::{Budget, Malformed, MessageLimits};
+use tapio_model::datetime;
 
 /// Calls in one batch.
 pub const BATCH_LEN_MAX: usize = 256;

@@ -2,7 +2,6 @@
 
 pub mod accounts;
 pub mod base64;
-pub mod datetime;
 pub mod door;
 mod files;
 pub mod jsonrpc;

@@ -11,6 +11,7 @@ use tapio_format::vhd::Keys;
 use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
+use tapio_stat::trace::Clock;
 use tapio_types::{Access, ChainSpec, IoLimits, SECTOR_LEN};
 
 use crate::admission::{Delays, Door, Origin, Pages, PoolFacts, Taken};
@@ -23,6 +24,7 @@ use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
 use crate::standby::{self, Redirected};
 use crate::tap::{Beside, Tap};
+use crate::trace::Trace;
 
 /// How long a request that found the storage full waits before it tries again.
 const NO_SPACE_RETRY_NS: u64 = 1_000_000_000;
@@ -136,6 +138,7 @@ pub struct Core<I: Io> {
     paused: RefCell<Result<()>>,
     patience: Patience,
     is_watched: Cell<bool>,
+    pub(crate) trace: Rc<Trace>,
 }
 
 impl<I: Io> fmt::Debug for Core<I> {
@@ -155,6 +158,7 @@ impl<I: Io> Core<I> {
             io,
             patience,
             is_watched: Cell::new(false),
+            trace: Rc::default(),
             options,
             inbox,
             door,
@@ -274,6 +278,7 @@ impl<I: Io> Core<I> {
             geometry,
             map,
             Rc::clone(&self.ended),
+            Rc::clone(&self.trace),
         ))
     }
 
@@ -409,14 +414,15 @@ impl<I: Io> Core<I> {
 
     /// Serves one request to its end.
     pub async fn serve(self: Rc<Self>, taken: Taken) {
-        let Taken { request, origin, pages } = taken;
+        let Taken { request, origin, pages, client } = taken;
         let observer = self.observer.borrow().clone();
         let bytes = request.span.len;
         let started = self.io.tasks().turn_ns();
         if let Some(observer) = &observer {
             observer.submitted(origin, request.op, bytes);
         }
-        let meter = Meter::default();
+        let clock = self.trace.clock();
+        let (meter, stamp) = (Meter::traced(clock), clock.map_or(0, Clock::now));
         let place = self.patience.begin(&request, self.io.tasks());
         let result = self.run(&request, &meter, place).await;
         self.patience.end(place);
@@ -425,6 +431,9 @@ impl<I: Io> Core<I> {
             let now_ns = self.io.now_ns();
             let stages = meter.stages(request.born_ns, started, now_ns);
             observer.completed(origin, request.op, bytes, stages, now_ns, result.is_ok());
+        }
+        if clock.is_some() {
+            self.trace.served((client, request.tag), (request.op, bytes), stamp, &meter);
         }
         request.client.complete(request.tag, result);
         if self.door.is_shut() {

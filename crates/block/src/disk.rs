@@ -20,6 +20,7 @@ use crate::io::DiskIo;
 use crate::port::Geometry;
 use crate::remote::{Gone, Remote, World};
 use crate::tap::Beside;
+use crate::trace::Trace;
 
 /// How a disk runs.
 #[derive(Clone, Debug)]
@@ -299,6 +300,11 @@ impl World {
         self.core.is_limited()
     }
 
+    /// Where the trace points of the disk go.
+    pub fn trace(&self) -> &Trace {
+        &self.core.trace
+    }
+
     /// Shares a pool, and listens to its bell: an operation in the ring, no timer and no thread.
     fn share_pages(&self, member: PoolMember) {
         let bell = member.wake_fd();
@@ -370,7 +376,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     };
     let Some(port) = core.port() else { return started(Err(DiskFailure::Gone(Gone::Ended))) };
     let geometry = port.geometry();
-    let fronts = Fronts::on_thread(uring.pool().clone(), options.at_rest);
+    let fronts = Fronts::on_thread(uring.pool().clone(), options.at_rest, Rc::clone(&core.trace));
     let mut hooks = fronts.clone();
     let world = World { port, uring: uring.clone(), fronts, core, inbox, polling };
     tasks.spawn(jobs.serve(world));

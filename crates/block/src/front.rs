@@ -4,6 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use tapio_ring::{Hooks, Pool};
+use tapio_stat::trace::Point;
+
+use crate::trace::Trace;
 
 /// A front end in shared memory: vhost-user, later blkif.
 ///
@@ -41,6 +44,7 @@ pub struct Fronts {
     pool: Option<Pool>,
     /// Called when the thread rests.
     at_rest: Option<fn()>,
+    trace: Rc<Trace>,
 }
 
 impl std::fmt::Debug for Fronts {
@@ -51,8 +55,8 @@ impl std::fmt::Debug for Fronts {
 
 impl Fronts {
     /// No front ends yet, on a thread with this pool, that calls `at_rest` when it has been without work for a while.
-    pub(crate) fn on_thread(pool: Pool, at_rest: Option<fn()>) -> Self {
-        Self { pool: Some(pool), at_rest, ..Self::default() }
+    pub(crate) fn on_thread(pool: Pool, at_rest: Option<fn()>, trace: Rc<Trace>) -> Self {
+        Self { pool: Some(pool), at_rest, trace, ..Self::default() }
     }
 
     /// Adds a front end. Not to be called from inside a front end.
@@ -84,6 +88,12 @@ impl Hooks for Fronts {
         for (_, front) in self.list.borrow_mut().iter_mut() {
             front.publish();
         }
+        // The kernel is entered next.
+        self.trace.note_all(Point::Entering, 0);
+    }
+
+    fn turned(&mut self) {
+        self.trace.note_all(Point::Woke, 0);
     }
 
     fn peek(&self) -> bool {

@@ -32,6 +32,7 @@ mod request;
 mod standby;
 mod swap;
 mod tap;
+mod trace;
 mod window;
 
 pub use admission::{Delays, Origin, Pages, PoolFacts, Taken};
@@ -51,3 +52,5 @@ pub use remote::{Gone, Remote, World};
 pub use request::{Client, DiskError, Op, Request};
 pub use swap::{LeafFacts, Swapped};
 pub use tap::{Beside, Signal, StandbyOptions};
+pub use tapio_stat::trace::Point;
+pub use trace::Trace;

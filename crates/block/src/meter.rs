@@ -2,31 +2,55 @@
 
 use std::cell::Cell;
 
-/// When a request went to its storages and when the last of them answered, by the clock that is read once a turn.
+use tapio_stat::trace::Clock;
+
+/// When a request went to its storages and when the last of them answered, by the clock that is read once a turn;
+/// for a request that is traced also by a clock of its own.
 #[derive(Debug, Default)]
 pub struct Meter {
-    issued_ns: Cell<Option<u64>>,
-    returned_ns: Cell<Option<u64>>,
+    /// Zero: not yet. The clock has run for a while when the first request comes.
+    issued_ns: Cell<u64>,
+    returned_ns: Cell<u64>,
+    clock: Option<Clock>,
+    stamps: Cell<(u64, u64)>,
 }
 
 impl Meter {
+    /// A meter that reads `clock` too.
+    pub(crate) fn traced(clock: Option<Clock>) -> Self {
+        Self { clock, ..Self::default() }
+    }
+
+    /// When the first transfer began and the last one ended, in ticks of the request's own clock; zero for what was
+    /// not.
+    pub(crate) const fn stamps(&self) -> (u64, u64) {
+        self.stamps.get()
+    }
+
     /// A transfer begins.
     pub fn issued(&self, now_ns: u64) {
-        if self.issued_ns.get().is_none() {
-            self.issued_ns.set(Some(now_ns));
+        if self.issued_ns.get() == 0 {
+            self.issued_ns.set(now_ns.max(1));
+            if let Some(clock) = self.clock {
+                self.stamps.set((clock.now(), 0));
+            }
         }
     }
 
     /// A transfer has ended.
     pub fn returned(&self, now_ns: u64) {
-        self.returned_ns.set(Some(now_ns));
+        self.returned_ns.set(now_ns.max(1));
+        if let Some(clock) = self.clock {
+            self.stamps.set((self.stamps.get().0, clock.now()));
+        }
     }
 
     /// The stages of a request that was born, started and ended at these times.
     pub fn stages(&self, born_ns: u64, started_ns: u64, ended_ns: u64) -> StageTimes {
         // A request that needed no storage spent all its time here.
-        let returned = self.returned_ns.get().unwrap_or(ended_ns);
-        let issued = self.issued_ns.get().unwrap_or(returned);
+        let known = |ns: u64| (ns > 0).then_some(ns);
+        let returned = known(self.returned_ns.get()).unwrap_or(ended_ns);
+        let issued = known(self.issued_ns.get()).unwrap_or(returned);
         StageTimes {
             queued_ns: started_ns.saturating_sub(born_ns),
             image_ns: issued.saturating_sub(started_ns),

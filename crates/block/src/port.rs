@@ -6,10 +6,12 @@ use std::pin::Pin;
 use std::rc::Rc;
 
 use tapio_ring::{Inbox, Notify, Tasks};
+use tapio_stat::trace::Point;
 use tapio_types::Span;
 
 use crate::admission::{Client, Door, Origin, Taken};
 use crate::request::{DiskError, Request};
+use crate::trace::Trace;
 
 /// The disk as a guest sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,9 @@ struct Inner {
     map: Rc<dyn AllocationMap>,
     room_freed: Rc<Notify>,
     geometry_changed: Notify,
+    trace: Rc<Trace>,
+    /// Clients so far.
+    clients: Cell<u8>,
 }
 
 /// A disk as its front ends know it: a cheap handle on the data thread.
@@ -61,6 +66,8 @@ struct Inner {
 pub struct Port {
     inner: Rc<Inner>,
     client: Rc<Client>,
+    /// Number of the client, modulo 256.
+    number: u8,
     origin: Origin,
 }
 
@@ -80,6 +87,7 @@ impl Port {
         geometry: Geometry,
         map: Rc<dyn AllocationMap>,
         room_freed: Rc<Notify>,
+        trace: Rc<Trace>,
     ) -> Self {
         Self {
             inner: Rc::new(Inner {
@@ -90,8 +98,11 @@ impl Port {
                 map,
                 room_freed,
                 geometry_changed: Notify::default(),
+                trace,
+                clients: Cell::new(0),
             }),
             client: Rc::default(),
+            number: 0,
             origin: Origin::UNKNOWN,
         }
     }
@@ -100,7 +111,9 @@ impl Port {
     /// client has its own. Clones of a port are one client.
     #[must_use]
     pub fn client(&self) -> Self {
-        Self { client: Rc::default(), ..self.clone() }
+        let number = self.inner.clients.get().wrapping_add(1);
+        self.inner.clients.set(number);
+        Self { client: Rc::default(), number, ..self.clone() }
     }
 
     /// A port whose requests count where `origin` says.
@@ -141,6 +154,11 @@ impl Port {
         if self.inner.door.is_shut() { self.inner.door.room(&self.client, room) } else { room }
     }
 
+    /// Whether nothing is let in because the disk is paused.
+    pub fn is_paused(&self) -> bool {
+        !self.inner.inbox.is_open()
+    }
+
     /// Waits until there is room for a request.
     pub async fn wait_room(&self) {
         while self.room() == 0 {
@@ -153,7 +171,7 @@ impl Port {
     /// no room, which the front end asks about before it takes a request from its guest.
     #[inline]
     pub fn submit(&self, request: Request) -> Result<(), Request> {
-        let taken = Taken { request, origin: self.origin, pages: 0 };
+        let taken = Taken { request, origin: self.origin, pages: 0, client: self.number };
         if self.inner.door.is_shut() {
             return self.inner.door.submit(&self.client, taken);
         }
@@ -165,6 +183,36 @@ impl Port {
         if self.inner.door.is_shut() {
             self.inner.door.let_all_in();
         }
+    }
+
+    /// Whether requests are traced now: one load. Front ends ask before they do anything for the trace alone.
+    #[inline]
+    pub fn is_traced(&self) -> bool {
+        self.inner.trace.is_on()
+    }
+
+    /// Request `tag` passes a point; see [`Point`] for `aux`. A load when nobody asks.
+    #[inline]
+    pub fn note(&self, point: Point, tag: u64, aux: u32) {
+        self.inner.trace.note(point, self.number, tag as u16, aux);
+    }
+
+    /// The time now, as points are stamped, for [`Port::note_at`]; zero when nobody asks, which costs a load.
+    #[inline]
+    pub fn stamp(&self) -> u64 {
+        self.inner.trace.stamp()
+    }
+
+    /// Request `tag` passed a point at `stamp`; nothing at a stamp of zero.
+    #[inline]
+    pub fn note_at(&self, stamp: u64, point: Point, tag: u64, aux: u32) {
+        self.inner.trace.note_at(stamp, point, self.number, tag as u16, aux);
+    }
+
+    /// All requests of this client pass a point that have come so far. A load when nobody asks.
+    #[inline]
+    pub fn note_all(&self, point: Point) {
+        self.inner.trace.note_all(point, self.number);
     }
 
     /// What is allocated in `span`; see [`AllocationMap::extents`].

@@ -6,12 +6,15 @@
 mod bench;
 mod cbt_util;
 mod disk;
+mod domains;
 mod failure;
 mod generate;
+mod plot;
 mod size;
 mod tap_ctl;
 mod tapio;
 mod timeline;
+mod trace;
 mod vhd_util;
 mod xe;
 mod xsiostat;

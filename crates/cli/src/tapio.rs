@@ -8,7 +8,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::failure::{self, Result};
-use crate::{TOOLS, bench, cbt_util, disk, generate, tap_ctl, timeline, vhd_util, xe, xsiostat};
+use crate::{
+    TOOLS, bench, cbt_util, disk, domains, generate, tap_ctl, timeline, trace, vhd_util, xe, xsiostat,
+};
 
 /// Storage virtualisation for any Linux host: disks from image chains, and the instruments around them.
 ///
@@ -37,12 +39,21 @@ struct Arguments {
 enum Command {
     /// Look at running disks and change them
     Disk(disk::Arguments),
+    /// Show Xen's domains, their disks and network interfaces, and where these stand
+    ///
+    /// Everything is read from xenstore in one transaction, however many domains and disks there are.
+    Domains(domains::Arguments),
     /// Measure speed and cost beside other servers on this machine
     ///
     /// Runs our disk process and the servers that are installed here (qemu-nbd, qemu-storage-daemon, nbdkit) in turn
     /// on the same files under the same load, and prints rates, latencies, costs and ratios. Only ratios of one run
     /// mean anything: other work on the machine changes all speeds.
     Bench(bench::Arguments),
+    /// Follow single requests through a disk, and say where their time goes
+    ///
+    /// By request size, as a table, a picture or JSON. Histograms ('tapio disk stats') say how long stages take; this
+    /// says which requests spend it there.
+    Trace(trace::Arguments),
     /// Draw what the steps of a task did, and when
     ///
     /// A line for each step: how long it waited for its turn, how long it worked, and a bar where it did.
@@ -113,6 +124,8 @@ fn execute(command: Command) -> Result<ExitCode> {
         // It fails in the words of xe.
         Command::Timeline(arguments) => return Ok(timeline::run(&arguments)),
         Command::Disk(arguments) => disk::run(arguments),
+        Command::Domains(arguments) => domains::run(&arguments),
+        Command::Trace(arguments) => trace::run(arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions { shell, program } => generate::completions(shell, &program),
         Command::Reference => failure::print(&tapio_model::reference()),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::failure;
+use crate::plot::escaped;
 use crate::xe::{Arguments as XeArguments, Client, Failure, find};
 
 /// Options of `tapio timeline`.
@@ -207,10 +208,6 @@ fn text(timeline: &Timeline, width: usize) -> String {
         milliseconds(timeline.total_us)
     );
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// The same as a picture; a step's numbers show where the pointer is.

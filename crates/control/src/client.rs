@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::host::{DiskInfo, Key};
-use crate::message::{Body, MESSAGE_LEN, Message, MessageKind, Params, encode_log_path, flags};
+use crate::message::{Blkif, Body, MESSAGE_LEN, Message, MessageKind, Params, encode_log_path, flags};
 use crate::paths::RunDir;
 use crate::socket::{Deadline, read_exact, send_all};
 use crate::{ControlError, Errno, Result};
@@ -204,6 +204,42 @@ impl Client {
     pub fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
         let reply = self.ask(&Message::bare(MessageKind::DiskInfo, minor), &[], Some(ASK_TIMEOUT))?;
         self.image(reply, MessageKind::DiskInfoRsp)
+    }
+
+    /// Connects a Xen guest's ring to a disk. What a foreign tapdisk understands; a process of ours knows more of
+    /// rings by its own protocol ([`crate::Front::Blkif`]).
+    ///
+    /// # Errors
+    /// What the process answers: `EALREADY` or `EEXIST` if there is this ring already.
+    pub fn connect_ring(&self, minor: u16, ring: &Blkif, timeout: Option<Duration>) -> Result<()> {
+        self.ring(MessageKind::XenblkifConnect, MessageKind::XenblkifConnectRsp, minor, ring, timeout)
+    }
+
+    /// Takes a guest's ring away again.
+    ///
+    /// # Errors
+    /// What the process answers: `ENODEV` if there is no such ring.
+    pub fn disconnect_ring(
+        &self,
+        minor: u16,
+        domid: u32,
+        devid: u32,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let ring = Blkif { domid, devid, ..Blkif::default() };
+        self.ring(MessageKind::XenblkifDisconnect, MessageKind::XenblkifDisconnectRsp, minor, &ring, timeout)
+    }
+
+    fn ring(
+        &self,
+        kind: MessageKind,
+        expected: MessageKind,
+        minor: u16,
+        ring: &Blkif,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let message = Message { kind, cookie: minor, body: Body::Blkif(Box::new(ring.clone())) };
+        self.done(&self.ask(&message, &[], timeout)?, expected)
     }
 
     fn image(&self, reply: Message, expected: MessageKind) -> Result<DiskInfo> {

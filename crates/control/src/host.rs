@@ -13,12 +13,14 @@ use tapio_stat::{Snapshot, VbdId};
 use tapio_types::IoLimits;
 use zeroize::Zeroize;
 
+use crate::blkif::BlkifReport;
 use crate::images::{ImageAnswer, ImageWork};
 use crate::limits::{LimitsReport, PoolSpec};
 use crate::message::Blkif;
 use crate::mirror::{MirrorPivoted, MirrorReport, MirrorRequest};
 use crate::own::{Front, ImageSource};
 use crate::stats_text::VbdStats;
+use crate::trace::TraceReport;
 use crate::{ControlError, Errno, Result};
 
 /// Life of a disk as the tapdisk protocol shows it.
@@ -103,6 +105,9 @@ pub struct DiskReport {
     /// What the disk has beside its images: a second image, a log of changed blocks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<String>,
+    /// Xen guests' devices: rings, requests in flight, what moving data costs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blkif: Vec<BlkifReport>,
 }
 
 /// One image of a chain in a report.
@@ -409,6 +414,20 @@ pub trait DiskHost: Sync {
     fn limits(&self, _minor: u16) -> Result<LimitsReport> {
         Err(no_limits())
     }
+    /// Notes when requests pass where, in a ring of `events` events in shared memory.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, `ENOMEM` where the ring has no room.
+    fn trace_start(&self, _minor: u16, _events: u32) -> Result<TraceReport> {
+        Err(no_traces())
+    }
+    /// Notes nothing more; the ring stays readable unless it is to be forgotten.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, `EINVAL` without a trace.
+    fn trace_stop(&self, _minor: u16, _forget: bool) -> Result<TraceReport> {
+        Err(no_traces())
+    }
     /// Connects a Xen guest's ring.
     ///
     /// # Errors
@@ -434,6 +453,10 @@ pub trait DiskHost: Sync {
 
 fn no_limits() -> ControlError {
     ControlError::new(Errno::ENOSYS, "this process cannot limit its disks")
+}
+
+fn no_traces() -> ControlError {
+    ControlError::new(Errno::ENOSYS, "this process cannot trace its disks")
 }
 
 fn no_mirrors(minor: u16) -> ControlError {

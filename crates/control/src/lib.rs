@@ -17,12 +17,14 @@
 //! | `paths`, `minor` | where sockets and markers are; giving out minor numbers |
 //! | `client`, `own_client`, `spawn`, `discover` | the asking side |
 //! | `host`, `server` | the answering side, over the [`DiskHost`] trait |
+//! | `blkif` | the ring of a Xen guest: what is asked, offered and reported |
 //! | `stats_text` | the statistics line in tapdisk's order and spacing |
 //! | `notify` | telling the service manager how a process stands |
 //! | `program` | the options of the disk program as data, for its parser and its manual page |
 //!
 //! This crate must never depend on the data path: it only names what a disk can be asked to do.
 
+mod blkif;
 mod client;
 mod discover;
 mod error;
@@ -42,7 +44,12 @@ mod socket;
 mod spawn;
 mod stats_text;
 mod tls;
+mod trace;
 
+pub use blkif::{
+    BLKIF_INDIRECT_DEFAULT, BLKIF_INDIRECT_MAX, BLKIF_ORDER_MAX, BLKIF_QUEUES_MAX, BlkifCounts, BlkifFront,
+    BlkifOffer, BlkifProtocol, BlkifQueue, BlkifReport, BlkifRequest, BlkifRing, Movement, RingStart,
+};
 pub use client::{Client, OpenArguments, ResumeArguments};
 pub use discover::{ListRow, Process, ProcessState, list, list_process, processes, remove_stale_sockets};
 pub use error::{ControlError, Errno, Result};
@@ -70,3 +77,4 @@ pub use server::{Ended, Limits, serve};
 pub use spawn::{SpawnOptions, disk_program, spawn};
 pub use stats_text::{DriverType, ImageStats, VbdStats, XenbusStats, stats_array_text, stats_text};
 pub use tls::{TlsMode, TlsSettings};
+pub use trace::TraceReport;

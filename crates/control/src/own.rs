@@ -21,11 +21,13 @@ use serde_json::Value;
 use tapio_stat::VbdId;
 use tapio_types::{DeviceHow, IoLimits, LayerSpec, parse_type_and_path};
 
+use crate::blkif::BlkifFront;
 use crate::host::Polling;
 use crate::images::{self, ImageWork};
 use crate::limits::{PoolSpec, check_limits};
 use crate::mirror::{self, MirrorCopy, MirrorRequest};
 use crate::tls::TlsSettings;
+use crate::trace;
 use crate::{ControlError, Errno, Result};
 
 /// Version of the protocol.
@@ -51,6 +53,8 @@ pub const FEATURES: &[&str] = &[
     "grow",
     "limits",
     "page-pool",
+    "blkif",
+    "trace",
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
@@ -190,6 +194,8 @@ pub enum Front {
         #[serde(default)]
         read_only: bool,
     },
+    /// A block device of a Xen guest.
+    Blkif(Box<BlkifFront>),
 }
 
 fn one() -> u16 {
@@ -209,6 +215,7 @@ impl Front {
             Self::NbdTcp { .. } => "nbd-tcp",
             Self::VhostUser { .. } => "vhost-user",
             Self::Block { .. } => "block",
+            Self::Blkif(_) => "blkif",
         }
     }
 
@@ -220,6 +227,7 @@ impl Front {
             Self::VhostUser { socket, .. } => socket.display().to_string(),
             Self::Block { device: Some(device), .. } => device.display().to_string(),
             Self::Block { how, device: None, .. } => format!("device:{how}"),
+            Self::Blkif(front) => front.address(),
         }
     }
 
@@ -229,7 +237,15 @@ impl Front {
             Self::NbdUnix { path, .. } | Self::VhostUser { socket: path, connection: None, .. } => {
                 path.parent().map(Path::to_path_buf)
             }
-            Self::NbdTcp { .. } | Self::VhostUser { .. } | Self::Block { .. } => None,
+            Self::NbdTcp { .. } | Self::VhostUser { .. } | Self::Block { .. } | Self::Blkif(_) => None,
+        }
+    }
+
+    /// The numbers by which a guest knows it: those under which it is published when no others are given.
+    pub fn vbd(&self) -> Option<VbdId> {
+        match self {
+            Self::Blkif(front) => Some(VbdId { domid: front.domid, devid: front.devid }),
+            _ => None,
         }
     }
 
@@ -237,7 +253,7 @@ impl Front {
     pub const fn connection_index(&self) -> Option<u32> {
         match self {
             Self::VhostUser { connection, .. } => *connection,
-            Self::NbdUnix { .. } | Self::NbdTcp { .. } | Self::Block { .. } => None,
+            Self::NbdUnix { .. } | Self::NbdTcp { .. } | Self::Block { .. } | Self::Blkif(_) => None,
         }
     }
 
@@ -274,6 +290,7 @@ impl Front {
                 check_export(export)
             }
             Self::Block { device: None, .. } => Ok(()),
+            Self::Blkif(front) => front.check(fds),
             Self::Block { device: Some(_), .. } => {
                 invalid("the name of a device is not for the asker to choose".into())
             }
@@ -573,6 +590,22 @@ pub enum Command {
         /// Minor number.
         minor: u16,
     },
+    /// Notes when requests pass where, from now on.
+    TraceStart {
+        /// Minor number.
+        minor: u16,
+        /// How many events are kept, a power of two.
+        #[serde(default = "trace::events")]
+        events: u32,
+    },
+    /// Notes nothing more; what was noted stays readable.
+    TraceStop {
+        /// Minor number.
+        minor: u16,
+        /// It does not stay, and its memory is given back.
+        #[serde(default)]
+        forget: bool,
+    },
     /// Ends the process.
     Quit {
         /// Do not wait for requests in flight.
@@ -625,6 +658,7 @@ impl Command {
                 check_key(*key, key_file.as_deref(), fds)
             }
             Self::SetLimits { limits, .. } => check_limits(limits),
+            Self::TraceStart { events, .. } => trace::check_events(*events),
             Self::Resume { image, log, .. } => {
                 image.as_ref().map_or(Ok(()), ImageSource::check).and_then(|()| check_log(log.as_ref()))
             }

@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -27,6 +28,13 @@ pub struct OwnClient {
     rest: Vec<u8>,
 }
 
+fn connected(socket: &Path) -> Result<UnixStream> {
+    UnixStream::connect(socket).map_err(|error| {
+        ControlError::io(format_args!("connecting to {}", socket.display()), &error)
+            .next("'tapio disk list' shows the processes there are")
+    })
+}
+
 impl OwnClient {
     /// Connects and greets.
     ///
@@ -34,17 +42,67 @@ impl OwnClient {
     /// Nobody listens, or who listens does not speak this protocol (`EPROTO`), as a foreign tapdisk.
     pub fn connect(run: &RunDir, id: i32) -> Result<Self> {
         let socket = run.socket(id);
-        let stream = UnixStream::connect(&socket).map_err(|error| {
-            ControlError::io(format_args!("connecting to {}", socket.display()), &error)
-                .next("'tapio disk list' shows the processes there are")
+        Self::over(connected(&socket)?, socket)
+    }
+
+    /// Connects, greets and asks the first thing in one go; the answer is what it answers.
+    ///
+    /// # Errors
+    /// As [`Self::connect`], and what the process answers.
+    pub fn connect_and_call(
+        run: &RunDir,
+        id: i32,
+        command: &Command,
+        timeout: Option<Duration>,
+    ) -> Result<(Self, Value)> {
+        let socket = run.socket(id);
+        let mut client = Self::of(connected(&socket)?, socket);
+        let hello = Command::Hello { version: PROTOCOL_VERSION };
+        let mut answers =
+            client.call_all(&[&hello, command], timeout).map_err(|error| client.foreign(error))?;
+        let (answer, hello) = (answers.pop().unwrap_or_default(), answers.pop().unwrap_or_default());
+        client.hello = Hello::deserialize(hello).map_err(|error| {
+            client.error(Errno::EPROTO, &format!("its greeting was not understood: {error}"))
         })?;
-        Self::over(stream, socket)
+        Ok((client, answer))
+    }
+
+    /// Asks several things in one go: what follows one that fails is asked all the same. Answers as many answers.
+    ///
+    /// # Errors
+    /// The first that the process answers, or `ETIMEDOUT`.
+    pub fn call_all(&mut self, commands: &[&Command], timeout: Option<Duration>) -> Result<Vec<Value>> {
+        let deadline = Deadline::after(timeout);
+        let first = self.next_id;
+        let mut lines = String::new();
+        for command in commands {
+            let line = self.line_of(command)?;
+            lines.push_str(&line);
+        }
+        send_all(&self.stream, lines.as_bytes(), &[], deadline)
+            .map_err(|error| self.io("sending", &error))?;
+        let (mut answers, mut failure) = (Vec::new(), None);
+        for id in first..self.next_id {
+            match self.reply(id, deadline)? {
+                Ok(answer) => answers.push(answer),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        failure.map_or(Ok(answers), Err)
     }
 
     /// Greets on a stream that is connected already; `socket` is for messages.
     #[doc(hidden)]
     pub fn over(stream: UnixStream, socket: PathBuf) -> Result<Self> {
-        let mut client = Self {
+        let mut client = Self::of(stream, socket);
+        client.hello = client
+            .call(&Command::Hello { version: PROTOCOL_VERSION }, &[], Some(Duration::from_secs(10)))
+            .map_err(|error| client.foreign(error))?;
+        Ok(client)
+    }
+
+    fn of(stream: UnixStream, socket: PathBuf) -> Self {
+        Self {
             stream,
             socket,
             hello: Hello {
@@ -56,16 +114,17 @@ impl OwnClient {
             },
             next_id: 1,
             rest: Vec::new(),
-        };
-        client.hello = client
-            .call(&Command::Hello { version: PROTOCOL_VERSION }, &[], Some(Duration::from_secs(10)))
-            .map_err(|error| match error.errno {
-                Errno::ECONNRESET | Errno::EPIPE | Errno::ETIMEDOUT => client
-                    .error(Errno::EPROTO, "it does not speak this protocol")
-                    .next("it may be a foreign tapdisk: use tap-ctl"),
-                _ => error,
-            })?;
-        Ok(client)
+        }
+    }
+
+    /// What the failure of a greeting means.
+    fn foreign(&self, error: ControlError) -> ControlError {
+        match error.errno {
+            Errno::ECONNRESET | Errno::EPIPE | Errno::ETIMEDOUT => self
+                .error(Errno::EPROTO, "it does not speak this protocol")
+                .next("it may be a foreign tapdisk: use tap-ctl"),
+            _ => error,
+        }
     }
 
     /// What the process said of itself.
@@ -85,27 +144,38 @@ impl OwnClient {
     ) -> Result<T> {
         let deadline = Deadline::after(timeout);
         let id = self.next_id;
-        self.next_id += 1;
+        let line = self.line_of(command)?;
+        send_all(&self.stream, line.as_bytes(), fds, deadline).map_err(|error| self.io("sending", &error))?;
+        T::deserialize(self.reply(id, deadline)??)
+            .map_err(|error| self.error(Errno::EPROTO, &format!("its answer was not understood: {error}")))
+    }
+
+    /// A command as a line with the next number.
+    fn line_of(&mut self, command: &Command) -> Result<String> {
         let mut value = serde_json::to_value(command)
             .map_err(|error| self.error(Errno::EINVAL, &format!("the command cannot be written: {error}")))?;
-        value["id"] = id.into();
+        value["id"] = self.next_id.into();
         let mut line = value.to_string();
         line.push('\n');
         if line.len() > LINE_LEN_MAX {
             return Err(self.error(Errno::EMSGSIZE, "the command is too long"));
         }
-        send_all(&self.stream, line.as_bytes(), fds, deadline).map_err(|error| self.io("sending", &error))?;
+        self.next_id += 1;
+        Ok(line)
+    }
+
+    /// What the process answers to the command of a number; the outer error is about the conversation.
+    fn reply(&mut self, id: u64, deadline: Deadline) -> Result<Result<Value>> {
         let line = self.line(deadline)?;
         let reply: Reply = serde_json::from_slice(&line)
             .map_err(|error| self.error(Errno::EPROTO, &format!("its answer was not understood: {error}")))?;
         if let Some(error) = reply.error {
-            return Err(error.into());
+            return Ok(Err(error.into()));
         }
         if reply.id != id {
             return Err(self.error(Errno::EPROTO, "it answered another question"));
         }
-        T::deserialize(reply.ok.unwrap_or(Value::Null))
-            .map_err(|error| self.error(Errno::EPROTO, &format!("its answer was not understood: {error}")))
+        Ok(Ok(reply.ok.unwrap_or(Value::Null)))
     }
 
     fn line(&mut self, deadline: Deadline) -> Result<Vec<u8>> {

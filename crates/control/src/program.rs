@@ -49,6 +49,15 @@ keys (of the user in nbds://user@host/), tls-hostname=NAME the name in the serve
 /// All options.
 pub const OPTIONS: &[ProgramOption] = &[
     switch("--foreground", "Stay in the foreground and write messages to standard error. Also -D."),
+    switch(
+        "--detach",
+        "Leave terminal and session without a second process, once the control socket is printed: whoever started it \
+         waits for it.",
+    ),
+    switch(
+        "--no-clean-up",
+        "Leave what dead processes left: for somebody who starts many and cleans up once.",
+    ),
     takes(
         "--image",
         "TYPE:PATH",

@@ -1,7 +1,8 @@
 //! Starting a disk process and learning its number.
 //!
 //! The program puts itself into the background and prints the path of its control socket on standard output; its
-//! parent then ends with status 0. A foreign tapdisk does the same.
+//! parent then ends with status 0. A foreign tapdisk does the same. With `--detach` it is one process instead of two, a
+//! child of whoever starts it.
 
 use std::ffi::OsStr;
 use std::io;
@@ -32,6 +33,8 @@ pub struct SpawnOptions {
     pub environment: Vec<(String, String)>,
     /// How long it may take.
     pub timeout: Duration,
+    /// It stays a child of the caller's, who must wait for its end: a start costs one process instead of two.
+    pub is_child: bool,
 }
 
 impl SpawnOptions {
@@ -42,6 +45,7 @@ impl SpawnOptions {
             arguments: Vec::new(),
             environment: Vec::new(),
             timeout: Duration::from_secs(30),
+            is_child: false,
         }
     }
 }
@@ -108,7 +112,12 @@ fn run(options: &SpawnOptions) -> Result<(ExitStatus, String)> {
     let errors = theirs.try_clone().map_err(|error| cannot(&error))?;
     let mut command = Command::new::<&OsStr>(options.program.as_ref());
     command.envs(options.environment.iter().map(|(name, value)| (name, value)));
-    command.args(&options.arguments).stdin(Stdio::null()).stdout(theirs).stderr(errors);
+    command
+        .args(options.is_child.then_some("--detach"))
+        .args(&options.arguments)
+        .stdin(Stdio::null())
+        .stdout(theirs)
+        .stderr(errors);
     let mut child = command.spawn().map_err(|error| cannot(&error))?;
     // The builder holds our copies of the far end, and the end of the output is what tells that all was said.
     drop(command);
@@ -120,6 +129,9 @@ fn run(options: &SpawnOptions) -> Result<(ExitStatus, String)> {
         let _ = child.wait();
         return Err(failed(options, Errno::ETIMEDOUT, &format!("no word in {:?}", options.timeout), ""));
     };
+    if options.is_child && is_complete(output.as_bytes()) {
+        return Ok((ExitStatus::default(), output));
+    }
     let status = child.wait().map_err(|error| cannot(&error))?;
     Ok((status, output))
 }
@@ -178,6 +190,17 @@ mod tests {
         let begun = std::time::Instant::now();
         assert_eq!(spawn(&options), Ok(12));
         assert!(begun.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn a_child_that_stays_is_not_waited_for_and_one_that_fails_is() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let text = "[ \"$1\" = --detach ] || exit 22\necho /run/ctl14; exec sleep 3";
+        let begun = std::time::Instant::now();
+        assert_eq!(spawn(&SpawnOptions { is_child: true, ..script(dir.path(), text) }), Ok(14));
+        assert!(begun.elapsed() < Duration::from_secs(2));
+        let failing = SpawnOptions { is_child: true, ..script(dir.path(), "echo no room >&2; exit 28") };
+        assert_eq!(spawn(&failing).expect_err("status 28").errno, Errno::ENOSPC);
     }
 
     #[test]

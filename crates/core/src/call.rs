@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tapio_model::{ApiError, Role, Value};
 
 use crate::Toolstack;
+use crate::db::Change;
 
 /// Who calls.
 #[derive(Clone, Debug)]
@@ -55,6 +56,25 @@ pub struct Call {
     pub caller: Caller,
     /// Progress and cancel.
     pub progress: Arc<dyn Progress>,
+    /// The machine for which a VDI is made: noted with its record, until a VBD leads to it.
+    pub made_for: Option<Arc<str>>,
+}
+
+impl Call {
+    /// Notes with a VDI's record that nothing leads to it yet, where it is made for a machine.
+    pub(crate) fn note_made(&self, change: &mut Change<'_>, vdi: &str) {
+        if let Some(vm) = &self.made_for {
+            change.put_note(made_note(vdi), &**vm);
+        }
+    }
+}
+
+/// Rows about VDIs that were made for a machine and that no VBD leads to.
+pub(crate) const MADE_NOTES: &str = "machines/disk/";
+
+/// The key of such a row.
+pub(crate) fn made_note(vdi: &str) -> String {
+    format!("{MADE_NOTES}{vdi}")
 }
 
 impl fmt::Debug for Call {

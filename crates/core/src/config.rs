@@ -15,4 +15,12 @@ pub struct Config {
     pub worker_pool_size: usize,
     /// Steps at a time for one machine.
     pub per_vm_parallel: usize,
+    /// Longest spin of a disk's thread in microseconds, and least idle share of the host for it in percent, where
+    /// neither VBD nor SR say otherwise.
+    pub polling: (u32, u8),
 }
+
+/// Longest spin where nobody says otherwise, in microseconds.
+pub const POLLING_US: u32 = 8_000;
+/// Least idle share of the host for it, in percent.
+pub const POLLING_IDLE: u8 = 50;

@@ -2,19 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const DAY: i64 = 86_400;
+use tapio_model::datetime::{self, DAY};
+
+pub use tapio_model::datetime::format;
 
 /// Seconds since 1970.
 pub fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-}
-
-/// `20240131T12:34:56Z`.
-pub fn format(seconds: i64) -> String {
-    let (days, rest) = (seconds.div_euclid(DAY), seconds.rem_euclid(DAY));
-    let (year, month, day) = date_of(days);
-    format!("{year:04}{month:02}{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
 /// Reads `20240131T12:34:56Z` and `2024-01-31T12:34:56Z`, with or without the `Z` and a fraction of a second. None
@@ -33,32 +28,9 @@ pub fn parse(text: &str) -> Option<i64> {
     let number = |text: &str| text.parse::<i64>().ok();
     let (year, month, day) = (number(&date[..4])?, number(&date[4..6])?, number(&date[6..])?);
     let (hour, minute, second) = (number(&time[..2])?, number(&time[2..4])?, number(&time[4..])?);
-    let days = days_of(year, month, day);
-    let exists = (1..=12).contains(&month) && date_of(days) == (year, month, day);
+    let days = datetime::days(year, month, day)?;
     // A leap second counts as the next one.
-    (exists && hour < 24 && minute < 60 && second <= 60)
-        .then(|| days * DAY + hour * 3600 + minute * 60 + second)
-}
-
-/// Days since 1970 of a date of the Gregorian calendar. Years begin in March here, so that the leap day is the last.
-fn days_of(year: i64, month: i64, day: i64) -> i64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let era = year.div_euclid(400);
-    let of_era = year.rem_euclid(400);
-    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
-}
-
-fn date_of(days: i64) -> (i64, i64, i64) {
-    let days = days.saturating_add(719_468);
-    let era = days.div_euclid(146_097);
-    let of_era = days.rem_euclid(146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (year + era * 400 + i64::from(month <= 2), month, day)
+    (hour < 24 && minute < 60 && second <= 60).then(|| days * DAY + hour * 3600 + minute * 60 + second)
 }
 
 #[cfg(test)]

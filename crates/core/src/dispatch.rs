@@ -336,7 +336,7 @@ impl Toolstack {
         let Some(session) = &entered.session else {
             return Err(ApiError::new("NOT_IMPLEMENTED", [entered.method.name.as_str()]));
         };
-        let call = Call { stack: Arc::clone(self), caller: session.caller.clone(), progress };
+        let call = Call { stack: Arc::clone(self), caller: session.caller.clone(), progress, made_for: None };
         // A defect in one message must not take the daemon, and the task, with it.
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| match entered.method.doer {
             Doer::Handler(handler) => handler(&call, &entered.args),

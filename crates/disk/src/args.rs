@@ -29,6 +29,10 @@ pub enum Invocation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     pub foreground: bool,
+    /// Leaves the terminal as a process in the background does, without being another process.
+    pub detach: bool,
+    /// Takes away what dead processes left.
+    pub clean_up: bool,
     /// The image to open at once.
     pub image: Option<ImageSource>,
     pub fronts: Vec<Front>,
@@ -53,6 +57,8 @@ pub struct Options {
 #[derive(Default)]
 struct Raw {
     foreground: bool,
+    detach: bool,
+    no_clean_up: bool,
     image: Option<String>,
     blk_file: Option<String>,
     nbd_unix: Vec<String>,
@@ -136,6 +142,8 @@ impl Raw {
     fn take(&mut self, name: &str, value: String) -> Result<(), String> {
         match name {
             "--foreground" => self.foreground = true,
+            "--detach" => self.detach = true,
+            "--no-clean-up" => self.no_clean_up = true,
             "--read-only" => self.read_only = true,
             "--tls" => once(&mut self.tls, name, value)?,
             "--tls-dir" => once(&mut self.tls_dir, name, absolute(&value)?)?,
@@ -273,8 +281,13 @@ impl Raw {
         if polling.max_us > 1_000_000 || polling.idle_percent > 100 {
             return Err("--poll-max goes up to 1000000 microseconds and --poll-idle to 100 percent".into());
         }
+        if self.foreground && self.detach {
+            return Err("--detach leaves the terminal, in which --foreground stays".into());
+        }
         Ok(Options {
             foreground: self.foreground,
+            detach: self.detach,
+            clean_up: !self.no_clean_up,
             image,
             fronts,
             vhost_user_fd: self.fd,
@@ -423,6 +436,13 @@ mod tests {
         let kinds: Vec<_> = options.fronts.iter().map(Front::kind).collect();
         assert_eq!(kinds, ["nbd-unix", "nbd-unix", "vhost-user"]);
         assert_eq!(options.polling, Polling { max_us: 50, idle_percent: 50 });
+    }
+
+    #[test]
+    fn a_process_that_detaches_has_no_terminal() {
+        let options = options("--detach --no-clean-up");
+        assert!(options.detach && !options.clean_up && !options.foreground);
+        assert!(parse_all("--detach -D").is_err());
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub struct Counter {
     depth: u32,
     /// Requests of each number under which the disk is published, and at the end of all: as its ring has them.
     rings: [Ring; VBD_SLOTS + 1],
+    /// Numbers behind which there is a guest's ring, which says itself where it stands.
+    real: [Cell<bool>; VBD_SLOTS],
 }
 
 /// Requests, counted freely modulo 2^32.
@@ -46,6 +48,7 @@ impl Counter {
             world: world.clone(),
             depth,
             rings: Default::default(),
+            real: Default::default(),
         });
         HERE.set(Some(Rc::clone(&counter)));
         counter
@@ -60,6 +63,31 @@ impl Counter {
     /// Looks at or changes the counters of this data thread's disk.
     pub fn with<T>(run: impl FnOnce(&mut DiskStats) -> T) -> Option<T> {
         HERE.with_borrow(|here| here.as_ref().map(|counter| run(&mut counter.stats.borrow_mut())))
+    }
+
+    /// Says where the guest's ring behind number `slot` stands: after each batch at a time, or because somebody asks.
+    pub fn ring_of(slot: usize, ring: &RingState, now_ns: Option<u64>) {
+        HERE.with_borrow(|here| {
+            let Some((counter, real)) = here.as_ref().and_then(|here| Some((here, here.real.get(slot)?)))
+            else {
+                return;
+            };
+            real.set(true);
+            let mut stats = counter.stats.borrow_mut();
+            match now_ns {
+                Some(now_ns) => stats.ring(slot, ring, now_ns),
+                None => stats.ring_at_once(slot, ring),
+            }
+        });
+    }
+
+    /// There is no guest's ring behind number `slot` any more.
+    pub fn no_ring(slot: usize) {
+        HERE.with_borrow(|here| {
+            if let Some(real) = here.as_ref().and_then(|here| here.real.get(slot)) {
+                real.set(false);
+            }
+        });
     }
 
     /// Copies what waiting has cost so far.
@@ -141,7 +169,9 @@ impl Observer for Counter {
         };
         if slot < VBD_SLOTS {
             stats.completed_by(slot, kind(op), bytes, &stages, ok);
-            stats.ring(slot, &ring, now_ns);
+            if !self.real[slot].get() {
+                stats.ring(slot, &ring, now_ns);
+            }
         } else {
             stats.completed(kind(op), bytes, &stages, ok);
             stats.rings(&ring, now_ns);

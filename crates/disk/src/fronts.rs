@@ -6,10 +6,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tapio_block::Remote;
-use tapio_control::{ControlError, Errno, Front, FrontRequest, Result};
+use tapio_control::{BlkifReport, ControlError, Errno, Front, FrontRequest, Result};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
 use tapio_types::DeviceHow;
 
+use crate::blkif::Blkif;
 use crate::device::Device;
 use crate::log;
 use crate::nbd_servers::Offer;
@@ -24,6 +25,8 @@ enum Served {
     VhostUser(VhostUserServer),
     /// A device of this host.
     Block(Device),
+    /// A device of a Xen guest.
+    Blkif(Blkif),
 }
 
 /// The front ends of one disk.
@@ -51,7 +54,15 @@ impl Fronts {
     }
 
     /// Serves the disk behind `remote`, to guests that can read `serial` from it. Answers how it is served.
-    pub fn add(&self, id: u32, request: FrontRequest, remote: Remote, serial: &str) -> Result<Front> {
+    /// It counts in `slot`.
+    pub fn add(
+        &self,
+        id: u32,
+        request: FrontRequest,
+        remote: Remote,
+        serial: &str,
+        slot: usize,
+    ) -> Result<Front> {
         let mut front = request.front.clone();
         let served = match &mut front {
             Front::Block { how, device, read_only } => {
@@ -62,6 +73,7 @@ impl Fronts {
                 Served::Block(made)
             }
             Front::VhostUser { .. } => vhost_user(request, remote, serial)?,
+            Front::Blkif(front) => Served::Blkif(Blkif::connect(front, request.fds, remote, slot)?),
             Front::NbdUnix { .. } | Front::NbdTcp { .. } => Served::Nbd(Offer::new(&request.front, remote)?),
         };
         self.lock().insert(id, served);
@@ -123,6 +135,10 @@ impl Fronts {
                 device.end();
                 Ok(())
             }
+            Some(Served::Blkif(device)) => {
+                device.end();
+                Ok(())
+            }
         }
     }
 
@@ -133,7 +149,17 @@ impl Fronts {
             Some(Served::Nbd(offer)) => offer.connections(),
             Some(Served::VhostUser(server)) => u32::from(server.state().connected),
             Some(Served::Block(device)) => u32::from(device.is_alive()),
+            Some(Served::Blkif(device)) => device.connections(),
         }
+    }
+
+    /// The devices of Xen guests.
+    pub fn rings(&self) -> Vec<BlkifReport> {
+        let report = |served: &Served| match served {
+            Served::Blkif(device) => Some(device.report()),
+            Served::Nbd(_) | Served::VhostUser(_) | Served::Block(_) => None,
+        };
+        self.lock().values().filter_map(report).collect()
     }
 }
 

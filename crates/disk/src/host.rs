@@ -9,8 +9,8 @@ use tapio_block::{
     Remote,
 };
 use tapio_control::{
-    ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork, Key,
-    LimitsReport, Polling, PoolShare, PoolSpec, Result,
+    BlkifReport, ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork,
+    Key, LimitsReport, Polling, PoolShare, PoolSpec, Result, TraceReport,
 };
 use tapio_format::FormatError;
 use tapio_format::live::vhd::{IntentPlace, intent};
@@ -32,6 +32,7 @@ use crate::mirror::beside;
 use crate::process;
 use crate::sandbox;
 use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, Wishes};
+use crate::trace::Tracing;
 
 /// How long the data thread may take for something small.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
@@ -64,6 +65,8 @@ pub struct HostDisk {
     /// What the images that are open may take.
     shares: Mutex<Vec<Share>>,
     moved: images::Moved,
+    minor: u16,
+    trace: Tracing,
 }
 
 /// The chain behind a name: the parents of a VHD are found from it.
@@ -174,6 +177,8 @@ impl Plane for Host {
             memory: self.memory.clone(),
             shares: Mutex::new(vec![share]),
             moved: images::Moved::default(),
+            minor: spec.minor,
+            trace: Tracing::default(),
         })
     }
 }
@@ -322,6 +327,10 @@ impl PlaneDisk for HostDisk {
     }
 
     fn close(&self, force: bool) -> Result<()> {
+        // A trace is nothing without its disk, and its file is removed by this side.
+        if let Err(error) = self.trace.forget(&self.remote) {
+            log::line(&format!("the trace of disk {} is left behind: {error}", self.minor));
+        }
         // The counters' files go before the thread: who reads them shall see the disk end, not stand still.
         let taken = self.with(|disk| disk.observe(|_| Counter::remove(), SOON));
         let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();
@@ -354,7 +363,16 @@ impl PlaneDisk for HostDisk {
     }
 
     fn front_add(&self, id: u32, request: FrontRequest, slot: usize) -> Result<Front> {
-        self.fronts.add(id, request, self.remote.with_origin(Origin::of(slot)), &self.serial)
+        if let Front::Blkif(front) = &request.front
+            && let Some(polling) = front.polling
+        {
+            self.set_polling(polling)?;
+        }
+        self.fronts.add(id, request, self.remote.with_origin(Origin::of(slot)), &self.serial, slot)
+    }
+
+    fn rings(&self) -> Vec<BlkifReport> {
+        self.fronts.rings()
     }
 
     fn front_claimed(&self, id: u32) -> bool {
@@ -388,6 +406,14 @@ impl PlaneDisk for HostDisk {
             idle_min_percent: polling.idle_percent,
         };
         self.with(|disk| disk.set_polling(config, SOON))
+    }
+
+    fn trace_start(&self, events: u32) -> Result<TraceReport> {
+        self.trace.start(&self.remote, &self.memory, self.minor, events)
+    }
+
+    fn trace_stop(&self, forget: bool) -> Result<TraceReport> {
+        self.trace.stop(&self.remote, self.minor, forget)
     }
 
     fn set_limits(&self, limits: &IoLimits) -> Result<()> {

@@ -10,6 +10,7 @@
 //! kept small on purpose: no command-line library, no async runtime, nothing that wakes up while no disk works.
 
 mod args;
+mod blkif;
 mod counter;
 mod device;
 mod fronts;
@@ -24,6 +25,7 @@ mod process;
 mod sandbox;
 mod start;
 mod table;
+mod trace;
 mod watchdog;
 
 use std::process::ExitCode;

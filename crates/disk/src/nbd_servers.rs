@@ -38,7 +38,7 @@ impl Offer {
             Front::NbdUnix { export, read_only, .. } | Front::NbdTcp { export, read_only, .. } => {
                 (export, *read_only)
             }
-            Front::VhostUser { .. } | Front::Block { .. } => {
+            Front::VhostUser { .. } | Front::Block { .. } | Front::Blkif(_) => {
                 return Err(ControlError::new(Errno::EINVAL, "this is no NBD front end"));
             }
         };
@@ -118,7 +118,7 @@ fn listen(server: &NbdServer, front: &Front) -> Result<()> {
         }
         Front::NbdUnix { path, .. } => server.listen_unix(path, SOCKET_MODE).map(drop),
         Front::NbdTcp { addr, .. } => server.listen_tcp(*addr).map(drop),
-        Front::VhostUser { .. } | Front::Block { .. } => Ok(()),
+        Front::VhostUser { .. } | Front::Block { .. } | Front::Blkif(_) => Ok(()),
     };
     listening.map_err(|error| failed(front, &error))
 }

@@ -45,9 +45,7 @@ pub fn go_to_background() -> Result<Fork> {
         -1 => Err(failed(&io::Error::last_os_error())),
         0 => {
             drop(reader);
-            // SAFETY: no memory is passed. It fails only for the leader of a group, which a new child is not.
-            unsafe { libc::setsid() };
-            std::env::set_current_dir("/").map_err(|error| failed(&error))?;
+            leave_session()?;
             Ok(Fork::Background(Parent(writer)))
         }
         _ => {
@@ -63,18 +61,30 @@ pub fn go_to_background() -> Result<Fork> {
     }
 }
 
+/// A session and a working directory of nobody's.
+pub fn leave_session() -> Result<()> {
+    // SAFETY: no memory is passed. It fails only for the leader of a group, who has no terminal to lose.
+    unsafe { libc::setsid() };
+    std::env::set_current_dir("/").map_err(|error| ControlError::io("going to the background", &error))
+}
+
+/// Nothing more will be printed.
+pub fn leave_terminal() -> Result<()> {
+    let failed = |error: &io::Error| ControlError::io("leaving the terminal", error);
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(|error| failed(&error))?;
+    for target in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: both descriptors are open; the old target is closed by the call.
+        if unsafe { libc::dup2(null.as_raw_fd(), target) } < 0 {
+            return Err(failed(&io::Error::last_os_error()));
+        }
+    }
+    Ok(())
+}
+
 impl Parent {
     /// The start went well or badly; nothing more will be printed.
     pub fn tell(mut self, status: u8) -> Result<()> {
-        let failed = |error: &io::Error| ControlError::io("leaving the terminal", error);
-        let null =
-            OpenOptions::new().read(true).write(true).open("/dev/null").map_err(|error| failed(&error))?;
-        for target in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-            // SAFETY: both descriptors are open; the old target is closed by the call.
-            if unsafe { libc::dup2(null.as_raw_fd(), target) } < 0 {
-                return Err(failed(&io::Error::last_os_error()));
-            }
-        }
+        leave_terminal()?;
         // The parent may have been killed meanwhile, which is its own affair.
         let _ = self.0.write_all(&[status]);
         Ok(())

@@ -28,17 +28,28 @@ use crate::watchdog::watched;
 /// # Errors
 /// It could not begin, or its disks could not be closed cleanly.
 pub fn run(options: &Options) -> Result<()> {
-    let parent = match options.foreground {
-        true => None,
-        false => match process::go_to_background()? {
+    let parent = if options.foreground {
+        None
+    } else if options.detach {
+        process::leave_session()?;
+        None
+    } else {
+        match process::go_to_background()? {
             // This process only says how the start of the other went.
             Fork::Foreground(status) => std::process::exit(status),
             Fork::Background(parent) => Some(parent),
-        },
+        }
     };
     let begun = begin(options);
     let (table, listener, run, termination) = match (begun, parent) {
-        (Ok(begun), None) => begun,
+        (Ok(begun), None) => {
+            if options.detach {
+                process::leave_terminal()?;
+                log::use_syslog();
+                sandbox::use_syslog();
+            }
+            begun
+        }
         (Ok(begun), Some(parent)) => {
             parent.tell(0)?;
             log::use_syslog();
@@ -85,7 +96,9 @@ fn begin(options: &Options) -> Result<Begun> {
     if !refused.is_empty() && options.foreground {
         log::line(&format!("goes on without {}", refused.join(", ")));
     }
-    clean_up(&run, &shm);
+    if options.clean_up {
+        clean_up(&run, &shm);
+    }
     if let Err(why) = notify::find_manager() {
         log::line(&why);
     }

@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_control::{
-    Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DriverType, Errno, Front, FrontEntry,
-    FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats, ImageWork, Key, LimitsReport, MINOR_MAX,
-    MarkerLock, MirrorPivoted, MirrorReport, MirrorRequest, OpenRequest, Polling, PoolSpec, Result,
-    ResumeRequest, RunDir, VbdState, VbdStats,
+    Blkif, BlkifFront, BlkifReport, Caller, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport,
+    DriverType, Errno, Front, FrontEntry, FrontRequest, ImageAnswer, ImageReport, ImageSource, ImageStats,
+    ImageWork, Key, LimitsReport, MINOR_MAX, MarkerLock, MirrorPivoted, MirrorReport, MirrorRequest,
+    OpenRequest, Polling, PoolSpec, Result, ResumeRequest, RunDir, TraceReport, VbdState, VbdStats,
+    XenbusStats,
 };
 use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
 use tapio_types::{ImageKind, IoLimits, LayerSpec};
@@ -121,12 +122,24 @@ pub trait PlaneDisk: PlaneMirror + Send + Sync {
     fn connections(&self, id: u32) -> u32;
     /// Adaptive polling.
     fn set_polling(&self, polling: Polling) -> Result<()>;
+    /// The devices of Xen guests, with their rings; must not wait for the storage.
+    fn rings(&self) -> Vec<BlkifReport> {
+        Vec::new()
+    }
     /// Work on the images under the guest.
     fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer>;
     /// The images of a disk that has moved to others by itself since the last time it was asked, leaf first; must not
     /// wait for the storage.
     fn moved(&self) -> Option<Vec<LayerSpec>> {
         None
+    }
+    /// Begins to note when requests pass where.
+    fn trace_start(&self, _events: u32) -> Result<TraceReport> {
+        Err(no_traces())
+    }
+    /// Ends that.
+    fn trace_stop(&self, _forget: bool) -> Result<TraceReport> {
+        Err(no_traces())
     }
     /// Limits the disk.
     fn set_limits(&self, limits: &IoLimits) -> Result<()>;
@@ -186,6 +199,10 @@ fn own_numbers(minor: u16) -> VbdId {
 fn missing(minor: u16) -> ControlError {
     ControlError::new(Errno::ENODEV, format!("this process has no disk {minor}"))
         .next("'tap-ctl list' shows which it has")
+}
+
+fn no_traces() -> ControlError {
+    ControlError::new(Errno::EOPNOTSUPP, "this process cannot trace its disks")
 }
 
 fn not_open(minor: u16) -> ControlError {
@@ -359,6 +376,19 @@ impl<D: PlaneDisk> Open<D> {
     }
 }
 
+/// The part of a ring that the tapdisk protocol's statistics have.
+fn xenbus(ring: &BlkifReport) -> XenbusStats {
+    let counts = &ring.counts;
+    XenbusStats {
+        pool: ring.pool.clone(),
+        domid: ring.domid,
+        devid: ring.devid,
+        reqs: [counts.requests, counts.responses],
+        kicks: [counts.kicks_in, counts.kicks_out],
+        errors: [counts.errors_message, counts.errors_map, counts.errors_disk, 0],
+    }
+}
+
 fn driver(kind: ImageKind) -> DriverType {
     match kind {
         ImageKind::Raw => DriverType::Aio,
@@ -396,7 +426,7 @@ impl<P: Plane> DiskHost for Table<P> {
             read_caching: status.page_cache,
             enospc_redirects: status.redirected,
             mirror_failed: status.mirror_lost,
-            ..VbdStats::default()
+            xenbus: plane.rings().first().map(xenbus),
         })
     }
 
@@ -416,6 +446,7 @@ impl<P: Plane> DiskHost for Table<P> {
                 stuck: 0,
                 images: Vec::new(),
                 beside: Vec::new(),
+                blkif: Vec::new(),
             });
         };
         let status = plane.status()?;
@@ -432,6 +463,7 @@ impl<P: Plane> DiskHost for Table<P> {
             stuck: status.stuck,
             images: status.images.into_iter().map(image).collect(),
             beside,
+            blkif: plane.rings(),
         })
     }
 
@@ -597,7 +629,7 @@ impl<P: Plane> DiskHost for Table<P> {
     fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
         let disk = self.disk(minor)?;
         let plane = disk.opened()?;
-        let vbd = request.vbd.unwrap_or_else(|| own_numbers(minor));
+        let vbd = request.vbd.or(request.front.vbd()).unwrap_or_else(|| own_numbers(minor));
         let (id, slot, first_nbd) = {
             let mut now = lock(&disk.now);
             let open = now.open.as_mut().ok_or_else(|| not_open(minor))?;
@@ -636,7 +668,10 @@ impl<P: Plane> DiskHost for Table<P> {
         };
         let (slot, new) = match slot {
             Some(slot) => (slot, false),
-            None => (plane.publish(self.pages(minor, request.vbd, first_nbd)?)?, true),
+            None => {
+                let asked = request.vbd.or(request.front.vbd());
+                (plane.publish(self.pages(minor, asked, first_nbd)?)?, true)
+            }
         };
         let front = match plane.front_add(id, request, slot) {
             Ok(front) => front,
@@ -694,6 +729,28 @@ impl<P: Plane> DiskHost for Table<P> {
         self.disk(minor)?.opened()?.set_polling(polling)
     }
 
+    fn connect_ring(&self, minor: u16, ring: &Blkif) -> Result<()> {
+        let front = Front::Blkif(Box::new(BlkifFront::from_message(ring)?));
+        self.front_add(minor, FrontRequest { front, vbd: None, fds: Vec::new() }).map(drop)
+    }
+
+    fn disconnect_ring(&self, minor: u16, ring: &Blkif) -> Result<()> {
+        let id = {
+            let disk = self.disk(minor)?;
+            let now = lock(&disk.now);
+            let fronts = now.open.iter().flat_map(|open| &open.fronts);
+            let wanted = VbdId { domid: ring.domid, devid: ring.devid };
+            fronts.into_iter().find(|entry| entry.front.vbd() == Some(wanted)).map(|entry| entry.id)
+        };
+        let Some(id) = id else {
+            let why = format!("disk {minor} has no ring of device {} of domain {}", ring.devid, ring.domid);
+            return Err(
+                ControlError::new(Errno::ENODEV, why).next("'tapio disk front list' shows which it has")
+            );
+        };
+        self.front_remove(minor, id, false)
+    }
+
     fn mirror_start(&self, minor: u16, request: &MirrorRequest) -> Result<MirrorReport> {
         self.running(minor)?.mirror_start(request)
     }
@@ -728,6 +785,14 @@ impl<P: Plane> DiskHost for Table<P> {
             open.image.put_on_top(&taken.leaf);
         }
         Ok(answer)
+    }
+
+    fn trace_start(&self, minor: u16, events: u32) -> Result<TraceReport> {
+        self.disk(minor)?.opened()?.trace_start(events)
+    }
+
+    fn trace_stop(&self, minor: u16, forget: bool) -> Result<TraceReport> {
+        self.disk(minor)?.opened()?.trace_stop(forget)
     }
 
     fn set_limits(&self, minor: u16, limits: &IoLimits) -> Result<()> {

@@ -58,6 +58,11 @@ impl Report {
         text.parse().unwrap_or_else(|error| panic!("the guest's {key} is {text:?}: {error}"))
     }
 
+    /// What went wrong, in the guest's words.
+    pub fn failures(&self) -> &[String] {
+        &self.failures
+    }
+
     /// Whether a value is there.
     pub fn has(&self, key: &str) -> bool {
         self.results.contains_key(key)

@@ -25,3 +25,4 @@ pub mod scratch;
 pub mod tools;
 pub mod toolstack;
 pub mod world;
+pub mod xen;

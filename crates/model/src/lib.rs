@@ -6,6 +6,7 @@
 
 mod classes;
 pub mod columns;
+pub mod datetime;
 pub mod errors;
 mod implied;
 mod reference;

@@ -154,6 +154,7 @@ where
             if !self.tasks.inner.ready.borrow().is_empty() {
                 driver.turn(false, None);
                 self.tick(driver);
+                hooks.turned();
                 continue;
             }
             if worked && driver.can_spin() && self.polling.borrow().wants() {
@@ -162,6 +163,7 @@ where
                 let ready = || !self.tasks.inner.ready.borrow().is_empty();
                 let hit = ready() || self.spin(driver, hooks);
                 self.tick(driver);
+                hooks.turned();
                 if hit || ready() {
                     driver.turn(false, None);
                     continue;
@@ -185,6 +187,7 @@ where
             };
             let completed = driver.turn(true, until);
             self.tick(driver);
+            hooks.turned();
             if !completed && rest_at.is_some_and(|at| driver.now_ns() >= at) {
                 rested = true;
                 hooks.rest();

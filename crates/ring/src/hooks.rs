@@ -9,6 +9,8 @@ pub trait Hooks {
     }
     /// Make completions visible and notify, once for all of them.
     fn publish(&mut self) {}
+    /// The kernel was asked, and its completions are collected: their tasks run next.
+    fn turned(&mut self) {}
     /// Whether work is waiting: a load or two, called while spinning.
     fn peek(&self) -> bool {
         false

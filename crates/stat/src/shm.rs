@@ -41,6 +41,16 @@ impl ShmRoot {
         self.0.join("tapio-pool")
     }
 
+    /// Where requests of Xen guests' rings are noted that have no answer yet; made if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made, or is somebody else's.
+    pub fn under_way(&self) -> io::Result<PathBuf> {
+        let dir = self.0.join("tapio-blkif");
+        private_dir(&dir)?;
+        Ok(dir)
+    }
+
     /// Where a process publishes its disks in the published layout.
     pub fn process(&self, pid: u32) -> PathBuf {
         self.0.join(format!("td3-{pid}"))

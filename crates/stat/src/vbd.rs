@@ -225,6 +225,12 @@ impl VbdPages {
         }
     }
 
+    /// Writes the ring's state out now.
+    pub(crate) fn ring_at_once(&mut self, ring: &RingState) {
+        self.write_ring(ring);
+        self.ring_busy = ring.used() != 0;
+    }
+
     /// Two system calls at most, and only if the text changes its length is there a second.
     fn write_ring(&mut self, ring: &RingState) {
         let (text, len): ([u8; RING_TEXT_LEN_MAX], usize) = ring_text(ring);

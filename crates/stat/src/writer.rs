@@ -291,6 +291,15 @@ impl DiskStats {
     }
 }
 
+impl DiskStats {
+    /// Says where the ring in `slot` stands, and writes it out now: somebody asks.
+    pub fn ring_at_once(&mut self, slot: usize, ring: &RingState) {
+        if let Some(Some(vbd)) = self.vbds.get_mut(slot) {
+            vbd.ring_at_once(ring);
+        }
+    }
+}
+
 impl Drop for DiskStats {
     fn drop(&mut self) {
         self.vbds = Default::default();

@@ -21,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::Options;
 use crate::door::{Desk, Guards};
 use crate::memory::{self, Trimmer};
-use crate::settings::Settings;
+use crate::settings::{Settings, Tapback};
 use crate::{default_sr, lock, logs};
 
 /// File of the database, in the state directory.
@@ -139,10 +139,17 @@ fn toolstack(settings: &Settings, accounts: Accounts) -> Result<Arc<Toolstack>, 
         mount_dir: settings.mount_dir.clone(),
         worker_pool_size: settings.worker_pool_size,
         per_vm_parallel: settings.per_vm_parallel,
+        polling: (settings.polling_us, settings.polling_idle),
     };
     let stack = Toolstack::with_accounts(config, db, Box::new(Guards(accounts)));
     stack.sessions.set_idle_limit(settings.session_idle);
-    for driver in tapio_vm::registry(&tapio_vm::Settings::new(&settings.run_dir)) {
+    let mut machines = tapio_vm::Settings::new(&settings.run_dir);
+    match &settings.tapback {
+        Tapback::Auto => {}
+        Tapback::None => machines.xen.tapback = None,
+        Tapback::Program(program) => machines.xen.tapback = Some(program.clone()),
+    }
+    for driver in tapio_vm::registry(&machines) {
         stack.machines.add_driver(driver);
     }
     stack.start().map_err(|error| format!("recovery of what an earlier daemon left: {error}"))?;

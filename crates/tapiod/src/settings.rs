@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tapio_api::accounts::PamOptions;
 use tapio_api::server::ServerLimits;
+use tapio_core::config::{POLLING_IDLE, POLLING_US};
 
 use crate::args::Options;
 
@@ -26,6 +27,10 @@ pub struct Settings {
     pub mount_dir: PathBuf,
     pub worker_pool_size: usize,
     pub per_vm_parallel: usize,
+    /// How long disks may spin, in microseconds, and how idle the host must be for it, in percent.
+    pub polling_us: u32,
+    pub polling_idle: u8,
+    pub tapback: Tapback,
     /// HTTPS.
     pub listen: Vec<SocketAddr>,
     /// HTTP, on loopback.
@@ -50,6 +55,9 @@ impl Default for Settings {
             mount_dir: "/run/sr-mount".into(),
             worker_pool_size: 16,
             per_vm_parallel: 10,
+            polling_us: POLLING_US,
+            polling_idle: POLLING_IDLE,
+            tapback: Tapback::Auto,
             listen: vec![([0, 0, 0, 0], 443).into()],
             http: vec![([127, 0, 0, 1], 80).into()],
             unix_sockets: Vec::new(),
@@ -63,6 +71,17 @@ impl Default for Settings {
             default_sr: None,
         }
     }
+}
+
+/// Who brings Xen's guests and disk processes together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tapback {
+    /// `tapio-tapback` as it is installed, started where nobody does.
+    Auto,
+    /// Somebody else, always.
+    None,
+    /// This program.
+    Program(PathBuf),
 }
 
 /// One key of the file.
@@ -149,6 +168,36 @@ const KEYS: &[Key] = &[
     path!("mount-dir", "SRs are mounted below it", mount_dir),
     count!("worker-pool-size", "steps of operations at a time on this host", 1..=1024, worker_pool_size),
     count!("per-vm-parallel", "steps of operations at a time for one machine", 1..=255, per_vm_parallel),
+    count!(
+        "default-vbd3-polling-duration",
+        "microseconds for which a disk spins after its last request, where neither VBD nor SR say otherwise; 0: never",
+        0..=1_000_000,
+        polling_us
+    ),
+    count!(
+        "default-vbd3-polling-idle-threshold",
+        "percent of the host's processors that must be idle for it",
+        0..=100,
+        polling_idle
+    ),
+    Key {
+        name: "tapback",
+        doc: "the program that connects Xen's guests to their disks, started where nobody does: auto (tapio-tapback), \
+              a path, or none where another one always serves vbd3",
+        set: |settings, text| {
+            settings.tapback = match text {
+                "auto" => Tapback::Auto,
+                "none" => Tapback::None,
+                path => Tapback::Program(directory(path)?),
+            };
+            Ok(())
+        },
+        show: |settings| match &settings.tapback {
+            Tapback::Auto => "auto".to_owned(),
+            Tapback::None => "none".to_owned(),
+            Tapback::Program(path) => path.display().to_string(),
+        },
+    },
     Key {
         name: "listen",
         doc: "addresses for HTTPS, or none",
@@ -371,13 +420,15 @@ mod tests {
         settings.set("listen", "0.0.0.0:1443, [::1]:2443").expect("set");
         settings.set("http", "none").expect("set");
         settings.set("pam", "off").expect("set");
-        settings.set("pam", "off").expect("set");
+        settings.set("tapback", "/opt/tapback").expect("set");
+        settings.set("default-vbd3-polling-duration", "0").expect("set");
         settings.set("unix-socket-mode", "0660").expect("set");
         fs::write(&path, settings.as_file()).expect("written");
         let options = Options { config: Some(path), ..Options::default() };
         let read = Settings::gather(&options).expect("read");
         assert_eq!(read.as_file(), settings.as_file());
         assert_eq!(read.worker_pool_size, 32);
+        assert_eq!((read.polling_us, read.tapback), (0, Tapback::Program("/opt/tapback".into())));
         assert_eq!(read.listen.len(), 2);
         assert!(read.http.is_empty());
     }
@@ -415,6 +466,8 @@ mod tests {
             ("run-dir = here", "a path from the root"),
             ("listen = everywhere", "ADDRESS:PORT"),
             ("pam = maybe", "on or off"),
+            ("tapback = here", "a path from the root"),
+            ("default-vbd3-polling-idle-threshold = 101", "a whole number from 0 to 100"),
             ("unix-socket-mode = 999", "a mode"),
             ("log-level = loud=very=much", "log-level"),
             ("session-idle = never", "whole number"),

@@ -1,4 +1,4 @@
-//! Talks to the small agent in a guest (`guest/init.sh`): a line `NUMBER COMMAND...`, answered by a line
+//! Talks to the small agent in a guest (`guest/agent`): a line `NUMBER COMMAND...`, answered by a line
 //! `NUMBER ok TEXT` or `NUMBER no TEXT`. One exchange at a time; lines with another number are answers that nobody
 //! waits for any more.
 

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tapio_types::ApiError;
@@ -13,6 +12,7 @@ use crate::agent::{Agent, Way};
 use crate::errors::{bad_power_state, failed};
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
 use crate::process::Process;
+use crate::record::Record;
 use crate::registry::Settings;
 use crate::supervise::{Events, Stop, Watched, lock, verdict, watch};
 use crate::traits::{DiskSpec, VmEvent, VmSpec, VmState};
@@ -24,9 +24,7 @@ pub(crate) struct Machine<T> {
     pub place: Place,
     pub agent: Agent,
     pub own: T,
-    saved: Mutex<Saved>,
-    /// Forgotten: nothing of it is kept any more. Changes under the lock of `saved`.
-    is_gone: AtomicBool,
+    record: Record,
     process: Mutex<Option<Arc<Process>>>,
 }
 
@@ -34,43 +32,26 @@ impl<T> Machine<T> {
     pub(crate) fn new(place: Place, saved: Saved, way: Way, own: T) -> Self {
         let vm = saved.spec.uuid;
         let agent = Agent::new(way);
-        Self {
-            vm,
-            place,
-            agent,
-            own,
-            saved: Mutex::new(saved),
-            is_gone: AtomicBool::new(false),
-            process: Mutex::default(),
-        }
+        Self { vm, place, agent, own, record: Record::new(saved), process: Mutex::default() }
     }
 
     /// Changes what is known, and keeps it.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
-        let mut saved = lock(&self.saved);
-        let mut fresh = saved.clone();
-        change(&mut fresh);
-        if fresh != *saved {
-            if !self.is_gone.load(Ordering::Relaxed) {
-                self.place.save(&fresh)?;
-            }
-            *saved = fresh;
-        }
-        Ok(())
+        self.record.change(&self.place, change)
     }
 
     /// What is known.
     pub(crate) fn saved(&self) -> Saved {
-        lock(&self.saved).clone()
+        self.record.look().clone()
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        lock(&self.saved).phase
+        self.record.look().phase
     }
 
     /// The record of this very disk.
     pub(crate) fn disk(&self, disk: &DiskSpec) -> Option<SavedDisk> {
-        let saved = lock(&self.saved);
+        let saved = self.record.look();
         saved.disks.get(&disk.position).filter(|known| known.disk.spec.vbd == disk.vbd).cloned()
     }
 
@@ -202,9 +183,7 @@ impl<T> Fleet<T> {
         // Another one with its name may have been made meanwhile.
         if machines.get(&machine.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), machine)) {
             machines.remove(&machine.vm);
-            let _saved = lock(&machine.saved);
-            machine.is_gone.store(true, Ordering::Relaxed);
-            machine.place.remove();
+            machine.record.forget(&machine.place);
         }
     }
 }
@@ -232,7 +211,7 @@ impl<T: Send + Sync + 'static> Fleet<T> {
             let how =
                 process.status().map_or_else(|| "it ended".to_owned(), |how| format!("it ended with {how}"));
             let event = verdict(&ended, &how);
-            let is_ending = lock(&ended.saved).is_ending;
+            let is_ending = ended.record.look().is_ending;
             *lock(&ended.process) = None;
             if let Some(fleet) = fleet.upgrade() {
                 fleet.ended(&ended, is_ending, event);

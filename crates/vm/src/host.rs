@@ -168,6 +168,7 @@ impl VmDriver for Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::traits::DiskFacts;
 
     #[test]
     fn a_disk_is_a_node_of_this_machine() {
@@ -189,7 +190,8 @@ mod tests {
         let spec =
             DiskSpec { vbd: Uuid::new_v4(), position: 0, read_only: false, is_cd: false, is_bootable: false };
         assert_eq!(driver.front(vm.uuid, &spec).unwrap(), FrontSpec::Device);
-        let mut disk = PluggedDisk { spec, front: FrontSpec::Device, node: None, size: 1 };
+        let mut disk =
+            PluggedDisk { spec, front: FrontSpec::Device, node: None, size: 1, facts: DiskFacts::default() };
         assert!(driver.plug(vm.uuid, &disk).is_err(), "no node was named");
         // O_EXCL without O_CREAT does nothing to a file: it is never in use.
         let node = dir.path().join("node");

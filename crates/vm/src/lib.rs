@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `uml` | User-mode Linux: a kernel as an ordinary process, on any machine | vhost-user-blk |
 //! | `qemu` | QEMU with KVM, or its emulator where KVM does not work | vhost-user-blk on PCI |
+//! | `xen` | domains of a Xen host, PV or PVH | blkif, by tapback |
 //! | `host` | this machine itself | block devices of this machine |
 //! | `sim` | none: times and failures as `VM.platform` says | none |
 //!
@@ -24,12 +25,16 @@ mod host;
 mod place;
 mod process;
 mod qemu;
+mod record;
 mod registry;
 mod sim;
 mod supervise;
 mod traits;
 mod uml;
+mod xen;
 
 pub use guest::initramfs;
-pub use registry::{Settings, registry};
-pub use traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+pub use registry::{Settings, XenSettings, registry};
+pub use traits::{
+    DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+};

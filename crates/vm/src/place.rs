@@ -57,6 +57,9 @@ pub(crate) struct Saved {
     pub phase: Phase,
     /// When its process started, in the kernel's ticks: another process may get the same id later.
     pub started: Option<u64>,
+    /// The number of its domain, on Xen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domid: Option<u32>,
     /// How many devices for disks the guest was started with.
     pub slots: u16,
     /// Whether somebody asked for its end.
@@ -73,6 +76,7 @@ impl Saved {
             spec: spec.clone(),
             phase: Phase::Made,
             started: None,
+            domid: None,
             slots: 0,
             is_ending: false,
             disks: BTreeMap::new(),
@@ -219,7 +223,7 @@ pub(crate) fn found(settings: &Settings, driver: &str) -> Vec<(Place, Saved)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::traits::FrontSpec;
+    use crate::traits::{DiskFacts, FrontSpec};
 
     fn spec() -> VmSpec {
         VmSpec {
@@ -246,7 +250,7 @@ mod tests {
         let disk =
             DiskSpec { vbd: Uuid::new_v4(), position: 7, read_only: true, is_cd: false, is_bootable: false };
         let front = FrontSpec::VhostUser { socket: place.join("7"), queues: 1 };
-        let disk = PluggedDisk { spec: disk, front, node: None, size: 5 };
+        let disk = PluggedDisk { spec: disk, front, node: None, size: 5, facts: DiskFacts::default() };
         saved.disks.insert(7, SavedDisk { disk, slot: 7 });
         place.save(&saved).unwrap();
         assert_eq!(place.load().unwrap().as_ref(), Some(&saved));

@@ -9,6 +9,7 @@ use crate::qemu::Qemu;
 use crate::sim::Sim;
 use crate::traits::VmDriver;
 use crate::uml::Uml;
+use crate::xen::Xen;
 
 /// What all drivers are told.
 #[derive(Clone, Debug)]
@@ -26,8 +27,39 @@ pub struct Settings {
     pub qemu: PathBuf,
     /// A static busybox, of which the guests that bring no ramdisk are made.
     pub busybox: PathBuf,
+    /// Xen.
+    pub xen: XenSettings,
     /// `libtapio_uml_preload.so`, where it is installed: User-mode Linux needs it on processors with AMX.
     pub uml_preload: Option<PathBuf>,
+}
+
+/// What the driver of Xen's domains is told.
+#[derive(Clone, Debug)]
+pub struct XenSettings {
+    /// xl(1).
+    pub xl: PathBuf,
+    /// Says whether this is a control domain (`/proc/xen/capabilities`).
+    pub capabilities: PathBuf,
+    /// xenstored's socket; what `XENSTORED_PATH` and the system say without.
+    pub store: Option<PathBuf>,
+    /// The program that brings guests and disk processes together, started where nobody else does; none: somebody
+    /// else does always.
+    pub tapback: Option<PathBuf>,
+    /// Where it holds its lock: the directory of the disk processes' control sockets.
+    pub control_dir: PathBuf,
+}
+
+impl Default for XenSettings {
+    fn default() -> Self {
+        let control = std::env::var_os("TAPIO_RUN_DIR").filter(|dir| !dir.is_empty());
+        Self {
+            xl: find("xl"),
+            capabilities: "/proc/xen/capabilities".into(),
+            store: None,
+            tapback: Some(beside("tapio-tapback")),
+            control_dir: control.map_or_else(|| "/run/blktap-control".into(), PathBuf::from),
+        }
+    }
 }
 
 impl Settings {
@@ -40,6 +72,7 @@ impl Settings {
             uml_modules: "/usr/lib/uml/modules".into(),
             qemu: find("qemu-system-x86_64"),
             busybox: find("busybox"),
+            xen: XenSettings::default(),
             uml_preload: preload(),
         }
     }
@@ -61,6 +94,13 @@ fn find(program: &str) -> PathBuf {
     found.unwrap_or_else(|| program.into())
 }
 
+/// A program of ours: beside this one, or where others are.
+fn beside(program: &str) -> PathBuf {
+    let own = std::env::current_exe().ok();
+    let beside = own.and_then(|own| Some(own.parent()?.join(program)));
+    beside.filter(|file| file.exists()).unwrap_or_else(|| find(program))
+}
+
 /// The library beside our program, above it (where tests are built), or where packages put it.
 fn preload() -> Option<PathBuf> {
     const NAME: &str = "libtapio_uml_preload.so";
@@ -77,6 +117,7 @@ pub fn registry(settings: &Settings) -> Vec<Arc<dyn VmDriver>> {
     vec![
         Arc::new(Uml::new(settings)),
         Arc::new(Qemu::new(settings)),
+        Arc::new(Xen::new(settings)),
         Arc::new(Host::new(settings)),
         Arc::new(Sim::new(settings)),
     ]

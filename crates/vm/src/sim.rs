@@ -6,7 +6,8 @@
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
 //! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown` |
 //! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
-//! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (nobody connects), `device` |
+//! | `sim-domid` | the number of its domain, as a host of domains would say it |
+//! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (nobody connects), `device`, `xen` (nobody connects) |
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -128,6 +129,7 @@ impl VmDriver for Sim {
                 FrontSpec::VhostUser { socket: machine.place.join(&disk.position.to_string()), queues: 1 }
             }
             Some("device") => FrontSpec::Device,
+            Some("xen") => FrontSpec::Xen,
             _ => FrontSpec::Nothing,
         })
     }
@@ -242,6 +244,10 @@ impl VmDriver for Sim {
         Ok(if phase == Phase::Running { VmState::Running } else { VmState::Paused })
     }
 
+    fn domid(&self, vm: Uuid) -> Option<u32> {
+        self.machine(vm).ok()?.spec().platform.get("sim-domid")?.parse().ok()
+    }
+
     fn console(&self, _: Uuid) -> Option<PathBuf> {
         None
     }
@@ -272,6 +278,7 @@ impl VmDriver for Sim {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::traits::DiskFacts;
 
     fn spec(platform: &[(&str, &str)]) -> VmSpec {
         VmSpec {
@@ -290,7 +297,7 @@ mod tests {
         let spec =
             DiskSpec { vbd: Uuid::new_v4(), position, read_only: false, is_cd: false, is_bootable: false };
         let front = driver.front(vm, &spec).unwrap();
-        PluggedDisk { spec, front, node: None, size: 1 }
+        PluggedDisk { spec, front, node: None, size: 1, facts: DiskFacts::default() }
     }
 
     fn soon() -> Instant {

@@ -56,6 +56,9 @@ pub enum FrontSpec {
     },
     /// A block device of this machine, by whatever the host can (FUSE + loop, ublk, nbd.ko).
     Device,
+    /// Xen's blkif: the disk process is started without a front end and given one by tapback, as often as the guest
+    /// connects.
+    Xen,
     /// No front end at all (simulation).
     Nothing,
 }
@@ -67,10 +70,25 @@ pub struct PluggedDisk {
     pub spec: DiskSpec,
     /// What [`VmDriver::front`] chose.
     pub front: FrontSpec,
-    /// For [`FrontSpec::Device`]: the node, as `/dev/loop3`.
+    /// For [`FrontSpec::Device`]: the node, as `/dev/loop3`. For [`FrontSpec::Xen`]: `RUN_DIR/nbd<pid>.<minor>`, which
+    /// names the disk process and the disk to tapback.
     pub node: Option<PathBuf>,
     /// Bytes.
     pub size: u64,
+    /// What a back end is told beside it.
+    #[serde(default)]
+    pub facts: DiskFacts,
+}
+
+/// What back ends outside of the disk process publish or pass on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskFacts {
+    /// `VDI.uuid`.
+    pub vdi: Option<Uuid>,
+    /// Longest spin in microseconds; 0 is none.
+    pub polling_us: u32,
+    /// Least idle share of the host for it, in percent.
+    pub polling_idle: u8,
 }
 
 /// Ways to end a machine.
@@ -168,6 +186,11 @@ pub trait VmDriver: Send + Sync {
     /// # Errors
     /// The emulator does not answer.
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError>;
+
+    /// The number of its domain, where machines have such numbers of their own.
+    fn domid(&self, _vm: Uuid) -> Option<u32> {
+        None
+    }
 
     /// Where its console can be reached: a UNIX socket or a terminal; none where it has none.
     fn console(&self, vm: Uuid) -> Option<PathBuf>;

@@ -102,7 +102,7 @@ fn numbers_that_json_has_no_way_to_write_are_texts() {
 fn travelled(value: &Value) -> Value {
     match value {
         Value::Void => Value::string(""),
-        Value::DateTime(at) => Value::String(crate::datetime::format(*at)),
+        Value::DateTime(at) => Value::String(tapio_model::datetime::format(*at)),
         Value::Set(members) => Value::Set(members.iter().map(travelled).collect()),
         Value::Map(members) => {
             Value::Map(members.iter().map(|(name, member)| (name.clone(), travelled(member))).collect())

@@ -145,11 +145,11 @@ fn check(pem: &[u8]) -> Result<CertifiedKey, String> {
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
     if now > span.not_after {
-        return Err(format!("the certificate ended on {}", crate::datetime::format(span.not_after)));
+        return Err(format!("the certificate ended on {}", tapio_model::datetime::format(span.not_after)));
     }
     // A clock that is a day behind is no reason to refuse the certificate that was just made.
     if now + 86_400 < span.not_before {
-        return Err(format!("the certificate begins on {}", crate::datetime::format(span.not_before)));
+        return Err(format!("the certificate begins on {}", tapio_model::datetime::format(span.not_before)));
     }
     CertifiedKey::from_der(chain, key, &provider()).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),

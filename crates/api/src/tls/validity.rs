@@ -1,7 +1,7 @@
 //! When a certificate begins and ends: a look into its DER (RFC 5280, section 4.1), because an expired certificate is
 //! the commonest reason for which clients refuse one.
 
-use crate::datetime;
+use tapio_model::datetime;
 
 /// Seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,9 @@ use tapio_model::{ApiError, Value};
 
 use super::tokens::{Tag, Token, Tokens};
 use crate::limits::{Budget, Malformed, MessageLimits};
-use crate::{base64, datetime};
+use tapio_model::datetime;
+
+use crate::base64;
 
 /// A request.
 #[derive(Clone, Debug, PartialEq)]

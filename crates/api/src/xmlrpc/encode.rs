@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use tapio_model::{ApiError, Value};
 
-use crate::datetime;
+use tapio_model::datetime;
 
 const HEAD: &str = "<?xml version=\"1.0\"?>";
 

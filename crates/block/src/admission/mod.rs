@@ -64,11 +64,13 @@ pub struct Taken {
     pub origin: Origin,
     /// Pages of the SR's pool that it holds.
     pub pages: u32,
+    /// Number of the client it came by, modulo 256: for traces.
+    pub client: u8,
 }
 
 impl From<Request> for Taken {
     fn from(request: Request) -> Self {
-        Self { request, origin: Origin::UNKNOWN, pages: 0 }
+        Self { request, origin: Origin::UNKNOWN, pages: 0, client: 0 }
     }
 }
 

@@ -13,6 +13,7 @@ use tapio_block::{
 };
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
 use tapio_ring::{Notify, PageBuf, PollingConfig, Tasks};
+use tapio_stat::trace::TraceRing;
 use tapio_stat::{ShmRoot, pool};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 
@@ -182,6 +183,28 @@ fn a_request_that_waits_for_limits_and_pages_allocates_nothing() {
     let before = delays(&disk);
     no_allocation_after_warm_up(&disk);
     assert!(delays(&disk) > before + 1000, "hardly a request waited: {}", delays(&disk));
+    disk.close(SOON).expect("the disk closes");
+}
+
+/// What is asked for by somebody costs time, but no memory and no system call either.
+#[test]
+fn a_request_that_is_traced_allocates_nothing() {
+    let directory = directory();
+    let path = directory.path().join("disk.raw");
+    std::fs::write(&path, vec![1; DISK_LEN as usize]).expect("the file can be written");
+    let disk = disk(&[(ImageKind::Raw, &path)]);
+    let ring = TraceRing::private(1 << 12).expect("memory");
+    disk.remote().call(SOON, move |world| drop(world.trace().start(ring))).expect("the thread answers");
+    no_allocation_after_warm_up(&disk);
+    let stopped = |disk: &Disk| {
+        let stop = disk.remote().call(SOON, |world| world.trace().stop());
+        stop.expect("the thread answers").expect("there is a trace")
+    };
+    // A request has four points in the disk itself; batches have theirs beside.
+    let written = stopped(&disk);
+    assert!(written > 4 * 100_000, "{written} events");
+    allocations_of(&disk, false, 2_000);
+    assert_eq!(stopped(&disk), written, "events were written after the end");
     disk.close(SOON).expect("the disk closes");
 }
 

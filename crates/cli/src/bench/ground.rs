@@ -73,6 +73,16 @@ impl Ground {
         Ok(self.on(self.empty("largest.vhd", LARGEST_LEN)?, LARGEST_LEN))
     }
 
+    /// Where images lie.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where processes keep their sockets and counters.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
     fn on(&self, image: PathBuf, len: u64) -> Stand {
         Stand {
             image,
@@ -90,13 +100,15 @@ impl Ground {
         Ok(path)
     }
 
-    fn empty(&self, name: &str, len: u64) -> Result<PathBuf, String> {
+    /// An image that reads as zeroes and keeps nothing.
+    pub fn empty(&self, name: &str, len: u64) -> Result<PathBuf, String> {
         let path = self.dir.join(name);
         offline::create(&path, &Shape::Dynamic, len, 0).map_err(|error| error.to_string())?;
         Ok(path)
     }
 
-    fn raw(&self) -> Result<PathBuf, String> {
+    /// The image with data.
+    pub fn raw(&self) -> Result<PathBuf, String> {
         let path = self.dir.join("disk.raw");
         if !path.exists() {
             self.fill(&path).map_err(|error| cannot_make(&path, &error))?;

@@ -9,7 +9,7 @@
 //! * `workload`, `server`, `goals`: tables of what is run, by whom, and what is compared.
 //! * `ground`, `process`, `measure`, `file_load`, `alone`: running it.
 //! * `report`, `progress`: showing it.
-//! * `toolstack`: `tapio bench toolstack`, a run of its own.
+//! * `toolstack`, `xen`, `xenstore`: `tapio bench toolstack` and so on, runs of their own.
 //!
 //! Speeds are never a test: they are a machine's, at a moment. Ratios of one run are what may be compared.
 
@@ -25,6 +25,8 @@ mod report;
 mod server;
 mod toolstack;
 mod workload;
+mod xen;
+mod xenstore;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -57,6 +59,16 @@ enum What {
     /// Starts a tapiod of its own in a directory that is removed at the end, with real disk processes and, but for one
     /// machine, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
     Toolstack(toolstack::Arguments),
+    /// Measure the path of Xen's block rings, on any machine
+    ///
+    /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
+    /// memory that both sides map, and eventfds. So the costs of rings, requests, copies and wake-ups are real, and
+    /// those of hypercalls are missing; see the end of '--help'.
+    Xen(xen::Arguments),
+    /// Measure our xenstored beside the stock one: requests, transactions, listings of domains
+    ///
+    /// Both run without a hypervisor, at sockets in a directory that is removed at the end.
+    Xenstore(xenstore::Arguments),
 }
 
 #[derive(Debug, Args)]
@@ -67,7 +79,9 @@ enum What {
   tapio bench --only vhost --only q32          servers and workloads by parts of their names
   tapio bench --only start --only memory       what a process costs before it works
   tapio bench --quick --json -                 does it run at all, as JSON
-  tapio bench toolstack                        the toolstack instead of the disks")]
+  tapio bench toolstack                        the toolstack instead of the disks
+  tapio bench xen                              the rings of Xen guests, without a hypervisor
+  tapio bench xenstore                         our xenstored beside the stock one")]
 pub struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
@@ -171,6 +185,35 @@ impl Plan {
     }
 }
 
+pub use measure::Sample as HostSample;
+
+/// What io_uring alone does with a file: requests of `block_len` bytes at random places, `depth` at a time, past the
+/// page cache. Reads only, unless `write`.
+///
+/// # Errors
+/// The file cannot be opened so, or has not room for a request.
+pub fn host_io(
+    path: &Path,
+    block_len: u64,
+    depth: usize,
+    write: bool,
+    time: Duration,
+) -> std::io::Result<HostSample> {
+    let block_len = u32::try_from(block_len).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+    let len = std::fs::metadata(path)?.len();
+    if len < block_len.into() {
+        return Err(std::io::Error::other(format!("it is shorter than {block_len} bytes")));
+    }
+    let workload =
+        Workload { name: "", title: "", write, block_len, depth, connections: 1, random: true, fresh: false };
+    let job = Job { workload, len, time, requests_max: u64::MAX, seed: 11 };
+    // A file system in memory has nothing to go past.
+    match file_load::run(path, &job, true) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => file_load::run(path, &job, false),
+        result => result,
+    }
+}
+
 const fn sizes(quick: bool, in_memory: bool) -> Sizes {
     if quick {
         return Sizes { full_len: 64 << 20, fresh_len: 4 << 30, fresh_requests: 512 };
@@ -181,8 +224,11 @@ const fn sizes(quick: bool, in_memory: bool) -> Sizes {
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
-    if let Some(What::Toolstack(arguments)) = &arguments.what {
-        return toolstack::run(arguments);
+    match &arguments.what {
+        Some(What::Toolstack(arguments)) => return toolstack::run(arguments),
+        Some(What::Xen(arguments)) => return xen::run(arguments),
+        Some(What::Xenstore(arguments)) => return xenstore::run(arguments),
+        None => {}
     }
     let plan = Plan::new(arguments)?;
     end_at_interrupt();

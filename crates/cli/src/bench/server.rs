@@ -122,11 +122,7 @@ impl Server {
     pub fn program(&self) -> Result<PathBuf, String> {
         let name = match self.program {
             BareFile => return Ok(PathBuf::new()),
-            Tapio => {
-                let program = disk_program();
-                return find(&program)
-                    .ok_or_else(|| format!("needs {}: build it, or set TAPIO_DISK", program.display()));
-            }
+            Tapio => return ours(),
             QemuNbd => "qemu-nbd",
             QemuStorageDaemon => "qemu-storage-daemon",
             Nbdkit => "nbdkit",
@@ -206,6 +202,12 @@ impl Server {
             command.arg("--export").arg(server);
         }
     }
+}
+
+/// The file of our disk process, if it is there.
+pub fn ours() -> Result<PathBuf, String> {
+    let program = disk_program();
+    find(&program).ok_or_else(|| format!("needs {}: build it, or set TAPIO_DISK", program.display()))
 }
 
 /// A path between two texts, whatever its bytes are.

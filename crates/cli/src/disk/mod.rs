@@ -1,5 +1,6 @@
 //! `tapio disk`: what tap-ctl has no words for, by our own protocol.
 
+mod blkif;
 mod device;
 mod grow;
 mod images;
@@ -7,6 +8,7 @@ mod limit;
 mod mirror;
 mod progress;
 mod restart;
+mod rings;
 mod stats;
 mod tls;
 
@@ -54,13 +56,13 @@ pub struct Arguments {
 
 /// Which disk.
 #[derive(Clone, Copy, Debug, Args)]
-struct Which {
+pub(crate) struct Which {
     /// Process
     #[arg(short, long)]
-    pid: i32,
+    pub(crate) pid: i32,
     /// Minor number
     #[arg(short, long)]
-    minor: u16,
+    pub(crate) minor: u16,
 }
 
 #[derive(Debug, Subcommand)]
@@ -231,6 +233,8 @@ struct Add {
     how: How,
     #[command(flatten)]
     tls: tls::Arguments,
+    #[command(flatten)]
+    xen: blkif::RingArguments,
     /// Name of the NBD export; any name is served without
     #[arg(long, default_value = "")]
     export: String,
@@ -263,6 +267,9 @@ struct How {
     /// vhost-user-blk on this UNIX socket
     #[arg(long, value_name = "PATH")]
     vhost_user: Option<PathBuf>,
+    /// The rings of this device of a Xen guest; '--ring' names each
+    #[arg(long, value_name = "DOMID/DEVID", requires = "ring")]
+    blkif: Option<String>,
 }
 
 impl Add {
@@ -283,6 +290,9 @@ impl Add {
                 queue_size: self.queue_size,
                 read_only,
             }),
+            How { blkif: Some(device), .. } => {
+                self.xen.front(device, read_only).map(|front| Front::Blkif(Box::new(front)))
+            }
             How { .. } => Err(ControlError::new(Errno::EINVAL, "no front end was named")),
         }
     }

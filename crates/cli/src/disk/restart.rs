@@ -56,6 +56,7 @@ fn plan(
         let given = match front {
             Front::NbdUnix { listener, .. } => listener.is_some(),
             Front::VhostUser { listener, connection, .. } => listener.is_some() || connection.is_some(),
+            Front::Blkif(front) => front.double.is_some(),
             Front::NbdTcp { .. } | Front::Block { .. } => false,
         };
         if given {

@@ -3,9 +3,11 @@
 use std::fmt::Write;
 
 use clap::Args;
-use tapio_control::{ControlError, Errno};
+use serde::Serialize;
+use tapio_control::{BlkifReport, ControlError, Errno};
 use tapio_stat::{BUCKETS, Histogram, Kind, STAGES, ShmRoot, Snapshot, Stage, bucket_floor, disks};
 
+use super::rings;
 use crate::failure::{Result, print, print_json};
 
 #[derive(Debug, Args)]
@@ -33,14 +35,28 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut snapshots: Vec<Snapshot> = files.iter().filter_map(|file| file.read().ok()).collect();
     snapshots.retain(|disk| arguments.pid.is_none_or(|pid| disk.pid == pid));
     snapshots.retain(|disk| arguments.minor.is_none_or(|minor| disk.minor == minor));
+    let rings: Vec<Vec<BlkifReport>> = snapshots.iter().map(rings::ask).collect();
     if arguments.json {
-        return print_json(&snapshots);
+        let disks = snapshots.iter().zip(&rings).map(|(snapshot, blkif)| WithRings { snapshot, blkif });
+        return print_json(&disks.collect::<Vec<_>>());
     }
     if snapshots.is_empty() && (arguments.pid.is_some() || arguments.minor.is_some()) {
         return Err(ControlError::new(Errno::ENODEV, "no such disk publishes statistics")
             .next("'tapio disk list' shows the disks there are"));
     }
-    print(&snapshots.iter().map(|disk| table(disk, arguments.histogram)).collect::<Vec<_>>().join("\n"))
+    let text = |(disk, rings): (&Snapshot, &Vec<BlkifReport>)| {
+        table(disk, arguments.histogram) + &rings.iter().map(rings::text).collect::<String>()
+    };
+    print(&snapshots.iter().zip(&rings).map(text).collect::<Vec<_>>().join("\n"))
+}
+
+/// A disk with the devices of Xen guests behind it.
+#[derive(Serialize)]
+struct WithRings<'a> {
+    #[serde(flatten)]
+    snapshot: &'a Snapshot,
+    #[serde(skip_serializing_if = "<[BlkifReport]>::is_empty")]
+    blkif: &'a [BlkifReport],
 }
 
 /// A time with three digits or so, in the unit that suits it.

@@ -195,6 +195,8 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
             let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };
             shared.in_turn(|| host.set_polling(*minor, polling)).map(|()| json!({}))
         }
+        Command::TraceStart { minor, events } => value(shared.in_turn(|| host.trace_start(*minor, *events))?),
+        Command::TraceStop { minor, forget } => value(shared.in_turn(|| host.trace_stop(*minor, *forget))?),
         Command::JobList { minor } => value(host.image_work(*minor, &ImageWork::Jobs)?),
         Command::Snapshot { .. }
         | Command::Commit { .. }

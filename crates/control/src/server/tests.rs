@@ -104,6 +104,7 @@ impl DiskHost for Double {
                 stuck: 1,
                 images: disk.open.iter().map(image).collect(),
                 beside: Vec::new(),
+                blkif: Vec::new(),
             })
         })
     }

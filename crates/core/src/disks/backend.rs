@@ -150,6 +150,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The processes that this toolstack started, with their VBDs.
     fn ours(&self) -> Vec<(Process, Uuid)>;
 
+    /// Clears away what processes left that died.
+    fn clean_up(&self) {}
+
     /// The highest domain number that a disk of this host is published under, also by others than this toolstack.
     fn domid_max(&self) -> u32 {
         0

@@ -20,7 +20,7 @@ use tapio_sm::LiveDisk;
 use tapio_stat::pool::POOL_DISKS_MAX;
 use tapio_stat::{ShmRoot, VbdId};
 use tapio_types::{Access, ChainSpec};
-use tapio_vm::{FrontSpec, PluggedDisk};
+use tapio_vm::{DiskFacts, FrontSpec, PluggedDisk};
 use uuid::Uuid;
 
 use crate::Toolstack;
@@ -151,11 +151,10 @@ impl Disks {
         let table = &self.0;
         let process = table.backend.start(vbd, devices, until)?;
         let opened = (|| {
-            table.update(vbd, |note| note.process = Some(process))?;
             step("vbd-plug:started");
             let note = self.take_minor(vbd, process, until)?;
             let minor = note.minor.unwrap_or_default();
-            let pool = PoolSpec { name: pool_name(note.sr, minor), pages: note.tuning.pool_pages };
+            let pool = self.pool(vbd, &note, minor)?;
             let info = table.backend.open(process, minor, chain, &pool, &note.tuning, until)?;
             table.update(vbd, |note| {
                 note.chain = Some(chain.clone());
@@ -179,11 +178,26 @@ impl Disks {
         }
     }
 
+    /// The page pool of a disk. It has the size that it was made with as long as a disk shares it, whatever the SR says
+    /// meanwhile.
+    fn pool(&self, vbd: Uuid, note: &Note, minor: u16) -> Result<PoolSpec, ApiError> {
+        let name = pool_name(note.sr, minor);
+        let shares = |other: &&Note| {
+            let its_pool = other.minor.map(|minor| pool_name(other.sr, minor));
+            other.spec.vbd != vbd && other.chain.is_some() && its_pool.as_ref() == Some(&name)
+        };
+        let made_with = self.0.lock().values().find(shares).map(|other| other.tuning.pool_pages);
+        if let Some(pages) = made_with.filter(|pages| *pages != note.tuning.pool_pages) {
+            self.0.update(vbd, |note| note.tuning.pool_pages = pages)?;
+        }
+        Ok(PoolSpec { name, pages: made_with.unwrap_or(note.tuning.pool_pages) })
+    }
+
     /// Takes a minor number, which others of this host may want too.
     fn take_minor(&self, vbd: Uuid, process: Process, until: Instant) -> Result<Note, ApiError> {
         let mut lost = BTreeSet::new();
         loop {
-            let note = self.choose_minor(vbd, &lost)?;
+            let note = self.choose_minor(vbd, process, &lost)?;
             let minor = note.minor.unwrap_or_default();
             if self.0.backend.take_minor(process, minor, until)? {
                 return Ok(note);
@@ -192,14 +206,14 @@ impl Disks {
         }
     }
 
-    /// Chooses a minor number and writes it down, before it is taken: so none is lost.
-    fn choose_minor(&self, vbd: Uuid, lost: &BTreeSet<u16>) -> Result<Note, ApiError> {
+    /// Chooses a minor number and writes it down with the process, before it is taken: so none is lost.
+    fn choose_minor(&self, vbd: Uuid, process: Process, lost: &BTreeSet<u16>) -> Result<Note, ApiError> {
         let mut disks = self.0.lock();
         let taken: BTreeSet<u16> = disks.values().filter_map(|note| note.minor).collect();
         let minor = self.0.backend.free_minor(&|minor| taken.contains(&minor) || lost.contains(&minor))?;
         let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
         let mut note = disks.get(&vbd).cloned().ok_or_else(gone)?;
-        note.minor = Some(minor);
+        (note.process, note.minor) = (Some(process), Some(minor));
         self.0.notes.write(&note)?;
         disks.insert(vbd, note.clone());
         Ok(note)
@@ -216,11 +230,12 @@ impl Disks {
         id: Option<VbdId>,
         until: Instant,
     ) -> Result<PluggedDisk, ApiError> {
-        let note = self.0.update(vbd, |note| note.front = Some(front.clone()))?;
+        let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
+        let note = self.of_vbd(vbd).ok_or_else(gone)?;
         let (process, minor) = ids(&note)?;
         let access = if note.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let offer = self.0.backend.offer(process, minor, front, access, id, until)?;
-        let note = self.0.update(vbd, |note| note.offer = offer)?;
+        let note = self.0.update(vbd, |note| (note.front, note.offer) = (Some(front.clone()), offer))?;
         step("vbd-plug:offered");
         Ok(plugged(&note))
     }
@@ -293,14 +308,19 @@ impl Disks {
     ///
     /// # Errors
     /// The process does not answer.
-    pub fn tune(&self, vbd: Uuid, tuning: &Tuning) -> Result<(), ApiError> {
-        let Some(note) = self.of_vbd(vbd) else { return Ok(()) };
-        if note.tuning == *tuning {
-            return Ok(());
+    ///
+    /// Answers what the guest's driver must be given again, where a back end is told through it.
+    pub fn tune(&self, vbd: Uuid, tuning: &Tuning) -> Result<Option<PluggedDisk>, ApiError> {
+        let Some(note) = self.of_vbd(vbd) else { return Ok(None) };
+        // The pool stays as it is until its last disk goes.
+        let tuning = Tuning { pool_pages: note.tuning.pool_pages, ..tuning.clone() };
+        if note.tuning == tuning {
+            return Ok(None);
         }
         let (process, minor) = ids(&note)?;
-        self.0.backend.tune(process, minor, tuning, Instant::now() + TIDY)?;
-        self.0.update(vbd, |note| note.tuning = tuning.clone()).map(drop)
+        self.0.backend.tune(process, minor, &tuning, Instant::now() + TIDY)?;
+        let note = self.0.update(vbd, |note| note.tuning = tuning)?;
+        Ok((note.front == Some(FrontSpec::Xen)).then(|| plugged(&note)))
     }
 
     /// Starts another process in place of one that died, with the same images and front end: a guest whose side
@@ -308,7 +328,9 @@ impl Disks {
     ///
     /// # Errors
     /// It does not start; or the device would have another name.
-    pub fn restart(&self, vbd: Uuid, until: Instant) -> Result<(), ApiError> {
+    ///
+    /// Answers what the guest's driver must be given again, where it names the process.
+    pub fn restart(&self, vbd: Uuid, until: Instant) -> Result<Option<PluggedDisk>, ApiError> {
         let gone = || ApiError::internal(format!("VBD {vbd} has no disk that could be started again"));
         let note = self.of_vbd(vbd).ok_or_else(gone)?;
         let (Some(chain), Some(front)) = (note.chain.clone(), note.front.clone()) else { return Err(gone()) };
@@ -317,17 +339,20 @@ impl Disks {
             self.0.backend.end(process, note.minor, true, until)?;
         }
         self.start(vbd, &chain, front == FrontSpec::Device, until)?;
-        self.offer(vbd, &front, None, until)?;
-        let after = self.of_vbd(vbd).ok_or_else(gone)?;
-        if after.offer.node != note.offer.node {
+        let after = self.offer(vbd, &front, None, until)?;
+        let names_process = front == FrontSpec::Xen;
+        if !names_process && after.node != note.offer.node {
             return Err(ApiError::internal(format!("the device of VBD {vbd} would have another name now")));
         }
-        self.is_running(vbd)
+        self.is_running(vbd)?;
+        Ok(names_process.then_some(after))
     }
 
     /// Finds what an earlier daemon left: its notes are known from now on, and processes that nobody knows are
     /// ended. What runs is not touched.
     pub fn adopt(&self, _: &Arc<Toolstack>) {
+        // Processes are started with the promise that somebody does this.
+        self.0.backend.clean_up();
         let notes = self.0.notes.read();
         let mut disks = self.0.lock();
         for note in notes {
@@ -398,6 +423,11 @@ fn plugged(note: &Note) -> PluggedDisk {
         front: note.front.clone().unwrap_or(FrontSpec::Nothing),
         node: note.offer.node.clone(),
         size: note.size,
+        facts: DiskFacts {
+            vdi: Some(note.vdi_uuid),
+            polling_us: note.tuning.polling.0,
+            polling_idle: note.tuning.polling.1,
+        },
     }
 }
 

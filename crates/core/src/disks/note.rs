@@ -82,8 +82,13 @@ impl Notes {
         let path = self.path(note.spec.vbd);
         let beside = path.with_extension("new");
         let written = serde_json::to_vec(note).map_err(io::Error::from).and_then(|text| {
-            fs::create_dir_all(&self.0)?;
-            fs::write(&beside, text)?;
+            // The directory is there but for the first time.
+            fs::write(&beside, &text).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => {
+                    fs::create_dir_all(&self.0).and_then(|()| fs::write(&beside, &text))
+                }
+                _ => Err(error),
+            })?;
             fs::rename(&beside, &path)
         });
         written.map_err(|error| {

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tapio_control::{
     Command, ControlError, DiskEntry, DiskInfo, Errno, Front, FrontEntry, ImageSource, OwnClient, PoolSpec,
-    ProcessState, RunDir, SpawnOptions, VbdState, processes, spawn,
+    ProcessState, RunDir, SpawnOptions, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
 use tapio_stat::pool::clean_pools;
-use tapio_stat::{ShmRoot, VbdId};
+use tapio_stat::{ShmRoot, VbdId, clean_stale};
 use tapio_types::{Access, ChainSpec, DeviceHow, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
@@ -103,15 +103,29 @@ fn failed(error: &ControlError) -> ApiError {
     ApiError::backend(number, format!("disk process: {}{next} [{}]", error.message, error.errno.name()), "")
 }
 
-/// The clock tick in which a process was started; none when it is gone, or a zombie.
-pub(super) fn started(pid: i32) -> Option<u64> {
+/// The clock tick in which a process was started, and whether it has ended and waits for its parent; none when it is
+/// gone.
+fn found(pid: i32) -> Option<(u64, bool)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything; the third field is what follows it.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    if *fields.first()? == "Z" {
-        return None;
-    }
-    fields.get(19)?.parse().ok()
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let has_ended = fields.next()? == "Z";
+    Some((fields.nth(18)?.parse().ok()?, has_ended))
+}
+
+/// The clock tick in which a process was started; none when it is gone, or a zombie.
+pub(super) fn started(pid: i32) -> Option<u64> {
+    found(pid).and_then(|(started, has_ended)| (!has_ended).then_some(started))
+}
+
+/// Takes the end of a process from the kernel, if the process was a child of this one and has ended: those that an
+/// earlier daemon started are somebody else's.
+pub(super) fn reap(fd: &OwnedFd) {
+    let Ok(id) = libc::id_t::try_from(fd.as_raw_fd()) else { return };
+    // SAFETY: an all-zero siginfo_t is a valid value, which the kernel may fill.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and the structure lives across the call, which does not wait.
+    unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED | libc::WNOHANG) };
 }
 
 /// A descriptor of the process, if it is still the one that is meant.
@@ -122,7 +136,14 @@ pub(super) fn pidfd(process: Process) -> Option<OwnedFd> {
     // SAFETY: the kernel has just made this descriptor for us.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // Looked at after the descriptor was made: it names this very process from now on.
-    (started(process.pid) == Some(process.started)).then_some(fd)
+    match found(process.pid) {
+        Some((started, false)) if started == process.started => Some(fd),
+        Some((started, true)) if started == process.started => {
+            reap(&fd);
+            None
+        }
+        _ => None,
+    }
 }
 
 /// Waits until the process has ended; answers whether it has.
@@ -133,6 +154,7 @@ fn wait_for_end(fd: &OwnedFd, until: Instant) -> bool {
         // SAFETY: one structure is passed, and the count says so.
         let ready = unsafe { libc::poll(&raw mut poll, 1, timeout) };
         if ready > 0 {
+            reap(fd);
             return true;
         }
         if ready == 0 && Instant::now() >= until {
@@ -173,7 +195,9 @@ impl Backend for Processes {
     fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<Process, ApiError> {
         let mut options = SpawnOptions::new(&self.program);
         options.timeout = left(until);
-        options.arguments.extend(devices.then(|| "--devices".to_owned()));
+        options.is_child = true;
+        // What the dead left is cleared away once, and devices by those that make some.
+        options.arguments.push(if devices { "--devices" } else { "--no-clean-up" }.to_owned());
         options.environment = vec![
             (VBD_VARIABLE.into(), vbd.to_string()),
             (OWNER_VARIABLE.into(), self.owner.clone()),
@@ -199,14 +223,12 @@ impl Backend for Processes {
     }
 
     fn take_minor(&self, process: Process, minor: u16, until: Instant) -> Result<bool, ApiError> {
-        let mut client = self.client(process)?;
-        let taken = self
-            .run
-            .minors()
-            .claim(minor)
-            .and_then(|minor| client.call::<Value>(&Command::Attach { minor }, &[], Some(left(until))));
+        let taken = self.run.minors().claim(minor).and_then(|minor| {
+            let attach = Command::Attach { minor };
+            OwnClient::connect_and_call(&self.run, process.pid, &attach, Some(left(until)))
+        });
         match taken {
-            Ok(_) => {
+            Ok((client, _)) => {
                 self.keep(process, client);
                 Ok(true)
             }
@@ -240,21 +262,22 @@ impl Backend for Processes {
             key: None,
             key_file: None,
         };
-        call(&mut client, &open, until)?;
-        if tuning.limits != IoLimits::default() {
-            call(&mut client, &Command::SetLimits { minor, limits: tuning.limits }, until)?;
-        }
-        if tuning.polling.0 > 0 {
+        let limits = (tuning.limits != IoLimits::default())
+            .then_some(Command::SetLimits { minor, limits: tuning.limits });
+        let polls = (tuning.polling.0 > 0).then(|| {
             let polling = polling(tuning.polling);
-            let set =
-                Command::SetPolling { minor, max_us: polling.max_us, idle_percent: polling.idle_percent };
-            call(&mut client, &set, until)?;
-        }
+            Command::SetPolling { minor, max_us: polling.max_us, idle_percent: polling.idle_percent }
+        });
+        let commands: Vec<&Command> =
+            [Some(&open), limits.as_ref(), polls.as_ref()].into_iter().flatten().collect();
+        let answers = client.call_all(&commands, Some(left(until))).map_err(|error| failed(&error))?;
         if let Some(priority) = tuning.io_priority {
             set_io_priority(process, priority);
         }
-        let info = client.call(&Command::DiskInfo { minor }, &[], Some(left(until)));
-        let info = info.map_err(|error| failed(&error))?;
+        let info = answers.into_iter().next().and_then(|answer| serde_json::from_value(answer).ok());
+        let misunderstood =
+            || ApiError::internal(format!("the answer of disk process {} was not understood", process.pid));
+        let info = info.ok_or_else(misunderstood)?;
         self.keep(process, client);
         Ok(info)
     }
@@ -273,6 +296,12 @@ impl Backend for Processes {
             FrontSpec::Nothing => {
                 drop(self.take_kept(process));
                 return Ok(Offer::default());
+            }
+            // Whoever connects the guest adds the front end, as often as it connects; this names the disk to it.
+            FrontSpec::Xen => {
+                drop(self.take_kept(process));
+                let pid = u32::try_from(process.pid).unwrap_or(0);
+                return Ok(Offer { id: None, node: Some(self.run.nbd_socket(pid, minor)) });
             }
             FrontSpec::VhostUser { socket, queues } => Front::VhostUser {
                 socket: socket.clone(),
@@ -330,6 +359,7 @@ impl Backend for Processes {
         drop(self.take_kept(process));
         let Some(fd) = pidfd(process) else {
             free(minor);
+            self.clean_up();
             return Ok(());
         };
         // A forced end leaves time to kill what does not end.
@@ -368,6 +398,7 @@ impl Backend for Processes {
                 );
                 return Err(ApiError::backend(453, why, ""));
             }
+            self.clean_up();
         }
         free(minor);
         Ok(())
@@ -435,6 +466,16 @@ impl Backend for Processes {
             is_ours.then_some((Process { pid, started: started(pid)? }, vbd))
         });
         ours.collect()
+    }
+
+    fn clean_up(&self) {
+        if let Err(error) = remove_stale_sockets(&self.run) {
+            tracing::warn!(%error, "left-over control sockets");
+        }
+        if let Err(error) = clean_stale(&self.shm) {
+            tracing::warn!(%error, "left-over statistics");
+        }
+        self.pool_ended();
     }
 
     fn domid_max(&self) -> u32 {

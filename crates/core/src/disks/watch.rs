@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::backend::Process;
-use super::processes::pidfd;
+use super::processes::{pidfd, reap};
 
 /// Longest time until a process that was just added is watched.
 const TURN: Duration = Duration::from_millis(250);
@@ -69,6 +69,7 @@ impl Watch {
             let ended = polls.iter().zip(&fds).find(|(poll, _)| poll.revents != 0).map(|(_, (vbd, _))| *vbd);
             // One that is not watched any more was ended by us.
             if let Some(vbd) = ended.filter(|vbd| self.lock().remove(vbd).is_some()) {
+                fds.iter().filter(|(of, _)| *of == vbd).for_each(|(_, fd)| reap(fd));
                 return Some(vbd);
             }
         }

@@ -7,8 +7,8 @@ use tapio_model::{ApiError, NULL_REF, Source, Value};
 use super::operation::{Running, bad_power_state, refresh, with};
 use super::{lookup, vbd, vm};
 use crate::Toolstack;
-use crate::call::{Args, Call, Handlers};
-use crate::db::Object;
+use crate::call::{Args, Call, Handlers, MADE_NOTES, made_note};
+use crate::db::{Change, Object};
 use crate::plan::steps::step;
 use crate::plan::{Permits, Plan};
 
@@ -158,17 +158,14 @@ fn disks(call: &Call, source: &Object, made: &str, how: &How) -> Result<(), ApiE
         let (that, undone, place) = (call.clone(), made.clone(), old.text("userdevice").to_owned());
         let disk = vdi.filter(|_| !is_cd).map(|vdi| vdi.reference.clone());
         let subject = format!("VBD {}", old.text("uuid"));
-        let is_made = disk.is_some();
         let plan = Plan::leaf("make the disk", subject, permits, move |_| {
-            let vdi = match &disk {
-                Some(vdi) => copy_of(&this, vdi, &how)?,
-                None => new.text("VDI").to_owned(),
-            };
-            let recorded = add(&this, &made, &new, &vdi);
-            if recorded.is_err() && is_made {
-                lookup::send(&this, "VDI.destroy", vec![Value::string(&vdi)])?;
+            match &disk {
+                Some(vdi) => {
+                    let make = |call: &Call| copy_of(call, vdi, &how);
+                    make_disk(&this, &made, make, |change, vdi| add(change, &made, &new, vdi))?;
+                }
+                None => this.stack.db.change(|change| add(change, &made, &new, new.text("VDI")))?,
             }
-            recorded?;
             step("vm-clone:disk-made");
             Ok(())
         });
@@ -197,14 +194,43 @@ fn copy_of(call: &Call, vdi: &str, how: &How) -> Result<String, ApiError> {
 }
 
 /// Gives a new machine a VBD like another's.
-fn add(call: &Call, vm: &str, like: &Object, vdi: &str) -> Result<String, ApiError> {
+fn add(change: &mut Change<'_>, vm: &str, like: &Object, vdi: &str) -> Result<(), ApiError> {
     let same = ["userdevice", "bootable", "mode", "type", "unpluggable", "empty", "other_config"];
     let qos = ["qos_algorithm_type", "qos_algorithm_params"];
-    call.stack.db.change(|change| {
-        let mut fields: Vec<(&str, Value)> =
-            same.into_iter().chain(qos).map(|name| (name, like.get(name).clone())).collect();
-        fields.extend([("VM", Value::string(vm)), ("VDI", Value::string(vdi))]);
-        vbd::create_in(change, fields)
+    let mut fields: Vec<(&str, Value)> =
+        same.into_iter().chain(qos).map(|name| (name, like.get(name).clone())).collect();
+    fields.extend([("VM", Value::string(vm)), ("VDI", Value::string(vdi))]);
+    vbd::create_in(change, fields).map(drop)
+}
+
+/// Makes a VDI for a machine and a VBD that leads to it; both or none, whenever the daemon ends.
+fn make_disk(
+    call: &Call,
+    vm: &str,
+    make: impl FnOnce(&Call) -> Result<String, ApiError>,
+    record: impl FnOnce(&mut Change<'_>, &str) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
+    let vdi = make(&Call { made_for: Some(vm.into()), ..call.clone() })?;
+    step("vm-clone:disk-alone");
+    let recorded = call.stack.db.change(|change| {
+        change.drop_note(made_note(&vdi));
+        record(change, &vdi)
+    });
+    if recorded.is_err() {
+        remove_unused(call, &vdi)?;
+    }
+    recorded
+}
+
+/// Removes a VDI that was made for a machine, and that nothing leads to.
+fn remove_unused(call: &Call, vdi: &str) -> Result<(), ApiError> {
+    let db = &call.stack.db;
+    if db.get("VDI", vdi).is_ok() && db.find("VBD", "VDI", vdi).is_empty() {
+        lookup::send(call, "VDI.destroy", vec![Value::string(vdi)])?;
+    }
+    db.change(|change| {
+        change.drop_note(made_note(vdi));
+        Ok(())
     })
 }
 
@@ -222,6 +248,13 @@ fn remove(call: &Call, vm: &str, place: &str) -> Result<(), ApiError> {
 /// Removes what an earlier daemon began to make and did not finish.
 pub fn recover(stack: &Arc<Toolstack>) {
     let call = lookup::own_call(stack);
+    for (key, _) in stack.db.notes(MADE_NOTES) {
+        let vdi = key.trim_start_matches(MADE_NOTES);
+        match remove_unused(&call, vdi) {
+            Ok(()) => tracing::info!(vdi, "a disk that no machine came to have is removed"),
+            Err(error) => tracing::warn!(vdi, %error, "a disk that no machine came to have stays"),
+        }
+    }
     for (key, _) in stack.db.notes("machines/make/") {
         let reference = key.trim_start_matches("machines/make/").to_owned();
         let removed = (|| {
@@ -356,25 +389,19 @@ fn provision_disks(call: &Call, template: &Object, wanted: Vec<WantedDisk>) -> R
                 ("type", Value::string("user")),
             ];
             let record = record.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            let vdi = lookup::send_for_reference(&this, "VDI.create", vec![Value::Map(record)])?;
-            let recorded = this.stack.db.change(|change| {
-                vbd::create_in(
-                    change,
-                    vec![
-                        ("VM", Value::string(&vm)),
-                        ("VDI", Value::string(&vdi)),
-                        ("userdevice", Value::string(&disk.place)),
-                        ("bootable", Value::Bool(disk.bootable)),
-                        ("mode", Value::string("RW")),
-                        ("type", Value::string("Disk")),
-                        ("unpluggable", Value::Bool(true)),
-                    ],
-                )
-            });
-            if recorded.is_err() {
-                lookup::send(&this, "VDI.destroy", vec![Value::string(&vdi)])?;
-            }
-            recorded.map(drop)
+            let make = |call: &Call| lookup::send_for_reference(call, "VDI.create", vec![Value::Map(record)]);
+            make_disk(&this, &vm, make, |change, vdi| {
+                let fields = vec![
+                    ("VM", Value::string(&vm)),
+                    ("VDI", Value::string(vdi)),
+                    ("userdevice", Value::string(&disk.place)),
+                    ("bootable", Value::Bool(disk.bootable)),
+                    ("mode", Value::string("RW")),
+                    ("type", Value::string("Disk")),
+                    ("unpluggable", Value::Bool(true)),
+                ];
+                vbd::create_in(change, fields).map(drop)
+            })
         });
         plans.push(plan.undone_by(move |_| remove(&that, &of, &place)));
     }

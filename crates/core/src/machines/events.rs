@@ -102,7 +102,7 @@ fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
         return Ok(());
     };
     let vbd = stack.db.by_uuid("VBD", &uuid.to_string())?;
-    let Err(error) = stack.disks.restart(uuid, Instant::now() + RESTART) else {
+    let Err(error) = recover::restart(stack, &note, Instant::now() + RESTART) else {
         tracing::warn!(vbd = %uuid, "its disk process had died and was started again");
         let told = format!(
             "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause."

@@ -49,7 +49,7 @@ pub fn this_host(db: &Db) -> String {
 /// A call of the toolstack's own.
 pub fn own_call(stack: &Arc<Toolstack>) -> Call {
     let caller = Caller { session: String::new(), role: Role::PoolAdmin, user: "root".into() };
-    Call { stack: Arc::clone(stack), caller, progress: Arc::new(Unwatched::default()) }
+    Call { stack: Arc::clone(stack), caller, progress: Arc::new(Unwatched::default()), made_for: None }
 }
 
 /// Sends another message on behalf of a call.

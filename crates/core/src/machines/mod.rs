@@ -20,7 +20,7 @@ mod plug;
 mod power;
 mod recover;
 mod templates;
-mod tuning;
+pub(crate) mod tuning;
 mod vbd;
 mod vm;
 

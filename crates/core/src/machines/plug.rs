@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, Value};
 use tapio_stat::VbdId;
 use tapio_types::Access;
-use tapio_vm::{DiskSpec, PluggedDisk, VmDriver};
+use tapio_vm::{DiskSpec, FrontSpec, PluggedDisk, VmDriver};
 use uuid::Uuid;
 
 use super::operation::refresh;
@@ -165,7 +165,7 @@ impl Disk {
             front: None,
             offer: Offer::default(),
             size: 0,
-            tuning: tuning::of(&self.record, &self.sr),
+            tuning: tuning::of(&self.record, &self.sr, &self.call.stack.config),
         })?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         match self.call.stack.storage.activate(&self.call, &self.vdi, &self.vbd, access) {
@@ -192,7 +192,7 @@ impl Disk {
         let opening = taken(&self.opening);
         let chain = opening.as_ref().map(|opening| opening.chain.clone());
         let chain = chain.ok_or_else(|| ApiError::internal("a disk is started that is not active"))?;
-        let devices = self.driver.front(self.vm, &self.spec)? == tapio_vm::FrontSpec::Device;
+        let devices = self.driver.front(self.vm, &self.spec)? == FrontSpec::Device;
         self.call.stack.disks.start(self.spec.vbd, &chain, devices, Instant::now() + PLUG)
     }
 
@@ -205,11 +205,13 @@ impl Disk {
         let uuid = self.spec.vbd;
         let front = self.driver.front(self.vm, &self.spec)?;
         let number = VbdId { domid: self.domid, devid: devices::number(self.spec.position) };
-        let id = (!self.is_host && front != tapio_vm::FrontSpec::Nothing).then_some(number);
+        let has_number = !matches!(front, FrontSpec::Nothing | FrontSpec::Xen);
+        let id = (!self.is_host && has_number).then_some(number);
         let offered = disks.offer(uuid, &front, id, Instant::now() + PLUG)?;
         let given = self.driver.plug(self.vm, &offered).and_then(|()| {
             step("vbd-plug:plugged");
-            let device = offered.node.as_ref().and_then(|node| node.file_name()).map_or_else(
+            let node = offered.node.as_ref().filter(|_| offered.front == FrontSpec::Device);
+            let device = node.and_then(|node| node.file_name()).map_or_else(
                 || devices::name(self.spec.position),
                 |name| name.to_string_lossy().into_owned(),
             );

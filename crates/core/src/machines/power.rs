@@ -1,6 +1,6 @@
 //! Machines are started, stopped, and held.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,7 @@ fn start_on(call: &Call, args: &Args) -> Result<Value, ApiError> {
 }
 
 fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiError> {
-    let published = call.stack.disks.domid_max();
+    let published = numbers_below(&call.stack);
     let (_running, vm) = Running::begin(call, "VM", reference, "start", |change, vm| {
         refuse_special(vm)?;
         if vm.text("power_state") != "Halted" {
@@ -95,6 +95,14 @@ fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<
     change.put_note(note_key("start", vm), &vm.reference);
     change.set("VM", &vm.reference, "domid", taken + 1)?;
     change.get("VM", &vm.reference)
+}
+
+/// The highest number that a machine of another driver than Xen's must not have: those of disks that are published
+/// here, and those that Xen gives (below `DOMID_FIRST_RESERVED`) where there is one.
+fn numbers_below(stack: &Toolstack) -> u32 {
+    const FIRST_RESERVED: u32 = 0x7ff0;
+    let has_xen = stack.machines.driver("xen").is_some_and(|driver| driver.check().is_ok());
+    stack.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
 }
 
 /// Starts a machine that was [`announce`]d.
@@ -150,17 +158,20 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     call.stack.plans.run(operation, Plan::Serial(steps), &call.progress)?;
     step("vm-start:running");
     let state = if start_paused { "Paused" } else { "Running" };
-    let console = driver.console(uuid);
+    let (console, domid) = (driver.console(uuid), driver.domid(uuid));
     let recorded = call.stack.db.change(|change| {
         change.drop_note(note_key("start", vm));
         change.set("VM", &vm.reference, "power_state", Value::string(state))?;
         change.set("VM", &vm.reference, "resident_on", Value::string(lookup::this_host(&call.stack.db)))?;
+        if let Some(domid) = domid {
+            change.set("VM", &vm.reference, "domid", i64::from(domid))?;
+        }
         if let Some(console) = &console {
             change.create(
                 "console",
                 &[
                     ("protocol", Value::string("vt100")),
-                    ("location", Value::string(format!("unix:{}", console.display()))),
+                    ("location", Value::string(location(console))),
                     ("VM", Value::string(&vm.reference)),
                 ],
             )?;
@@ -175,6 +186,12 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     })
 }
 
+/// What clients are told of a console: a UNIX socket, or a terminal of this host.
+fn location(console: &Path) -> String {
+    let kind = if console.starts_with("/dev") { "tty" } else { "unix" };
+    format!("{kind}:{}", console.display())
+}
+
 /// Whether this host can run it now.
 ///
 /// # Errors
@@ -182,7 +199,8 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
 pub fn assert_can_boot(stack: &Toolstack, vm: &Object) -> Result<(), ApiError> {
     let driver = lookup::driver(stack, vm)?;
     driver.check()?;
-    if driver.name() == "sim" { Ok(()) } else { enough_memory(vm) }
+    // Xen has memory of its own, of which it says itself whether it suffices.
+    if matches!(driver.name(), "sim" | "xen") { Ok(()) } else { enough_memory(vm) }
 }
 
 fn enough_memory(vm: &Object) -> Result<(), ApiError> {
@@ -355,7 +373,7 @@ fn reboot(call: &Call, args: &Args, operation: &'static str) -> Result<Value, Ap
 /// # Errors
 /// As starting it.
 pub fn restart(call: &Call, vm: &Object, operation: &str) -> Result<(), ApiError> {
-    let published = call.stack.disks.domid_max();
+    let published = numbers_below(&call.stack);
     let vm = call.stack.db.change(|change| {
         let vm = change.get("VM", &vm.reference)?;
         announce(change, &vm, published)

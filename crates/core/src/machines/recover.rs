@@ -100,7 +100,7 @@ fn disks(call: &Call) {
         if runs && stack.disks.serves(note.spec.vbd) {
             continue;
         }
-        if runs && stack.disks.restart(note.spec.vbd, Instant::now() + TIDY).is_ok() {
+        if runs && restart(stack, &note, Instant::now() + TIDY).is_ok() {
             tracing::info!(vbd = %note.spec.vbd, "its disk process had died and was started again");
             continue;
         }
@@ -115,6 +115,18 @@ fn disks(call: &Call) {
         if is_left && let Err(error) = record(call, &vbd.reference, None, None) {
             tracing::warn!(vbd = vbd.text("uuid"), %error, "a VBD says that it is plugged");
         }
+    }
+}
+
+/// Starts another process in place of one that died, and tells the guest's driver where it names the process.
+///
+/// # Errors
+/// As [`crate::disks::Disks::restart`]; the driver's.
+pub fn restart(stack: &Toolstack, note: &Note, until: Instant) -> Result<(), ApiError> {
+    let again = stack.disks.restart(note.spec.vbd, until)?;
+    match (again, stack.machines.driver(&note.driver)) {
+        (Some(disk), Some(driver)) => driver.plug(note.vm, &disk),
+        _ => Ok(()),
     }
 }
 

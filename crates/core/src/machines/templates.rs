@@ -18,6 +18,8 @@ struct Template {
     memory: i64,
     disks: &'static str,
     bios: bool,
+    /// Only where its driver can run guests.
+    optional: bool,
 }
 
 /// A small disk to play with.
@@ -35,6 +37,7 @@ const TEMPLATES: &[Template] = &[
         memory: 128 * MIB,
         disks: ONE_GIB,
         bios: false,
+        optional: false,
     },
     Template {
         name: "Tapio QEMU guest",
@@ -43,6 +46,16 @@ const TEMPLATES: &[Template] = &[
         memory: 512 * MIB,
         disks: ONE_GIB,
         bios: false,
+        optional: false,
+    },
+    Template {
+        name: "Tapio Xen guest",
+        description: "A Linux kernel (PV_kernel) in a domain of Xen with a shell on its console",
+        driver: "xen",
+        memory: 256 * MIB,
+        disks: ONE_GIB,
+        bios: false,
+        optional: true,
     },
     Template {
         name: "Other install media",
@@ -51,6 +64,7 @@ const TEMPLATES: &[Template] = &[
         memory: 1024 * MIB,
         disks: EIGHT_GIB,
         bios: true,
+        optional: false,
     },
     Template {
         name: "Simulated guest",
@@ -59,6 +73,7 @@ const TEMPLATES: &[Template] = &[
         memory: 64 * MIB,
         disks: "",
         bios: false,
+        optional: false,
     },
 ];
 
@@ -67,8 +82,13 @@ const TEMPLATES: &[Template] = &[
 /// # Errors
 /// The store's.
 pub fn ensure(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
+    let is_possible = |template: &&Template| {
+        !template.optional
+            || stack.machines.driver(template.driver).is_some_and(|driver| driver.check().is_ok())
+    };
+    let possible: Vec<&Template> = TEMPLATES.iter().filter(is_possible).collect();
     stack.db.change(|change| {
-        for template in TEMPLATES {
+        for template in possible {
             let same = change.find("VM", "name_label", template.name);
             if !same.iter().any(|vm| vm.bool("is_default_template")) {
                 make(change, template)?;

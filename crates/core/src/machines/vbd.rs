@@ -434,7 +434,11 @@ fn set_tuned(
     if vbd.bool("currently_attached") && !vbd.bool("empty") {
         let vdi = db.get("VDI", vbd.text("VDI"))?;
         let sr = db.get("SR", vdi.text("SR"))?;
-        call.stack.disks.tune(vbd.uuid()?, &tuning::of(&vbd, &sr))?;
+        let again = call.stack.disks.tune(vbd.uuid()?, &tuning::of(&vbd, &sr, &call.stack.config))?;
+        if let Some(disk) = again {
+            let vm = db.get("VM", vbd.text("VM"))?;
+            lookup::driver(&call.stack, &vm)?.plug(vm.uuid()?, &disk)?;
+        }
     }
     Ok(Value::Void)
 }

@@ -42,6 +42,7 @@ pub const STEPS: &[Step] = &[
     at("vm-shutdown:ended", "the guest has ended, its disks are there. They are unplugged"),
     at("vm-shutdown:unplugged", "only the record says that the guest runs. It no longer does"),
     at("vm-clone:recorded", "a record of a machine without its disks. It is removed"),
+    at("vm-clone:disk-alone", "a disk is made and nothing leads to it. It is removed, the record too"),
     at("vm-clone:disk-made", "some of the disks are made. They are removed, the record too"),
     at("vm-destroy:noted", "nothing is removed yet. The machine stays"),
 ];

@@ -11,9 +11,11 @@ use super::attached::Attached;
 use super::gate::{ACTIVATE, INTO, on_sr, on_vdi};
 use super::notes::Note;
 use super::operation::Operation;
-use super::records;
+use super::own_call;
+use super::records::{self, Alert};
 use super::vdi::{Subject, discard, not_in_use, not_plugged, record_made};
 use super::work::{Names, Work};
+use crate::Toolstack;
 use crate::call::{Args, Call, Handlers};
 use crate::db::Object;
 use crate::plan::steps::step;
@@ -209,18 +211,84 @@ fn copy_into(
     }
     not_plugged(&call.stack.db, into, "copy")?;
     let operation = begin(call, source, base, &attached.reference, Some(into))?;
-    operation.note(None, None)?;
+    let note = Note::CopyInto {
+        sr: attached.reference.clone(),
+        source: source.reference().to_owned(),
+        base: base.map(|base| base.reference().to_owned()),
+        into: into.to_owned(),
+    };
+    operation.note(Some(&note), Some("vdi-copy:into-noted"))?;
+    // A copy that failed has told its caller that the VDI holds a part; one that was killed could not.
+    fill_into(call, &operation, &note, (source, base, &target))
+        .inspect_err(|_| operation.give_up(Some(&note)))?;
+    Ok(Value::string(into))
+}
+
+fn fill_into(
+    call: &Call,
+    operation: &Operation<'_>,
+    note: &Note,
+    (source, base, target): (&Subject, Option<&Subject>, &Subject),
+) -> Result<(), ApiError> {
+    let attached = &target.sr;
     let filled = (|| {
-        let (_reading, chain, below) = open(call, &operation, source, base)?;
+        let (_reading, chain, below) = open(call, operation, source, base)?;
         attached
             .with(|device| device.fill(&Work::part(call, 0.02, 0.98), target.uuid, &chain, below.as_ref()))?;
         attached.with(|device| device.vdi(&Work::new(call), target.uuid))
     })();
     let filled = filled.map_err(|error| target.told(call, "copy", error))?;
+    step("vdi-copy:into-filled");
     let sizes = attached.measure(&Work::new(call));
-    operation.commit(None, |change| {
-        let more = records::update(change, &*change.get("VDI", into)?, &filled)?;
+    operation.commit(Some(note), |change| {
+        let more = records::update(change, &*change.get("VDI", target.reference())?, &filled)?;
         attached.record(change, sizes, more)
-    })?;
-    Ok(Value::string(into))
+    })
+}
+
+/// Does once more, in the background, what a killed daemon had begun to copy into a VDI. When this returns nobody else
+/// can use the VDIs until that is done.
+pub(super) fn resume(stack: &Arc<Toolstack>, note: &Note) {
+    let (entered, is_entered) = std::sync::mpsc::channel();
+    let (stack, note) = (Arc::clone(stack), note.clone());
+    let copying = move || {
+        let call = own_call(&stack);
+        if let Err(error) = copy_again(&call, &note, entered) {
+            tracing::warn!(?note, %error, "a copy that was interrupted cannot be finished");
+        }
+    };
+    match std::thread::Builder::new().name("copy".to_owned()).spawn(copying) {
+        // It says so, or it has ended.
+        Ok(_) => drop(is_entered.recv()),
+        Err(error) => tracing::error!(%error, "a copy that was interrupted waits for the next start"),
+    }
+}
+
+fn copy_again(call: &Call, note: &Note, entered: std::sync::mpsc::Sender<()>) -> Result<(), ApiError> {
+    let Note::CopyInto { source, base, into, sr } = note else { return Ok(()) };
+    let db = &call.stack.db;
+    let drop_note = || {
+        db.change(|change| {
+            note.drop_from(change);
+            Ok(())
+        })
+    };
+    let Ok(record) = db.get("VDI", into) else { return drop_note() };
+    let target = Subject::find(call, into)?;
+    let copied = (|| {
+        let source = Subject::find(call, source)?;
+        let base = base.as_deref().map(|base| Subject::find(call, base)).transpose()?;
+        let operation = begin(call, &source, base.as_ref(), sr, Some(into))?;
+        operation.note(Some(note), None)?;
+        let _ = entered.send(());
+        fill_into(call, &operation, note, (&source, base.as_ref(), &target))
+    })();
+    let Err(error) = copied else { return Ok(()) };
+    let (uuid, name) = (record.text("uuid"), record.text("name_label"));
+    let body = format!(
+        "The copy into VDI '{name}' ({uuid}) was interrupted and cannot be repeated: {error}. The VDI holds a part of it; \
+         copy again, or destroy it."
+    );
+    Alert { name: "VDI_COPY_INTERRUPTED", priority: 3, class: "VDI", about: uuid }.post(&call.stack, &body);
+    drop_note()
 }

@@ -94,6 +94,7 @@ fn record(
         more += i64::try_from(forked.made.virtual_size).unwrap_or(i64::MAX);
         sr.record(change, sizes, more)?;
         allowed::refresh(storage, change, "VDI", &reference)?;
+        call.note_made(change, &reference);
         Ok(reference)
     })
 }

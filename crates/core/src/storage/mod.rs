@@ -115,5 +115,5 @@ fn this_host(db: &Db) -> String {
 /// A call of the toolstack's own, at start.
 fn own_call(stack: &Arc<Toolstack>) -> Call {
     let caller = Caller { session: String::new(), role: tapio_model::Role::PoolAdmin, user: "root".into() };
-    Call { stack: Arc::clone(stack), caller, progress: Arc::new(Unwatched::default()) }
+    Call { stack: Arc::clone(stack), caller, progress: Arc::new(Unwatched::default()), made_for: None }
 }

@@ -28,6 +28,8 @@ pub(super) enum Note {
     PbdWanted { pbd: String },
     /// An image is made that has no record until it is complete.
     ImageMade { sr: String, image: Uuid },
+    /// A VDI is copied into one that is there.
+    CopyInto { sr: String, source: String, base: Option<String>, into: String },
     /// An image is removed, its record after it.
     VdiDestroy { sr: String, vdi: String },
     /// An image is taken in.
@@ -62,6 +64,7 @@ impl Note {
             Self::PbdUnplug { pbd } => ("pbd-unplug", pbd.clone()),
             Self::PbdWanted { pbd } => ("pbd-wanted", pbd.clone()),
             Self::ImageMade { image, .. } => ("image-made", image.to_string()),
+            Self::CopyInto { into, .. } => ("copy-into", into.clone()),
             Self::VdiDestroy { vdi, .. } => ("vdi-destroy", vdi.clone()),
             Self::Introduce { image, .. } => ("introduce", image.to_string()),
             Self::Holder { vdi, holder, .. } => ("holder", format!("{vdi}/{holder}")),
@@ -88,7 +91,10 @@ impl Note {
     /// The SR that must be attached before something can be made of it.
     pub(super) fn sr(&self) -> Option<&str> {
         match self {
-            Self::ImageMade { sr, .. } | Self::VdiDestroy { sr, .. } | Self::Introduce { sr, .. } => Some(sr),
+            Self::ImageMade { sr, .. }
+            | Self::CopyInto { sr, .. }
+            | Self::VdiDestroy { sr, .. }
+            | Self::Introduce { sr, .. } => Some(sr),
             _ => None,
         }
     }

@@ -12,7 +12,7 @@ use super::notes::{self, Note};
 use super::records::{self, Alert};
 use super::vdi::{Subject, gone_bases, remove_image, remove_records};
 use super::work::{Work, is_missing};
-use super::{allowed, own_call, plug, sr, this_host};
+use super::{allowed, copy, own_call, plug, sr, this_host};
 use crate::Toolstack;
 use crate::call::Call;
 use crate::db::reference_of;
@@ -54,6 +54,11 @@ pub fn recover(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
         }
     });
     forget_notes_of_gone_srs(&call)?;
+    // Last, because source and target may be on different SRs.
+    notes
+        .iter()
+        .filter(|note| matches!(note, Note::CopyInto { .. }))
+        .for_each(|note| copy::resume(stack, note));
     db.change(|change| {
         for known in change.all("SR") {
             allowed::refresh_all(storage, change, &known.reference)?;

@@ -1,14 +1,20 @@
 //! Setters that mean more than their field.
 
+use std::collections::BTreeMap;
+
 use tapio_model::{ApiError, Value};
 
 use super::gate::{on_sr, on_vdi};
 use super::operation::Operation;
 use super::vdi::{Subject, not_in_use, not_plugged};
 use crate::call::{Args, Call, Handlers};
+use crate::db::Object;
+use crate::machines::tuning::{POOL_RINGS, pool_pages};
 
 pub(super) fn register(handlers: &mut Handlers) {
     handlers.on("SR.set_shared", set_shared);
+    handlers.on("SR.set_other_config", set_other_config);
+    handlers.on("SR.add_to_other_config", add_to_other_config);
     handlers.on("SR.set_physical_size", set_physical_size);
     handlers.on("VDI.set_read_only", |call, args| set_unused(call, args, "read_only"));
     handlers.on("VDI.set_sharable", |call, args| set_unused(call, args, "sharable"));
@@ -31,6 +37,41 @@ fn set_shared(call: &Call, args: &Args) -> Result<Value, ApiError> {
             return Err(ApiError::new("SR_HAS_MULTIPLE_PBDS", [second.reference.as_str()]));
         }
         change.set("SR", reference, "shared", shared)
+    })?;
+    Ok(Value::Void)
+}
+
+fn set_other_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (reference, fresh) = (args.text(0)?, args.map(1)?);
+    change_other_config(call, reference, |_, _| Ok(fresh))
+}
+
+fn add_to_other_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (key, value) = (args.text(1)?, args.text(2)?);
+    change_other_config(call, args.text(0)?, |sr, mut map| {
+        if map.insert(key.to_owned(), value.to_owned()).is_some() {
+            return Err(ApiError::new("MAP_DUPLICATE_KEY", ["SR", "other_config", sr.text("uuid"), key]));
+        }
+        Ok(map)
+    })
+}
+
+/// Refuses a size of the page pool that cannot be: it would be noticed at the next plug only.
+fn change_other_config(
+    call: &Call,
+    reference: &str,
+    change_map: impl FnOnce(&Object, BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ApiError>,
+) -> Result<Value, ApiError> {
+    call.stack.db.change(|change| {
+        let sr = change.get("SR", reference)?;
+        let (before, fresh) = (sr.map("other_config"), change_map(&sr, sr.map("other_config"))?);
+        let is_new = before.get(POOL_RINGS) != fresh.get(POOL_RINGS);
+        if let (true, Err(why)) = (is_new, pool_pages(&fresh)) {
+            let value = fresh.get(POOL_RINGS).cloned().unwrap_or_default();
+            let params = [format!("other_config:{POOL_RINGS}"), value, why];
+            return Err(ApiError::new("VALUE_NOT_SUPPORTED", params));
+        }
+        change.set("SR", reference, "other_config", Value::string_map(fresh))
     })?;
     Ok(Value::Void)
 }

@@ -31,6 +31,8 @@ pub const STEPS: &[Step] = &[
     at("vdi-copy:noted", "a note of the image to come; nothing is made. The note is removed"),
     at("vdi-copy:image-made", "an empty image without a record. It is removed"),
     at("vdi-copy:filled", "a whole image without a record. It is removed"),
+    at("vdi-copy:into-noted", "a note of the copy; the VDI holds what it held. It is copied"),
+    at("vdi-copy:into-filled", "the VDI holds the copy, its record not its size. It is copied once more"),
     at("vdi-introduce:noted", "a note of an image to be taken in. The note is removed"),
     at("vdi-introduce:image-taken", "an image without a record. It gets its record"),
 ];

@@ -179,6 +179,7 @@ pub(super) fn record_made(
         let reference = records::create(change, &attached.reference, made, fields)?;
         attached.record(change, sizes, size)?;
         super::allowed::refresh(&call.stack.storage, change, "VDI", &reference)?;
+        call.note_made(change, &reference);
         Ok(Value::String(reference))
     });
     recorded.inspect_err(|_| discard(call, operation, note, attached, made.uuid))

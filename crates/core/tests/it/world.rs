@@ -42,6 +42,7 @@ pub fn config(dir: &std::path::Path) -> Config {
         mount_dir: dir.join("mount"),
         worker_pool_size: 4,
         per_vm_parallel: 4,
+        polling: (8_000, 50),
     }
 }
 

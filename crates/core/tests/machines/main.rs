@@ -7,3 +7,4 @@ mod rig;
 mod storm;
 mod vbd;
 mod vm;
+mod xen;

@@ -40,6 +40,7 @@ pub fn config(dir: &Path) -> Config {
         mount_dir: dir.join("mount"),
         worker_pool_size: 16,
         per_vm_parallel: 10,
+        polling: (8_000, 50),
     }
 }
 

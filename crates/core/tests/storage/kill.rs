@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use tapio_core::db::Db;
 use tapio_model::{NULL_REF, Value};
@@ -63,8 +64,11 @@ fn story(dir: &Path) {
     rig.call("VDI.snapshot", vec![vdi.as_str().into(), single]).expect("a base copy");
     rig.call("VDI.resize", vec![vdi.as_str().into(), (6 * MIB).into()]).expect("it grows");
     log.tell("grown vdi");
-    rig.text("VDI.copy", vec![raw.as_str().into(), NULL_REF.into(), NULL_REF.into(), vdi.as_str().into()])
+    let into = rig.make_vdi(&sr, 4 * MIB);
+    log.made("into", &into);
+    rig.text("VDI.copy", vec![raw.as_str().into(), NULL_REF.into(), NULL_REF.into(), into.as_str().into()])
         .expect("a copy into one that is there");
+    log.tell("filled into");
     let (uuid, location) =
         (rig.vdi(&clone).text("uuid").to_owned(), rig.vdi(&clone).text("location").to_owned());
     rig.call("VDI.forget", vec![clone.as_str().into()]).expect("nobody uses it");
@@ -139,6 +143,12 @@ fn look(dir: &Path, place: &str) {
             assert!(is_there, "{place}: {name} was made");
         }
     }
+    // What was being copied is copied in the background.
+    let until = Instant::now() + Duration::from_secs(30);
+    while !rig.stack.db.notes("storage/copy-into/").is_empty() {
+        assert!(Instant::now() < until, "{place}: the copy does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let srs = rig.stack.db.all("SR");
     for sr in &srs {
         let pbd = rig.pbd(&sr.reference);
@@ -154,7 +164,11 @@ fn look(dir: &Path, place: &str) {
         }
     }
     if let Some(sr) = made.get("sr") {
-        for name in ["raw", "vdi", "snapshot", "clone"] {
+        let is_filled = has("filled into") || place.starts_with("vdi-copy:into");
+        for name in ["raw", "vdi", "snapshot", "clone", "into"] {
+            if name == "into" && !is_filled {
+                continue;
+            }
             let Some(vdi) = made.get(name).filter(|vdi| rig.stack.db.get("VDI", vdi).is_ok()) else {
                 continue;
             };

@@ -28,6 +28,7 @@ pub(crate) fn config(dir: &Path) -> Config {
         mount_dir: dir.join("mount"),
         worker_pool_size: 8,
         per_vm_parallel: 4,
+        polling: (8_000, 50),
     };
     for made in [&config.run_dir, &config.state_dir, &config.mount_dir, &dir.join("sr")] {
         std::fs::create_dir_all(made).expect("a directory of the rig");
@@ -88,6 +89,7 @@ impl Rig {
             stack: Arc::clone(&self.stack),
             caller: Caller { session: String::new(), role: Role::PoolAdmin, user: "root".into() },
             progress: Arc::new(Unwatched::default()),
+            made_for: None,
         }
     }
 

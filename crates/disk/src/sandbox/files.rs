@@ -54,8 +54,9 @@ const SYSTEM: &[&str] =
     &["/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr"];
 /// What the process itself reads: how idle the host is, names of users, time zones.
 const READ_ALWAYS: &[&str] = &["/proc", "/sys", "/etc", "/usr/share/zoneinfo"];
-/// What it writes: nothing into nothing, lines into the system's log.
-const WRITE_ALWAYS: &[&str] = &["/dev/null", "/dev/log", "/run/systemd/journal"];
+/// What it writes: nothing into nothing, lines into the system's log; and the pages and events of Xen guests.
+const WRITE_ALWAYS: &[&str] =
+    &["/dev/null", "/dev/log", "/run/systemd/journal", "/dev/xen/gntdev", "/dev/xen/evtchn"];
 
 /// `struct landlock_path_beneath_attr`.
 #[repr(C, packed)]

@@ -83,6 +83,14 @@ const IOCTLS: &[u32] = &[
     0x127b,      // BLKPBSZGET: its physical block
     0x1277,      // BLKDISCARD
     0x127f,      // BLKZEROOUT
+    // Of /dev/xen/gntdev and /dev/xen/evtchn, by xen/gntdev.h and xen/evtchn.h.
+    0x0018_4700, // IOCTL_GNTDEV_MAP_GRANT_REF: pages of a guest
+    0x0010_4701, // IOCTL_GNTDEV_UNMAP_GRANT_REF
+    0x0004_4703, // IOCTL_GNTDEV_SET_MAX_GRANTS
+    0x0010_4708, // IOCTL_GNTDEV_GRANT_COPY: a batch of data
+    0x0008_4501, // IOCTL_EVTCHN_BIND_INTERDOMAIN: a ring's event channel
+    0x0004_4503, // IOCTL_EVTCHN_UNBIND
+    0x0004_4504, // IOCTL_EVTCHN_NOTIFY
 ];
 
 /// The calls, those of every request first.
@@ -157,11 +165,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_dup3, "dup3", "leaving the terminal"),
     call!(SYS_pipe2, "pipe2", "event channels").by(Scope::Control),
     call!(SYS_memfd_create, "memfd_create", "requests in flight, shared with a guest").by(Scope::Control),
-    call!(SYS_ioctl, "ioctl", "sizes of block devices, blocking mode").only(Arguments::OneOf {
-        index: 1,
-        values: IOCTLS,
-        errno: libc::ENOTTY,
-    }),
+    call!(SYS_ioctl, "ioctl", "sizes of block devices, blocking mode, pages and events of Xen guests")
+        .only(Arguments::OneOf { index: 1, values: IOCTLS, errno: libc::ENOTTY }),
     // Memory.
     call!(SYS_mmap, "mmap", "memory of all kinds, never to be executed").only(Arguments::Without {
         index: 2,

@@ -467,3 +467,38 @@ fn a_snapshot_makes_another_image_the_leaf() {
     assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/b.vhd"));
     assert_eq!(errno(table.image_work(minor + 1, &work)), Errno::ENODEV);
 }
+
+/// Rings of guests by the messages of the tapdisk protocol.
+#[test]
+fn a_ring_is_connected_and_disconnected_by_its_numbers() {
+    let Setting { table, shm, minor, .. } = &setting();
+    let ring = tapio_control::Blkif {
+        domid: 5,
+        devid: 51712,
+        gref: [8, 9, 0, 0, 0, 0, 0, 0],
+        order: 1,
+        proto: 2,
+        port: 12,
+        ..tapio_control::Blkif::default()
+    };
+    assert_eq!(errno(table.connect_ring(*minor, &ring)), Errno::ENODEV);
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.connect_ring(*minor, &ring).expect("connected");
+    let fronts = table.fronts(*minor).expect("fronts");
+    let id = VbdId { domid: 5, devid: 51712 };
+    assert_eq!((fronts.len(), fronts[0].vbd), (1, id));
+    let Front::Blkif(front) = &fronts[0].front else { panic!("{fronts:?}") };
+    assert_eq!((&front.queues[0].ring, front.queues[0].port), (&vec![8, 9], 12));
+    assert!(shm.vbd(5, 51712).join("io_ring").exists(), "published under the guest's numbers");
+    assert_eq!(errno(table.connect_ring(*minor, &ring)), Errno::EADDRINUSE);
+    assert_eq!(
+        errno(table.connect_ring(*minor, &tapio_control::Blkif { order: 4, ..ring.clone() })),
+        Errno::EINVAL
+    );
+    let other = tapio_control::Blkif { devid: 51728, ..ring.clone() };
+    assert_eq!(errno(table.disconnect_ring(*minor, &other)), Errno::ENODEV);
+    table.connect_ring(*minor, &other).expect("a second device of the same disk");
+    table.disconnect_ring(*minor, &ring).expect("disconnected");
+    assert_eq!(table.fronts(*minor).expect("fronts")[0].vbd, VbdId { devid: 51728, ..id });
+    assert!(!shm.vbd(5, 51712).exists());
+}

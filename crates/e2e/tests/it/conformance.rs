@@ -3,8 +3,9 @@
 // Tests all of it, but not in functions that the lint knows as tests.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use tapio_e2e::client::sha256;
 use tapio_e2e::disk::{Disk, DiskOptions};
 use tapio_e2e::scratch::Scratch;
 use tapio_vm::{
-    DiskSpec, FrontSpec, PluggedDisk, Settings, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState, registry,
+    DiskFacts, DiskSpec, FrontSpec, PluggedDisk, Settings, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+    registry,
 };
 use uuid::Uuid;
 
@@ -135,7 +137,7 @@ impl Lab {
         }
         let mut process = options.start(self.scratch.path());
         process.process.wait_for("socket", self.limit, || socket.exists().then_some(()));
-        let disk = PluggedDisk { spec, front, node: None, size: 16 * MIB };
+        let disk = PluggedDisk { spec, front, node: None, size: 16 * MIB, facts: DiskFacts::default() };
         Plugged { disk, image, process }
     }
 
@@ -495,13 +497,18 @@ pub fn disks(most: u8) -> u8 {
     std::env::var("TAPIO_DISKS").ok().and_then(|text| text.parse().ok()).unwrap_or(most)
 }
 
-/// As many disks as the driver can give, all at the start; how long it took.
+/// As many disks as the driver can give, all at the start; how long it took. The guest reads on each which one it is
+/// and writes there what it is called in the guest.
 pub fn many(lab: &mut Lab, count: u8) {
     let vm = lab.vm();
     let begun = Instant::now();
     lab.driver().create(&lab.spec).unwrap();
     let made = begun.elapsed();
     let all: Vec<Plugged> = (0..count).map(|position| lab.disk(position, |_| ())).collect();
+    for (position, one) in all.iter().enumerate() {
+        let image = std::fs::File::options().write(true).open(&one.image).unwrap();
+        image.write_all_at(format!("disk {position}\n").as_bytes(), 0).unwrap();
+    }
     let offered = begun.elapsed();
     std::thread::scope(|scope| {
         for part in all.chunks(usize::from(count).div_ceil(10)) {
@@ -517,11 +524,25 @@ pub fn many(lab: &mut Lab, count: u8) {
     let up = begun.elapsed();
     let seen = console.run("grep -c ' vd' /proc/partitions");
     assert_eq!(seen, count.to_string(), "{}", console.run("dmesg | grep -i -e virtio -e memory | tail -n 8"));
+    // Nothing but what the shell does itself: in an emulated guest a process takes long.
+    console.run("for d in /dev/vd*; do read -r was <$d; echo $was is $d. >$d; done; sync");
+    let mut names = BTreeSet::new();
+    for (position, one) in all.iter().enumerate() {
+        let mut bytes = [0; 64];
+        std::fs::File::open(&one.image).and_then(|mut file| file.read_exact(&mut bytes)).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        let name = text
+            .split_once('.')
+            .and_then(|(said, _)| said.strip_prefix(&format!("disk {position} is /dev/")));
+        let name = name.unwrap_or_else(|| panic!("disk {position} holds {text:?}"));
+        assert!(names.insert(name.to_owned()), "two disks are {name}");
+    }
     println!(
-        "{count} disks: made {made:?}, disk processes {:?}, plugged {:?}, up {:?}",
+        "{count} disks: made {made:?}, disk processes {:?}, plugged {:?}, up {:?}, read and written {:?}",
         offered - made,
         plugged - offered,
-        up - plugged
+        up - plugged,
+        begun.elapsed() - up
     );
     lab.driver().shutdown(vm, ShutdownKind::Hard, lab.soon()).unwrap();
 }

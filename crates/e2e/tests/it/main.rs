@@ -1,5 +1,5 @@
 //! End-to-end tests, by lane: `host` (real clients), `uml` and `qemu` (real guests), `vm` (a machine
-//! of our own with the drivers that hosts lack).
+//! of our own with the drivers that hosts lack), `xen` (a real hypervisor with real guests).
 //!
 //! The lanes are modules so that `cargo test -p tapio-e2e -- host::` runs one of them.
 
@@ -9,3 +9,4 @@ mod machines;
 mod qemu;
 mod uml;
 mod vm;
+mod xen;

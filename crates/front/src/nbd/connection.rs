@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use tapio_block::{Client, DiskError, Extent, Op, Port, Request, World};
+use tapio_block::{Client, DiskError, Extent, Op, Point, Port, Request, World};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Notify, Segments, Tasks};
 use tapio_types::Span;
@@ -244,6 +244,10 @@ impl Connection {
 
     /// Hands a disk request over when the connection is not held and the disk has room.
     pub(super) async fn submit(&self, slot: u32, op: Op, span: Span, data: Segments) -> Result<(), End> {
+        if self.port.is_traced() {
+            let cookie = self.slots.borrow_mut().at(slot).cookie;
+            self.port.note(Point::Taken, u64::from(slot), cookie as u32);
+        }
         loop {
             self.gate().await?;
             if self.port.room() > 0 {

@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::os::fd::RawFd;
 use std::rc::Rc;
 
+use tapio_block::Point;
+
 use super::connection::Connection;
 use super::limits::{SEND_LEN_MAX, SEND_PIECES_MAX};
 use super::reply::{Failure, ReplyWriter};
@@ -216,6 +218,7 @@ impl Batch {
     fn release(&mut self, connection: &Connection) {
         let mut slots = connection.slots.borrow_mut();
         for index in self.slots.drain(..) {
+            connection.port.note(Point::Published, index.into(), 0);
             slots.free(index);
         }
         self.failed_midway = false;

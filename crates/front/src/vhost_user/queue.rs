@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tapio_block::{Client, DiskError, Op, Port, Request};
+use tapio_block::{Client, DiskError, Op, Point, Port, Request};
 use tapio_ring::{Notify, Segments};
 use tapio_types::Span;
 
@@ -248,13 +248,18 @@ impl Queue {
     /// Puts the answers of what is done into the ring, and interrupts the guest once if it wants that.
     pub fn publish(&self) {
         let mut core = self.core.borrow_mut();
-        {
+        let any = {
             let mut done = self.done.borrow_mut();
+            let any = !done.is_empty();
             for (slot, result) in done.drain(..) {
                 core.note(slot, result);
             }
-        }
+            any
+        };
         core.commit();
+        if any {
+            self.port.note_all(Point::Published);
+        }
         core.untake();
         if core.in_flight == 0 && !core.takes() {
             self.settled.notify_all(self.port.tasks());
@@ -362,7 +367,10 @@ impl Queue {
             Ok(ticket)
         });
         match found {
-            Ok(ticket) => slot.ticket = ticket,
+            Ok(ticket) => {
+                slot.ticket = ticket;
+                self.port.note(Point::Taken, u64::from(index), u32::from(ticket.id));
+            }
             Err(error) => {
                 core.free.push(index);
                 return Err(error);

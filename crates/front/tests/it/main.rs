@@ -3,6 +3,8 @@
 // In a test, a failure that panics where it happened says the most.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod blkif;
+mod blkif_advisories;
 mod counting;
 mod nbd;
 mod vhost_user;

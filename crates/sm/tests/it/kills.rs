@@ -4,19 +4,16 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use tapio_format::vhd::offline::{CheckOptions, SnapshotOptions, check_path, snapshot};
 use tapio_sm::{CloneJournal, ForkKind, NewVdi, STEPS, Sr};
 use tapio_types::Access;
 use uuid::Uuid;
 
-use crate::support::{Disk, Place, Watch, byte_of, driver, make, new_vdi, read, write};
+use crate::support::{Disk, Place, Watch, byte_of, died, driver, make, new_vdi, read, write};
 
 const MIB: u64 = 1 << 20;
 const CHILD: &str = "TAPIO_SM_TEST_CHILD";
-/// What one child may take.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the process does that dies.
 const CHANGES: &[&str] = &[
@@ -71,27 +68,13 @@ fn run(sr: &dyn Sr, ctx: &Watch, change: &str, vdi: Uuid, other: Uuid) -> Result
 /// Runs the child; whether it died at the step.
 fn dies(place: &Place, change: &str, step: &str, vdi: Uuid, other: Uuid) -> bool {
     let job = format!("{}|{}|{change}|{step}|{vdi}|{other}", place.dir.path().display(), place.sr);
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let child = Command::new(std::env::current_exe().unwrap())
         .args(["kills::child", "--exact", "--nocapture"])
         .env(CHILD, job)
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match child.try_wait().unwrap() {
-            Some(status) => {
-                assert!(matches!(status.code(), Some(0 | 137)), "{change} at {step}: {status}");
-                return status.code() == Some(137);
-            }
-            None if Instant::now() > until => {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                panic!("{change} at {step} does not end");
-            }
-            None => std::thread::sleep(Duration::from_millis(2)),
-        }
-    }
+    died(child, &format!("{change} at {step}"))
 }
 
 /// What there was before the change: a VDI with 1 at 0 and 2 at 4 MiB, and one beside it with 3 at 0.

@@ -4,18 +4,15 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use tapio_sm::{Config, STEPS};
 use uuid::Uuid;
 
 use crate::devices::{Loop, Mounted, has_device_mapper, holds};
-use crate::support::{Place, Watch, driver, make, read, write};
+use crate::support::{Place, Watch, died, driver, make, read, write};
 
 const MIB: u64 = 1 << 20;
 const CHILD: &str = "TAPIO_SM_TEST_SR_CHILD";
-/// What one child may take.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The child: not a test by itself.
 #[test]
@@ -40,27 +37,13 @@ fn child() {
 fn dies(place: &Place, sr_type: &str, config: &Config, step: &str) -> bool {
     let (key, value) = config.first_key_value().unwrap();
     let job = format!("{}|{}|{sr_type}|{key}|{value}|{step}", place.dir.path().display(), place.sr);
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let child = Command::new(std::env::current_exe().unwrap())
         .args(["kills_of_srs::child", "--exact", "--nocapture"])
         .env(CHILD, job)
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match child.try_wait().unwrap() {
-            Some(status) => {
-                assert!(matches!(status.code(), Some(0 | 137)), "{sr_type} at {step}: {status}");
-                return status.code() == Some(137);
-            }
-            None if Instant::now() > until => {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                panic!("{sr_type} at {step} does not end");
-            }
-            None => std::thread::sleep(Duration::from_millis(2)),
-        }
-    }
+    died(child, &format!("{sr_type} at {step}"))
 }
 
 /// Kills at every step of making and erasing; which of them there were.

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tapio_format::vhd::offline::{self, Chain, Image, Layer, OpenOptions};
 use tapio_format::{FileMedium, Medium};
@@ -227,5 +229,27 @@ pub fn blocks(chain: &ChainSpec) -> u32 {
     match &Chain::open_spec(chain).unwrap().layers()[0] {
         Layer::Vhd(image) => image.allocated_blocks(),
         Layer::Raw { .. } => panic!("raw"),
+    }
+}
+
+/// What a child that is to die may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whether a child died at its step, rather than come to its end; `what` it was to do.
+pub fn died(mut child: Child, what: &str) -> bool {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) => {
+                assert!(matches!(status.code(), Some(0 | 137)), "{what}: {status}");
+                return status.code() == Some(137);
+            }
+            None if Instant::now() > until => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{what} does not end");
+            }
+            None => std::thread::sleep(Duration::from_millis(2)),
+        }
     }
 }

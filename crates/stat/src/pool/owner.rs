@@ -20,21 +20,23 @@ pub fn ourselves() -> io::Result<Owner> {
     Ok(Owner::new(std::process::id(), start))
 }
 
+/// Whether there is no process of that number: a quick look, which takes another process of the same number for the
+/// one that is meant.
+pub fn is_gone(owner: Owner) -> bool {
+    let Some(pid) = i32::try_from(owner.pid()).ok().filter(|pid| *pid > 0) else { return true };
+    // SAFETY: signal 0 is not sent; the call only tells whether it could be.
+    let asked = unsafe { libc::kill(pid, 0) };
+    asked != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+}
+
 /// Whether a process is gone for good. One that cannot be looked at is taken to live.
 pub fn is_dead(owner: Owner) -> bool {
-    let Ok(pid) = i32::try_from(owner.pid()) else { return true };
-    if pid <= 0 {
-        return true;
-    }
+    let Some(pid) = i32::try_from(owner.pid()).ok().filter(|pid| *pid > 0) else { return true };
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         // One that has ended and waits for its parent holds nothing any more.
         Ok(stat) => parse(&stat)
             .is_some_and(|(state, start)| start as u32 != owner.start() || matches!(state, b'Z' | b'X')),
-        Err(_) => {
-            // SAFETY: signal 0 is not sent; the call only tells whether it could be.
-            let asked = unsafe { libc::kill(pid, 0) };
-            asked != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
-        }
+        Err(_) => is_gone(owner),
     }
 }
 
@@ -54,12 +56,12 @@ mod tests {
     #[test]
     fn this_process_lives_and_one_of_another_start_does_not() {
         let ours = ourselves().expect("the kernel tells");
-        assert!(!is_dead(ours));
+        assert!(!is_dead(ours) && !is_gone(ours));
         assert!(is_dead(Owner::new(ours.pid(), u64::from(ours.start()) + 1)));
         assert!(is_dead(Owner::new(u32::MAX, 1)) && is_dead(Owner::new(0, 1)));
         let mut child = std::process::Command::new("true").spawn().expect("a child");
         let owner = Owner::new(child.id(), 0);
         child.wait().expect("it ends");
-        assert!(is_dead(owner));
+        assert!(is_dead(owner) && is_gone(owner) && is_gone(Owner::new(0, 1)));
     }
 }

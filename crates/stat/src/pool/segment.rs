@@ -239,12 +239,18 @@ pub fn join(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32) -> 
             )));
         }
         (Some(ledger), _) => {
-            ledger.bury(ours, &owner::is_dead);
+            // A quick look at each: hundreds of disks join one after the other. Those that it misses are found by
+            // whoever waits for pages, or below.
+            ledger.bury(ours, &owner::is_gone);
             ledger
         }
         (None, pages) => place.create(pages.unwrap_or(PAGES_DEFAULT))?,
     };
-    let slot = ledger.join(ours, minor).ok_or_else(|| {
+    let found = ledger.join(ours, minor).or_else(|| {
+        ledger.bury(ours, &owner::is_dead);
+        ledger.join(ours, minor)
+    });
+    let slot = found.ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::StorageFull,
             format!("pool {} has {SLOTS} disks, which is all it can have", name.as_str()),

@@ -47,7 +47,16 @@ impl DiskHost for One {
     fn report(&self, minor: u16) -> Result<DiskReport> {
         missing(minor)?;
         let (state, images) = (VbdState::Running, Vec::new());
-        Ok(DiskReport { minor, state, counters: None, in_flight: 0, stuck: 0, images, beside: Vec::new() })
+        Ok(DiskReport {
+            minor,
+            state,
+            counters: None,
+            in_flight: 0,
+            stuck: 0,
+            images,
+            beside: Vec::new(),
+            blkif: Vec::new(),
+        })
     }
     fn fronts(&self, minor: u16) -> Result<Vec<FrontEntry>> {
         missing(minor).map(|()| Vec::new())

@@ -4,6 +4,8 @@
 //! outside, a loop without end, an answer that contradicts itself, memory out of proportion to the input.
 
 mod api;
+mod blkif;
+mod blkif_backend;
 mod changes;
 mod control;
 mod device;
@@ -18,6 +20,8 @@ pub mod seeds;
 mod session;
 mod stat;
 mod storage;
+mod xenstore;
+mod xenstored;
 
 pub use mutate::mutate;
 
@@ -53,6 +57,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vring", run: guest::vring },
     Target { name: "packed_vring", run: guest::packed_vring },
     Target { name: "virtio_blk", run: guest::virtio_blk },
+    Target { name: "blkif_request", run: blkif::blkif_request },
+    Target { name: "blkif_ring", run: blkif::blkif_ring },
+    Target { name: "blkif_backend", run: blkif_backend::blkif_backend },
+    Target { name: "xenstore_wire", run: xenstore::xenstore_wire },
     Target { name: "fuse_request", run: device::fuse_request },
     Target { name: "netlink_answer", run: device::netlink_answer },
     Target { name: "tapdisk_message", run: control::tapdisk_message },
@@ -63,6 +71,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "stat_pages", run: stat::stat_pages },
     Target { name: "sm_journal", run: storage::sm_journal },
     Target { name: "sm_image", run: storage::sm_image },
+    Target { name: "xenstored_session", run: xenstored::xenstored_session },
+    Target { name: "xenstored_state", run: xenstored::xenstored_state },
 ];
 
 /// Runs the target of this name.

@@ -1,6 +1,7 @@
 //! Counters that other processes publish, and files of samples.
 
 use tapio_cli::foreign::{rates_text, replay_text};
+use tapio_stat::trace::{Clock, Rate, parse_trace, requests};
 use tapio_stat::{
     Kind, PUBLISHED_LEN, STATISTICS_LEN, Stage, parse_page, parse_published, parse_ring_text,
     parse_statistics, ring_text,
@@ -36,6 +37,18 @@ pub fn stat_pages(bytes: &[u8]) {
     }
     if let Some(pool) = tapio_stat::pool::parse_pool("pool", bytes) {
         assert!(pool.used <= pool.pages && pool.disks.len() <= tapio_stat::pool::POOL_DISKS_MAX);
+    }
+    let rate = |_: Clock, _: (u64, u64)| Rate { ns_per_tick: 0.25 };
+    match parse_trace(bytes, bytes.len() as u64, &rate) {
+        Ok(trace) => {
+            assert!(trace.events.len() * 16 <= bytes.len());
+            // A front end's own events may be any: here those of the disk itself.
+            for request in requests(&trace, Some(&trace)) {
+                let sum: u64 = request.steps_ns.iter().fold(0, |sum, step| sum.saturating_add(*step));
+                assert!(sum <= request.total_ns.saturating_add(1 << 16), "{request:?}");
+            }
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
     }
     assert_eq!(parse_statistics(bytes).is_some(), bytes.len() >= STATISTICS_LEN);
     assert_eq!(parse_published(bytes).is_some(), bytes.len() >= PUBLISHED_LEN);

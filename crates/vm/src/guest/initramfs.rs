@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::INIT;
+use super::{AGENT, INIT};
 
 /// Regular file, executable.
 pub const MODE_FILE: u32 = 0o100_755;
@@ -17,8 +17,15 @@ pub const MODE_DIR: u32 = 0o040_755;
 pub const MODE_CHAR: u32 = 0o020_600;
 
 /// Drivers of disks in the order in which they are loaded; kernels have them built in, or as modules.
-const DRIVERS: [&str; 6] =
-    ["virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"];
+const DRIVERS: [&str; 7] = [
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
+    "xen-blkfront",
+];
 
 /// An archive that is being made.
 #[derive(Debug, Default)]
@@ -88,6 +95,7 @@ pub fn embedded(busybox: &Path, modules: &[PathBuf]) -> io::Result<Vec<u8>> {
     // The kernel opens this for the first program before anything is mounted.
     archive.add("dev/console", MODE_CHAR, (5, 1), &[])?;
     archive.add_file("bin/busybox", busybox)?;
+    archive.add("bin/agent", MODE_FILE, (0, 0), AGENT)?;
     archive.add("init", MODE_FILE, (0, 0), INIT.as_bytes())?;
     let mut names = String::new();
     for driver in DRIVERS {
@@ -101,6 +109,27 @@ pub fn embedded(busybox: &Path, modules: &[PathBuf]) -> io::Result<Vec<u8>> {
     }
     archive.add("etc/drivers", 0o100_644, (0, 0), names.as_bytes())?;
     archive.finish()
+}
+
+/// Where the modules of a kernel can be: beside it, or in this machine's tree of its version.
+pub(crate) fn modules_of(kernel: &Path) -> Vec<PathBuf> {
+    let beside = kernel.parent().map(Path::to_path_buf);
+    let own = version(kernel).map(|version| Path::new("/lib/modules").join(version));
+    beside.into_iter().chain(own).collect()
+}
+
+/// The version of a Linux kernel for x86 (Documentation/arch/x86/boot.rst, `kernel_version`): a pointer at 0x20e,
+/// relative to 0x200, to a text.
+fn version(kernel: &Path) -> Option<String> {
+    use std::os::unix::fs::FileExt;
+    let file = fs::File::open(kernel).ok()?;
+    let mut at = [0; 2];
+    file.read_exact_at(&mut at, 0x20e).ok()?;
+    let mut text = [0; 128];
+    let len = file.read_at(&mut text, 0x200 + u64::from(u16::from_le_bytes(at))).ok()?;
+    let word = String::from_utf8_lossy(text.get(..len)?).split([' ', '\0']).next()?.to_owned();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    (!word.is_empty() && !word.starts_with('.') && word.chars().all(is_plain)).then_some(word)
 }
 
 /// A module in a directory as `virtio_blk.ko`, or where a kernel's own tree has it.
@@ -144,7 +173,24 @@ mod tests {
         );
         assert!(!text.contains("virtio_pci.ko"));
         assert!(text.contains("tapio_agent"), "the first program");
+        assert!(image.windows(AGENT.len()).any(|part| part == AGENT), "the agent");
         let missing = embedded(Path::new("/nowhere/busybox"), &[]).unwrap_err();
         assert!(missing.to_string().contains("/nowhere/busybox"), "{missing}");
+    }
+
+    #[test]
+    fn the_version_of_a_kernel_is_read_from_its_header() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("vmlinuz");
+        let mut bytes = vec![0; 0x400];
+        bytes[0x20e] = 0x50;
+        bytes[0x250..0x260].copy_from_slice(b"6.12.1-amd64 (x)");
+        fs::write(&file, &bytes).unwrap();
+        assert_eq!(version(&file).as_deref(), Some("6.12.1-amd64"));
+        bytes[0x250..0x260].copy_from_slice(b"../../../etc/x (");
+        fs::write(&file, &bytes).unwrap();
+        assert_eq!(version(&file), None);
+        fs::write(&file, "short").unwrap();
+        assert_eq!(version(&file), None);
     }
 }

@@ -197,28 +197,12 @@ impl Qemu {
     fn embedded(&self, machine: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
         let settings = &self.fleet.settings;
         let told = |error: std::io::Error| failed(machine.vm, "cannot make its initramfs", error);
-        let mut modules: Vec<PathBuf> = kernel.parent().map(Path::to_path_buf).into_iter().collect();
-        modules.extend(version(kernel).map(|version| Path::new("/lib/modules").join(version)));
-        let image = initramfs::embedded(&settings.busybox, &modules).map_err(told)?;
+        let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel)).map_err(told)?;
         let file = machine.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
         machine.place.give_away(&file, settings)?;
         Ok(file)
     }
-}
-
-/// The version of a Linux kernel for x86 (Documentation/arch/x86/boot.rst, `kernel_version`): a pointer at 0x20e,
-/// relative to 0x200, to a text.
-fn version(kernel: &Path) -> Option<String> {
-    use std::os::unix::fs::FileExt;
-    let file = fs::File::open(kernel).ok()?;
-    let mut at = [0; 2];
-    file.read_exact_at(&mut at, 0x20e).ok()?;
-    let mut text = [0; 128];
-    let len = file.read_at(&mut text, 0x200 + u64::from(u16::from_le_bytes(at))).ok()?;
-    let word = String::from_utf8_lossy(text.get(..len)?).split([' ', '\0']).next()?.to_owned();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
-    (!word.is_empty() && !word.starts_with('.') && word.chars().all(is_plain)).then_some(word)
 }
 
 /// What the end of a machine's process meant: what the emulator told, or its guest.
@@ -625,21 +609,5 @@ mod tests {
         let mut found = Vec::new();
         addresses(&answer, &mut found);
         assert!(found.contains(&("d30".into(), "0000:01:1f.0".into())), "{found:?}");
-    }
-
-    #[test]
-    fn the_version_of_a_kernel_is_read_from_its_header() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("vmlinuz");
-        let mut bytes = vec![0; 0x400];
-        bytes[0x20e] = 0x50;
-        bytes[0x250..0x260].copy_from_slice(b"6.12.1-amd64 (x)");
-        fs::write(&file, &bytes).unwrap();
-        assert_eq!(version(&file).as_deref(), Some("6.12.1-amd64"));
-        bytes[0x250..0x260].copy_from_slice(b"../../../etc/x (");
-        fs::write(&file, &bytes).unwrap();
-        assert_eq!(version(&file), None);
-        fs::write(&file, "short").unwrap();
-        assert_eq!(version(&file), None);
     }
 }

@@ -15,7 +15,9 @@ const SLOT_LEN: usize = 24;
 /// Devices prepared for disks that come later, beyond those at the start, where the machine says nothing.
 pub(super) const SPARE_SLOTS: u16 = 16;
 
-/// As many devices as the kernel copes with: Debian's 6.1 starts with 40 disks and does not get to a shell with 44.
+/// As many devices as the kernel copes with. It is compiled with 64 interrupts (`NR_IRQS` of arch/um), the first 19 of
+/// which are its own (`UM_FIRST_DYN_IRQ`); a device takes one, consoles and serial lines four: so Debian's 6.1 starts
+/// with 40 disks and does not get to a shell with 44, and no option of it changes that.
 pub(super) const SLOTS_MAX: u16 = 40;
 
 /// Least memory of a guest with our initramfs.

@@ -1,8 +1,9 @@
 //! `console`: the terminal of a machine.
 
-use std::io::{ErrorKind, IsTerminal, Read, Write};
-use std::net::Shutdown;
-use std::os::fd::AsRawFd;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, IsTerminal, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -33,56 +34,75 @@ fn run(session: &Session) -> Result<()> {
     let console = consoles.as_array().and_then(|all| all.first()).and_then(Value::as_str);
     let console = console.ok_or_else(|| Failure::other("the machine has no console: is it running?"))?;
     let location = session.text("console.get_location", &[console.into()])?;
-    let path = location.strip_prefix("unix:").ok_or_else(|| {
+    let told = |error: io::Error| {
+        Failure::other(format!(
+            "{location}: {error}; consoles are reached on the machine's own host, as root"
+        ))
+    };
+    let line = open(&location).map_err(told)?.ok_or_else(|| {
         Failure::other(format!("the console is at '{location}', which only a viewer for it can show"))
     })?;
-    let told = |error: std::io::Error| {
-        Failure::other(format!("{path}: {error}; consoles are reached on the machine's own host, as root"))
-    };
-    let stream = UnixStream::connect(path).map_err(told)?;
-    if std::io::stdin().is_terminal() {
-        interactive(stream).map_err(told)
+    if io::stdin().is_terminal() {
+        interactive(line).map_err(told)
     } else {
-        scripted(session, stream, path)
+        scripted(session, line, &location)
     }
 }
 
-/// The terminal as it was before, put back when this goes.
-struct Raw(libc::termios);
+/// Opens a console: a UNIX socket (`unix:PATH`) or a terminal of this host (`tty:PATH`).
+fn open(location: &str) -> io::Result<Option<File>> {
+    if let Some(path) = location.strip_prefix("unix:") {
+        return UnixStream::connect(path).map(|stream| Some(File::from(OwnedFd::from(stream))));
+    }
+    let Some(path) = location.strip_prefix("tty:") else { return Ok(None) };
+    let terminal = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path)?;
+    // What is typed reaches the guest as it is; it echoes itself.
+    Raw::of(&terminal).map(std::mem::forget)?;
+    Ok(Some(terminal))
+}
+
+/// A terminal as it was before, put back when this goes.
+struct Raw {
+    fd: i32,
+    before: libc::termios,
+}
 
 impl Raw {
-    fn new() -> std::io::Result<Self> {
-        let fd = std::io::stdin().as_raw_fd();
+    fn of(terminal: &impl AsRawFd) -> io::Result<Self> {
+        let fd = terminal.as_raw_fd();
         // SAFETY: termios is plain data, and the kernel fills it.
         let mut before: libc::termios = unsafe { std::mem::zeroed() };
         // SAFETY: the pointer is to a live termios.
         if unsafe { libc::tcgetattr(fd, &raw mut before) } != 0 {
-            return Err(std::io::Error::last_os_error());
+            return Err(io::Error::last_os_error());
         }
         let mut raw = before;
         // SAFETY: as above.
         unsafe { libc::cfmakeraw(&raw mut raw) };
         // SAFETY: as above.
         if unsafe { libc::tcsetattr(fd, libc::TCSANOW, &raw const raw) } != 0 {
-            return Err(std::io::Error::last_os_error());
+            return Err(io::Error::last_os_error());
         }
-        Ok(Self(before))
+        Ok(Self { fd, before })
     }
 }
 
 impl Drop for Raw {
     fn drop(&mut self) {
         // SAFETY: the pointer is to a live termios.
-        unsafe { libc::tcsetattr(std::io::stdin().as_raw_fd(), libc::TCSANOW, &raw const self.0) };
+        unsafe { libc::tcsetattr(self.fd, libc::TCSANOW, &raw const self.before) };
     }
 }
 
-fn interactive(stream: UnixStream) -> std::io::Result<()> {
+fn interactive(line: File) -> io::Result<()> {
     eprintln!("Ctrl-] leaves the console.");
-    let raw = Raw::new()?;
-    let mut typed = stream.try_clone()?;
+    let raw = Raw::of(&io::stdin())?;
+    let mut typed = line.try_clone()?;
+    let (left, leaving) = UnixStream::pair()?;
     std::thread::spawn(move || {
-        let mut stdin = std::io::stdin();
+        // Closed when this ends, which ends the other loop, too.
+        let _leaving = leaving;
+        let mut stdin = io::stdin();
         let mut bytes = [0; 256];
         while let Ok(count @ 1..) = stdin.read(&mut bytes) {
             let leave = bytes[..count].iter().position(|byte| *byte == LEAVE);
@@ -90,28 +110,43 @@ fn interactive(stream: UnixStream) -> std::io::Result<()> {
                 break;
             }
         }
-        // Ends the other loop, too.
-        let _ = typed.shutdown(Shutdown::Both);
     });
-    show(stream, |_| false, None)?;
+    show(line, |_| false, None, Some(&left))?;
     drop(raw);
     eprintln!();
     Ok(())
 }
 
-fn scripted(session: &Session, mut stream: UnixStream, path: &str) -> Result<()> {
-    let told = |error: std::io::Error| Failure::other(format!("{path}: {error}"));
+/// Waits until one of them can be read, or `until`: which can.
+fn readable(line: &File, left: Option<&UnixStream>, until: Option<Instant>) -> io::Result<(bool, bool)> {
+    let timeout = until.map_or(-1, |until| {
+        let left = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
+        libc::c_int::try_from(left).unwrap_or(libc::c_int::MAX)
+    });
+    let polled = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds = [polled(line.as_raw_fd()), polled(left.map_or(-1, AsRawFd::as_raw_fd))];
+    // SAFETY: the array is passed with its length.
+    if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) } < 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == ErrorKind::Interrupted { Ok((false, false)) } else { Err(error) };
+    }
+    Ok((fds[0].revents != 0, fds[1].revents != 0))
+}
+
+fn scripted(session: &Session, mut line: File, path: &str) -> Result<()> {
+    let told = |error: io::Error| Failure::other(format!("{path}: {error}"));
     let seconds = session.or("timeout", TIMEOUT_DEFAULT);
     let seconds: f64 =
         seconds.parse().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds)).ok_or_else(|| {
             Failure::other(format!("timeout: '{seconds}' is no number of seconds from 0 to 86400"))
         })?;
     let mut input = Vec::new();
-    std::io::stdin().take(1 << 20).read_to_end(&mut input).map_err(told)?;
-    stream.write_all(&input).map_err(told)?;
+    io::stdin().take(1 << 20).read_to_end(&mut input).map_err(told)?;
+    line.write_all(&input).map_err(told)?;
     let until = session.arguments.get("until");
     let limit = Instant::now() + Duration::from_secs_f64(seconds);
-    let ended = show(stream, |line| until.is_some_and(|until| line.starts_with(until)), Some(limit));
+    let is_last = |text: &str| until.is_some_and(|until| text.starts_with(until));
+    let ended = show(line, is_last, Some(limit), None);
     match (ended.map_err(told)?, until) {
         (false, Some(until)) => {
             Err(Failure::other(format!("no line of the console started with '{until}' within {seconds} s")))
@@ -120,27 +155,33 @@ fn scripted(session: &Session, mut stream: UnixStream, path: &str) -> Result<()>
     }
 }
 
-/// Copies to standard output until the other side ends, `limit`, or a line that `is_last`; whether that came.
+/// Copies to standard output until the other side ends, `limit`, somebody left, or a line that `is_last`; whether
+/// that came.
 fn show(
-    mut stream: UnixStream,
+    mut from: File,
     is_last: impl Fn(&str) -> bool,
     limit: Option<Instant>,
-) -> std::io::Result<bool> {
-    let mut stdout = std::io::stdout();
+    left: Option<&UnixStream>,
+) -> io::Result<bool> {
+    let mut stdout = io::stdout();
     let (mut line, mut bytes) = (Vec::new(), [0; 4096]);
     loop {
-        if let Some(limit) = limit {
-            let left = limit.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            stream.set_read_timeout(Some(left))?;
+        if limit.is_some_and(|limit| Instant::now() >= limit) {
+            return Ok(false);
         }
-        let count = match stream.read(&mut bytes) {
+        let (has_come, has_left) = readable(&from, left, limit)?;
+        if has_left {
+            return Ok(false);
+        }
+        if !has_come {
+            continue;
+        }
+        let count = match from.read(&mut bytes) {
             Ok(0) => return Ok(false),
             Ok(count) => count,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            // A terminal whose other end is gone.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(false),
             Err(error) => return Err(error),
         };
         stdout.write_all(&bytes[..count])?;

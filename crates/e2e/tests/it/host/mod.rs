@@ -3,7 +3,9 @@
 mod api;
 mod bad_input;
 mod bench;
+mod bench_rings;
 mod bench_toolstack;
+mod blkif;
 mod block_device;
 mod cli;
 mod control;
@@ -29,8 +31,10 @@ mod sandbox;
 mod service;
 mod storage;
 mod storage_faults;
+mod trace;
 mod trim;
 mod vhd_tools;
 mod xe;
+mod xenstore;
 
 const MIB: u64 = 1 << 20;

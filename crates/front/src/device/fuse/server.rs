@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
-use tapio_block::{Client, DiskError, FrontEnd, FrontId, Op, Port, Request, World};
+use tapio_block::{Client, DiskError, FrontEnd, FrontId, Op, Point, Port, Request, World};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Buffer, Notify, Pool, Segments};
 use tapio_types::{SECTOR_LEN, Span};
@@ -427,6 +427,7 @@ impl Server {
         };
         let client: Rc<dyn Client> = Rc::<Self>::clone(self);
         let born_ns = self.port.tasks().turn_ns();
+        self.port.note(Point::Taken, index.into(), unique as u32);
         if self.port.submit(Request { op, span, data, born_ns, tag: u64::from(index), client }).is_err() {
             // `room` said that there is some; should the disk see that otherwise, the request has failed.
             self.done.borrow_mut().push((index, Err(DiskError::Io(libc::EAGAIN))));
@@ -454,6 +455,7 @@ impl Server {
                 self.starved.set(false);
             }
             inner.free.push(index);
+            self.port.note(Point::Published, index.into(), 0);
         }
         self.done.borrow_mut().drain(..count);
     }

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::Poll;
 
-use tapio_block::{Client, DiskError, FrontEnd, FrontId, Op, Port, Request, World};
+use tapio_block::{Client, DiskError, FrontEnd, FrontId, Op, Point, Port, Request, World};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Segments, TaskId};
 use tapio_types::{SECTOR_LEN, Span};
@@ -196,6 +196,7 @@ impl Queue {
             let state = &mut self.tags.borrow_mut()[usize::from(tag)];
             (state.busy, state.touched) = (true, true);
         }
+        self.port.note(Point::Taken, tag.into(), tag.into());
         self.waiting.borrow_mut().push_back(tag);
         self.hand_over_waiting();
         let result = poll_fn(|_| {
@@ -203,6 +204,8 @@ impl Queue {
             result.map_or(Poll::Pending, Poll::Ready)
         })
         .await;
+        // The command that carries the answer is the next thing that is put into the ring.
+        self.port.note(Point::Published, tag.into(), 0);
         self.tags.borrow_mut()[usize::from(tag)].busy = false;
         match result {
             Ok(()) => {

@@ -123,6 +123,12 @@ impl DriverQueue {
         self.free.last().copied()
     }
 
+    /// What the device calls the request in a slot: the head of its chain in a split ring, the buffer's id in a packed
+    /// one.
+    pub const fn head_of(&self, slot: u16) -> u16 {
+        self.ring.head_of(slot)
+    }
+
     /// The buffer of a slot. Not to be touched while the slot's request is under way.
     pub fn buffer(&mut self, slot: u16) -> &mut [u8] {
         let (offset, len) = (self.buffer_at(slot), self.buffer_len as usize);

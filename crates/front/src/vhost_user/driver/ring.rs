@@ -55,6 +55,14 @@ impl DriverRing {
         Self { memory, layout, size, event_index, kind }
     }
 
+    /// What answers call the request of a slot.
+    pub(super) const fn head_of(&self, slot: u16) -> u16 {
+        match self.kind {
+            Kind::Split { stride, .. } => slot * stride,
+            Kind::Packed { .. } => slot,
+        }
+    }
+
     /// Where a back end that knows nothing else reads on: everything before was answered.
     pub(super) fn base(&self) -> u32 {
         match self.kind {

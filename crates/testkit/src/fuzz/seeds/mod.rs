@@ -3,6 +3,7 @@
 //! `cargo run -p tapio-testkit --example seeds` writes them into `fuzz/corpus`.
 
 mod api;
+mod blkif;
 mod device;
 mod images;
 mod packed;
@@ -10,6 +11,8 @@ mod query;
 mod storage;
 mod store;
 mod talk;
+mod xenstore;
+mod xenstored;
 
 pub use images::dynamic_image;
 
@@ -28,6 +31,7 @@ pub struct Seed {
 pub fn all() -> Vec<Seed> {
     let mut shelf = Shelf(Vec::new());
     api::put_into(&mut shelf);
+    blkif::put_into(&mut shelf);
     device::put_into(&mut shelf);
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
@@ -35,6 +39,8 @@ pub fn all() -> Vec<Seed> {
     query::put_into(&mut shelf);
     storage::put_into(&mut shelf);
     store::put_into(&mut shelf);
+    xenstored::put_into(&mut shelf);
+    xenstore::put_into(&mut shelf);
     shelf.0
 }
 

@@ -517,5 +517,16 @@ fn pages(shelf: &mut Shelf) {
     page.extend((0..words as u64).flat_map(|index| (index % (BUCKETS as u64)).to_ne_bytes()));
     page.resize(PAGE_LEN, 0);
     shelf.put("stat_pages", "page", page.clone());
+    // A trace of eight events: two requests of one queue, of which the second has no answer yet.
+    let mut trace =
+        [*b"TAPIOTRC", word(1), word(8), word(7), word(1), word(100), word(50), word(7), word(0), word(1)]
+            .concat();
+    trace.resize(4096, 0);
+    for (stamp, point, aux) in
+        [(10, 2, 1), (20, 4, 8), (30, 5, 0), (60, 8, 0), (70, 9, 0), (80, 11, 0), (90, 2, 2), (0, 0, 0)]
+    {
+        trace.extend([word(stamp), word(point | 1 << 8 | 3 << 16 | aux << 32)].concat());
+    }
+    shelf.put("stat_pages", "trace", trace);
     shelf.put("stat_pages", "page-of-ones", [&page[..16], &vec![0xff; PAGE_LEN - 16]].concat());
 }

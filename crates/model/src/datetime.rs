@@ -3,7 +3,8 @@
 /// Earliest and latest second that has a four-digit year: 0001-01-01 and 9999-12-31.
 const RANGE: std::ops::RangeInclusive<i64> = -62_135_596_800..=253_402_300_799;
 
-const DAY: i64 = 86_400;
+/// Seconds of a day.
+pub const DAY: i64 = 86_400;
 
 /// Days from 1970-01-01 to the first of March of `year`, in the calendar that has always been Gregorian.
 fn days_to_march(year: i64) -> i64 {
@@ -17,7 +18,7 @@ const fn days_in_march_year(month: i64) -> i64 {
 }
 
 /// Days from 1970-01-01; none where there is no such day.
-fn days(year: i64, month: i64, day: i64) -> Option<i64> {
+pub fn days(year: i64, month: i64, day: i64) -> Option<i64> {
     if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return None;
     }

@@ -1,0 +1,124 @@
+//! The rings of Xen guests, as the disk's process says.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+use tapio_control::{BlkifReport, Command as Ask, OwnClient, RunDir};
+use tapio_stat::Snapshot;
+
+use super::SOON;
+
+/// The devices of Xen guests behind a disk; none where its process does not answer.
+pub fn ask(disk: &Snapshot) -> Vec<BlkifReport> {
+    if disk.vbds.iter().all(|vbd| vbd.domid == 0) {
+        return Vec::new();
+    }
+    let (Ok(pid), Ok(minor)) = (i32::try_from(disk.pid), u16::try_from(disk.minor)) else {
+        return Vec::new();
+    };
+    let asked = OwnClient::connect(&RunDir::from_env(), pid)
+        .and_then(|mut client| client.call::<Value>(&Ask::Stats { minor: Some(minor) }, &[], SOON));
+    let Ok(mut report) = asked else { return Vec::new() };
+    serde_json::from_value(report["blkif"].take()).unwrap_or_default()
+}
+
+fn op(number: u8) -> &'static str {
+    match number {
+        0 => "read",
+        1 => "write",
+        2 => "barrier",
+        3 => "flush",
+        5 => "discard",
+        _ => "?",
+    }
+}
+
+/// A device: what it cost, where its rings stand, what is under way for how long.
+pub fn text(device: &BlkifReport) -> String {
+    let (mut out, counts) = (String::new(), &device.counts);
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(
+        out,
+        "xen {}/{}: {} requests, {} answers, {} repeated; {} notifications in, {} out; errors: {} senseless, \
+         {} unreachable, {} disk",
+        device.domid,
+        device.devid,
+        counts.requests,
+        counts.responses,
+        counts.repeated,
+        counts.kicks_in,
+        counts.kicks_out,
+        counts.errors_message,
+        counts.errors_map,
+        counts.errors_disk,
+    );
+    let _ = writeln!(
+        out,
+        "  moved by {}: {} copies of {} pieces, {} bytes; {} maps of {} pages; kept pages: {} hits, {} misses, \
+         {} given up",
+        device.movement.name(),
+        counts.copy_calls,
+        counts.copied_segments,
+        counts.copied_bytes,
+        counts.maps,
+        counts.mapped_pages,
+        counts.persistent_hits,
+        counts.persistent_misses,
+        counts.persistent_evictions,
+    );
+    for (index, ring) in device.rings.iter().enumerate() {
+        let _ = writeln!(
+            out,
+            "  ring {index} of {}: requests {} made, {} taken, event {}; answers {} shown, {} written, event {}; {} \
+             under way",
+            ring.size,
+            ring.req_prod,
+            ring.req_cons,
+            ring.req_event,
+            ring.rsp_prod,
+            ring.rsp_pvt,
+            ring.rsp_event,
+            ring.in_flight,
+        );
+        for request in &ring.oldest {
+            let _ = writeln!(
+                out,
+                "    {} {} sectors at {} for {:.1} ms",
+                op(request.op),
+                request.sectors,
+                request.sector,
+                request.age_us as f64 / 1e3
+            );
+        }
+        if let Some(why) = &ring.broken {
+            let _ = writeln!(out, "    stands still: {why}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tapio_control::{BlkifCounts, BlkifRequest, BlkifRing, Movement};
+
+    #[test]
+    fn a_device_is_shown_with_what_is_under_way() {
+        let oldest = vec![BlkifRequest { id: 1, op: 1, sector: 2048, sectors: 8, age_us: 2_500 }];
+        let ring =
+            BlkifRing { size: 32, req_prod: 9, req_cons: 9, in_flight: 1, oldest, ..BlkifRing::default() };
+        let device = BlkifReport {
+            domid: 3,
+            devid: 51712,
+            pool: String::new(),
+            movement: Movement::Map,
+            counts: BlkifCounts { requests: 9, responses: 8, maps: 7, ..BlkifCounts::default() },
+            rings: vec![ring, BlkifRing { broken: Some("gone".into()), ..BlkifRing::default() }],
+        };
+        let text = text(&device);
+        assert!(text.starts_with("xen 3/51712: 9 requests, 8 answers"), "{text}");
+        assert!(text.contains("moved by map: 0 copies of 0 pieces, 0 bytes; 7 maps"), "{text}");
+        assert!(text.contains("    write 8 sectors at 2048 for 2.5 ms\n"), "{text}");
+        assert!(text.ends_with("    stands still: gone\n"), "{text}");
+    }
+}

@@ -1,0 +1,341 @@
+//! Disk processes: connecting a ring, and letting go of it.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use tapio_control::{
+    Blkif, BlkifFront, BlkifProtocol, Client, Command, ControlError, DiskInfo, Errno, Front, FrontEntry,
+    OwnClient, Polling, RingStart, RunDir,
+};
+use tapio_stat::VbdId;
+
+use crate::keys::Fault;
+use crate::locate::{DiskAt, Wanted};
+
+/// How long a disk process may take to connect a ring: it maps pages and answers.
+const CONNECT_TIME: Duration = Duration::from_secs(30);
+/// How long it may take to let go of one: requests under way are finished first.
+const DISCONNECT_TIME: Duration = Duration::from_secs(180);
+/// How long a question may take.
+const ASK_TIME: Duration = Duration::from_secs(10);
+
+/// What a ring needs to be connected.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Where its disk is.
+    pub wanted: Wanted,
+    /// Where it was before.
+    pub before: Option<DiskAt>,
+    /// A foreign tapdisk will do: the guest was offered no more than that can.
+    pub tapdisk: bool,
+    /// The rings.
+    pub front: BlkifFront,
+}
+
+/// A ring that a disk process serves.
+#[derive(Debug)]
+pub struct Linked {
+    /// Which disk.
+    pub at: DiskAt,
+    /// What it is.
+    pub info: DiskInfo,
+    /// The number of its front end; `None` in a foreign tapdisk.
+    pub front: Option<u32>,
+    /// Becomes readable when the process ends.
+    pub alive: Option<OwnedFd>,
+    /// It was served already: by this very ring.
+    pub adopted: bool,
+}
+
+/// Where a job was to be done, without what keeps it alive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Which disk.
+    pub at: DiskAt,
+    /// The number of its front end.
+    pub front: Option<u32>,
+    /// Domain and device.
+    pub vbd: VbdId,
+}
+
+/// Why something was not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The process is not there or not ready: it is tried again.
+    Absent(String),
+    /// It refuses, and will refuse again.
+    Refused(Fault),
+}
+
+/// Disk processes, or doubles of them.
+pub trait Disks: Send + Sync + 'static {
+    /// Finds the process and has it serve the ring. If it does already, nothing happens.
+    ///
+    /// # Errors
+    /// See [`Trouble`].
+    fn connect(&self, order: &Order) -> Result<Linked, Trouble>;
+
+    /// Has it let go of a ring; with `force` without finishing what is under way. A process that is gone has let go.
+    ///
+    /// # Errors
+    /// It has not.
+    fn disconnect(&self, link: &Link, force: bool) -> Result<(), Trouble>;
+
+    /// What the disk is now.
+    ///
+    /// # Errors
+    /// It does not say.
+    fn info(&self, link: &Link) -> Result<DiskInfo, Trouble>;
+
+    /// How it shall poll.
+    ///
+    /// # Errors
+    /// It refuses.
+    fn set_polling(&self, link: &Link, polling: Polling) -> Result<(), Trouble>;
+}
+
+/// The disk processes of this host, by their control sockets.
+#[derive(Clone, Debug)]
+pub struct Processes {
+    run: RunDir,
+}
+
+impl Processes {
+    /// Those whose sockets are in a directory.
+    pub fn new(run: RunDir) -> Self {
+        Self { run }
+    }
+
+    fn own(&self, pid: i32) -> Result<Option<OwnClient>, ControlError> {
+        match OwnClient::connect(&self.run, pid) {
+            Ok(client) => {
+                let understands = client.hello().features.iter().any(|feature| feature == "blkif");
+                Ok(understands.then_some(client))
+            }
+            Err(error) if error.errno == Errno::EPROTO => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// By our own protocol, which knows of all rings that there are.
+    fn serve(
+        &self,
+        client: &mut OwnClient,
+        at: &DiskAt,
+        front: &BlkifFront,
+    ) -> Result<(u32, bool), ControlError> {
+        let minor = at.minor;
+        let fronts: Vec<FrontEntry> = client.call(&Command::FrontList { minor }, &[], Some(ASK_TIME))?;
+        for entry in fronts {
+            let Front::Blkif(there) = &entry.front else { continue };
+            if (there.domid, there.devid) != (front.domid, front.devid) {
+                continue;
+            }
+            // A guest that has not been told that it is connected has not used its ring: that begins anew.
+            let goes_on = front.start != RingStart::Fresh;
+            if goes_on && there.queues == front.queues && there.protocol == front.protocol {
+                return Ok((entry.id, true));
+            }
+            // A ring that the guest has given up.
+            let remove = Command::FrontRemove { minor, front: entry.id, force: true };
+            client.call::<serde_json::Value>(&remove, &[], Some(DISCONNECT_TIME))?;
+        }
+        let vbd = Some(VbdId { domid: front.domid, devid: front.devid });
+        let add = Command::FrontAdd { minor, front: Front::Blkif(Box::new(front.clone())), vbd };
+        let entry: FrontEntry = client.call(&add, &[], Some(CONNECT_TIME))?;
+        Ok((entry.id, false))
+    }
+
+    /// By tapdisk's protocol.
+    fn serve_foreign(&self, at: &DiskAt, front: &BlkifFront) -> Result<bool, ControlError> {
+        let ring = blkif_message(front)?;
+        match Client::new(&self.run, at.pid).connect_ring(at.minor, &ring, Some(CONNECT_TIME)) {
+            Ok(()) => Ok(false),
+            Err(error) if matches!(error.errno, Errno::EALREADY | Errno::EEXIST) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Disks for Processes {
+    fn connect(&self, order: &Order) -> Result<Linked, Trouble> {
+        let at = order
+            .wanted
+            .find(&self.run, order.before.as_ref())
+            .ok_or_else(|| Trouble::Absent("its disk process is not there".into()))?;
+        // Before anything is asked of it: a process that ends meanwhile is noticed.
+        let alive = watch_process(at.pid);
+        let client = Client::new(&self.run, at.pid);
+        let info = client.disk_info(at.minor).map_err(trouble)?;
+        let (front, adopted) = match self.own(at.pid).map_err(trouble)? {
+            Some(mut own) => {
+                let mut front = order.front.clone();
+                front.sector_size = if info.sector_size == 4096 { 4096 } else { 512 };
+                let (id, adopted) = self.serve(&mut own, &at, &front).map_err(trouble)?;
+                (Some(id), adopted)
+            }
+            None if !order.tapdisk => {
+                return Err(Trouble::Refused(Fault {
+                    errno: libc::EOPNOTSUPP,
+                    text: format!(
+                        "process {} is a foreign tapdisk and cannot do what the guest was offered; use --tapdisk",
+                        at.pid
+                    ),
+                }));
+            }
+            None => (None, self.serve_foreign(&at, &order.front).map_err(trouble)?),
+        };
+        Ok(Linked { at, info, front, alive, adopted })
+    }
+
+    fn disconnect(&self, link: &Link, force: bool) -> Result<(), Trouble> {
+        let (pid, minor) = (link.at.pid, link.at.minor);
+        let done = match link.front {
+            Some(front) => OwnClient::connect(&self.run, pid).and_then(|mut own| {
+                let remove = Command::FrontRemove { minor, front, force };
+                own.call::<serde_json::Value>(&remove, &[], Some(DISCONNECT_TIME)).map(drop)
+            }),
+            None => Client::new(&self.run, pid).disconnect_ring(
+                minor,
+                link.vbd.domid,
+                link.vbd.devid,
+                Some(DISCONNECT_TIME),
+            ),
+        };
+        match done {
+            Err(error) if !is_gone(error.errno) => Err(trouble(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn info(&self, link: &Link) -> Result<DiskInfo, Trouble> {
+        Client::new(&self.run, link.at.pid).disk_info(link.at.minor).map_err(trouble)
+    }
+
+    fn set_polling(&self, link: &Link, polling: Polling) -> Result<(), Trouble> {
+        let Some(mut own) = self.own(link.at.pid).map_err(trouble)? else {
+            // A foreign tapdisk takes it with the ring, and never again.
+            return Ok(());
+        };
+        let Polling { max_us, idle_percent } = polling;
+        let set = Command::SetPolling { minor: link.at.minor, max_us, idle_percent };
+        own.call::<serde_json::Value>(&set, &[], Some(ASK_TIME)).map(drop).map_err(trouble)
+    }
+}
+
+/// The ring as tapdisk is told of it.
+///
+/// # Errors
+/// It has what that cannot say: several queues, or rings of responses.
+fn blkif_message(front: &BlkifFront) -> Result<Blkif, ControlError> {
+    let [queue] = front.queues.as_slice() else {
+        return Err(ControlError::new(Errno::EINVAL, "a foreign tapdisk serves one queue"));
+    };
+    let mut gref = [0; 8];
+    let pages = queue.ring.len();
+    if !queue.responses.is_empty() || !pages.is_power_of_two() || pages > gref.len() {
+        return Err(ControlError::new(Errno::EINVAL, "a foreign tapdisk serves ordinary rings alone"));
+    }
+    gref[..pages].copy_from_slice(&queue.ring);
+    let polling = front.polling.unwrap_or(Polling { max_us: 0, idle_percent: 0 });
+    Ok(Blkif {
+        domid: front.domid,
+        devid: front.devid,
+        gref,
+        order: pages.trailing_zeros(),
+        proto: match front.protocol {
+            BlkifProtocol::X86_32 => 2,
+            BlkifProtocol::X86_64 => 3,
+        },
+        pool: String::new(),
+        port: queue.port,
+        poll_duration: polling.max_us,
+        poll_idle_threshold: polling.idle_percent.into(),
+    })
+}
+
+/// The process or the ring is not there any more.
+fn is_gone(errno: Errno) -> bool {
+    [Errno::ENOENT, Errno::ECONNREFUSED, Errno::ECONNRESET, Errno::EPIPE, Errno::ENODEV].contains(&errno)
+}
+
+/// Errors that pass. `EEXIST`: the connection that a former tapback asked for was made after we had looked.
+const PASSING: [Errno; 5] = [Errno::EBUSY, Errno::EAGAIN, Errno::ETIMEDOUT, Errno::ENOMEM, Errno::EEXIST];
+
+fn trouble(error: ControlError) -> Trouble {
+    let passes = is_gone(error.errno) || PASSING.contains(&error.errno);
+    if passes {
+        return Trouble::Absent(error.to_string());
+    }
+    Trouble::Refused(Fault { errno: error.errno.raw(), text: error.to_string() })
+}
+
+/// A descriptor that becomes readable when the process ends. `None` on kernels before 5.3, and if it is gone already:
+/// then its socket says so.
+fn watch_process(pid: i32) -> Option<OwnedFd> {
+    // SAFETY: the call takes two numbers and gives a descriptor or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: the descriptor was just made and belongs to nobody else.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether it has ended.
+pub(crate) fn has_ended(alive: &OwnedFd) -> bool {
+    let mut watched = libc::pollfd { fd: alive.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `watched` is one entry and lives through the call, which does not wait.
+    unsafe { libc::poll(&raw mut watched, 1, 0) == 1 && watched.revents != 0 }
+}
+
+/// The plain way in which a ring begins.
+pub(crate) fn start_of(recovers: bool) -> RingStart {
+    if recovers { RingStart::Auto } else { RingStart::Fresh }
+}
+
+#[cfg(test)]
+mod tests {
+    use tapio_control::BlkifQueue;
+
+    use super::*;
+
+    #[test]
+    fn a_foreign_tapdisk_gets_what_it_can_understand() {
+        let queue = |ring: &[u32]| BlkifQueue { ring: ring.to_vec(), port: 9, ..BlkifQueue::default() };
+        let mut front = BlkifFront::new(3, 51712, vec![queue(&[8, 9, 10, 11])]);
+        let message = blkif_message(&front).unwrap();
+        assert_eq!((message.order, message.proto, message.port), (2, 3, 9));
+        assert_eq!(message.gref, [8, 9, 10, 11, 0, 0, 0, 0]);
+        assert_eq!(BlkifFront::from_message(&message).unwrap().queues, front.queues);
+        front.queues.push(queue(&[1]));
+        assert!(blkif_message(&front).is_err());
+        front.queues = vec![BlkifQueue { responses: vec![1], ..queue(&[1]) }];
+        assert!(blkif_message(&front).is_err());
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let disks = Processes::new(RunDir::new(dir.path()));
+        let wanted = Wanted { pid: Some(1 << 22), minor: Some(3), image: None };
+        let front = BlkifFront::new(3, 51712, Vec::new());
+        let order = Order { wanted, before: None, tapdisk: false, front };
+        assert!(matches!(disks.connect(&order), Err(Trouble::Absent(_))));
+        let at = DiskAt { pid: 1 << 22, minor: 3, image: String::new() };
+        let link = Link { at, front: Some(1), vbd: VbdId { domid: 3, devid: 51712 } };
+        assert_eq!(disks.disconnect(&link, false), Ok(()), "it has let go of everything");
+        assert!(matches!(disks.info(&link), Err(Trouble::Absent(_))));
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_noticed() {
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let alive = watch_process(child.id().try_into().unwrap());
+        if let Some(alive) = &alive {
+            assert!(!has_ended(alive));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(alive.is_none_or(|alive| has_ended(&alive)));
+        assert!(watch_process(-1).is_none());
+    }
+}

@@ -1,0 +1,54 @@
+//! What is known of a machine, in memory and in its place.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use tapio_types::ApiError;
+
+use crate::place::{Place, Saved};
+use crate::supervise::lock;
+
+/// What is known of a machine. What cannot be kept is not changed.
+#[derive(Debug)]
+pub(crate) struct Record {
+    saved: Mutex<Saved>,
+    /// Forgotten: nothing of it is kept any more. Changes under the lock of `saved`.
+    is_gone: AtomicBool,
+}
+
+impl Record {
+    pub(crate) fn new(saved: Saved) -> Self {
+        Self { saved: Mutex::new(saved), is_gone: AtomicBool::new(false) }
+    }
+
+    /// Looks at it; nobody changes it meanwhile.
+    pub(crate) fn look(&self) -> MutexGuard<'_, Saved> {
+        lock(&self.saved)
+    }
+
+    /// Changes it, and keeps it in the machine's place.
+    pub(crate) fn change(&self, place: &Place, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
+        let mut saved = self.look();
+        let mut fresh = saved.clone();
+        change(&mut fresh);
+        if fresh != *saved {
+            if !self.is_gone() {
+                place.save(&fresh)?;
+            }
+            *saved = fresh;
+        }
+        Ok(())
+    }
+
+    /// Whether it was forgotten.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
+    /// Forgets it, with everything in its place.
+    pub(crate) fn forget(&self, place: &Place) {
+        let _saved = self.look();
+        self.is_gone.store(true, Ordering::Relaxed);
+        place.remove();
+    }
+}

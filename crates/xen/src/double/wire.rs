@@ -1,0 +1,89 @@
+//! A double's event channels.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// One end of a double's event channel: an eventfd that wakes us, another one that wakes the other side.
+///
+/// Notifications that come before the first is taken are one, as on Xen.
+#[derive(Debug)]
+pub struct Wire {
+    ours: OwnedFd,
+    theirs: OwnedFd,
+}
+
+fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: plain numbers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+impl Wire {
+    /// A channel: both ends of it.
+    ///
+    /// # Errors
+    /// Too many descriptors are open.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (left, right) = (eventfd()?, eventfd()?);
+        let other = Self { ours: right.try_clone()?, theirs: left.try_clone()? };
+        Ok((Self { ours: left, theirs: right }, other))
+    }
+
+    /// An end, from descriptors of another process: the one that wakes us, the one that wakes the other side.
+    pub fn from_fds(ours: OwnedFd, theirs: OwnedFd) -> Self {
+        Self { ours, theirs }
+    }
+
+    /// The two descriptors, for [`Wire::from_fds`] in another process.
+    pub fn into_fds(self) -> (OwnedFd, OwnedFd) {
+        (self.ours, self.theirs)
+    }
+
+    /// The two descriptors, to be passed while this end stays: what wakes us, what wakes the other side.
+    pub fn as_fds(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
+        (self.ours.as_fd(), self.theirs.as_fd())
+    }
+
+    /// The same end once more: a guest that waits while its back end is replaced.
+    ///
+    /// # Errors
+    /// Too many descriptors are open.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { ours: self.ours.try_clone()?, theirs: self.theirs.try_clone()? })
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.ours.as_raw_fd()
+    }
+
+    pub(crate) fn notify(&self) -> io::Result<()> {
+        let one = 1u64;
+        // SAFETY: eight bytes of ours.
+        let wrote = unsafe { libc::write(self.theirs.as_raw_fd(), (&raw const one).cast(), 8) };
+        if wrote == 8 {
+            return Ok(());
+        }
+        match io::Error::last_os_error() {
+            // A counter that is full is a notification that waits.
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    pub(crate) fn take(&self) -> io::Result<bool> {
+        let mut count = 0u64;
+        // SAFETY: eight bytes of ours.
+        let got = unsafe { libc::read(self.ours.as_raw_fd(), (&raw mut count).cast(), 8) };
+        if got == 8 {
+            return Ok(true);
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            error => Err(error),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use tapio_xenstored::journal;
+
+/// Where domains are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Domains {
+    /// On Xen if this is the control domain of one.
+    Auto,
+    /// On Xen: it is an error if there is none.
+    Xen,
+    /// Nowhere: sockets alone are served, and a domain that is introduced is remembered without a ring.
+    None,
+}
+
+/// When changes are on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sync {
+    /// Before they are acknowledged: the tree survives a power cut.
+    Always,
+    /// When the kernel writes them: the tree survives this program alone.
+    Never,
+}
+
+impl From<Sync> for journal::Sync {
+    fn from(sync: Sync) -> Self {
+        match sync {
+            Sync::Always => Self::Always,
+            Sync::Never => Self::Never,
+        }
+    }
+}
+
+/// xenstored: the tree of small values that a Xen host and its guests share
+///
+/// Serves xenstore on a UNIX socket and, in the control domain of a Xen host, on the rings of all domains. It stays in
+/// the foreground and ends at SIGTERM. Without Xen it is a xenstore for tools and tests.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tapio-xenstored",
+    version,
+    after_long_help = "Examples:
+  tapio-xenstored                                            in dom0, in the place of the stock daemon
+  tapio-xenstored --socket /tmp/xs &                         anywhere
+  XENSTORED_PATH=/tmp/xs xenstore-write /a/b 1               a client of Debian's xenstore-utils
+  XENSTORED_PATH=/tmp/xs xenstore-ls -fp /
+  tapio-xenstored --socket /tmp/xs --state-dir /var/lib/xs   the tree survives kills and power cuts
+
+While it runs (XENSTORED_PATH=/tmp/xs where it is not at the usual place):
+  xenstore-control help                                      what can be asked
+  xenstore-control stats                                     requests of each kind, events, conflicts
+  xenstore-control quota set nodes 2000                      limits of domains; 0 is no limit
+  xenstore-control log on                                    every request into the log
+  xenstore-control live-update /usr/sbin/tapio-xenstored     another program goes on: connections, transactions,
+                                                             watches and half sent messages stay
+  kill -USR1 PID                                             the same with the program it was started from
+
+A transaction costs what it changes: beginning, reading and dropping one copies nothing. Two that
+touched different nodes both commit, and one that only read always does. --state-dir keeps the tree
+alone: connections, watches, transactions, quotas and domains end with the daemon; a live update
+keeps them. Relative paths of a socket begin at /local/domain/0."
+)]
+pub struct Args {
+    /// Serve here (again for more); the usual place is $XENSTORED_PATH, or `socket` in $XENSTORED_RUNDIR or
+    /// /run/xenstored
+    #[arg(long = "socket", value_name = "PATH")]
+    pub sockets: Vec<PathBuf>,
+
+    /// Where domains are
+    #[arg(long, value_enum, default_value = "auto")]
+    pub domains: Domains,
+
+    /// Keep the tree in this directory, and begin with what is there
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// With --state-dir: when changes are on the disk
+    #[arg(long, value_enum, default_value = "always")]
+    pub sync: Sync,
+
+    /// Limit what each domain may use: nodes, watches, transactions, outstanding, transaction-nodes, memory, node-size,
+    /// path-max, permissions; 0 is no limit (again for more)
+    #[arg(long = "quota", value_name = "NAME=NUMBER")]
+    pub quotas: Vec<String>,
+
+    /// Write the process's number there
+    #[arg(long, value_name = "FILE")]
+    pub pid_file: Option<PathBuf>,
+
+    /// Write every request there, from the beginning
+    #[arg(long, value_name = "FILE")]
+    pub trace_file: Option<PathBuf>,
+
+    /// Go on with the state in this descriptor (a live update passes it)
+    #[arg(long, hide = true, value_name = "FD")]
+    pub restore: Option<i32>,
+
+    /// Say whether the state in this descriptor can be read (a live update asks first)
+    #[arg(long, hide = true, value_name = "FD")]
+    pub check_state: Option<i32>,
+}

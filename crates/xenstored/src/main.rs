@@ -1,0 +1,206 @@
+//! The program: `tapio-xenstored`.
+
+mod args;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tapio_xenstored::Server;
+use tapio_xenstored::domains::{Life, NoHypervisor, Platform};
+use tapio_xenstored::journal::{Dir, Journal};
+use tapio_xenstored::quota::Limits;
+use tapio_xenstored::serve::rings::{RingPlatform, SharedRings, Source};
+use tapio_xenstored::serve::xen::{Census, DomainEvents, XenSource, local_port};
+use tapio_xenstored::serve::{Daemon, DomainWatch, End, Restored, socket};
+use tapio_xenstored::store::Store;
+
+use args::{Args, Domains};
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let result = match args.check_state {
+        Some(fd) => check_state(fd),
+        None => run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("tapio-xenstored: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether this program could go on with a state. It takes nothing over.
+fn check_state(fd: i32) -> Result<(), String> {
+    let bytes = tapio_xenstored::serve::read_state(fd)?;
+    let mut reader = tapio_xenstored::state::codec::Reader(&bytes);
+    tapio_xenstored::state::load(&mut reader, Box::new(NoHypervisor))
+        .map(drop)
+        .map_err(|damaged| damaged.0.to_owned())
+}
+
+fn on_xen(args: &Args) -> bool {
+    match args.domains {
+        Domains::Auto => Path::new("/proc/xen/xsd_port").exists(),
+        Domains::Xen => true,
+        Domains::None => false,
+    }
+}
+
+fn run(args: &Args) -> Result<(), String> {
+    let own =
+        std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
+    let arguments: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with("--restore")).collect();
+    let rings = SharedRings::default();
+    let xen = on_xen(args);
+    let source = || -> Box<dyn Source> { Box::new(XenSource) };
+    let platform: Box<dyn Platform> =
+        if xen { Box::new(RingPlatform::new(rings.clone(), source())) } else { Box::new(NoHypervisor) };
+    let mut daemon = match args.restore {
+        Some(fd) => restore(args, fd, platform, rings, xen.then(source))?,
+        None => begin(args, platform, rings, xen)?,
+    };
+    let failed = |error: std::io::Error| format!("cannot begin: {error}");
+    daemon.take_signals().map_err(failed)?;
+    if let Some(file) = &args.pid_file {
+        write_pid(file)?;
+    }
+    notify_ready();
+    loop {
+        match daemon.run().map_err(|error| format!("cannot go on: {error}"))? {
+            End::Asked => break,
+            End::Update(update) => {
+                let why = daemon.hand_over(&update, &own, &arguments);
+                eprintln!("tapio-xenstored: no live update: {why}");
+                if let Some((conn, request)) = update.asked {
+                    daemon.server.answer_control(conn, request, &why);
+                }
+            }
+        }
+    }
+    daemon.remove_sockets();
+    Ok(())
+}
+
+fn begin(args: &Args, platform: Box<dyn Platform>, rings: SharedRings, xen: bool) -> Result<Daemon, String> {
+    let paths = if args.sockets.is_empty() { vec![socket::default_path()] } else { args.sockets.clone() };
+    // The sockets first: they say whether another daemon has the tree.
+    let listeners: Vec<_> = paths
+        .iter()
+        .map(|path| socket::listen(path).map(|listener| (path, listener)))
+        .collect::<Result<_, _>>()?;
+    let (journal, store) = match &args.state_dir {
+        None => (None, Store::default()),
+        Some(dir) => {
+            let opened =
+                Dir::open(dir).and_then(|dir| Journal::open(dir, args.sync.into(), Store::default()));
+            let (journal, store) = opened.map_err(|error| error.to_string())?;
+            (Some(journal), store)
+        }
+    };
+    let mut server = Server::new(store, platform);
+    set_up(args, &mut server)?;
+    let failed = |error: std::io::Error| format!("cannot begin: {error}");
+    let mut daemon = Daemon::new(server, rings).map_err(failed)?;
+    if let Some(journal) = journal {
+        daemon.set_journal(journal);
+    }
+    for (path, listener) in listeners {
+        daemon.listen(path, listener).map_err(failed)?;
+    }
+    if xen {
+        let census =
+            Census::open().map_err(|error| format!("cannot ask the hypervisor about domains: {error}"))?;
+        let events = DomainEvents::open().map_err(|error| {
+            format!(
+                "cannot hear of domains that end: {error}; is another xenstored running, or is this not dom0?"
+            )
+        })?;
+        let life = Box::new(move |domid| census.life(domid));
+        daemon.watch_domains(DomainWatch { channel: events.into_channel(), life }).map_err(failed)?;
+        let local = local_port().and_then(|port| daemon.serve_local(port));
+        local.map_err(|error| {
+            format!("cannot serve this kernel's own ring: {error}; is xenfs mounted on /proc/xen?")
+        })?;
+    }
+    Ok(daemon)
+}
+
+fn restore(
+    args: &Args,
+    fd: i32,
+    platform: Box<dyn Platform>,
+    rings: SharedRings,
+    source: Option<Box<dyn Source>>,
+) -> Result<Daemon, String> {
+    let bytes = tapio_xenstored::serve::read_state(fd)?;
+    let xen = source.is_some();
+    let mut restored = Restored::new(&bytes, platform, rings, source)?;
+    if xen {
+        let census =
+            Census::open().map_err(|error| format!("cannot ask the hypervisor about domains: {error}"))?;
+        let life = Box::new(move |domid| -> Life { census.life(domid) });
+        restored.watch_domains(life).map_err(|error| format!("cannot hear of domains: {error}"))?;
+    }
+    let mut daemon = restored.daemon;
+    if let Some(dir) = &args.state_dir {
+        let store = std::mem::take(&mut daemon.server.store);
+        let opened = Dir::open(dir).and_then(|dir| Journal::replace(dir, args.sync.into(), store));
+        let (journal, store) = opened.map_err(|error| error.to_string())?;
+        daemon.server.store = store;
+        daemon.set_journal(journal);
+    }
+    if let Some((conn, request)) = restored.asked {
+        daemon.server.answer_control(conn, request, "OK");
+    }
+    Ok(daemon)
+}
+
+fn set_up(args: &Args, server: &mut Server) -> Result<(), String> {
+    let mut limits = Limits::default();
+    for quota in &args.quotas {
+        let (name, value) = quota.split_once('=').unwrap_or((quota, ""));
+        let value = value.parse().map_err(|_| format!("--quota {quota}: give it as NAME=NUMBER"))?;
+        if !limits.set(name, value) {
+            let names = tapio_xenstored::quota::QUOTAS.map(|quota| quota.0).join(", ");
+            return Err(format!("--quota {quota}: there is no quota {name}; there are {names}"));
+        }
+    }
+    server.domains.limits = limits;
+    if let Some(path) = &args.trace_file {
+        server.set_trace_path(&path.to_string_lossy());
+        server.set_trace(true).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn write_pid(file: &Path) -> Result<(), String> {
+    fs::File::create(file)
+        .and_then(|mut file| writeln!(file, "{}", std::process::id()))
+        .map_err(|error| format!("cannot write {}: {error}", file.display()))
+}
+
+/// Tells systemd, if it asked to be told (`sd_notify`).
+fn notify_ready() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let sent = UnixDatagram::unbound().and_then(|socket| {
+        let path = path.to_string_lossy();
+        match path.strip_prefix('@') {
+            Some(name) => {
+                use std::os::linux::net::SocketAddrExt;
+                let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+                socket.send_to_addr(b"READY=1", &address)
+            }
+            None => socket.send_to(b"READY=1", Path::new(&*path)),
+        }
+    });
+    if let Err(error) = sent {
+        eprintln!("tapio-xenstored: cannot tell the service manager that all is ready: {error}");
+    }
+}

@@ -1,0 +1,301 @@
+# Stories of the xen lane; xen-init.sh and xen-disks.sh have the words they use.
+
+# The lane itself, with nothing of ours: a guest, and the kernel's own back end, which says what a story may expect of
+# the front end.
+case_stock() {
+	guest plain
+	in_guest plain echo hello from guest
+	report "stock.said=$said"
+	must insmod /xen-blkback.ko
+	must dd if=/dev/zero of=/mnt/stock.img bs=1048576 count=64
+	must losetup /dev/loop0 /mnt/stock.img
+	kind=vbd
+	plug plain 0 w "$(back plain 0)/params" /dev/loop0 "$(back plain 0)/physical-device" 7:0
+	connected plain 0
+	in_guest plain appears xvda
+	in_guest plain facts xvda
+	report "stock.facts=$(echo $said)"
+	in_guest plain put xvda 3 2
+	[ "$(dd if=/mnt/stock.img bs=1048576 skip=3 count=2 2>/dev/null | sha256sum | cut -d' ' -f1)" = "$said" ] ||
+		fail "other bytes in the image"
+	in_guest plain storms xvda 2
+	sleep 1
+	in_guest plain calm xvda 2
+	unplug plain 0
+	in_guest plain disappears xvda
+	kind=vbd3
+	must losetup -d /dev/loop0
+	must rmmod xen-blkback
+	rm /mnt/stock.img
+	must timeout 60 xl destroy plain
+	report "stock.domains=$(xl list | tail -n +2 | wc -l)"
+}
+
+# sample: what xsiostat shows, in one line.
+sample() { timeout 2 xsiostat -i 300 2>/dev/null | head -n 6 | tr '\n' '|'; }
+
+# The guest of stories that leave it as they found it: its boot costs seconds.
+shared() { [ -n "$domid_shared" ] || vcpus=2 guest shared; }
+
+# A disk that grows into a chain of three while the guest writes; then the guest is gone and another reads it.
+case_chain() {
+	image=/mnt/chain-base.vhd
+	must vhd-util create -n $image -s 64
+	create chain
+	plug_disk chain 0 $image
+	run chain
+	connected chain 0
+	in_guest chain appears xvda
+	in_guest chain facts xvda
+	report "chain.facts=$(echo $said)"
+	in_guest chain put xvda 0 4
+	for layer in middle leaf; do
+		image=/mnt/chain-$layer.vhd
+		must tapio disk snapshot -p "$pid" -m "$minor" $image
+		[ $layer = middle ] && at=3 || at=12
+		in_guest chain put xvda $at 3
+	done
+	report "chain.depth=$(vhd-util query -d -n $image | grep -o '[0-9]*$')"
+	in_guest chain get xvda 0 16
+	inside=$said
+	report "chain.stats=$(tap-ctl stats -p "$pid" -m "$minor")"
+	report "chain.xsiostat=$(sample)"
+	destroy chain 0
+	close_disk "$pid" "$minor"
+	must vhd-util check -n $image
+	[ "$(digest $image 0 16)" = "$inside" ] || fail "dom0 reads other bytes than the guest"
+	vcpus=2 create shared
+	plug_disk shared 0 $image r
+	run shared
+	in_guest shared appears xvda
+	in_guest shared get xvda 0 16
+	[ "$said" = "$inside" ] || fail "the guest reads other bytes than before"
+	in_guest shared cat /sys/block/xvda/ro
+	report "chain.read_only=$said"
+	unplug shared 0
+	in_guest shared disappears xvda
+	close_disk "$pid" "$minor"
+	rm /mnt/*.vhd
+}
+
+# One guest whose driver is loaded anew with rings of each order, its disk plugged and unplugged each time.
+case_rings() {
+	image=/mnt/rings.vhd
+	must vhd-util create -n $image -s 64
+	shared
+	for order in 0 1 2 3; do
+		in_guest shared driver max_ring_page_order=$order max_queues=1
+		plug_disk shared 0 $image
+		connected shared 0
+		in_guest shared appears xvda
+		report "rings.$order=$(xenstore-read "$(front shared 0)/ring-page-order" 2>/dev/null || echo 0)"
+		in_guest shared facts xvda
+		report "rings.$order.facts=$(echo $said)"
+		# What was written through the ring before.
+		[ "$order" = 0 ] || {
+			in_guest shared get xvda $((order * 2 - 2)) 1
+			[ "$said" = "$before" ] || fail "order $order reads other bytes"
+		}
+		in_guest shared put xvda $((order * 2)) 1
+		before=$said
+		# Several at once, so that there is something in the ring.
+		in_guest shared storms xvda 3
+		usleep 500000
+		in_guest shared calm xvda 3
+		report "rings.$order.written=$(echo $said)"
+		unplug shared 0
+		in_guest shared disappears xvda
+		close_disk "$pid" "$minor"
+	done
+	must vhd-util check -n $image
+	rm $image
+}
+
+# What a front end may do without, and with more of.
+case_features() {
+	image=/mnt/features.vhd
+	must vhd-util create -n $image -s 64
+	shared
+	for how in plain queues; do
+		case $how in
+		plain) parameters="feature_persistent=0 max_indirect_segments=0 max_queues=1" ;;
+		queues) parameters="feature_persistent=1 max_indirect_segments=128 max_queues=2" ;;
+		esac
+		in_guest shared driver $parameters
+		plug_disk shared 0 $image
+		connected shared 0
+		in_guest shared appears xvda
+		in_guest shared facts xvda
+		report "features.$how.facts=$(echo $said)"
+		report "features.$how.persistent=$(xenstore-read "$(front shared 0)/feature-persistent" 2>/dev/null || echo 0)"
+		in_guest shared put xvda 0 4
+		in_guest shared get xvda 0 4
+		[ "$(digest $image 0 4)" = "$said" ] || fail "$how: dom0 reads other bytes than the guest"
+		report "features.$how.stats=$(tap-ctl stats -p "$pid" -m "$minor")"
+		# Discarded blocks read as zeros, and the image gives them back.
+		before=$(du -k $image | cut -f1)
+		in_guest shared blkdiscard -o 2097152 -l 2097152 /dev/xvda
+		in_guest shared get xvda 2 2
+		report "features.$how.zeros=$said"
+		report "features.$how.given_back=$((before - $(du -k $image | cut -f1)))"
+		unplug shared 0
+		in_guest shared disappears xvda
+		close_disk "$pid" "$minor"
+	done
+	# A file system: flushes.
+	in_guest shared driver
+	plug_disk shared 0 $image
+	in_guest shared appears xvda
+	in_guest shared mke2fs -q /dev/xvda
+	in_guest shared mount -t ext4 /dev/xvda /mnt
+	in_guest shared files /mnt
+	tree=$said
+	in_guest shared umount /mnt
+	in_guest shared drop_caches
+	in_guest shared mount -t ext4 -o ro /dev/xvda /mnt
+	in_guest shared "cat /mnt/file* | sha256sum"
+	[ "$said" = "$tree" ] || fail "other files after mounting again"
+	in_guest shared umount /mnt
+	unplug shared 0
+	in_guest shared disappears xvda
+	close_disk "$pid" "$minor"
+	must vhd-util check -n $image
+	rm $image
+}
+
+# A second disk comes and goes while the first is written.
+case_hotplug() {
+	must vhd-util create -n /mnt/first.vhd -s 64
+	must vhd-util create -n /mnt/second.vhd -s 64
+	create hot
+	plug_disk hot 0 /mnt/first.vhd
+	first="$pid $minor"
+	run hot
+	connected hot 0
+	in_guest hot appears xvda
+	in_guest hot storms xvda 2
+	for round in 1 2; do
+		plug_disk hot 1 /mnt/second.vhd
+		connected hot 1
+		in_guest hot appears xvdb
+		[ $round = 1 ] || {
+			in_guest hot get xvdb 5 2
+			[ "$said" = "$written" ] || fail "the second disk has other bytes than it had"
+		}
+		in_guest hot put xvdb 5 2
+		written=$said
+		unplug hot 1
+		in_guest hot disappears xvdb
+		close_disk "$pid" "$minor"
+	done
+	in_guest hot calm xvda 2
+	report "hotplug.written=$(echo $said)"
+	# The machine goes down in the middle of it.
+	in_guest hot put xvda 5 2
+	written=$said
+	in_guest hot storms xvda 3
+	usleep 300000
+	destroy hot 0
+	close_disk $first
+	must vhd-util check -n /mnt/first.vhd
+	[ "$(digest /mnt/first.vhd 5 2)" = "$written" ] || fail "what was acknowledged is gone"
+	[ "$(digest /mnt/second.vhd 5 2)" = "$(digest /mnt/second.vhd 5 2)" ] || fail "the second disk changes"
+	rm /mnt/*.vhd
+	report "hotplug.left=$(tap-ctl list | wc -l)"
+}
+
+# The disk process is killed under a guest that writes, and brought back: as a toolstack does it, which says where the
+# new one is. The guest notices a pause.
+case_restart() {
+	image=/mnt/restart.vhd
+	must vhd-util create -n $image -s 64
+	shared
+	plug_disk shared 0 $image
+	connected shared 0
+	in_guest shared appears xvda
+	for round in 1 2; do
+		in_guest shared storms xvda 3
+		usleep $((round * 300000))
+		kill -9 "$pid"
+		while kill -0 "$pid" 2>/dev/null; do usleep 20000; done
+		usleep 200000
+		reopen_disk $image "$minor"
+		must xenstore-write "$(back shared 0)/params" $image \
+			"$(back shared 0)/physical-device-path" "/run/blktap-control/nbd$pid.$minor"
+		sleep 1
+		in_guest shared calm xvda 3
+		report "restart.written.$round=$(echo $said)"
+	done
+	unplug shared 0
+	in_guest shared disappears xvda
+	close_disk "$pid" "$minor"
+	must vhd-util check -n $image
+	rm $image
+}
+
+# Grants and event channels by the kernel's devices, without any guest.
+case_devices() {
+	on_xen >/tmp/on_xen.log 2>&1 || fail "on_xen ended with $?: $(cat /tmp/on_xen.log)"
+	sed -n 's/^RESULT /RESULT devices./p' /tmp/on_xen.log
+}
+
+# The guest is written to a file and read again, under another number: its disk is connected anew, and what was under
+# way when it stopped is done.
+case_save() {
+	image=/mnt/save.vhd
+	must vhd-util create -n $image -s 64
+	create saved
+	plug_disk saved 0 $image
+	run saved
+	connected saved 0
+	in_guest saved appears xvda
+	in_guest saved put xvda 3 2
+	written=$said
+	in_guest saved storms xvda 2
+	old_back=$(back saved 0)
+	must xl save saved /mnt/saved
+	must xenstore-rm "$old_back"
+	close_disk "$pid" "$minor"
+	must xl restore -p /mnt/saved
+	rm /mnt/saved
+	domid_saved=$(xl domid saved)
+	plug_disk saved 0 $image
+	resume saved
+	connected saved 0
+	in_guest saved calm xvda 2
+	report "save.written=$(echo $said)"
+	in_guest saved get xvda 3 2
+	[ "$said" = "$written" ] || fail "the guest reads other bytes than before it was saved"
+	destroy saved 0
+	close_disk "$pid" "$minor"
+	must vhd-util check -n $image
+	rm $image
+}
+
+# Our xenstored replaces itself under a guest that writes and a disk that comes and goes.
+case_update() {
+	image=/mnt/update.vhd
+	must vhd-util create -n $image -s 64
+	must vhd-util create -n /mnt/second.vhd -s 64
+	shared
+	plug_disk shared 0 $image
+	first="$pid $minor"
+	connected shared 0
+	in_guest shared appears xvda
+	in_guest shared storms xvda 2
+	before=$(xenstore-ls -f | sha256sum)
+	must timeout 30 xenstore-control live-update /sbin/tapio-xenstored
+	[ "$(xenstore-ls -f | sha256sum)" = "$before" ] || fail "the tree is another after the update"
+	plug_disk shared 1 /mnt/second.vhd
+	connected shared 1
+	in_guest shared appears xvdb
+	unplug shared 1
+	in_guest shared disappears xvdb
+	close_disk "$pid" "$minor"
+	in_guest shared calm xvda 2
+	report "update.written=$(echo $said)"
+	unplug shared 0
+	in_guest shared disappears xvda
+	close_disk $first
+	rm /mnt/*.vhd
+}
