@@ -176,19 +176,29 @@ impl<M: Memory> Ledger<M> {
     /// Gives back what the dead hold; `me` does it in its own name, so that the dead of somebody who dies doing so are
     /// found again. Tells whether there were any.
     pub fn bury(&self, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
-        let mut found = false;
-        for slot in self.slots() {
-            let owner = self.owner(slot);
-            if owner != Owner::NOBODY
-                && owner != me
-                && is_dead(owner)
-                && self.memory.swap(at::owner(slot), owner.0, me.0)
-            {
-                self.leave(slot);
-                found = true;
-            }
+        self.slots().fold(false, |found, slot| self.bury_at(slot, me, is_dead) || found)
+    }
+
+    /// As [`Ledger::bury`], for `count` slots from `first` on, and from slot 0 again behind the last. Gives the slot
+    /// to go on from.
+    pub fn bury_some(&self, first: usize, count: usize, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> usize {
+        let used = self.slots().len().max(1);
+        for slot in first..first + count.min(used) {
+            self.bury_at(slot % used, me, is_dead);
         }
-        found
+        (first + count) % used
+    }
+
+    fn bury_at(&self, slot: usize, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
+        let owner = self.owner(slot);
+        let dead = owner != Owner::NOBODY
+            && owner != me
+            && is_dead(owner)
+            && self.memory.swap(at::owner(slot), owner.0, me.0);
+        if dead {
+            self.leave(slot);
+        }
+        dead
     }
 
     /// Says how many pages the disk waits for, or that it does not.

@@ -25,7 +25,14 @@ pub struct PoolMember {
     /// The bells of others, opened when they are first rung.
     bells: Vec<Option<File>>,
     patience: Patience,
+    /// When it looked for the dead last, and the slot to go on from.
+    inspected: (u64, usize),
 }
+
+/// How often a disk that has to share looks for the dead among [`INSPECTED`] of the others, one lot after the other:
+/// where nobody waits long, nobody else would miss their pages.
+const INSPECT_NS: u64 = 1_000_000_000;
+const INSPECTED: usize = 16;
 
 /// What a disk that waits remembers of the others.
 #[derive(Debug, Default)]
@@ -41,7 +48,16 @@ pub(super) struct Patience {
 impl PoolMember {
     pub(super) fn new(ledger: Ledger<Mapping>, place: Place, slot: usize, owner: Owner, bell: File) -> Self {
         let bells = (0..SLOTS).map(|_| None).collect();
-        let mut member = Self { ledger, place, slot, owner, bell, bells, patience: Patience::default() };
+        let mut member = Self {
+            ledger,
+            place,
+            slot,
+            owner,
+            bell,
+            bells,
+            patience: Patience::default(),
+            inspected: (0, 0),
+        };
         member.quiet();
         member
     }
@@ -75,6 +91,10 @@ impl PoolMember {
             return Some(pages);
         }
         let owner = self.owner;
+        let (inspected_ns, from) = self.inspected;
+        if now_ns.saturating_sub(inspected_ns) >= INSPECT_NS {
+            self.inspected = (now_ns, self.ledger.bury_some(from, INSPECTED, owner, &owner::is_dead));
+        }
         let taken =
             self.patience.contend(&self.ledger, self.slot, pages, now_ns, &|ledger: &Ledger<Mapping>| {
                 ledger.bury(owner, &owner::is_dead)

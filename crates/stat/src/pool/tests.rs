@@ -1,5 +1,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex};
@@ -482,6 +483,25 @@ fn nonsense_in_the_segment_neither_hangs_nor_panics() {
 }
 
 #[test]
+fn the_dead_are_found_in_lots() {
+    let ledger = Ledger::format(Words::new(), 100);
+    for slot in 0..40 {
+        assert_eq!(ledger.join(owner(slot), slot), Some(slot as usize));
+        assert!(ledger.take(slot as usize, 2));
+    }
+    let me = owner(7);
+    let dead = |owner: Owner| owner == self::owner(3) || owner == self::owner(30);
+    assert_eq!(ledger.bury_some(0, 16, me, &dead), 16);
+    assert_eq!((ledger.owner(3), ledger.owner(30)), (Owner::NOBODY, owner(30)));
+    assert_eq!(ledger.bury_some(16, 16, me, &dead), 32);
+    assert_eq!(ledger.owner(30), Owner::NOBODY);
+    assert_eq!(ledger.bury_some(32, 16, me, &dead), 8, "from the first again");
+    assert_eq!(ledger.settle().free(), 100 - 2 * 38);
+    assert_eq!(ledger.bury_some(300, 1000, me, &|_| true), 1300 % 40);
+    assert_eq!((0..40).filter(|slot| ledger.owner(*slot) != Owner::NOBODY).count(), 1, "but never oneself");
+}
+
+#[test]
 fn the_first_makes_a_pool_and_the_last_removes_it() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let root = ShmRoot::new(dir.path());
@@ -569,6 +589,35 @@ fn child_that_takes_and_gives() {
             held.drain(..).for_each(|pages| member.give(pages));
         }
     }
+}
+
+#[test]
+fn pages_of_the_dead_come_back_where_nobody_waits_long() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let root = ShmRoot::new(dir.path());
+    let name: PoolName = "sr".parse().expect("a name");
+    let (mut one, mut other) =
+        (join(&root, &name, Some(100), 1).expect("made"), join(&root, &name, None, 2).expect("joined"));
+    // It takes its pages and never waits, so that nobody ever stands behind it.
+    let mut dead = join(&root, &name, None, 3).expect("joined");
+    assert_eq!(dead.take(50, 0), Some(50));
+    std::mem::forget(dead);
+    let file = std::fs::OpenOptions::new().write(true).open(root.pools().join("sr")).expect("the segment");
+    let nobody_alive = Owner::new(u32::MAX, 1).0.to_ne_bytes();
+    file.write_all_at(&nobody_alive, at::owner(2) as u64 * 8).expect("written");
+    let disks = || pools(&root).expect("one")[0].disks.len();
+    let mut now_ms = 0;
+    while disks() == 3 {
+        now_ms += 1;
+        assert!(now_ms < 1100, "not found within a second of contention");
+        let now_ns = now_ms * 1_000_000;
+        assert_eq!(one.take(50, now_ns), Some(50));
+        let taken = other.take(50, now_ns);
+        one.give(50);
+        assert_eq!(taken.or_else(|| other.take(50, now_ns)), Some(50));
+        other.give(50);
+    }
+    assert_eq!(one.take(100, now_ms * 1_000_000), Some(100));
 }
 
 #[test]

@@ -100,7 +100,8 @@ fn disks_of_a_pool_get_the_same_number_of_pages_whatever_their_requests() {
         .enumerate()
         .map(|(number, disk)| {
             let (bs, depth) = if number % 2 == 0 { ("4k", 64) } else { ("1m", 4) };
-            let mut load = fio(&disk.uri(), "read", bs, depth, 8.0);
+            // Longer than anything here takes; they are ended below.
+            let mut load = fio(&disk.uri(), "read", bs, depth, 300.0);
             load.current_dir(scratch.path());
             Running::start(&mut load, &scratch.join(&format!("load{number}.log")))
         })
