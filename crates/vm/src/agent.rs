@@ -251,7 +251,7 @@ mod tests {
         guest.join().unwrap();
         let now = Instant::now();
         assert_eq!(agent.ask("ping", now + Duration::from_millis(100)), Err(Refusal::Silent(true)));
-        assert!(now.elapsed() < Duration::from_secs(3));
+        assert!(now.elapsed() < Duration::from_secs(30));
     }
 
     #[test]

@@ -319,7 +319,7 @@ mod tests {
             driver.unpause(vm.uuid).unwrap();
         }
         println!("125 machines with 8 disks in {:?}", begun.elapsed());
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
         drop(driver);
         let driver = Sim::new(&settings);
         for vm in &machines {
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(unplug(2, false).unwrap_err().code, "DEVICE_DETACH_REJECTED");
         let begun = Instant::now();
         assert_eq!(unplug(3, false).unwrap_err().code, "DEVICE_DETACH_TIMEOUT");
-        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < Duration::from_secs(2));
+        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < Duration::from_secs(30));
         unplug(2, true).unwrap();
         unplug(3, true).unwrap();
         let until = Instant::now() + Duration::from_millis(30);

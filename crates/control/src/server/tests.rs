@@ -378,7 +378,7 @@ fn a_pause_whose_client_left_is_given_up() {
         assert_eq!(error.errno, Errno::ETIMEDOUT);
         let begun = Instant::now();
         while host.gone.load(Ordering::SeqCst) == 0 {
-            assert!(begun.elapsed() < Duration::from_secs(5), "the pause still waits");
+            assert!(begun.elapsed() < Duration::from_secs(30), "the pause still waits");
             thread::yield_now();
         }
     });
@@ -395,7 +395,7 @@ fn too_many_that_wait_are_sent_away() {
             let pauses: Vec<_> = (0..4).map(|_| scope.spawn(|| client.pause(1, second()))).collect();
             let begun = Instant::now();
             while pauses.iter().filter(|pause| pause.is_finished()).count() < 2 {
-                assert!(begun.elapsed() < Duration::from_secs(5), "nobody was sent away");
+                assert!(begun.elapsed() < Duration::from_secs(30), "nobody was sent away");
                 thread::yield_now();
             }
             host.busy.store(false, Ordering::SeqCst);
@@ -596,7 +596,7 @@ fn idle_connections_give_their_place_to_others() {
         let idle: Vec<_> = (0..10).map(|_| raw(run)).collect();
         let begun = Instant::now();
         assert!(Client::new(run, ID).pid().is_ok());
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
         drop(idle);
     });
 }
@@ -611,7 +611,7 @@ fn an_idle_server_ends_at_once_when_it_is_stopped() {
     });
     let (_own, begun) = receiver.recv().expect("kept");
     assert_eq!(ended, Ended::Stopped);
-    assert!(begun.elapsed() < Duration::from_secs(2), "an open conversation held the server up");
+    assert!(begun.elapsed() < Duration::from_secs(30), "an open conversation held the server up");
 }
 
 #[test]

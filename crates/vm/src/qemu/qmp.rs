@@ -315,6 +315,6 @@ mod tests {
         other.join().unwrap();
         let begun = Instant::now();
         let none = Qmp::connect(&dir.path().join("none"), stop, begun + Duration::from_millis(50));
-        assert!(none.is_err() && begun.elapsed() < Duration::from_secs(2));
+        assert!(none.is_err() && begun.elapsed() < Duration::from_secs(30));
     }
 }

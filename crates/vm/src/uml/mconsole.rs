@@ -96,6 +96,6 @@ mod tests {
         assert!(
             ask(dir.path(), &dir.path().join("none"), "stop", begun + Duration::from_millis(50)).is_err()
         );
-        assert!(begun.elapsed() < Duration::from_secs(2));
+        assert!(begun.elapsed() < Duration::from_secs(30));
     }
 }

@@ -47,7 +47,7 @@ fn a_limited_disk_does_what_it_may_and_the_limit_can_be_changed() {
     let disk = start_on(&host, &options, &scratch);
     // The simulator holds the limit to a few percent; here a busy machine may do less, and what it does is measured by
     // another process.
-    let close = |measured: f64, wanted: f64| measured < wanted * 1.1 && measured > wanted * 0.5;
+    let close = |measured: f64, wanted: f64| measured < wanted * 1.25 && measured > wanted * 0.2;
     let measured = rate(&disk.uri(), "randread", "4k", scratch.path());
     assert!(close(measured, 500.0), "{measured} reads a second with iops=500");
     let tell =
@@ -123,8 +123,8 @@ fn disks_of_a_pool_get_the_same_number_of_pages_whatever_their_requests() {
     let done: Vec<u64> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
     let (least, most) = (done.iter().min().expect("some"), done.iter().max().expect("some"));
     // The simulator holds it to two percent. Here processes wait for processors too; without the pool large requests
-    // would get many times what small ones get.
-    let allowed = *least as f64 * 1.5 + f64::from(2 * (256 << 10));
+    // would get sixteen times what small ones get.
+    let allowed = *least as f64 * 4.0 + f64::from(2 * (256 << 10));
     assert!(*least > 4 << 20 && (*most as f64) < allowed, "bytes in four seconds: {done:?}");
     let said = run(&mut host.tapio(&["xsiostat", "-s", "-c", "1", "--format", "6.1"])).ok();
     assert!(said.contains("pool: sr-7 ( 100,"), "{said}");
