@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::Places;
 use crate::dir::facts::{Kind, plain_uuid};
-use crate::dir::{Backing, ImageDir};
+use crate::dir::{self, Backing, ImageDir};
 use crate::errors;
 use crate::mount;
 use crate::probe::{SrEntry, sr_list};
@@ -22,22 +22,7 @@ static INFO: DriverInfo = DriverInfo {
     sr_type: "file",
     name: "Local directory",
     description: "VDIs as VHD and raw files in a directory of this host",
-    capabilities: &[
-        "SR_PROBE",
-        "VDI_CREATE",
-        "VDI_DELETE",
-        "VDI_ATTACH",
-        "VDI_DETACH",
-        "VDI_ACTIVATE",
-        "VDI_DEACTIVATE",
-        "VDI_INTRODUCE",
-        "VDI_CLONE",
-        "VDI_SNAPSHOT",
-        "VDI_RESIZE",
-        "VDI_RESIZE_ONLINE",
-        "ATOMIC_PAUSE",
-        "THIN_PROVISIONING",
-    ],
+    capabilities: dir::CAPABILITIES,
     configuration: &[
         ("location", "absolute path of the directory (required)"),
         ("preferred-image-formats", "formats of new VDIs in order of preference: vhd, raw"),

@@ -38,13 +38,8 @@ pub static HOST_CLASS: Class = Class {
         writable("name_label", STRING, "Name for people"),
         writable("name_description", STRING, "What it is, for people"),
         runtime("memory_overhead", INT, "Bytes of memory taken beside the guests"),
-        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
         runtime("API_version_major", INT, "Version of this interface, first number"),
         runtime("API_version_minor", INT, "Version of this interface, second number"),
         runtime("API_version_vendor", STRING, "Who made this interface"),

@@ -32,13 +32,8 @@ pub static NETWORK_CLASS: Class = Class {
         runtime("uuid", STRING, "Unique and lasting name"),
         writable("name_label", STRING, "Name for people"),
         writable("name_description", STRING, "What it is, for people"),
-        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
         runtime("VIFs", VIFS, "Virtual network interfaces").inverse("VIF", "network"),
         runtime("PIFs", PIFS, "Network interfaces").inverse("PIF", "network"),
         writable("MTU", INT, "Bytes of a frame").or_int(1500),
@@ -141,13 +136,8 @@ pub static VIF_CLASS: Class = Class {
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
-        runtime("allowed_operations", Type::Set(&VIF_OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &VIF_OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&VIF_OPERATION),
+        current_operations(&VIF_OPERATION),
         creator("device", STRING, "Place in the machine: a number from 0").required(),
         creator("network", NETWORK, "The network it leads to").required(),
         creator("VM", VM, "The machine").required(),

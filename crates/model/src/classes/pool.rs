@@ -62,13 +62,8 @@ pub static POOL_CLASS: Class = Class {
         runtime("metadata_VDIs", VDIS, "Disks that hold metadata of this pool")
             .inverse("VDI", "metadata_of_pool"),
         runtime("ha_cluster_stack", STRING, "What high availability is built on"),
-        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
         runtime("guest_agent_config", STRING_MAP, "How guests' agents are set up"),
         runtime("cpu_info", STRING_MAP, "What its processors are"),
         writable("policy_no_vendor_device", BOOL, "Whether new machines show no device for driver updates"),

@@ -122,6 +122,17 @@ pub const fn writable(name: &'static str, ty: Type, doc: &'static str) -> Field 
     field(name, ty, FieldAccess::ReadWrite, doc)
 }
 
+/// What may be done with an object now; `operation` is the class's enumeration.
+pub const fn allowed_operations(operation: &'static Type) -> Field {
+    runtime("allowed_operations", Type::Set(operation), "What can be done with it now").volatile()
+}
+
+/// What is being done with it.
+pub const fn current_operations(operation: &'static Type) -> Field {
+    let doc = "What is being done with it: task to operation";
+    runtime("current_operations", Type::Map(&STRING, operation), doc).volatile()
+}
+
 impl Field {
     pub const fn or_bool(self, truth: bool) -> Self {
         Self { initial: Initial::Bool(truth), ..self }

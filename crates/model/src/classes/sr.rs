@@ -40,13 +40,8 @@ pub static SR_CLASS: Class = Class {
         runtime("uuid", STRING, "Unique and lasting name"),
         creator("name_label", STRING, "Name for people"),
         creator("name_description", STRING, "What it is, for people"),
-        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
         runtime("VDIs", VDIS, "Its disks").inverse("VDI", "SR"),
         runtime("PBDs", PBDS, "The hosts it is connected to, and how").inverse("PBD", "SR"),
         runtime("virtual_allocation", INT, "Sum of the virtual sizes of its disks, in bytes"),

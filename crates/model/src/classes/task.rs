@@ -19,13 +19,8 @@ pub static TASK_CLASS: Class = Class {
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("name_label", STRING, "Name for people"),
         runtime("name_description", STRING, "What it is, for people"),
-        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
         runtime("created", DATE_TIME, "When it was made"),
         runtime("finished", DATE_TIME, "When it ended"),
         runtime("status", STATUS, "How it stands"),

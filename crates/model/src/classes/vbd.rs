@@ -18,13 +18,8 @@ pub static VBD_CLASS: Class = Class {
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
-        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
         creator("VM", VM, "The machine").required(),
         creator("VDI", VDI, "The disk; none for an empty drive"),
         creator("device", STRING, "Name of the device where it is plugged"),

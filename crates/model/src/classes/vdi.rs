@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::{PoolAdmin, VmAdmin};
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, Enum, Kind, Param, Role, Type};
 
 const ON_BOOT: Type = Type::Enum(&Enum { name: "on_boot", words: &["reset", "persist"] });
 const OPERATION: Type = Type::Enum(&Enum {
@@ -44,6 +44,28 @@ const TYPE: Type = Type::Enum(&Enum {
     ],
 });
 
+/// What a record is introduced with.
+const RECORD: &[Param] = &[
+    p("uuid", STRING),
+    p("name_label", STRING),
+    p("name_description", STRING),
+    p("SR", SR),
+    p("type", TYPE),
+    p("sharable", BOOL),
+    p("read_only", BOOL),
+    p("other_config", STRING_MAP),
+    p("location", STRING),
+    opt("xenstore_data", STRING_MAP),
+    opt("sm_config", STRING_MAP),
+    opt_bool("managed", true),
+    opt("virtual_size", INT),
+    opt("physical_utilisation", INT),
+    opt("metadata_of_pool", POOL),
+    opt("is_a_snapshot", BOOL),
+    opt("snapshot_time", DATE_TIME),
+    opt("snapshot_of", VDI),
+];
+
 /// The class `VDI`.
 pub static VDI_CLASS: Class = Class {
     name: "VDI",
@@ -53,13 +75,8 @@ pub static VDI_CLASS: Class = Class {
         runtime("uuid", STRING, "Unique and lasting name"),
         creator("name_label", STRING, "Name for people"),
         creator("name_description", STRING, "What it is, for people"),
-        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
         creator("SR", SR, "Where it lies").required(),
         runtime("VBDs", VBDS, "The machines that have it").inverse("VBD", "VDI"),
         runtime("crash_dumps", CRASHDUMPS, "Crash dumps that lie in it").inverse("crashdump", "VDI"),
@@ -107,49 +124,11 @@ pub static VDI_CLASS: Class = Class {
             .takes(&[p("vdi", VDI), p("size", INT)])
             .fails(&["SR_OPERATION_NOT_SUPPORTED", "VDI_TOO_LARGE"]),
         msg("introduce", VmAdmin, "Makes an image known that lies in the SR already")
-            .takes(&[
-                p("uuid", STRING),
-                p("name_label", STRING),
-                p("name_description", STRING),
-                p("SR", SR),
-                p("type", TYPE),
-                p("sharable", BOOL),
-                p("read_only", BOOL),
-                p("other_config", STRING_MAP),
-                p("location", STRING),
-                opt("xenstore_data", STRING_MAP),
-                opt("sm_config", STRING_MAP),
-                opt_bool("managed", true),
-                opt("virtual_size", INT),
-                opt("physical_utilisation", INT),
-                opt("metadata_of_pool", POOL),
-                opt("is_a_snapshot", BOOL),
-                opt("snapshot_time", DATE_TIME),
-                opt("snapshot_of", VDI),
-            ])
+            .takes(RECORD)
             .gives(VDI)
             .fails(&["SR_OPERATION_NOT_SUPPORTED", "UUID_INVALID", "LOCATION_NOT_UNIQUE"]),
         msg("db_introduce", PoolAdmin, "For the toolstack itself: a record without a look at the storage")
-            .takes(&[
-                p("uuid", STRING),
-                p("name_label", STRING),
-                p("name_description", STRING),
-                p("SR", SR),
-                p("type", TYPE),
-                p("sharable", BOOL),
-                p("read_only", BOOL),
-                p("other_config", STRING_MAP),
-                p("location", STRING),
-                opt("xenstore_data", STRING_MAP),
-                opt("sm_config", STRING_MAP),
-                opt_bool("managed", true),
-                opt("virtual_size", INT),
-                opt("physical_utilisation", INT),
-                opt("metadata_of_pool", POOL),
-                opt("is_a_snapshot", BOOL),
-                opt("snapshot_time", DATE_TIME),
-                opt("snapshot_of", VDI),
-            ])
+            .takes(RECORD)
             .gives(VDI)
             .fails(&["PERMISSION_DENIED"]),
         msg("db_forget", PoolAdmin, "For the toolstack itself: forgets a record")

@@ -84,13 +84,8 @@ pub static VM_CLASS: Class = Class {
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
-        runtime("allowed_operations", Type::Set(&OPERATION), "What can be done with it now").volatile(),
-        runtime(
-            "current_operations",
-            Type::Map(&STRING, &OPERATION),
-            "What is being done with it: task to operation",
-        )
-        .volatile(),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
         writable("name_label", STRING, "Name for people"),
         writable("name_description", STRING, "What it is, for people"),
         creator("power_state", POWER_STATE, "Whether it runs"),

@@ -38,6 +38,24 @@ use crate::lock::{Held, Locks, Share};
 use crate::mount;
 use crate::traits::{Config, Ctx, Fork, ForkKind, NewVdi, Sr, SrStat, VdiInfo};
 use facts::{Facts, Kind};
+
+/// What an SR of this layout can do, in the words of `SM.capabilities`.
+pub(crate) const CAPABILITIES: &[&str] = &[
+    "SR_PROBE",
+    "VDI_CREATE",
+    "VDI_DELETE",
+    "VDI_ATTACH",
+    "VDI_DETACH",
+    "VDI_ACTIVATE",
+    "VDI_DEACTIVATE",
+    "VDI_INTRODUCE",
+    "VDI_CLONE",
+    "VDI_SNAPSHOT",
+    "VDI_RESIZE",
+    "VDI_RESIZE_ONLINE",
+    "ATOMIC_PAUSE",
+    "THIN_PROVISIONING",
+];
 use index::{Index, Listing};
 
 /// What is below the directory.

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::Places;
 use crate::command;
-use crate::dir::{Backing, ImageDir};
+use crate::dir::{self, Backing, ImageDir};
 use crate::errors;
 use crate::mount;
 use crate::probe::{SrEntry, sr_list};
@@ -53,22 +53,7 @@ macro_rules! info {
             sr_type: $sr_type,
             name: $name,
             description: $description,
-            capabilities: &[
-                "SR_PROBE",
-                "VDI_CREATE",
-                "VDI_DELETE",
-                "VDI_ATTACH",
-                "VDI_DETACH",
-                "VDI_ACTIVATE",
-                "VDI_DEACTIVATE",
-                "VDI_INTRODUCE",
-                "VDI_CLONE",
-                "VDI_SNAPSHOT",
-                "VDI_RESIZE",
-                "VDI_RESIZE_ONLINE",
-                "ATOMIC_PAUSE",
-                "THIN_PROVISIONING",
-            ],
+            capabilities: dir::CAPABILITIES,
             configuration: &[
                 ("device", "block device, or several with commas between them where LVM is there (required)"),
                 ("force", "true: overwrite a device that holds something else"),
