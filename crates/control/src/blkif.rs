@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use tapio_types::{Movement, RingState};
 
 use crate::host::{DiskInfo, Polling};
 use crate::message::Blkif;
@@ -59,44 +60,6 @@ impl FromStr for BlkifProtocol {
             "x86_64-abi" => Ok(Self::X86_64),
             _ => Err(format!("'{text}' is no layout of a ring: x86_32-abi or x86_64-abi")),
         }
-    }
-}
-
-/// How a guest's data is moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Movement {
-    /// The hypervisor copies it, many pages by one call.
-    #[default]
-    Copy,
-    /// Pages stay mapped; the guest uses the same ones again (`feature-persistent`).
-    Persistent,
-    /// The pages of each request are mapped and unmapped.
-    Map,
-    /// As `map`, and the processor copies between them and the process's own memory: what blktap2 did.
-    Bounce,
-}
-
-impl Movement {
-    /// The word.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Copy => "copy",
-            Self::Persistent => "persistent",
-            Self::Map => "map",
-            Self::Bounce => "bounce",
-        }
-    }
-}
-
-impl FromStr for Movement {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        [Self::Copy, Self::Persistent, Self::Map, Self::Bounce]
-            .into_iter()
-            .find(|movement| movement.name() == text)
-            .ok_or_else(|| format!("'{text}' moves no data: copy, persistent, map or bounce"))
     }
 }
 
@@ -409,20 +372,9 @@ pub struct BlkifRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct BlkifRing {
-    /// Slots.
-    pub size: u32,
-    /// Requests the guest has produced; numbers run freely modulo 2^32.
-    pub req_prod: u32,
-    /// Requests taken.
-    pub req_cons: u32,
-    /// Request at which the guest notifies.
-    pub req_event: u32,
-    /// Responses the guest can see.
-    pub rsp_prod: u32,
-    /// Responses written.
-    pub rsp_pvt: u32,
-    /// Response at which the guest wants to be notified.
-    pub rsp_event: u32,
+    /// Where it stands.
+    #[serde(flatten)]
+    pub state: RingState,
     /// Requests without an answer, oldest first; the first few.
     pub oldest: Vec<BlkifRequest>,
     /// How many there are.

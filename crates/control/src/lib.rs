@@ -48,7 +48,7 @@ mod trace;
 
 pub use blkif::{
     BLKIF_INDIRECT_DEFAULT, BLKIF_INDIRECT_MAX, BLKIF_ORDER_MAX, BLKIF_QUEUES_MAX, BlkifCounts, BlkifFront,
-    BlkifOffer, BlkifProtocol, BlkifQueue, BlkifReport, BlkifRequest, BlkifRing, Movement, RingStart,
+    BlkifOffer, BlkifProtocol, BlkifQueue, BlkifReport, BlkifRequest, BlkifRing, RingStart,
 };
 pub use client::{Client, OpenArguments, ResumeArguments};
 pub use discover::{ListRow, Process, ProcessState, list, list_process, processes, remove_stale_sockets};

@@ -8,13 +8,11 @@ use std::time::Duration;
 use tapio_block::Remote;
 use tapio_control::{
     BlkifCounts, BlkifFront, BlkifProtocol, BlkifReport, BlkifRequest, BlkifRing as RingReport, ControlError,
-    Errno, Movement as Asked, Result, RingStart,
+    Errno, Result, RingStart,
 };
-use tapio_front::blkif::{
-    BlkifOptions, BlkifRing, BlkifServer, Movement, OnRing, QueueCounts, QueueReport, Start,
-};
-use tapio_stat::{RingState, ShmRoot};
-use tapio_xen::blkif::{Abi, RingCounters};
+use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, OnRing, QueueCounts, QueueReport, Start};
+use tapio_stat::ShmRoot;
+use tapio_xen::blkif::Abi;
 use tapio_xen::double::{Guest, Wire};
 use tapio_xen::sys::{EventDevice, GrantDevice};
 use tapio_xen::{Channel, Domain, GrantRef};
@@ -103,8 +101,7 @@ impl Blkif {
         let mut given = Given(fds.into_iter().map(Some).collect());
         let domain = domain(front, &mut given)?;
         let rings = rings(front, &mut given)?;
-        let on_ring: OnRing =
-            Box::new(move |counters, now_ns| Counter::ring_of(slot, &ring_state(counters), now_ns));
+        let on_ring: OnRing = Box::new(move |state, now_ns| Counter::ring_of(slot, state, now_ns));
         let options = BlkifOptions {
             domain,
             abi: match front.protocol {
@@ -112,12 +109,7 @@ impl Blkif {
                 BlkifProtocol::X86_64 => Abi::X86_64,
             },
             rings,
-            movement: match front.movement {
-                Asked::Copy => Movement::Copy,
-                Asked::Persistent => Movement::Persistent,
-                Asked::Map => Movement::Map,
-                Asked::Bounce => Movement::Bounce,
-            },
+            movement: front.movement,
             max_indirect: front.max_indirect,
             sector_size: front.sector_size,
             read_only: front.read_only,
@@ -181,28 +173,9 @@ impl Blkif {
     }
 }
 
-fn ring_state(counters: &RingCounters) -> RingState {
-    RingState {
-        nr_ents: counters.size,
-        req_prod: counters.req_prod,
-        req_cons: counters.req_cons,
-        req_event: counters.req_event,
-        rsp_prod: counters.rsp_prod,
-        rsp_pvt: counters.rsp_pvt,
-        rsp_event: counters.rsp_event,
-    }
-}
-
 fn ring_report(ring: &QueueReport) -> RingReport {
-    let at = &ring.counters;
     RingReport {
-        size: at.size,
-        req_prod: at.req_prod,
-        req_cons: at.req_cons,
-        req_event: at.req_event,
-        rsp_prod: at.rsp_prod,
-        rsp_pvt: at.rsp_pvt,
-        rsp_event: at.rsp_event,
+        state: ring.counters,
         oldest: ring
             .oldest
             .iter()

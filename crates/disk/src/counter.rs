@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use tapio_block::{Observer, Op, Origin, StageTimes, World};
-use tapio_stat::{DelayCounts, DiskStats, Kind, PollCounts, RingState, Stages, VBD_SLOTS};
+use tapio_stat::{DelayCounts, DiskStats, Kind, PollCounts, Stages, VBD_SLOTS};
+use tapio_types::RingState;
 
 /// Requests between two looks at what the ring and polling have cost.
 const POLL_EVERY: u32 = 256;
@@ -160,7 +161,7 @@ impl Observer for Counter {
         };
         let submitted = ring.submitted.get();
         let ring = RingState {
-            nr_ents: self.depth,
+            size: self.depth,
             req_prod: submitted,
             req_cons: submitted,
             rsp_prod: completed,

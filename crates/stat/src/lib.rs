@@ -41,7 +41,7 @@ pub use published::{
     parse_statistics,
 };
 pub use reader::{DiskFile, ReadError, VbdDir, VbdFiles, disks, domid_max, vbds};
-pub use ring_text::{RING_TEXT_LEN_MAX, RingState, parse_ring_text, ring_text};
+pub use ring_text::{RING_TEXT_LEN_MAX, parse_ring_text, ring_text};
 pub use shm::{FileState, ShmRoot};
 pub use stale::{Cleaned, clean_stale};
 pub use vbd::{VbdId, VbdPages};

@@ -14,7 +14,9 @@ use crate::page::{GENERATION_AT, PAGE_LEN, ParsePageError, parse_page};
 use crate::published::{
     PUBLISHED_LEN, PublishedStats, STATISTICS_LEN, VbdStatistics, parse_published, parse_statistics,
 };
-use crate::ring_text::{RING_TEXT_LEN_MAX, RingState, parse_ring_text};
+use tapio_types::RingState;
+
+use crate::ring_text::{RING_TEXT_LEN_MAX, parse_ring_text};
 use crate::shm::{FileState, ShmRoot, is_ours};
 use crate::vbd::VbdId;
 

@@ -12,36 +12,10 @@
 
 use std::fmt::{self, Write};
 
-use serde::Serialize;
+use tapio_types::RingState;
 
 /// Longest file: the checksum and the three lines with the largest numbers.
 pub const RING_TEXT_LEN_MAX: usize = 192;
-
-/// Where a ring stands. The numbers run freely modulo 2^32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct RingState {
-    /// Slots of the ring.
-    pub nr_ents: u32,
-    /// Requests the guest has produced.
-    pub req_prod: u32,
-    /// Requests taken.
-    pub req_cons: u32,
-    /// Request at which the guest shall notify.
-    pub req_event: u32,
-    /// Responses the guest can see.
-    pub rsp_prod: u32,
-    /// Responses written, perhaps not yet shown.
-    pub rsp_pvt: u32,
-    /// Response at which the guest wants to be notified.
-    pub rsp_event: u32,
-}
-
-impl RingState {
-    /// Requests in the ring that have no response yet.
-    pub const fn used(&self) -> u32 {
-        self.req_prod.wrapping_sub(self.rsp_prod)
-    }
-}
 
 /// A text in a fixed buffer: the data thread writes it and must not allocate.
 struct Fixed {
@@ -66,7 +40,7 @@ pub fn ring_text(ring: &RingState) -> ([u8; RING_TEXT_LEN_MAX], usize) {
     let _ = write!(
         text,
         "nr_ents {}\nreq prod {} cons {} event {}\nrsp prod {} pvt {} event {}\n",
-        ring.nr_ents,
+        ring.size,
         ring.req_prod,
         ring.req_cons as i32,
         ring.req_event,
@@ -93,7 +67,7 @@ pub fn parse_ring_text(bytes: &[u8]) -> Option<RingState> {
         number.parse().ok().or_else(|| number.parse::<i32>().ok().map(|signed| signed as u32))
     };
     Some(RingState {
-        nr_ents: after(&["nr_ents"])?,
+        size: after(&["nr_ents"])?,
         req_prod: after(&["req", "prod"])?,
         req_cons: after(&["cons"])?,
         req_event: after(&["event"])?,
@@ -127,7 +101,7 @@ mod tests {
     #[test]
     fn the_text_has_three_lines() {
         let ring = RingState {
-            nr_ents: 32,
+            size: 32,
             req_prod: 120,
             req_cons: 119,
             req_event: 121,
@@ -147,7 +121,7 @@ mod tests {
     #[test]
     fn the_largest_numbers_fit() {
         let ring = RingState {
-            nr_ents: u32::MAX,
+            size: u32::MAX,
             req_prod: u32::MAX,
             req_cons: 0x8000_0000,
             req_event: u32::MAX,

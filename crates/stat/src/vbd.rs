@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::published::{VERSION, slot};
-use crate::ring_text::{RING_TEXT_LEN_MAX, RingState, ring_text};
+use tapio_types::RingState;
+
+use crate::ring_text::{RING_TEXT_LEN_MAX, ring_text};
 use crate::shm::{ShmRoot, Turn, Words, private_dir};
 use crate::{FLAG_LOW_MEMORY, Kind};
 

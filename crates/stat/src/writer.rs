@@ -15,7 +15,9 @@ use crate::page::{
 use crate::published::VERSION;
 use crate::shm::{ShmRoot, Turn, Words, private_dir};
 use crate::vbd::{Published, VbdId, VbdPages};
-use crate::{DelayCounts, Kind, PollCounts, RingState, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
+use tapio_types::RingState;
+
+use crate::{DelayCounts, Kind, PollCounts, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
 
 /// Who a disk is, in the names of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
-use tapio_control::{BLKIF_INDIRECT_MAX, BLKIF_ORDER_MAX, BLKIF_QUEUES_MAX, Movement};
+use tapio_control::{BLKIF_INDIRECT_MAX, BLKIF_ORDER_MAX, BLKIF_QUEUES_MAX};
 use tapio_tapback::Offer;
+use tapio_types::Movement;
 
 /// Connects the disks of Xen guests with their disk processes.
 ///

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tapio_control::{BlkifOffer, DiskInfo, Movement, Polling};
+use tapio_control::{BlkifOffer, DiskInfo, Polling};
 use tapio_stat::VbdId;
+use tapio_types::Movement;
 use tapio_xen::xs::{Counts, Watch, XenbusState};
 
 use crate::disks::{Link, Linked};

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use tapio_control::{BlkifFront, Movement};
+use tapio_control::BlkifFront;
 use tapio_stat::VbdId;
+use tapio_types::Movement;
 use tapio_xen::xs::wire::Request;
 use tapio_xen::xs::{Nodes, Transaction, XenbusState, XsError};
 

@@ -3,12 +3,14 @@
 //! This crate knows nobody and everybody may know it. It holds no behaviour beyond arithmetic on its own types.
 
 mod api_error;
+mod blkif;
 mod device;
 mod image;
 mod limits;
 mod span;
 
 pub use api_error::ApiError;
+pub use blkif::{Movement, RingState};
 pub use device::DeviceHow;
 pub use image::{Access, ChainSpec, ImageKind, LayerSpec, ParseImageError, parse_type_and_path};
 pub use limits::{BPS_MAX, BURST_MS_DEFAULT, BURST_MS_MAX, IOPS_MAX, IoLimits, LimitError};

@@ -3,9 +3,8 @@
 use std::str::FromStr;
 
 use clap::Args;
-use tapio_control::{
-    BlkifFront, BlkifProtocol, BlkifQueue, ControlError, Errno, Movement, Result, RingStart,
-};
+use tapio_control::{BlkifFront, BlkifProtocol, BlkifQueue, ControlError, Errno, Result, RingStart};
+use tapio_types::Movement;
 
 /// How the rings of a guest are served.
 #[derive(Debug, Args)]

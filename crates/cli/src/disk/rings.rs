@@ -71,13 +71,13 @@ pub fn text(device: &BlkifReport) -> String {
             out,
             "  ring {index} of {}: requests {} made, {} taken, event {}; answers {} shown, {} written, event {}; {} \
              under way",
-            ring.size,
-            ring.req_prod,
-            ring.req_cons,
-            ring.req_event,
-            ring.rsp_prod,
-            ring.rsp_pvt,
-            ring.rsp_event,
+            ring.state.size,
+            ring.state.req_prod,
+            ring.state.req_cons,
+            ring.state.req_event,
+            ring.state.rsp_prod,
+            ring.state.rsp_pvt,
+            ring.state.rsp_event,
             ring.in_flight,
         );
         for request in &ring.oldest {
@@ -100,13 +100,18 @@ pub fn text(device: &BlkifReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tapio_control::{BlkifCounts, BlkifRequest, BlkifRing, Movement};
+    use tapio_control::{BlkifCounts, BlkifRequest, BlkifRing};
+    use tapio_types::{Movement, RingState};
 
     #[test]
     fn a_device_is_shown_with_what_is_under_way() {
         let oldest = vec![BlkifRequest { id: 1, op: 1, sector: 2048, sectors: 8, age_us: 2_500 }];
-        let ring =
-            BlkifRing { size: 32, req_prod: 9, req_cons: 9, in_flight: 1, oldest, ..BlkifRing::default() };
+        let ring = BlkifRing {
+            state: RingState { size: 32, req_prod: 9, req_cons: 9, ..RingState::default() },
+            in_flight: 1,
+            oldest,
+            ..BlkifRing::default()
+        };
         let device = BlkifReport {
             domid: 3,
             devid: 51712,

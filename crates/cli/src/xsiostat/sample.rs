@@ -179,8 +179,8 @@ impl Sampler {
             let seconds = read_at.duration_since(tracked.read_at).as_secs_f64();
             let mut row = row(tracked.files.vbd.id, tracked.files.vbd.pid, &tracked.last, &now, seconds);
             if let Some(ring) = tracked.files.ring() {
-                row.ring_total = ring.nr_ents;
-                row.ring_used = ring.used().min(ring.nr_ents);
+                row.ring_total = ring.size;
+                row.ring_used = ring.used().min(ring.size);
             }
             row.pool = tracked.minor.and_then(|minor| pool_of(&pools, tracked.files.vbd.pid, minor));
             (tracked.last, tracked.read_at) = (now, read_at);
@@ -193,7 +193,8 @@ impl Sampler {
 
 #[cfg(test)]
 mod tests {
-    use tapio_stat::{DiskName, DiskStats, Kind, RingState, Stages, VbdPages};
+    use tapio_stat::{DiskName, DiskStats, Kind, Stages, VbdPages};
+    use tapio_types::RingState;
 
     use super::*;
 
@@ -244,7 +245,7 @@ mod tests {
         let mut first = disk(&root, 1, VbdId { domid: 0, devid: 1 });
         sampler.scan().expect("listed");
         first.submitted(Kind::Write, 4096);
-        first.ring(0, &RingState { nr_ents: 128, req_prod: 9, rsp_prod: 4, ..RingState::default() }, 0);
+        first.ring(0, &RingState { size: 128, req_prod: 9, rsp_prod: 4, ..RingState::default() }, 0);
         let second = disk(&root, 2, VbdId { domid: 3, devid: 51712 });
         let sample = sampler.sample();
         assert_eq!(sample.vbds.len(), 1, "not looked for yet");

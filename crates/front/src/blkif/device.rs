@@ -8,8 +8,8 @@ use std::rc::Rc;
 use tapio_block::{FrontEnd, FrontId, World};
 use tapio_ring::uring::{PollStream, Uring};
 use tapio_ring::{Io, Tasks};
+use tapio_types::RingState;
 use tapio_xen::Channel;
-use tapio_xen::blkif::RingCounters;
 
 use super::Log;
 use super::queue::Queue;
@@ -163,8 +163,8 @@ impl Device {
     }
 
     /// Where the rings stand, all together.
-    fn counters(&self) -> RingCounters {
-        let mut all = RingCounters::default();
+    fn counters(&self) -> RingState {
+        let mut all = RingState::default();
         for entry in self.entries.borrow().iter() {
             let one = entry.queue.counters();
             all.size += one.size;

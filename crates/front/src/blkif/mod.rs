@@ -26,7 +26,7 @@ mod report;
 mod server;
 mod slots;
 
-pub use mover::{MoveCounts, Movement};
+pub use mover::MoveCounts;
 pub use persistent::{PERSISTENT_MAX, PersistentCounts};
 pub use report::{Broken, QueueCounts, QueueReport, UnderWay};
 pub use server::{BlkifOptions, BlkifRing, BlkifServer, BlkifState, OnRing, Start};

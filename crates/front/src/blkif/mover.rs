@@ -6,25 +6,12 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use tapio_ring::{Buffer, Pool, Segments};
+use tapio_types::Movement;
 use tapio_xen::domain::Direction;
 use tapio_xen::{CopyBatch, Domain, GrantRef, Mapped, Rights};
 
 use super::check::Piece;
 use super::persistent::{InUse, PERSISTENT_MAX, PersistentPages};
-
-/// Which way data is moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Movement {
-    /// Copied.
-    #[default]
-    Copy,
-    /// In place, in pages that stay mapped.
-    Persistent,
-    /// In place, in pages that are mapped for each request.
-    Map,
-    /// Pages are mapped for each request, and the processor copies between them and memory of ours.
-    Bounce,
-}
 
 /// What moving has cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

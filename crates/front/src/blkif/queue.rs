@@ -15,12 +15,13 @@ use std::rc::Rc;
 
 use tapio_block::{Client, DiskError, Op, Point, Port, Request as DiskRequest};
 use tapio_ring::{Notify, Pool};
-use tapio_xen::blkif::{BackRing, RingCounters};
+use tapio_types::{Movement, RingState};
+use tapio_xen::blkif::BackRing;
 use tapio_xen::{Channel, Domain};
 
 use super::check::Limits;
 use super::core::{Blocked, Core, State};
-use super::mover::{Movement, Mover};
+use super::mover::Mover;
 use super::record::RecordQueue;
 use super::report::{Broken, QueueCounts, QueueReport, UnderWay};
 use super::slots::Places;
@@ -350,7 +351,7 @@ impl Queue {
     }
 
     /// Where the ring stands.
-    pub fn counters(&self) -> RingCounters {
+    pub fn counters(&self) -> RingState {
         self.core.borrow().ring.counters()
     }
 

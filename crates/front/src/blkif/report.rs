@@ -1,6 +1,7 @@
 //! What a ring tells people: counters, requests under way, why it stands still.
 
-use tapio_xen::blkif::{RingCounters, RingError};
+use tapio_types::RingState;
+use tapio_xen::blkif::RingError;
 
 use super::mover::MoveCounts;
 use super::persistent::PersistentCounts;
@@ -67,7 +68,7 @@ pub struct UnderWay {
 #[derive(Clone, Debug)]
 pub struct QueueReport {
     /// Where it stands.
-    pub counters: RingCounters,
+    pub counters: RingState,
     /// Requests without an answer.
     pub in_flight: usize,
     /// The oldest of them.

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tapio_block::{Gone, Remote};
+use tapio_types::{Movement, RingState};
 use tapio_xen::blkif::{Abi, BackRing};
 use tapio_xen::{Channel, Domain, GrantRef, Mapped, Rights};
 
 use super::Log;
 use super::device::{self, Device};
-use super::mover::Movement;
 use super::queue::{Queue, QueueSetup};
 use super::record::Record;
 use super::report::QueueReport;
@@ -28,7 +28,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// Told on the data thread where the rings of a device stand, all together: after each batch, with the time in
 /// nanoseconds, so it must cost next to nothing; and without a time when somebody asks.
-pub type OnRing = Box<dyn Fn(&tapio_xen::blkif::RingCounters, Option<u64>) + Send>;
+pub type OnRing = Box<dyn Fn(&RingState, Option<u64>) + Send>;
 
 /// What is done about requests that a former process took and did not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tapio_block::{Disk, DiskOptions};
-use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, Movement, QueueCounts, QueueReport, Start};
+use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, QueueCounts, QueueReport, Start};
 use tapio_ring::PollingConfig;
+use tapio_types::Movement;
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use tapio_xen::blkfront::{Blkfront, Command, Completion, FrontOptions, FrontQueue, Invitation, Load, Mix};
 use tapio_xen::blkif::{Abi, status};

@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tapio_front::blkif::{Broken, Movement, Start};
+use tapio_front::blkif::{Broken, Start};
+use tapio_types::Movement;
 use tapio_xen::blkfront::{Blkfront, Command, FrontOptions, Invitation, RingInvitation};
 use tapio_xen::blkif::{Abi, FrontRing, Request, Response, RingError, Segment, Slot, op, status};
 use tapio_xen::double::{Machine, Wire};

@@ -176,7 +176,7 @@ impl<M: Memory> Ledger<M> {
     /// Gives back what the dead hold; `me` does it in its own name, so that the dead of somebody who dies doing so are
     /// found again. Tells whether there were any.
     pub fn bury(&self, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
-        self.slots().fold(false, |found, slot| self.bury_at(slot, me, is_dead) || found)
+        self.slots().filter(|slot| self.bury_at(*slot, me, is_dead)).count() > 0
     }
 
     /// As [`Ledger::bury`], for `count` slots from `first` on, and from slot 0 again behind the last. Gives the slot

@@ -1,4 +1,5 @@
 use std::mem::forget;
+use tapio_types::RingState;
 
 use super::*;
 use crate::{PublishedStats, Stage, VbdFiles, clean_stale, disks, parse_published, vbds};
@@ -229,7 +230,7 @@ fn requests_count_for_one_number_or_for_all() {
     stats.completed(Kind::Read, 512, &STAGES_OF_ONE, true);
     stats.submitted_by(1, Kind::Read, 4096);
     stats.completed_by(1, Kind::Read, 512, &STAGES_OF_ONE, true);
-    stats.rings(&RingState { nr_ents: 8, req_prod: 2, rsp_prod: 1, ..RingState::default() }, 0);
+    stats.rings(&RingState { size: 8, req_prod: 2, rsp_prod: 1, ..RingState::default() }, 0);
     let files: Vec<_> =
         vbds(&root).expect("listed").iter().map(|vbd| VbdFiles::open(&root, vbd).expect("opened")).collect();
     let reads: Vec<_> = files.iter().map(|files| files.counters().expect("read").read_completed).collect();
@@ -250,14 +251,8 @@ fn the_ring_is_written_rarely_and_once_more_when_it_is_empty() {
     let slot =
         stats.add_vbd(VbdPages::create(&root, 99_999_999, 0, id, false).expect("pages")).expect("room");
     let files = VbdFiles::open(&root, &vbds(&root).expect("listed")[0]).expect("opened");
-    let busy = RingState {
-        nr_ents: 256,
-        req_prod: 10,
-        req_cons: 10,
-        rsp_prod: 7,
-        rsp_pvt: 7,
-        ..RingState::default()
-    };
+    let busy =
+        RingState { size: 256, req_prod: 10, req_cons: 10, rsp_prod: 7, rsp_pvt: 7, ..RingState::default() };
     let later = RingState { req_prod: 20, rsp_prod: 15, ..busy };
     let empty = RingState { req_prod: 21, rsp_prod: 21, ..busy };
     stats.ring(slot, &busy, 0);

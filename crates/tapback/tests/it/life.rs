@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use tapio_control::{BlkifProtocol, DiskInfo, Movement, Polling, RingStart};
+use tapio_control::{BlkifProtocol, DiskInfo, Polling, RingStart};
 use tapio_tapback::Settings;
+use tapio_types::Movement;
 use tapio_xen::xs::Nodes;
 
 use crate::world::{World, vbd};

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_block::{Disk, DiskOptions};
-use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, Movement, Start};
+use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, Start};
+use tapio_types::Movement;
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use tapio_xen::blkif::{Abi, FrontRing, REQUEST_LEN_MAX, SEGMENT_LEN, Slot, status};
 use tapio_xen::double::{Guest, Machine, Wire};

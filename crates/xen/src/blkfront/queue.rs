@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use super::RingInvitation;
 use super::options::FrontOptions;
 use super::slots::Slots;
-use crate::blkif::{Abi, DISCARD_SECURE, FrontRing, Request, RingCounters, RingError, Slot, op};
+use tapio_types::RingState;
+
+use crate::blkif::{Abi, DISCARD_SECURE, FrontRing, Request, RingError, Slot, op};
 use crate::channel::Channel;
 use crate::domain::{GrantRef, PAGE_LEN, Rights};
 use crate::double::{Machine, RevokeError, Wire};
@@ -215,7 +217,7 @@ impl FrontQueue {
     }
 
     /// Where the ring stands.
-    pub fn counters(&self) -> RingCounters {
+    pub fn counters(&self) -> RingState {
         self.ring.counters()
     }
 

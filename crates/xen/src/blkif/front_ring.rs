@@ -3,8 +3,10 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
+use tapio_types::RingState;
+
 use super::abi::{Abi, Response, Slot};
-use super::ring::{RingCounters, RingError};
+use super::ring::RingError;
 use super::shared::Shared;
 
 /// The front end's side of a ring, ordinary or split, in memory that somebody else keeps.
@@ -205,8 +207,8 @@ impl FrontRing {
     }
 
     /// Where it stands, with the same names as on the other side; `rsp_pvt` is the responses taken.
-    pub fn counters(&self) -> RingCounters {
-        RingCounters {
+    pub fn counters(&self) -> RingState {
+        RingState {
             size: self.shared.responses,
             req_prod: self.req_shown,
             req_cons: self.req_pvt,

@@ -15,7 +15,7 @@ pub use abi::{
     Slot, op, status,
 };
 pub use front_ring::FrontRing;
-pub use ring::{BackRing, RingCounters, RingError};
+pub use ring::{BackRing, RingError};
 pub use shared::ring_slots;
 
 /// Pages of a ring as a power of two, at most.

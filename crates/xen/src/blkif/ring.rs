@@ -7,28 +7,11 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
+use tapio_types::RingState;
+
 use super::abi::{Abi, Response, Slot};
 use super::shared::Shared;
 use crate::domain::Mapped;
-
-/// Where a ring stands; the numbers run freely modulo 2^32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RingCounters {
-    /// Slots.
-    pub size: u32,
-    /// Requests the guest has produced.
-    pub req_prod: u32,
-    /// Requests taken.
-    pub req_cons: u32,
-    /// Request at which the guest shall notify.
-    pub req_event: u32,
-    /// Responses the guest can see.
-    pub rsp_prod: u32,
-    /// Responses written, perhaps not yet shown.
-    pub rsp_pvt: u32,
-    /// Response at which the guest wants to be notified.
-    pub rsp_event: u32,
-}
 
 /// A ring that cannot be used, or the other side broke its rules; nothing more is taken from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,8 +332,8 @@ impl BackRing {
     }
 
     /// Where it stands. Reads the guest's two words as they are, unchecked: for people to look at.
-    pub fn counters(&self) -> RingCounters {
-        RingCounters {
+    pub fn counters(&self) -> RingState {
+        RingState {
             size: self.shared.responses,
             req_prod: self.shared.req_prod.load(),
             req_cons: self.req_cons,

@@ -1,6 +1,6 @@
 //! What is compared: variants of a guest and its disk, under some loads.
 
-use tapio_control::Movement;
+use tapio_types::Movement;
 use tapio_xen::blkfront::{FrontOptions, Mix};
 
 /// Bytes of a page, and of a segment.

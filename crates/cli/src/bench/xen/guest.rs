@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tapio_control::{
-    BlkifFront, BlkifQueue, Command as Ask, Front, FrontEntry, ImageSource, Movement, OwnClient, Polling,
-    RunDir, TraceReport,
+    BlkifFront, BlkifQueue, Command as Ask, Front, FrontEntry, ImageSource, OwnClient, Polling, RunDir,
+    TraceReport,
 };
 use tapio_stat::ShmRoot;
 use tapio_stat::trace::{TraceData, read_trace};
+use tapio_types::Movement;
 use tapio_xen::blkfront::{Blkfront, FrontOptions, FrontQueue};
 
 use crate::bench::ground::Ground;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use tapio_control::Movement;
+use tapio_types::Movement;
 use tapio_xen::blkfront::{FrontOptions, Load, Mix};
 
 use super::case::movements;

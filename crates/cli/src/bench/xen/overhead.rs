@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use tapio_control::Movement;
 use tapio_front::vhost_user::driver::{Driver, DriverOptions};
 use tapio_stat::trace::{EVENTS_DEFAULT, TraceRing, requests};
+use tapio_types::Movement;
 use tapio_xen::blkfront::FrontOptions;
 
 use super::case::Backing;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use tapio_control::Movement;
+use tapio_types::Movement;
 
 use super::case::{Part, Variant, Work, movements, parts};
 use super::load::Outcome;

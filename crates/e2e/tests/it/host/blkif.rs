@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tapio_control::{
-    BlkifFront, BlkifQueue, Command as Ask, Front, FrontEntry, Movement, OwnClient, RingStart, RunDir,
+    BlkifFront, BlkifQueue, Command as Ask, Front, FrontEntry, OwnClient, RingStart, RunDir,
 };
 use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd};
 use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
+use tapio_types::Movement;
 use tapio_xen::blkfront::{Blkfront, Command, FrontOptions, FrontQueue, Invitation, Load, Mix};
 use tapio_xen::blkif::status;
 

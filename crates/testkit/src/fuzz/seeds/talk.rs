@@ -11,7 +11,8 @@ use tapio_front::nbd::wire::{
 };
 use tapio_front::vhost_user::foreign::{config_payload, id};
 use tapio_front::vhost_user::{Header, RegionSpec, protocol};
-use tapio_stat::{BUCKETS, PAGE_LEN, RingState, ring_text};
+use tapio_stat::{BUCKETS, PAGE_LEN, ring_text};
+use tapio_types::RingState;
 
 use super::Shelf;
 use crate::fuzz::guest::{AVAIL_AT, GUEST, GUEST_SECOND};
@@ -503,7 +504,7 @@ fn pages(shelf: &mut Shelf) {
         .collect();
     shelf.put("stat_pages", "published", published);
     shelf.put("stat_pages", "statistics", (1u64..=7).flat_map(u64::to_le_bytes).collect::<Vec<u8>>());
-    let ring = RingState { nr_ents: 32, req_prod: 120, rsp_prod: 118, ..RingState::default() };
+    let ring = RingState { size: 32, req_prod: 120, rsp_prod: 118, ..RingState::default() };
     let (text, len) = ring_text(&ring);
     shelf.put("stat_pages", "io_ring", &text[..len]);
     let word = |value: u64| value.to_ne_bytes();
