@@ -62,7 +62,8 @@ impl Guest {
         let input = std::fs::File::open(&typed).expect("opened");
         let said = run_with_input(&mut command, Some(input), self.limit * 2).ok();
         let said = said.replace('\r', "");
-        let answer = said.split_once(&format!("\nbegin{mark}\n"));
+        // Behind the mark may stand a piece of what the console still echoes.
+        let answer = said.split_once(&format!("begin{mark}"));
         let (_, answer) = answer.unwrap_or_else(|| panic!("no answer to '{line}': {said}"));
         answer.lines().filter_map(|line| line.strip_prefix("= ")).map(str::to_owned).collect()
     }

@@ -12,16 +12,20 @@ use crate::build::{Model, Random, contents, scribble};
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a tool; `None`, and a line that says so, where it is lacking.
+/// What a tool said; `None` where it is not there.
+fn run(name: &str, arguments: &[&str]) -> Option<Output> {
+    // `timeout` answers 127 for a command that is not there.
+    let output = Command::new("timeout").arg("60").arg(name).args(arguments).output().ok()?;
+    (output.status.code() != Some(127)).then_some(output)
+}
+
+/// As [`run`], and a line that says that it is not there.
 fn tool(name: &str, arguments: &[&str]) -> Option<Output> {
-    match Command::new("timeout").arg("60").arg(name).args(arguments).output() {
-        // `timeout` answers 127 for a command that is not there.
-        Ok(output) if output.status.code() != Some(127) => Some(output),
-        _ => {
-            println!("skipped: needs {name}");
-            None
-        }
+    let output = run(name, arguments);
+    if output.is_none() {
+        println!("skipped: needs {name}");
     }
+    output
 }
 
 #[must_use]
@@ -167,7 +171,10 @@ print('read', len(data))
 ";
     let mut arguments = vec!["-c", script, text(&raw)];
     arguments.extend(paths.iter().map(|path| text(path)));
-    let Some(output) = tool("/usr/bin/python3", &arguments) else { return };
+    let Some(output) = run("/usr/bin/python3", &arguments) else {
+        println!("skipped: needs Python's pyvhdi");
+        return;
+    };
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("read 8388608"), "{said}{}", String::from_utf8_lossy(&output.stderr));
 }
