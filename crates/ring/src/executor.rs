@@ -145,6 +145,8 @@ where
         self.tasks.inner.now_ns.set(driver.now_ns());
         let mut worked = true;
         let mut rested = false;
+        // When the wait that is slept through began; only while polling is on.
+        let mut since = None;
         loop {
             worked |= self.run_rounds(hooks);
             hooks.publish();
@@ -161,10 +163,10 @@ where
                 driver.turn(false, None);
                 // What was submitted just now may have completed at once: its tasks run before anything waits.
                 let ready = || !self.tasks.inner.ready.borrow().is_empty();
-                let hit = ready() || self.spin(driver, hooks);
+                since = if ready() { None } else { self.spin(driver, hooks) };
                 self.tick(driver);
                 hooks.turned();
-                if hit || ready() {
+                if since.is_none() || ready() {
                     driver.turn(false, None);
                     continue;
                 }
@@ -188,6 +190,10 @@ where
             let completed = driver.turn(true, until);
             self.tick(driver);
             hooks.turned();
+            // Timers end a sleep too, but spinning does not look for them.
+            if completed && let Some(since) = since.take() {
+                self.polling.borrow_mut().waited(self.tasks.turn_ns().saturating_sub(since));
+            }
             if !completed && rest_at.is_some_and(|at| driver.now_ns() >= at) {
                 rested = true;
                 hooks.rest();
@@ -343,26 +349,34 @@ where
         }
     }
 
-    fn spin(&self, driver: &impl Driver, hooks: &impl Hooks) -> bool {
+    /// Spins for as long as that is worth it. Returns `None` when there is work, or else when the wait for it began.
+    fn spin(&self, driver: &impl Driver, hooks: &impl Hooks) -> Option<u64> {
+        let found = || driver.has_completions() || hooks.peek();
         let mut polling = self.polling.borrow_mut();
         let begin = driver.now_ns();
-        let window = polling.window_ns();
+        let mut window = polling.window_ns();
         if window == 0 {
             // Not worth it, or not allowed: one look, because that is cheaper than arming.
-            return driver.has_completions() || hooks.peek();
+            return (!found()).then_some(begin);
+        }
+        // A timer is not kept waiting.
+        if let Some(timer) = self.tasks.next_timer() {
+            window = window.min(timer.saturating_sub(begin));
         }
         loop {
-            for _ in 0..64 {
-                if driver.has_completions() || hooks.peek() {
-                    polling.hit(driver.now_ns() - begin);
-                    return true;
+            let hit = (0..64).any(|_| {
+                found() || {
+                    std::hint::spin_loop();
+                    false
                 }
-                std::hint::spin_loop();
-            }
+            });
             let spent = driver.now_ns() - begin;
-            if spent >= window {
-                polling.miss(spent);
-                return false;
+            if hit || spent >= window {
+                polling.spun(spent, hit);
+                if hit {
+                    polling.waited(spent);
+                }
+                return (!hit).then_some(begin);
             }
         }
     }
@@ -377,5 +391,108 @@ impl<R, F, M> Drop for Executor<R, F, M> {
                 unsafe { place.drop_in_place() };
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::polling::{PollingConfig, PollingCounters};
+
+    /// A guest that sends its next request so long after the answer to the one before, on a clock that goes on only
+    /// when it is looked at and while the thread sleeps.
+    struct Guest {
+        tasks: Tasks,
+        waits_ns: RefCell<VecDeque<u64>>,
+        now_ns: Cell<u64>,
+        due_ns: Cell<u64>,
+        sleeps: Cell<u64>,
+        reads: Cell<u64>,
+    }
+
+    /// What a look costs, and what being woken does.
+    const LOOK_NS: u64 = 50;
+    const WAKE_UP_NS: u64 = 5_000;
+
+    impl Driver for &Guest {
+        fn now_ns(&self) -> u64 {
+            self.reads.set(self.reads.get() + 1);
+            self.now_ns.get()
+        }
+        fn turn(&self, wait: bool, until_ns: Option<u64>) -> bool {
+            if !wait {
+                return false;
+            }
+            self.sleeps.set(self.sleeps.get() + 1);
+            let until = until_ns.unwrap_or(u64::MAX);
+            let end = self.due_ns.get().max(self.now_ns.get()) + WAKE_UP_NS;
+            self.now_ns.set(end.min(until));
+            end <= until
+        }
+        fn has_completions(&self) -> bool {
+            false
+        }
+        fn can_spin(&self) -> bool {
+            true
+        }
+        fn quiesce(&self) {}
+    }
+
+    impl Hooks for &Guest {
+        fn turn(&mut self) -> bool {
+            if self.now_ns.get() < self.due_ns.get() {
+                return false;
+            }
+            match self.waits_ns.borrow_mut().pop_front() {
+                Some(wait) => self.due_ns.set(self.now_ns.get() + wait),
+                None => self.tasks.stop(),
+            }
+            true
+        }
+        fn peek(&self) -> bool {
+            self.now_ns.set(self.now_ns.get() + LOOK_NS);
+            self.now_ns.get() >= self.due_ns.get()
+        }
+    }
+
+    /// Runs until the guest has sent everything; gives sleeps, readings of the clock and what polling has counted.
+    fn serve(max_ns: u64, waits_us: &[u64]) -> (u64, u64, PollingCounters) {
+        let tasks = Tasks::new(8);
+        let polling = Rc::new(RefCell::new(Polling::new(PollingConfig { max_ns, idle_min_percent: 0 })));
+        let guest = Guest {
+            tasks: tasks.clone(),
+            waits_ns: RefCell::new(waits_us.iter().map(|wait_us| wait_us * 1_000).collect()),
+            now_ns: Cell::new(0),
+            due_ns: Cell::new(0),
+            sleeps: Cell::new(0),
+            reads: Cell::new(0),
+        };
+        let inbox = Inbox::<()>::new(1);
+        let mut executor = Executor::new(tasks, inbox, |()| std::future::ready(()), Rc::clone(&polling));
+        executor.run(&&guest, &mut &guest);
+        let counters = polling.borrow().counters();
+        (guest.sleeps.get(), guest.reads.get(), counters)
+    }
+
+    #[test]
+    fn how_long_it_slept_decides_whether_a_thread_spins() {
+        let (sleeps, _, counters) = serve(32_000, &[20; 100]);
+        assert_eq!((sleeps, counters.hits, counters.misses), (0, 100, 0));
+        let (sleeps, _, counters) = serve(32_000, &[1_000; 100]);
+        assert_eq!((sleeps, counters.hits, counters.misses), (100, 0, 4));
+        let fast_again: Vec<u64> = [[1_000; 10], [20; 10]].concat();
+        let (sleeps, _, counters) = serve(32_000, &fast_again);
+        assert_eq!((sleeps, counters.hits, counters.misses), (11, 9, 4));
+        // The thread wakes up to give memory back meanwhile, and the wait goes on.
+        let (sleeps, _, counters) = serve(32_000, &[2_000_000, 2_000_000, 2_000_000, 2_000_000, 1_000]);
+        assert_eq!((sleeps, counters.misses), (9, 4));
+    }
+
+    #[test]
+    fn without_polling_the_clock_is_read_no_more_often_for_it() {
+        let (sleeps, reads, counters) = serve(0, &[20; 100]);
+        assert_eq!((sleeps, counters), (100, PollingCounters::default()));
+        // At the start; for each sleep, until when it lasts, its end, and whether the thread rests.
+        assert!(reads <= 1 + 3 * sleeps, "{reads}");
     }
 }
