@@ -159,7 +159,7 @@ impl<I: Io> Core<I> {
 
     /// Steps 1 to 3; gives the chain as it is then.
     async fn copy_into_parent(self: &Rc<Self>, index: usize, job: &Job) -> Result<Rc<Chain<I::Store>>> {
-        let parent = Box::pin(self.open_parent(index + 1, job)).await?;
+        let parent = Box::pin(self.open_parent(index + 1)).await?;
         let chain = match self.running_chain() {
             Ok(chain) => self.put_in_place(&chain, index + 1, parent),
             Err(error) => {

@@ -1,10 +1,13 @@
 //! Opening the images of a chain, each checked against the one above it.
 
+use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use tapio_format::live::vhd::OpenOptions;
 use tapio_format::live::{Layer, RawLayer, vhd};
 use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_ring::uring::{LOCK_RETRY, LockHolder, lock_may_come};
 use tapio_ring::{Io, Storage};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
@@ -141,31 +144,43 @@ impl<I: Io> Core<I> {
         self.open_layer(image.kind, &image.path, Access::ReadOnly).await.map_err(named)
     }
 
-    async fn open_store(
-        &self,
-        kind: ImageKind,
-        path: &std::path::Path,
-        access: Access,
-    ) -> std::io::Result<I::Store> {
+    async fn open_store(&self, kind: ImageKind, path: &Path, access: Access) -> Result<I::Store> {
         if kind.is_local() {
-            return self.io.open(path, access);
+            return self.open_file(path, access, "the image").await;
         }
-        let name = path.to_str().ok_or(std::io::ErrorKind::InvalidInput)?;
-        Box::pin(self.io.open_remote(name, access)).await
+        let failed = |error| FormatError::io("cannot open the image", error);
+        let name = path.to_str().ok_or_else(|| failed(std::io::ErrorKind::InvalidInput.into()))?;
+        Box::pin(self.io.open_remote(name, access)).await.map_err(failed)
+    }
+
+    /// Opens a file or device, and waits a while for whoever has it open for writing to let go of it: a process that
+    /// was killed a moment ago, or requests of a moment ago. `what` names it in errors.
+    pub(crate) async fn open_file(&self, path: &Path, access: Access, what: &str) -> Result<I::Store> {
+        let tasks = self.io.tasks();
+        let begin_ns = tasks.turn_ns();
+        loop {
+            let error = match self.io.open(path, access) {
+                Ok(store) => return Ok(store),
+                Err(error) => error,
+            };
+            if error.raw_os_error() != Some(libc::EBUSY) {
+                return Err(FormatError::io(format!("cannot open {what}"), error));
+            }
+            if !lock_may_come(path, Duration::from_nanos(tasks.turn_ns() - begin_ns)) {
+                return Err(FormatError::io(format!("{what} {}", LockHolder::of(path)), error));
+            }
+            tasks.sleep_until(tasks.turn_ns() + LOCK_RETRY.as_nanos() as u64).await;
+        }
     }
 
     /// Opens one image.
     pub(crate) async fn open_layer(
         &self,
         kind: ImageKind,
-        path: &std::path::Path,
+        path: &Path,
         access: Access,
     ) -> Result<Layer<I::Store>> {
-        let opened = self.open_store(kind, path, access).await;
-        let store = opened.map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => FormatError::io("the image is open for writing in another process", error),
-            _ => FormatError::io("cannot open the image", error),
-        })?;
+        let store = self.open_store(kind, path, access).await?;
         match kind {
             ImageKind::Raw | ImageKind::Nbd => Ok(Layer::Raw(RawLayer::new(store))),
             ImageKind::Vhd => {

@@ -6,19 +6,12 @@
 
 use std::rc::Rc;
 
-use tapio_format::live::Layer;
 use tapio_format::{FormatError, Result};
 use tapio_ring::Io;
 use tapio_types::Access;
 
 use crate::chain::{Chain, Link};
 use crate::core::Core;
-use crate::job::Job;
-
-/// Between two attempts to open an image that requests of a moment ago still have open.
-const RETRY_NS: u64 = 100_000_000;
-/// Such attempts.
-const RETRIES_MAX: u32 = 50;
 
 impl<I: Io> Core<I> {
     /// Opens the image at `index` of the open chain, which is not the leaf, for writing, and makes it at least as large
@@ -26,7 +19,7 @@ impl<I: Io> Core<I> {
     ///
     /// # Errors
     /// It cannot be opened for writing, or closed after an earlier attempt; it cannot grow.
-    pub(crate) async fn open_parent(self: &Rc<Self>, index: usize, job: &Job) -> Result<Rc<Link<I::Store>>> {
+    pub(crate) async fn open_parent(self: &Rc<Self>, index: usize) -> Result<Rc<Link<I::Store>>> {
         let chain = self.running_chain()?;
         if chain.links()[index].is_volatile() {
             Box::pin(self.let_go(&chain, index)).await?;
@@ -37,7 +30,8 @@ impl<I: Io> Core<I> {
         let len = chain.links()[index - 1].layer.virtual_len();
         drop(chain);
         let named = |error: FormatError| error.with_path(&old.spec.path);
-        let layer = self.open_when_free(&old, job).await.map_err(named)?;
+        // Requests of a moment ago may still have it open: opening waits for them.
+        let layer = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite).await.map_err(named)?;
         if layer.virtual_len() < len
             && let Err(error) = layer.grow(len).await
         {
@@ -47,22 +41,6 @@ impl<I: Io> Core<I> {
         let parent = old.reopened(layer);
         parent.set_merged_into(true);
         Ok(parent)
-    }
-
-    async fn open_when_free(&self, old: &Link<I::Store>, job: &Job) -> Result<Layer<I::Store>> {
-        let mut retries = 0;
-        loop {
-            let opened = self.open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite);
-            match Box::pin(opened).await {
-                Err(error)
-                    if error.errno() == libc::EBUSY && retries < RETRIES_MAX && !job.is_cancelled() =>
-                {
-                    retries += 1;
-                    self.io.tasks().sleep_until(self.io.tasks().turn_ns() + RETRY_NS).await;
-                }
-                other => return other,
-            }
-        }
     }
 
     /// Puts `link`, another instance of the image at `index` of `chain`, in its place there, and lets requests that are

@@ -102,9 +102,9 @@ impl<I: Io> Core<I> {
 
     async fn try_open_beside(&self, chain: &Chain<I::Store>, beside: &Beside) -> Result<()> {
         if let Some(path) = &beside.log {
-            let opened = match self.io.open(path, Access::ReadWrite) {
+            let opened = match self.open_file(path, Access::ReadWrite, "the log of changed blocks").await {
                 Ok(store) => ChangeLog::open(store, chain.len()).await,
-                Err(error) => Err(FormatError::io("cannot open the log of changed blocks", error)),
+                Err(error) => Err(error),
             };
             let log = Rc::new(opened.map_err(|error| error.with_path(path))?);
             self.change_tap(|tap| tap.log = Some(log));

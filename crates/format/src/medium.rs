@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use tapio_ring::uring::WriterLock;
+use tapio_ring::uring::{LockHolder, WriterLock};
 use tapio_types::{Access, Span};
 
 use crate::error::{FormatError, Result};
@@ -200,8 +200,8 @@ impl FileMedium {
     /// Opens what is there.
     ///
     /// # Errors
-    /// Those of the system, and `InvalidArgument` for what is neither a file nor a block device. With EBUSY when
-    /// another process has it open for writing and this one wants to write too.
+    /// Those of the system, and `InvalidArgument` for what is neither a file nor a block device. With EBUSY, after some
+    /// seconds, when another process has it open for writing and this one wants to write too.
     pub fn open(path: &Path, access: Access) -> Result<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -209,9 +209,13 @@ impl FileMedium {
             .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(path)
             .map_err(|error| FormatError::io("cannot open", error).with_path(path))?;
-        let locked = (access == Access::ReadWrite).then(|| WriterLock::take(&file)).transpose();
-        let lock = locked.map_err(|error| {
-            FormatError::io("is open for writing in another process", error).with_path(path)
+        let locked = (access == Access::ReadWrite).then(|| WriterLock::take_when_free(&file, path));
+        let lock = locked.transpose().map_err(|error| {
+            let what = match error.raw_os_error() {
+                Some(libc::EBUSY) => LockHolder::of(path).to_string(),
+                _ => "cannot lock".to_owned(),
+            };
+            FormatError::io(what, error).with_path(path)
         })?;
         Ok(Self { _lock: lock, ..Self::from_file(file, path)? })
     }
@@ -470,5 +474,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let error = FileMedium::open(dir.path(), Access::ReadOnly).unwrap_err();
         assert!(error.to_string().contains("neither a regular file"), "{error}");
+    }
+
+    #[test]
+    fn a_writer_waits_for_the_one_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let medium = FileMedium::create_new(&path).unwrap();
+        let first = WriterLock::take(medium.file()).unwrap();
+        assert!(matches!(LockHolder::of(&path), LockHolder::This | LockHolder::Unseen));
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| FileMedium::open(&path, Access::ReadWrite).map(drop));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            drop(first);
+            second.join().unwrap().unwrap();
+        });
+        assert_eq!(LockHolder::of(&path), LockHolder::Unseen);
     }
 }

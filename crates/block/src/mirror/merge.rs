@@ -67,7 +67,7 @@ impl<I: Io> Core<I> {
     /// `Cancelled`; the disk is not running; the parent cannot be opened for writing or made exactly as large as the
     /// leaf; the storages'. The chain is as before then, and whatever was copied does no harm.
     pub(crate) async fn commit_leaf(self: &Rc<Self>, job: &Rc<Job>) -> Result<()> {
-        let parent = Box::pin(self.open_parent(1, job)).await?;
+        let parent = Box::pin(self.open_parent(1)).await?;
         let begun = Box::pin(self.merge_into(&parent, job)).await;
         let (near, mirror) = match begun {
             Ok(begun) => begun,

@@ -11,6 +11,7 @@ use io_uring::{opcode, squeue, types};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::Uring;
+use super::lock::WriterLock;
 use crate::segments::{Flat, PageBuf, Segments};
 use crate::storage::{Storage, StorageInfo, Zeroing};
 use crate::tasks::IOVECS_MAX;
@@ -387,40 +388,6 @@ impl Storage for UringFile {
         self.file.set_len(len)?;
         self.len.set(len);
         Ok(())
-    }
-}
-
-/// The lock of a writer on an image: two writers would destroy it. Given up when dropped.
-#[derive(Debug)]
-pub struct WriterLock(File);
-
-impl WriterLock {
-    /// Takes the lock on `file`.
-    ///
-    /// # Errors
-    /// EBUSY when another has it.
-    pub fn take(file: &File) -> io::Result<Self> {
-        let lock = Self(file.try_clone()?);
-        // SAFETY: `flock` takes no pointers.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-            return Ok(lock);
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EWOULDBLOCK) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
-            // A file system without locks (some network ones) is no reason to refuse a disk.
-            Some(libc::EOPNOTSUPP | libc::ENOLCK | libc::ENOSYS | libc::EINVAL) => Ok(lock),
-            _ => Err(error),
-        }
-    }
-}
-
-impl Drop for WriterLock {
-    /// Not left to the closing of the file: a child that was forked meanwhile, and has not got to its own program yet,
-    /// holds a copy of the descriptor and with it the lock.
-    fn drop(&mut self) {
-        // SAFETY: `flock` takes no pointers. Unlocking what was never locked does nothing.
-        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod command;
 mod file;
+mod lock;
 mod restrict;
 mod socket;
 
@@ -21,7 +22,8 @@ use crate::storage::Io;
 use crate::tasks::{Op, OpId, TaskId, Tasks};
 
 pub use command::{COMMAND_LEN, CommandRing};
-pub use file::{Caching, UringFile, WriterLock};
+pub use file::{Caching, UringFile};
+pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
 pub use socket::PollStream;
 
 /// Completions with this mark concern nobody: notifications that cannot usefully fail.

@@ -184,18 +184,6 @@ fn a_guest_works_on_its_disk_and_everybody_can_see_it() {
     assert_vhd_valid(&scratch.join("leaf.vhd"));
 }
 
-/// The kernel may take a moment to end the operations of a killed process, whose image is locked until then.
-fn create_after_kill(host: &Host, image: &str) -> Tap {
-    let made = poll_until(LIMIT, || {
-        let created = host.tap_ctl(&["create", "-a", image]);
-        let busy = created.status.code() == Some(libc::EBUSY);
-        assert!(created.status.success() || busy, "{}", created.stderr);
-        created.status.success().then_some(())
-    });
-    assert_eq!(made, Some(()), "{image} stays locked");
-    host.find(image)
-}
-
 #[test]
 fn what_a_killed_process_left_is_done_by_the_next() {
     let scratch = Scratch::in_memory();
@@ -237,7 +225,7 @@ fn what_a_killed_process_left_is_done_by_the_next() {
                 }
                 tap.kill();
                 front.machine().back_end_died();
-                tap = create_after_kill(&host, image);
+                tap = host.create(image);
                 start = if generation % 2 == 0 { RingStart::Auto } else { RingStart::Resume };
             }
             connect(&scratch, &tap, front.invitation_of(&queues).expect("descriptors"), movement, start);
@@ -245,6 +233,31 @@ fn what_a_killed_process_left_is_done_by_the_next() {
             verify(&mut queues[0], &generations);
             stop(&scratch, tap);
         }
+    }
+    assert_vhd_valid(&scratch.join("leaf.vhd"));
+}
+
+/// The kernel ends the operations of a killed process, and lets go of its image, a little later than of the process.
+#[test]
+fn an_image_opens_at_once_after_a_kill_in_the_middle_of_writes() {
+    let scratch = Scratch::in_memory();
+    let host = Host::new(&scratch);
+    for image in images(&scratch) {
+        for _ in 0..10 {
+            let tap = host.create(&image);
+            let options = FrontOptions { buffer_len: BLOCK, order: 1, depth: 60, ..FrontOptions::default() };
+            let mut front = Blkfront::new(options).expect("a double");
+            let invitation = front.invitation().expect("descriptors");
+            connect(&scratch, &tap, invitation, Movement::Copy, RingStart::Fresh);
+            let queue = &mut front.take_queues()[0];
+            for block in 0..60 {
+                write(queue, block * 16 % 1021, 1);
+            }
+            queue.kick().expect("woken");
+            assert!(queue.wait(LIMIT).expect("the ring is whole"), "the writes have begun");
+            tap.kill();
+        }
+        host.create(&image).destroy();
     }
     assert_vhd_valid(&scratch.join("leaf.vhd"));
 }

@@ -187,6 +187,35 @@ fn a_process_that_was_killed_is_listed_no_longer() {
 }
 
 #[test]
+fn an_image_that_is_open_elsewhere_is_refused_by_the_name_of_the_process() {
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let image = create_vhd(scratch.join("a.vhd"), 8);
+    let name = format!("vhd:{}", text(&image));
+    let tap = host.create(&name);
+    let offline = host.tapio(&["vhd-util", "set", "-n", text(&image), "-f", "hidden", "-v", "1"]).output();
+    let offline = String::from_utf8_lossy(&offline.expect("it runs").stderr).into_owned();
+    let second = host.tap_ctl(&["create", "-a", &name]);
+    assert_eq!(second.status.code(), Some(libc::EBUSY), "{second}");
+    for said in [offline, second.stderr] {
+        assert!(said.contains("is open for writing in another process"), "{said}");
+        // Where the file system numbers its files for locks as it does elsewhere.
+        let named = said.contains(&format!("({})", tap.pid)) || said.contains("cannot be seen");
+        assert!(named, "{said}");
+    }
+    tap.destroy();
+    // One that is let go of late, as that of a killed process, is waited for.
+    let holder = std::fs::File::open(&image).expect("the image is there");
+    holder.lock().expect("nobody has it open");
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(|| host.create(&name));
+        std::thread::sleep(Duration::from_millis(300));
+        holder.unlock().expect("it was locked");
+        opened.join().expect("it opens").destroy();
+    });
+}
+
+#[test]
 fn errors_are_numbers_and_words() {
     let scratch = Scratch::on_disk();
     let host = Host::new(&scratch);
