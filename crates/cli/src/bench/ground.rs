@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tapio_format::vhd::offline::{self, Shape};
+use tapio_stat::load::Mix;
 
 use super::measure::{Job, Running, connect};
 use super::server::{Backing, Program, Protocol, SERVERS, Server, Stand};
@@ -140,10 +141,9 @@ impl Ground {
         let stand = self.on(made.clone(), len);
         let (mut running, _, _) = Running::start(server, &server.program()?, &stand, connect)?;
         let workload = Workload {
-            write: true,
+            mix: Mix::SequentialWrite,
             block_len: PIECE_LEN as u32,
             depth: 4,
-            random: false,
             fresh: true,
             ..WORKLOADS[0]
         };

@@ -36,6 +36,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tapio_control::{ControlError, Errno};
+use tapio_stat::load::{Load, Mix};
 
 use crate::failure::{Result, print};
 use ground::{Ground, Sizes};
@@ -195,7 +196,7 @@ pub use measure::Sample as HostSample;
 pub fn host_io(
     path: &Path,
     block_len: u64,
-    depth: usize,
+    depth: u32,
     write: bool,
     time: Duration,
 ) -> std::io::Result<HostSample> {
@@ -204,12 +205,12 @@ pub fn host_io(
     if len < block_len.into() {
         return Err(std::io::Error::other(format!("it is shorter than {block_len} bytes")));
     }
-    let workload =
-        Workload { name: "", title: "", write, block_len, depth, connections: 1, random: true, fresh: false };
-    let job = Job { workload, len, time, requests_max: u64::MAX, seed: 11 };
+    let mix = if write { Mix::RandomWrite } else { Mix::RandomRead };
+    let load =
+        Load { mix, block_len, depth, span_len: len, time, requests_max: u64::MAX, spin: false, seed: 11 };
     // A file system in memory has nothing to go past.
-    match file_load::run(path, &job, true) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => file_load::run(path, &job, false),
+    match file_load::run(path, &load, true) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => file_load::run(path, &load, false),
         result => result,
     }
 }

@@ -1,7 +1,8 @@
 //! What is compared: variants of a guest and its disk, under some loads.
 
+use tapio_stat::load::Mix;
 use tapio_types::Movement;
-use tapio_xen::blkfront::{FrontOptions, Mix};
+use tapio_xen::blkfront::FrontOptions;
 
 /// Bytes of a page, and of a segment.
 const PAGE: u32 = 4096;

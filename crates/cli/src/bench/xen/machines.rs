@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Duration;
 
+use tapio_stat::load::{Load, Mix};
 use tapio_types::Movement;
-use tapio_xen::blkfront::{FrontOptions, Load, Mix};
+use tapio_xen::blkfront::FrontOptions;
 
 use super::case::movements;
 use super::guest::{Guest, Setup};

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tapio_control::{ControlError, Errno};
-use tapio_xen::blkfront::Load;
+use tapio_stat::load::Load;
 
 use super::ground::{Ground, Sizes};
 use super::measure::interrupted;

@@ -13,6 +13,7 @@ use super::load::Outcome;
 use super::machines::Together;
 use super::overhead::{One, Way};
 use super::{MEANING, file_of};
+use crate::bench::measure;
 use crate::bench::report::median;
 use crate::plot::{Axis, Line, Lines};
 use crate::size::size;
@@ -70,16 +71,18 @@ impl Sample {
     pub fn of(outcome: &Outcome, block_len: u32) -> Self {
         let report = &outcome.report;
         let each = |value: f64| value / report.count.max(1) as f64;
+        let measure::Sample { iops, bytes_per_second, p50_us, p99_us, errors, .. } =
+            measure::Sample::of(report, block_len);
         Self {
-            iops: report.rate(),
-            bytes_per_second: report.rate() * f64::from(block_len),
-            p50_us: report.quantile_ns(0.5) as f64 / 1e3,
-            p99_us: report.quantile_ns(0.99) as f64 / 1e3,
+            iops,
+            bytes_per_second,
+            p50_us,
+            p99_us,
             disk_cpu_us: each(outcome.disk_cpu_us),
             front_cpu_us: each(outcome.front_cpu_us),
             kicks: each(report.kicks as f64),
             wakes: each(report.wakes as f64),
-            errors: report.errors,
+            errors,
         }
     }
 }
