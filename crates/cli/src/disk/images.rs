@@ -1,21 +1,16 @@
 //! `tapio disk snapshot`, `commit` and `job`: the images of a disk change while it is used.
 
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use tapio_control::{
     Command as Ask, ControlError, Errno, JobReport, JobStatus, OwnClient, RunDir, SnapshotReport,
 };
 
-use super::progress::bar;
+use super::progress::{self, Stand};
 use super::{SOON, Which, absolute};
 use crate::failure::{Result, print, print_json};
 use crate::size::{bytes, size};
-
-/// How often progress is asked for.
-const EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
@@ -180,30 +175,20 @@ fn line(job: &JobReport) -> String {
     text
 }
 
-fn progress(job: &JobReport, per_second: f64) -> String {
-    bar(job.done_bytes, job.total_bytes.max(job.done_bytes).max(1), per_second)
-}
-
 /// Waits for the end of a job, and shows on a terminal how far it is.
 fn follow(client: &mut OwnClient, minor: u16, id: u32) -> Result<JobReport> {
-    let mut err = std::io::stderr();
-    let (shown, begun) = (err.is_terminal(), Instant::now());
-    loop {
+    progress::follow(|| {
         let found = list(client, minor)?.into_iter().find(|job| job.id == id);
         let job = found.ok_or_else(|| ControlError::new(Errno::ENOENT, format!("there is no job {id}")))?;
-        let ended = !matches!(job.status, JobStatus::Running | JobStatus::Ready);
-        if shown {
-            let text = progress(&job, job.done_bytes as f64 / begun.elapsed().as_secs_f64().max(0.001));
-            // Nowhere else to show it.
-            let _ = write!(err, "\r\x1b[K{text}{}", if ended { "\n" } else { "" });
-        }
-        match job.status {
-            JobStatus::Done => return Ok(job),
-            JobStatus::Cancelled => return Err(ControlError::new(Errno::ECANCELED, line(&job))),
-            JobStatus::Failed => return Err(ControlError::new(Errno::EIO, line(&job))),
-            JobStatus::Running | JobStatus::Ready => std::thread::sleep(EVERY),
-        }
-    }
+        let (done, total) = (job.done_bytes, job.total_bytes.max(job.done_bytes).max(1));
+        let end = match job.status {
+            JobStatus::Running | JobStatus::Ready => None,
+            JobStatus::Done => Some(Ok(job)),
+            JobStatus::Cancelled => Some(Err(ControlError::new(Errno::ECANCELED, line(&job)))),
+            JobStatus::Failed => Some(Err(ControlError::new(Errno::EIO, line(&job)))),
+        };
+        Ok(Stand { done, total, end })
+    })
 }
 
 #[cfg(test)]
@@ -212,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_job_is_told_in_one_line() {
-        let mut job = JobReport {
+        let job = JobReport {
             id: 3,
             kind: "commit".into(),
             subject: "/d/a.vhd".into(),
@@ -226,8 +211,5 @@ mod tests {
             line(&job),
             "commit of /d/a.vhd: failed, 512 B of 2.0 MiB, at most 1.0 MiB a second: no space left"
         );
-        assert!(progress(&job, 0.0).starts_with("[....."));
-        job.done_bytes = job.total_bytes;
-        assert!(progress(&job, 0.0).contains("100 %"));
     }
 }

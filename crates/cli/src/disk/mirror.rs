@@ -1,7 +1,6 @@
 //! `tapio disk mirror`: a disk on two storages at once, and the move from one to the other.
 
-use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
@@ -10,13 +9,10 @@ use tapio_control::{
     OwnClient, RunDir,
 };
 
-use super::progress::bar;
+use super::progress::{self, Stand};
 use super::{SOON, Which, source};
 use crate::failure::{Result, print, print_json};
 use crate::size::size;
-
-/// How often progress is asked for.
-const EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -196,36 +192,23 @@ fn text(report: &MirrorReport) -> String {
     text + "\n"
 }
 
-fn progress(report: &MirrorReport, per_second: f64) -> String {
-    bar(report.copied_bytes, report.copied_bytes + report.dirty_bytes, per_second)
-}
-
-/// Waits until both sides are the same, and shows how far it is on a terminal.
+/// Waits until both sides are the same, and shows on a terminal how far it is.
 fn follow(client: &mut OwnClient, minor: u16) -> Result<MirrorReport> {
-    let mut err = std::io::stderr();
-    let shown = err.is_terminal();
-    let (begun, mut first) = (Instant::now(), None);
-    loop {
+    progress::follow(|| {
         let ended = || ControlError::new(Errno::ECANCELED, "the mirror has ended");
         let report = ask(client, minor)?.ok_or_else(ended)?;
-        let before = *first.get_or_insert(report.copied_bytes);
-        if shown {
-            let seconds = begun.elapsed().as_secs_f64().max(0.001);
-            let line = progress(&report, report.copied_bytes.saturating_sub(before) as f64 / seconds);
-            let end = if report.state == MirrorState::Copying { "" } else { "\n" };
-            // Nowhere else to show it.
-            let _ = write!(err, "\r\x1b[K{line}{end}");
-        }
-        match report.state {
-            MirrorState::InSync => return Ok(report),
-            MirrorState::Copying => std::thread::sleep(EVERY),
+        let (done, total) = (report.copied_bytes, report.copied_bytes + report.dirty_bytes);
+        let end = match report.state {
+            MirrorState::Copying => None,
+            MirrorState::InSync => Some(Ok(report)),
             MirrorState::Degraded => {
                 let reason = report.reason.unwrap_or_default();
-                return Err(ControlError::new(Errno::EIO, format!("the second side was lost: {reason}"))
-                    .next("'tapio disk mirror resume' goes on when it is back"));
+                Some(Err(ControlError::new(Errno::EIO, format!("the second side was lost: {reason}"))
+                    .next("'tapio disk mirror resume' goes on when it is back")))
             }
-        }
-    }
+        };
+        Ok(Stand { done, total, end })
+    })
 }
 
 #[cfg(test)]
@@ -246,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_told_in_words_and_as_a_bar() {
-        let mut report = MirrorReport {
+    fn a_report_is_told_in_words() {
+        let report = MirrorReport {
             job: 3,
             target: "raw:/b".into(),
             state: MirrorState::Degraded,
@@ -264,8 +247,5 @@ mod tests {
             "raw:/b: degraded\n  lost because no answer within 5 s\n  \
              copied 1.0 MiB, lacks 3.0 MiB, 2 requests under way\n"
         );
-        assert!(progress(&report, 0.0).starts_with(&format!("[{}{}]  25 %", "#".repeat(7), ".".repeat(23))));
-        (report.dirty_bytes, report.copied_bytes) = (0, 0);
-        assert!(progress(&report, 0.0).contains("100 %"));
     }
 }
