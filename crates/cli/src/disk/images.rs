@@ -6,11 +6,12 @@ use clap::{Args, Subcommand};
 use tapio_control::{
     Command as Ask, ControlError, Errno, JobReport, JobStatus, OwnClient, RunDir, SnapshotReport,
 };
+use tapio_types::parse_bytes;
 
 use super::progress::{self, Stand};
 use super::{SOON, Which, absolute};
 use crate::failure::{Result, print, print_json};
-use crate::size::{bytes, size};
+use crate::size::size;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
@@ -46,7 +47,7 @@ pub struct Commit {
     /// The image that is merged into its parent
     image: PathBuf,
     /// Bytes a second that the copy may move, as 50MiB
-    #[arg(long, default_value = "0", hide_default_value = true, value_parser = bytes)]
+    #[arg(long, default_value = "0", hide_default_value = true, value_parser = parse_bytes)]
     rate: u64,
     /// Begin also where the parent's storage may not have the space
     #[arg(long)]
@@ -90,7 +91,7 @@ pub enum Job {
         /// Its number, as 'job list' shows it
         id: u32,
         /// Bytes a second, as 50MiB; 0 is no limit
-        #[arg(value_parser = bytes)]
+        #[arg(value_parser = parse_bytes)]
         rate: u64,
     },
 }

@@ -8,6 +8,7 @@ use tapio_control::{
     Command as Ask, ControlError, Errno, MirrorCopy, MirrorPivoted, MirrorReport, MirrorRequest, MirrorState,
     OwnClient, RunDir,
 };
+use tapio_types::parse_bytes;
 
 use super::progress::{self, Stand};
 use super::{SOON, Which, source};
@@ -47,7 +48,7 @@ pub enum Command {
         #[command(flatten)]
         which: Which,
         /// Bytes a second, as 50M; 0 is no limit
-        #[arg(value_parser = bytes)]
+        #[arg(value_parser = parse_bytes)]
         rate: u64,
     },
     /// Switch over: the disk goes on on the second side
@@ -84,7 +85,7 @@ pub struct Start {
     #[arg(long, group = "copy")]
     no_copy: bool,
     /// Bytes a second that the copy may move, as 50M
-    #[arg(long, default_value = "0", hide_default_value = true, value_parser = bytes)]
+    #[arg(long, default_value = "0", hide_default_value = true, value_parser = parse_bytes)]
     rate: u64,
     /// Milliseconds that the second storage may take for an answer before it is given up
     #[arg(long, default_value_t = MirrorRequest::PATIENCE_MS, value_name = "MILLISECONDS")]
@@ -92,21 +93,6 @@ pub struct Start {
     /// Show progress until both sides are the same
     #[arg(long)]
     wait: bool,
-}
-
-/// A number of bytes, with K, M, G or T behind it for powers of 1024.
-fn bytes(text: &str) -> std::result::Result<u64, String> {
-    let (digits, power) = match text.char_indices().last() {
-        Some((at, unit)) if !unit.is_ascii_digit() => {
-            let power = "KMGT"
-                .find(unit.to_ascii_uppercase())
-                .ok_or_else(|| format!("'{unit}' is not K, M, G or T"))?;
-            (&text[..at], power as u32 + 1)
-        }
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is no number of bytes"))?;
-    number.checked_mul(1024u64.pow(power)).ok_or_else(|| format!("'{text}' is too much"))
 }
 
 pub fn run(run: &RunDir, command: Command) -> Result<()> {
@@ -214,19 +200,6 @@ fn follow(client: &mut OwnClient, minor: u16) -> Result<MirrorReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_of_bytes_are_read_and_written() {
-        assert_eq!(bytes("0"), Ok(0));
-        assert_eq!(bytes("512k"), Ok(512 << 10));
-        assert_eq!(bytes("3G"), Ok(3 << 30));
-        for bad in ["", "M", "1X", "-1", "1.5G", "99999999999T", "5µ"] {
-            assert!(bytes(bad).is_err(), "{bad}");
-        }
-        assert_eq!(size(1023), "1023 B");
-        assert_eq!(size(3 << 29), "1.5 GiB");
-        assert_eq!(size(u64::MAX), "16.0 EiB");
-    }
 
     #[test]
     fn a_report_is_told_in_words() {
