@@ -7,9 +7,8 @@ use tapio_front::vhost_user::driver::{Driver, DriverOptions};
 use tapio_stat::load::{Load, Mix, Ring};
 use tapio_stat::trace::{EVENTS_DEFAULT, TraceRing, requests};
 use tapio_types::Movement;
-use tapio_xen::blkfront::FrontOptions;
 
-use super::case::Backing;
+use super::case::{Backing, PAGE, front};
 use super::guest::{Disk, Guest, Setup};
 use super::report::{Report, Skipped, Traced};
 use super::{Place, Plan, interrupted};
@@ -88,13 +87,7 @@ fn one(plan: &Plan, place: &Place<'_>, way: Way, shape: Shape) -> Result<One, St
     let image = place.image(Backing::Raw)?;
     match way {
         Way::Blkif => {
-            let segments = bytes.div_ceil(4096);
-            let front = FrontOptions {
-                depth,
-                buffer_len: bytes,
-                indirect: if segments > 11 { segments as u16 } else { 0 },
-                ..FrontOptions::default()
-            };
+            let front = front(Movement::Copy, bytes.div_ceil(PAGE), bytes, depth);
             let setup = Setup { image, front, movement: Movement::Copy, polls: false, pool: None };
             let Guest { mut disk, mut queues, front: _front } =
                 Guest::start(&place.program, place.ground, 1, &setup)?;
