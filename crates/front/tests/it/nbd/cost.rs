@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use tapio_block::DiskOptions;
+use tapio_fixtures::counting::allocations;
 use tapio_front::nbd::client::Wishes;
 use tapio_front::nbd::load::run;
 use tapio_front::nbd::wire::Style;
 use tapio_stat::load::{Load, LoadReport, Mix};
 
 use super::{Rig, SOON, Where};
-use crate::counting;
 
 fn load(rig: &Rig, write: bool, block_len: u32, depth: u32, style: Style) -> LoadReport {
     let load = Load {
@@ -38,9 +38,9 @@ fn requests_allocate_nothing_after_warm_up() {
     {
         for style in [Style::Simple, Style::Structured, Style::Extended] {
             let counted = |rig: &Rig| {
-                rig.disk.remote().call(SOON, |_| counting::start()).unwrap();
+                let before = rig.disk.remote().call(SOON, |_| allocations()).unwrap();
                 let report = load(rig, write, block_len, depth, style);
-                (rig.disk.remote().call(SOON, |_| counting::stop()).unwrap(), report.count)
+                (rig.disk.remote().call(SOON, |_| allocations()).unwrap() - before, report.count)
             };
             // The first connection warms up the thread; the second shows what a connection itself needs.
             counted(&rig);
