@@ -69,6 +69,19 @@ impl Report {
     }
 }
 
+/// Has QEMU emulate a machine, with threads of its own (`single` or `multi`), so many processors of a kind, and memory
+/// in MiB. Its serial line is what the program says.
+pub(crate) fn emulate(
+    command: &mut Command,
+    threads: &str,
+    (processors, kind): (u32, &str),
+    memory_mib: u32,
+) {
+    command.args(["-accel", &format!("tcg,thread={threads}"), "-machine", "q35", "-cpu", kind]);
+    command.args(["-smp", &processors.to_string(), "-m", &memory_mib.to_string()]);
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
+}
+
 /// A guest that runs.
 #[derive(Debug)]
 pub struct Guest {

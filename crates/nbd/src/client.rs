@@ -392,11 +392,6 @@ impl Client {
         self.allocation
     }
 
-    /// Whether extents can be asked for.
-    pub const fn has_allocation(&self) -> bool {
-        self.allocation.is_some()
-    }
-
     /// What becomes of TLS, if there is any.
     pub const fn tls(&self) -> Option<&Status> {
         self.tls.as_ref()

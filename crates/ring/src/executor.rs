@@ -134,11 +134,6 @@ where
         Self { tasks, inbox, slots, alive, free, make, polling }
     }
 
-    /// Bytes of one request task; asserted in a test so that it does not grow unseen.
-    pub const fn task_len() -> usize {
-        size_of::<F>()
-    }
-
     /// Runs until [`Tasks::stop`] was called and every request has completed. Services are dropped at the end,
     /// when the kernel holds nothing of theirs.
     pub fn run(&mut self, driver: &impl Driver, hooks: &mut impl Hooks) {

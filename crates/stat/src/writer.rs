@@ -255,13 +255,6 @@ impl DiskStats {
         self.page.set(at::DELAYS + 2, delays.waiting);
     }
 
-    /// A spin for new work ended after `spin_ns`, with work or without.
-    #[inline]
-    pub fn spun(&self, spin_ns: u64, found: bool) {
-        self.page.add(at::SPIN_NS, spin_ns);
-        self.page.add(if found { at::HITS } else { at::MISSES }, 1);
-    }
-
     /// The thread woke up from a sleep.
     #[inline]
     pub fn woke(&self) {

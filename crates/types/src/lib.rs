@@ -7,6 +7,7 @@ mod blkif;
 mod device;
 mod image;
 mod limits;
+mod size;
 mod span;
 
 pub use api_error::ApiError;
@@ -14,4 +15,5 @@ pub use blkif::{Movement, RingState};
 pub use device::DeviceHow;
 pub use image::{Access, ChainSpec, ImageKind, LayerSpec, ParseImageError, parse_type_and_path};
 pub use limits::{BPS_MAX, BURST_MS_DEFAULT, BURST_MS_MAX, IOPS_MAX, IoLimits, LimitError};
+pub use size::parse_bytes;
 pub use span::{SECTOR_LEN, Span};

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::size::{exact_bytes, parse_bytes};
+
 /// How long at its rate a disk may run ahead after a rest, where nobody says otherwise: long enough that a late
 /// wake-up costs nothing, short enough that no second has more than two percent too much.
 pub const BURST_MS_DEFAULT: u32 = 20;
@@ -126,6 +128,10 @@ impl IoLimits {
             "burst-bytes" => self.burst_bytes = size(name, value)?,
             "burst" => match milliseconds(value) {
                 Some(ms) => self.burst_ms = ms,
+                None if value.ends_with('m') => {
+                    let why = format!("a burst of '{value}' is minutes or MiB: write it as 60s or 1MiB");
+                    return Err(LimitError(why));
+                }
                 None => self.burst_bytes = size(name, value)?,
             },
             _ => {
@@ -187,7 +193,7 @@ impl fmt::Display for IoLimits {
             ("burst-bytes", self.burst_bytes, true),
         ] {
             if value > 0 {
-                put(f, name, if bytes { size_text(value) } else { value.to_string() })?;
+                put(f, name, if bytes { exact_bytes(value) } else { value.to_string() })?;
             }
         }
         if self.burst_ms > 0 {
@@ -201,29 +207,8 @@ fn count(name: &str, value: &str) -> Result<u64, LimitError> {
     value.parse().map_err(|_| LimitError(format!("'{name}' needs a whole number, not '{value}'")))
 }
 
-const UNITS: [(&str, u64); 12] = [
-    ("KiB", 1 << 10),
-    ("MiB", 1 << 20),
-    ("GiB", 1 << 30),
-    ("TiB", 1 << 40),
-    ("kB", 1_000),
-    ("KB", 1_000),
-    ("MB", 1_000_000),
-    ("GB", 1_000_000_000),
-    ("TB", 1_000_000_000_000),
-    ("K", 1 << 10),
-    ("M", 1 << 20),
-    ("G", 1 << 30),
-];
-
-/// Bytes: a whole number, alone or with a unit. `K`, `M`, `G` are powers of 1024, `kB`, `MB`, `GB` of 1000.
 fn size(name: &str, value: &str) -> Result<u64, LimitError> {
-    let (digits, factor) = UNITS
-        .iter()
-        .find_map(|(unit, factor)| Some((value.strip_suffix(unit)?, *factor)))
-        .unwrap_or((value.strip_suffix('B').unwrap_or(value), 1));
-    let number: Option<u64> = digits.parse().ok();
-    number.and_then(|number| number.checked_mul(factor)).ok_or_else(|| {
+    parse_bytes(value).map_err(|_| {
         LimitError(format!("'{name}' needs a number of bytes, as 1048576 or 50MiB, not '{value}'"))
     })
 }
@@ -234,11 +219,6 @@ fn milliseconds(value: &str) -> Option<u32> {
         return ms.parse().ok();
     }
     value.strip_suffix('s')?.parse::<u32>().ok()?.checked_mul(1000)
-}
-
-fn size_text(bytes: u64) -> String {
-    let unit = UNITS[..4].iter().rev().find(|(_, factor)| bytes.is_multiple_of(*factor));
-    unit.map_or_else(|| bytes.to_string(), |(unit, factor)| format!("{}{unit}", bytes / factor))
 }
 
 #[cfg(test)]
@@ -279,6 +259,7 @@ mod tests {
             ("burst=2s", "needs a limit"),
             ("iops=5,burst=5000s", "at most an hour"),
             ("iops=5,burst=5h", "number of bytes"),
+            ("bps=5,burst=5m", "minutes or MiB"),
             ("speed=5", "'speed' is no limit"),
         ] {
             let error = text.parse::<IoLimits>().expect_err(text).to_string();

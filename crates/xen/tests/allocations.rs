@@ -1,40 +1,13 @@
 //! Requests cost no allocation, on either side of a ring, whichever way their data is moved.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use tapio_fixtures::counting::{Counting, allocations};
 use tapio_xen::blkfront::{Blkfront, Command, FrontOptions};
 use tapio_xen::blkif::{BackRing, Request, Segment, op, status};
 use tapio_xen::double::Guest;
 use tapio_xen::{CopyBatch, Direction, Domain, GrantRef, Rights};
 
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Counts the allocations of each thread.
-struct Counting;
-
-// SAFETY: everything is the system's allocator's; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) };
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn allocations() -> u64 {
-    COUNT.with(Cell::get)
-}
 
 /// How a back end reaches data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

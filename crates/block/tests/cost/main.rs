@@ -2,7 +2,6 @@
 //!
 //! One binary of its own, because it counts every allocation of its process by thread.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
@@ -11,6 +10,7 @@ use std::time::Duration;
 use tapio_block::{
     Client, CopyWhat, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Request, World,
 };
+use tapio_fixtures::counting::{Counting, allocations};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
 use tapio_ring::{Notify, PageBuf, PollingConfig, Tasks};
 use tapio_stat::trace::TraceRing;
@@ -20,28 +20,8 @@ use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 const SOON: Duration = Duration::from_secs(30);
 const DISK_LEN: u64 = 16 << 20;
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is handed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: Counting = Counting;
 
 /// A client that keeps `depth` requests under way without allocating, as a virtqueue does.
 struct Load {
@@ -102,13 +82,13 @@ fn allocations_of(disk: &Disk, write: bool, count: u64) -> u64 {
                 me: RefCell::new(None),
             });
             *load.me.borrow_mut() = Some(Rc::clone(&load));
-            let before = ALLOCATIONS.with(Cell::get);
+            let before = allocations();
             for slot in 0..32 {
                 load.submit(slot);
             }
             load.done.wait(&tasks).await;
             load.me.borrow_mut().take();
-            ALLOCATIONS.with(Cell::get) - before
+            allocations() - before
         })
         .expect("the load ends in time")
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use tapio_stat::load::Mix;
 
 use super::ground::Ground;
 use super::measure::{Job, Running, first_answer, interrupted};
@@ -89,7 +90,7 @@ pub fn memory(
         _ => ["opened", "after traffic"],
     };
     weigh(&running, states[0])?;
-    let write = Workload { write: true, ..WORKLOADS[1] };
+    let write = Workload { mix: Mix::RandomWrite, ..WORKLOADS[1] };
     // Few of the largest image's blocks: the memory of its table is meant, not the size of its file.
     let job = |workload| Job { workload, len: stand.len, time: busy, requests_max: 4096, seed: 5 };
     running.load(&job(write), Duration::from_millis(1))?;

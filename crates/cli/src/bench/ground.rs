@@ -7,7 +7,9 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tapio_control::ControlError;
 use tapio_format::vhd::offline::{self, Shape};
+use tapio_stat::load::Mix;
 
 use super::measure::{Job, Running, connect};
 use super::server::{Backing, Program, Protocol, SERVERS, Server, Stand};
@@ -40,16 +42,20 @@ pub struct Ground {
 
 impl Ground {
     /// Makes both directories and the raw image.
-    pub fn new(dir: &Path, sizes: Sizes) -> Result<Self, String> {
+    pub fn new(dir: &Path, sizes: impl FnOnce(bool) -> Sizes) -> Result<Self, ControlError> {
         let own = format!("tapio-bench-{}", std::process::id());
         let shm = Path::new("/dev/shm");
         let run_root = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
         let run_dir = run_root.join(format!("{own}.run"));
-        let dir = std::path::absolute(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-        let in_memory = is_in_memory(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-        let ground = Self { dir: dir.join(own), run_dir, in_memory, sizes };
+        let found = std::path::absolute(dir).and_then(|dir| Ok((is_in_memory(&dir)?, dir)));
+        let (in_memory, dir) = found.map_err(|error| {
+            ControlError::io(format_args!("cannot use {}", dir.display()), &error)
+                .next("give a directory with --dir")
+        })?;
+        let ground = Self { dir: dir.join(own), run_dir, in_memory, sizes: sizes(in_memory) };
         for dir in [&ground.dir, &ground.run_dir, &ground.run_dir.join("run"), &ground.run_dir.join("shm")] {
-            fs::create_dir(dir).map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
+            fs::create_dir(dir)
+                .map_err(|error| ControlError::io(format_args!("cannot make {}", dir.display()), &error))?;
         }
         Ok(ground)
     }
@@ -140,10 +146,9 @@ impl Ground {
         let stand = self.on(made.clone(), len);
         let (mut running, _, _) = Running::start(server, &server.program()?, &stand, connect)?;
         let workload = Workload {
-            write: true,
+            mix: Mix::SequentialWrite,
             block_len: PIECE_LEN as u32,
             depth: 4,
-            random: false,
             fresh: true,
             ..WORKLOADS[0]
         };
@@ -177,7 +182,7 @@ fn cannot_make(path: &Path, error: &io::Error) -> String {
 }
 
 /// Whether a directory's file system is one in memory.
-pub fn is_in_memory(dir: &Path) -> io::Result<bool> {
+fn is_in_memory(dir: &Path) -> io::Result<bool> {
     let file = File::open(dir)?;
     let mut facts = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the kernel fills in the structure, which is as large as it says.

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use tapio_front::nbd::client::{Address, Client, Wishes};
 use tapio_front::nbd::load;
 use tapio_front::nbd::wire::Style;
-use tapio_front::vhost_user::driver::{self, Driver, DriverOptions, DriverQueue, Mix};
+use tapio_front::vhost_user::driver::{Driver, DriverOptions, DriverQueue};
+use tapio_stat::load::{Load, LoadReport};
 
 use super::exported::Exported;
 use super::file_load;
@@ -40,6 +41,23 @@ pub struct Job {
     pub seed: u64,
 }
 
+impl Job {
+    /// The load on each connection.
+    pub fn load(&self) -> Load {
+        Load {
+            mix: self.workload.mix,
+            block_len: self.workload.block_len,
+            depth: self.workload.depth,
+            span_len: self.len,
+            time: self.time,
+            requests_max: self.requests_max,
+            // As a guest does, which has better things to do with its processor.
+            spin: false,
+            seed: self.seed,
+        }
+    }
+}
+
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
@@ -53,6 +71,20 @@ pub struct Sample {
     pub calls: Option<f64>,
     /// Requests answered with an error.
     pub errors: u64,
+}
+
+impl Sample {
+    /// What requests of `block_len` bytes came to; nothing of what they cost.
+    pub fn of(report: &LoadReport, block_len: u32) -> Self {
+        Self {
+            iops: report.rate(),
+            bytes_per_second: report.rate() * f64::from(block_len),
+            p50_us: report.latencies.quantile_ns(0.5) as f64 / 1e3,
+            p99_us: report.latencies.quantile_ns(0.99) as f64 / 1e3,
+            errors: report.errors,
+            ..Self::default()
+        }
+    }
 }
 
 /// Runs a job; what came of it, and the number of requests.
@@ -118,7 +150,8 @@ impl Running {
                 let exported = self.exported.as_ref().ok_or("nothing is exported")?;
                 let file = exported.file()?;
                 self.measured(job, warm_up, &mut |job| {
-                    let sample = file_load::run(&file, job, true).map_err(|error| error.to_string())?;
+                    let sample =
+                        file_load::run(&file, &job.load(), true).map_err(|error| error.to_string())?;
                     let requests = sample.iops * job.time.as_secs_f64();
                     Ok((Sample { cpu_us: None, ..sample }, requests as u64))
                 })
@@ -151,28 +184,10 @@ impl Running {
     }
 
     fn nbd(&self, job: &Job) -> Result<(Sample, u64), String> {
-        let load = load::Load {
-            write: job.workload.write,
-            block_len: job.workload.block_len,
-            depth: job.workload.depth,
-            connections: job.workload.connections,
-            random: job.workload.random,
-            span_len: job.len,
-            time: job.time,
-            requests_max: job.requests_max,
-            seed: job.seed,
-        };
-        let report = load::run(&Address::Unix(self.socket.clone()), &wishes(), &load)
+        let address = Address::Unix(self.socket.clone());
+        let report = load::run(&address, &wishes(), &job.load(), job.workload.connections)
             .map_err(|error| format!("{}: {error}; {}", self.server.name, self.said()))?;
-        let sample = Sample {
-            iops: report.iops(),
-            bytes_per_second: report.bytes_per_second(),
-            p50_us: report.p50_ns as f64 / 1e3,
-            p99_us: report.p99_ns as f64 / 1e3,
-            errors: report.errors,
-            ..Sample::default()
-        };
-        Ok((sample, report.requests))
+        Ok((Sample::of(&report, job.workload.block_len), report.count))
     }
 }
 
@@ -218,33 +233,9 @@ fn vhost_user(socket: &Path, workload: &Workload) -> Result<(Driver, DriverQueue
 }
 
 fn virtqueue(queue: &mut DriverQueue, job: &Job, capacity: u64) -> Result<(Sample, u64), String> {
-    let mix = match (job.workload.random, job.workload.write) {
-        (true, false) => Mix::RandomRead,
-        (true, true) => Mix::RandomWrite,
-        (false, false) => Mix::SequentialRead,
-        (false, true) => Mix::SequentialWrite,
-    };
-    let load = driver::Load {
-        mix,
-        block_len: job.workload.block_len,
-        depth: job.workload.depth,
-        span_len: job.len.min(capacity),
-        time: job.time,
-        requests_max: job.requests_max,
-        // As a guest does, which has better things to do with its processor.
-        spin: false,
-        seed: job.seed,
-    };
+    let load = Load { span_len: job.len.min(capacity), ..job.load() };
     let report = load.run(queue).map_err(|error| error.to_string())?;
-    let sample = Sample {
-        iops: report.rate(),
-        bytes_per_second: report.rate() * f64::from(job.workload.block_len),
-        p50_us: report.quantile_ns(0.5) as f64 / 1e3,
-        p99_us: report.quantile_ns(0.99) as f64 / 1e3,
-        errors: report.errors,
-        ..Sample::default()
-    };
-    Ok((sample, report.count))
+    Ok((Sample::of(&report, job.workload.block_len), report.count))
 }
 
 /// Measures one server under one load.
@@ -256,7 +247,8 @@ pub fn measure(
     warm_up: Duration,
 ) -> Result<Sample, String> {
     if server.program == Program::BareFile {
-        return file_load::run(&stand.image, job, !stand.in_memory).map_err(|error| error.to_string());
+        return file_load::run(&stand.image, &job.load(), !stand.in_memory)
+            .map_err(|error| error.to_string());
     }
     let reach = |socket: &Path| match server.protocol {
         Protocol::VhostUser => {

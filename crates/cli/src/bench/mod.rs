@@ -8,12 +8,13 @@
 //!
 //! * `workload`, `server`, `goals`: tables of what is run, by whom, and what is compared.
 //! * `ground`, `process`, `measure`, `file_load`, `alone`: running it.
-//! * `report`, `progress`: showing it.
+//! * `report`, `progress`: showing it; `common`: what all benchmarks are told, and what their reports begin with.
 //! * `toolstack`, `xen`, `xenstore`: `tapio bench toolstack` and so on, runs of their own.
 //!
 //! Speeds are never a test: they are a machine's, at a moment. Ratios of one run are what may be compared.
 
 mod alone;
+mod common;
 mod exported;
 mod file_load;
 mod goals;
@@ -34,10 +35,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
 use tapio_control::{ControlError, Errno};
+use tapio_stat::load::{Load, Mix};
 
-use crate::failure::{Result, print};
+use crate::failure::Result;
+use common::Common;
 use ground::{Ground, Sizes};
 use measure::{INTERRUPTED, Job, Sample, interrupted, measure};
 use progress::Progress;
@@ -45,9 +47,6 @@ use report::{Report, Row, Setting, Skipped};
 use server::{SERVERS, Server};
 use workload::{WORKLOADS, Workload};
 
-/// The most that a run may be told to do.
-const SECONDS_MAX: f64 = 3600.0;
-const ROUNDS_MAX: usize = 1000;
 /// Steps that are no workload, as `--only` names them.
 const EXTRA: [&str; 2] = ["start", "memory"];
 
@@ -88,21 +87,11 @@ pub struct Arguments {
     /// Where the images are made; they are removed at the end
     #[arg(long, default_value = "/dev/shm", value_name = "DIR")]
     dir: PathBuf,
-    /// How long each measurement takes
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
-    /// How often each is repeated; medians are shown
-    #[arg(long, value_name = "COUNT")]
-    rounds: Option<usize>,
+    #[command(flatten)]
+    common: Common,
     /// Only servers or workloads with this in their names; may be given more than once
     #[arg(long, value_name = "SERVER|WORKLOAD")]
     only: Vec<String>,
-    /// Write all results to a file as JSON; '-' prints them instead of the tables
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Small images, a blink for each measurement, no polling: shows that everything works, not how fast
-    #[arg(long)]
-    quick: bool,
 }
 
 /// What is run.
@@ -135,13 +124,7 @@ fn chosen<'a>(names: &[&'a str], only: &[String]) -> Vec<&'a str> {
 
 impl Plan {
     fn new(arguments: &Arguments) -> Result<Self> {
-        let (seconds, rounds) = if arguments.quick { (0.05, 1) } else { (1.0, 5) };
-        let (seconds, rounds) = (arguments.seconds.unwrap_or(seconds), arguments.rounds.unwrap_or(rounds));
-        if !(0.01..=SECONDS_MAX).contains(&seconds) || !(1..=ROUNDS_MAX).contains(&rounds) {
-            return Err(invalid(format!(
-                "--seconds goes from 0.01 to {SECONDS_MAX} and --rounds from 1 to {ROUNDS_MAX}"
-            )));
-        }
+        let (time, rounds) = arguments.common.times((1.0, 5), (0.05, 1))?;
         let servers = SERVERS.map(|server| server.name);
         let steps: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).chain(EXTRA).collect();
         for word in &arguments.only {
@@ -156,12 +139,13 @@ impl Plan {
             servers: Vec::new(),
             starts: steps.contains(&EXTRA[0]),
             memory: steps.contains(&EXTRA[1]),
-            time: Duration::from_secs_f64(seconds),
-            warm_up: Duration::from_secs_f64((seconds / 4.0).min(0.2)),
+            time,
+            warm_up: (time / 4).min(Duration::from_millis(200)),
             rounds,
             skipped: Vec::new(),
         };
-        let wanted = |server: &Server| servers.contains(&server.name) && !(arguments.quick && server.polls);
+        let wanted =
+            |server: &Server| servers.contains(&server.name) && !(arguments.common.quick && server.polls);
         for server in SERVERS.into_iter().filter(wanted) {
             match server.program() {
                 Ok(program) => plan.servers.push((server, program)),
@@ -195,7 +179,7 @@ pub use measure::Sample as HostSample;
 pub fn host_io(
     path: &Path,
     block_len: u64,
-    depth: usize,
+    depth: u32,
     write: bool,
     time: Duration,
 ) -> std::io::Result<HostSample> {
@@ -204,12 +188,12 @@ pub fn host_io(
     if len < block_len.into() {
         return Err(std::io::Error::other(format!("it is shorter than {block_len} bytes")));
     }
-    let workload =
-        Workload { name: "", title: "", write, block_len, depth, connections: 1, random: true, fresh: false };
-    let job = Job { workload, len, time, requests_max: u64::MAX, seed: 11 };
+    let mix = if write { Mix::RandomWrite } else { Mix::RandomRead };
+    let load =
+        Load { mix, block_len, depth, span_len: len, time, requests_max: u64::MAX, spin: false, seed: 11 };
     // A file system in memory has nothing to go past.
-    match file_load::run(path, &job, true) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => file_load::run(path, &job, false),
+    match file_load::run(path, &load, true) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => file_load::run(path, &load, false),
         result => result,
     }
 }
@@ -232,31 +216,19 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let plan = Plan::new(arguments)?;
     end_at_interrupt();
-    let in_memory = ground::is_in_memory(&arguments.dir).map_err(|error| {
-        ControlError::io(format_args!("cannot use {}", arguments.dir.display()), &error)
-            .next("give a directory with --dir")
-    })?;
-    let sizes = sizes(arguments.quick, in_memory);
-    let ground = Ground::new(&arguments.dir, sizes).map_err(failed)?;
-    let setting = setting(arguments, &plan, &ground);
-    let report = execute(plan, &ground, setting, arguments.quick).map_err(failed)?;
+    let quick = arguments.common.quick;
+    let ground = Ground::new(&arguments.dir, |in_memory| sizes(quick, in_memory))?;
+    let setting = Setting {
+        run: common::Setting::now(plan.time, plan.rounds),
+        dir: arguments.dir.display().to_string(),
+        in_memory: ground.in_memory,
+        image_bytes: ground.sizes.full_len,
+        fresh_image_bytes: ground.sizes.fresh_len,
+        fresh_requests: ground.sizes.fresh_requests,
+    };
+    let report = execute(plan, &ground, setting, quick).map_err(failed)?;
     drop(ground);
-    show(&report, &report.tables(), arguments.json.as_deref())
-}
-
-/// Prints the tables, and writes the JSON where it is wanted: `-` prints it instead.
-fn show(report: &impl Serialize, tables: &str, json: Option<&Path>) -> Result<()> {
-    match json {
-        Some(file) if file.as_os_str() == "-" => crate::failure::print_json(report),
-        Some(file) => {
-            let text = serde_json::to_string_pretty(report)
-                .map_err(|error| failed(format!("the results cannot be written as JSON: {error}")))?;
-            std::fs::write(file, text + "\n")
-                .map_err(|error| ControlError::io(format_args!("cannot write {}", file.display()), &error))?;
-            print(tables)
-        }
-        None => print(tables),
-    }
+    arguments.common.show(&report, &report.tables())
 }
 
 /// Ctrl-C ends the run after the measurement under way.
@@ -267,24 +239,6 @@ fn end_at_interrupt() {
 
 extern "C" fn interrupt(_signal: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
-}
-
-fn setting(arguments: &Arguments, plan: &Plan, ground: &Ground) -> Setting {
-    let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-    let load = line("/proc/loadavg");
-    Setting {
-        version: env!("CARGO_PKG_VERSION"),
-        kernel: line("/proc/sys/kernel/osrelease"),
-        processors: std::thread::available_parallelism().map_or(1, Into::into),
-        load_before: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
-        dir: arguments.dir.display().to_string(),
-        in_memory: ground.in_memory,
-        seconds: plan.time.as_secs_f64(),
-        rounds: plan.rounds,
-        image_bytes: ground.sizes.full_len,
-        fresh_image_bytes: ground.sizes.fresh_len,
-        fresh_requests: ground.sizes.fresh_requests,
-    }
 }
 
 fn execute(

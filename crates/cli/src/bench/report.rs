@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::alone::{Memory, Start};
+use super::common::{self, CUT_SHORT};
 use super::goals::{Quantity, Ratio};
 use super::measure::Sample;
 use super::workload::WORKLOADS;
@@ -12,15 +13,10 @@ use super::workload::WORKLOADS;
 /// The machine and the settings of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
-    pub version: &'static str,
-    pub kernel: String,
-    pub processors: usize,
-    /// The load of the last minute before the run: others who use the machine.
-    pub load_before: f64,
+    #[serde(flatten)]
+    pub run: common::Setting,
     pub dir: String,
     pub in_memory: bool,
-    pub seconds: f64,
-    pub rounds: usize,
     pub image_bytes: u64,
     pub fresh_image_bytes: u64,
     pub fresh_requests: u64,
@@ -104,20 +100,9 @@ fn or_not(value: Option<f64>, decimals: usize) -> String {
 impl Report {
     /// The tables that people read. Writing to a string cannot fail, here and below.
     pub fn tables(&self) -> String {
-        let mut out = String::new();
-        let setting = &self.setting;
-        let _ = writeln!(
-            out,
-            "tapio {} on Linux {}, {} processors, load {:.1}; {} ({}), medians of {} x {} s",
-            setting.version,
-            setting.kernel,
-            setting.processors,
-            setting.load_before,
-            setting.dir,
-            if setting.in_memory { "in memory" } else { "a disk" },
-            setting.rounds,
-            setting.seconds,
-        );
+        let Setting { dir, in_memory, .. } = &self.setting;
+        let place = format!("{dir} ({})", if *in_memory { "in memory" } else { "a disk" });
+        let mut out = self.setting.run.line(&place);
         for workload in &WORKLOADS {
             let rows: Vec<_> = self.results.iter().filter(|row| row.workload == workload.name).collect();
             if rows.is_empty() {
@@ -161,7 +146,7 @@ impl Report {
             let _ = writeln!(out, "skipped {}: {}", skipped.server, skipped.reason);
         }
         if self.interrupted {
-            out.push_str("interrupted: not everything was measured\n");
+            out.push_str(CUT_SHORT);
         }
         out
     }

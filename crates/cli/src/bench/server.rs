@@ -111,7 +111,7 @@ impl Server {
     pub fn takes(&self, workload: &Workload) -> bool {
         let connections = workload.connections == 1 || self.protocol == Nbd;
         // Behind nothing there is nothing to write.
-        let backed = self.backing != Nothing || !workload.write;
+        let backed = self.backing != Nothing || !workload.mix.writes();
         // Into a sparse file every other server than the file itself only adds its usual cost.
         let fresh =
             !workload.fresh || self.backing == Vhd && self.protocol != Fuse || self.program == BareFile;

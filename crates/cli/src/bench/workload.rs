@@ -1,5 +1,7 @@
 //! What is asked of every server.
 
+use tapio_stat::load::Mix;
+
 /// One kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
@@ -7,14 +9,12 @@ pub struct Workload {
     pub name: &'static str,
     /// As the table names it.
     pub title: &'static str,
-    pub write: bool,
+    pub mix: Mix,
     /// Bytes of a request.
     pub block_len: u32,
     /// Requests under way on each connection.
-    pub depth: usize,
+    pub depth: u32,
     pub connections: usize,
-    /// Random places rather than one after the other.
-    pub random: bool,
     /// Into a fresh image without any data, for a number of requests rather than a time.
     pub fresh: bool,
 }
@@ -22,11 +22,10 @@ pub struct Workload {
 const READ: Workload = Workload {
     name: "",
     title: "",
-    write: false,
+    mix: Mix::RandomRead,
     block_len: 4096,
     depth: 32,
     connections: 1,
-    random: true,
     fresh: false,
 };
 
@@ -34,13 +33,13 @@ const READ: Workload = Workload {
 pub const WORKLOADS: [Workload; 6] = [
     Workload { name: "read-4k-q1", title: "4k random read, depth 1", depth: 1, ..READ },
     Workload { name: "read-4k-q32", title: "4k random read, depth 32", ..READ },
-    Workload { name: "write-4k-q32", title: "4k random write, depth 32", write: true, ..READ },
+    Workload { name: "write-4k-q32", title: "4k random write, depth 32", mix: Mix::RandomWrite, ..READ },
     Workload {
         name: "read-1m-q8",
         title: "1M sequential read, depth 8",
         block_len: 1 << 20,
         depth: 8,
-        random: false,
+        mix: Mix::SequentialRead,
         ..READ
     },
     Workload {
@@ -52,7 +51,7 @@ pub const WORKLOADS: [Workload; 6] = [
     Workload {
         name: "allocate-4k-q32",
         title: "4k random write into an empty image, depth 32",
-        write: true,
+        mix: Mix::RandomWrite,
         fresh: true,
         ..READ
     },

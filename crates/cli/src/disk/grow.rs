@@ -7,6 +7,7 @@ use serde::Serialize;
 use tapio_control::{
     Command as Ask, ControlError, DiskEntry, DiskInfo, Errno, OwnClient, ProcessState, RunDir, processes,
 };
+use tapio_types::parse_bytes;
 
 use super::SOON;
 use crate::failure::{Result, print, print_json};
@@ -17,7 +18,7 @@ pub struct Arguments {
     #[arg(value_name = "MINOR|SOCKET")]
     disk: String,
     /// Its new size, as 20GiB, 512M or in bytes; a VHD is rounded up to 2 MiB
-    #[arg(value_parser = size)]
+    #[arg(value_parser = parse_bytes)]
     size: u64,
     /// As JSON
     #[arg(long)]
@@ -31,22 +32,6 @@ struct Grown {
     minor: u16,
     /// Bytes.
     len: u64,
-}
-
-/// Bytes of a size with a binary unit.
-fn size(text: &str) -> std::result::Result<u64, String> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.strip_suffix("iB").unwrap_or(unit) {
-        "" | "B" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(format!("'{unit}' is not a unit: use KiB, MiB, GiB, TiB or nothing for bytes")),
-    };
-    let number: u64 = number.parse().map_err(|_| format!("'{text}' is not a size, as 20GiB"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is larger than any disk"))
 }
 
 pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
@@ -85,26 +70,4 @@ fn find(run: &RunDir, disk: &str) -> Result<(i32, OwnClient, u16)> {
     }
     Err(ControlError::new(Errno::ENODEV, format!("there is no disk '{disk}' of a process of ours"))
         .next("'tapio disk list' shows which there are"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_binary_units() {
-        for (text, bytes) in [
-            ("512", 512),
-            ("1K", 1 << 10),
-            ("3MiB", 3 << 20),
-            ("20GiB", 20 << 30),
-            ("2T", 2 << 40),
-            ("7B", 7),
-        ] {
-            assert_eq!(size(text), Ok(bytes), "{text}");
-        }
-        for odd in ["", "GiB", "1.5G", "-1", "1 G", "1GB", "99999999T", "1g"] {
-            assert!(size(odd).is_err(), "{odd}");
-        }
-    }
 }

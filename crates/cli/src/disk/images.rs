@@ -1,21 +1,17 @@
 //! `tapio disk snapshot`, `commit` and `job`: the images of a disk change while it is used.
 
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use tapio_control::{
     Command as Ask, ControlError, Errno, JobReport, JobStatus, OwnClient, RunDir, SnapshotReport,
 };
+use tapio_types::parse_bytes;
 
-use super::progress::bar;
+use super::progress::{self, Stand};
 use super::{SOON, Which, absolute};
 use crate::failure::{Result, print, print_json};
-use crate::size::{bytes, size};
-
-/// How often progress is asked for.
-const EVERY: Duration = Duration::from_millis(100);
+use crate::size::size;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
@@ -51,7 +47,7 @@ pub struct Commit {
     /// The image that is merged into its parent
     image: PathBuf,
     /// Bytes a second that the copy may move, as 50MiB
-    #[arg(long, default_value = "0", hide_default_value = true, value_parser = bytes)]
+    #[arg(long, default_value = "0", hide_default_value = true, value_parser = parse_bytes)]
     rate: u64,
     /// Begin also where the parent's storage may not have the space
     #[arg(long)]
@@ -95,7 +91,7 @@ pub enum Job {
         /// Its number, as 'job list' shows it
         id: u32,
         /// Bytes a second, as 50MiB; 0 is no limit
-        #[arg(value_parser = bytes)]
+        #[arg(value_parser = parse_bytes)]
         rate: u64,
     },
 }
@@ -180,30 +176,20 @@ fn line(job: &JobReport) -> String {
     text
 }
 
-fn progress(job: &JobReport, per_second: f64) -> String {
-    bar(job.done_bytes, job.total_bytes.max(job.done_bytes).max(1), per_second)
-}
-
 /// Waits for the end of a job, and shows on a terminal how far it is.
 fn follow(client: &mut OwnClient, minor: u16, id: u32) -> Result<JobReport> {
-    let mut err = std::io::stderr();
-    let (shown, begun) = (err.is_terminal(), Instant::now());
-    loop {
+    progress::follow(|| {
         let found = list(client, minor)?.into_iter().find(|job| job.id == id);
         let job = found.ok_or_else(|| ControlError::new(Errno::ENOENT, format!("there is no job {id}")))?;
-        let ended = !matches!(job.status, JobStatus::Running | JobStatus::Ready);
-        if shown {
-            let text = progress(&job, job.done_bytes as f64 / begun.elapsed().as_secs_f64().max(0.001));
-            // Nowhere else to show it.
-            let _ = write!(err, "\r\x1b[K{text}{}", if ended { "\n" } else { "" });
-        }
-        match job.status {
-            JobStatus::Done => return Ok(job),
-            JobStatus::Cancelled => return Err(ControlError::new(Errno::ECANCELED, line(&job))),
-            JobStatus::Failed => return Err(ControlError::new(Errno::EIO, line(&job))),
-            JobStatus::Running | JobStatus::Ready => std::thread::sleep(EVERY),
-        }
-    }
+        let (done, total) = (job.done_bytes, job.total_bytes.max(job.done_bytes).max(1));
+        let end = match job.status {
+            JobStatus::Running | JobStatus::Ready => None,
+            JobStatus::Done => Some(Ok(job)),
+            JobStatus::Cancelled => Some(Err(ControlError::new(Errno::ECANCELED, line(&job)))),
+            JobStatus::Failed => Some(Err(ControlError::new(Errno::EIO, line(&job)))),
+        };
+        Ok(Stand { done, total, end })
+    })
 }
 
 #[cfg(test)]
@@ -212,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_job_is_told_in_one_line() {
-        let mut job = JobReport {
+        let job = JobReport {
             id: 3,
             kind: "commit".into(),
             subject: "/d/a.vhd".into(),
@@ -226,8 +212,5 @@ mod tests {
             line(&job),
             "commit of /d/a.vhd: failed, 512 B of 2.0 MiB, at most 1.0 MiB a second: no space left"
         );
-        assert!(progress(&job, 0.0).starts_with("[....."));
-        job.done_bytes = job.total_bytes;
-        assert!(progress(&job, 0.0).contains("100 %"));
     }
 }

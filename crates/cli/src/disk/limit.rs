@@ -21,7 +21,7 @@ use crate::failure::{Result, print, print_json};
   tapio disk limit 3 --off
 
 The limits given replace all that were there before. Flushes count nowhere; discards and zeroing count as one
-request of no bytes. Bytes may have a unit: KiB, MiB, GiB, TiB (or K, M, G) are powers of 1024, kB, MB, GB, TB
+request of no bytes. Bytes may have a unit: KiB, MiB, GiB, TiB (or K, M, G, T) are powers of 1024, kB, MB, GB, TB
 of 1000.")]
 pub struct Arguments {
     /// Minor number

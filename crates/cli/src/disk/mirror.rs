@@ -1,7 +1,6 @@
 //! `tapio disk mirror`: a disk on two storages at once, and the move from one to the other.
 
-use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
@@ -9,14 +8,12 @@ use tapio_control::{
     Command as Ask, ControlError, Errno, MirrorCopy, MirrorPivoted, MirrorReport, MirrorRequest, MirrorState,
     OwnClient, RunDir,
 };
+use tapio_types::parse_bytes;
 
-use super::progress::bar;
+use super::progress::{self, Stand};
 use super::{SOON, Which, source};
 use crate::failure::{Result, print, print_json};
 use crate::size::size;
-
-/// How often progress is asked for.
-const EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -51,7 +48,7 @@ pub enum Command {
         #[command(flatten)]
         which: Which,
         /// Bytes a second, as 50M; 0 is no limit
-        #[arg(value_parser = bytes)]
+        #[arg(value_parser = parse_bytes)]
         rate: u64,
     },
     /// Switch over: the disk goes on on the second side
@@ -88,7 +85,7 @@ pub struct Start {
     #[arg(long, group = "copy")]
     no_copy: bool,
     /// Bytes a second that the copy may move, as 50M
-    #[arg(long, default_value = "0", hide_default_value = true, value_parser = bytes)]
+    #[arg(long, default_value = "0", hide_default_value = true, value_parser = parse_bytes)]
     rate: u64,
     /// Milliseconds that the second storage may take for an answer before it is given up
     #[arg(long, default_value_t = MirrorRequest::PATIENCE_MS, value_name = "MILLISECONDS")]
@@ -96,21 +93,6 @@ pub struct Start {
     /// Show progress until both sides are the same
     #[arg(long)]
     wait: bool,
-}
-
-/// A number of bytes, with K, M, G or T behind it for powers of 1024.
-fn bytes(text: &str) -> std::result::Result<u64, String> {
-    let (digits, power) = match text.char_indices().last() {
-        Some((at, unit)) if !unit.is_ascii_digit() => {
-            let power = "KMGT"
-                .find(unit.to_ascii_uppercase())
-                .ok_or_else(|| format!("'{unit}' is not K, M, G or T"))?;
-            (&text[..at], power as u32 + 1)
-        }
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is no number of bytes"))?;
-    number.checked_mul(1024u64.pow(power)).ok_or_else(|| format!("'{text}' is too much"))
 }
 
 pub fn run(run: &RunDir, command: Command) -> Result<()> {
@@ -196,36 +178,23 @@ fn text(report: &MirrorReport) -> String {
     text + "\n"
 }
 
-fn progress(report: &MirrorReport, per_second: f64) -> String {
-    bar(report.copied_bytes, report.copied_bytes + report.dirty_bytes, per_second)
-}
-
-/// Waits until both sides are the same, and shows how far it is on a terminal.
+/// Waits until both sides are the same, and shows on a terminal how far it is.
 fn follow(client: &mut OwnClient, minor: u16) -> Result<MirrorReport> {
-    let mut err = std::io::stderr();
-    let shown = err.is_terminal();
-    let (begun, mut first) = (Instant::now(), None);
-    loop {
+    progress::follow(|| {
         let ended = || ControlError::new(Errno::ECANCELED, "the mirror has ended");
         let report = ask(client, minor)?.ok_or_else(ended)?;
-        let before = *first.get_or_insert(report.copied_bytes);
-        if shown {
-            let seconds = begun.elapsed().as_secs_f64().max(0.001);
-            let line = progress(&report, report.copied_bytes.saturating_sub(before) as f64 / seconds);
-            let end = if report.state == MirrorState::Copying { "" } else { "\n" };
-            // Nowhere else to show it.
-            let _ = write!(err, "\r\x1b[K{line}{end}");
-        }
-        match report.state {
-            MirrorState::InSync => return Ok(report),
-            MirrorState::Copying => std::thread::sleep(EVERY),
+        let (done, total) = (report.copied_bytes, report.copied_bytes + report.dirty_bytes);
+        let end = match report.state {
+            MirrorState::Copying => None,
+            MirrorState::InSync => Some(Ok(report)),
             MirrorState::Degraded => {
                 let reason = report.reason.unwrap_or_default();
-                return Err(ControlError::new(Errno::EIO, format!("the second side was lost: {reason}"))
-                    .next("'tapio disk mirror resume' goes on when it is back"));
+                Some(Err(ControlError::new(Errno::EIO, format!("the second side was lost: {reason}"))
+                    .next("'tapio disk mirror resume' goes on when it is back")))
             }
-        }
-    }
+        };
+        Ok(Stand { done, total, end })
+    })
 }
 
 #[cfg(test)]
@@ -233,21 +202,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_bytes_are_read_and_written() {
-        assert_eq!(bytes("0"), Ok(0));
-        assert_eq!(bytes("512k"), Ok(512 << 10));
-        assert_eq!(bytes("3G"), Ok(3 << 30));
-        for bad in ["", "M", "1X", "-1", "1.5G", "99999999999T", "5µ"] {
-            assert!(bytes(bad).is_err(), "{bad}");
-        }
-        assert_eq!(size(1023), "1023 B");
-        assert_eq!(size(3 << 29), "1.5 GiB");
-        assert_eq!(size(u64::MAX), "16.0 EiB");
-    }
-
-    #[test]
-    fn a_report_is_told_in_words_and_as_a_bar() {
-        let mut report = MirrorReport {
+    fn a_report_is_told_in_words() {
+        let report = MirrorReport {
             job: 3,
             target: "raw:/b".into(),
             state: MirrorState::Degraded,
@@ -264,8 +220,5 @@ mod tests {
             "raw:/b: degraded\n  lost because no answer within 5 s\n  \
              copied 1.0 MiB, lacks 3.0 MiB, 2 requests under way\n"
         );
-        assert!(progress(&report, 0.0).starts_with(&format!("[{}{}]  25 %", "#".repeat(7), ".".repeat(23))));
-        (report.dirty_bytes, report.copied_bytes) = (0, 0);
-        assert!(progress(&report, 0.0).contains("100 %"));
     }
 }

@@ -221,7 +221,7 @@ fn host_of(row: &Row, file: &Path) -> Result<Option<HostTimes>> {
     if row.kind != Kind::Read || row.requests < ROW_MIN || row.bytes == 0 {
         return Ok(None);
     }
-    let depth = (row.depth.round() as usize).clamp(1, 256);
+    let depth = (row.depth.round() as u32).clamp(1, 256);
     let measured = bench::host_io(file, row.bytes, depth, false, HOST_TIME).map_err(|error| {
         ControlError::io(format_args!("cannot read {} past the page cache", file.display()), &error)
     })?;
@@ -229,8 +229,8 @@ fn host_of(row: &Row, file: &Path) -> Result<Option<HostTimes>> {
 }
 
 /// What a load on a bare file says of one request: with a fixed depth the mean follows from the rate.
-pub fn host_times(depth: usize, sample: &bench::HostSample) -> HostTimes {
-    let mean_us = depth as f64 * 1e6 / sample.iops.max(1e-9);
+pub fn host_times(depth: u32, sample: &bench::HostSample) -> HostTimes {
+    let mean_us = f64::from(depth) * 1e6 / sample.iops.max(1e-9);
     HostTimes { depth, times: Times { mean_us, p50_us: sample.p50_us, p99_us: sample.p99_us } }
 }
 

@@ -35,7 +35,7 @@ pub struct StepTimes {
 /// The same by the host alone: io_uring on the file, without any server.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HostTimes {
-    pub depth: usize,
+    pub depth: u32,
     #[serde(flatten)]
     pub times: Times,
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Guest, Qemu, initramfs};
+use super::{Guest, Qemu, emulate, initramfs};
 use crate::process::{Running, run};
 use crate::scratch::Scratch;
 use crate::tools::{find, our};
@@ -44,27 +44,7 @@ impl DeviceVm {
         initramfs::write_host(&image, kernel, &programs);
         let console = scratch.join(&format!("console-{}.log", self.case));
         let mut command = Command::new("qemu-system-x86_64");
-        command.args([
-            "-accel",
-            "tcg,thread=single",
-            "-machine",
-            "q35",
-            "-cpu",
-            "qemu64",
-            "-smp",
-            "1",
-            "-m",
-            "1280",
-        ]);
-        command.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-            "-serial",
-            "stdio",
-        ]);
+        emulate(&mut command, "single", (1, "qemu64"), 1280);
         command.arg("-kernel").arg(kernel.join("vmlinuz")).arg("-initrd").arg(&image);
         let parameters = format!("console=ttyS0 quiet panic=-1 no_timer_check tapio_case={}", self.case);
         command.args(["-append", &parameters]);

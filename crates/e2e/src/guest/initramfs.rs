@@ -1,7 +1,6 @@
 //! The root file systems of QEMU's guests: cpio archives ("newc").
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,77 +9,83 @@ use tapio_vm::initramfs::{Archive, MODE_CHAR, MODE_DIR, MODE_FILE};
 use crate::process::run;
 use crate::tools::{find, repository};
 
+/// The files of a guest. What goes wrong panics.
+struct Files(Archive);
+
+impl Files {
+    /// Those that every guest has: directories, busybox as its shell, `lib.sh`, and a first program of `tests/guest`.
+    #[track_caller]
+    fn new(dirs: &[&str], init: &str) -> Self {
+        let mut files = Self(Archive::default());
+        for dir in dirs {
+            files.put(dir, MODE_DIR, (0, 0), &[]);
+        }
+        // The kernel opens this for the first program before anything is mounted.
+        files.put("dev/console", MODE_CHAR, (5, 1), &[]);
+        let (busybox, guest) =
+            (find("busybox").expect("the caller has asked for busybox"), repository().join("tests/guest"));
+        files.add("bin/busybox", &busybox);
+        files.add("bin/sh", &busybox);
+        files.add("lib.sh", &guest.join("lib.sh"));
+        files.add("init", &guest.join(init));
+        files
+    }
+
+    #[track_caller]
+    fn put(&mut self, name: &str, mode: u32, device: (u32, u32), content: &[u8]) {
+        self.0.add(name, mode, device, content).expect("files of guests are small");
+    }
+
+    #[track_caller]
+    fn add(&mut self, name: &str, from: &Path) {
+        let content =
+            std::fs::read(from).unwrap_or_else(|error| panic!("cannot read {}: {error}", from.display()));
+        self.put(name, MODE_FILE, (0, 0), &content);
+    }
+
+    #[track_caller]
+    fn write(self, to: &Path) {
+        let bytes = self.0.finish().expect("an end is small");
+        std::fs::write(to, bytes).unwrap_or_else(|error| panic!("cannot write {}: {error}", to.display()));
+    }
+}
+
 /// Writes the archive that `tests/guest/qemu-init.sh` expects. `kernel` is the directory with the unpacked kernel.
 #[track_caller]
 pub(super) fn write(to: &Path, kernel: &Path) {
-    let guest = repository().join("tests/guest");
-    let read = |path: &Path| {
-        std::fs::read(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
-    };
-    let busybox = find("busybox").expect("the caller has asked for busybox");
-    let mut archive = Archive::default();
-    let mut add = |name: &str, mode: u32, device: (u32, u32), content: &[u8]| {
-        archive.add(name, mode, device, content).expect("files of guests are small");
-    };
-    add("bin", MODE_DIR, (0, 0), &[]);
-    add("dev", MODE_DIR, (0, 0), &[]);
-    // The kernel opens this for the first program before anything is mounted.
-    add("dev/console", MODE_CHAR, (5, 1), &[]);
-    add("bin/busybox", MODE_FILE, (0, 0), &read(&busybox));
-    add("bin/sh", MODE_FILE, (0, 0), &read(&busybox));
-    add("lib.sh", MODE_FILE, (0, 0), &read(&guest.join("lib.sh")));
-    add("init", MODE_FILE, (0, 0), &read(&guest.join("qemu-init.sh")));
+    let mut files = Files::new(&["bin", "dev"], "qemu-init.sh");
     let module = kernel.join("virtio_blk.ko");
     // A kernel with the driver built in has no module.
     if module.exists() {
-        add("virtio_blk.ko", MODE_FILE, (0, 0), &read(&module));
+        files.add("virtio_blk.ko", &module);
     }
-    let bytes = archive.finish().expect("an end is small");
-    let written = std::fs::File::create(to).and_then(|mut file| file.write_all(&bytes));
-    written.unwrap_or_else(|error| panic!("cannot write {}: {error}", to.display()));
+    files.write(to);
 }
 
 /// Writes the archive that `tests/guest/vm-init.sh` expects: `programs` with the libraries they need, and the
 /// drivers of `kernel`.
 #[track_caller]
 pub(super) fn write_host(to: &Path, kernel: &Path, programs: &[PathBuf]) {
-    let guest = repository().join("tests/guest");
-    let read = |path: &Path| {
-        std::fs::read(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
-    };
-    let busybox = find("busybox").expect("the caller has asked for busybox");
-    let mut archive = Archive::default();
-    let mut add = |name: &str, mode: u32, device: (u32, u32), content: &[u8]| {
-        archive.add(name, mode, device, content).expect("files of guests are small");
-    };
-    for dir in ["bin", "sbin", "dev", "lib64", "lib"] {
-        add(dir, MODE_DIR, (0, 0), &[]);
-    }
-    add("dev/console", MODE_CHAR, (5, 1), &[]);
-    add("bin/busybox", MODE_FILE, (0, 0), &read(&busybox));
-    add("bin/sh", MODE_FILE, (0, 0), &read(&busybox));
-    add("lib.sh", MODE_FILE, (0, 0), &read(&guest.join("lib.sh")));
-    add("init", MODE_FILE, (0, 0), &read(&guest.join("vm-init.sh")));
+    let mut files = Files::new(&["bin", "sbin", "dev", "lib64", "lib"], "vm-init.sh");
     let mut libraries = BTreeSet::new();
     for program in programs {
         let name = program.file_name().expect("a program has a name").to_string_lossy();
-        add(&format!("sbin/{name}"), MODE_FILE, (0, 0), &read(program));
+        files.add(&format!("sbin/{name}"), program);
         libraries.extend(libraries_of(program));
     }
     for library in libraries {
         let name = library.file_name().expect("a library has a name").to_string_lossy();
         // The loader looks for itself where it was linked to be, and for everything else in /lib.
         let dir = if name.starts_with("ld-linux") { "lib64" } else { "lib" };
-        add(&format!("{dir}/{name}"), MODE_FILE, (0, 0), &read(&library));
+        files.add(&format!("{dir}/{name}"), &library);
     }
     for module in std::fs::read_dir(kernel).expect("the directory of the kernel").flatten() {
         let name = module.file_name().to_string_lossy().into_owned();
         if name.ends_with(".ko") {
-            add(&name, MODE_FILE, (0, 0), &read(&module.path()));
+            files.add(&name, &module.path());
         }
     }
-    let bytes = archive.finish().expect("an end is small");
-    std::fs::write(to, &bytes).unwrap_or_else(|error| panic!("cannot write {}: {error}", to.display()));
+    files.write(to);
 }
 
 /// The shared libraries of a program, by what its loader says.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Guest, initramfs};
+use super::{Guest, emulate, initramfs};
 use crate::process::Running;
 use crate::scratch::Scratch;
 use crate::tools::repository;
@@ -98,29 +98,9 @@ impl Qemu {
         let role = if self.incoming.is_some() { "-arrived" } else { "" };
         let console = scratch.join(&format!("console-{}{role}.log", self.case));
         let mut command = Command::new("qemu-system-x86_64");
-        command.args([
-            "-accel",
-            // One thread for both processors: with one each, this emulator now and then runs a half-patched instruction
-            // of the guest's kernel, which oopses before it has seen our disk.
-            "tcg,thread=single",
-            "-machine",
-            "q35",
-            "-cpu",
-            "qemu64",
-            "-smp",
-            "2",
-            "-m",
-            "256",
-        ]);
-        command.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-            "-serial",
-            "stdio",
-        ]);
+        // One thread for both processors: with one each, this emulator now and then runs a half-patched instruction of
+        // the guest's kernel, which oopses before it has seen our disk.
+        emulate(&mut command, "single", (2, "qemu64"), 256);
         // The back end maps the guest's memory: it must be a shared mapping of a file it can be handed.
         command.args(["-object", "memory-backend-memfd,id=memory,size=256M,share=on"]);
         command.args(["-numa", "node,memdev=memory"]);

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::guest::Report;
+use crate::guest::{Report, emulate};
 use crate::process::{Running, poll_until};
 use crate::scratch::Scratch;
 use crate::tools::{find, repository};
@@ -143,17 +143,7 @@ impl XenHost {
             }
             None => Command::new("qemu-system-x86_64"),
         };
-        command.args(["-accel", "tcg,thread=multi", "-machine", "q35", "-smp", "1", "-m", "1792"]);
-        command.args(["-cpu", PROCESSOR]);
-        command.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-            "-serial",
-            "stdio",
-        ]);
+        emulate(&mut command, "multi", (1, PROCESSOR), 1792);
         command.arg("-kernel").arg(lane.join("xen"));
         let mut dom0 = format!("console=hvc0 quiet panic=-1 xtest={}", self.stories);
         for (name, value) in &self.parameters {

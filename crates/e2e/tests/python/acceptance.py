@@ -4,12 +4,11 @@ PART is one of the functions below; those that need block devices of this host a
 """
 
 import os
-import sys
 import threading
 import time
 
 from clients import (
-    GIB, KIB, LIMIT, MIB, NULL, Failure, Plugged, client, dom0, fails, host_of, make_vbd, make_vdi, wait, work,
+    GIB, KIB, LIMIT, MIB, NULL, Failure, Plugged, dom0, fails, host_of, make_vbd, make_vdi, tell, work,
 )
 
 LARGEST = 2040 * GIB
@@ -358,15 +357,4 @@ def events(call):
     fails(call, "SESSION_NOT_REGISTERED", "event.next")
 
 
-def main():
-    for part in sys.argv[3:]:
-        began = time.monotonic()
-        call = client()
-        globals()[part](call)
-        wait("an end of all work", lambda: not call("task.get_all"))
-        call.logout()
-        print(f"{part}: {time.monotonic() - began:.1f} s")
-    print("done")
-
-
-main()
+tell(globals())

@@ -324,3 +324,15 @@ class Plugged:
 def client():
     """The client that the story was started with."""
     return {"xml": Xml, "json": Json}[sys.argv[1]]()
+
+
+def tell(parts):
+    """Runs those of a story's functions that the command line names, each as a client of its own."""
+    for part in sys.argv[3:]:
+        began = time.monotonic()
+        call = client()
+        parts[part](call)
+        wait("an end of all work", lambda: not call("task.get_all"))
+        call.logout()
+        print(f"{part}: {time.monotonic() - began:.1f} s")
+    print("done")

@@ -3,9 +3,8 @@
 import os
 import sys
 import threading
-import time
 
-from clients import LIMIT, MIB, NULL, Failure, client, fails, host_of, make_vbd, make_vdi, wait
+from clients import LIMIT, MIB, NULL, Failure, fails, host_of, make_vbd, make_vdi, tell, wait
 
 DIR = sys.argv[2]
 
@@ -196,15 +195,4 @@ def session_ends_during_a_call(call):
     call("VM.destroy", vm)
 
 
-def main():
-    for part in sys.argv[3:]:
-        began = time.monotonic()
-        call = client()
-        globals()[part](call)
-        wait("an end of all work", lambda: not call("task.get_all"))
-        call.logout()
-        print(f"{part}: {time.monotonic() - began:.1f} s")
-    print("done")
-
-
-main()
+tell(globals())

@@ -50,25 +50,25 @@ pub fn clear(map: &mut [u8], index: usize) {
 /// # Panics
 /// If the map is shorter than that.
 pub fn set_range(map: &mut [u8], start: usize, count: usize) {
-    change_range(map, start, count, |byte, mask| *byte |= mask);
-}
-
-/// Clears `count` bits from `start`.
-///
-/// # Panics
-/// If the map is shorter than that.
-pub fn clear_range(map: &mut [u8], start: usize, count: usize) {
-    change_range(map, start, count, |byte, mask| *byte &= !mask);
+    if count == 0 {
+        return;
+    }
+    let last = start + count - 1;
+    let (first_byte, last_byte) = (start / 8, last / 8);
+    let head = 0xffu8 >> (start % 8);
+    let tail = !(0x7fu8 >> (last % 8));
+    if first_byte == last_byte {
+        map[first_byte] |= head & tail;
+        return;
+    }
+    map[first_byte] |= head;
+    map[first_byte + 1..last_byte].fill(0xff);
+    map[last_byte] |= tail;
 }
 
 /// Whether all of `count` bits from `start` are set.
 pub fn all_set(map: &[u8], start: usize, count: usize) -> bool {
     run(map, start, start.saturating_add(count)).is_none_or(|(value, len)| value && len == count)
-}
-
-/// Whether none of `count` bits from `start` is set.
-pub fn none_set(map: &[u8], start: usize, count: usize) -> bool {
-    run(map, start, start.saturating_add(count)).is_none_or(|(value, len)| !value && len == count)
 }
 
 /// The value of bit `start` and how many bits from there, below `end`, have the same value.
@@ -124,25 +124,6 @@ fn word_is(map: &[u8], at: usize, uniform: u8) -> bool {
     }
 }
 
-fn change_range(map: &mut [u8], start: usize, count: usize, change: impl Fn(&mut u8, u8)) {
-    if count == 0 {
-        return;
-    }
-    let last = start + count - 1;
-    let (first_byte, last_byte) = (start / 8, last / 8);
-    let head = 0xffu8 >> (start % 8);
-    let tail = !(0x7fu8 >> (last % 8));
-    if first_byte == last_byte {
-        change(&mut map[first_byte], head & tail);
-        return;
-    }
-    change(&mut map[first_byte], head);
-    for byte in &mut map[first_byte + 1..last_byte] {
-        change(byte, 0xff);
-    }
-    change(&mut map[last_byte], tail);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,10 +164,6 @@ mod tests {
                 }
                 assert_eq!(count_set(&map, 24), count);
                 assert!(all_set(&map, start, count));
-                assert_eq!(none_set(&map, start, count), count == 0);
-                let mut rest = [0xffu8; 3];
-                clear_range(&mut rest, start, count);
-                assert_eq!([!rest[0], !rest[1], !rest[2]], map);
             }
         }
     }

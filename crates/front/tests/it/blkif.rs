@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tapio_block::{Disk, DiskOptions};
+use tapio_fixtures::counting::allocations;
 use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, QueueCounts, QueueReport, Start};
 use tapio_ring::PollingConfig;
+use tapio_stat::load::{Load, Mix};
 use tapio_types::Movement;
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
-use tapio_xen::blkfront::{Blkfront, Command, Completion, FrontOptions, FrontQueue, Invitation, Load, Mix};
+use tapio_xen::blkfront::{Blkfront, Command, Completion, FrontOptions, FrontQueue, Invitation};
 use tapio_xen::blkif::{Abi, status};
 use tapio_xen::double::Guest;
 use tapio_xen::{Channel, Domain};
-
-use super::counting;
 
 pub const DISK_LEN: u64 = 16 << 20;
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -429,11 +429,11 @@ fn a_request_allocates_nothing() {
             load(mix, 1, &mut queues[0]);
         }
         let remote = rig.disk.as_ref().unwrap().remote().clone();
-        remote.call(LIMIT, |_| counting::start()).unwrap();
+        let before = remote.call(LIMIT, |_| allocations()).unwrap();
         for mix in [Mix::RandomWrite, Mix::RandomRead] {
             load(mix, 2, &mut queues[0]);
         }
-        let count = remote.call(LIMIT, |_| counting::stop()).unwrap();
+        let count = remote.call(LIMIT, |_| allocations()).unwrap() - before;
         // The two questions themselves.
         assert!(count < 10, "{count} allocations for 4000 requests: {movement:?}, {indirect} segments");
         assert!(rig.close());

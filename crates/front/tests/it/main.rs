@@ -5,8 +5,12 @@
 
 mod blkif;
 mod blkif_advisories;
-mod counting;
 mod nbd;
 mod vhost_user;
 mod vhost_user_log;
 mod vhost_user_packed;
+
+use tapio_fixtures::counting::Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;

@@ -5,12 +5,12 @@
 // In a test, a failure that panics where it happened says the most.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
+use tapio_fixtures::counting::{Counting, allocations};
 use tapio_nbd::NbdStore;
 use tapio_nbd::client::ExportInfo;
 use tapio_nbd::wire::{SIMPLE_REPLY_MAGIC, Style, command};
@@ -21,28 +21,8 @@ const LEN: u64 = 1 << 20;
 const REQUEST_LEN: usize = 4096;
 const DEPTH: u64 = 16;
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is handed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: Counting = Counting;
 
 /// Answers every request well, on a thread of its own.
 fn serve(mut stream: UnixStream) {
@@ -106,9 +86,9 @@ fn after_the_first_ones_requests_allocate_nothing_and_share_system_calls() {
             }
         };
         reached(2_000).await;
-        let before = (rounds.get(), ALLOCATIONS.get(), ring.counters().enters);
+        let before = (rounds.get(), allocations(), ring.counters().enters);
         reached(before.0 + 2_000).await;
-        let after = (rounds.get(), ALLOCATIONS.get(), ring.counters().enters);
+        let after = (rounds.get(), allocations(), ring.counters().enters);
         over.set(true);
         (after.0 - before.0, after.1 - before.1, after.2 - before.2)
     });

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+pub use tapio_fixtures::pattern;
 use tapio_nbd::NbdStore;
 use tapio_ring::uring::{Uring, UringConfig};
 use tapio_ring::{Executor, Inbox, Io, PageBuf, Polling, PollingConfig, Storage};
@@ -79,20 +80,6 @@ pub async fn read(store: &NbdStore, at: u64, len: usize) -> io::Result<Vec<u8>> 
     let page = PageBuf::zeroed(len);
     store.read(at, page.segments(len)).await?;
     Ok(page[..len].to_vec())
-}
-
-/// Bytes that differ from place to place and from seed to seed.
-pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 /// Small numbers by chance, the same every time.

@@ -1,50 +1,11 @@
 //! The storage behind TLS of other people's servers.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
 
+use tapio_fixtures::certificates::{keys, make};
 use tapio_ring::Storage;
 
 use crate::rig::{Place, Server, has, on_ring, open, pattern, read, write};
-
-fn openssl(dir: &Path, args: &[&str]) {
-    let output = Command::new("openssl").args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "openssl {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// An authority, and what it signed for a server called localhost and for a client.
-fn certificates(dir: &Path) {
-    let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
-    let authority =
-        ["req", "-x509", "-subj", "/CN=Authority", "-keyout", "ca-key.pem", "-out", "ca-cert.pem"];
-    openssl(dir, &[&authority[..], &key].concat());
-    for name in ["server", "client"] {
-        let (own_key, request) = (format!("{name}-key.pem"), format!("{name}.csr"));
-        let asked = ["req", "-subj", "/CN=somebody", "-keyout", &own_key, "-out", &request];
-        openssl(dir, &[&asked[..], &key].concat());
-        fs::write(dir.join("ext"), "subjectAltName=DNS:localhost\nbasicConstraints=CA:FALSE\n").unwrap();
-        let own = format!("{name}-cert.pem");
-        let sign = [
-            "x509",
-            "-req",
-            "-in",
-            &request,
-            "-CA",
-            "ca-cert.pem",
-            "-CAkey",
-            "ca-key.pem",
-            "-CAcreateserial",
-        ];
-        openssl(dir, &[&sign[..], &["-extfile", "ext", "-out", &own]].concat());
-    }
-}
-
-fn keys(path: &Path, user: &str, digit: &str) {
-    fs::write(path, format!("{user}:{}\n", digit.repeat(64))).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
-}
 
 fn exercise(target: String) {
     on_ring(|uring| async move {
@@ -70,7 +31,7 @@ fn nbdkit_with_certificates_and_with_keys() {
         return;
     }
     let place = Place::new();
-    certificates(&place.path(""));
+    make(&place.path(""), true, "DNS:localhost", 30);
     let dir = place.path("").display().to_string();
     let dir = dir.trim_end_matches('/');
     let certificates = format!("--tls-certificates={dir}");
@@ -102,7 +63,7 @@ fn qemu_nbd_with_certificates_and_with_keys() {
         return;
     }
     let place = Place::new();
-    certificates(&place.path(""));
+    make(&place.path(""), true, "DNS:localhost", 30);
     let dir = place.path("").display().to_string();
     let dir = dir.trim_end_matches('/');
     let image = place.path("disk");

@@ -29,9 +29,6 @@ impl PollStream {
     }
 }
 
-/// The value that wakes whoever reads an eventfd.
-static ONE: u64 = 1;
-
 impl Uring {
     /// Receives up to `into.len()` bytes; 0 is the end of the stream. With `all` it waits until the memory is full.
     ///
@@ -142,13 +139,5 @@ impl Uring {
         // SAFETY: the box is owned by the caller, who awaits the operation before dropping it.
         let op = unsafe { self.start(|_| entry) };
         async move { result(op.await) }
-    }
-
-    /// Writes 1 to the eventfd `fd`, together with the turn's batch: no system call of its own.
-    pub fn signal_event(&self, fd: RawFd) {
-        let entry = opcode::Write::new(types::Fd(fd), (&raw const ONE).cast(), 8).build();
-        // SAFETY: the value is static; the descriptor is resolved when the batch goes to the kernel, and one that
-        // was closed by then is an error nobody needs to hear of.
-        unsafe { self.start_forgotten(entry) };
     }
 }

@@ -10,7 +10,6 @@
 //!                                      └─ take_queues() ─> FrontQueue: submit, kick, wait, reap; reconnect
 //! ```
 
-mod load;
 mod options;
 mod queue;
 mod slots;
@@ -22,7 +21,6 @@ use crate::blkif::Abi;
 use crate::domain::GrantRef;
 use crate::double::{Machine, Wire};
 
-pub use load::{Load, LoadReport, Mix};
 pub use options::{FrontOptions, Offer};
 pub use queue::{Command, Completion, FrontQueue, RAW_ID};
 

@@ -5,12 +5,13 @@ use std::io;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use tapio_stat::load::Ring;
+use tapio_types::RingState;
+
 use super::RingInvitation;
 use super::options::FrontOptions;
 use super::slots::Slots;
-use tapio_types::RingState;
-
-use crate::blkif::{Abi, DISCARD_SECURE, FrontRing, Request, RingError, Slot, op};
+use crate::blkif::{Abi, DISCARD_SECURE, FrontRing, Request, RingError, Slot, op, status};
 use crate::channel::Channel;
 use crate::domain::{GrantRef, PAGE_LEN, Rights};
 use crate::double::{Machine, RevokeError, Wire};
@@ -335,6 +336,10 @@ impl FrontQueue {
     /// # Errors
     /// The back end broke the ring, or answered what was not asked.
     pub fn reap(&mut self, into: &mut Vec<Completion>) -> io::Result<usize> {
+        self.reap_each(|completion| into.push(completion))
+    }
+
+    fn reap_each(&mut self, mut take: impl FnMut(Completion)) -> io::Result<usize> {
         let waiting = self.ring.look().map_err(broken)?;
         for _ in 0..waiting {
             let Some(answer) = self.ring.take() else { break };
@@ -343,7 +348,7 @@ impl FrontQueue {
                 let why = format!("the back end answered request {:#x}, which is not under way", answer.id);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
-            into.push(Completion { id: answer.id, slot, op: answer.op, status: answer.status });
+            take(Completion { id: answer.id, slot, op: answer.op, status: answer.status });
         }
         if !self.again.is_empty() {
             self.kick()?;
@@ -405,5 +410,37 @@ impl FrontQueue {
         {
             self.again.pop_front();
         }
+    }
+}
+
+impl Ring for FrontQueue {
+    fn room(&self) -> usize {
+        Self::room(self)
+    }
+
+    fn submit(&mut self, write: bool, at: u64, len: u32) -> io::Result<Option<u32>> {
+        let command = if write { Command::Write { at, len } } else { Command::Read { at, len } };
+        Ok(Self::submit(self, &command)?.map(Self::slot_of))
+    }
+
+    fn kick(&mut self) -> io::Result<()> {
+        Self::kick(self)
+    }
+
+    fn has_answers(&self) -> bool {
+        Self::has_answers(self)
+    }
+
+    fn wait(&mut self, time: Duration) -> io::Result<bool> {
+        Self::wait(self, time)
+    }
+
+    fn reap(&mut self, into: &mut Vec<(u32, bool)>) -> io::Result<()> {
+        let take = |one: Completion| into.extend(one.slot.map(|slot| (slot, one.status == status::OKAY)));
+        self.reap_each(take).map(drop)
+    }
+
+    fn notified(&self) -> (u64, u64) {
+        (self.kicks, self.wakes)
     }
 }

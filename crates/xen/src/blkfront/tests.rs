@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use tapio_stat::load::{Load, Mix};
+
 use super::*;
 use crate::blkif::{BackRing, INDIRECT_PER_PAGE, Request, Segment, op, status};
 use crate::channel::Channel;
@@ -386,7 +388,7 @@ fn loads_run_asleep_and_spinning() {
             let report = load.run(&mut queue).unwrap();
             assert_eq!((report.count, report.errors), (300, 0));
             assert!(report.kicks <= 300, "once a request at most: {}", report.kicks);
-            let (median, last) = (report.quantile_ns(0.5), report.quantile_ns(0.99));
+            let (median, last) = (report.latencies.quantile_ns(0.5), report.latencies.quantile_ns(0.99));
             assert!(median > 0 && median <= last, "{median} {last}");
             assert!(report.rate() > 1.0);
         }

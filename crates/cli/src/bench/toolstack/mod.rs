@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::common::{self, Common};
 use super::measure::interrupted;
 use super::progress::Progress;
 use super::{failed, invalid};
@@ -39,8 +40,6 @@ const POOL: usize = 64;
 const PARTS: [&str; 7] = ["plug", "start", "real", "storm", "calls", "events", "vdis"];
 const VBDS: [usize; 9] = [1, 2, 4, 8, 10, 20, 64, 128, 255];
 /// The most that a run may be told to do.
-const SECONDS_MAX: f64 = 600.0;
-const ROUNDS_MAX: usize = 1000;
 const LATENCY_MAX_MS: u64 = 60_000;
 const MACHINES_MAX: usize = 10_000;
 const VDIS_MAX: usize = 1_000_000;
@@ -58,7 +57,9 @@ const STORM_DISKS: usize = 8;
   tapio bench toolstack                          everything: some minutes
   tapio bench toolstack --only plug              one disk beside qemu-storage-daemon
   tapio bench toolstack --only start --latency-ms 100 --vbds 1,10,255
-  tapio bench toolstack --quick --json -         does it run at all, as JSON")]
+  tapio bench toolstack --quick --json -         does it run at all, as JSON
+
+Only numbers of calls per second are measured for some time; the rest is repeated, plugs ten times as often.")]
 pub struct Arguments {
     /// Where the database and the images are made; they are removed at the end
     #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
@@ -78,21 +79,11 @@ pub struct Arguments {
     /// Disks for VDI.get_all_records
     #[arg(long, value_name = "COUNT")]
     vdis: Option<usize>,
-    /// How long each number of calls per second is measured
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
-    /// How often the rest is repeated; medians are shown. Plugs are ten times as many
-    #[arg(long, value_name = "COUNT")]
-    rounds: Option<usize>,
+    #[command(flatten)]
+    common: Common,
     /// Only these parts; may be given more than once
     #[arg(long, value_name = "PART", value_parser = PARTS)]
     only: Vec<String>,
-    /// Write all results to a file as JSON; '-' prints them instead of the tables
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Few disks, machines and calls: shows that everything works, not how fast
-    #[arg(long)]
-    quick: bool,
 }
 
 /// What is run.
@@ -110,10 +101,10 @@ struct Plan {
 
 impl Plan {
     fn new(arguments: &Arguments) -> Result<Self> {
-        let quick = arguments.quick;
+        let quick = arguments.common.quick;
+        let (time, rounds) = arguments.common.times((1.0, 3), (0.05, 1))?;
         let or =
             |given: Option<usize>, full: usize, few: usize| given.unwrap_or(if quick { few } else { full });
-        let seconds = arguments.seconds.unwrap_or(if quick { 0.05 } else { 1.0 });
         let vbds = match (arguments.vbds.as_slice(), quick) {
             ([], false) => VBDS.to_vec(),
             ([], true) => vec![1, 4],
@@ -125,12 +116,8 @@ impl Plan {
             machines: or(arguments.machines, 125, 3),
             listeners: or(arguments.listeners, 50, 4),
             vdis: or(arguments.vdis, 10_000, 50),
-            time: Duration::from_secs_f64(if (0.01..=SECONDS_MAX).contains(&seconds) {
-                seconds
-            } else {
-                0.0
-            }),
-            rounds: or(arguments.rounds, 3, 1),
+            time,
+            rounds,
             parts: PARTS
                 .into_iter()
                 .filter(|part| arguments.only.is_empty() || arguments.only.iter().any(|word| word == part))
@@ -140,17 +127,14 @@ impl Plan {
             (plan.machines, MACHINES_MAX, "--machines"),
             (plan.listeners, LISTENERS_MAX, "--listeners"),
             (plan.vdis, VDIS_MAX, "--vdis"),
-            (plan.rounds, ROUNDS_MAX, "--rounds"),
         ];
         for (count, max, name) in counts {
             if !(1..=max).contains(&count) {
                 return Err(invalid(format!("{name} goes from 1 to {max}")));
             }
         }
-        if plan.time.is_zero() || plan.latency_ms > LATENCY_MAX_MS {
-            return Err(invalid(format!(
-                "--seconds goes from 0.01 to {SECONDS_MAX} and --latency-ms to {LATENCY_MAX_MS}"
-            )));
+        if plan.latency_ms > LATENCY_MAX_MS {
+            return Err(invalid(format!("--latency-ms goes to {LATENCY_MAX_MS}")));
         }
         if plan.vbds.iter().any(|count| !(1..=VBDS_MAX).contains(count)) {
             return Err(invalid(format!("--vbds are numbers from 1 to {VBDS_MAX}")));
@@ -182,25 +166,15 @@ fn ms(time: Duration) -> f64 {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let plan = Plan::new(arguments)?;
     super::end_at_interrupt();
-    let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let setting = Setting {
-        version: env!("CARGO_PKG_VERSION"),
-        kernel: line("/proc/sys/kernel/osrelease"),
-        processors: std::thread::available_parallelism().map_or(1, Into::into),
-        load_before: line("/proc/loadavg")
-            .split(' ')
-            .next()
-            .and_then(|load| load.parse().ok())
-            .unwrap_or(0.0),
+        run: common::Setting::now(plan.time, plan.rounds),
         dir: arguments.dir.display().to_string(),
         latency_ms: plan.latency_ms,
-        rounds: plan.rounds,
-        seconds: plan.time.as_secs_f64(),
     };
     let place = Place::new(&arguments.dir).map_err(failed)?;
     let mut report = execute(&plan, place, setting).map_err(failed)?;
     report.judge();
-    super::show(&report, &report.tables(), arguments.json.as_deref())
+    arguments.common.show(&report, &report.tables())
 }
 
 fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<Report, String> {

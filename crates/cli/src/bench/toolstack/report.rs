@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::super::common::{self, CUT_SHORT};
 use super::calls::{Calls, Many};
 use super::events::Events;
 use super::plug::{FRONT, GUEST, PEER, Plugs};
@@ -12,15 +13,10 @@ use super::starts::{Kind, PER_VM, Start, Storm};
 /// The machine and what it was told.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
-    pub version: &'static str,
-    pub kernel: String,
-    pub processors: usize,
-    /// The load of the last minute before the run: others who use the machine.
-    pub load_before: f64,
+    #[serde(flatten)]
+    pub run: common::Setting,
     pub dir: String,
     pub latency_ms: u64,
-    pub rounds: usize,
-    pub seconds: f64,
 }
 
 /// Memory of the daemon.
@@ -96,13 +92,7 @@ impl Report {
 
     /// The tables that people read. Writing to a string cannot fail, here and below.
     pub fn tables(&self) -> String {
-        let mut out = String::new();
-        let set = &self.setting;
-        let _ = writeln!(
-            out,
-            "tapio {} on Linux {}, {} processors, load {:.1}; state and images in {}; medians of {} rounds",
-            set.version, set.kernel, set.processors, set.load_before, set.dir, set.rounds
-        );
+        let mut out = self.setting.run.line(&format!("state and images in {}", self.setting.dir));
         let _ = writeln!(out, "tapiod answers {:.1} ms after its first start", self.first_answer_ms);
         self.plugging(&mut out);
         self.starting(&mut out);
@@ -150,7 +140,7 @@ impl Report {
             let _ = writeln!(out, "skipped {skipped}");
         }
         if self.interrupted {
-            out.push_str("interrupted: not everything was measured\n");
+            out.push_str(CUT_SHORT);
         }
         out
     }
@@ -245,6 +235,8 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn start(kind: Kind, vbds: usize, of_ideal: f64) -> Start {
@@ -258,14 +250,9 @@ mod tests {
     #[test]
     fn goals_are_reached_or_missed() {
         let setting = Setting {
-            version: "1",
-            kernel: "6".into(),
-            processors: 2,
-            load_before: 0.0,
+            run: common::Setting::now(Duration::from_secs(1), 3),
             dir: "/d".into(),
             latency_ms: 100,
-            rounds: 3,
-            seconds: 1.0,
         };
         let mut report = Report {
             setting,

@@ -1,10 +1,11 @@
 //! What is compared: variants of a guest and its disk, under some loads.
 
+use tapio_stat::load::Mix;
 use tapio_types::Movement;
-use tapio_xen::blkfront::{FrontOptions, Mix};
+use tapio_xen::blkfront::FrontOptions;
 
 /// Bytes of a page, and of a segment.
-const PAGE: u32 = 4096;
+pub const PAGE: u32 = 4096;
 /// Segments that a direct request holds.
 const DIRECT: u32 = 11;
 
@@ -188,12 +189,20 @@ impl Variant {
             order: self.order,
             split: self.split,
             queues: self.queues,
-            depth,
-            buffer_len: block_len,
-            indirect: if self.segments > DIRECT { self.segments as u16 } else { 0 },
-            persistent: self.movement == Movement::Persistent,
-            ..FrontOptions::default()
+            ..front(self.movement, self.segments, block_len, depth)
         }
+    }
+}
+
+/// A front end with one small ring: how its data is moved, the most segments and bytes of a request, and the most
+/// requests under way.
+pub fn front(movement: Movement, segments: u32, block_len: u32, depth: u32) -> FrontOptions {
+    FrontOptions {
+        depth,
+        buffer_len: block_len,
+        indirect: if segments > DIRECT { segments as u16 } else { 0 },
+        persistent: movement == Movement::Persistent,
+        ..FrontOptions::default()
     }
 }
 

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Duration;
 
+use tapio_stat::load::{Load, Mix};
 use tapio_types::Movement;
-use tapio_xen::blkfront::{FrontOptions, Load, Mix};
 
-use super::case::movements;
+use super::case::{PAGE, front, movements};
 use super::guest::{Guest, Setup};
 use super::load;
 use super::report::{MachinesRow, Report, Skipped};
@@ -125,15 +125,8 @@ impl Images {
 
 fn together(place: &Place<'_>, images: &Images, case: &Case, time: Duration) -> Result<Together, String> {
     let movement: Movement = case.movement.parse()?;
-    let segments = case.bytes.div_ceil(4096);
     let depth = if case.bytes > 256 << 10 { DEPTH / 4 } else { DEPTH };
-    let front = FrontOptions {
-        depth,
-        buffer_len: case.bytes,
-        indirect: if segments > 11 { segments as u16 } else { 0 },
-        persistent: movement == Movement::Persistent,
-        ..FrontOptions::default()
-    };
+    let front = front(movement, case.bytes.div_ceil(PAGE), case.bytes, depth);
     let mut guests = Vec::new();
     for (index, image) in images.0.iter().take(case.guests).enumerate() {
         let setup = Setup {

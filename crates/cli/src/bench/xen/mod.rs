@@ -21,12 +21,13 @@ use std::time::Duration;
 
 use clap::Args;
 use tapio_control::{ControlError, Errno};
-use tapio_xen::blkfront::Load;
+use tapio_stat::load::Load;
 
+use super::common::{Common, check_only, wanted};
 use super::ground::{Ground, Sizes};
 use super::measure::interrupted;
 use super::progress::Progress;
-use super::{ROUNDS_MAX, SECONDS_MAX, end_at_interrupt, failed, invalid, show};
+use super::{end_at_interrupt, failed, invalid};
 use crate::failure::Result;
 use crate::trace::write_svg;
 use case::{Backing, Part, Variant, Work, parts};
@@ -64,24 +65,14 @@ pub struct Arguments {
     /// Where the images are made; they are removed at the end
     #[arg(long, default_value = "/dev/shm", value_name = "DIR")]
     dir: PathBuf,
-    /// How long each measurement takes
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
-    /// How often each is repeated; medians are shown
-    #[arg(long, value_name = "COUNT")]
-    rounds: Option<usize>,
+    #[command(flatten)]
+    common: Common,
     /// Only comparisons with this in their names; may be given more than once
     #[arg(long, value_name = "COMPARISON")]
     only: Vec<String>,
-    /// Write all results to a file as JSON; '-' prints them instead of the tables
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
     /// Write pictures into this directory: xen-machines-SIZE.svg, xen-overhead-FRONT-OP-DEPTH.svg
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-    /// Small images, a blink for each measurement: shows that everything works, not how fast
-    #[arg(long)]
-    quick: bool,
 }
 
 fn names() -> Vec<&'static str> {
@@ -102,31 +93,18 @@ struct Plan {
 
 impl Plan {
     fn new(arguments: &Arguments) -> Result<Self> {
-        let (seconds, rounds) = if arguments.quick { (0.02, 1) } else { (0.3, 5) };
-        let (seconds, rounds) = (arguments.seconds.unwrap_or(seconds), arguments.rounds.unwrap_or(rounds));
-        if !(0.01..=SECONDS_MAX).contains(&seconds) || !(1..=ROUNDS_MAX).contains(&rounds) {
-            return Err(invalid(format!(
-                "--seconds goes from 0.01 to {SECONDS_MAX} and --rounds from 1 to {ROUNDS_MAX}"
-            )));
-        }
+        let (time, rounds) = arguments.common.times((0.3, 5), (0.02, 1))?;
         let all: Vec<_> = names().into_iter().chain([MACHINES, OVERHEAD]).collect();
-        for word in &arguments.only {
-            if !all.iter().any(|name| name.contains(word.as_str())) {
-                return Err(invalid(format!("'{word}' is in the name of no comparison"))
-                    .next(format!("comparisons: {}", all.join(", "))));
-            }
-        }
-        let wanted = |name: &str| {
-            arguments.only.is_empty() || arguments.only.iter().any(|word| name.contains(word.as_str()))
-        };
+        check_only(&arguments.only, &all, "comparison")?;
+        let wanted = |name: &str| wanted(&arguments.only, name);
         Ok(Self {
             parts: parts().into_iter().filter(|part| wanted(part.name)).collect(),
             machines: wanted(MACHINES),
             overhead: wanted(OVERHEAD),
-            time: Duration::from_secs_f64(seconds),
-            warm_up: Duration::from_secs_f64((seconds / 5.0).min(0.1)),
+            time,
+            warm_up: (time / 5).min(Duration::from_millis(100)),
             rounds,
-            quick: arguments.quick,
+            quick: arguments.common.quick,
         })
     }
 
@@ -173,11 +151,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     {
         return Err(invalid(format!("{} is no directory for pictures", dir.display())).next("make it first"));
     }
-    super::ground::is_in_memory(&arguments.dir).map_err(|error| {
-        ControlError::io(format_args!("cannot use {}", arguments.dir.display()), &error)
-            .next("give a directory with --dir")
-    })?;
-    let ground = Ground::new(&arguments.dir, sizes(plan.quick)).map_err(failed)?;
+    let ground = Ground::new(&arguments.dir, |_| sizes(plan.quick))?;
     let place = Place { ground: &ground, program };
     let mut report = Report::new(Setting::of(&arguments.dir, ground.in_memory, plan.time, plan.rounds));
     singles(&plan, &place, &mut report);
@@ -197,7 +171,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             write_svg(&dir.join(name), &svg)?;
         }
     }
-    show(&report, &report.tables(), arguments.json.as_deref())
+    arguments.common.show(&report, &report.tables())
 }
 
 /// Names a measurement of a round.
@@ -283,12 +257,9 @@ mod tests {
     fn arguments(only: &[&str]) -> Arguments {
         Arguments {
             dir: "/dev/shm".into(),
-            seconds: None,
-            rounds: None,
+            common: Common { quick: true, ..Common::default() },
             only: only.iter().map(|word| (*word).to_owned()).collect(),
-            json: None,
             svg: None,
-            quick: true,
         }
     }
 

@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tapio_front::vhost_user::driver::{Driver, DriverOptions};
+use tapio_stat::load::{Load, Mix, Ring};
 use tapio_stat::trace::{EVENTS_DEFAULT, TraceRing, requests};
 use tapio_types::Movement;
-use tapio_xen::blkfront::FrontOptions;
 
-use super::case::Backing;
+use super::case::{Backing, PAGE, front};
 use super::guest::{Disk, Guest, Setup};
-use super::load::TracedRing;
 use super::report::{Report, Skipped, Traced};
-use super::{Place, Plan, interrupted, load};
+use super::{Place, Plan, interrupted};
 use crate::bench::host_io;
 use crate::bench::progress::Progress;
 use crate::bench::report::median;
@@ -88,13 +87,7 @@ fn one(plan: &Plan, place: &Place<'_>, way: Way, shape: Shape) -> Result<One, St
     let image = place.image(Backing::Raw)?;
     match way {
         Way::Blkif => {
-            let segments = bytes.div_ceil(4096);
-            let front = FrontOptions {
-                depth,
-                buffer_len: bytes,
-                indirect: if segments > 11 { segments as u16 } else { 0 },
-                ..FrontOptions::default()
-            };
+            let front = front(Movement::Copy, bytes.div_ceil(PAGE), bytes, depth);
             let setup = Setup { image, front, movement: Movement::Copy, polls: false, pool: None };
             let Guest { mut disk, mut queues, front: _front } =
                 Guest::start(&place.program, place.ground, 1, &setup)?;
@@ -125,13 +118,24 @@ fn measured(
     plan: &Plan,
     place: &Place<'_>,
     disk: &mut Disk,
-    queue: &mut dyn TracedRing,
+    queue: &mut impl Ring,
     shape: Shape,
 ) -> Result<One, String> {
     let (write, bytes, depth) = shape;
-    let (time, span_len) = (plan.time / 2, place.ground.sizes.full_len);
+    let time = plan.time / 2;
+    let load = Load {
+        mix: if write { Mix::RandomWrite } else { Mix::RandomRead },
+        block_len: bytes,
+        depth,
+        span_len: place.ground.sizes.full_len,
+        time,
+        requests_max: u64::MAX,
+        spin: false,
+        seed: 9,
+    };
     let mut load = |ring: &TraceRing, time: Duration| {
-        load::traced(queue, ring, shape, span_len, time).map_err(|error| error.to_string())
+        let done = Load { time, ..load }.run_watched(queue, ring);
+        done.map(|report| report.count).map_err(|error| error.to_string())
     };
     // The front end writes its own points in all runs, into memory that nobody reads where the disk is not traced.
     let made = || TraceRing::private(EVENTS_DEFAULT).map_err(|error| error.to_string());
@@ -150,9 +154,9 @@ fn measured(
     // Those at the beginning whose other half was overwritten are left out.
     let whole: Vec<_> = found.into_iter().filter(|request| request.front).collect();
     let mut row = rows(&whole, traced.rate.ns_per_tick).into_iter().next();
-    let host = host_io(&place.ground.raw()?, bytes.into(), depth as usize, write, time);
+    let host = host_io(&place.ground.raw()?, bytes.into(), depth, write, time);
     if let (Some(row), Ok(sample)) = (&mut row, &host) {
-        row.host = Some(host_times(depth as usize, sample));
+        row.host = Some(host_times(depth, sample));
     }
     let seconds = time.as_secs_f64().max(1e-9);
     Ok(One {

@@ -13,6 +13,8 @@ use super::load::Outcome;
 use super::machines::Together;
 use super::overhead::{One, Way};
 use super::{MEANING, file_of};
+use crate::bench::common::{self, CUT_SHORT};
+use crate::bench::measure;
 use crate::bench::report::median;
 use crate::plot::{Axis, Line, Lines};
 use crate::size::size;
@@ -21,34 +23,18 @@ use crate::trace::report as trace;
 /// The machine and the settings of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
-    pub version: &'static str,
-    pub kernel: String,
-    pub processors: usize,
-    /// The load of the last minute before the run: others who use the machine.
-    pub load_before: f64,
+    #[serde(flatten)]
+    pub run: common::Setting,
     pub dir: String,
     pub in_memory: bool,
-    pub seconds: f64,
-    pub rounds: usize,
     /// What the numbers mean, and what they do not.
     pub meaning: &'static str,
 }
 
 impl Setting {
     pub fn of(dir: &Path, in_memory: bool, time: Duration, rounds: usize) -> Self {
-        let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        let load = line("/proc/loadavg");
-        Self {
-            version: env!("CARGO_PKG_VERSION"),
-            kernel: line("/proc/sys/kernel/osrelease"),
-            processors: std::thread::available_parallelism().map_or(1, Into::into),
-            load_before: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
-            dir: dir.display().to_string(),
-            in_memory,
-            seconds: time.as_secs_f64(),
-            rounds,
-            meaning: MEANING,
-        }
+        let run = common::Setting::now(time, rounds);
+        Self { run, dir: dir.display().to_string(), in_memory, meaning: MEANING }
     }
 }
 
@@ -70,16 +56,18 @@ impl Sample {
     pub fn of(outcome: &Outcome, block_len: u32) -> Self {
         let report = &outcome.report;
         let each = |value: f64| value / report.count.max(1) as f64;
+        let measure::Sample { iops, bytes_per_second, p50_us, p99_us, errors, .. } =
+            measure::Sample::of(report, block_len);
         Self {
-            iops: report.rate(),
-            bytes_per_second: report.rate() * f64::from(block_len),
-            p50_us: report.quantile_ns(0.5) as f64 / 1e3,
-            p99_us: report.quantile_ns(0.99) as f64 / 1e3,
+            iops,
+            bytes_per_second,
+            p50_us,
+            p99_us,
             disk_cpu_us: each(outcome.disk_cpu_us),
             front_cpu_us: each(outcome.front_cpu_us),
             kicks: each(report.kicks as f64),
             wakes: each(report.wakes as f64),
-            errors: report.errors,
+            errors,
         }
     }
 }
@@ -263,20 +251,8 @@ impl Report {
 
     /// The tables that people read. Writing to a string cannot fail, here and below.
     pub fn tables(&self) -> String {
-        let mut out = String::new();
-        let setting = &self.setting;
-        let _ = writeln!(
-            out,
-            "tapio {} on Linux {}, {} processors, load {:.1}; {} ({}), medians of {} x {} s",
-            setting.version,
-            setting.kernel,
-            setting.processors,
-            setting.load_before,
-            setting.dir,
-            if setting.in_memory { "in memory" } else { "a disk" },
-            setting.rounds,
-            setting.seconds,
-        );
+        let Setting { run, dir, in_memory, meaning } = &self.setting;
+        let mut out = run.line(&format!("{dir} ({})", if *in_memory { "in memory" } else { "a disk" }));
         for part in parts() {
             self.comparison(&mut out, &part);
         }
@@ -295,9 +271,9 @@ impl Report {
             let _ = writeln!(out, "\nnot measured: {}{more}: {}", skipped.what, skipped.reason);
         }
         if self.interrupted {
-            out.push_str("\ninterrupted: what was found until then\n");
+            let _ = write!(out, "\n{CUT_SHORT}");
         }
-        let _ = writeln!(out, "\n{}", setting.meaning);
+        let _ = writeln!(out, "\n{meaning}");
         out
     }
 

@@ -16,8 +16,10 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
+use super::common::{self, Common, check_only, wanted};
 use super::measure::interrupted;
 use super::progress::Progress;
+use super::report::median;
 use super::{failed, invalid};
 use crate::failure::Result;
 use crate::plot::{Bar, Group, Stacks};
@@ -30,8 +32,6 @@ const DISKS: [usize; 2] = [1, 64];
 /// The most that a run may be told to do.
 const NODES_MAX: usize = 1_000_000;
 const LISTINGS_MAX: usize = 100_000;
-const SECONDS_MAX: f64 = 600.0;
-const ROUNDS_MAX: usize = 1000;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
@@ -50,24 +50,14 @@ pub struct Arguments {
     /// Listings of a domain
     #[arg(long, value_name = "COUNT")]
     listings: Option<usize>,
-    /// How long each load is measured in a round
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
-    /// How often each is repeated; medians are shown
-    #[arg(long, value_name = "COUNT")]
-    rounds: Option<usize>,
+    #[command(flatten)]
+    common: Common,
     /// Only loads with this in their names, or 'listing'; may be given more than once
     #[arg(long, value_name = "LOAD")]
     only: Vec<String>,
     /// Draw the listings into a file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Write all results to a file as JSON; '-' prints them instead of the tables
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// A blink for each: shows that everything works, not how fast
-    #[arg(long)]
-    quick: bool,
 }
 
 /// One load on one tree.
@@ -99,13 +89,10 @@ struct Memory {
     anonymous_kib: u64,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 struct Report {
-    version: &'static str,
-    kernel: String,
-    processors: usize,
-    rounds: usize,
-    seconds: f64,
+    #[serde(flatten)]
+    setting: common::Setting,
     loads: Vec<Row>,
     listings: Vec<Listing>,
     memory: Vec<Memory>,
@@ -137,13 +124,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     super::end_at_interrupt();
     let place = Place(std::env::temp_dir().join(format!("tapio-bench-xenstore-{}", std::process::id())));
     let mut report = Report {
-        version: env!("CARGO_PKG_VERSION"),
-        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
-        processors: std::thread::available_parallelism().map_or(1, Into::into),
-        rounds: plan.rounds,
-        seconds: plan.time.as_secs_f64(),
+        setting: common::Setting::now(plan.time, plan.rounds),
+        loads: Vec::new(),
+        listings: Vec::new(),
+        memory: Vec::new(),
         skipped,
-        ..Report::default()
     };
     measure(&plan, &place.0, &mut report).map_err(failed)?;
     if let Some(file) = &arguments.plot {
@@ -151,39 +136,28 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         std::fs::write(file, picture)
             .map_err(|error| failed(format!("cannot write {}: {error}", file.display())))?;
     }
-    super::show(&report, &report.tables(), arguments.json.as_deref())
+    arguments.common.show(&report, &report.tables())
 }
 
 fn plan(arguments: &Arguments) -> Result<(Plan, Vec<String>)> {
-    let quick = arguments.quick;
+    let quick = arguments.common.quick;
+    let (time, rounds) = arguments.common.times((0.5, 5), (0.02, 1))?;
     let nodes = match arguments.nodes.as_slice() {
         [] if quick => vec![10, 1_000],
         [] => NODES.to_vec(),
         named => named.to_vec(),
     };
-    let seconds = arguments.seconds.unwrap_or(if quick { 0.02 } else { 0.5 });
-    let rounds = arguments.rounds.unwrap_or(if quick { 1 } else { 5 });
     let listings = arguments.listings.unwrap_or(if quick { 3 } else { 1_000 });
-    let sane = nodes.iter().all(|nodes| (1..=NODES_MAX).contains(nodes))
-        && (0.01..=SECONDS_MAX).contains(&seconds)
-        && (1..=ROUNDS_MAX).contains(&rounds)
-        && (1..=LISTINGS_MAX).contains(&listings);
+    let sane =
+        nodes.iter().all(|nodes| (1..=NODES_MAX).contains(nodes)) && (1..=LISTINGS_MAX).contains(&listings);
     if !sane {
         return Err(invalid(format!(
-            "--nodes goes to {NODES_MAX}, --seconds from 0.01 to {SECONDS_MAX}, --rounds to {ROUNDS_MAX}, \
-             --listings to {LISTINGS_MAX}"
+            "--nodes goes from 1 to {NODES_MAX} and --listings from 1 to {LISTINGS_MAX}"
         )));
     }
     let names: Vec<&str> = LOADS.iter().map(|load| load.name()).chain(["listing"]).collect();
-    for word in &arguments.only {
-        if !names.iter().any(|name| name.contains(word.as_str())) {
-            return Err(invalid(format!("'{word}' is in the name of no load"))
-                .next(format!("loads: {}", names.join(", "))));
-        }
-    }
-    let wanted = |name: &str| {
-        arguments.only.is_empty() || arguments.only.iter().any(|word| name.contains(word.as_str()))
-    };
+    check_only(&arguments.only, &names, "load")?;
+    let wanted = |name: &str| wanted(&arguments.only, name);
     let mut daemons = vec![(Whose::Tapio, Whose::Tapio.program().map_err(failed)?)];
     let mut skipped = Vec::new();
     match Whose::Stock.program() {
@@ -194,7 +168,7 @@ fn plan(arguments: &Arguments) -> Result<(Plan, Vec<String>)> {
         nodes,
         loads: LOADS.into_iter().filter(|load| wanted(load.name())).collect(),
         listings: if wanted("listing") { listings } else { 0 },
-        time: Duration::from_secs_f64(seconds),
+        time,
         rounds,
         daemons,
     };
@@ -230,7 +204,8 @@ fn measure(plan: &Plan, dir: &Path, report: &mut Report) -> std::result::Result<
         }
         for (index, load) in plan.loads.iter().enumerate() {
             for (whose, _, _, speeds) in &sides {
-                let of = |what: fn(&Speed) -> f64| median(speeds[index].iter().map(what));
+                let of =
+                    |what: fn(&Speed) -> f64| median(&mut speeds[index].iter().map(what).collect::<Vec<_>>());
                 report.loads.push(Row {
                     nodes: *nodes,
                     load: load.name(),
@@ -263,21 +238,10 @@ fn measure(plan: &Plan, dir: &Path, report: &mut Report) -> std::result::Result<
     Ok(())
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 impl Report {
     /// The tables that people read. Writing to a string cannot fail.
     fn tables(&self) -> String {
-        let mut out = String::new();
-        let _ = writeln!(
-            out,
-            "tapio {} on Linux {}, {} processors; one client, one request at a time; medians of {} rounds of {} s",
-            self.version, self.kernel, self.processors, self.rounds, self.seconds
-        );
+        let mut out = self.setting.line("one client, one request at a time");
         if !self.loads.is_empty() {
             let _ = writeln!(
                 out,

@@ -8,7 +8,8 @@ use tapio_e2e::disk::{DiskOptions, Host, text};
 use tapio_e2e::needs;
 use tapio_e2e::process::{Running, run};
 use tapio_e2e::scratch::Scratch;
-use tapio_front::vhost_user::driver::{Driver, DriverOptions, Load, Mix};
+use tapio_front::vhost_user::driver::{Driver, DriverOptions};
+use tapio_stat::load::{Load, Mix};
 
 const DISK_LEN: usize = 16 << 20;
 

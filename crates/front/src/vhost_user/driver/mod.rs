@@ -5,7 +5,6 @@
 //! `io::Error`s with a sentence.
 
 mod dirty;
-mod load;
 mod queue;
 mod ring;
 
@@ -25,7 +24,6 @@ use super::message::{Header, InflightSpec, RegionSpec, config_payload, id, proto
 
 pub use super::chain::Descriptor;
 pub use dirty::DirtyPages;
-pub use load::{Load, LoadReport, Mix};
 pub use queue::{Command, Completion, DriverQueue};
 
 /// Answers of a back end come within this time. Stopping a queue waits for its requests.

@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tapio_stat::load::Ring;
+
 use super::super::blk::{RANGES_MAX, SEG_MAX, feature};
 use super::super::chain::{DESC_F_WRITE, Descriptor};
 use super::ring::{DriverRing, Parts};
@@ -258,6 +260,10 @@ impl DriverQueue {
 
     /// Takes the answers that are there.
     pub fn reap(&mut self, into: &mut Vec<Completion>) -> usize {
+        self.reap_each(|completion| into.push(completion))
+    }
+
+    fn reap_each(&mut self, mut take: impl FnMut(Completion)) -> usize {
         let mut count = 0;
         while let Some((slot, written)) = self.ring.next_answer() {
             let status = self.memory.at(self.control_at(slot) + STATUS_AT, 1);
@@ -265,7 +271,7 @@ impl DriverQueue {
             let status = unsafe { status.read_volatile() };
             self.seen = self.seen.wrapping_add(1);
             self.free.push(slot);
-            into.push(Completion { slot, status, written });
+            take(Completion { slot, status, written });
             count += 1;
         }
         count
@@ -293,6 +299,46 @@ impl DriverQueue {
     /// Waits until the device says that the queue is broken; false when it does not in time.
     pub fn wait_broken(&self, within: Duration) -> io::Result<bool> {
         readable(&self.err, within)
+    }
+}
+
+impl Ring for DriverQueue {
+    fn room(&self) -> usize {
+        Self::room(self)
+    }
+
+    fn submit(&mut self, write: bool, at: u64, len: u32) -> io::Result<Option<u32>> {
+        let command = if write { Command::Write { at, len } } else { Command::Read { at, len } };
+        Ok(Self::submit(self, &command).map(u32::from))
+    }
+
+    fn kick(&mut self) -> io::Result<()> {
+        Self::kick(self).map(drop)
+    }
+
+    fn has_answers(&self) -> bool {
+        Self::has_answers(self)
+    }
+
+    fn wait(&mut self, time: Duration) -> io::Result<bool> {
+        Self::wait(self, time)
+    }
+
+    fn reap(&mut self, into: &mut Vec<(u32, bool)>) -> io::Result<()> {
+        self.reap_each(|one| into.push((one.slot.into(), one.status == 0)));
+        Ok(())
+    }
+
+    fn want_wakes(&mut self, wanted: bool) {
+        self.want_interrupts(wanted);
+    }
+
+    fn notified(&self) -> (u64, u64) {
+        (self.kicks, 0)
+    }
+
+    fn name_of(&self, slot: u32) -> u32 {
+        u16::try_from(slot).map_or(slot, |slot| self.head_of(slot).into())
     }
 }
 

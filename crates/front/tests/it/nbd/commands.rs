@@ -67,7 +67,7 @@ fn zeroes_trims_and_block_status_follow_the_image() {
     let rig = Rig::with(64 << 20, Where::Shm, DiskOptions::default());
     for style in [Style::Structured, Style::Extended] {
         let mut client = rig.client_of(style);
-        assert!(client.has_allocation());
+        assert!(client.allocation_id().is_some());
         client.zero(0, 64 << 20, 0).unwrap();
         assert_eq!(client.allocation(0, 64 << 20).unwrap(), [(64 << 20, 3)]);
         client.write(1 << 20, &pattern(1, 1 << 20), false).unwrap();

@@ -3,29 +3,29 @@
 use std::time::Duration;
 
 use tapio_block::DiskOptions;
+use tapio_fixtures::counting::allocations;
 use tapio_front::nbd::client::Wishes;
-use tapio_front::nbd::load::{Load, LoadReport, run};
+use tapio_front::nbd::load::run;
 use tapio_front::nbd::wire::Style;
+use tapio_stat::load::{Load, LoadReport, Mix};
 
 use super::{Rig, SOON, Where};
-use crate::counting;
 
-fn load(rig: &Rig, write: bool, block_len: u32, depth: usize, style: Style) -> LoadReport {
+fn load(rig: &Rig, write: bool, block_len: u32, depth: u32, style: Style) -> LoadReport {
     let load = Load {
-        write,
+        mix: if write { Mix::RandomWrite } else { Mix::RandomRead },
         block_len,
         depth,
-        connections: 1,
-        random: true,
         span_len: 0,
         time: Duration::from_millis(300),
         requests_max: u64::MAX,
+        spin: false,
         seed: 3,
     };
     let wishes = Wishes { export: "disk".into(), style, allocation: false };
-    let report = run(&rig.address(), &wishes, &load).unwrap();
+    let report = run(&rig.address(), &wishes, &load, 1).unwrap();
     assert_eq!(report.errors, 0);
-    assert!(report.requests > 10, "only {} requests", report.requests);
+    assert!(report.count > 10, "only {} requests", report.count);
     rig.wait_connections(0);
     report
 }
@@ -38,9 +38,9 @@ fn requests_allocate_nothing_after_warm_up() {
     {
         for style in [Style::Simple, Style::Structured, Style::Extended] {
             let counted = |rig: &Rig| {
-                rig.disk.remote().call(SOON, |_| counting::start()).unwrap();
+                let before = rig.disk.remote().call(SOON, |_| allocations()).unwrap();
                 let report = load(rig, write, block_len, depth, style);
-                (rig.disk.remote().call(SOON, |_| counting::stop()).unwrap(), report.requests)
+                (rig.disk.remote().call(SOON, |_| allocations()).unwrap() - before, report.count)
             };
             // The first connection warms up the thread; the second shows what a connection itself needs.
             counted(&rig);
@@ -60,7 +60,7 @@ fn a_batch_of_requests_shares_its_system_calls() {
     let enters = || rig.disk.status(SOON).unwrap().ring.enters;
     let before = enters();
     let report = load(&rig, false, 4096, 32, Style::Structured);
-    let each = (enters() - before) as f64 / report.requests as f64;
+    let each = (enters() - before) as f64 / report.count as f64;
     // For each turn of the ring there is at most one send by a call of its own.
     assert!(each <= 1.0, "{each:.2} turns of the ring a request");
 }

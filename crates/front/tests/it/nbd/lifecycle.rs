@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use tapio_front::nbd::client::{Address, Client, ClientError, Haggle, Wishes};
-use tapio_front::nbd::load::{Load, run};
+use tapio_front::nbd::load::run;
 use tapio_front::nbd::wire::{Style, option_reply};
 use tapio_front::nbd::{Drained, Export, ExportError, NbdServer};
+use tapio_stat::load::{Load, Mix};
 
 use super::{Rig, SOON, pattern, wait_until};
 
@@ -167,19 +168,18 @@ fn a_client_that_comes_while_the_export_is_held_waits_like_the_others() {
 fn draining_answers_what_was_taken_and_then_disconnects() {
     let rig = Rig::new(16 << 20);
     let load = Load {
-        write: true,
+        mix: Mix::RandomWrite,
         block_len: 4096,
         depth: 32,
-        connections: 2,
-        random: true,
         span_len: 0,
         time: Duration::from_secs(20),
         requests_max: u64::MAX,
+        spin: false,
         seed: 1,
     };
     let address = rig.address();
     let wishes = Wishes { export: "disk".into(), style: Style::Structured, allocation: false };
-    let worker = std::thread::spawn(move || run(&address, &wishes, &load));
+    let worker = std::thread::spawn(move || run(&address, &wishes, &load, 2));
     rig.wait_connections(2);
     std::thread::sleep(Duration::from_millis(100));
     rig.server.drain("disk", Drained::Close, SOON).unwrap();

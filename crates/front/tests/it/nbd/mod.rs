@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tapio_block::{Disk, DiskOptions};
+pub use tapio_fixtures::pattern;
 use tapio_front::nbd::client::{Address, Client, Wishes};
 use tapio_front::nbd::wire::Style;
 use tapio_front::nbd::{Export, NbdServer};
@@ -116,18 +117,4 @@ pub fn wait_until(mut happened: impl FnMut() -> bool, what: &str) {
         assert!(std::time::Instant::now() < deadline, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
-}
-
-/// Bytes that differ from place to place and from seed to seed.
-pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }

@@ -2,12 +2,11 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tapio_block::{Disk, DiskOptions};
+use tapio_fixtures::certificates::{keys, make};
 use tapio_front::nbd::client::{Address, ClientError, Haggle, Wishes};
 use tapio_front::nbd::tls::{TlsClient, TlsFiles, TlsOptions, TlsPolicy, TlsServer};
 use tapio_front::nbd::wire::{Style, option, option_reply};
@@ -17,50 +16,9 @@ use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use super::tools::{good, installed, tool};
 use super::{Rig, SOON, pattern};
 
-/// Runs openssl; its words only when it fails.
-fn openssl(dir: &Path, args: &[&str]) {
-    let output = Command::new("openssl").args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "openssl {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// A directory with an authority, and certificates that it signed: of a server for 127.0.0.1, and of a client.
-pub fn certificates(dir: &Path, client: bool) {
-    certificates_for(dir, client, "IP:127.0.0.1,DNS:localhost", &["-days", "30"]);
-}
-
-fn certificates_for(dir: &Path, client: bool, names: &str, days: &[&str]) {
-    fs::create_dir_all(dir).unwrap();
-    let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
-    let authority =
-        ["req", "-x509", "-subj", "/CN=Authority", "-keyout", "ca-key.pem", "-out", "ca-cert.pem"];
-    openssl(dir, &[&authority[..], &key, &["-days", "30"]].concat());
-    for name in ["server", "client"].iter().take(if client { 2 } else { 1 }) {
-        let (own_key, request) = (format!("{name}-key.pem"), format!("{name}.csr"));
-        let asked = ["req", "-subj", "/CN=somebody", "-keyout", &own_key, "-out", &request];
-        openssl(dir, &[&asked[..], &key].concat());
-        let extensions = format!("{name}.ext");
-        fs::write(dir.join(&extensions), format!("subjectAltName={names}\nbasicConstraints=CA:FALSE\n"))
-            .unwrap();
-        let own = format!("{name}-cert.pem");
-        let sign = [
-            "x509",
-            "-req",
-            "-in",
-            &request,
-            "-CA",
-            "ca-cert.pem",
-            "-CAkey",
-            "ca-key.pem",
-            "-CAcreateserial",
-        ];
-        openssl(dir, &[&sign[..], &["-extfile", &extensions, "-out", &own], days].concat());
-    }
-}
-
-/// A file of keys as psktool writes it.
-pub fn keys(path: &Path, user: &str, digit: &str) {
-    fs::write(path, format!("{user}:{}\n", digit.repeat(64))).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+/// An authority, and certificates that it signed: of a server on this host, and of a client.
+fn certificates(dir: &Path, client: bool) {
+    make(dir, client, "IP:127.0.0.1,DNS:localhost", 30);
 }
 
 struct Secured {
@@ -144,12 +102,11 @@ fn expired_and_foreign_certificates_of_servers_are_refused_with_the_reason() {
     if !installed("openssl") {
         return;
     }
-    for (names, days, why) in [
-        ("IP:127.0.0.1", &["-days", "-1"][..], "expired"),
-        ("DNS:elsewhere.example", &["-days", "30"][..], "for another host"),
-    ] {
+    for (names, days, why) in
+        [("IP:127.0.0.1", -1, "expired"), ("DNS:elsewhere.example", 30, "for another host")]
+    {
         let (_kept, pki) = dir("pki");
-        certificates_for(&pki, false, names, days);
+        make(&pki, false, names, days);
         let secured = Secured::new(&files(Some(&pki), None), TlsPolicy::Required, false);
         let error = secured.client(files(Some(&pki), None), None).unwrap_err();
         assert!(error.contains(why), "{error}");
