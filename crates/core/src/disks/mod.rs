@@ -143,39 +143,47 @@ impl Disks {
         Ok(())
     }
 
-    /// Starts the process and opens the images.
+    /// Starts the process, which takes a minor number; what it will open need not be there yet.
     ///
     /// # Errors
-    /// The process does not start, the images cannot be opened; no process is left.
-    pub fn start(&self, vbd: Uuid, chain: &ChainSpec, devices: bool, until: Instant) -> Result<(), ApiError> {
+    /// It does not start; no process is left.
+    pub fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<(), ApiError> {
         let table = &self.0;
         let process = table.backend.start(vbd, devices, until)?;
-        let opened = (|| {
-            step("vbd-plug:started");
-            let note = self.take_minor(vbd, process, until)?;
-            let minor = note.minor.unwrap_or_default();
-            let pool = self.pool(vbd, &note, minor)?;
-            let info = table.backend.open(process, minor, chain, &pool, &note.tuning, until)?;
-            table.update(vbd, |note| {
-                note.chain = Some(chain.clone());
-                note.size = info.sectors.saturating_mul(u64::from(info.sector_size));
-            })
-        })();
-        match opened {
-            Ok(_) => {
-                step("vbd-plug:opened");
+        step("vbd-plug:started");
+        match self.take_minor(vbd, process, until) {
+            Ok(()) => {
+                step("vbd-plug:numbered");
                 Ok(())
             }
             Err(error) => {
                 let minor = self.of_vbd(vbd).and_then(|note| note.minor);
                 if let Err(other) = table.backend.end(process, minor, true, Instant::now() + TIDY) {
-                    tracing::warn!(%other, "a disk process that could not open its images stays");
+                    tracing::warn!(%other, "a disk process that got no number stays");
                 }
                 // A note that cannot be written any more is cleared when it is read.
                 let _ = table.update(vbd, |note| (note.process, note.minor, note.chain) = (None, None, None));
                 Err(error)
             }
         }
+    }
+
+    /// Opens the images in the process that was started.
+    ///
+    /// # Errors
+    /// They cannot be opened; the process is there still.
+    pub fn open(&self, vbd: Uuid, chain: &ChainSpec, until: Instant) -> Result<(), ApiError> {
+        let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
+        let note = self.of_vbd(vbd).ok_or_else(gone)?;
+        let (process, minor) = ids(&note)?;
+        let pool = self.pool(vbd, &note, minor)?;
+        let info = self.0.backend.open(process, minor, chain, &pool, &note.tuning, until)?;
+        self.0.update(vbd, |note| {
+            note.chain = Some(chain.clone());
+            note.size = info.sectors.saturating_mul(u64::from(info.sector_size));
+        })?;
+        step("vbd-plug:opened");
+        Ok(())
     }
 
     /// The page pool of a disk. It has the size that it was made with as long as a disk shares it, whatever the SR says
@@ -194,20 +202,19 @@ impl Disks {
     }
 
     /// Takes a minor number, which others of this host may want too.
-    fn take_minor(&self, vbd: Uuid, process: Process, until: Instant) -> Result<Note, ApiError> {
+    fn take_minor(&self, vbd: Uuid, process: Process, until: Instant) -> Result<(), ApiError> {
         let mut lost = BTreeSet::new();
         loop {
-            let note = self.choose_minor(vbd, process, &lost)?;
-            let minor = note.minor.unwrap_or_default();
+            let minor = self.choose_minor(vbd, process, &lost)?;
             if self.0.backend.take_minor(process, minor, until)? {
-                return Ok(note);
+                return Ok(());
             }
             lost.insert(minor);
         }
     }
 
     /// Chooses a minor number and writes it down with the process, before it is taken: so none is lost.
-    fn choose_minor(&self, vbd: Uuid, process: Process, lost: &BTreeSet<u16>) -> Result<Note, ApiError> {
+    fn choose_minor(&self, vbd: Uuid, process: Process, lost: &BTreeSet<u16>) -> Result<u16, ApiError> {
         let mut disks = self.0.lock();
         let taken: BTreeSet<u16> = disks.values().filter_map(|note| note.minor).collect();
         let minor = self.0.backend.free_minor(&|minor| taken.contains(&minor) || lost.contains(&minor))?;
@@ -215,8 +222,8 @@ impl Disks {
         let mut note = disks.get(&vbd).cloned().ok_or_else(gone)?;
         (note.process, note.minor) = (Some(process), Some(minor));
         self.0.notes.write(&note)?;
-        disks.insert(vbd, note.clone());
-        Ok(note)
+        disks.insert(vbd, note);
+        Ok(minor)
     }
 
     /// Offers the disk; answers what the guest's driver is given.
@@ -338,7 +345,12 @@ impl Disks {
             // Its marker is freed; the process is gone.
             self.0.backend.end(process, note.minor, true, until)?;
         }
-        self.start(vbd, &chain, front == FrontSpec::Device, until)?;
+        self.start(vbd, front == FrontSpec::Device, until)?;
+        self.open(vbd, &chain, until).inspect_err(|_| {
+            if let Err(other) = self.end(vbd, true, Instant::now() + TIDY) {
+                tracing::warn!(%other, "a disk process that could not open its images stays");
+            }
+        })?;
         let after = self.offer(vbd, &front, None, until)?;
         let names_process = front == FrontSpec::Xen;
         if !names_process && after.node != note.offer.node {

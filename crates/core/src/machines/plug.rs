@@ -15,7 +15,7 @@ use crate::call::{Call, Unwatched};
 use crate::db::Object;
 use crate::disks::{Note, Offer, Phase};
 use crate::plan::steps::step;
-use crate::plan::{Permits, Plan};
+use crate::plan::{Doing, Permits, Plan};
 use crate::storage::Opening;
 
 /// How long one step of a plug may take.
@@ -128,28 +128,26 @@ impl Disk {
 
     /// Everything from the storage to the guest. The record says that the VBD is plugged when it has ended.
     pub fn plug(self: &Arc<Self>) -> Plan {
-        let leaf = |name,
-                    permits,
-                    run: fn(&Self) -> Result<(), ApiError>,
-                    undo: fn(&Self) -> Result<(), ApiError>| {
-            let (this, that) = (Arc::clone(self), Arc::clone(self));
-            Plan::leaf(name, self.subject(), permits, move |_| run(&this)).undone_by(move |_| undo(&that))
+        let leaf = |name, permits, run: fn(&Self, &Doing) -> Result<(), ApiError>| {
+            let this = Arc::clone(self);
+            Plan::leaf(name, self.subject(), permits, move |doing| run(&this, doing))
         };
+        let (first, last) = (Arc::clone(self), Arc::clone(self));
         Plan::Serial(vec![
-            leaf("activate the VDI", self.permits(), Self::activate, Self::deactivate),
-            leaf("start a disk process", self.permits(), Self::start, Self::end_now),
-            leaf("give the disk to the machine", self.permit_of_vm(), Self::give, Self::take_back),
+            leaf("activate the VDI", self.permits(), Self::activate).undone_by(move |_| first.clear()),
+            leaf("open the images", self.permits(), |this, _| this.open()),
+            leaf("give the disk to the machine", self.permit_of_vm(), |this, _| this.give())
+                .undone_by(move |_| last.take_back()),
         ])
     }
 
-    fn activate(&self) -> Result<(), ApiError> {
+    /// Makes the VDI ready, and a process for it meanwhile: storage takes its time, a process a processor's.
+    fn activate(&self, doing: &Doing) -> Result<(), ApiError> {
         let disks = &self.call.stack.disks;
         let uuid = self.spec.vbd;
         if disks.of_vbd(uuid).is_some_and(|note| note.phase != Phase::Running) {
             // What an earlier attempt could not end is ended first.
-            disks.end(uuid, true, Instant::now() + UNDO)?;
-            self.call.stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
-            disks.forget(uuid);
+            self.clear()?;
         }
         disks.note(Note {
             spec: self.spec.clone(),
@@ -168,36 +166,40 @@ impl Disk {
             tuning: tuning::of(&self.record, &self.sr, &self.call.stack.config),
         })?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        match self.call.stack.storage.activate(&self.call, &self.vdi, &self.vbd, access) {
-            Ok(opening) => {
-                put(&self.opening, opening);
-                step("vbd-plug:activated");
-                Ok(())
-            }
-            Err(error) => {
-                disks.forget(uuid);
-                Err(error)
-            }
+        let start = || {
+            let devices = self.driver.front(self.vm, &self.spec)? == FrontSpec::Device;
+            disks.start(uuid, devices, Instant::now() + PLUG)
+        };
+        let (started, activated) = doing.beside("start a disk process", start, || {
+            let opening = self.call.stack.storage.activate(&self.call, &self.vdi, &self.vbd, access)?;
+            put(&self.opening, opening);
+            step("vbd-plug:activated");
+            Ok(())
+        });
+        // Where both fail, the storage is what the caller asked for.
+        let ready = activated.and(started);
+        if ready.is_ok() {
+            step("vbd-plug:ready");
+        } else if let Err(error) = self.clear() {
+            tracing::warn!(vbd = %uuid, %error, "a disk that was not made is not all gone");
         }
+        ready
     }
 
-    fn deactivate(&self) -> Result<(), ApiError> {
+    /// Ends the process and deactivates the VDI, as far as they are there.
+    fn clear(&self) -> Result<(), ApiError> {
         drop(taken(&self.opening));
+        self.call.stack.disks.end(self.spec.vbd, true, Instant::now() + UNDO)?;
         self.call.stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
         self.call.stack.disks.forget(self.spec.vbd);
         Ok(())
     }
 
-    fn start(&self) -> Result<(), ApiError> {
+    fn open(&self) -> Result<(), ApiError> {
         let opening = taken(&self.opening);
         let chain = opening.as_ref().map(|opening| opening.chain.clone());
-        let chain = chain.ok_or_else(|| ApiError::internal("a disk is started that is not active"))?;
-        let devices = self.driver.front(self.vm, &self.spec)? == FrontSpec::Device;
-        self.call.stack.disks.start(self.spec.vbd, &chain, devices, Instant::now() + PLUG)
-    }
-
-    fn end_now(&self) -> Result<(), ApiError> {
-        self.call.stack.disks.end(self.spec.vbd, true, Instant::now() + UNDO)
+        let chain = chain.ok_or_else(|| ApiError::internal("a disk is opened that is not active"))?;
+        self.call.stack.disks.open(self.spec.vbd, &chain, Instant::now() + PLUG)
     }
 
     fn give(&self) -> Result<(), ApiError> {

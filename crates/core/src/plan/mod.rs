@@ -11,6 +11,8 @@
 //! undone in reverse. Below [`Plan::BestEffort`] that happens too, and the rest goes on as if it had not been asked
 //! for.
 //!
+//! A leaf may do a part of its work on a thread of its own ([`Doing::beside`]), which takes no permits of its own.
+//!
 //! | module | holds |
 //! |---|---|
 //! | `tree` | what a plan is |

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tapio_model::ApiError;
 
 use super::schedule::{Limits, RunId, Schedule, Taken};
-use super::timeline::{Timeline, step};
+use super::timeline::{Part, Timeline, part, step};
 use super::tree::{Plan, Work};
 use crate::call::Progress;
 
@@ -32,7 +32,12 @@ thread_local! {
 pub struct Doing {
     /// None for what takes back: it is not stopped by what stopped the rest.
     stop: Option<(Arc<dyn Progress>, Arc<AtomicBool>)>,
+    parts: Parts,
+    epoch: Instant,
 }
+
+/// What a step does beside itself; the timeline has it below the step.
+type Parts = Arc<Mutex<Vec<Part>>>;
 
 impl fmt::Debug for Doing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,6 +53,42 @@ impl Doing {
         };
         self.stop.as_ref().is_some_and(is_set)
     }
+
+    /// Does `part` on a thread of its own while this one does `rest`; answers, once both have ended, what they did.
+    /// It takes no permits: there are never more parts than steps that run.
+    pub fn beside<T>(
+        &self,
+        name: &'static str,
+        part: impl FnOnce() -> Result<(), ApiError> + Send,
+        rest: impl FnOnce() -> T,
+    ) -> (Result<(), ApiError>, T) {
+        let parts = || self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let timed = || {
+            let place = {
+                let mut parts = parts();
+                parts.push(Part::new(name, self.stop.is_none(), micros(self.epoch)));
+                parts.len() - 1
+            };
+            let defect = |_| Err(ApiError::internal(format!("'{name}' failed with a defect")));
+            let done = catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(defect);
+            parts()[place].end(&done, micros(self.epoch));
+            done
+        };
+        thread::scope(|scope| {
+            let beside = thread::Builder::new().name("part".into()).spawn_scoped(scope, timed);
+            let rest = rest();
+            let done = match beside {
+                Ok(beside) => beside.join().unwrap_or_else(|_| Err(ApiError::internal("a part was lost"))),
+                Err(error) => Err(ApiError::internal(format!("no thread can be started to {name}: {error}"))),
+            };
+            (done, rest)
+        })
+    }
+}
+
+/// Microseconds.
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 struct Slot {
@@ -57,6 +98,7 @@ struct Slot {
     undo: Option<Work>,
     error: Option<String>,
     undo_error: Option<String>,
+    parts: Parts,
 }
 
 struct Job {
@@ -158,6 +200,7 @@ impl Plans {
             undo: leaf.undo,
             error: None,
             undo_error: None,
+            parts: Parts::default(),
         });
         let slots = slots.collect();
         let shared = &self.0;
@@ -230,12 +273,16 @@ impl State {
     /// Sums the operation up.
     fn timeline(&self, id: RunId, now: u64) -> Option<Timeline> {
         let job = self.jobs.get(&id)?;
-        let steps = self.schedule.records(id).into_iter().filter_map(|record| {
-            let slot = job.slots.get(record.leaf)?;
+        let mut steps = Vec::new();
+        for record in self.schedule.records(id) {
+            let Some(slot) = job.slots.get(record.leaf) else { continue };
             let error = if record.undo { &slot.undo_error } else { &slot.error };
-            Some(step(&record, job.began, now, slot.name, &slot.subject, error.clone()))
-        });
-        let steps = steps.collect();
+            steps.push(step(&record, job.began, now, slot.name, &slot.subject, error.clone()));
+            let parts = slot.parts.lock().unwrap_or_else(PoisonError::into_inner);
+            steps.extend(
+                parts.iter().filter_map(|beside| part(beside, &record, job.began, now, &slot.subject)),
+            );
+        }
         Some(Timeline { operation: job.operation.clone(), total_us: now - job.began, steps })
     }
 
@@ -265,9 +312,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Microseconds.
+    /// Microseconds since it was made.
     fn now(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX)
+        micros(self.epoch)
     }
 
     /// Sees to it that somebody does what waits.
@@ -313,7 +360,7 @@ impl Shared {
             let slot = job.slots.get_mut(taken.leaf)?;
             let work = if taken.undo { slot.undo.take() } else { slot.run.take() }?;
             let stop = (!taken.undo).then(|| (Arc::clone(&job.progress), Arc::clone(&job.cancelled)));
-            Some((work, Doing { stop }, slot.name))
+            Some((work, Doing { stop, parts: Arc::clone(&slot.parts), epoch: self.epoch }, slot.name))
         });
         drop(state);
         let done = match found {

@@ -1,4 +1,5 @@
 use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::channel;
 
 use super::*;
 use crate::call::Unwatched;
@@ -156,4 +157,45 @@ fn a_plan_inside_a_step_is_refused_and_a_panic_is_an_error() {
     assert!(error.to_string().contains("inside a step"), "{error}");
     let plan = Plan::leaf("panic", "", of("1"), |_| panic!("on purpose"));
     assert_eq!(plans.run("outer", plan, &nobody()).expect_err("caught").code, "INTERNAL_ERROR");
+}
+
+#[test]
+fn a_part_of_a_step_runs_beside_it_and_is_in_the_timeline() {
+    let plans = Plans::new(1, 1);
+    let task: Arc<dyn Progress> =
+        Arc::new(Task { cancelled: AtomicBool::new(false), fraction: Mutex::new(0.0) });
+    let meet = Plan::leaf("meet", "VBD 1", of("1"), |doing| {
+        let ((here, there), (hears, says)) = (channel(), channel());
+        let part = move || {
+            here.send(()).map_err(|_| ApiError::internal("nobody hears"))?;
+            says.recv_timeout(Duration::from_secs(60)).map_err(|_| ApiError::internal("nobody answers"))
+        };
+        let (part, rest) = doing.beside("the part", part, || {
+            let heard = there.recv_timeout(Duration::from_secs(60));
+            hears.send(()).is_ok() && heard.is_ok()
+        });
+        assert!(rest, "both run at a time");
+        part
+    })
+    .undone_by(|_| Ok(()));
+    let fail = Plan::leaf("fail", "VBD 1", of("1"), |doing| {
+        let (fine, number) = doing.beside("fine", || Ok(()), || 7);
+        assert_eq!((fine, number), (Ok(()), 7));
+        doing.beside("broken", || panic!("on purpose"), || ()).0
+    });
+    let error = plans.run("test", Plan::Serial(vec![meet, fail]), &task).expect_err("a part fails");
+    assert!(error.to_string().contains("'broken' failed"), "{error}");
+    let timeline = plans.timeline("OpaqueRef:task").expect("it is kept");
+    let steps: Vec<_> =
+        timeline.steps.iter().map(|step| (step.name.as_str(), step.result.as_str())).collect();
+    let expected = [
+        ("meet", "undone"),
+        ("the part", "undone"),
+        ("fail", "failed"),
+        ("fine", "undone"),
+        ("broken", "failed"),
+        ("meet", "ok"),
+    ];
+    assert_eq!(steps, expected);
+    assert_eq!(timeline.steps[0].parent, timeline.steps[1].parent);
 }

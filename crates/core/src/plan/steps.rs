@@ -22,8 +22,10 @@ const fn at(name: &'static str, half_done: &'static str) -> Step {
 /// Every place of the toolstack itself; storage drivers have their own (`Ctx::step`).
 pub const STEPS: &[Step] = &[
     at("vbd-plug:noted", "a note of the disk to come; nothing runs. The note is removed"),
-    at("vbd-plug:activated", "the VDI is active, without a process. It is deactivated"),
-    at("vbd-plug:started", "a process runs that has no disk. It is ended"),
+    at("vbd-plug:started", "a process runs that nobody knows, and the VDI may be active. Both end"),
+    at("vbd-plug:numbered", "a process with a number and no disk, and the VDI may be active. Both end"),
+    at("vbd-plug:activated", "the VDI is active, and a process may be on its way. Both end"),
+    at("vbd-plug:ready", "the VDI is active, and a process waits for its images. Both end"),
     at("vbd-plug:opened", "the process has the images open. It is ended"),
     at("vbd-plug:offered", "the front end is there and nobody uses it. It is taken away"),
     at("vbd-plug:plugged", "the guest has the disk and the record does not say so. The disk is unplugged"),

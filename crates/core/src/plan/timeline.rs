@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use tapio_model::ApiError;
+
 use super::schedule::{Outcome, Record};
 
 /// One step of an operation.
@@ -51,6 +53,57 @@ impl Timeline {
     pub fn work_us(&self) -> u64 {
         self.steps.iter().map(|step| step.work_us).sum()
     }
+}
+
+/// What a step does on a thread of its own, beside its work.
+#[derive(Debug)]
+pub(super) struct Part {
+    name: &'static str,
+    /// Whether it belongs to what takes the step back.
+    undo: bool,
+    began: u64,
+    /// When it ended, and its error.
+    ended: Option<(u64, Option<String>)>,
+}
+
+impl Part {
+    pub fn new(name: &'static str, undo: bool, now: u64) -> Self {
+        Self { name, undo, began: now, ended: None }
+    }
+
+    pub fn end(&mut self, done: &Result<(), ApiError>, now: u64) {
+        self.ended = Some((now, done.as_ref().err().map(ToString::to_string)));
+    }
+}
+
+/// The part as a step of its own; none where it belongs to the other of doing and undoing. A step that failed has
+/// taken its parts back.
+pub(super) fn part(
+    part: &Part,
+    record: &Record,
+    began: u64,
+    now: u64,
+    subject: &str,
+) -> Option<TimelineStep> {
+    let (ended, result, error) = match &part.ended {
+        None => (now, "running", None),
+        Some((at, Some(error))) => (*at, "failed", Some(error.clone())),
+        Some((at, None)) if matches!(record.outcome, Outcome::Failed | Outcome::Undone) => {
+            (*at, "undone", None)
+        }
+        Some((at, None)) => (*at, "ok", None),
+    };
+    (part.undo == record.undo).then(|| TimelineStep {
+        name: part.name.to_owned(),
+        subject: subject.to_owned(),
+        parent: record.parent,
+        queued_us: part.began.saturating_sub(began),
+        wait_us: 0,
+        work_us: ended.saturating_sub(part.began),
+        result: result.to_owned(),
+        undo: part.undo,
+        error,
+    })
 }
 
 pub(super) fn step(

@@ -1,5 +1,8 @@
 //! Who has a VDI open: one writer or many readers, unless it may be shared.
 
+use std::thread;
+use std::time::Duration;
+
 use tapio_model::{ApiError, Value};
 use tapio_types::{Access, ChainSpec, ImageKind};
 
@@ -40,6 +43,21 @@ fn shares(state: &State, vdi: &str, holder: &str, access: Access) -> bool {
     match access {
         Access::ReadWrite => others.next().is_none(),
         Access::ReadOnly => others.all(|other| other == Access::ReadOnly),
+    }
+}
+
+/// In `SR.other_config`: milliseconds that the SR's VDIs take to be made ready, for measurements of what slower storage
+/// costs on a host that has none.
+const SIMULATED_LATENCY: &str = "simulated-latency-ms";
+/// Longest.
+const SIMULATED_LATENCY_MAX: Duration = Duration::from_secs(60);
+
+fn simulated_latency(call: &Call, sr: &str) {
+    let Ok(sr) = call.stack.db.get("SR", sr) else { return };
+    let wanted =
+        sr.get("other_config").as_map().and_then(|map| map.get(SIMULATED_LATENCY)?.as_str()?.parse().ok());
+    if let Some(ms) = wanted {
+        thread::sleep(Duration::from_millis(ms).min(SIMULATED_LATENCY_MAX));
     }
 }
 
@@ -97,6 +115,7 @@ impl Storage {
         if access == Access::ReadWrite && subject.vdi.bool("read_only") {
             return Err(ApiError::new("VDI_READONLY", [vdi]));
         }
+        simulated_latency(call, &subject.sr.reference);
         let opened = subject.sr.with(|sr| sr.activate(&Work::new(call), subject.uuid, access));
         let chain = opened.map_err(|error| subject.told(call, "attach", error))?;
         // Several writers can share bytes, not the metadata of an image.

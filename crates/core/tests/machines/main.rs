@@ -1,6 +1,7 @@
 //! Machines and their disks through the toolstack, as clients use them.
 
 mod kill;
+mod plug;
 mod pretend;
 mod real;
 mod rig;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_control::{DiskInfo, PoolSpec};
@@ -17,6 +17,10 @@ use uuid::Uuid;
 pub struct Pretend {
     /// How long it takes to open images.
     open: Duration,
+    /// No process starts while this is set.
+    pub fails: AtomicBool,
+    /// No disk is paused while somebody has this.
+    pub pausing: Mutex<()>,
     next: AtomicI32,
     alive: Mutex<BTreeMap<i32, Uuid>>,
 }
@@ -29,6 +33,9 @@ impl Pretend {
 
 impl Backend for Pretend {
     fn start(&self, vbd: Uuid, _: bool, _: Instant) -> Result<Process, ApiError> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(ApiError::backend(453, "no process starts today", ""));
+        }
         // Below zero: no process of the machine has such a number.
         let pid = -1 - self.next.fetch_add(1, Ordering::Relaxed);
         self.alive.lock().expect("no panic").insert(pid, vbd);
@@ -75,6 +82,7 @@ impl Backend for Pretend {
     }
 
     fn pause(&self, _: Process, _: u16, _: Instant) -> Result<(), ApiError> {
+        drop(self.pausing.lock().expect("no panic"));
         Ok(())
     }
 

@@ -95,6 +95,8 @@ fn a_damaged_image_is_an_error_with_a_cause_and_leaves_nothing() {
     assert!(error.code.starts_with("SR_BACKEND_FAILURE_"), "{error}");
     assert!(error.to_string().contains(".vhd"), "{error}");
     assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
+    let markers = fs::read_dir(rig.dir.join("ctl/tapdisk")).expect("the markers");
+    assert_eq!(markers.count(), 0, "its number is free again");
     rig.check_real();
 }
 

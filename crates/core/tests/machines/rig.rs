@@ -246,11 +246,19 @@ impl Rig {
         let left = self.stack.db.notes("machines/");
         assert!(left.is_empty(), "nothing is half done: {left:?}");
         if let Some(backend) = backend {
-            let mut runs: Vec<_> = backend.ours().into_iter().map(|(process, _)| process).collect();
             let mut wanted: Vec<_> = notes.iter().filter_map(|note| note.process).collect();
-            runs.sort();
             wanted.sort();
-            assert_eq!(runs, wanted, "processes that run, and those that are known");
+            // One that was being started when its daemon was killed ends by itself, when nobody hears its first word.
+            let until = Instant::now() + Duration::from_secs(20);
+            loop {
+                let mut runs: Vec<_> = backend.ours().into_iter().map(|(process, _)| process).collect();
+                runs.sort();
+                if runs == wanted {
+                    break;
+                }
+                assert!(Instant::now() < until, "{runs:?} run, and {wanted:?} are known");
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
         for vm in self.stack.db.all("VM") {
             assert!(vm.get("current_operations").as_map().expect("a map").is_empty());

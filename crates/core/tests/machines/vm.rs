@@ -24,7 +24,7 @@ fn a_machine_lives() {
     assert_eq!(ended.text("status"), "success", "{ended:?}");
     let timeline = rig.text("task.get_timeline", vec![task.into()]);
     let timeline: Timeline = serde_json::from_str(&timeline).expect("JSON");
-    assert_eq!((timeline.operation.as_str(), timeline.steps.len()), ("VM.start", 2 + 3 * 8));
+    assert_eq!((timeline.operation.as_str(), timeline.steps.len()), ("VM.start", 2 + 4 * 8));
     assert!(timeline.steps.iter().all(|step| step.result == "ok"));
     state("Running");
     assert!(vbds.iter().all(|vbd| rig.get("VBD", vbd).bool("currently_attached")));

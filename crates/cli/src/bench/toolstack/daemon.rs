@@ -158,6 +158,16 @@ impl Daemon {
         Ok(())
     }
 
+    /// How long the storage takes to make a disk ready.
+    pub fn set_latency(&self, client: &mut Client, ms: u64) -> Result<(), String> {
+        let key = "simulated-latency-ms";
+        client.call("SR.remove_from_other_config", &[json!(self.sr), json!(key)])?;
+        if ms > 0 {
+            client.call("SR.add_to_other_config", &[json!(self.sr), json!(key), json!(ms.to_string())])?;
+        }
+        Ok(())
+    }
+
     /// A machine of this driver.
     pub fn make_vm(&self, client: &mut Client, driver: &str, platform: Value) -> Result<String, String> {
         let memory = (128_u64 << 20).to_string();

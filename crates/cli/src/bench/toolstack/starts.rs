@@ -55,9 +55,9 @@ pub struct Storm {
     pub ideal_ms: f64,
 }
 
-fn platform(kind: Kind, latency_ms: u64) -> Value {
+fn platform(kind: Kind) -> Value {
     match kind {
-        Kind::Latency => json!({"sim-plug-ms": latency_ms.to_string()}),
+        Kind::Latency => json!({}),
         Kind::Real => json!({"sim-front": "vhost-user"}),
     }
 }
@@ -97,6 +97,7 @@ pub fn series(
     begin: &mut dyn FnMut(&str),
 ) -> Result<Vec<Start>, String> {
     let client = &mut daemon.client()?;
+    daemon.set_latency(client, if kind == Kind::Latency { latency_ms } else { 0 })?;
     let mut rows = Vec::new();
     for count in counts {
         if interrupted() {
@@ -106,7 +107,7 @@ pub fn series(
         while vdis.len() < *count {
             vdis.push(daemon.make_vdi(client, &format!("disk {}", vdis.len()), 8 * MIB)?);
         }
-        let vm = daemon.make_vm(client, "sim", platform(kind, latency_ms))?;
+        let vm = daemon.make_vm(client, "sim", platform(kind))?;
         for (place, vdi) in vdis.iter().take(*count).enumerate() {
             daemon.make_vbd(client, &vm, vdi, place, false)?;
         }
@@ -130,6 +131,7 @@ pub fn series(
             of_ideal: speed_up / ideal,
         });
     }
+    daemon.set_latency(client, 0)?;
     Ok(rows)
 }
 
@@ -166,15 +168,17 @@ pub fn storm(daemon: &Daemon, machines: usize, disks: usize, latency_ms: u64) ->
     }
     let mut vms = Vec::new();
     for _ in 0..machines {
-        let vm = daemon.make_vm(client, "sim", platform(Kind::Latency, latency_ms))?;
+        let vm = daemon.make_vm(client, "sim", platform(Kind::Latency))?;
         for (place, vdi) in vdis.iter().enumerate() {
             daemon.make_vbd(client, &vm, vdi, place, true)?;
         }
         vms.push(vm);
     }
     daemon.set_limits(client, POOL, PER_VM)?;
+    daemon.set_latency(client, latency_ms)?;
     let up_ms = all(client, &vms, "Async.VM.start", &[json!(false), json!(false)])?;
     let down_ms = all(client, &vms, "Async.VM.hard_shutdown", &[])?;
+    daemon.set_latency(client, 0)?;
     for vm in &vms {
         destroy(client, vm)?;
     }

@@ -1,0 +1,121 @@
+//! A disk process is started while the storage makes its VDI ready, and either may fail.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tapio_core::disks::Backend;
+use tapio_model::Value;
+
+use crate::pretend::Pretend;
+use crate::rig::{MIB, Rig};
+
+fn wait(what: &str, is_there: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_there() {
+        assert!(Instant::now() < until, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A VDI that one disk of the host reads, and a second that may.
+struct Readers {
+    rig: Rig,
+    backend: Arc<Pretend>,
+    vdi: String,
+    second: String,
+}
+
+impl Readers {
+    fn new() -> Self {
+        let backend = Arc::new(Pretend::default());
+        let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);
+        let vdi = rig.make_vdi(&rig.make_sr(), MIB);
+        let record = Rig::vbd_record(&rig.control_domain(), &vdi, &[("mode", "RO".into())]);
+        let first = rig.text("VBD.create", vec![record.clone()]);
+        let second = rig.text("VBD.create", vec![record]);
+        rig.call("VBD.plug", vec![first.into()]);
+        Self { rig, backend, vdi, second }
+    }
+
+    /// Begins to plug the second while a snapshot, which waits for `pausing`, keeps the storage from making it ready;
+    /// answers the tasks of both once there is a process.
+    fn plugs_beside_a_snapshot(&self) -> (String, String) {
+        let rig = &self.rig;
+        let none = Value::string_map::<&str, &str>([]);
+        let snapshot = rig.text("Async.VDI.snapshot", vec![self.vdi.as_str().into(), none]);
+        let runs = || {
+            rig.get("VDI", &self.vdi).get("current_operations").as_map().is_some_and(|map| !map.is_empty())
+        };
+        wait("the snapshot", runs);
+        let plug = rig.text("Async.VBD.plug", vec![self.second.as_str().into()]);
+        let uuid = rig.get("VBD", &self.second).uuid().expect("a uuid");
+        wait("a process with a number", || {
+            let note = rig.stack.disks.of_vbd(uuid);
+            note.is_some_and(|note| note.process.is_some() && note.minor == Some(1) && note.chain.is_none())
+        });
+        assert_eq!(rig.stack.storage.holders().len(), 1, "the storage has not begun");
+        (snapshot, plug)
+    }
+
+    fn plug(&self) -> String {
+        let task = self.rig.text("Async.VBD.plug", vec![self.second.as_str().into()]);
+        assert_eq!(self.rig.finished(&task).text("status"), "success");
+        task
+    }
+}
+
+#[test]
+fn a_process_waits_for_the_storage() {
+    let readers = Readers::new();
+    let held = readers.backend.pausing.lock().expect("no panic");
+    let (snapshot, plug) = readers.plugs_beside_a_snapshot();
+    drop(held);
+    for task in [snapshot, plug] {
+        let ended = readers.rig.finished(&task);
+        assert_eq!(ended.text("status"), "success", "{ended:?}");
+    }
+    assert_eq!(readers.backend.ours().len(), 2);
+    readers.rig.check(Some(&*readers.backend));
+}
+
+#[test]
+fn a_process_ends_where_the_storage_is_given_up() {
+    let readers = Readers::new();
+    let held = readers.backend.pausing.lock().expect("no panic");
+    let (snapshot, plug) = readers.plugs_beside_a_snapshot();
+    readers.rig.call("task.cancel", vec![plug.as_str().into()]);
+    assert_eq!(readers.rig.finished(&plug).text("status"), "cancelled");
+    drop(held);
+    assert_eq!(readers.rig.finished(&snapshot).text("status"), "success");
+    assert_eq!(readers.backend.ours().len(), 1);
+    readers.rig.check(Some(&*readers.backend));
+    // Its number is free again.
+    readers.plug();
+    assert!(readers.rig.stack.disks.all().iter().any(|note| note.minor == Some(1)));
+}
+
+#[test]
+fn whichever_fails_the_other_is_taken_back_and_the_storage_is_heard_first() {
+    let readers = Readers::new();
+    let (rig, backend) = (&readers.rig, &readers.backend);
+    let refused = |vbd: &str| {
+        let error = rig.refused("VBD.plug", vec![vbd.into()]);
+        assert_eq!(backend.ours().len(), 1, "{error}");
+        rig.check(Some(&**backend));
+        error.code.into_owned()
+    };
+    let writer = rig.make_vbd(&rig.control_domain(), &readers.vdi);
+    assert_eq!(refused(&writer), "VDI_IN_USE");
+    backend.fails.store(true, Ordering::Relaxed);
+    assert_eq!(refused(&readers.second), "SR_BACKEND_FAILURE_453");
+    assert_eq!(refused(&writer), "VDI_IN_USE");
+    backend.fails.store(false, Ordering::Relaxed);
+    let timeline = rig.stack.plans.timeline(&readers.plug()).expect("it is kept");
+    let steps: Vec<_> =
+        timeline.steps.iter().map(|step| (step.name.as_str(), step.result.as_str())).collect();
+    let names =
+        ["activate the VDI", "start a disk process", "open the images", "give the disk to the machine"];
+    assert_eq!(steps, names.map(|name| (name, "ok")));
+    rig.check(Some(&**backend));
+}
