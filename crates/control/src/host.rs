@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -347,6 +348,14 @@ pub trait DiskHost: Sync {
     /// # Errors
     /// `ENODEV` without such a disk, `ENOENT` without such a front end, `EBUSY` for a device in use.
     fn front_remove(&self, minor: u16, id: u32, force: bool) -> Result<()>;
+    /// Writes a byte into `news` whenever the disk may have another size, as long as there is the front end. Answers
+    /// what the disk is now.
+    ///
+    /// # Errors
+    /// `ENODEV` without such a disk, `ENOENT` without such a front end.
+    fn front_follow(&self, _minor: u16, _id: u32, _news: UnixStream) -> Result<DiskInfo> {
+        Err(ControlError::new(Errno::ENOSYS, "this process cannot tell of its disks"))
+    }
     /// Sets polling.
     ///
     /// # Errors

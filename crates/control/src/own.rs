@@ -55,6 +55,7 @@ pub const FEATURES: &[&str] = &[
     "page-pool",
     "blkif",
     "trace",
+    "follow",
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
@@ -477,6 +478,14 @@ pub enum Command {
         #[serde(default)]
         force: bool,
     },
+    /// Tells who serves a front end when the disk may have another size, by a byte on the socket that comes along, as
+    /// long as there is the front end or until another socket comes. Answers size and kind of the disk.
+    FrontFollow {
+        /// Minor number.
+        minor: u16,
+        /// Its id.
+        front: u32,
+    },
     /// How the disk is reached.
     FrontList {
         /// Minor number.
@@ -667,6 +676,12 @@ impl Command {
                 MirrorRequest { target, copy: *copy, rate: *rate, patience_ms }.check()
             }
             Self::FrontAdd { front, .. } => front.check(fds),
+            Self::FrontFollow { .. } if fds != 1 => Err(ControlError::new(
+                Errno::EINVAL,
+                format!(
+                    "who follows a disk is told by one socket, and {fds} descriptors came with the request"
+                ),
+            )),
             Self::Snapshot { leaf: path, .. } | Self::Commit { image: path, .. } => {
                 plain_path(path, "image", usize::MAX)
             }

@@ -1,8 +1,10 @@
 //! Front ends of a disk, by the name the control side gave them.
 
 use std::collections::BTreeMap;
+use std::io::{ErrorKind, Write};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tapio_block::Remote;
@@ -36,12 +38,14 @@ pub struct Fronts {
     /// The disk's name as devices of this host know it: its leaf's.
     name: Mutex<String>,
     served: Mutex<BTreeMap<u32, Served>>,
+    /// Who is told that the disk may have another size, by front end.
+    followers: Mutex<BTreeMap<u32, UnixStream>>,
 }
 
 impl Fronts {
     /// None yet, for disk `minor` of this name.
     pub fn new(minor: u16, name: String) -> Self {
-        Self { minor, name: Mutex::new(name), served: Mutex::default() }
+        Self { minor, name: Mutex::new(name), served: Mutex::default(), followers: Mutex::default() }
     }
 
     fn name(&self) -> MutexGuard<'_, String> {
@@ -97,9 +101,30 @@ impl Fronts {
         self.grown();
     }
 
-    /// The disk may have another size: devices of this host follow.
+    /// The disk may have another size: devices of this host follow, and who asked for it is told.
     pub fn grown(&self) {
         self.each_device(Device::follow_size);
+        // One that was told and has not looked yet needs no second word; one that is gone needs none.
+        self.followers().retain(|_, news| match news.write(&[1]) {
+            Ok(_) => true,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        });
+    }
+
+    fn followers(&self) -> MutexGuard<'_, BTreeMap<u32, UnixStream>> {
+        self.followers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells who serves a front end when the disk may have another size, in the place of whom it told before.
+    pub fn follow(&self, id: u32, news: UnixStream) -> Result<()> {
+        if !self.lock().contains_key(&id) {
+            return Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}")));
+        }
+        // Nobody's slowness may keep the disk waiting.
+        news.set_nonblocking(true)
+            .map_err(|error| ControlError::io(format_args!("front end {id} cannot be told"), &error))?;
+        self.followers().insert(id, news);
+        Ok(())
     }
 
     /// The disk has this name from now on, if it had not before.
@@ -121,6 +146,7 @@ impl Fronts {
     /// Ends a front end: its clients get the answers under way and are disconnected.
     pub fn remove(&self, id: u32) -> Result<()> {
         let served = self.lock().remove(&id);
+        self.followers().remove(&id);
         match served {
             None => Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}"))),
             Some(Served::VhostUser(server)) => {

@@ -1,5 +1,6 @@
 //! The one place that knows the data plane: chains are opened, paused and closed here.
 
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -377,6 +378,10 @@ impl PlaneDisk for HostDisk {
 
     fn front_claimed(&self, id: u32) -> bool {
         self.fronts.is_claimed(id)
+    }
+
+    fn front_follow(&self, id: u32, news: UnixStream) -> Result<()> {
+        self.fronts.follow(id, news)
     }
 
     fn front_remove(&self, id: u32) -> Result<()> {

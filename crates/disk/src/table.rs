@@ -6,6 +6,7 @@
 //! held while the data plane works, so questions are answered during a pause.
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -118,6 +119,10 @@ pub trait PlaneDisk: PlaneMirror + Send + Sync {
     }
     /// Ends one: its clients are disconnected.
     fn front_remove(&self, id: u32) -> Result<()>;
+    /// Tells of another size from now on, as long as there is the front end.
+    fn front_follow(&self, id: u32, _news: UnixStream) -> Result<()> {
+        Err(ControlError::new(Errno::ENOSYS, format!("nobody tells of front end {id}")))
+    }
     /// Clients of one.
     fn connections(&self, id: u32) -> u32;
     /// Adaptive polling.
@@ -723,6 +728,11 @@ impl<P: Plane> DiskHost for Table<P> {
             drop(plane.withdraw(slot));
         }
         Ok(())
+    }
+
+    fn front_follow(&self, minor: u16, id: u32, news: UnixStream) -> Result<DiskInfo> {
+        self.disk(minor)?.opened()?.front_follow(id, news)?;
+        self.disk_info(minor)
     }
 
     fn set_polling(&self, minor: u16, polling: Polling) -> Result<()> {

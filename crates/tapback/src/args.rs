@@ -55,7 +55,7 @@ pub struct Args {
     /// The disk processes are foreign tapdisks: offer no more than these can
     #[arg(long)]
     pub tapdisk: bool,
-    /// Seconds after which a disk is asked again whether it has grown; 0: never
+    /// Seconds after which a foreign tapdisk is asked again whether its disk has grown, which ours tells; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub length_every: u64,
     /// Print what connecting each disk has cost, a line of JSON each

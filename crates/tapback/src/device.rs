@@ -121,8 +121,8 @@ pub(crate) struct Device {
     pub(crate) said: Option<String>,
     /// How it polls.
     pub(crate) polling: Option<Polling>,
-    /// When the disk was last asked what it is.
-    pub(crate) checked: Instant,
+    /// When the disk is to be asked whether it has grown.
+    pub(crate) ask_at: Option<Instant>,
     /// Something was written below `error`.
     pub(crate) faulty: bool,
     /// What it has cost since it was seen, or connected.
@@ -145,7 +145,7 @@ impl Device {
             retry: RETRY_FIRST,
             said: None,
             polling: None,
-            checked: now,
+            ask_at: None,
             faulty: false,
             cost: Counts::default(),
             since: now,

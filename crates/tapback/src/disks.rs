@@ -1,6 +1,8 @@
 //! Disk processes: connecting a ring, and letting go of it.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use tapio_control::{
@@ -43,6 +45,8 @@ pub struct Linked {
     pub front: Option<u32>,
     /// Becomes readable when the process ends.
     pub alive: Option<OwnedFd>,
+    /// Bytes come when the disk may have grown; `None` in a process that cannot tell.
+    pub news: Option<UnixStream>,
     /// It was served already: by this very ring.
     pub adopted: bool,
 }
@@ -157,6 +161,24 @@ impl Processes {
     }
 }
 
+/// Has the process tell when the disk may have grown, and what the disk is now; `None` when it cannot tell.
+fn follow(
+    client: &mut OwnClient,
+    minor: u16,
+    front: u32,
+) -> Result<Option<(UnixStream, DiskInfo)>, ControlError> {
+    if !client.hello().features.iter().any(|feature| feature == "follow") {
+        return Ok(None);
+    }
+    let pair = UnixStream::pair().and_then(|(ours, theirs)| {
+        ours.set_nonblocking(true)?;
+        Ok((ours, theirs))
+    });
+    let (ours, theirs) = pair.map_err(|error| ControlError::io("a pair of sockets", &error))?;
+    let info = client.call(&Command::FrontFollow { minor, front }, &[theirs.as_fd()], Some(ASK_TIME))?;
+    Ok(Some((ours, info)))
+}
+
 impl Disks for Processes {
     fn connect(&self, order: &Order) -> Result<Linked, Trouble> {
         let at = order
@@ -166,12 +188,16 @@ impl Disks for Processes {
         // Before anything is asked of it: a process that ends meanwhile is noticed.
         let alive = watch_process(at.pid);
         let client = Client::new(&self.run, at.pid);
-        let info = client.disk_info(at.minor).map_err(trouble)?;
+        let mut info = client.disk_info(at.minor).map_err(trouble)?;
+        let mut news = None;
         let (front, adopted) = match self.own(at.pid).map_err(trouble)? {
             Some(mut own) => {
                 let mut front = order.front.clone();
                 front.sector_size = if info.sector_size == 4096 { 4096 } else { 512 };
                 let (id, adopted) = self.serve(&mut own, &at, &front).map_err(trouble)?;
+                if let Some((stream, now)) = follow(&mut own, at.minor, id).map_err(trouble)? {
+                    (news, info) = (Some(stream), now);
+                }
                 (Some(id), adopted)
             }
             None if !order.tapdisk => {
@@ -185,7 +211,7 @@ impl Disks for Processes {
             }
             None => (None, self.serve_foreign(&at, &order.front).map_err(trouble)?),
         };
-        Ok(Linked { at, info, front, alive, adopted })
+        Ok(Linked { at, info, front, alive, news, adopted })
     }
 
     fn disconnect(&self, link: &Link, force: bool) -> Result<(), Trouble> {
@@ -285,6 +311,18 @@ pub(crate) fn has_ended(alive: &OwnedFd) -> bool {
     let mut watched = libc::pollfd { fd: alive.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: `watched` is one entry and lives through the call, which does not wait.
     unsafe { libc::poll(&raw mut watched, 1, 0) == 1 && watched.revents != 0 }
+}
+
+/// Whether there is news; it is taken. Who tells no more is let go of, and that is news too.
+pub(crate) fn take_news(news: &mut Option<UnixStream>) -> bool {
+    let Some(stream) = news else { return false };
+    // More than this wakes again.
+    let mut bytes = [0; 64];
+    let taken = stream.read(&mut bytes);
+    if matches!(taken, Ok(0)) {
+        *news = None;
+    }
+    taken.is_ok()
 }
 
 /// The plain way in which a ring begins.

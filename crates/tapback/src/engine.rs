@@ -11,7 +11,7 @@ use tapio_xen::xs::wire::decimal;
 use tapio_xen::xs::{Client, Counts, Nodes, WatchEvent, XenbusState, XsError};
 
 use crate::device::{Device, Offer, sectors_512};
-use crate::disks::{Disks, Linked, Trouble, has_ended};
+use crate::disks::{Disks, Linked, Trouble, has_ended, take_news};
 use crate::jobs::{Job, Jobs, Outcome};
 use crate::keys::{self, Fault};
 use crate::plan::{Next, Places, Plan, look};
@@ -31,7 +31,7 @@ pub struct Settings {
     pub own_domid: u32,
     /// What guests are offered.
     pub offer: Offer,
-    /// How often a disk is asked whether it has grown; never when zero.
+    /// How often a disk is asked whether it has grown whose process cannot tell; never when zero.
     pub length_every: Duration,
 }
 
@@ -43,6 +43,12 @@ impl Default for Settings {
             offer: Offer::default(),
             length_every: Duration::from_secs(5),
         }
+    }
+}
+
+impl Settings {
+    fn next_question(&self, now: Instant) -> Option<Instant> {
+        (!self.length_every.is_zero()).then(|| now + self.length_every)
     }
 }
 
@@ -210,14 +216,16 @@ impl<D: Disks> Tapback<D> {
                 device.again_at = None;
                 self.dirty.insert(*id);
             }
-            let every = self.settings.length_every;
-            let due = !every.is_zero() && now.duration_since(device.checked) >= every;
-            if due && device.ring == Ring::Up && !device.busy {
-                device.checked = now;
-                if let Some(link) = device.link(*id) {
-                    device.busy = true;
-                    self.jobs.start(*id, Job::Info(link));
-                }
+            if device.ring != Ring::Up || device.busy {
+                continue;
+            }
+            let told = device.linked.as_mut().is_some_and(|linked| take_news(&mut linked.news));
+            if (told || device.ask_at.is_some_and(|at| at <= now))
+                && let Some(link) = device.link(*id)
+            {
+                device.ask_at = None;
+                device.busy = true;
+                self.jobs.start(*id, Job::Info(link));
             }
         }
         Ok(())
@@ -278,7 +286,7 @@ impl<D: Disks> Tapback<D> {
                 );
                 device.ring = Ring::Up;
                 device.stale = true;
-                device.checked = now;
+                device.ask_at = if linked.news.is_some() { None } else { self.settings.next_question(now) };
                 device.said = None;
                 device.try_now();
                 device.linked = Some(*linked);
@@ -312,12 +320,17 @@ impl<D: Disks> Tapback<D> {
             }
             Outcome::Info(Ok(info)) => {
                 if let Some(linked) = &mut device.linked {
+                    let tells = linked.news.is_some();
+                    device.ask_at = if tells { None } else { self.settings.next_question(now) };
                     look = sectors_512(&linked.info) != sectors_512(&info);
                     linked.info = info;
                 }
             }
-            // A disk that is paused does not say its length; a process that is gone is noticed elsewhere.
-            Outcome::Info(Err(_)) => look = false,
+            // A process that is gone is noticed elsewhere. Another may have more to do than it can.
+            Outcome::Info(Err(_)) => {
+                device.ask_at = self.settings.next_question(now);
+                look = false;
+            }
             Outcome::PollingSet(polling, result) => {
                 device.polling = Some(polling);
                 if let Err(trouble) = result {
@@ -520,11 +533,11 @@ impl<D: Disks> Tapback<D> {
     fn wait(&self, until: Option<Instant>, other: Option<RawFd>) -> Result<(), XsError> {
         let mut fds = vec![self.client.raw_fd(), self.jobs.raw_fd()];
         fds.extend(other);
-        let alive = |device: &Device| {
-            let linked = device.linked.as_ref().filter(|_| device.ring == Ring::Up && !device.busy)?;
-            linked.alive.as_ref().map(AsRawFd::as_raw_fd)
-        };
-        fds.extend(self.devices.values().filter_map(alive));
+        let idle = self.devices.values().filter(|device| device.ring == Ring::Up && !device.busy);
+        for linked in idle.filter_map(|device| device.linked.as_ref()) {
+            fds.extend(linked.alive.as_ref().map(AsRawFd::as_raw_fd));
+            fds.extend(linked.news.as_ref().map(AsRawFd::as_raw_fd));
+        }
         let mut watched: Vec<libc::pollfd> =
             fds.into_iter().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
         let wait_ms = self.next_time().into_iter().chain(until).min().map_or(-1, |at| {
@@ -541,11 +554,7 @@ impl<D: Disks> Tapback<D> {
     }
 
     fn next_time(&self) -> Option<Instant> {
-        let every = self.settings.length_every;
-        let length = |device: &Device| {
-            let asked = device.ring == Ring::Up && !every.is_zero();
-            asked.then(|| device.checked + every)
-        };
+        let length = |device: &Device| device.ask_at.filter(|_| device.ring == Ring::Up);
         let idle = self.devices.values().filter(|device| !device.busy);
         idle.flat_map(|device| device.again_at.into_iter().chain(length(device))).min()
     }

@@ -47,7 +47,7 @@ impl From<Sync> for journal::Sync {
   tapio-xenstored --socket /tmp/xs &                         anywhere
   XENSTORED_PATH=/tmp/xs xenstore-write /a/b 1               a client of Debian's xenstore-utils
   XENSTORED_PATH=/tmp/xs xenstore-ls -fp /
-  tapio-xenstored --socket /tmp/xs --state-dir /var/lib/xs   the tree survives kills and power cuts
+  tapio-xenstored --socket /tmp/xs --state-dir /var/lib/xs   it survives kills and power cuts
 
 While it runs (XENSTORED_PATH=/tmp/xs where it is not at the usual place):
   xenstore-control help                                      what can be asked
@@ -59,9 +59,15 @@ While it runs (XENSTORED_PATH=/tmp/xs where it is not at the usual place):
   kill -USR1 PID                                             the same with the program it was started from
 
 A transaction costs what it changes: beginning, reading and dropping one copies nothing. Two that
-touched different nodes both commit, and one that only read always does. --state-dir keeps the tree
-alone: connections, watches, transactions, quotas and domains end with the daemon; a live update
-keeps them. Relative paths of a socket begin at /local/domain/0."
+touched different nodes both commit, and one that only read always does. Relative paths of a socket
+begin at /local/domain/0.
+
+--state-dir keeps the tree, the quotas that were set, who may watch special names, and of each domain
+its ring, its event channel, what was set for it and its watches. After a restart domains that are
+still there are served on, by the same rings; each of their watches is told once. Connections by
+socket end with the daemon, and so do open transactions and requests that were half read; a live
+update keeps those too. A quota on the command line counts again when it is given otherwise than at
+the start before. On a Xen host, where a boot begins with an empty tree, it belongs below /run."
 )]
 pub struct Args {
     /// Serve here (again for more); the usual place is $XENSTORED_PATH, or `socket` in $XENSTORED_RUNDIR or
@@ -73,7 +79,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto")]
     pub domains: Domains,
 
-    /// Keep the tree in this directory, and begin with what is there
+    /// Keep the tree and the domains in this directory, and begin with what is there
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 

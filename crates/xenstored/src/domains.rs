@@ -1,10 +1,11 @@
 //! What is known of each domain, and the side of the hypervisor that the server needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
+use std::rc::Rc;
 
-use crate::quota::Limits;
+use crate::quota::{Limits, QUOTAS};
 use crate::tree::Perms;
 use crate::watches::ConnId;
 
@@ -37,21 +38,105 @@ pub struct Domain {
     pub limits: Option<Limits>,
 }
 
+/// What of all this is written down by itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// What is about all domains.
+    General,
+    /// One domain, with the watches of its connection.
+    Domain(u32),
+    /// Whether a domain has a watch of this path and token: guests make and drop them as they like.
+    Watch(u32, Rc<str>, Rc<[u8]>),
+}
+
 /// All domains that something is known of.
 #[derive(Debug, Default)]
 pub struct Domains {
-    /// By number.
-    pub known: BTreeMap<u32, Domain>,
+    known: BTreeMap<u32, Domain>,
+    pub(crate) general: General,
+    /// What changed since it was written down, where somebody writes it down.
+    pub(crate) changed: Option<BTreeSet<Part>>,
+}
+
+/// What is about all domains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct General {
     /// Limits of those without limits of their own.
     pub limits: Limits,
+    /// Limits that the program was started with.
+    pub given: Limits,
     /// Who may watch `@introduceDomain` and `@releaseDomain`, beside the control domain.
     pub special: BTreeMap<String, Perms>,
 }
 
 impl Domains {
+    /// By number.
+    pub fn known(&self) -> &BTreeMap<u32, Domain> {
+        &self.known
+    }
+
+    /// One that is known, introduced or not.
+    pub fn get(&self, domid: u32) -> Option<&Domain> {
+        self.known.get(&domid)
+    }
+
+    /// One that is known, to be changed.
+    pub fn change(&mut self, domid: u32) -> Option<&mut Domain> {
+        if self.known.contains_key(&domid) {
+            self.mark(Part::Domain(domid));
+        }
+        self.known.get_mut(&domid)
+    }
+
+    /// One, to be changed; it is known from now on.
+    pub fn entry(&mut self, domid: u32) -> &mut Domain {
+        self.mark(Part::Domain(domid));
+        self.known.entry(domid).or_default()
+    }
+
+    /// What is about all domains, to be changed.
+    pub fn general_mut(&mut self) -> &mut General {
+        self.mark(Part::General);
+        &mut self.general
+    }
+
+    /// Something is to be written down.
+    pub(crate) fn mark(&mut self, part: Part) {
+        if let Some(changed) = &mut self.changed {
+            changed.insert(part);
+        }
+    }
+
+    /// A domain is gone, and what was said about it. That is written down with its nodes, as
+    /// [`crate::store::Op::Forget`]. Answers what it was, and the connections of those that acted for it.
+    pub fn forget(&mut self, domid: u32) -> (Domain, Vec<ConnId>) {
+        let domain = self.known.remove(&domid).unwrap_or_default();
+        let mut agents = Vec::new();
+        for other in self.known.values_mut().filter(|other| other.target == Some(domid)) {
+            other.target = None;
+            agents.extend(other.conn);
+        }
+        self.general.special.remove(&format!("@releaseDomain/{domid}"));
+        (domain, agents)
+    }
+
+    /// The program begins, with these limits of its command line. What was set while it ran before stays; of the two
+    /// the last word counts: a quota that is given otherwise than then is as it is given now.
+    pub fn begin_with(&mut self, given: Limits) {
+        let general = self.general_mut();
+        for (name, ..) in QUOTAS {
+            if let (Some(now), then) = (given.by_name(name), general.given.by_name(name))
+                && Some(now) != then
+            {
+                general.limits.set(name, now);
+            }
+        }
+        general.given = given;
+    }
+
     /// The limits of a domain.
     pub fn limits(&self, domid: u32) -> &Limits {
-        self.known.get(&domid).and_then(|domain| domain.limits.as_ref()).unwrap_or(&self.limits)
+        self.known.get(&domid).and_then(|domain| domain.limits.as_ref()).unwrap_or(&self.general.limits)
     }
 
     /// Whether a domain's ring is served. The control domain's always is.
@@ -61,8 +146,9 @@ impl Domains {
 
     /// Who may watch a special name.
     pub fn special(&self, name: &str) -> Perms {
-        let general = || name.split('/').next().and_then(|name| self.special.get(name));
-        self.special.get(name).or_else(general).cloned().unwrap_or_default()
+        let special = &self.general.special;
+        let general = || name.split('/').next().and_then(|name| special.get(name));
+        special.get(name).or_else(general).cloned().unwrap_or_default()
     }
 }
 

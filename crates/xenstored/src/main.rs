@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use tapio_xenstored::Server;
 use tapio_xenstored::domains::{Life, NoHypervisor, Platform};
-use tapio_xenstored::journal::{Dir, Journal};
+use tapio_xenstored::journal::{self, Dir, Journal, Kept};
 use tapio_xenstored::quota::Limits;
 use tapio_xenstored::serve::rings::{RingPlatform, SharedRings, Source};
 use tapio_xenstored::serve::xen::{Census, DomainEvents, XenSource, local_port};
@@ -95,22 +95,16 @@ fn begin(args: &Args, platform: Box<dyn Platform>, rings: SharedRings, xen: bool
         .iter()
         .map(|path| socket::listen(path).map(|listener| (path, listener)))
         .collect::<Result<_, _>>()?;
-    let (journal, store) = match &args.state_dir {
-        None => (None, Store::default()),
-        Some(dir) => {
-            let opened =
-                Dir::open(dir).and_then(|dir| Journal::open(dir, args.sync.into(), Store::default()));
-            let (journal, store) = opened.map_err(|error| error.to_string())?;
-            (Some(journal), store)
-        }
+    let opened = args.state_dir.as_deref().map(Dir::open).transpose();
+    let mut dir = opened.map_err(|error| error.to_string())?;
+    let kept = match &mut dir {
+        None => Kept::default(),
+        Some(dir) => journal::read(dir).map_err(|error| error.to_string())?,
     };
-    let mut server = Server::new(store, platform);
-    set_up(args, &mut server)?;
+    let limits = limits(args)?;
+    let server = Server::new(Store::default(), platform);
     let failed = |error: std::io::Error| format!("cannot begin: {error}");
     let mut daemon = Daemon::new(server, rings).map_err(failed)?;
-    if let Some(journal) = journal {
-        daemon.set_journal(journal);
-    }
     for (path, listener) in listeners {
         daemon.listen(path, listener).map_err(failed)?;
     }
@@ -128,6 +122,16 @@ fn begin(args: &Args, platform: Box<dyn Platform>, rings: SharedRings, xen: bool
         local.map_err(|error| {
             format!("cannot serve this kernel's own ring: {error}; is xenfs mounted on /proc/xen?")
         })?;
+    }
+    daemon.take_up(kept);
+    daemon.server.domains.begin_with(limits);
+    if let Some(path) = &args.trace_file {
+        daemon.server.set_trace_path(&path.to_string_lossy());
+        let traced = daemon.server.set_trace(true);
+        traced.map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    if let Some(dir) = dir {
+        keep(args, dir, &mut daemon)?;
     }
     Ok(daemon)
 }
@@ -149,12 +153,9 @@ fn restore(
         restored.watch_domains(life).map_err(|error| format!("cannot hear of domains: {error}"))?;
     }
     let mut daemon = restored.daemon;
+    daemon.server.domains.general_mut().given = limits(args)?;
     if let Some(dir) = &args.state_dir {
-        let store = std::mem::take(&mut daemon.server.store);
-        let opened = Dir::open(dir).and_then(|dir| Journal::replace(dir, args.sync.into(), store));
-        let (journal, store) = opened.map_err(|error| error.to_string())?;
-        daemon.server.store = store;
-        daemon.set_journal(journal);
+        keep(args, Dir::open(dir).map_err(|error| error.to_string())?, &mut daemon)?;
     }
     if let Some((conn, request)) = restored.asked {
         daemon.server.answer_control(conn, request, "OK");
@@ -162,7 +163,14 @@ fn restore(
     Ok(daemon)
 }
 
-fn set_up(args: &Args, server: &mut Server) -> Result<(), String> {
+/// Writes down what changes from now on.
+fn keep(args: &Args, dir: Dir, daemon: &mut Daemon) -> Result<(), String> {
+    let journal = Journal::begin(dir, args.sync.into(), &mut daemon.server);
+    daemon.set_journal(journal.map_err(|error| error.to_string())?);
+    Ok(())
+}
+
+fn limits(args: &Args) -> Result<Limits, String> {
     let mut limits = Limits::default();
     for quota in &args.quotas {
         let (name, value) = quota.split_once('=').unwrap_or((quota, ""));
@@ -172,12 +180,7 @@ fn set_up(args: &Args, server: &mut Server) -> Result<(), String> {
             return Err(format!("--quota {quota}: there is no quota {name}; there are {names}"));
         }
     }
-    server.domains.limits = limits;
-    if let Some(path) = &args.trace_file {
-        server.set_trace_path(&path.to_string_lossy());
-        server.set_trace(true).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-    }
-    Ok(())
+    Ok(limits)
 }
 
 fn write_pid(file: &Path) -> Result<(), String> {

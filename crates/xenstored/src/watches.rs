@@ -42,6 +42,11 @@ impl Watches {
         true
     }
 
+    /// The one of this path and token.
+    pub fn get(&self, conn: ConnId, path: &str, token: &[u8]) -> Option<&Watch> {
+        self.by_path.get(path)?.iter().find(|watch| watch.conn == conn && *watch.token == *token)
+    }
+
     /// Takes one away. False when there is none.
     pub fn remove(&mut self, conn: ConnId, path: &str, token: &[u8]) -> bool {
         let Some(here) = self.by_path.get_mut(path) else { return false };

@@ -112,6 +112,7 @@ fn every_command_survives_the_wire() {
         Command::FrontAdd { minor: 1, front: vhost, vbd: None },
         Command::FrontAdd { minor: 1, front: tcp, vbd: None },
         Command::FrontRemove { minor: 1, front: 2, force: false },
+        Command::FrontFollow { minor: 1, front: 2 },
         Command::FrontList { minor: 1 },
         Command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 },
         Command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 },

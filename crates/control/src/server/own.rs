@@ -175,6 +175,12 @@ fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<End
         Command::FrontRemove { minor, front, force } => {
             shared.in_turn(|| host.front_remove(*minor, *front, *force)).map(|()| json!({}))
         }
+        Command::FrontFollow { minor, front } => {
+            let news = fds.into_iter().next().ok_or_else(|| {
+                ControlError::new(Errno::EINVAL, "no socket came along").next("pass one with the request")
+            })?;
+            value(shared.in_turn(|| host.front_follow(*minor, *front, news.into()))?)
+        }
         Command::Limits { minor } => value(host.limits(*minor)?),
         Command::SetLimits { minor, limits } => {
             shared.in_turn(|| host.set_limits(*minor, limits)).map(|()| json!({}))

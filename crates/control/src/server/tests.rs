@@ -451,6 +451,8 @@ fn our_own_protocol_carries_everything() {
         ask(Command::FrontRemove { minor: 4, front: 1, force: false }).expect("removed");
         let error = ask(Command::FrontRemove { minor: 4, front: 1, force: false }).expect_err("gone");
         assert_eq!((error.errno, error.message.as_str()), (Errno::ENOENT, "disk 4 has no front end 1"));
+        let error = ask(Command::FrontFollow { minor: 4, front: 1 }).expect_err("nothing came along");
+        assert_eq!(error.errno, Errno::EINVAL);
         ask(Command::SetPolling { minor: 4, max_us: 50, idle_percent: 30 }).expect("set");
         assert_eq!(lock(&host.disks)[&4].polling, Some(Polling { max_us: 50, idle_percent: 30 }));
         assert_eq!(ask(Command::Stats { minor: Some(4) }).expect("stats")["in_flight"], 3);

@@ -201,18 +201,45 @@ fn xenstored_may_be_restarted_in_place() {
 
 #[test]
 fn a_disk_that_grows_is_told_to_the_guest() {
-    let settings = Settings { length_every: Duration::from_millis(5), ..Settings::default() };
-    let mut world = World::with(settings);
+    // Ours tell, and are asked once for each time; others are asked again and again.
+    for foreign in [false, true] {
+        let every = if foreign { Duration::from_millis(5) } else { Duration::from_secs(3600) };
+        let mut world = World::with(Settings { length_every: every, ..Settings::default() });
+        world.fakes.state().foreign = foreign;
+        let id = vbd(5, 51712);
+        world.connected(id, 3);
+        let mut guest = world.connect();
+        guest.watch(&World::back(id, "state"), "state").unwrap();
+        assert!(guest.wait_event(None).unwrap().is_some(), "the first event of a watch");
+        for (times, sectors, told) in [(1, 1000, "8000"), (2, 1001, "8008")] {
+            world.fakes.grow(DiskInfo { sectors, sector_size: 4096, info: 0 });
+            world.until("it is written", |world| {
+                world.value(&World::back(id, "sectors")).as_deref() == Some(told)
+            });
+            let until = std::time::Instant::now() + Duration::from_secs(10);
+            assert!(guest.wait_event(Some(until)).unwrap().is_some(), "the guest is told to look again");
+            assert_eq!(world.back_state(id).as_deref(), Some("4"));
+            world.settle();
+            assert!(foreign || world.fakes.state().asked == times, "{}", world.fakes.state().asked);
+        }
+    }
+}
+
+#[test]
+fn who_tells_no_more_is_asked_again() {
+    let mut world = World::with(Settings { length_every: Duration::from_millis(5), ..Settings::default() });
     let id = vbd(5, 51712);
     world.connected(id, 3);
-    let mut guest = world.connect();
-    guest.watch(&World::back(id, "state"), "state").unwrap();
-    assert!(guest.wait_event(None).unwrap().is_some(), "the first event of a watch");
-    world.fakes.state().info = Some(DiskInfo { sectors: 1000, sector_size: 4096, info: 0 });
-    world.until("it is written", |world| world.value(&World::back(id, "sectors")).as_deref() == Some("8000"));
-    let until = std::time::Instant::now() + Duration::from_secs(10);
-    assert!(guest.wait_event(Some(until)).unwrap().is_some(), "the guest is told to look again");
-    assert_eq!(world.back_state(id).as_deref(), Some("4"));
+    world.settle();
+    assert_eq!(world.fakes.state().asked, 0);
+    world.fakes.state().followers.clear();
+    world.until("it is asked", |world| world.fakes.state().asked > 1);
+    // Another tapback is told again, by a process that goes on.
+    world.restart();
+    world.until("the ring is found again", |world| world.fakes.state().followers.contains_key(&id));
+    world.settle();
+    world.fakes.grow(DiskInfo { sectors: 7000, sector_size: 512, info: 0 });
+    world.until("it is written", |world| world.value(&World::back(id, "sectors")).as_deref() == Some("7000"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The other three: toolstack, guest, disk processes.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -27,6 +28,11 @@ pub struct State {
     pub rings: BTreeMap<VbdId, (i32, BlkifFront)>,
     pub log: Vec<String>,
     pub info: Option<DiskInfo>,
+    /// The processes are foreign: they tell nothing.
+    pub foreign: bool,
+    /// Who is told of a disk that grows, and how often one was asked.
+    pub followers: BTreeMap<VbdId, UnixStream>,
+    pub asked: usize,
     pub refuse: Option<Trouble>,
     /// Connecting waits.
     pub held: bool,
@@ -59,6 +65,15 @@ impl Fakes {
         let mut state = self.state();
         let (pid, ..) = state.processes.remove(&minor).expect("a process");
         state.rings.retain(|_, (owner, _)| *owner != pid);
+    }
+
+    /// All disks have another size, and say so if they can.
+    pub fn grow(&self, info: DiskInfo) {
+        let mut state = self.state();
+        state.info = Some(info);
+        for follower in state.followers.values_mut() {
+            follower.write_all(&[1]).unwrap();
+        }
     }
 
     pub fn hold(&self, held: bool) {
@@ -98,8 +113,14 @@ impl Disks for Fakes {
             state.rings.insert(id, (pid, order.front.clone()));
         }
         let info = state.info.unwrap_or(DiskInfo { sectors: 2048, sector_size: 512, info: 0 });
+        let news = (!state.foreign).then(|| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            state.followers.insert(id, theirs);
+            ours
+        });
         let at = DiskAt { pid, minor, image: format!("vhd:/disks/{minor}") };
-        Ok(Linked { at, info, front: Some(1), alive: Some(alive), adopted })
+        Ok(Linked { at, info, front: Some(1), alive: Some(alive), news, adopted })
     }
 
     fn disconnect(&self, link: &Link, force: bool) -> Result<(), Trouble> {
@@ -110,7 +131,9 @@ impl Disks for Fakes {
     }
 
     fn info(&self, _: &Link) -> Result<DiskInfo, Trouble> {
-        self.state().info.ok_or_else(|| Trouble::Absent("paused".into()))
+        let mut state = self.state();
+        state.asked += 1;
+        state.info.ok_or_else(|| Trouble::Absent("paused".into()))
     }
 
     fn set_polling(&self, _: &Link, polling: Polling) -> Result<(), Trouble> {
@@ -133,7 +156,7 @@ pub struct World {
 
 impl World {
     pub fn new() -> Self {
-        Self::with(Settings { length_every: Duration::ZERO, ..Settings::default() })
+        Self::with(Settings::default())
     }
 
     pub fn with(settings: Settings) -> Self {

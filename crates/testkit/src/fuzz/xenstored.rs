@@ -67,7 +67,7 @@ impl World {
     fn new() -> Self {
         let mut server = Server::default();
         for (quota, value) in [("nodes", NODES), ("memory", MEMORY), ("watches", 4), ("transactions", 3)] {
-            assert!(server.domains.limits.set(quota, value), "{quota}");
+            assert!(server.domains.general_mut().limits.set(quota, value), "{quota}");
         }
         let root = server.connect(Caller::CONTROL);
         let mut world = Self { server, root, guests: [None; 2] };
@@ -176,8 +176,11 @@ pub(super) fn xenstored_state(bytes: &[u8]) {
         state::save(&server, &mut out);
         state::load(&mut Reader(&out.0), Box::new(NoHypervisor)).expect("what was saved can be loaded");
     }
-    drop(journal::decode_tree(bytes));
-    let mut store = tapio_xenstored::store::Store::default();
-    let count = journal::replay(&mut store, bytes);
+    if let Ok(kept) = journal::decode_tree(bytes) {
+        Server::default().take_up(kept, |_| Life::Running);
+    }
+    let mut kept = journal::Kept::default();
+    let count = journal::replay(&mut kept, bytes);
+    Server::default().take_up(kept, |_| Life::Running);
     assert!(count * 9 <= bytes.len(), "{count} records");
 }

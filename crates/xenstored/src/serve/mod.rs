@@ -24,7 +24,7 @@ use rings::SharedRings;
 
 use crate::Server;
 use crate::domains::Life;
-use crate::journal::{Dir, Journal};
+use crate::journal::{Dir, Journal, Kept};
 use crate::server::Wish;
 use crate::session;
 use crate::tree::Caller;
@@ -160,12 +160,21 @@ impl Daemon {
         Ok(())
     }
 
+    /// Goes on with what a daemon before this one has kept ([`Server::take_up`]).
+    pub fn take_up(&mut self, kept: Kept) {
+        match &mut self.domains {
+            Some(watch) => self.server.take_up(kept, &mut watch.life),
+            None => self.server.take_up(kept, |_| Life::Running),
+        }
+    }
+
     /// Serves this kernel's own ring: the control domain's, which may do everything.
     ///
     /// # Errors
     /// It cannot be mapped, or its channel not be bound.
     pub fn serve_local(&mut self, port: u32) -> io::Result<()> {
         let id = self.server.connect(Caller::CONTROL);
+        self.server.domains.entry(0).conn = Some(id);
         self.server.platform.introduce(id, 0, 0, port, crate::domains::FEATURES)
     }
 
@@ -287,7 +296,7 @@ impl Daemon {
     fn settle(&mut self) -> io::Result<()> {
         loop {
             if let Some(journal) = &mut self.journal
-                && let Err(error) = journal.commit(&mut self.server.store)
+                && let Err(error) = journal.commit(&mut self.server)
             {
                 // To serve on is more than to remember: a host without its xenstored loses its guests.
                 eprintln!(
@@ -295,6 +304,7 @@ impl Daemon {
                 );
                 self.journal = None;
                 self.server.store.journal = None;
+                self.server.domains.changed = None;
                 self.server.trouble = Some(format!("the state directory is not written any more: {error}"));
             }
             let fresh = std::mem::take(&mut self.rings.borrow_mut().fresh);

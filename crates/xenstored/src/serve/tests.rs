@@ -37,7 +37,9 @@ impl Source for Doubles {
 /// A daemon with domains 1 and 2, both introduced, the control domain's own ring (the third), a domain 3 that nobody
 /// has introduced, and a client on its socket.
 struct World {
-    _scratch: tempfile::TempDir,
+    scratch: tempfile::TempDir,
+    /// What a hypervisor keeps when the daemon is gone.
+    doubles: Vec<(u32, Machine, GrantRef, Wire)>,
     waker: OwnedFd,
     thread: Option<std::thread::JoinHandle<()>>,
     root: Client,
@@ -52,8 +54,7 @@ struct TestGuest {
 impl World {
     fn new() -> Self {
         let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("socket");
-        let mut doubles = BTreeMap::new();
+        let mut doubles = Vec::new();
         let mut guests = Vec::new();
         for domid in [1, 2, 0, 3] {
             let machine = Machine::new(4).expect("memory");
@@ -64,25 +65,9 @@ impl World {
             let mapped = Page::Granted(domain.map(&[grant], Rights::Write).expect("a page"));
             let ring = GuestRing::new(mapped, Channel::Double(theirs)).expect("a ring");
             guests.push(TestGuest { ring, decoder: Decoder::new() });
-            doubles.insert(domid, (machine, grant, vec![ours]));
+            doubles.push((domid, machine, grant, ours));
         }
-        let waker = poll::waker().expect("a descriptor");
-        let stop = waker.try_clone().expect("a descriptor");
-        let (ready, is_ready) = mpsc::channel();
-        let place = path.clone();
-        let thread = std::thread::spawn(move || {
-            let rings = SharedRings::default();
-            let platform = RingPlatform::new(rings.clone(), Box::new(Doubles(doubles)));
-            let server = Server::new(Store::default(), Box::new(platform));
-            let mut daemon = Daemon::new(server, rings).expect("a daemon");
-            daemon.listen(&place, socket::listen(&place).expect("a socket")).expect("a socket");
-            daemon.stop_by(&stop).expect("a descriptor");
-            daemon.serve_local(1).expect("a ring");
-            ready.send(()).expect("the test waits");
-            daemon.run().expect("no error of the system");
-        });
-        is_ready.recv_timeout(LIMIT).expect("the daemon begins");
-        let mut root = Client::connect(&path).expect("a connection");
+        let (waker, thread, mut root) = Self::start(scratch.path(), &doubles);
         for domid in [1, 2] {
             root.introduce(domid, 7, 8).expect("a domain");
             let home = tapio_xen::xs::Path::parse(&format!("/local/domain/{domid}")).expect("a path");
@@ -90,7 +75,55 @@ impl World {
             let owner = tapio_xen::xs::wire::Permission::new(tapio_xen::xs::wire::Access::None, domid);
             root.set_permissions(home.as_str(), &[owner]).expect("the owner");
         }
-        Self { _scratch: scratch, waker, thread: Some(thread), root, guests }
+        Self { scratch, doubles, waker, thread: Some(thread), root, guests }
+    }
+
+    /// The daemon begins with what is in the directory.
+    fn start(
+        scratch: &Path,
+        doubles: &[(u32, Machine, GrantRef, Wire)],
+    ) -> (OwnedFd, std::thread::JoinHandle<()>, Client) {
+        let (path, state) = (scratch.join("socket"), scratch.join("state"));
+        let mut ends = BTreeMap::new();
+        for (domid, machine, grant, wire) in doubles {
+            ends.insert(*domid, (machine.clone(), *grant, vec![wire.try_clone().expect("a descriptor")]));
+        }
+        let waker = poll::waker().expect("a descriptor");
+        let stop = waker.try_clone().expect("a descriptor");
+        let (ready, is_ready) = mpsc::channel();
+        let place = path.clone();
+        let thread = std::thread::spawn(move || {
+            let mut dir = Dir::open(&state).expect("a directory");
+            let kept = crate::journal::read(&mut dir).expect("what was kept");
+            let rings = SharedRings::default();
+            let platform = RingPlatform::new(rings.clone(), Box::new(Doubles(ends)));
+            let server = Server::new(Store::default(), Box::new(platform));
+            let mut daemon = Daemon::new(server, rings).expect("a daemon");
+            daemon.listen(&place, socket::listen(&place).expect("a socket")).expect("a socket");
+            daemon.stop_by(&stop).expect("a descriptor");
+            daemon.serve_local(1).expect("a ring");
+            daemon.take_up(kept);
+            let journal = Journal::begin(dir, crate::journal::Sync::Never, &mut daemon.server);
+            daemon.set_journal(journal.expect("room"));
+            ready.send(()).expect("the test waits");
+            daemon.run().expect("no error of the system");
+        });
+        is_ready.recv_timeout(LIMIT).expect("the daemon begins");
+        let root = Client::connect(&path).expect("a connection");
+        (waker, thread, root)
+    }
+
+    /// The daemon ends, and another begins.
+    fn restart(&mut self) {
+        self.stop();
+        let (waker, thread, root) = Self::start(self.scratch.path(), &self.doubles);
+        (self.waker, self.thread, self.root) = (waker, Some(thread), root);
+    }
+
+    fn stop(&mut self) {
+        poll::wake(&self.waker);
+        let ended = self.thread.take().is_none_or(|thread| thread.join().is_ok());
+        assert!(ended || std::thread::panicking(), "the daemon panicked");
     }
 
     /// The daemon answers others.
@@ -103,9 +136,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        poll::wake(&self.waker);
-        let ended = self.thread.take().is_none_or(|thread| thread.join().is_ok());
-        assert!(ended || std::thread::panicking(), "the daemon panicked");
+        self.stop();
     }
 }
 
@@ -303,6 +334,41 @@ fn a_domain_that_goes_leaves_its_ring_alone() {
     world.guests[0].ring.write(&bytes);
     assert!(world.root.read("/local/domain/1").expect("an answer").is_none());
     assert!(world.guests[0].ring.read().is_empty());
+}
+
+#[test]
+fn a_daemon_that_comes_back_serves_its_domains_on() {
+    let mut world = World::new();
+    let watch = |path: &'static str, token: &'static [u8]| Request::Watch { path, token, depth: None };
+    let event = |guest: &mut TestGuest| loop {
+        let (kind, payload) = guest.next();
+        if kind == Kind::WatchEvent as u32 {
+            return String::from_utf8(payload).expect("a path and a token");
+        }
+    };
+    assert_eq!(world.guests[0].ask(&watch("data", b"kept")), b"OK\0");
+    assert_eq!(event(&mut world.guests[0]), "data\0kept\0");
+    assert_eq!(world.guests[0].ask(&watch("device", b"dropped")), b"OK\0");
+    assert_eq!(event(&mut world.guests[0]), "device\0dropped\0");
+    assert_eq!(world.guests[0].ask(&Request::Unwatch { path: "device", token: b"dropped" }), b"OK\0");
+    assert_eq!(world.guests[2].ask(&watch("/local/domain/1/device", b"control")), b"OK\0");
+    assert_eq!(event(&mut world.guests[2]), "/local/domain/1/device\0control\0");
+    world.root.release(2).expect("an answer");
+    for _ in 0..2 {
+        world.restart();
+        assert_eq!(event(&mut world.guests[0]), "data\0kept\0", "told once, whatever it missed");
+        assert_eq!(event(&mut world.guests[2]), "/local/domain/1/device\0control\0");
+        assert!(world.root.is_introduced(1).expect("an answer"));
+        assert!(!world.root.is_introduced(2).expect("an answer"));
+        world.root.write("/local/domain/1/data/x", b"1").expect("a write");
+        assert_eq!(event(&mut world.guests[0]), "data/x\0kept\0");
+        assert_eq!(world.guests[0].ask(&Request::Read { path: "data/x" }), b"1");
+        let path = "device/vbd";
+        assert_eq!(world.guests[0].ask(&Request::Write { path, value: b"" }), b"OK\0");
+        assert_eq!(event(&mut world.guests[2]), "/local/domain/1/device/vbd\0control\0");
+        assert_eq!(world.guests[0].ask(&Request::Rm { path: "device" }), b"OK\0");
+        assert_eq!(event(&mut world.guests[2]), "/local/domain/1/device\0control\0");
+    }
 }
 
 #[test]

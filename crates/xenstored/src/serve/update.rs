@@ -219,6 +219,10 @@ impl Restored {
             daemon.adopt(id, UnixStream::from(inherit(fd))).map_err(failed)?;
         }
         for (domid, conn, fd, port) in channels {
+            if domid == 0 {
+                // The first programs did not say which connection this was.
+                daemon.server.domains.entry(0).conn = Some(conn);
+            }
             let channel = Channel::Xen(EventDevice::from_fd(inherit(fd), port));
             let gfn =
                 daemon.server.domain(domid).and_then(|domain| domain.introduced).map_or(0, |(gfn, _)| gfn);
@@ -243,7 +247,7 @@ impl Restored {
             .collect();
         let without: Vec<ConnId> = (0..daemon.server.conns.len())
             .filter(|id| !carried.contains(id))
-            .filter(|id| !daemon.server.domains.known.values().any(|domain| domain.conn == Some(*id)))
+            .filter(|id| !daemon.server.domains.known().values().any(|domain| domain.conn == Some(*id)))
             .collect();
         without.into_iter().for_each(|id| daemon.server.disconnect(id));
         Ok(Self { daemon, asked, domain_events })

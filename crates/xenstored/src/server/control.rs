@@ -159,7 +159,7 @@ impl Server {
 
     fn quotas(&self) -> String {
         let mut text = String::from("Default Quota settings:\n");
-        for ((name, _, description), value) in QUOTAS.iter().zip(self.domains.limits.values()) {
+        for ((name, _, description), value) in QUOTAS.iter().zip(self.domains.general.limits.values()) {
             let _ = writeln!(text, "{name:>20}: {value:>8} {description}");
         }
         text

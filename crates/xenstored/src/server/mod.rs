@@ -20,12 +20,13 @@ use std::rc::Rc;
 
 use tapio_xen::xs::wire::{Errno, Kind, Message};
 
-use crate::domains::{Domain, Domains, Life, NoHypervisor, Platform};
+use crate::domains::{Domain, Domains, Life, NoHypervisor, Part, Platform};
+use crate::journal::Kept;
 use crate::quota::Quota;
 use crate::session::{Conn, REPLIES_MAX};
 use crate::store::{Change, Op, Store};
 use crate::tree::{Access, Caller, Node, Perms, Tree, split};
-use crate::watches::{ConnId, Watches};
+use crate::watches::{ConnId, Watch, Watches};
 
 /// What somebody asked for that the server cannot do alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -296,6 +297,22 @@ impl Server {
         if let Some(conn) = self.conn_mut(id) {
             conn.watches = 0;
         }
+        if let Some(domid) = self.domain_of(id) {
+            self.domains.mark(Part::Domain(domid));
+        }
+    }
+
+    /// A watch was made or dropped: those of domains are kept.
+    fn note_watch(&mut self, id: ConnId, path: &str, token: &[u8]) {
+        if let Some(domid) = self.domain_of(id) {
+            self.domains.mark(Part::Watch(domid, path.into(), token.into()));
+        }
+    }
+
+    /// The domain whose ring a connection is.
+    fn domain_of(&self, id: ConnId) -> Option<u32> {
+        let domid = self.conn(id)?.caller.domid;
+        (self.domain(domid)?.conn == Some(id)).then_some(domid)
     }
 
     /// Tells watches of changes that are visible now.
@@ -393,7 +410,7 @@ impl Server {
         if domid == 0 || domid >= crate::domains::DOMID_MAX {
             return Err(Errno::EINVAL);
         }
-        let known = self.domains.known.entry(domid).or_default();
+        let known = self.domains.entry(domid);
         match known.introduced {
             Some((page, _)) if page != gfn => return Err(Errno::EINVAL),
             Some((page, _)) => {
@@ -409,7 +426,7 @@ impl Server {
                     self.disconnect(id);
                     return Err(Errno::EINVAL);
                 }
-                if let Some(known) = self.domains.known.get_mut(&domid) {
+                if let Some(known) = self.domains.change(domid) {
                     known.introduced = Some((gfn, port));
                     known.conn = Some(id);
                     known.shutdown = false;
@@ -422,28 +439,71 @@ impl Server {
 
     /// A domain is gone, or shall be served no more.
     pub fn release(&mut self, domid: u32) {
-        let domain = self.domains.known.remove(&domid).unwrap_or_default();
+        let (domain, agents) = self.domains.forget(domid);
         self.platform.release(domid);
         if let Some(id) = domain.conn {
             self.disconnect(id);
         }
-        for other in self.domains.known.values_mut().filter(|other| other.target == Some(domid)) {
-            other.target = None;
-            if let Some(conn) = other.conn.and_then(|id| self.conns.get_mut(id)).and_then(Option::as_mut) {
+        for id in agents {
+            if let Some(conn) = self.conn_mut(id) {
                 conn.caller.target = None;
             }
         }
-        self.domains.special.remove(&format!("@releaseDomain/{domid}"));
         let changes = self.store.force(&Caller::CONTROL, Op::Forget(domid));
         self.fire(&changes);
         self.fire_special("@releaseDomain", domid);
+    }
+
+    /// Goes on with what a daemon before this one has kept, before anybody is served. Domains are served by their rings
+    /// where these can be had; `life` says how each is. A watch is told once, as when it was made: what it was about
+    /// may have changed since its domain last heard of it.
+    pub fn take_up(&mut self, mut kept: Kept, mut life: impl FnMut(u32) -> Life) {
+        // The control domain's ring is there already.
+        let control = self.domains.get(0).and_then(|domain| domain.conn);
+        kept.domains.changed = self.domains.changed.take();
+        self.domains = kept.domains;
+        self.store = kept.store;
+        if control.is_some() {
+            self.domains.entry(0).conn = control;
+        }
+        for domid in self.domains.known().keys().copied().collect::<Vec<_>>() {
+            let Some(domain) = self.domains.change(domid) else { continue };
+            if let Some((gfn, port)) = domain.introduced {
+                let features = domain.features.unwrap_or(crate::domains::FEATURES);
+                let target = domain.target;
+                if life(domid) == Life::Gone {
+                    self.release(domid);
+                    continue;
+                }
+                let id = self.connect(Caller { target, ..Caller::guest(domid) });
+                let served = self.platform.introduce(id, domid, gfn, port, features);
+                if let Err(error) = &served {
+                    eprintln!("tapio-xenstored: domain {domid} is served no more: {error}");
+                    self.disconnect(id);
+                }
+                if let Some(domain) = self.domains.change(domid) {
+                    domain.conn = served.is_ok().then_some(id);
+                    domain.introduced = domain.introduced.filter(|_| served.is_ok());
+                }
+            }
+            let Some(id) = self.domain(domid).and_then(|domain| domain.conn) else { continue };
+            for (path, watch) in kept.watches.remove(&domid).unwrap_or_default() {
+                let (token, relative) = (watch.token.clone(), watch.relative);
+                if self.watches.add(&path, Watch { conn: id, ..watch }) {
+                    if let Some(conn) = self.conn_mut(id) {
+                        conn.watches += 1;
+                    }
+                    self.tell(id, &path[relative..], &token);
+                }
+            }
+        }
     }
 
     /// The hypervisor says that something happened to domains; `life` says how each is.
     pub fn domains_changed(&mut self, mut life: impl FnMut(u32) -> Life) {
         let introduced: Vec<u32> = self
             .domains
-            .known
+            .known()
             .iter()
             .filter(|(_, domain)| domain.introduced.is_some())
             .map(|(domid, _)| *domid)
@@ -453,8 +513,7 @@ impl Server {
                 Life::Running => {}
                 Life::Gone => self.release(domid),
                 Life::Shutdown => {
-                    let told =
-                        self.domains.known.get_mut(&domid).map(|d| std::mem::replace(&mut d.shutdown, true));
+                    let told = self.domains.change(domid).map(|d| std::mem::replace(&mut d.shutdown, true));
                     if told == Some(false) {
                         self.fire_special("@releaseDomain", domid);
                     }
@@ -474,7 +533,7 @@ impl Server {
 
     /// A domain that is known, introduced or not.
     pub fn domain(&self, domid: u32) -> Option<&Domain> {
-        self.domains.known.get(&domid)
+        self.domains.get(domid)
     }
 }
 

@@ -50,6 +50,7 @@ impl Server {
                 if let Some(conn) = self.conn_mut(id) {
                     conn.watches -= 1;
                 }
+                self.note_watch(id, &path, token);
                 Cow::Borrowed("OK")
             }
             Request::ResetWatches => {
@@ -83,7 +84,7 @@ impl Server {
             }
             Request::Resume { domid } => {
                 privileged()?;
-                self.domains.known.get_mut(&domid).ok_or(Errno::ENOENT)?.shutdown = false;
+                self.domains.change(domid).ok_or(Errno::ENOENT)?.shutdown = false;
                 Cow::Borrowed("OK")
             }
             Request::GetDomainPath { domid } => format!("/local/domain/{domid}").into(),
@@ -113,7 +114,7 @@ impl Server {
                 if value & !FEATURES != 0 || domid >= DOMID_MAX {
                     return Err(Errno::EINVAL);
                 }
-                let domain = self.domains.known.entry(domid).or_default();
+                let domain = self.domains.entry(domid);
                 if domain.introduced.is_some() {
                     return Err(Errno::EBUSY);
                 }
@@ -255,7 +256,7 @@ impl Server {
         if !self.conn(id).is_some_and(|conn| conn.caller.privileged) {
             return Err(Errno::EACCES);
         }
-        self.domains.special.insert(name.into(), perms);
+        self.domains.general_mut().special.insert(name.into(), perms);
         Ok(Vec::new())
     }
 
@@ -312,6 +313,7 @@ impl Server {
         if let Some(conn) = self.conn_mut(id) {
             conn.watches += 1;
         }
+        self.note_watch(id, &whole, token);
         let header = message.header;
         self.reply(id, Kind::Watch, header.request, header.transaction, OK);
         self.tell(id, path, token);
@@ -323,7 +325,7 @@ impl Server {
         if !introduced(domid) || !introduced(target) {
             return Err(Errno::ENOENT);
         }
-        let domain = self.domains.known.get_mut(&domid).ok_or(Errno::ENOENT)?;
+        let domain = self.domains.change(domid).ok_or(Errno::ENOENT)?;
         domain.target = Some(target);
         if let Some(conn) = domain.conn.and_then(|id| self.conn_mut(id)) {
             conn.caller.target = Some(target);
@@ -333,7 +335,7 @@ impl Server {
 
     fn quota(&self, domid: Option<u32>, quota: Option<&str>) -> Result<String, Errno> {
         let limits = match domid {
-            None => &self.domains.limits,
+            None => &self.domains.general.limits,
             Some(domid) if domid == 0 || self.domain(domid).is_some() => self.domains.limits(domid),
             Some(_) => return Err(Errno::ENOENT),
         };
@@ -345,11 +347,11 @@ impl Server {
 
     pub(super) fn set_quota(&mut self, domid: Option<u32>, quota: &str, value: u64) -> Result<(), Errno> {
         let known = match domid {
-            None => self.domains.limits.set(quota, value),
+            None => self.domains.general_mut().limits.set(quota, value),
             Some(domid) => {
                 let mut limits = *self.domains.limits(domid);
                 let known = limits.set(quota, value);
-                self.domains.known.get_mut(&domid).ok_or(Errno::ENOENT)?.limits = Some(limits);
+                self.domains.change(domid).ok_or(Errno::ENOENT)?.limits = Some(limits);
                 known
             }
         };

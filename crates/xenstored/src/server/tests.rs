@@ -318,7 +318,7 @@ fn who_never_reads_events_is_cut_off() {
     let deaf = guest(&mut server, &root, 5);
     deaf.ask(&mut server, Kind::Watch, "/local/domain/5|t|");
     deaf.take(&mut server);
-    server.domains.limits.set("memory", 2000);
+    server.domains.general_mut().limits.set("memory", 2000);
     for number in 0..100 {
         root.ask(&mut server, Kind::Write, &format!("/local/domain/5/n{number}|"));
     }

@@ -4,6 +4,7 @@
 //! a transaction conflicts with exactly what it would have conflicted with before.
 
 pub mod codec;
+pub mod domains;
 pub mod nodes;
 #[cfg(test)]
 mod tests;
@@ -11,17 +12,16 @@ mod tests;
 use std::rc::Rc;
 
 use codec::{Damaged, Reader, Writer};
+use domains::{get_domain, get_general, get_watches, put_domain, put_general, put_watches};
 use nodes::{
     NodesOut, get_caller, get_node, get_nodes, get_op, get_perms, get_tree, get_usage, put_caller, put_op,
     put_perms, put_usage,
 };
 
-use crate::domains::{Domain, Platform};
-use crate::quota::{Limits, QUOTAS};
+use crate::domains::Platform;
 use crate::server::Server;
 use crate::session::Conn;
 use crate::store::{Change, Store, Transaction};
-use crate::watches::Watch;
 
 /// The first bytes; the digit is the version.
 const MAGIC: &[u8; 8] = b"TXSTATE1";
@@ -32,7 +32,11 @@ pub fn save(server: &Server, out: &mut Writer) {
     let mut rest = Writer::default();
     rest.u32(nodes.number(server.store.live.root()));
     rest.u64(server.store.clock);
-    save_domains(server, &mut rest);
+    put_general(&mut rest, &server.domains.general);
+    rest.count(server.domains.known().len());
+    for (domid, domain) in server.domains.known() {
+        put_domain(&mut rest, *domid, domain);
+    }
     rest.count(server.conns.len());
     for (id, conn) in server.conns.iter().enumerate() {
         rest.u8(conn.is_some().into());
@@ -47,14 +51,7 @@ pub fn save(server: &Server, out: &mut Writer) {
             rest.u32(*number);
             save_transaction(transaction, &mut nodes, &mut rest);
         }
-        let watches: Vec<_> = server.watches.of(id).collect();
-        rest.count(watches.len());
-        for (path, watch) in watches {
-            rest.bytes(path.as_bytes());
-            rest.bytes(&watch.token);
-            rest.u32(watch.relative as u32);
-            rest.u32(watch.depth.unwrap_or(u32::MAX));
-        }
+        put_watches(&mut rest, server.watches.of(id));
     }
     let (traced, trace_path) = server.tracing();
     rest.u8(traced.into());
@@ -65,36 +62,6 @@ pub fn save(server: &Server, out: &mut Writer) {
     out.0.extend_from_slice(MAGIC);
     nodes.finish(out);
     out.0.extend_from_slice(&rest.0);
-}
-
-fn save_limits(limits: &Limits, out: &mut Writer) {
-    limits.values().iter().for_each(|value| out.u64(*value));
-}
-
-fn save_domains(server: &Server, out: &mut Writer) {
-    let domains = &server.domains;
-    save_limits(&domains.limits, out);
-    out.count(domains.special.len());
-    for (name, perms) in &domains.special {
-        out.bytes(name.as_bytes());
-        put_perms(out, perms);
-    }
-    out.count(domains.known.len());
-    for (domid, domain) in &domains.known {
-        out.u32(*domid);
-        out.u8(domain.introduced.is_some().into());
-        let (gfn, port) = domain.introduced.unwrap_or_default();
-        out.u64(gfn);
-        out.u32(port);
-        out.u32(domain.conn.map_or(u32::MAX, |conn| conn as u32));
-        out.u32(domain.target.unwrap_or(u32::MAX));
-        out.u8(domain.shutdown.into());
-        out.u32(domain.features.unwrap_or(u32::MAX));
-        out.u8(domain.limits.is_some().into());
-        if let Some(limits) = &domain.limits {
-            save_limits(limits, out);
-        }
-    }
 }
 
 fn save_transaction(transaction: &Transaction, nodes: &mut NodesOut, out: &mut Writer) {
@@ -143,7 +110,11 @@ pub fn load(bytes: &mut Reader<'_>, platform: Box<dyn Platform>) -> Result<Serve
     let live = get_tree(bytes, &nodes)?;
     let clock = bytes.u64()?;
     let mut server = Server::new(Store::of(live, clock), platform);
-    load_domains(&mut server, bytes)?;
+    *server.domains.general_mut() = get_general(bytes)?;
+    for _ in 0..bytes.count()? {
+        let (domid, domain) = get_domain(bytes)?;
+        *server.domains.entry(domid) = domain;
+    }
     for id in 0..bytes.count()? {
         server.conns.push(None);
         if bytes.u8()? == 0 {
@@ -158,16 +129,8 @@ pub fn load(bytes: &mut Reader<'_>, platform: Box<dyn Platform>) -> Result<Serve
             let number = bytes.u32()?;
             conn.transactions.push((number, load_transaction(bytes, &nodes)?));
         }
-        for _ in 0..bytes.count()? {
-            let path: Rc<str> = bytes.text()?.into();
-            let token = bytes.bytes()?.into();
-            let relative = bytes.u32()? as usize;
-            if !path.is_char_boundary(relative) {
-                return Err(Damaged("a watch is none"));
-            }
-            let depth = bytes.u32()?;
-            let depth = (depth != u32::MAX).then_some(depth);
-            if server.watches.add(&path, Watch { conn: id, token, relative, depth }) {
+        for (path, watch) in get_watches(bytes, id)? {
+            if server.watches.add(&path, watch) {
                 conn.watches += 1;
             }
         }
@@ -183,42 +146,6 @@ pub fn load(bytes: &mut Reader<'_>, platform: Box<dyn Platform>) -> Result<Serve
     server.events = bytes.u64()?;
     server.conflicts = bytes.u64()?;
     Ok(server)
-}
-
-fn load_limits(bytes: &mut Reader<'_>) -> Result<Limits, Damaged> {
-    let mut limits = Limits::default();
-    for (name, ..) in QUOTAS {
-        limits.set(name, bytes.u64()?);
-    }
-    Ok(limits)
-}
-
-fn load_domains(server: &mut Server, bytes: &mut Reader<'_>) -> Result<(), Damaged> {
-    server.domains.limits = load_limits(bytes)?;
-    for _ in 0..bytes.count()? {
-        let name = bytes.text()?.to_owned();
-        server.domains.special.insert(name, get_perms(bytes)?);
-    }
-    for _ in 0..bytes.count()? {
-        let domid = bytes.u32()?;
-        let introduced = bytes.u8()? != 0;
-        let (gfn, port) = (bytes.u64()?, bytes.u32()?);
-        let mut optional = || bytes.u32().map(|value| (value != u32::MAX).then_some(value));
-        let (conn, target) = (optional()?, optional()?);
-        let shutdown = bytes.u8()? != 0;
-        let features = bytes.u32()?;
-        let limits = if bytes.u8()? != 0 { Some(load_limits(bytes)?) } else { None };
-        let domain = Domain {
-            introduced: introduced.then_some((gfn, port)),
-            conn: conn.map(|conn| conn as usize),
-            target,
-            shutdown,
-            features: (features != u32::MAX).then_some(features),
-            limits,
-        };
-        server.domains.known.insert(domid, domain);
-    }
-    Ok(())
 }
 
 fn load_transaction(bytes: &mut Reader<'_>, nodes: &[Rc<crate::tree::Node>]) -> Result<Transaction, Damaged> {

@@ -1,11 +1,11 @@
 //! Versions of the tree in bytes: what they share is there once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use super::codec::{Damaged, Reader, Writer};
 use crate::store::{Effects, Op, Usage};
-use crate::tree::{Access, Caller, Node, Perm, Perms, Tree};
+use crate::tree::{Access, Caller, Children, Node, Perm, Perms, Tree};
 
 /// Nodes with the numbers they have in the bytes.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ impl NodesOut {
             put_perms(&mut self.out, &node.perms);
             self.out.u64(node.own);
             self.out.u64(node.list);
-            self.out.count(node.children.len());
+            self.out.count(node.children.iter().count());
             for (name, child) in &node.children {
                 self.out.bytes(name.as_bytes());
                 self.out.u32(self.numbers[&Rc::as_ptr(child)]);
@@ -54,14 +54,18 @@ impl NodesOut {
 pub fn get_nodes(bytes: &mut Reader<'_>) -> Result<Vec<Rc<Node>>, Damaged> {
     let count = bytes.count()?;
     let mut nodes: Vec<Rc<Node>> = Vec::new();
+    // What was shared is shared again.
+    let mut known: HashSet<Perms> = HashSet::new();
     for _ in 0..count {
         let value = bytes.bytes()?.into();
         let perms = get_perms(bytes)?;
         let (own, list) = (bytes.u64()?, bytes.u64()?);
-        let mut node = Node { value, perms, own, list, ..Node::default() };
+        let perms = known.get(&perms).cloned().unwrap_or(perms);
+        known.insert(perms.clone());
+        let mut node = Node { value, perms, own, list, children: Children::default() };
         for _ in 0..bytes.count()? {
             let name = bytes.text()?;
-            if name.is_empty() || name.contains('/') {
+            if name.is_empty() || name.contains(['/', '\0']) {
                 return Err(Damaged("a name is none"));
             }
             node.children.insert(name, get_node(bytes, &nodes)?);

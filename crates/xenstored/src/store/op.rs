@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::tree::{Caller, Node, Perms, Tree, parts, walk};
+use crate::tree::{Caller, Children, Node, Perms, Tree, Value, parts, split, walk};
 
 /// What a node costs beside its value, name and permissions, in bytes of the memory quota.
 const NODE_COST: usize = 96;
@@ -15,7 +15,7 @@ const NODE_COST: usize = 96;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// A node has this value; what is missing above it comes into being.
-    Write(Rc<str>, Rc<[u8]>),
+    Write(Rc<str>, Value),
     /// A node comes into being, with what is missing above it.
     Make(Rc<str>),
     /// A node goes, with what is below it.
@@ -97,13 +97,11 @@ fn cost(path: &str, node: &Node) -> i64 {
 pub fn apply(tree: &mut Tree, op: &Op, caller: &Caller, clock: &mut u64, effects: &mut Effects) {
     match op {
         Op::Write(path, value) => {
-            let node = make(tree, path, caller, clock, effects);
-            let more = value.len() as i64 - node.value.len() as i64;
-            node.value = value.clone();
-            *clock += 1;
-            node.own = *clock;
-            let owner = node.perms.owner();
-            effects.count(owner, 0, more);
+            // Most are there: they are looked for once.
+            match tree.get_mut(path) {
+                Some(node) => write(node, value, clock, effects),
+                None => write(make(tree, path, caller, clock, effects), value, clock, effects),
+            }
             effects.changes.push(Change::Changed { path: path.clone(), before: None });
         }
         Op::Make(path) => {
@@ -112,6 +110,9 @@ pub fn apply(tree: &mut Tree, op: &Op, caller: &Caller, clock: &mut u64, effects
         }
         Op::Remove(path) => remove(tree, path, clock, effects),
         Op::SetPerms(path, perms) => {
+            // Toolstacks say of each node of a directory what they said of the directory.
+            let above = split(path).and_then(|(parent, _)| tree.get(parent)).map(|parent| &parent.perms);
+            let perms = above.filter(|above| *above == perms).unwrap_or(perms).clone();
             let Some(node) = tree.get_mut(path) else { return };
             *clock += 1;
             node.own = *clock;
@@ -124,6 +125,13 @@ pub fn apply(tree: &mut Tree, op: &Op, caller: &Caller, clock: &mut u64, effects
         }
         Op::Forget(domid) => forget(tree, *domid, clock, effects),
     }
+}
+
+fn write(node: &mut Node, value: &Value, clock: &mut u64, effects: &mut Effects) {
+    effects.count(node.perms.owner(), 0, value.len() as i64 - node.value.len() as i64);
+    node.value = value.clone();
+    *clock += 1;
+    node.own = *clock;
 }
 
 /// The node of a path, brought into being if need be with what is missing above it.
@@ -139,8 +147,13 @@ fn make<'a>(
         if node.children.get(name).is_none() {
             *clock += 1;
             node.list = *clock;
-            let child =
-                Node { perms: node.perms.inherited_by(caller), own: *clock, list: *clock, ..Node::default() };
+            let child = Node {
+                value: Value::default(),
+                perms: node.perms.inherited_by(caller),
+                own: *clock,
+                list: *clock,
+                children: Children::default(),
+            };
             effects.count(child.perms.owner(), 1, cost(name, &child));
             node.children.insert(name, Rc::new(child));
         }

@@ -1,21 +1,37 @@
 //! The children of a node: an ordered map that shares what two versions have in common.
 //!
-//! A weight-balanced tree rather than a hash trie, because a listing needs an order that stays (`DIRECTORY_PART` goes
-//! on at a byte offset), and rather than a sorted array, because a directory of a hundred thousand children would be
-//! copied for each of them. Every branch knows how many children and how many bytes of listing are below it, so a
-//! change and a jump to any offset cost O(log n). What no snapshot shares is changed in place.
+//! ```text
+//!              ┌ names "m\0n\0p\0"  nodes [m, n, p] ┐        a row: neighbours, their names as a listing has them
+//!         left │                                    │ right
+//!   "a\0c\0" [a, c]                           "x\0z\0" [x, z]
+//! ```
 //!
-//! Balance: with the weight of a branch as its children plus one, no side weighs more than three times the other; a
-//! double rotation where the inner grandchild weighs twice the outer or more (Adams' trees with the one pair of whole
-//! numbers that is proved to work for insertion and removal).
+//! A weight-balanced tree rather than a hash trie, because a listing needs an order that stays (`DIRECTORY_PART` goes
+//! on at a byte offset), and rather than one sorted array, because a directory of a hundred thousand children would be
+//! copied for each of them. Most directories are one row. Every branch knows how many bytes of listing are below it,
+//! so a change and a jump to any offset cost O(log n), and a listing copies whole rows. What no snapshot shares is
+//! changed in place.
+//!
+//! Balance: with the weight of a branch as the branches from it on plus one, no side weighs more than three times the
+//! other; a double rotation where the inner grandchild weighs twice the outer or more (Adams' trees with the one pair
+//! of whole numbers that is proved to work for insertion and removal).
 
 use std::cmp::Ordering;
 use std::rc::Rc;
+use std::slice;
 
 use super::Node;
 
 const DELTA: usize = 3;
 const GAMMA: usize = 2;
+/// Children of a row. More save memory; each is counted up when a change copies a row that a snapshot shares. A row
+/// with a reference of its own would be copied less, and cost every look-up a cache line: that was measured to be more.
+const ROW_MAX: usize = if cfg!(test) { 4 } else { 32 };
+/// Bytes of the names of a row, unless it has one child.
+const ROW_LEN_MAX: usize = 2048;
+
+/// One more than that, until the row is split, is counted in a byte.
+const _: () = assert!(ROW_MAX < u8::MAX as usize);
 
 type Link = Option<Rc<Branch>>;
 
@@ -27,25 +43,110 @@ pub struct Children {
 
 #[derive(Clone, Debug)]
 struct Branch {
-    name: Rc<str>,
-    node: Rc<Node>,
+    row: Row,
     left: Link,
     right: Link,
-    /// Children here and below.
-    count: usize,
-    /// Bytes of their names, each with its NUL.
+    /// Branches here and below.
+    branches: usize,
+    /// Bytes of the names here and below, each with its NUL.
     bytes: usize,
 }
 
-impl Branch {
-    fn sum(&mut self) {
-        self.count = 1 + count(&self.left) + count(&self.right);
-        self.bytes = self.name.len() + 1 + bytes(&self.left) + bytes(&self.right);
+/// Neighbours: at least one, without room for more.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    /// In order, a NUL behind each.
+    names: Box<str>,
+    nodes: Box<[Rc<Node>]>,
+}
+
+/// Where a name is in a row, or would be.
+struct Place {
+    /// Names before it.
+    index: usize,
+    /// Bytes before it.
+    at: usize,
+    found: bool,
+}
+
+impl Row {
+    fn new(name: &str, node: Rc<Node>) -> Self {
+        let mut row = Self::default();
+        row.insert(&Place { index: 0, at: 0, found: false }, name, node);
+        row
+    }
+
+    /// Halves the bytes until the name is found: a table of where names begin would be half as large as they are.
+    fn place(&self, name: &str) -> Place {
+        let (names, name) = (self.names.as_bytes(), name.as_bytes());
+        let is_end = |byte: &u8| *byte == 0;
+        // In single bytes, which a processor counts sixteen at a time.
+        let index =
+            |at: usize| names[..at].iter().fold(0u8, |sum, byte| sum.wrapping_add(is_end(byte).into()));
+        let index = |at| usize::from(index(at));
+        let (mut from, mut to) = (0, names.len());
+        while from < to {
+            let middle = usize::midpoint(from, to);
+            let start = names[from..middle].iter().rposition(is_end).map_or(from, |end| from + end + 1);
+            let len = names[start..].iter().position(is_end).unwrap_or(names.len() - start);
+            match name.cmp(&names[start..start + len]) {
+                Ordering::Less => to = start,
+                Ordering::Greater => from = start + len + 1,
+                Ordering::Equal => return Place { index: index(start), at: start, found: true },
+            }
+        }
+        Place { index: index(from), at: from, found: false }
+    }
+
+    fn insert(&mut self, place: &Place, name: &str, node: Rc<Node>) {
+        let (before, behind) = self.names.split_at(place.at);
+        self.names = [before, name, "\0", behind].concat().into();
+        let mut nodes = std::mem::take(&mut self.nodes).into_vec();
+        nodes.reserve_exact(1);
+        nodes.insert(place.index, node);
+        self.nodes = nodes.into();
+    }
+
+    /// What is at `place` has a name of `len` bytes.
+    fn remove(&mut self, place: &Place, len: usize) -> Rc<Node> {
+        self.names = [&self.names[..place.at], &self.names[place.at + len + 1..]].concat().into();
+        let mut nodes = std::mem::take(&mut self.nodes).into_vec();
+        let node = nodes.remove(place.index);
+        self.nodes = nodes.into();
+        node
+    }
+
+    /// The upper half, when it has become too long.
+    fn split(&mut self) -> Option<Self> {
+        let count = self.nodes.len();
+        if count <= ROW_MAX && (self.names.len() <= ROW_LEN_MAX || count == 1) {
+            return None;
+        }
+        let mut nodes = std::mem::take(&mut self.nodes).into_vec();
+        let upper = nodes.split_off(count / 2).into();
+        self.nodes = nodes.into();
+        let at = self.names.split_inclusive('\0').take(self.nodes.len()).map(str::len).sum();
+        let (before, behind) = self.names.split_at(at);
+        let row = Self { names: behind.into(), nodes: upper };
+        self.names = before.into();
+        Some(row)
     }
 }
 
-fn count(link: &Link) -> usize {
-    link.as_ref().map_or(0, |branch| branch.count)
+impl Branch {
+    fn link(row: Row) -> Link {
+        let bytes = row.names.len();
+        Some(Rc::new(Self { row, left: None, right: None, branches: 1, bytes }))
+    }
+
+    fn sum(&mut self) {
+        self.branches = 1 + branches(&self.left) + branches(&self.right);
+        self.bytes = self.row.names.len() + bytes(&self.left) + bytes(&self.right);
+    }
+}
+
+fn branches(link: &Link) -> usize {
+    link.as_ref().map_or(0, |branch| branch.branches)
 }
 
 fn bytes(link: &Link) -> usize {
@@ -53,20 +154,10 @@ fn bytes(link: &Link) -> usize {
 }
 
 fn weight(link: &Link) -> usize {
-    count(link) + 1
+    branches(link) + 1
 }
 
 impl Children {
-    /// How many.
-    pub fn len(&self) -> usize {
-        count(&self.root)
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.root.is_none()
-    }
-
     /// Bytes of a listing: every name with a NUL.
     pub fn listing_len(&self) -> usize {
         bytes(&self.root)
@@ -76,10 +167,12 @@ impl Children {
     pub fn get(&self, name: &str) -> Option<&Rc<Node>> {
         let mut link = &self.root;
         while let Some(branch) = link {
-            match name.cmp(&branch.name) {
-                Ordering::Less => link = &branch.left,
-                Ordering::Greater => link = &branch.right,
-                Ordering::Equal => return Some(&branch.node),
+            let place = branch.row.place(name);
+            match place {
+                Place { found: true, index, .. } => return branch.row.nodes.get(index),
+                Place { at: 0, .. } => link = &branch.left,
+                Place { at, .. } if at == branch.row.names.len() => link = &branch.right,
+                Place { .. } => return None,
             }
         }
         None
@@ -87,20 +180,23 @@ impl Children {
 
     /// The child of this name, to be changed: what is shared on the way to it is copied.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut Rc<Node>> {
-        self.get(name)?;
         let mut link = &mut self.root;
         loop {
             let branch = Rc::make_mut(link.as_mut()?);
-            match name.cmp(&branch.name) {
-                Ordering::Less => link = &mut branch.left,
-                Ordering::Greater => link = &mut branch.right,
-                Ordering::Equal => return Some(&mut branch.node),
+            match branch.row.place(name) {
+                Place { found: true, index, .. } => {
+                    return branch.row.nodes.get_mut(index);
+                }
+                Place { at: 0, .. } => link = &mut branch.left,
+                Place { at, .. } if at == branch.row.names.len() => link = &mut branch.right,
+                Place { .. } => return None,
             }
         }
     }
 
-    /// Adds a child, or puts another in the place of the one with this name.
+    /// Adds a child, or puts another in the place of the one with this name. The name has no NUL.
     pub fn insert(&mut self, name: &str, node: Rc<Node>) {
+        debug_assert!(!name.contains('\0'), "it ends names");
         insert(&mut self.root, name, node);
     }
 
@@ -120,14 +216,14 @@ impl Children {
 
     /// All children in the order of their names.
     pub fn iter(&self) -> Iter<'_> {
-        let mut iter = Iter { above: Vec::new() };
+        let mut iter = Iter { names: "", nodes: [].iter(), above: Vec::new() };
         iter.descend(&self.root);
         iter
     }
 }
 
 impl<'a> IntoIterator for &'a Children {
-    type Item = (&'a Rc<str>, &'a Rc<Node>);
+    type Item = (&'a str, &'a Rc<Node>);
     type IntoIter = Iter<'a>;
 
     fn into_iter(self) -> Iter<'a> {
@@ -138,6 +234,9 @@ impl<'a> IntoIterator for &'a Children {
 /// Children in the order of their names.
 #[derive(Debug)]
 pub struct Iter<'a> {
+    /// What is left of a row.
+    names: &'a str,
+    nodes: slice::Iter<'a, Rc<Node>>,
     above: Vec<&'a Branch>,
 }
 
@@ -151,12 +250,17 @@ impl<'a> Iter<'a> {
 }
 
 impl<'a> Iterator for Iter<'a> {
-    type Item = (&'a Rc<str>, &'a Rc<Node>);
+    type Item = (&'a str, &'a Rc<Node>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let branch = self.above.pop()?;
-        self.descend(&branch.right);
-        Some((&branch.name, &branch.node))
+        if self.names.is_empty() {
+            let branch = self.above.pop()?;
+            (self.names, self.nodes) = (&branch.row.names, branch.row.nodes.iter());
+            self.descend(&branch.right);
+        }
+        let (name, rest) = self.names.split_once('\0')?;
+        self.names = rest;
+        Some((name, self.nodes.next()?))
     }
 }
 
@@ -169,37 +273,55 @@ fn list(link: &Link, skip: &mut usize, end: usize, out: &mut Vec<u8>) -> bool {
     if !list(&branch.left, skip, end, out) {
         return false;
     }
-    let name = branch.name.as_bytes();
-    if *skip > name.len() {
-        *skip -= name.len() + 1;
-    } else {
-        // Only a client that invents offsets begins in the middle of a name.
-        let piece = &name[*skip..];
-        if out.len() + piece.len() + 1 > end {
+    // Only a client that invents offsets begins in the middle of a name.
+    if let Some(names) = branch.row.names.as_bytes().get(*skip..) {
+        *skip = 0;
+        let room = end - out.len();
+        if names.len() > room {
+            let whole = names[..room].iter().rposition(|byte| *byte == 0).map_or(0, |last| last + 1);
+            out.extend_from_slice(&names[..whole]);
             return false;
         }
-        out.extend_from_slice(piece);
-        out.push(0);
-        *skip = 0;
+        out.extend_from_slice(names);
+    } else {
+        *skip -= branch.row.names.len();
     }
     list(&branch.right, skip, end, out)
 }
 
 fn insert(link: &mut Link, name: &str, node: Rc<Node>) {
     let Some(shared) = link else {
-        let bytes = name.len() + 1;
-        *link = Some(Rc::new(Branch { name: name.into(), node, left: None, right: None, count: 1, bytes }));
+        *link = Branch::link(Row::new(name, node));
         return;
     };
     let branch = Rc::make_mut(shared);
-    match name.cmp(&branch.name) {
-        Ordering::Less => insert(&mut branch.left, name, node),
-        Ordering::Greater => insert(&mut branch.right, name, node),
-        Ordering::Equal => {
-            branch.node = node;
+    match branch.row.place(name) {
+        Place { found: true, index, .. } => {
+            branch.row.nodes[index] = node;
             return;
         }
+        Place { at: 0, .. } if branch.left.is_some() => insert(&mut branch.left, name, node),
+        Place { at, .. } if at == branch.row.names.len() && branch.right.is_some() => {
+            insert(&mut branch.right, name, node);
+        }
+        place => {
+            branch.row.insert(&place, name, node);
+            if let Some(upper) = branch.row.split() {
+                insert_first(&mut branch.right, upper);
+            }
+        }
     }
+    branch.sum();
+    balance(link);
+}
+
+fn insert_first(link: &mut Link, row: Row) {
+    let Some(shared) = link else {
+        *link = Branch::link(row);
+        return;
+    };
+    let branch = Rc::make_mut(shared);
+    insert_first(&mut branch.left, row);
     branch.sum();
     balance(link);
 }
@@ -207,22 +329,22 @@ fn insert(link: &mut Link, name: &str, node: Rc<Node>) {
 /// The name is there.
 fn remove(link: &mut Link, name: &str) -> Option<Rc<Node>> {
     let branch = Rc::make_mut(link.as_mut()?);
-    let removed = match name.cmp(&branch.name) {
-        Ordering::Less => remove(&mut branch.left, name),
-        Ordering::Greater => remove(&mut branch.right, name),
-        Ordering::Equal => {
-            let node = branch.node.clone();
-            match (branch.left.take(), branch.right.take()) {
-                (None, other) | (other, None) => {
-                    *link = other;
-                    return Some(node);
-                }
-                (left, mut right) => {
-                    let (name, node) = take_first(&mut right)?;
-                    branch.name = name;
-                    branch.node = node;
-                    branch.left = left;
-                    branch.right = right;
+    let removed = match branch.row.place(name) {
+        Place { found: false, at: 0, .. } => remove(&mut branch.left, name),
+        Place { found: false, .. } => remove(&mut branch.right, name),
+        place => {
+            let node = branch.row.remove(&place, name.len());
+            if branch.row.nodes.is_empty() {
+                match (branch.left.take(), branch.right.take()) {
+                    (None, other) | (other, None) => {
+                        *link = other;
+                        return Some(node);
+                    }
+                    (left, mut right) => {
+                        branch.row = take_first(&mut right)?;
+                        branch.left = left;
+                        branch.right = right;
+                    }
                 }
             }
             Some(node)
@@ -233,10 +355,10 @@ fn remove(link: &mut Link, name: &str) -> Option<Rc<Node>> {
     removed
 }
 
-fn take_first(link: &mut Link) -> Option<(Rc<str>, Rc<Node>)> {
+fn take_first(link: &mut Link) -> Option<Row> {
     let branch = Rc::make_mut(link.as_mut()?);
     if branch.left.is_none() {
-        let first = (branch.name.clone(), branch.node.clone());
+        let first = std::mem::take(&mut branch.row);
         *link = branch.right.take();
         return Some(first);
     }
@@ -303,7 +425,7 @@ mod tests {
     use super::*;
 
     fn node(value: u8) -> Rc<Node> {
-        Rc::new(Node { value: Rc::from([value].as_slice()), ..Node::default() })
+        Rc::new(Node { value: [value][..].into(), ..Node::default() })
     }
 
     /// Depth of a link whose sums and balance are right.
@@ -311,8 +433,11 @@ mod tests {
         let Some(branch) = link else { return 0 };
         let (left, right) = (weight(&branch.left), weight(&branch.right));
         assert!(left <= DELTA * right && right <= DELTA * left, "{left} beside {right}");
-        assert_eq!(branch.count, 1 + count(&branch.left) + count(&branch.right));
-        assert_eq!(branch.bytes, branch.name.len() + 1 + bytes(&branch.left) + bytes(&branch.right));
+        assert_eq!(branch.branches, 1 + branches(&branch.left) + branches(&branch.right));
+        assert_eq!(branch.bytes, branch.row.names.len() + bytes(&branch.left) + bytes(&branch.right));
+        let (names, nodes) = (&branch.row.names, branch.row.nodes.len());
+        assert!((1..=ROW_MAX).contains(&nodes) && (names.len() <= ROW_LEN_MAX || nodes == 1), "{nodes}");
+        assert_eq!(names.matches('\0').count(), nodes);
         1 + check(&branch.left).max(check(&branch.right))
     }
 
@@ -339,7 +464,7 @@ mod tests {
                     }
                     _ => {
                         if let Some(found) = children.get_mut(&name) {
-                            Rc::make_mut(found).value = Rc::from([9].as_slice());
+                            Rc::make_mut(found).value = [9][..].into();
                             model.insert(name, 9);
                         }
                     }
@@ -375,6 +500,19 @@ mod tests {
         assert_eq!(out, b"099999\0");
         out.clear();
         assert!(children.list(3, 9, &mut out) || out == b"000\x00");
+    }
+
+    #[test]
+    fn rows_of_long_names_are_short() {
+        let mut children = Children::default();
+        let name = |number: usize| format!("{number}{}", "x".repeat(900));
+        for number in 0..9 {
+            children.insert(&name(number), node(0));
+            check(&children.root);
+        }
+        assert!(branches(&children.root) >= 4, "{}", branches(&children.root));
+        assert!((0..9).all(|number| children.remove(&name(number)).is_some()));
+        assert!(children.root.is_none() && children.listing_len() == 0);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use tapio_xen::xs::wire::Permission;
 
 /// What one domain may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Perm {
     /// `n`, `r`, `w` or `b`.
     pub access: Access,
@@ -16,7 +16,7 @@ pub struct Perm {
 }
 
 /// Kinds of access, as bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Access(u8);
 
 impl Access {
@@ -82,21 +82,25 @@ impl Caller {
     }
 }
 
-/// The permissions of a node, owner first. Nodes that inherit them share them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Perms(Rc<[Perm]>);
+/// The permissions of a node, owner first. Nodes that inherit them share them. One word: the list has its length.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Perms(Rc<Box<[Perm]>>);
 
 impl Default for Perms {
     /// The control domain's alone.
     fn default() -> Self {
-        Self(Rc::from([Perm { access: Access::NONE, domid: 0 }].as_slice()))
+        Self::of_list(&[Perm { access: Access::NONE, domid: 0 }])
     }
 }
 
 impl Perms {
+    fn of_list(entries: &[Perm]) -> Self {
+        Self(Rc::new(entries.into()))
+    }
+
     /// From the entries of a request; `None` when there are none.
     pub fn new(entries: &[Perm]) -> Option<Self> {
-        (!entries.is_empty()).then(|| Self(entries.into()))
+        (!entries.is_empty()).then(|| Self::of_list(entries))
     }
 
     /// The entries, owner first.
@@ -135,7 +139,7 @@ impl Perms {
         }
         let mut entries = self.0.to_vec();
         entries[0].domid = caller.domid;
-        Self(entries.into())
+        Self::of_list(&entries)
     }
 
     /// Without what is said about a domain that does not exist any more; `None` when nothing is.
@@ -143,7 +147,7 @@ impl Perms {
         let dead = |perm: &&Perm| perm.domid == domid;
         self.0[1..].iter().any(|perm| dead(&perm)).then(|| {
             let others = self.0[1..].iter().filter(|perm| !dead(perm)).copied();
-            Self(std::iter::once(self.0[0]).chain(others).collect())
+            Self(Rc::new(std::iter::once(self.0[0]).chain(others).collect()))
         })
     }
 

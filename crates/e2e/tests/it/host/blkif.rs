@@ -1,12 +1,14 @@
 //! The rings of a Xen guest on a real disk process: the guest is a double, its memory and its event channels are
 //! descriptors that are handed over.
 
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tapio_control::{
-    BlkifFront, BlkifQueue, Command as Ask, Front, FrontEntry, OwnClient, RingStart, RunDir,
+    BlkifFront, BlkifQueue, Command as Ask, DiskInfo, Front, FrontEntry, OwnClient, RingStart, RunDir,
 };
 use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd};
 use tapio_e2e::process::{poll_until, run};
@@ -105,6 +107,45 @@ fn stop(scratch: &Scratch, tap: Tap) {
         .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
         .unwrap_or_default();
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn who_serves_a_guest_is_told_when_its_disk_grows() {
+    let scratch = Scratch::in_memory();
+    let host = Host::new(&scratch);
+    let tap = host.create(&images(&scratch)[0]);
+    let front = Blkfront::new(FrontOptions::default()).expect("a double");
+    let invitation = front.invitation().expect("descriptors");
+    let entry = connect(&scratch, &tap, invitation, Movement::Copy, RingStart::Fresh);
+    let mut client =
+        OwnClient::connect(&RunDir::new(scratch.join("run")), tap.pid as i32).expect("it answers");
+    let mut follow = |front: u32| {
+        let (mut ours, theirs) = UnixStream::pair().expect("a pair");
+        ours.set_read_timeout(Some(LIMIT)).expect("a limit");
+        let ask = Ask::FrontFollow { minor: tap.minor as u16, front };
+        let told: Result<DiskInfo, _> = client.call(&ask, &[theirs.as_fd()], Some(LIMIT));
+        drop(theirs);
+        let news = move |bytes: &mut [u8]| ours.read(bytes).expect("news, or their end");
+        told.map(|info| (info, news))
+    };
+    let (before, mut first) = follow(entry.id).expect("it tells");
+    assert_eq!(before.sectors, DISK_MIB << 11);
+    let grow = |size: &str| drop(run(&mut host.tapio(&["disk", "grow", &tap.minor.to_string(), size])).ok());
+    grow("32MiB");
+    assert_eq!(first(&mut [0; 8]), 1);
+    let (grown, mut second) = follow(entry.id).expect("it tells another");
+    assert_eq!(grown.sectors, 32 << 11);
+    assert_eq!(first(&mut [0; 8]), 0, "and the first no more");
+    // Words that nobody takes are no reason to wait.
+    grow("48MiB");
+    grow("64MiB");
+    assert!(matches!(second(&mut [0; 8]), 1 | 2));
+    assert!(follow(entry.id + 1).is_err(), "there is no such front end");
+    let remove = Ask::FrontRemove { minor: tap.minor as u16, front: entry.id, force: false };
+    client.call::<serde_json::Value>(&remove, &[], Some(LIMIT)).expect("removed");
+    let mut rest = [0; 8];
+    while second(&mut rest) > 0 {}
+    stop(&scratch, tap);
 }
 
 #[test]

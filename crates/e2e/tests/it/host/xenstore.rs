@@ -160,14 +160,17 @@ fn a_live_update_is_noticed_by_nobody() {
 }
 
 #[test]
-fn a_tree_with_a_state_directory_survives_a_kill() {
+fn what_is_in_a_state_directory_survives_a_kill() {
     needs_tools!();
     let mut xenstored = Xenstored::start(&["--state-dir", "DIR/state"]);
     for round in 0..3 {
         let path = format!("/kept/{round}");
         xenstored.xs("xenstore-write", &[path.as_str(), "value"]).ok();
+        xenstored.control(&["quota", "set", "nodes", &format!("70{round}")]);
         xenstored.running.kill();
         xenstored.running = Xenstored::run(&xenstored.scratch, &xenstored.arguments);
+        let quotas = xenstored.control(&["quota"]);
+        assert!(quotas.contains(&format!("70{round}")), "{quotas}");
     }
     assert_eq!(xenstored.xs("xenstore-list", &["/kept"]).ok(), "0\n1\n2\n");
     // A second daemon is told about the first.

@@ -445,6 +445,7 @@ fn lines(shelf: &mut Shelf) {
         Command::DiskInfo { minor: 9 },
         Command::SetPolling { minor, max_us: 100, idle_percent: 50 },
         Command::FrontList { minor },
+        Command::FrontFollow { minor, front: 1 },
         Command::FrontRemove { minor, front: 1, force: false },
         Command::Close { minor, force: true },
         Command::Quit { force: false },

@@ -72,5 +72,6 @@ pub fn put_into(shelf: &mut Shelf) {
     let mut out = Writer::default();
     state::save(&server, &mut out);
     shelf.put("xenstored_state", "server", out.0);
+    shelf.put("xenstored_state", "tree", tapio_xenstored::journal::encode_tree(&server));
     shelf.put("xenstored_state", "empty", "TXSTATE1");
 }
