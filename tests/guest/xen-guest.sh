@@ -30,10 +30,11 @@ driver() {
 appears() { for try in $(seq 200); do [ ! -b "/dev/$1" ] || return 0; usleep 50000; done; return 1; }
 disappears() { for try in $(seq 200); do [ -b "/dev/$1" ] || return 0; usleep 50000; done; return 1; }
 
-# put DEVICE AT_MIB COUNT_MIB: random bytes past the page cache, and their digest.
+# put DEVICE AT_MIB COUNT_MIB: random bytes past the page cache, flushed, so that dom0 finds them in the image; and their
+# digest.
 put() {
 	dd if=/dev/urandom of=/tmp/data bs=1048576 count="$3" 2>/dev/null &&
-		dd if=/tmp/data of="/dev/$1" bs=1048576 seek="$2" oflag=direct 2>/dev/null &&
+		dd if=/tmp/data of="/dev/$1" bs=1048576 seek="$2" oflag=direct conv=fsync 2>/dev/null &&
 		sha256sum </tmp/data | cut -d' ' -f1
 }
 
@@ -49,37 +50,52 @@ files() {
 }
 
 # storm DEVICE WRITER: writes blocks of 64 KiB into MiB 24 + 8 * WRITER and following, round and round until /tmp/stop is
-# there; each is also kept in /tmp/storm.WRITER. A write that fails is told in /tmp/storm.err.
+# there; each is also kept in /tmp/storm.DEVICE.WRITER. A write that fails is told in /tmp/storm.err.
 storm() {
-	local at=0 first=$((384 + $2 * 128))
-	dd if=/dev/urandom of="/tmp/seed.$2" bs=65536 count=7 2>/dev/null
+	local at=0 first=$((384 + $2 * 128)) me=$1.$2
+	dd if=/dev/urandom of="/tmp/seed.$me" bs=65536 count=7 2>/dev/null
 	while [ ! -e /tmp/stop ]; do
-		dd if="/tmp/seed.$2" bs=65536 skip=$((at % 7)) count=1 2>/dev/null >"/tmp/block.$2"
-		dd if="/tmp/block.$2" of="/dev/$1" bs=65536 seek=$((first + at % 64)) oflag=direct conv=notrunc \
-			2>/tmp/.dd || { echo "block $at: $(cat /tmp/.dd)" >>/tmp/storm.err; break; }
-		dd if="/tmp/block.$2" of="/tmp/storm.$2" bs=65536 seek=$((at % 64)) conv=notrunc 2>/dev/null
+		dd if="/tmp/seed.$me" bs=65536 skip=$((at % 7)) count=1 2>/dev/null >"/tmp/block.$me"
+		dd if="/tmp/block.$me" of="/dev/$1" bs=65536 seek=$((first + at % 64)) oflag=direct conv=notrunc \
+			2>"/tmp/dd.$me" || { echo "$me, block $at: $(cat "/tmp/dd.$me")" >>/tmp/storm.err; break; }
+		dd if="/tmp/block.$me" of="/tmp/storm.$me" bs=65536 seek=$((at % 64)) conv=notrunc 2>/dev/null
 		at=$((at + 1))
-		echo $at >"/tmp/written.$2"
+		echo $at >"/tmp/written.$me"
 	done
 }
 
-# storms DEVICE COUNT: in the background.
+# storms DEVICE COUNT: in the background; on several devices one after the other.
 storms() {
-	rm -f /tmp/stop /tmp/storm.* /tmp/written.*
+	rm -f /tmp/stop /tmp/storm.err /tmp/storm."$1".* /tmp/written."$1".*
 	for writer in $(seq "$2"); do storm "$1" "$writer" & done
 }
 
-# calm DEVICE COUNT: ends them; what they wrote must be there.
+# calm DEVICE COUNT: ends those of all devices; what they wrote to this one must be there.
 calm() {
 	: >/tmp/stop
 	wait
 	[ ! -e /tmp/storm.err ] || { cat /tmp/storm.err; return 1; }
 	for writer in $(seq "$2"); do
-		length=$(stat -c %s "/tmp/storm.$writer")
+		length=$(stat -c %s "/tmp/storm.$1.$writer")
 		dd if="/dev/$1" bs=65536 skip=$((384 + writer * 128)) count=$((length / 65536)) iflag=direct 2>/dev/null |
-			cmp - "/tmp/storm.$writer" || return 1
+			cmp - "/tmp/storm.$1.$writer" || return 1
 	done
-	cat /tmp/written.*
+	cat /tmp/written."$1".*
+}
+
+# disks: how many there are.
+disks() { ls /sys/block | grep -c ^xvd; }
+
+# mark: writes its name into each disk. marked: how many have their own.
+mark() {
+	for disk in $(ls /sys/block | grep ^xvd); do
+		echo "$disk" | dd of="/dev/$disk" bs=4096 conv=sync oflag=direct 2>/dev/null || return
+	done
+}
+marked() {
+	for disk in $(ls /sys/block | grep ^xvd); do
+		[ "$(dd if="/dev/$disk" bs=4096 count=1 iflag=direct 2>/dev/null | head -n 1)" != "$disk" ] || echo "$disk"
+	done | wc -l
 }
 
 # What the front end found out about a disk.

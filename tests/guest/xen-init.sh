@@ -153,8 +153,8 @@ in_guest() { ask "$@" || fail "in guest $1: '$*' ended with $?: $said"; }
 . /disks.sh
 . /toolstack.sh
 . /stories.sh
-# What our programs said, when something goes wrong.
-why() { tail -n 30 /tmp/*.log /tmp/disk-*.log 2>/dev/null; }
+# What our programs and the guests said, when something goes wrong.
+why() { tail -n 30 /tmp/*.log /tmp/disk-*.log /var/log/xen/console/guest-*.log 2>/dev/null; }
 
 begin=$(seconds)
 start_toolstack

@@ -111,6 +111,21 @@ case_rings() {
 	rm $image
 }
 
+# keeps_files NAME DEVICE: a file system on it, for it flushes; and its files again after it was away.
+keeps_files() {
+	local tree
+	in_guest "$1" mke2fs -q -b 4096 "/dev/$2"
+	in_guest "$1" mount -t ext4 "/dev/$2" /mnt
+	in_guest "$1" files /mnt
+	tree=$said
+	in_guest "$1" umount /mnt
+	in_guest "$1" drop_caches
+	in_guest "$1" mount -t ext4 -o ro "/dev/$2" /mnt
+	in_guest "$1" "cat /mnt/file* | sha256sum"
+	[ "$said" = "$tree" ] || fail "other files after mounting $2 of $1 again"
+	in_guest "$1" umount /mnt
+}
+
 # What a front end may do without, and with more of.
 case_features() {
 	image=/mnt/features.vhd
@@ -142,25 +157,101 @@ case_features() {
 		in_guest shared disappears xvda
 		close_disk "$pid" "$minor"
 	done
-	# A file system: flushes.
 	in_guest shared driver
 	plug_disk shared 0 $image
 	in_guest shared appears xvda
-	in_guest shared mke2fs -q /dev/xvda
-	in_guest shared mount -t ext4 /dev/xvda /mnt
-	in_guest shared files /mnt
-	tree=$said
-	in_guest shared umount /mnt
-	in_guest shared drop_caches
-	in_guest shared mount -t ext4 -o ro /dev/xvda /mnt
-	in_guest shared "cat /mnt/file* | sha256sum"
-	[ "$said" = "$tree" ] || fail "other files after mounting again"
-	in_guest shared umount /mnt
+	keeps_files shared xvda
 	unplug shared 0
 	in_guest shared disappears xvda
 	close_disk "$pid" "$minor"
 	must vhd-util check -n $image
 	rm $image
+}
+
+# A disk with sectors of 4096 bytes: blocks, memory that begins inside a page, a file system.
+case_sectors() {
+	image=/mnt/sectors.vhd
+	must vhd-util create -n $image -s 64
+	shared
+	in_guest shared driver
+	kind=large
+	plug_large shared 0 $image
+	in_guest shared appears xvda
+	in_guest shared facts xvda
+	report "sectors.facts=$(echo $said)"
+	in_guest shared put xvda 0 4
+	written=$said
+	in_guest shared get xvda 0 4
+	[ "$said" = "$written" ] || fail "the guest reads other bytes than it wrote"
+	[ "$(digest $image 0 4)" = "$said" ] || fail "dom0 reads other bytes than the guest"
+	in_guest shared unaligned /dev/xvda 4194304
+	report "sectors.unaligned=$said"
+	in_guest shared get xvda 4 2
+	[ "$(digest $image 4 2)" = "$said" ] || fail "dom0 reads other bytes than the guest"
+	in_guest shared blkdiscard -o 2097152 -l 2097152 /dev/xvda
+	in_guest shared get xvda 2 2
+	report "sectors.zeros=$said"
+	keeps_files shared xvda
+	report "sectors.stats=$(tap-ctl stats -p "$pid" -m "$minor")"
+	unplug_large shared 0 "$pid" "$minor" "$id"
+	in_guest shared disappears xvda
+	kind=vbd3
+	close_disk "$pid" "$minor"
+	must vhd-util check -n $image
+	rm $image
+}
+
+# Three disks of one guest, written at the same time, whose data takes different ways: copied, in pages that stay
+# mapped, in pages mapped for each request. Their images are on a device, so its driver sees the guest's own pages.
+case_moves() {
+	must insmod /brd.ko rd_nr=1 rd_size=163840
+	must mke2fs -q /dev/ram0
+	mkdir -p /mnt/ram
+	must mount -t ext4 /dev/ram0 /mnt/ram
+	shared
+	in_guest shared driver
+	n=0
+	for how in copy persistent map; do
+		kind=vbd-$how image=/mnt/ram/$how.vhd
+		tapio-tapback --backend-name "$kind" --movement $how >/tmp/tapback-$how.log 2>&1 &
+		eval "tapback_$how=$!"
+		must vhd-util create -n $image -s 64
+		plug_disk shared $n $image
+		eval "disk_$how='$pid $minor'"
+		connected shared $n
+		n=$((n + 1))
+	done
+	for disk in xvda xvdb xvdc; do
+		in_guest shared appears $disk
+		in_guest shared put $disk 0 2
+		eval "put_$disk=$said"
+	done
+	for disk in xvda xvdb xvdc; do in_guest shared storms $disk 1; done
+	usleep 500000
+	n=0
+	for how in copy persistent map; do
+		kind=vbd-$how image=/mnt/ram/$how.vhd
+		disk=xvd$(echo abc | cut -c$((n + 1)))
+		in_guest shared calm $disk 1
+		report "moves.$how.written=$(echo $said)"
+		in_guest shared get $disk 0 2
+		eval "[ \"$said\" = \"\$put_$disk\" ]" || fail "$how: the guest reads other bytes than it wrote"
+		in_guest shared get $disk 32 1
+		inside=$said
+		eval "set -- \$disk_$how"
+		report "moves.$how.stats=$(tapio disk stats --json -p "$1" -m "$2" | tr -d '\n')"
+		unplug shared $n
+		in_guest shared disappears $disk
+		close_disk "$@"
+		must vhd-util check -n $image
+		eval "[ \"$(digest $image 0 2)\" = \"\$put_$disk\" ]" && [ "$(digest $image 32 1)" = "$inside" ] ||
+			fail "$how: dom0 reads other bytes than the guest"
+		eval "kill \$tapback_$how; wait \$tapback_$how"
+		n=$((n + 1))
+	done
+	kind=vbd3
+	must umount /mnt/ram
+	must rmmod brd
 }
 
 # A second disk comes and goes while the first is written.

@@ -18,12 +18,35 @@ start_daemon() {
 known() {
 	eval "domid_$1=$(ok vm-param-get uuid="$2" param-name=dom-id)"
 	eval "log_$1=guest-$(xl domname "$(domid "$1")").log"
-	wait_for 60 "$1 to boot" grep -q '^AGENT ready' "$(console_log "$1")"
+	wait_for 120 "$1 to boot" grep -q '^AGENT ready' "$(console_log "$1")"
 	terminal "$1"
 }
 
 # image_of VM PLACE: of the VDI there.
 image_of() { echo "$sr_dir/$(ok vbd-list vm-uuid="$1" userdevice="$2" params=vdi-uuid --minimal).vhd"; }
+
+# new_machine NAME [PARAMETER...]: a machine whose kernel gets the parameters; $vm.
+new_machine() {
+	vm=$(ok vm-install template="Tapio Xen guest" new-name-label="$1")
+	shift
+	ok vm-param-set uuid="$vm" PV-kernel=/boot/vmlinux PV-ramdisk=/boot/guest.cpio other-config:shutdown-timeout=60 \
+		PV-args="quiet loglevel=1 panic=-1 $*"
+}
+
+# still_has FIRST SECOND: machine, which was started again, reads what it wrote before.
+still_has() {
+	known machine "$vm"
+	in_guest machine get xvdb 0 2
+	[ "$said" = "$1" ] || fail "the guest reads other bytes than before it was started again"
+	in_guest machine get xvdb 4 1
+	[ "$said" = "$2" ] || fail "the guest reads other bytes than before it was started again"
+}
+
+# is_another VM DOMID: it runs, in another domain than that.
+is_another() {
+	local domid
+	domid=$(xe vm-param-get uuid="$1" param-name=dom-id) && [ "$domid" -gt "$2" ]
+}
 
 case_toolstack() {
 	export TAPIO_SOCKET=/run/tapio/xapi
@@ -33,10 +56,7 @@ case_toolstack() {
 	wait "$tapback"
 	start_daemon --default-sr $sr_dir
 	sr=$(ok sr-list type=file --minimal)
-	vm=$(ok vm-install template="Tapio Xen guest" new-name-label=machine)
-	ok vm-param-set uuid="$vm" PV-kernel=/boot/vmlinux PV-ramdisk=/boot/guest.cpio \
-		PV-args="quiet loglevel=1 panic=-1 tapio_front=max_ring_page_order=2"
-	ok vm-param-set uuid="$vm" other-config:shutdown-timeout=60
+	new_machine machine tapio_front=max_ring_page_order=2
 	ok vm-disk-add vm=machine disk-size=64MiB device=1 >/dev/null
 	ok vm-start vm=machine
 	known machine "$vm"
@@ -69,6 +89,15 @@ case_toolstack() {
 	start_daemon
 	in_guest machine put xvdb 4 1
 	second=$said
+	# The guest is asked to end and started again; then it reboots by itself. Its console begins anew each time.
+	rm "$(console_log machine)"
+	ok vm-reboot vm=machine
+	still_has "$first" "$second"
+	was=$domid_machine
+	rm "$(console_log machine)"
+	tell machine reboot -f
+	wait_for 120 "the guest to be started again" is_another "$vm" "$was"
+	still_has "$first" "$second"
 	ok vm-shutdown vm=machine
 	report "toolstack.after=$(ok vm-param-get uuid="$vm" param-name=power-state)"
 	image=$(image_of "$vm" 1)
@@ -76,14 +105,66 @@ case_toolstack() {
 		fail "$image holds other bytes than the guest wrote"
 	must vhd-util check -n "$image"
 	report "toolstack.depth=$(vhd-util query -d -n "$image" | grep -o '[0-9]*$')"
-	# Again, after the guest's reboot.
-	ok vm-start vm=machine
-	known machine "$vm"
-	in_guest machine get xvdb 0 2
-	[ "$said" = "$first" ] || fail "the guest reads other bytes than before its reboot"
-	ok vm-shutdown vm=machine force=true
 	report "toolstack.domains=$(xl list | tail -n +2 | wc -l)"
 	report "toolstack.left=$(tap-ctl list | wc -l)"
+	kill $daemon
+	wait $daemon
+}
+
+# A machine with many disks from its start, the last ones with numbers in the extended form; one of these comes and goes.
+case_many() {
+	export TAPIO_SOCKET=/run/tapio/xapi
+	mkdir -p $sr_dir
+	start_daemon --default-sr $sr_dir
+	new_machine many
+	last=$((${tapio_disks:-20} - 1))
+	for place in $(seq 1 $last); do ok vm-disk-add vm=many disk-size=4MiB device="$place" >/dev/null; done
+	ok vm-start vm=many
+	known many "$vm"
+	in_guest many disks
+	report "many.disks=$said"
+	in_guest many mark
+	in_guest many marked
+	report "many.marked=$said"
+	report "many.processes=$(tap-ctl list | wc -l)"
+	vbd=$(ok vbd-list vm-uuid="$vm" userdevice=$last --minimal)
+	device=$(ok vbd-param-get uuid="$vbd" param-name=device)
+	ok vbd-unplug uuid="$vbd"
+	in_guest many disappears "$device"
+	in_guest many disks
+	report "many.without=$said"
+	ok vbd-plug uuid="$vbd"
+	in_guest many appears "$device"
+	in_guest many marked
+	report "many.again=$said"
+	ok vm-shutdown vm=many force=true
+	for place in 1 $last; do
+		image=$(image_of "$vm" "$place")
+		must vhd-util check -n "$image"
+		report "many.$place=$(vhd-util read -n "$image" -r 0 -c 8 | head -n 1)"
+	done
+	report "many.left=$(tap-ctl list | wc -l)"
+	kill $daemon
+	wait $daemon
+}
+
+# A guest in a container of the processor's.
+case_pvh() {
+	export TAPIO_SOCKET=/run/tapio/xapi
+	mkdir -p $sr_dir
+	start_daemon --default-sr $sr_dir
+	new_machine pvh
+	ok vm-param-set uuid="$vm" platform:xen-type=pvh
+	ok vm-start vm=pvh
+	known pvh "$vm"
+	in_guest pvh cat /sys/hypervisor/guest_type
+	report "pvh.type=$said"
+	in_guest pvh put xvda 0 2
+	written=$said
+	in_guest pvh get xvda 0 2
+	[ "$said" = "$written" ] || fail "the guest reads other bytes than it wrote"
+	ok vm-shutdown vm=pvh
+	[ "$(digest "$(image_of "$vm" 0)" 0 2)" = "$written" ] || fail "dom0 reads other bytes than the guest wrote"
 	kill $daemon
 	wait $daemon
 }

@@ -39,7 +39,8 @@ impl OwnClient {
     /// Connects and greets.
     ///
     /// # Errors
-    /// Nobody listens, or who listens does not speak this protocol (`EPROTO`), as a foreign tapdisk.
+    /// Nobody listens, who listens says nothing (`ETIMEDOUT`), or does not speak this protocol (`EPROTO`), as a foreign
+    /// tapdisk.
     pub fn connect(run: &RunDir, id: i32) -> Result<Self> {
         let socket = run.socket(id);
         Self::over(connected(&socket)?, socket)
@@ -117,10 +118,11 @@ impl OwnClient {
         }
     }
 
-    /// What the failure of a greeting means.
+    /// What the failure of a greeting means. A foreign tapdisk hangs up; a process that is silent may be one of ours
+    /// that has not had its turn.
     fn foreign(&self, error: ControlError) -> ControlError {
         match error.errno {
-            Errno::ECONNRESET | Errno::EPIPE | Errno::ETIMEDOUT => self
+            Errno::ECONNRESET | Errno::EPIPE => self
                 .error(Errno::EPROTO, "it does not speak this protocol")
                 .next("it may be a foreign tapdisk: use tap-ctl"),
             _ => error,
@@ -212,5 +214,34 @@ impl OwnClient {
 
     fn io(&self, doing: &str, error: &io::Error) -> ControlError {
         ControlError::io(format_args!("{}: {doing}", self.socket.display()), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn who_is_silent_is_not_taken_for_a_foreign_tapdisk() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let run = RunDir::new(dir.path());
+        let listener = UnixListener::bind(run.socket(7)).expect("bound");
+        let ask = |timeout| {
+            let asked = OwnClient::connect_and_call(&run, 7, &Command::List {}, Some(timeout));
+            asked.map(drop).expect_err("nobody answers")
+        };
+        // In the listener's queue, as before a process that is stopped or starved.
+        assert_eq!(ask(Duration::from_millis(20)).errno, Errno::ETIMEDOUT);
+        drop(listener.accept().expect("the first"));
+        let hangs_up = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("the second");
+            let _ = io::Read::read(&mut stream, &mut [0; 16]);
+        });
+        let error = ask(Duration::from_secs(60));
+        assert_eq!(error.errno, Errno::EPROTO);
+        assert!(error.to_string().contains("foreign tapdisk"), "{error}");
+        hangs_up.join().expect("it hung up");
     }
 }

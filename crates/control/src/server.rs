@@ -4,7 +4,9 @@
 //! a process that nobody asks anything consists of a thread in poll(2), and LIST, STATS and PID are answered while a
 //! pause waits for its last request elsewhere. Everything that changes a disk takes its turn.
 //!
-//! Who connects must be root or the user of the process. A connection has two seconds to bring a request.
+//! Who connects must be root or the user of the process. A connection has ten seconds to bring a request: a
+//! client that has connected and gets no processor for two is not rare where dozens of disks are plugged at once, and
+//! would take us for a foreign tapdisk.
 
 mod own;
 mod tapdisk;
@@ -41,7 +43,7 @@ impl Default for Limits {
         Self {
             connections: 16,
             waiting: 8,
-            read: Duration::from_secs(2),
+            read: Duration::from_secs(10),
             write: Duration::from_secs(10),
             idle: Duration::from_secs(60),
         }

@@ -446,6 +446,7 @@ fn list(run: &RunDir, json: bool) -> Result<()> {
                 (program, own.call(&Ask::List {}, &[], SOON)?)
             }
             Err(error) if error.errno == Errno::EPROTO => (String::new(), foreign(run, process.id)?),
+            Err(error) if error.errno == Errno::ETIMEDOUT => return Err(error),
             // It ended between the two questions.
             Err(_) => continue,
         };

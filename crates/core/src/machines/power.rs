@@ -88,12 +88,15 @@ fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiE
 }
 
 /// Writes down that a machine is about to start: a daemon that finds this ends what was begun.
-/// `published` is the highest domain number that disks of this host have, because another toolstack may be there.
+/// `published` is the highest domain number that disks of this host have, because another toolstack may be there. A
+/// domain of Xen has no number before Xen has given it one: clients would take ours for another domain's.
 fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<Object>, ApiError> {
     let taken = change.all("VM").iter().map(|other| other.int("domid")).max().unwrap_or(0);
     let taken = taken.max(i64::from(published));
     change.put_note(note_key("start", vm), &vm.reference);
-    change.set("VM", &vm.reference, "domid", taken + 1)?;
+    if lookup::driver_name(vm) != "xen" {
+        change.set("VM", &vm.reference, "domid", taken + 1)?;
+    }
     change.get("VM", &vm.reference)
 }
 

@@ -31,9 +31,15 @@ const LINKS: [&str; 4] = ["tap-ctl", "vhd-util", "xsiostat", "xe"];
 const GUEST_DRIVERS: [&str; 6] = ["xen-blkfront", "crc16", "crc32c_generic", "mbcache", "jbd2", "ext4"];
 
 /// Writes dom0's archive: the toolstack, `programs` of ours without what only debuggers need, drivers, the kernel and
-/// the archive of the guests.
+/// the archive of the guests with those of `in_guests`.
 #[track_caller]
-pub(super) fn write_dom0(to: &Path, lane: &Lane, programs: &[String], scratch: &Scratch) {
+pub(super) fn write_dom0(
+    to: &Path,
+    lane: &Lane,
+    programs: &[String],
+    in_guests: &[String],
+    scratch: &Scratch,
+) {
     let mut image = Image::new();
     for dir in ["usr", "usr/lib", "usr/lib/xen-4.17", "usr/lib/xen-4.17/bin", "usr/bin", "boot"] {
         image.dir(dir);
@@ -49,17 +55,12 @@ pub(super) fn write_dom0(to: &Path, lane: &Lane, programs: &[String], scratch: &
     for name in XENSTORE {
         image.program(&format!("usr/bin/{name}"), &root.join("usr/bin").join(name), &root);
     }
-    for name in programs {
-        let file = stripped(name, scratch);
-        let place = file.file_name().expect("a program has a name").to_string_lossy().into_owned();
-        image.program(&format!("sbin/{place}"), &file, &root);
-        if name == "tapio" {
-            for link in LINKS {
-                image.link(&format!("sbin/{link}"), "tapio");
-            }
+    image.ours(programs, &root, scratch);
+    if programs.iter().any(|name| name == "tapio") {
+        for link in LINKS {
+            image.link(&format!("sbin/{link}"), "tapio");
         }
     }
-    image.libraries(&root);
     for module in std::fs::read_dir(&lane.dir).expect("the directory of the lane").flatten() {
         let name = module.file_name().to_string_lossy().into_owned();
         if name.ends_with(".ko") {
@@ -73,15 +74,18 @@ pub(super) fn write_dom0(to: &Path, lane: &Lane, programs: &[String], scratch: &
     image.script("lib.sh", "lib.sh");
     image.file("boot/vmlinux", &lane.join("vmlinux"));
     let guest = scratch.join("guest.cpio");
-    write_guest(&guest, lane);
+    write_guest(&guest, lane, in_guests, scratch);
     image.file("boot/guest.cpio", &guest);
     image.finish(to);
 }
 
-/// Writes the archive of the guests: busybox, the front end of a disk, a file system.
+/// Writes the archive of the guests: busybox, the front end of a disk, a file system, `programs` of ours.
 #[track_caller]
-fn write_guest(to: &Path, lane: &Lane) {
+fn write_guest(to: &Path, lane: &Lane, programs: &[String], scratch: &Scratch) {
     let mut image = Image::new();
+    if !programs.is_empty() {
+        image.ours(programs, &lane.join("root"), scratch);
+    }
     for name in GUEST_DRIVERS {
         let file = lane.join(&format!("{name}.ko"));
         if file.exists() {
@@ -145,6 +149,17 @@ impl Image {
     fn program(&mut self, name: &str, from: &Path, root: &Path) {
         self.file(name, from);
         self.libraries.extend(libraries_of(from, root));
+    }
+
+    /// Programs of ours in `sbin`, and the libraries of all programs so far.
+    #[track_caller]
+    fn ours(&mut self, programs: &[String], root: &Path, scratch: &Scratch) {
+        for name in programs {
+            let file = stripped(name, scratch);
+            let place = file.file_name().expect("a program has a name").to_string_lossy().into_owned();
+            self.program(&format!("sbin/{place}"), &file, root);
+        }
+        self.libraries(root);
     }
 
     /// The libraries of all programs.

@@ -46,7 +46,7 @@ const DISKS: [&str; 3] = ["tapio", "tapio-disk", "tapio-tapback"];
 /// SHA-256 of 2 MiB of zeros.
 const ZEROS: &str = "5647f05ec18958947d32874eeb788fa396a05d0bab7c1b71f112ceb7e9b31eee";
 
-/// A VBD's counters as `tap-ctl stats` prints them.
+/// Counters of a disk as `tap-ctl stats` or `tapio disk stats --json` prints them.
 #[track_caller]
 fn stats(report: &Report, key: &str) -> serde_json::Value {
     let text = report.text(key);
@@ -68,10 +68,14 @@ fn assert_written(report: &Report, key: &str, writers: usize) {
     assert!(counts.len() == writers && counts.iter().all(|count| *count > 0), "{key}: {counts:?}");
 }
 
-/// A disk whose chain grows under the guest, and rings of every order.
+/// A program of guests that wants memory of its own to be read and written.
+const IN_GUESTS: [&str; 1] = ["examples/unaligned"];
+
+/// A disk whose chain grows under the guest, rings of every order, and sectors of 4096 bytes.
 #[test]
 fn guests_read_and_write_chains_through_rings_of_every_order() {
-    let Some(report) = told(&XenHost::new("chain rings").programs(&DISKS)) else { return };
+    let host = XenHost::new("chain rings sectors").programs(&DISKS).in_guests(&IN_GUESTS);
+    let Some(report) = told(&host) else { return };
     assert_eq!(report.number("chain.depth"), 3, "{report:?}");
     assert_eq!(fact(&report, "chain.facts", "sectors"), "131072");
     assert_eq!(report.text("chain.read_only"), "1");
@@ -89,13 +93,22 @@ fn guests_read_and_write_chains_through_rings_of_every_order() {
         assert_eq!(fact(&report, &format!("rings.{order}.facts"), "depth"), *depth);
         assert_written(&report, &format!("rings.{order}.written"), 3);
     }
+    assert_eq!(fact(&report, "sectors.facts", "sectors"), "131072");
+    assert_eq!(fact(&report, "sectors.facts", "logical_block"), "4096");
+    assert_eq!(report.text("sectors.unaligned"), "ok");
+    assert_eq!(report.text("sectors.zeros"), ZEROS, "discarded blocks read as zeros");
+    let sectors = &stats(&report, "sectors.stats")["xenbus"];
+    assert_eq!(sectors["reqs"][0], sectors["reqs"][1], "a request has no answer: {sectors}");
+    assert_eq!(sectors["errors"]["msg"], 0, "{sectors}");
 }
 
-/// What a front end may do without, and with more of; then disks that come and go, a guest that is destroyed and disk
-/// processes that are killed, while it writes.
+/// What a front end may do without, and with more of; the three ways of data side by side; then disks that come and go,
+/// a guest that is destroyed and disk processes that are killed, while it writes.
 #[test]
 fn disks_have_what_guests_ask_for_and_survive_what_happens_to_them() {
-    let Some(report) = told(&XenHost::new("features restart hotplug").programs(&DISKS)) else { return };
+    let Some(report) = told(&XenHost::new("features moves restart hotplug").programs(&DISKS)) else {
+        return;
+    };
     assert_eq!(fact(&report, "features.plain.facts", "max_segments"), "11");
     assert_eq!(fact(&report, "features.plain.facts", "queues"), "1");
     assert_eq!(report.text("features.plain.persistent"), "0");
@@ -111,6 +124,18 @@ fn disks_have_what_guests_ask_for_and_survive_what_happens_to_them() {
     // 8 MiB read and written: 44 KiB a request at most without indirect ones, 512 KiB with.
     let requests = |how: &str| stats(&report, &format!("features.{how}.stats"))["xenbus"]["reqs"][0].as_u64();
     assert!(requests("plain") > requests("queues").map(|count| 2 * count), "{report:?}");
+    for how in ["copy", "persistent", "map"] {
+        assert_written(&report, &format!("moves.{how}.written"), 1);
+        let moved = &stats(&report, &format!("moves.{how}.stats"))[0]["blkif"][0];
+        assert_eq!(moved["movement"], how, "{moved}");
+        let count = |name: &str| moved["counts"][name].as_u64().unwrap_or_default();
+        // 2 MiB written and as many read, at least; where they are not copied, segments of indirect requests still are.
+        assert_eq!(count("copied-bytes") >= 4 << 20, how == "copy", "{moved}");
+        assert_eq!(count("maps") > 0, how != "copy", "{moved}");
+        assert_eq!(count("mapped-pages") >= count("requests"), how != "copy", "{moved}");
+        assert_eq!(count("persistent-hits") > 0, how == "persistent", "{moved}");
+        assert_eq!([count("errors-message"), count("errors-map"), count("errors-disk")], [0; 3], "{moved}");
+    }
     for round in 1..=2 {
         assert_written(&report, &format!("restart.written.{round}"), 3);
     }
@@ -136,7 +161,7 @@ fn our_xenstored_serves_the_toolstack_guests_and_disks() {
 #[test]
 fn the_toolstack_starts_guests_of_xen() {
     let programs = [&DISKS[..], &["tapiod"]].concat();
-    let Some(report) = told(&XenHost::new("toolstack embedded").programs(&programs)) else { return };
+    let Some(report) = told(&XenHost::new("toolstack").programs(&programs)) else { return };
     assert_eq!(report.text("toolstack.power"), "running");
     assert_eq!(report.number("toolstack.disks"), 2, "{report:?}");
     assert_eq!(report.number("toolstack.order"), 2);
@@ -146,12 +171,25 @@ fn the_toolstack_starts_guests_of_xen() {
     assert_eq!(report.text("toolstack.after"), "halted");
     assert_eq!(report.number("toolstack.domains"), 1, "only dom0 is left");
     assert_eq!(report.number("toolstack.left"), 0, "disk processes are left");
+}
+
+/// Guests with many disks, in a container of the processor's, and without a ramdisk of their own.
+#[test]
+fn the_toolstack_starts_guests_of_every_kind() {
+    let programs = [&DISKS[..], &["tapiod"]].concat();
+    let Some(report) = told(&XenHost::new("many pvh embedded").programs(&programs)) else { return };
+    assert_eq!((report.number("many.disks"), report.number("many.without")), (20, 19));
+    assert_eq!((report.number("many.marked"), report.number("many.again")), (20, 20));
+    assert_eq!(report.number("many.processes"), 20);
+    assert_eq!((report.text("many.1"), report.text("many.19")), ("xvdb", "xvdt"));
+    assert_eq!(report.number("many.left"), 0, "disk processes are left");
+    assert_eq!(report.text("pvh.type"), "PVH");
     assert!(report.number("embedded.size") > 0, "a guest with our ramdisk sees no disk");
     assert_eq!(report.text("embedded.power"), "halted");
 }
 
 /// For who works on the lane: `TAPIO_STORIES="chain rings" TAPIO_PROGRAMS="tapio tapio-disk tapio-tapback"`, and
-/// `TAPIO_XENSTORED=ours` for our xenstored.
+/// `TAPIO_XENSTORED=ours` for our xenstored, `TAPIO_DISKS=64` for the story `many`.
 #[test]
 #[ignore = "by hand: stories named in TAPIO_STORIES"]
 fn stories_that_are_named() {
@@ -160,7 +198,9 @@ fn stories_that_are_named() {
     let host = XenHost::new(&words("TAPIO_STORIES"))
         .once()
         .programs(&programs.split_whitespace().collect::<Vec<_>>())
-        .with("xenstored", &words("TAPIO_XENSTORED"));
+        .in_guests(&IN_GUESTS)
+        .with("xenstored", &words("TAPIO_XENSTORED"))
+        .with("disks", &words("TAPIO_DISKS"));
     if let Some(report) = told(&host) {
         eprintln!("{report:#?}");
     }

@@ -34,9 +34,9 @@ pub struct Piece {
 pub enum Fault {
     /// More segments than were offered.
     Segments,
-    /// A segment that ends before it begins, or outside its page, or is no whole number of sectors.
+    /// A segment that ends before it begins, or outside its page.
     Segment,
-    /// It reaches past the end of the disk, or past the largest number.
+    /// It is no whole number of the disk's sectors, or reaches past the end of the disk or the largest number.
     Range,
     /// It changes a disk that may only be read.
     ReadOnly,
@@ -65,19 +65,15 @@ pub enum Wish {
 
 /// The pieces of a request's segments; gives their bytes. `into` is empty before.
 ///
+/// They are counted in 512 bytes whatever the disk's sectors are: memory that Linux reads 4096 bytes into may begin at
+/// any multiple of 512, and then a sector lies in two pages. All of them together have to be whole sectors.
+///
 /// # Errors
 /// A segment makes no sense.
-pub fn pieces(
-    segments: impl Iterator<Item = Segment>,
-    sector_size: u32,
-    into: &mut Vec<Piece>,
-) -> Result<u64, Fault> {
+pub fn pieces(segments: impl Iterator<Item = Segment>, into: &mut Vec<Piece>) -> Result<u64, Fault> {
     let mut bytes = 0;
     for segment in segments {
         let (at, len) = segment.span().ok_or(Fault::Segment)?;
-        if u32::from(at) % sector_size != 0 || u32::from(len) % sector_size != 0 {
-            return Err(Fault::Segment);
-        }
         bytes += u64::from(len);
         into.push(Piece { grant: segment.grant, at, len });
     }
@@ -88,7 +84,8 @@ pub fn pieces(
 fn span(sector: u64, bytes: u64, limits: &Limits) -> Result<Span, Fault> {
     let start = sector.checked_mul(512).ok_or(Fault::Range)?;
     let end = start.checked_add(bytes).ok_or(Fault::Range)?;
-    if end > limits.len || !start.is_multiple_of(limits.sector_size.into()) {
+    let sector_size = u64::from(limits.sector_size);
+    if end > limits.len || !start.is_multiple_of(sector_size) || !bytes.is_multiple_of(sector_size) {
         return Err(Fault::Range);
     }
     Ok(Span::new(start, bytes))
@@ -122,7 +119,7 @@ pub fn wish(request: &Request, bytes: u64, limits: &Limits) -> Result<Wish, Faul
         op::DISCARD if request.discard_flag & DISCARD_SECURE != 0 => Err(Fault::Unsupported),
         op::DISCARD => {
             let bytes = request.discard_sectors.checked_mul(512).ok_or(Fault::Range)?;
-            if bytes == 0 || !bytes.is_multiple_of(limits.sector_size.into()) {
+            if bytes == 0 {
                 return Err(Fault::Range);
             }
             span(request.sector, bytes, limits).map(Wish::Discard)
@@ -146,17 +143,13 @@ mod tests {
     fn every_segment_is_inside_its_page_or_refused() {
         for first in 0..=u8::MAX {
             for last in 0..=u8::MAX {
-                let segment = Segment { grant: GrantRef(9), first, last };
-                for sector_size in [512, 4096] {
-                    let mut into = Vec::new();
-                    let got = pieces([segment].into_iter(), sector_size, &mut into);
-                    let fits = first <= last && last < 8 && (sector_size == 512 || (first, last) == (0, 7));
-                    assert_eq!(got.is_ok(), fits, "{first} {last} {sector_size}");
-                    if let Ok(bytes) = got {
-                        let piece = into[0];
-                        assert_eq!(bytes, u64::from(piece.len));
-                        assert!(piece.len >= 512 && piece.at + piece.len <= 4096);
-                    }
+                let mut into = Vec::new();
+                let got = pieces([Segment { grant: GrantRef(9), first, last }].into_iter(), &mut into);
+                assert_eq!(got.is_ok(), first <= last && last < 8, "{first} {last}");
+                if let Ok(bytes) = got {
+                    let piece = into[0];
+                    assert_eq!(bytes, u64::from(piece.len));
+                    assert!(piece.len >= 512 && piece.at + piece.len <= 4096);
                 }
             }
         }
@@ -185,6 +178,11 @@ mod tests {
         let limits = Limits { sector_size: 4096, ..LIMITS };
         assert_eq!(wish(&request(op::WRITE, 8), 4096, &limits), Ok(Wish::Write(Span::new(4096, 4096))));
         assert_eq!(wish(&request(op::WRITE, 4), 4096, &limits), Err(Fault::Range));
+        for bytes in [512, 3584, 4096 + 512] {
+            for op in [op::READ, op::WRITE, op::WRITE_BARRIER, op::FLUSH_DISKCACHE] {
+                assert_eq!(wish(&request(op, 8), bytes, &limits), Err(Fault::Range), "{op} {bytes}");
+            }
+        }
         let discard = Request { discard_sectors: 4, ..request(op::DISCARD, 0) };
         assert_eq!(wish(&discard, 0, &limits), Err(Fault::Range));
     }

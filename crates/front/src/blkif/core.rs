@@ -168,8 +168,7 @@ impl Core {
             self.pending.push_back(index);
             return;
         }
-        let made =
-            check::pieces(request.direct_segments().iter().copied(), limits.sector_size, &mut slot.pieces);
+        let made = check::pieces(request.direct_segments().iter().copied(), &mut slot.pieces);
         match made.and_then(|bytes| check::wish(&request, bytes, limits)) {
             Ok(wish) => {
                 slot.plan(wish);
@@ -213,7 +212,7 @@ impl Core {
             }
             let words = &self.table[slot.table..slot.table + usize::from(slot.request.segments)];
             let segments = words.iter().map(|word| Segment::decode(&word.to_ne_bytes()));
-            let made = check::pieces(segments, limits.sector_size, &mut slot.pieces);
+            let made = check::pieces(segments, &mut slot.pieces);
             match made.and_then(|bytes| check::wish(&slot.request, bytes, limits)) {
                 Ok(wish) => slot.plan(wish),
                 Err(fault) => self.refuse(*index, fault),

@@ -241,7 +241,7 @@ fn every_layout_order_and_way_of_moving_data_moves_it() {
 #[test]
 fn indirect_requests_and_large_sectors() {
     for (indirect, segment_len, sector_size) in
-        [(256, 4096, 512), (4096, 4096, 4096), (512, 512, 512), (12, 4096, 512)]
+        [(256, 4096, 512), (4096, 4096, 4096), (512, 512, 512), (512, 512, 4096), (12, 4096, 512)]
     {
         for movement in [Movement::Copy, Movement::Persistent, Movement::Map, Movement::Bounce] {
             let front = FrontOptions {

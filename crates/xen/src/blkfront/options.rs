@@ -86,7 +86,7 @@ fn invalid(why: String) -> io::Error {
 }
 
 impl FrontOptions {
-    /// The same, as far as the back end goes along. Buffers and segments shrink with the segments that are left.
+    /// The same, as far as the back end goes along. Buffers shrink with the segments that are left.
     #[must_use]
     pub fn within(&self, offer: &Offer) -> Self {
         let mut options = Self {
@@ -96,10 +96,10 @@ impl FrontOptions {
             indirect: self.indirect.min(offer.indirect),
             persistent: self.persistent && offer.persistent,
             sector_size: self.sector_size.max(offer.sector_size),
-            segment_len: self.segment_len.max(offer.sector_size),
             ..self.clone()
         };
-        options.buffer_len = options.buffer_len.min(options.segments_max() as u32 * options.segment_len);
+        let most = options.segments_max() as u32 * options.segment_len;
+        options.buffer_len = options.buffer_len.min(most) / options.sector_size * options.sector_size;
         options.depth = options.depth.min(options.ring_size());
         options
     }
@@ -170,9 +170,8 @@ impl FrontOptions {
             return Err(invalid(format!("a sector of {} bytes; 512 or 4096 are possible", self.sector_size)));
         }
         let segment = self.segment_len;
-        if !segment.is_power_of_two() || segment < self.sector_size || segment > PAGE_LEN as u32 {
-            let least = self.sector_size;
-            return Err(invalid(format!("a segment of {segment} bytes; {least} to 4096 are possible")));
+        if !segment.is_power_of_two() || segment < 512 || segment > PAGE_LEN as u32 {
+            return Err(invalid(format!("a segment of {segment} bytes; 512 to 4096 are possible")));
         }
         if usize::from(self.indirect) > INDIRECT_SEGMENTS_MAX {
             return Err(invalid(format!("an indirect request has at most {INDIRECT_SEGMENTS_MAX} segments")));
