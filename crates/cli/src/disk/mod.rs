@@ -437,25 +437,38 @@ struct Listed {
 }
 
 fn list(run: &RunDir, json: bool) -> Result<()> {
-    let mut listed = Vec::new();
+    let (mut listed, mut silent) = (Vec::new(), Ok(()));
     for process in processes(run)? {
         let ProcessState::Live { pid } = process.state else { continue };
-        let (program, disks) = match OwnClient::connect(run, process.id) {
-            Ok(mut own) => {
-                let program = format!("{} {}", own.hello().program, own.hello().program_version);
-                (program, own.call(&Ask::List {}, &[], SOON)?)
+        match disks_of(run, process.id) {
+            Ok((program, disks)) => {
+                listed.extend(disks.into_iter().map(|disk| Listed { pid, program: program.clone(), disk }));
             }
-            Err(error) if error.errno == Errno::EPROTO => (String::new(), foreign(run, process.id)?),
-            Err(error) if error.errno == Errno::ETIMEDOUT => return Err(error),
+            // The others are shown all the same.
+            Err(error) if error.errno == Errno::ETIMEDOUT => silent = silent.and(Err(error)),
             // It ended between the two questions.
-            Err(_) => continue,
-        };
-        listed.extend(disks.into_iter().map(|disk| Listed { pid, program: program.clone(), disk }));
+            Err(error) if matches!(error.errno, Errno::ECONNREFUSED | Errno::ENOENT | Errno::ECONNRESET) => {}
+            Err(error) => return Err(error),
+        }
     }
     if json {
-        return print_json(&listed);
+        print_json(&listed)?
+    } else {
+        print(&table(&listed))?
     }
-    print(&table(&listed))
+    silent
+}
+
+/// The program of a process and its disks.
+fn disks_of(run: &RunDir, id: i32) -> Result<(String, Vec<DiskEntry>)> {
+    match OwnClient::connect(run, id) {
+        Ok(mut own) => {
+            let program = format!("{} {}", own.hello().program, own.hello().program_version);
+            own.call(&Ask::List {}, &[], SOON).map(|disks| (program, disks))
+        }
+        Err(error) if error.errno == Errno::EPROTO => Ok((String::new(), foreign(run, id)?)),
+        Err(error) => Err(error),
+    }
 }
 
 /// The disks of a process that speaks the tapdisk protocol only.

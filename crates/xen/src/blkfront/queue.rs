@@ -65,7 +65,7 @@ pub struct Completion {
     pub slot: Option<u32>,
     /// The operation, as the back end says.
     pub op: u8,
-    /// [`status`](crate::blkif::status).
+    /// [`status`].
     pub status: i16,
 }
 
