@@ -439,22 +439,25 @@ struct Listed {
 fn list(run: &RunDir, json: bool) -> Result<()> {
     let (mut listed, mut silent) = (Vec::new(), Ok(()));
     for process in processes(run)? {
-        let ProcessState::Live { pid } = process.state else { continue };
-        match disks_of(run, process.id) {
-            Ok((program, disks)) => {
+        let asked = match process.state {
+            ProcessState::Live { pid } => disks_of(run, process.id).map(|found| (pid, found)),
+            ProcessState::Stale => continue,
+            ProcessState::Silent(error) => Err(error),
+        };
+        match asked {
+            Ok((pid, (program, disks))) => {
                 listed.extend(disks.into_iter().map(|disk| Listed { pid, program: program.clone(), disk }));
             }
-            // The others are shown all the same.
-            Err(error) if error.errno == Errno::ETIMEDOUT => silent = silent.and(Err(error)),
             // It ended between the two questions.
             Err(error) if matches!(error.errno, Errno::ECONNREFUSED | Errno::ENOENT | Errno::ECONNRESET) => {}
-            Err(error) => return Err(error),
+            // The others are shown all the same.
+            Err(error) => silent = silent.and(Err(error)),
         }
     }
     if json {
-        print_json(&listed)?
+        print_json(&listed)?;
     } else {
-        print(&table(&listed))?
+        print(&table(&listed))?;
     }
     silent
 }

@@ -205,7 +205,7 @@ fn a_process_that_does_not_answer_hides_no_other() {
         said.stdout
     );
     let error = said.fails();
-    assert!(error.contains(&format!("ctl{}", taps[1].pid)), "{error}");
+    assert!(error.contains(&format!("disk process {}", taps[1].pid)), "{error}");
     taps.into_iter().for_each(Tap::destroy);
 }
 
