@@ -5,6 +5,7 @@ use std::io;
 use std::rc::Rc;
 
 use tapio_ring::Segments;
+use tapio_stat::Kind;
 use tapio_types::Span;
 
 /// What to do.
@@ -20,6 +21,19 @@ pub enum Op {
     Discard,
     /// Make `span` read as zero; `unmap`: its space may be given back.
     WriteZeroes { unmap: bool, durable: bool },
+}
+
+impl Op {
+    /// What it counts as.
+    pub const fn kind(self) -> Kind {
+        match self {
+            Self::Read => Kind::Read,
+            Self::Write { .. } => Kind::Write,
+            Self::Flush => Kind::Flush,
+            Self::Discard => Kind::Discard,
+            Self::WriteZeroes { .. } => Kind::WriteZeroes,
+        }
+    }
 }
 
 /// Why a request failed, as a front end tells its guest.

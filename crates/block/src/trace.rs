@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 
-use tapio_stat::Kind;
 use tapio_stat::trace::{Clock, Event, Point, TAG_ALL, TraceRing};
 
 use crate::meter::Meter;
@@ -90,7 +89,7 @@ impl Trace {
                 }
             };
             let (issued, returned) = meter.stamps();
-            event(Point::Started, started, Event::about(kind(about.0), about.1));
+            event(Point::Started, started, Event::about(about.0.kind(), about.1));
             event(Point::Issued, issued, 0);
             event(Point::Returned, returned, 0);
             event(Point::Ended, ring.now(), 0);
@@ -105,18 +104,9 @@ impl Trace {
     }
 }
 
-const fn kind(op: Op) -> Kind {
-    match op {
-        Op::Read => Kind::Read,
-        Op::Write { .. } => Kind::Write,
-        Op::Flush => Kind::Flush,
-        Op::Discard => Kind::Discard,
-        Op::WriteZeroes { .. } => Kind::WriteZeroes,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tapio_stat::Kind;
     use tapio_stat::trace::requests;
 
     use super::*;

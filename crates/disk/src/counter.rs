@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use tapio_block::{Observer, Op, Origin, StageTimes, World};
-use tapio_stat::{DelayCounts, DiskStats, Kind, PollCounts, Stages, VBD_SLOTS};
+use tapio_stat::{DelayCounts, DiskStats, PollCounts, Stages, VBD_SLOTS};
 use tapio_types::RingState;
 
 /// Requests between two looks at what the ring and polling have cost.
@@ -118,16 +118,6 @@ fn delay_counts(world: &World) -> DelayCounts {
     DelayCounts { requests: delays.requests, time_ns: delays.time_ns, waiting: delays.waiting }
 }
 
-const fn kind(op: Op) -> Kind {
-    match op {
-        Op::Read => Kind::Read,
-        Op::Write { .. } => Kind::Write,
-        Op::Flush => Kind::Flush,
-        Op::Discard => Kind::Discard,
-        Op::WriteZeroes { .. } => Kind::WriteZeroes,
-    }
-}
-
 impl Counter {
     /// The ring of a request: of the number it came by, or of all of them together.
     fn ring(&self, origin: Origin) -> (&Ring, usize) {
@@ -142,9 +132,9 @@ impl Observer for Counter {
         ring.submitted.set(ring.submitted.get().wrapping_add(1));
         let stats = self.stats.borrow();
         if slot < VBD_SLOTS {
-            stats.submitted_by(slot, kind(op), bytes);
+            stats.submitted_by(slot, op.kind(), bytes);
         } else {
-            stats.submitted(kind(op), bytes);
+            stats.submitted(op.kind(), bytes);
         }
     }
 
@@ -169,12 +159,12 @@ impl Observer for Counter {
             ..RingState::default()
         };
         if slot < VBD_SLOTS {
-            stats.completed_by(slot, kind(op), bytes, &stages, ok);
+            stats.completed_by(slot, op.kind(), bytes, &stages, ok);
             if !self.real[slot].get() {
                 stats.ring(slot, &ring, now_ns);
             }
         } else {
-            stats.completed(kind(op), bytes, &stages, ok);
+            stats.completed(op.kind(), bytes, &stages, ok);
             stats.rings(&ring, now_ns);
         }
         if completed.is_multiple_of(POLL_EVERY) {

@@ -82,7 +82,8 @@ fn stat(pid: libc::pid_t) -> Option<(char, libc::pid_t, u64)> {
     Some((fields.first()?.chars().next()?, fields.get(3)?.parse().ok()?, fields.get(19)?.parse().ok()?))
 }
 
-fn pidfd(pid: libc::pid_t) -> io::Result<OwnedFd> {
+/// A descriptor that becomes readable when the process ends.
+pub(crate) fn pidfd(pid: libc::pid_t) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open(2) takes two integers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
     let fd = RawFd::try_from(fd).map_err(|_| io::Error::other("a descriptor out of range"))?;

@@ -60,8 +60,7 @@ impl Table {
     /// Changes what is known of a disk, on disk first.
     fn update(&self, vbd: Uuid, change: impl FnOnce(&mut Note)) -> Result<Note, ApiError> {
         let mut disks = self.lock();
-        let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
-        let mut note = disks.get(&vbd).cloned().ok_or_else(gone)?;
+        let mut note = noted(&disks, vbd)?;
         change(&mut note);
         self.notes.write(&note)?;
         disks.insert(vbd, note.clone());
@@ -173,8 +172,7 @@ impl Disks {
     /// # Errors
     /// They cannot be opened; the process is there still.
     pub fn open(&self, vbd: Uuid, chain: &ChainSpec, until: Instant) -> Result<(), ApiError> {
-        let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
-        let note = self.of_vbd(vbd).ok_or_else(gone)?;
+        let note = noted(&self.0.lock(), vbd)?;
         let (process, minor) = ids(&note)?;
         let pool = self.pool(vbd, &note, minor)?;
         let info = self.0.backend.open(process, minor, chain, &pool, &note.tuning, until)?;
@@ -218,8 +216,7 @@ impl Disks {
         let mut disks = self.0.lock();
         let taken: BTreeSet<u16> = disks.values().filter_map(|note| note.minor).collect();
         let minor = self.0.backend.free_minor(&|minor| taken.contains(&minor) || lost.contains(&minor))?;
-        let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
-        let mut note = disks.get(&vbd).cloned().ok_or_else(gone)?;
+        let mut note = noted(&disks, vbd)?;
         (note.process, note.minor) = (Some(process), Some(minor));
         self.0.notes.write(&note)?;
         disks.insert(vbd, note);
@@ -237,8 +234,7 @@ impl Disks {
         id: Option<VbdId>,
         until: Instant,
     ) -> Result<PluggedDisk, ApiError> {
-        let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
-        let note = self.of_vbd(vbd).ok_or_else(gone)?;
+        let note = noted(&self.0.lock(), vbd)?;
         let (process, minor) = ids(&note)?;
         let access = if note.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let offer = self.0.backend.offer(process, minor, front, access, id, until)?;
@@ -312,11 +308,10 @@ impl Disks {
     }
 
     /// How the disk shall behave from now on; one that is not there will when it is plugged.
+    /// Answers what the guest's driver must be given again, where a back end is told through it.
     ///
     /// # Errors
     /// The process does not answer.
-    ///
-    /// Answers what the guest's driver must be given again, where a back end is told through it.
     pub fn tune(&self, vbd: Uuid, tuning: &Tuning) -> Result<Option<PluggedDisk>, ApiError> {
         let Some(note) = self.of_vbd(vbd) else { return Ok(None) };
         // The pool stays as it is until its last disk goes.
@@ -332,11 +327,10 @@ impl Disks {
 
     /// Starts another process in place of one that died, with the same images and front end: a guest whose side
     /// connects again has noticed a pause.
+    /// Answers what the guest's driver must be given again, where it names the process.
     ///
     /// # Errors
     /// It does not start; or the device would have another name.
-    ///
-    /// Answers what the guest's driver must be given again, where it names the process.
     pub fn restart(&self, vbd: Uuid, until: Instant) -> Result<Option<PluggedDisk>, ApiError> {
         let gone = || ApiError::internal(format!("VBD {vbd} has no disk that could be started again"));
         let note = self.of_vbd(vbd).ok_or_else(gone)?;
@@ -426,6 +420,12 @@ fn ids(note: &Note) -> Result<(Process, u16), ApiError> {
         (Some(process), Some(minor)) => Ok((process, minor)),
         _ => Err(ApiError::internal(format!("VBD {} has no disk process", note.spec.vbd))),
     }
+}
+
+/// What is known of the disk of a VBD that has one.
+fn noted(disks: &BTreeMap<Uuid, Note>, vbd: Uuid) -> Result<Note, ApiError> {
+    let gone = || ApiError::internal(format!("nothing is known of a disk of VBD {vbd}"));
+    disks.get(&vbd).cloned().ok_or_else(gone)
 }
 
 /// What the guest's driver is given.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use crate::process::{poll, polled};
+use crate::process::{pidfd, poll, polled};
 
 /// Most of what xl says that is looked at: some hundred bytes for each domain, of which a host may have thousands.
 const SAID_LEN_MAX: u64 = 4 << 20;
@@ -69,17 +69,6 @@ fn said(mut file: File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn pidfd(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes two integers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = i32::try_from(fd).map_err(|_| io::Error::other("a descriptor out of range"))?;
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has just made it, nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 impl Xl {
     /// Runs it; answers what it said on its standard output.
     ///
@@ -97,7 +86,7 @@ impl Xl {
         command.args(arguments).stdin(Stdio::null()).process_group(0);
         command.stdout(out.try_clone().map_err(told)?).stderr(err.try_clone().map_err(told)?);
         let mut child = command.spawn().map_err(told)?;
-        let ended = pidfd(child.id()).map(|fd| {
+        let ended = pidfd(child.id().cast_signed()).map(|fd| {
             use std::os::fd::AsRawFd;
             poll(&mut [polled(fd.as_raw_fd(), libc::POLLIN)], until)
         });
