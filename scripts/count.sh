@@ -1,4 +1,4 @@
-# Counting and judging what a lane printed. Sourced by scripts/test; tried by crates/testkit/tests/counting.rs.
+# Counting and judging what a lane printed. Sourced by scripts/test; tried by crates/test/testkit/tests/counting.rs.
 # The caller provides the array `trouble`, and stands in the top directory.
 
 # count LOG: sets tests_passed, tests_failed, tests_skipped from libtest's summaries and from skip lines. A skipped
@@ -32,4 +32,16 @@ is_allowed() {
 		[[ $1 =~ ^($pattern)$ ]] && return 0
 	done < <(grep -v '^#' tests/skips.allowed | sed -n 's/  .*//p')
 	return 1
+}
+
+# late LOG: tests and stories that had begun and were not over, with their bounds where they have some.
+late() {
+	awk '
+		/ has been running for over / { began[$2] = 1 }
+		/^test .* \.\.\. (ok|FAILED|ignored)/ { delete began[$2] }
+		/^xen [^ ]*: / { story[$2] = $0; sub(/.*took [^;]*; /, "", story[$2]) }
+		END {
+			for (name in began) printf "; %s was not over", name
+			for (name in story) if (story[name] !~ /^end begins/) printf "; %s %s", name, story[name]
+		}' "$1"
 }

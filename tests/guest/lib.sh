@@ -41,7 +41,7 @@ fill() {
 }
 
 # tree_digest DIR: one digest over the names and contents of all regular files below DIR.
-# crates/e2e/src/digest.rs computes the same from outside.
+# crates/test/e2e/src/digest.rs computes the same from outside.
 tree_digest() {
 	(cd "$1" && find . -type f ! -path './lost+found/*' | LC_ALL=C sort | while read -r name; do
 		sha256sum "$name"

@@ -50,7 +50,7 @@ unplug() {
 destroy() {
 	local name=$1
 	shift
-	must timeout 60 xl destroy "$name"
+	must patient 60 xl destroy "$name"
 	for n in "$@"; do must xenstore-rm "$(back "$name" "$n")"; done
 }
 

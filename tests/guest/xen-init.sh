@@ -23,6 +23,31 @@ for module in xen-privcmd xenfs xen-evtchn xen-gntdev xen-gntalloc crc16 crc32c_
 done
 mount -t xenfs xenfs /proc/xen || fail "no xenfs"
 
+# --- time ---
+
+# The seconds in these scripts are those of a machine with nothing else to do, whose dom0 has its toolstack after
+# $quiet_boot seconds. On one that is slower or busier they count as many times as this boot took longer.
+quiet_boot=6
+pace=4
+
+# patient SECONDS COMMAND...: the command, ended after so many seconds of a machine with nothing else to do.
+patient() {
+	local limit=$(($1 * pace))
+	shift
+	timeout $limit "$@"
+}
+
+# wait_for SECONDS WHAT COMMAND...: until the command succeeds.
+wait_for() {
+	local deadline what=$2
+	deadline=$(($(cut -d. -f1 /proc/uptime) + $1 * pace))
+	shift 2
+	until "$@" >/dev/null 2>&1; do
+		[ "$(cut -d. -f1 /proc/uptime)" -lt "$deadline" ] || fail "waited in vain for $what"
+		usleep 50000
+	done
+}
+
 # --- the toolstack ---
 
 # The stock one, or ours in its place.
@@ -45,20 +70,9 @@ start_tapback() {
 
 start_toolstack() {
 	start_xenstored
-	must timeout 30 xen-init-dom0
+	must patient 30 xen-init-dom0
 	must xenconsoled --log=all --log-dir=/var/log/xen/console --pid-file=/run/xen/xenconsoled.pid
 	report "xen=$(cat /sys/hypervisor/version/major).$(cat /sys/hypervisor/version/minor)$(cat /sys/hypervisor/version/extra)"
-}
-
-# wait_for SECONDS WHAT COMMAND...: until the command succeeds.
-wait_for() {
-	local deadline what=$2
-	deadline=$(($(cut -d. -f1 /proc/uptime) + $1))
-	shift 2
-	until "$@" >/dev/null 2>&1; do
-		[ "$(cut -d. -f1 /proc/uptime)" -lt "$deadline" ] || fail "waited in vain for $what"
-		usleep 50000
-	done
 }
 
 # --- guests ---
@@ -94,20 +108,20 @@ create() {
 	guest_config "$@"
 	# The console of one of the same name that is gone.
 	rm -f "$(console_log "$1")"
-	must timeout 60 xl create -p "/tmp/$1.cfg"
+	must patient 60 xl create -p "/tmp/$1.cfg"
 	eval "domid_$1=$(xl domid "$1")"
 }
 
 # run NAME: lets it run and waits for its agent, which listens on the terminal tty_NAME.
 run() {
-	must timeout 30 xl unpause "$1"
+	must patient 30 xl unpause "$1"
 	wait_for 60 "$1 to boot" grep -q '^AGENT ready' "$(console_log "$1")"
 	terminal "$1"
 }
 
 # resume NAME: lets one that was restored run.
 resume() {
-	must timeout 30 xl unpause "$1"
+	must patient 30 xl unpause "$1"
 	terminal "$1"
 }
 
@@ -156,15 +170,20 @@ in_guest() { ask "$@" || fail "in guest $1: '$*' ended with $?: $said"; }
 # What our programs and the guests said, when something goes wrong.
 why() { tail -n 30 /tmp/*.log /tmp/disk-*.log /var/log/xen/console/guest-*.log 2>/dev/null; }
 
-begin=$(seconds)
 start_toolstack
+begin=$(seconds)
+pace=$(awk -v boot="$begin" -v quiet=$quiet_boot 'BEGIN { p = boot / quiet; if (p < 1) p = 1; print int(p + 0.999) }')
+report "boot=$begin"
+report "pace=$pace"
 [ ! -e /sbin/tapio-tapback ] || start_tapback
 for story in $(echo "$xtest" | tr + ' '); do
 	type "case_$story" >/dev/null 2>&1 || fail "unknown story '$story'"
+	report "begun=$story"
 	"case_$story"
 	now=$(seconds)
 	report "$story.seconds=$(echo "$now $begin" | awk '{ print $1 - $2 }')"
 	begin=$now
 done
+report begun=end
 report status=ok
 halt_guest

@@ -27,12 +27,12 @@ case_stock() {
 	must losetup -d /dev/loop0
 	must rmmod xen-blkback
 	rm /mnt/stock.img
-	must timeout 60 xl destroy plain
+	must patient 60 xl destroy plain
 	report "stock.domains=$(xl list | tail -n +2 | wc -l)"
 }
 
 # sample: what xsiostat shows, in one line.
-sample() { timeout 2 xsiostat -i 300 2>/dev/null | head -n 6 | tr '\n' '|'; }
+sample() { timeout $((2 * pace)) xsiostat -i 300 2>/dev/null | head -n 6 | tr '\n' '|'; }
 
 # The guest of stories that leave it as they found it: its boot costs seconds.
 shared() { [ -n "$domid_shared" ] || vcpus=2 guest shared; }
@@ -375,7 +375,7 @@ case_update() {
 	in_guest shared appears xvda
 	in_guest shared storms xvda 2
 	before=$(xenstore-ls -f | sha256sum)
-	must timeout 30 xenstore-control live-update /sbin/tapio-xenstored
+	must patient 30 xenstore-control live-update /sbin/tapio-xenstored
 	[ "$(xenstore-ls -f | sha256sum)" = "$before" ] || fail "the tree is another after the update"
 	plug_disk shared 1 /mnt/second.vhd
 	connected shared 1

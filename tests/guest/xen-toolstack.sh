@@ -29,7 +29,7 @@ image_of() { echo "$sr_dir/$(ok vbd-list vm-uuid="$1" userdevice="$2" params=vdi
 new_machine() {
 	vm=$(ok vm-install template="Tapio Xen guest" new-name-label="$1")
 	shift
-	ok vm-param-set uuid="$vm" PV-kernel=/boot/vmlinux PV-ramdisk=/boot/guest.cpio other-config:shutdown-timeout=60 \
+	ok vm-param-set uuid="$vm" PV-kernel=/boot/vmlinux PV-ramdisk=/boot/guest.cpio other-config:shutdown-timeout=$((60 * pace)) \
 		PV-args="quiet loglevel=1 panic=-1 $*"
 }
 
@@ -176,9 +176,9 @@ case_embedded() {
 	cp /xen-blkfront.ko /boot/
 	start_daemon --default-sr $sr_dir
 	vm=$(ok vm-install template="Tapio Xen guest" new-name-label=small)
-	ok vm-param-set uuid="$vm" PV-kernel=/boot/vmlinux other-config:shutdown-timeout=60
+	ok vm-param-set uuid="$vm" PV-kernel=/boot/vmlinux other-config:shutdown-timeout=$((60 * pace))
 	ok vm-start vm=small
-	echo 'sleep 3; echo "SIZE $(cat /sys/block/xvda/size)"; echo DONE' | ok console vm=small until=DONE timeout=60 >/tmp/console
+	echo 'sleep 3; echo "SIZE $(cat /sys/block/xvda/size)"; echo DONE' | ok console vm=small until=DONE timeout=$((60 * pace)) >/tmp/console
 	report "embedded.size=$(grep -o '^SIZE [0-9]*' /tmp/console | grep -o '[0-9]*$')"
 	ok vm-shutdown vm=small
 	report "embedded.power=$(ok vm-param-get uuid="$vm" param-name=power-state)"

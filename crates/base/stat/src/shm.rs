@@ -1,0 +1,238 @@
+//! Files of counters, mapped by the one process that writes them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tapio_sys::shm::PrivateDir;
+pub(crate) use tapio_sys::shm::is_ours;
+
+/// The directory below which all counters live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShmRoot(PathBuf);
+
+impl ShmRoot {
+    /// `TAPIO_SHM_DIR`, or `/dev/shm` without it.
+    pub fn from_env() -> Self {
+        match std::env::var_os("TAPIO_SHM_DIR") {
+            Some(dir) if !dir.is_empty() => Self(dir.into()),
+            _ => Self("/dev/shm".into()),
+        }
+    }
+
+    /// A directory of one's own, for tests.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self(dir.into())
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where our own pages are.
+    pub fn pages(&self) -> PathBuf {
+        self.0.join("tapio")
+    }
+
+    /// Where page pools are.
+    pub fn pools(&self) -> PathBuf {
+        self.0.join("tapio-pool")
+    }
+
+    /// Where requests of Xen guests' rings are noted that have no answer yet; made if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made, or is somebody else's.
+    pub fn under_way(&self) -> io::Result<PathBuf> {
+        let dir = self.0.join("tapio-blkif");
+        private_dir(&dir)?;
+        Ok(dir)
+    }
+
+    /// Where a process publishes its disks in the published layout.
+    pub fn process(&self, pid: u32) -> PathBuf {
+        self.0.join(format!("td3-{pid}"))
+    }
+
+    /// Where a plugged disk publishes the state of its ring.
+    pub fn vbd(&self, domid: u32, devid: u32) -> PathBuf {
+        self.0.join(format!("vbd3-{domid}-{devid}"))
+    }
+}
+
+/// What became of a file that is being read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileState {
+    /// It has a name.
+    Linked,
+    /// It was removed: the disk is gone.
+    Unlinked,
+}
+
+/// Makes a directory for counters, or accepts one that nobody else can change.
+pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
+    PrivateDir::make(dir).map(drop)
+}
+
+/// Takes the advisory lock of a file without waiting; `false` when another description holds it.
+pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
+    // SAFETY: the descriptor is open for as long as `file` is borrowed.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) }
+}
+
+/// The right to make or clean away files below a root. Held for microseconds, so that nobody cleans what another is
+/// just making.
+#[derive(Debug)]
+pub(crate) struct Turn(#[expect(dead_code, reason = "closing it gives the turn back")] File);
+
+impl Turn {
+    /// Waits for the turn; makes the directory of our pages, whose lock it is, when there is none.
+    pub(crate) fn take(root: &ShmRoot) -> io::Result<Self> {
+        private_dir(&root.pages())?;
+        let dir = File::open(root.pages())?;
+        loop {
+            // SAFETY: the descriptor is open for as long as `dir` lives.
+            if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } == 0 {
+                return Ok(Self(dir));
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// 64-bit words in memory that other processes may read, written by one thread.
+#[derive(Debug)]
+pub(crate) struct Words {
+    base: NonNull<AtomicU64>,
+    count: usize,
+    named: Option<Named>,
+}
+
+#[derive(Debug)]
+struct Named {
+    path: PathBuf,
+    /// Kept for its lock and for rewriting texts.
+    file: File,
+    /// The name may be somebody else's by the time the memory goes.
+    removed: AtomicBool,
+}
+
+// SAFETY: the memory is only reached through atomics, and lives until the value is dropped.
+unsafe impl Send for Words {}
+// SAFETY: as above; `&Words` gives out `&AtomicU64` only.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// Memory without a file, for a disk that nobody watches from outside.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        Self::map(len, None)
+    }
+
+    /// A file of `len` bytes of zeroes at `path`, locked, and removed on drop. Replaces what a dead process left, and
+    /// nothing else.
+    pub(crate) fn create(_turn: &Turn, path: &Path, len: usize) -> io::Result<Self> {
+        if let Ok(file) =
+            OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(path)
+            && !try_lock(&file)?
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("a living process publishes {} already", path.display()),
+            ));
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(path)?;
+        let made = file.set_len(len as u64).and_then(|()| match try_lock(&file)? {
+            true => Ok(()),
+            // Only those who have the turn lock these files, and the turn is ours.
+            false => Err(io::Error::other(format!("{} was locked by another process", path.display()))),
+        });
+        if let Err(error) = made {
+            // Best effort: the error that matters is the first one.
+            let _ = fs::remove_file(path);
+            return Err(error);
+        }
+        Self::map(len, Some(Named { path: path.to_path_buf(), file, removed: AtomicBool::new(false) }))
+    }
+
+    fn map(len: usize, named: Option<Named>) -> io::Result<Self> {
+        let (flags, fd) = match &named {
+            Some(named) => (libc::MAP_SHARED, named.file.as_raw_fd()),
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours; the descriptor, if
+        // any, is open.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        Ok(Self { base, count: len / 8, named })
+    }
+
+    /// All words.
+    pub(crate) fn as_slice(&self) -> &[AtomicU64] {
+        // SAFETY: `base` maps `count` words, page aligned, until drop; every bit pattern is a valid AtomicU64.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
+    }
+
+    /// Adds to a word. Not one atomic operation: there is a single writer, and a locked instruction would cost ten
+    /// times as much.
+    #[inline]
+    pub(crate) fn add(&self, index: usize, by: u64) {
+        let word = &self.as_slice()[index];
+        word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    }
+
+    /// Replaces a word.
+    #[inline]
+    pub(crate) fn set(&self, index: usize, to: u64) {
+        self.as_slice()[index].store(to, Ordering::Relaxed);
+    }
+
+    /// Takes the file's name away while the memory stays.
+    pub(crate) fn remove_file(&self) {
+        if let Some(named) = &self.named
+            && !named.removed.swap(true, Ordering::Relaxed)
+        {
+            // Gone already means that somebody cleaned up; nothing else can be done about a failure here.
+            let _ = fs::remove_file(&named.path);
+        }
+    }
+
+    /// The file behind the words.
+    pub(crate) fn file(&self) -> Option<&File> {
+        self.named.as_ref().map(|named| &named.file)
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map` with this length, and no reference into it outlives `self`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.count * 8) };
+        self.remove_file();
+    }
+}

@@ -1,0 +1,671 @@
+//! A plugged disk on its data thread: requests, and the states between plug and unplug.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tapio_format::continuation::Move;
+use tapio_format::live::vhd::{BITMAPS_KEPT, IntentPlace, SpaceMode};
+use tapio_format::vhd::Keys;
+use tapio_format::vhd::offline::ParentFacts;
+use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
+use tapio_stat::trace::Clock;
+use tapio_types::{Access, ChainSpec, IoLimits, SECTOR_LEN};
+
+use crate::admission::{Delays, Door, Origin, Pages, PoolFacts, Taken};
+use crate::chain::{Chain, LayerCounters};
+use crate::job::Jobs;
+use crate::meter::{Meter, StageTimes};
+use crate::mirror::Mirror;
+use crate::notes::Notes;
+use crate::patience::{Late, Patience, Place, REQUEST_TIMEOUT};
+use crate::port::{AllocationMap, Geometry, Port};
+use crate::request::{DiskError, Op, Request};
+use crate::standby::{self, Redirected};
+use crate::tap::{Beside, Tap};
+use crate::trace::Trace;
+
+/// How long a request that found the storage full waits before it tries again.
+const NO_SPACE_RETRY_NS: u64 = 1_000_000_000;
+/// How long a request that found the storage busy waits before it tries again, as in tapdisk ...
+const BUSY_RETRY_NS: u64 = 1_000_000_000;
+/// ... and how often, where no time limit ends it.
+const BUSY_RETRIES_MAX: u32 = 100;
+
+/// What a guest sees when the storage is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum NoSpace {
+    /// The request fails with ENOSPC.
+    #[default]
+    Fail,
+    /// The request waits until there is space.
+    Wait,
+}
+
+/// How a disk behaves.
+#[derive(Clone, Debug)]
+pub struct CoreOptions {
+    /// When the storage is full.
+    pub no_space: NoSpace,
+    /// Whether new blocks get space at once.
+    pub space: SpaceMode,
+    /// Where the intent log is.
+    pub intent: IntentPlace,
+    /// What a child, the first path, records about its parent, the second, but for the parent's UUID.
+    pub parent_facts: fn(&Path, &Path) -> Result<ParentFacts>,
+    /// Where it is noted which image the disk goes on with, for those that start it next.
+    pub notes: Notes,
+    /// The keys of encrypted images.
+    pub keys: Keys,
+    /// How many bitmaps of each image stay in memory.
+    pub bitmaps_kept: usize,
+    /// How long a request may take; for ever without. See [`crate::Client::give_up`].
+    pub request_timeout: Option<Duration>,
+    /// Where sentences for the log go. Called for changes of state and failures, never per request.
+    pub report: fn(&str),
+}
+
+impl Default for CoreOptions {
+    fn default() -> Self {
+        Self {
+            no_space: NoSpace::default(),
+            space: SpaceMode::default(),
+            intent: IntentPlace::default(),
+            parent_facts: ParentFacts::names,
+            notes: Notes::default(),
+            keys: Keys::default(),
+            bitmaps_kept: BITMAPS_KEPT,
+            request_timeout: Some(REQUEST_TIMEOUT),
+            report: |line| eprintln!("{line}"),
+        }
+    }
+}
+
+/// The states of a plugged disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskState {
+    /// Requests are served.
+    Running,
+    /// No new requests are taken; those under way come to their end.
+    Draining,
+    /// Nothing is under way and the images are closed.
+    Paused,
+    /// Closed for good.
+    Closed,
+}
+
+impl fmt::Display for DiskState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Running => "running",
+            Self::Draining => "draining",
+            Self::Paused => "paused",
+            Self::Closed => "closed",
+        })
+    }
+}
+
+/// Hears of every request; the statistics.
+pub trait Observer {
+    /// A request was taken.
+    fn submitted(&self, origin: Origin, op: Op, bytes: u64);
+    /// A request ended at `now_ns` of the data thread's clock.
+    fn completed(&self, origin: Origin, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool);
+}
+
+/// A disk on its data thread.
+pub struct Core<I: Io> {
+    pub(crate) io: I,
+    pub(crate) options: CoreOptions,
+    pub(crate) inbox: Rc<Inbox<Taken>>,
+    pub(crate) door: Rc<Door>,
+    chain: RefCell<Option<Rc<Chain<I::Store>>>>,
+    /// Who else hears of changes; `tapped` says whether there is anybody, in one load.
+    pub(crate) tap: RefCell<Option<Rc<Tap<I::Store>>>>,
+    pub(crate) tapped: Cell<bool>,
+    pub(crate) standby: standby::Slot<I::Store>,
+    /// Moves of the disk that are still to be noted.
+    pub(crate) owed_notes: RefCell<Vec<Move>>,
+    /// The disk has moved to other images than those it was opened with.
+    pub(crate) moved: Cell<bool>,
+    state: Cell<DiskState>,
+    /// Requests that wait for space, outside of any chain.
+    parked: Cell<usize>,
+    pub(crate) ended: Rc<Notify>,
+    jobs: Jobs,
+    /// Which change of the chain is at work.
+    pub(crate) changing: Cell<Option<&'static str>>,
+    /// An image whose commit failed when the image above it was being put under another parent: the disk may say
+    /// either. Until it is committed again no other image may be.
+    pub(crate) unfinished: RefCell<Option<PathBuf>>,
+    observer: RefCell<Option<Rc<dyn Observer>>>,
+    failures: Cell<u64>,
+    reported_ns: Cell<Option<u64>>,
+    /// How the last pause ended, for those that joined it.
+    paused: RefCell<Result<()>>,
+    patience: Patience,
+    is_watched: Cell<bool>,
+    pub(crate) trace: Rc<Trace>,
+}
+
+impl<I: Io> fmt::Debug for Core<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("state", &self.state.get()).finish_non_exhaustive()
+    }
+}
+
+impl<I: Io> Core<I> {
+    /// A disk without images yet, paused.
+    pub fn new(io: I, inbox: Rc<Inbox<Taken>>, options: CoreOptions) -> Rc<Self> {
+        inbox.set_open(false);
+        let patience = Patience::new(options.request_timeout, inbox.capacity());
+        let ended = Rc::new(Notify::default());
+        let door = Door::new(Rc::clone(&inbox), io.tasks().clone(), Rc::clone(&ended));
+        Rc::new(Self {
+            io,
+            patience,
+            is_watched: Cell::new(false),
+            trace: Rc::default(),
+            options,
+            inbox,
+            door,
+            chain: RefCell::new(None),
+            tap: RefCell::new(None),
+            tapped: Cell::new(false),
+            standby: RefCell::new(None),
+            owed_notes: RefCell::default(),
+            moved: Cell::new(false),
+            state: Cell::new(DiskState::Paused),
+            parked: Cell::new(0),
+            ended,
+            jobs: Jobs::default(),
+            changing: Cell::new(None),
+            unfinished: RefCell::new(None),
+            observer: RefCell::new(None),
+            failures: Cell::new(0),
+            reported_ns: Cell::new(None),
+            paused: RefCell::new(Ok(())),
+        })
+    }
+
+    /// The state now.
+    pub fn state(&self) -> DiskState {
+        self.state.get()
+    }
+
+    /// What the open chain is.
+    pub fn spec(&self) -> Option<ChainSpec> {
+        self.chain.borrow().as_ref().map(|chain| chain.spec())
+    }
+
+    /// The open chain.
+    pub(crate) fn chain(&self) -> Option<Rc<Chain<I::Store>>> {
+        self.chain.borrow().clone()
+    }
+
+    /// Lets requests that are taken from now on see these images.
+    pub(crate) fn replace_chain(&self, chain: impl Into<Rc<Chain<I::Store>>>) {
+        *self.chain.borrow_mut() = Some(chain.into());
+    }
+
+    /// What each layer has done, leaf first.
+    pub fn layer_counters(&self) -> Vec<LayerCounters> {
+        self.chain.borrow().as_ref().map(|chain| chain.counters()).unwrap_or_default()
+    }
+
+    /// Requests that were answered with an error.
+    pub fn failures(&self) -> u64 {
+        self.failures.get()
+    }
+
+    /// Requests that wait for space now.
+    pub fn waiting_for_space(&self) -> usize {
+        self.parked.get()
+    }
+
+    /// Limits the disk from now on; requests wait for their turn, most of them where the guest put them.
+    pub fn set_limits(&self, limits: &IoLimits) {
+        self.door.set_limits(limits);
+    }
+
+    /// Whether requests may have to wait for their turn.
+    pub fn is_limited(&self) -> bool {
+        self.door.is_shut()
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> IoLimits {
+        self.door.limits()
+    }
+
+    /// What limits and the pool have cost.
+    pub fn delays(&self) -> Delays {
+        self.door.delays()
+    }
+
+    /// Shares a pool of pages with other disks until it is closed. Who is told that the pool's bell rang calls
+    /// [`Core::bell_rang`].
+    pub fn set_pages(&self, pages: Box<dyn Pages>) {
+        drop(self.door.set_pages(Some(pages)));
+    }
+
+    /// The pool that the disk shares.
+    pub fn pool(&self) -> Option<PoolFacts> {
+        self.door.pool()
+    }
+
+    /// Looks whether there are pages now.
+    pub fn bell_rang(&self) {
+        self.door.with_pages(|pages| pages.quiet());
+        self.door.knock();
+    }
+
+    /// Long work beside the guest's.
+    pub const fn jobs(&self) -> &Jobs {
+        &self.jobs
+    }
+
+    /// Requests that take longer than they may, and that the kernel does not give back.
+    pub fn stuck(&self) -> usize {
+        self.patience.stuck()
+    }
+
+    /// Lets `observer` hear of every request from now on.
+    pub fn observe(&self, observer: Rc<dyn Observer>) {
+        *self.observer.borrow_mut() = Some(observer);
+    }
+
+    /// A port for front ends. The disk must have images.
+    pub fn port(self: &Rc<Self>) -> Option<Port> {
+        let geometry = self.geometry()?;
+        let map = Rc::new(Map(Rc::clone(self)));
+        Some(Port::new(
+            Rc::clone(&self.inbox),
+            Rc::clone(&self.door),
+            self.io.tasks().clone(),
+            geometry,
+            map,
+            Rc::clone(&self.ended),
+            Rc::clone(&self.trace),
+        ))
+    }
+
+    /// The disk as a guest sees it, while it has images.
+    pub fn geometry(&self) -> Option<Geometry> {
+        let chain = self.chain.borrow();
+        let chain = chain.as_ref()?;
+        Some(Geometry {
+            len: chain.len(),
+            logical_block_len: SECTOR_LEN as u32,
+            physical_block_len: 4096,
+            read_only: chain.access() == Access::ReadOnly,
+            transfer_max: 32 << 20,
+        })
+    }
+
+    /// Opens the images of `spec` and serves requests.
+    ///
+    /// # Errors
+    /// An image cannot be opened, or does not belong to the one above it. The disk stays paused.
+    pub async fn resume(self: &Rc<Self>, spec: &ChainSpec) -> Result<()> {
+        self.resume_with(spec, &Beside::default()).await
+    }
+
+    /// [`Core::resume`] with what the disk is to have beside its images from the first request on.
+    ///
+    /// # Errors
+    /// As [`Core::resume`], for any of them.
+    pub async fn resume_with(self: &Rc<Self>, spec: &ChainSpec, beside: &Beside) -> Result<()> {
+        if self.state.get() != DiskState::Paused {
+            let detail = format!("the disk is {}, not paused", self.state.get());
+            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
+        }
+        let chain = self.open_chain(spec).await?;
+        let opened = match self.check_keys(&chain) {
+            Ok(()) => self.open_beside(&chain, beside).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = opened {
+            if let Err(error) = chain.close().await {
+                (self.options.report)(&format!("not closed cleanly: {error}"));
+            }
+            return Err(error);
+        }
+        *self.chain.borrow_mut() = Some(Rc::new(chain));
+        self.state.set(DiskState::Running);
+        let mirror = self.tap.borrow().as_ref().and_then(|tap| tap.mirror.clone());
+        if let Some(mirror) = mirror {
+            self.mirror_run(&mirror);
+        }
+        self.inbox.set_open(true);
+        self.ended.notify_all(self.io.tasks());
+        if self.patience.is_on() && !self.is_watched.replace(true) {
+            self.io.tasks().spawn(Rc::clone(self).watch());
+        }
+        Ok(())
+    }
+
+    /// The service that looks after requests that take too long.
+    async fn watch(self: Rc<Self>) {
+        loop {
+            self.patience.next_look(self.io.tasks()).await;
+            while let Some(late) = self.patience.next_late(self.io.tasks().turn_ns()) {
+                match late {
+                    Late::Cancel(task) => self.io.cancel(task),
+                    Late::Stuck(what) => (self.options.report)(&what),
+                }
+            }
+            // Those that wait behind one of these may be among them.
+            self.ended.notify_all(self.io.tasks());
+        }
+    }
+
+    /// Stops taking requests, waits for those under way, and closes the images.
+    ///
+    /// # Errors
+    /// The images could not be closed cleanly; they are closed all the same, and the next opening puts them in order.
+    pub async fn pause(&self) -> Result<()> {
+        match self.state.get() {
+            DiskState::Paused | DiskState::Closed => return Ok(()),
+            DiskState::Running => self.state.set(DiskState::Draining),
+            DiskState::Draining => {
+                // Another pause is at work, perhaps closing already: it has ended when the state says so, and not when
+                // there is nothing left to take from the chain.
+                while self.state.get() == DiskState::Draining {
+                    self.ended.wait(self.io.tasks()).await;
+                }
+                return self.paused.borrow().clone();
+            }
+        }
+        // What has been taken comes to its end without waiting for its turn.
+        self.door.let_all_in();
+        self.inbox.set_open(false);
+        self.ended.notify_all(self.io.tasks());
+        self.jobs.stop_all(self.io.tasks()).await;
+        while self.changing.get().is_some() {
+            self.ended.wait(self.io.tasks()).await;
+        }
+        while self.inbox.in_flight() > self.parked.get() {
+            self.ended.wait(self.io.tasks()).await;
+        }
+        let chain = self.chain.borrow_mut().take();
+        // Who opens the chain again finds out which parent it is.
+        self.unfinished.take();
+        let result = match chain {
+            Some(chain) => chain.close().await,
+            None => Ok(()),
+        };
+        self.close_beside().await;
+        if let Err(error) = &result {
+            (self.options.report)(&format!("not closed cleanly: {error}"));
+        }
+        *self.paused.borrow_mut() = result.clone();
+        self.state.set(DiskState::Paused);
+        self.ended.notify_all(self.io.tasks());
+        result
+    }
+
+    /// Pauses for good: requests that wait for space fail.
+    ///
+    /// # Errors
+    /// As [`Core::pause`].
+    pub async fn close(&self) -> Result<()> {
+        let result = self.pause().await;
+        self.state.set(DiskState::Closed);
+        self.ended.notify_all(self.io.tasks());
+        while self.inbox.in_flight() > 0 {
+            self.ended.wait(self.io.tasks()).await;
+        }
+        drop(self.door.set_pages(None));
+        result
+    }
+
+    /// Serves one request to its end.
+    pub async fn serve(self: Rc<Self>, taken: Taken) {
+        let Taken { request, origin, pages, client } = taken;
+        let observer = self.observer.borrow().clone();
+        let bytes = request.span.len;
+        let started = self.io.tasks().turn_ns();
+        if let Some(observer) = &observer {
+            observer.submitted(origin, request.op, bytes);
+        }
+        let clock = self.trace.clock();
+        let (meter, stamp) = (Meter::traced(clock), clock.map_or(0, Clock::now));
+        let place = self.patience.begin(&request, self.io.tasks());
+        let result = self.run(&request, &meter, place).await;
+        self.patience.end(place);
+        if let Some(observer) = &observer {
+            // The one clock that is read for a request; everything else goes by the turn's.
+            let now_ns = self.io.now_ns();
+            let stages = meter.stages(request.born_ns, started, now_ns);
+            observer.completed(origin, request.op, bytes, stages, now_ns, result.is_ok());
+        }
+        if clock.is_some() {
+            self.trace.served((client, request.tag), (request.op, bytes), stamp, &meter);
+        }
+        request.client.complete(request.tag, result);
+        if self.door.is_shut() {
+            self.door.ended(pages);
+        }
+        // Heard by connections that wait for room, by a pause, by a close.
+        self.ended.notify_all(self.io.tasks());
+    }
+
+    async fn run(&self, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
+        let mut retries = 0;
+        loop {
+            while !(self.patience.is_clear(request.span) || self.patience.is_over(place)) {
+                self.ended.wait(self.io.tasks()).await;
+            }
+            let chain = self.chain.borrow().clone();
+            let Some(chain) = chain else {
+                if self.state.get() == DiskState::Closed {
+                    return Err(DiskError::NoSpace);
+                }
+                // Parked for want of space when the disk was paused.
+                self.park(place).await;
+                continue;
+            };
+            check(request, &chain)?;
+            if self.patience.is_over(place) {
+                return Err(DiskError::Io(libc::ETIMEDOUT));
+            }
+            let error = match self.attempt(&chain, request, meter).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if error.kind() == FormatErrorKind::OutOfSpace {
+                match self.redirect(&chain) {
+                    Redirected::Now => continue,
+                    Redirected::Later => {
+                        drop(chain);
+                        self.park(place).await;
+                        continue;
+                    }
+                    Redirected::Nowhere => {}
+                }
+            }
+            drop(chain);
+            if self.patience.is_over(place) {
+                self.failures.set(self.failures.get() + 1);
+                self.note("a request took longer than it may and was cancelled", &error);
+                return Err(DiskError::Io(libc::ETIMEDOUT));
+            }
+            if is_busy(&error) && retries < BUSY_RETRIES_MAX && self.may_retry(place) {
+                retries += 1;
+                self.note("the storage is busy, a request tries again", &error);
+                let until = self.io.tasks().turn_ns() + BUSY_RETRY_NS;
+                self.io.tasks().sleep_until(until).await;
+                continue;
+            }
+            if error.kind() == FormatErrorKind::OutOfSpace && self.options.no_space == NoSpace::Wait {
+                self.note("the storage is full, requests wait", &error);
+                self.park(place).await;
+                continue;
+            }
+            self.failures.set(self.failures.get() + 1);
+            self.note("a request failed", &error);
+            return Err(match error.kind() {
+                FormatErrorKind::OutOfSpace => DiskError::NoSpace,
+                FormatErrorKind::ReadOnly => DiskError::ReadOnly,
+                FormatErrorKind::Unsupported => DiskError::Unsupported,
+                _ => DiskError::Io(error.errno()),
+            });
+        }
+    }
+
+    /// A pause does not wait for a storage to become less busy.
+    fn may_retry(&self, place: Place) -> bool {
+        self.state.get() == DiskState::Running
+            && self.patience.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
+    }
+
+    async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
+        let span = request.span;
+        if self.tapped.get() && request.op != Op::Read {
+            let tap = self.tap.borrow().as_ref().map(Rc::clone).unwrap_or_default();
+            tap.note(span);
+            if let Some(mirror) = tap.mirror.clone() {
+                // Boxed: hundreds of request tasks have room for what every request needs.
+                return Box::pin(mirrored(mirror, chain, request, meter)).await;
+            }
+        }
+        let durable = match request.op {
+            Op::Read => {
+                chain.read(span, request.data, meter).await?;
+                false
+            }
+            Op::Write { durable } => {
+                chain.write(span, request.data, meter).await?;
+                durable
+            }
+            Op::Flush => true,
+            Op::Discard => {
+                chain.discard(span, meter).await?;
+                false
+            }
+            Op::WriteZeroes { unmap, durable } => {
+                chain.write_zeroes(span, if unmap { Zeroing::Unmap } else { Zeroing::Keep }, meter).await?;
+                durable
+            }
+        };
+        if durable { chain.sync(meter).await } else { Ok(()) }
+    }
+
+    /// Waits a second, or until the state changes.
+    async fn park(&self, place: Place) {
+        self.patience.suspend(place);
+        self.parked.set(self.parked.get() + 1);
+        let tasks = self.io.tasks();
+        self.ended.notify_all(tasks);
+        let until = tasks.turn_ns() + NO_SPACE_RETRY_NS;
+        while tasks.turn_ns() < until || matches!(self.state.get(), DiskState::Draining | DiskState::Paused) {
+            if self.state.get() == DiskState::Closed {
+                break;
+            }
+            match self.state.get() {
+                DiskState::Running => self.ended.wait_until(tasks, until).await,
+                _ => self.ended.wait(tasks).await,
+            }
+        }
+        self.parked.set(self.parked.get() - 1);
+        self.patience.resume(place, tasks);
+    }
+
+    /// A sentence for the log, at most one a second.
+    fn note(&self, what: &str, error: &FormatError) {
+        let now = self.io.tasks().turn_ns();
+        if self.reported_ns.get().is_some_and(|then| now - then < 1_000_000_000) {
+            return;
+        }
+        self.reported_ns.set(Some(now));
+        (self.options.report)(&format!("{what}: {error}"));
+    }
+}
+
+/// Whether the storage could not do it now, which says nothing about the next time. EIO is not among these: whoever
+/// reports it has tried, and a guest that hears of it at once can do something about it.
+fn is_busy(error: &FormatError) -> bool {
+    let busy = [libc::EBUSY, libc::EAGAIN, libc::EINTR, libc::ENOMEM, libc::ENOBUFS];
+    error.kind() == FormatErrorKind::Io && busy.contains(&error.errno())
+}
+
+/// A change, or a flush, of a disk that has a mirror.
+async fn mirrored<S: Storage>(
+    mirror: Rc<Mirror<S>>,
+    chain: &Chain<S>,
+    request: &Request,
+    meter: &Meter,
+) -> Result<()> {
+    let span = request.span;
+    let durable = match request.op {
+        Op::Write { durable } => {
+            mirror.write(chain, span, request.data, meter).await?;
+            durable
+        }
+        Op::Discard => {
+            mirror.discard(chain, span, meter).await?;
+            false
+        }
+        Op::WriteZeroes { unmap, durable } => {
+            let how = if unmap { Zeroing::Unmap } else { Zeroing::Keep };
+            mirror.write_zeroes(chain, span, how, meter).await?;
+            durable
+        }
+        Op::Read | Op::Flush => true,
+    };
+    if durable { mirror.sync(chain, meter).await } else { Ok(()) }
+}
+
+/// What a front end need not check.
+fn check<S: Storage>(request: &Request, chain: &Chain<S>) -> Result<(), DiskError> {
+    if request.op == Op::Flush {
+        return Ok(());
+    }
+    if request.op != Op::Read && chain.access() == Access::ReadOnly {
+        return Err(DiskError::ReadOnly);
+    }
+    if !request.span.is_aligned(SECTOR_LEN) {
+        return Err(DiskError::Unaligned);
+    }
+    if !request.span.fits(chain.len()) {
+        return Err(DiskError::OutOfRange);
+    }
+    let moves = matches!(request.op, Op::Read | Op::Write { .. });
+    if moves && request.data.len() != request.span.len {
+        return Err(DiskError::OutOfRange);
+    }
+    Ok(())
+}
+
+/// Answers what is allocated.
+struct Map<I: Io>(Rc<Core<I>>);
+
+impl<I: Io> AllocationMap for Map<I> {
+    fn extents(
+        &self,
+        span: tapio_types::Span,
+        count_max: usize,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Vec<crate::Extent>, DiskError>>>> {
+        let core = Rc::clone(&self.0);
+        Box::pin(async move {
+            let chain = loop {
+                let chain = core.chain.borrow().clone();
+                match chain {
+                    Some(chain) => break chain,
+                    None if core.state.get() == DiskState::Closed => {
+                        return Err(DiskError::Io(libc::ESHUTDOWN));
+                    }
+                    None => core.ended.wait(core.io.tasks()).await,
+                }
+            };
+            if !span.fits(chain.len()) {
+                return Err(DiskError::OutOfRange);
+            }
+            chain.extents(span, count_max).await.map_err(|error| DiskError::Io(error.errno()))
+        })
+    }
+}

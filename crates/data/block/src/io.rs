@@ -1,0 +1,124 @@
+//! The door of a disk process to its storages: files and block devices through the ring, exports of other processes by
+//! NBD. A closed list, so that the path of a request has no virtual call.
+
+use std::io;
+use std::path::Path;
+
+use tapio_nbd::{NbdStore, Target};
+use tapio_ring::uring::{Uring, UringFile};
+use tapio_ring::{Io, Segments, Storage, StorageInfo, TaskId, Tasks, Zeroing};
+use tapio_types::{Access, Span};
+
+/// Opens storages on the ring of a data thread.
+#[derive(Clone, Debug)]
+pub struct DiskIo {
+    uring: Uring,
+    /// Hears of connections lost and found.
+    report: fn(&str),
+}
+
+/// A storage of a disk.
+#[derive(Debug)]
+pub enum DiskStore {
+    /// A file or a block device.
+    File(UringFile),
+    /// A remote export.
+    Remote(NbdStore),
+}
+
+impl DiskIo {
+    /// The door on this ring.
+    pub const fn new(uring: Uring, report: fn(&str)) -> Self {
+        Self { uring, report }
+    }
+}
+
+impl Io for DiskIo {
+    type Store = DiskStore;
+
+    fn open(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
+        self.uring.open(path, access).map(DiskStore::File)
+    }
+
+    async fn open_aside(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
+        self.uring.open_aside(path, access).await.map(DiskStore::File)
+    }
+
+    async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        self.uring.offload(work).await
+    }
+
+    async fn open_remote(&self, name: &str, access: Access) -> io::Result<DiskStore> {
+        let target: Target = name.parse()?;
+        NbdStore::open(&self.uring, target, access, self.report).await.map(DiskStore::Remote)
+    }
+
+    fn tasks(&self) -> &Tasks {
+        self.uring.tasks()
+    }
+
+    fn now_ns(&self) -> u64 {
+        Io::now_ns(&self.uring)
+    }
+
+    /// What waits for a remote export waits for its connection, which has time limits of its own.
+    fn cancel(&self, task: TaskId) {
+        self.uring.cancel(task);
+    }
+}
+
+/// The same call on whichever it is.
+macro_rules! either {
+    ($store:expr, $inner:ident => $call:expr) => {
+        match $store {
+            DiskStore::File($inner) => $call,
+            DiskStore::Remote($inner) => $call,
+        }
+    };
+}
+
+impl Storage for DiskStore {
+    fn info(&self) -> StorageInfo {
+        either!(self, store => store.info())
+    }
+
+    fn len(&self) -> u64 {
+        either!(self, store => store.len())
+    }
+
+    fn inode(&self) -> u64 {
+        either!(self, store => store.inode())
+    }
+
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        either!(self, store => store.data_run(span))
+    }
+
+    async fn known_run(&self, span: Span) -> (u64, bool) {
+        either!(self, store => store.known_run(span).await)
+    }
+
+    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
+        either!(self, store => store.read(at, into).await)
+    }
+
+    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
+        either!(self, store => store.write(at, from).await)
+    }
+
+    async fn flush(&self) -> io::Result<()> {
+        either!(self, store => store.flush().await)
+    }
+
+    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        either!(self, store => store.zero(span, how).await)
+    }
+
+    async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
+        either!(self, store => store.allocate(span, space).await)
+    }
+
+    async fn set_len(&self, len: u64) -> io::Result<()> {
+        either!(self, store => store.set_len(len).await)
+    }
+}

@@ -1,0 +1,58 @@
+//! Chains of images, requests and their stages, the life of a plugged disk.
+//!
+//! ```text
+//!  front end ── Port ──▶ door ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ tap ──▶ chain walk ──▶ storages
+//!      ▲                                                                             │
+//!      └─────────────────────── Client::complete(tag, result) ◀──────────────────────┘
+//!  control thread ── Remote ──▶ World (the data thread's own view)
+//! ```
+//!
+//! A front end pulls from its guest only while [`Port::room`] says so: what there is no room for stays where the guest
+//! put it. Must never depend on: a front end, the control plane, tokio.
+
+mod admission;
+mod chain;
+mod change;
+mod changes;
+mod commit;
+mod core;
+mod disk;
+mod front;
+mod grow;
+mod io;
+mod job;
+mod meter;
+mod mirror;
+mod notes;
+mod open;
+mod parent;
+mod patience;
+mod port;
+mod remote;
+mod request;
+mod standby;
+mod swap;
+mod tap;
+mod trace;
+mod window;
+
+pub use admission::{Delays, Origin, Pages, PoolFacts, Taken};
+pub use chain::{Chain, LayerCounters, Link};
+pub use commit::Forecast;
+pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};
+pub use disk::{Disk, DiskFailure, DiskOptions, DiskStatus};
+pub use front::{FrontEnd, FrontId, Fronts};
+pub use io::{DiskIo, DiskStore};
+pub use job::{Job, JobInfo, JobKind, JobState, Jobs};
+pub use meter::{Meter, StageTimes};
+pub use mirror::{CopyWhat, GRANULE_LEN, MirrorOptions, MirrorPhase, MirrorStatus, Pivoted};
+pub use notes::Notes;
+pub use open::CHAIN_MAX;
+pub use patience::REQUEST_TIMEOUT;
+pub use port::{AllocationMap, Extent, Geometry, Port};
+pub use remote::{Gone, Remote, World};
+pub use request::{Client, DiskError, Op, Request};
+pub use swap::{LeafFacts, Swapped};
+pub use tap::{Beside, Signal, StandbyOptions};
+pub use tapio_stat::trace::Point;
+pub use trace::Trace;

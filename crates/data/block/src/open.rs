@@ -1,0 +1,225 @@
+//! Opening the images of a chain, each checked against the one above it.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tapio_format::live::vhd::OpenOptions;
+use tapio_format::live::{Layer, RawLayer, vhd};
+use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_ring::uring::{LOCK_RETRY, LockHolder, lock_may_come};
+use tapio_ring::{Io, Storage};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
+
+use crate::chain::{Chain, Link};
+use crate::core::{Core, DiskState};
+
+/// The most images in a chain: what sm allows, and its raw base.
+pub const CHAIN_MAX: usize = 31;
+
+impl<I: Io> Core<I> {
+    /// Opens the images of `spec`.
+    ///
+    /// # Errors
+    /// An image cannot be opened, or does not belong to the one above it; those that were open are closed again.
+    pub(crate) async fn open_chain(&self, spec: &ChainSpec) -> Result<Chain<I::Store>> {
+        if spec.layers.is_empty() {
+            return Err(FormatError::new(
+                FormatErrorKind::InvalidArgument,
+                "a chain needs at least one image",
+            ));
+        }
+        if spec.layers.len() > CHAIN_MAX {
+            let detail =
+                format!("the chain has {} images, more than the {CHAIN_MAX} allowed", spec.layers.len());
+            return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&spec.layers[0].path));
+        }
+        let mut links: Vec<Rc<Link<I::Store>>> = Vec::with_capacity(spec.layers.len());
+        if let Err(error) = self.open_layers(spec, &mut links).await {
+            // The leaf may be open for writing already: it is left as it was found.
+            for link in &links {
+                if let Err(error) = link.layer.close().await {
+                    (self.options.report)(&format!("not closed cleanly: {error}"));
+                }
+            }
+            return Err(error);
+        }
+        Ok(Chain::new(links, spec.access, self.io.tasks().clone()))
+    }
+
+    async fn open_layers(&self, spec: &ChainSpec, links: &mut Vec<Rc<Link<I::Store>>>) -> Result<()> {
+        for (index, image) in spec.layers.iter().enumerate() {
+            if spec.layers[..index].iter().any(|above| above.path == image.path) {
+                return Err(FormatError::new(FormatErrorKind::Loop, "the image is its own parent")
+                    .with_path(&image.path));
+            }
+            let access = if index == 0 { spec.access } else { Access::ReadOnly };
+            let opened = self.open_layer(image.kind, &image.path, access).await;
+            let layer = opened.map_err(|error| error.with_path(&image.path))?;
+            let layer = match layer {
+                Layer::Vhd(vhd) if index > 0 => self.settled(vhd, image, spec.access).await?,
+                Layer::Raw(raw) if index > 0 && spec.access == Access::ReadWrite => {
+                    // It was the leaf of a process that died, for all that is known, and is never flushed again.
+                    let flushed = raw.store.flush().await;
+                    flushed.map_err(|error| {
+                        FormatError::io("what was written to the image earlier cannot be made durable", error)
+                            .with_path(&image.path)
+                    })?;
+                    Layer::Raw(raw)
+                }
+                other => other,
+            };
+            let fits = match links.last().map(|link| &link.layer) {
+                Some(Layer::Vhd(child)) => check_parent(child, &layer),
+                _ => Ok(()),
+            };
+            if let Err(error) = fits {
+                // One that was merged into its own parent stays in the list of whoever was killed just then.
+                if spec.access == Access::ReadWrite && index > 0 && self.is_bypassed(spec, index, links).await
+                {
+                    (self.options.report)(&format!("{}: is not in the chain any more", image.path.display()));
+                    continue;
+                }
+                links.push(Link::new(layer, image.clone()));
+                return Err(error.with_path(&image.path));
+            }
+            links.push(Link::new(layer, image.clone()));
+        }
+        if let Some(Layer::Vhd(last)) = links.last().map(|link| &link.layer)
+            && last.parent_uuid().is_some()
+        {
+            let path = &spec.layers[spec.layers.len() - 1].path;
+            let detail = "the image has a parent, which the chain does not name";
+            return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
+        }
+        Ok(())
+    }
+
+    /// Who gives a key expects that the disk is encrypted; the second side of its mirror need not be, nor the disk once
+    /// it has moved there.
+    ///
+    /// # Errors
+    /// There is a key, and nothing to use it for.
+    pub(crate) fn check_keys(&self, chain: &Chain<I::Store>) -> Result<()> {
+        let is_encrypted = chain.links().iter().any(|link| link.layer.cipher().is_some());
+        if self.options.keys.is_empty() || is_encrypted || self.moved.get() {
+            return Ok(());
+        }
+        let detail = "a key was given, but no image of the chain is encrypted: open it without a key";
+        let path = &chain.links()[0].spec.path;
+        Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path))
+    }
+
+    /// Whether the last image so far was made from an image further below than the one at `index`: all between them
+    /// were merged away, and whoever gives the list does not know of it.
+    async fn is_bypassed(&self, spec: &ChainSpec, index: usize, links: &[Rc<Link<I::Store>>]) -> bool {
+        let Some(Layer::Vhd(child)) = links.last().map(|link| &link.layer) else { return false };
+        for below in spec.layers.iter().skip(index + 1) {
+            let opened = self.open_layer(below.kind, &below.path, Access::ReadOnly).await;
+            if opened.is_ok_and(|layer| check_parent(child, &layer).is_ok()) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// An image below the leaf that a process had open for writing when it died, or that a power cut left in disorder:
+    /// it was the leaf, or was being merged into. It is put in order and made durable before anything is read from it,
+    /// because flushes of the guest will not concern it any more.
+    async fn settled(
+        &self,
+        vhd: Rc<vhd::VhdLayer<I::Store>>,
+        image: &LayerSpec,
+        access: Access,
+    ) -> Result<Layer<I::Store>> {
+        let named = |error: FormatError| error.with_path(&image.path);
+        if !vhd.is_disordered() || access == Access::ReadOnly {
+            return Ok(Layer::Vhd(vhd));
+        }
+        drop(vhd);
+        let writable = self.open_layer(image.kind, &image.path, Access::ReadWrite).await.map_err(named)?;
+        writable.close().await.map_err(named)?;
+        drop(writable);
+        self.open_layer(image.kind, &image.path, Access::ReadOnly).await.map_err(named)
+    }
+
+    async fn open_store(&self, kind: ImageKind, path: &Path, access: Access) -> Result<I::Store> {
+        if kind.is_local() {
+            return self.open_file(path, access, "the image").await;
+        }
+        let failed = |error| FormatError::io("cannot open the image", error);
+        let name = path.to_str().ok_or_else(|| failed(std::io::ErrorKind::InvalidInput.into()))?;
+        Box::pin(self.io.open_remote(name, access)).await.map_err(failed)
+    }
+
+    /// Opens a file or device, and waits a while for whoever has it open for writing to let go of it: a process that
+    /// was killed a moment ago, or requests of a moment ago. `what` names it in errors.
+    pub(crate) async fn open_file(&self, path: &Path, access: Access, what: &str) -> Result<I::Store> {
+        let tasks = self.io.tasks();
+        let begin_ns = tasks.turn_ns();
+        loop {
+            // Nothing else runs while a disk is not served; opening at once is faster then.
+            let opened = match self.state() {
+                DiskState::Running => Box::pin(self.io.open_aside(path, access)).await,
+                _ => self.io.open(path, access),
+            };
+            let error = match opened {
+                Ok(store) => return Ok(store),
+                Err(error) => error,
+            };
+            if error.raw_os_error() != Some(libc::EBUSY) {
+                return Err(FormatError::io(format!("cannot open {what}"), error));
+            }
+            if !lock_may_come(path, Duration::from_nanos(tasks.turn_ns() - begin_ns)) {
+                return Err(FormatError::io(format!("{what} {}", LockHolder::of(path)), error));
+            }
+            tasks.sleep_until(tasks.turn_ns() + LOCK_RETRY.as_nanos() as u64).await;
+        }
+    }
+
+    /// Opens one image.
+    pub(crate) async fn open_layer(
+        &self,
+        kind: ImageKind,
+        path: &Path,
+        access: Access,
+    ) -> Result<Layer<I::Store>> {
+        let store = self.open_store(kind, path, access).await?;
+        match kind {
+            ImageKind::Raw | ImageKind::Nbd => Ok(Layer::Raw(RawLayer::new(store))),
+            ImageKind::Vhd => {
+                let options = OpenOptions {
+                    access,
+                    space: self.options.space,
+                    intent: self.options.intent.clone(),
+                    keys: self.options.keys.clone(),
+                    bitmaps_kept: self.options.bitmaps_kept,
+                };
+                // Boxed: the stack of a data thread is small, and this is far from the hot path.
+                let opened = Box::pin(vhd::open(store, self.io.tasks(), &options)).await?;
+                for remark in opened.remarks {
+                    (self.options.report)(&format!("{}: {remark}", path.display()));
+                }
+                Ok(opened.layer)
+            }
+        }
+    }
+}
+
+/// The image below a differencing disk must be the one it was made from.
+pub(crate) fn check_parent<S: Storage>(child: &vhd::VhdLayer<S>, parent: &Layer<S>) -> Result<()> {
+    let Some(wanted) = child.parent_uuid() else {
+        return Err(FormatError::new(FormatErrorKind::InvalidArgument, "the image above has no parent"));
+    };
+    match parent {
+        Layer::Vhd(parent) if parent.uuid() != wanted => Err(FormatError::new(
+            FormatErrorKind::Corrupt,
+            format!("this image is {}, but the one above was made from {wanted}", parent.uuid()),
+        )),
+        Layer::Raw(raw) if raw.kind() == ImageKind::Raw && !wanted.is_nil() => Err(FormatError::new(
+            FormatErrorKind::Corrupt,
+            format!("the image above was made from VHD {wanted}, not from a raw image"),
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,245 @@
+//! Work on the images of a disk that is in use, in the words of the control protocol.
+
+use std::ffi::CString;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tapio_block::{Forecast, JobInfo, JobState, LeafFacts, Swapped, World};
+use tapio_control::{
+    ControlError, Errno, ImageAnswer, ImageWork, JobReport, JobStatus, Result, SnapshotReport,
+};
+use tapio_format::FormatError;
+use tapio_format::continuation;
+use tapio_format::vhd::offline::{ParentFacts, Shape, create, remove_orphans};
+use tapio_types::{ImageKind, LayerSpec, SECTOR_LEN};
+
+use crate::counter::Counter;
+use crate::host::{HostDisk, LATE, SOON, bad_image, unreachable_thread};
+use crate::log;
+use crate::memory::new_leaf_len;
+use crate::table::PlaneDisk;
+
+/// The images of a disk that has moved to what was below its leaf, until whoever keeps their names has asked.
+#[derive(Clone, Debug, Default)]
+pub struct Moved(Arc<Mutex<Option<Vec<LayerSpec>>>>);
+
+impl Moved {
+    /// The disk has these images now, leaf first. Called on its data thread.
+    fn note(&self, images: &[LayerSpec]) {
+        if let Some(leaf) = images.first() {
+            Counter::with(|stats| stats.set_image(&leaf.to_string()));
+        }
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(images.to_vec());
+    }
+
+    /// What was noted since the last time.
+    pub fn take(&self) -> Option<Vec<LayerSpec>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+pub fn run(disk: &HostDisk, work: &ImageWork) -> Result<ImageAnswer> {
+    match work {
+        ImageWork::Snapshot { leaf, stall_ms } => {
+            snapshot(disk, leaf, Duration::from_millis((*stall_ms).into())).map(ImageAnswer::Snapshot)
+        }
+        ImageWork::Commit { image, rate, force } => commit(disk, image, *rate, *force).map(ImageAnswer::Job),
+        ImageWork::Jobs => {
+            let infos = ask(disk, |world| Ok(world.core().jobs().infos()))?;
+            Ok(ImageAnswer::Jobs(infos.iter().map(report).collect()))
+        }
+        ImageWork::JobCancel { job } => {
+            let id = *job;
+            with_job(disk, id, move |world, job| job.cancel(world.port.tasks()))
+        }
+        ImageWork::JobRate { job, rate } => {
+            let (id, rate) = (*job, *rate);
+            with_job(disk, id, move |world, job| job.set_rate(rate, world.port.tasks()))
+        }
+    }
+}
+
+/// Asks the data thread for something that takes no time.
+fn ask<T: Send + 'static>(
+    disk: &HostDisk,
+    question: impl FnOnce(&World) -> std::result::Result<T, FormatError> + Send + 'static,
+) -> Result<T> {
+    disk.remote.call(SOON, question).map_err(unreachable_thread)?.map_err(|error| bad_image(&error))
+}
+
+fn with_job(
+    disk: &HostDisk,
+    id: u32,
+    run: impl FnOnce(&World, &tapio_block::Job) + Send + 'static,
+) -> Result<ImageAnswer> {
+    let info = ask(disk, move |world| {
+        Ok(world.core().jobs().get(id).map(|job| {
+            run(world, &job);
+            job.info()
+        }))
+    })?;
+    let missing = || ControlError::new(Errno::ENOENT, format!("there is no job {id}"));
+    let info = info.ok_or_else(|| missing().next("'tapio disk job list' shows which there are"))?;
+    Ok(ImageAnswer::Job(report(&info)))
+}
+
+fn report(info: &JobInfo) -> JobReport {
+    let (status, reason) = match &info.state {
+        JobState::Running => (JobStatus::Running, None),
+        JobState::Ready => (JobStatus::Ready, None),
+        JobState::Done => (JobStatus::Done, None),
+        JobState::Cancelled => (JobStatus::Cancelled, None),
+        JobState::Failed(error) => (JobStatus::Failed, Some(error.to_string())),
+    };
+    JobReport {
+        id: info.id,
+        kind: info.kind.to_string(),
+        subject: info.subject.clone(),
+        status,
+        reason,
+        done_bytes: info.done,
+        total_bytes: info.total,
+        rate: info.rate,
+    }
+}
+
+fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<SnapshotReport> {
+    let facts = ask(disk, |world| world.core().leaf_facts())?;
+    // Somebody's image is never written over. A device is there always, and is made into an image in place.
+    if std::fs::symlink_metadata(path).is_ok_and(|there| !is_device(&there)) {
+        return Err(ControlError::new(Errno::EEXIST, format!("{} exists already", path.display()))
+            .next("give the snapshot's leaf a new name"));
+    }
+    let share = disk.memory().take(new_leaf_len(facts.len_max.max(facts.len)))?;
+    path.parent().map_or_else(Vec::new, remove_orphans);
+    make_child(path, &facts).map_err(|error| bad_image(&error))?;
+    let leaf = LayerSpec { kind: ImageKind::Vhd, path: path.to_path_buf() };
+    let (name, image) = (leaf.to_string(), leaf.clone());
+    let stall_max_ns = u64::try_from(stall_max.as_nanos()).unwrap_or(u64::MAX);
+    let asked = disk.remote.call_async(LATE, move |world| async move {
+        let swapped = world.core().snapshot(&image, stall_max_ns).await?;
+        if let Some(geometry) = world.core().geometry() {
+            world.port.set_geometry(geometry);
+        }
+        Counter::with(|stats| stats.set_image(&name));
+        Ok::<Swapped, FormatError>(swapped)
+    });
+    // Without an answer the new leaf may be in use, so it stays.
+    match asked.map_err(unreachable_thread)? {
+        Ok(swapped) => {
+            disk.keep(share);
+            Ok(SnapshotReport {
+                leaf: leaf.to_string(),
+                parent: facts.image.to_string(),
+                stalled_us: swapped.stalled_ns / 1_000,
+            })
+        }
+        Err(error) => {
+            let noted = continuation::read(&facts.image);
+            let is_noted =
+                !matches!(&noted, Ok(note) if note.as_ref().is_none_or(|note| note.by.path != path));
+            if is_noted {
+                log::line(&format!("{} stays: a note beside {} names it", path.display(), facts.image));
+            } else if std::fs::metadata(path).is_ok_and(|there| there.is_file()) {
+                let _ = std::fs::remove_file(path);
+            }
+            Err(bad_image(&error))
+        }
+    }
+}
+
+fn is_device(there: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    there.file_type().is_block_device() || there.file_type().is_symlink()
+}
+
+/// Makes an empty child of the leaf, which is open and being written: what it records about its parent comes from
+/// memory and not from the file.
+fn make_child(path: &Path, leaf: &LeafFacts) -> std::result::Result<(), FormatError> {
+    let parent = match leaf.uuid {
+        Some(uuid) => {
+            ParentFacts { uuid, key_hash: leaf.key_hash, ..ParentFacts::names(path, &leaf.image.path)? }
+        }
+        // Raw, or a fixed VHD, whose footer nobody writes.
+        None => ParentFacts::gather(path, &leaf.image.path, leaf.image.kind != ImageKind::Vhd)?.0,
+    };
+    create(path, &Shape::Differencing(parent), leaf.len, leaf.len_max)
+}
+
+fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobReport> {
+    let image = path.to_path_buf();
+    let forecast = ask(disk, move |world| world.core().forecast(&image))?;
+    if !force {
+        check_space(&forecast)?;
+    }
+    // Until it is over the parent is open for writing beside the leaf, whose part it then takes over.
+    let len = match forecast.parent.kind {
+        ImageKind::Vhd => new_leaf_len(disk.info().sectors * SECTOR_LEN),
+        ImageKind::Raw | ImageKind::Nbd => 0,
+    };
+    let (share, moved) = (disk.memory().take(len)?, disk.notebook());
+    let image = path.to_path_buf();
+    let info = ask(disk, move |world| {
+        let before = world.core().spec().map_or_else(Vec::new, |spec| spec.layers);
+        let job = world.core().commit(&image, rate)?;
+        let (info, tasks) = (job.info(), world.port.tasks().clone());
+        tasks.clone().spawn(async move {
+            let is_done = job.ended(&tasks).await.is_ok();
+            drop(share);
+            if is_done && before.first().is_some_and(|leaf| leaf.path == image) {
+                moved.note(&before[1..]);
+            }
+        });
+        Ok(info)
+    })?;
+    log::line(&format!(
+        "commit of {} begins: up to {} bytes to copy, the parent grows by up to {}",
+        path.display(),
+        forecast.copy,
+        forecast.space
+    ));
+    Ok(report(&info))
+}
+
+/// Whether the parent's file system has the space that the parent may grow by.
+fn check_space(forecast: &Forecast) -> Result<()> {
+    let free = match forecast.room {
+        Some(room) => room,
+        None => match free_bytes(&forecast.parent.path) {
+            Some(free) => free,
+            // Nothing is known: the copy itself finds out, and does no harm.
+            None => return Ok(()),
+        },
+    };
+    if forecast.space <= free {
+        return Ok(());
+    }
+    Err(ControlError::new(
+        Errno::ENOSPC,
+        format!(
+            "{} may grow by {} MiB and its storage has {} MiB free",
+            forecast.parent.path.display(),
+            forecast.space.div_ceil(1 << 20),
+            free >> 20
+        ),
+    )
+    .next(
+        "make room, or begin all the same with --force: what does not fit stops the commit and loses nothing",
+    ))
+}
+
+fn free_bytes(path: &Path) -> Option<u64> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let mut found = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the path ends in NUL, and statvfs fills the structure when it returns 0.
+    let found = unsafe {
+        if libc::statvfs(path.as_ptr(), found.as_mut_ptr()) != 0 {
+            return None;
+        }
+        found.assume_init()
+    };
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}

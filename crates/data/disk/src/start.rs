@@ -1,0 +1,229 @@
+//! From the command line to a process that serves, and to its end.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+
+use tapio_control::{
+    ControlError, DiskHost, Ended, Errno, Front, FrontRequest, ImageSource, Key, Limits, OpenRequest, Result,
+    RunDir, notify, remove_stale_sockets, serve,
+};
+use tapio_format::continuation::{self, Followed};
+use tapio_format::live::vhd::intent;
+use tapio_format::vhd::offline::remove_orphans;
+use tapio_stat::pool::clean_pools;
+use tapio_stat::{ShmRoot, clean_stale};
+use tapio_types::parse_type_and_path;
+
+use crate::args::Options;
+use crate::device;
+use crate::host::{Host, bad_image};
+use crate::log;
+use crate::memory::Budget;
+use crate::process::{self, Fork};
+use crate::sandbox;
+use crate::table::Table;
+use crate::watchdog::watched;
+
+/// Runs the process until it is told to end.
+///
+/// # Errors
+/// It could not begin, or its disks could not be closed cleanly.
+pub fn run(options: &Options) -> Result<()> {
+    let parent = if options.foreground {
+        None
+    } else if options.detach {
+        process::leave_session()?;
+        None
+    } else {
+        match process::go_to_background()? {
+            // This process only says how the start of the other went.
+            Fork::Foreground(status) => std::process::exit(status),
+            Fork::Background(parent) => Some(parent),
+        }
+    };
+    let begun = begin(options);
+    let (table, listener, run, termination) = match (begun, parent) {
+        (Ok(begun), None) => {
+            if options.detach {
+                process::leave_terminal()?;
+                log::use_syslog();
+                sandbox::use_syslog();
+            }
+            begun
+        }
+        (Ok(begun), Some(parent)) => {
+            parent.tell(0)?;
+            log::use_syslog();
+            sandbox::use_syslog();
+            begun
+        }
+        (Err(error), None) => return Err(error),
+        (Err(error), Some(parent)) => {
+            log::line(&error.to_string());
+            parent.tell(error.errno.raw() as u8)?;
+            log::use_syslog();
+            return Err(error);
+        }
+    };
+    notify::ready(&status(&table));
+    let ended = watched(&table, || serve(&listener, &table, Limits::default(), Some(termination.as_fd())));
+    notify::stopping("closing its disks");
+    // New clients shall not find a process that is going.
+    let _ = fs::remove_file(run.socket(std::process::id() as i32));
+    let closed = table.quit(false);
+    match ended {
+        Ok(Ended::Stopped) => log::line("ended by a signal"),
+        Ok(Ended::Quit | Ended::Empty) => {}
+        Err(error) => return Err(ControlError::io("the control socket failed", &error)),
+    }
+    closed
+}
+
+/// What the service manager shows.
+fn status(table: &Table<Host>) -> String {
+    let images: Vec<String> = table.list().into_iter().filter_map(|disk| disk.image).collect();
+    match images.is_empty() {
+        true => "waiting for commands".into(),
+        false => format!("serving {}", images.join(", ")),
+    }
+}
+
+type Begun = (Table<Host>, UnixListener, RunDir, OwnedFd);
+
+fn begin(options: &Options) -> Result<Begun> {
+    let refused = process::settle_in();
+    let termination = process::termination()?;
+    let (run, shm) = (RunDir::from_env(), ShmRoot::from_env());
+    if !refused.is_empty() && options.foreground {
+        log::line(&format!("goes on without {}", refused.join(", ")));
+    }
+    if options.clean_up {
+        clean_up(&run, &shm);
+    }
+    if let Err(why) = notify::find_manager() {
+        log::line(&why);
+    }
+    run.create()?;
+    let memory = Budget::new(options.memory_max)?;
+    let own = sandbox::Own {
+        files: vec![run.path().to_path_buf(), shm.path().to_path_buf(), intent::directory()],
+        sockets: options.fronts.iter().filter_map(Front::directory).collect(),
+    };
+    sandbox::enter(&options.sandbox, &own)?;
+    let socket = run.socket(std::process::id() as i32);
+    // The number is ours now, so what is there belonged to a process that is gone.
+    let _ = fs::remove_file(&socket);
+    let listener = UnixListener::bind(&socket)
+        .map_err(|error| ControlError::io(format_args!("cannot listen on {}", socket.display()), &error))?;
+    let host = Host { no_space: options.no_space, memory };
+    let table = Table::new(host, run.clone(), shm);
+    if let Err(error) = serve_image(&table, &run, options) {
+        let _ = fs::remove_file(&socket);
+        // Whatever was opened before the failure is closed as at the end.
+        let _ = table.quit(true);
+        return Err(error);
+    }
+    let printed = writeln!(std::io::stdout(), "{}", socket.display());
+    printed.map_err(|error| ControlError::io("printing the control socket", &error))?;
+    Ok((table, listener, run, termination))
+}
+
+/// What earlier processes left when they died. A failure is no reason not to serve.
+fn clean_up(run: &RunDir, shm: &ShmRoot) {
+    if let Err(error) = remove_stale_sockets(run) {
+        log::line(&format!("left-over control sockets: {error}"));
+    }
+    match tapio_front::device::clean(&device::dir(run), false) {
+        Ok(cleaned) => cleaned
+            .iter()
+            .for_each(|path| log::line(&format!("{} of a dead process taken away", path.display()))),
+        Err(error) => log::line(&error.to_string()),
+    }
+    match clean_stale(shm) {
+        Ok(_) => {}
+        Err(error) => log::line(&format!("left-over statistics in {}: {error}", shm.path().display())),
+    }
+    if let Err(error) = clean_pools(shm) {
+        log::line(&format!("left-over page pools in {}: {error}", shm.path().display()));
+    }
+}
+
+/// Opens the image of the command line, if there is one, and all its front ends.
+fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<()> {
+    let Some(image) = &options.image else { return Ok(()) };
+    let image = &newest(image, options.read_only)?;
+    remove_unfinished(image, options.read_only);
+    let minor = match options.minor {
+        Some(minor) => run.minors().claim(minor)?,
+        None => run.minors().allocate_own()?,
+    };
+    table.attach_own(minor)?;
+    let request = OpenRequest {
+        read_only: options.read_only,
+        page_cache: options.page_cache,
+        key: options.key_file.as_deref().map(Key::in_file).transpose()?,
+        request_timeout: options.request_timeout,
+        pool: options.pool.clone(),
+        ..OpenRequest::of(image.clone())
+    };
+    table.open(minor, &request)?;
+    if !options.limits.is_off() {
+        table.set_limits(minor, &options.limits)?;
+    }
+    if options.polling.max_us > 0 {
+        table.set_polling(minor, options.polling)?;
+    }
+    for front in &options.fronts {
+        let fds = match (front.connection_index(), options.vhost_user_fd) {
+            (Some(_), Some(fd)) => vec![inherited(fd)?],
+            _ => Vec::new(),
+        };
+        table.front_add(minor, FrontRequest { front: front.clone(), vbd: None, fds })?;
+    }
+    Ok(())
+}
+
+/// The image that the disk of the command line is on now: it may have gone on with another while an earlier process
+/// served it.
+fn newest(image: &ImageSource, read_only: bool) -> Result<ImageSource> {
+    let ImageSource::Leaf(text) = image else { return Ok(image.clone()) };
+    if read_only {
+        return Ok(image.clone());
+    }
+    let named =
+        parse_type_and_path(text).map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
+    let Followed { leaf, reason } = continuation::follow(&named).map_err(|error| bad_image(&error))?;
+    let Some(reason) = reason else { return Ok(image.clone()) };
+    log::line(&format!("{named} went on with {leaf} after {reason}: that one is served"));
+    Ok(ImageSource::Leaf(leaf.to_string()))
+}
+
+/// Removes what a process that was killed in a snapshot left beside the image.
+fn remove_unfinished(image: &ImageSource, read_only: bool) {
+    let ImageSource::Leaf(text) = image else { return };
+    if let (false, Ok(leaf)) = (read_only, parse_type_and_path(text))
+        && leaf.kind.is_local()
+        && let Some(directory) = leaf.path.parent()
+    {
+        for path in remove_orphans(directory) {
+            log::line(&format!("{}, which a killed process left unfinished, is removed", path.display()));
+        }
+    }
+}
+
+/// A descriptor that the starter left open for us.
+fn inherited(fd: i32) -> Result<OwnedFd> {
+    // SAFETY: fcntl only looks at the number.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    if fd <= 2 || flags < 0 {
+        return Err(ControlError::new(
+            tapio_control::Errno::EBADF,
+            format!("descriptor {fd} of --fd is not an open socket"),
+        )
+        .next("start the program with a connected socket at that number"));
+    }
+    // SAFETY: it is open and, by the option's meaning, given to this process; it is taken once.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

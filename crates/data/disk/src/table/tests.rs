@@ -1,0 +1,510 @@
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+use tapio_control::Errno;
+use tapio_stat::{Stages, vbds};
+
+use super::*;
+
+/// A data plane without data: requests exist while `busy` is set.
+#[derive(Default)]
+struct Double {
+    busy: Arc<AtomicBool>,
+    fail_resume: Arc<AtomicBool>,
+    fail_front: Arc<AtomicBool>,
+    closed: Arc<AtomicU32>,
+    moved: Arc<Mutex<Option<Vec<LayerSpec>>>>,
+}
+
+struct DoubleDisk {
+    busy: Arc<AtomicBool>,
+    fail_resume: Arc<AtomicBool>,
+    fail_front: Arc<AtomicBool>,
+    closed: Arc<AtomicU32>,
+    moved: Arc<Mutex<Option<Vec<LayerSpec>>>>,
+    stats: Mutex<DiskStats>,
+    image: Mutex<Option<String>>,
+    page_cache: bool,
+    limits: Mutex<LimitsReport>,
+    wishes: Mutex<Wishes>,
+}
+
+impl Plane for Double {
+    type Disk = DoubleDisk;
+
+    fn open(&self, spec: &OpenSpec<'_>, stats: DiskStats) -> Result<DoubleDisk> {
+        if spec.key.is_some_and(|key| key.0 != [7; 32]) {
+            return Err(ControlError::new(Errno::EINVAL, "another key"));
+        }
+        if spec.image.text().contains("missing") {
+            return Err(ControlError::new(Errno::ENOENT, format!("{} does not exist", spec.image.text())));
+        }
+        Ok(DoubleDisk {
+            busy: Arc::clone(&self.busy),
+            fail_resume: Arc::clone(&self.fail_resume),
+            fail_front: Arc::clone(&self.fail_front),
+            closed: Arc::clone(&self.closed),
+            moved: Arc::clone(&self.moved),
+            stats: Mutex::new(stats),
+            image: Mutex::new(Some(spec.image.text())),
+            page_cache: spec.page_cache,
+            limits: Mutex::default(),
+            wishes: Mutex::new(spec.wishes.clone()),
+        })
+    }
+}
+
+impl DoubleDisk {
+    fn wait(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
+        let begun = Instant::now();
+        while self.busy.load(Ordering::SeqCst) && begun.elapsed().as_secs() < 5 {
+            if in_vain() {
+                return Err(ControlError::new(Errno::ECANCELED, "nobody waits"));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+impl PlaneMirror for DoubleDisk {}
+
+impl PlaneDisk for DoubleDisk {
+    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
+        match work {
+            ImageWork::Snapshot { leaf, .. } => Ok(ImageAnswer::Snapshot(tapio_control::SnapshotReport {
+                leaf: format!("vhd:{}", leaf.display()),
+                parent: lock(&self.image).clone().unwrap_or_default(),
+                stalled_us: 1,
+            })),
+            _ => Ok(ImageAnswer::Jobs(Vec::new())),
+        }
+    }
+
+    fn moved(&self) -> Option<Vec<LayerSpec>> {
+        lock(&self.moved).take()
+    }
+
+    fn info(&self) -> DiskInfo {
+        DiskInfo { sectors: 4096, sector_size: 512, info: 0 }
+    }
+
+    fn status(&self) -> Result<PlaneStatus> {
+        let image = lock(&self.image);
+        let layer = |image: &String| PlaneImage {
+            kind: ImageKind::Raw,
+            path: image.split_once(':').map_or_else(String::new, |(_, path)| path.to_owned()),
+            hits: [8, 0],
+            fail: [0, 0],
+        };
+        Ok(PlaneStatus {
+            paused: image.is_none(),
+            in_flight: 2,
+            stuck: 0,
+            images: image.iter().map(layer).collect(),
+            page_cache: self.page_cache,
+            redirected: 0,
+            mirror_lost: false,
+        })
+    }
+
+    fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
+        self.wait(in_vain)?;
+        *lock(&self.image) = None;
+        Ok(())
+    }
+
+    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
+        if self.fail_resume.load(Ordering::SeqCst) {
+            return Err(ControlError::new(Errno::EIO, "the image cannot be read"));
+        }
+        *lock(&self.image) = Some(image.text());
+        *lock(&self.wishes) = wishes.clone();
+        Ok(())
+    }
+
+    fn grow(&self, len: u64) -> Result<DiskInfo> {
+        Ok(DiskInfo { sectors: len / 512, ..self.info() })
+    }
+
+    fn close(&self, force: bool) -> Result<()> {
+        assert!(force || lock(&self.image).is_none(), "closed without a drain");
+        self.closed.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn publish(&self, pages: Box<VbdPages>) -> Result<usize> {
+        let stats = &mut *lock(&self.stats);
+        let slot = stats.add_vbd(pages).map_err(|_| ControlError::new(Errno::E2BIG, "no slot"))?;
+        stats.submitted_by(slot, Kind::Read, 4096);
+        stats.completed_by(slot, Kind::Read, 4096, &Stages::default(), true);
+        Ok(slot)
+    }
+
+    fn withdraw(&self, slot: usize) -> Option<Box<VbdPages>> {
+        lock(&self.stats).remove_vbd(slot)
+    }
+
+    fn front_add(&self, _id: u32, request: FrontRequest, _slot: usize) -> Result<Front> {
+        match self.fail_front.load(Ordering::SeqCst) {
+            true => Err(ControlError::new(Errno::EACCES, "cannot bind")),
+            false => Ok(request.front),
+        }
+    }
+
+    fn front_remove(&self, _id: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn connections(&self, id: u32) -> u32 {
+        id * 10
+    }
+
+    fn set_polling(&self, _polling: Polling) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_limits(&self, limits: &IoLimits) -> Result<()> {
+        lock(&self.limits).limits = *limits;
+        Ok(())
+    }
+
+    fn limits(&self) -> Result<LimitsReport> {
+        Ok(lock(&self.limits).clone())
+    }
+}
+
+struct Here;
+impl Caller for Here {
+    fn gone(&self) -> bool {
+        false
+    }
+}
+
+struct Gone;
+impl Caller for Gone {
+    fn gone(&self) -> bool {
+        true
+    }
+}
+
+struct Setting {
+    table: Table<Double>,
+    run: RunDir,
+    shm: ShmRoot,
+    minor: u16,
+    _dir: tempfile::TempDir,
+}
+
+/// A table with one attached disk.
+fn setting() -> Setting {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (run, shm) = (RunDir::new(dir.path().join("run")), ShmRoot::new(dir.path()));
+    let (minor, _) = run.minors().allocate().expect("free");
+    let table = Table::new(Double::default(), run.clone(), shm.clone());
+    table.attach(minor).expect("attached");
+    Setting { table, run, shm, minor, _dir: dir }
+}
+
+fn image(text: &str) -> OpenRequest {
+    OpenRequest::of(ImageSource::Leaf(text.into()))
+}
+
+fn unix(path: &str, vbd: Option<VbdId>) -> FrontRequest {
+    let front = Front::NbdUnix { path: path.into(), listener: None, export: String::new(), read_only: false };
+    FrontRequest { front, vbd, fds: Vec::new() }
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T>) -> Errno {
+    result.expect_err("must fail").errno
+}
+
+#[test]
+fn the_documented_errors_come_in_every_state() {
+    let Setting { table, run, minor, .. } = &setting();
+    assert_eq!(errno(table.attach(*minor)), Errno::EEXIST);
+    assert_eq!(errno(table.attach(9)), Errno::ENOENT);
+    assert_eq!(errno(table.attach(MINOR_MAX)), Errno::EINVAL);
+    assert_eq!(errno(table.open(9, &image("vhd:/a"))), Errno::EINVAL);
+    assert_eq!(errno(table.open(*minor, &image("vhd:/missing"))), Errno::ENOENT);
+    assert_eq!(errno(table.open(*minor, &image("tar:/a"))), Errno::EINVAL);
+    assert_eq!(errno(table.pause(*minor, &Here)), Errno::ENODEV);
+    assert_eq!(errno(table.disk_info(*minor)), Errno::ENODEV);
+    assert_eq!(errno(table.front_add(*minor, unix("/s", None))), Errno::ENODEV);
+    for nobody in [table.close(9, false, &Here), table.detach(9), table.resume(9, &ResumeRequest::default())]
+    {
+        assert_eq!(errno(nobody), Errno::ENODEV);
+    }
+    assert_eq!(table.close(*minor, false, &Here), Ok(()), "closing what is not open is no error");
+    assert_eq!(errno(table.resume(*minor, &ResumeRequest::default())), Errno::EINVAL);
+    assert_eq!(table.list()[0].state.bits(), 0);
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    assert_eq!(errno(table.open(*minor, &image("vhd:/a"))), Errno::EALREADY);
+    assert_eq!(errno(table.detach(*minor)), Errno::EBUSY);
+    assert_eq!(errno(table.resume(*minor, &ResumeRequest::default())), Errno::EINVAL);
+    assert_eq!(errno(run.minors().free(*minor)), Errno::EAGAIN);
+    table.close(*minor, false, &Here).expect("closes");
+    assert_eq!(table.list()[0].state.bits(), 0x2, "closed");
+    table.detach(*minor).expect("detaches");
+    assert!(table.is_empty());
+    run.minors().free(*minor).expect("the number is free again");
+}
+
+#[test]
+fn wishes_that_would_lose_data_are_refused_and_the_others_granted() {
+    let Setting { table, minor, .. } = &setting();
+    for wish in [
+        (OpenRequest { secondary: Some("tar:/s".into()), ..image("vhd:/a") }, Errno::EINVAL),
+        (OpenRequest { standby: true, ..image("vhd:/a") }, Errno::EINVAL),
+    ] {
+        assert_eq!(errno(table.open(*minor, &wish.0)), wish.1);
+    }
+    // The parents of a disk that is not there cannot be shared.
+    let stray = OpenRequest { share_parents_of: Some(99), ..image("vhd:/a") };
+    assert_eq!(errno(table.open(*minor, &stray)), Errno::ENOENT);
+    let harmless =
+        OpenRequest { leaf_cache: true, share_parents_of: Some(*minor), page_cache: true, ..image("vhd:/a") };
+    table.open(*minor, &harmless).expect("opens");
+    assert!(table.stats(*minor).expect("stats").read_caching);
+}
+
+#[test]
+fn second_images_and_logs_reach_the_disk_and_are_given_anew_at_each_resume() {
+    let Setting { table, minor, run, .. } = &setting();
+    let second = |path: &str| Some(format!("vhd:{path}"));
+    let request = OpenRequest {
+        secondary: second("/s"),
+        standby: true,
+        log_path: Some("/l".into()),
+        ..image("vhd:/a")
+    };
+    table.open(*minor, &request).expect("opens");
+    let plane = table.disk(*minor).expect("there").opened().expect("open");
+    let marker = Some(run.enospc_marker(*minor));
+    let standby = Secondary { image: ImageSource::Leaf("vhd:/s".into()), marker };
+    assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(standby), log: Some("/l".into()) });
+    table.pause(*minor, &Here).expect("pauses");
+    assert_eq!(errno(table.mirror_pivot(*minor)), Errno::EINVAL);
+    table
+        .resume(*minor, &ResumeRequest { secondary: second("/t"), ..ResumeRequest::default() })
+        .expect("goes on");
+    let mirror = Secondary { image: ImageSource::Leaf("vhd:/t".into()), marker: None };
+    assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(mirror), log: None });
+    assert_eq!(errno(table.mirror_pivot(*minor)), Errno::EOPNOTSUPP);
+    assert_eq!(table.mirror_status(*minor).expect("told"), None);
+}
+
+#[test]
+fn a_key_reaches_the_images() {
+    let Setting { table, minor, .. } = &setting();
+    let with_key = |byte| OpenRequest { key: Some(Key(vec![byte; 32])), ..image("vhd:/a") };
+    assert_eq!(errno(table.open(*minor, &with_key(8))), Errno::EINVAL);
+    table.open(*minor, &with_key(7)).expect("opens");
+}
+
+#[test]
+fn a_disk_grows_while_it_runs() {
+    let Setting { table, minor, .. } = &setting();
+    assert_eq!(errno(table.grow(*minor, 1 << 30)), Errno::ENODEV);
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    assert_eq!(table.grow(*minor, 1 << 30).expect("grows").sectors, 1 << 21);
+    table.pause(*minor, &Here).expect("pauses");
+    let refused = table.grow(*minor, 1 << 31).expect_err("it is paused");
+    assert!(refused.errno == Errno::EINVAL && refused.to_string().contains("resume"), "{refused}");
+}
+
+#[test]
+fn a_pause_can_be_left_and_seen_to_end() {
+    let Setting { table, minor, .. } = &setting();
+    let busy = Arc::clone(&table.plane.busy);
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    busy.store(true, Ordering::SeqCst);
+    assert_eq!(errno(table.pause(*minor, &Gone)), Errno::ECANCELED);
+    assert_eq!(table.list()[0].state, VbdState::Pausing);
+    assert_eq!(errno(table.resume(*minor, &ResumeRequest::default())), Errno::EINVAL);
+    busy.store(false, Ordering::SeqCst);
+    let plane = table.disk(*minor).expect("there").opened().expect("open");
+    plane.pause(&|| false).expect("the drain ends on its own");
+    assert_eq!(table.list()[0].state, VbdState::Paused);
+    assert_eq!(table.pause(*minor, &Here), Ok(()), "twice is no error");
+    assert_eq!(table.stats(*minor).expect("stats").images, []);
+}
+
+#[test]
+fn a_disk_resumes_onto_another_image_or_says_why_not() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.pause(*minor, &Here).expect("paused");
+    table.plane.fail_resume.store(true, Ordering::SeqCst);
+    let other = ResumeRequest { image: Some(ImageSource::Leaf("vhd:/b".into())), ..ResumeRequest::default() };
+    assert_eq!(errno(table.resume(*minor, &other)), Errno::EIO);
+    let listed = &table.list()[0];
+    assert_eq!((listed.state.bits(), listed.image.as_deref()), (0x22a, Some("vhd:/a")));
+    table.plane.fail_resume.store(false, Ordering::SeqCst);
+    table.resume(*minor, &other).expect("resumed");
+    let listed = &table.list()[0];
+    assert_eq!((listed.state.bits(), listed.image.as_deref()), (0, Some("vhd:/b")));
+}
+
+#[test]
+fn front_ends_publish_the_disk_under_their_numbers() {
+    let Setting { table, run, shm, minor, .. } = &setting();
+    let published = || -> Vec<_> {
+        vbds(shm).expect("listed").into_iter().map(|vbd| (vbd.id.domid, vbd.id.devid)).collect()
+    };
+    table.open(*minor, &OpenRequest { default_nbd: true, ..image("vhd:/a") }).expect("opens");
+    let fronts = table.fronts(*minor).expect("fronts");
+    assert_eq!(fronts[0].front.address(), run.nbd_socket(std::process::id(), *minor).display().to_string());
+    assert_eq!(fronts[0].connections, 10);
+    assert_eq!(published(), [(0, u32::from(*minor))]);
+    table.front_add(*minor, unix("/t", None)).expect("added");
+    let guest = VbdId { domid: 5, devid: 51712 };
+    let front = table.front_add(*minor, unix("/u", Some(guest))).expect("added");
+    assert_eq!(published(), [(0, u32::from(*minor)), (5, 51712)]);
+    assert_eq!(errno(table.front_add(*minor, unix("/u", None))), Errno::EADDRINUSE);
+
+    table.front_remove(*minor, fronts[0].id, false).expect("removed");
+    assert_eq!(published().len(), 2, "another front end still has these numbers");
+    table.front_remove(*minor, front.id, false).expect("removed");
+    assert_eq!(published(), [(0, u32::from(*minor))]);
+    assert_eq!(errno(table.front_remove(*minor, front.id, false)), Errno::ENOENT);
+    table.plane.fail_front.store(true, Ordering::SeqCst);
+    assert_eq!(errno(table.front_add(*minor, unix("/v", Some(guest)))), Errno::EACCES);
+    assert_eq!(published(), [(0, u32::from(*minor))], "a front end that failed is not published");
+    table.close(*minor, false, &Here).expect("closes");
+    assert_eq!(published(), []);
+}
+
+#[test]
+fn numbers_that_another_process_has_are_refused_or_done_without() {
+    let Setting { table, shm, minor, .. } = &setting();
+    let guest = VbdId { domid: 5, devid: 51712 };
+    let own = VbdId { domid: 0, devid: u32::from(*minor) };
+    let others = [guest, own].map(|id| VbdPages::create(shm, 99_999_999, 0, id, false).expect("pages"));
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    assert_eq!(errno(table.front_add(*minor, unix("/s", Some(guest)))), Errno::EEXIST);
+    table.front_add(*minor, unix("/s", None)).expect("serves without being seen");
+    assert!(vbds(shm).expect("listed").iter().all(|vbd| vbd.pid == 99_999_999));
+    drop(others);
+}
+
+#[test]
+fn a_disk_that_cannot_be_reached_does_not_stay_open() {
+    let Setting { table, minor, .. } = &setting();
+    table.plane.fail_front.store(true, Ordering::SeqCst);
+    let open = OpenRequest { default_nbd: true, ..image("vhd:/a") };
+    assert_eq!(errno(table.open(*minor, &open)), Errno::EACCES);
+    assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
+    table.plane.fail_front.store(false, Ordering::SeqCst);
+    table.open(*minor, &open).expect("opens now");
+}
+
+#[test]
+fn a_read_only_disk_says_so() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &OpenRequest { read_only: true, ..image("aio:/a") }).expect("opens");
+    assert_eq!(table.disk_info(*minor).expect("info").info, DiskInfo::READ_ONLY);
+    assert!(table.list()[0].read_only);
+    let stats = table.stats(*minor).expect("stats");
+    assert_eq!((stats.outstanding, stats.images[0].driver), (2, DriverType::Aio));
+    let report = table.report(*minor).expect("report");
+    assert_eq!((report.images[0].image.as_str(), report.in_flight), ("aio:/a", 2));
+    assert_eq!(report.counters.expect("open").image, "aio:/a");
+}
+
+#[test]
+fn a_close_can_be_left_and_keeps_its_clients() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &OpenRequest { default_nbd: true, ..image("vhd:/a") }).expect("opens");
+    table.plane.busy.store(true, Ordering::SeqCst);
+    assert_eq!(errno(table.close(*minor, false, &Gone)), Errno::ECANCELED);
+    assert_eq!(table.list()[0].state, VbdState::Pausing);
+    assert_eq!(table.fronts(*minor).expect("still open").len(), 1);
+    table.close(*minor, true, &Gone).expect("by force");
+    assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_stuck_storage_for_ever() {
+    let mut setting = setting();
+    setting.table.patience = Duration::from_millis(50);
+    let Setting { table, minor, .. } = &setting;
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.plane.busy.store(true, Ordering::SeqCst);
+    let begun = Instant::now();
+    table.quit(false).expect("ends");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn the_end_closes_everything_and_gives_its_own_numbers_back() {
+    let Setting { table, run, minor, .. } = &setting();
+    let own = run.minors().claim(7).expect("free");
+    table.attach_own(own).expect("attached");
+    table.open(own, &image("vhd:/a")).expect("opens");
+    table.open(*minor, &image("vhd:/b")).expect("opens");
+    table.quit(false).expect("ends");
+    assert!(table.is_empty());
+    assert_eq!(table.plane.closed.load(Ordering::SeqCst), 2);
+    assert_eq!(run.minors().allocated(), Ok(vec![*minor]));
+}
+
+#[test]
+fn a_commit_of_the_leaf_is_noted_wherever_the_image_is_asked_for() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &image("vhd:/d/leaf.vhd")).expect("opened");
+    let parent = LayerSpec { kind: ImageKind::Vhd, path: "/d/base.vhd".into() };
+    *lock(&table.plane.moved) = Some(vec![parent.clone()]);
+    assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/base.vhd"));
+    // While it was being paused: the disk goes on with what it is on.
+    table.pause(*minor, &Here).expect("paused");
+    *lock(&table.plane.moved) = Some(vec![LayerSpec { path: "/d/root.vhd".into(), ..parent }]);
+    table.resume(*minor, &ResumeRequest::default()).expect("resumed");
+    assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/root.vhd"));
+}
+
+#[test]
+fn a_snapshot_makes_another_image_the_leaf() {
+    let Setting { table, minor, .. } = &setting();
+    table.open(*minor, &image("vhd:/d/a.vhd")).expect("opened");
+    let work = ImageWork::Snapshot { leaf: "/d/b.vhd".into(), stall_ms: 1 };
+    assert!(matches!(table.image_work(*minor, &work), Ok(ImageAnswer::Snapshot(_))));
+    assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/b.vhd"));
+    assert_eq!(errno(table.image_work(minor + 1, &work)), Errno::ENODEV);
+}
+
+/// Rings of guests by the messages of the tapdisk protocol.
+#[test]
+fn a_ring_is_connected_and_disconnected_by_its_numbers() {
+    let Setting { table, shm, minor, .. } = &setting();
+    let ring = tapio_control::Blkif {
+        domid: 5,
+        devid: 51712,
+        gref: [8, 9, 0, 0, 0, 0, 0, 0],
+        order: 1,
+        proto: 2,
+        port: 12,
+        ..tapio_control::Blkif::default()
+    };
+    assert_eq!(errno(table.connect_ring(*minor, &ring)), Errno::ENODEV);
+    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.connect_ring(*minor, &ring).expect("connected");
+    let fronts = table.fronts(*minor).expect("fronts");
+    let id = VbdId { domid: 5, devid: 51712 };
+    assert_eq!((fronts.len(), fronts[0].vbd), (1, id));
+    let Front::Blkif(front) = &fronts[0].front else { panic!("{fronts:?}") };
+    assert_eq!((&front.queues[0].ring, front.queues[0].port), (&vec![8, 9], 12));
+    assert!(shm.vbd(5, 51712).join("io_ring").exists(), "published under the guest's numbers");
+    assert_eq!(errno(table.connect_ring(*minor, &ring)), Errno::EADDRINUSE);
+    assert_eq!(
+        errno(table.connect_ring(*minor, &tapio_control::Blkif { order: 4, ..ring.clone() })),
+        Errno::EINVAL
+    );
+    let other = tapio_control::Blkif { devid: 51728, ..ring.clone() };
+    assert_eq!(errno(table.disconnect_ring(*minor, &other)), Errno::ENODEV);
+    table.connect_ring(*minor, &other).expect("a second device of the same disk");
+    table.disconnect_ring(*minor, &ring).expect("disconnected");
+    assert_eq!(table.fronts(*minor).expect("fronts")[0].vbd, VbdId { devid: 51728, ..id });
+    assert!(!shm.vbd(5, 51712).exists());
+}

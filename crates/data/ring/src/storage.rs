@@ -1,0 +1,115 @@
+//! What a storage is, whatever lies behind it.
+
+use std::future::Future;
+use std::io;
+use std::path::Path;
+
+use tapio_types::{Access, Span};
+
+use crate::segments::Segments;
+use crate::tasks::{TaskId, Tasks};
+
+/// What a storage can do; read once at opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StorageInfo {
+    /// Bytes to which offsets and lengths must be aligned: 512 or 4096 with O_DIRECT, 1 otherwise.
+    pub align: u32,
+    /// Whether the length can change: a regular file. A block device has its length for good.
+    pub resizable: bool,
+    /// Whether bytes that were never written read as zero: a fresh range of a regular file does, a range of a
+    /// logical volume may hold what its last owner left there.
+    pub fresh_reads_zero: bool,
+    /// Whether promising space ahead costs next to nothing: true on file systems on disks, false where space is
+    /// memory (tmpfs) and on devices, which have theirs.
+    pub promises_space: bool,
+}
+
+/// What a range must read as after [`Storage::zero`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zeroing {
+    /// Zero, and the space may be given back.
+    Unmap,
+    /// Zero, and the space stays reserved where the storage can promise that.
+    Keep,
+}
+
+/// A flat range of bytes: a file, a block device, later a remote export.
+///
+/// Never short: a call moves every byte or fails. Reading past the end fails. A write is durable only after a
+/// [`Storage::flush`] that began after the write had completed.
+///
+/// The futures own operations of the kernel: they are always polled to their end, never dropped half way.
+pub trait Storage: 'static {
+    /// What this storage can do.
+    fn info(&self) -> StorageInfo;
+    /// Length in bytes.
+    fn len(&self) -> u64;
+    /// The number that the host's file system has for it, which tells it from a copy; 0 without one that lasts.
+    fn inode(&self) -> u64 {
+        0
+    }
+    /// Whether the storage has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// How much from the beginning of `span` is alike, and whether it is data: false where the storage keeps nothing
+    /// and it
+    /// reads as zero. At least one byte, at most the span.
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        (span.len, true)
+    }
+    /// [`Storage::data_run`] of a storage that has to be asked, and where asking may take long: for copies, not for
+    /// the path of a request.
+    fn known_run(&self, span: Span) -> impl Future<Output = (u64, bool)> {
+        async move { self.data_run(span) }
+    }
+    /// Reads `into.len()` bytes from `at`.
+    fn read(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>>;
+    /// Writes `from.len()` bytes at `at`.
+    fn write(&self, at: u64, from: Segments) -> impl Future<Output = io::Result<()>>;
+    /// Makes every write that has completed durable, with the length and the space it needs.
+    fn flush(&self) -> impl Future<Output = io::Result<()>>;
+    /// Makes a range read as zero.
+    fn zero(&self, span: Span, how: Zeroing) -> impl Future<Output = io::Result<()>>;
+    /// Grows the storage so that `span` lies inside, with space promised where `space` is set. Fresh bytes read zero.
+    fn allocate(&self, span: Span, space: bool) -> impl Future<Output = io::Result<()>>;
+    /// Cuts or grows the storage to `len` bytes.
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>>;
+}
+
+/// The door of the data plane to the world: time, tasks and storages. io_uring, or the simulator.
+pub trait Io: Clone + 'static {
+    /// The storages behind this door.
+    type Store: Storage;
+    /// Opens a file or a block device.
+    fn open(&self, path: &Path, access: Access) -> io::Result<Self::Store>;
+    /// [`Io::open`], while other tasks go on, however long the file system takes.
+    fn open_aside(&self, path: &Path, access: Access) -> impl Future<Output = io::Result<Self::Store>> {
+        std::future::ready(self.open(path, access))
+    }
+    /// Runs a call that may block, while other tasks go on.
+    ///
+    /// # Errors
+    /// It could not be run; what it answers itself is the value.
+    fn offload<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = io::Result<T>> {
+        std::future::ready(Ok(work()))
+    }
+    /// Opens an export of another process or host, by the name that follows `nbd:`. May take as long as connecting
+    /// takes. The storage may lose its connection later and get it back; what it then promises is that every call ends,
+    /// well or not, and that a flush fails if writes that were answered before may be gone.
+    fn open_remote(&self, name: &str, access: Access) -> impl Future<Output = io::Result<Self::Store>> {
+        let _ = access;
+        let why = format!("'{name}' is remote, and this process has no way to reach it");
+        std::future::ready(Err(io::Error::new(io::ErrorKind::Unsupported, why)))
+    }
+    /// The tasks that run on this door.
+    fn tasks(&self) -> &Tasks;
+    /// Nanoseconds of a clock that never goes back.
+    fn now_ns(&self) -> u64;
+    /// Asks for everything that `task` waits for to be given up. What can be ends with an error soon; what cannot goes
+    /// on as if nothing had been asked.
+    fn cancel(&self, task: TaskId);
+}

@@ -1,0 +1,504 @@
+//! A regular file or a block device as a storage.
+
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use io_uring::{opcode, squeue, types};
+use tapio_types::{Access, SECTOR_LEN, Span};
+
+use super::Uring;
+use super::lock::WriterLock;
+use crate::segments::{Flat, PageBuf, Segments};
+use crate::storage::{Storage, StorageInfo, Zeroing};
+use crate::tasks::IOVECS_MAX;
+
+/// Whether the host's page cache stands between us and the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// O_DIRECT where the file system takes it at 512-byte alignment, the page cache where it does not.
+    Direct,
+    /// The page cache.
+    Cached,
+}
+
+/// The largest single operation. Longer transfers go in several, as the kernel would cut them anyway.
+const TRANSFER_MAX: u64 = 1 << 30;
+/// Longer reads of a file in memory are worth a kernel thread of their own: with two processors, reads of 1 MiB at
+/// depth 8 over NBD went twice as fast so.
+const READ_NOW_MAX: u64 = 64 << 10;
+/// Longer writes likewise; what is written has just been received and is still in this processor's cache, so that the
+/// border lies higher: a tenth faster and a sixth cheaper than with a thread.
+const WRITE_NOW_MAX: u64 = 256 << 10;
+/// Zeroes written by hand go in pieces of this size.
+const ZERO_PIECE: usize = 256 << 10;
+
+/// A file or block device, used through the ring of one thread.
+#[derive(Debug)]
+pub struct UringFile {
+    uring: Uring,
+    file: File,
+    _lock: Option<WriterLock>,
+    info: StorageInfo,
+    inode: u64,
+    /// What O_DIRECT wants of memory addresses; 1 without it.
+    memory_align: u32,
+    /// A file system in memory: see [`UringFile::move_now`].
+    in_memory: bool,
+    len: Cell<u64>,
+    zeroing: Cell<ZeroSupport>,
+    /// A flush of the page cache failed: see [`Storage::flush`] of this type.
+    flush_failed: Cell<bool>,
+}
+
+/// What the file system has turned out to be able to do; found out once, by trying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ZeroSupport {
+    Untried,
+    ByHand,
+}
+
+/// A file that is open and not yet in anybody's ring: it may come from another thread.
+#[derive(Debug)]
+pub(super) struct OpenedFile {
+    file: File,
+    lock: Option<WriterLock>,
+    info: StorageInfo,
+    inode: u64,
+    memory_align: u32,
+    in_memory: bool,
+    len: u64,
+}
+
+impl OpenedFile {
+    pub(super) fn open(path: &Path, access: Access, caching: Caching) -> io::Result<Self> {
+        let open = |flags| {
+            OpenOptions::new()
+                .read(true)
+                .write(access == Access::ReadWrite)
+                .custom_flags(flags | libc::O_CLOEXEC)
+                .open(path)
+        };
+        let plain = open(0)?;
+        let kind = plain.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let why = "neither a regular file nor a block device";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let is_device = kind.is_block_device();
+        let inode = if is_device { 0 } else { plain.metadata()?.ino() };
+        let lock = if access == Access::ReadWrite { Some(WriterLock::take(&plain)?) } else { None };
+        // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
+        let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
+        let direct = match caching {
+            Caching::Cached => None,
+            Caching::Direct => match direct_align(&plain) {
+                Some((memory, offset)) if u64::from(offset) <= SECTOR_LEN => {
+                    open(libc::O_DIRECT).ok().map(|file| (file, memory.max(1)))
+                }
+                _ => None,
+            },
+        };
+        let (file, memory_align, align) = match direct {
+            Some((file, memory)) => (file, memory, SECTOR_LEN as u32),
+            None => (plain, 1, 1),
+        };
+        let len = current_len(&file)?;
+        let in_memory = !is_device && is_in_memory(&file);
+        let info = StorageInfo {
+            align,
+            resizable: !is_device,
+            fresh_reads_zero: !is_device,
+            promises_space: !is_device && !in_memory,
+        };
+        Ok(Self { file, lock, info, inode, memory_align, in_memory, len })
+    }
+}
+
+impl UringFile {
+    pub(super) fn open(uring: &Uring, path: &Path, access: Access, caching: Caching) -> io::Result<Self> {
+        Ok(Self::of(uring, OpenedFile::open(path, access, caching)?))
+    }
+
+    /// A file that was opened, on this ring.
+    pub(super) fn of(uring: &Uring, opened: OpenedFile) -> Self {
+        let OpenedFile { file, lock, info, inode, memory_align, in_memory, len } = opened;
+        Self {
+            uring: uring.clone(),
+            file,
+            _lock: lock,
+            info,
+            inode,
+            memory_align,
+            in_memory,
+            len: Cell::new(len),
+            zeroing: Cell::new(ZeroSupport::Untried),
+            flush_failed: Cell::new(false),
+        }
+    }
+
+    /// Whether the page cache is passed by.
+    pub fn is_direct(&self) -> bool {
+        self.memory_align > 1 || self.info.align > 1
+    }
+
+    fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// What was bounced goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
+    async fn transfer(&self, at: u64, data: Segments, write: bool, bounced: bool) -> io::Result<()> {
+        if !bounced && self.memory_align > 1 && !data.is_aligned(self.memory_align) {
+            return Box::pin(self.transfer_bounced(at, data, write)).await;
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let piece = data.slice(done, (data.len() - done).min(TRANSFER_MAX));
+            let offset = at + done;
+            if self.in_memory && piece.len() <= if write { WRITE_NOW_MAX } else { READ_NOW_MAX } {
+                done += self.move_now(offset, piece, write)?;
+                continue;
+            }
+            let fd = types::Fd(self.fd());
+            // Without being asked the kernel lets one of its threads work at a time, unless that one sleeps; copying
+            // never sleeps. Writes of a file go one after the other anyway.
+            let flags = if self.in_memory && !write { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+            // SAFETY: the maker of `data` promised that its memory stays valid until the operation, awaited here,
+            // has completed; the iovec table lives in the operation's own slot.
+            let op = unsafe {
+                match piece.flat() {
+                    Flat::Contiguous { base, len, buffer: Some(buffer) } => self.uring.start(|_| {
+                        if write {
+                            opcode::WriteFixed::new(fd, base, len, buffer).offset(offset).build()
+                        } else {
+                            opcode::ReadFixed::new(fd, base, len, buffer).offset(offset).build().flags(flags)
+                        }
+                    }),
+                    Flat::Contiguous { base, len, buffer: None } => self.uring.start(|_| {
+                        if write {
+                            opcode::Write::new(fd, base, len).offset(offset).build()
+                        } else {
+                            opcode::Read::new(fd, base, len).offset(offset).build().flags(flags)
+                        }
+                    }),
+                    Flat::Scattered => self.uring.start(|id| {
+                        self.uring.inner.tasks.with_iovecs(id, |table| {
+                            let (count, _) = piece.fill_iovecs(&mut table[..IOVECS_MAX]);
+                            if write {
+                                opcode::Writev::new(fd, table.as_ptr(), count as u32).offset(offset).build()
+                            } else {
+                                opcode::Readv::new(fd, table.as_ptr(), count as u32)
+                                    .offset(offset)
+                                    .build()
+                                    .flags(flags)
+                            }
+                        })
+                    }),
+                }
+            };
+            match op.await {
+                0 if !write => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "read past the end of the file",
+                    ));
+                }
+                0 => return Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes")),
+                moved if moved > 0 => done += moved as u64,
+                error if -error == libc::EINTR || -error == libc::EAGAIN => {}
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
+        }
+        if write {
+            self.len.set(self.len.get().max(at + data.len()));
+        }
+        Ok(())
+    }
+
+    /// Moves bytes of a file in memory by a call of its own; returns how many.
+    ///
+    /// tmpfs does not tell the ring that it never waits, so the ring would hand each operation to a kernel thread of
+    /// its own: at depth 1 that costs more than moving the bytes, which is all there is to wait for here.
+    fn move_now(&self, offset: u64, piece: Segments, write: bool) -> io::Result<u64> {
+        let Flat::Contiguous { base, len, .. } = piece.first_piece().flat() else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let (fd, base, len, offset) = (self.fd(), base.cast(), len as usize, offset as libc::off64_t);
+        loop {
+            // SAFETY: the maker of the segments promised that the memory is valid.
+            let moved = unsafe {
+                if write {
+                    libc::pwrite64(fd, base, len, offset)
+                } else {
+                    libc::pread64(fd, base, len, offset)
+                }
+            };
+            return match moved {
+                0 if write => Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes")),
+                0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "read past the end of the file")),
+                1.. => Ok(moved as u64),
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => continue,
+                    error => Err(error),
+                },
+            };
+        }
+    }
+
+    /// Memory that O_DIRECT cannot take goes through a copy. Guests and pools are aligned, so this is rare.
+    async fn transfer_bounced(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let len = usize::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut bounce = PageBuf::zeroed(len);
+        if write {
+            data.copy_to(&mut bounce);
+        }
+        self.transfer(at, bounce.segments(len), write, true).await?;
+        if !write {
+            data.copy_from(&bounce);
+        }
+        Ok(())
+    }
+
+    async fn fallocate(&self, span: Span, mode: i32) -> io::Result<()> {
+        loop {
+            let entry =
+                opcode::Fallocate::new(types::Fd(self.fd()), span.len).offset(span.start).mode(mode).build();
+            // SAFETY: the entry refers to no memory.
+            let result = unsafe { self.uring.start(|_| entry) }.await;
+            match result {
+                0.. => return Ok(()),
+                error if -error == libc::EINTR || -error == libc::EAGAIN => {}
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
+        }
+    }
+
+    async fn zero_by_hand(&self, span: Span) -> io::Result<()> {
+        let zeroes = PageBuf::zeroed(ZERO_PIECE.min(span.len as usize));
+        let mut left = span;
+        while !left.is_empty() {
+            let len = left.len.min(zeroes.len() as u64);
+            self.transfer(left.start, zeroes.segments(len as usize), true, false).await?;
+            left = left.skip(len);
+        }
+        Ok(())
+    }
+}
+
+impl Storage for UringFile {
+    fn info(&self) -> StorageInfo {
+        self.info
+    }
+
+    fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    fn len(&self) -> u64 {
+        self.len.get()
+    }
+
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        if !self.info.resizable {
+            return (span.len, true);
+        }
+        let seek = |whence| {
+            // SAFETY: `lseek` takes no pointers; the offset of this descriptor is used by nobody.
+            unsafe { libc::lseek(self.fd(), span.start as i64, whence) }
+        };
+        let end = span.start + span.len;
+        let data = seek(libc::SEEK_DATA);
+        if data < 0 {
+            // ENXIO: nothing but a hole up to the end of the file. Anything else: no knowledge, so data.
+            let hole = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
+            return (span.len, !hole);
+        }
+        let data = data as u64;
+        if data > span.start {
+            return (data.min(end) - span.start, false);
+        }
+        match u64::try_from(seek(libc::SEEK_HOLE)) {
+            Ok(hole) if hole > span.start => (hole.min(end) - span.start, true),
+            _ => (span.len, true),
+        }
+    }
+
+    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.transfer(at, into, false, false).await
+    }
+
+    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.transfer(at, from, true, false).await
+    }
+
+    /// After a failure the page cache may have dropped what it could not write, and would call the next flush a
+    /// success. So there is none any more until the file is opened again. Past the page cache nothing is dropped, and
+    /// the next flush may well succeed.
+    async fn flush(&self) -> io::Result<()> {
+        if self.flush_failed.get() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        let entry = opcode::Fsync::new(types::Fd(self.fd())).flags(types::FsyncFlags::DATASYNC).build();
+        // SAFETY: the entry refers to no memory.
+        match unsafe { self.uring.start(|_| entry) }.await {
+            0.. => Ok(()),
+            error => {
+                // A flush that was cancelled was not tried.
+                self.flush_failed.set(!self.is_direct() && -error != libc::ECANCELED);
+                Err(io::Error::from_raw_os_error(-error))
+            }
+        }
+    }
+
+    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        if span.is_empty() {
+            return Ok(());
+        }
+        if self.zeroing.get() == ZeroSupport::ByHand {
+            return Box::pin(self.zero_by_hand(span)).await;
+        }
+        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
+        let punched = match how {
+            Zeroing::Unmap => self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await,
+            Zeroing::Keep => match self.fallocate(span, libc::FALLOC_FL_ZERO_RANGE | keep_size).await {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    // tmpfs can punch and allocate, but not both at once.
+                    match self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await {
+                        Ok(()) => self.fallocate(span, keep_size).await,
+                        error => error,
+                    }
+                }
+                result => result,
+            },
+        };
+        match punched {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                self.zeroing.set(ZeroSupport::ByHand);
+                Box::pin(self.zero_by_hand(span)).await
+            }
+            result => result,
+        }
+    }
+
+    async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
+        let end = span.end().ok_or(io::ErrorKind::InvalidInput)?;
+        if !self.info.resizable {
+            let fits = end <= self.len.get();
+            return if fits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) };
+        }
+        if space {
+            match self.fallocate(span, 0).await {
+                Ok(()) => {
+                    self.len.set(self.len.get().max(end));
+                    return Ok(());
+                }
+                // A file system that cannot promise space can still grow the file.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if end > self.len.get() {
+            Box::pin(self.set_len(end)).await?;
+        }
+        Ok(())
+    }
+
+    async fn set_len(&self, len: u64) -> io::Result<()> {
+        if !self.info.resizable {
+            // Whoever manages the device has made it longer, or not.
+            let now = current_len(&self.file)?;
+            if now < len {
+                let why = format!("the device has {now} bytes: make it longer first");
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
+            self.len.set(now);
+            return Ok(());
+        }
+        if self.in_memory && len >= self.len.get() {
+            self.file.set_len(len)?;
+        } else {
+            // A file system that gives back gigabytes, or waits for its journal or server, takes seconds.
+            let file = self.file.try_clone()?;
+            // Boxed: this is reached from requests, whose tasks have room for the common paths only.
+            Box::pin(self.uring.offload(move || file.set_len(len))).await??;
+        }
+        self.len.set(len);
+        Ok(())
+    }
+}
+
+/// What O_DIRECT asks of memory and of offsets on this file, in bytes; `None` where it is not to be had.
+fn direct_align(file: &File) -> Option<(u32, u32)> {
+    // SAFETY: an all-zero statx is a valid value.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
+    // SAFETY: the path is an empty C string and `stat` is valid for writing.
+    let result = unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, mask, &raw mut stat) };
+    if result != 0 {
+        return None;
+    }
+    if stat.stx_mask & libc::STATX_DIOALIGN == 0 {
+        // The file system does not say (tmpfs, older kernels): 512 is what everyone takes who takes O_DIRECT at all.
+        return Some((SECTOR_LEN as u32, SECTOR_LEN as u32));
+    }
+    (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+/// Whether the file's space is memory: tmpfs or ramfs.
+fn is_in_memory(file: &File) -> bool {
+    // SAFETY: an all-zero statfs is a valid value, and `fstatfs` gets a valid descriptor and place.
+    let magic = unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        if libc::fstatfs(file.as_raw_fd(), &raw mut stat) != 0 {
+            return false;
+        }
+        stat.f_type
+    };
+    const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
+    magic == libc::TMPFS_MAGIC || magic == RAMFS_MAGIC
+}
+
+/// The length of a file, or the size of a block device.
+fn current_len(file: &File) -> io::Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    let mut handle = file;
+    handle.seek(SeekFrom::End(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::uring::UringConfig;
+    use crate::{Executor, Inbox, Io, Polling, PollingConfig};
+
+    #[test]
+    fn what_is_not_whole_sectors_past_the_page_cache_is_an_error_and_no_endless_recursion() {
+        let Ok(uring) = Uring::new(UringConfig::default()) else { return };
+        let path = std::env::temp_dir().join(format!("tapio-ring-odd-{}", std::process::id()));
+        std::fs::write(&path, vec![7; 8192]).expect("written");
+        let inbox: Rc<Inbox<()>> = Inbox::new(1);
+        let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
+        let mut executor = Executor::new(uring.tasks().clone(), inbox, |()| async {}, polling);
+        let file = uring.open(&path, Access::ReadOnly).expect("opened");
+        std::fs::remove_file(&path).expect("removed");
+        let is_direct = file.is_direct();
+        let read = async move {
+            let page = PageBuf::zeroed(4096);
+            let odd = file.read(0, page.segments(412)).await;
+            // Memory at an odd place is bounced, whole sectors at a time.
+            let moved = file.read(0, page.segments(4096).slice(4, 1024)).await;
+            (odd, moved, page[4..1028] == [7; 1024])
+        };
+        let (odd, moved, same) = executor.block_on(&uring, &mut (), read);
+        assert!(moved.is_ok() && same, "{moved:?}");
+        if is_direct {
+            assert_eq!(odd.expect_err("not whole sectors").raw_os_error(), Some(libc::EINVAL));
+        }
+    }
+}

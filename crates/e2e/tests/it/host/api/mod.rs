@@ -1,5 +1,0 @@
-//! The toolstack's doors: real clients, wrong ones, and the daemon's own life.
-
-mod clients;
-mod daemon;
-mod doors;

@@ -1,0 +1,336 @@
+//! The file of accounts: a line each, `KIND ROLE NAME [HASH]`.
+//!
+//! ```text
+//! own      vm-admin       alice   $argon2id$v=19$m=19456,t=2,p=1$...
+//! system   pool-operator  bob
+//! group    pool-admin     wheel
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier, SaltString};
+use argon2::{Argon2, Params};
+use tapio_model::Role;
+
+use crate::files;
+
+/// A larger file is none of ours.
+const FILE_LEN_MAX: u64 = 1 << 20;
+/// Shortest password, in characters: what a rate limit makes hopeless to guess.
+const PASSWORD_MIN: usize = 8;
+/// Longest password in bytes.
+const PASSWORD_MAX: usize = 1024;
+/// Bytes of a salt.
+const SALT_LEN: usize = 16;
+
+/// What a line is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An account of the toolstack's own, with a hash.
+    Own,
+    /// An account of the system.
+    System,
+    /// All accounts of a group of the system.
+    Group,
+}
+
+/// One line.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Row {
+    /// What it is about.
+    pub kind: Kind,
+    /// What it may do.
+    pub role: Role,
+    /// Of the account or group.
+    pub name: String,
+    /// Of its password.
+    pub hash: Option<String>,
+}
+
+impl std::fmt::Debug for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // A hash can be guessed at: it is not for logs.
+        write!(f, "{} {} {}", kind_word(self.kind), role_word(self.role), self.name)
+    }
+}
+
+const ROLES: [(Role, &str); 4] = [
+    (Role::PoolAdmin, "pool-admin"),
+    (Role::PoolOperator, "pool-operator"),
+    (Role::VmAdmin, "vm-admin"),
+    (Role::ReadOnly, "read-only"),
+];
+
+const KINDS: [(Kind, &str); 3] = [(Kind::Own, "own"), (Kind::System, "system"), (Kind::Group, "group")];
+
+/// A role as people write it.
+pub fn role_word(role: Role) -> &'static str {
+    ROLES.iter().find(|(known, _)| *known == role).map_or("", |(_, word)| word)
+}
+
+/// The role of this name.
+pub fn role_named(word: &str) -> Option<Role> {
+    ROLES.iter().find(|(_, known)| *known == word).map(|(role, _)| *role)
+}
+
+fn kind_word(kind: Kind) -> &'static str {
+    KINDS.iter().find(|(known, _)| *known == kind).map_or("", |(_, word)| word)
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct AccountFile {
+    path: PathBuf,
+}
+
+impl AccountFile {
+    /// The file at this path; it need not be there yet.
+    pub const fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    fn told(&self, error: impl std::fmt::Display) -> String {
+        format!("{}: {error}", self.path.display())
+    }
+
+    /// All lines.
+    ///
+    /// # Errors
+    /// A sentence with the file and the line that is wrong.
+    pub fn rows(&self) -> Result<Vec<Row>, String> {
+        let len = match fs::metadata(&self.path) {
+            Ok(data) => data.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(self.told(error)),
+        };
+        if len > FILE_LEN_MAX {
+            return Err(self.told("larger than any list of accounts"));
+        }
+        let text = fs::read_to_string(&self.path).map_err(|error| self.told(error))?;
+        let lines =
+            text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+        lines
+            .map(|(at, line)| {
+                let wrong =
+                    || self.told(format_args!("line {}: 'KIND ROLE NAME [HASH]' is expected", at + 1));
+                row(line).ok_or_else(wrong)
+            })
+            .collect()
+    }
+
+    /// Adds an account or group, or gives it another role; an own account needs a password.
+    ///
+    /// # Errors
+    /// The name or password will not do, or the file cannot be written.
+    pub fn add(&self, kind: Kind, name: &str, role: Role, password: Option<&str>) -> Result<(), String> {
+        if !name_is_fit(name) {
+            return Err(format!("'{name}' is no name: 1 to 64 letters, digits and any of . _ - @ will do"));
+        }
+        let hash = match (kind, password) {
+            (Kind::Own, Some(password)) => Some(hashed(password)?),
+            (Kind::Own, None) => return Err(format!("{name} needs a password")),
+            _ => None,
+        };
+        self.change(|rows| {
+            rows.retain(|row| row.kind != kind || row.name != name);
+            rows.push(Row { kind, role, name: name.to_owned(), hash });
+            Ok(())
+        })
+    }
+
+    /// Removes an account or group.
+    ///
+    /// # Errors
+    /// There is none, or the file cannot be written.
+    pub fn remove(&self, kind: Kind, name: &str) -> Result<(), String> {
+        self.change(|rows| {
+            let before = rows.len();
+            rows.retain(|row| row.kind != kind || row.name != name);
+            if rows.len() == before {
+                Err(format!("there is no {} account '{name}'", kind_word(kind)))
+            } else {
+                Ok(())
+            }
+        })
+    }
+
+    /// Gives an own account another password; answers its row.
+    ///
+    /// # Errors
+    /// There is none, the password will not do, or the file cannot be written.
+    pub fn set_password(&self, name: &str, password: &str) -> Result<Row, String> {
+        let hash = hashed(password)?;
+        self.change(|rows| {
+            let row = rows.iter_mut().find(|row| row.kind == Kind::Own && row.name == name);
+            let row = row.ok_or_else(|| format!("there is no account '{name}'"))?;
+            row.hash = Some(hash);
+            Ok(row.clone())
+        })
+    }
+
+    /// Reads, changes and replaces the file, one process after the other.
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Row>) -> Result<T, String>) -> Result<T, String> {
+        let lock_path = self.path.with_extension("lock");
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&lock_path);
+        let lock: File = lock.map_err(|error| format!("{}: {error}", lock_path.display()))?;
+        lock.lock().map_err(|error| format!("{}: {error}", lock_path.display()))?;
+        let mut rows = self.rows()?;
+        let answer = change(&mut rows)?;
+        let mut text = String::from("# Accounts of tapiod; 'tapiod user' changes this file.\n");
+        for Row { kind, role, name, hash } in rows {
+            let line =
+                [kind_word(kind), role_word(role), &name, hash.as_deref().unwrap_or_default()].join(" ");
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        files::replace(&self.path, text.as_bytes()).map_err(|error| self.told(error))?;
+        Ok(answer)
+    }
+}
+
+fn row(line: &str) -> Option<Row> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let (kind, role, name, hash) = match *words {
+        [kind, role, name] => (kind, role, name, None),
+        [kind, role, name, hash] => (kind, role, name, Some(hash)),
+        _ => return None,
+    };
+    let kind = KINDS.iter().find(|(_, word)| *word == kind)?.0;
+    let sound = match (kind, hash) {
+        (Kind::Own, Some(hash)) => PasswordHash::new(hash).is_ok(),
+        (Kind::Own, None) => false,
+        (_, hash) => hash.is_none(),
+    };
+    let row = Row { kind, role: role_named(role)?, name: name.to_owned(), hash: hash.map(str::to_owned) };
+    (sound && name_is_fit(name)).then_some(row)
+}
+
+fn name_is_fit(name: &str) -> bool {
+    let fit = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
+    (1..=64).contains(&name.len()) && name.chars().all(fit) && !name.starts_with('-')
+}
+
+/// argon2id with 19 MiB and two rounds (RFC 9106's shape, OWASP's numbers): tens of milliseconds.
+fn hasher() -> Argon2<'static> {
+    Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, Params::default())
+}
+
+fn hashed(password: &str) -> Result<String, String> {
+    if password.chars().count() < PASSWORD_MIN || password.len() > PASSWORD_MAX {
+        return Err(format!(
+            "a password has at least {PASSWORD_MIN} characters, and at most {PASSWORD_MAX} bytes"
+        ));
+    }
+    let mut salt = [0_u8; SALT_LEN];
+    // SAFETY: getrandom(2) writes at most as many bytes as the array has.
+    let len = unsafe { libc::getrandom(salt.as_mut_ptr().cast(), salt.len(), 0) };
+    if usize::try_from(len) != Ok(salt.len()) {
+        return Err("the system gives no random numbers".to_owned());
+    }
+    let told = |error: argon2::password_hash::Error| format!("the password cannot be hashed: {error}");
+    let salt = SaltString::encode_b64(&salt).map_err(told)?;
+    Ok(hasher().hash_password(password.as_bytes(), &salt).map_err(told)?.to_string())
+}
+
+/// Whether a password is the one of a hash. Without a hash it takes as long, and is not.
+pub(super) fn verify(hash: Option<&str>, password: &str) -> bool {
+    /// Of a password that nobody knows: an account that is not there takes as long as one that is.
+    const NOBODY: &str =
+        "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5bm9ib2R5bm8$6Dn1UEcWrqW4ESXVDoBm4jmBmgPf7zNjDYhLT9Gf4nM";
+    let known = hash.is_some();
+    let Ok(parsed) = PasswordHash::new(hash.unwrap_or(NOBODY)) else { return false };
+    let right =
+        password.len() <= PASSWORD_MAX && hasher().verify_password(password.as_bytes(), &parsed).is_ok();
+    right && known
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Instant;
+
+    use super::*;
+
+    fn file() -> (tempfile::TempDir, AccountFile) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = AccountFile::new(dir.path().join("accounts"));
+        (dir, file)
+    }
+
+    #[test]
+    fn accounts_come_go_and_change() {
+        let (dir, file) = file();
+        assert_eq!(file.rows(), Ok(Vec::new()));
+        file.add(Kind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
+        file.add(Kind::Group, "wheel", Role::PoolAdmin, None).expect("added");
+        file.add(Kind::System, "alice", Role::ReadOnly, None).expect("added");
+        let mode = fs::metadata(dir.path().join("accounts")).expect("the file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let hash = |file: &AccountFile| file.rows().expect("rows")[0].hash.clone().expect("a hash");
+        assert!(verify(Some(&hash(&file)), "correct horse"));
+        assert!(!verify(Some(&hash(&file)), "correct horsf"));
+        let before = hash(&file);
+        file.set_password("alice", "battery staple").expect("changed");
+        assert_ne!(before, hash(&file));
+        assert!(verify(Some(&hash(&file)), "battery staple"));
+        assert!(!format!("{:?}", file.rows()).contains("argon2"), "a hash is not for logs");
+        file.remove(Kind::Own, "alice").expect("removed");
+        assert!(file.remove(Kind::Own, "alice").expect_err("gone").contains("no own account"));
+        assert_eq!(file.rows().expect("rows").len(), 2);
+        assert!(file.set_password("alice", "battery staple").is_err());
+    }
+
+    #[test]
+    fn what_will_not_do_is_refused_and_nothing_changes() {
+        let (_dir, file) = file();
+        file.add(Kind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
+        let before = file.rows();
+        for (name, password) in [
+            ("a b", "long enough"),
+            ("", "long enough"),
+            ("-x", "long enough"),
+            ("bob", "short"),
+            ("bob", &"x".repeat(2000)),
+        ] {
+            assert!(file.add(Kind::Own, name, Role::ReadOnly, Some(password)).is_err(), "{name}");
+        }
+        assert!(file.add(Kind::Own, "bob", Role::ReadOnly, None).is_err());
+        assert_eq!(file.rows(), before);
+    }
+
+    #[test]
+    fn a_wrong_line_is_told_by_number() {
+        let (dir, file) = file();
+        for line in [
+            "own vm-admin alice",
+            "own king alice $x",
+            "group pool-admin",
+            "own vm-admin a nohash",
+            "system read-only b h",
+        ] {
+            fs::write(dir.path().join("accounts"), format!("# c\n\n{line}\n")).expect("written");
+            assert!(file.rows().expect_err(line).contains("line 3"), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_takes_as_long_as_a_wrong_password() {
+        let hash = hashed("correct horse").expect("a hash");
+        let took = |hash: Option<&str>| {
+            let mut times: Vec<_> = (0..5)
+                .map(|_| {
+                    let started = Instant::now();
+                    assert!(!verify(hash, "wrong"));
+                    started.elapsed()
+                })
+                .collect();
+            times.sort();
+            times[2]
+        };
+        let (known, unknown) = (took(Some(&hash)), took(None));
+        assert!(unknown * 3 > known && known * 3 > unknown, "{known:?} {unknown:?}");
+    }
+}

@@ -1,0 +1,40 @@
+//! What the doors lead to.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use tapio_model::{Answer, ApiError, Value};
+
+/// A future of the server's.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Who is at the other end of a connection, before anybody logged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Root of this host on a UNIX socket: needs no password.
+    pub superuser: bool,
+    /// `192.0.2.1` or `unix:uid=1000`, for logs and for what is limited per peer.
+    pub address: String,
+}
+
+/// The toolstack as its doors see it.
+pub trait Door: Send + Sync + 'static {
+    /// Does a call; may take as long as the operation does. Runs on a thread that may block.
+    ///
+    /// # Errors
+    /// Those of the message.
+    fn call(&self, peer: &Peer, method: &str, params: Vec<Value>) -> Result<Answer, ApiError>;
+
+    /// The account whose session this is; none where it is none. What its answers hold is counted together.
+    fn account_of(&self, session: &str) -> Option<String>;
+
+    /// A call that waits for something to happen (`event.from`, `event.next`), as a future that holds no thread; its
+    /// parameters are taken then. None for every other call. A client that goes away ends its wait: the future is
+    /// dropped.
+    fn wait(
+        &self,
+        peer: &Peer,
+        method: &str,
+        params: &mut Vec<Value>,
+    ) -> Option<BoxFuture<Result<Answer, ApiError>>>;
+}

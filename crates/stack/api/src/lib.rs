@@ -1,0 +1,15 @@
+//! The doors to the toolstack.
+
+pub mod accounts;
+pub mod base64;
+pub mod door;
+mod files;
+pub mod jsonrpc;
+pub mod limits;
+pub mod server;
+pub mod tls;
+pub mod writer;
+pub mod xmlrpc;
+
+#[cfg(test)]
+mod testing;

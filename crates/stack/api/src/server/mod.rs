@@ -1,0 +1,293 @@
+//! The server: HTTP on TCP, TLS and UNIX sockets.
+//!
+//! ```text
+//!   listener ── place for one more? ── TLS ── guard (time) ── hyper ── http (path, body) ── calls ── lanes ── Door
+//!                                                                       |
+//!                                                                     routes (images, metrics)
+//! ```
+//!
+//! Everything that a client can make the server hold is bounded before it is held: connections in all and of each
+//! peer, bytes of heads, bodies and answers, time for each part of a request, calls at work and calls that wait.
+//! Calls that wait for events hold no thread.
+
+mod budget;
+mod calls;
+mod guard;
+mod http;
+mod lanes;
+mod limits;
+mod peers;
+mod pieces;
+mod reply;
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+use crate::door::{Door, Peer};
+use budget::Budget;
+use calls::Calls;
+use guard::{Guarded, Phase};
+use http::Http;
+use lanes::Lanes;
+use peers::{Peers, Place, Who};
+
+pub use http::{Route, RouteHandler};
+pub use limits::{LaneLimits, ServerLimits};
+pub use reply::{Body, BodyError, Reply, body, failure, last_failure, reply};
+
+/// After an accept that failed for want of something (descriptors, memory).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a server is made of.
+#[derive(Debug, Default)]
+pub struct ServerOptions {
+    /// Bounds.
+    pub limits: ServerLimits,
+    /// Handlers of other paths than those of calls.
+    pub routes: Vec<Route>,
+    /// Web pages of these origins may call; `*` for all.
+    pub origins: Vec<String>,
+}
+
+struct Shared {
+    http: Http,
+    peers: Arc<Peers>,
+    ending: watch::Receiver<bool>,
+    /// A copy is held by everything that has to end before the server has.
+    alive: watch::Sender<()>,
+}
+
+/// A running server. Dropping it ends its listeners; [`Self::close`] also waits for what is under way.
+pub struct Server {
+    shared: Arc<Shared>,
+    end: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("connections", &self.shared.peers).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// A server without listeners. Everything runs on the current tokio runtime, which needs
+    /// [`ServerLimits::threads_max`] blocking threads and some more.
+    pub fn new(door: Arc<dyn Door>, options: ServerOptions) -> Self {
+        let (end, ending) = watch::channel(false);
+        let ServerOptions { limits, mut routes, origins } = options;
+        routes.sort_by_key(|route| std::cmp::Reverse(route.prefix.len()));
+        let calls = Calls {
+            door,
+            lanes: Lanes::new(&limits),
+            budget: Arc::new(Budget::new(limits.answers_len_max, limits.answers_len_per_client_max)),
+            turns: Arc::new(Semaphore::new(limits.encoding_max)),
+            ending: ending.clone(),
+        };
+        let bodies = Http::pieces(&limits);
+        let http = Http { calls, limits, routes, bodies, origins };
+        let shared = Shared { http, peers: Arc::default(), ending, alive: watch::Sender::new(()) };
+        Self { shared: Arc::new(shared), end }
+    }
+
+    /// Serves plain HTTP. For loopback addresses: passwords and sessions travel as they are.
+    pub fn listen_http(&self, listener: TcpListener) {
+        self.listen_tcp(listener, None);
+    }
+
+    /// Serves HTTPS.
+    pub fn listen_https(&self, listener: TcpListener, config: Arc<rustls::ServerConfig>) {
+        self.listen_tcp(listener, Some(TlsAcceptor::from(config)));
+    }
+
+    fn listen_tcp(&self, listener: TcpListener, tls: Option<TlsAcceptor>) {
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move {
+            while let Some(accepted) = shared.until_end(listener.accept()).await {
+                match accepted {
+                    Ok((stream, address)) => {
+                        // Loopback may be both 127.0.0.1 and ::ffff:127.0.0.1: one peer.
+                        let address = address.ip().to_canonical();
+                        let peer = Peer { superuser: false, address: address.to_string() };
+                        // Answers are written whole; waiting for more would only cost time.
+                        let _ = stream.set_nodelay(true);
+                        shared.clone().take_tcp(stream, Who::Address(address), peer, tls.clone());
+                    }
+                    Err(error) => pause(&error).await,
+                }
+            }
+        });
+    }
+
+    /// Serves HTTP on a UNIX socket; root of this host and the user that runs the daemon need no password there.
+    pub fn listen_unix(&self, listener: UnixListener) {
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move {
+            while let Some(accepted) = shared.until_end(listener.accept()).await {
+                match accepted.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
+                    Ok((uid, stream)) => {
+                        // SAFETY: geteuid(2) takes nothing and cannot fail.
+                        let own = unsafe { libc::geteuid() };
+                        let peer =
+                            Peer { superuser: uid == 0 || uid == own, address: format!("unix:uid={uid}") };
+                        shared.clone().take_unix(stream, Who::User(uid), peer);
+                    }
+                    Err(error) => pause(&error).await,
+                }
+            }
+        });
+    }
+
+    /// Takes no more connections, lets calls that are under way end, at most so long; whoever waits for events is told
+    /// to come back. Answers whether everything ended.
+    pub async fn close(self, patience: Duration) -> bool {
+        self.end.send_replace(true);
+        let Self { shared, end: _end } = self;
+        let alive = shared.alive.clone();
+        drop(shared);
+        tokio::time::timeout(patience, alive.closed()).await.is_ok()
+    }
+}
+
+/// Waits for the server's end, or for its loss.
+async fn ended(mut ending: watch::Receiver<bool>) {
+    drop(ending.wait_for(|ending| *ending).await);
+}
+
+async fn pause(error: &io::Error) {
+    tracing::warn!("a connection could not be taken: {error}");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+impl Shared {
+    /// What `work` comes to; none when the server ends before.
+    async fn until_end<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            () = ended(self.ending.clone()) => None,
+        }
+    }
+
+    fn place(&self, who: Who) -> Option<Place> {
+        let limits = &self.http.limits;
+        let place = self.peers.enter(who, limits.connections_per_peer_max, limits.connections_max);
+        if place.is_none() {
+            tracing::debug!("no room for another connection of {who:?}");
+        }
+        place
+    }
+
+    fn take_tcp(self: Arc<Self>, mut stream: TcpStream, who: Who, peer: Peer, tls: Option<TlsAcceptor>) {
+        let Some(place) = self.place(who) else {
+            if tls.is_none() {
+                tokio::spawn(async move { refuse(&mut stream).await });
+            }
+            return;
+        };
+        let alive = self.alive.subscribe();
+        tokio::spawn(async move {
+            let _held = (place, alive);
+            let Some(tls) = tls else { return self.serve(stream, peer).await };
+            let time = self.http.limits.head_time;
+            match self.until_end(tokio::time::timeout(time, tls.accept(stream))).await {
+                Some(Ok(Ok(stream))) => self.serve(stream, peer).await,
+                Some(Ok(Err(error))) => tracing::debug!("{}: no TLS: {error}", peer.address),
+                Some(Err(_)) => tracing::debug!("{}: no TLS within {time:?}", peer.address),
+                None => {}
+            }
+        });
+    }
+
+    fn take_unix(self: Arc<Self>, mut stream: UnixStream, who: Who, peer: Peer) {
+        let Some(place) = self.place(who) else {
+            tokio::spawn(async move { refuse(&mut stream).await });
+            return;
+        };
+        let alive = self.alive.subscribe();
+        tokio::spawn(async move {
+            let _held = (place, alive);
+            self.serve(stream, peer).await;
+        });
+    }
+
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        self: Arc<Self>,
+        stream: S,
+        peer: Peer,
+    ) {
+        let limits = &self.http.limits;
+        let phase = Arc::new(Phase::default());
+        let guarded = Guarded::new(stream, Arc::clone(&phase), limits.head_time, limits.write_time);
+        let service = service_fn(|request| {
+            phase.step();
+            let (this, phase, peer) = (Arc::clone(&self), Arc::clone(&phase), peer.clone());
+            Box::pin(async move {
+                let reply = if *this.ending.borrow() {
+                    http::ending()
+                } else {
+                    this.http.answer(&peer, request).await
+                };
+                phase.step();
+                Ok::<_, Infallible>(reply)
+            })
+        });
+        let mut connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            // Answers are sent from where they are: a copy of hyper's would be held and not be counted.
+            .writev(true)
+            // This is also how long a connection may be idle; the guard bounds a head that has begun.
+            .header_read_timeout(limits.idle_time)
+            .max_buf_size(limits.head_len_max.max(8 << 10))
+            .serve_connection(TokioIo::new(guarded), service);
+        let mut ending = pin!(ended(self.ending.clone()));
+        let mut is_ending = false;
+        let result = poll_fn(|cx| {
+            if !is_ending && ending.as_mut().poll(cx).is_ready() {
+                is_ending = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            connection.poll_without_shutdown(cx)
+        });
+        match result.await {
+            Ok(()) => {}
+            // A head that is none was answered, too.
+            Err(error) if error.is_parse() => tracing::debug!("{}: {error}", peer.address),
+            Err(error) => return tracing::debug!("{}: {error}", peer.address),
+        }
+        let mut stream = connection.into_parts().io.into_inner();
+        let _ = tokio::time::timeout(limits.linger_time, linger(&mut stream)).await;
+    }
+}
+
+/// Ends a connection so that the client has its answer: while something that it sent is unread, a close would be a
+/// reset, which takes away what the client has not read yet.
+async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    let mut dropped = [0; 4096];
+    if stream.shutdown().await.is_ok() {
+        while stream.read(&mut dropped).await.is_ok_and(|len| len > 0) {}
+    }
+}
+
+/// Says that there is no room, without waiting for anything.
+async fn refuse(stream: &mut (impl AsyncWrite + Unpin)) {
+    let saying = async {
+        // Who does not listen misses it.
+        let _ = stream.write_all(http::no_room()).await;
+        let _ = stream.shutdown().await;
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(1), saying).await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,334 @@
+//! Events: what happened to which objects since a client looked last.
+//!
+//! A token is `<generation>,<n>`: the change up to which the client knows everything, and how many of the objects it
+//! knows would vanish with the daemon. Those cannot be named after a restart, so that a token from before it is good
+//! as long as it knows none of them. Nothing is queued for anybody: an answer is computed from when objects were made,
+//! changed and removed last, so a slow client costs nothing and finds each object once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use tapio_model::{Answer, ApiError, Class, Role, Shape, Value};
+
+use crate::Toolstack;
+use crate::answers::Reader;
+use crate::call::{Args, Call, Handlers};
+use crate::db::{Generation, Happening, History, Operation};
+use crate::roles;
+use crate::sessions::Session;
+
+/// Longest wait of `event.from`; what asks for more is answered after that.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+/// Entries of a list of classes.
+const SUBSCRIPTIONS_MAX: usize = 10_000;
+
+/// What a listener wants to hear of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Everything.
+    all: bool,
+    classes: BTreeSet<&'static str>,
+    /// Class, and reference in lower case.
+    objects: BTreeSet<(&'static str, String)>,
+}
+
+/// Whether a class has events: sessions are secrets.
+fn has_events(class: &Class) -> bool {
+    class.kind == tapio_model::Kind::Objects
+}
+
+impl Filter {
+    /// Reads `*`, `vm`, `VDI`, `vbd/OpaqueRef:..`. A class that there is not has no events.
+    ///
+    /// # Errors
+    /// `EVENT_SUBSCRIPTION_PARSE_FAILURE`.
+    pub fn parse(subscriptions: &Value) -> Result<Self, ApiError> {
+        let mut filter = Self::default();
+        let subscriptions = subscriptions.as_set().unwrap_or_default();
+        let refused = |what: &str| {
+            ApiError::new("EVENT_SUBSCRIPTION_PARSE_FAILURE", [what.chars().take(200).collect::<String>()])
+        };
+        if subscriptions.len() > SUBSCRIPTIONS_MAX {
+            return Err(refused(&format!("more than {SUBSCRIPTIONS_MAX} entries")));
+        }
+        for subscription in subscriptions {
+            let text = subscription.as_str().unwrap_or_default();
+            if text == "*" {
+                filter.all = true;
+                continue;
+            }
+            let (class, reference) = text.split_once('/').map_or((text, None), |(c, r)| (c, Some(r)));
+            if class.is_empty() || reference.is_some_and(str::is_empty) {
+                return Err(refused(text));
+            }
+            let Some(class) = tapio_model::class(class) else { continue };
+            match reference {
+                None => {
+                    filter.classes.insert(class.name);
+                }
+                Some(reference) => {
+                    filter.objects.insert((class.name, reference.to_ascii_lowercase()));
+                }
+            }
+        }
+        Ok(filter)
+    }
+
+    fn wants_class(&self, class: &Class) -> bool {
+        self.all || self.classes.contains(class.name) || self.objects.iter().any(|(of, _)| *of == class.name)
+    }
+
+    fn wants(&self, class: &Class, reference: &str) -> bool {
+        if self.all || self.classes.contains(class.name) {
+            return true;
+        }
+        !self.objects.is_empty() && self.objects.contains(&(class.name, reference.to_ascii_lowercase()))
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.all && self.classes.is_empty() && self.objects.is_empty()
+    }
+
+    fn add(&mut self, other: Self) {
+        self.all |= other.all;
+        self.classes.extend(other.classes);
+        self.objects.extend(other.objects);
+    }
+
+    fn remove(&mut self, other: &Self) {
+        if other.all {
+            *self = Self::default();
+        }
+        self.classes.retain(|class| !other.classes.contains(class));
+        self.objects.retain(|object| !other.objects.contains(object));
+    }
+
+    /// The classes of it that `role` may see.
+    fn classes(&self, role: Role) -> Vec<&'static Class> {
+        let all = tapio_model::CLASSES.iter().copied();
+        all.filter(|class| has_events(class) && self.wants_class(class) && role >= class.reader_role)
+            .collect()
+    }
+}
+
+/// Where a listener stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Token {
+    generation: Generation,
+    volatile: usize,
+}
+
+impl Token {
+    /// Reads one; the empty text is the beginning of all time.
+    ///
+    /// # Errors
+    /// `EVENT_FROM_TOKEN_PARSE_FAILURE`.
+    pub fn parse(text: &str) -> Result<Self, ApiError> {
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
+        let parts = text.split_once(',');
+        let read = parts.and_then(|(generation, volatile)| {
+            Some(Self { generation: generation.parse().ok()?, volatile: volatile.parse().ok()? })
+        });
+        let shown = || text.chars().take(100).collect::<String>();
+        read.ok_or_else(|| ApiError::new("EVENT_FROM_TOKEN_PARSE_FAILURE", [shown()]))
+    }
+
+    fn of(history: &History) -> Self {
+        Self { generation: history.generation, volatile: history.volatile }
+    }
+
+    fn text(self) -> String {
+        format!("{},{}", self.generation, self.volatile)
+    }
+}
+
+/// What a session registered for with `event.register`.
+#[derive(Debug)]
+pub struct Registration {
+    filter: Filter,
+    token: Token,
+}
+
+/// A client that waits.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    session: Arc<Session>,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    From { filter: Filter, token: Token, until: Instant },
+    Next,
+}
+
+impl Wait {
+    /// Begins `event.from` or `event.next`.
+    ///
+    /// # Errors
+    /// The parameters are wrong.
+    pub(crate) fn new(session: Arc<Session>, method: &str, args: &Args) -> Result<Self, ApiError> {
+        if method == "event.next" {
+            return Ok(Self { session, kind: Kind::Next });
+        }
+        let filter = Filter::parse(args.value(0)?)?;
+        let token = Token::parse(args.text(1)?)?;
+        let seconds = match args.value(2)? {
+            Value::Float(seconds) => *seconds,
+            _ => 0.0,
+        };
+        let wait = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(WAIT_MAX).min(WAIT_MAX);
+        Ok(Self { session, kind: Kind::From { filter, token, until: Instant::now() + wait } })
+    }
+
+    /// When it is answered at the latest.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        match &self.kind {
+            Kind::From { until, .. } => Some(*until),
+            Kind::Next => None,
+        }
+    }
+
+    /// Whether the answer may be long to compute.
+    pub(crate) fn is_large(&self) -> bool {
+        matches!(&self.kind, Kind::From { token, .. } if token.generation == 0)
+    }
+
+    /// The answer, when there is one; `is_late` when the time is over.
+    ///
+    /// # Errors
+    /// `SESSION_INVALID` after a logout, `EVENTS_LOST`, `SESSION_NOT_REGISTERED`.
+    pub(crate) fn poll(&mut self, stack: &Arc<Toolstack>, is_late: bool) -> Result<Option<Answer>, ApiError> {
+        let session = &self.session;
+        session.admit(stack.sessions.review(stack))?;
+        if session.is_over() {
+            return Err(ApiError::new("SESSION_INVALID", [session.reference.as_str()]));
+        }
+        match &mut self.kind {
+            Kind::From { filter, token, .. } => {
+                let history = look(stack, session.role(), filter, *token)
+                    .ok_or_else(|| ApiError::bare("EVENTS_LOST"))?;
+                if history.happenings.is_empty() && !is_late && token.generation != 0 {
+                    // Nothing that concerns this one: the next look starts here.
+                    *token = Token::of(&history);
+                    return Ok(None);
+                }
+                let reader = Reader { stack: Arc::clone(stack), session: Arc::clone(session) };
+                batch(reader, history).map(Some)
+            }
+            Kind::Next => {
+                let mut registration = session.registration.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(Registration { filter, token }) = registration.as_mut() else {
+                    return Err(ApiError::new("SESSION_NOT_REGISTERED", [session.reference.as_str()]));
+                };
+                let Some(history) = look(stack, session.role(), filter, *token) else {
+                    token.generation = stack.db.generation();
+                    return Err(ApiError::bare("EVENTS_LOST"));
+                };
+                *token = Token::of(&history);
+                if history.happenings.is_empty() {
+                    return Ok(None);
+                }
+                let reader = Reader { stack: Arc::clone(stack), session: Arc::clone(session) };
+                reader.events(Shape::List, history.happenings).map(Some)
+            }
+        }
+    }
+}
+
+fn look(stack: &Toolstack, role: Role, filter: &Filter, token: Token) -> Option<History> {
+    let classes = filter.classes(role);
+    stack.db.history(token.generation, token.volatile, &classes, |class, reference| {
+        filter.wants(class, reference) && classes.iter().any(|wanted| wanted.name == class.name)
+    })
+}
+
+/// What `event.from` answers.
+fn batch(reader: Reader, history: History) -> Result<Answer, ApiError> {
+    let counts = history.counts.iter().map(|(class, count)| {
+        (class.to_ascii_lowercase(), Value::Int(i64::try_from(*count).unwrap_or(i64::MAX)))
+    });
+    let rest = BTreeMap::from([
+        ("valid_ref_counts".to_owned(), Value::Map(counts.collect())),
+        ("token".to_owned(), Value::string(Token::of(&history).text())),
+    ]);
+    reader.events(Shape::Batch(rest), history.happenings)
+}
+
+/// An event as clients see it.
+pub(crate) fn event(stack: &Toolstack, happening: Happening) -> Value {
+    let operation = match happening.operation {
+        Operation::Add => "add",
+        Operation::Mod => "mod",
+        Operation::Del => "del",
+    };
+    let uuid = happening.reference.strip_prefix("OpaqueRef:").unwrap_or_default();
+    let mut pairs = BTreeMap::from([
+        ("id".to_owned(), Value::string(happening.at.to_string())),
+        ("timestamp".to_owned(), Value::string("0.0")),
+        ("class".to_owned(), Value::string(happening.class.name.to_ascii_lowercase())),
+        ("operation".to_owned(), Value::string(operation)),
+        ("ref".to_owned(), Value::string(&happening.reference)),
+        ("obj_uuid".to_owned(), Value::string(uuid)),
+    ]);
+    if let Some(object) = &happening.object {
+        pairs.insert("snapshot".to_owned(), stack.db.record(object));
+    }
+    Value::Map(pairs)
+}
+
+/// Registers the messages of events; those that wait are the dispatcher's.
+pub(crate) fn register(handlers: &mut Handlers) {
+    handlers.on("event.register", |call, args| {
+        let filter = Filter::parse(args.value(0)?)?;
+        let session = session_of(call)?;
+        let mut registration = session.registration.lock().unwrap_or_else(PoisonError::into_inner);
+        match registration.as_mut() {
+            Some(registration) => registration.filter.add(filter),
+            None => {
+                let token = Token { generation: call.stack.db.generation(), volatile: 0 };
+                *registration = Some(Registration { filter, token });
+            }
+        }
+        Ok(Value::Void)
+    });
+    handlers.on("event.unregister", |call, args| {
+        let filter = Filter::parse(args.value(0)?)?;
+        let session = session_of(call)?;
+        let mut registration = session.registration.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = registration.as_mut() {
+            known.filter.remove(&filter);
+            if known.filter.is_empty() {
+                *registration = None;
+            }
+        }
+        drop(registration);
+        call.stack.db.announce();
+        Ok(Value::Void)
+    });
+    handlers.on("event.get_current_id", |call, _| {
+        Ok(Value::Int(i64::try_from(call.stack.db.generation()).unwrap_or(i64::MAX)))
+    });
+    handlers.on("event.inject", |call, args| {
+        let (class, reference) = (args.text(0)?, args.text(1)?);
+        let known = tapio_model::class(class).filter(|class| has_events(class));
+        let class = known.ok_or_else(|| {
+            ApiError::new("VALUE_NOT_SUPPORTED", ["class", class, "there are no events of such a class"])
+        })?;
+        if call.caller.role < class.reader_role {
+            return Err(roles::denied("event.inject"));
+        }
+        call.stack.db.change(|change| change.touch(class.name, reference))?;
+        // From before it, so that whoever asks with this token hears of it at once.
+        let generation = call.stack.db.get(class.name, reference)?.modified.saturating_sub(1);
+        Ok(Value::string(Token { generation, volatile: 0 }.text()))
+    });
+}
+
+fn session_of(call: &Call) -> Result<Arc<Session>, ApiError> {
+    call.stack.sessions.enter(&call.stack.db, &call.caller.session)
+}

@@ -1,0 +1,136 @@
+//! What happens by itself: guests end, disk processes die.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tapio_model::ApiError;
+use tapio_vm::{ShutdownKind, VmDriver, VmEvent, VmState};
+use uuid::Uuid;
+
+use super::operation::Running;
+use super::plug::record;
+use super::{lookup, power, recover};
+use crate::Toolstack;
+use crate::call::Call;
+use crate::db::{Change, Object};
+use crate::disks::{Note, Phase};
+
+/// How often a thread looks whether its toolstack is still there.
+const TURN: Duration = Duration::from_secs(1);
+/// When an event that met another operation is looked at again.
+const AGAIN: Duration = Duration::from_millis(200);
+/// How long a disk process that died may take to be back.
+const RESTART: Duration = Duration::from_secs(30);
+
+/// One thread for each driver, and one for disk processes. They end with the toolstack.
+pub fn spawn(stack: &Arc<Toolstack>) {
+    for driver in stack.machines.drivers() {
+        let weak = Arc::downgrade(stack);
+        let name = format!("events-{}", driver.name());
+        let spawned = thread::Builder::new().name(name).spawn(move || guests(&weak, &*driver));
+        if let Err(error) = spawned {
+            tracing::error!(%error, "nobody listens to guests: their ends will be noticed at the next start");
+        }
+    }
+    let weak = Arc::downgrade(stack);
+    let spawned = thread::Builder::new().name("disk-deaths".into()).spawn(move || processes(&weak));
+    if let Err(error) = spawned {
+        tracing::error!(%error, "nobody watches disk processes");
+    }
+}
+
+fn guests(stack: &Weak<Toolstack>, driver: &dyn VmDriver) {
+    let mut pending: VecDeque<VmEvent> = VecDeque::new();
+    loop {
+        let turn = if pending.is_empty() { TURN } else { AGAIN };
+        pending.extend(driver.wait_event(Instant::now() + turn));
+        let Some(stack) = stack.upgrade() else { return };
+        for _ in 0..pending.len() {
+            let Some(event) = pending.pop_front() else { break };
+            match ended(&stack, driver, &event) {
+                Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => pending.push_back(event),
+                Err(error) => tracing::warn!(?event, %error, "the end of a guest could not be followed"),
+                Ok(()) => {}
+            }
+        }
+    }
+}
+
+/// A guest ended without having been told to.
+fn ended(stack: &Arc<Toolstack>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), ApiError> {
+    let (uuid, field, operation) = match event {
+        VmEvent::Halted(vm) => (*vm, "actions_after_shutdown", "hard_shutdown"),
+        VmEvent::Rebooted(vm) => (*vm, "actions_after_reboot", "hard_reboot"),
+        VmEvent::Crashed(vm, _) => (*vm, "actions_after_crash", "hard_shutdown"),
+    };
+    let call = lookup::own_call(stack);
+    let Ok(vm) = stack.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };
+    let (_running, vm) =
+        Running::begin(&call, "VM", &vm.reference, operation, |change, vm| change.get("VM", &vm.reference))?;
+    // Whoever told it to end has seen to everything by now.
+    if vm.text("power_state") == "Halted" || driver.state(uuid)? != VmState::Halted {
+        return Ok(());
+    }
+    if let VmEvent::Crashed(_, why) = event {
+        lookup::tell(stack, "VM_CRASHED", &vm, why);
+    }
+    driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + RESTART)?;
+    power::take_disks(&call, &vm, &format!("VM.{operation}"));
+    power::halted(&call, &vm)?;
+    // The words of a crash are many, those that keep the machine as it is cannot be followed: its process is gone.
+    if vm.text(field).ends_with("restart") {
+        power::restart(&call, &vm, operation)?;
+    }
+    Ok(())
+}
+
+fn processes(stack: &Weak<Toolstack>) {
+    loop {
+        let Some(disks) = stack.upgrade().map(|stack| stack.disks.clone()) else { return };
+        let Some(vbd) = disks.wait_for_death(Instant::now() + TURN) else { continue };
+        let Some(stack) = stack.upgrade() else { return };
+        if let Err(error) = died(&stack, vbd) {
+            tracing::warn!(%vbd, %error, "the death of a disk process could not be followed");
+        }
+    }
+}
+
+/// The process of a plugged disk has died: another takes its place, or the guest has lost its disk.
+fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
+    let call = lookup::own_call(stack);
+    let Some(note) = stack.disks.of_vbd(uuid) else { return Ok(()) };
+    if note.phase != Phase::Running {
+        return left_ended(stack, &call, &note);
+    }
+    let vbd = stack.db.by_uuid("VBD", &uuid.to_string())?;
+    let Err(error) = recover::restart(stack, &note, Instant::now() + RESTART) else {
+        tracing::warn!(vbd = %uuid, "its disk process had died and was started again");
+        let told = format!(
+            "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause."
+        );
+        lookup::tell(stack, "VBD_DISK_PROCESS_RESTARTED", &*stack.db.get("VM", vbd.text("VM"))?, &told);
+        return Ok(());
+    };
+    let why = format!("The disk process of VBD {uuid} died and cannot be started again: {error}");
+    recover::remove(&call, &note, Some(&vbd))?;
+    record(&call, &vbd.reference, None, Some(&why))?;
+    lookup::tell(stack, "VBD_DISK_PROCESS_DIED", &*stack.db.get("VM", vbd.text("VM"))?, &why);
+    Ok(())
+}
+
+/// A process that a forced unplug left behind has ended: its VDI is free again.
+fn left_ended(stack: &Arc<Toolstack>, call: &Call, note: &Note) -> Result<(), ApiError> {
+    let vbd = stack.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
+    let Some(record) = &vbd else { return recover::remove(call, note, None) };
+    let check = |_: &mut Change<'_>, vbd: &Object| Ok(vbd.bool("currently_attached"));
+    match Running::begin(call, "VBD", &record.reference, "unplug", check) {
+        // What is plugged now is another process.
+        Ok((_running, true)) => Ok(()),
+        Ok((_running, false)) => recover::remove(call, note, Some(record)),
+        // That operation clears away what it finds.
+        Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => Ok(()),
+        Err(error) => Err(error),
+    }
+}

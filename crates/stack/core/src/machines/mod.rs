@@ -1,0 +1,100 @@
+//! VMs and VBDs: what their messages do.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `operation` | what runs on a machine or a disk, and what may |
+//! | `power` | start, shutdown, reboot, pause, as plans |
+//! | `plug` | a disk on its way into a machine and out of it |
+//! | `vbd`, `vif`, `vm` | records: made, changed, removed |
+//! | `fields` | what a machine takes over of the one it is made from |
+//! | `copy` | clones, copies, snapshots, templates that become machines |
+//! | `devices`, `tuning` | places and names of disks; limits, polling, priority |
+//! | `events` | guests that end, disk processes that die |
+//! | `recover`, `templates` | what a start of the daemon finds and makes |
+
+mod copy;
+mod devices;
+mod events;
+mod fields;
+mod lookup;
+mod operation;
+mod plug;
+mod power;
+mod recover;
+mod templates;
+pub(crate) mod tuning;
+mod vbd;
+mod vif;
+mod vm;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_vm::VmDriver;
+
+use crate::call::{Args, Call, Handlers};
+use crate::config::Config;
+
+pub use recover::recover;
+
+/// Guests of this host.
+#[derive(Default)]
+pub struct Machines {
+    drivers: RwLock<BTreeMap<&'static str, Arc<dyn VmDriver>>>,
+    claims: operation::Claims,
+}
+
+impl fmt::Debug for Machines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machines").field("drivers", &self.driver_names()).finish()
+    }
+}
+
+/// Registers the messages of this part.
+pub fn register(handlers: &mut Handlers) {
+    vbd::register(handlers);
+    vif::register(handlers);
+    vm::register(handlers);
+    power::register(handlers);
+    copy::register(handlers);
+    handlers.on("task.get_timeline", timeline);
+}
+
+/// `task.get_timeline`: the steps of an operation as JSON, or nothing where a task had none. The task itself may be
+/// gone; for no task it is the latest operation that had steps.
+fn timeline(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let plans = &call.stack.plans;
+    let timeline = match args.text(0)? {
+        NULL_REF => plans.latest_timeline(),
+        task => plans.timeline(task),
+    };
+    Ok(Value::string(timeline.map(|timeline| timeline.json()).unwrap_or_default()))
+}
+
+impl Machines {
+    /// No driver is known yet.
+    pub fn new(_: &Config) -> Self {
+        Self::default()
+    }
+
+    /// Adds a kind of guests, or puts it in the place of the one with its name.
+    pub fn add_driver(&self, driver: Arc<dyn VmDriver>) {
+        self.drivers.write().unwrap_or_else(PoisonError::into_inner).insert(driver.name(), driver);
+    }
+
+    /// The driver of this name.
+    pub fn driver(&self, name: &str) -> Option<Arc<dyn VmDriver>> {
+        self.drivers.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// All of them.
+    pub fn drivers(&self) -> Vec<Arc<dyn VmDriver>> {
+        self.drivers.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    fn driver_names(&self) -> Vec<&'static str> {
+        self.drivers.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+}

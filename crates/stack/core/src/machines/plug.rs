@@ -1,0 +1,436 @@
+//! Giving a machine a disk and taking it away, as plans.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tapio_model::{ApiError, Value};
+use tapio_stat::VbdId;
+use tapio_types::Access;
+use tapio_vm::{DiskSpec, FrontSpec, PluggedDisk, VmDriver};
+use uuid::Uuid;
+
+use super::operation::{Claim, refresh};
+use super::{devices, lookup, tuning};
+use crate::call::{Call, Progress, Unwatched};
+use crate::db::Object;
+use crate::disks::{Note, Offer, Phase};
+use crate::plan::steps::step;
+use crate::plan::{Doing, Permits, Plan};
+use crate::storage::{Hold, Opening};
+
+/// How long one step of a plug may take.
+const PLUG: Duration = Duration::from_secs(120);
+/// How long undoing one may take.
+const UNDO: Duration = Duration::from_secs(30);
+
+/// How long a forced unplug waits for a snapshot of its VDI.
+const SNAPSHOT: Duration = Duration::from_secs(2);
+
+/// Cancels what waits, from then on.
+struct Until(Instant);
+
+impl Progress for Until {
+    fn is_cancelled(&self) -> bool {
+        Instant::now() >= self.0
+    }
+
+    fn set(&self, _: f64) {}
+
+    fn task(&self) -> Option<&str> {
+        None
+    }
+}
+
+/// Until when.
+#[derive(Clone, Copy, Debug)]
+pub enum Patience {
+    /// The whole operation, as its caller chose.
+    Until(Instant),
+    /// Each disk, once it is its turn.
+    Each(Duration),
+}
+
+impl Patience {
+    fn until(self) -> Instant {
+        match self {
+            Self::Until(until) => until,
+            Self::Each(patience) => Instant::now() + patience,
+        }
+    }
+}
+
+/// A disk of a machine, on its way in or out.
+pub struct Disk {
+    call: Call,
+    /// The same, which nobody cancels: for what takes back.
+    calm: Call,
+    driver: Arc<dyn VmDriver>,
+    vm: Uuid,
+    domid: u32,
+    is_host: bool,
+    spec: DiskSpec,
+    /// The VBD's reference.
+    vbd: String,
+    vm_reference: String,
+    vdi: String,
+    vdi_uuid: Uuid,
+    sr: Arc<Object>,
+    record: Arc<Object>,
+    claim: Arc<Claim>,
+    /// Keeps the chain as it is until a process has it open.
+    opening: Mutex<Option<Opening>>,
+    offered: Mutex<Option<PluggedDisk>>,
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "disk of VBD {}", self.spec.vbd)
+    }
+}
+
+fn taken<T>(place: &Mutex<Option<T>>) -> Option<T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+fn put<T>(place: &Mutex<Option<T>>, value: T) {
+    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+}
+
+impl Disk {
+    /// The disk of a VBD that has a VDI.
+    ///
+    /// # Errors
+    /// `HANDLE_INVALID`, an unknown driver, `INVALID_DEVICE`.
+    pub fn of(call: &Call, vbd: &Arc<Object>) -> Result<Arc<Self>, ApiError> {
+        Self::claimed(call, vbd, Arc::default())
+    }
+
+    /// [`Self::of`] an operation that may be overridden by a forced one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn claimed(call: &Call, vbd: &Arc<Object>, claim: Arc<Claim>) -> Result<Arc<Self>, ApiError> {
+        let db = &call.stack.db;
+        let vm = db.get("VM", vbd.text("VM"))?;
+        let vdi = db.get("VDI", vbd.text("VDI"))?;
+        let sr = db.get("SR", vdi.text("SR"))?;
+        let is_cd = vbd.text("type") == "CD";
+        let spec = DiskSpec {
+            vbd: vbd.uuid()?,
+            position: devices::place(vbd.text("userdevice"))?,
+            read_only: is_cd || vbd.text("mode") == "RO",
+            is_cd,
+            is_bootable: vbd.bool("bootable"),
+        };
+        Ok(Arc::new(Self {
+            call: call.clone(),
+            calm: Call { progress: Arc::new(Unwatched::default()), ..call.clone() },
+            driver: lookup::driver(&call.stack, &vm)?,
+            vm: vm.uuid()?,
+            domid: u32::try_from(vm.int("domid")).unwrap_or(0),
+            is_host: vm.bool("is_control_domain"),
+            spec,
+            vbd: vbd.reference.clone(),
+            vm_reference: vm.reference.clone(),
+            vdi: vdi.reference.clone(),
+            vdi_uuid: vdi.uuid()?,
+            sr,
+            record: Arc::clone(vbd),
+            claim,
+            opening: Mutex::new(None),
+            offered: Mutex::new(None),
+        }))
+    }
+
+    /// Does what changes records and notes, unless a forced operation has taken over.
+    ///
+    /// # Errors
+    /// `OTHER_OPERATION_IN_PROGRESS`, or what `work` answers.
+    fn if_mine<T>(&self, work: impl FnOnce() -> Result<T, ApiError>) -> Result<T, ApiError> {
+        match self.claim.hold() {
+            Some(_held) => work(),
+            None => Err(ApiError::new(
+                "OTHER_OPERATION_IN_PROGRESS",
+                ["VBD", self.vbd.as_str(), "unplug_force", self.call.progress.task().unwrap_or_default()],
+            )),
+        }
+    }
+
+    fn is_mine(&self) -> bool {
+        self.claim.hold().is_some()
+    }
+
+    fn permits(&self) -> Permits {
+        Permits { vm: Some(self.vm_reference.as_str().into()), sr: Some(self.sr.reference.as_str().into()) }
+    }
+
+    fn permit_of_vm(&self) -> Permits {
+        Permits { sr: None, ..self.permits() }
+    }
+
+    fn subject(&self) -> String {
+        format!("VBD {}", self.spec.vbd)
+    }
+
+    /// Everything from the storage to the guest. The record says that the VBD is plugged when it has ended.
+    pub fn plug(self: &Arc<Self>) -> Plan {
+        let leaf = |name, permits, run: fn(&Self, &Doing) -> Result<(), ApiError>| {
+            let this = Arc::clone(self);
+            Plan::leaf(name, self.subject(), permits, move |doing| run(&this, doing))
+        };
+        let (first, last) = (Arc::clone(self), Arc::clone(self));
+        Plan::Serial(vec![
+            leaf("activate the VDI", self.permits(), Self::activate).undone_by(move |_| first.clear()),
+            leaf("open the images", self.permits(), |this, _| this.open()),
+            leaf("give the disk to the machine", self.permit_of_vm(), |this, _| this.give())
+                .undone_by(move |_| last.take_back()),
+        ])
+    }
+
+    /// Makes the VDI ready, and a process for it meanwhile: storage takes its time, a process a processor's.
+    fn activate(&self, doing: &Doing) -> Result<(), ApiError> {
+        let disks = &self.call.stack.disks;
+        let uuid = self.spec.vbd;
+        if disks.of_vbd(uuid).is_some_and(|note| note.phase != Phase::Running) {
+            // What an earlier attempt could not end is ended first.
+            self.clear()?;
+        }
+        disks.note(Note {
+            spec: self.spec.clone(),
+            vm: self.vm,
+            driver: self.driver.name().to_owned(),
+            vdi: self.vdi.clone(),
+            vdi_uuid: self.vdi_uuid,
+            sr: self.sr.uuid()?,
+            phase: Phase::Starting,
+            minor: None,
+            process: None,
+            chain: None,
+            front: None,
+            offer: Offer::default(),
+            size: 0,
+            tuning: tuning::of(&self.record, &self.sr, &self.call.stack.config),
+        })?;
+        let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let start = || {
+            let devices = self.driver.front(self.vm, &self.spec)? == FrontSpec::Device;
+            disks.start(uuid, devices, Instant::now() + PLUG)
+        };
+        let (started, activated) = doing.beside("start a disk process", start, || {
+            let opening = self.call.stack.storage.activate(&self.call, &self.vdi, &self.vbd, access)?;
+            put(&self.opening, opening);
+            step("vbd-plug:activated");
+            Ok(())
+        });
+        // Where both fail, the storage is what the caller asked for.
+        let ready = activated.and(started).and_then(|()| self.if_mine(|| Ok(())));
+        if ready.is_ok() {
+            step("vbd-plug:ready");
+        } else if let Err(error) = self.clear() {
+            tracing::warn!(vbd = %uuid, %error, "a disk that was not made is not all gone");
+        }
+        ready
+    }
+
+    /// Ends the process and deactivates the VDI, as far as they are there.
+    fn clear(&self) -> Result<(), ApiError> {
+        drop(taken(&self.opening));
+        if !self.is_mine() {
+            // The forced operation has done it, and another plug may have come since.
+            return Ok(());
+        }
+        self.call.stack.disks.end(self.spec.vbd, true, Instant::now() + UNDO)?;
+        self.call.stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
+        self.call.stack.disks.forget(self.spec.vbd);
+        Ok(())
+    }
+
+    fn open(&self) -> Result<(), ApiError> {
+        let opening = taken(&self.opening);
+        let chain = opening.as_ref().map(|opening| opening.chain.clone());
+        let chain = chain.ok_or_else(|| ApiError::internal("a disk is opened that is not active"))?;
+        self.call.stack.disks.open(self.spec.vbd, &chain, Instant::now() + PLUG)?;
+        self.if_mine(|| Ok(()))
+    }
+
+    fn give(&self) -> Result<(), ApiError> {
+        let disks = &self.call.stack.disks;
+        let uuid = self.spec.vbd;
+        let front = self.driver.front(self.vm, &self.spec)?;
+        let number = VbdId { domid: self.domid, devid: devices::number(self.spec.position) };
+        let has_number = !matches!(front, FrontSpec::Nothing | FrontSpec::Xen);
+        let id = (!self.is_host && has_number).then_some(number);
+        let offered = disks.offer(uuid, &front, id, Instant::now() + PLUG)?;
+        let given = self.driver.plug(self.vm, &offered).and_then(|()| {
+            step("vbd-plug:plugged");
+            let node = offered.node.as_ref().filter(|_| offered.front == FrontSpec::Device);
+            let device = node.and_then(|node| node.file_name()).map_or_else(
+                || devices::name(self.spec.position),
+                |name| name.to_string_lossy().into_owned(),
+            );
+            put(&self.offered, offered.clone());
+            self.if_mine(|| {
+                disks.is_running(uuid)?;
+                self.record_plugged(Some(&device))
+            })
+        });
+        if given.is_err() && self.is_mine() {
+            let _ = self.driver.unplug(self.vm, &self.spec, true, Instant::now() + UNDO);
+            let _ = disks.withdraw(uuid, true, Instant::now() + UNDO);
+        }
+        given
+    }
+
+    fn take_back(&self) -> Result<(), ApiError> {
+        let disks = &self.call.stack.disks;
+        if !self.is_mine() {
+            return Ok(());
+        }
+        disks.is_ending(self.spec.vbd)?;
+        self.driver.unplug(self.vm, &self.spec, true, Instant::now() + UNDO)?;
+        disks.withdraw(self.spec.vbd, true, Instant::now() + UNDO)?;
+        self.record_plugged(None)
+    }
+
+    /// Says in the record whether, and as what, the VBD is plugged.
+    fn record_plugged(&self, device: Option<&str>) -> Result<(), ApiError> {
+        record(&self.call, &self.vbd, device, None)
+    }
+
+    /// Everything from the guest to the storage. With `force` nobody is asked, and no permit but the host's is needed:
+    /// those of the VM and of the SR may be held by steps that hang. The record says that the VBD is not
+    /// plugged when it has ended; of what fails before the guest has let go, nothing has happened.
+    pub fn unplug(self: &Arc<Self>, force: bool, patience: Patience) -> Plan {
+        let (first, second) = (Arc::clone(self), Arc::clone(self));
+        let until: Arc<Mutex<Option<Instant>>> = Arc::default();
+        let same = Arc::clone(&until);
+        let (of_vm, of_both) = match force {
+            true => (Permits::default(), Permits::default()),
+            false => (self.permit_of_vm(), self.permits()),
+        };
+        Plan::Serial(vec![
+            Plan::leaf("take the disk from the machine", self.subject(), of_vm, move |_| {
+                let end = patience.until();
+                put(&until, end);
+                first.let_go(force, end)
+            }),
+            Plan::leaf("end the disk process", self.subject(), of_both, move |_| {
+                second.close(force, taken(&same).unwrap_or_else(|| patience.until()))
+            }),
+        ])
+    }
+
+    fn let_go(&self, force: bool, until: Instant) -> Result<(), ApiError> {
+        let disks = &self.call.stack.disks;
+        let uuid = self.spec.vbd;
+        if disks.of_vbd(uuid).is_none() {
+            return Ok(());
+        }
+        disks.is_ending(uuid)?;
+        let let_go = self
+            .driver
+            .unplug(self.vm, &self.spec, force, until)
+            .and_then(|()| disks.withdraw(uuid, force, until));
+        match let_go {
+            Ok(()) => {
+                step("vbd-unplug:unplugged");
+                Ok(())
+            }
+            // A forced end goes on to the process, which is what the guest's side hangs on.
+            Err(error) if force => {
+                tracing::warn!(vbd = %uuid, %error, "the guest's side did not let go of the disk");
+                Ok(())
+            }
+            Err(error) => {
+                self.if_mine(|| {
+                    disks.goes_on(uuid);
+                    Ok(())
+                })?;
+                Err(self.named(error, until))
+            }
+        }
+    }
+
+    fn close(&self, force: bool, until: Instant) -> Result<(), ApiError> {
+        let Call { stack, .. } = &self.call;
+        let uuid = self.spec.vbd;
+        // A snapshot of the VDI that runs is waited for: it needs the process. Not for long where force is meant: then
+        // it finds that the disk is gone.
+        let hold =
+            if force { self.closing_soon() } else { Some(stack.storage.closing(&self.calm, &self.vdi)?) };
+        let ended = stack.disks.end(uuid, force, until);
+        drop(hold);
+        match ended {
+            Ok(()) => {}
+            Err(error) if force => return self.leave_behind(&error),
+            Err(error) => return Err(self.if_mine(|| Ok(self.named(error, until)))?),
+        }
+        self.if_mine(|| Ok(()))?;
+        if force {
+            stack.storage.release(&self.calm, &self.vdi, &self.vbd)?;
+        } else {
+            stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
+        }
+        step("vbd-unplug:deactivated");
+        self.if_mine(|| {
+            self.record_plugged(None)?;
+            stack.disks.forget(uuid);
+            Ok(())
+        })
+    }
+
+    fn closing_soon(&self) -> Option<Hold> {
+        let call = Call { progress: Arc::new(Until(Instant::now() + SNAPSHOT)), ..self.calm.clone() };
+        let hold = self.call.stack.storage.closing(&call, &self.vdi);
+        hold.inspect_err(|error| {
+            tracing::warn!(vbd = %self.spec.vbd, %error, "a disk is closed under an operation that hangs");
+        })
+        .ok()
+    }
+
+    /// The process does not end, because the kernel waits for its storage. It holds the image's lock, and its VDI stays
+    /// in use, until it does; the VBD is unplugged all the same.
+    fn leave_behind(&self, error: &ApiError) -> Result<(), ApiError> {
+        let stack = &self.call.stack;
+        self.if_mine(|| {
+            let why = format!(
+                "Its disk process was left behind: {error}. The VDI stays in use until that process ends; see to the \
+                 storage."
+            );
+            tracing::error!(vbd = %self.spec.vbd, "{why}");
+            record(&self.call, &self.vbd, None, Some(&why))?;
+            stack.disks.is_left(self.spec.vbd);
+            Ok(())
+        })
+    }
+
+    /// The error as the caller of an unplug knows it.
+    fn named(&self, error: ApiError, until: Instant) -> ApiError {
+        let params = |why: String| ["VBD".to_owned(), self.vbd.clone(), why];
+        let why = error.params.last().cloned().unwrap_or_default();
+        match &*error.code {
+            "DEVICE_DETACH_REJECTED" => ApiError::new("DEVICE_DETACH_REJECTED", params(why)),
+            _ if Instant::now() >= until => ApiError::new("DEVICE_DETACH_TIMEOUT", params(error.to_string())),
+            "DEVICE_DETACH_TIMEOUT" => ApiError::new("DEVICE_DETACH_TIMEOUT", params(why)),
+            _ => error,
+        }
+    }
+}
+
+/// Says in a VBD's record whether, and as what, it is plugged; and what went wrong with it, if anything did.
+///
+/// # Errors
+/// The store's.
+pub fn record(call: &Call, vbd: &str, device: Option<&str>, trouble: Option<&str>) -> Result<(), ApiError> {
+    call.stack.db.change(|change| {
+        let Ok(before) = change.get("VBD", vbd) else { return Ok(()) };
+        change.set("VBD", vbd, "currently_attached", device.is_some())?;
+        change.set("VBD", vbd, "device", device.unwrap_or_default())?;
+        let code = i64::from(trouble.is_some()) * 5;
+        if before.int("status_code") != code || trouble.is_some() {
+            change.set("VBD", vbd, "status_code", code)?;
+            change.set("VBD", vbd, "status_detail", Value::string(trouble.unwrap_or_default()))?;
+        }
+        refresh(change, "VBD", vbd)
+    })
+}

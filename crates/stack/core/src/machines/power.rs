@@ -1,0 +1,433 @@
+//! Machines are started, stopped, and held.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_vm::{ShutdownKind, VmDriver, VmSpec};
+
+use super::devices;
+use super::lookup;
+use super::operation::{Running, bad_power_state, refresh, refuse_special};
+use super::plug::{Disk, Patience, record};
+use crate::Toolstack;
+use crate::call::{Args, Call, Handlers};
+use crate::db::{Change, Object};
+use crate::plan::steps::step;
+use crate::plan::{Permits, Plan};
+
+/// How long a guest that was asked may take to end, in seconds, where `other_config:shutdown-timeout` says nothing.
+const SHUTDOWN_SECONDS: u64 = 300;
+/// How long one that was not asked may.
+const HARD: Duration = Duration::from_secs(30);
+/// How long each disk of a machine that has ended may take.
+const DISK: Duration = Duration::from_secs(60);
+
+pub fn register(handlers: &mut Handlers) {
+    handlers.on("VM.start", |call, args| start(call, args.text(0)?, args.bool(1)?));
+    handlers.on("VM.start_on", start_on);
+    handlers.on("VM.pause", pause);
+    handlers.on("VM.unpause", unpause);
+    handlers.on("VM.clean_shutdown", |call, args| end(call, args, "clean_shutdown"));
+    handlers.on("VM.hard_shutdown", |call, args| end(call, args, "hard_shutdown"));
+    handlers.on("VM.shutdown", |call, args| end(call, args, "shutdown"));
+    handlers.on("VM.clean_reboot", |call, args| reboot(call, args, "clean_reboot"));
+    handlers.on("VM.hard_reboot", |call, args| reboot(call, args, "hard_reboot"));
+    handlers.on("VM.power_state_reset", power_state_reset);
+}
+
+fn note_key(operation: &str, vm: &Object) -> String {
+    format!("machines/{operation}/{}", vm.text("uuid"))
+}
+
+/// What the driver is told of a machine.
+pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
+    let path = |field: &str| Some(vm.text(field)).filter(|text| !text.is_empty()).map(PathBuf::from);
+    let mut platform = vm.map("platform");
+    // Clients that know no driver put such keys where they may put anything.
+    for (key, value) in vm.map("other_config") {
+        if key.starts_with("sim-") {
+            platform.entry(key).or_insert(value);
+        }
+    }
+    Ok(VmSpec {
+        uuid: vm.uuid()?,
+        name: vm.text("name_label").to_owned(),
+        memory: u64::try_from(vm.int("memory_dynamic_max").max(vm.int("memory_static_min"))).unwrap_or(0),
+        vcpus: u32::try_from(vm.int("VCPUs_at_startup").max(1)).unwrap_or(1),
+        kernel: path("PV_kernel"),
+        ramdisk: path("PV_ramdisk"),
+        kernel_args: vm.text("PV_args").to_owned(),
+        platform,
+    })
+}
+
+fn start_on(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let host = call.stack.db.get("host", args.text(1)?)?;
+    if host.reference != lookup::this_host(&call.stack.db) {
+        return Err(ApiError::new("HOST_OFFLINE", [&host.reference]));
+    }
+    start(call, args.text(0)?, args.bool(2)?)
+}
+
+fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiError> {
+    let published = numbers_below(&call.stack);
+    let (_running, vm) = Running::begin(call, "VM", reference, "start", |change, vm| {
+        refuse_special(vm)?;
+        if vm.text("power_state") != "Halted" {
+            return Err(bad_power_state(vm, "Halted"));
+        }
+        if vm.int("VCPUs_at_startup") < 1 {
+            return Err(ApiError::new("VM_NO_VCPUS", [&vm.reference]));
+        }
+        announce(change, vm, published)
+    })?;
+    boot(call, &vm, "VM.start", start_paused)?;
+    Ok(Value::Void)
+}
+
+/// Writes down that a machine is about to start: a daemon that finds this ends what was begun.
+/// `published` is the highest domain number that disks of this host have, because another toolstack may be there. A
+/// domain of Xen has no number before Xen has given it one: clients would take ours for another domain's.
+fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<Object>, ApiError> {
+    let taken = change.all("VM").iter().map(|other| other.int("domid")).max().unwrap_or(0);
+    let taken = taken.max(i64::from(published));
+    change.put_note(note_key("start", vm), &vm.reference);
+    if lookup::driver_name(vm) != "xen" {
+        change.set("VM", &vm.reference, "domid", taken + 1)?;
+    }
+    change.get("VM", &vm.reference)
+}
+
+/// The highest number that a machine of another driver than Xen's must not have: those of disks that are published
+/// here, and those that Xen gives (below `DOMID_FIRST_RESERVED`) where there is one.
+fn numbers_below(stack: &Toolstack) -> u32 {
+    const FIRST_RESERVED: u32 = 0x7ff0;
+    let has_xen = stack.machines.driver("xen").is_some_and(|driver| driver.check().is_ok());
+    stack.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
+}
+
+/// Starts a machine that was [`announce`]d.
+fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> Result<(), ApiError> {
+    step("vm-start:noted");
+    let begun = boot_steps(call, vm, operation, start_paused);
+    if begun.is_err() {
+        // All steps are undone; what cannot be written now is done by the next start.
+        let ended = call.stack.db.change(|change| {
+            change.drop_note(note_key("start", vm));
+            change.set("VM", &vm.reference, "domid", -1)
+        });
+        if let Err(error) = ended {
+            tracing::warn!(vm = vm.text("uuid"), %error, "a failed start could not be written down");
+        }
+    }
+    begun
+}
+
+fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> Result<(), ApiError> {
+    let driver = lookup::driver(&call.stack, vm)?;
+    assert_can_boot(&call.stack, vm)?;
+    lookup::apply_limits(call);
+    let machine = spec(vm)?;
+    let uuid = machine.uuid;
+    let mut plugs = Vec::new();
+    for vbd in call.stack.db.find("VBD", "VM", &vm.reference) {
+        if vbd.bool("empty") {
+            let name = devices::name(devices::place(vbd.text("userdevice"))?);
+            record(call, &vbd.reference, Some(&name), None)?;
+            continue;
+        }
+        plugs.push(Disk::of(call, &vbd)?.plug());
+    }
+    let permit = Permits { vm: Some(vm.reference.as_str().into()), sr: None };
+    let subject = format!("VM {uuid}");
+    let (create, undo, unpause) = (Arc::clone(&driver), Arc::clone(&driver), Arc::clone(&driver));
+    let mut steps = vec![
+        Plan::leaf("create the machine", &subject, permit.clone(), move |_| {
+            create.create(&machine)?;
+            step("vm-start:created");
+            Ok(())
+        })
+        .undone_by(move |_| undo.shutdown(uuid, ShutdownKind::Hard, Instant::now() + HARD)),
+        Plan::Parallel(plugs),
+    ];
+    if !start_paused {
+        steps.push(Plan::leaf("let it run", &subject, permit, move |_| {
+            step("vm-start:plugged");
+            unpause.unpause(uuid)
+        }));
+    }
+    call.stack.plans.run(operation, Plan::Serial(steps), &call.progress)?;
+    step("vm-start:running");
+    let state = if start_paused { "Paused" } else { "Running" };
+    let (console, domid) = (driver.console(uuid), driver.domid(uuid));
+    let recorded = call.stack.db.change(|change| {
+        change.drop_note(note_key("start", vm));
+        change.set("VM", &vm.reference, "power_state", Value::string(state))?;
+        change.set("VM", &vm.reference, "resident_on", Value::string(lookup::this_host(&call.stack.db)))?;
+        if let Some(domid) = domid {
+            change.set("VM", &vm.reference, "domid", i64::from(domid))?;
+        }
+        if let Some(console) = &console {
+            change.create(
+                "console",
+                &[
+                    ("protocol", Value::string("vt100")),
+                    ("location", Value::string(location(console))),
+                    ("VM", Value::string(&vm.reference)),
+                ],
+            )?;
+        }
+        set_metrics(change, vm, state)?;
+        refresh(change, "VM", &vm.reference)
+    });
+    recorded.inspect_err(|_| {
+        if let Err(error) = clear(call, vm, &driver, "VM.start") {
+            tracing::warn!(vm = vm.text("uuid"), %error, "a machine that could not be recorded is not all gone");
+        }
+    })
+}
+
+/// What clients are told of a console: a UNIX socket, or a terminal of this host.
+fn location(console: &Path) -> String {
+    let kind = if console.starts_with("/dev") { "tty" } else { "unix" };
+    format!("{kind}:{}", console.display())
+}
+
+/// Whether this host can run it now.
+///
+/// # Errors
+/// Its driver's; `HOST_NOT_ENOUGH_FREE_MEMORY`.
+pub fn assert_can_boot(stack: &Toolstack, vm: &Object) -> Result<(), ApiError> {
+    let driver = lookup::driver(stack, vm)?;
+    driver.check()?;
+    // Xen has memory of its own, of which it says itself whether it suffices.
+    if matches!(driver.name(), "sim" | "xen") { Ok(()) } else { enough_memory(vm) }
+}
+
+fn enough_memory(vm: &Object) -> Result<(), ApiError> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    let (Some(kib), needed) = (kib, spec(vm)?.memory) else { return Ok(()) };
+    if kib.saturating_mul(1024) < needed {
+        return Err(ApiError::new(
+            "HOST_NOT_ENOUGH_FREE_MEMORY",
+            [needed.to_string(), kib.saturating_mul(1024).to_string()],
+        ));
+    }
+    Ok(())
+}
+
+fn set_metrics(change: &mut Change<'_>, vm: &Object, state: &str) -> Result<(), ApiError> {
+    let metrics = vm.text("metrics");
+    if change.get("VM_metrics", metrics).is_err() {
+        return Ok(());
+    }
+    let runs = state != "Halted";
+    let now = Value::DateTime(lookup::now());
+    if runs {
+        change.set("VM_metrics", metrics, "start_time", now.clone())?;
+    }
+    change.set("VM_metrics", metrics, "last_updated", now)?;
+    change.set(
+        "VM_metrics",
+        metrics,
+        "memory_actual",
+        if runs { vm.int("memory_dynamic_max") } else { 0 },
+    )?;
+    change.set("VM_metrics", metrics, "VCPUs_number", if runs { vm.int("VCPUs_at_startup") } else { 0 })?;
+    change.set("VM_metrics", metrics, "state", Value::strings(runs.then_some("running")))
+}
+
+fn end(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiError> {
+    let (_running, vm) = begin_end(call, args.text(0)?, operation)?;
+    stop(call, &vm, operation)?;
+    Ok(Value::Void)
+}
+
+fn begin_end(
+    call: &Call,
+    reference: &str,
+    operation: &'static str,
+) -> Result<(Running, Arc<Object>), ApiError> {
+    let check = |change: &mut Change<'_>, vm: &Object, _: bool| {
+        refuse_special(vm)?;
+        let asks_guest = operation.starts_with("clean");
+        match vm.text("power_state") {
+            "Running" => {}
+            "Paused" if !asks_guest => {}
+            _ => return Err(bad_power_state(vm, "Running")),
+        }
+        change.put_note(note_key("shutdown", vm), &vm.reference);
+        change.get("VM", &vm.reference)
+    };
+    // Disks of the VM that hang in a plug or an unplug must not keep it from ending.
+    if operation.starts_with("hard") {
+        return Running::begin_by_force(call, "VM", reference, operation, check);
+    }
+    Running::begin(call, "VM", reference, operation, |change, vm| check(change, vm, false))
+}
+
+/// Ends a guest, as the operation says, and takes its disks away.
+fn stop(call: &Call, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
+    step("vm-shutdown:noted");
+    let driver = lookup::driver(&call.stack, vm)?;
+    let uuid = vm.uuid()?;
+    let patience = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
+    let clean = |patience| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + patience);
+    let hard = || driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + HARD);
+    let paused = vm.text("power_state") == "Paused";
+    let ended = match operation {
+        "clean_shutdown" | "clean_reboot" => clean(patience),
+        "shutdown" if !paused => clean(patience).or_else(|error| {
+            tracing::info!(vm = %uuid, %error, "the guest did not end when asked");
+            hard()
+        }),
+        _ => hard(),
+    };
+    if let Err(error) = ended {
+        call.stack.db.change(|change| {
+            change.drop_note(note_key("shutdown", vm));
+            Ok(())
+        })?;
+        return Err(error);
+    }
+    step("vm-shutdown:ended");
+    take_disks(call, vm, &format!("VM.{operation}"));
+    step("vm-shutdown:unplugged");
+    halted(call, vm)
+}
+
+/// Unplugs all disks of a guest that has ended. One that cannot be unplugged keeps nobody from the rest.
+pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
+    lookup::apply_limits(call);
+    let mut plans = Vec::new();
+    for vbd in call.stack.db.find("VBD", "VM", &vm.reference) {
+        let is_known = vbd.uuid().is_ok_and(|uuid| call.stack.disks.of_vbd(uuid).is_some());
+        if !vbd.bool("empty") && (vbd.bool("currently_attached") || is_known) {
+            match Disk::of(call, &vbd) {
+                Ok(disk) => plans.push(disk.unplug(true, Patience::Each(DISK)).best_effort()),
+                Err(error) => tracing::warn!(vbd = vbd.text("uuid"), %error, "a disk stays"),
+            }
+        } else if vbd.bool("currently_attached")
+            && let Err(error) = record(call, &vbd.reference, None, None)
+        {
+            tracing::warn!(vbd = vbd.text("uuid"), %error, "a drive stays");
+        }
+    }
+    // Nobody may cancel this: a guest that has ended shall not keep its disks.
+    let progress: Arc<dyn crate::call::Progress> = Arc::new(Uncancelled(Arc::clone(&call.progress)));
+    if let Err(error) = call.stack.plans.run(operation, Plan::Parallel(plans), &progress) {
+        tracing::warn!(vm = vm.text("uuid"), %error, "disks stay");
+    }
+}
+
+struct Uncancelled(Arc<dyn crate::call::Progress>);
+
+impl crate::call::Progress for Uncancelled {
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+
+    fn set(&self, fraction: f64) {
+        self.0.set(fraction);
+    }
+
+    fn task(&self) -> Option<&str> {
+        self.0.task()
+    }
+}
+
+/// Writes down that a machine does not run.
+///
+/// # Errors
+/// The store's.
+pub fn halted(call: &Call, vm: &Object) -> Result<(), ApiError> {
+    call.stack.db.change(|change| {
+        change.drop_note(note_key("shutdown", vm));
+        change.drop_note(note_key("start", vm));
+        change.set("VM", &vm.reference, "power_state", Value::string("Halted"))?;
+        change.set("VM", &vm.reference, "resident_on", Value::string(NULL_REF))?;
+        change.set("VM", &vm.reference, "domid", -1)?;
+        for console in change.find("console", "VM", &vm.reference) {
+            change.destroy("console", &console.reference)?;
+        }
+        set_metrics(change, vm, "Halted")?;
+        refresh(change, "VM", &vm.reference)
+    })
+}
+
+/// Whatever there is of a machine goes, and the record says so.
+///
+/// # Errors
+/// The emulator does not end, or the store fails.
+pub fn clear(call: &Call, vm: &Object, driver: &Arc<dyn VmDriver>, operation: &str) -> Result<(), ApiError> {
+    driver.shutdown(vm.uuid()?, ShutdownKind::Hard, Instant::now() + HARD)?;
+    take_disks(call, vm, operation);
+    halted(call, vm)
+}
+
+fn reboot(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiError> {
+    let (_running, vm) = begin_end(call, args.text(0)?, operation)?;
+    stop(call, &vm, operation)?;
+    restart(call, &vm, operation)?;
+    Ok(Value::Void)
+}
+
+/// Starts a machine again that has just ended, within the operation that ended it.
+///
+/// # Errors
+/// As starting it.
+pub fn restart(call: &Call, vm: &Object, operation: &str) -> Result<(), ApiError> {
+    let published = numbers_below(&call.stack);
+    let vm = call.stack.db.change(|change| {
+        let vm = change.get("VM", &vm.reference)?;
+        announce(change, &vm, published)
+    })?;
+    boot(call, &vm, &format!("VM.{operation}"), false)
+}
+
+fn pause(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    hold(call, args.text(0)?, "pause", "Running", "Paused")
+}
+
+fn unpause(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    hold(call, args.text(0)?, "unpause", "Paused", "Running")
+}
+
+fn hold(
+    call: &Call,
+    reference: &str,
+    operation: &'static str,
+    from: &str,
+    to: &str,
+) -> Result<Value, ApiError> {
+    let (_running, vm) = Running::begin(call, "VM", reference, operation, |change, vm| {
+        refuse_special(vm)?;
+        if vm.text("power_state") != from {
+            return Err(bad_power_state(vm, from));
+        }
+        change.get("VM", &vm.reference)
+    })?;
+    let driver = lookup::driver(&call.stack, &vm)?;
+    let uuid = vm.uuid()?;
+    if operation == "pause" { driver.pause(uuid) } else { driver.unpause(uuid) }?;
+    call.stack.db.change(|change| {
+        change.set("VM", reference, "power_state", Value::string(to))?;
+        refresh(change, "VM", reference)
+    })?;
+    Ok(Value::Void)
+}
+
+fn power_state_reset(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let check = |change: &mut Change<'_>, vm: &Object, _: bool| {
+        refuse_special(vm)?;
+        change.get("VM", &vm.reference)
+    };
+    let (_running, vm) = Running::begin_by_force(call, "VM", args.text(0)?, "power_state_reset", check)?;
+    let driver = lookup::driver(&call.stack, &vm)?;
+    clear(call, &vm, &driver, "VM.power_state_reset")?;
+    Ok(Value::Void)
+}

@@ -1,0 +1,314 @@
+//! Who is logged in.
+
+mod review;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tapio_model::{ApiError, NULL_REF, Role, Value};
+
+use crate::Toolstack;
+use crate::accounts::{Accounts, Credential, Login, Peer, refused};
+use crate::call::{Call, Caller, Handlers};
+use crate::db::Db;
+use crate::events::Registration;
+use crate::{dates, roles};
+
+/// A session ends after so long without a call.
+const IDLE_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Sessions of one account; the one that was idle longest makes room.
+const PER_USER_MAX: usize = 500;
+
+/// Sessions in all.
+const ALL_MAX: usize = 4_000;
+
+/// Longest name, password or originator that is looked at, in bytes.
+const TEXT_MAX: usize = 1024;
+
+/// One session.
+#[derive(Debug)]
+pub struct Session {
+    /// Its reference.
+    pub reference: String,
+    /// Its account.
+    pub user: String,
+    /// What it may do now: the file of accounts may change while it is open.
+    role: AtomicU8,
+    /// By what it was opened; none for the local superuser, which no account stands for.
+    credential: Mutex<Option<Credential>>,
+    /// The last call, in milliseconds since the first session could be.
+    used_ms: AtomicU64,
+    /// The same as a date.
+    used_at: AtomicU64,
+    is_over: AtomicBool,
+    /// What `event.next` waits for.
+    pub(crate) registration: Mutex<Option<Registration>>,
+}
+
+impl Session {
+    /// Whether it was logged out, or lost its account: calls that wait for events end.
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// What it may do now.
+    pub fn role(&self) -> Role {
+        roles::from_rank(self.role.load(Ordering::Acquire))
+    }
+
+    /// Who calls with it now.
+    pub fn caller(&self) -> Caller {
+        Caller {
+            session: self.reference.clone(),
+            role: self.role(),
+            user: self.user.clone(),
+            credential: self.credential(),
+        }
+    }
+
+    /// By what it was opened; none for the local superuser.
+    pub(crate) fn credential(&self) -> Option<Credential> {
+        *self.credential.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it may go on after a review that came to this: an account may not while nothing is known of it, the
+    /// local superuser always may.
+    pub(crate) fn admit(&self, reviewed: Result<(), ApiError>) -> Result<(), ApiError> {
+        if self.is_superuser() { Ok(()) } else { reviewed }
+    }
+
+    fn is_superuser(&self) -> bool {
+        self.credential().is_none()
+    }
+}
+
+/// Sessions, and the accounts they belong to.
+pub struct Sessions {
+    accounts: Box<dyn Accounts>,
+    began: Instant,
+    idle_max_ms: AtomicU64,
+    all: Mutex<HashMap<String, Arc<Session>>>,
+    /// The generation of the accounts that all sessions were held against last.
+    reviewed: AtomicU64,
+    /// One review at a time, and no password changes meanwhile.
+    reviewing: Mutex<()>,
+}
+
+impl fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sessions").finish_non_exhaustive()
+    }
+}
+
+impl Sessions {
+    /// Nobody is logged in yet.
+    pub fn new(accounts: Box<dyn Accounts>) -> Self {
+        let reviewed = AtomicU64::new(accounts.generation());
+        let sessions = Self {
+            accounts,
+            began: Instant::now(),
+            idle_max_ms: AtomicU64::new(0),
+            all: Mutex::default(),
+            reviewed,
+            reviewing: Mutex::default(),
+        };
+        sessions.set_idle_limit(IDLE_MAX);
+        sessions
+    }
+
+    /// Sessions end after so long without a call.
+    pub fn set_idle_limit(&self, limit: Duration) {
+        let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        self.idle_max_ms.store(limit, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn is_idle(&self, session: &Session) -> bool {
+        let idle = self.now_ms().saturating_sub(session.used_ms.load(Ordering::Relaxed));
+        idle > self.idle_max_ms.load(Ordering::Relaxed)
+    }
+
+    /// How many are logged in.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// The session of a call that begins now.
+    ///
+    /// # Errors
+    /// `SESSION_INVALID`.
+    pub fn enter(&self, db: &Db, reference: &str) -> Result<Arc<Session>, ApiError> {
+        let found = self.lock().get(reference).cloned();
+        let session = found.ok_or_else(|| ApiError::new("SESSION_INVALID", [reference]))?;
+        if self.is_idle(&session) {
+            self.end(db, reference);
+            return Err(ApiError::new("SESSION_INVALID", [reference]));
+        }
+        session.used_ms.store(self.now_ms(), Ordering::Relaxed);
+        session.used_at.store(u64::try_from(dates::now()).unwrap_or_default(), Ordering::Relaxed);
+        Ok(session)
+    }
+
+    /// A session, without using it.
+    pub(crate) fn peek(&self, reference: &str) -> Option<Arc<Session>> {
+        self.lock().get(reference).cloned()
+    }
+
+    /// Logs in.
+    ///
+    /// # Errors
+    /// What the accounts say.
+    pub fn login(
+        &self,
+        stack: &Toolstack,
+        peer: &Peer,
+        user: &str,
+        password: &str,
+        originator: &str,
+    ) -> Result<String, ApiError> {
+        if [user, password, originator].iter().any(|text| text.len() > TEXT_MAX) {
+            return Err(refused(&user.chars().take(64).collect::<String>()));
+        }
+        let db = &stack.db;
+        // Read before the password is checked: an account that changes meanwhile is looked at once more below.
+        let before = self.accounts.generation();
+        let (user, role, credential) = if peer.superuser {
+            (if user.is_empty() { "root" } else { user }, Role::PoolAdmin, None)
+        } else {
+            let Login { role, credential } = self.accounts.authenticate(user, password, peer)?;
+            (user, role, Some(credential))
+        };
+        let host = db.all("host").first().map_or_else(|| NULL_REF.to_owned(), |host| host.reference.clone());
+        let now = dates::now();
+        let reference = db.create(
+            "session",
+            &[
+                ("this_host", Value::string(host)),
+                ("last_active", Value::DateTime(now)),
+                ("validation_time", Value::DateTime(now)),
+                ("is_local_superuser", peer.superuser.into()),
+                ("auth_user_name", user.into()),
+                ("originator", originator.into()),
+            ],
+        )?;
+        let session = Arc::new(Session {
+            reference: reference.clone(),
+            user: user.to_owned(),
+            role: AtomicU8::new(roles::rank(role)),
+            credential: Mutex::new(credential),
+            used_ms: AtomicU64::new(self.now_ms()),
+            used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
+            is_over: AtomicBool::new(false),
+            registration: Mutex::default(),
+        });
+        let crowded = {
+            let mut all = self.lock();
+            let crowded = crowded(&all, user);
+            all.insert(reference.clone(), session);
+            crowded
+        };
+        if let Some(oldest) = crowded {
+            tracing::warn!(user, "too many sessions: the one that was idle longest ends");
+            self.end(db, &oldest);
+        }
+        if credential.is_some() && self.accounts.generation() != before {
+            self.review_again(stack)?;
+            if !self.lock().contains_key(&reference) {
+                return Err(refused(user));
+            }
+        }
+        Ok(reference)
+    }
+
+    /// Ends a session; those who wait for events by it are released.
+    pub fn end(&self, db: &Db, reference: &str) {
+        let Some(session) = self.lock().remove(reference) else { return };
+        session.is_over.store(true, Ordering::Release);
+        // A session without its object is no error: the object is for display.
+        let _ = db.destroy("session", reference);
+        db.announce();
+    }
+
+    /// Ends sessions that nobody used for too long. A call that is under way ends as if nothing had happened.
+    pub fn expire(&self, db: &Db) {
+        let idle: Vec<String> = {
+            let mut all = self.lock();
+            let idle = all.iter().filter(|(_, session)| self.is_idle(session));
+            let idle: Vec<String> = idle.map(|(reference, _)| reference.clone()).collect();
+            for reference in &idle {
+                all.remove(reference);
+            }
+            idle
+        };
+        for reference in idle {
+            let _ = db.destroy("session", &reference);
+        }
+    }
+
+    /// Writes when it was used last into the object of a session, which somebody is about to look at.
+    pub(crate) fn refresh(&self, db: &Db, reference: &str) {
+        let Some(session) = self.lock().get(reference).cloned() else { return };
+        let used = i64::try_from(session.used_at.load(Ordering::Relaxed)).unwrap_or_default();
+        let _ = db.set("session", reference, "last_active", Value::DateTime(used));
+    }
+}
+
+/// The session that must go so that `user` can have another one.
+fn crowded(all: &HashMap<String, Arc<Session>>, user: &str) -> Option<String> {
+    let of_user = all.values().filter(|session| session.user == user).count();
+    let is_candidate =
+        |session: &&Arc<Session>| all.len() >= ALL_MAX || (of_user >= PER_USER_MAX && session.user == user);
+    let oldest =
+        all.values().filter(is_candidate).min_by_key(|session| session.used_ms.load(Ordering::Relaxed));
+    oldest.map(|session| session.reference.clone())
+}
+
+/// Registers the messages of sessions; logins are the dispatcher's.
+pub(crate) fn register(handlers: &mut Handlers) {
+    handlers.on("session.logout", |call, _| logout(call));
+    handlers.on("session.local_logout", |call, _| logout(call));
+    handlers.on("session.change_password", |call, args| {
+        let (old, new) = (args.text(0)?, args.text(1)?);
+        call.stack.sessions.change_password(call, old, new)?;
+        Ok(Value::Void)
+    });
+    handlers.on("session.get_all_subject_identifiers", |call, _| {
+        let all = call.stack.sessions.lock();
+        let mut names: Vec<&str> = all
+            .values()
+            .filter(|session| !session.is_superuser())
+            .map(|session| session.user.as_str())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(Value::strings(names))
+    });
+    handlers.on("session.logout_subject_identifier", |call, args| {
+        let user = args.text(0)?;
+        let theirs: Vec<String> = {
+            let all = call.stack.sessions.lock();
+            let theirs = all.iter().filter(|(_, session)| session.user == user && !session.is_superuser());
+            theirs.map(|(reference, _)| reference.clone()).collect()
+        };
+        for reference in theirs {
+            call.stack.sessions.end(&call.stack.db, &reference);
+        }
+        Ok(Value::Void)
+    });
+}
+
+fn logout(call: &Call) -> Result<Value, ApiError> {
+    call.stack.sessions.end(&call.stack.db, &call.caller.session);
+    Ok(Value::Void)
+}

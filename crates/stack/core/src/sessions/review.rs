@@ -1,0 +1,99 @@
+//! Sessions held against the accounts they were opened by.
+//!
+//! An account may be removed, or get another role or another password, while sessions of it are open: the file of
+//! accounts is changed by a command, not by a call. Every call asks whether anything changed (a look at the file's
+//! inode), and so does the daemon's watch of the file, for calls that wait. If something did, all sessions are held
+//! against what the accounts say now, before the call goes on:
+//!
+//! | the account | its sessions | what they have under way |
+//! |---|---|---|
+//! | is gone, or has another password | end | waits end with `SESSION_INVALID`, running work is cancelled |
+//! | has a lower role | go on with it | waits go on with it, running work that needs more is cancelled |
+//! | has a higher role | go on with it | goes on |
+//! | cannot be read | are refused until it can | goes on |
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use tapio_model::ApiError;
+
+use super::{Session, Sessions};
+use crate::accounts::Credential;
+use crate::call::Call;
+use crate::{Toolstack, roles};
+
+impl Sessions {
+    /// Holds all sessions against the accounts, if those changed since it was done last.
+    ///
+    /// # Errors
+    /// The accounts cannot be read: no session of theirs may do anything.
+    pub fn review(&self, stack: &Toolstack) -> Result<(), ApiError> {
+        if self.accounts.generation() == self.reviewed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _turn = self.reviewing.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.accounts.generation();
+        if generation == self.reviewed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.hold(stack)?;
+        // What changed while it was read has another number: the next call looks again.
+        self.reviewed.store(generation, Ordering::Release);
+        Ok(())
+    }
+
+    /// The same although nothing may have changed: for what has no generation, as the groups of a directory.
+    ///
+    /// # Errors
+    /// As [`Self::review`].
+    pub fn review_again(&self, stack: &Toolstack) -> Result<(), ApiError> {
+        let _turn = self.reviewing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.hold(stack)
+    }
+
+    fn hold(&self, stack: &Toolstack) -> Result<(), ApiError> {
+        let open: Vec<(Arc<Session>, Credential)> = {
+            let all = self.lock();
+            all.values().filter_map(|session| Some((Arc::clone(session), session.credential()?))).collect()
+        };
+        let asked: Vec<(&str, Credential)> =
+            open.iter().map(|(session, credential)| (session.user.as_str(), *credential)).collect();
+        let roles = self.accounts.standings(&asked)?;
+        let mut changed = false;
+        for ((session, _), role) in open.iter().zip(roles) {
+            let user = &session.user;
+            match role {
+                None => {
+                    tracing::warn!(user, "a session ends: its account is gone or has another password");
+                    self.end(&stack.db, &session.reference);
+                }
+                Some(role) if role != session.role() => {
+                    tracing::warn!(user, role = roles::name(role), "a session goes on with another role");
+                    session.role.store(roles::rank(role), Ordering::Release);
+                    changed = true;
+                }
+                Some(_) => {}
+            }
+        }
+        if changed {
+            // Whoever waits for events looks again at what it may see.
+            stack.db.announce();
+        }
+        stack.tasks.hold(stack, |asked| self.accounts.standings(asked))
+    }
+
+    /// Changes the password of the account of a session, which goes on; other sessions of the account end.
+    pub(super) fn change_password(&self, call: &Call, old: &str, new: &str) -> Result<(), ApiError> {
+        {
+            // No review between the account's change and the session's.
+            let _turn = self.reviewing.lock().unwrap_or_else(PoisonError::into_inner);
+            let credential = self.accounts.change_password(&call.caller.user, old, new)?;
+            if let Some(session) = self.lock().get(&call.caller.session) {
+                let mut known = session.credential.lock().unwrap_or_else(PoisonError::into_inner);
+                // The local superuser is none of the account's sessions, whatever it calls itself.
+                *known = known.map(|_| credential);
+            }
+        }
+        self.review(&call.stack)
+    }
+}

@@ -1,0 +1,356 @@
+//! SRs are made, taken in, forgotten and destroyed.
+
+use std::collections::BTreeMap;
+
+use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_sm::worker::is_unfinished;
+use uuid::Uuid;
+
+use super::attached::Attached;
+use super::gate::on_sr;
+use super::notes::{NewSr, Note};
+use super::operation::Operation;
+use super::records;
+use super::work::{Names, Work};
+use super::{allowed, drivers, pbd, plug, reconcile, this_host};
+use crate::call::{Args, Call, Handlers};
+use crate::db::{Change, reference_of};
+use crate::plan::steps::step;
+
+pub(super) fn register(handlers: &mut Handlers) {
+    handlers.on("SR.create", create);
+    handlers.on("SR.make", make);
+    handlers.on("SR.introduce", introduce);
+    handlers.on("SR.forget", forget);
+    handlers.on("SR.destroy", destroy);
+    handlers.on("SR.scan", scan);
+    handlers.on("SR.update", update);
+}
+
+/// The host must be this one.
+///
+/// # Errors
+/// `HANDLE_INVALID`, `HOST_OFFLINE`.
+pub(super) fn check_host(call: &Call, host: &str) -> Result<(), ApiError> {
+    call.stack.db.get("host", host)?;
+    if host == this_host(&call.stack.db) { Ok(()) } else { Err(ApiError::new("HOST_OFFLINE", [host])) }
+}
+
+fn size(args: &Args, at: usize) -> Result<u64, ApiError> {
+    let size = args.int(at)?;
+    u64::try_from(size)
+        .map_err(|_| ApiError::new("INVALID_VALUE", ["physical_size".to_owned(), size.to_string()]))
+}
+
+fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let host = args.text(0)?;
+    check_host(call, host)?;
+    let (config, bytes) = (args.map(1)?, size(args, 2)?);
+    let driver = storage.driver(args.text(5)?)?;
+    let shared = args.bool(7)?;
+    if shared && !driver.info().is_shareable {
+        let why = format!("an SR of type {} belongs to one host", driver.info().sr_type);
+        return Err(ApiError::new("VALUE_NOT_SUPPORTED", ["shared", "true", why.as_str()]));
+    }
+    let uuid = Uuid::new_v4();
+    let reference = reference_of(uuid);
+    let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
+    let mut new = NewSr {
+        uuid,
+        host: host.to_owned(),
+        name_label: args.text(3)?.to_owned(),
+        name_description: args.text(4)?.to_owned(),
+        kind: driver.info().sr_type.to_owned(),
+        content_type: args.text(6)?.to_owned(),
+        shared,
+        device_config: BTreeMap::new(),
+        sm_config: args.map(8)?,
+        physical_size: i64::try_from(bytes).unwrap_or(i64::MAX),
+    };
+    let made = |change: &mut Change<'_>| {
+        new.device_config = drivers::without_passwords(change, &config)?;
+        Ok(Note::SrCreate(new.clone()))
+    };
+    let note = operation.note_made(made, "sr-create:noted")?;
+    let names = Names { sr: &reference, vdi: "", op: "create" };
+    let made = drivers::resolved(db, &new.device_config).and_then(|config| {
+        driver.create(&Work::part(call, 0.0, 0.8), uuid, &config, bytes)?;
+        step("sr-create:made");
+        plug::attach(call, &driver, uuid, &reference, &new.device_config)
+    });
+    let attached = match made {
+        Ok(attached) => attached,
+        // It is not known how far the storage came: the next start finishes or undoes it, as after a kill.
+        Err(error) if is_unfinished(&error) => {
+            operation.give_up(None);
+            return Err(names.translate(call, error));
+        }
+        Err(error) => {
+            operation.give_up(Some(&note));
+            if let Err(error) = db.change(|change| drop_config_secrets(change, &new.device_config)) {
+                tracing::warn!(%error, "secrets of an SR that was not made stay");
+            }
+            return Err(names.translate(call, error));
+        }
+    };
+    step("sr-create:attached");
+    record_new(&operation, &note, &new, &attached, call)?;
+    plug::first_scan(call, &attached);
+    Ok(Value::String(reference))
+}
+
+/// Makes the records of an SR that is attached.
+///
+/// # Errors
+/// The store's; then it is detached.
+fn record_new(
+    operation: &Operation<'_>,
+    note: &Note,
+    new: &NewSr,
+    attached: &Attached,
+    call: &Call,
+) -> Result<(), ApiError> {
+    let sizes = attached.measure(&Work::new(call));
+    let recorded = operation.commit(Some(note), |change| {
+        let reference = change.create("SR", &fields_of(new))?;
+        let config = new.device_config.clone();
+        change.create("PBD", &plug::pbd_fields(&new.host, &reference, config, true))?;
+        attached.record(change, sizes, 0)
+    });
+    recorded.inspect_err(|_| {
+        if let Err(error) = plug::detach(call, attached) {
+            tracing::warn!(sr = %new.uuid, %error, "it stays mounted until the next start");
+        }
+    })
+}
+
+/// What a killed daemon began is finished where the storage was made, and forgotten where it was not.
+pub(super) fn finish_create(call: &Call, new: &NewSr) {
+    let note = Note::SrCreate(new.clone());
+    let reference = reference_of(new.uuid);
+    let finished = (|| {
+        let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
+        if call.stack.db.get("SR", &reference).is_ok() {
+            return operation.commit(Some(&note), |_| Ok(()));
+        }
+        let driver = call.stack.storage.driver(&new.kind)?;
+        match plug::attach(call, &driver, new.uuid, &reference, &new.device_config) {
+            Ok(attached) => {
+                record_new(&operation, &note, new, &attached, call)?;
+                plug::first_scan(call, &attached);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::info!(sr = %new.uuid, %error, "an SR that was about to be made is not there");
+                operation.commit(Some(&note), |change| drop_config_secrets(change, &new.device_config))
+            }
+        }
+    })();
+    if let Err(error) = finished {
+        tracing::error!(sr = %new.uuid, %error, "an SR that was about to be made stays unfinished");
+    }
+}
+
+/// Removes the secrets of a `device_config` that no PBD has.
+fn drop_config_secrets(change: &mut Change<'_>, config: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    let pbds = change.all("PBD");
+    let named =
+        |uuid: &str| pbds.iter().any(|pbd| pbd.map("device_config").values().any(|value| value == uuid));
+    for (_, uuid) in config.iter().filter(|(key, uuid)| key.ends_with("_secret") && !named(uuid)) {
+        let reference = change.all("secret").into_iter().find(|secret| secret.text("uuid") == uuid);
+        if let Some(secret) = reference {
+            change.destroy("secret", &secret.reference)?;
+        }
+    }
+    Ok(())
+}
+
+fn fields_of(new: &NewSr) -> Vec<(&'static str, Value)> {
+    vec![
+        ("uuid", Value::string(new.uuid.to_string())),
+        ("name_label", Value::string(&new.name_label)),
+        ("name_description", Value::string(&new.name_description)),
+        ("type", Value::string(&new.kind)),
+        ("content_type", Value::string(&new.content_type)),
+        ("shared", Value::Bool(new.shared)),
+        ("sm_config", Value::string_map(new.sm_config.clone())),
+        ("physical_size", Value::Int(new.physical_size)),
+    ]
+}
+
+fn make(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    check_host(call, args.text(0)?)?;
+    let driver = call.stack.storage.driver(args.text(5)?)?;
+    let config = drivers::resolved(&call.stack.db, &args.map(1)?)?;
+    let uuid = Uuid::new_v4();
+    let names = Names { sr: &reference_of(uuid), vdi: "", op: "make" };
+    let made = driver.create(&Work::new(call), uuid, &config, size(args, 2)?);
+    made.map_err(|error| names.translate(call, error))?;
+    Ok(Value::string(uuid.to_string()))
+}
+
+fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let text = args.text(0)?;
+    let uuid = match text {
+        "" => Uuid::new_v4(),
+        _ => Uuid::parse_str(text).map_err(|_| ApiError::new("UUID_INVALID", ["SR", text]))?,
+    };
+    let driver = call.stack.storage.driver(args.text(3)?)?;
+    let shared = args.bool(5)?;
+    if shared && !driver.info().is_shareable {
+        let why = format!("an SR of type {} belongs to one host", driver.info().sr_type);
+        return Err(ApiError::new("VALUE_NOT_SUPPORTED", ["shared", "true", why.as_str()]));
+    }
+    let new = NewSr {
+        uuid,
+        host: String::new(),
+        name_label: args.text(1)?.to_owned(),
+        name_description: args.text(2)?.to_owned(),
+        kind: driver.info().sr_type.to_owned(),
+        content_type: args.text(4)?.to_owned(),
+        shared,
+        device_config: BTreeMap::new(),
+        sm_config: args.map(6)?,
+        physical_size: 0,
+    };
+    let reference = call.stack.db.change(|change| {
+        if change.get("SR", &reference_of(uuid)).is_ok() {
+            return Err(ApiError::new("SR_UUID_EXISTS", [uuid.to_string()]));
+        }
+        let reference = change.create("SR", &fields_of(&new))?;
+        allowed::refresh(&call.stack.storage, change, "SR", &reference)?;
+        Ok(reference)
+    })?;
+    Ok(Value::String(reference))
+}
+
+/// Removes the records of an SR, of its PBDs and its VDIs, and what points at it.
+///
+/// # Errors
+/// The database's.
+pub(super) fn remove_records(change: &mut Change<'_>, sr: &str) -> Result<(), ApiError> {
+    for vdi in change.find("VDI", "SR", sr) {
+        records::remove(change, &vdi.reference)?;
+    }
+    for known in change.find("PBD", "SR", sr) {
+        pbd::remove(change, &known.reference)?;
+    }
+    for pool in change.all("pool") {
+        for field in ["default_SR", "suspend_image_SR", "crash_dump_SR"] {
+            if pool.text(field) == sr {
+                change.set("pool", &pool.reference, field, NULL_REF)?;
+            }
+        }
+    }
+    for host in change.all("host") {
+        for field in ["suspend_image_sr", "crash_dump_sr"] {
+            if host.text(field) == sr {
+                change.set("host", &host.reference, field, NULL_REF)?;
+            }
+        }
+    }
+    change.destroy("SR", sr)
+}
+
+fn forget(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let reference = args.text(0)?;
+    call.stack.db.get("SR", reference)?;
+    let operation = Operation::enter(call, &[on_sr(reference, "forget")], |_| Ok(()))?;
+    operation.commit(None, |change| {
+        let attached = |pbd: &std::sync::Arc<crate::db::Object>| pbd.bool("currently_attached");
+        if change.find("PBD", "SR", reference).iter().any(attached) {
+            return Err(ApiError::new("SR_HAS_PBD", [reference]));
+        }
+        remove_records(change, reference)
+    })?;
+    Ok(Value::Void)
+}
+
+fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let reference = args.text(0)?;
+    let sr = db.get("SR", reference)?;
+    if sr.map("other_config").get("indestructible").is_some_and(|value| value == "true") {
+        return Err(ApiError::new("SR_INDESTRUCTIBLE", [reference]));
+    }
+    let pbds = db.find("PBD", "SR", reference);
+    if let [_, second, ..] = &pbds[..] {
+        return Err(ApiError::new("SR_HAS_MULTIPLE_PBDS", [second.reference.as_str()]));
+    }
+    let attached = storage.attached(db, reference)?;
+    let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
+    // What lies there decides, not what the database believes.
+    reconcile::scan(call, &attached)?;
+    if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {
+        return Err(ApiError::bare("SR_NOT_EMPTY"));
+    }
+    let note = Note::SrDestroy { sr: reference.to_owned() };
+    operation.note(Some(&note), Some("sr-destroy:noted"))?;
+    if let Err(error) = erase(call, &attached) {
+        // What was begun is finished by the next start.
+        operation.give_up((!is_unfinished(&error)).then_some(&note));
+        return Err(error);
+    }
+    step("sr-destroy:erased");
+    operation.commit(Some(&note), |change| remove_records(change, reference))?;
+    Ok(Value::Void)
+}
+
+fn erase(call: &Call, attached: &Attached) -> Result<(), ApiError> {
+    let names = Names { sr: &attached.reference, vdi: "", op: "destroy" };
+    attached.end(|device| device.erase(&Work::new(call))).map_err(|error| names.translate(call, error))?;
+    call.stack.storage.gate.state().attached.remove(&attached.reference);
+    Ok(())
+}
+
+/// A killed daemon was destroying the SR: it goes on where the storage is still there.
+pub(super) fn finish_destroy(call: &Call, reference: &str) {
+    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let note = Note::SrDestroy { sr: reference.to_owned() };
+    let finished = (|| {
+        let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
+        let Ok(sr) = db.get("SR", reference) else { return operation.commit(Some(&note), |_| Ok(())) };
+        let pbd = db.find("PBD", "SR", reference).into_iter().next();
+        if let Some(pbd) = pbd {
+            let driver = storage.driver(sr.text("type"))?;
+            match plug::attach(call, &driver, sr.uuid()?, reference, &pbd.map("device_config")) {
+                Ok(attached) => erase(call, &attached)?,
+                Err(error) => {
+                    tracing::info!(sr = sr.text("uuid"), %error, "an SR that was being destroyed is gone");
+                }
+            }
+        }
+        operation.commit(Some(&note), |change| {
+            for pbd in change.find("PBD", "SR", reference) {
+                change.set("PBD", &pbd.reference, "currently_attached", false)?;
+            }
+            remove_records(change, reference)
+        })
+    })();
+    if let Err(error) = finished {
+        tracing::error!(sr = reference, %error, "an SR that was being destroyed stays");
+    }
+}
+
+fn scan(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let reference = args.text(0)?;
+    let attached = call.stack.storage.attached(&call.stack.db, reference)?;
+    let operation = Operation::enter(call, &[on_sr(reference, "scan")], |_| Ok(()))?;
+    operation.note(None, None)?;
+    reconcile::scan(call, &attached)?;
+    operation.commit(None, |_| Ok(()))?;
+    Ok(Value::Void)
+}
+
+fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let reference = args.text(0)?;
+    let attached = call.stack.storage.attached(&call.stack.db, reference)?;
+    let operation = Operation::enter(call, &[on_sr(reference, "update")], |_| Ok(()))?;
+    let stat = attached.with(|sr| sr.stat(&Work::new(call)));
+    let names = Names { sr: reference, vdi: "", op: "update" };
+    stat.map_err(|error| names.translate(call, error))?;
+    let sizes = attached.measure(&Work::new(call));
+    operation.commit(None, |change| attached.record(change, sizes, 0))?;
+    Ok(Value::Void)
+}

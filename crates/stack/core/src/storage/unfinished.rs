@@ -1,0 +1,83 @@
+//! Operations that were broken off because a storage hangs, or its process died.
+//!
+//! The caller got its error at once. What is half done on the storage is put in order by the driver, when the next
+//! process attaches the SR; what the note of the operation says about records is worked off after that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tapio_model::ApiError;
+use tapio_sm::worker::is_unfinished;
+
+use super::attached::Attached;
+use super::notes::Note;
+use super::operation::Operation;
+use super::records::Alert;
+use super::work::Work;
+use super::{Storage, own_call, recover};
+use crate::Toolstack;
+use crate::call::Call;
+
+/// How long a storage that does not answer is left alone.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Ends an operation whose image was not made. Where it is not known whether it was, the note stays: if there is such
+/// an image, it is removed when the storage answers.
+pub(super) fn not_made(operation: &Operation<'_>, note: &Note, attached: &Attached, error: &ApiError) {
+    if is_unfinished(error) {
+        attached.owe(note.clone());
+    } else {
+        operation.give_up(Some(note));
+    }
+}
+
+impl Storage {
+    /// Looks after SRs whose operations were broken off: tells of each, and waits on a thread for the storage to
+    /// answer. Waits for nothing itself.
+    pub fn tend(&self, stack: &Arc<Toolstack>) {
+        let attached: Vec<Arc<Attached>> = self.gate.state().attached.values().cloned().collect();
+        for attached in attached {
+            let Some(trouble) = attached.tend() else { continue };
+            let (same, stack) = (Arc::clone(&attached), Arc::clone(stack));
+            let waiting = move || {
+                wait(&own_call(&stack), &same, &trouble);
+                same.is_tended();
+            };
+            if let Err(error) = std::thread::Builder::new().name("sr-hangs".to_owned()).spawn(waiting) {
+                tracing::error!(sr = %attached.uuid, %error, "no thread to wait for a storage that hangs");
+                attached.is_tended();
+            }
+        }
+    }
+
+    fn is_attached(&self, attached: &Attached) -> bool {
+        let state = self.gate.state();
+        state
+            .attached
+            .get(&attached.reference)
+            .is_some_and(|known| std::ptr::eq(&raw const **known, attached))
+    }
+}
+
+fn wait(call: &Call, attached: &Attached, trouble: &ApiError) {
+    let about = attached.uuid.to_string();
+    let body = format!(
+        "SR {about}: an operation was broken off: {trouble}. Other SRs are not concerned. The SR is tried again until \
+         its storage answers."
+    );
+    Alert { name: "SR_NOT_ANSWERING", priority: 2, class: "SR", about: &about }.post(&call.stack, &body);
+    while let Err(error) = attached.with(|sr| sr.stat(&Work::new(call))) {
+        if !call.stack.storage.is_attached(attached) {
+            return;
+        }
+        tracing::warn!(sr = about, %error, "the storage does not answer yet");
+        std::thread::sleep(AGAIN);
+    }
+    for note in attached.owed() {
+        if let Err(error) = recover::image(call, attached, &note) {
+            tracing::warn!(?note, %error, "what was half done stays so until the SR is attached again");
+        }
+    }
+    let body = format!("SR {about}: its storage answers again, and what was broken off is in order.");
+    Alert { name: "SR_ANSWERS_AGAIN", priority: 4, class: "SR", about: &about }.post(&call.stack, &body);
+}

@@ -1,0 +1,12 @@
+//! Machines and their disks through the toolstack, as clients use them.
+
+mod kill;
+mod likeness;
+mod plug;
+mod pretend;
+mod real;
+mod rig;
+mod storm;
+mod vbd;
+mod vm;
+mod xen;

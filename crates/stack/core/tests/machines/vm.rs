@@ -1,0 +1,209 @@
+//! The life of machines.
+
+use std::time::{Duration, Instant};
+
+use tapio_core::plan::Timeline;
+use tapio_model::Value;
+
+use crate::rig::{MIB, Rig};
+
+fn start(vm: &str) -> Vec<Value> {
+    vec![vm.into(), false.into(), false.into()]
+}
+
+#[test]
+fn a_machine_lives() {
+    let rig = Rig::pretended();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
+    let vbds: Vec<String> = (0..8).map(|_| rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB))).collect();
+    let state = |wanted: &str| assert_eq!(rig.get("VM", &vm).text("power_state"), wanted);
+    let one = || vec![Value::string(&vm)];
+    assert_eq!(rig.refused("VM.pause", one()).code, "VM_BAD_POWER_STATE");
+    let task = rig.text("Async.VM.start", start(&vm));
+    let ended = rig.finished(&task);
+    assert_eq!(ended.text("status"), "success", "{ended:?}");
+    let timeline = rig.text("task.get_timeline", vec![task.into()]);
+    let timeline: Timeline = serde_json::from_str(&timeline).expect("JSON");
+    assert_eq!((timeline.operation.as_str(), timeline.steps.len()), ("VM.start", 2 + 4 * 8));
+    assert!(timeline.steps.iter().all(|step| step.result == "ok"));
+    state("Running");
+    assert!(vbds.iter().all(|vbd| rig.get("VBD", vbd).bool("currently_attached")));
+    assert_eq!(rig.get("VM", &vm).text("resident_on"), rig.stack.db.all("host")[0].reference);
+    assert_eq!(rig.refused("VM.start", start(&vm)).params[1..], ["halted", "running"]);
+    assert_eq!(rig.refused("VM.destroy", one()).code, "VM_BAD_POWER_STATE");
+    rig.check(None);
+    rig.call("VM.pause", one());
+    state("Paused");
+    assert_eq!(rig.refused("VM.clean_shutdown", one()).code, "VM_BAD_POWER_STATE");
+    rig.call("VM.unpause", one());
+    rig.call("VM.clean_reboot", one());
+    state("Running");
+    rig.check(None);
+    rig.call("VM.hard_reboot", one());
+    rig.call("VM.clean_shutdown", one());
+    state("Halted");
+    assert!(vbds.iter().all(|vbd| !rig.get("VBD", vbd).bool("currently_attached")));
+    rig.check(None);
+    rig.call(
+        "VM.start_on",
+        vec![
+            vm.as_str().into(),
+            Value::string(&rig.stack.db.all("host")[0].reference),
+            true.into(),
+            false.into(),
+        ],
+    );
+    state("Paused");
+    rig.call("VM.power_state_reset", one());
+    state("Halted");
+    rig.check(None);
+    rig.call("VM.destroy", one());
+    assert!(vbds.iter().all(|vbd| rig.stack.db.get("VBD", vbd).is_err()));
+    assert_eq!(rig.refused("VM.start", start(&vm)).code, "HANDLE_INVALID");
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    for failure in ["create", "boot", "plug:2"] {
+        let rig = Rig::pretended();
+        let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-fail", failure)]));
+        (0..5).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB))));
+        let error = rig.refused("VM.start", start(&vm));
+        assert!(error.to_string().contains("sim-fail"), "{failure}: {error}");
+        assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
+        rig.check(None);
+    }
+}
+
+#[test]
+fn guests_end_by_themselves() {
+    for (event, wanted) in [("halt", "Halted"), ("crash", "Halted")] {
+        let rig = Rig::pretended();
+        let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-event", event), ("sim-event-ms", "30")]));
+        rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB));
+        rig.call("VM.set_actions_after_crash", vec![vm.as_str().into(), "destroy".into()]);
+        rig.call("VM.start", start(&vm));
+        let until = Instant::now() + Duration::from_secs(20);
+        while rig.get("VM", &vm).text("power_state") != wanted {
+            assert!(Instant::now() < until, "{event} is not followed");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let until = Instant::now() + Duration::from_secs(5);
+        while !rig.get("VM", &vm).get("current_operations").as_map().expect("a map").is_empty() {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        rig.check(None);
+        let told = rig.stack.db.find("message", "name", "VM_CRASHED").len();
+        assert_eq!(told, usize::from(event == "crash"));
+    }
+}
+
+#[test]
+fn machines_are_cloned_copied_and_kept_as_snapshots() {
+    let rig = Rig::pretended();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
+    let vbd = rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));
+    rig.call("VBD.set_bootable", vec![vbd.as_str().into(), true.into()]);
+    rig.make_empty_cd(&vm);
+    for (method, params) in [
+        ("VM.clone", vec![Value::string(&vm), "other".into()]),
+        ("VM.copy", vec![Value::string(&vm), "other".into(), Value::string(&sr)]),
+        ("VM.snapshot", vec![Value::string(&vm), "other".into()]),
+    ] {
+        let made = rig.text(method, params);
+        let record = rig.get("VM", &made);
+        assert_eq!((record.text("name_label"), record.text("power_state")), ("other", "Halted"), "{method}");
+        let vbds = rig.stack.db.find("VBD", "VM", &made);
+        assert_eq!(vbds.len(), 2, "{method}");
+        let disk = vbds.iter().find(|vbd| vbd.text("type") == "Disk").expect("a disk");
+        assert!(disk.bool("bootable") && disk.text("VDI") != rig.get("VBD", &vbd).text("VDI"), "{method}");
+        let is_snapshot = method == "VM.snapshot";
+        assert_eq!((record.bool("is_a_snapshot"), record.bool("is_a_template")), (is_snapshot, is_snapshot));
+        assert_eq!(record.text("snapshot_of") == vm, is_snapshot);
+        assert_eq!(rig.get("VDI", disk.text("VDI")).bool("is_a_snapshot"), is_snapshot);
+        if is_snapshot {
+            assert_eq!(rig.refused("VM.start", start(&made)).code, "VM_IS_TEMPLATE");
+        }
+        rig.check(None);
+        rig.call("VM.destroy", vec![made.into()]);
+    }
+    let templates = rig.stack.db.find("VM", "name_label", "Simulated guest");
+    let template = &templates.first().expect("a template").reference;
+    assert_eq!(rig.refused("VM.start", start(template)).code, "VM_IS_TEMPLATE");
+    assert_eq!(
+        rig.refused("VM.destroy", vec![template.as_str().into()]).code,
+        "VM_CANNOT_DELETE_DEFAULT_TEMPLATE"
+    );
+    let made = rig.text("VM.clone", vec![template.as_str().into(), "mine".into()]);
+    let text = format!(
+        "<provision><disk device=\"0\" size=\"{MIB}\" sr=\"{}\" bootable=\"true\" type=\"system\"/></provision>",
+        rig.get("SR", &sr).text("uuid")
+    );
+    rig.call("VM.add_to_other_config", vec![made.as_str().into(), "disks".into(), text.into()]);
+    rig.call("VM.provision", vec![made.as_str().into()]);
+    assert_eq!(rig.stack.db.find("VBD", "VM", &made).len(), 1);
+    assert_eq!(
+        rig.refused("VM.provision", vec![made.as_str().into()]).code,
+        "PROVISION_ONLY_ALLOWED_ON_TEMPLATE"
+    );
+    rig.call("VM.start", start(&made));
+    rig.check(None);
+    rig.call("VM.hard_shutdown", vec![made.into()]);
+}
+
+#[test]
+fn settings_are_checked() {
+    let rig = Rig::pretended();
+    let vm = rig.make_vm(&[]);
+    let set = |field: &str, value: i64| {
+        rig.try_call(&format!("VM.set_{field}"), vec![vm.as_str().into(), value.into()])
+    };
+    set("memory", 256 * MIB).expect("all limits are the same");
+    assert_eq!(rig.get("VM", &vm).int("memory_static_min"), 256 * MIB);
+    assert_eq!(set("memory_dynamic_max", MIB).expect_err("too little").code, "MEMORY_CONSTRAINT_VIOLATION");
+    set("VCPUs_max", 4).expect("four");
+    set("VCPUs_at_startup", 3).expect("three");
+    assert_eq!(set("VCPUs_at_startup", 5).expect_err("too many").code, "VALUE_NOT_SUPPORTED");
+    rig.call("VM.start", start(&vm));
+    assert_eq!(set("memory", MIB).expect_err("it runs").code, "VM_BAD_POWER_STATE");
+    let host = rig.control_domain();
+    assert_eq!(rig.refused("VM.hard_shutdown", vec![host.into()]).code, "OPERATION_NOT_ALLOWED");
+    rig.call("VM.add_to_blocked_operations", vec![vm.as_str().into(), "pause".into(), "BECAUSE".into()]);
+    let blocked = rig.refused("VM.pause", vec![vm.as_str().into()]);
+    assert_eq!((&*blocked.code, &*blocked.params[1]), ("OPERATION_BLOCKED", "BECAUSE"));
+}
+
+#[test]
+fn one_operation_at_a_time() {
+    let rig = Rig::pretended();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-boot-ms", "400")]));
+    let vbd = rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB));
+    let task = rig.text("Async.VM.start", start(&vm));
+    let until = Instant::now() + Duration::from_secs(5);
+    while rig.get("VM", &vm).get("current_operations").as_map().expect("a map").is_empty() {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let error = rig.refused("VM.hard_shutdown", vec![vm.as_str().into()]);
+    assert_eq!((&*error.code, &*error.params[2]), ("OTHER_OPERATION_IN_PROGRESS", "start"));
+    assert_eq!(rig.refused("VBD.unplug", vec![vbd.into()]).code, "OTHER_OPERATION_IN_PROGRESS");
+    assert_eq!(rig.finished(&task).text("status"), "success");
+    let allowed = rig.get("VM", &vm);
+    let allowed = allowed.get("allowed_operations").as_set().expect("a set");
+    assert!(allowed.contains(&"pause".into()) && !allowed.contains(&"start".into()));
+}
+
+#[test]
+fn a_cancelled_start_is_undone() {
+    let rig = Rig::pretended();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-plug-ms", "300")]));
+    (0..20).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB))));
+    let task = rig.text("Async.VM.start", start(&vm));
+    std::thread::sleep(Duration::from_millis(200));
+    rig.call("task.cancel", vec![task.as_str().into()]);
+    let ended = rig.finished(&task);
+    assert_eq!(ended.text("status"), "cancelled", "{ended:?}");
+    assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
+    rig.check(None);
+}

@@ -1,0 +1,344 @@
+//! Virtual machines.
+
+use super::row::*;
+use crate::Role::{PoolOperator, ReadOnly, VmAdmin};
+use crate::table::{Class, Enum, Kind, Role, Type};
+
+const AFTER_EXIT: Type = Type::Enum(&Enum { name: "on_normal_exit", words: &["destroy", "restart"] });
+const POWER_STATE: Type =
+    Type::Enum(&Enum { name: "vm_power_state", words: &["Halted", "Paused", "Running", "Suspended"] });
+const OPERATION: Type = Type::Enum(&Enum {
+    name: "vm_operations",
+    words: &[
+        "snapshot",
+        "clone",
+        "copy",
+        "create_template",
+        "revert",
+        "checkpoint",
+        "snapshot_with_quiesce",
+        "provision",
+        "start",
+        "start_on",
+        "pause",
+        "unpause",
+        "clean_shutdown",
+        "clean_reboot",
+        "hard_shutdown",
+        "power_state_reset",
+        "hard_reboot",
+        "suspend",
+        "csvm",
+        "resume",
+        "resume_on",
+        "pool_migrate",
+        "migrate_send",
+        "get_boot_record",
+        "send_sysrq",
+        "send_trigger",
+        "query_services",
+        "shutdown",
+        "call_plugin",
+        "changing_memory_live",
+        "awaiting_memory_live",
+        "changing_dynamic_range",
+        "changing_static_range",
+        "changing_memory_limits",
+        "changing_shadow_memory",
+        "changing_shadow_memory_live",
+        "changing_VCPUs",
+        "changing_VCPUs_live",
+        "changing_NVRAM",
+        "assert_operation_valid",
+        "data_source_op",
+        "update_allowed_operations",
+        "make_into_template",
+        "import",
+        "export",
+        "metadata_export",
+        "reverting",
+        "destroy",
+        "create_vtpm",
+    ],
+});
+const AFTER_CRASH: Type = Type::Enum(&Enum {
+    name: "on_crash_behaviour",
+    words: &[
+        "destroy",
+        "coredump_and_destroy",
+        "restart",
+        "coredump_and_restart",
+        "preserve",
+        "rename_restart",
+    ],
+});
+const AFTER_SOFTREBOOT: Type = Type::Enum(&Enum {
+    name: "on_softreboot_behavior",
+    words: &["soft_reboot", "destroy", "restart", "preserve"],
+});
+
+/// The class `VM`.
+pub static VM_CLASS: Class = Class {
+    name: "VM",
+    doc: "A virtual machine, a template or a snapshot of one",
+    kind: Kind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        allowed_operations(&OPERATION),
+        current_operations(&OPERATION),
+        writable("name_label", STRING, "Name for people"),
+        writable("name_description", STRING, "What it is, for people"),
+        creator("power_state", POWER_STATE, "Whether it runs"),
+        writable("user_version", INT, "Number its creator gave it"),
+        writable("is_a_template", BOOL, "Whether machines are made from it rather than started"),
+        runtime("is_default_template", BOOL, "Whether it came with the toolstack"),
+        creator("suspend_VDI", VDI, "Where its memory lies while it is suspended"),
+        runtime("resident_on", HOST, "The host it runs on"),
+        runtime("scheduled_to_be_resident_on", HOST, "The host it is about to run on"),
+        writable("affinity", HOST, "The host it should run on"),
+        runtime("memory_overhead", INT, "Bytes of memory taken beside the guests"),
+        creator("memory_target", INT, "Bytes of memory it should have now"),
+        creator("memory_static_max", INT, "Most bytes of memory it can have").or_int(256 << 20),
+        creator("memory_dynamic_max", INT, "Most bytes of memory while it runs").or_int(256 << 20),
+        creator("memory_dynamic_min", INT, "Least bytes of memory while it runs").or_int(256 << 20),
+        creator("memory_static_min", INT, "Least bytes of memory it can have"),
+        writable("VCPUs_params", STRING_MAP, "Parameters of its processors"),
+        creator("VCPUs_max", INT, "Most processors it can have").or_int(1),
+        creator("VCPUs_at_startup", INT, "Processors it starts with").or_int(1),
+        writable("actions_after_softreboot", AFTER_SOFTREBOOT, "What happens after a soft reboot"),
+        writable("actions_after_shutdown", AFTER_EXIT, "What happens when the guest switches itself off"),
+        writable("actions_after_reboot", AFTER_EXIT, "What happens when the guest restarts itself")
+            .or_text("restart"),
+        creator("actions_after_crash", AFTER_CRASH, "What happens when the guest crashes").or_text("restart"),
+        runtime("consoles", CONSOLES, "Its consoles").inverse("console", "VM"),
+        runtime("VIFs", VIFS, "Virtual network interfaces").inverse("VIF", "VM"),
+        runtime("VBDs", VBDS, "Its disks and drives").inverse("VBD", "VM"),
+        runtime("VUSBs", VUSBS, "Its USB devices"),
+        runtime("crash_dumps", CRASHDUMPS, "What it left when it crashed").inverse("crashdump", "VM"),
+        runtime("VTPMs", VTPMS, "Its TPMs"),
+        writable("PV_bootloader", STRING, "Program that finds its kernel"),
+        writable("PV_kernel", STRING, "Kernel it boots, a file of the host in one of its `kernel-dirs`"),
+        writable("PV_ramdisk", STRING, "Initial file system of that kernel"),
+        writable("PV_args", STRING, "Command line of that kernel"),
+        writable("PV_bootloader_args", STRING, "Arguments of the boot loader"),
+        writable("PV_legacy_args", STRING, "Command line of older guests"),
+        creator("HVM_boot_policy", STRING, "How it boots without a kernel of its own"),
+        writable("HVM_boot_params", STRING_MAP, "From what it boots then"),
+        creator("HVM_shadow_multiplier", FLOAT, "Memory for shadow page tables, as a factor").or_float(1.0),
+        writable("platform", STRING_MAP, "Hardware it sees, and keys of its driver"),
+        writable("PCI_bus", STRING, "PCI devices it gets"),
+        writable("other_config", STRING_MAP, "Anything its users want to note"),
+        runtime("domid", INT, "Number of its domain; -1 when it does not run").or_int(-1),
+        runtime("domarch", STRING, "Architecture it runs as"),
+        creator("last_boot_CPU_flags", STRING_MAP, "Processor features it started with"),
+        runtime("is_control_domain", BOOL, "Whether it is the host itself"),
+        runtime("metrics", VM_METRICS, "Its measurements"),
+        runtime("guest_metrics", VM_GUEST_METRICS, "What the guest tells of itself"),
+        creator("last_booted_record", STRING, "What it was when it last started"),
+        writable("recommendations", STRING, "Limits its maker recommends, as XML"),
+        writable("xenstore_data", STRING_MAP, "What the guest reads about itself"),
+        creator("ha_always_run", BOOL, "Whether it is restarted when it ends"),
+        creator("ha_restart_priority", STRING, "When it is restarted after a host failed"),
+        runtime("is_a_snapshot", BOOL, "Whether it is a snapshot"),
+        runtime("snapshot_of", VM, "What it is a snapshot of"),
+        runtime("snapshots", VMS, "Its snapshots").inverse("VM", "snapshot_of"),
+        runtime("snapshot_time", DATE_TIME, "When the snapshot was taken"),
+        runtime("transportable_snapshot_id", STRING, "Name of the snapshot elsewhere"),
+        runtime("blobs", Type::Map(&STRING, &BLOB), "Binary blobs that belong to it"),
+        writable("tags", STRING_SET, "Words its users gave it"),
+        writable(
+            "blocked_operations",
+            Type::Map(&OPERATION, &STRING),
+            "Operations that are refused, and the error each gives",
+        ),
+        runtime("snapshot_info", STRING_MAP, "How the snapshot was taken"),
+        runtime("snapshot_metadata", STRING, "The machine as it was when the snapshot was taken"),
+        runtime("parent", VM, "What it was made from"),
+        runtime("children", VMS, "What was made from it").inverse("VM", "parent"),
+        runtime("bios_strings", STRING_MAP, "Texts of the firmware"),
+        creator("protection_policy", VMPP, "Kept for older clients"),
+        creator("is_snapshot_from_vmpp", BOOL, "Kept for older clients"),
+        creator("snapshot_schedule", VMSS, "When snapshots are taken"),
+        creator("is_vmss_snapshot", BOOL, "Whether a schedule took this snapshot"),
+        creator("appliance", VM_APPLIANCE, "The appliance it belongs to"),
+        creator("start_delay", INT, "Seconds after its start before the next machine starts"),
+        creator("shutdown_delay", INT, "Seconds after its end before the next machine ends"),
+        creator("order", INT, "Its place when several machines start"),
+        runtime("VGPUs", VGPUS, "Its virtual graphics"),
+        runtime("attached_PCIs", PCIS, "PCI devices it has"),
+        writable("suspend_SR", SR, "Where its memory goes when it is suspended"),
+        creator("version", INT, "Number of times it was recovered"),
+        creator("generation_id", STRING, "Changes whenever the machine goes back in time").or_text("0:0"),
+        writable("hardware_platform_version", INT, "Version of the virtual hardware it needs"),
+        creator("has_vendor_device", BOOL, "Whether it shows a device for driver updates"),
+        runtime("requires_reboot", BOOL, "Whether it must restart to take changes"),
+        creator("reference_label", STRING, "Name of the template it was made from, in every language"),
+        creator("domain_type", DOMAIN_TYPE, "Kind of domain").or_text("unspecified"),
+        creator("NVRAM", STRING_MAP, "Its firmware's variables"),
+        runtime("pending_guidances", Type::Set(&GUIDANCE), "What to do after updates"),
+        runtime(
+            "pending_guidances_recommended",
+            Type::Set(&GUIDANCE),
+            "What had better be done after updates",
+        ),
+        runtime("pending_guidances_full", Type::Set(&GUIDANCE), "What makes updates complete"),
+    ],
+    messages: &[
+        msg("snapshot", VmAdmin, "Keeps the contents of its disks and its settings")
+            .takes(&[p("vm", VM), p("new_name", STRING), opt("ignore_vdis", VDIS)])
+            .gives(VM)
+            .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
+        msg("clone", VmAdmin, "Makes a new machine like it, whose disks share what is the same")
+            .takes(&[p("vm", VM), p("new_name", STRING)])
+            .gives(VM)
+            .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
+        msg("copy", VmAdmin, "Makes a new machine like it with copies of its disks")
+            .takes(&[p("vm", VM), p("new_name", STRING), opt("sr", SR)])
+            .gives(VM)
+            .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
+        msg("provision", VmAdmin, "Makes the disks that its template asks for")
+            .takes(&[p("vm", VM)])
+            .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
+        msg("start", VmAdmin, "Starts it")
+            .takes(&[p("vm", VM), opt("start_paused", BOOL), opt("force", BOOL)])
+            .fails(&[
+                "VM_BAD_POWER_STATE",
+                "VM_IS_TEMPLATE",
+                "OTHER_OPERATION_IN_PROGRESS",
+                "OPERATION_NOT_ALLOWED",
+                "HOST_DISABLED",
+                "HOST_NOT_ENOUGH_FREE_MEMORY",
+            ]),
+        msg("start_on", VmAdmin, "Starts it on this host")
+            .takes(&[p("vm", VM), p("host", HOST), opt("start_paused", BOOL), opt("force", BOOL)])
+            .fails(&[
+                "VM_BAD_POWER_STATE",
+                "VM_IS_TEMPLATE",
+                "OTHER_OPERATION_IN_PROGRESS",
+                "OPERATION_NOT_ALLOWED",
+                "HOST_DISABLED",
+                "HOST_NOT_ENOUGH_FREE_MEMORY",
+            ]),
+        msg("pause", VmAdmin, "Stops its processors").takes(&[p("vm", VM)]).fails(&[
+            "VM_BAD_POWER_STATE",
+            "OTHER_OPERATION_IN_PROGRESS",
+            "OPERATION_NOT_ALLOWED",
+            "VM_IS_TEMPLATE",
+        ]),
+        msg("unpause", VmAdmin, "Lets its processors go on").takes(&[p("vm", VM)]).fails(&[
+            "VM_BAD_POWER_STATE",
+            "OPERATION_NOT_ALLOWED",
+            "VM_IS_TEMPLATE",
+        ]),
+        msg("clean_shutdown", VmAdmin, "Asks the guest to switch itself off").takes(&[p("vm", VM)]).fails(&[
+            "VM_BAD_POWER_STATE",
+            "OTHER_OPERATION_IN_PROGRESS",
+            "OPERATION_NOT_ALLOWED",
+            "VM_IS_TEMPLATE",
+        ]),
+        msg("shutdown", VmAdmin, "Asks the guest to switch itself off, and does it when it will not")
+            .takes(&[p("vm", VM)])
+            .fails(&[
+                "VM_BAD_POWER_STATE",
+                "OTHER_OPERATION_IN_PROGRESS",
+                "OPERATION_NOT_ALLOWED",
+                "VM_IS_TEMPLATE",
+            ]),
+        msg("hard_shutdown", VmAdmin, "Switches it off").takes(&[p("vm", VM)]).fails(&[
+            "VM_BAD_POWER_STATE",
+            "OTHER_OPERATION_IN_PROGRESS",
+            "OPERATION_NOT_ALLOWED",
+            "VM_IS_TEMPLATE",
+        ]),
+        msg("clean_reboot", VmAdmin, "Asks the guest to restart itself").takes(&[p("vm", VM)]).fails(&[
+            "VM_BAD_POWER_STATE",
+            "OTHER_OPERATION_IN_PROGRESS",
+            "OPERATION_NOT_ALLOWED",
+            "VM_IS_TEMPLATE",
+        ]),
+        msg("hard_reboot", VmAdmin, "Switches it off and on").takes(&[p("vm", VM)]).fails(&[
+            "VM_BAD_POWER_STATE",
+            "OTHER_OPERATION_IN_PROGRESS",
+            "OPERATION_NOT_ALLOWED",
+            "VM_IS_TEMPLATE",
+        ]),
+        msg("power_state_reset", PoolOperator, "Takes it for switched off, whatever is known of it")
+            .takes(&[p("vm", VM)]),
+        msg("set_VCPUs_max", VmAdmin, "Sets most processors it can have")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["VM_BAD_POWER_STATE", "VALUE_NOT_SUPPORTED"]),
+        msg("set_VCPUs_at_startup", VmAdmin, "Sets processors it starts with")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["VM_BAD_POWER_STATE", "VALUE_NOT_SUPPORTED"]),
+        msg("set_memory", VmAdmin, "Sets all its limits of memory, in bytes")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
+        msg("set_memory_limits", VmAdmin, "Sets its limits of memory, in bytes")
+            .takes(&[
+                p("self", VM),
+                p("static_min", INT),
+                p("static_max", INT),
+                p("dynamic_min", INT),
+                p("dynamic_max", INT),
+            ])
+            .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
+        msg("set_memory_static_range", VmAdmin, "Sets its limits of memory while it does not run")
+            .takes(&[p("self", VM), p("min", INT), p("max", INT)])
+            .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
+        msg("set_memory_dynamic_range", VmAdmin, "Sets its limits of memory while it runs")
+            .takes(&[p("self", VM), p("min", INT), p("max", INT)])
+            .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
+        msg("set_memory_static_min", VmAdmin, "Sets one of its limits of memory")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
+        msg("set_memory_static_max", VmAdmin, "Sets one of its limits of memory")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
+        msg("set_memory_dynamic_min", VmAdmin, "Sets one of its limits of memory")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
+        msg("set_memory_dynamic_max", VmAdmin, "Sets one of its limits of memory")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
+        msg("set_actions_after_crash", VmAdmin, "Says what happens when the guest crashes")
+            .takes(&[p("self", VM), p("value", AFTER_CRASH)]),
+        msg("set_order", PoolOperator, "Sets its place when several machines start")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["VALUE_NOT_SUPPORTED"]),
+        msg("set_start_delay", PoolOperator, "Sets seconds after its start before the next machine starts")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["VALUE_NOT_SUPPORTED"]),
+        msg("set_shutdown_delay", PoolOperator, "Sets seconds after its end before the next machine ends")
+            .takes(&[p("self", VM), p("value", INT)])
+            .fails(&["VALUE_NOT_SUPPORTED"]),
+        msg("get_allowed_VBD_devices", ReadOnly, "Places that are free for a disk")
+            .takes(&[p("vm", VM)])
+            .gives(STRING_SET)
+            .sync(),
+        msg("get_allowed_VIF_devices", ReadOnly, "Places that are free for a network interface")
+            .takes(&[p("vm", VM)])
+            .gives(STRING_SET)
+            .sync(),
+        msg("get_possible_hosts", ReadOnly, "Hosts it could start on").takes(&[p("vm", VM)]).gives(HOSTS),
+        msg("assert_can_boot_here", ReadOnly, "Fails where starting it there would fail")
+            .takes(&[p("self", VM), p("host", HOST)])
+            .fails(&["HOST_DISABLED", "HOST_NOT_ENOUGH_FREE_MEMORY", "VM_REQUIRES_SR", "VM_BAD_POWER_STATE"]),
+        msg("assert_operation_valid", ReadOnly, "Fails where the operation is not allowed now")
+            .takes(&[p("self", VM), p("op", OPERATION)])
+            .fails(&[
+                "VM_BAD_POWER_STATE",
+                "OTHER_OPERATION_IN_PROGRESS",
+                "OPERATION_NOT_ALLOWED",
+                "VM_IS_TEMPLATE",
+            ]),
+        msg("update_allowed_operations", ReadOnly, "Works out anew what can be done with it")
+            .takes(&[p("self", VM)]),
+        msg("compute_memory_overhead", ReadOnly, "Bytes of memory it takes beside its own")
+            .takes(&[p("vm", VM)])
+            .gives(INT),
+    ],
+    constructor: Some(Role::VmAdmin),
+    setter_role: Role::VmAdmin,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};

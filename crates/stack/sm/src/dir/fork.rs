@@ -1,0 +1,355 @@
+//! A VDI in two: snapshot, clone, and "single". sm-layout.md section 5.
+//!
+//! ```text
+//! 1  journal clone_<vdi> = <base>_<new>
+//! 2  the image gets the base copy's name as a second one (where links are impossible: as its only one)
+//! 3  an empty leaf on the base copy, as <vdi>.vhd.new
+//! 4  an empty sibling on the base copy, as <new>.vhd
+//! 5  a running disk closes its images; guests wait
+//! 6  the leaf takes the VDI's name                     from here on it is finished, before it is undone
+//! 7  the base copy is hidden
+//! 8  the running disk opens the new images; guests go on
+//! 9  a raw image loses its old name; the journal goes
+//! ```
+//!
+//! Whether step 6 was done can be seen: before it the VDI's name and the base copy's are one file (or the VDI has no
+//! file), after it they are two.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use tapio_format::FormatError;
+use tapio_format::vhd::offline::{self, Image, OpenOptions, ParentFacts, Shape, SnapshotOptions, set_hidden};
+use tapio_format::vhd::{CHAIN_DEPTH_MAX, DiskType};
+use tapio_types::{ApiError, ChainSpec};
+use uuid::Uuid;
+
+use super::ImageDir;
+use super::facts::{Facts, Kind};
+use super::journal::{CloneJournal, new_leaf_name};
+use super::recover;
+use super::remove::remove;
+use crate::errors;
+use crate::lock::Share;
+use crate::traits::{Ctx, Fork, ForkKind, LiveDisk};
+
+/// How far a fork came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reached {
+    /// The base copy has no name yet, or not any more.
+    Nothing,
+    /// There is a base copy, of this kind; the VDI is still what it was.
+    Linked(Kind),
+    /// The leaf has the VDI's name; the base copy is of this kind.
+    Swapped(Kind),
+}
+
+impl ImageDir {
+    pub(super) fn fork_image(
+        &self,
+        ctx: &dyn Ctx,
+        vdi: Uuid,
+        new: Uuid,
+        kind: ForkKind,
+    ) -> Result<Fork, ApiError> {
+        let number = if kind == ForkKind::Clone { 81 } else { 82 };
+        let _held = self.lock(ctx, Share::Exclusive)?;
+        let live = ctx.live(vdi);
+        if live.is_none() {
+            self.check_unused(ctx, vdi, "snapshot")?;
+            self.finish_resize(vdi)?;
+        }
+        if let Some(journal) = recover::foreign_journal(&self.path, vdi) {
+            return Err(errors::fail(46, recover::unfinished(&journal)));
+        }
+        if std::fs::symlink_metadata(self.path.join(format!("clone_{vdi}"))).is_ok() {
+            self.recover_locked(ctx, &self.list()?)?;
+        }
+        let facts = self.whole_image(vdi)?;
+        if facts.hidden {
+            return Err(errors::fail(number, format_args!("{vdi} is a base copy: take the VDI above it")));
+        }
+        let new = (kind != ForkKind::Single).then_some(new);
+        if let Some(new) = new {
+            self.check_free(new)?;
+        }
+        let own = self.index.begin();
+        if live.is_none()
+            && let Some(fork) = self.fork_empty(ctx, vdi, &facts, new, number)?
+        {
+            self.index.end(&own, new.as_slice());
+            return Ok(fork);
+        }
+        let depth = self.chain(vdi, &facts)?.len();
+        if depth >= CHAIN_DEPTH_MAX {
+            return Err(errors::fail(109, format_args!("{vdi} has {depth} images of {CHAIN_DEPTH_MAX}")));
+        }
+        let journal = CloneJournal { vdi, base: Uuid::new_v4(), new };
+        let done = self.fork_with(ctx, &journal, &facts, live.as_deref(), number);
+        if let Err(error) = done {
+            // Whatever is left is undone, or with an unwilling storage by the next attach.
+            if let Err(undoing) = self.undo_fork(&journal) {
+                tracing::warn!("fork of {vdi} is not undone yet: {undoing}");
+            }
+            return Err(error);
+        }
+        ctx.step("fork:done");
+        let changed: Vec<Uuid> = [vdi, journal.base].into_iter().chain(new).collect();
+        self.index.end(&own, &changed);
+        let origin = self.info_of(vdi, 0)?;
+        let made = new.map_or_else(|| Ok(origin.clone()), |new| self.info_of(new, 0))?;
+        let base = self.info_of(journal.base, 1)?;
+        Ok(Fork { made, origin, base: Some(base) })
+    }
+
+    /// A VDI that holds nothing of its own needs no base copy: a sibling on the same parent is all there is to do.
+    fn fork_empty(
+        &self,
+        ctx: &dyn Ctx,
+        vdi: Uuid,
+        facts: &Facts,
+        new: Option<Uuid>,
+        number: u16,
+    ) -> Result<Option<Fork>, ApiError> {
+        if facts.kind != Kind::Vhd || facts.parent.is_none() {
+            return Ok(None);
+        }
+        let path = self.file(Kind::Vhd, vdi);
+        let failed = |error: FormatError| errors::image(number, &error);
+        let image = Image::open(&path, OpenOptions::READ).map_err(failed)?;
+        image.check_settled().map_err(failed)?;
+        if image.allocated_blocks() > 0 || image.footer().disk_type != DiskType::Differencing {
+            return Ok(None);
+        }
+        drop(image);
+        if let Some(new) = new {
+            let child = self.file(Kind::Vhd, new);
+            offline::snapshot(&child, &path, &SnapshotOptions::default()).map_err(failed)?;
+            ctx.step("fork:empty");
+        }
+        let origin = self.info(vdi, facts, 0);
+        let made = new.map_or_else(|| Ok(origin.clone()), |new| self.info_of(new, 0))?;
+        Ok(Some(Fork { made, origin, base: None }))
+    }
+
+    fn fork_with(
+        &self,
+        ctx: &dyn Ctx,
+        journal: &CloneJournal,
+        facts: &Facts,
+        live: Option<&dyn LiveDisk>,
+        number: u16,
+    ) -> Result<(), ApiError> {
+        let failed = |what: &str, path: &Path, error: &io::Error| errors::io(number, what, path, error);
+        let (vdi, kind) = (journal.vdi, facts.kind);
+        let (own, base) = (self.file(kind, vdi), self.file(kind, journal.base));
+        let old_chain = self.chain(vdi, facts)?;
+        journal.write(&self.path).map_err(|error| failed("cannot write the journal of", &own, &error))?;
+        ctx.step("fork:journal");
+        link_or_rename(&own, &base).map_err(|error| failed("cannot name the base copy", &base, &error))?;
+        self.sync()?;
+        ctx.step("fork:linked");
+
+        let leaf = self.path.join(new_leaf_name(vdi));
+        // One that is left of a fork whose journal is gone.
+        remove(&leaf)?;
+        let made = self.make_children(ctx, journal, kind, &leaf, live.is_some());
+        made.map_err(|error| errors::image(number, &error))?;
+        if let Some(disk) = live {
+            disk.pause()?;
+        }
+        ctx.step("fork:paused");
+        let access = live.map_or(tapio_types::Access::ReadWrite, LiveDisk::access);
+        let swapped = self.swap(ctx, journal, kind, &leaf, number).and_then(|()| {
+            let Some(disk) = live else { return Ok(()) };
+            let layers = self.chain(vdi, &self.whole_image(vdi)?)?;
+            disk.resume(&ChainSpec { layers, access })
+        });
+        if let Err(error) = swapped {
+            let undone = self.undo_fork(journal);
+            if let Some(disk) = live {
+                let resumed = disk.resume(&ChainSpec { layers: old_chain, access });
+                undone.and(resumed).map_err(|second| {
+                    ApiError::internal(format!("{error}; and the disk of VDI {vdi} stays paused: {second}"))
+                })?;
+            }
+            return Err(error);
+        }
+        ctx.step("fork:resumed");
+        // Too late to be undone. What is left is done by the next fork or attach.
+        let old_name = if kind == Kind::Raw { remove(&own).and_then(|()| self.sync()) } else { Ok(()) };
+        if let Err(error) = old_name.and_then(|()| self.remove_journal(journal)) {
+            tracing::warn!("the fork of {vdi} is done, but its journal is left: {error}");
+        }
+        Ok(())
+    }
+
+    /// Steps 3 and 4. Nothing of a running disk's image is relied on that changes under it.
+    fn make_children(
+        &self,
+        ctx: &dyn Ctx,
+        journal: &CloneJournal,
+        kind: Kind,
+        leaf: &Path,
+        is_live: bool,
+    ) -> Result<(), FormatError> {
+        let base = self.file(kind, journal.base);
+        let (shape, len, len_max) = match kind {
+            Kind::Raw => {
+                let (facts, len) = ParentFacts::gather(leaf, &base, true)?;
+                (Shape::Differencing(facts), len, 0)
+            }
+            Kind::Vhd => {
+                let image = Image::open(&base, OpenOptions::READ)?;
+                if !is_live {
+                    image.check_settled()?;
+                }
+                let key_hash = image.batmap().map(|batmap| batmap.header.key_hash).unwrap_or_default();
+                let uuid = image.footer().uuid;
+                let facts = ParentFacts { uuid, key_hash, ..ParentFacts::names(leaf, &base)? };
+                let len = image.virtual_len();
+                // Room that was reserved for growth is there in the new leaf too.
+                let room = |header: &tapio_format::vhd::Header| {
+                    u64::from(header.entries_max) * u64::from(header.block_len)
+                };
+                let room = image.header().map_or(0, room);
+                (Shape::Differencing(facts), len, if room > len { room } else { 0 })
+            }
+        };
+        offline::create(leaf, &shape, len, len_max)?;
+        ctx.step("fork:leaf-made");
+        if let Some(new) = journal.new {
+            offline::create(&self.file(Kind::Vhd, new), &shape, len, len_max)?;
+        }
+        ctx.step("fork:sibling-made");
+        Ok(())
+    }
+
+    /// Steps 6 and 7.
+    fn swap(
+        &self,
+        ctx: &dyn Ctx,
+        journal: &CloneJournal,
+        kind: Kind,
+        leaf: &Path,
+        number: u16,
+    ) -> Result<(), ApiError> {
+        let top = self.file(Kind::Vhd, journal.vdi);
+        std::fs::rename(leaf, &top)
+            .map_err(|error| errors::io(number, "cannot give the new leaf its name", &top, &error))?;
+        self.sync()?;
+        ctx.step("fork:swapped");
+        self.hide_base(journal.base, kind).map_err(|error| errors::image(number, &error))?;
+        ctx.step("fork:hidden");
+        Ok(())
+    }
+
+    fn hide_base(&self, base: Uuid, kind: Kind) -> Result<(), FormatError> {
+        if kind == Kind::Raw {
+            return Ok(());
+        }
+        let mut image = Image::open(&self.file(kind, base), OpenOptions::WRITE)?;
+        if image.footer().hidden == 0 { set_hidden(&mut image, 1) } else { Ok(()) }
+    }
+
+    /// How far the fork came.
+    pub(super) fn reached(&self, journal: &CloneJournal) -> io::Result<Reached> {
+        for kind in Kind::ALL {
+            let Some(base) = file_id(&self.file(kind, journal.base))? else { continue };
+            let top = file_id(&self.file(Kind::Vhd, journal.vdi))?;
+            return Ok(match top {
+                Some(top) if top != base => Reached::Swapped(kind),
+                _ => Reached::Linked(kind),
+            });
+        }
+        Ok(Reached::Nothing)
+    }
+
+    /// Finishes a fork whose leaf has the VDI's name.
+    pub(super) fn finish_fork(&self, journal: &CloneJournal, kind: Kind) -> Result<(), ApiError> {
+        self.hide_base(journal.base, kind).map_err(|error| errors::image(82, &error))?;
+        if kind == Kind::Raw {
+            remove(&self.file(Kind::Raw, journal.vdi))?;
+            self.sync()?;
+        }
+        self.remove_journal(journal)
+    }
+
+    /// Makes everything as it was before the fork. The running disk must not have gone on with the new images.
+    pub(super) fn undo_fork(&self, journal: &CloneJournal) -> Result<(), ApiError> {
+        let system = |path: &Path, error: &io::Error| errors::io(82, "cannot undo a fork of", path, error);
+        let reached = self.reached(journal).map_err(|error| system(&self.path, &error))?;
+        if let Some(new) = journal.new.filter(|_| reached != Reached::Nothing) {
+            remove(&self.file(Kind::Vhd, new))?;
+        }
+        remove(&self.path.join(new_leaf_name(journal.vdi)))?;
+        match reached {
+            Reached::Nothing => {}
+            Reached::Linked(kind) => {
+                let (own, base) = (self.file(kind, journal.vdi), self.file(kind, journal.base));
+                if file_id(&own).map_err(|error| system(&own, &error))?.is_some() {
+                    remove(&base)?;
+                } else {
+                    std::fs::rename(&base, &own).map_err(|error| system(&own, &error))?;
+                }
+            }
+            Reached::Swapped(Kind::Vhd) => {
+                let (own, base) = (self.file(Kind::Vhd, journal.vdi), self.file(Kind::Vhd, journal.base));
+                let shown =
+                    Image::open(&base, OpenOptions::WRITE).and_then(|mut image| set_hidden(&mut image, 0));
+                shown.map_err(|error| errors::image(82, &error))?;
+                std::fs::rename(&base, &own).map_err(|error| system(&own, &error))?;
+            }
+            Reached::Swapped(Kind::Raw) => {
+                let (own, base) = (self.file(Kind::Raw, journal.vdi), self.file(Kind::Raw, journal.base));
+                // The old name is there until the fork is done, except where links are impossible.
+                if file_id(&own).map_err(|error| system(&own, &error))?.is_some() {
+                    remove(&self.file(Kind::Vhd, journal.vdi))?;
+                    self.sync()?;
+                    remove(&base)?;
+                } else {
+                    remove(&self.file(Kind::Vhd, journal.vdi))?;
+                    self.sync()?;
+                    std::fs::rename(&base, &own).map_err(|error| system(&own, &error))?;
+                }
+            }
+        }
+        self.sync()?;
+        self.remove_journal(journal)
+    }
+
+    fn remove_journal(&self, journal: &CloneJournal) -> Result<(), ApiError> {
+        match journal.remove(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let path: PathBuf = self.path.join(journal.file_name());
+                Err(errors::io(82, "cannot remove the journal", &path, &error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Device and inode; none where there is no such file.
+fn file_id(path: &Path) -> io::Result<Option<(u64, u64)>> {
+    match std::fs::symlink_metadata(path) {
+        Ok(data) => Ok(Some((data.dev(), data.ino()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A second name for a file; where the file system has no links, its only name.
+fn link_or_rename(from: &Path, to: &Path) -> io::Result<()> {
+    match std::fs::hard_link(from, to) {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK | libc::EINVAL)
+            ) =>
+        {
+            std::fs::rename(from, to)
+        }
+        done => done,
+    }
+}

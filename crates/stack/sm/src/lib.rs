@@ -1,0 +1,61 @@
+//! Storage repositories.
+//!
+//! A driver ([`SrDriver`]) knows one type of SR; an attached one is an [`Sr`]. Both are synchronous, because mounts
+//! and renames block; whoever runs them has a pool of threads. They keep what must survive on the SR itself, in the
+//! layout of XenServer's storage manager, and know neither the database of objects nor its clients.
+//!
+//! ```text
+//! traits    what a driver is                        errors   backend numbers, names and texts
+//! file ext iso    the drivers                       probe    their answers in XML
+//! dir       an SR whose VDIs are files of a directory: what `file` and `ext` have in common
+//!   facts index    what is there, at the least cost     create fork resize remove activate    what changes it
+//!   journal recover    what a kill left
+//! fill      contents of one disk into another       steps    the names at which a test may end the process
+//! lock mount command    the machine below
+//! worker    drivers in processes of their own, which a storage that hangs can keep
+//! ```
+
+mod command;
+mod dir;
+pub mod errors;
+mod ext;
+mod file;
+mod fill;
+mod iso;
+mod lock;
+mod mount;
+mod probe;
+mod steps;
+mod traits;
+pub mod worker;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use dir::journal::CloneJournal;
+pub use probe::{SrEntry, parse_blkid, sr_list};
+pub use steps::STEPS;
+pub use traits::{
+    Config, Ctx, DriverInfo, Fork, ForkKind, LiveDisk, NewVdi, ProbeAnswer, ProbeResult, Sr, SrDriver,
+    SrStat, VdiInfo,
+};
+
+/// Where drivers keep things on this machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    /// SRs are mounted below it, each under its UUID. `/run/sr-mount`.
+    pub(crate) mount_dir: PathBuf,
+    /// Locks are below it. `/run/tapio`.
+    pub(crate) run_dir: PathBuf,
+}
+
+/// Every driver there is, by the name of its type. SRs are mounted below `mount_dir`, locks are below `run_dir`.
+pub fn registry(mount_dir: &Path, run_dir: &Path) -> Vec<Arc<dyn SrDriver>> {
+    let places = Places { mount_dir: mount_dir.to_path_buf(), run_dir: run_dir.to_path_buf() };
+    vec![
+        Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Ext4)),
+        Arc::new(file::FileDriver::new(places.clone())),
+        Arc::new(iso::IsoDriver),
+        Arc::new(ext::Ext::new(places, ext::FileSystem::Xfs)),
+    ]
+}

@@ -1,0 +1,116 @@
+//! The lock of an SR: whoever changes which images there are holds it.
+//!
+//! Two locks in one: a file `RUN_DIR/lock/sm/SR/sr`, in the manner of XenServer's storage manager, and the SR's
+//! directory itself, so that daemons with different run directories, or two SRs on one directory, exclude each other
+//! too. Both are `flock`s: they end with their holder, however that ends.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tapio_types::ApiError;
+use uuid::Uuid;
+
+use crate::errors;
+use crate::traits::Ctx;
+
+/// How long an operation waits for others.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often it looks.
+const TURN: Duration = Duration::from_millis(2);
+
+/// Who shares a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// Nobody.
+    Exclusive,
+    /// Others that only look.
+    Shared,
+}
+
+/// Where an SR's locks are.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    sr: Uuid,
+    file: PathBuf,
+    directory: PathBuf,
+}
+
+/// A held lock.
+#[derive(Debug)]
+pub(crate) struct Held(#[allow(dead_code, reason = "held for its drop")] Vec<Flock>);
+
+#[derive(Debug)]
+struct Flock(File);
+
+impl Drop for Flock {
+    /// Not left to the closing of the file: a child that was forked meanwhile, and has not got to its own program
+    /// yet, holds a copy of the descriptor and with it the lock.
+    fn drop(&mut self) {
+        // SAFETY: `flock` takes no pointers; the descriptor is open.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
+}
+
+impl Locks {
+    pub(crate) fn new(run_dir: &Path, sr: Uuid, directory: &Path) -> Self {
+        let file = run_dir.join("lock/sm").join(sr.to_string()).join("sr");
+        Self { sr, file, directory: directory.to_path_buf() }
+    }
+
+    /// Takes the lock, waiting for others as long as it is reasonable and nobody cancels.
+    ///
+    /// # Errors
+    /// 37 when others do not end, 47 when the directory is gone, `TASK_CANCELLED`.
+    pub(crate) fn take(&self, ctx: &dyn Ctx, share: Share) -> Result<Held, ApiError> {
+        let place = self.file.parent().unwrap_or(Path::new("/"));
+        let made = std::fs::create_dir_all(place).and_then(|()| {
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&self.file)
+        });
+        let own = made.map_err(|error| errors::io(37, "cannot make the SR's lock", &self.file, &error))?;
+        let directory = File::open(&self.directory)
+            .map_err(|error| errors::io(47, "cannot open the SR's directory", &self.directory, &error))?;
+        let until = Instant::now() + PATIENCE;
+        let own = self.wait(ctx, own, share, until)?;
+        let directory = self.wait(ctx, directory, share, until)?;
+        Ok(Held(vec![own, directory]))
+    }
+
+    fn wait(&self, ctx: &dyn Ctx, file: File, share: Share, until: Instant) -> Result<Flock, ApiError> {
+        let how = match share {
+            Share::Exclusive => libc::LOCK_EX,
+            Share::Shared => libc::LOCK_SH,
+        };
+        loop {
+            // SAFETY: `flock` takes no pointers; the descriptor is open.
+            if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+                return Ok(Flock(file));
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EWOULDBLOCK | libc::EINTR) => {}
+                // A file system without locks (some network ones): the lock file of this host must do.
+                Some(libc::EOPNOTSUPP | libc::ENOLCK | libc::ENOSYS | libc::EINVAL | libc::EBADF) => {
+                    return Ok(Flock(file));
+                }
+                _ => return Err(errors::io(37, "cannot lock the SR", &self.directory, &error)),
+            }
+            if ctx.is_cancelled() {
+                return Err(errors::cancelled());
+            }
+            if Instant::now() >= until {
+                let text = format!(
+                    "SR {} has been changed by somebody else for {} s: look for other daemons on {}",
+                    self.sr,
+                    PATIENCE.as_secs(),
+                    self.directory.display()
+                );
+                return Err(errors::fail(37, text));
+            }
+            std::thread::sleep(TURN);
+        }
+    }
+}

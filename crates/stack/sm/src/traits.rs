@@ -1,0 +1,278 @@
+//! What a driver is, and what it may ask of whoever runs it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use tapio_types::{Access, ApiError, ChainSpec};
+use uuid::Uuid;
+
+/// `device_config` of a PBD: what names the storage. Secrets in it never reach a log.
+pub type Config = BTreeMap<String, String>;
+
+/// What a driver may ask while it works.
+pub trait Ctx: Send + Sync {
+    /// Whether the caller wants it to stop; long work looks now and then and answers `TASK_CANCELLED`.
+    fn is_cancelled(&self) -> bool;
+
+    /// How far it is, 0 to 1.
+    fn progress(&self, fraction: f64);
+
+    /// The running disk that has this VDI open on this host, if there is one. Knows every such disk before the first
+    /// SR is attached: recovery asks here whether somebody uses what it puts in order.
+    fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>>;
+
+    /// Called before each named step of a change of several steps, so that a test can end the process there.
+    fn step(&self, name: &'static str);
+}
+
+/// A disk process that has a VDI open.
+pub trait LiveDisk: Send + Sync {
+    /// Waits for what is in flight and closes the images; guests wait.
+    ///
+    /// # Errors
+    /// The process does not answer; the disk then goes on.
+    fn pause(&self) -> Result<(), ApiError>;
+
+    /// Goes on with these images.
+    ///
+    /// # Errors
+    /// They cannot be opened; the disk stays paused.
+    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError>;
+
+    /// How the process has the images open.
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+
+    /// Makes the disk longer while guests use it.
+    ///
+    /// # Errors
+    /// The image has no room for it; nothing changed.
+    fn grow(&self, bytes: u64) -> Result<(), ApiError>;
+}
+
+/// What the driver is; makes the `SM` record. sm-layout.md sections 7 and 8, smapiv1.md.
+#[derive(Debug)]
+pub struct DriverInfo {
+    /// `SR.type`, as `ext`.
+    pub sr_type: &'static str,
+    /// Name for people.
+    pub name: &'static str,
+    /// One sentence for people.
+    pub description: &'static str,
+    /// As `VDI_SNAPSHOT` or `VDI_RESET_ON_BOOT/2`.
+    pub capabilities: &'static [&'static str],
+    /// Keys of `device_config` with a sentence on each.
+    pub configuration: &'static [(&'static str, &'static str)],
+    /// Whether hosts can share it.
+    pub is_shareable: bool,
+}
+
+/// One thing that a probe found (`probe_result`).
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ProbeResult {
+    /// A `device_config` that would reach it.
+    pub configuration: Config,
+    /// Whether that configuration is complete.
+    pub complete: bool,
+    /// The SR there, if there is one.
+    pub sr: Option<(Uuid, SrStat)>,
+    /// Anything else worth knowing.
+    pub extra_info: BTreeMap<String, String>,
+}
+
+/// Answer of a probe in both shapes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ProbeAnswer {
+    /// What `SR.probe` answers; sm-layout.md section 9.
+    pub xml: String,
+    /// What `SR.probe_ext` answers.
+    pub results: Vec<ProbeResult>,
+}
+
+/// Sizes of an SR, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SrStat {
+    /// Of the storage.
+    pub physical_size: u64,
+    /// Used of it.
+    pub physical_utilisation: u64,
+    /// Sum of the virtual sizes at the last scan.
+    pub virtual_allocation: u64,
+}
+
+/// A VDI as the storage knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VdiInfo {
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// `VDI.location`.
+    pub location: String,
+    /// Bytes the guest sees.
+    pub virtual_size: u64,
+    /// Bytes it takes on the storage.
+    pub physical_utilisation: u64,
+    /// Whether it is a disk of its own; false for a base copy, which only carries others.
+    pub managed: bool,
+    /// Whether nobody may write to it.
+    pub read_only: bool,
+    /// The image it is based on.
+    pub parent: Option<Uuid>,
+    /// A name, where the storage knows one (an ISO's file name); the database keeps its own otherwise.
+    pub name_label: Option<String>,
+    /// `vdi_type`, `vhd-parent`, `image-format` ...; sm-layout.md section 4.
+    pub sm_config: BTreeMap<String, String>,
+}
+
+/// A VDI to be made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NewVdi {
+    /// Its UUID, chosen by the caller.
+    pub uuid: Uuid,
+    /// Bytes; the driver may round up.
+    pub virtual_size: u64,
+    /// As `type=raw`, `image-format=vhd`; unknown keys are kept.
+    pub sm_config: BTreeMap<String, String>,
+    /// For storages that keep names.
+    pub name_label: String,
+    /// For storages that keep names.
+    pub name_description: String,
+}
+
+/// Ways to split a VDI in two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ForkKind {
+    /// A snapshot: read only by agreement, knows what it is of.
+    Snapshot,
+    /// A disk of its own.
+    Clone,
+    /// What was written so far becomes a base copy and nothing new is made (`driver_params` `type=single`).
+    Single,
+}
+
+/// What a fork made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Fork {
+    /// The new VDI; for [`ForkKind::Single`] the VDI itself.
+    pub made: VdiInfo,
+    /// The VDI that was forked, as it is now.
+    pub origin: VdiInfo,
+    /// The base copy below both, unless none was needed.
+    pub base: Option<VdiInfo>,
+}
+
+/// A type of SR.
+pub trait SrDriver: Send + Sync {
+    /// What it is.
+    fn info(&self) -> &'static DriverInfo;
+
+    /// Looks for SRs, or for what is missing in `config`.
+    ///
+    /// # Errors
+    /// `SR_BACKEND_FAILURE_<n>`; an incomplete configuration answers its document as the third parameter.
+    fn probe(&self, ctx: &dyn Ctx, config: &Config) -> Result<ProbeAnswer, ApiError>;
+
+    /// Makes an SR: formats the device, makes the directory. It is not attached afterwards. `size` in bytes, 0 for
+    /// all there is.
+    ///
+    /// # Errors
+    /// `SR_BACKEND_FAILURE_<n>`; what was made so far is undone.
+    fn create(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config, size: u64) -> Result<(), ApiError>;
+
+    /// Mounts it and finishes or undoes what was interrupted there.
+    ///
+    /// # Errors
+    /// `SR_BACKEND_FAILURE_<n>`; nothing stays mounted.
+    fn attach(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config) -> Result<Box<dyn Sr>, ApiError>;
+}
+
+/// An attached SR. Methods may be called from several threads; one that changes the storage's metadata takes the
+/// SR's lock itself.
+pub trait Sr: Send + Sync {
+    /// Sizes.
+    ///
+    /// # Errors
+    /// The storage does not answer.
+    fn stat(&self, ctx: &dyn Ctx) -> Result<SrStat, ApiError>;
+
+    /// Every VDI that lies there, base copies too.
+    ///
+    /// # Errors
+    /// The storage does not answer. A damaged image is no error: it is left out of nothing, its `sm_config` has
+    /// `damaged` with the cause.
+    fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError>;
+
+    /// One VDI as it is now.
+    ///
+    /// # Errors
+    /// `VDI_MISSING`, or the storage does not answer.
+    fn vdi(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError>;
+
+    /// Makes one.
+    ///
+    /// # Errors
+    /// Too large, no room, unknown format; nothing is left.
+    fn create(&self, ctx: &dyn Ctx, new: &NewVdi) -> Result<VdiInfo, ApiError>;
+
+    /// Takes in an image that lies at `location` under the name `vdi`.
+    ///
+    /// # Errors
+    /// It is not there, or is no image.
+    fn introduce(&self, ctx: &dyn Ctx, vdi: Uuid, location: &str) -> Result<VdiInfo, ApiError>;
+
+    /// Removes one that nobody uses.
+    ///
+    /// # Errors
+    /// It is not there.
+    fn destroy(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError>;
+
+    /// Makes it longer, also while it is live.
+    ///
+    /// # Errors
+    /// Smaller than it is, too large, no room.
+    fn resize(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError>;
+
+    /// Splits it in two, also while it is live. The VDI keeps its UUID, the new one is `new`; the base copy's UUID
+    /// is the driver's choice.
+    ///
+    /// # Errors
+    /// Backend 109 when the chain is as long as it may be, no room; the VDI is as it was.
+    fn fork(&self, ctx: &dyn Ctx, vdi: Uuid, new: Uuid, kind: ForkKind) -> Result<Fork, ApiError>;
+
+    /// Copies contents: what `from` reads as, or what it holds that `base` does not, into the VDI `into` of this SR,
+    /// which nobody uses. Progress and cancel by `ctx`.
+    ///
+    /// # Errors
+    /// No room, a storage that fails; `into` is then incomplete.
+    fn fill(
+        &self,
+        ctx: &dyn Ctx,
+        into: Uuid,
+        from: &ChainSpec,
+        base: Option<&ChainSpec>,
+    ) -> Result<(), ApiError>;
+
+    /// Makes it ready for a disk process: the images to open, leaf first.
+    ///
+    /// # Errors
+    /// It is not there, or is damaged.
+    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError>;
+
+    /// Undoes one [`Self::activate`]; one that was not there, as after a restart, is fine.
+    ///
+    /// # Errors
+    /// The storage does not answer.
+    fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError>;
+
+    /// Unmounts it. Nothing of it is active.
+    ///
+    /// # Errors
+    /// It is in use; it stays attached and is given back.
+    fn detach(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)>;
+
+    /// Unmounts it and wipes what says that an SR is there. No managed VDI is left in it.
+    ///
+    /// # Errors
+    /// Not empty, or in use; it stays attached and is given back.
+    fn erase(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)>;
+}

@@ -1,0 +1,256 @@
+//! One worker as the daemon knows it: its process, and links that carry one call each.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tapio_types::{Access, ApiError};
+
+use super::frame::{Frames, encode};
+use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
+use super::process::{Launch, Process};
+use super::remote::Disks;
+use super::rights;
+use crate::traits::{Ctx, VdiInfo};
+
+/// Calls that one worker does at a time; each is a thread there.
+const CALLS_MAX: usize = 128;
+
+/// How often a waiting call looks whether it was cancelled, or its worker given up.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long a call that was cancelled may take to undo what it did. Reading a piece of a copy, or putting back a few
+/// names, takes less on a storage that answers.
+const CANCEL: Duration = Duration::from_secs(5);
+
+/// How long a worker may take to read what it is asked.
+const WRITE: Duration = Duration::from_secs(5);
+
+/// Images that a scan may tell of; one SR with more is none of ours.
+const IMAGES_MAX: usize = 1_000_000;
+
+/// Why a call has no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The driver's error.
+    Refused(ApiError),
+    /// Nothing was heard for too long.
+    Silent,
+    /// It was cancelled, and went on.
+    Cancelled,
+    /// The worker is gone.
+    Ended,
+    /// What came is no message, or none that belongs there.
+    Nonsense(String),
+}
+
+/// A worker.
+#[derive(Debug)]
+pub(super) struct Worker {
+    process: Arc<dyn Process>,
+    control: UnixStream,
+    idle: Mutex<Vec<Link>>,
+    calls: AtomicUsize,
+    is_given_up: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Link {
+    stream: UnixStream,
+    frames: Frames,
+}
+
+impl Worker {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn start(launch: &dyn Launch) -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let process = launch.launch(OwnedFd::from(theirs))?;
+        Ok(Self {
+            process: Arc::from(process),
+            control: ours,
+            idle: Mutex::default(),
+            calls: AtomicUsize::new(0),
+            is_given_up: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn process(&self) -> Arc<dyn Process> {
+        Arc::clone(&self.process)
+    }
+
+    /// Whether calls make sense.
+    pub(super) fn is_usable(&self) -> bool {
+        !self.is_given_up.load(Ordering::Acquire) && !self.process.has_ended()
+    }
+
+    /// No call is made any more, and those that wait end; false where that was so already.
+    pub(super) fn give_up(&self) -> bool {
+        if self.is_given_up.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        self.idle().clear();
+        // The end of the control socket ends the worker even where no signal reaches it.
+        let _ = self.control.shutdown(std::net::Shutdown::Both);
+        true
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn link(&self) -> io::Result<Link> {
+        if let Some(link) = self.idle().pop() {
+            return Ok(link);
+        }
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_write_timeout(Some(WRITE))?;
+        rights::send(&self.control, theirs)?;
+        Ok(Link { stream: ours, frames: Frames::default() })
+    }
+
+    /// One call: its answer, and the images that came before it.
+    ///
+    /// # Errors
+    /// After any but [`Failure::Refused`] the worker is of no use any more.
+    pub(super) fn call(
+        &self,
+        ctx: &dyn Ctx,
+        task: &Task,
+        limit: Duration,
+    ) -> Result<(Answer, Vec<VdiInfo>), Failure> {
+        let running = self.calls.fetch_add(1, Ordering::AcqRel);
+        let done = if running < CALLS_MAX {
+            self.talk(ctx, task, limit)
+        } else {
+            let text =
+                format!("{}: {CALLS_MAX} operations of this SR run already; repeat later", task.name());
+            Err(Failure::Refused(crate::errors::fail(46, text)))
+        };
+        self.calls.fetch_sub(1, Ordering::AcqRel);
+        done
+    }
+
+    fn talk(&self, ctx: &dyn Ctx, task: &Task, limit: Duration) -> Result<(Answer, Vec<VdiInfo>), Failure> {
+        let mut link = self.link().map_err(|error| broken(&error))?;
+        link.send(&ToWorker::Begin(task.clone()))?;
+        let (mut disks, mut images) = (Disks::new(), Vec::new());
+        let mut heard = Instant::now();
+        let mut cancelled: Option<Instant> = None;
+        loop {
+            let Some(message) = link.receive(LOOK)? else {
+                if self.is_given_up.load(Ordering::Acquire) {
+                    return Err(Failure::Ended);
+                }
+                if cancelled.is_none() && ctx.is_cancelled() {
+                    link.send(&ToWorker::Cancel)?;
+                    cancelled = Some(Instant::now());
+                }
+                if cancelled.is_some_and(|at| at.elapsed() >= CANCEL) {
+                    return Err(Failure::Cancelled);
+                }
+                if heard.elapsed() >= limit {
+                    return Err(Failure::Silent);
+                }
+                continue;
+            };
+            match message {
+                FromWorker::Progress(fraction) => {
+                    ctx.progress(fraction);
+                    // Where much is told, no turn of the loop is without news.
+                    if cancelled.is_none() && ctx.is_cancelled() {
+                        link.send(&ToWorker::Cancel)?;
+                        cancelled = Some(Instant::now());
+                    }
+                }
+                FromWorker::Ask(question) => {
+                    let reply = answer(ctx, &mut disks, question);
+                    link.send(&ToWorker::Reply(reply))?;
+                }
+                FromWorker::Images(some) => {
+                    if images.len() + some.len() > IMAGES_MAX {
+                        return Err(Failure::Nonsense(format!("more than {IMAGES_MAX} images")));
+                    }
+                    images.extend(some);
+                }
+                FromWorker::Done(done) => {
+                    // A cancel that came too late lies in the link, where the next call would find it.
+                    if link.frames.is_empty()
+                        && cancelled.is_none()
+                        && !self.is_given_up.load(Ordering::Acquire)
+                    {
+                        self.idle().push(link);
+                    }
+                    return done.map(|answer| (answer, images)).map_err(Failure::Refused);
+                }
+            }
+            heard = Instant::now();
+        }
+    }
+}
+
+fn broken(error: &io::Error) -> Failure {
+    match error.kind() {
+        // It does not read, or not in time.
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::Silent,
+        _ => Failure::Ended,
+    }
+}
+
+impl Link {
+    fn send(&mut self, message: &ToWorker) -> Result<(), Failure> {
+        let refused =
+            |why| Failure::Refused(ApiError::internal(format!("a worker cannot be told what to do: {why}")));
+        let bytes = encode(message).map_err(refused)?;
+        self.stream.write_all(&bytes).map_err(|error| broken(&error))
+    }
+
+    /// The next message; none where none came for so long.
+    fn receive(&mut self, patience: Duration) -> Result<Option<FromWorker>, Failure> {
+        let mut piece = [0; 32 << 10];
+        loop {
+            if let Some(message) = self.frames.take().map_err(|why| Failure::Nonsense(why.to_string()))? {
+                return Ok(Some(message));
+            }
+            let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            let timeout = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
+            // SAFETY: one structure is passed, and the count says so.
+            if unsafe { libc::poll(&raw mut poll, 1, timeout) } <= 0 {
+                return Ok(None);
+            }
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Err(Failure::Ended),
+                Ok(len) => self.frames.feed(&piece[..len]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(broken(&error)),
+            }
+        }
+    }
+}
+
+/// Answers what a driver asks about running disks.
+fn answer(ctx: &dyn Ctx, disks: &mut Disks, question: Question) -> Reply {
+    let unknown = || Reply::Done(Err(ApiError::internal("a driver asked about a disk that is not known")));
+    match question {
+        Question::Live { vdi } => Reply::Live(ctx.live(vdi).map(|disk| {
+            let number = disks.len();
+            disks.insert(number, disk);
+            number
+        })),
+        Question::Pause { disk } => disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.pause())),
+        Question::Resume { disk, chain } => {
+            disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.resume(&chain)))
+        }
+        Question::Access { disk } => {
+            Reply::Access(disks.get(&disk).map_or(Access::ReadWrite, |disk| disk.access()))
+        }
+        Question::Grow { disk, bytes } => {
+            disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.grow(bytes)))
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What daemon and worker say to each other.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use tapio_types::{Access, ApiError, ChainSpec};
+use uuid::Uuid;
+
+use crate::traits::{Config, Fork, ForkKind, NewVdi, ProbeAnswer, SrStat, VdiInfo};
+
+/// What a worker is asked to do: the methods of [`crate::SrDriver`] and [`crate::Sr`].
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Task {
+    /// `SrDriver::probe`.
+    Probe { driver: String, config: Config },
+    /// `SrDriver::create`.
+    Make { driver: String, sr: Uuid, config: Config, size: u64 },
+    /// `SrDriver::attach`: the SR that all the following are about.
+    Attach { driver: String, sr: Uuid, config: Config },
+    /// `Sr::stat`.
+    Stat,
+    /// `Sr::scan`: the images come before the answer.
+    Scan,
+    /// `Sr::vdi`.
+    Vdi { vdi: Uuid },
+    /// `Sr::create`.
+    Create(NewVdi),
+    /// `Sr::introduce`.
+    Introduce { vdi: Uuid, location: String },
+    /// `Sr::destroy`.
+    Destroy { vdi: Uuid },
+    /// `Sr::resize`.
+    Resize { vdi: Uuid, bytes: u64 },
+    /// `Sr::fork`.
+    Fork { vdi: Uuid, new: Uuid, kind: ForkKind },
+    /// `Sr::fill`.
+    Fill { into: Uuid, from: ChainSpec, base: Option<ChainSpec> },
+    /// `Sr::activate`.
+    Activate { vdi: Uuid, access: Access },
+    /// `Sr::deactivate`.
+    Deactivate { vdi: Uuid },
+    /// `Sr::detach`.
+    Detach,
+    /// `Sr::erase`.
+    Erase,
+}
+
+impl Task {
+    /// The operation as clients and logs know it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Probe { .. } => "probe",
+            Self::Make { .. } => "create SR",
+            Self::Attach { .. } => "attach",
+            Self::Stat => "stat",
+            Self::Scan => "scan",
+            Self::Vdi { .. } => "look at a VDI",
+            Self::Create(_) => "create VDI",
+            Self::Introduce { .. } => "introduce VDI",
+            Self::Destroy { .. } => "destroy VDI",
+            Self::Resize { .. } => "resize",
+            Self::Fork { .. } => "snapshot or clone",
+            Self::Fill { .. } => "copy",
+            Self::Activate { .. } => "activate",
+            Self::Deactivate { .. } => "deactivate",
+            Self::Detach => "detach",
+            Self::Erase => "erase",
+        }
+    }
+}
+
+impl fmt::Debug for Task {
+    /// The name alone: a configuration may hold passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a driver asks about a running disk: [`crate::Ctx::live`] and [`crate::LiveDisk`]. A disk has the number that
+/// the answer to `Live` gave it, as long as the call lasts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Question {
+    /// The disk that has the VDI open.
+    Live { vdi: Uuid },
+    /// Its requests end, its images are closed.
+    Pause { disk: usize },
+    /// It goes on with these images.
+    Resume { disk: usize, chain: ChainSpec },
+    /// How it has them open.
+    Access { disk: usize },
+    /// It becomes longer.
+    Grow { disk: usize, bytes: u64 },
+}
+
+/// What the daemon answers to a question.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// The disk's number, if there is one.
+    Live(Option<usize>),
+    /// How it has its images open.
+    Access(Access),
+    /// Done, or not.
+    Done(Result<(), ApiError>),
+}
+
+/// From daemon to worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ToWorker {
+    /// A call begins.
+    Begin(Task),
+    /// The caller of this call wants it to stop.
+    Cancel,
+    /// To a question.
+    Reply(Reply),
+}
+
+/// What a call answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// It is done.
+    Nothing,
+    /// Of a probe.
+    Probe(ProbeAnswer),
+    /// Sizes.
+    Stat(SrStat),
+    /// A VDI.
+    Vdi(VdiInfo),
+    /// What a snapshot or a clone made.
+    Fork(Box<Fork>),
+    /// Images to open.
+    Chain(ChainSpec),
+}
+
+/// From worker to daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FromWorker {
+    /// How far the call is, 0 to 1.
+    Progress(f64),
+    /// About a running disk; the worker waits for the reply.
+    Ask(Question),
+    /// Some of the images of a scan.
+    Images(Vec<VdiInfo>),
+    /// The call is over.
+    Done(Result<Answer, ApiError>),
+}

@@ -1,0 +1,443 @@
+//! The daemon's side: a driver, and an SR, whose work is done by a worker.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tapio_types::{Access, ApiError, ChainSpec};
+use uuid::Uuid;
+
+use super::UNFINISHED;
+use super::link::{Failure, Worker};
+use super::message::{Answer, Task};
+use super::process::{Launch, Process};
+use crate::errors;
+use crate::traits::{
+    Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
+};
+
+/// Workers that are left behind, of all SRs together, before no probe and no new SR starts another one.
+const LEFT_MAX: usize = 32;
+
+/// How long a worker that was killed may take to end before it counts as left behind.
+const KILLED: Duration = Duration::from_secs(1);
+
+/// How often that is looked at.
+const TURN: Duration = Duration::from_millis(2);
+
+/// How workers are started, and how long they may be silent.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Starts one.
+    pub launch: Arc<dyn Launch>,
+    /// Longest silence in an operation on a VDI, and in a copy. Attaching, scanning, making and probing an SR may
+    /// take [`LONG`] times as long: they check file systems and read every image.
+    pub limit: Duration,
+}
+
+/// See [`Options::limit`].
+const LONG: u32 = 4;
+
+/// These drivers, each working in workers.
+pub fn drivers(local: Vec<Arc<dyn SrDriver>>, options: &Options) -> Vec<Arc<dyn SrDriver>> {
+    let pool = Arc::new(Pool { options: options.clone(), left: Mutex::default() });
+    let remote = |driver: Arc<dyn SrDriver>| -> Arc<dyn SrDriver> {
+        Arc::new(Remote { info: driver.info(), pool: Arc::clone(&pool) })
+    };
+    local.into_iter().map(remote).collect()
+}
+
+/// A worker that does not end.
+#[derive(Debug)]
+struct Left {
+    sr: Option<Uuid>,
+    process: Arc<dyn Process>,
+    doing: &'static str,
+    since: Instant,
+}
+
+/// What all drivers share.
+#[derive(Debug)]
+struct Pool {
+    options: Options,
+    left: Mutex<Vec<Left>>,
+}
+
+impl Pool {
+    fn left(&self) -> MutexGuard<'_, Vec<Left>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses what a worker that is left behind stands in the way of.
+    fn check(&self, sr: Option<Uuid>, doing: &str) -> Result<(), ApiError> {
+        let mut left = self.left();
+        left.retain(|left| {
+            let is_there = !left.process.has_ended();
+            if !is_there {
+                let (pid, after) = (left.process.id(), left.since.elapsed().as_secs());
+                tracing::info!(
+                    pid,
+                    "a process that was left behind in its storage has ended after {after} s"
+                );
+            }
+            is_there
+        });
+        if let (Some(sr), Some(of_sr)) = (sr, left.iter().find(|left| sr.is_some() && left.sr == sr)) {
+            let text = format!(
+                "SR {sr}: process {} waits in the kernel for its storage since {} s ('{}'), and nothing else may work \
+                 on the SR before that ends; see to the storage (dmesg, its server), then repeat",
+                of_sr.process.id(),
+                of_sr.since.elapsed().as_secs(),
+                of_sr.doing,
+            );
+            return Err(errors::fail_with(47, text, UNFINISHED));
+        }
+        if left.len() >= LEFT_MAX {
+            let text =
+                format!("{doing}: {LEFT_MAX} processes wait in the kernel for storage that hangs; see to it");
+            return Err(errors::fail_with(47, text, UNFINISHED));
+        }
+        Ok(())
+    }
+
+    fn start(&self, sr: Option<Uuid>, doing: &str) -> Result<Arc<Worker>, ApiError> {
+        self.check(sr, doing)?;
+        let started = Worker::start(&*self.options.launch);
+        let failed = |error| ApiError::internal(format!("{doing}: no process for the storage: {error}"));
+        started.map(Arc::new).map_err(failed)
+    }
+
+    /// One call, and what it means for the worker that it failed.
+    fn call(
+        &self,
+        worker: &Worker,
+        ctx: &dyn Ctx,
+        sr: Option<Uuid>,
+        task: &Task,
+    ) -> Result<(Answer, Vec<VdiInfo>), ApiError> {
+        let limit = match task {
+            Task::Probe { .. } | Task::Make { .. } | Task::Attach { .. } => self.options.limit * LONG,
+            Task::Scan | Task::Detach | Task::Erase => self.options.limit * LONG,
+            _ => self.options.limit,
+        };
+        let began = Instant::now();
+        let failure = match worker.call(ctx, task, limit) {
+            Ok(done) => return Ok(done),
+            Err(failure) => failure,
+        };
+        let (doing, pid) = (task.name(), worker.process().id());
+        let whose = sr.map_or_else(|| "the storage".to_owned(), |sr| format!("SR {sr}"));
+        let after = began.elapsed().as_secs();
+        let text = match failure {
+            Failure::Refused(error) => return Err(error),
+            Failure::Silent => {
+                let end = self.abandon(worker, sr, doing);
+                let silent = limit.as_secs();
+                format!(
+                    "{whose} did not answer '{doing}' for {silent} s: its storage hangs. Process {pid}, which worked \
+                     on it, {end}; see to the storage (dmesg, its server), then repeat"
+                )
+            }
+            Failure::Cancelled => {
+                let end = self.abandon(worker, sr, doing);
+                tracing::warn!(pid, "'{doing}' of {whose} was cancelled and went on; its process {end}");
+                return Err(ApiError::new(
+                    "TASK_CANCELLED",
+                    [String::new(), String::new(), UNFINISHED.to_owned()],
+                ));
+            }
+            Failure::Ended => {
+                self.abandon(worker, sr, doing);
+                format!(
+                    "{whose}: process {pid}, which worked on it, ended after {after} s of '{doing}', or was ended \
+                     because another operation got no answer; what was half done is put in order by the next. Repeat"
+                )
+            }
+            Failure::Nonsense(why) => {
+                let end = self.abandon(worker, sr, doing);
+                format!(
+                    "{whose}: process {pid}, which worked on it, answered nonsense to '{doing}' ({why}); it {end}"
+                )
+            }
+        };
+        tracing::error!("{text}");
+        Err(errors::fail_with(47, text, UNFINISHED))
+    }
+
+    /// Ends a worker; one that does not end is left behind. Answers what became of it.
+    fn abandon(&self, worker: &Worker, sr: Option<Uuid>, doing: &'static str) -> &'static str {
+        if !worker.give_up() {
+            // Somebody else does.
+            return "is ended";
+        }
+        let process = worker.process();
+        process.kill();
+        let until = Instant::now() + KILLED;
+        while Instant::now() < until {
+            if process.has_ended() {
+                return "was killed";
+            }
+            std::thread::sleep(TURN);
+        }
+        let pid = process.id();
+        let whose = sr.map_or_else(|| "a storage".to_owned(), |sr| format!("SR {sr}"));
+        tracing::error!(
+            pid,
+            "a process is left behind: the kernel holds it in '{doing}' on {whose}, which hangs"
+        );
+        self.left().push(Left { sr, process, doing, since: Instant::now() });
+        "was killed and does not end, because the kernel waits for the storage"
+    }
+
+    /// Ends a worker that has nothing to do.
+    fn dismiss(&self, worker: &Worker, sr: Option<Uuid>) {
+        self.abandon(worker, sr, "nothing");
+    }
+}
+
+/// A driver whose SRs have a worker each.
+#[derive(Debug)]
+struct Remote {
+    info: &'static DriverInfo,
+    pool: Arc<Pool>,
+}
+
+impl Remote {
+    /// A call that a worker of its own does.
+    fn once(&self, ctx: &dyn Ctx, sr: Option<Uuid>, task: &Task) -> Result<Answer, ApiError> {
+        let worker = self.pool.start(sr, task.name())?;
+        let done = self.pool.call(&worker, ctx, sr, task);
+        self.pool.dismiss(&worker, sr);
+        done.map(|(answer, _)| answer)
+    }
+}
+
+fn misunderstood<T>(task: &str) -> Result<T, ApiError> {
+    Err(ApiError::internal(format!("a worker answered something else than was asked: {task}")))
+}
+
+impl SrDriver for Remote {
+    fn info(&self) -> &'static DriverInfo {
+        self.info
+    }
+
+    fn probe(&self, ctx: &dyn Ctx, config: &Config) -> Result<ProbeAnswer, ApiError> {
+        let task = Task::Probe { driver: self.info.sr_type.to_owned(), config: config.clone() };
+        match self.once(ctx, None, &task)? {
+            Answer::Probe(answer) => Ok(answer),
+            _ => misunderstood("probe"),
+        }
+    }
+
+    fn create(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config, size: u64) -> Result<(), ApiError> {
+        let driver = self.info.sr_type.to_owned();
+        self.once(ctx, Some(sr), &Task::Make { driver, sr, config: config.clone(), size }).map(drop)
+    }
+
+    fn attach(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config) -> Result<Box<dyn Sr>, ApiError> {
+        let remote = RemoteSr {
+            pool: Arc::clone(&self.pool),
+            driver: self.info.sr_type,
+            sr,
+            config: config.clone(),
+            state: Mutex::new(State { worker: None, is_starting: false, attempts: 0, failed: None }),
+            changed: Condvar::new(),
+        };
+        remote.worker(ctx)?;
+        Ok(Box::new(remote))
+    }
+}
+
+/// An attached SR.
+struct RemoteSr {
+    pool: Arc<Pool>,
+    driver: &'static str,
+    sr: Uuid,
+    config: Config,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    worker: Option<Arc<Worker>>,
+    /// One caller attaches the SR by a new worker; the others wait for what comes of it.
+    is_starting: bool,
+    attempts: u64,
+    failed: Option<(u64, ApiError)>,
+}
+
+impl fmt::Debug for RemoteSr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteSr").field("sr", &self.sr).finish_non_exhaustive()
+    }
+}
+
+impl RemoteSr {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The worker; another one, to which the SR is attached first, where the last one is gone.
+    fn worker(&self, ctx: &dyn Ctx) -> Result<Arc<Worker>, ApiError> {
+        let mut state = self.state();
+        let mut awaited = None;
+        loop {
+            if let Some(worker) = &state.worker {
+                if worker.is_usable() {
+                    return Ok(Arc::clone(worker));
+                }
+                self.pool.dismiss(worker, Some(self.sr));
+                state.worker = None;
+            }
+            if !state.is_starting {
+                match (awaited, &state.failed) {
+                    (Some(awaited), Some((attempt, error))) if *attempt == awaited => {
+                        return Err(error.clone());
+                    }
+                    _ => break,
+                }
+            }
+            awaited = Some(state.attempts);
+            if ctx.is_cancelled() {
+                return Err(errors::cancelled());
+            }
+            let wait = self.changed.wait_timeout(state, Duration::from_millis(200));
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_starting = true;
+        state.attempts += 1;
+        let attempt = state.attempts;
+        drop(state);
+        let started = self.start(ctx);
+        let mut state = self.state();
+        state.is_starting = false;
+        match &started {
+            Ok(worker) => state.worker = Some(Arc::clone(worker)),
+            Err(error) => state.failed = Some((attempt, error.clone())),
+        }
+        drop(state);
+        self.changed.notify_all();
+        started
+    }
+
+    fn start(&self, ctx: &dyn Ctx) -> Result<Arc<Worker>, ApiError> {
+        let worker = self.pool.start(Some(self.sr), "attach")?;
+        let task = Task::Attach { driver: self.driver.to_owned(), sr: self.sr, config: self.config.clone() };
+        let attached = self.pool.call(&worker, ctx, Some(self.sr), &task);
+        if attached.is_err() {
+            self.pool.dismiss(&worker, Some(self.sr));
+        }
+        attached.map(|_| worker)
+    }
+
+    fn call(&self, ctx: &dyn Ctx, task: &Task) -> Result<(Answer, Vec<VdiInfo>), ApiError> {
+        let worker = self.worker(ctx)?;
+        self.pool.call(&worker, ctx, Some(self.sr), task)
+    }
+
+    fn vdi_of(&self, ctx: &dyn Ctx, task: &Task) -> Result<VdiInfo, ApiError> {
+        match self.call(ctx, task)?.0 {
+            Answer::Vdi(info) => Ok(info),
+            _ => misunderstood(task.name()),
+        }
+    }
+
+    fn done(&self, ctx: &dyn Ctx, task: &Task) -> Result<(), ApiError> {
+        self.call(ctx, task).map(drop)
+    }
+}
+
+impl Drop for RemoteSr {
+    fn drop(&mut self) {
+        if let Some(worker) = self.state().worker.take() {
+            self.pool.dismiss(&worker, Some(self.sr));
+        }
+    }
+}
+
+impl Sr for RemoteSr {
+    fn stat(&self, ctx: &dyn Ctx) -> Result<SrStat, ApiError> {
+        match self.call(ctx, &Task::Stat)?.0 {
+            Answer::Stat(stat) => Ok(stat),
+            _ => misunderstood("stat"),
+        }
+    }
+
+    fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        self.call(ctx, &Task::Scan).map(|(_, images)| images)
+    }
+
+    fn vdi(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        self.vdi_of(ctx, &Task::Vdi { vdi })
+    }
+
+    fn create(&self, ctx: &dyn Ctx, new: &NewVdi) -> Result<VdiInfo, ApiError> {
+        self.vdi_of(ctx, &Task::Create(new.clone()))
+    }
+
+    fn introduce(&self, ctx: &dyn Ctx, vdi: Uuid, location: &str) -> Result<VdiInfo, ApiError> {
+        self.vdi_of(ctx, &Task::Introduce { vdi, location: location.to_owned() })
+    }
+
+    fn destroy(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+        self.done(ctx, &Task::Destroy { vdi })
+    }
+
+    fn resize(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError> {
+        self.vdi_of(ctx, &Task::Resize { vdi, bytes })
+    }
+
+    fn fork(&self, ctx: &dyn Ctx, vdi: Uuid, new: Uuid, kind: ForkKind) -> Result<Fork, ApiError> {
+        match self.call(ctx, &Task::Fork { vdi, new, kind })?.0 {
+            Answer::Fork(fork) => Ok(*fork),
+            _ => misunderstood("snapshot or clone"),
+        }
+    }
+
+    fn fill(
+        &self,
+        ctx: &dyn Ctx,
+        into: Uuid,
+        from: &ChainSpec,
+        base: Option<&ChainSpec>,
+    ) -> Result<(), ApiError> {
+        self.done(ctx, &Task::Fill { into, from: from.clone(), base: base.cloned() })
+    }
+
+    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError> {
+        match self.call(ctx, &Task::Activate { vdi, access })?.0 {
+            Answer::Chain(chain) => Ok(chain),
+            _ => misunderstood("activate"),
+        }
+    }
+
+    /// What a worker knows of active VDIs ends with it: there is nothing to undo in another one, and nobody who gives
+    /// a disk up waits for a storage that hangs.
+    fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+        let worker = self.state().worker.clone().filter(|worker| worker.is_usable());
+        let Some(worker) = worker else { return Ok(()) };
+        let done = self.pool.call(&worker, ctx, Some(self.sr), &Task::Deactivate { vdi });
+        match done {
+            Err(error) if super::is_unfinished(&error) => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
+    fn detach(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
+        match self.done(ctx, &Task::Detach) {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    fn erase(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
+        match self.done(ctx, &Task::Erase) {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+}
+
+/// Running disks that a call asked about.
+pub(super) type Disks = HashMap<usize, Box<dyn crate::traits::LiveDisk>>;

@@ -1,0 +1,284 @@
+//! The worker's side: the real drivers, behind sockets.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use tapio_types::{Access, ApiError, ChainSpec};
+use uuid::Uuid;
+
+use super::frame::{Frames, encode};
+use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
+use super::rights;
+use crate::traits::{Ctx, LiveDisk, Sr, SrDriver};
+
+/// Images of a scan in one message.
+const IMAGES_AT_ONCE: usize = 500;
+
+struct Shared {
+    drivers: Vec<Arc<dyn SrDriver>>,
+    sr: RwLock<Option<Box<dyn Sr>>>,
+    step: fn(&'static str),
+}
+
+/// Does what the daemon at the other end of `control` asks, until that is gone. `step` is called at each of
+/// [`crate::STEPS`]. The caller ends the process afterwards: calls that run then are what the daemon's own end leaves.
+pub fn serve(control: &UnixStream, drivers: Vec<Arc<dyn SrDriver>>, step: fn(&'static str)) {
+    let shared = Arc::new(Shared { drivers, sr: RwLock::new(None), step });
+    loop {
+        let link = match rights::receive(control) {
+            Ok(Some(link)) => UnixStream::from(link),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            // The daemon is gone, or speaks another language: nothing may be changed for it any more.
+            Ok(None) | Err(_) => return,
+        };
+        let shared = Arc::clone(&shared);
+        let talking = std::thread::Builder::new().name("storage".into());
+        if let Err(error) = talking.spawn(move || talk(&shared, link)) {
+            tracing::error!(%error, "no thread for an operation of the storage");
+            return;
+        }
+    }
+}
+
+fn talk(shared: &Shared, stream: UnixStream) {
+    let link = Arc::new(Link {
+        inner: Mutex::new(Inner { stream, frames: Frames::default() }),
+        is_cancelled: AtomicBool::new(false),
+    });
+    loop {
+        // A statement of its own: the driver takes the lock for what it asks.
+        let received = link.lock().receive();
+        let Ok(Some(message)) = received else { return };
+        link.is_cancelled.store(false, Ordering::Release);
+        let task = match message {
+            ToWorker::Begin(task) => task,
+            // For a call that ended meanwhile.
+            ToWorker::Cancel | ToWorker::Reply(_) => continue,
+        };
+        let ctx = Remote { link: Arc::clone(&link), step: shared.step };
+        let done = std::panic::catch_unwind(AssertUnwindSafe(|| shared.run(&ctx, task)));
+        let defect =
+            |_| Err(ApiError::internal("the storage driver ended in a defect; the daemon's log has more"));
+        let done = done.unwrap_or_else(defect);
+        let sent = link.lock().send(&FromWorker::Done(done));
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+impl Shared {
+    fn driver(&self, name: &str) -> Result<&dyn SrDriver, ApiError> {
+        let found = self.drivers.iter().find(|driver| driver.info().sr_type == name);
+        found.map(AsRef::as_ref).ok_or_else(|| ApiError::new("SR_UNKNOWN_DRIVER", [name]))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&dyn Sr) -> Result<T, ApiError>) -> Result<T, ApiError> {
+        let sr = self.sr.read().unwrap_or_else(PoisonError::into_inner);
+        work(sr.as_deref().ok_or_else(not_attached)?)
+    }
+
+    fn end(
+        &self,
+        end: impl FnOnce(Box<dyn Sr>) -> Result<(), (Box<dyn Sr>, ApiError)>,
+    ) -> Result<Answer, ApiError> {
+        let mut sr = self.sr.write().unwrap_or_else(PoisonError::into_inner);
+        let taken = sr.take().ok_or_else(not_attached)?;
+        end(taken).map(|()| Answer::Nothing).map_err(|(given_back, error)| {
+            *sr = Some(given_back);
+            error
+        })
+    }
+
+    fn run(&self, ctx: &Remote, task: Task) -> Result<Answer, ApiError> {
+        match task {
+            Task::Probe { driver, config } => self.driver(&driver)?.probe(ctx, &config).map(Answer::Probe),
+            Task::Make { driver, sr, config, size } => {
+                self.driver(&driver)?.create(ctx, sr, &config, size).map(|()| Answer::Nothing)
+            }
+            Task::Attach { driver, sr, config } => {
+                let mut place = self.sr.write().unwrap_or_else(PoisonError::into_inner);
+                if place.is_some() {
+                    return Err(ApiError::internal("a worker has its SR already"));
+                }
+                *place = Some(self.driver(&driver)?.attach(ctx, sr, &config)?);
+                Ok(Answer::Nothing)
+            }
+            Task::Stat => self.with(|sr| sr.stat(ctx)).map(Answer::Stat),
+            Task::Scan => {
+                let found = self.with(|sr| sr.scan(ctx))?;
+                let lost = |error| ApiError::internal(format!("a scan could not be told: {error}"));
+                for images in found.chunks(IMAGES_AT_ONCE) {
+                    ctx.link.lock().send(&FromWorker::Images(images.to_vec())).map_err(lost)?;
+                }
+                Ok(Answer::Nothing)
+            }
+            Task::Vdi { vdi } => self.with(|sr| sr.vdi(ctx, vdi)).map(Answer::Vdi),
+            Task::Create(new) => self.with(|sr| sr.create(ctx, &new)).map(Answer::Vdi),
+            Task::Introduce { vdi, location } => {
+                self.with(|sr| sr.introduce(ctx, vdi, &location)).map(Answer::Vdi)
+            }
+            Task::Destroy { vdi } => self.with(|sr| sr.destroy(ctx, vdi)).map(|()| Answer::Nothing),
+            Task::Resize { vdi, bytes } => self.with(|sr| sr.resize(ctx, vdi, bytes)).map(Answer::Vdi),
+            Task::Fork { vdi, new, kind } => {
+                self.with(|sr| sr.fork(ctx, vdi, new, kind)).map(|fork| Answer::Fork(Box::new(fork)))
+            }
+            Task::Fill { into, from, base } => {
+                self.with(|sr| sr.fill(ctx, into, &from, base.as_ref())).map(|()| Answer::Nothing)
+            }
+            Task::Activate { vdi, access } => {
+                self.with(|sr| sr.activate(ctx, vdi, access)).map(Answer::Chain)
+            }
+            Task::Deactivate { vdi } => self.with(|sr| sr.deactivate(ctx, vdi)).map(|()| Answer::Nothing),
+            Task::Detach => self.end(|sr| sr.detach(ctx)),
+            Task::Erase => self.end(|sr| sr.erase(ctx)),
+        }
+    }
+}
+
+fn not_attached() -> ApiError {
+    ApiError::internal("a worker was asked about an SR that it has not attached")
+}
+
+/// One end of a link. Threads of one call share it.
+struct Link {
+    inner: Mutex<Inner>,
+    is_cancelled: AtomicBool,
+}
+
+struct Inner {
+    stream: UnixStream,
+    frames: Frames,
+}
+
+impl Link {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A frame is written and taken whole, or the link is at its end.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn send(&mut self, message: &FromWorker) -> io::Result<()> {
+        let bytes = encode(message).map_err(io::Error::other)?;
+        self.stream.write_all(&bytes)
+    }
+
+    /// The next message; none at the end.
+    fn receive(&mut self) -> io::Result<Option<ToWorker>> {
+        let mut piece = [0; 16 << 10];
+        loop {
+            if let Some(message) = self.frames.take().map_err(io::Error::other)? {
+                return Ok(Some(message));
+            }
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Ok(None),
+                Ok(len) => self.frames.feed(&piece[..len]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether something can be read now.
+    fn has_news(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure is passed, and the count says so.
+        !self.frames.is_empty() || unsafe { libc::poll(&raw mut poll, 1, 0) } > 0
+    }
+}
+
+/// The daemon, as a driver sees it.
+struct Remote {
+    link: Arc<Link>,
+    step: fn(&'static str),
+}
+
+impl Ctx for Remote {
+    fn is_cancelled(&self) -> bool {
+        if self.link.is_cancelled.load(Ordering::Acquire) {
+            return true;
+        }
+        // Another thread that talks hears it.
+        let Ok(mut inner) = self.link.inner.try_lock() else { return false };
+        if inner.has_news() {
+            // A daemon that is gone wants nothing any more.
+            let goes_on = matches!(inner.receive(), Ok(Some(ToWorker::Reply(_) | ToWorker::Begin(_))));
+            self.link.is_cancelled.store(!goes_on, Ordering::Release);
+        }
+        self.link.is_cancelled.load(Ordering::Acquire)
+    }
+
+    fn progress(&self, fraction: f64) {
+        let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { return };
+        // Where nobody listens the call's answer fails, too.
+        let _ = self.link.lock().send(&FromWorker::Progress(fraction));
+    }
+
+    fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
+        match ask(&self.link, Question::Live { vdi }) {
+            Ok(Reply::Live(disk)) => {
+                disk.map(|disk| Box::new(Disk { link: Arc::clone(&self.link), disk }) as Box<dyn LiveDisk>)
+            }
+            // Not known is not the same as not there.
+            _ => Some(Box::new(Disk { link: Arc::clone(&self.link), disk: usize::MAX })),
+        }
+    }
+
+    fn step(&self, name: &'static str) {
+        (self.step)(name);
+    }
+}
+
+fn ask(link: &Link, question: Question) -> Result<Reply, ApiError> {
+    let lost = || ApiError::internal("the daemon that an SR was changed for is gone");
+    let mut inner = link.lock();
+    inner.send(&FromWorker::Ask(question)).map_err(|_| lost())?;
+    loop {
+        match inner.receive().map_err(|_| lost())?.ok_or_else(lost)? {
+            ToWorker::Reply(reply) => return Ok(reply),
+            ToWorker::Cancel => link.is_cancelled.store(true, Ordering::Release),
+            ToWorker::Begin(_) => return Err(lost()),
+        }
+    }
+}
+
+/// A disk of the daemon's.
+struct Disk {
+    link: Arc<Link>,
+    disk: usize,
+}
+
+impl Disk {
+    fn done(&self, question: Question) -> Result<(), ApiError> {
+        match ask(&self.link, question)? {
+            Reply::Done(done) => done,
+            _ => Err(ApiError::internal("the daemon answered another question")),
+        }
+    }
+}
+
+impl LiveDisk for Disk {
+    fn pause(&self) -> Result<(), ApiError> {
+        self.done(Question::Pause { disk: self.disk })
+    }
+
+    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
+        self.done(Question::Resume { disk: self.disk, chain: chain.clone() })
+    }
+
+    fn access(&self) -> Access {
+        match ask(&self.link, Question::Access { disk: self.disk }) {
+            Ok(Reply::Access(access)) => access,
+            _ => Access::ReadWrite,
+        }
+    }
+
+    fn grow(&self, bytes: u64) -> Result<(), ApiError> {
+        self.done(Question::Grow { disk: self.disk, bytes })
+    }
+}

@@ -1,0 +1,122 @@
+//! Rows in memory: for tests, and for daemons that need not remember.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::{Expect, Revision, Row, Store, StoreError, Txn};
+
+/// Changed rows that are remembered for [`Store::changes`].
+const LOG_MAX: usize = 100_000;
+
+#[derive(Debug, Default)]
+struct Rows {
+    rows: BTreeMap<String, (String, Revision)>,
+    /// The key that each remembered change was of.
+    log: BTreeMap<(Revision, String), ()>,
+    /// Changes up to here are forgotten.
+    forgotten: Revision,
+    revision: Revision,
+}
+
+/// Rows in memory.
+#[derive(Debug, Default)]
+pub struct Memory {
+    rows: Mutex<Rows>,
+    changed: Condvar,
+}
+
+impl Memory {
+    /// These rows, as another store had them at this revision; changes before it are forgotten.
+    pub(crate) fn with(rows: Vec<Row>, revision: Revision) -> Self {
+        let rows = rows.into_iter().filter_map(|row| Some((row.key, (row.value?, row.revision))));
+        let rows = Rows { rows: rows.collect(), revision, forgotten: revision, ..Rows::default() };
+        Self { rows: Mutex::new(rows), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Rows {
+    fn row(&self, key: &str) -> Option<Row> {
+        let (value, revision) = self.rows.get(key)?;
+        Some(Row { key: key.to_owned(), value: Some(value.clone()), revision: *revision })
+    }
+}
+
+impl Store for Memory {
+    fn get(&self, key: &str) -> Result<Option<Row>, StoreError> {
+        Ok(self.lock().row(key))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Row>, StoreError> {
+        let rows = self.lock();
+        let found = rows.rows.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
+        Ok(found.filter_map(|(key, _)| rows.row(key)).collect())
+    }
+
+    fn commit(&self, txn: Txn) -> Result<Revision, StoreError> {
+        let mut rows = self.lock();
+        for (key, expect) in &txn.expect {
+            let at = rows.rows.get(key).map(|(_, revision)| *revision);
+            let holds = match expect {
+                Expect::Absent => at.is_none(),
+                Expect::At(revision) => at == Some(*revision),
+            };
+            if !holds {
+                return Err(StoreError::Conflict(key.clone(), at));
+            }
+        }
+        let revision = rows.revision + 1;
+        rows.revision = revision;
+        for (key, value) in txn.puts {
+            rows.log.insert((revision, key.clone()), ());
+            rows.rows.insert(key, (value, revision));
+        }
+        for key in txn.deletes {
+            if rows.rows.remove(&key).is_some() {
+                rows.log.insert((revision, key), ());
+            }
+        }
+        while rows.log.len() > LOG_MAX {
+            let Some(((oldest, _), ())) = rows.log.pop_first() else { break };
+            rows.forgotten = rows.forgotten.max(oldest);
+        }
+        drop(rows);
+        self.changed.notify_all();
+        Ok(revision)
+    }
+
+    fn changes(&self, after: Revision, wait: Duration) -> Result<Vec<Row>, StoreError> {
+        let until = Instant::now().checked_add(wait);
+        let mut rows = self.lock();
+        loop {
+            if after < rows.forgotten {
+                return Err(StoreError::Forgotten(rows.forgotten));
+            }
+            let mut last: BTreeMap<&String, Revision> = BTreeMap::new();
+            for ((revision, key), ()) in rows.log.range((after.saturating_add(1), String::new())..) {
+                last.insert(key, *revision);
+            }
+            if !last.is_empty() {
+                let mut found: Vec<Row> = last
+                    .into_iter()
+                    .map(|(key, revision)| Row {
+                        key: key.clone(),
+                        value: rows.rows.get(key).map(|(value, _)| value.clone()),
+                        revision,
+                    })
+                    .collect();
+                found.sort_by(|a, b| (a.revision, &a.key).cmp(&(b.revision, &b.key)));
+                return Ok(found);
+            }
+            let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(Vec::new());
+            }
+            rows = self.changed.wait_timeout(rows, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! The daemon's life: state, toolstack, doors, signals, end.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tapio_api::accounts::Accounts;
+use tapio_api::door::{Door, Peer};
+use tapio_api::server::{Server, ServerOptions};
+use tapio_api::tls::Certificates;
+use tapio_control::notify;
+use tapio_core::Toolstack;
+use tapio_core::config::Config;
+use tapio_core::db::Db;
+use tapio_store::{Patient, Store};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::Options;
+use crate::door::{Desk, Guards, watch_accounts};
+use crate::memory::{self, Trimmer};
+use crate::settings::{Settings, Tapback};
+use crate::{default_sr, lock, logs, worker};
+
+/// File of the database, in the state directory.
+const DATABASE: &str = "tapio.db";
+
+/// File with the addresses that are served, in the run directory: a line each, `https://ADDRESS:PORT` and the like.
+const LISTENING: &str = "listening";
+
+/// What calls that are under way have to end in, when the daemon is told to.
+const END_PATIENCE: Duration = Duration::from_secs(20);
+
+/// What SRs have to be attached in before the daemon says that it is ready; those that are not then go on by
+/// themselves. Short beside what a service manager waits for, long beside what a storage that answers takes.
+const STORAGE: Duration = Duration::from_secs(10);
+
+/// Threads that serve connections; everything that takes long has others.
+const SERVING_THREADS: usize = 2;
+
+/// Threads beside those of calls: answers that are put into words, steps of operations.
+const OTHER_THREADS: usize = 128;
+
+/// Makes a directory and those above it; one that is there stays as it is.
+///
+/// # Errors
+/// A sentence with its path.
+pub fn make_dir(path: &Path) -> Result<(), String> {
+    let made = DirBuilder::new().recursive(true).mode(0o755).create(path);
+    made.map_err(|error| format!("{}: {error}; name another directory, or run as root", path.display()))
+}
+
+/// The directory of secrets is nobody else's, however it was made.
+fn close_dir(path: &Path) -> Result<(), String> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+        .map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Everything that a start would complain about, without starting.
+///
+/// # Errors
+/// The first complaint.
+pub fn check(settings: &Settings) -> Result<String, String> {
+    let mut found = String::new();
+    let dir = &settings.state_dir;
+    if dir.join(tapio_api::tls::FILE).exists() {
+        let (certificates, _) = Certificates::open_or_make(dir)?;
+        found.push_str(&format!("certificate: SHA-256 {}\n", certificates.fingerprint()));
+    } else {
+        found.push_str("certificate: one is made at the first start\n");
+    }
+    let accounts = Accounts::open(dir, settings.pam().as_ref())?;
+    let pam = if accounts.has_pam() { "can" } else { "cannot" };
+    found.push_str(&format!("accounts: those of the system {pam} log in\n"));
+    match lock::holder(dir)? {
+        Some(pid) => found.push_str(&format!("state: process {pid} runs on {}\n", dir.display())),
+        None => found.push_str(&format!("state: {} is free\n", dir.display())),
+    }
+    Ok(found)
+}
+
+/// Sockets and files that this process opens are many: one a disk, one a client.
+fn raise_limits() {
+    // SAFETY: a struct of numbers, for which all zeroes is a value.
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    // SAFETY: the struct is as large as it is said to be.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// Runs until it is told to end.
+///
+/// # Errors
+/// A sentence: why it could not begin.
+pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
+    logs::start(&settings.log_level)?;
+    if let Err(why) = notify::find_manager() {
+        tracing::warn!("{why}");
+    }
+    memory::bound_heaps();
+    raise_limits();
+    for dir in [&settings.run_dir, &settings.state_dir, &settings.mount_dir] {
+        make_dir(dir)?;
+    }
+    close_dir(&settings.state_dir)?;
+    let _lock = lock::take(&settings.state_dir)?;
+    let (certificates, made) = match settings.listen.is_empty() {
+        true => (None, false),
+        false => Certificates::open_or_make(&settings.state_dir).map(|(certs, made)| (Some(certs), made))?,
+    };
+    let accounts = Accounts::open(&settings.state_dir, settings.pam().as_ref())?;
+    let accounts = Arc::new(accounts);
+    let (stack, store) = toolstack(settings, &accounts)?;
+    watch_accounts(&accounts, &stack);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(SERVING_THREADS)
+        .max_blocking_threads(settings.limits.threads_max() + OTHER_THREADS)
+        .thread_name("tapiod-call")
+        .enable_all()
+        .build()
+        .map_err(|error| format!("no threads: {error}"))?;
+    let ended = runtime.block_on(serve(settings, options, (stack, store), certificates, made));
+    // What still runs is in the journal; the next start finishes or undoes it. Nothing is to wait for it here.
+    runtime.shutdown_background();
+    let _ = fs::remove_file(settings.run_dir.join(LISTENING));
+    ended
+}
+
+/// The toolstack, and its store, which takes what the start changes until recovery is over.
+fn toolstack(
+    settings: &Settings,
+    accounts: &Arc<Accounts>,
+) -> Result<(Arc<Toolstack>, Arc<Patient>), String> {
+    let path = settings.state_dir.join(DATABASE);
+    let store = Arc::new(Patient::open(&path).map_err(|error| error.to_string())?);
+    let db = Db::open(Arc::clone(&store) as Arc<dyn Store>)
+        .map_err(|error| format!("{}: {error}", path.display()))?;
+    let config = Config {
+        run_dir: settings.run_dir.clone(),
+        state_dir: settings.state_dir.clone(),
+        mount_dir: settings.mount_dir.clone(),
+        worker_pool_size: settings.worker_pool_size,
+        per_vm_parallel: settings.per_vm_parallel,
+        polling: (settings.polling_us, settings.polling_idle),
+    };
+    let stack = Toolstack::with_accounts(config, db, Box::new(Guards(Arc::clone(accounts))));
+    stack.sessions.set_idle_limit(settings.session_idle);
+    for driver in worker::drivers(settings) {
+        stack.storage.add_driver(driver);
+    }
+    let mut machines = tapio_vm::Settings::new(&settings.run_dir);
+    match &settings.tapback {
+        Tapback::Auto => {}
+        Tapback::None => machines.xen.tapback = None,
+        Tapback::Program(program) => machines.xen.tapback = Some(program.clone()),
+    }
+    machines.kernel_dirs.clone_from(&settings.kernel_dirs);
+    machines.guest_sandbox = settings.guest_sandbox;
+    // None without root.
+    machines.guest_users = machines.guest_users.and(settings.guest_users);
+    for driver in tapio_vm::registry(&machines) {
+        stack.machines.add_driver(driver);
+    }
+    stack.open().map_err(|error| format!("what an earlier daemon left: {error}"))?;
+    if let Some(why) = store.full() {
+        say_full(&stack, &why);
+    }
+    if let Some(why) = store.backup_error() {
+        tracing::warn!("{why}");
+    }
+    Ok((stack, store))
+}
+
+/// Says that the database's file system is full: what there is is served, and every change is refused until there is
+/// room. The message is one of the start's changes, which are kept.
+fn say_full(stack: &Toolstack, why: &str) {
+    let body = format!("{why}; what is stored is served, changes are refused until there is room");
+    tracing::error!("{body}");
+    let host = stack.db.all("host");
+    let uuid = host.first().map_or("", |host| host.text("uuid"));
+    if let Err(error) = tapio_core::tell(stack, "DATABASE_FULL", 1, "Host", uuid, &body) {
+        tracing::warn!(%error, "the message DATABASE_FULL could not be kept");
+    }
+}
+
+/// Puts in order what an earlier daemon left. Calls that only look are answered meanwhile.
+fn recover(stack: &Arc<Toolstack>, store: &Patient, default_sr: Option<&Path>) -> Result<(), String> {
+    let recovered = stack.recover(Instant::now() + STORAGE);
+    recovered.map_err(|error| format!("recovery of what an earlier daemon left: {error}"))?;
+    match default_sr.map_or(Ok(()), |path| default_sr::ensure(stack, path)) {
+        // It is made by the next start that finds room.
+        Err(why) if store.full().is_some() => {
+            tracing::error!("the default SR: {why}");
+            Ok(())
+        }
+        ensured => ensured,
+    }
+}
+
+async fn serve(
+    settings: &Settings,
+    options: &Options,
+    (stack, store): (Arc<Toolstack>, Arc<Patient>),
+    certificates: Option<Arc<Certificates>>,
+    made: bool,
+) -> Result<(), String> {
+    let told = |error: io::Error| format!("signals: {error}");
+    let mut terminate = signal(SignalKind::terminate()).map_err(told)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(told)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(told)?;
+    let trimmer = Trimmer::start().map_err(|error| format!("no thread: {error}"))?;
+    let door: Arc<dyn Door> = Arc::new(Desk { stack: Arc::clone(&stack), trimmer });
+    let server_options = ServerOptions {
+        limits: settings.limits.clone(),
+        routes: Vec::new(),
+        origins: settings.cors_origins.clone(),
+    };
+    let server = Server::new(Arc::clone(&door), server_options);
+    let listening = open_doors(settings, &server, certificates.as_ref()).await?;
+    let default_sr = settings.default_sr.clone();
+    let mut recovering = tokio::task::spawn_blocking(move || recover(&stack, &store, default_sr.as_deref()));
+    loop {
+        tokio::select! {
+            recovered = &mut recovering => {
+                recovered.map_err(|error| format!("recovery of what an earlier daemon left: {error}"))??;
+                break;
+            }
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = hangup.recv() => reload(options, certificates.as_deref()),
+        }
+    }
+    let list = settings.run_dir.join(LISTENING);
+    fs::write(&list, listening.join("\n") + "\n").map_err(|error| format!("{}: {error}", list.display()))?;
+    if let Some(certificates) = &certificates {
+        let what = if made { "made a certificate" } else { "certificate" };
+        tracing::info!("{what}: SHA-256 {}", certificates.fingerprint());
+    }
+    tracing::info!("serving {}", listening.join(" "));
+    notify::ready(&format!("serving {}", listening.join(" ")));
+    let watchdog = notify::watchdog_interval().map(|every| tokio::spawn(beat(door, every)));
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = hangup.recv() => reload(options, certificates.as_deref()),
+        }
+    }
+    notify::stopping("ending; disks and guests go on");
+    tracing::info!("ending; disks and guests go on");
+    if !server.close(END_PATIENCE).await {
+        tracing::warn!(
+            "calls are under way that did not end in {END_PATIENCE:?}; the next start finishes or undoes them"
+        );
+    }
+    if let Some(watchdog) = watchdog {
+        watchdog.abort();
+    }
+    for path in settings.sockets() {
+        let _ = fs::remove_file(path);
+    }
+    Ok(())
+}
+
+/// Opens all listeners; answers what is served.
+async fn open_doors(
+    settings: &Settings,
+    server: &Server,
+    certificates: Option<&Arc<Certificates>>,
+) -> Result<Vec<String>, String> {
+    let mut listening = Vec::new();
+    for path in settings.sockets() {
+        server.listen_unix(unix_listener(&path, settings.unix_socket_mode)?);
+        listening.push(format!("unix:{}", path.display()));
+    }
+    for (addresses, tls) in [(&settings.http, None), (&settings.listen, certificates)] {
+        for address in addresses {
+            let told =
+                |error: io::Error| format!("{address}: {error}; --listen and --http name other addresses");
+            let listener = TcpListener::bind(address).await.map_err(told)?;
+            let bound = listener.local_addr().map_err(told)?;
+            match tls {
+                None => {
+                    server.listen_http(listener);
+                    listening.push(format!("http://{bound}"));
+                }
+                Some(certificates) => {
+                    server.listen_https(listener, certificates.config()?);
+                    listening.push(format!("https://{bound}"));
+                }
+            }
+        }
+    }
+    Ok(listening)
+}
+
+fn unix_listener(path: &Path, mode: u32) -> Result<UnixListener, String> {
+    let told = |error: io::Error| format!("{}: {error}", path.display());
+    if let Some(dir) = path.parent() {
+        make_dir(dir)?;
+    }
+    // A socket of a daemon that is gone. The lock says that it is, for this state; anything else is not ours to remove.
+    match fs::symlink_metadata(path) {
+        Ok(data) if data.file_type().is_socket() => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(format!("{}: another daemon serves there", path.display()));
+            }
+            fs::remove_file(path).map_err(told)?;
+        }
+        Ok(_) => return Err(format!("{}: it is there and no socket", path.display())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(told(error)),
+    }
+    let listener = UnixListener::bind(path).map_err(told)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(told)?;
+    Ok(listener)
+}
+
+/// SIGHUP: another certificate, another log level.
+fn reload(options: &Options, certificates: Option<&Certificates>) {
+    if let Some(certificates) = certificates {
+        match certificates.reload() {
+            Ok(()) => tracing::info!("certificate: SHA-256 {}", certificates.fingerprint()),
+            Err(why) => tracing::error!("the certificate of before stays: {why}"),
+        }
+    }
+    match Settings::gather(options).and_then(|settings| logs::set_level(&settings.log_level)) {
+        Ok(()) => {
+            tracing::info!(
+                "settings were read again: the log level is theirs, the others wait for a restart"
+            );
+        }
+        Err(why) => tracing::error!("the settings of before stay: {why}"),
+    }
+}
+
+/// Tells the service manager that calls are answered, as long as they are.
+async fn beat(door: Arc<dyn Door>, every: Duration) {
+    let peer = Peer { superuser: true, address: "watchdog".to_owned() };
+    loop {
+        let (door, peer) = (Arc::clone(&door), peer.clone());
+        let asked = tokio::task::spawn_blocking(move || door.call(&peer, "system.listMethods", Vec::new()));
+        if asked.await.is_ok_and(|answer| answer.is_ok()) {
+            notify::alive();
+        }
+        tokio::time::sleep(every).await;
+    }
+}

@@ -1,0 +1,98 @@
+//! The toolstack behind its doors: what `api` asks for, in `core`'s terms.
+
+use std::sync::Arc;
+
+use tapio_api::accounts::{Accounts, Watch};
+use tapio_api::door::{BoxFuture, Door, Peer};
+use tapio_core::{Credential, Login, Toolstack};
+use tapio_model::{Answer, ApiError, Role, Value};
+
+use crate::memory::Trimmer;
+
+/// The toolstack as a door leads to it.
+pub struct Desk {
+    pub stack: Arc<Toolstack>,
+    pub trimmer: Trimmer,
+}
+
+fn to_core(peer: &Peer) -> tapio_core::Peer {
+    tapio_core::Peer { superuser: peer.superuser, address: peer.address.clone() }
+}
+
+impl Door for Desk {
+    fn call(&self, peer: &Peer, method: &str, params: Vec<Value>) -> Result<Answer, ApiError> {
+        let answer = self.stack.answer(&to_core(peer), method, params)?;
+        self.trimmer.saw(&answer);
+        Ok(answer)
+    }
+
+    fn account_of(&self, session: &str) -> Option<String> {
+        self.stack.account_of(session)
+    }
+
+    fn wait(
+        &self,
+        peer: &Peer,
+        method: &str,
+        params: &mut Vec<Value>,
+    ) -> Option<BoxFuture<Result<Answer, ApiError>>> {
+        if !Toolstack::waits(method) {
+            return None;
+        }
+        let (stack, trimmer) = (Arc::clone(&self.stack), self.trimmer.clone());
+        let (peer, method, params) = (to_core(peer), method.to_owned(), std::mem::take(params));
+        Some(Box::pin(async move {
+            let answer = stack.call_waiting(peer, method, params).await?;
+            trimmer.saw(&answer);
+            Ok(answer)
+        }))
+    }
+}
+
+/// Accounts as the toolstack asks for them.
+pub struct Guards(pub Arc<Accounts>);
+
+impl tapio_core::Accounts for Guards {
+    fn authenticate(&self, user: &str, password: &str, peer: &tapio_core::Peer) -> Result<Login, ApiError> {
+        let peer = Peer { superuser: peer.superuser, address: peer.address.clone() };
+        let opened = self.0.authenticate(user, password, &peer)?;
+        Ok(Login { role: opened.role, credential: Credential(opened.print) })
+    }
+
+    fn change_password(&self, user: &str, old: &str, new: &str) -> Result<Credential, ApiError> {
+        self.0.change_password(user, old, new).map(Credential)
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.generation()
+    }
+
+    fn standings(&self, asked: &[(&str, Credential)]) -> Result<Vec<Option<Role>>, ApiError> {
+        let asked: Vec<(&str, u64)> = asked.iter().map(|(user, credential)| (*user, credential.0)).collect();
+        self.0.standings(&asked)
+    }
+}
+
+/// Holds open sessions against the accounts as soon as their files change, so that calls that wait end or go on with
+/// what their account may do now. Calls that begin look for themselves.
+pub fn watch_accounts(accounts: &Arc<Accounts>, stack: &Arc<Toolstack>) {
+    let mut watch = match Watch::new(accounts.files()) {
+        Ok(watch) => watch,
+        Err(why) => {
+            tracing::warn!("{why}: calls that wait hear of changed accounts some seconds later");
+            return;
+        }
+    };
+    let stack = Arc::downgrade(stack);
+    let watching = std::thread::Builder::new().name("tapiod-accounts".into()).spawn(move || {
+        while let Ok(()) = watch.wait() {
+            let Some(stack) = stack.upgrade() else { return };
+            if let Err(error) = stack.sessions.review(&stack) {
+                tracing::error!(%error, "sessions of accounts are refused until the accounts can be read");
+            }
+        }
+    });
+    if let Err(error) = watching {
+        tracing::warn!("no thread: {error}; calls that wait hear of changed accounts some seconds later");
+    }
+}

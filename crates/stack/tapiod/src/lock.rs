@@ -1,0 +1,96 @@
+//! One daemon for one state.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// File that a daemon locks as long as it runs, with its process number in it.
+const FILE: &str = "tapiod.lock";
+
+/// The lock; falls with the process, however that ends.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+fn path(state_dir: &Path) -> PathBuf {
+    state_dir.join(FILE)
+}
+
+fn open(path: &Path) -> Result<File, String> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    file.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn pid_in(file: &mut File) -> Option<i32> {
+    let mut text = String::new();
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok().filter(|pid| *pid > 0)
+}
+
+/// Takes the lock.
+///
+/// # Errors
+/// A sentence: another daemon has it, or the file cannot be opened.
+pub fn take(state_dir: &Path) -> Result<Lock, String> {
+    let path = path(state_dir);
+    let mut file = open(&path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let pid = pid_in(&mut file).map_or(String::new(), |pid| format!(" (process {pid})"));
+            return Err(format!("{}: another tapiod{pid} runs on this state; end it first", path.display()));
+        }
+        Err(TryLockError::Error(error)) => return Err(format!("{}: {error}", path.display())),
+    }
+    // Of one length and in its place: what a full file system has room for already.
+    let write = |mut file: &File| {
+        file.rewind()?;
+        writeln!(file, "{:<10}", std::process::id())
+    };
+    match write(&file) {
+        Err(error) if error.kind() != std::io::ErrorKind::StorageFull => {
+            return Err(format!("{}: {error}", path.display()));
+        }
+        // The lock holds; the number is for people and for SIGHUP.
+        Err(error) => tracing::warn!("{}: {error}", path.display()),
+        Ok(()) => {}
+    }
+    Ok(Lock { _file: file })
+}
+
+/// The daemon that runs on this state; none where none does.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn holder(state_dir: &Path) -> Result<Option<i32>, String> {
+    let path = path(state_dir);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let mut file = open(&path)?;
+    match file.try_lock_shared() {
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => Ok(pid_in(&mut file)),
+        Err(TryLockError::Error(error)) => Err(format!("{}: {error}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_and_it_says_who() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert_eq!(holder(dir.path()), Ok(None));
+        let lock = take(dir.path()).expect("free");
+        let pid = std::process::id();
+        assert!(take(dir.path()).expect_err("taken").contains(&format!("process {pid}")));
+        assert_eq!(holder(dir.path()), Ok(i32::try_from(pid).ok()));
+        drop(lock);
+        assert_eq!(holder(dir.path()), Ok(None));
+        take(dir.path()).expect("free again");
+    }
+}

@@ -1,0 +1,77 @@
+//! The toolstack's daemon.
+//!
+//! ```text
+//!   args, settings ── lock ── state (certificate, accounts, database) ── Toolstack (recovery) ── doors ── signals
+//! ```
+//!
+//! What it holds is on disk or in other processes: a daemon that is killed and started again finds its disks and
+//! guests, and finishes or undoes what was half done.
+
+mod args;
+mod daemon;
+mod default_sr;
+mod door;
+mod lock;
+mod logs;
+mod memory;
+mod settings;
+mod users;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+use crate::settings::Settings;
+
+fn main() -> ExitCode {
+    worker::run_if_asked();
+    let args = Args::parse();
+    // SAFETY: umask(2) takes a number and cannot fail. What others may not read has its own mode; a socket that they
+    // may not write to they cannot connect to.
+    unsafe { libc::umask(0o022) };
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("tapiod: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> Result<(), String> {
+    let settings = Settings::gather(&args.options)?;
+    if let Some(Command::User(command)) = args.command {
+        return users::run(&settings.state_dir, command);
+    }
+    let options = &args.options;
+    if options.print_config {
+        print!("{}", settings.as_file());
+        return Ok(());
+    }
+    if options.check {
+        print!("{}", daemon::check(&settings)?);
+        return Ok(());
+    }
+    if let Some([cert, key]) = options.install_certificate.as_deref() {
+        return install(&settings, cert, key);
+    }
+    daemon::run(&settings, options)
+}
+
+fn install(settings: &Settings, cert: &std::path::Path, key: &std::path::Path) -> Result<(), String> {
+    daemon::make_dir(&settings.state_dir)?;
+    let fingerprint = tapio_api::tls::install(&settings.state_dir, cert, key)?;
+    println!("SHA-256 {fingerprint}");
+    if let Some(pid) = lock::holder(&settings.state_dir)? {
+        // SAFETY: kill(2) takes two numbers. The process holds the lock of this state, so it is the daemon.
+        if unsafe { libc::kill(pid, libc::SIGHUP) } != 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(format!(
+                "process {pid} was not told ({error}): 'kill -HUP {pid}' makes it use the certificate"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,568 @@
+//! What the daemon is told: defaults, then the configuration file, then the command line.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tapio_api::accounts::PamOptions;
+use tapio_api::server::ServerLimits;
+use tapio_core::config::{POLLING_IDLE, POLLING_US};
+use tapio_vm::{GuestSandbox, KERNEL_DIRS, UserRange};
+
+use crate::args::Options;
+
+/// Where settings are, unless `--config` says otherwise.
+pub const CONFIG_FILE: &str = "/etc/tapio/tapiod.conf";
+
+/// A larger file is no configuration.
+const CONFIG_LEN_MAX: u64 = 1 << 20;
+
+/// Everything that can be set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub run_dir: PathBuf,
+    pub state_dir: PathBuf,
+    pub mount_dir: PathBuf,
+    pub worker_pool_size: usize,
+    pub per_vm_parallel: usize,
+    /// How long disks may spin, in microseconds, and how idle the host must be for it, in percent.
+    pub polling_us: u32,
+    pub polling_idle: u8,
+    pub tapback: Tapback,
+    /// Where kernels and ramdisks may lie that clients name.
+    pub kernel_dirs: Vec<PathBuf>,
+    /// Whether guests are confined, and as whom they run; `None`: as the daemon.
+    pub guest_sandbox: GuestSandbox,
+    pub guest_users: Option<UserRange>,
+    /// How long an operation on a storage may be silent.
+    pub storage_timeout: Duration,
+    /// HTTPS.
+    pub listen: Vec<SocketAddr>,
+    /// HTTP, on loopback.
+    pub http: Vec<SocketAddr>,
+    pub unix_sockets: Vec<PathBuf>,
+    pub unix_socket_mode: u32,
+    pub cors_origins: Vec<String>,
+    /// Whether accounts of the system can log in.
+    pub pam: bool,
+    pub pam_service: Option<String>,
+    pub session_idle: Duration,
+    pub log_level: String,
+    pub limits: ServerLimits,
+    pub default_sr: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            run_dir: "/run/tapio".into(),
+            state_dir: "/var/lib/tapio".into(),
+            mount_dir: "/run/sr-mount".into(),
+            worker_pool_size: 16,
+            per_vm_parallel: 10,
+            polling_us: POLLING_US,
+            polling_idle: POLLING_IDLE,
+            tapback: Tapback::Auto,
+            kernel_dirs: KERNEL_DIRS.map(PathBuf::from).into(),
+            guest_sandbox: GuestSandbox::On,
+            guest_users: Some(UserRange::DEFAULT),
+            storage_timeout: Duration::from_secs(180),
+            listen: vec![([0, 0, 0, 0], 443).into()],
+            http: vec![([127, 0, 0, 1], 80).into()],
+            unix_sockets: Vec::new(),
+            unix_socket_mode: 0o600,
+            cors_origins: Vec::new(),
+            pam: true,
+            pam_service: None,
+            session_idle: Duration::from_secs(86_400),
+            log_level: "info".to_owned(),
+            limits: ServerLimits::default(),
+            default_sr: None,
+        }
+    }
+}
+
+/// Who brings Xen's guests and disk processes together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tapback {
+    /// `tapio-tapback` as it is installed, started where nobody does.
+    Auto,
+    /// Somebody else, always.
+    None,
+    /// This program.
+    Program(PathBuf),
+}
+
+/// One key of the file.
+struct Key {
+    name: &'static str,
+    doc: &'static str,
+    set: fn(&mut Settings, &str) -> Result<(), String>,
+    show: fn(&Settings) -> String,
+}
+
+fn number<T: std::str::FromStr + PartialOrd + std::fmt::Display>(
+    text: &str,
+    min: T,
+    max: T,
+) -> Result<T, String> {
+    let number = text.parse::<T>().ok().filter(|number| *number >= min && *number <= max);
+    number.ok_or_else(|| format!("'{text}': a whole number from {min} to {max} is expected"))
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    number(text, 1, 31_536_000).map(Duration::from_secs)
+}
+
+fn directory(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_absolute() { Ok(path) } else { Err(format!("'{text}': a path from the root is expected")) }
+}
+
+fn list(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|word| !word.is_empty() && *word != "none")
+}
+
+fn addresses(text: &str) -> Result<Vec<SocketAddr>, String> {
+    let address = |word: &str| {
+        word.parse()
+            .map_err(|_| format!("'{word}': ADDRESS:PORT is expected, as 0.0.0.0:443 or [::]:443, or none"))
+    };
+    list(text).map(address).collect()
+}
+
+fn shown<T: ToString>(items: &[T]) -> String {
+    if items.is_empty() {
+        return "none".to_owned();
+    }
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
+macro_rules! count {
+    ($name:literal, $doc:literal, $min:literal..=$max:literal, $($field:ident).+) => {
+        Key {
+            name: $name,
+            doc: $doc,
+            set: |settings, text| number(text, $min, $max).map(|value| settings.$($field).+ = value),
+            show: |settings| settings.$($field).+.to_string(),
+        }
+    };
+}
+
+macro_rules! path {
+    ($name:literal, $doc:literal, $field:ident) => {
+        Key {
+            name: $name,
+            doc: $doc,
+            set: |settings, text| directory(text).map(|path| settings.$field = path),
+            show: |settings| settings.$field.display().to_string(),
+        }
+    };
+}
+
+macro_rules! time {
+    ($name:literal, $doc:literal, $($field:ident).+) => {
+        Key {
+            name: $name,
+            doc: $doc,
+            set: |settings, text| seconds(text).map(|time| settings.$($field).+ = time),
+            show: |settings| settings.$($field).+.as_secs().to_string(),
+        }
+    };
+}
+
+const KEYS: &[Key] = &[
+    path!("run-dir", "sockets and pid files; empty after a reboot", run_dir),
+    path!("state-dir", "what survives a reboot: the database, the certificate, accounts", state_dir),
+    path!("mount-dir", "SRs are mounted below it", mount_dir),
+    count!("worker-pool-size", "steps of operations at a time on this host", 1..=1024, worker_pool_size),
+    count!("per-vm-parallel", "steps of operations at a time for one machine", 1..=255, per_vm_parallel),
+    count!(
+        "default-vbd3-polling-duration",
+        "microseconds for which a disk spins after its last request, where neither VBD nor SR say otherwise; 0: never",
+        0..=1_000_000,
+        polling_us
+    ),
+    count!(
+        "default-vbd3-polling-idle-threshold",
+        "percent of the host's processors that must be idle for it",
+        0..=100,
+        polling_idle
+    ),
+    Key {
+        name: "tapback",
+        doc: "the program that connects Xen's guests to their disks, started where nobody does: auto (tapio-tapback), \
+              a path, or none where another one always serves vbd3",
+        set: |settings, text| {
+            settings.tapback = match text {
+                "auto" => Tapback::Auto,
+                "none" => Tapback::None,
+                path => Tapback::Program(directory(path)?),
+            };
+            Ok(())
+        },
+        show: |settings| match &settings.tapback {
+            Tapback::Auto => "auto".to_owned(),
+            Tapback::None => "none".to_owned(),
+            Tapback::Program(path) => path.display().to_string(),
+        },
+    },
+    time!(
+        "storage-timeout",
+        "seconds of silence after which an operation on a storage fails and its process is killed; attaching, scanning \
+         and making an SR may take four times as long",
+        storage_timeout
+    ),
+    Key {
+        name: "kernel-dirs",
+        doc: "where kernels and ramdisks may lie that VM.PV_kernel and VM.PV_ramdisk name: directories or files that \
+              nobody but root can change, or none; linux.uml of this host is always one",
+        set: |settings, text| {
+            settings.kernel_dirs = list(text).map(directory).collect::<Result<_, _>>()?;
+            Ok(())
+        },
+        show: |settings| {
+            shown(&settings.kernel_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>())
+        },
+    },
+    Key {
+        name: "guest-sandbox",
+        doc: "whether guests of User-mode Linux and QEMU see nothing of this host but their own (root, namespaces, \
+              Landlock, system calls): on, as far as this host can; require, or they do not start; off",
+        set: |settings, text| {
+            settings.guest_sandbox = match text {
+                "on" => GuestSandbox::On,
+                "require" => GuestSandbox::Require,
+                "off" => GuestSandbox::Off,
+                _ => return Err(format!("'{text}': on, require or off is expected")),
+            };
+            Ok(())
+        },
+        show: |settings| {
+            match settings.guest_sandbox {
+                GuestSandbox::On => "on",
+                GuestSandbox::Require => "require",
+                GuestSandbox::Off => "off",
+            }
+            .to_owned()
+        },
+    },
+    Key {
+        name: "guest-users",
+        doc: "numbers of users and groups that belong to nobody else: each guest runs as one of its own; none: all run \
+              as the daemon does. Without root there is none",
+        set: |settings, text| {
+            settings.guest_users = if text == "none" { None } else { Some(UserRange::parse(text)?) };
+            Ok(())
+        },
+        show: |settings| settings.guest_users.map_or_else(|| "none".to_owned(), |range| range.to_string()),
+    },
+    Key {
+        name: "listen",
+        doc: "addresses for HTTPS, or none",
+        set: |settings, text| addresses(text).map(|all| settings.listen = all),
+        show: |settings| shown(&settings.listen),
+    },
+    Key {
+        name: "http",
+        doc: "loopback addresses for plain HTTP, or none",
+        set: |settings, text| addresses(text).map(|all| settings.http = all),
+        show: |settings| shown(&settings.http),
+    },
+    Key {
+        name: "unix-socket",
+        doc: "UNIX sockets; root needs no password there. Clients of XenServer look at /var/lib/xcp/xapi",
+        set: |settings, text| {
+            settings.unix_sockets = list(text).map(directory).collect::<Result<_, _>>()?;
+            Ok(())
+        },
+        show: |settings| {
+            shown(&settings.sockets().iter().map(|path| path.display().to_string()).collect::<Vec<_>>())
+        },
+    },
+    Key {
+        name: "unix-socket-mode",
+        doc: "who may connect to them; others than root still have to log in",
+        set: |settings, text| {
+            let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+            settings.unix_socket_mode =
+                mode.ok_or_else(|| format!("'{text}': a mode as 0600 is expected"))?;
+            Ok(())
+        },
+        show: |settings| format!("{:04o}", settings.unix_socket_mode),
+    },
+    Key {
+        name: "cors-origins",
+        doc: "web pages of these origins may call (https://a.example, or * for all)",
+        set: |settings, text| {
+            settings.cors_origins = list(text).map(str::to_owned).collect();
+            Ok(())
+        },
+        show: |settings| shown(&settings.cors_origins),
+    },
+    Key {
+        name: "pam",
+        doc: "whether accounts of the system may log in: on or off",
+        set: |settings, text| {
+            settings.pam = match text {
+                "on" => true,
+                "off" => false,
+                _ => return Err(format!("'{text}': on or off is expected")),
+            };
+            Ok(())
+        },
+        show: |settings| if settings.pam { "on" } else { "off" }.to_owned(),
+    },
+    Key {
+        name: "pam-service",
+        doc: "whose rules PAM goes by; none: tapio where /etc/pam.d has it, otherwise login, otherwise common-auth",
+        set: |settings, text| {
+            settings.pam_service = list(text).next().map(str::to_owned);
+            Ok(())
+        },
+        show: |settings| settings.pam_service.clone().unwrap_or_else(|| "none".to_owned()),
+    },
+    time!("session-idle", "seconds after which an unused session ends", session_idle),
+    Key {
+        name: "log-level",
+        doc: "error, warn, info, debug, trace, or per part as info,tapio_api=debug",
+        set: |settings, text| {
+            crate::logs::check(text)?;
+            text.clone_into(&mut settings.log_level);
+            Ok(())
+        },
+        show: |settings| settings.log_level.clone(),
+    },
+    count!("connections-max", "connections of all clients", 1..=100_000, limits.connections_max),
+    count!("connections-per-peer", "connections of one client", 1..=100_000, limits.connections_per_peer_max),
+    count!("call-size-max", "bytes of a call", 65_536..=67_108_864, limits.body_len_max),
+    count!(
+        "calls-size-max",
+        "bytes of all calls that are being received",
+        1_048_576..=4_294_967_296,
+        limits.bodies_len_max
+    ),
+    count!(
+        "answers-size-max",
+        "bytes that all answers hold that clients have not read yet; what is beyond is refused with HTTP 503",
+        8_388_608..=17_179_869_184,
+        limits.answers_len_max
+    ),
+    count!(
+        "answers-size-per-client",
+        "of these, bytes that the answers of one account hold, or those to one address",
+        4_194_304..=17_179_869_184,
+        limits.answers_len_per_client_max
+    ),
+    count!("short-calls", "short calls at work at a time", 1..=1024, limits.quick.running_max),
+    count!(
+        "long-calls",
+        "calls that work on disks and machines, at a time",
+        1..=4096,
+        limits.slow.running_max
+    ),
+    count!("logins", "passwords that are checked at a time", 1..=64, limits.login.running_max),
+    count!(
+        "waiting-calls",
+        "long calls that wait for others to end; more are refused",
+        1..=65_536,
+        limits.slow.waiting_max
+    ),
+    time!("head-time", "seconds for a TLS handshake and for a request's head", limits.head_time),
+    time!("body-time", "seconds for a call to arrive", limits.body_time),
+    time!("write-time", "seconds in which a client takes some of its answer", limits.write_time),
+    time!("idle-time", "seconds between two requests on one connection", limits.idle_time),
+];
+
+impl Settings {
+    /// The sockets that are to be made.
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        if self.unix_sockets.is_empty() { vec![self.run_dir.join("xapi")] } else { self.unix_sockets.clone() }
+    }
+
+    /// How PAM is asked; none: not at all.
+    pub fn pam(&self) -> Option<PamOptions> {
+        self.pam.then(|| PamOptions { service: self.pam_service.clone(), dir: None })
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| {
+            let all: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
+            format!("there is no key '{name}'; there are {}", all.join(", "))
+        })?;
+        (key.set)(self, value).map_err(|why| format!("{name}: {why}"))
+    }
+
+    fn read(&mut self, path: &Path, must_exist: bool) -> Result<(), String> {
+        let told = |error: io::Error| format!("{}: {error}", path.display());
+        match fs::metadata(path) {
+            Ok(data) if data.len() > CONFIG_LEN_MAX => return Err(format!("{}: too large", path.display())),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => return Ok(()),
+            Err(error) => return Err(told(error)),
+        }
+        let text = fs::read_to_string(path).map_err(told)?;
+        for (at, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let place = |why: String| format!("{}, line {}: {why}", path.display(), at + 1);
+            let (name, value) =
+                line.split_once('=').ok_or_else(|| place("'key = value' is expected".to_owned()))?;
+            self.set(name.trim(), value.trim()).map_err(place)?;
+        }
+        Ok(())
+    }
+
+    /// What file and command line say together.
+    ///
+    /// # Errors
+    /// A sentence with the place of what is wrong.
+    pub fn gather(options: &Options) -> Result<Self, String> {
+        let mut settings = Self::default();
+        match &options.config {
+            Some(path) => settings.read(path, true)?,
+            None => settings.read(Path::new(CONFIG_FILE), false)?,
+        }
+        for pair in &options.set {
+            let (name, value) =
+                pair.split_once('=').ok_or_else(|| format!("--set {pair}: KEY=VALUE is expected"))?;
+            settings.set(name.trim(), value.trim()).map_err(|why| format!("--set {why}"))?;
+        }
+        let given = |path: &PathBuf| {
+            std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        for (option, place) in [
+            (&options.run_dir, &mut settings.run_dir),
+            (&options.state_dir, &mut settings.state_dir),
+            (&options.mount_dir, &mut settings.mount_dir),
+        ] {
+            if let Some(path) = option {
+                *place = given(path)?;
+            }
+        }
+        if !options.listen.is_empty() {
+            settings.listen =
+                addresses(&options.listen.join(",")).map_err(|why| format!("--listen {why}"))?;
+        }
+        if options.no_tls {
+            settings.listen.clear();
+        }
+        if !options.http.is_empty() {
+            settings.http = addresses(&options.http.join(",")).map_err(|why| format!("--http {why}"))?;
+        }
+        if !options.unix_socket.is_empty() {
+            settings.unix_sockets = options.unix_socket.iter().map(given).collect::<Result<_, _>>()?;
+        }
+        if let Some(level) = &options.log_level {
+            settings.set("log-level", level).map_err(|why| format!("--{why}"))?;
+        }
+        settings.default_sr = options.default_sr.as_ref().map(given).transpose()?;
+        if let Some(open) = settings.http.iter().find(|address| !address.ip().is_loopback()) {
+            return Err(format!(
+                "http {open}: plain HTTP is for loopback addresses, because passwords travel as they are; use listen"
+            ));
+        }
+        Ok(settings)
+    }
+
+    /// All keys as a file that says the same.
+    pub fn as_file(&self) -> String {
+        let mut text = String::from("# Settings of tapiod; see tapiod --help.\n");
+        for key in KEYS {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\n# {}\n{} = {}\n", key.doc, key.name, (key.show)(self));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_can_be_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("tapiod.conf");
+        let mut settings = Settings::default();
+        settings.set("worker-pool-size", "32").expect("set");
+        settings.set("listen", "0.0.0.0:1443, [::1]:2443").expect("set");
+        settings.set("http", "none").expect("set");
+        settings.set("pam", "off").expect("set");
+        settings.set("guest-sandbox", "require").expect("set");
+        settings.set("guest-users", "300000-300999").expect("set");
+        settings.set("kernel-dirs", "/srv/kernels, /boot/vmlinuz").expect("set");
+        settings.set("tapback", "/opt/tapback").expect("set");
+        settings.set("default-vbd3-polling-duration", "0").expect("set");
+        settings.set("unix-socket-mode", "0660").expect("set");
+        fs::write(&path, settings.as_file()).expect("written");
+        let options = Options { config: Some(path), ..Options::default() };
+        let read = Settings::gather(&options).expect("read");
+        assert_eq!(read.as_file(), settings.as_file());
+        assert_eq!(read.worker_pool_size, 32);
+        assert_eq!(read.guest_sandbox, GuestSandbox::Require);
+        assert_eq!(read.guest_users, Some(UserRange { first: 300_000, count: 1000 }));
+        assert_eq!(read.kernel_dirs, ["/srv/kernels", "/boot/vmlinuz"].map(PathBuf::from));
+        assert_eq!((read.polling_us, read.tapback), (0, Tapback::Program("/opt/tapback".into())));
+        assert_eq!(read.listen.len(), 2);
+        assert!(read.http.is_empty());
+    }
+
+    #[test]
+    fn options_win_over_the_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("tapiod.conf");
+        fs::write(&path, "# a comment\n\nrun-dir = /run/a\nworker-pool-size=4\nlog-level = warn\n")
+            .expect("written");
+        let options = Options {
+            config: Some(path),
+            run_dir: Some("/run/b".into()),
+            set: vec!["worker-pool-size=5".into()],
+            no_tls: true,
+            ..Options::default()
+        };
+        let read = Settings::gather(&options).expect("read");
+        assert_eq!(
+            (read.run_dir.to_str(), read.worker_pool_size, read.log_level.as_str()),
+            (Some("/run/b"), 5, "warn")
+        );
+        assert!(read.listen.is_empty());
+        assert_eq!(read.sockets(), [PathBuf::from("/run/b/xapi")]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_place() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("tapiod.conf");
+        for (line, says) in [
+            ("nonsense", "'key = value' is expected"),
+            ("worker-pool = 3", "there is no key 'worker-pool'; there are run-dir"),
+            ("worker-pool-size = 0", "worker-pool-size: '0': a whole number from 1 to 1024"),
+            ("run-dir = here", "a path from the root"),
+            ("listen = everywhere", "ADDRESS:PORT"),
+            ("pam = maybe", "on or off"),
+            ("tapback = here", "a path from the root"),
+            ("kernel-dirs = /boot, kernels", "a path from the root"),
+            ("guest-sandbox = maybe", "on, require or off"),
+            ("guest-users = 0-5", "FIRST-LAST"),
+            ("default-vbd3-polling-idle-threshold = 101", "a whole number from 0 to 100"),
+            ("unix-socket-mode = 999", "a mode"),
+            ("log-level = loud=very=much", "log-level"),
+            ("session-idle = never", "whole number"),
+        ] {
+            fs::write(&path, format!("\n{line}\n")).expect("written");
+            let options = Options { config: Some(path.clone()), ..Options::default() };
+            let said = Settings::gather(&options).expect_err(line);
+            assert!(said.contains(says) && said.contains("line 2"), "{line}: {said}");
+        }
+        let absent = Options { config: Some(dir.path().join("absent")), ..Options::default() };
+        assert!(Settings::gather(&absent).expect_err("absent").contains("absent"));
+        let open = Options { http: vec!["0.0.0.0:80".into()], ..Options::default() };
+        assert!(Settings::gather(&open).expect_err("open").contains("loopback"));
+    }
+}

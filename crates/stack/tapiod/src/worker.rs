@@ -1,0 +1,57 @@
+//! This program as a storage worker: what `tapio_sm::worker` starts for each SR.
+
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tapio_sm::SrDriver;
+use tapio_sm::worker::{Options, Program};
+
+use crate::settings::Settings;
+use crate::{logs, memory};
+
+/// The first argument of a worker. It is no command for people, so no help has it.
+const COMMAND: &str = "storage-worker";
+
+/// The drivers of this host, each working in processes of this program.
+pub fn drivers(settings: &Settings) -> Vec<Arc<dyn SrDriver>> {
+    let arguments: [OsString; 4] = [
+        COMMAND.into(),
+        settings.mount_dir.clone().into(),
+        settings.run_dir.clone().into(),
+        settings.log_level.clone().into(),
+    ];
+    // The very file that runs, also where an upgrade has put another one in its place: both sides speak one language.
+    let program = Program { path: PathBuf::from("/proc/self/exe"), arguments: arguments.to_vec() };
+    let options = Options { launch: Arc::new(program), limit: settings.storage_timeout };
+    tapio_sm::worker::drivers(tapio_sm::registry(&settings.mount_dir, &settings.run_dir), &options)
+}
+
+/// Runs as a worker until the daemon is gone; returns where the arguments are not those of one.
+pub fn run_if_asked() {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_none_or(|first| first != COMMAND) {
+        return;
+    }
+    let mut next = || arguments.next().unwrap_or_default();
+    let (mount_dir, run_dir, level) = (next(), next(), next());
+    // SAFETY: the call takes numbers. Nothing of this process uses a descriptor yet but the first three: whatever else
+    // the daemon had open, a database above all, shall not stay open because a storage holds this process.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+    memory::bound_heaps();
+    if let Err(why) = logs::start(&level.to_string_lossy()) {
+        eprintln!("tapiod {COMMAND}: {why}");
+    }
+    match std::io::stdin().as_fd().try_clone_to_owned() {
+        Ok(control) => {
+            let drivers = tapio_sm::registry(Path::new(&mount_dir), Path::new(&run_dir));
+            tapio_sm::worker::serve(&UnixStream::from(control), drivers, tapio_core::plan::steps::step);
+        }
+        Err(error) => eprintln!("tapiod {COMMAND}: {error}"),
+    }
+    // SAFETY: it never returns. Operations that run are broken off here, as the daemon's own end would: the SR belongs
+    // to the next daemon's worker, and nothing that waits for the storage may keep this process.
+    unsafe { libc::_exit(0) }
+}

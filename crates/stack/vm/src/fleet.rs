@@ -1,0 +1,222 @@
+//! What the drivers of real guests have in common: their machines, each with a process, an agent and a record, and
+//! the events that come of them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use tapio_types::ApiError;
+use uuid::Uuid;
+
+use crate::agent::{Agent, Way};
+use crate::boot::{self, Kernels};
+use crate::errors::{bad_power_state, failed};
+use crate::place::{Phase, Place, Saved, SavedDisk, found};
+use crate::process::Process;
+use crate::record::Record;
+use crate::registry::Settings;
+use crate::supervise::{Events, Stop, Watched, lock, verdict, watch};
+use crate::traits::{DiskSpec, VmEvent, VmSpec, VmState};
+
+/// A machine; `own` is what only its driver knows.
+#[derive(Debug)]
+pub(crate) struct Machine<T> {
+    pub vm: Uuid,
+    pub place: Place,
+    pub agent: Agent,
+    pub own: T,
+    record: Record,
+    process: Mutex<Option<Arc<Process>>>,
+}
+
+impl<T> Machine<T> {
+    pub(crate) fn new(place: Place, saved: Saved, way: Way, own: T) -> Self {
+        let vm = saved.spec.uuid;
+        let agent = Agent::new(way);
+        Self { vm, place, agent, own, record: Record::new(saved), process: Mutex::default() }
+    }
+
+    /// Changes what is known, and keeps it.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
+        self.record.change(&self.place, change)
+    }
+
+    /// What is known.
+    pub(crate) fn saved(&self) -> Saved {
+        self.record.look().clone()
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.record.look().phase
+    }
+
+    /// The record of this very disk.
+    pub(crate) fn disk(&self, disk: &DiskSpec) -> Option<SavedDisk> {
+        let saved = self.record.look();
+        saved.disks.get(&disk.position).filter(|known| known.disk.spec.vbd == disk.vbd).cloned()
+    }
+
+    pub(crate) fn process(&self) -> Option<Arc<Process>> {
+        lock(&self.process).clone()
+    }
+
+    pub(crate) fn state(&self) -> VmState {
+        let phase = self.phase();
+        let has_ended = self.process().is_none_or(|process| process.has_ended());
+        match phase {
+            Phase::Made => VmState::Paused,
+            _ if has_ended => VmState::Halted,
+            Phase::Paused => VmState::Paused,
+            Phase::Running => VmState::Running,
+        }
+    }
+}
+
+/// The machines of a driver.
+#[derive(Debug)]
+pub(crate) struct Fleet<T> {
+    pub name: &'static str,
+    pub settings: Settings,
+    pub events: Events,
+    machines: Mutex<BTreeMap<Uuid, Arc<Machine<T>>>>,
+    stop: Option<Arc<Stop>>,
+}
+
+impl<T> Drop for Fleet<T> {
+    fn drop(&mut self) {
+        self.dismiss();
+    }
+}
+
+impl<T> Fleet<T> {
+    pub(crate) fn new(name: &'static str, settings: &Settings) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            settings: settings.clone(),
+            events: Events::default(),
+            machines: Mutex::default(),
+            stop: Stop::new().ok(),
+        })
+    }
+
+    /// Tells all threads to end; guests stay.
+    pub(crate) fn dismiss(&self) {
+        if let Some(stop) = &self.stop {
+            stop.stop();
+        }
+    }
+
+    /// What tells the threads of this driver to end.
+    pub(crate) fn stop(&self) -> io::Result<Arc<Stop>> {
+        self.stop.clone().ok_or_else(|| io::Error::other("no descriptor was free when the driver started"))
+    }
+
+    /// The machine, if there is one.
+    pub(crate) fn find(&self, vm: Uuid) -> Option<Arc<Machine<T>>> {
+        lock(&self.machines).get(&vm).cloned()
+    }
+
+    /// The machine, which must be there.
+    pub(crate) fn machine(&self, vm: Uuid) -> Result<Arc<Machine<T>>, ApiError> {
+        self.find(vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
+    }
+
+    /// Makes the record and the directory of a new machine.
+    pub(crate) fn create(
+        &self,
+        vm: &VmSpec,
+        kernels: Kernels,
+        machine: impl FnOnce(Place, Saved) -> Machine<T>,
+    ) -> Result<Arc<Machine<T>>, ApiError> {
+        let vm = &boot::checked(&self.settings, vm, kernels)?;
+        let place = Place::of(&self.settings, vm.uuid)?;
+        let mut machines = lock(&self.machines);
+        if machines.contains_key(&vm.uuid) {
+            return Err(bad_power_state(vm.uuid, "Halted", "Running"));
+        }
+        place.remove();
+        place.make(&self.settings)?;
+        let saved = Saved::new(self.name, vm);
+        place.save(&saved)?;
+        let machine = Arc::new(machine(place, saved));
+        machines.insert(vm.uuid, Arc::clone(&machine));
+        Ok(machine)
+    }
+
+    /// The machines of an earlier daemon, each with its process if that lives; `machine` completes them. Those that
+    /// ended meanwhile are reported.
+    pub(crate) fn adopt_all(
+        self: &Arc<Self>,
+        machine: impl Fn(Place, Saved) -> Machine<T>,
+        adopt: impl Fn(&Arc<Machine<T>>, Process) -> Result<(), ApiError>,
+    ) {
+        for (place, saved) in found(&self.settings, self.name) {
+            let (phase, is_ending, started) = (saved.phase, saved.is_ending, saved.started);
+            let machine = Arc::new(machine(place, saved));
+            lock(&self.machines).insert(machine.vm, Arc::clone(&machine));
+            match Process::find(&machine.place, started) {
+                Some(process) => {
+                    if let Err(error) = adopt(&machine, process) {
+                        tracing::warn!(vm = %machine.vm, "a guest that runs cannot be looked after: {error}");
+                    }
+                }
+                None if phase != Phase::Made || started.is_some() => {
+                    self.ended(&machine, is_ending, verdict(machine.vm, &machine.place, "it ended unseen"));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// The process of a machine is gone: says so, unless somebody asked for it.
+    pub(crate) fn ended(&self, machine: &Machine<T>, is_ending: bool, event: VmEvent) {
+        // First: who hears of it may make the machine again.
+        self.forget(machine);
+        if !is_ending {
+            self.events.push(event);
+        }
+    }
+
+    /// Forgets a machine.
+    pub(crate) fn forget(&self, machine: &Machine<T>) {
+        let mut machines = lock(&self.machines);
+        // Another one with its name may have been made meanwhile.
+        if machines.get(&machine.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), machine)) {
+            machines.remove(&machine.vm);
+            machine.record.forget(&machine.place);
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> Fleet<T> {
+    /// Looks after a process from now on; `verdict` says what its end meant.
+    pub(crate) fn look_after(
+        self: &Arc<Self>,
+        machine: &Arc<Machine<T>>,
+        process: Process,
+        has_console: bool,
+        verdict: impl FnOnce(&Machine<T>, &str) -> VmEvent + Send + 'static,
+    ) -> Result<(), ApiError> {
+        let process = Arc::new(process);
+        let started = process.started();
+        *lock(&machine.process) = Some(Arc::clone(&process));
+        machine.change(|saved| saved.started = started)?;
+        let told = |error: io::Error| failed(machine.vm, "it cannot be looked after", error);
+        let stop = self.stop().map_err(told)?;
+        // Not for ever: a driver that goes away ends its threads.
+        let (fleet, ended) = (Arc::downgrade(self), Arc::clone(machine));
+        let watched = Watched { process: Arc::clone(&process), place: machine.place.clone(), has_console };
+        let on_end = move || {
+            process.end_rest(&ended.place);
+            let how =
+                process.status().map_or_else(|| "it ended".to_owned(), |how| format!("it ended with {how}"));
+            let event = verdict(&ended, &how);
+            let is_ending = ended.record.look().is_ending;
+            *lock(&ended.process) = None;
+            if let Some(fleet) = fleet.upgrade() {
+                fleet.ended(&ended, is_ending, event);
+            }
+        };
+        watch(watched, stop, on_end).map_err(told)
+    }
+}

@@ -1,0 +1,46 @@
+//! Virtual machines.
+//!
+//! A driver ([`VmDriver`]) starts guests of one kind and gives them disks. It is synchronous, knows neither the
+//! database of objects nor its clients, and keeps what it needs to find its guests again below a directory of its
+//! own, so that guests outlive the toolstack's daemon.
+//!
+//! | driver | guests | disks |
+//! |---|---|---|
+//! | `uml` | User-mode Linux: a kernel as an ordinary process, on any machine | vhost-user-blk |
+//! | `qemu` | QEMU with KVM, or its emulator where KVM does not work | vhost-user-blk on PCI |
+//! | `xen` | domains of a Xen host, PV or PVH | blkif, by tapback |
+//! | `host` | this machine itself | block devices of this machine |
+//! | `sim` | none: times and failures as `VM.platform` says | none |
+//!
+//! Per machine there is a directory `RUN_DIR/vm/UUID`: what the driver knows (`machine.json`, replaced as a whole), the
+//! process's id (`pid`) and a lock that it holds as long as it lives (`lock`), the sockets of its disks, its console
+//! (`console`, a UNIX socket; `console.log`), and in `g`, which is the guest's process's own, how it is controlled.
+
+mod agent;
+mod arguments;
+mod boot;
+mod confine;
+mod console;
+mod errors;
+mod fleet;
+mod guest;
+mod host;
+mod place;
+mod process;
+mod qemu;
+mod record;
+mod registry;
+mod sim;
+mod supervise;
+mod traits;
+mod uml;
+mod users;
+mod xen;
+
+pub use confine::GuestSandbox;
+pub use guest::initramfs;
+pub use registry::{KERNEL_DIRS, Settings, XenSettings, registry};
+pub use traits::{
+    DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+};
+pub use users::UserRange;

@@ -1,0 +1,368 @@
+//! A guest's process: started apart from the daemon, found again by another one.
+//!
+//! Whether it lives is known by a lock that it and what it starts inherit (`lock`), so that a number given to
+//! another process later cannot be taken for it. Its id (`pid`) is written by itself before the emulator is loaded,
+//! so there is no moment at which it runs and nobody knows.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use tapio_types::ApiError;
+use uuid::Uuid;
+
+use crate::confine::Confinement;
+use crate::errors::failed;
+use crate::place::Place;
+use crate::supervise::cause;
+
+/// Descriptors a guest may open: some for each of 255 disks.
+const FILES_MAX: u64 = 16384;
+
+/// A process that leads a session of its own.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: libc::pid_t,
+    /// Becomes readable when the process ends.
+    handle: OwnedFd,
+}
+
+/// Milliseconds until then for poll(2), at least one before it.
+pub(crate) fn poll_ms(until: Instant) -> libc::c_int {
+    let left = until.saturating_duration_since(Instant::now());
+    let ms = left.as_micros().div_ceil(1000);
+    libc::c_int::try_from(ms).unwrap_or(libc::c_int::MAX)
+}
+
+/// Waits until one of the descriptors is ready, or `until`; a signal is no reason to return. Fills in `revents`.
+pub(crate) fn poll(fds: &mut [libc::pollfd], until: Instant) -> bool {
+    loop {
+        let len = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
+        // SAFETY: the slice is valid for `len` records while the call lasts.
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), len, poll_ms(until)) };
+        if ready >= 0 {
+            return ready > 0;
+        }
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return false;
+        }
+    }
+}
+
+/// A record for [`poll`].
+pub(crate) fn polled(fd: RawFd, events: libc::c_short) -> libc::pollfd {
+    libc::pollfd { fd, events, revents: 0 }
+}
+
+fn open_lock(place: &Place) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(place.join("lock"))
+}
+
+/// Takes the lock of a machine; none where its process holds it.
+fn try_lock(file: &File) -> bool {
+    // SAFETY: flock(2) takes no memory; the descriptor is open.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
+/// Fields of /proc/PID/stat: state (3), session (6) and start time (22).
+fn stat(pid: libc::pid_t) -> Option<(char, libc::pid_t, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before may hold spaces and brackets.
+    let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_whitespace().collect();
+    Some((fields.first()?.chars().next()?, fields.get(3)?.parse().ok()?, fields.get(19)?.parse().ok()?))
+}
+
+/// A descriptor that becomes readable when the process ends.
+pub(crate) fn pidfd(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open(2) takes two integers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
+    let fd = RawFd::try_from(fd).map_err(|_| io::Error::other("a descriptor out of range"))?;
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has just made it, nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Lets a descriptor pass to the program that is started.
+fn keep_open(fd: RawFd) -> io::Result<()> {
+    // SAFETY: fcntl(2) on an integer; async-signal-safe.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Decimal digits without allocating; answers how many bytes of `into` are used, a line end included.
+fn digits(mut number: u32, into: &mut [u8; 12]) -> usize {
+    let mut reversed = [0_u8; 10];
+    let mut len = 0;
+    while len == 0 || number > 0 {
+        reversed[len] = b'0' + (number % 10) as u8;
+        number /= 10;
+        len += 1;
+    }
+    for at in 0..len {
+        into[at] = reversed[len - 1 - at];
+    }
+    into[len] = b'\n';
+    len + 1
+}
+
+/// What a child does between fork(2) and execve(2); only async-signal-safe calls.
+fn prepare(lock: RawFd, pid_file: RawFd, keep: &[RawFd]) -> io::Result<()> {
+    // SAFETY: setsid(2) takes nothing; the child leads no group yet.
+    if unsafe { libc::setsid() } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut text = [0_u8; 12];
+    // SAFETY: getpid(2) takes nothing and cannot fail.
+    let len = digits(unsafe { libc::getpid() }.unsigned_abs(), &mut text);
+    // SAFETY: `text` holds `len` bytes.
+    if unsafe { libc::write(pid_file, text.as_ptr().cast(), len) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the record is valid for both calls. That a limit cannot be raised is noticed when it is hit.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0 {
+            files.rlim_cur = files.rlim_max.min(FILES_MAX).max(files.rlim_cur);
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files);
+        }
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // A core of a guest is its memory.
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+    }
+    keep_open(lock)?;
+    keep.iter().try_for_each(|fd| keep_open(*fd))
+}
+
+/// Opens a file of the machine to which its process appends; it can be shortened meanwhile.
+pub(crate) fn open_log(place: &Place, name: &str) -> io::Result<File> {
+    let path = place.join(name);
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+    if let Some((uid, gid)) = place.user() {
+        std::os::unix::fs::fchown(&file, Some(uid), Some(gid))?;
+    }
+    Ok(file)
+}
+
+impl Process {
+    /// Starts a program, confined, in its part of the machine's directory, in a session of its own, with
+    /// `emulator.log` as its output and
+    /// the descriptors `keep` under their own numbers.
+    ///
+    /// # Errors
+    /// The machine has a process already, or the program cannot be started.
+    pub(crate) fn spawn(
+        place: &Place,
+        vm: Uuid,
+        mut command: Command,
+        keep: &[RawFd],
+        confinement: Confinement,
+    ) -> Result<Self, ApiError> {
+        let program = Path::new(command.get_program()).display().to_string();
+        let told = |error: io::Error| {
+            // A step of the child that failed is named in its log.
+            let why = cause(place, &error.to_string());
+            failed(vm, format!("cannot start {program}"), why)
+        };
+        let lock = open_lock(place).map_err(told)?;
+        if !try_lock(&lock) {
+            return Err(failed(
+                vm,
+                format!("cannot start {program}"),
+                "a process of this machine still runs",
+            ));
+        }
+        let log = open_log(place, "emulator.log").map_err(told)?;
+        let pid_file = File::create(place.join("pid")).map_err(told)?;
+        let errors = log.try_clone().map_err(told)?;
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        let (lock_fd, pid_fd, keep) = (lock.as_raw_fd(), pid_file.as_raw_fd(), keep.to_vec());
+        let child = move || prepare(lock_fd, pid_fd, &keep).and_then(|()| confinement.enter());
+        // SAFETY: `prepare` and `enter` make async-signal-safe calls only, on descriptors that outlive the start.
+        unsafe { command.pre_exec(child) };
+        let child = command.spawn().map_err(told)?;
+        let pid = libc::pid_t::try_from(child.id()).map_err(|error| failed(vm, "a process id", error))?;
+        // `child` is dropped without waiting: the process is collected in `status`.
+        let handle = pidfd(pid).map_err(told)?;
+        Ok(Self { pid, handle })
+    }
+
+    /// The machine's process, if it lives; `started` tells it from another with its id, where it is known.
+    pub(crate) fn find(place: &Place, started: Option<u64>) -> Option<Self> {
+        let lock = OpenOptions::new().read(true).write(true).open(place.join("lock")).ok()?;
+        if try_lock(&lock) {
+            return None;
+        }
+        let pid: libc::pid_t = fs::read_to_string(place.join("pid")).ok()?.trim().parse().ok()?;
+        let found = (pid > 1).then(|| pidfd(pid).ok()).flatten().map(|handle| Self { pid, handle });
+        let is_ours = stat(pid).is_some_and(|(state, session, start)| {
+            state != 'Z' && session == pid && started.is_none_or(|known| known == start)
+        });
+        if is_ours && found.is_some() {
+            return found;
+        }
+        if pid > 1 {
+            // Its helpers hold the lock still: they lead nothing and serve nobody. As long as they are there the
+            // group's number cannot be anybody else's.
+            // SAFETY: kill(2) takes two integers.
+            unsafe { libc::kill(-pid, libc::SIGKILL) };
+        }
+        None
+    }
+
+    /// Its id.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// When it started, in the kernel's ticks.
+    pub(crate) fn started(&self) -> Option<u64> {
+        stat(self.pid).map(|(_, _, start)| start)
+    }
+
+    /// Readable when it has ended.
+    pub(crate) fn handle(&self) -> RawFd {
+        self.handle.as_raw_fd()
+    }
+
+    /// Waits for its end; whether it has ended.
+    pub(crate) fn wait(&self, until: Instant) -> bool {
+        poll(&mut [polled(self.handle(), libc::POLLIN)], until)
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.wait(Instant::now())
+    }
+
+    /// Ends it and what it started at once; whether it is gone within some seconds.
+    pub(crate) fn kill(&self) -> bool {
+        if self.has_ended() {
+            return true;
+        }
+        // SAFETY: kill(2) takes two integers; the process leads this group and has not ended, so the number is its.
+        unsafe { libc::kill(-self.pid, libc::SIGKILL) };
+        self.wait(Instant::now() + Duration::from_secs(5))
+    }
+
+    /// Ends what it started and left behind when it ended. While any of that lives, its group's number is its own.
+    pub(crate) fn end_rest(&self, place: &Place) {
+        let is_held = open_lock(place).is_ok_and(|lock| !try_lock(&lock));
+        if is_held {
+            // SAFETY: kill(2) takes two integers; the lock is held by nobody but members of this group.
+            unsafe { libc::kill(-self.pid, libc::SIGKILL) };
+        }
+    }
+
+    /// Collects it if it is a child of this process, and says how it ended; none where another daemon had started it.
+    pub(crate) fn status(&self) -> Option<ExitStatus> {
+        let mut status = 0;
+        // SAFETY: the integer is valid for the call; only this child is collected.
+        let pid = unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) };
+        (pid == self.pid).then(|| ExitStatus::from_raw(status))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::confine::Needs;
+    use crate::confine::calls::Emulator;
+    use crate::registry::Settings;
+
+    fn place(dir: &Path) -> (Place, Settings, Uuid) {
+        let (settings, vm) = (Settings::new(dir), Uuid::new_v4());
+        let place = Place::of(&settings, vm).unwrap();
+        place.make(&settings).unwrap();
+        (place, settings, vm)
+    }
+
+    fn confined(settings: &Settings, place: &Place) -> Confinement {
+        let needs = Needs {
+            emulator: Emulator::Uml,
+            programs: Vec::new(),
+            files: Vec::new(),
+            written: Vec::new(),
+            devices: Vec::new(),
+            memory: 0,
+        };
+        Confinement::of(settings, place, &needs).unwrap()
+    }
+
+    fn sleeper() -> Command {
+        let mut command = Command::new("sleep");
+        command.arg("600");
+        command
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_lock_and_not_by_its_number_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, settings, vm) = place(dir.path());
+        assert!(Process::find(&place, None).is_none());
+        let process = Process::spawn(&place, vm, sleeper(), &[], confined(&settings, &place)).unwrap();
+        let again = Process::find(&place, process.started()).expect("it runs");
+        assert_eq!(again.pid(), process.pid());
+        assert!(
+            Process::spawn(&place, vm, sleeper(), &[], confined(&settings, &place)).is_err(),
+            "two at a time"
+        );
+        assert!(!process.has_ended());
+        assert!(process.kill());
+        assert_eq!(process.status().and_then(|status| status.signal()), Some(libc::SIGKILL));
+        // The number may be another process's now: here it is, literally, this test's.
+        fs::write(place.join("pid"), std::process::id().to_string()).unwrap();
+        assert!(Process::find(&place, None).is_none());
+    }
+
+    #[test]
+    fn what_a_dead_process_left_behind_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, settings, vm) = place(dir.path());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 600 & exec true"]);
+        let process = Process::spawn(&place, vm, shell, &[], confined(&settings, &place)).unwrap();
+        assert!(process.wait(Instant::now() + Duration::from_secs(5)));
+        assert!(
+            Process::spawn(&place, vm, sleeper(), &[], confined(&settings, &place)).is_err(),
+            "its child holds the lock"
+        );
+        process.end_rest(&place);
+        let until = Instant::now() + Duration::from_secs(5);
+        while !try_lock(&open_lock(&place).unwrap()) {
+            assert!(Instant::now() < until, "the child survived");
+            poll(&mut [], Instant::now() + Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, settings, vm) = place(dir.path());
+        let error =
+            Process::spawn(&place, vm, Command::new("/no/such/program"), &[], confined(&settings, &place))
+                .unwrap_err();
+        assert!(error.params[0].contains("/no/such/program"), "{error}");
+        assert!(Process::find(&place, None).is_none(), "nothing is left");
+    }
+
+    #[test]
+    fn digits_are_those_of_the_number() {
+        for number in [0, 7, 10, 4_294_967_295] {
+            let mut text = [0; 12];
+            let len = digits(number, &mut text);
+            assert_eq!(std::str::from_utf8(&text[..len]).unwrap(), format!("{number}\n"));
+        }
+    }
+}

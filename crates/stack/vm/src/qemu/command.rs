@@ -1,0 +1,286 @@
+//! QEMU's command line.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::arguments::not_plain;
+use crate::traits::VmSpec;
+
+/// Disks behind one bridge: its places 1 to 31.
+const PER_BRIDGE: u16 = 31;
+
+/// More bridges than this do not get their windows of ports from the firmware (36 KiB in windows of 4), and the guest
+/// does not start.
+const BRIDGES_MAX: u16 = 8;
+
+/// First place of the bridges on the machine's own bus, and of the disks for which no bridge is left.
+const BRIDGES_AT: u16 = 0x8;
+const REST_AT: u16 = 0x18;
+
+/// Places that a machine has for disks where it says nothing.
+const PLACES: u16 = 255;
+
+/// Disks up to this place have interrupts of their own. A processor has some 200 of them, a disk takes one for each
+/// queue and one more; the others share lines.
+pub(super) const OWN_INTERRUPTS: u16 = 48;
+
+/// Least memory of a guest: firmware, kernel and our initramfs.
+const MEMORY_MIN: u64 = 32 << 20;
+
+/// Longest command line of a kernel: what is longer is cut off in silence (`COMMAND_LINE_SIZE` of Linux on x86, less
+/// its end).
+const CMDLINE_LEN_MAX: usize = 2047;
+
+/// What boots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kernel<'a> {
+    /// The kernel's file.
+    pub file: &'a Path,
+    /// Its initramfs.
+    pub ramdisk: Option<&'a Path>,
+    /// Whether that is ours, with an agent.
+    pub has_agent: bool,
+}
+
+/// A comma in a value is written twice.
+fn escaped(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
+/// A word of the platform that goes into an option: nothing that could begin another one.
+fn word<'a>(spec: &'a VmSpec, key: &str, also: &str, default: &'a str) -> Result<&'a str, String> {
+    let value = spec.platform.get(key).map_or(default, String::as_str);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c) || also.contains(c);
+    if value.is_empty() || value.len() > 256 || value.starts_with('-') || !value.chars().all(is_plain) {
+        return Err(format!("platform:{key} is {value:?}: letters, digits and ._-{also} are possible"));
+    }
+    Ok(value)
+}
+
+/// Queues of its disks.
+pub(super) fn queues(spec: &VmSpec) -> u16 {
+    let processors = u16::try_from(spec.vcpus.clamp(1, 16)).unwrap_or(1);
+    let queues = spec.platform.get("queues").and_then(|text| text.parse().ok()).unwrap_or(4);
+    // More would only take interrupts.
+    queues.clamp(1, processors)
+}
+
+/// Bridges for as many disks as the machine shall have.
+pub(super) fn bridges(spec: &VmSpec) -> u16 {
+    let places = spec.platform.get("max_disks").and_then(|text| text.parse().ok()).unwrap_or(PLACES);
+    places.clamp(1, PLACES).div_ceil(PER_BRIDGE).min(BRIDGES_MAX)
+}
+
+/// Where the disk of a position is: bus and place.
+pub(super) fn place_of(spec: &VmSpec, position: u8) -> Option<(String, String)> {
+    let (bridge, slot) = (u16::from(position) / PER_BRIDGE, u16::from(position) % PER_BRIDGE);
+    match bridge {
+        BRIDGES_MAX.. if bridges(spec) == BRIDGES_MAX => {
+            Some(("pci.0".into(), format!("{:#x}", REST_AT + slot)))
+        }
+        _ if bridge < bridges(spec) => Some((format!("b{bridge}"), format!("{:#x}", slot + 1))),
+        _ => None,
+    }
+}
+
+/// The arguments. `accel` is `kvm` or `tcg`.
+pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> Result<Vec<OsString>, String> {
+    if spec.memory < MEMORY_MIN {
+        return Err(format!("{} bytes of memory are too few: at least {MEMORY_MIN}", spec.memory));
+    }
+    if let Some(why) = not_plain(&spec.kernel_args) {
+        return Err(why);
+    }
+    let mib = spec.memory >> 20;
+    let machine = word(spec, "machine", "", "pc")?;
+    if !(machine == "pc" || machine.starts_with("pc-i440fx")) {
+        return Err(format!(
+            "platform:machine is {machine:?}: only pc and its versions (pc-i440fx-...) have the bridges for disks"
+        ));
+    }
+    let (accel, cpu) = match accel {
+        "kvm" => ("kvm", "host"),
+        // One thread for all processors: with one each, the emulator of QEMU 7.2 now and then runs a half-patched
+        // instruction of a Linux guest.
+        _ => ("tcg,thread=single", "qemu64"),
+    };
+    let cpu = word(spec, "cpu", ",+=", cpu)?;
+    let name: String = spec.name.chars().filter(|c| !c.is_control()).take(64).collect();
+    let mut line: Vec<OsString> = Vec::new();
+    let mut option = |name: &str, value: &str| line.extend([OsString::from(name), OsString::from(value)]);
+    option("-name", &format!("guest={}", escaped(&name)));
+    option("-machine", &format!("{machine},memory-backend=memory"));
+    // Disk processes map the guest's memory: a shared mapping of a file that can be handed to them.
+    option("-object", &format!("memory-backend-memfd,id=memory,size={mib}M,share=on"));
+    option("-accel", accel);
+    option("-cpu", cpu);
+    option("-smp", &spec.vcpus.clamp(1, 255).to_string());
+    option("-m", &format!("{mib}M"));
+    option("-display", "none");
+    option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+    // The emulator waits until somebody has heard that its guest ended, and why.
+    option("-action", "shutdown=pause,panic=pause");
+    // Relative names: it is started in its own part of the machine's directory.
+    option("-chardev", "socket,id=qmp,path=qmp,server=on,wait=off");
+    option("-mon", "chardev=qmp,mode=control");
+    option(
+        "-chardev",
+        "socket,id=console,path=console,server=on,wait=off,logfile=../console.log,logappend=on",
+    );
+    option("-serial", "chardev:console");
+    option("-chardev", "socket,id=agent,path=agent,server=on,wait=off");
+    option("-serial", "chardev:agent");
+    option("-device", "pvpanic");
+    if spec.platform.get("vnc").is_some_and(|value| value == "true" || value == "1") {
+        option("-vnc", "unix:vnc");
+        option("-device", "VGA,addr=0x2");
+    }
+    for bridge in 0..bridges(spec) {
+        let address = BRIDGES_AT + bridge;
+        option(
+            "-device",
+            &format!("pci-bridge,id=b{bridge},chassis_nr={},bus=pci.0,addr={address:#x}", bridge + 1),
+        );
+    }
+    line.extend(["-nodefaults", "-no-user-config", "-S"].map(OsString::from));
+    if let Some(kernel) = kernel {
+        line.extend(["-kernel".into(), kernel.file.into()]);
+        if let Some(ramdisk) = kernel.ramdisk {
+            line.extend(["-initrd".into(), ramdisk.into()]);
+        }
+        // An emulated timer that a busy host serves late is no defect of the board, over which the kernel would panic.
+        let mut arguments = String::from("console=ttyS0 panic=-1 no_timer_check");
+        if kernel.has_agent {
+            arguments.push_str(" quiet tapio_agent=ttyS1");
+        }
+        if !spec.kernel_args.is_empty() {
+            arguments.push(' ');
+            arguments.push_str(&spec.kernel_args);
+        }
+        if arguments.len() > CMDLINE_LEN_MAX {
+            return Err(format!(
+                "its kernel's command line has {} bytes and {CMDLINE_LEN_MAX} reach a guest: shorten PV_args, which \
+                 has {}",
+                arguments.len(),
+                spec.kernel_args.len()
+            ));
+        }
+        line.extend(["-append".into(), arguments.into()]);
+    }
+    Ok(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn spec(platform: &[(&str, &str)]) -> VmSpec {
+        VmSpec {
+            uuid: Uuid::new_v4(),
+            name: "a,debug-threads=on\n-monitor".into(),
+            memory: 256 << 20,
+            vcpus: 2,
+            kernel: None,
+            ramdisk: None,
+            kernel_args: String::new(),
+            platform: platform
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect::<BTreeMap<_, _>>(),
+        }
+    }
+
+    #[test]
+    fn names_begin_no_options() {
+        let line = line(&spec(&[]), None, "tcg").unwrap();
+        assert!(line.contains(&"guest=a,,debug-threads=on-monitor".into()), "{line:?}");
+        for (key, value) in [
+            ("machine", "pc,dump=on"),
+            ("machine", "q35"),
+            ("cpu", "x y"),
+            ("cpu", "-monitor"),
+            ("machine", ""),
+        ] {
+            assert!(super::line(&spec(&[(key, value)]), None, "kvm").is_err(), "{key}={value}");
+        }
+        assert!(super::line(&spec(&[("cpu", "max,+avx,-smap")]), None, "kvm").is_ok());
+        assert!(super::line(&VmSpec { memory: 1, ..spec(&[]) }, None, "kvm").is_err());
+        assert!(super::line(&VmSpec { kernel_args: "a\nb".into(), ..spec(&[]) }, None, "kvm").is_err());
+    }
+
+    /// Whatever a machine's text says, it is refused or stays within the one value that it belongs to.
+    #[test]
+    fn hostile_text_becomes_no_option() {
+        let kernel =
+            Kernel { file: Path::new("/boot/k"), ramdisk: Some(Path::new("/boot/r")), has_agent: true };
+        let words = |spec: &VmSpec| line(spec, Some(&kernel), "kvm");
+        let bare = words(&VmSpec { name: String::new(), ..spec(&[]) }).unwrap();
+        // Where a machine's text may be: after -name, -machine, -cpu and -append.
+        let own: Vec<usize> = ["-name", "-machine", "-cpu", "-append"]
+            .map(|option| 1 + bare.iter().position(|w| w == option).unwrap())
+            .into();
+        let hostile: Vec<String> = (0..=0x17f_u32)
+            .filter_map(char::from_u32)
+            .flat_map(|c| {
+                [
+                    format!("{c}"),
+                    format!("a{c}b=c"),
+                    format!("{c}-monitor"),
+                    format!("x,{c}id=y,file=/etc/shadow"),
+                ]
+            })
+            .chain(["-- -monitor stdio".into(), ",,,".into(), "x".repeat(70_000), "a=b,c=d,".repeat(400)])
+            .collect();
+        for text in &hostile {
+            for key in ["machine", "cpu", "accel", "vnc", "queues", "max_disks", "unknown"] {
+                let Ok(line) = words(&VmSpec { name: String::new(), ..spec(&[(key, text)]) }) else {
+                    continue;
+                };
+                // What these two are for.
+                if (key == "vnc" && text == "1") || (key == "max_disks" && text.parse::<u16>().is_ok()) {
+                    continue;
+                }
+                assert_eq!(line.len(), bare.len(), "{key}={text:?}");
+                let changed = line.iter().zip(&bare).enumerate().filter(|(_, (is, was))| is != was);
+                let changed: Vec<usize> = changed.map(|(at, _)| at).collect();
+                assert!(changed.iter().all(|at| own.contains(at)), "{key}={text:?}");
+                let plain = |c: char| c.is_ascii_alphanumeric() || "._-,+=".contains(c);
+                assert!(line[own[2]].to_str().unwrap().chars().all(plain), "{key}={text:?}");
+            }
+            let named = words(&VmSpec { name: text.clone(), ..spec(&[]) }).unwrap();
+            let name = named[own[0]].to_str().unwrap();
+            assert!(!name.replace(",,", "").contains(','), "{name}");
+            assert_eq!(named.len(), bare.len());
+            let Ok(line) = words(&VmSpec { name: String::new(), kernel_args: text.clone(), ..spec(&[]) })
+            else {
+                continue;
+            };
+            let append = line[own[3]].to_str().unwrap();
+            assert!(append.len() <= CMDLINE_LEN_MAX && append.starts_with(bare[own[3]].to_str().unwrap()));
+            assert_eq!((line.len(), &line[..own[3]]), (bare.len(), &bare[..own[3]]), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_position_has_its_own_place() {
+        let spec = spec(&[]);
+        let places: BTreeSet<_> = (0..=254).map(|position| place_of(&spec, position).unwrap()).collect();
+        assert_eq!(places.len(), 255);
+        assert_eq!(bridges(&spec), 8);
+        assert_eq!(place_of(&spec, 254), Some(("pci.0".into(), "0x1e".into())));
+        let few = super::tests::spec(&[("max_disks", "8")]);
+        assert_eq!((bridges(&few), place_of(&few, 30).is_some(), place_of(&few, 31)), (1, true, None));
+    }
+
+    #[test]
+    fn queues_follow_the_processors_within_bounds() {
+        assert_eq!(queues(&spec(&[])), 2);
+        assert_eq!(queues(&spec(&[("queues", "900")])), 2);
+        assert_eq!(queues(&VmSpec { vcpus: 64, ..spec(&[("queues", "900")]) }), 16);
+        assert_eq!(queues(&VmSpec { vcpus: 64, ..spec(&[]) }), 4);
+    }
+}

@@ -1,0 +1,634 @@
+//! QEMU, with KVM where that really works and its emulator elsewhere.
+//!
+//! The emulator is started when the machine is made, with its processors stopped, and told everything else over its
+//! machine protocol. A disk is a device behind a bridge, in a place that follows from its position; bridges are there
+//! from the start, because the firmware must know them for disks to come later.
+
+mod command;
+mod probe;
+mod qmp;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tapio_types::ApiError;
+use uuid::Uuid;
+
+use self::command::Kernel;
+use self::qmp::{Fate, Qmp, QmpError};
+use crate::agent::{HELLO_LIMIT, Refusal, Way};
+use crate::boot::Kernels;
+use crate::confine::calls::Emulator;
+use crate::confine::{Confinement, Needs, readable};
+use crate::errors::{
+    already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
+    shutdown_timeout,
+};
+use crate::fleet::{self, Fleet};
+use crate::guest::initramfs;
+use crate::place::{Phase, Place, Saved, SavedDisk};
+use crate::process::{Process, open_log, poll};
+use crate::registry::Settings;
+use crate::supervise::{cause, lock, verdict};
+use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+
+const NAME: &str = "qemu";
+
+/// How long the emulator may take to start, and to answer.
+const EMULATOR_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a guest may take to find a disk.
+const PLUG_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a guest is given to let go of a disk that is taken from it by force.
+const FORCE_LIMIT: Duration = Duration::from_secs(3);
+
+/// The connection to the emulator, once there is one.
+#[derive(Debug, Default)]
+struct Control(Mutex<Option<Arc<Qmp>>>);
+
+type Machine = fleet::Machine<Control>;
+
+/// The driver.
+#[derive(Debug)]
+pub(crate) struct Qemu {
+    fleet: Arc<Fleet<Control>>,
+    /// What was found out about the processor.
+    accel: OnceLock<&'static str>,
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        self.fleet.dismiss();
+    }
+}
+
+fn machine(place: Place, saved: Saved) -> Machine {
+    let way = Way::Socket(place.own().join("agent"));
+    Machine::new(place, saved, way, Control::default())
+}
+
+fn soon() -> Instant {
+    Instant::now() + EMULATOR_LIMIT
+}
+
+/// Whether our own initramfs, with its agent, is in the guest.
+fn has_agent(spec: &VmSpec) -> bool {
+    spec.kernel.is_some() && spec.ramdisk.is_none()
+}
+
+impl Qemu {
+    /// Guests of an earlier daemon go on; those that ended meanwhile are reported.
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let driver = Self { fleet: Fleet::new(NAME, settings), accel: OnceLock::new() };
+        driver.fleet.adopt_all(machine, |machine, process| driver.adopt(machine, process));
+        driver
+    }
+
+    /// `kvm` or `tcg`: found out by trying, once until the machine is started anew.
+    fn accel(&self) -> &'static str {
+        self.accel.get_or_init(|| {
+            let settings = &self.fleet.settings;
+            let known = settings.machines_dir().join("accel");
+            match fs::read_to_string(&known).ok().as_deref() {
+                Some("kvm") => return "kvm",
+                Some("tcg") => return "tcg",
+                _ => {}
+            }
+            let has_device = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+            let found =
+                match has_device.then(|| probe::works(&settings.qemu, "kvm", &settings.machines_dir())) {
+                    Some(Ok(())) => "kvm",
+                    Some(Err(why)) => {
+                        tracing::warn!("KVM does not work here, guests are emulated: {why}");
+                        "tcg"
+                    }
+                    None => "tcg",
+                };
+            let _ = fs::write(&known, found);
+            found
+        })
+    }
+
+    /// Speaks to a process from now on.
+    fn adopt(&self, machine: &Arc<Machine>, process: Process) -> Result<(), ApiError> {
+        let fleet = &self.fleet;
+        fleet.look_after(machine, process, false, end)?;
+        let told = |error: std::io::Error| {
+            failed(machine.vm, "its emulator does not answer", cause(&machine.place, &error.to_string()))
+        };
+        let stop = fleet.stop().map_err(told)?;
+        let qmp = self.connect(machine, stop).map_err(told)?;
+        *lock(&machine.own.0) = Some(Arc::clone(&qmp));
+        machine.agent.listen();
+        let status = machine.run("query-status", json!({}))?;
+        let phase = match status["status"].as_str() {
+            Some("running") => Phase::Running,
+            Some("prelaunch") => Phase::Made,
+            Some("shutdown" | "guest-panicked" | "internal-error") => {
+                // It ended while nobody listened; its end is told when the emulator has gone.
+                let _ = machine.run("quit", json!({}));
+                return Ok(());
+            }
+            _ => Phase::Paused,
+        };
+        // What it really has: a daemon may have died between keeping and doing.
+        let present = machine.devices()?;
+        machine.change(|saved| {
+            saved.phase = phase;
+            saved.disks.retain(|position, _| present.contains(&device(*position)));
+        })
+    }
+
+    /// Connects as soon as the emulator listens, or fails as soon as it has ended.
+    fn connect(&self, machine: &Machine, stop: Arc<crate::supervise::Stop>) -> std::io::Result<Arc<Qmp>> {
+        let (path, until) = (machine.place.own().join("qmp"), soon());
+        while !path.exists() && Instant::now() < until {
+            if machine.process().is_none_or(|process| process.has_ended()) {
+                return Err(std::io::Error::other("it ended at once"));
+            }
+            poll(&mut [], Instant::now() + Duration::from_millis(2));
+        }
+        Qmp::connect(&path, stop, until)
+    }
+
+    /// Starts the emulator with its processors stopped.
+    fn start(&self, machine: &Arc<Machine>) -> Result<(), ApiError> {
+        let settings = &self.fleet.settings;
+        let (vm, place) = (machine.vm, &machine.place);
+        let spec = machine.saved().spec;
+        let told = |what: &'static str| move |error: std::io::Error| failed(vm, what, error);
+        let own = |file: &Option<PathBuf>, copy: &str| {
+            file.as_deref().map(|file| readable(place, file, copy)).transpose()
+        };
+        let kernel_file = own(&spec.kernel, "kernel").map_err(told("cannot use its kernel"))?;
+        let ramdisk = match (&spec.kernel, &spec.ramdisk) {
+            (Some(kernel), None) => Some(self.embedded(machine, kernel)?),
+            (_, ramdisk) => own(ramdisk, "ramdisk").map_err(told("cannot use its ramdisk"))?,
+        };
+        let kernel = kernel_file.as_deref().map(|file| Kernel {
+            file,
+            ramdisk: ramdisk.as_deref(),
+            has_agent: has_agent(&spec),
+        });
+        let accel = match spec.platform.get("accel").map(String::as_str) {
+            Some("kvm") => "kvm",
+            Some("tcg") => "tcg",
+            None => self.accel(),
+            Some(other) => {
+                return Err(failed(
+                    vm,
+                    "cannot be made",
+                    format!("platform:accel is {other:?}, not kvm or tcg"),
+                ));
+            }
+        };
+        let arguments =
+            command::line(&spec, kernel.as_ref(), accel).map_err(|why| failed(vm, "cannot be made", why))?;
+        let mut command = Command::new(&settings.qemu);
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("HOME", place.own());
+        command.env("TMPDIR", place.own());
+        // The emulator opens it itself, by a name in a directory where it can make none.
+        drop(open_log(place, "console.log").map_err(told("cannot make its console"))?);
+        let needs = Needs {
+            emulator: Emulator::Qemu,
+            programs: vec![fs::canonicalize(&settings.qemu).map_err(told("cannot use its emulator"))?],
+            files: kernel_file.into_iter().chain(ramdisk).collect(),
+            written: vec![place.join("console.log")],
+            devices: (accel == "kvm").then(|| "/dev/kvm".into()).into_iter().collect(),
+            memory: 0,
+        };
+        let confinement = Confinement::of(settings, place, &needs)
+            .map_err(|why| failed(vm, "its guest cannot be confined", why))?;
+        let process = Process::spawn(place, vm, command, &[], confinement)?;
+        self.adopt(machine, process)
+    }
+
+    /// The initramfs of guests with a kernel and no ramdisk.
+    fn embedded(&self, machine: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
+        let settings = &self.fleet.settings;
+        let told = |error: std::io::Error| failed(machine.vm, "cannot make its initramfs", error);
+        let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel)).map_err(told)?;
+        let file = machine.place.join("initramfs");
+        fs::write(&file, image).map_err(told)?;
+        // For its user; nobody else passes through its directory.
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).map_err(told)?;
+        Ok(file)
+    }
+}
+
+/// What the end of a machine's process meant: what the emulator told, or its guest.
+fn end(machine: &Machine, how: &str) -> VmEvent {
+    let said = verdict(machine.vm, &machine.place, how);
+    // What came last may still be on its way through the reader's thread, which ends with the connection.
+    let reason =
+        lock(&machine.own.0).clone().and_then(|qmp| qmp.end(Instant::now() + Duration::from_secs(1)));
+    match reason.as_deref() {
+        Some("guest-panic") => {
+            VmEvent::Crashed(machine.vm, cause(&machine.place, "the guest's kernel panicked"))
+        }
+        // A kernel that panicked may have been told to start anew.
+        Some("guest-reset") if !matches!(said, VmEvent::Crashed(_, ref why) if why.contains("panicked")) => {
+            VmEvent::Rebooted(machine.vm)
+        }
+        Some("guest-shutdown") => VmEvent::Halted(machine.vm),
+        _ => said,
+    }
+}
+
+fn device(position: u8) -> String {
+    format!("d{position}")
+}
+
+/// The addresses of devices, by what QEMU calls them: `bus:slot.function` as the guest's firmware numbered them.
+fn addresses(buses: &Value, into: &mut Vec<(String, String)>) {
+    for found in buses.as_array().into_iter().flatten() {
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        if let Some(name) = found["qdev_id"].as_str() {
+            let address = format!(
+                "0000:{:02x}:{:02x}.{}",
+                number(&found["bus"]),
+                number(&found["slot"]),
+                number(&found["function"])
+            );
+            into.push((name.to_owned(), address));
+        }
+        addresses(&found["devices"], into);
+        addresses(&found["pci_bridge"]["devices"], into);
+    }
+}
+
+impl Machine {
+    fn qmp(&self) -> Result<Arc<Qmp>, ApiError> {
+        let connected = lock(&self.own.0).clone();
+        connected.ok_or_else(|| {
+            failed(self.vm, "its emulator cannot be asked", "it has not answered since it was found")
+        })
+    }
+
+    /// A command to the emulator.
+    fn run(&self, command: &str, arguments: Value) -> Result<Value, ApiError> {
+        let asked = self.qmp()?.run(command, arguments, soon());
+        asked.map_err(|error| failed(self.vm, format!("its emulator does not do {command}"), error))
+    }
+
+    fn pci(&self) -> Result<Vec<(String, String)>, ApiError> {
+        let mut found = Vec::new();
+        addresses(&self.run("query-pci", json!({}))?, &mut found);
+        Ok(found)
+    }
+
+    /// What QEMU calls the devices that it was given.
+    fn devices(&self) -> Result<Vec<String>, ApiError> {
+        let answer = self.run("qom-list", json!({ "path": "/machine/peripheral" }))?;
+        let names = answer.as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// Where the guest's kernel shows a disk.
+    fn path_of(&self, position: u8) -> Result<Option<String>, ApiError> {
+        let name = device(position);
+        let found = self.pci()?.into_iter().find(|(device, _)| *device == name);
+        Ok(found.map(|(_, address)| format!("/sys/bus/pci/devices/{address}")))
+    }
+
+    /// Adds the device; it is there already when a daemon died on the way.
+    fn add(&self, disk: &PluggedDisk) -> Result<(), ApiError> {
+        let spec = self.saved().spec;
+        let position = disk.spec.position;
+        let FrontSpec::VhostUser { socket, queues } = &disk.front else {
+            return Err(failed(self.vm, format!("disk {position}"), "it is not offered by vhost-user"));
+        };
+        // QEMU would wait for it for ever.
+        fs::metadata(socket)
+            .map_err(|error| failed(self.vm, format!("disk {position}: {}", socket.display()), error))?;
+        let (bus, slot) = command::place_of(&spec, position).ok_or_else(|| {
+            illegal_device(disk.spec.vbd, position, "the machine has fewer places: see platform:max_disks")
+        })?;
+        let (id, chardev) = (device(position), format!("c{position}"));
+        let qmp = self.qmp()?;
+        let until = Instant::now() + PLUG_LIMIT;
+        let told = |error: QmpError| match error {
+            QmpError::Late => {
+                attach_timeout(disk.spec.vbd, "the emulator has not answered: the disk's process may hang")
+            }
+            other => failed(self.vm, format!("disk {position} is refused by the emulator"), other),
+        };
+        let address = json!({ "type": "unix", "data": { "path": socket } });
+        // Found again, a second later, when the disk process is replaced.
+        let backend =
+            json!({ "type": "socket", "data": { "addr": address, "server": false, "reconnect": 1 } });
+        let made = qmp.run("chardev-add", json!({ "id": chardev, "backend": backend }), until);
+        if let Err(error) = made {
+            if self.devices()?.contains(&id) {
+                return Ok(());
+            }
+            // Left by a daemon that died between both commands.
+            let _ = qmp.run("chardev-remove", json!({ "id": chardev }), until);
+            let again = qmp.run("chardev-add", json!({ "id": chardev, "backend": backend }), until);
+            again.map_err(|_| told(error))?;
+        }
+        let mut options = json!({
+            "driver": "vhost-user-blk-pci", "id": id, "chardev": chardev, "num-queues": queues,
+            "bus": bus, "addr": slot, "disable-legacy": "on",
+        });
+        if u16::from(position) >= command::OWN_INTERRUPTS {
+            options["vectors"] = json!(0);
+        }
+        if disk.spec.is_bootable {
+            options["bootindex"] = json!(u16::from(position) + 1);
+        }
+        qmp.forget_fate(&id);
+        qmp.run("device_add", options, until).map(|_| ()).map_err(|error| {
+            let _ = qmp.run("chardev-remove", json!({ "id": chardev }), until);
+            told(error)
+        })
+    }
+
+    /// Waits until the guest shows a disk, where there is somebody to ask.
+    fn wait_for_disk(&self, disk: &PluggedDisk) -> Result<(), ApiError> {
+        if !has_agent(&self.saved().spec) {
+            return Ok(());
+        }
+        let until = Instant::now() + PLUG_LIMIT;
+        loop {
+            // A guest that is still starting has not numbered its buses yet, or does so again.
+            if !self.agent.is_there(until) {
+                return Err(attach_timeout(disk.spec.vbd, "the guest's agent does not answer"));
+            }
+            let path = self.path_of(disk.spec.position)?;
+            let asked = path.map_or(Err(Refusal::No("the emulator has lost it".into())), |path| {
+                self.agent.ask(&format!("appears {path}"), until)
+            });
+            match asked {
+                Ok(_) => return Ok(()),
+                Err(why) if Instant::now() >= until => {
+                    return Err(attach_timeout(
+                        disk.spec.vbd,
+                        format!("the guest does not show it: {why:?}"),
+                    ));
+                }
+                Err(Refusal::Silent(_)) => {}
+                Err(Refusal::No(why)) => {
+                    return Err(failed(self.vm, "the guest does not take the disk", why));
+                }
+            }
+        }
+    }
+
+    /// Removes the device; waits until it is gone.
+    fn remove(&self, position: u8, until: Instant) -> Result<(), Option<Fate>> {
+        let (id, chardev) = (device(position), format!("c{position}"));
+        let Ok(qmp) = self.qmp() else { return Ok(()) };
+        qmp.forget_fate(&id);
+        match qmp.run("device_del", json!({ "id": id }), until) {
+            Ok(_) => {}
+            Err(QmpError::Refused(class, _)) if class == "DeviceNotFound" => return Ok(()),
+            Err(QmpError::Closed) => return Ok(()),
+            // It was asked before; the answer is still to come.
+            Err(QmpError::Refused(..)) => {}
+            Err(QmpError::Late) => return Err(None),
+        }
+        if self.phase() == Phase::Made {
+            // No guest is there that could let go of it; a reset does it.
+            let _ = qmp.run("system_reset", json!({}), until);
+        }
+        match qmp.fate(&id, until) {
+            Some(Fate::Gone) => {
+                let _ = qmp.run("chardev-remove", json!({ "id": chardev }), soon());
+                Ok(())
+            }
+            fate => Err(fate),
+        }
+    }
+}
+
+impl VmDriver for Qemu {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        let qemu = &self.fleet.settings.qemu;
+        if fs::metadata(qemu).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0) {
+            return Ok(());
+        }
+        Err(ApiError::internal(format!(
+            "driver qemu: there is no {}; install qemu-system-x86 (and seabios)",
+            qemu.display()
+        )))
+    }
+
+    fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
+        let machine = self.fleet.machine(vm)?;
+        let spec = machine.saved().spec;
+        let position = disk.position;
+        if command::place_of(&spec, position).is_none() {
+            return Err(illegal_device(
+                disk.vbd,
+                position,
+                "the machine has fewer places: see platform:max_disks",
+            ));
+        }
+        Ok(FrontSpec::VhostUser {
+            socket: machine.place.join(&position.to_string()),
+            queues: command::queues(&spec),
+        })
+    }
+
+    fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
+        self.check()?;
+        let made = self.fleet.create(vm, Kernels::Linux, machine)?;
+        let started = self.start(&made);
+        if started.is_err() {
+            let _ = made.change(|saved| saved.is_ending = true);
+            if let Some(process) = made.process() {
+                process.kill();
+            }
+            self.fleet.forget(&made);
+        }
+        started
+    }
+
+    fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
+        let machine = self.fleet.machine(vm)?;
+        let position = disk.spec.position;
+        if machine.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
+            return Err(already_there(position));
+        }
+        if let FrontSpec::VhostUser { socket, .. } = &disk.front {
+            machine.place.give_away(socket)?;
+        }
+        // Kept first: whatever dies on the way, this disk is known to be there, or on its way.
+        machine.change(|saved| {
+            saved.disks.insert(position, SavedDisk { disk: disk.clone(), slot: u16::from(position) });
+        })?;
+        let added = machine.add(disk);
+        let taken = added.and_then(|()| {
+            if machine.phase() != Phase::Running {
+                return Ok(());
+            }
+            machine.wait_for_disk(disk).inspect_err(|_| {
+                let _ = machine.remove(position, Instant::now() + FORCE_LIMIT);
+            })
+        });
+        if taken.is_err() {
+            machine.change(|saved| {
+                saved.disks.remove(&position);
+            })?;
+        }
+        taken
+    }
+
+    fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
+        let Some(machine) = self.fleet.find(vm) else { return Ok(()) };
+        if machine.disk(disk).is_none() {
+            return Ok(());
+        }
+        let (vbd, position) = (disk.vbd, disk.position);
+        let phase = machine.phase();
+        if phase == Phase::Paused && !force {
+            let why = "the guest is paused and cannot be asked; unpause it, or use force";
+            return Err(detach_rejected(vbd, why));
+        }
+        // Linux lets a device go whatever is mounted on it: somebody has to ask first.
+        if phase == Phase::Running
+            && !force
+            && has_agent(&machine.saved().spec)
+            && let Some(path) = machine.path_of(position)?
+        {
+            match machine.agent.ask(&format!("idle {path}"), until) {
+                Ok(_) => {}
+                Err(Refusal::No(text)) => return Err(detach_rejected(vbd, text)),
+                Err(Refusal::Silent(_)) => {
+                    return Err(detach_timeout(vbd, "the guest's agent has not answered in time"));
+                }
+            }
+        }
+        let until = if force { until.min(Instant::now() + FORCE_LIMIT) } else { until };
+        match machine.remove(position, until) {
+            Ok(()) => {}
+            Err(why) if force => {
+                tracing::warn!(%vm, %vbd, "a disk is taken from a guest that did not let go of it: {why:?}");
+            }
+            Err(Some(Fate::Kept)) => return Err(detach_rejected(vbd, "the guest's kernel keeps the device")),
+            Err(_) => {
+                let why = "the guest's kernel has not let go of the device in time; it may have no driver for \
+                           hot plug, \
+                           or still be starting";
+                return Err(detach_timeout(vbd, why));
+            }
+        }
+        machine.change(|saved| {
+            saved.disks.remove(&position);
+        })
+    }
+
+    fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
+        let machine = self.fleet.machine(vm)?;
+        if machine.phase() == Phase::Made {
+            // The firmware shall see what was plugged since, and in which order to boot from it.
+            machine.run("system_reset", json!({}))?;
+            // From now on a guest that wants to start anew says so to whoever looks after it.
+            machine.run("set-action", json!({ "reboot": "shutdown" }))?;
+        }
+        machine.run("cont", json!({}))?;
+        machine.change(|saved| saved.phase = Phase::Running)
+    }
+
+    fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
+        let machine = self.fleet.machine(vm)?;
+        if machine.phase() != Phase::Running {
+            return Ok(());
+        }
+        machine.run("stop", json!({}))?;
+        machine.change(|saved| saved.phase = Phase::Paused)
+    }
+
+    fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
+        let Some(machine) = self.fleet.find(vm) else { return Ok(()) };
+        let begun = Instant::now();
+        if let Some(process) = machine.process() {
+            machine.change(|saved| saved.is_ending = true)?;
+            if kind == ShutdownKind::Clean {
+                if let Err(error) = ask_to_end(&machine, &process, until) {
+                    machine.change(|saved| saved.is_ending = false)?;
+                    return Err(error.unwrap_or_else(|| shutdown_timeout(vm, begun.elapsed())));
+                }
+            } else if !process.kill() {
+                return Err(failed(
+                    vm,
+                    "the guest does not end",
+                    "its process survived SIGKILL: its disk may hang",
+                ));
+            }
+            let _ = process.status();
+        }
+        self.fleet.forget(&machine);
+        Ok(())
+    }
+
+    fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
+        Ok(self.fleet.find(vm).map_or(VmState::Halted, |machine| {
+            let has_ended = machine.process().is_none_or(|process| process.has_ended());
+            if has_ended { VmState::Halted } else { machine.state() }
+        }))
+    }
+
+    fn console(&self, vm: Uuid) -> Option<PathBuf> {
+        let machine = self.fleet.find(vm)?;
+        machine.process().map(|_| machine.place.own().join("console"))
+    }
+
+    fn wait_event(&self, until: Instant) -> Option<VmEvent> {
+        self.fleet.events.wait(until)
+    }
+}
+
+/// Presses the power button, tells the agent where there is one, and waits for the end.
+fn ask_to_end(machine: &Machine, process: &Process, until: Instant) -> Result<(), Option<ApiError>> {
+    if machine.phase() != Phase::Running {
+        return Err(Some(bad_power_state(machine.vm, "Running", "Paused")));
+    }
+    let hello = until.min(Instant::now() + HELLO_LIMIT);
+    let mut has_been_told = !has_agent(&machine.saved().spec);
+    // A button that is pressed while the guest starts may go unseen.
+    while !process.has_ended() {
+        if !has_been_told {
+            has_been_told = machine.agent.ask("poweroff", hello).is_ok() || Instant::now() >= hello;
+        }
+        let _ = machine.run("system_powerdown", json!({}));
+        if process.wait(until.min(Instant::now() + Duration::from_secs(5))) {
+            break;
+        }
+        if Instant::now() >= until {
+            return Err(None);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_found_behind_their_bridges() {
+        let answer = json!([{"bus": 0, "devices": [
+            {"bus": 0, "slot": 3, "function": 0, "qdev_id": "b0", "pci_bridge": {"bus": {"number": 1}, "devices": [
+                {"bus": 1, "slot": 31, "function": 0, "qdev_id": "d30"}]}},
+            {"bus": 0, "slot": 1, "function": 1, "qdev_id": ""}]}]);
+        let mut found = Vec::new();
+        addresses(&answer, &mut found);
+        assert!(found.contains(&("d30".into(), "0000:01:1f.0".into())), "{found:?}");
+    }
+}

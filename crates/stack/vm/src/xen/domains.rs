@@ -1,0 +1,411 @@
+//! The machines of the driver, and what is known of their ends.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tapio_types::ApiError;
+use tapio_xen::xs::{Client, XsError};
+use uuid::Uuid;
+
+use super::bus::Bus;
+use super::tapback;
+use super::xl::{Listed, Reason, Xl};
+use crate::errors::{bad_power_state, failed};
+use crate::place::{Phase, Place, Saved, found};
+use crate::process::{poll, polled};
+use crate::record::Record;
+use crate::registry::Settings;
+use crate::supervise::{Events, STACK_LEN, Stop, lock};
+use crate::traits::{DiskSpec, VmEvent, VmSpec, VmState};
+
+pub(super) const NAME: &str = "xen";
+
+/// How long xl may take for anything but making a domain.
+const XL_LIMIT: Duration = Duration::from_secs(30);
+
+/// Between two looks without anything having been heard.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Until the next try where xenstored cannot be reached.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Until then for xl.
+pub(super) fn soon() -> Instant {
+    Instant::now() + XL_LIMIT
+}
+
+/// A machine.
+#[derive(Debug)]
+pub(super) struct Machine {
+    pub vm: Uuid,
+    pub place: Place,
+    record: Record,
+    /// How its domain ended, once it has.
+    end: Mutex<Option<End>>,
+    ended: Condvar,
+    /// Held while its domain is taken apart.
+    life: Mutex<()>,
+}
+
+/// How a domain ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It shut down, and is still there.
+    ShutDown(Reason),
+    /// It is not there any more.
+    Vanished,
+}
+
+impl Machine {
+    fn new(place: Place, saved: Saved) -> Arc<Self> {
+        Arc::new(Self {
+            vm: saved.spec.uuid,
+            place,
+            record: Record::new(saved),
+            end: Mutex::default(),
+            ended: Condvar::new(),
+            life: Mutex::default(),
+        })
+    }
+
+    /// Changes what is known, and keeps it.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
+        self.record.change(&self.place, change)
+    }
+
+    /// What is known.
+    pub(super) fn saved(&self) -> Saved {
+        self.record.look().clone()
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.record.look().phase
+    }
+
+    pub(super) fn domid(&self) -> Option<u32> {
+        self.record.look().domid
+    }
+
+    /// Its domain, which must be there.
+    pub(super) fn domain(&self) -> Result<u32, ApiError> {
+        self.domid().ok_or_else(|| bad_power_state(self.vm, "Running", "Halted"))
+    }
+
+    /// Whether it has this very disk.
+    pub(super) fn has(&self, disk: &DiskSpec) -> bool {
+        self.record.look().has(disk)
+    }
+
+    pub(super) fn state(&self) -> VmState {
+        let (domid, phase) = {
+            let saved = self.record.look();
+            (saved.domid, saved.phase)
+        };
+        match phase {
+            _ if domid.is_none() || lock(&self.end).is_some() => VmState::Halted,
+            Phase::Made | Phase::Paused => VmState::Paused,
+            Phase::Running => VmState::Running,
+        }
+    }
+
+    fn has_ended(&self, end: End) {
+        lock(&self.end).get_or_insert(end);
+        self.ended.notify_all();
+    }
+
+    /// Waits for its end.
+    pub(super) fn wait_for_end(&self, until: Instant) -> bool {
+        let mut end = lock(&self.end);
+        while end.is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            end = self.ended.wait_timeout(end, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Nobody else takes its domain apart meanwhile.
+    pub(super) fn life(&self) -> MutexGuard<'_, ()> {
+        lock(&self.life)
+    }
+
+    fn event(&self, end: End) -> VmEvent {
+        match end {
+            End::ShutDown(Reason::Poweroff) => VmEvent::Halted(self.vm),
+            End::ShutDown(Reason::Reboot) => VmEvent::Rebooted(self.vm),
+            End::ShutDown(Reason::Crash) => {
+                let domid = self.domid().unwrap_or_default();
+                VmEvent::Crashed(self.vm, format!("the kernel of domain {domid} crashed"))
+            }
+            End::ShutDown(Reason::Suspend) => {
+                VmEvent::Crashed(self.vm, "the guest suspended itself, which nobody asked for".into())
+            }
+            End::Vanished => VmEvent::Crashed(self.vm, "somebody destroyed its domain".into()),
+        }
+    }
+}
+
+/// The machines of the driver.
+#[derive(Debug)]
+pub(super) struct Domains {
+    pub settings: Settings,
+    pub xl: Xl,
+    pub events: Events,
+    machines: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
+    stop: Option<Arc<Stop>>,
+    watched: OnceLock<()>,
+}
+
+impl Domains {
+    /// Those that an earlier daemon made go on; those that ended meanwhile are reported.
+    pub(super) fn new(settings: &Settings) -> Arc<Self> {
+        let known = found(settings, NAME).into_iter().map(|(place, saved)| Machine::new(place, saved));
+        let this = Arc::new(Self {
+            settings: settings.clone(),
+            xl: Xl(settings.xen.xl.clone()),
+            events: Events::default(),
+            machines: Mutex::new(known.map(|machine| (machine.vm, machine)).collect()),
+            stop: Stop::new().ok(),
+            watched: OnceLock::new(),
+        });
+        let machines = this.all();
+        if !machines.is_empty() {
+            for machine in &machines {
+                if let Err(error) = this.adopt(machine) {
+                    tracing::warn!(vm = %machine.vm, "a domain cannot be looked after: {error}");
+                }
+            }
+            if let Err(error) = tapback::ensure(settings) {
+                tracing::warn!("disks of Xen's guests: {error}");
+            }
+            this.look(true);
+            this.watch();
+        }
+        this
+    }
+
+    /// Tells the thread to end; guests stay.
+    pub(super) fn dismiss(&self) {
+        if let Some(stop) = &self.stop {
+            stop.stop();
+        }
+    }
+
+    /// A connection to xenstored.
+    pub(super) fn bus(&self) -> Result<Bus, XsError> {
+        Bus::open(self.settings.xen.store.as_deref())
+    }
+
+    /// A connection for a machine, with its errors.
+    pub(super) fn bus_for(&self, vm: Uuid) -> Result<Bus, ApiError> {
+        self.bus().map_err(|error| failed(vm, "xenstore", error))
+    }
+
+    pub(super) fn find(&self, vm: Uuid) -> Option<Arc<Machine>> {
+        lock(&self.machines).get(&vm).cloned()
+    }
+
+    /// The machine, which must be there.
+    pub(super) fn machine(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
+        self.find(vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
+    }
+
+    fn all(&self) -> Vec<Arc<Machine>> {
+        lock(&self.machines).values().cloned().collect()
+    }
+
+    /// Makes the record and the directory of a new machine.
+    pub(super) fn add(&self, vm: &VmSpec) -> Result<Arc<Machine>, ApiError> {
+        let place = Place::of(&self.settings, vm.uuid)?;
+        let mut machines = lock(&self.machines);
+        if machines.contains_key(&vm.uuid) {
+            return Err(bad_power_state(vm.uuid, "Halted", "Running"));
+        }
+        place.remove();
+        place.make(&self.settings)?;
+        let saved = Saved::new(NAME, vm);
+        place.save(&saved)?;
+        let machine = Machine::new(place, saved);
+        machines.insert(vm.uuid, Arc::clone(&machine));
+        Ok(machine)
+    }
+
+    /// Forgets a machine.
+    pub(super) fn forget(&self, machine: &Machine) {
+        let mut machines = lock(&self.machines);
+        // Another one with its name may have been made meanwhile.
+        if machines.get(&machine.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), machine)) {
+            machines.remove(&machine.vm);
+            machine.record.forget(&machine.place);
+        }
+    }
+
+    /// Finds the domain of a machine whose daemon died, and which disks it really has.
+    fn adopt(&self, machine: &Machine) -> Result<(), ApiError> {
+        let told = |error: XsError| failed(machine.vm, "xenstore", error);
+        let mut bus = self.bus().map_err(told)?;
+        if machine.domid().is_none() {
+            // It died between making the domain and writing down its number.
+            let domid = bus.find(machine.vm).map_err(told)?;
+            machine.change(|saved| saved.domid = domid)?;
+        }
+        let Some(domid) = machine.domid() else { return Ok(()) };
+        let disks: Vec<(u8, Uuid)> =
+            machine.saved().disks.iter().map(|(position, disk)| (*position, disk.disk.spec.vbd)).collect();
+        let present = bus.present(domid, &disks).map_err(told)?;
+        machine.change(|saved| saved.disks.retain(|position, _| present.contains(position)))
+    }
+
+    /// Takes the domain of a machine apart, with its back ends; one that is gone already is fine.
+    pub(super) fn destroy(&self, machine: &Machine) -> Result<(), ApiError> {
+        let vm = machine.vm;
+        let mut bus = self.bus_for(vm)?;
+        let told = |error: XsError| failed(vm, "xenstore", error);
+        let domid = match machine.domid() {
+            Some(domid) => Some(domid),
+            None => bus.find(vm).map_err(told)?,
+        };
+        let Some(domid) = domid else { return Ok(()) };
+        // Numbers are used again: only a domain with this UUID is this machine's.
+        let is_there = |found: &Listed| found.domid == domid && found.uuid == vm && !found.is_dying;
+        let list = |cause: Option<String>| -> Result<bool, ApiError> {
+            let all = self.xl.list(soon());
+            let all =
+                all.map_err(|error| failed(vm, "its domain cannot be destroyed", cause.unwrap_or(error)))?;
+            Ok(all.iter().any(is_there))
+        };
+        if list(None)?
+            && let Err(error) = self.xl.act("destroy", domid, soon())
+        {
+            // It may have gone by itself, and the list is what counts.
+            if list(Some(error.clone()))? {
+                return Err(failed(vm, "its domain cannot be destroyed", error));
+            }
+        }
+        bus.remove_all(domid).map_err(told)
+    }
+
+    /// Begins to listen for ends of domains, once.
+    pub(super) fn watch(self: &Arc<Self>) {
+        let Some(stop) = self.stop.clone() else { return };
+        self.watched.get_or_init(|| {
+            let weak = Arc::downgrade(self);
+            let body = move || listen(&weak, &stop);
+            if let Err(error) = thread::Builder::new().name("xen".into()).stack_size(STACK_LEN).spawn(body) {
+                tracing::error!("no thread to listen for the ends of domains: {error}");
+            }
+        });
+    }
+
+    /// Compares what xl lists with what is known, and tells what ended.
+    /// A daemon that adopts them takes over whether they are paused: another may have died between doing and keeping.
+    fn look(&self, adopts: bool) {
+        let machines: Vec<_> =
+            self.all().into_iter().filter(|machine| lock(&machine.end).is_none()).collect();
+        if machines.is_empty() {
+            return;
+        }
+        // A machine that is being made has no number yet, one that just got it is in the list.
+        let numbered: Vec<_> =
+            machines.into_iter().filter_map(|machine| Some((machine.domid()?, machine))).collect();
+        let listed = match self.xl.list(soon()) {
+            Ok(listed) => listed,
+            Err(error) => {
+                tracing::warn!("domains cannot be listed: {error}");
+                return;
+            }
+        };
+        for (domid, machine) in numbered {
+            let found = listed
+                .iter()
+                .find(|found| found.domid == domid && found.uuid == machine.vm && !found.is_dying);
+            let end = match found {
+                None => End::Vanished,
+                Some(Listed { ended: Some(reason), .. }) => End::ShutDown(*reason),
+                Some(Listed { is_paused, .. }) => {
+                    if !adopts {
+                        continue;
+                    }
+                    let phase = if *is_paused { Phase::Paused } else { Phase::Running };
+                    let is_other = !matches!((machine.phase(), phase), (Phase::Made, Phase::Paused));
+                    if is_other && let Err(error) = machine.change(|saved| saved.phase = phase) {
+                        tracing::warn!(vm = %machine.vm, "its state cannot be kept: {error}");
+                    }
+                    continue;
+                }
+            };
+            machine.has_ended(end);
+            self.ended(&machine, end);
+        }
+    }
+
+    /// Whoever asked a guest to end has not seen it through: what has happened meanwhile is told.
+    pub(super) fn retell(&self, machine: &Machine) {
+        let end = *lock(&machine.end);
+        if let Some(end) = end {
+            self.ended(machine, end);
+        }
+    }
+
+    /// A domain has ended: it is taken apart and told, unless somebody asked for it and does that.
+    fn ended(&self, machine: &Machine, end: End) {
+        let _life = machine.life();
+        if machine.record.is_gone() || machine.saved().is_ending {
+            return;
+        }
+        let event = machine.event(end);
+        if let Err(error) = self.destroy(machine) {
+            // Whoever hears of the event asks for it again.
+            tracing::warn!(vm = %machine.vm, "the domain of a guest that ended stays: {error}");
+        } else {
+            self.forget(machine);
+        }
+        self.events.push(event);
+    }
+}
+
+/// Looks whenever a domain ends, and now and then.
+fn listen(domains: &Weak<Domains>, stop: &Stop) {
+    let mut client = None;
+    loop {
+        let Some(this) = domains.upgrade() else { return };
+        if client.is_none() {
+            let opened = this.bus().map(Bus::into_client).and_then(|mut client| {
+                client.watch("@releaseDomain", "ends")?;
+                Ok(client)
+            });
+            match opened {
+                Ok(opened) => client = Some(opened),
+                Err(error) => tracing::warn!("ends of domains are noticed late: {error}"),
+            }
+        }
+        // All that came until now is one look.
+        while let Some(known) = &mut client {
+            match known.next_event() {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!("xenstore is connected to again: {error}");
+                    client = None;
+                }
+            }
+        }
+        this.look(false);
+        let is_used = !lock(&this.machines).is_empty();
+        if is_used && let Err(error) = tapback::ensure(&this.settings) {
+            tracing::warn!("disks of Xen's guests: {error}");
+        }
+        drop(this);
+        let pause = if client.is_some() { LOOK_INTERVAL } else { RETRY_INTERVAL };
+        let store = client.as_ref().map_or(-1, Client::raw_fd);
+        let mut fds = [polled(stop.fd(), libc::POLLIN), polled(store, libc::POLLIN)];
+        poll(&mut fds, Instant::now() + pause);
+        if fds[0].revents != 0 {
+            return;
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Real clients against the running process.
+
+mod api;
+mod bad_input;
+mod bench;
+mod bench_rings;
+mod bench_toolstack;
+mod blkif;
+mod block_device;
+mod cli;
+mod continued;
+mod control;
+mod crash;
+mod encrypted;
+mod full_database;
+mod full_disk;
+mod grow;
+mod guests;
+mod images;
+mod instruments;
+mod limits;
+mod load;
+mod local_device;
+mod local_file;
+mod memory;
+mod mirror;
+mod nbd_client;
+mod nbd_hostile;
+mod nbd_protocol;
+mod nbd_tools;
+mod proof;
+mod restart;
+mod sandbox;
+mod service;
+mod storage;
+mod storage_faults;
+mod storage_hangs;
+mod trace;
+mod trim;
+mod vhd_tools;
+mod xe;
+mod xenstore;
+
+const MIB: u64 = 1 << 20;

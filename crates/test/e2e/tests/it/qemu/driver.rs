@@ -1,0 +1,65 @@
+//! The toolstack's driver for QEMU.
+
+use std::time::Duration;
+
+use tapio_e2e::guest::Qemu;
+use tapio_e2e::needs;
+
+use super::kernel;
+use crate::conformance::{Lab, confined, disks, ends, many, places, root_on_disk, whole_life};
+
+const LIMIT: Duration = Duration::from_secs(45);
+
+/// A machine with the lane's kernel, emulated whatever the host could do.
+fn lab() -> Option<Lab> {
+    let kernel = kernel()?;
+    Some(Lab::new("qemu", LIMIT, |spec| {
+        spec.memory = 256 << 20;
+        spec.kernel = Some(kernel.join("vmlinuz"));
+        spec.platform.insert("accel".into(), "tcg".into());
+    }))
+}
+
+#[test]
+fn a_guest_lives_with_disks_that_come_and_go() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    whole_life(&mut lab);
+}
+
+#[test]
+fn guests_are_confined_and_apart() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let (Some(mut first), Some(mut second)) = (lab(), lab()) else { return };
+    confined(&mut first, &mut second);
+}
+
+#[test]
+fn every_end_of_a_guest_is_told() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    ends(&mut lab);
+}
+
+#[test]
+fn disks_are_in_far_places() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    places(&mut lab);
+}
+
+#[test]
+fn a_guest_boots_from_its_disk() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1], "mkfs.ext4");
+    let Some(mut lab) = lab() else { return };
+    root_on_disk(&mut lab);
+}
+
+#[test]
+#[ignore = "255 disk processes: a measurement, for a machine with nothing else to do"]
+fn a_guest_has_as_many_disks_as_it_can() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    lab.limit = Duration::from_secs(240);
+    many(&mut lab, disks(255));
+}

@@ -1,0 +1,195 @@
+//! Storages that are full, fail and hang, and for how long they do.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use tapio_e2e::faulty::Faulty;
+use tapio_e2e::process::poll_until;
+use tapio_e2e::scratch::{Scratch, SmallFileSystem};
+
+use super::actions::moment;
+use super::changes::{SETTLE_LIMIT, commit_inner, snapshot};
+use super::subject::{Outcome, Subject};
+use super::{Base, MIB};
+use crate::load::Trouble;
+
+/// Bytes of the storage that fails and hangs.
+pub const FAULTY_LEN: u64 = 24 * MIB;
+
+/// Bytes of a VHD on it.
+pub const FAULTY_VHD_LEN: u64 = 16 * MIB;
+
+/// Bytes of the file system that is filled up.
+const SMALL_LEN: u64 = 320 * MIB;
+
+/// What images lie on.
+#[derive(Debug)]
+pub enum Storage {
+    /// The directory of the run.
+    Plain,
+    /// A file system of its own.
+    Small(SmallFileSystem),
+    /// One that does as it is told, and the file or device that it is.
+    Faulty(Box<Faulty>, PathBuf),
+}
+
+impl Storage {
+    /// The storage for a kind of disk, or why there is none here.
+    pub fn new(base: Base, scratch: &Scratch) -> Result<Self, String> {
+        match base {
+            Base::Small => {
+                let small = SmallFileSystem::mount(SMALL_LEN);
+                small.map(Self::Small).map_err(|reason| format!("needs root to mount: {reason}"))
+            }
+            Base::FaultyRaw => {
+                let faulty = Faulty::start(scratch, FAULTY_LEN, &[])?;
+                let file = faulty.file().to_path_buf();
+                Ok(Self::Faulty(Box::new(faulty), file))
+            }
+            Base::FaultyVhd => {
+                if tapio_e2e::tools::find("losetup").is_none() {
+                    return Err("needs losetup".into());
+                }
+                let mut faulty = Faulty::start(scratch, FAULTY_LEN, &[])?;
+                let device = faulty.device()?;
+                Ok(Self::Faulty(Box::new(faulty), device))
+            }
+            _ => Ok(Self::Plain),
+        }
+    }
+
+    /// Where images are made.
+    pub fn dir(&self, scratch: &Scratch) -> PathBuf {
+        match self {
+            Self::Small(small) => small.path().to_path_buf(),
+            _ => scratch.join("images"),
+        }
+    }
+
+    /// The one image that it is.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Faulty(_, file) => Some(file),
+            _ => None,
+        }
+    }
+
+    /// Whether it may be full.
+    pub const fn is_small(&self) -> bool {
+        matches!(self, Self::Small(_))
+    }
+
+    /// Errors that commands may answer here, beside those that they may answer anywhere.
+    pub const fn allowed<'a>(&self, anywhere: &'a [i32]) -> &'a [i32] {
+        match self {
+            Self::Small(_) => &[libc::ENOSPC, libc::ETIMEDOUT],
+            _ => anywhere,
+        }
+    }
+}
+
+/// Takes the space of a file system but for `rest` bytes.
+fn fill_up(path: &Path, rest: u64) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    let block = vec![1; 256 << 10];
+    let mut len: u64 = 0;
+    loop {
+        match file.write(&block) {
+            Ok(written) => len += written as u64,
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    file.set_len(len.saturating_sub(rest))
+}
+
+/// The file system is full for a while, and has space again.
+pub fn full(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
+    let Storage::Small(small) = storage else { return Ok(()) };
+    let ballast = small.path().join("ballast");
+    subject.target.troubles.begin(Trouble::NoSpace);
+    let rest = subject.random.below(4 * MIB);
+    fill_up(&ballast, rest).map_err(|error| subject.finding(format!("the ballast: {error}")))?;
+    moment(subject, 1500);
+    match subject.random.below(4) {
+        0 => snapshot(subject, storage)?,
+        1 => commit_inner(subject, storage)?,
+        2 => {
+            subject.kill();
+            subject.start()?;
+            subject.report.done("kill on a full storage");
+        }
+        _ => {}
+    }
+    moment(subject, 500);
+    fs::remove_file(&ballast).map_err(|error| subject.finding(format!("the ballast: {error}")))?;
+    // What was asked while it was full may still be told so.
+    drop(subject.target.gate.write().expect("no holder panics"));
+    subject.target.troubles.end(Trouble::NoSpace);
+    subject.report.done("full storage");
+    Ok(())
+}
+
+/// Waits until the kernel has nothing more of the requests of a fault, and has clients expect success again.
+fn settle(subject: &mut Subject<'_>) -> Outcome {
+    let gate = subject.target.gate.write().expect("no holder panics");
+    let settled = poll_until(SETTLE_LIMIT, || (subject.counter("reqs_outstanding") == Some(0)).then_some(()));
+    if settled.is_none() {
+        return Err(subject.finding(format!("requests of a fault are not over after {SETTLE_LIMIT:?}")));
+    }
+    // A flush that fails once more is the last echo of the fault: what it could not write is written by the next.
+    let flushed = poll_until(SETTLE_LIMIT, || {
+        let mut client = crate::load::connect(&subject.target.socket).ok()?;
+        client.flush().ok()
+    });
+    if flushed.is_none() {
+        return Err(subject.finding(format!("no flush works for {SETTLE_LIMIT:?} after a fault")));
+    }
+    subject.target.troubles.end(Trouble::Fault);
+    drop(gate);
+    Ok(())
+}
+
+/// Reads and writes fail for a while.
+pub fn errors(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
+    let Storage::Faulty(faulty, _) = storage else { return Ok(()) };
+    subject.target.troubles.begin(Trouble::Fault);
+    faulty.fail(true);
+    moment(subject, 1500);
+    faulty.fail(false);
+    settle(subject)?;
+    subject.report.done("EIO of the storage");
+    Ok(())
+}
+
+/// Flushes fail for a while.
+pub fn flush_errors(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
+    let Storage::Faulty(faulty, _) = storage else { return Ok(()) };
+    subject.target.troubles.begin(Trouble::Fault);
+    faulty.fail_flushes(true);
+    moment(subject, 1500);
+    faulty.fail_flushes(false);
+    settle(subject)?;
+    subject.report.done("EIO of flushes");
+    Ok(())
+}
+
+/// Nothing is answered for longer than a request may take, or for a little less.
+pub fn hang(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
+    let Storage::Faulty(faulty, _) = storage else { return Ok(()) };
+    subject.target.troubles.begin(Trouble::Fault);
+    faulty.hang(true);
+    thread::sleep(Duration::from_millis(500 + subject.random.below(6000)));
+    // Questions are answered meanwhile.
+    if subject.counter("reqs_outstanding").is_none() {
+        faulty.hang(false);
+        return Err(subject.finding("no counters while the storage hangs"));
+    }
+    faulty.hang(false);
+    settle(subject)?;
+    subject.report.done("storage that hangs");
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! `tapio-endure`: our programs under everything that may happen to them, for minutes or hours.
+//!
+//! ```text
+//!   main        legs, each with threads of its own, until the time is over or something is found
+//!     |
+//!   disk        a disk: a schedule of kills, snapshots, commits, mirrors and faults, drawn from the seed
+//!     |
+//!   load        its NBD clients: requests at random, every answer compared
+//!     |
+//!   model       what each sector has to hold
+//!   report      what was done and found
+//! ```
+//!
+//! The programs under test are started as a user starts them; nothing of them is linked in but the NBD client.
+
+mod disk;
+mod load;
+mod model;
+mod random;
+mod report;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::Parser;
+
+use crate::report::Report;
+
+/// Run Tapio's programs under verified load while they are killed, paused, moved, and their storage fails
+///
+/// Each leg is a disk of one kind with clients that read and write at random and compare every byte with a model, and
+/// a schedule that is drawn from the seed: SIGKILL and a start, pause, live and offline snapshots, commits of inner
+/// images and of the leaf, mirrors and pivots, growing, kills in the middle of each of these, full storages, EIO and
+/// hangs. What was answered has to be there, flushed or not: no power is cut here. Images are checked by 'vhd-util
+/// check', and read by qemu-img where it can.
+///
+/// The first byte that differs, or a command that answers what it may not, ends the run: it prints the leg, the step
+/// and the last actions, keeps images and logs, and the exit status is 1. The same seed draws the same schedule; what
+/// clients do in between depends on the machine's speed. 2: wrong usage, or no leg can run here.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tapio-endure",
+    version,
+    after_long_help = "Examples:
+  tapio-endure --minutes 60                             an hour of everything, a seed from the clock
+  tapio-endure --seed 7 --minutes 2 --only chain,full
+  tapio-endure --list                                   the legs
+  TAPIO_BIN_DIR=target/release tapio-endure             other programs than those beside this one"
+)]
+struct Arguments {
+    /// The schedule is drawn from it; printed first. Default: from the clock
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How long the run lasts
+    #[arg(long, default_value_t = 10.0)]
+    minutes: f64,
+    /// Legs to run, as chain,full. Default: all that --list shows without a remark
+    #[arg(long, value_delimiter = ',', value_name = "LEG")]
+    only: Vec<String>,
+    /// Where images, sockets and logs are kept. Default: the system's directory for temporary files
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+    /// Do not print each action on standard error
+    #[arg(long, short)]
+    quiet: bool,
+    /// Name the legs and what they do
+    #[arg(long)]
+    list: bool,
+}
+
+fn seed() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(1, |since| since.as_micros() as u64 % 1_000_000_000)
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if arguments.list {
+        for kind in disk::KINDS {
+            let when = if kind.by_default { "" } else { "; only when it is named" };
+            println!("{:<12} {}{when}", kind.name, kind.about);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let known = |name: &String| disk::KINDS.iter().any(|kind| kind.name == name);
+    if let Some(unknown) = arguments.only.iter().find(|name| !known(name)) {
+        eprintln!("tapio-endure: there is no leg '{unknown}': --list names them");
+        return ExitCode::from(2);
+    }
+    if !(arguments.minutes > 0.0 && arguments.minutes < 1e6) {
+        eprintln!("tapio-endure: --minutes needs a number above 0");
+        return ExitCode::from(2);
+    }
+    let report = Report::new(arguments.seed.unwrap_or_else(seed), arguments.quiet);
+    eprintln!("tapio-endure: seed {}, {} minutes", report.seed, arguments.minutes);
+    let dir = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let ran = run(&arguments, &dir, &report);
+    if arguments.json {
+        println!("{:#}", report.json());
+    } else {
+        print!("{}", report.text());
+    }
+    match (ran, report.is_clean()) {
+        (_, false) => {
+            println!("replay: tapio-endure --seed {} --minutes {}", report.seed, arguments.minutes);
+            ExitCode::FAILURE
+        }
+        (0, true) => {
+            eprintln!("tapio-endure: no leg can run here");
+            ExitCode::from(2)
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// Runs the legs side by side, and gives how many could run.
+fn run(arguments: &Arguments, dir: &std::path::Path, report: &Report) -> usize {
+    let chosen = |kind: &disk::Kind| match arguments.only.as_slice() {
+        [] => kind.by_default,
+        only => only.iter().any(|only| only == kind.name),
+    };
+    let until = Instant::now() + Duration::from_secs_f64(arguments.minutes * 60.0);
+    thread::scope(|scope| {
+        let legs: Vec<_> = disk::KINDS
+            .iter()
+            .filter(|kind| chosen(kind))
+            .map(|kind| {
+                scope.spawn(move || match disk::run(kind, dir, report) {
+                    Ok(()) => true,
+                    Err(reason) => {
+                        report.leave_out(kind.name, &reason);
+                        false
+                    }
+                })
+            })
+            .collect();
+        while Instant::now() < until && !report.is_ending() && !legs.iter().all(|leg| leg.is_finished()) {
+            thread::sleep(Duration::from_millis(50));
+        }
+        report.end();
+        legs.into_iter().filter_map(|leg| leg.join().ok()).filter(|ran| *ran).count()
+    })
+}

@@ -1,0 +1,121 @@
+//! Short runs with fixed seeds, and the proof that a run finds what is wrong.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tapio_e2e::needs;
+use tapio_e2e::process::{Finished, run_within};
+use tapio_e2e::scratch::Scratch;
+use tapio_e2e::tools::our;
+
+/// Seeds of the runs that everybody makes.
+const SEEDS: [u64; 3] = [1, 2, 3];
+
+/// Each of them lasts so long, and what comes after it as long as a busy machine needs.
+const MINUTES: f64 = 2.0 / SEEDS.len() as f64;
+
+const LIMIT: Duration = Duration::from_secs(400);
+
+fn endure(scratch: &Scratch, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tapio-endure"));
+    command.arg("--dir").arg(scratch.path()).args(args);
+    command
+}
+
+fn json(finished: &Finished) -> serde_json::Value {
+    serde_json::from_str(&finished.stdout).unwrap_or_else(|error| panic!("{error}: {finished}"))
+}
+
+fn two_minutes(seed: u64) {
+    let scratch = Scratch::on_disk();
+    let args = ["--seed", &seed.to_string(), "--minutes", &MINUTES.to_string(), "--json"];
+    let finished = run_within(&mut endure(&scratch, &args), LIMIT);
+    assert!(finished.status.success(), "{finished}");
+    let report = json(&finished);
+    assert_eq!(report["seed"], seed);
+    // A container may lack FUSE or loop devices. Programs that scripts/setup installs are there.
+    for (leg, why) in report["left_out"].as_object().expect("a map") {
+        let why = why.as_str().unwrap_or_default();
+        let is_known = ["needs FUSE", "needs root to mount", "needs a loop device"];
+        assert!(is_known.iter().any(|known| why.starts_with(known)), "{leg} {why}");
+    }
+    let done = |action: &str| report["actions"][action]["done"].as_u64().unwrap_or_default();
+    for action in ["kill", "live snapshot", "final verification"] {
+        assert!(done(action) > 0, "no {action}: {report:#}");
+    }
+    assert!(report["load"]["verified_bytes"].as_u64() > Some(1 << 20), "{report:#}");
+    println!("{report:#}");
+}
+
+#[test]
+fn every_leg_is_clean_with_the_first_seed() {
+    two_minutes(SEEDS[0]);
+}
+
+#[test]
+fn every_leg_is_clean_with_the_second_seed() {
+    two_minutes(SEEDS[1]);
+}
+
+#[test]
+fn every_leg_is_clean_with_the_third_seed() {
+    two_minutes(SEEDS[2]);
+}
+
+/// A directory of programs in which the disk program runs `before` on its image, and then as it is.
+fn programs(scratch: &Scratch, before: &str) -> PathBuf {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let dir = scratch.join("bin");
+    std::fs::create_dir(&dir).expect("a directory");
+    symlink(our("tapio"), dir.join("tapio")).expect("a link");
+    let disk = dir.join("tapio-disk");
+    let script = format!(
+        "#!/bin/sh\nfor word; do case $word in aio:*) image=${{word#aio:}} ;; esac; done\n{before}\nexec {} \"$@\"\n",
+        our("tapio-disk").display()
+    );
+    std::fs::write(&disk, script).expect("a script");
+    std::fs::set_permissions(&disk, PermissionsExt::from_mode(0o755)).expect("a mode");
+    dir
+}
+
+fn found(programs: &Path, scratch: &Scratch) -> String {
+    let args = ["--seed", "5", "--minutes", "1", "--only", "raw"];
+    let mut command = endure(scratch, &args);
+    let finished = run_within(command.env("TAPIO_BIN_DIR", programs), LIMIT);
+    assert_eq!(finished.status.code(), Some(1), "{finished}");
+    for part in ["FINDING in raw at step", "last actions:", "replay: tapio-endure --seed 5"] {
+        assert!(finished.stdout.contains(part), "no {part:?}: {finished}");
+    }
+    assert!(finished.stderr.contains("images and logs stay in"), "{finished}");
+    finished.stdout
+}
+
+#[test]
+fn a_byte_that_changed_between_two_processes_is_found() {
+    needs!("dd", "sh");
+    let scratch = Scratch::on_disk();
+    // A sector that is written often.
+    let dir = programs(&scratch, "printf X | dd of=\"$image\" bs=512 seek=100 conv=notrunc status=none");
+    let said = found(&dir, &scratch);
+    assert!(said.contains("sector 100 of disk 2 (byte 51200) holds"), "{said}");
+}
+
+#[test]
+fn an_image_that_is_older_than_what_was_answered_is_found() {
+    needs!("cp", "sh");
+    let scratch = Scratch::on_disk();
+    let old = "[ -e \"$image.old\" ] && cp \"$image.old\" \"$image\"; cp \"$image\" \"$image.old\"";
+    let said = found(&programs(&scratch, old), &scratch);
+    assert!(said.contains("of disk 2 (byte ") && said.contains("it should hold "), "{said}");
+}
+
+#[test]
+fn what_does_not_exist_is_named() {
+    let scratch = Scratch::on_disk();
+    let finished = run_within(&mut endure(&scratch, &["--only", "chain,nonsense"]), LIMIT);
+    assert_eq!(finished.status.code(), Some(2), "{finished}");
+    assert!(finished.stderr.contains("'nonsense'") && finished.stderr.contains("--list"), "{finished}");
+    let listed = run_within(&mut endure(&scratch, &["--list"]), LIMIT).ok();
+    assert!(listed.contains("chain") && listed.contains("faulty-vhd"), "{listed}");
+}

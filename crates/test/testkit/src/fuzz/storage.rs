@@ -1,0 +1,113 @@
+//! What lies in an SR's directory, and what a prober prints.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::Arc;
+
+use tapio_sm::worker::{Frames, FromWorker, ToWorker, encode};
+use tapio_sm::{CloneJournal, Config, Ctx, LiveDisk, Sr, registry};
+use tapio_types::Access;
+use uuid::Uuid;
+
+/// The journal of a fork, and by the same bytes what `blkid` prints.
+pub fn sm_journal(bytes: &[u8]) {
+    let name = format!("clone_{}", Uuid::from_u128(1));
+    if let Some(journal) = CloneJournal::decode(&name, bytes) {
+        assert_eq!(journal.file_name(), name);
+        assert!(journal.base != journal.vdi && journal.new != Some(journal.vdi));
+        assert_eq!(CloneJournal::decode(&name, journal.encode().as_bytes()), Some(journal));
+        assert!(bytes.starts_with(journal.encode().as_bytes()), "something was added or left out");
+    }
+    // The name is as foreign as the content.
+    let text = String::from_utf8_lossy(bytes);
+    if let Some(journal) = CloneJournal::decode(&text, bytes) {
+        assert_eq!(journal.file_name(), text);
+    }
+    let found = tapio_sm::parse_blkid(&text);
+    let len: usize = found.iter().map(|(key, value)| key.len() + value.len() + 1).sum();
+    assert!(len <= text.len(), "more than there was");
+}
+
+/// What a storage worker and its daemon hear from each other, in pieces whose length the first byte says.
+pub fn sm_worker(bytes: &[u8]) {
+    let Some((step, bytes)) = bytes.split_first() else { return };
+    let step = usize::from(*step).max(1);
+    listen::<ToWorker>(bytes, step);
+    listen::<FromWorker>(bytes, step);
+}
+
+fn listen<T: serde::Serialize + serde::de::DeserializeOwned>(bytes: &[u8], step: usize) {
+    let (mut frames, mut whole) = (Frames::default(), Frames::default());
+    whole.feed(bytes);
+    for piece in bytes.chunks(step) {
+        frames.feed(piece);
+        while let Ok(Some(message)) = frames.take::<T>() {
+            let same = whole.take::<T>().expect("the same bytes").expect("the same message");
+            // What was understood can be said again.
+            let again = encode(&message).expect("it came in a message");
+            assert_eq!(again, encode(&same).expect("it came in a message"));
+            let mut back = Frames::default();
+            back.feed(&again);
+            assert!(back.take::<T>().is_ok_and(|back| back.is_some()), "our own words");
+            assert!(back.is_empty());
+        }
+    }
+}
+
+struct Nobody;
+
+impl Ctx for Nobody {
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+    fn progress(&self, _: f64) {}
+    fn live(&self, _: Uuid) -> Option<Box<dyn LiveDisk>> {
+        None
+    }
+    fn step(&self, _: &'static str) {}
+}
+
+struct Attached {
+    sr: Box<dyn Sr>,
+    directory: tempfile::TempDir,
+}
+
+fn attach() -> Attached {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let config = Config::from([("location".to_string(), at("images").display().to_string())]);
+    let drivers = registry(&at("mount"), &at("run"));
+    let file = drivers.iter().find(|driver| driver.info().sr_type == "file").map(Arc::clone);
+    let file = file.expect("the driver of directories");
+    file.create(&Nobody, Uuid::from_u128(9), &config, 0).expect("an SR");
+    let sr = file.attach(&Nobody, Uuid::from_u128(9), &config).expect("an SR");
+    Attached { sr, directory }
+}
+
+/// An image that lies in an SR's directory: scanned, looked at and opened.
+pub fn sm_image(bytes: &[u8]) {
+    thread_local! {
+        static ATTACHED: RefCell<Option<Attached>> = const { RefCell::new(None) };
+    }
+    let vdi = Uuid::from_u128(5);
+    ATTACHED.with_borrow_mut(|attached| {
+        let Attached { sr, directory } = attached.get_or_insert_with(attach);
+        let path = directory.path().join("images").join(format!("{vdi}.vhd"));
+        std::fs::write(&path, bytes).expect("room for the image");
+        let found = sr.scan(&Nobody).expect("a scan never fails for an image");
+        assert_eq!(found.len(), 1);
+        let info = &found[0];
+        assert_eq!(sr.vdi(&Nobody, vdi).expect("it is there").virtual_size, info.virtual_size);
+        match sr.activate(&Nobody, vdi, Access::ReadOnly) {
+            Ok(chain) => {
+                assert!(!info.sm_config.contains_key("damaged"), "{info:?}");
+                assert!(chain.layers.iter().all(|layer| layer.path.starts_with(Path::new(directory.path()))));
+                sr.deactivate(&Nobody, vdi).expect("it was active");
+            }
+            Err(error) => {
+                let text = error.params.get(1).map_or("", String::as_str);
+                assert!(text.len() > 20, "an error that says nothing: {error}");
+            }
+        }
+    });
+}

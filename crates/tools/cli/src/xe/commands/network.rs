@@ -1,0 +1,67 @@
+//! Networks and network interfaces, in the shape that clients read.
+
+use serde_json::{Value, json};
+
+use super::{Command, command};
+use crate::xe::error::{Failure, Result};
+use crate::xe::session::Session;
+
+pub(super) static COMMANDS: &[Command] = &[
+    command("network-create", &["name-label"], &["name-description", "MTU"], "Makes a network", create),
+    command("network-destroy", &["uuid"], &[], "Forgets a network", |s| {
+        let network = s.reference("network", "uuid")?;
+        s.call("network.destroy", &[network.into()]).map(drop)
+    }),
+    command(
+        "vif-create",
+        &["vm-uuid", "device", "network-uuid"],
+        &["mac", "mtu"],
+        "Gives a machine a network interface; 'device' is a number from 0, or autodetect; 'mac' random draws one",
+        vif_create,
+    ),
+    command("vif-destroy", &["uuid"], &[], "Takes a network interface from a machine", |s| {
+        let vif = s.reference("VIF", "uuid")?;
+        s.call("VIF.destroy", &[vif.into()]).map(drop)
+    }),
+];
+
+fn number(session: &Session, name: &str, otherwise: i64) -> Result<i64> {
+    session.arguments.get(name).map_or(Ok(otherwise), |text| crate::xe::size::bytes(name, text))
+}
+
+fn create(session: &Session) -> Result<()> {
+    let record = json!({
+        "name_label": session.need("name-label")?,
+        "name_description": session.or("name-description", ""),
+        "MTU": number(session, "MTU", 1500)?,
+        "other_config": {},
+    });
+    let network = session.text("network.create", &[record])?;
+    session.print_uuid("network", &network)
+}
+
+fn vif_create(session: &Session) -> Result<()> {
+    let machine = session.reference("VM", "vm-uuid")?;
+    let network = session.reference("network", "network-uuid")?;
+    let mtu = session.call("network.get_MTU", &[network.as_str().into()])?.as_i64().unwrap_or(1500);
+    let device = match session.need("device")? {
+        "autodetect" => {
+            let free = session.call("VM.get_allowed_VIF_devices", &[machine.as_str().into()])?;
+            let first = free.as_array().and_then(|free| free.first()).and_then(Value::as_str);
+            first
+                .map(str::to_owned)
+                .ok_or_else(|| Failure::other("the machine has no place for another interface"))?
+        }
+        device => device.to_owned(),
+    };
+    let record = json!({
+        "VM": machine,
+        "network": network,
+        "device": device,
+        "MAC": session.or("mac", ""),
+        "MTU": number(session, "mtu", mtu)?,
+        "other_config": {},
+    });
+    let vif = session.text("VIF.create", &[record])?;
+    session.print_uuid("VIF", &vif)
+}

@@ -1,0 +1,120 @@
+//! Why a command failed, in the words that users of `xe` know.
+
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use super::client::Client;
+
+/// Why a command failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A parameter that must be given was not.
+    Missing(String),
+    /// There is no such command.
+    UnknownCommand(String),
+    /// The toolstack refused: a code and its parameters.
+    Api(String, Vec<String>),
+    /// Anything else: a sentence.
+    Other(String),
+}
+
+/// What a command answers.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+/// Classes that references in errors may be of; the likely ones first.
+const CLASSES: [&str; 10] = ["VDI", "VM", "VBD", "SR", "PBD", "host", "task", "pool", "network", "VIF"];
+
+impl Failure {
+    /// A failure that is a sentence.
+    pub fn other(text: impl Into<String>) -> Self {
+        Self::Other(text.into())
+    }
+
+    /// Prints it on standard error; with a client, references become UUIDs and names.
+    pub fn report(&self, client: Option<&Client>) -> ExitCode {
+        let named = |param: &str| client.and_then(|client| name_of(client, param));
+        crate::failure::complain(&self.text(&named));
+        ExitCode::FAILURE
+    }
+
+    /// What is printed.
+    pub fn text(&self, named: &dyn Fn(&str) -> Option<String>) -> String {
+        match self {
+            Self::Missing(param) => {
+                format!("Required parameter not found: {param}\nFor usage run: 'xe help'\n")
+            }
+            Self::UnknownCommand(command) => {
+                format!("Unknown command: {command}\nFor usage run: 'xe help'\n")
+            }
+            Self::Other(text) => format!("Error: {text}\n"),
+            Self::Api(code, params) => {
+                let Some(known) = tapio_model::errors::error(code) else {
+                    return format!("Error code: {code}\nError parameters: {}\n", params.join(", "));
+                };
+                let mut text = format!("{}\n", known.text);
+                for (at, name) in known.params.iter().enumerate() {
+                    let value = params.get(at).map_or("<unknown>".into(), |value| shown(value, named));
+                    text.push_str(&format!("{name}: {value}\n"));
+                }
+                for value in params.iter().skip(known.params.len()) {
+                    text.push_str(&format!("<extra>: {}\n", shown(value, named)));
+                }
+                text
+            }
+        }
+    }
+}
+
+fn shown(param: &str, named: &dyn Fn(&str) -> Option<String>) -> String {
+    named(param).unwrap_or_else(|| param.to_owned())
+}
+
+/// UUID and name of what a reference names.
+fn name_of(client: &Client, param: &str) -> Option<String> {
+    if !param.starts_with("OpaqueRef:") || param == tapio_model::NULL_REF {
+        return None;
+    }
+    for class in CLASSES {
+        let Ok(record) = client.call(&format!("{class}.get_record"), &[param.into()]) else { continue };
+        let uuid = record.get("uuid").and_then(Value::as_str)?;
+        let name = record.get("name_label").and_then(Value::as_str).unwrap_or_default();
+        return Some(if name.is_empty() { uuid.to_owned() } else { format!("{uuid} ({name})") });
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(failure: &Failure) -> String {
+        failure.text(&|param| (param == "OpaqueRef:1").then(|| "aaaa (disk)".to_owned()))
+    }
+
+    #[test]
+    fn failures_are_said_as_users_know_them() {
+        assert_eq!(
+            text(&Failure::Missing("uuid".into())),
+            "Required parameter not found: uuid\nFor usage run: 'xe help'\n"
+        );
+        assert!(text(&Failure::UnknownCommand("frob".into())).starts_with("Unknown command: frob\n"));
+        assert_eq!(text(&Failure::other("no")), "Error: no\n");
+        let known = Failure::Api("VDI_IN_USE".into(), vec!["OpaqueRef:1".into()]);
+        assert_eq!(text(&known), "The disk is in use.\nvdi: aaaa (disk)\noperation: <unknown>\n");
+        let extra = Failure::Api("VDI_READONLY".into(), vec!["OpaqueRef:2".into(), "more".into()]);
+        assert_eq!(text(&extra), "The disk is read-only.\nvdi: OpaqueRef:2\n<extra>: more\n");
+        let foreign = Failure::Api(
+            "SR_BACKEND_FAILURE_96".into(),
+            vec![
+                String::new(),
+                "The request is missing or has an incorrect target IQN parameter".into(),
+                "<x/>".into(),
+            ],
+        );
+        assert_eq!(
+            text(&foreign),
+            "Error code: SR_BACKEND_FAILURE_96\nError parameters: , The request is missing or has an incorrect target IQN parameter, <x/>\n"
+        );
+    }
+}
