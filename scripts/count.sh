@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Counting and judging what a lane printed. Sourced by scripts/test; tried by crates/test/testkit/tests/counting.rs.
 # The caller provides the array `trouble`, and stands in the top directory.
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by scripts/setup. Xen and the kernel of its lane: taken from the distribution's packages, unpacked below
 # target/lanes/xen, never installed.
 #

@@ -1,3 +1,4 @@
+# shellcheck shell=dash
 # Shared by both guests' first programs: reporting, and files whose sums can be compared from outside.
 # Plain POSIX sh: one guest has the host's userland (hostfs), the other only busybox.
 #

@@ -131,6 +131,7 @@ case_load() {
 	report "longest_write_ms=$longest"
 	report "load_seconds=$(echo "$end $start" | awk '{ printf "%.2f", $1 - $2 }')"
 	# Fields of /sys/block/*/stat: reads, merged, sectors, ms, writes, merged, sectors, ms, in flight, ...
+	# shellcheck disable=SC2046 # One argument for each word.
 	set -- $(cat /sys/block/vda/stat)
 	report "reads=$1" && report "read_sectors=$3" && report "writes=$5" && report "write_sectors=$7"
 }

@@ -1,3 +1,4 @@
+# shellcheck shell=dash
 # Local SRs over LVM, by the toolstack's daemon and `xe`, on the two disks of a User-mode Linux guest: this kernel has
 # the device-mapper that the hosts of the tests may lack. Sourced by uml-init.sh; tapio_bin is where our programs are.
 
@@ -111,6 +112,7 @@ life() {
 	ok vdi-destroy uuid="$vdi"
 	ok vdi-destroy uuid="$snapshot"
 	ok sr-destroy uuid="$sr"
+	# shellcheck disable=SC2046 # One argument for each word.
 	clean $(echo "$devices" | tr , ' ')
 	[ ! -e "/dev/XSLocalEXT-$sr" ] || fail "a directory of the group stays in /dev"
 }

@@ -1,3 +1,4 @@
+# shellcheck shell=dash
 # Words about disks for the stories of the xen lane: what a toolstack does in xenstore, and what one asks disk processes.
 
 # The back end's kind: tapback's.

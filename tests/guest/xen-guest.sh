@@ -84,16 +84,17 @@ calm() {
 }
 
 # disks: how many there are.
-disks() { ls /sys/block | grep -c ^xvd; }
+disks() { names | wc -l; }
+names() { for disk in /sys/block/xvd*; do [ ! -e "$disk" ] || echo "${disk##*/}"; done; }
 
 # mark: writes its name into each disk. marked: how many have their own.
 mark() {
-	for disk in $(ls /sys/block | grep ^xvd); do
+	for disk in $(names); do
 		echo "$disk" | dd of="/dev/$disk" bs=4096 conv=sync oflag=direct 2>/dev/null || return
 	done
 }
 marked() {
-	for disk in $(ls /sys/block | grep ^xvd); do
+	for disk in $(names); do
 		[ "$(dd if="/dev/$disk" bs=4096 count=1 iflag=direct 2>/dev/null | head -n 1)" != "$disk" ] || echo "$disk"
 	done | wc -l
 }
@@ -112,6 +113,7 @@ facts() {
 }
 
 # from the kernel's command line: "max_ring_page_order=2,max_indirect_segments=64"
+# shellcheck disable=SC2046 # One argument for each word.
 driver $(echo "$tapio_front" | tr , ' ')
 stty -echo </dev/hvc0
 exec </dev/hvc0 >/dev/hvc0 2>&1

@@ -1,3 +1,4 @@
+# shellcheck shell=dash
 # Stories of the xen lane; xen-init.sh and xen-disks.sh have the words they use.
 
 # The lane itself, with nothing of ours: a guest, and the kernel's own back end, which says what a story may expect of

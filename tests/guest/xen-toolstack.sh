@@ -1,3 +1,4 @@
+# shellcheck shell=dash
 # Stories of the xen lane with the toolstack's daemon in dom0: its driver makes the domains and writes the disks into
 # xenstore, `xe` is typed as an administrator does.
 

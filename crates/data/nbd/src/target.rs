@@ -429,6 +429,7 @@ mod tests {
     }
 
     proptest! {
+        /// It must only not panic.
         #[test]
         fn no_text_makes_the_parser_panic(text: String, tail in "[nbds+unix:/?&=%@\\[\\]a-f0-9]*") {
             let _ = text.parse::<Target>();

@@ -21,6 +21,7 @@ pub mod faulty;
 pub mod guest;
 pub mod local;
 pub mod process;
+pub mod quiet_time;
 pub mod scratch;
 pub mod slots;
 pub mod tools;

@@ -8,6 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::quiet_time::QuietTime;
+
 /// How long an ordinary tool may take. Everything here is local and small; the margin is for a busy machine.
 pub const TOOL_LIMIT: Duration = Duration::from_secs(60);
 
@@ -28,14 +30,14 @@ fn die_with_parent(command: &mut Command) {
     }
 }
 
-/// Waits for `ready` to answer `Some`, at most `limit`; `None` when the time is over.
+/// Waits for `ready` to answer `Some`, at most `limit` of quiet time; `None` when the time is over.
 pub fn poll_until<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + limit;
+    let mut waited = QuietTime::start();
     loop {
         if let Some(value) = ready() {
             return Some(value);
         }
-        if Instant::now() >= deadline {
+        if waited.elapsed() >= limit {
             return None;
         }
         thread::sleep(LOOK_INTERVAL);

@@ -178,6 +178,7 @@ fn impossible_wishes_are_refused() {
 }
 
 proptest! {
+    /// Nothing that a client sends makes the parser panic.
     #[test]
     fn any_line_is_a_request_or_an_error(line in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = parse_request(&line);

@@ -1,6 +1,8 @@
 //! The repository's house rules, as a test. Each rule is a function from the list of files to complaints; each is
 //! tried on a bad example too, so that none of them can pass by seeing nothing.
 
+mod assertions;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -389,7 +391,7 @@ fn assert_finds(complaints: &[String], what: &str) {
 #[test]
 fn the_list_of_files_is_not_empty() {
     let files = sources();
-    for path in ["Cargo.toml", "crates/test/testkit/tests/tidy.rs", "scripts/test"] {
+    for path in ["Cargo.toml", "crates/test/testkit/tests/tidy/main.rs", "scripts/test"] {
         assert!(files.iter().any(|file| file.path == path), "{path} is not among {} files", files.len());
     }
 }
@@ -448,6 +450,11 @@ fn lines_files_and_blobs_have_bounds() {
     assert_finds(&found, "a.rs:1: longer");
     assert_finds(&found, "more than one idea");
     assert_finds(&found, "no blobs");
+}
+
+#[test]
+fn every_test_asserts_or_says_what_it_proves() {
+    assert_none(&assertions::missing(&sources()));
 }
 
 #[test]
