@@ -19,12 +19,10 @@
 //!
 //! [`trace`] follows single requests, for as long as somebody asks for that.
 //! [`pool`] is what disks share beside: the pages that those of one storage repository may have in flight.
-//! [`load`] is the other side: what benchmarks and tests ask of a disk, and how long it took.
 //!
 //! This crate must never depend on the data path: it is linked into readers too.
 
 mod histogram;
-pub mod load;
 mod page;
 pub mod pool;
 mod published;

@@ -13,7 +13,6 @@ use tapio_control::{
 use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, OnRing, QueueCounts, QueueReport, Start};
 use tapio_stat::ShmRoot;
 use tapio_xen::blkif::Abi;
-use tapio_xen::double::{Guest, Wire};
 use tapio_xen::sys::{EventDevice, GrantDevice};
 use tapio_xen::{Channel, Domain, GrantRef};
 
@@ -49,8 +48,7 @@ impl Given {
 
 fn domain(front: &BlkifFront, given: &mut Given) -> Result<Domain> {
     match front.double {
-        Some(index) => Guest::from_fd(given.take(index)?, front.domid)
-            .map(Domain::Double)
+        Some(index) => Domain::of_double(given.take(index)?, front.domid)
             .map_err(|error| ControlError::io("the descriptor is no memory of a double", &error)),
         None => GrantDevice::open(front.domid).map(Domain::Xen).map_err(|error| {
             ControlError::io("cannot reach the memory of other domains", &error)
@@ -63,7 +61,8 @@ fn rings(front: &BlkifFront, given: &mut Given) -> Result<Vec<BlkifRing>> {
     let grants = |numbers: &[u32]| numbers.iter().copied().map(GrantRef).collect();
     let make = |queue: &tapio_control::BlkifQueue| {
         let channel = match queue.double {
-            Some([ours, theirs]) => Channel::Double(Wire::from_fds(given.take(ours)?, given.take(theirs)?)),
+            Some([ours, theirs]) => Channel::of_double(given.take(ours)?, given.take(theirs)?)
+                .map_err(|error| ControlError::io("the descriptors are no channel of a double", &error))?,
             None => Channel::Xen(EventDevice::bind(front.domid, queue.port).map_err(|error| {
                 ControlError::io(
                     format_args!("cannot bind event channel {} of domain {}", queue.port, front.domid),

@@ -20,6 +20,7 @@ mod segments;
 mod storage;
 mod tasks;
 
+#[cfg(feature = "doubles")]
 pub mod sim;
 pub mod uring;
 

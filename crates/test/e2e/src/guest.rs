@@ -188,7 +188,7 @@ impl Uml {
         let mut command = Command::new("linux.uml");
         // The guest's memory is a file; on a tmpfs it is memory.
         command.env("TMPDIR", "/dev/shm");
-        // Needed on processors with AMX; see crates/test/uml-preload.
+        // Needed on processors with AMX; see crates/stack/uml-preload.
         command.env("LD_PRELOAD", our("libtapio_uml_preload.so"));
         command.args(["mem=384M", "rootfstype=hostfs", "root=/dev/root", "ro", "con=null", "con0=null,fd:1"]);
         command.args(["quiet", "loglevel=4", "panic=-1"]);

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tapio_control::{ControlError, Errno};
-use tapio_xen::xs::domains::{self, Device, DeviceKind, Domain, Named};
-use tapio_xen::xs::{Client, XenbusState, XsError};
+use tapio_xenstore::domains::{self, Device, DeviceKind, Domain, Named};
+use tapio_xenstore::{Client, XenbusState, XsError};
 
-use crate::failure::{Result, print, print_json};
+use tapio_report::failure::{Result, print, print_json};
 
 /// Options of `tapio domains`.
 #[derive(Debug, clap::Args)]

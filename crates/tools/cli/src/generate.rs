@@ -9,8 +9,8 @@ use clap_complete::Shell;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
 use tapio_control::{ControlError, Errno};
 
-use crate::failure::{Result, print};
 use crate::{TOOLS, tapio};
+use tapio_report::failure::{Result, print};
 
 /// Prints the completions of one program.
 pub fn completions(shell: Shell, program: &str) -> Result<()> {

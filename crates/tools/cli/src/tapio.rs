@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::failure::{self, Result};
 use crate::{
     TOOLS, bench, cbt_util, disk, domains, generate, tap_ctl, timeline, trace, vhd_util, xe, xsiostat,
 };
+use tapio_report::failure::{self, Result};
 
 /// Storage virtualisation for any Linux host: disks from image chains, and the instruments around them.
 ///
@@ -43,12 +43,16 @@ enum Command {
     ///
     /// Everything is read from xenstore in one transaction, however many domains and disks there are.
     Domains(domains::Arguments),
-    /// Measure speed and cost beside other servers on this machine
+    /// Measure speed and cost beside other servers on this host
     ///
-    /// Runs our disk process and the servers that are installed here (qemu-nbd, qemu-storage-daemon, nbdkit) in turn
-    /// on the same files under the same load, and prints rates, latencies, costs and ratios. Only ratios of one run
-    /// mean anything: other work on the machine changes all speeds.
-    Bench(bench::Arguments),
+    /// Runs the program 'tapio-bench', which is built from the same sources and lies beside this one or in the search
+    /// path.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// 'tapio bench --help' lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Follow single requests through a disk, and say where their time goes
     ///
     /// By request size, as a table, a picture or JSON. Histograms ('tapio disk stats') say how long stages take; this
@@ -126,7 +130,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Disk(arguments) => disk::run(arguments),
         Command::Domains(arguments) => domains::run(&arguments),
         Command::Trace(arguments) => trace::run(arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Bench { arguments } => bench::run(&arguments),
         Command::Completions { shell, program } => generate::completions(shell, &program),
         Command::Reference => failure::print(&tapio_model::reference()),
         Command::Man { dir } => generate::manual(&dir),

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure;
-use crate::plot::escaped;
 use crate::xe::{Arguments as XeArguments, Client, Failure, find};
+use tapio_report::failure;
+use tapio_report::plot::escaped;
 
 /// Options of `tapio timeline`.
 #[derive(Debug, clap::Args)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tapio_control::{BlkifOffer, DiskInfo, Polling};
 use tapio_stat::VbdId;
 use tapio_types::Movement;
-use tapio_xen::xs::{Counts, Watch, XenbusState};
+use tapio_xenstore::{Counts, Watch, XenbusState};
 
 use crate::disks::{Link, Linked};
 use crate::keys::{Back, Offered};

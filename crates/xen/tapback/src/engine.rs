@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_stat::VbdId;
-use tapio_xen::xs::wire::decimal;
-use tapio_xen::xs::{Client, Counts, Nodes, WatchEvent, XenbusState, XsError};
+use tapio_xenstore::wire::decimal;
+use tapio_xenstore::{Client, Counts, Nodes, WatchEvent, XenbusState, XsError};
 
 use crate::device::{Device, Offer, sectors_512};
 use crate::disks::{Disks, Linked, Trouble, has_ended, take_news};

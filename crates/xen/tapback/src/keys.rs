@@ -7,8 +7,8 @@ use std::fmt;
 use tapio_control::{BLKIF_ORDER_MAX, BlkifProtocol, BlkifQueue, Polling};
 use tapio_stat::VbdId;
 use tapio_xen::blkif::split;
-use tapio_xen::xs::wire::decimal;
-use tapio_xen::xs::{Path, XenbusState};
+use tapio_xenstore::wire::decimal;
+use tapio_xenstore::{Path, XenbusState};
 
 use crate::locate::Wanted;
 

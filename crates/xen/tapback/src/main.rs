@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use tapio_control::{RunDir, notify};
 use tapio_tapback::{Lock, Plugged, Processes, Settings, Tapback};
-use tapio_xen::xs::{Client, Nodes, XsError};
+use tapio_xenstore::{Client, Nodes, XsError};
 
 use crate::args::Args;
 use crate::signals::Signals;

@@ -9,8 +9,8 @@ use std::time::Instant;
 use tapio_control::BlkifFront;
 use tapio_stat::VbdId;
 use tapio_types::Movement;
-use tapio_xen::xs::wire::Request;
-use tapio_xen::xs::{Nodes, Transaction, XenbusState, XsError};
+use tapio_xenstore::wire::Request;
+use tapio_xenstore::{Nodes, Transaction, XenbusState, XsError};
 
 use crate::device::{Device, Offer, sectors_512};
 use crate::disks::{Order, start_of};

@@ -14,7 +14,7 @@
 //! It looks at levels, never at what changed: so it does not matter in which order the toolstack and the guest did
 //! their part, or whether this program was there to see it.
 
-use tapio_xen::xs::XenbusState as State;
+use tapio_xenstore::XenbusState as State;
 
 /// The ring, as far as this program knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

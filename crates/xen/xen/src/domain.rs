@@ -1,8 +1,11 @@
 //! The memory of another domain, as far as it granted it to us.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
-use crate::{double, sys};
+#[cfg(feature = "doubles")]
+use crate::double;
+use crate::sys;
 
 /// Bytes of a granted page.
 pub const PAGE_LEN: usize = 4096;
@@ -66,14 +69,30 @@ pub enum Domain {
     /// A real one, by `/dev/xen/gntdev`.
     Xen(sys::GrantDevice),
     /// A double's, by a memfd.
+    #[cfg(feature = "doubles")]
     Double(double::Guest),
 }
 
 impl Domain {
+    /// The double whose memory `fd` is, as domain `domid`.
+    ///
+    /// # Errors
+    /// It is no memory of a double; `Unsupported` in a program without doubles.
+    pub fn of_double(fd: OwnedFd, domid: u32) -> io::Result<Self> {
+        #[cfg(feature = "doubles")]
+        return double::Guest::from_fd(fd, domid).map(Self::Double);
+        #[cfg(not(feature = "doubles"))]
+        {
+            drop((fd, domid));
+            Err(crate::without_doubles())
+        }
+    }
+
     /// The number of the domain.
     pub fn id(&self) -> u32 {
         match self {
             Self::Xen(domain) => domain.id(),
+            #[cfg(feature = "doubles")]
             Self::Double(domain) => domain.id(),
         }
     }
@@ -88,6 +107,7 @@ impl Domain {
     pub fn map(&self, grants: &[GrantRef], rights: Rights) -> io::Result<Mapped> {
         match self {
             Self::Xen(domain) => domain.map(grants, rights).map(Mapped::Xen),
+            #[cfg(feature = "doubles")]
             Self::Double(domain) => domain.map(grants, rights).map(Mapped::Double),
         }
     }
@@ -100,6 +120,7 @@ impl Domain {
     pub fn copy(&self, batch: &mut CopyBatch) -> io::Result<()> {
         match self {
             Self::Xen(domain) => domain.copy(batch),
+            #[cfg(feature = "doubles")]
             Self::Double(domain) => domain.copy(batch),
         }
     }
@@ -111,6 +132,7 @@ pub enum Mapped {
     /// By `/dev/xen/gntdev`.
     Xen(sys::MappedGrants),
     /// In the double.
+    #[cfg(feature = "doubles")]
     Double(double::MappedPages),
 }
 
@@ -119,6 +141,7 @@ impl Mapped {
     pub fn as_ptr(&self) -> *mut u8 {
         match self {
             Self::Xen(pages) => pages.as_ptr(),
+            #[cfg(feature = "doubles")]
             Self::Double(pages) => pages.as_ptr(),
         }
     }
@@ -127,6 +150,7 @@ impl Mapped {
     pub fn len(&self) -> usize {
         match self {
             Self::Xen(pages) => pages.len(),
+            #[cfg(feature = "doubles")]
             Self::Double(pages) => pages.len(),
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasher;
 
-use tapio_xen::xs::wire::{Decoder, HEADER_LEN, Kind, PAYLOAD_MAX, frame};
+use tapio_xenstore::wire::{Decoder, HEADER_LEN, Kind, PAYLOAD_MAX, frame};
 
 use crate::store::Transaction;
 use crate::tree::Caller;
@@ -92,7 +92,7 @@ impl Outbox {
         }
         let from = self.bytes.len();
         // The header alone first: path and token follow it without a copy in between.
-        let header = tapio_xen::xs::wire::Header {
+        let header = tapio_xenstore::wire::Header {
             kind: Kind::WatchEvent as u32,
             request: 0,
             transaction: 0,

@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use tapio_load::{Load, LoadReport, Places};
 use tapio_nbd::socket::write_all;
-use tapio_stat::load::{Load, LoadReport, Places};
 
 use super::client::{Address, Client, ClientError, Wishes};
 use super::wire::{

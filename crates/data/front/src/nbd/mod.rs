@@ -28,6 +28,7 @@
 //! [`limits`] says and nothing more.
 
 pub mod limits;
+#[cfg(feature = "doubles")]
 pub mod load;
 
 /// The words of the protocol and the blocking client, which the other side of a connection shares.

@@ -84,6 +84,7 @@ impl Channel {
     }
 
     /// Waits for the answer of a back end: its header and payload, and the descriptors that came with it.
+    #[cfg(feature = "doubles")]
     pub fn receive_reply(
         &self,
         within: Duration,

@@ -17,6 +17,7 @@ mod chain;
 mod channel;
 mod device;
 mod dirty;
+#[cfg(feature = "doubles")]
 pub mod driver;
 mod event;
 mod inflight;

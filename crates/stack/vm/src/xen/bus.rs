@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use tapio_xen::xs::wire::{Access, Permission, Request};
-use tapio_xen::xs::{Client, Nodes, Transaction, XsError};
+use tapio_xenstore::wire::{Access, Permission, Request};
+use tapio_xenstore::{Client, Nodes, Transaction, XsError};
 use uuid::Uuid;
 
 use super::device::{BACKEND, DOM0, Device, VBD_KEY, state};

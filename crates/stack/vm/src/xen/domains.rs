@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tapio_types::ApiError;
-use tapio_xen::xs::{Client, XsError};
+use tapio_xenstore::{Client, XsError};
 use uuid::Uuid;
 
 use super::bus::Bus;

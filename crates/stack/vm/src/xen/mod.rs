@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_types::ApiError;
-use tapio_xen::xs::XsError;
+use tapio_xenstore::XsError;
 use uuid::Uuid;
 
 use self::bus::{Bus, Sides, Written, states};

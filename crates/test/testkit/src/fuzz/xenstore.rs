@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use tapio_xen::xs::wire::{Decoder, HEADER_LEN, Header, Kind, Message, PAYLOAD_MAX, Request, reply};
-use tapio_xen::xs::{Client, Nodes, Path, XenbusState, domains};
+use tapio_xenstore::wire::{Decoder, HEADER_LEN, Header, Kind, Message, PAYLOAD_MAX, Request, reply};
+use tapio_xenstore::{Client, Nodes, Path, XenbusState, domains};
 
 /// Requests that our client makes in one input.
 const ASKED_MAX: usize = 40;

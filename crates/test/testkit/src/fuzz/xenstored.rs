@@ -1,6 +1,6 @@
 //! Clients and guests of a small xenstored: any bytes in any order.
 
-use tapio_xen::xs::wire::{Decoder, HEADER_LEN, Header, Kind, Permission, Request};
+use tapio_xenstore::wire::{Decoder, HEADER_LEN, Header, Kind, Permission, Request};
 use tapio_xenstored::domains::{Life, NoHypervisor};
 use tapio_xenstored::state::codec::{Reader, Writer};
 use tapio_xenstored::{Caller, Server, journal, state};
@@ -81,7 +81,7 @@ impl World {
             let home = format!("/local/domain/{domid}");
             send(&mut self.server, self.root, &Request::Introduce { domid, gfn: 1, port: 1 });
             send(&mut self.server, self.root, &Request::Write { path: &home, value: b"" });
-            let owner = Permission::new(tapio_xen::xs::wire::Access::None, domid);
+            let owner = Permission::new(tapio_xenstore::wire::Access::None, domid);
             let request = Request::SetPerms { path: &home, permissions: vec![owner] };
             send(&mut self.server, self.root, &request);
         }

@@ -416,6 +416,32 @@ fn crates_depend_only_on_what_the_table_allows() {
     assert_finds(&found, "not in tests/arrows.txt");
 }
 
+/// Packages that the programs of `packages` are built from and that have the feature `doubles` then.
+fn doubles_in(packages: &[&str]) -> Vec<String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["tree", "--offline", "--locked", "--edges", "normal,features", "--prefix", "none"]);
+    cargo.args(packages.iter().flat_map(|package| ["-p", package])).current_dir(top());
+    let output = cargo.output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().filter(|line| line.contains("feature \"doubles\"")).map(String::from).collect()
+}
+
+#[test]
+fn installed_programs_contain_no_doubles() {
+    let manifest = sources().into_iter().find(|file| file.path == "Cargo.toml").expect("the workspace").text;
+    let (_, list) = manifest.split_once("default-members = [").expect("installed programs");
+    let (list, _) = list.split_once(']').expect("the end of the list");
+    let folders = list.split('"').skip(1).step_by(2);
+    let names: Vec<String> = folders
+        .map(|folder| folder.rsplit('/').next().unwrap_or_default())
+        .map(|name| if name == "tapiod" { name.into() } else { format!("tapio-{name}") })
+        .collect();
+    assert!(names.len() >= 5, "{names:?}");
+    assert_none(&doubles_in(&names.iter().map(String::as_str).collect::<Vec<_>>()));
+    assert_finds(&doubles_in(&["tapio-bench"]), "tapio-front feature \"doubles\"");
+}
+
 #[test]
 fn no_debug_marks_are_left() {
     assert_none(&debug_marks(&sources()));

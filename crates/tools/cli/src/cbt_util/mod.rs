@@ -15,8 +15,8 @@ use tapio_format::cbt::{Log, LogHeader};
 use tapio_types::Access;
 use uuid::Uuid;
 
-use crate::failure::{self, Result};
 use crate::number;
+use tapio_report::failure::{self, Result};
 
 /// Make, look at, change and join logs of changed blocks.
 ///

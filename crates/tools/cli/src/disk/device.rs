@@ -12,7 +12,7 @@ use tapio_control::{
 use tapio_types::DeviceHow;
 
 use super::SOON;
-use crate::failure::{Result, print, print_json};
+use tapio_report::failure::{Result, print, print_json};
 
 /// Longest wait for a device: the process has its own, shorter limits for each step.
 const DEVICE_MAX: Option<Duration> = Some(Duration::from_secs(90));

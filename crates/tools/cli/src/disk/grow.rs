@@ -10,7 +10,7 @@ use tapio_control::{
 use tapio_types::parse_bytes;
 
 use super::SOON;
-use crate::failure::{Result, print, print_json};
+use tapio_report::failure::{Result, print, print_json};
 
 #[derive(Debug, Args)]
 pub struct Arguments {

@@ -10,8 +10,8 @@ use tapio_types::parse_bytes;
 
 use super::progress::{self, Stand};
 use super::{SOON, Which, absolute};
-use crate::failure::{Result, print, print_json};
-use crate::size::size;
+use tapio_report::failure::{Result, print, print_json};
+use tapio_report::size::size;
 
 /// How often in a row a disk may be too busy to say how far a job is; each time it is waited for two seconds.
 const LATE_MAX: u32 = 150;

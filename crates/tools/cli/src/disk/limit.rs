@@ -12,7 +12,7 @@ use tapio_stat::pool::{PoolInfo, pools};
 use tapio_types::IoLimits;
 
 use super::SOON;
-use crate::failure::{Result, print, print_json};
+use tapio_report::failure::{Result, print, print_json};
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:

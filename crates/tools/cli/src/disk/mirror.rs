@@ -12,8 +12,8 @@ use tapio_types::parse_bytes;
 
 use super::progress::{self, Stand};
 use super::{SOON, Which, source};
-use crate::failure::{Result, print, print_json};
-use crate::size::size;
+use tapio_report::failure::{Result, print, print_json};
+use tapio_report::size::size;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {

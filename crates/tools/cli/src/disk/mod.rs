@@ -27,7 +27,7 @@ use tapio_control::{
 use tapio_stat::VbdId;
 use tapio_types::parse_type_and_path;
 
-use crate::failure::{Result, print, print_json};
+use tapio_report::failure::{Result, print, print_json};
 
 /// Longest wait for an answer that does not depend on the guest's requests.
 const SOON: Option<Duration> = Some(Duration::from_secs(30));

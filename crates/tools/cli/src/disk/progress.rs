@@ -3,8 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::failure::Result;
-use crate::size::size;
+use tapio_report::failure::Result;
+use tapio_report::size::size;
 
 /// How often is asked.
 const EVERY: Duration = Duration::from_millis(100);

@@ -11,7 +11,7 @@ use tapio_control::{
 };
 
 use super::SOON;
-use crate::failure::{Result, print};
+use tapio_report::failure::{Result, print};
 
 #[derive(Debug, Args)]
 pub struct Arguments {

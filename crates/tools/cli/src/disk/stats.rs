@@ -8,7 +8,7 @@ use tapio_control::{BlkifReport, ControlError, Errno};
 use tapio_stat::{BUCKETS, Histogram, Kind, STAGES, ShmRoot, Snapshot, Stage, bucket_floor, disks};
 
 use super::rings;
-use crate::failure::{Result, print, print_json};
+use tapio_report::failure::{Result, print, print_json};
 
 #[derive(Debug, Args)]
 pub struct Arguments {

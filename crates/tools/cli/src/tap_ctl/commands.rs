@@ -8,7 +8,7 @@ use tapio_control::{
 };
 
 use super::{Image, Which};
-use crate::failure::{Result, print};
+use tapio_report::failure::{Result, print};
 
 pub fn seconds(timeout: Option<u64>) -> Option<Duration> {
     timeout.map(Duration::from_secs)

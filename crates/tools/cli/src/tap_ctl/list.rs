@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal};
 
 use tapio_control::{ListRow, RunDir};
 
-use crate::failure::{Result, print, print_json};
+use tapio_report::failure::{Result, print, print_json};
 
 /// What to leave out.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use tapio_control::{ControlError, Errno, RunDir};
 
-use crate::failure::{self, Result};
+use tapio_report::failure::{self, Result};
 
 /// Commands in the order in which they are listed.
 const NAMES: [&str; 13] = [

@@ -34,7 +34,7 @@ impl Failure {
     /// Prints it on standard error; with a client, references become UUIDs and names.
     pub fn report(&self, client: Option<&Client>) -> ExitCode {
         let named = |param: &str| client.and_then(|client| name_of(client, param));
-        crate::failure::complain(&self.text(&named));
+        tapio_report::failure::complain(&self.text(&named));
         ExitCode::FAILURE
     }
 

@@ -26,7 +26,6 @@ pub use arguments::Arguments;
 pub use client::Client;
 pub use error::Failure;
 pub use objects::find;
-pub use tls::unverified;
 
 use session::Session;
 

@@ -113,9 +113,9 @@ pub fn object(map: &BTreeMap<String, String>) -> Value {
 
 /// Writes to standard output.
 pub fn print(text: &str) -> Result<()> {
-    crate::failure::print(text).map_err(|error| Failure::other(error.to_string()))
+    tapio_report::failure::print(text).map_err(|error| Failure::other(error.to_string()))
 }
 
 fn print_json(value: &Value) -> Result<()> {
-    crate::failure::print_json(value).map_err(|error| Failure::other(error.to_string()))
+    tapio_report::failure::print_json(value).map_err(|error| Failure::other(error.to_string()))
 }

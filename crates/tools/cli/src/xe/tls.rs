@@ -131,20 +131,6 @@ fn pinned(text: &str, key: &str) -> Option<String> {
     line.trim().strip_prefix("sha256:").map(str::to_ascii_lowercase)
 }
 
-/// Accepts whatever certificate a server shows: for one that we have started ourselves.
-pub fn unverified() -> std::result::Result<Arc<ClientConfig>, rustls::Error> {
-    let provider = Arc::new(ring::default_provider());
-    let verifier = Pinned {
-        expected: None,
-        seen: Arc::default(),
-        schemes: provider.signature_verification_algorithms.supported_schemes(),
-        provider: Arc::clone(&provider),
-    };
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
-    Ok(Arc::new(builder.with_no_client_auth()))
-}
-
 #[derive(Debug)]
 enum Seen {
     New(String),

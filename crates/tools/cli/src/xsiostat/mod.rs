@@ -19,9 +19,9 @@ use clap::{ArgAction, CommandFactory, Parser};
 use tapio_control::{ControlError, Errno};
 use tapio_stat::{PublishedStats, ShmRoot, VbdId};
 
-use crate::failure::{self, Result};
 use format::Format;
 use sample::{Filter, Sample, Sampler};
+use tapio_report::failure::{self, Result};
 
 /// The first sample comes after this.
 const FIRST: Duration = Duration::from_millis(100);

@@ -9,7 +9,7 @@ use tapio_control::{ControlError, Errno};
 
 use super::sample::Sample;
 use super::{about_file, bad_file};
-use crate::failure::Result;
+use tapio_report::failure::Result;
 
 /// Number of the format.
 const VERSION: u32 = 1;

@@ -7,7 +7,7 @@ use tapio_control::ControlError;
 use tapio_stat::pool::{PoolInfo, pools};
 use tapio_stat::{FLAG_LOW_MEMORY, FileState, PublishedStats, ShmRoot, VbdDir, VbdFiles, VbdId, disks, vbds};
 
-use crate::failure::Result;
+use tapio_report::failure::Result;
 
 /// Bytes of a megabyte here.
 const MB: f64 = 1e6;

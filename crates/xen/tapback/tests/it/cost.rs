@@ -1,6 +1,6 @@
 //! What it asks of xenstored: bounded, and counted.
 
-use tapio_xen::xs::Nodes;
+use tapio_xenstore::Nodes;
 
 use crate::world::{World, vbd};
 

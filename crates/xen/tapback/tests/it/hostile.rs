@@ -1,7 +1,7 @@
 //! Nodes that make no sense.
 
 use tapio_tapback::{Fault, Trouble};
-use tapio_xen::xs::Nodes;
+use tapio_xenstore::Nodes;
 
 use crate::world::{World, vbd};
 

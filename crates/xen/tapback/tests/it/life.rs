@@ -5,7 +5,7 @@ use std::time::Duration;
 use tapio_control::{BlkifProtocol, DiskInfo, Polling, RingStart};
 use tapio_tapback::Settings;
 use tapio_types::Movement;
-use tapio_xen::xs::Nodes;
+use tapio_xenstore::Nodes;
 
 use crate::world::{World, vbd};
 

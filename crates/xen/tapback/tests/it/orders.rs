@@ -1,7 +1,7 @@
 //! The toolstack, the guest, the disk process and this program in every order.
 
 use tapio_stat::VbdId;
-use tapio_xen::xs::Nodes;
+use tapio_xenstore::Nodes;
 
 use crate::world::{World, vbd};
 

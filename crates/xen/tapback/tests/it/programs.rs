@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tapio_control::{RunDir, list};
 use tapio_tapback::serving;
-use tapio_xen::xs::{Client, Nodes};
+use tapio_xenstore::{Client, Nodes};
 use tapio_xenstored::serve::Running;
 
 use crate::world::{World, vbd};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tapio_control::{BlkifFront, DiskInfo, Polling, RingStart};
 use tapio_stat::VbdId;
 use tapio_tapback::{DiskAt, Disks, Link, Linked, Order, Plugged, Settings, Tapback, Trouble};
-use tapio_xen::xs::{Client, Nodes};
+use tapio_xenstore::{Client, Nodes};
 use tapio_xenstored::serve::Running;
 
 /// How long anything may take on a machine that is busy with other things.

@@ -5,7 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use tapio_stat::load::Ring;
+use tapio_load::Ring;
 use tapio_types::RingState;
 
 use super::RingInvitation;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use tapio_stat::load::{Load, Mix};
+use tapio_load::{Load, Mix};
 
 use super::*;
 use crate::blkif::{BackRing, INDIRECT_PER_PAGE, Request, Segment, op, status};

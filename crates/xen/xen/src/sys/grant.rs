@@ -44,6 +44,7 @@ impl CopySegment {
     }
 
     /// Direction, domain, grant, offset in the page, address of ours.
+    #[cfg(feature = "doubles")]
     pub(crate) fn parts(&self) -> (Direction, u32, GrantRef, u16, *mut u8) {
         let (direction, theirs, ours) = if self.flags == SOURCE_GREF {
             (Direction::FromDomain, self.source, self.dest)
@@ -55,6 +56,7 @@ impl CopySegment {
     }
 
     /// Whether it stays inside a page: the kernel refuses a batch in which one does not.
+    #[cfg(feature = "doubles")]
     pub(crate) fn is_well_formed(&self) -> bool {
         let (.., offset, _) = self.parts();
         usize::from(offset) + usize::from(self.len) <= PAGE_LEN

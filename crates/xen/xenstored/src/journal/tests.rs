@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use tapio_xen::xs::wire::{self, Kind, Permission, Request};
+use tapio_xenstore::wire::{self, Kind, Permission, Request};
 
 use super::*;
 use crate::domains::Life;

@@ -5,9 +5,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use tapio_xen::double::{Guest, Machine, Wire};
-use tapio_xen::xs::wire::{Decoder, Header, Kind, Request};
-use tapio_xen::xs::{Client, Nodes};
 use tapio_xen::{Channel, Domain, GrantRef, Rights};
+use tapio_xenstore::wire::{Decoder, Header, Kind, Request};
+use tapio_xenstore::{Client, Nodes};
 
 use super::ring::{GuestRing, Page};
 use super::rings::{RingPlatform, Source};
@@ -70,9 +70,9 @@ impl World {
         let (waker, thread, mut root) = Self::start(scratch.path(), &doubles);
         for domid in [1, 2] {
             root.introduce(domid, 7, 8).expect("a domain");
-            let home = tapio_xen::xs::Path::parse(&format!("/local/domain/{domid}")).expect("a path");
+            let home = tapio_xenstore::Path::parse(&format!("/local/domain/{domid}")).expect("a path");
             root.write(home.as_str(), b"").expect("a write");
-            let owner = tapio_xen::xs::wire::Permission::new(tapio_xen::xs::wire::Access::None, domid);
+            let owner = tapio_xenstore::wire::Permission::new(tapio_xenstore::wire::Access::None, domid);
             root.set_permissions(home.as_str(), &[owner]).expect("the owner");
         }
         Self { scratch, doubles, waker, thread: Some(thread), root, guests }

@@ -77,10 +77,7 @@ impl Daemon {
         let real: Vec<_> = rings
             .served
             .iter()
-            .filter_map(|(domid, served)| match served.ring.channel() {
-                Channel::Xen(channel) => Some((domid, served, channel.port())),
-                Channel::Double(_) => None,
-            })
+            .filter_map(|(domid, served)| Some((domid, served, served.ring.channel().port()?)))
             .collect();
         out.count(real.len());
         for (domid, served, port) in real {
@@ -90,13 +87,13 @@ impl Daemon {
             out.u32(port);
         }
         let watch = self.domains.as_ref().map(|watch| &watch.channel);
-        match watch {
-            Some(Channel::Xen(channel)) => {
+        match watch.and_then(|channel| Some((channel.raw_fd(), channel.port()?))) {
+            Some((fd, port)) => {
                 out.u8(1);
-                out.u32(watch.map_or(0, Channel::raw_fd) as u32);
-                out.u32(channel.port());
+                out.u32(fd as u32);
+                out.u32(port);
             }
-            _ => out.u8(0),
+            None => out.u8(0),
         }
     }
 

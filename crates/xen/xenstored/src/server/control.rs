@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tapio_xen::xs::wire::{Errno, Kind, Pieces, decimal};
+use tapio_xenstore::wire::{Errno, Kind, Pieces, decimal};
 
 use super::{Server, Wish};
 use crate::quota::QUOTAS;

@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::rc::Rc;
 
-use tapio_xen::xs::wire::{Errno, Kind, Message};
+use tapio_xenstore::wire::{Errno, Kind, Message};
 
 use crate::domains::{Domain, Domains, Life, NoHypervisor, Part, Platform};
 use crate::journal::Kept;

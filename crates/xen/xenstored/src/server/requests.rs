@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use tapio_xen::xs::wire::{Errno, Kind, Message, PAYLOAD_MAX, Request, reply::OK};
-use tapio_xen::xs::{Path, Special};
+use tapio_xenstore::wire::{Errno, Kind, Message, PAYLOAD_MAX, Request, reply::OK};
+use tapio_xenstore::{Path, Special};
 
 use super::Server;
 use crate::domains::{DOMID_MAX, FEATURES};
@@ -366,7 +366,7 @@ fn parse(kind: u32, payload: &[u8]) -> Result<Request<'_>, Errno> {
     {
         let end = payload.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
         let path = std::str::from_utf8(&payload[..end]).map_err(|_| Errno::EINVAL)?;
-        let number = tapio_xen::xs::wire::decimal(&payload[end + 1..]).ok_or(Errno::EINVAL)?;
+        let number = tapio_xenstore::wire::decimal(&payload[end + 1..]).ok_or(Errno::EINVAL)?;
         return Ok(Request::DirectoryPart { path, offset: number.try_into().map_err(|_| Errno::EINVAL)? });
     }
     parsed

@@ -1,6 +1,6 @@
 //! Requests and answers byte for byte, and what clients do to each other.
 
-use tapio_xen::xs::wire::{Decoder, HEADER_LEN, Header};
+use tapio_xenstore::wire::{Decoder, HEADER_LEN, Header};
 
 use super::*;
 use crate::domains::FEATURES;

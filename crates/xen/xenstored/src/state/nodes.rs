@@ -148,7 +148,7 @@ pub fn get_op(bytes: &mut Reader<'_>) -> Result<(Caller, Op), Damaged> {
     let what = bytes.u8()?;
     let mut path = || -> Result<Rc<str>, Damaged> {
         let path = bytes.text()?;
-        let known = tapio_xen::xs::Path::parse(path).map_err(|_| Damaged("a path is none"))?;
+        let known = tapio_xenstore::Path::parse(path).map_err(|_| Damaged("a path is none"))?;
         Ok(known.as_str().into())
     };
     let op = match what {

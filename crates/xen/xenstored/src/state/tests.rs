@@ -4,7 +4,7 @@ use super::*;
 use crate::domains::NoHypervisor;
 use crate::tree::Caller;
 
-use tapio_xen::xs::wire::{Decoder, Request};
+use tapio_xenstore::wire::{Decoder, Request};
 
 fn send(server: &mut Server, id: usize, transaction: u32, request: &Request<'_>) {
     let mut bytes = Vec::new();

@@ -17,7 +17,7 @@ use std::rc::Rc;
 pub use op::{Change, Effects, Op, Usage, apply, usage_of};
 pub use transaction::{Aspect, BELOW, LIST, OWN, Transaction};
 
-use tapio_xen::xs::wire::Errno;
+use tapio_xenstore::wire::Errno;
 
 use crate::quota::{Limits, Quota};
 use crate::tree::{Access, Caller, Node, Perms, Tree, parts, split};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::store::op::{Effects, Op};
-use tapio_xen::xs::wire::Errno;
+use tapio_xenstore::wire::Errno;
 
 use crate::tree::{Caller, Tree};
 

@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use tapio_xen::xs::wire::Permission;
+use tapio_xenstore::wire::Permission;
 
 /// What one domain may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tapio_stat::load::Ring;
+use tapio_load::Ring;
 
 use super::super::blk::{RANGES_MAX, SEG_MAX, feature};
 use super::super::chain::{DESC_F_WRITE, Descriptor};

@@ -7,7 +7,7 @@ use tapio_fixtures::counting::allocations;
 use tapio_front::nbd::client::Wishes;
 use tapio_front::nbd::load::run;
 use tapio_front::nbd::wire::Style;
-use tapio_stat::load::{Load, LoadReport, Mix};
+use tapio_load::{Load, LoadReport, Mix};
 
 use super::{Rig, SOON, Where};
 

@@ -6,7 +6,7 @@ use tapio_front::nbd::client::{Address, Client, ClientError, Haggle, Wishes};
 use tapio_front::nbd::load::run;
 use tapio_front::nbd::wire::{Style, option_reply};
 use tapio_front::nbd::{Drained, Export, ExportError, NbdServer};
-use tapio_stat::load::{Load, Mix};
+use tapio_load::{Load, Mix};
 
 use super::{Rig, SOON, pattern, wait_until};
 

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tapio_xen::xs::wire::{Access, Permission};
-use tapio_xen::xs::{Client, Nodes};
+use tapio_xenstore::wire::{Access, Permission};
+use tapio_xenstore::{Client, Nodes};
 use tapio_xenstored::domains::Life;
 use tapio_xenstored::{Caller, Server};
 use uuid::Uuid;

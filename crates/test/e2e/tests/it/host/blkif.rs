@@ -13,7 +13,7 @@ use tapio_control::{
 use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd};
 use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
-use tapio_stat::load::{Load, Mix};
+use tapio_load::{Load, Mix};
 use tapio_types::Movement;
 use tapio_xen::blkfront::{Blkfront, Command, FrontOptions, FrontQueue, Invitation};
 use tapio_xen::blkif::status;

@@ -9,7 +9,7 @@ use tapio_e2e::needs;
 use tapio_e2e::process::{Running, run};
 use tapio_e2e::scratch::Scratch;
 use tapio_front::vhost_user::driver::{Driver, DriverOptions};
-use tapio_stat::load::{Load, Mix};
+use tapio_load::{Load, Mix};
 
 const DISK_LEN: usize = 16 << 20;
 

@@ -1,6 +1,6 @@
 //! Every request of xenstore, and answers to what our client asks.
 
-use tapio_xen::xs::wire::{Access, Permission, Request};
+use tapio_xenstore::wire::{Access, Permission, Request};
 
 use super::Shelf;
 

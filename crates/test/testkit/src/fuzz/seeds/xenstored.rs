@@ -1,6 +1,6 @@
 //! Sessions with a xenstored, and what it keeps.
 
-use tapio_xen::xs::wire::{Kind, Request};
+use tapio_xenstore::wire::{Kind, Request};
 use tapio_xenstored::state::codec::Writer;
 use tapio_xenstored::{Caller, Server, state};
 
@@ -48,7 +48,7 @@ pub fn put_into(shelf: &mut Shelf) {
     shelf.put("xenstored_session", "watches", watches);
     let mut raw = vec![0, 1, 16];
     raw.extend_from_slice(
-        &tapio_xen::xs::wire::Header { kind: 2, request: 0, transaction: 0, len: 9999 }.encode(),
+        &tapio_xenstore::wire::Header { kind: 2, request: 0, transaction: 0, len: 9999 }.encode(),
     );
     shelf.put("xenstored_session", "too-long", raw);
 

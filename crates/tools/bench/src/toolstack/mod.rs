@@ -1,0 +1,279 @@
+//! `tapio bench toolstack`: what the toolstack costs, measured on a `tapiod` of its own.
+//!
+//! ```text
+//!   Place ─▶ Daemon ◀─ Client ── plug      one disk, beside qemu-storage-daemon
+//!                               ├─ starts   many disks in parallel beside one at a time; many machines
+//!                               ├─ events   many listeners
+//!                               └─ calls    calls per second; ten thousand disks
+//!   all of them ─▶ Report: tables, JSON, goals
+//! ```
+//!
+//! Both sides of a ratio are measured in turn in the same run. The disk processes are real ones in every part; guests
+//! are simulated but for one.
+
+mod calls;
+mod client;
+mod daemon;
+mod events;
+mod plug;
+mod report;
+mod starts;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::common::{self, Common};
+use super::measure::interrupted;
+use super::progress::Progress;
+use super::{failed, invalid};
+use daemon::{Daemon, Place};
+use report::{Memory, Report, Setting};
+use starts::Kind;
+use tapio_report::failure::Result;
+
+const MIB: u64 = 1 << 20;
+/// Steps at a time on the host: enough that the limit of a machine is what counts.
+const POOL: usize = 64;
+/// The parts, as `--only` names them.
+const PARTS: [&str; 7] = ["plug", "start", "real", "storm", "calls", "events", "vdis"];
+const VBDS: [usize; 9] = [1, 2, 4, 8, 10, 20, 64, 128, 255];
+/// The most that a run may be told to do.
+const LATENCY_MAX_MS: u64 = 60_000;
+const MACHINES_MAX: usize = 10_000;
+const VDIS_MAX: usize = 1_000_000;
+const LISTENERS_MAX: usize = 1000;
+/// `VBD.userdevice` ends at 254.
+const VBDS_MAX: usize = 255;
+/// What a plug waits for its storage, in milliseconds: what XenServer's own took, whose start of a machine with 8 disks
+/// on local SSDs became two seconds shorter when the other seven no longer waited.
+const LATENCY_MS: u64 = 285;
+/// Disks of each machine of the storm.
+const STORM_DISKS: usize = 8;
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:
+  tapio bench toolstack                          everything: some minutes
+  tapio bench toolstack --only plug              one disk beside qemu-storage-daemon
+  tapio bench toolstack --only start --latency-ms 100 --vbds 1,10,255
+  tapio bench toolstack --quick --json -         does it run at all, as JSON
+
+Only numbers of calls per second are measured for some time; the rest is repeated, plugs ten times as often.")]
+pub struct Arguments {
+    /// Where the database and the images are made; they are removed at the end
+    #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
+    dir: PathBuf,
+    /// How long the simulated storage makes each plug wait; 285 without, as XenServer's did on local SSDs
+    #[arg(long, value_name = "MILLISECONDS")]
+    latency_ms: Option<u64>,
+    /// Numbers of disks to start a machine with
+    #[arg(long, value_name = "COUNT,...", value_delimiter = ',')]
+    vbds: Vec<usize>,
+    /// Machines of the storm, each with 8 disks
+    #[arg(long, value_name = "COUNT")]
+    machines: Option<usize>,
+    /// Listeners for events
+    #[arg(long, value_name = "COUNT")]
+    listeners: Option<usize>,
+    /// Disks for VDI.get_all_records
+    #[arg(long, value_name = "COUNT")]
+    vdis: Option<usize>,
+    #[command(flatten)]
+    common: Common,
+    /// Only these parts; may be given more than once
+    #[arg(long, value_name = "PART", value_parser = PARTS)]
+    only: Vec<String>,
+}
+
+/// What is run.
+#[derive(Debug)]
+struct Plan {
+    latency_ms: u64,
+    vbds: Vec<usize>,
+    machines: usize,
+    listeners: usize,
+    vdis: usize,
+    time: Duration,
+    rounds: usize,
+    parts: Vec<&'static str>,
+}
+
+impl Plan {
+    fn new(arguments: &Arguments) -> Result<Self> {
+        let quick = arguments.common.quick;
+        let (time, rounds) = arguments.common.times((1.0, 3), (0.05, 1))?;
+        let or =
+            |given: Option<usize>, full: usize, few: usize| given.unwrap_or(if quick { few } else { full });
+        let vbds = match (arguments.vbds.as_slice(), quick) {
+            ([], false) => VBDS.to_vec(),
+            ([], true) => vec![1, 4],
+            (given, _) => given.to_vec(),
+        };
+        let plan = Self {
+            latency_ms: arguments.latency_ms.unwrap_or(if quick { 20 } else { LATENCY_MS }),
+            vbds,
+            machines: or(arguments.machines, 125, 3),
+            listeners: or(arguments.listeners, 50, 4),
+            vdis: or(arguments.vdis, 10_000, 50),
+            time,
+            rounds,
+            parts: PARTS
+                .into_iter()
+                .filter(|part| arguments.only.is_empty() || arguments.only.iter().any(|word| word == part))
+                .collect(),
+        };
+        let counts = [
+            (plan.machines, MACHINES_MAX, "--machines"),
+            (plan.listeners, LISTENERS_MAX, "--listeners"),
+            (plan.vdis, VDIS_MAX, "--vdis"),
+        ];
+        for (count, max, name) in counts {
+            if !(1..=max).contains(&count) {
+                return Err(invalid(format!("{name} goes from 1 to {max}")));
+            }
+        }
+        if plan.latency_ms > LATENCY_MAX_MS {
+            return Err(invalid(format!("--latency-ms goes to {LATENCY_MAX_MS}")));
+        }
+        if plan.vbds.iter().any(|count| !(1..=VBDS_MAX).contains(count)) {
+            return Err(invalid(format!("--vbds are numbers from 1 to {VBDS_MAX}")));
+        }
+        Ok(plan)
+    }
+
+    fn has(&self, part: &str) -> bool {
+        self.parts.contains(&part)
+    }
+
+    /// Steps for the progress line.
+    fn steps(&self, connections: usize) -> usize {
+        let of = |part: &str, steps: usize| if self.has(part) { steps } else { 0 };
+        let starts = of("start", self.vbds.len()) + of("real", self.vbds.len());
+        of("plug", 2)
+            + starts
+            + of("storm", 1)
+            + of("calls", 8 * connections)
+            + of("events", 1)
+            + of("vdis", 1)
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let plan = Plan::new(arguments)?;
+    super::end_at_interrupt();
+    let setting = Setting {
+        run: common::Setting::now(plan.time, plan.rounds),
+        dir: arguments.dir.display().to_string(),
+        latency_ms: plan.latency_ms,
+    };
+    let place = Place::new(&arguments.dir).map_err(failed)?;
+    let mut report = execute(&plan, place, setting).map_err(failed)?;
+    report.judge();
+    arguments.common.show(&report, &report.tables())
+}
+
+fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<Report, String> {
+    let connections = [1, 8];
+    let mut progress = Progress::new(plan.steps(connections.len()));
+    let daemon = Daemon::start(place)?;
+    let mut report = Report {
+        setting,
+        first_answer_ms: ms(daemon.start),
+        plugs: Vec::new(),
+        starts: Vec::new(),
+        storm: None,
+        calls: Vec::new(),
+        events: None,
+        many: None,
+        memory: Vec::new(),
+        goals: Vec::new(),
+        skipped: Vec::new(),
+        interrupted: false,
+    };
+    let begin = &mut |what: &str| progress.begin(what);
+    let memory = |state: String| {
+        let found = daemon.process.memory_kib();
+        found.map(|(pss_kib, anonymous_kib)| Memory { state, pss_kib, anonymous_kib })
+    };
+    report.memory.extend(memory("idle, after its first start".into()));
+    let goes_on = |part: &str| plan.has(part) && !interrupted();
+    if goes_on("plug") {
+        report.plugs = plug::measure(&daemon, 10 * plan.rounds, begin, &mut report.skipped)?;
+    }
+    if goes_on("events") {
+        begin("events");
+        report.events = Some(events::measure(&daemon, plan.listeners, 10 * plan.rounds, plan.time)?);
+    }
+    if goes_on("calls") {
+        report.calls = calls::rates(&daemon, plan.time, &connections, begin)?;
+    }
+    let mut vdis = Vec::new();
+    for (part, kind) in [("start", Kind::Latency), ("real", Kind::Real)] {
+        if goes_on(part) {
+            let (counts, latency, rounds) = (&plan.vbds, plan.latency_ms, plan.rounds);
+            report.starts.extend(starts::series(&daemon, kind, counts, latency, rounds, &mut vdis, begin)?);
+        }
+    }
+    if goes_on("storm") {
+        begin("storm");
+        report.storm = Some(starts::storm(&daemon, plan.machines, STORM_DISKS, plan.latency_ms)?);
+    }
+    if goes_on("vdis") {
+        begin("many disks");
+        report.memory.extend(memory("before the many VDIs".into()));
+        let found = &mut || report.memory.extend(memory(format!("with {} VDIs more", plan.vdis)));
+        report.many = Some(calls::many(&daemon, plan.vdis, plan.rounds, found)?);
+        report.memory.extend(memory("after VDI.get_all_records".into()));
+    }
+    progress.end();
+    report.interrupted = interrupted();
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn plan(words: &[&str]) -> Result<Plan> {
+        let all = std::iter::once(&"bench").chain(words);
+        Plan::new(&Line::try_parse_from(all).expect("it parses").arguments)
+    }
+
+    #[test]
+    fn numbers_have_bounds_that_are_told() {
+        for words in [
+            ["--vbds", "0"],
+            ["--vbds", "256"],
+            ["--machines", "0"],
+            ["--listeners", "1001"],
+            ["--seconds", "0"],
+            ["--seconds", "nan"],
+            ["--latency-ms", "60001"],
+            ["--rounds", "0"],
+        ] {
+            let error = plan(&words).expect_err("refused").to_string();
+            assert!(error.contains(words[0]), "{words:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn parts_are_chosen_and_counted() {
+        let all = plan(&[]).expect("the defaults are good");
+        assert_eq!((all.parts.len(), all.vbds.last()), (PARTS.len(), Some(&255)));
+        let one = plan(&["--only", "plug", "--quick"]).expect("good");
+        assert_eq!((one.parts.as_slice(), one.steps(2)), (["plug"].as_slice(), 2));
+    }
+}
