@@ -298,6 +298,19 @@ fn a_local_user_reaches_nothing_but_what_is_listed() {
         assert!(mask.is_none_or(|mask| mask == "0077"), "the umask of {pid} ({said}) is open");
     }
 
+    // What is always there in /dev/shm is made at boot, before another user can: the others have numbers in their names.
+    let at_boot = fs::read_to_string(repository().join("packaging/tmpfiles.d/tapio.conf")).expect("the list");
+    for shm in [&shm, &own_shm] {
+        let made = fs::read_dir(shm).expect("a list").map(|entry| entry.expect("an entry").file_name());
+        let made: Vec<_> =
+            made.filter(|name| found.plain(&name.to_string_lossy()) == *name.to_string_lossy()).collect();
+        assert!(made.len() >= 3, "{made:?}");
+        for name in made {
+            let line = format!("d /dev/shm/{} ", name.to_string_lossy());
+            assert!(at_boot.lines().any(|known| known.starts_with(&line)), "{line}is not made at boot");
+        }
+    }
+
     // Something that is open is found.
     let open = runs.join("open");
     fs::write(&open, "secret").expect("written");
