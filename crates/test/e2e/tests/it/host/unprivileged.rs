@@ -302,8 +302,8 @@ fn a_local_user_reaches_nothing_but_what_is_listed() {
     let at_boot = fs::read_to_string(repository().join("packaging/tmpfiles.d/tapio.conf")).expect("the list");
     for shm in [&shm, &own_shm] {
         let made = fs::read_dir(shm).expect("a list").map(|entry| entry.expect("an entry").file_name());
-        let made: Vec<_> =
-            made.filter(|name| found.plain(&name.to_string_lossy()) == *name.to_string_lossy()).collect();
+        let is_fixed = |name: &str| found.plain(name) == name;
+        let made: Vec<_> = made.filter(|name| is_fixed(&name.to_string_lossy())).collect();
         assert!(made.len() >= 3, "{made:?}");
         for name in made {
             let line = format!("d /dev/shm/{} ", name.to_string_lossy());
