@@ -298,7 +298,7 @@ fn a_local_user_reaches_nothing_but_what_is_listed() {
         assert!(mask.is_none_or(|mask| mask == "0077"), "the umask of {pid} ({said}) is open");
     }
 
-    // What is always there in /dev/shm is made at boot, before another user can: the others have numbers in their names.
+    // What is always there in /dev/shm is made at boot, before another user can; the others have numbers.
     let at_boot = fs::read_to_string(repository().join("packaging/tmpfiles.d/tapio.conf")).expect("the list");
     for shm in [&shm, &own_shm] {
         let made = fs::read_dir(shm).expect("a list").map(|entry| entry.expect("an entry").file_name());
