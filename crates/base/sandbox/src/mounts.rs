@@ -186,9 +186,14 @@ impl Root {
         let memory = libc::MS_NOSUID;
         mount(Some(c"tapio"), &self.at_name, Some(c"tmpfs"), memory, Some(&self.options))
             .map_err(|error| ("a root", error))?;
+        // Directories of the new root are root's, and the user that comes passes through them.
+        // SAFETY: umask(2) takes a number and cannot fail.
+        let before = unsafe { libc::umask(0o022) };
         for step in &self.steps {
             step.take()?;
         }
+        // SAFETY: as above.
+        unsafe { libc::umask(before) };
         // SAFETY: the path ends with NUL.
         check(unsafe { libc::chdir(self.at_name.as_ptr()) }).map_err(|error| ("entering the root", error))?;
         // The old root is put over the new one, and taken away from there: pivot_root(2), "pivot_root(".", ".")".

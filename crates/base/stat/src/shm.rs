@@ -1,15 +1,13 @@
 //! Files of counters, mapped by the one process that writes them.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tapio_sys::shm::PrivateDir;
 pub(crate) use tapio_sys::shm::is_ours;
+use tapio_sys::shm::{PrivateDir, SharedMemory};
 
 /// The directory below which all counters live.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,8 +95,7 @@ pub(crate) struct Turn(#[expect(dead_code, reason = "closing it gives the turn b
 impl Turn {
     /// Waits for the turn; makes the directory of our pages, whose lock it is, when there is none.
     pub(crate) fn take(root: &ShmRoot) -> io::Result<Self> {
-        private_dir(&root.pages())?;
-        let dir = File::open(root.pages())?;
+        let dir = PrivateDir::make(&root.pages())?.readable()?;
         loop {
             // SAFETY: the descriptor is open for as long as `dir` lives.
             if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } == 0 {
@@ -115,36 +112,32 @@ impl Turn {
 /// 64-bit words in memory that other processes may read, written by one thread.
 #[derive(Debug)]
 pub(crate) struct Words {
-    base: NonNull<AtomicU64>,
-    count: usize,
+    memory: SharedMemory,
     named: Option<Named>,
 }
 
 #[derive(Debug)]
 struct Named {
-    path: PathBuf,
+    dir: PrivateDir,
+    name: String,
     /// Kept for its lock and for rewriting texts.
     file: File,
     /// The name may be somebody else's by the time the memory goes.
     removed: AtomicBool,
 }
 
-// SAFETY: the memory is only reached through atomics, and lives until the value is dropped.
-unsafe impl Send for Words {}
-// SAFETY: as above; `&Words` gives out `&AtomicU64` only.
-unsafe impl Sync for Words {}
-
 impl Words {
     /// Memory without a file, for a disk that nobody watches from outside.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
-        Self::map(len, None)
+        Ok(Self { memory: SharedMemory::anonymous(len)?, named: None })
     }
 
     /// A file of `len` bytes of zeroes at `path`, locked, and removed on drop. Replaces what a dead process left, and
-    /// nothing else.
+    /// nothing else. The directory is there.
     pub(crate) fn create(_turn: &Turn, path: &Path, len: usize) -> io::Result<Self> {
-        if let Ok(file) =
-            OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(path)
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
+        let dir = PrivateDir::open(path.parent().unwrap_or(path))?;
+        if let Ok(file) = dir.file(name, false)
             && !try_lock(&file)?
         {
             return Err(io::Error::new(
@@ -152,51 +145,34 @@ impl Words {
                 format!("a living process publishes {} already", path.display()),
             ));
         }
-        match fs::remove_file(path) {
+        match dir.remove(name) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(path)?;
+        let file = dir.new_file(name)?;
         let made = file.set_len(len as u64).and_then(|()| match try_lock(&file)? {
-            true => Ok(()),
+            true => SharedMemory::of(&file, len),
             // Only those who have the turn lock these files, and the turn is ours.
             false => Err(io::Error::other(format!("{} was locked by another process", path.display()))),
         });
-        if let Err(error) = made {
-            // Best effort: the error that matters is the first one.
-            let _ = fs::remove_file(path);
-            return Err(error);
+        match made {
+            Ok(memory) => {
+                let named = Named { dir, name: name.to_owned(), file, removed: AtomicBool::new(false) };
+                Ok(Self { memory, named: Some(named) })
+            }
+            Err(error) => {
+                // Best effort: the error that matters is the first one.
+                let _ = dir.remove(name);
+                Err(error)
+            }
         }
-        Self::map(len, Some(Named { path: path.to_path_buf(), file, removed: AtomicBool::new(false) }))
-    }
-
-    fn map(len: usize, named: Option<Named>) -> io::Result<Self> {
-        let (flags, fd) = match &named {
-            Some(named) => (libc::MAP_SHARED, named.file.as_raw_fd()),
-            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours; the descriptor, if
-        // any, is open.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
-        Ok(Self { base, count: len / 8, named })
     }
 
     /// All words.
     pub(crate) fn as_slice(&self) -> &[AtomicU64] {
-        // SAFETY: `base` maps `count` words, page aligned, until drop; every bit pattern is a valid AtomicU64.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
+        let (base, count) = (self.memory.base().cast::<AtomicU64>(), self.memory.len() / 8);
+        // SAFETY: `count` words are mapped, page aligned, until drop; every bit pattern is a valid AtomicU64.
+        unsafe { std::slice::from_raw_parts(base.as_ptr(), count) }
     }
 
     /// Adds to a word. Not one atomic operation: there is a single writer, and a locked instruction would cost ten
@@ -219,7 +195,7 @@ impl Words {
             && !named.removed.swap(true, Ordering::Relaxed)
         {
             // Gone already means that somebody cleaned up; nothing else can be done about a failure here.
-            let _ = fs::remove_file(&named.path);
+            let _ = named.dir.remove(&named.name);
         }
     }
 
@@ -231,8 +207,6 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map` with this length, and no reference into it outlives `self`.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.count * 8) };
         self.remove_file();
     }
 }

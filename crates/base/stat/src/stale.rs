@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+
+use tapio_sys::shm::PrivateDir;
 
 use crate::Snapshot;
 use crate::page::{PAGE_LEN, parse_page};
@@ -59,16 +60,21 @@ fn exists(pid: u32) -> bool {
 fn remove_published(root: &ShmRoot, dead: &Snapshot) {
     let process = root.process(dead.pid);
     let mut ids = dead.vbds.clone();
-    for name in names(&process).unwrap_or_default() {
-        if ["vdi-", "nbd-", "vbd-"].iter().any(|prefix| name.starts_with(prefix)) {
-            remove_unlocked(&process.join(&name));
-            ids.extend(two_numbers(&name, "vbd-"));
+    // Names that a dead process has left may be made again by any user: only in directories of ours is removed.
+    if let Ok(dir) = PrivateDir::open(&process) {
+        for name in names(&process).unwrap_or_default() {
+            if ["vdi-", "nbd-", "vbd-"].iter().any(|prefix| name.starts_with(prefix)) {
+                remove_unlocked(&dir, &name);
+                ids.extend(two_numbers(&name, "vbd-"));
+            }
         }
     }
     for id in &ids {
         let vbd = root.vbd(id.domid, id.devid);
-        remove_unlocked(&vbd.join("statistics"));
-        remove_unlocked(&vbd.join("io_ring"));
+        if let Ok(dir) = PrivateDir::open(&vbd) {
+            remove_unlocked(&dir, "statistics");
+            remove_unlocked(&dir, "io_ring");
+        }
         // Not empty, or gone: nothing to do then.
         let _ = fs::remove_dir(vbd);
     }
@@ -76,8 +82,8 @@ fn remove_published(root: &ShmRoot, dead: &Snapshot) {
 }
 
 /// Removes a file unless a live process holds its lock: numbers are given out again.
-fn remove_unlocked(path: &Path) {
-    if open_plain(path).is_ok_and(|file| try_lock(&file).unwrap_or(false)) {
-        let _ = fs::remove_file(path);
+fn remove_unlocked(dir: &PrivateDir, name: &str) {
+    if dir.file(name, false).is_ok_and(|file| try_lock(&file).unwrap_or(false)) {
+        let _ = dir.remove(name);
     }
 }

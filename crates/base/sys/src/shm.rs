@@ -13,7 +13,7 @@ use std::fs::{DirBuilder, File, Metadata};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
@@ -126,6 +126,63 @@ impl PrivateDir {
         Ok(file)
     }
 
+    /// Opens the FIFO of this name, for reading and writing, so that it never ends when nobody else writes; makes it
+    /// first if there is none. Nothing that is done with it waits.
+    ///
+    /// # Errors
+    /// It cannot be made, or is not a FIFO of this user or root.
+    pub fn fifo_or_new(&self, name: &str) -> io::Result<File> {
+        let text = plain(name)?;
+        // SAFETY: the descriptor is open for as long as `self` lives, the text ends in a NUL.
+        if unsafe { libc::mkfifoat(self.dir.as_raw_fd(), text.as_ptr(), 0o600) } != 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::AlreadyExists {
+                return Err(error);
+            }
+        }
+        self.fifo(name, libc::O_RDWR)
+    }
+
+    /// Opens the FIFO of this name for writing; somebody has it open for reading.
+    ///
+    /// # Errors
+    /// There is none, nobody reads, or it is not a FIFO of this user or root.
+    pub fn fifo_of_other(&self, name: &str) -> io::Result<File> {
+        self.fifo(name, libc::O_WRONLY)
+    }
+
+    fn fifo(&self, name: &str, flags: i32) -> io::Result<File> {
+        let text = plain(name)?;
+        let flags = flags | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+        // SAFETY: as above.
+        let fd = unsafe { libc::openat(self.dir.as_raw_fd(), text.as_ptr(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has just opened it, and nothing else has the number.
+        let file = unsafe { File::from_raw_fd(fd) };
+        let found = file.metadata()?;
+        if !found.file_type().is_fifo() || !is_ours(&found) || found.mode() & 0o022 != 0 {
+            return Err(refused(&self.path.join(name), "a private FIFO of this user"));
+        }
+        Ok(file)
+    }
+
+    /// The directory itself, for its lock.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn readable(&self) -> io::Result<File> {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        // SAFETY: the descriptor is open for as long as `self` lives, the text ends in a NUL.
+        let fd = unsafe { libc::openat(self.dir.as_raw_fd(), c".".as_ptr(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has just opened it, and nothing else has the number.
+        Ok(unsafe { File::from_raw_fd(fd) })
+    }
+
     /// Removes the file of this name.
     ///
     /// # Errors
@@ -149,7 +206,7 @@ fn plain(name: &str) -> io::Result<CString> {
     CString::new(OsStr::new(name).as_bytes()).map_err(|_| wrong())
 }
 
-/// A file in memory, shared with whoever else maps it, until it is dropped.
+/// A file in memory, shared with whoever else maps it, until it is dropped; or memory of this process alone.
 #[derive(Debug)]
 pub struct SharedMemory {
     base: NonNull<u8>,
@@ -172,14 +229,36 @@ impl SharedMemory {
             let text = format!("the file has {has} bytes and should have {len}");
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
         }
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        Self::map(len, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    /// Memory of `len` zeroes without a file.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn anonymous(len: usize) -> io::Result<Self> {
+        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+    }
+
+    fn map(len: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice; no memory of ours is touched.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         Ok(Self { base, len })
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: nothing of no length is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Where it begins.
@@ -250,6 +329,23 @@ mod tests {
         for name in ["", ".", "..", "a/b", "a\0b"] {
             assert_eq!(dir.file(name, false).expect_err(name).kind(), io::ErrorKind::InvalidInput);
         }
+    }
+
+    #[test]
+    fn a_fifo_is_one_of_this_user_and_nothing_is_waited_for() {
+        let place = tempfile::tempdir().expect("a directory");
+        let dir = PrivateDir::make(&place.path().join("made")).expect("made");
+        dir.fifo_of_other("bell").expect_err("there is none");
+        let bell = dir.fifo_or_new("bell").expect("made");
+        dir.fifo_or_new("bell").expect("ours");
+        let other = dir.fifo_of_other("bell").expect("somebody reads");
+        std::io::Write::write_all(&mut &other, b"x").expect("written");
+        let mut heard = [0; 2];
+        assert_eq!(std::io::Read::read(&mut &bell, &mut heard).expect("read"), 1);
+        dir.new_file("file").expect("made");
+        is_refused(dir.fifo_or_new("file"));
+        mode(&dir.path().join("bell"), 0o666);
+        is_refused(dir.fifo_or_new("bell"));
     }
 
     #[test]

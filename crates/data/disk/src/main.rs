@@ -33,6 +33,7 @@ use std::process::ExitCode;
 use args::Invocation;
 
 fn main() -> ExitCode {
+    tapio_sys::private::new_files();
     match args::parse(std::env::args().skip(1)) {
         Ok(Invocation::Help) => {
             print!("{}", args::help());

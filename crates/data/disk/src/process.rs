@@ -95,8 +95,6 @@ impl Parent {
 /// was not granted.
 pub fn settle_in() -> Vec<String> {
     let mut refused = Vec::new();
-    // SAFETY: no memory is passed; umask cannot fail.
-    unsafe { libc::umask(0o077) };
     // Writing back dirty pages of a guest must not wait for memory that only this process can free.
     // SAFETY: no memory is passed.
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {

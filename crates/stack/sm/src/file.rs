@@ -5,7 +5,7 @@
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use tapio_types::ApiError;
@@ -32,7 +32,7 @@ static INFO: DriverInfo = DriverInfo {
 };
 
 /// Says in an SR's directory whose it is.
-const MARKER: &str = ".sr-uuid";
+pub(crate) const MARKER: &str = ".sr-uuid";
 
 /// The driver.
 #[derive(Debug)]
@@ -165,9 +165,6 @@ impl SrDriver for FileDriver {
                 }
             }
         }
-        if let Some(warning) = open_to_others(&real) {
-            tracing::warn!("{warning}");
-        }
         let link = self.places.mount_dir.join(sr.to_string());
         point_to(&link, &real)?;
         ctx.step("sr-attach:mounted");
@@ -180,18 +177,6 @@ impl SrDriver for FileDriver {
             }
         }
     }
-}
-
-/// What is wrong with a directory that other users can look into: they could read guests' disks, or hold their locks.
-fn open_to_others(directory: &Path) -> Option<String> {
-    let mode = fs::metadata(directory).ok()?.mode();
-    (mode & 0o077 != 0).then(|| {
-        let path = directory.display();
-        format!(
-            "{path}: other users can reach the disks in it (mode {:04o}): chmod 0700 '{path}'",
-            mode & 0o7777
-        )
-    })
 }
 
 /// Makes `link` a symbolic link to `directory`, whatever link it was.

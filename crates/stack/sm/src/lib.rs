@@ -11,10 +11,11 @@
 //!   facts index    what is there, at the least cost     create fork resize remove activate    what changes it
 //!   journal recover    what a kill left
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
-//! lock mount command    the machine below
+//! lock mount command    the machine below             closed   what other users could reach
 //! worker    drivers in processes of their own, which a storage that hangs can keep
 //! ```
 
+pub mod closed;
 mod command;
 mod dir;
 pub mod errors;

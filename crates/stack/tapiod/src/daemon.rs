@@ -1,8 +1,8 @@
 //! The daemon's life: state, toolstack, doors, signals, end.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,13 +23,17 @@ use crate::args::Options;
 use crate::door::{Desk, Guards, watch_accounts};
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
-use crate::{default_sr, lock, logs, worker};
+use crate::{closed, default_sr, lock, logs, worker};
 
 /// File of the database, in the state directory.
 const DATABASE: &str = "tapio.db";
 
 /// File with the addresses that are served, in the run directory: a line each, `https://ADDRESS:PORT` and the like.
 const LISTENING: &str = "listening";
+
+/// Modes of directories: of the daemon alone, and of what others may pass and not list.
+pub const OURS: u32 = 0o700;
+pub const PASSED: u32 = 0o711;
 
 /// What calls that are under way have to end in, when the daemon is told to.
 const END_PATIENCE: Duration = Duration::from_secs(20);
@@ -44,19 +48,13 @@ const SERVING_THREADS: usize = 2;
 /// Threads beside those of calls: answers that are put into words, steps of operations.
 const OTHER_THREADS: usize = 128;
 
-/// Makes a directory and those above it; one that is there stays as it is.
+/// Makes a directory of this mode and those above it; one that is there stays as it is.
 ///
 /// # Errors
 /// A sentence with its path.
-pub fn make_dir(path: &Path) -> Result<(), String> {
-    let made = DirBuilder::new().recursive(true).mode(0o755).create(path);
+pub fn make_dir(path: &Path, mode: u32) -> Result<(), String> {
+    let made = tapio_sys::private::make_dir(path, mode);
     made.map_err(|error| format!("{}: {error}; name another directory, or run as root", path.display()))
-}
-
-/// The directory of secrets is nobody else's, however it was made.
-fn close_dir(path: &Path) -> Result<(), String> {
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700))
-        .map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Everything that a start would complain about, without starting.
@@ -75,6 +73,7 @@ pub fn check(settings: &Settings) -> Result<String, String> {
     let accounts = Accounts::open(dir, settings.pam().as_ref())?;
     let pam = if accounts.has_pam() { "can" } else { "cannot" };
     found.push_str(&format!("accounts: those of the system {pam} log in\n"));
+    found.push_str(&closed::report(settings));
     match lock::holder(dir)? {
         Some(pid) => found.push_str(&format!("state: process {pid} runs on {}\n", dir.display())),
         None => found.push_str(&format!("state: {} is free\n", dir.display())),
@@ -106,10 +105,12 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
     }
     memory::bound_heaps();
     raise_limits();
-    for dir in [&settings.run_dir, &settings.state_dir, &settings.mount_dir] {
-        make_dir(dir)?;
+    // Guests' processes pass through the run directory to their own, and users to the sockets that are theirs.
+    for (dir, mode) in [(&settings.run_dir, PASSED), (&settings.state_dir, OURS), (&settings.mount_dir, OURS)]
+    {
+        make_dir(dir, mode)?;
     }
-    close_dir(&settings.state_dir)?;
+    closed::close(settings);
     let _lock = lock::take(&settings.state_dir)?;
     let (certificates, made) = match settings.listen.is_empty() {
         true => (None, false),
@@ -304,7 +305,7 @@ async fn open_doors(
 fn unix_listener(path: &Path, mode: u32) -> Result<UnixListener, String> {
     let told = |error: io::Error| format!("{}: {error}", path.display());
     if let Some(dir) = path.parent() {
-        make_dir(dir)?;
+        make_dir(dir, PASSED)?;
     }
     // A socket of a daemon that is gone. The lock says that it is, for this state; anything else is not ours to remove.
     match fs::symlink_metadata(path) {

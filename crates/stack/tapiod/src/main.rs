@@ -8,6 +8,7 @@
 //! guests, and finishes or undoes what was half done.
 
 mod args;
+mod closed;
 mod daemon;
 mod default_sr;
 mod door;
@@ -26,11 +27,9 @@ use crate::args::{Args, Command};
 use crate::settings::Settings;
 
 fn main() -> ExitCode {
+    tapio_sys::private::new_files();
     worker::run_if_asked();
     let args = Args::parse();
-    // SAFETY: umask(2) takes a number and cannot fail. What others may not read has its own mode; a socket that they
-    // may not write to they cannot connect to.
-    unsafe { libc::umask(0o022) };
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -61,7 +60,7 @@ fn run(args: Args) -> Result<(), String> {
 }
 
 fn install(settings: &Settings, cert: &std::path::Path, key: &std::path::Path) -> Result<(), String> {
-    daemon::make_dir(&settings.state_dir)?;
+    daemon::make_dir(&settings.state_dir, daemon::OURS)?;
     let fingerprint = tapio_api::tls::install(&settings.state_dir, cert, key)?;
     println!("SHA-256 {fingerprint}");
     if let Some(pid) = lock::holder(&settings.state_dir)? {

@@ -19,7 +19,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -150,7 +150,7 @@ fn abilities(settings: &Settings) -> &'static Abilities {
 /// Where the roots of guests are put: an empty directory, which each guest sees something else over.
 fn root_dir(settings: &Settings) -> io::Result<PathBuf> {
     let dir = settings.machines_dir().join("root");
-    fs::DirBuilder::new().recursive(true).mode(0o711).create(&dir)?;
+    tapio_sys::private::make_dir(&dir, 0o711)?;
     fs::canonicalize(dir)
 }
 

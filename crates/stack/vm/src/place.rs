@@ -150,7 +150,7 @@ impl Place {
         static CHOOSING: Mutex<()> = Mutex::new(());
         let told = |error: io::Error| failed(self.vm, format!("cannot make {}", self.dir.display()), error);
         if let Some(above) = self.dir.parent() {
-            fs::DirBuilder::new().recursive(true).mode(0o711).create(above).map_err(told)?;
+            tapio_sys::private::make_dir(above, 0o711).map_err(told)?;
         }
         let own = self.join("g");
         for dir in [&self.dir, &own] {

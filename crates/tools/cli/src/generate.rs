@@ -29,6 +29,7 @@ fn io_error(doing: &str, path: &Path, error: &io::Error) -> ControlError {
 
 /// Writes a page for every command into the directory: section 1 for commands, section 8 for the disk program.
 pub fn manual(dir: &Path) -> Result<()> {
+    tapio_sys::private::files_for_all_readers();
     fs::create_dir_all(dir).map_err(|error| io_error("making", dir, &error))?;
     for command in tapio::tools().into_iter().chain([tapio::command()]) {
         clap_mangen::generate_to(command, dir)

@@ -32,6 +32,7 @@ pub mod foreign {
 
 /// Runs the tool that the program was called as.
 pub fn run() -> ExitCode {
+    tapio_sys::private::new_files();
     // A reader that goes away, as `xsiostat | head`, ends the program quietly, as it ends every tool of its kind.
     // SAFETY: restoring the default action installs no code of ours.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

@@ -19,6 +19,7 @@ use crate::signals::Signals;
 const SEARCH_EVERY: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
+    tapio_sys::private::new_files();
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {

@@ -21,6 +21,7 @@ use tapio_xenstored::store::Store;
 use args::{Args, Domains};
 
 fn main() -> ExitCode {
+    tapio_sys::private::new_files();
     let args = Args::parse();
     let result = match args.check_state {
         Some(fd) => check_state(fd),

@@ -1,61 +1,33 @@
 //! The file of a pool, who makes it and who removes it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use tapio_sys::shm::{PrivateDir, SharedMemory};
 
 use super::layout::{MAGIC, Owner, PAGES_MAX, SEGMENT_LEN, SLOTS, VERSION, at};
 use super::ledger::{Ledger, Memory};
 use super::member::PoolMember;
 use super::{PAGES_DEFAULT, PoolName, owner};
 use crate::reader::names;
-use crate::shm::{ShmRoot, Turn, is_ours, private_dir};
+use crate::shm::{ShmRoot, Turn, private_dir};
 
 /// A segment in memory.
 #[derive(Debug)]
-pub struct Mapping {
-    base: NonNull<AtomicU64>,
-}
-
-// SAFETY: the memory is reached through atomics alone, and lives until the value is dropped.
-unsafe impl Send for Mapping {}
+pub struct Mapping(SharedMemory);
 
 impl Mapping {
     fn of(file: &File) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours; the descriptor is open.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                SEGMENT_LEN,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
-        Ok(Self { base })
+        SharedMemory::of(file, SEGMENT_LEN).map(Self)
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < SEGMENT_LEN / 8, "outside the segment");
         // SAFETY: inside the mapping, as just checked, and aligned; every bit pattern is a valid number.
-        unsafe { self.base.add(at).as_ref() }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `of` with this length; no reference into it outlives `self`.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), SEGMENT_LEN) };
+        unsafe { self.0.base().cast::<AtomicU64>().add(at).as_ref() }
     }
 }
 
@@ -89,48 +61,34 @@ impl Place {
         self.name.as_str()
     }
 
+    fn dir(&self) -> io::Result<PrivateDir> {
+        PrivateDir::open(&self.root.pools())
+    }
+
     fn path(&self) -> PathBuf {
         self.root.pools().join(self.name.as_str())
     }
 
     /// What wakes the disk of a slot: a FIFO, which a thread can wait for in its ring on any kernel.
-    fn bell(&self, slot: usize) -> PathBuf {
-        self.root.pools().join(format!(".{}.{slot}", self.name.as_str()))
+    fn bell(&self, slot: usize) -> String {
+        format!(".{}.{slot}", self.name.as_str())
     }
 
     fn open_bell(&self, slot: usize) -> io::Result<File> {
-        let path = self.bell(slot);
-        let mut text = path.as_os_str().as_bytes().to_vec();
-        text.push(0);
-        // SAFETY: the text ends in a NUL, and has none inside: names are checked, the root came from the environment.
-        if unsafe { libc::mkfifo(text.as_ptr().cast(), 0o600) } != 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::AlreadyExists {
-                return Err(error);
-            }
-        }
-        // For writing too, so that it never ends when nobody else writes.
-        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+        self.dir()?.fifo_or_new(&self.bell(slot))
     }
 
     pub fn open_bell_of_other(&self, slot: usize) -> io::Result<File> {
-        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        OpenOptions::new().write(true).custom_flags(flags).open(self.bell(slot))
+        self.dir()?.fifo_of_other(&self.bell(slot))
     }
 
     fn open(&self) -> io::Result<Option<(File, Header)>> {
-        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        let file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path()) {
+        let file = match self.dir().and_then(|dir| dir.file(self.name.as_str(), true)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
         let metadata = file.metadata()?;
-        if !metadata.is_file() || !is_ours(&metadata) {
-            let text = format!("{} is not a file of this user: remove it", self.path().display());
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
-        }
         let mut bytes = [0; 32];
         if metadata.len() != SEGMENT_LEN as u64 || file.read_exact_at(&mut bytes, 0).is_err() {
             return Ok(None);
@@ -147,17 +105,12 @@ impl Place {
 
     fn create(&self, total: u32) -> io::Result<Ledger<Mapping>> {
         // What is there is damaged, or nobody's: those who still use it go on among themselves.
-        match fs::remove_file(self.path()) {
+        let dir = self.dir()?;
+        match dir.remove(self.name.as_str()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(self.path())?;
+        let file = dir.new_file(self.name.as_str())?;
         file.set_len(SEGMENT_LEN as u64)?;
         Ok(Ledger::format(Mapping::of(&file)?, total))
     }
@@ -173,13 +126,14 @@ impl Place {
     }
 
     fn remove(&self, _turn: &Turn) {
+        let Ok(dir) = self.dir() else { return };
         // The pool first: bells without a pool mean nothing. Failures leave files for the next one that cleans.
-        let _ = fs::remove_file(self.path());
+        let _ = dir.remove(self.name.as_str());
         let prefix = format!(".{}.", self.name.as_str());
         for name in names(&self.root.pools()).unwrap_or_default() {
             let slot = name.strip_prefix(&prefix);
             if slot.is_some_and(|slot| slot.parse::<u8>().is_ok()) {
-                let _ = fs::remove_file(self.root.pools().join(name));
+                let _ = dir.remove(&name);
             }
         }
         // Not empty: other pools.

@@ -31,7 +31,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use tapio_sys::shm::PrivateDir;
+use tapio_sys::shm::{PrivateDir, SharedMemory};
 use tapio_xen::blkif::{REQUEST_LEN_MAX, Slot};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"tapioblk");
@@ -59,51 +59,38 @@ const fn queue_len(entries: u32) -> usize {
 /// Shared memory, with the file that it is of.
 #[derive(Debug)]
 struct Memory {
-    base: NonNull<u8>,
-    len: usize,
+    shared: SharedMemory,
     /// Its lock says that somebody lives who writes.
     _file: Option<File>,
 }
 
-// SAFETY: the memory is accessed by atomic operations and, for the bytes of an entry, by its one owner.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
 impl Memory {
-    fn map(len: usize, file: Option<File>) -> io::Result<Self> {
-        let (flags, fd) = match &file {
-            Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
-            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice; the descriptor, if any, is open.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
-        Ok(Self { base, len, _file: file })
+    fn private(len: usize) -> io::Result<Self> {
+        Ok(Self { shared: SharedMemory::anonymous(len)?, _file: None })
+    }
+
+    fn of(file: File, len: usize) -> io::Result<Self> {
+        Ok(Self { shared: SharedMemory::of(&file, len)?, _file: Some(file) })
+    }
+
+    fn len(&self) -> usize {
+        self.shared.len()
+    }
+
+    fn base(&self) -> NonNull<u8> {
+        self.shared.base()
     }
 
     fn u32(&self, at: usize) -> &AtomicU32 {
-        assert!(at + 4 <= self.len && at.is_multiple_of(4), "inside the record");
+        assert!(at + 4 <= self.len() && at.is_multiple_of(4), "inside the record");
         // SAFETY: inside the mapping and aligned, as just checked; accessed by atomics alone.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
+        unsafe { AtomicU32::from_ptr(self.base().as_ptr().add(at).cast()) }
     }
 
     fn u64(&self, at: usize) -> &AtomicU64 {
-        assert!(at + 8 <= self.len && at.is_multiple_of(8), "inside the record");
+        assert!(at + 8 <= self.len() && at.is_multiple_of(8), "inside the record");
         // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length; nothing refers into it any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        unsafe { AtomicU64::from_ptr(self.base().as_ptr().add(at).cast()) }
     }
 }
 
@@ -134,7 +121,7 @@ impl Record {
     /// No memory.
     pub fn private(queues: u32, entries: u32) -> io::Result<Self> {
         let len = HEADER_LEN + queue_len(entries) * queues as usize;
-        let memory = Arc::new(Memory::map(len, None)?);
+        let memory = Arc::new(Memory::private(len)?);
         Ok(Self { memory, path: None, queues, entries, inherited: false }.fresh())
     }
 
@@ -157,7 +144,7 @@ impl Record {
             file.set_len(0)?;
             file.set_len(len as u64)?;
         }
-        let memory = Arc::new(Memory::map(len, Some(file))?);
+        let memory = Arc::new(Memory::of(file, len)?);
         let path = Some(path.to_path_buf());
         let record = Self { memory, path, queues, entries, inherited: was_there && keep };
         let has = |at: usize, value: u32| record.memory.u32(at).load(Ordering::Relaxed) == value;
@@ -173,7 +160,7 @@ impl Record {
         self.inherited = false;
         let memory = &self.memory;
         memory.u64(0).store(0, Ordering::Release);
-        for at in (8..memory.len / 8 * 8).step_by(8) {
+        for at in (8..memory.len() / 8 * 8).step_by(8) {
             memory.u64(at).store(0, Ordering::Relaxed);
         }
         memory.u32(AT_VERSION).store(VERSION, Ordering::Relaxed);

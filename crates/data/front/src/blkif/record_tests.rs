@@ -174,7 +174,7 @@ fn any_bytes_in_a_record_are_survived() {
     for fill in [0u8, 1, 2, 3, 0x7f, 0xff] {
         let record = Record::private(1, 16).unwrap();
         let mut queue = record.queue(0);
-        for at in (queue.base..queue.memory.len).step_by(8) {
+        for at in (queue.base..queue.memory.len()).step_by(8) {
             queue.memory.u64(at).store(u64::from_ne_bytes([fill; 8]), Ordering::Relaxed);
         }
         let identity = u64::from_ne_bytes([fill; 8]);

@@ -32,6 +32,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
+use crate::closed;
 use crate::errors;
 use crate::fill;
 use crate::lock::{Held, Locks, Share};
@@ -96,6 +97,7 @@ impl ImageDir {
         if !data.is_dir() {
             return Err(errors::fail(47, format_args!("{} is no directory", path.display())));
         }
+        closed::close_all(path);
         let opened = Self {
             sr,
             path: path.to_path_buf(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tapio_sm::{ForkKind, STEPS};
+use tapio_sm::{ForkKind, STEPS, Sr};
 use tapio_types::{Access, ImageKind};
 use uuid::Uuid;
 
@@ -250,4 +250,46 @@ fn nobody_else_can_read_or_lock_what_an_sr_makes() {
     for file in files {
         assert_eq!(mode(&file) & 0o077, 0, "{} is open to others", file.display());
     }
+}
+
+#[test]
+fn what_is_open_to_others_is_closed_when_its_sr_is_attached() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let sr = place.create();
+    let disk = make(sr.as_ref(), 8 * MIB, "vhd");
+    let detach = |sr: Box<dyn Sr>| assert!(sr.detach(&Watch::default()).is_ok());
+    detach(sr);
+    let image = place.images().join(format!("{disk}.vhd"));
+    let set = |path: &std::path::Path, mode: u32| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let log = place.images().join(format!("{disk}.cbtlog"));
+    let note = place.images().join("notes.txt");
+    std::fs::write(&log, "").unwrap();
+    std::fs::write(&note, "").unwrap();
+    let elsewhere = place.dir.path().join("elsewhere");
+    std::fs::write(&elsewhere, "").unwrap();
+    let link = place.images().join(format!("{}.vhd", Uuid::new_v4()));
+    std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+    for path in [&image, &log, &note, &elsewhere, &place.images().join(".sr-uuid")] {
+        set(path, 0o644);
+    }
+    set(&place.images(), 0o755);
+    let open = |what: &str| -> Vec<(u32, bool)> {
+        let found = tapio_sm::closed::open_in(&place.images()).expect(what);
+        found.iter().map(|open| (open.mode, open.is_ours)).collect()
+    };
+    // A directory that holds something else too is for a person to close.
+    assert_eq!(open("before"), [(0o755, false), (0o644, true), (0o644, true), (0o644, true)]);
+    detach(place.attach());
+    assert_eq!([mode(&image), mode(&log), mode(&place.images().join(".sr-uuid"))], [0o600; 3]);
+    assert_eq!([mode(&note), mode(&elsewhere)], [0o644; 2], "not the SR's");
+    assert_eq!(open("after"), [(0o755, false)]);
+    std::fs::remove_file(&note).unwrap();
+    assert_eq!(open("alone"), [(0o755, true)]);
+    detach(place.attach());
+    assert_eq!(mode(&place.images()), 0o700);
+    assert_eq!(open("closed"), []);
 }

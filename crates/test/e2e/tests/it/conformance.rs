@@ -41,6 +41,7 @@ pub struct Plugged {
     pub disk: PluggedDisk,
     pub image: PathBuf,
     pub process: Disk,
+    options: DiskOptions,
 }
 
 impl Lab {
@@ -113,7 +114,7 @@ impl Lab {
         let mut process = options.start(self.scratch.path());
         process.process.wait_for("socket", self.limit, || socket.exists().then_some(()));
         let disk = PluggedDisk { spec, front, node: None, size: 16 * MIB, facts: DiskFacts::default() };
-        Plugged { disk, image, process }
+        Plugged { disk, image, process, options }
     }
 
     /// [`Self::disk`], plugged.
@@ -534,6 +535,26 @@ fn can(uid: u32, words: &[&str]) -> bool {
     let mut command = std::process::Command::new(words[0]);
     command.args(&words[1..]).uid(uid).gid(uid);
     tapio_e2e::process::run(&mut command).status.success()
+}
+
+/// A disk process that dies under a guest is replaced by the same command: the guest, which is confined, finds the new
+/// one's socket, and what it was doing goes on.
+pub fn replaced(lab: &mut Lab) {
+    lab.driver().create(&lab.spec).expect("made");
+    let mut disk = lab.plug(0);
+    lab.driver().unpause(lab.vm()).expect("started");
+    let mut console = lab.console();
+    console.run("echo before | dd of=/dev/vda bs=512 conv=sync,fsync 2>/dev/null");
+    disk.process.process.kill();
+    disk.options.restart(lab.scratch.path(), &mut disk.process);
+    console.run("echo after | dd of=/dev/vda seek=1 bs=512 conv=sync,notrunc,fsync 2>/dev/null");
+    console.run("echo 3 >/proc/sys/vm/drop_caches");
+    let seen = console.run("dd if=/dev/vda bs=512 count=2 2>/dev/null | tr -d '\\0 ' | tr '\\n' '.'");
+    assert_eq!(seen, "before.after.");
+    let mut bytes = [0; 518];
+    std::fs::File::open(&disk.image).and_then(|mut file| file.read_exact(&mut bytes)).expect("the image");
+    assert_eq!((&bytes[..7], &bytes[512..]), (&b"before\n"[..], &b"after\n"[..]));
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.soon()).expect("ended");
 }
 
 /// A guest's processes have no rights on this host, see nothing of it, and nothing of another guest.

@@ -37,6 +37,7 @@ mod storage_faults;
 mod storage_hangs;
 mod trace;
 mod trim;
+mod unprivileged;
 mod vhd_tools;
 mod xe;
 mod xenstore;

@@ -67,6 +67,48 @@ fn without_a_manager_nothing_is_said_and_a_wrong_one_is_no_reason_to_fail() {
 }
 
 #[test]
+fn units_let_nobody_else_at_what_their_programs_make() {
+    let units = std::fs::read_dir(repository().join("packaging")).expect("packaging");
+    let units: Vec<_> = units.map(|entry| entry.expect("an entry").path()).collect();
+    let units: Vec<_> =
+        units.iter().filter(|path| path.extension().is_some_and(|ext| ext == "service")).collect();
+    assert!(units.len() >= 4, "{units:?}");
+    for unit in units {
+        let text = std::fs::read_to_string(unit).expect("a unit");
+        assert!(text.lines().any(|line| line == "UMask=0077"), "{}", unit.display());
+        let has = |word: &str| text.lines().find_map(|line| line.strip_prefix(word).map(str::to_owned));
+        if has("RuntimeDirectory=").is_some() {
+            let mode = has("RuntimeDirectoryMode=").unwrap_or_else(|| "0755".into());
+            assert!(["0700", "0711"].contains(&mode.as_str()), "{}: {mode}", unit.display());
+        }
+    }
+}
+
+#[test]
+fn what_a_command_writes_is_its_users_whatever_the_shell_allows() {
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let tap = host.create(&format!("vhd:{}", text(&create_vhd(scratch.join("a.vhd"), 8))));
+    let mode = |name: &str| {
+        let data = std::fs::metadata(scratch.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        std::os::unix::fs::MetadataExt::mode(&data) & 0o7777
+    };
+    let open = |words: &str| {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("umask 0; exec '{}' {words}", text(&our("tapio"))));
+        run(host.on_host(&mut shell).current_dir(scratch.path())).ok()
+    };
+    open("xsiostat -s -i 100 -c 1 -o record");
+    assert_eq!(mode("record"), 0o600);
+    open("vhd-util snapshot -n b.vhd -p a.vhd");
+    assert_eq!(mode("b.vhd"), 0o600);
+    // Pages of the manual are everybody's.
+    open("man man");
+    assert_eq!((mode("man"), mode("man/tapio.1"), mode("man/tapio-disk.8")), (0o755, 0o644, 0o644));
+    tap.destroy();
+}
+
+#[test]
 fn the_unit_is_one_that_systemd_takes() {
     needs!("systemd-analyze");
     let scratch = Scratch::on_disk();

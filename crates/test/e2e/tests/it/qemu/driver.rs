@@ -6,7 +6,7 @@ use tapio_e2e::guest::Qemu;
 use tapio_e2e::needs;
 
 use super::kernel;
-use crate::conformance::{Lab, confined, disks, ends, many, places, root_on_disk, whole_life};
+use crate::conformance::{Lab, confined, disks, ends, many, places, replaced, root_on_disk, whole_life};
 
 const LIMIT: Duration = Duration::from_secs(45);
 
@@ -32,6 +32,13 @@ fn guests_are_confined_and_apart() {
     needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
     let (Some(mut first), Some(mut second)) = (lab(), lab()) else { return };
     confined(&mut first, &mut second);
+}
+
+#[test]
+fn a_confined_guest_finds_the_process_that_replaces_its_disks() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    replaced(&mut lab);
 }
 
 #[test]
