@@ -26,10 +26,11 @@ const ENDING: &str = "the toolstack's daemon is ending; connect again";
 const FULL_SHARE: &str = "answers to this account or address wait to be read, as many as it may have; read them and come back in a second";
 const FULL: &str = "too many answers wait to be read; come back in a second";
 const BUSY: &str = "too many calls are waiting; come back in a second";
+const BUSY_LOGINS: &str = "too many passwords wait to be checked, those of your address among them; keep a session, or come back in a second";
 
 /// Why there is no answer.
 enum Refused {
-    Busy,
+    Busy(Lane),
     Ending,
     Full(Full),
 }
@@ -37,7 +38,8 @@ enum Refused {
 impl Refused {
     const fn why(&self) -> &'static str {
         match self {
-            Self::Busy => BUSY,
+            Self::Busy(Lane::Login) => BUSY_LOGINS,
+            Self::Busy(_) => BUSY,
             Self::Ending => ENDING,
             Self::Full(Full::Share) => FULL_SHARE,
             Self::Full(Full::All) => FULL,
@@ -89,8 +91,8 @@ impl Calls {
             };
             return self.told(peer, session, done(&language, answer), language);
         }
-        let lane = Lane::of(&method);
-        let place = self.lanes.enter(lane).await.map_err(|Busy| Refused::Busy)?;
+        let lane = Lane::of(peer, &method);
+        let place = self.lanes.enter(lane, peer).await.map_err(|Busy| Refused::Busy(lane))?;
         let (door, peer_there) = (Arc::clone(&self.door), peer.clone());
         let work = move || {
             // If the client goes away the call goes on, and keeps its place.
