@@ -170,9 +170,10 @@ impl Calls {
 
     pub(super) async fn json(&self, peer: &Peer, limits: &ServerLimits, body: &[u8]) -> Reply {
         match jsonrpc::decode(body, limits.message) {
-            Err(wrong) => reply(StatusCode::INTERNAL_SERVER_ERROR, JSON, jsonrpc::encode_malformed(&wrong)),
+            // An error of the protocol is an answer: clients look into the body of a 200 only.
+            Err(wrong) => reply(StatusCode::OK, JSON, jsonrpc::encode_malformed(&wrong)),
             Ok(jsonrpc::Body::One(Err(invalid))) => {
-                reply(StatusCode::INTERNAL_SERVER_ERROR, JSON, jsonrpc::encode_invalid(&invalid))
+                reply(StatusCode::OK, JSON, jsonrpc::encode_invalid(&invalid))
             }
             Ok(jsonrpc::Body::One(Ok(call))) => match self.json_answer(peer, limits, call).await {
                 Ok(Some(told)) => self.reply(JSON, told),
