@@ -230,6 +230,10 @@ fn plug_until_answered(call: &Call, pbd: &str) {
     let note = Note::PbdWanted { pbd: pbd.to_owned() };
     let mut is_told = false;
     loop {
+        // It may have gone with an SR that was being destroyed.
+        if call.stack.db.get("PBD", pbd).is_err() {
+            return;
+        }
         let Err(error) = plug::plug(call, pbd) else { return };
         if !is_told {
             tell(call, pbd, &error);
