@@ -14,6 +14,7 @@ use tapio_types::{Access, ApiError, ChainSpec, ImageKind, LayerSpec};
 use uuid::Uuid;
 
 use crate::errors;
+use crate::links;
 use crate::mount;
 use crate::probe::sr_list;
 use crate::traits::{
@@ -100,7 +101,7 @@ fn names(directory: &Path) -> Result<Vec<String>, ApiError> {
     for entry in fs::read_dir(directory).map_err(fail)? {
         let entry = entry.map_err(fail)?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        if is_image(&name) && fs::metadata(entry.path()).is_ok_and(|data| data.is_file()) {
+        if is_image(&name) && links::inside(directory, &name).is_ok() {
             names.push(name);
         }
     }
@@ -136,7 +137,7 @@ struct Library {
 
 impl Library {
     fn info(&self, name: &str) -> io::Result<VdiInfo> {
-        let data = fs::metadata(self.directory.join(name))?;
+        let data = fs::symlink_metadata(links::inside(&self.directory, name)?)?;
         Ok(VdiInfo {
             uuid: uuid_of(self.sr, name),
             location: name.to_string(),
@@ -217,7 +218,10 @@ impl Sr for Library {
         if access == Access::ReadWrite {
             return Err(ApiError::new("VDI_READONLY", [vdi.to_string()]));
         }
-        let path = self.directory.join(self.find(vdi)?);
+        let name = self.find(vdi)?;
+        // Where it leads now, without a link that may lead elsewhere later.
+        let path = links::inside(&self.directory, &name)
+            .map_err(|error| errors::io(46, "cannot use", &self.directory.join(&name), &error))?;
         Ok(ChainSpec { layers: vec![LayerSpec { kind: ImageKind::Raw, path }], access })
     }
 

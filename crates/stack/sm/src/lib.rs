@@ -23,6 +23,7 @@ mod ext;
 mod file;
 mod fill;
 mod iso;
+mod links;
 mod lock;
 mod mount;
 mod probe;

@@ -5,8 +5,8 @@
 //!
 //! 1. it is a plain absolute path: printable ASCII without white space, quotes and commas, so that it is one word in
 //!    every command line and configuration it gets into;
-//! 2. with all links resolved it lies in a directory that the host's administrator allows (`kernel-dirs`), or is one
-//!    of the files named there;
+//! 2. by its name, and with all links resolved, it lies in a directory that the host's administrator allows
+//!    (`kernel-dirs`), or is one of the files named there;
 //! 3. the file and all directories above it can be changed by nobody but root and the daemon's own user. What was
 //!    looked at is therefore what is used later, and no descriptor has to be handed through two emulators;
 //! 4. it is a regular file whose content is what it claims to be.
@@ -27,10 +27,13 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::registry::Settings;
-use crate::traits::VmSpec;
+use crate::traits::{BootField, VmSpec};
 
 /// Longest path: with it every command line has room for everything else.
 const PATH_LEN_MAX: usize = 512;
+
+/// As much of refused arguments is repeated to the client.
+const SHOWN_MAX: usize = 128;
 
 /// Longest table of an ELF file that is looked at.
 const TABLE_LEN_MAX: u64 = 1 << 20;
@@ -52,6 +55,30 @@ pub(crate) enum Kernels {
 enum Claim {
     Kernel(Kernels),
     Ramdisk,
+}
+
+/// Whether a driver would start a VM with this value of a field. `arguments` says why not with its arguments.
+///
+/// # Errors
+/// As [`checked`].
+pub(crate) fn check(
+    settings: &Settings,
+    spec: &VmSpec,
+    kernels: Kernels,
+    field: BootField,
+    arguments: impl FnOnce() -> Option<String>,
+) -> Result<(), ApiError> {
+    let mut one = spec.clone();
+    match field {
+        BootField::Kernel => one.ramdisk = None,
+        BootField::Ramdisk => one.kernel = None,
+        BootField::Arguments => {
+            let why = arguments().filter(|_| !spec.kernel_args.is_empty());
+            let shown: String = spec.kernel_args.chars().take(SHOWN_MAX).collect();
+            return why.map_or(Ok(()), |why| Err(refusal(spec.uuid, "PV_args", Path::new(&shown), &why)));
+        }
+    }
+    checked(settings, &one, kernels).map(drop)
 }
 
 /// The machine with the files that its paths lead to, each checked.
@@ -81,17 +108,16 @@ fn refusal(vm: Uuid, field: &str, path: &Path, why: &str) -> ApiError {
 /// Where a path leads, if the file there may be used.
 fn find(settings: &Settings, path: &Path, claim: Claim) -> Result<PathBuf, String> {
     is_plain(path)?;
+    // By its name, before anything is looked at: a client learns nothing of other files, and what it names elsewhere
+    // may be on a storage that hangs.
+    if !is_named_inside(settings, path) {
+        return Err(not_allowed(settings, path));
+    }
     let found = fs::canonicalize(path).map_err(|error| format!("{}: {error}", path.display()))?;
     // A link may lead to a name that is not plain.
     is_plain(&found)?;
     if !is_allowed(settings, &found) {
-        let dirs: Vec<String> = settings.kernel_dirs.iter().map(|dir| dir.display().to_string()).collect();
-        return Err(format!(
-            "{} is not in a directory for kernels; put it into one of {}, or let the host's administrator add its \
-             directory to kernel-dirs of tapiod.conf",
-            found.display(),
-            dirs.join(", ")
-        ));
+        return Err(not_allowed(settings, &found));
     }
     for above in found.ancestors().skip(1) {
         let data = fs::symlink_metadata(above).map_err(|error| format!("{}: {error}", above.display()))?;
@@ -135,6 +161,16 @@ fn find(settings: &Settings, path: &Path, claim: Claim) -> Result<PathBuf, Strin
     })
 }
 
+fn not_allowed(settings: &Settings, file: &Path) -> String {
+    let dirs: Vec<String> = settings.kernel_dirs.iter().map(|dir| dir.display().to_string()).collect();
+    format!(
+        "{} is not in a directory for kernels; put it into one of {}, or let the host's administrator add its directory \
+         to kernel-dirs of tapiod.conf",
+        file.display(),
+        dirs.join(", ")
+    )
+}
+
 fn open_to_others(path: &Path) -> String {
     format!(
         "{} can be changed by others than root; make root its owner and 'chmod go-w' it, or use a file elsewhere",
@@ -157,6 +193,18 @@ fn is_plain(path: &Path) -> Result<(), String> {
         return Err(format!("its path has {} bytes; at most {PATH_LEN_MAX} are possible", bytes.len()));
     }
     Ok(())
+}
+
+/// Whether a path begins with an allowed one, as it is written or where that leads, and does not go up.
+fn is_named_inside(settings: &Settings, path: &Path) -> bool {
+    let goes_up = path.components().any(|part| part == std::path::Component::ParentDir);
+    let own = std::iter::once(&settings.uml);
+    let mut allowed = settings.kernel_dirs.iter().chain(own);
+    !goes_up
+        && allowed.any(|allowed| {
+            path.starts_with(allowed)
+                || fs::canonicalize(allowed).is_ok_and(|allowed| path.starts_with(allowed))
+        })
 }
 
 fn is_allowed(settings: &Settings, file: &Path) -> bool {

@@ -41,6 +41,6 @@ pub use confine::GuestSandbox;
 pub use guest::initramfs;
 pub use registry::{KERNEL_DIRS, Settings, XenSettings, registry};
 pub use traits::{
-    DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+    BootField, DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
 };
 pub use users::UserRange;

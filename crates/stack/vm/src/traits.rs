@@ -29,6 +29,17 @@ pub struct VmSpec {
     pub platform: BTreeMap<String, String>,
 }
 
+/// From what a VM boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BootField {
+    /// `PV_kernel`
+    Kernel,
+    /// `PV_ramdisk`
+    Ramdisk,
+    /// `PV_args`
+    Arguments,
+}
+
 /// A disk that shall be given to a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSpec {
@@ -135,6 +146,14 @@ pub trait VmDriver: Send + Sync {
     /// # Errors
     /// `VM_HOST_INCOMPATIBLE...`-like internal text.
     fn check(&self) -> Result<(), ApiError>;
+
+    /// What [`Self::create`] would refuse of one field, without anything being made.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` with the field, its value, the VM, the cause and the next step.
+    fn check_boot(&self, _vm: &VmSpec, _field: BootField) -> Result<(), ApiError> {
+        Ok(())
+    }
 
     /// How the disk shall be offered to this machine.
     ///

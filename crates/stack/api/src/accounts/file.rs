@@ -11,20 +11,13 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier, SaltString};
-use argon2::{Argon2, Params};
 use tapio_model::Role;
 
+use super::hash::{self, Memory};
 use crate::files;
 
 /// A larger file is none of ours.
 const FILE_LEN_MAX: u64 = 1 << 20;
-/// Shortest password, in characters: what a rate limit makes hopeless to guess.
-const PASSWORD_MIN: usize = 8;
-/// Longest password in bytes.
-const PASSWORD_MAX: usize = 1024;
-/// Bytes of a salt.
-const SALT_LEN: usize = 16;
 
 /// What a line is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,11 +106,7 @@ impl AccountFile {
         let lines =
             text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
         lines
-            .map(|(at, line)| {
-                let wrong =
-                    || self.told(format_args!("line {}: 'KIND ROLE NAME [HASH]' is expected", at + 1));
-                row(line).ok_or_else(wrong)
-            })
+            .map(|(at, line)| row(line).map_err(|why| self.told(format_args!("line {}: {why}", at + 1))))
             .collect()
     }
 
@@ -130,7 +119,7 @@ impl AccountFile {
             return Err(format!("'{name}' is no name: 1 to 64 letters, digits and any of . _ - @ will do"));
         }
         let hash = match (kind, password) {
-            (Kind::Own, Some(password)) => Some(hashed(password)?),
+            (Kind::Own, Some(password)) => Some(Memory::default().hash(password)?),
             (Kind::Own, None) => return Err(format!("{name} needs a password")),
             _ => None,
         };
@@ -162,7 +151,11 @@ impl AccountFile {
     /// # Errors
     /// There is none, the password will not do, or the file cannot be written.
     pub fn set_password(&self, name: &str, password: &str) -> Result<Row, String> {
-        let hash = hashed(password)?;
+        self.set_hash(name, Memory::default().hash(password)?)
+    }
+
+    /// The same with a hash that was made elsewhere.
+    pub(super) fn set_hash(&self, name: &str, hash: String) -> Result<Row, String> {
         self.change(|rows| {
             let row = rows.iter_mut().find(|row| row.kind == Kind::Own && row.name == name);
             let row = row.ok_or_else(|| format!("there is no account '{name}'"))?;
@@ -191,21 +184,22 @@ impl AccountFile {
     }
 }
 
-fn row(line: &str) -> Option<Row> {
+fn row(line: &str) -> Result<Row, String> {
+    let expected = || "'KIND ROLE NAME [HASH]' is expected".to_owned();
     let words: Vec<&str> = line.split_whitespace().collect();
     let (kind, role, name, hash) = match *words {
         [kind, role, name] => (kind, role, name, None),
         [kind, role, name, hash] => (kind, role, name, Some(hash)),
-        _ => return None,
+        _ => return Err(expected()),
     };
-    let kind = KINDS.iter().find(|(_, word)| *word == kind)?.0;
-    let sound = match (kind, hash) {
-        (Kind::Own, Some(hash)) => PasswordHash::new(hash).is_ok(),
-        (Kind::Own, None) => false,
-        (_, hash) => hash.is_none(),
-    };
-    let row = Row { kind, role: role_named(role)?, name: name.to_owned(), hash: hash.map(str::to_owned) };
-    (sound && name_is_fit(name)).then_some(row)
+    let kind = KINDS.iter().find(|(_, word)| *word == kind).ok_or_else(expected)?.0;
+    match (kind, hash) {
+        (Kind::Own, Some(hash)) => hash::check(hash)?,
+        (Kind::Own, None) | (_, Some(_)) => return Err(expected()),
+        (_, None) => {}
+    }
+    let role = role_named(role).filter(|_| name_is_fit(name)).ok_or_else(expected)?;
+    Ok(Row { kind, role, name: name.to_owned(), hash: hash.map(str::to_owned) })
 }
 
 fn name_is_fit(name: &str) -> bool {
@@ -213,44 +207,9 @@ fn name_is_fit(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.chars().all(fit) && !name.starts_with('-')
 }
 
-/// argon2id with 19 MiB and two rounds (RFC 9106's shape, OWASP's numbers): tens of milliseconds.
-fn hasher() -> Argon2<'static> {
-    Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, Params::default())
-}
-
-fn hashed(password: &str) -> Result<String, String> {
-    if password.chars().count() < PASSWORD_MIN || password.len() > PASSWORD_MAX {
-        return Err(format!(
-            "a password has at least {PASSWORD_MIN} characters, and at most {PASSWORD_MAX} bytes"
-        ));
-    }
-    let mut salt = [0_u8; SALT_LEN];
-    // SAFETY: getrandom(2) writes at most as many bytes as the array has.
-    let len = unsafe { libc::getrandom(salt.as_mut_ptr().cast(), salt.len(), 0) };
-    if usize::try_from(len) != Ok(salt.len()) {
-        return Err("the system gives no random numbers".to_owned());
-    }
-    let told = |error: argon2::password_hash::Error| format!("the password cannot be hashed: {error}");
-    let salt = SaltString::encode_b64(&salt).map_err(told)?;
-    Ok(hasher().hash_password(password.as_bytes(), &salt).map_err(told)?.to_string())
-}
-
-/// Whether a password is the one of a hash. Without a hash it takes as long, and is not.
-pub(super) fn verify(hash: Option<&str>, password: &str) -> bool {
-    /// Of a password that nobody knows: an account that is not there takes as long as one that is.
-    const NOBODY: &str =
-        "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5bm9ib2R5bm8$6Dn1UEcWrqW4ESXVDoBm4jmBmgPf7zNjDYhLT9Gf4nM";
-    let known = hash.is_some();
-    let Ok(parsed) = PasswordHash::new(hash.unwrap_or(NOBODY)) else { return false };
-    let right =
-        password.len() <= PASSWORD_MAX && hasher().verify_password(password.as_bytes(), &parsed).is_ok();
-    right && known
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::time::Instant;
 
     use super::*;
 
@@ -270,12 +229,13 @@ mod tests {
         let mode = fs::metadata(dir.path().join("accounts")).expect("the file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let hash = |file: &AccountFile| file.rows().expect("rows")[0].hash.clone().expect("a hash");
-        assert!(verify(Some(&hash(&file)), "correct horse"));
-        assert!(!verify(Some(&hash(&file)), "correct horsf"));
+        let verify = |hash: &str, password: &str| Memory::default().verify(Some(hash), password);
+        assert!(verify(&hash(&file), "correct horse"));
+        assert!(!verify(&hash(&file), "correct horsf"));
         let before = hash(&file);
         file.set_password("alice", "battery staple").expect("changed");
         assert_ne!(before, hash(&file));
-        assert!(verify(Some(&hash(&file)), "battery staple"));
+        assert!(verify(&hash(&file), "battery staple"));
         assert!(!format!("{:?}", file.rows()).contains("argon2"), "a hash is not for logs");
         file.remove(Kind::Own, "alice").expect("removed");
         assert!(file.remove(Kind::Own, "alice").expect_err("gone").contains("no own account"));
@@ -314,23 +274,5 @@ mod tests {
             fs::write(dir.path().join("accounts"), format!("# c\n\n{line}\n")).expect("written");
             assert!(file.rows().expect_err(line).contains("line 3"), "{line}");
         }
-    }
-
-    #[test]
-    fn an_unknown_name_takes_as_long_as_a_wrong_password() {
-        let hash = hashed("correct horse").expect("a hash");
-        let took = |hash: Option<&str>| {
-            let mut times: Vec<_> = (0..5)
-                .map(|_| {
-                    let started = Instant::now();
-                    assert!(!verify(hash, "wrong"));
-                    started.elapsed()
-                })
-                .collect();
-            times.sort();
-            times[2]
-        };
-        let (known, unknown) = (took(Some(&hash)), took(None));
-        assert!(unknown * 3 > known && known * 3 > unknown, "{known:?} {unknown:?}");
     }
 }

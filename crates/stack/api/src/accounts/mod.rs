@@ -8,6 +8,7 @@
 //! the system's own files of accounts changed ([`Accounts::generation`]).
 
 mod file;
+mod hash;
 mod pam;
 mod standing;
 mod throttle;
@@ -17,8 +18,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use tapio_model::{ApiError, Role};
+use zeroize::Zeroizing;
 
 use crate::door::Peer;
+use hash::Hasher;
 use standing::{Prints, Stamps};
 use throttle::Throttle;
 
@@ -33,6 +36,7 @@ pub const FILE: &str = "accounts";
 #[derive(Debug)]
 pub struct Accounts {
     file: AccountFile,
+    hasher: Hasher,
     pam: Option<Pam>,
     throttle: Throttle,
     stamps: Stamps,
@@ -56,6 +60,7 @@ impl Accounts {
     pub fn open(dir: &Path, pam: Option<&PamOptions>) -> Result<Self, String> {
         let file = AccountFile::new(dir.join(FILE));
         file.rows()?;
+        let hasher = Hasher::start()?;
         let pam = pam.and_then(|options| match Pam::open(options) {
             Ok(pam) => Some(pam),
             Err(why) => {
@@ -64,7 +69,7 @@ impl Accounts {
             }
         });
         let stamps = Stamps::new(dir.join(FILE), pam.is_some());
-        Ok(Self { file, pam, throttle: Throttle::default(), stamps, prints: Prints::default() })
+        Ok(Self { file, hasher, pam, throttle: Throttle::default(), stamps, prints: Prints::default() })
     }
 
     /// Whether accounts of the system can log in.
@@ -106,7 +111,10 @@ impl Accounts {
         let own = rows.iter().find(|row| row.kind == Kind::Own && row.name == user);
         if own.is_some() || self.pam.is_none() {
             // An unknown name costs as much as a wrong password.
-            let right = file::verify(own.and_then(|row| row.hash.as_deref()), password);
+            let hash = own.and_then(|row| row.hash.clone());
+            let password = Zeroizing::new(password.to_owned());
+            let right = self.hasher.run(move |memory| memory.verify(hash.as_deref(), &password));
+            let right = right.map_err(ApiError::internal)?;
             return match own {
                 Some(row) if right => Ok(Opened { role: row.role, print: self.prints.own(row) }),
                 _ => Err(refused(user, "the name or the password is wrong")),
@@ -164,7 +172,9 @@ impl Accounts {
             return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
         }
         self.authenticate(user, old, &peer)?;
-        let row = self.file.set_password(user, new);
+        let new = Zeroizing::new(new.to_owned());
+        let hash = self.hasher.run(move |memory| memory.hash(&new)).map_err(ApiError::internal)?;
+        let row = hash.and_then(|hash| self.file.set_hash(user, hash));
         row.map(|row| self.prints.own(&row)).map_err(|why| ApiError::new("OPERATION_NOT_ALLOWED", [why]))
     }
 }

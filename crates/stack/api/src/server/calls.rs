@@ -26,10 +26,11 @@ const ENDING: &str = "the toolstack's daemon is ending; connect again";
 const FULL_SHARE: &str = "answers to this account or address wait to be read, as many as it may have; read them and come back in a second";
 const FULL: &str = "too many answers wait to be read; come back in a second";
 const BUSY: &str = "too many calls are waiting; come back in a second";
+const BUSY_LOGINS: &str = "too many passwords wait to be checked, those of your address among them; keep a session, or come back in a second";
 
 /// Why there is no answer.
 enum Refused {
-    Busy,
+    Busy(Lane),
     Ending,
     Full(Full),
 }
@@ -37,7 +38,8 @@ enum Refused {
 impl Refused {
     const fn why(&self) -> &'static str {
         match self {
-            Self::Busy => BUSY,
+            Self::Busy(Lane::Login) => BUSY_LOGINS,
+            Self::Busy(_) => BUSY,
             Self::Ending => ENDING,
             Self::Full(Full::Share) => FULL_SHARE,
             Self::Full(Full::All) => FULL,
@@ -89,8 +91,8 @@ impl Calls {
             };
             return self.told(peer, session, done(&language, answer), language);
         }
-        let lane = Lane::of(&method);
-        let place = self.lanes.enter(lane).await.map_err(|Busy| Refused::Busy)?;
+        let lane = Lane::of(peer, &method);
+        let place = self.lanes.enter(lane, peer).await.map_err(|Busy| Refused::Busy(lane))?;
         let (door, peer_there) = (Arc::clone(&self.door), peer.clone());
         let work = move || {
             // If the client goes away the call goes on, and keeps its place.
@@ -168,9 +170,10 @@ impl Calls {
 
     pub(super) async fn json(&self, peer: &Peer, limits: &ServerLimits, body: &[u8]) -> Reply {
         match jsonrpc::decode(body, limits.message) {
-            Err(wrong) => reply(StatusCode::INTERNAL_SERVER_ERROR, JSON, jsonrpc::encode_malformed(&wrong)),
+            // An error of the protocol is an answer: clients look into the body of a 200 only.
+            Err(wrong) => reply(StatusCode::OK, JSON, jsonrpc::encode_malformed(&wrong)),
             Ok(jsonrpc::Body::One(Err(invalid))) => {
-                reply(StatusCode::INTERNAL_SERVER_ERROR, JSON, jsonrpc::encode_invalid(&invalid))
+                reply(StatusCode::OK, JSON, jsonrpc::encode_invalid(&invalid))
             }
             Ok(jsonrpc::Body::One(Ok(call))) => match self.json_answer(peer, limits, call).await {
                 Ok(Some(told)) => self.reply(JSON, told),

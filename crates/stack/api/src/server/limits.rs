@@ -44,7 +44,7 @@ pub struct ServerLimits {
     pub quick: LaneLimits,
     /// Calls that work on disks and machines, at a time.
     pub slow: LaneLimits,
-    /// Passwords that are checked, at a time.
+    /// Logins, at a time; those that wait take turns by address.
     pub login: LaneLimits,
 }
 
@@ -80,7 +80,7 @@ impl Default for ServerLimits {
             quick: LaneLimits { running_max: 32, waiting_max: 1024 },
             // A long call waits for its steps, of which the toolstack runs few at a time: the thread sleeps.
             slow: LaneLimits { running_max: 256, waiting_max: 1024 },
-            // Each costs 20 MiB and 20 ms, or a module of PAM that takes its time.
+            // One of them is hashed at a time; or a module of PAM takes its time.
             login: LaneLimits { running_max: 4, waiting_max: 64 },
         }
     }

@@ -12,6 +12,7 @@
 
 mod budget;
 mod calls;
+mod fair;
 mod guard;
 mod http;
 mod lanes;

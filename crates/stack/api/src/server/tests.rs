@@ -291,8 +291,11 @@ fn what_is_no_call_is_a_fault_and_the_connection_goes_on() {
     for (path, body, expected, says) in [
         ("/", "<nonsense>", 200, "<fault>"),
         ("/", "<nonsense>", 200, "This is no XML-RPC call: byte"),
-        ("/jsonrpc", "{", 500, "-32700"),
-        ("/json", "7", 500, "-32600"),
+        ("/jsonrpc", "{", 200, r#"{"jsonrpc":"2.0","error":{"code":-32700,"#),
+        ("/jsonrpc", "{", 200, r#""id":null}"#),
+        ("/json", "7", 200, r#"{"jsonrpc":"2.0","error":{"code":-32600,"#),
+        ("/json", r#"{"jsonrpc":"2.0","id":null}"#, 200, r#"{"jsonrpc":"2.0","error":{"code":-32600,"#),
+        ("/json", "[]", 200, r#""id":null}"#),
     ] {
         stream.write_all(&post(path, body)).expect("sent");
         let (status, text) = answer(&mut stream);
@@ -374,13 +377,17 @@ fn a_client_that_never_ends_its_upload_is_left() {
     }
 }
 
-#[test]
-fn whoever_is_slow_is_cut_off() {
-    let fixture = fixture(limits(|limits| {
+fn fixture_with_idle(idle_time: Duration) -> Fixture {
+    fixture(limits(|limits| {
         limits.head_time = Duration::from_millis(200);
         limits.body_time = Duration::from_millis(200);
-        limits.idle_time = Duration::from_secs(3);
-    }));
+        limits.idle_time = idle_time;
+    }))
+}
+
+#[test]
+fn whoever_is_slow_is_cut_off() {
+    let fixture = fixture_with_idle(Duration::from_secs(3));
     let started = Instant::now();
     // Nothing at all, and a head that comes by the byte.
     let mut silent = fixture.connect();
@@ -395,11 +402,17 @@ fn whoever_is_slow_is_cut_off() {
     }
     let (status, text) = fixture.ask(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n<");
     assert!(status == 408 && text.contains("not complete"), "{text}");
-    // Between two requests there is more time, but not for ever; and a second head has its own time.
-    let mut idle = fixture.connect();
+    // A second head has its own time, and between two requests there is more.
+    let patient = fixture_with_idle(PATIENCE);
+    let mut idle = patient.connect();
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
-    thread::sleep(Duration::from_millis(350));
+    // The time of a head has passed when one that began later is cut off.
+    assert_eq!(patient.connect().read(&mut [0; 64]).expect("the end"), 0);
+    idle.write_all(&post("/", &xml("echo"))).expect("sent");
+    assert_eq!(answer(&mut idle).0, 200);
+    // But not for ever.
+    let mut idle = fixture.connect();
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
     assert_eq!(idle.read(&mut [0; 64]).expect("the end"), 0);
@@ -642,26 +655,27 @@ fn chunked(stream: &mut TcpStream) -> String {
 #[test]
 fn a_large_answer_is_made_as_its_client_takes_it() {
     let fixture = fixture(limits(|_| {}));
-    let mut stream = fixture.connect();
     let body = crate::xmlrpc::encode_call("parts", &[Value::string("a")]);
     let head =
         format!("POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
-    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("sent");
+    let asked = || {
+        let mut stream = fixture.connect();
+        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("sent");
+        stream
+    };
+    let mut stream = asked();
     let mut first = [0; 1];
     stream.peek(&mut first).expect("it begins");
-    // Of 16 MiB those parts are made that the buffers of both ends take.
+    // Of 16 MiB those parts are made that the buffers of both ends take: while another client takes all of its answer,
+    // this one's stands.
     let made = || fixture.double.made.load(Ordering::SeqCst);
-    let mut before = 0;
-    let until = Instant::now() + PATIENCE;
-    while made() != before || before == 0 {
-        assert!(Instant::now() < until, "it never stops");
-        before = made();
-        thread::sleep(Duration::from_millis(300));
-    }
-    assert!(before < 1000, "{before} parts were made for a client that takes nothing");
+    let whole = chunked(&mut asked());
+    let made_for_it = made() - 1000;
+    assert!(made_for_it < 1000, "{made_for_it} parts were made for a client that takes nothing");
     let expected = Value::Set(vec![Value::string("x".repeat(16 << 10)); 1000]);
-    assert!(chunked(&mut stream) == crate::xmlrpc::encode_success(&expected), "the answer is another one");
-    assert_eq!(made(), 1000);
+    let expected = crate::xmlrpc::encode_success(&expected);
+    assert!(whole == expected && chunked(&mut stream) == expected, "the answer is another one");
+    assert_eq!(made(), 2000);
     fixture.until_all_is_back();
 }
 

@@ -3,7 +3,7 @@
 //! `current_operations` is the lock: it is looked at and set in one change of the database.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
@@ -18,21 +18,59 @@ const COURTESY: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The right of an operation to change what it is about. A forced operation takes it from one that hangs: whatever that
-/// one still does, when its storage answers at last, it changes nothing any more.
+/// one still does, when its storage or its guest answers at last, it changes nothing any more.
 #[derive(Debug, Default)]
 pub struct Claim {
-    is_lost: RwLock<bool>,
+    right: RwLock<Right>,
+}
+
+/// How an operation stands to its object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Right {
+    /// It is its own. That of a VBD can be taken away all the same.
+    #[default]
+    Held,
+    /// It waits for the guest, and a forced operation on the VM may take over.
+    Yields,
+    /// A forced operation has taken over.
+    Lost,
 }
 
 impl Claim {
     /// While this is held nobody takes the right away; none where it is gone. Only for what ends by itself.
-    pub fn hold(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        let is_lost = self.is_lost.read().unwrap_or_else(PoisonError::into_inner);
-        (!*is_lost).then_some(is_lost)
+    pub fn hold(&self) -> Option<RwLockReadGuard<'_, Right>> {
+        let right = self.right.read().unwrap_or_else(PoisonError::into_inner);
+        (*right != Right::Lost).then_some(right)
+    }
+
+    /// Waits for a guest, while a forced operation may take over; none where one did.
+    pub fn yielding<T>(&self, wait: impl FnOnce() -> T) -> Option<T> {
+        *self.write() = Right::Yields;
+        let answer = wait();
+        let mut right = self.write();
+        if *right == Right::Lost {
+            return None;
+        }
+        *right = Right::Held;
+        Some(answer)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Right> {
+        self.right.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take_away(&self) {
-        *self.is_lost.write().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.write() = Right::Lost;
+    }
+
+    /// Takes the right of an operation on a VM; false where that does not merely wait for the guest.
+    fn take_if_yielding(&self) -> bool {
+        let mut right = self.write();
+        let yields = *right == Right::Yields;
+        if yields {
+            *right = Right::Lost;
+        }
+        yields
     }
 }
 
@@ -82,12 +120,12 @@ impl Running {
         Ok((running, answer))
     }
 
-    /// As [`Self::begin`]; operations on the VBD, or on the VBDs of the VM, that are in the way and do not end within a
-    /// moment lose their claim. They end when what they wait for does. `check` may be called several times; it is told
-    /// whether one lost its claim.
+    /// As [`Self::begin`]; operations that are in the way and do not end within a moment lose their claim: those on the
+    /// VBD, on the VBDs of the VM, and those on the VM that wait for its guest. They end when what they wait for does.
+    /// `check` may be called several times; it is told whether one lost its claim.
     ///
     /// # Errors
-    /// As [`Self::begin`]: an operation on the VM itself stays in the way.
+    /// As [`Self::begin`]: an operation on the VM that does more than wait for the guest stays in the way.
     pub fn begin_by_force<T>(
         call: &Call,
         class: &'static str,
@@ -104,7 +142,7 @@ impl Running {
             match begun {
                 Err(error)
                     if error.code == "OTHER_OPERATION_IN_PROGRESS"
-                        && error.params.first().is_some_and(|class| class == "VBD") =>
+                        && error.params.first().is_some_and(|class| class == "VBD" || class == "VM") =>
                 {
                     if call.progress.is_cancelled() {
                         return Err(ApiError::new(
@@ -125,6 +163,23 @@ impl Running {
         }
     }
 
+    /// What `wait` comes to, which waits for the guest of a VM: a forced operation may take over meanwhile.
+    ///
+    /// # Errors
+    /// `OTHER_OPERATION_IN_PROGRESS`: one did; or what `wait` answers.
+    pub fn waiting<T>(&self, wait: impl FnOnce() -> Result<T, ApiError>) -> Result<T, ApiError> {
+        let overridden = || {
+            let params = [self.class, self.reference.as_str(), "hard_shutdown", self.key.as_str()];
+            ApiError::new("OTHER_OPERATION_IN_PROGRESS", params)
+        };
+        self.claim.yielding(wait).unwrap_or_else(|| Err(overridden()))
+    }
+
+    /// Whether no forced operation has taken over.
+    pub fn is_mine(&self) -> bool {
+        self.claim.hold().is_some()
+    }
+
     /// Its right to change the object.
     pub fn claim(&self) -> Arc<Claim> {
         Arc::clone(&self.claim)
@@ -135,25 +190,39 @@ fn claims(stack: &Toolstack) -> MutexGuard<'_, Vec<(String, String, Arc<Claim>)>
     stack.machines.claims.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the claims of all operations on a VBD, or on the VBDs of a VM; false where there are none.
+/// Takes the claims of all operations on a VBD, or on the VBDs of a VM, and of one on the VM that waits for the guest;
+/// false where there are none.
 fn take_claims(call: &Call, class: &str, reference: &str) -> Result<bool, ApiError> {
-    let vbds = match class {
-        "VBD" => vec![reference.to_owned()],
-        _ => call.stack.db.find("VBD", "VM", reference).iter().map(|vbd| vbd.reference.clone()).collect(),
+    let db = &call.stack.db;
+    let (vbds, vm) = match class {
+        "VBD" => (vec![reference.to_owned()], db.get("VBD", reference)?.text("VM").to_owned()),
+        _ => {
+            let vbds = db.find("VBD", "VM", reference);
+            (vbds.iter().map(|vbd| vbd.reference.clone()).collect(), reference.to_owned())
+        }
     };
-    let taken: Vec<_> = {
-        let mut claims = claims(&call.stack);
-        let taken = claims.iter().filter(|(of, _, _)| vbds.contains(of)).cloned().collect();
-        claims.retain(|(of, _, _)| !vbds.contains(of));
-        taken
-    };
-    for (_, _, claim) in &taken {
-        claim.take_away();
-    }
-    call.stack.db.change(|change| {
-        for (vbd, key, _) in &taken {
-            tracing::warn!(vbd, task = key, "an operation that hangs is overridden by a forced one");
-            end(change, "VBD", vbd, key)?;
+    let mut taken = Vec::new();
+    claims(&call.stack).retain(|(of, key, claim)| {
+        let class = if vbds.contains(of) {
+            claim.take_away();
+            "VBD"
+        } else if *of == vm && claim.take_if_yielding() {
+            "VM"
+        } else {
+            return true;
+        };
+        taken.push((class, of.clone(), key.clone()));
+        false
+    });
+    db.change(|change| {
+        for (class, object, key) in &taken {
+            tracing::warn!(
+                class,
+                object,
+                task = key,
+                "an operation that hangs is overridden by a forced one"
+            );
+            end(change, class, object, key)?;
         }
         Ok(())
     })?;

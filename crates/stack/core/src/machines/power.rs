@@ -242,8 +242,8 @@ fn set_metrics(change: &mut Change<'_>, vm: &Object, state: &str) -> Result<(), 
 }
 
 fn end(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiError> {
-    let (_running, vm) = begin_end(call, args.text(0)?, operation)?;
-    stop(call, &vm, operation)?;
+    let (running, vm) = begin_end(call, args.text(0)?, operation)?;
+    stop(call, &running, &vm, operation)?;
     Ok(Value::Void)
 }
 
@@ -271,27 +271,34 @@ fn begin_end(
 }
 
 /// Ends a guest, as the operation says, and takes its disks away.
-fn stop(call: &Call, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
+fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
     step("vm-shutdown:noted");
     let driver = lookup::driver(&call.stack, vm)?;
     let uuid = vm.uuid()?;
     let patience = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
-    let clean = |patience| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + patience);
+    // A guest that does not answer may be ended by force meanwhile, and be started again.
+    let clean =
+        |patience| running.waiting(|| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + patience));
     let hard = || driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + HARD);
     let paused = vm.text("power_state") == "Paused";
     let ended = match operation {
         "clean_shutdown" | "clean_reboot" => clean(patience),
         "shutdown" if !paused => clean(patience).or_else(|error| {
+            if !running.is_mine() {
+                return Err(error);
+            }
             tracing::info!(vm = %uuid, %error, "the guest did not end when asked");
             hard()
         }),
         _ => hard(),
     };
     if let Err(error) = ended {
-        call.stack.db.change(|change| {
-            change.drop_note(note_key("shutdown", vm));
-            Ok(())
-        })?;
+        if running.is_mine() {
+            call.stack.db.change(|change| {
+                change.drop_note(note_key("shutdown", vm));
+                Ok(())
+            })?;
+        }
         return Err(error);
     }
     step("vm-shutdown:ended");
@@ -370,8 +377,8 @@ pub fn clear(call: &Call, vm: &Object, driver: &Arc<dyn VmDriver>, operation: &s
 }
 
 fn reboot(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiError> {
-    let (_running, vm) = begin_end(call, args.text(0)?, operation)?;
-    stop(call, &vm, operation)?;
+    let (running, vm) = begin_end(call, args.text(0)?, operation)?;
+    stop(call, &running, &vm, operation)?;
     restart(call, &vm, operation)?;
     Ok(Value::Void)
 }

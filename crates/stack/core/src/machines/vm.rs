@@ -1,8 +1,10 @@
 //! Records of machines: made, changed, removed.
 
 use tapio_model::{ApiError, Value};
+use tapio_vm::BootField;
 
 use super::operation::{self, Running, bad_power_state, refresh};
+use super::power::spec;
 use super::{devices, lookup, power, vbd, vif};
 use crate::call::{Args, Call, Handlers};
 use crate::db::{Change, Object};
@@ -43,6 +45,9 @@ pub fn register(handlers: &mut Handlers) {
     handlers.on("VM.set_memory_dynamic_min", |call, args| set_limit(call, args, 1));
     handlers.on("VM.set_memory_dynamic_max", |call, args| set_limit(call, args, 2));
     handlers.on("VM.set_memory_static_max", |call, args| set_limit(call, args, 3));
+    handlers.on("VM.set_PV_kernel", |call, args| set_boot(call, args, "PV_kernel", BootField::Kernel));
+    handlers.on("VM.set_PV_ramdisk", |call, args| set_boot(call, args, "PV_ramdisk", BootField::Ramdisk));
+    handlers.on("VM.set_PV_args", |call, args| set_boot(call, args, "PV_args", BootField::Arguments));
     handlers.on("VM.set_VCPUs_max", |call, args| set_vcpus(call, args, "VCPUs_max"));
     handlers.on("VM.set_VCPUs_at_startup", |call, args| set_vcpus(call, args, "VCPUs_at_startup"));
 }
@@ -141,6 +146,26 @@ fn set_vcpus(call: &Call, args: &Args, field: &str) -> Result<Value, ApiError> {
         change.set("VM", reference, field, count)?;
         check_vcpus(&*change.get("VM", reference)?)
     })?;
+    Ok(Value::Void)
+}
+
+/// What the VM's driver would refuse at the start is refused here already. The start looks again: files change, and so
+/// does the driver.
+fn set_boot(call: &Call, args: &Args, field: &'static str, which: BootField) -> Result<Value, ApiError> {
+    let (reference, value) = (args.text(0)?, args.text(1)?);
+    let vm = call.stack.db.get("VM", reference)?;
+    if !value.is_empty()
+        && let Ok(driver) = lookup::driver(&call.stack, &vm)
+    {
+        let mut wanted = spec(&vm)?;
+        match which {
+            BootField::Kernel => wanted.kernel = Some(value.into()),
+            BootField::Ramdisk => wanted.ramdisk = Some(value.into()),
+            BootField::Arguments => wanted.kernel_args = value.to_owned(),
+        }
+        driver.check_boot(&wanted, which)?;
+    }
+    call.stack.db.set("VM", reference, field, Value::string(value))?;
     Ok(Value::Void)
 }
 

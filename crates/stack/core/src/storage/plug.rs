@@ -132,6 +132,7 @@ pub(super) fn unplug(call: &Call, reference: &str) -> Result<(), ApiError> {
     }
     if let Some(attached) = found.filter(|_| pbd.bool("currently_attached")) {
         if let Err(error) = detach(call, &attached) {
+            // It stays plugged: what hangs is attached by another process as soon as the storage answers.
             operation.give_up(Some(&note));
             return Err(error);
         }

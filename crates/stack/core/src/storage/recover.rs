@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
+use tapio_sm::worker::is_unfinished;
 use uuid::Uuid;
 
 use super::attached::Attached;
@@ -19,7 +20,7 @@ use crate::call::Call;
 use crate::db::reference_of;
 
 /// How long an SR whose storage hung is left alone before it is tried again.
-const AGAIN: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// SRs that are not in order yet; see [`recover`].
 #[derive(Debug, Default)]
@@ -99,7 +100,7 @@ pub fn open(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
 /// Brings storage into the state that the database says, after [`open`]: each SR on a thread of its own, because any of
 /// them may hang. Returns when all are in order, and at `until` with those that are not yet left to their threads.
 /// An SR that cannot be attached is a message to the administrator, and is tried again at the next start; one that
-/// hangs is tried again until it answers.
+/// hangs, and one that was being made, unplugged or destroyed, is tried again until that is done.
 ///
 /// # Errors
 /// The store's.
@@ -123,16 +124,7 @@ pub fn recover(stack: &Arc<Toolstack>, until: Instant) -> Result<(), ApiError> {
     }
     storage.recovering.left().extend(jobs.keys().cloned());
     for (sr, jobs) in jobs {
-        let (of, stack) = (sr.clone(), Arc::clone(stack));
-        let working = std::thread::Builder::new().name("sr-recovery".to_owned()).spawn(move || {
-            let call = own_call(&stack);
-            jobs.iter().for_each(|job| job.run(&call));
-            stack.storage.recovering.is_over(&of);
-        });
-        if let Err(error) = working {
-            tracing::error!(sr, %error, "no thread to attach an SR: it waits for the next start");
-            storage.recovering.is_over(&sr);
-        }
+        spawn(stack, sr, move |call| jobs.iter().for_each(|job| until_done(call, job)));
     }
     let is_all = storage.recovering.wait(Some(until), BTreeSet::is_empty);
     if !is_all {
@@ -163,8 +155,21 @@ pub fn recover(stack: &Arc<Toolstack>, until: Instant) -> Result<(), ApiError> {
     })
 }
 
+/// Works on an SR that is among those that are left.
+fn spawn(stack: &Arc<Toolstack>, sr: String, work: impl FnOnce(&Call) + Send + 'static) {
+    let (of, same) = (sr.clone(), Arc::clone(stack));
+    let working = std::thread::Builder::new().name("sr-recovery".to_owned()).spawn(move || {
+        work(&own_call(&same));
+        same.storage.recovering.is_over(&of);
+    });
+    if let Err(error) = working {
+        tracing::error!(sr, %error, "no thread to put an SR in order: it waits for the next start");
+        stack.storage.recovering.is_over(&sr);
+    }
+}
+
 /// What is to be done with one SR; each may wait for its storage.
-enum Job {
+pub(super) enum Job {
     Create(notes::NewSr),
     Destroy(String),
     Unplug(Note, String),
@@ -172,13 +177,51 @@ enum Job {
 }
 
 impl Job {
-    fn run(&self, call: &Call) {
+    /// Whether it is not done at once where it fails, but stays noted until it is.
+    fn note(&self) -> Option<Note> {
+        match self {
+            Self::Create(new) => Some(Note::SrCreate(new.clone())),
+            Self::Destroy(sr) => Some(Note::SrDestroy { sr: sr.clone() }),
+            Self::Unplug(note, _) => Some(note.clone()),
+            Self::Plug(_) => None,
+        }
+    }
+
+    fn run(&self, call: &Call) -> Result<(), ApiError> {
         match self {
             Self::Create(new) => sr::finish_create(call, new),
             Self::Destroy(sr) => sr::finish_destroy(call, sr),
             Self::Unplug(note, pbd) => finish_unplug(call, note, pbd),
-            Self::Plug(pbd) => plug_until_answered(call, pbd),
+            Self::Plug(pbd) => {
+                plug_until_answered(call, pbd);
+                Ok(())
+            }
         }
+    }
+}
+
+/// Does a job again and again, until it is done or what it is about is gone.
+fn until_done(call: &Call, job: &Job) {
+    let mut is_told = false;
+    while let Err(error) = job.run(call) {
+        if !is_told {
+            tracing::error!(note = ?job.note(), %error, "what was half done with an SR is tried until it is done");
+            is_told = true;
+        }
+        std::thread::sleep(AGAIN);
+        if job.note().is_some_and(|note| !notes::all(&call.stack.db).contains(&note)) {
+            return;
+        }
+    }
+}
+
+/// Does a job of an operation that was broken off, from a moment later on, until it is done.
+pub(super) fn later(call: &Call, sr: &str, job: Job) {
+    if call.stack.storage.recovering.left().insert(sr.to_owned()) {
+        spawn(&call.stack, sr.to_owned(), move |call| {
+            std::thread::sleep(AGAIN);
+            until_done(call, &job);
+        });
     }
 }
 
@@ -187,12 +230,16 @@ fn plug_until_answered(call: &Call, pbd: &str) {
     let note = Note::PbdWanted { pbd: pbd.to_owned() };
     let mut is_told = false;
     loop {
+        // It may have gone with an SR that was being destroyed.
+        if call.stack.db.get("PBD", pbd).is_err() {
+            return;
+        }
         let Err(error) = plug::plug(call, pbd) else { return };
         if !is_told {
             tell(call, pbd, &error);
             is_told = true;
         }
-        if !tapio_sm::worker::is_unfinished(&error) {
+        if !is_unfinished(&error) {
             return;
         }
         std::thread::sleep(AGAIN);
@@ -231,30 +278,21 @@ fn tell(call: &Call, pbd: &str, error: &ApiError) {
 }
 
 /// The SR may still be mounted, or not any more: afterwards it is not.
-fn finish_unplug(call: &Call, note: &Note, pbd: &str) {
+fn finish_unplug(call: &Call, note: &Note, pbd: &str) -> Result<(), ApiError> {
     let db = &call.stack.db;
-    let finished = (|| {
-        let Ok(record) = db.get("PBD", pbd) else {
-            return db.change(|change| {
-                note.drop_from(change);
-                Ok(())
-            });
-        };
-        let known = db.get("SR", record.text("SR"))?;
-        let driver = call.stack.storage.driver(known.text("type"))?;
-        let config = record.map("device_config");
-        match plug::attach(call, &driver, known.uuid()?, &known.reference, &config) {
-            Ok(attached) => plug::detach(call, &attached)?,
-            Err(error) => tracing::info!(pbd, %error, "an SR that was being detached is gone"),
-        }
-        db.change(|change| {
-            note.drop_from(change);
-            change.set("PBD", pbd, "currently_attached", false)
-        })
-    })();
-    if let Err(error) = finished {
-        tracing::error!(pbd, %error, "an SR that was being detached stays attached");
+    let Ok(record) = db.get("PBD", pbd) else { return drop_note(call, note) };
+    let known = db.get("SR", record.text("SR"))?;
+    let driver = call.stack.storage.driver(known.text("type"))?;
+    let config = record.map("device_config");
+    match plug::attach(call, &driver, known.uuid()?, &known.reference, &config) {
+        Ok(attached) => plug::detach(call, &attached)?,
+        Err(error) if is_unfinished(&error) => return Err(error),
+        Err(error) => tracing::info!(pbd, %error, "an SR that was being detached is gone"),
     }
+    db.change(|change| {
+        note.drop_from(change);
+        change.set("PBD", pbd, "currently_attached", false)
+    })
 }
 
 /// Finishes or undoes what was half done with images of an SR that is attached now.

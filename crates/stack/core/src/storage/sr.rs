@@ -11,6 +11,7 @@ use super::gate::on_sr;
 use super::notes::{NewSr, Note};
 use super::operation::Operation;
 use super::records;
+use super::recover::{self, Job};
 use super::work::{Names, Work};
 use super::{allowed, drivers, pbd, plug, reconcile, this_host};
 use crate::call::{Args, Call, Handlers};
@@ -81,9 +82,10 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     });
     let attached = match made {
         Ok(attached) => attached,
-        // It is not known how far the storage came: the next start finishes or undoes it, as after a kill.
+        // It is not known how far the storage came: it is finished or undone once that answers, as after a kill.
         Err(error) if is_unfinished(&error) => {
             operation.give_up(None);
+            recover::later(call, &reference, Job::Create(new));
             return Err(names.translate(call, error));
         }
         Err(error) => {
@@ -126,29 +128,28 @@ fn record_new(
 }
 
 /// What a killed daemon began is finished where the storage was made, and forgotten where it was not.
-pub(super) fn finish_create(call: &Call, new: &NewSr) {
+///
+/// # Errors
+/// The storage does not answer, or the store's: nothing is known, and it is to be tried again.
+pub(super) fn finish_create(call: &Call, new: &NewSr) -> Result<(), ApiError> {
     let note = Note::SrCreate(new.clone());
     let reference = reference_of(new.uuid);
-    let finished = (|| {
-        let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
-        if call.stack.db.get("SR", &reference).is_ok() {
-            return operation.commit(Some(&note), |_| Ok(()));
+    let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
+    if call.stack.db.get("SR", &reference).is_ok() {
+        return operation.commit(Some(&note), |_| Ok(()));
+    }
+    let driver = call.stack.storage.driver(&new.kind)?;
+    match plug::attach(call, &driver, new.uuid, &reference, &new.device_config) {
+        Ok(attached) => {
+            record_new(&operation, &note, new, &attached, call)?;
+            plug::first_scan(call, &attached);
+            Ok(())
         }
-        let driver = call.stack.storage.driver(&new.kind)?;
-        match plug::attach(call, &driver, new.uuid, &reference, &new.device_config) {
-            Ok(attached) => {
-                record_new(&operation, &note, new, &attached, call)?;
-                plug::first_scan(call, &attached);
-                Ok(())
-            }
-            Err(error) => {
-                tracing::info!(sr = %new.uuid, %error, "an SR that was about to be made is not there");
-                operation.commit(Some(&note), |change| drop_config_secrets(change, &new.device_config))
-            }
+        Err(error) if is_unfinished(&error) => Err(error),
+        Err(error) => {
+            tracing::info!(sr = %new.uuid, %error, "an SR that was about to be made is not there");
+            operation.commit(Some(&note), |change| drop_config_secrets(change, &new.device_config))
         }
-    })();
-    if let Err(error) = finished {
-        tracing::error!(sr = %new.uuid, %error, "an SR that was about to be made stays unfinished");
     }
 }
 
@@ -288,8 +289,12 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let note = Note::SrDestroy { sr: reference.to_owned() };
     operation.note(Some(&note), Some("sr-destroy:noted"))?;
     if let Err(error) = erase(call, &attached) {
-        // What was begun is finished by the next start.
-        operation.give_up((!is_unfinished(&error)).then_some(&note));
+        // What was begun is finished once the storage answers.
+        let is_unfinished = is_unfinished(&error);
+        operation.give_up((!is_unfinished).then_some(&note));
+        if is_unfinished {
+            recover::later(call, reference, Job::Destroy(reference.to_owned()));
+        }
         return Err(error);
     }
     step("sr-destroy:erased");
@@ -304,33 +309,40 @@ fn erase(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A killed daemon was destroying the SR: it goes on where the storage is still there.
-pub(super) fn finish_destroy(call: &Call, reference: &str) {
+/// An SR was being destroyed when the daemon was killed or its storage hung: that goes on where the storage is still
+/// there. One that has got a VDI since is in use again, and stays.
+///
+/// # Errors
+/// The storage does not answer, or the store's: nothing is known, and it is to be tried again.
+pub(super) fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     let (db, storage) = (&call.stack.db, &call.stack.storage);
     let note = Note::SrDestroy { sr: reference.to_owned() };
-    let finished = (|| {
-        let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
-        let Ok(sr) = db.get("SR", reference) else { return operation.commit(Some(&note), |_| Ok(())) };
-        let pbd = db.find("PBD", "SR", reference).into_iter().next();
-        if let Some(pbd) = pbd {
-            let driver = storage.driver(sr.text("type"))?;
-            match plug::attach(call, &driver, sr.uuid()?, reference, &pbd.map("device_config")) {
-                Ok(attached) => erase(call, &attached)?,
-                Err(error) => {
-                    tracing::info!(sr = sr.text("uuid"), %error, "an SR that was being destroyed is gone");
-                }
+    let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
+    let Ok(sr) = db.get("SR", reference) else { return operation.commit(Some(&note), |_| Ok(())) };
+    if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {
+        tracing::warn!(sr = sr.text("uuid"), "an SR that was being destroyed has a VDI again, and stays");
+        return operation.commit(Some(&note), |_| Ok(()));
+    }
+    let known = storage.gate.state().attached.get(reference).cloned();
+    let pbd = db.find("PBD", "SR", reference).into_iter().next();
+    if let Some(attached) = known {
+        erase(call, &attached)?;
+    } else if let Some(pbd) = pbd {
+        let driver = storage.driver(sr.text("type"))?;
+        match plug::attach(call, &driver, sr.uuid()?, reference, &pbd.map("device_config")) {
+            Ok(attached) => erase(call, &attached)?,
+            Err(error) if is_unfinished(&error) => return Err(error),
+            Err(error) => {
+                tracing::info!(sr = sr.text("uuid"), %error, "an SR that was being destroyed is gone");
             }
         }
-        operation.commit(Some(&note), |change| {
-            for pbd in change.find("PBD", "SR", reference) {
-                change.set("PBD", &pbd.reference, "currently_attached", false)?;
-            }
-            remove_records(change, reference)
-        })
-    })();
-    if let Err(error) = finished {
-        tracing::error!(sr = reference, %error, "an SR that was being destroyed stays");
     }
+    operation.commit(Some(&note), |change| {
+        for pbd in change.find("PBD", "SR", reference) {
+            change.set("PBD", &pbd.reference, "currently_attached", false)?;
+        }
+        remove_records(change, reference)
+    })
 }
 
 fn scan(call: &Call, args: &Args) -> Result<Value, ApiError> {

@@ -207,3 +207,40 @@ fn a_cancelled_start_is_undone() {
     assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
     rig.check(None);
 }
+
+#[test]
+fn force_ends_a_guest_that_does_not_answer_a_clean_end() {
+    for (asked, forced) in [
+        ("Async.VM.clean_shutdown", "VM.hard_shutdown"),
+        ("Async.VM.shutdown", "VM.hard_shutdown"),
+        ("Async.VM.clean_reboot", "VM.hard_reboot"),
+    ] {
+        let rig = Rig::pretended();
+        let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-shutdown-ms", "600000")]));
+        let vbd = rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB));
+        let one = || vec![Value::string(&vm)];
+        let config = vec![vm.as_str().into(), "shutdown-timeout".into(), "12".into()];
+        rig.call("VM.add_to_other_config", config);
+        rig.call("VM.start", start(&vm));
+        let task = rig.text(asked, one());
+        while rig.get("VM", &vm).get("current_operations").as_map().expect("a map").is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        rig.call(forced, one());
+        let is_halted = forced == "VM.hard_shutdown";
+        assert_eq!(rig.get("VM", &vm).text("power_state"), if is_halted { "Halted" } else { "Running" });
+        rig.check(None);
+        if is_halted {
+            rig.call("VM.start", start(&vm));
+        }
+        // What waited for the guest ends with an error and leaves the one that runs now alone.
+        let ended = rig.finished(&task);
+        assert_eq!(ended.text("status"), "failure", "{asked}: {ended:?}");
+        let error = ended.get("error_info").as_set().expect("an error")[0].clone();
+        assert_eq!(error, Value::string("OTHER_OPERATION_IN_PROGRESS"), "{asked}: {ended:?}");
+        assert_eq!(rig.get("VM", &vm).text("power_state"), "Running", "{asked}");
+        assert!(rig.get("VBD", &vbd).bool("currently_attached"), "{asked}");
+        rig.check(None);
+        rig.call("VM.hard_shutdown", one());
+    }
+}

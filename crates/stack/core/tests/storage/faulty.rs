@@ -31,6 +31,10 @@ pub(crate) struct Plan {
 struct State {
     /// Operations that fail.
     fails: Vec<&'static str>,
+    /// Operations that get no answer, as of a storage that hangs.
+    hangs: Vec<&'static str>,
+    /// Operations that got none.
+    hung: Vec<&'static str>,
     /// Operations that wait until they are let go.
     held: Vec<&'static str>,
     /// Operations that wait.
@@ -43,6 +47,19 @@ impl Plan {
         self.state.lock().expect("no panic").fails.push(op);
     }
 
+    fn hang(&self, op: &'static str) {
+        self.state.lock().expect("no panic").hangs.push(op);
+    }
+
+    /// Waits until an operation was tried again and got no answer.
+    fn wait_for_try(&self, op: &'static str) {
+        let before = self.state.lock().expect("no panic").hung.len();
+        until("another try", || {
+            let state = self.state.lock().expect("no panic");
+            state.hung[before..].contains(&op)
+        });
+    }
+
     fn hold(&self, op: &'static str) {
         self.state.lock().expect("no panic").held.push(op);
     }
@@ -50,6 +67,7 @@ impl Plan {
     fn heal(&self) {
         let mut state = self.state.lock().expect("no panic");
         state.fails.clear();
+        state.hangs.clear();
         state.held.clear();
         drop(state);
         self.changed.notify_all();
@@ -74,7 +92,19 @@ impl Plan {
             state = self.changed.wait_timeout(state, Duration::from_millis(20)).expect("no panic").0;
         }
         state.waiting.retain(|waiting| *waiting != op);
+        if state.hangs.contains(&op) {
+            state.hung.push(op);
+            return Err(ApiError::backend(47, "the storage hangs", "unfinished"));
+        }
         if state.fails.contains(&op) { Err(ApiError::backend(200, "the cable is out", "")) } else { Ok(()) }
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -384,4 +414,71 @@ fn an_sr_that_is_away_at_start_is_told_and_tried_again() {
     rig.call("PBD.plug", vec![pbd.as_str().into()]).expect("attached, though nothing could be listed");
     let told = rig.stack.db.all("message");
     assert!(told.iter().any(|message| message.text("name") == "POST_ATTACH_SCAN_FAILED"), "{told:?}");
+}
+
+#[test]
+fn an_sr_whose_creation_or_end_hung_is_put_in_order_when_the_storage_answers() {
+    let (rig, plan) = (Rig::new(), Arc::new(Plan::default()));
+    add_driver(&rig, &plan);
+    let absent = rig.dir.join("absent").to_string_lossy().into_owned();
+    let with_secret = vec![("location", absent), ("password", "secret".to_owned())];
+    let create = |config: Vec<(&'static str, String)>| {
+        rig.refused("SR.create", rig.sr_params("faulty", Value::string_map(config))).0
+    };
+    let count = |class: &str| rig.stack.db.all(class).len();
+    let (srs, secrets) = (count("SR"), count("secret"));
+    // It never came so far as to make anything: undone, when that is known.
+    plan.hang("create-sr");
+    plan.hang("attach");
+    assert_eq!(create(with_secret), "SR_BACKEND_FAILURE_47");
+    plan.wait_for_try("attach");
+    assert_eq!((count("SR"), count("secret")), (srs, secrets + 1), "silence says nothing");
+    plan.heal();
+    until("the note of an SR that is not there goes", || rig.stack.db.notes("storage/sr-create").is_empty());
+    assert_eq!(count("secret"), secrets);
+    assert_eq!(count("SR"), srs);
+    // It is made, and does not answer to the host: finished.
+    plan.hang("attach");
+    assert_eq!(create(config(&rig)), "SR_BACKEND_FAILURE_47");
+    assert_eq!(count("SR"), srs);
+    plan.heal();
+    until("the SR is there", || count("SR") == srs + 1);
+    let sr = rig.stack.db.all("SR").into_iter().find(|sr| sr.text("type") == "faulty").expect("the SR");
+    let sr = sr.reference.clone();
+    until("it is plugged", || rig.get("PBD", &rig.pbd(&sr)).bool("currently_attached"));
+    until("it is free", || rig.words("SR", &sr, "allowed_operations").contains(&"destroy".to_owned()));
+    // It goes on to be destroyed.
+    plan.hang("erase");
+    assert_eq!(rig.refused("SR.destroy", vec![sr.as_str().into()]).0, "SR_BACKEND_FAILURE_47");
+    assert_eq!(count("SR"), srs + 1);
+    plan.heal();
+    until("the SR is gone", || count("SR") == srs);
+}
+
+#[test]
+fn an_sr_that_got_a_vdi_while_its_end_hung_stays() {
+    let (rig, plan, sr) = rig();
+    plan.hang("erase");
+    assert_eq!(rig.refused("SR.destroy", vec![sr.as_str().into()]).0, "SR_BACKEND_FAILURE_47");
+    let vdi = rig.make_vdi(&sr, 4 * MIB);
+    plan.heal();
+    let is_noted = || !rig.stack.db.notes("storage/sr-destroy").is_empty();
+    until("the end is given up", || !is_noted());
+    rig.vdi(&vdi);
+    rig.check(&sr, "sr");
+}
+
+#[test]
+fn an_unplug_that_hung_leaves_an_sr_that_can_be_used_and_forgotten() {
+    let (rig, plan, sr) = rig();
+    let vdi = rig.make_vdi(&sr, 4 * MIB);
+    plan.hang("detach");
+    let pbd = rig.pbd(&sr);
+    assert_eq!(rig.refused("PBD.unplug", vec![pbd.as_str().into()]).0, "SR_BACKEND_FAILURE_47");
+    assert!(rig.get("PBD", &pbd).bool("currently_attached"));
+    plan.heal();
+    rig.call("VDI.destroy", vec![vdi.into()]).expect("the SR works on");
+    rig.check(&sr, "sr");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it goes now");
+    rig.call("SR.forget", vec![sr.as_str().into()]).expect("forgotten");
 }

@@ -12,6 +12,7 @@ use super::ImageDir;
 use super::facts::{Facts, Kind};
 use super::recover;
 use crate::errors;
+use crate::links;
 use crate::lock::Share;
 use crate::traits::Ctx;
 
@@ -58,11 +59,15 @@ impl ImageDir {
         if let Some(layers) = self.chain_by_names(vdi, leaf) {
             return Ok(layers);
         }
-        // Parents elsewhere are found by their locators; and what is wrong is said by who looks closely.
-        match offline::resolve_chain(&path, Access::ReadOnly) {
-            Ok(chain) => Ok(chain.layers),
-            Err(error) => Err(unusable(&error)),
+        // Parents of other names are found by their locators; and what is wrong is said by who looks closely.
+        let layers =
+            offline::resolve_chain(&path, Access::ReadOnly).map_err(|error| unusable(&error))?.layers;
+        // A locator may name any file of the host, and a raw parent is shown to the guest as it is.
+        for layer in &layers {
+            links::holds(&self.path, &layer.path)
+                .map_err(|error| errors::io(65, "cannot use the parent", &layer.path, &error))?;
         }
+        Ok(layers)
     }
 
     /// The chain where every image lies in the directory under its recorded name, without opening block tables.

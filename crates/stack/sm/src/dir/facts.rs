@@ -81,12 +81,16 @@ impl Facts {
     /// # Errors
     /// It cannot be opened or read; what is wrong inside is `damage`.
     pub(crate) fn read(path: &Path, kind: Kind) -> io::Result<Self> {
-        // Not waited for: a pipe of this name would hang a scan.
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOATIME;
+        // Not waited for: a pipe of this name would hang a scan. Not followed: a link may lead out of the SR.
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOATIME | libc::O_NOFOLLOW;
         let open = |flags| std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
         // Only the owner may say that the time of access is of no interest.
         let file = open(flags).or_else(|error| match error.raw_os_error() {
             Some(libc::EPERM) => open(flags & !libc::O_NOATIME),
+            Some(libc::ELOOP) => {
+                let why = "it is a symbolic link, and those are not followed in an SR";
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+            }
             _ => Err(error),
         })?;
         let data = file.metadata()?;

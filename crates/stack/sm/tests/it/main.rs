@@ -9,4 +9,5 @@ mod devices;
 mod kills;
 mod kills_of_srs;
 mod library;
+mod links;
 mod support;

@@ -103,7 +103,10 @@ fn only_the_administrators_directories_are_looked_into() {
     assert!(host.ramdisk(&host.dir.path().join("kernels/dir/r")).is_err());
     let inwards = host.dir.path().join("elsewhere/inwards");
     symlink(&good, &inwards).unwrap();
-    assert!(host.ramdisk(&inwards).is_ok());
+    assert!(host.ramdisk(&inwards).is_err(), "nothing elsewhere is looked at");
+    let near = host.dir.path().join("kernels/near");
+    symlink(&good, &near).unwrap();
+    assert_eq!(host.ramdisk(&near), Ok(fs::canonicalize(&good).unwrap()));
     for path in
         ["/etc/shadow", "/etc/passwd", "/proc/self/mem", "/dev/zero", "/no/such/file", "kernels/r", ""]
     {

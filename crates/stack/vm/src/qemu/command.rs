@@ -83,6 +83,33 @@ pub(super) fn place_of(spec: &VmSpec, position: u8) -> Option<(String, String)> 
     }
 }
 
+/// What the kernel is told.
+///
+/// # Errors
+/// A sentence: why the VM's own arguments cannot be used.
+pub(super) fn arguments(spec: &VmSpec, has_agent: bool) -> Result<String, String> {
+    if let Some(why) = not_plain(&spec.kernel_args) {
+        return Err(why);
+    }
+    // An emulated timer that a busy host serves late is no defect of the board, over which the kernel would panic.
+    let mut arguments = String::from("console=ttyS0 panic=-1 no_timer_check");
+    if has_agent {
+        arguments.push_str(" quiet tapio_agent=ttyS1");
+    }
+    if !spec.kernel_args.is_empty() {
+        arguments.push(' ');
+        arguments.push_str(&spec.kernel_args);
+    }
+    if arguments.len() > CMDLINE_LEN_MAX {
+        return Err(format!(
+            "its kernel's command line has {} bytes and {CMDLINE_LEN_MAX} reach a guest: shorten PV_args, which has {}",
+            arguments.len(),
+            spec.kernel_args.len()
+        ));
+    }
+    Ok(arguments)
+}
+
 /// The arguments. `accel` is `kvm` or `tcg`.
 pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> Result<Vec<OsString>, String> {
     if spec.memory < MEMORY_MIN {
@@ -148,23 +175,7 @@ pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> R
         if let Some(ramdisk) = kernel.ramdisk {
             line.extend(["-initrd".into(), ramdisk.into()]);
         }
-        // An emulated timer that a busy host serves late is no defect of the board, over which the kernel would panic.
-        let mut arguments = String::from("console=ttyS0 panic=-1 no_timer_check");
-        if kernel.has_agent {
-            arguments.push_str(" quiet tapio_agent=ttyS1");
-        }
-        if !spec.kernel_args.is_empty() {
-            arguments.push(' ');
-            arguments.push_str(&spec.kernel_args);
-        }
-        if arguments.len() > CMDLINE_LEN_MAX {
-            return Err(format!(
-                "its kernel's command line has {} bytes and {CMDLINE_LEN_MAX} reach a guest: shorten PV_args, which \
-                 has {}",
-                arguments.len(),
-                spec.kernel_args.len()
-            ));
-        }
+        let arguments = arguments(spec, kernel.has_agent)?;
         line.extend(["-append".into(), arguments.into()]);
     }
     Ok(line)

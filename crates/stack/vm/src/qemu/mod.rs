@@ -22,7 +22,7 @@ use uuid::Uuid;
 use self::command::Kernel;
 use self::qmp::{Fate, Qmp, QmpError};
 use crate::agent::{HELLO_LIMIT, Refusal, Way};
-use crate::boot::Kernels;
+use crate::boot::{self, Kernels};
 use crate::confine::calls::Emulator;
 use crate::confine::{Confinement, Needs, readable};
 use crate::errors::{
@@ -35,7 +35,9 @@ use crate::place::{Phase, Place, Saved, SavedDisk};
 use crate::process::{Process, open_log, poll};
 use crate::registry::Settings;
 use crate::supervise::{cause, lock, verdict};
-use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+use crate::traits::{
+    BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+};
 
 const NAME: &str = "qemu";
 
@@ -443,6 +445,11 @@ impl VmDriver for Qemu {
             socket: machine.place.join(&position.to_string()),
             queues: command::queues(&spec),
         })
+    }
+
+    fn check_boot(&self, vm: &VmSpec, field: BootField) -> Result<(), ApiError> {
+        let arguments = || command::arguments(vm, vm.ramdisk.is_none()).err();
+        boot::check(&self.fleet.settings, vm, Kernels::Linux, field, arguments)
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {

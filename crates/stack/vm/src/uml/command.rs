@@ -84,6 +84,11 @@ pub(super) fn refused(spec: &VmSpec, initrd: &Path) -> Option<String> {
     if spec.memory < MEMORY_MIN {
         return Some(format!("{} bytes of memory are too few: at least {MEMORY_MIN}", spec.memory));
     }
+    arguments_refused(spec, initrd)
+}
+
+/// The same of its arguments alone.
+pub(super) fn arguments_refused(spec: &VmSpec, initrd: &Path) -> Option<String> {
     if let Some(why) = not_plain(&spec.kernel_args) {
         return Some(why);
     }

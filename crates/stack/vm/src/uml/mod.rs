@@ -36,7 +36,9 @@ use crate::place::{Phase, Place, Saved, SavedDisk};
 use crate::process::{Process, open_log};
 use crate::registry::Settings;
 use crate::supervise::{cause, lock, verdict};
-use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+use crate::traits::{
+    BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+};
 
 const NAME: &str = "uml";
 
@@ -340,6 +342,12 @@ impl VmDriver for Uml {
         let machine = self.0.machine(vm)?;
         let slot = machine.slot(disk)?;
         Ok(FrontSpec::VhostUser { socket: machine.place.join(&slot.to_string()), queues: 1 })
+    }
+
+    fn check_boot(&self, vm: &VmSpec, field: BootField) -> Result<(), ApiError> {
+        let own = Place::of(&self.0.settings, vm.uuid)?.join("initramfs");
+        let initrd = vm.ramdisk.as_deref().unwrap_or(&own);
+        boot::check(&self.0.settings, vm, Kernels::Uml, field, || command::arguments_refused(vm, initrd))
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {

@@ -80,6 +80,26 @@ fn path(what: &str, path: &Path) -> Result<String, String> {
     quoted(what, text)
 }
 
+/// What the kernel is told.
+///
+/// # Errors
+/// A sentence: why the VM's own arguments cannot be used.
+pub(super) fn arguments(spec: &VmSpec) -> Result<String, String> {
+    if let Some(why) = not_plain(&spec.kernel_args) {
+        return Err(why);
+    }
+    let mut arguments = String::from("console=hvc0");
+    if !spec.kernel_args.is_empty() {
+        arguments.push(' ');
+        arguments.push_str(&spec.kernel_args);
+    }
+    if arguments.len() > CMDLINE_LEN_MAX {
+        let max = CMDLINE_LEN_MAX - "console=hvc0 ".len();
+        return Err(format!("PV_args has {} bytes: at most {max} reach a guest", spec.kernel_args.len()));
+    }
+    Ok(arguments)
+}
+
 /// The configuration; `ramdisk` is the machine's, or ours.
 ///
 /// # Errors
@@ -96,18 +116,7 @@ pub(super) fn text(spec: &VmSpec, ramdisk: Option<&Path>) -> Result<String, Stri
     if !(1..=VCPUS_MAX).contains(&spec.vcpus) {
         return Err(format!("{} processors are not possible: 1 to {VCPUS_MAX}", spec.vcpus));
     }
-    if let Some(why) = not_plain(&spec.kernel_args) {
-        return Err(why);
-    }
-    let mut arguments = String::from("console=hvc0");
-    if !spec.kernel_args.is_empty() {
-        arguments.push(' ');
-        arguments.push_str(&spec.kernel_args);
-    }
-    if arguments.len() > CMDLINE_LEN_MAX {
-        let max = CMDLINE_LEN_MAX - "console=hvc0 ".len();
-        return Err(format!("PV_args has {} bytes: at most {max} reach a guest", spec.kernel_args.len()));
-    }
+    let arguments = arguments(spec)?;
     let mut lines = vec![
         "# Made anew at each start. Disks are not in here: they are written into xenstore.".to_owned(),
         format!("type = \"{}\"", kind.word()),

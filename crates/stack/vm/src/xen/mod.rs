@@ -36,7 +36,9 @@ use crate::guest::initramfs;
 use crate::place::{Phase, SavedDisk};
 use crate::process::poll;
 use crate::registry::Settings;
-use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+use crate::traits::{
+    BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+};
 
 /// How long xl may take to make a domain.
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
@@ -228,6 +230,10 @@ impl VmDriver for Xen {
 
     fn front(&self, vm: Uuid, _: &DiskSpec) -> Result<FrontSpec, ApiError> {
         self.0.machine(vm).map(|_| FrontSpec::Xen)
+    }
+
+    fn check_boot(&self, vm: &VmSpec, field: BootField) -> Result<(), ApiError> {
+        boot::check(&self.0.settings, vm, Kernels::Linux, field, || config::arguments(vm).err())
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {

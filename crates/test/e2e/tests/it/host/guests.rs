@@ -1,5 +1,6 @@
 //! What an account that may make and start VMs (`vm-admin`) can make the host do: nothing.
 
+use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
@@ -13,7 +14,7 @@ use tapio_e2e::world::World;
 struct Attack {
     world: World,
     mallory: Session,
-    vm: String,
+    vm: RefCell<String>,
 }
 
 impl Attack {
@@ -26,18 +27,35 @@ impl Attack {
         let install = ["vm-install", "template=Tapio UML guest", "new-name-label=guest"];
         let uuid = run(world.xe().args(install)).ok();
         let vm = mallory.text("VM.get_by_uuid", &[json!(uuid.trim())]);
-        Self { world, mallory, vm }
+        Self { world, mallory, vm: RefCell::new(vm) }
     }
 
-    fn set(&self, field: &str, value: &str) {
-        self.mallory.call(&format!("VM.set_{field}"), &[json!(self.vm), json!(value)]);
+    fn vm(&self) -> String {
+        self.vm.borrow().clone()
+    }
+
+    /// Gives the VM a value: the setter's error, if it has one. Then the VM has it all the same, as one that came with
+    /// its record, so that the start is attacked, too.
+    fn set(&self, field: &str, value: &str) -> Option<Vec<String>> {
+        let answer = self.mallory.try_call(&format!("VM.set_{field}"), &[json!(self.vm()), json!(value)]);
+        let error = answer.err();
+        if let Some(error) = &error {
+            assert!(error[0] == "INVALID_VALUE" && error[1] == field, "{error:?}");
+            let uuid = self.mallory.text("VM.get_uuid", &[json!(self.vm())]);
+            assert!(error[3].contains(&uuid), "{error:?}");
+            let mut record = self.mallory.call("VM.get_record", &[json!(self.vm())]);
+            record[field] = json!(value);
+            let made = self.mallory.text("VM.create", &[record]);
+            self.mallory.call("VM.destroy", &[json!(self.vm.replace(made))]);
+        }
+        error
     }
 
     /// Starts the VM, which must fail; code and parameters.
     #[track_caller]
     fn refused(&self) -> Vec<String> {
-        let error = self.mallory.fails("VM.start", &[json!(self.vm), json!(false), json!(false)]);
-        assert_eq!(self.mallory.text("VM.get_power_state", &[json!(self.vm)]), "Halted");
+        let error = self.mallory.fails("VM.start", &[json!(self.vm()), json!(false), json!(false)]);
+        assert_eq!(self.mallory.text("VM.get_power_state", &[json!(self.vm())]), "Halted");
         error
     }
 
@@ -66,7 +84,8 @@ fn a_vm_admin_runs_no_program_of_the_host() {
         ["/usr/bin/find", text(&copy), text(&link), "/proc/self/exe", "/bin/sh", "find", "/usr/bin/find /"]
     {
         for padding in [0, 1500, 3500, 60_000] {
-            attack.set("PV_kernel", kernel);
+            let refused = attack.set("PV_kernel", kernel);
+            assert!(refused.is_some(), "the setter takes {kernel}");
             attack.set("PV_args", &format!("{exec}{}", " -o -true".repeat(padding / 9)));
             let error = attack.refused();
             assert!(!target.exists(), "{kernel} ran as root");
@@ -90,11 +109,15 @@ fn a_vm_admin_reads_no_file_of_the_host() {
     let secret = attack.kernel("secret");
     std::fs::write(&secret, "root:*:19000:0:99999:7:::\n").expect("written");
     for driver in ["uml", "qemu"] {
-        let key = [json!(attack.vm), json!("driver")];
+        let key = [json!(attack.vm()), json!("driver")];
         attack.mallory.call("VM.remove_from_other_config", &key);
         attack.mallory.call("VM.add_to_other_config", &[key[0].clone(), key[1].clone(), json!(driver)]);
         for ramdisk in ["/etc/shadow", text(&secret), "/proc/kcore", "/dev/zero", "/etc/../etc/shadow"] {
-            attack.set("PV_ramdisk", ramdisk);
+            let refused = attack.set("PV_ramdisk", ramdisk).expect("the setter refuses it");
+            assert_eq!(refused[2], ramdisk);
+            let kernels = attack.kernel("");
+            let is_inside = ramdisk.starts_with(text(&kernels));
+            assert!(is_inside || refused[3].contains(text(&kernels).trim_end_matches('/')), "{refused:?}");
             let error = attack.refused();
             // A host without this emulator starts none of its guests, whatever they name.
             if !error.iter().any(|word| word.contains("install qemu")) {
@@ -118,7 +141,8 @@ fn a_vm_admin_displaces_no_word_of_the_drivers() {
         "rootfstype=hostfs rootflags=/".to_owned(),
         "--help".to_owned(),
     ] {
-        attack.set("PV_args", &args);
+        let refused = attack.set("PV_args", &args);
+        assert!(refused.is_some(), "the setter takes {args:.40}");
         let error = attack.refused();
         assert!(error.iter().any(|word| word.contains("PV_args")), "{args:.40}: {error:?}");
     }

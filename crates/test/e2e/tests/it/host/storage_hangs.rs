@@ -22,6 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A file system on a device that hangs when it is told to.
 struct Hanging {
     faulty: Faulty,
+    device: PathBuf,
     dir: PathBuf,
 }
 
@@ -37,11 +38,18 @@ impl Hanging {
             return Err(format!("needs mounts: {}", mounted.stderr.trim()));
         }
         std::fs::create_dir(dir.join("sr")).expect("a directory for the SR");
-        Ok(Self { faulty, dir })
+        Ok(Self { faulty, device, dir })
     }
 
     fn sr(&self) -> PathBuf {
         self.dir.join("sr")
+    }
+
+    /// Mounts it anew, so that nothing of it is in memory.
+    fn forget_cached(&self) {
+        let unmounted = || run(Command::new("umount").arg(&self.dir)).status.success().then_some(());
+        until("the end of what uses it", LIMIT, unmounted);
+        run(Command::new("mount").arg(&self.device).arg(&self.dir)).ok();
     }
 
     fn hang(&self, on: bool) {
@@ -298,5 +306,75 @@ fn force_overrides_an_unplug_that_hangs() {
         session.call("VBD.unplug", &[json!(vbd), json!(0)]);
         session.call("VM.hard_shutdown", &[json!(vm)]);
     }
+    stop(daemon);
+}
+
+/// Sends a call whose daemon dies over it: no answer comes.
+fn ask_in_vain(daemon: &mut Daemon, session: &Session, method: &str, params: &[Value]) {
+    let mut all = vec![json!(session.reference)];
+    all.extend_from_slice(params);
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": all}).to_string();
+    let head = format!("POST /jsonrpc HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+    let mut stream = std::os::unix::net::UnixStream::connect(&daemon.socket).expect("connected");
+    std::io::Write::write_all(&mut stream, format!("{head}{body}").as_bytes()).expect("sent");
+    daemon.process.wait(LIMIT);
+}
+
+#[test]
+fn an_sr_that_is_destroyed_goes_on_to_be_when_its_storage_answers() {
+    let scratch = Scratch::on_disk();
+    let hanging = hanging!(&scratch);
+    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=1");
+    let mut daemon = options.clone().env("TAPIO_DIE_AT", "sr-destroy:noted").start();
+    let session = daemon.login();
+    let bad = make_sr(&session, &hanging.sr());
+    ask_in_vain(&mut daemon, &session, "SR.destroy", &[json!(bad)]);
+    // The next daemon serves, and concludes nothing from the storage's silence, however often it asks.
+    hanging.forget_cached();
+    hanging.hang(true);
+    let daemon = options.start();
+    let session = daemon.login();
+    let tries = || daemon.process.log().matches("its storage hangs").count();
+    until("two tries without an answer", LIMIT * 2, || (tries() >= 2).then_some(()));
+    assert!(
+        session.try_call("SR.get_uuid", &[json!(bad)]).is_ok(),
+        "its record is gone, and its storage is not"
+    );
+    make_vdi(&session, &default_sr(&session));
+    hanging.hang(false);
+    until("the end of the SR", LIMIT * 2, || session.try_call("SR.get_uuid", &[json!(bad)]).err());
+    assert!(!hanging.sr().join(".sr-uuid").exists(), "its storage is erased");
+    make_sr(&session, &hanging.sr());
+    stop(daemon);
+}
+
+#[test]
+fn a_pbd_of_a_hung_sr_is_refused_in_time_and_the_sr_works_later() {
+    let scratch = Scratch::on_disk();
+    let hanging = hanging!(&scratch);
+    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=2");
+    let daemon = options.start();
+    let session = daemon.login();
+    let bad = make_sr(&session, &hanging.sr());
+    let kept = make_vdi(&session, &bad);
+    let pbd = session.call("SR.get_PBDs", &[json!(bad)])[0].clone();
+    hanging.hang(true);
+    session.fails("VDI.create", &[new_vdi(&bad)]);
+    let began = Instant::now();
+    if let Err(failed) = session.try_call("PBD.unplug", &[pbd.clone()]) {
+        assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
+        let uuid = session.text("SR.get_uuid", &[json!(bad)]);
+        assert!(failed.iter().any(|word| word.contains(&uuid)), "{failed:?}");
+        assert!(is_attached(&session, &bad), "it stays plugged");
+        hanging.hang(false);
+        until("the SR", LIMIT, || session.try_call("SR.scan", &[json!(bad)]).ok());
+        assert_eq!(session.text("VDI.get_name_label", &[json!(kept)]), "disk");
+        session.call("PBD.unplug", &[pbd]);
+        hanging.hang(true);
+    }
+    // An SR that is not plugged can be forgotten, whatever its storage does.
+    session.call("SR.forget", &[json!(bad)]);
+    assert!(session.try_call("SR.get_uuid", &[json!(bad)]).is_err());
+    hanging.hang(false);
     stop(daemon);
 }

@@ -78,8 +78,8 @@ fn nonsense_is_a_fault_with_a_reason() {
     for (path, body, expected, says) in [
         ("/", "<methodCall><methodName>", 200, "<fault><value><struct>"),
         ("/RPC2", "{}", 200, "This is no XML-RPC call"),
-        ("/jsonrpc", "<methodCall/>", 500, "-32700"),
-        ("/jsonrpc", r#"{"jsonrpc":"2.0","id":1}"#, 500, "-32600"),
+        ("/jsonrpc", "<methodCall/>", 200, "-32700"),
+        ("/jsonrpc", r#"{"jsonrpc":"2.0","id":1}"#, 200, "-32600"),
     ] {
         let (status, text) = post(&daemon.socket, path, body);
         assert!(status == expected && text.contains(says), "{path} {body}: {status} {text}");

@@ -4,3 +4,4 @@ mod accounts;
 mod clients;
 mod daemon;
 mod doors;
+mod memory;
