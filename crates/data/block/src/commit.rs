@@ -94,6 +94,8 @@ impl<I: Io> Core<I> {
         check_secrecy(&chain, index)?;
         if index == 0 {
             self.check_leaf(&chain)?;
+        } else {
+            self.check_one_chain("merging an image below it")?;
         }
         if let Some(other) = self.unfinished.borrow().as_deref().filter(|other| *other != path) {
             let detail =

@@ -323,7 +323,8 @@ impl<I: Io> Core<I> {
             let detail = format!("the disk is {}, not paused", self.state.get());
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
-        let chain = self.open_chain(spec).await?;
+        let overlaid = beside.standby.as_ref().is_some_and(|standby| standby.took_over);
+        let chain = self.open_chain(spec, overlaid).await?;
         let opened = match self.check_keys(&chain) {
             Ok(()) => self.open_beside(&chain, beside).await,
             Err(error) => Err(error),
@@ -454,7 +455,7 @@ impl<I: Io> Core<I> {
         self.ended.notify_all(self.io.tasks());
     }
 
-    async fn run(&self, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
+    async fn run(self: &Rc<Self>, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
         let mut retries = 0;
         loop {
             while !(self.patience.is_clear(request.span) || self.patience.is_over(place)) {
@@ -477,18 +478,14 @@ impl<I: Io> Core<I> {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            if error.kind() == FormatErrorKind::OutOfSpace {
-                match self.redirect(&chain) {
-                    Redirected::Now => continue,
-                    Redirected::Later => {
-                        drop(chain);
-                        self.park(place).await;
-                        continue;
-                    }
-                    Redirected::Nowhere => {}
+            if error.kind() == FormatErrorKind::OutOfSpace && self.standby.borrow().is_some() {
+                // Boxed: hundreds of request tasks have room for what every request needs.
+                if Box::pin(self.elsewhere(chain, place)).await {
+                    continue;
                 }
+            } else {
+                drop(chain);
             }
-            drop(chain);
             if self.patience.is_over(place) {
                 self.failures.set(self.failures.get() + 1);
                 self.note("a request took longer than it may and was cancelled", &error);
@@ -553,6 +550,35 @@ impl<I: Io> Core<I> {
             }
         };
         if durable { chain.sync(meter).await } else { Ok(()) }
+    }
+
+    /// A write found no space on `chain`: whether it is to be tried again, after a wait.
+    async fn elsewhere(self: &Rc<Self>, chain: Rc<Chain<I::Store>>, place: Place) -> bool {
+        let redirected = self.redirect(&chain);
+        let tried = Rc::downgrade(&chain);
+        drop(chain);
+        match redirected {
+            Redirected::Now => true,
+            Redirected::Soon => self.wait_for_standby(tried, place).await,
+            Redirected::Later => {
+                self.park(place).await;
+                true
+            }
+            Redirected::Nowhere => false,
+        }
+    }
+
+    /// Waits as long as `waits` says so, which is asked whenever something has changed.
+    pub(crate) async fn wait_aside(&self, place: Place, waits: impl Fn() -> bool) {
+        self.patience.suspend(place);
+        self.parked.set(self.parked.get() + 1);
+        let tasks = self.io.tasks();
+        self.ended.notify_all(tasks);
+        while waits() {
+            self.ended.wait(tasks).await;
+        }
+        self.parked.set(self.parked.get() - 1);
+        self.patience.resume(place, tasks);
     }
 
     /// Waits a second, or until the state changes.

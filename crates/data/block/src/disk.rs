@@ -271,6 +271,8 @@ pub struct DiskStatus {
     pub pool: Option<PoolFacts>,
     /// Sectors that went to the standby leaf because the storage was full.
     pub redirected_sectors: u64,
+    /// The leaf is the standby, which took over.
+    pub on_standby: bool,
     /// The mirror was lost.
     pub mirror_lost: bool,
     /// What the ring cost.
@@ -335,6 +337,7 @@ impl World {
             delays: self.core.delays(),
             pool: self.core.pool(),
             redirected_sectors: self.core.redirected_sectors(),
+            on_standby: self.core.is_on_standby(),
             mirror_lost: self.core.mirror_was_lost(),
             ring: self.uring.counters(),
             polling: self.polling.borrow().counters(),

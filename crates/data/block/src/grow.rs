@@ -29,6 +29,7 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(leaf));
         }
         if len > chain.len() {
+            self.check_standby_grows().map_err(|error| error.with_path(leaf))?;
             // First, so that no change is missed; a log with room to spare does no harm.
             self.grow_beside(len).await?;
             let grown = chain.grow(len).await;

@@ -63,7 +63,7 @@ impl<I: Io> Core<I> {
         noted
     }
 
-    async fn write_note(&self, change: Move) -> Result<()> {
+    pub(crate) async fn write_note(&self, change: Move) -> Result<()> {
         let notes = self.options.notes.clone();
         let noted = self.io.offload(move || (notes.0)(&change)).await;
         noted.map_err(|error| {

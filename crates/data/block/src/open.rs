@@ -18,11 +18,11 @@ use crate::core::{Core, DiskState};
 pub const CHAIN_MAX: usize = 31;
 
 impl<I: Io> Core<I> {
-    /// Opens the images of `spec`.
+    /// Opens the images of `spec`, of which the first is a standby that took over if it is `overlaid`.
     ///
     /// # Errors
     /// An image cannot be opened, or does not belong to the one above it; those that were open are closed again.
-    pub(crate) async fn open_chain(&self, spec: &ChainSpec) -> Result<Chain<I::Store>> {
+    pub(crate) async fn open_chain(&self, spec: &ChainSpec, overlaid: bool) -> Result<Chain<I::Store>> {
         if spec.layers.is_empty() {
             return Err(FormatError::new(
                 FormatErrorKind::InvalidArgument,
@@ -35,7 +35,7 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&spec.layers[0].path));
         }
         let mut links: Vec<Rc<Link<I::Store>>> = Vec::with_capacity(spec.layers.len());
-        if let Err(error) = self.open_layers(spec, &mut links).await {
+        if let Err(error) = self.open_layers(spec, overlaid, &mut links).await {
             // The leaf may be open for writing already: it is left as it was found.
             for link in &links {
                 if let Err(error) = link.layer.close().await {
@@ -47,7 +47,12 @@ impl<I: Io> Core<I> {
         Ok(Chain::new(links, spec.access, self.io.tasks().clone()))
     }
 
-    async fn open_layers(&self, spec: &ChainSpec, links: &mut Vec<Rc<Link<I::Store>>>) -> Result<()> {
+    async fn open_layers(
+        &self,
+        spec: &ChainSpec,
+        overlaid: bool,
+        links: &mut Vec<Rc<Link<I::Store>>>,
+    ) -> Result<()> {
         for (index, image) in spec.layers.iter().enumerate() {
             if spec.layers[..index].iter().any(|above| above.path == image.path) {
                 return Err(FormatError::new(FormatErrorKind::Loop, "the image is its own parent")
@@ -70,6 +75,7 @@ impl<I: Io> Core<I> {
                 other => other,
             };
             let fits = match links.last().map(|link| &link.layer) {
+                Some(_) if overlaid && index == 1 => Ok(()),
                 Some(Layer::Vhd(child)) => check_parent(child, &layer),
                 _ => Ok(()),
             };

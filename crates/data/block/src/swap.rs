@@ -67,6 +67,7 @@ impl<I: Io> Core<I> {
         if chain.access() == Access::ReadOnly {
             return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk needs no snapshot"));
         }
+        self.check_one_chain("a snapshot")?;
         let named = |error: FormatError| error.with_path(&leaf.path);
         if chain.links().len() >= CHAIN_MAX {
             let detail = format!("the chain has {CHAIN_MAX} images already; commit some of them first");
@@ -121,16 +122,26 @@ impl<I: Io> Core<I> {
         spec: &LayerSpec,
         stall_max_ns: u64,
     ) -> Result<Swapped> {
-        let gate = match self.close_gate(stall_max_ns).await {
+        let top = Link::new(layer, spec.clone());
+        let ready = self.make_standby_ready(&top).await;
+        let gate = match ready {
+            Ok(()) => self.close_gate(stall_max_ns).await,
+            Err(error) => Err(error),
+        };
+        let gate = match gate {
             Ok(gate) => gate,
             Err(error) => {
-                self.close_unused(&layer).await;
+                self.close_unused(&top.layer).await;
+                if let Err(error) = self.make_standby_ready(&chain.links()[0]).await {
+                    // Without its note it cannot take over; the disk is told so when it comes to that.
+                    (self.options.report)(&format!("after a snapshot that failed: {error}"));
+                }
                 return Err(error);
             }
         };
         chain.links()[0].set_unsettled(true);
         let mut links = Vec::with_capacity(chain.links().len() + 1);
-        links.push(Link::new(layer, spec.clone()));
+        links.push(top);
         links.extend(chain.links().iter().cloned());
         self.replace_chain(Chain::new(links, Access::ReadWrite, self.io.tasks().clone()));
         Ok(Swapped { stalled_ns: gate.open().await })
@@ -138,7 +149,7 @@ impl<I: Io> Core<I> {
 
     /// Makes what was written to the image below the leaf durable, and opens it again as one that is only read. A
     /// failure leaves it open as it was: then flushes of the guest, and the end of the disk, try again.
-    async fn settle_below(&self) {
+    pub(crate) async fn settle_below(&self) {
         let Ok(chain) = self.running_chain() else { return };
         if let Err(error) = self.let_go(&chain, 1).await {
             (self.options.report)(&format!("after a snapshot: {error}"));

@@ -30,6 +30,9 @@ pub struct Beside {
 pub struct StandbyOptions {
     /// The image.
     pub image: LayerSpec,
+    /// It took over in an earlier life of the disk: it is the first image of the chain that is opened with it, and the
+    /// second is the one that was full.
+    pub took_over: bool,
     /// Called on the data thread when it comes into use.
     pub on_use: Signal,
 }

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tapio_block::{
-    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Notes, Origin,
-    REQUEST_TIMEOUT, Remote,
+    Beside, CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Notes, Origin,
+    REQUEST_TIMEOUT, Remote, StandbyOptions,
 };
 use tapio_control::{
     BlkifReport, ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork,
@@ -67,6 +67,8 @@ pub struct HostDisk {
     /// What the images that are open may take.
     shares: Mutex<Vec<Share>>,
     moved: images::Moved,
+    /// The standby that it was opened with the last time that it had one.
+    standby: Mutex<Option<StandbyOptions>>,
     minor: u16,
     trace: Tracing,
 }
@@ -98,18 +100,35 @@ pub(crate) fn whole_chain(layer: LayerSpec, access: Access) -> Result<ChainSpec>
     }
 }
 
-/// [`chain`], unless it is to be written and its disk went on with another image: who names it does not know that.
-fn writable_chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
-    if access == Access::ReadWrite {
-        let leaf = match image {
-            ImageSource::Chain(layers) => layers.first().cloned(),
-            ImageSource::Leaf(text) => parse_type_and_path(text).ok(),
-        };
-        if let Some(leaf) = leaf {
-            continuation::check_writable(&leaf).map_err(|error| bad_image(&error))?;
-        }
-    }
-    chain(image, access)
+/// [`chain`], and what the disk has beside it, unless it is to be written and went on with another image: who names it
+/// does not know that. Where a standby took over, it is opened with that, which `beside` names or `earlier` is: the one
+/// that the disk had before a pause.
+fn opening(
+    image: &ImageSource,
+    access: Access,
+    mut beside: Beside,
+    earlier: Option<&StandbyOptions>,
+) -> Result<(ChainSpec, Beside)> {
+    let leaf = match image {
+        ImageSource::Chain(layers) => layers.first().cloned(),
+        ImageSource::Leaf(text) => parse_type_and_path(text).ok(),
+    };
+    let Some(leaf) = leaf.filter(|_| access == Access::ReadWrite) else {
+        return Ok((chain(image, access)?, beside));
+    };
+    let followed = continuation::follow(&leaf).map_err(|error| bad_image(&error))?;
+    let known = beside.standby.as_ref().or(earlier);
+    let Some(standby) = known.filter(|standby| followed.stands_on(&leaf, &standby.image)) else {
+        continuation::check_writable(&leaf).map_err(|error| bad_image(&error))?;
+        return Ok((chain(image, access)?, beside));
+    };
+    let mut standby = standby.clone();
+    standby.took_over = true;
+    let mut overlaid = chain(image, access)?;
+    log::line(&format!("{leaf} was full before: it goes on with {} on top of it", standby.image));
+    overlaid.layers.insert(0, standby.image.clone());
+    beside.standby = Some(standby);
+    Ok((overlaid, beside))
 }
 
 /// What the images of a chain are decrypted with.
@@ -180,7 +199,9 @@ impl Plane for Host {
         let pool = spec.pool.map(|pool| join_pool(pool, spec.minor)).transpose()?;
         let depth = u32::try_from(options.queue_depth).unwrap_or(u32::MAX);
         stats.set_queue_depth(depth);
-        let chain = writable_chain(spec.image, access)?;
+        let (chain, beside) = opening(spec.image, access, options.beside, None)?;
+        let options = DiskOptions { beside, ..options };
+        let standby = options.beside.standby.clone();
         let share = self.memory.take(disk_len(options.pool_len, &chain.layers, access))?;
         let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
         disk.observe(move |world| Counter::install(world, stats, depth), SOON)
@@ -199,6 +220,7 @@ impl Plane for Host {
             memory: self.memory.clone(),
             shares: Mutex::new(vec![share]),
             moved: images::Moved::default(),
+            standby: Mutex::new(standby),
             minor: spec.minor,
             trace: Tracing::default(),
         })
@@ -310,6 +332,7 @@ impl PlaneDisk for HostDisk {
             images: layers.into_iter().zip(&status.layers).map(image).collect(),
             page_cache: false,
             redirected: status.redirected_sectors,
+            on_standby: status.on_standby,
             mirror_lost: status.mirror_lost,
         })
     }
@@ -331,7 +354,15 @@ impl PlaneDisk for HostDisk {
     }
 
     fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
-        let (chain, name, beside) = (writable_chain(image, self.access)?, image.text(), beside(wishes)?);
+        let name = image.text();
+        let (chain, beside) = {
+            let mut standby = self.standby.lock().unwrap_or_else(PoisonError::into_inner);
+            let opened = opening(image, self.access, beside(wishes)?, standby.as_ref())?;
+            if opened.1.standby.is_some() {
+                standby.clone_from(&opened.1.standby);
+            }
+            opened
+        };
         {
             // The images before are closed, and those that come may be larger.
             let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);

@@ -35,7 +35,7 @@ pub fn beside(wishes: &Wishes) -> Result<Beside> {
                     log::line(&format!("{} cannot be made: {error}", marker.display()));
                 }
             }));
-            beside.standby = Some(StandbyOptions { image, on_use });
+            beside.standby = Some(StandbyOptions { image, took_over: false, on_use });
         }
         None => {
             let target = chain(&secondary.image, Access::ReadWrite)?;

@@ -194,7 +194,9 @@ fn newest(image: &ImageSource, read_only: bool) -> Result<ImageSource> {
     }
     let named =
         parse_type_and_path(text).map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
-    let Followed { leaf, reason } = continuation::follow(&named).map_err(|error| bad_image(&error))?;
+    let followed = continuation::follow(&named).map_err(|error| bad_image(&error))?;
+    continuation::check_single(&followed).map_err(|error| bad_image(&error))?;
+    let Followed { leaf, reason, .. } = followed;
     let Some(reason) = reason else { return Ok(image.clone()) };
     log::line(&format!("{named} went on with {leaf} after {reason}: that one is served"));
     Ok(ImageSource::Leaf(leaf.to_string()))

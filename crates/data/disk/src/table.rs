@@ -81,6 +81,8 @@ pub struct PlaneStatus {
     pub page_cache: bool,
     /// Sectors written to the second image because the first is full.
     pub redirected: u64,
+    /// The first image is the standby, which took over from the second.
+    pub on_standby: bool,
     /// The mirror was lost.
     pub mirror_lost: bool,
 }
@@ -353,7 +355,9 @@ impl<D: PlaneDisk> Disk<D> {
             && !status.images.is_empty()
         {
             let layer = |image: PlaneImage| LayerSpec { kind: image.kind, path: image.path.into() };
-            *layers = status.images.into_iter().map(layer).collect();
+            // A standby that took over is no image of the chain: the note beside the next image leads to it.
+            let standby = usize::from(status.on_standby);
+            *layers = status.images.into_iter().skip(standby).map(layer).collect();
         }
     }
 

@@ -17,7 +17,14 @@
 //!             far's own note is gone   are the same and durable
 //! commit      parent's note is gone    the leaf is empty, durably; before   the parent has everything, alone and below
 //!             leaf -> parent           requests go on                       the empty leaf
+//! standby     standby's note is gone   the storage of the leaf is full;     the standby is empty: on top of the leaf
+//!             leaf -> standby          before requests go on                it reads as the leaf alone
 //! ```
+//!
+//! A storage that is full has no room for a note. So the one of a standby is made, durably, when the disk is opened
+//! with it, under another name, and only gets its own when the standby takes over. A standby that is a child of the
+//! leaf is then a leaf like that of a snapshot. One that is not makes no chain that its own header would lead to:
+//! the disk is both images together, and only who names both opens it; [`Followed::below`] says so.
 //!
 //! The note of a commit that cannot be written is owed: the disk does not move again before it is there, because until
 //! then the empty leaf on its parent is the disk.
@@ -131,16 +138,27 @@ pub enum Reason {
     Mirror,
     /// The other is its parent, into which it was committed.
     Commit,
+    /// The other is its child, and took over when its storage was full.
+    ChildTookOver,
+    /// The other is no child of it, took over when its storage was full, and lies on top of it.
+    StandbyTookOver,
 }
 
 impl Reason {
-    const ALL: [Self; 3] = [Self::Snapshot, Self::Mirror, Self::Commit];
+    const ALL: [Self; 5] =
+        [Self::Snapshot, Self::Mirror, Self::Commit, Self::ChildTookOver, Self::StandbyTookOver];
+
+    const fn of_standby(is_child: bool) -> Self {
+        if is_child { Self::ChildTookOver } else { Self::StandbyTookOver }
+    }
 
     const fn word(self) -> &'static str {
         match self {
             Self::Snapshot => "snapshot",
             Self::Mirror => "mirror",
             Self::Commit => "commit",
+            Self::ChildTookOver => "child-standby",
+            Self::StandbyTookOver => "standby",
         }
     }
 }
@@ -151,6 +169,7 @@ impl fmt::Display for Reason {
             Self::Snapshot => "a snapshot",
             Self::Mirror => "the switch-over of a mirror",
             Self::Commit => "a commit into its parent",
+            Self::ChildTookOver | Self::StandbyTookOver => "its storage was full",
         })
     }
 }
@@ -199,6 +218,26 @@ pub enum Move {
         /// Its parent.
         parent: LayerSpec,
     },
+    /// The disk may have to go on with `standby` on top of `leaf` when there is no room for a note any more.
+    MayOverflow(Overflow),
+    /// The disk is about to.
+    Overflows(Overflow),
+    /// It will not.
+    NeverOverflows {
+        /// The leaf.
+        leaf: LayerSpec,
+    },
+}
+
+/// A standby over the leaf whose storage may become full.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overflow {
+    /// The leaf.
+    pub leaf: LayerSpec,
+    /// The image that takes over.
+    pub standby: LayerSpec,
+    /// Whether the standby was made from the leaf.
+    pub is_child: bool,
 }
 
 /// Takes note of a move, durably.
@@ -226,7 +265,61 @@ pub fn note(change: &Move) -> Result<()> {
             remove(parent)?;
             write(leaf, parent, Reason::Commit)
         }
+        Move::MayOverflow(overflow) => make_ready(overflow),
+        Move::Overflows(overflow) => {
+            // It is empty, so wherever its disk went it does not matter any more.
+            remove(&overflow.standby)?;
+            let Overflow { leaf, standby, is_child } = overflow;
+            let place = place(leaf)?;
+            let put = fs::rename(ready(&place), &place).and_then(|()| sync(directory_of(&place)));
+            if put.is_ok() {
+                return Ok(());
+            }
+            let wanted = of_move(leaf, standby, Reason::of_standby(*is_child))?;
+            let is_there = read(leaf).is_ok_and(|there| there.as_ref() == Some(&wanted));
+            match is_there && sync(directory_of(&place)).is_ok() {
+                true => Ok(()),
+                // Somebody has tidied up: perhaps there is room for another.
+                false => store(leaf, &wanted),
+            }
+        }
+        Move::NeverOverflows { leaf } => {
+            let place = place(leaf)?;
+            unlink(&ready(&place)).map_err(|error| {
+                let detail = format!("cannot remove {}", ready(&place).display());
+                FormatError::io(detail, error).with_path(&leaf.path)
+            })
+        }
     }
+}
+
+/// The name under which the note of a standby waits.
+fn ready(place: &Path) -> PathBuf {
+    place.with_extension("continued.ready")
+}
+
+fn make_ready(overflow: &Overflow) -> Result<()> {
+    let Overflow { leaf, standby, is_child } = overflow;
+    let note = of_move(leaf, standby, Reason::of_standby(*is_child))?;
+    let place = place(leaf)?;
+    let (ready, text) = (ready(&place), note.text(&place));
+    // One that a killed process left will do, where there is no room for another any more.
+    let there = fs::symlink_metadata(&ready).is_ok_and(|there| there.is_file());
+    if there && fs::read(&ready).is_ok_and(|there| there == text.as_bytes()) {
+        let synced = fs::File::open(&ready).and_then(|file| file.sync_all());
+        if synced.and_then(|()| sync(directory_of(&place))).is_ok() {
+            return Ok(());
+        }
+    }
+    let put = unlink(&ready).and_then(|()| put(&ready, &text));
+    put.map_err(|error| {
+        let detail = format!(
+            "cannot make {} ready, without which no standby may take over: what is there now would be lost with the \
+             process",
+            ready.display()
+        );
+        FormatError::io(detail, error).with_path(&leaf.path)
+    })
 }
 
 /// Where the note of an image lies.
@@ -275,13 +368,16 @@ fn named(image: &LayerSpec) -> Result<PathBuf> {
 }
 
 fn write(image: &LayerSpec, by: &LayerSpec, reason: Reason) -> Result<()> {
-    let note = Continuation {
+    store(image, &of_move(image, by, reason)?)
+}
+
+fn of_move(image: &LayerSpec, by: &LayerSpec, reason: Reason) -> Result<Continuation> {
+    Ok(Continuation {
         identity: Identity::of(image)?,
         by: LayerSpec { kind: by.kind, path: named(by)? },
         by_identity: Identity::of(by)?,
         reason,
-    };
-    store(image, &note)
+    })
 }
 
 fn store(image: &LayerSpec, note: &Continuation) -> Result<()> {
@@ -295,16 +391,14 @@ fn store(image: &LayerSpec, note: &Continuation) -> Result<()> {
 
 /// Puts a file into its place, whole and durable.
 fn put(place: &Path, text: &str) -> io::Result<()> {
-    let directory = place.parent().unwrap_or(Path::new("/"));
+    let directory = directory_of(place);
     if directory == elsewhere_dir() {
         fs::create_dir_all(directory)?;
     }
-    let partial = place.with_extension("continued.new");
+    let mut partial = place.as_os_str().to_owned();
+    partial.push(".new");
     // One that a killed process left.
-    match fs::remove_file(&partial) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    unlink(Path::new(&partial))?;
     let made = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -326,6 +420,18 @@ fn sync(directory: &Path) -> io::Result<()> {
     fs::File::open(directory)?.sync_all()
 }
 
+fn directory_of(place: &Path) -> &Path {
+    place.parent().unwrap_or(Path::new("/"))
+}
+
+/// Removes a file; one that is not there is no failure.
+fn unlink(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Takes the note of an image away, durably; one that is not there is no failure.
 ///
 /// # Errors
@@ -333,7 +439,7 @@ fn sync(directory: &Path) -> io::Result<()> {
 pub fn remove(image: &LayerSpec) -> Result<()> {
     let place = place(image)?;
     let removed = match fs::remove_file(&place) {
-        Ok(()) => sync(place.parent().unwrap_or(Path::new("/"))),
+        Ok(()) => sync(directory_of(&place)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     };
@@ -447,6 +553,24 @@ pub struct Followed {
     pub leaf: LayerSpec,
     /// Why it went on with another, the last time.
     pub reason: Option<Reason>,
+    /// The image whose note leads there.
+    pub from: Option<LayerSpec>,
+}
+
+impl Followed {
+    /// The image that lies below the leaf although the leaf's header names another: the disk is both together.
+    pub fn below(&self) -> Option<&LayerSpec> {
+        self.from.as_ref().filter(|_| self.reason == Some(Reason::StandbyTookOver))
+    }
+
+    /// Whether the disk is `image` with `standby` on top of it.
+    pub fn stands_on(&self, image: &LayerSpec, standby: &LayerSpec) -> bool {
+        let took_over = matches!(self.reason, Some(Reason::ChildTookOver | Reason::StandbyTookOver));
+        let same = |a: &LayerSpec, b: &LayerSpec| {
+            a.kind == b.kind && named(a).is_ok_and(|a| named(b).is_ok_and(|b| a == b))
+        };
+        took_over && self.from.as_ref().is_some_and(|from| same(from, image)) && same(&self.leaf, standby)
+    }
 }
 
 /// The image that the disk which was on `image` is on now.
@@ -455,7 +579,7 @@ pub struct Followed {
 /// A note leads to an image that is not there or is another one; a note or an image cannot be read.
 pub fn follow(image: &LayerSpec) -> Result<Followed> {
     let mut seen = vec![image.clone()];
-    let mut reason = None;
+    let (mut reason, mut from) = (None, None);
     let mut current = image.clone();
     let mut wanted = None;
     while let Some(note) = read(&current)? {
@@ -472,7 +596,7 @@ pub fn follow(image: &LayerSpec) -> Result<Followed> {
             }
             Some(_) => return Err(refused(image, &current, "that note was written for another image")),
         }
-        current = note.by;
+        from = Some(std::mem::replace(&mut current, note.by));
         if seen.contains(&current) || seen.len() > STEPS_MAX {
             return Err(refused(image, &current, "the notes lead back to where they began"));
         }
@@ -482,7 +606,7 @@ pub fn follow(image: &LayerSpec) -> Result<Followed> {
     if wanted.is_some() {
         check(wanted, identity(&current)?, &current, image, false)?;
     }
-    Ok(Followed { leaf: current, reason })
+    Ok(Followed { leaf: current, reason, from })
 }
 
 fn identity(image: &LayerSpec) -> Result<Option<Identity>> {
@@ -527,13 +651,52 @@ fn refused(image: &LayerSpec, at: &LayerSpec, why: &str) -> FormatError {
 /// # Errors
 /// It did; those of [`follow`].
 pub fn check_writable(image: &LayerSpec) -> Result<()> {
-    let Followed { leaf, reason: Some(reason) } = follow(image)? else { return Ok(()) };
+    let followed = follow(image)?;
+    check_single(&followed)?;
+    let Followed { leaf, reason: Some(reason), .. } = followed else { return Ok(()) };
     let detail = format!(
         "its disk went on with {leaf} after {reason}, and writing here would change what lies below or serve old \
          data: open that one, or remove {} if this one is what you want as it is",
         place(image).unwrap_or_default().display()
     );
     Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&image.path))
+}
+
+/// Refuses a disk that is two images of which no header names the other.
+///
+/// # Errors
+/// It is such a one.
+pub fn check_single(followed: &Followed) -> Result<()> {
+    let Some(below) = followed.below() else { return Ok(()) };
+    let leaf = &followed.leaf;
+    // Short: a tapdisk's answer has 255 bytes.
+    let detail = format!(
+        "was full when its disk went on on top of it: open both ('-2 {leaf} -s'), or remove {} for what it has alone",
+        place(below).unwrap_or_default().display()
+    );
+    Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&below.path))
+}
+
+/// [`check_single`] for the programs that change a VHD while no process has it open: the leaf below a standby is to be
+/// changed by nobody, and no image is to be put on top of it.
+///
+/// # Errors
+/// A standby took over from it.
+pub(crate) fn check_not_below_standby(path: &Path) -> Result<()> {
+    let mut image = LayerSpec { kind: ImageKind::Raw, path: path.to_path_buf() };
+    match read(&image)? {
+        Some(note) if note.reason == Reason::StandbyTookOver => {
+            if matches!(note.identity, Identity::Vhd(_)) {
+                image.kind = ImageKind::Vhd;
+            }
+            if identity(&image)? != Some(note.identity) {
+                return Ok(());
+            }
+            let followed = Followed { leaf: note.by, reason: Some(note.reason), from: Some(image) };
+            check_single(&followed)
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

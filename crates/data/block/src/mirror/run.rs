@@ -131,7 +131,7 @@ impl<I: Io> Core<I> {
         options: &MirrorOptions,
         must_be_empty: bool,
     ) -> Result<Rc<Far<I::Store>>> {
-        let chain = self.open_chain(target).await?;
+        let chain = self.open_chain(target, false).await?;
         let fits = match check_len(chain.len(), len) {
             Ok(()) if must_be_empty => check_empty(&chain).await,
             other => other,

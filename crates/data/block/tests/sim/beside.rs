@@ -1,5 +1,6 @@
 //! What a disk has beside its images: the log of changed blocks, and the leaf that takes over when there is no space.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,10 +13,11 @@ use tapio_format::vhd::offline::{ParentFacts, Shape, create_on};
 use tapio_format::vhd::{Footer, KeyHash, time};
 use tapio_ring::PageBuf;
 use tapio_ring::sim::{Broken, Durable, Random};
-use tapio_types::{Access, ImageKind, LayerSpec, SECTOR_LEN, Span};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, SECTOR_LEN, Span};
 
-use crate::model::{fill, stamp_of};
+use crate::model::{Model, fill, stamp_of};
 use crate::rig::{Content, DISK_LEN, Kind, Process, Rig, place};
+use crate::story::End;
 
 const LOG: &str = "log";
 
@@ -147,112 +149,197 @@ pub fn refused() -> Result<(), String> {
     if read_log(&rig).0 == 0 { Ok(()) } else { Err("a log became trusted by itself".into()) }
 }
 
-/// A leaf whose storage is full: writes go to the standby, and everything is read as it was written.
-pub fn standby(seed: u64) -> Result<(), String> {
-    let mut random = Random::new(seed ^ 0x57a);
-    let mut rig = Rig::new(Kind::Two, seed);
-    rig.grow(Kind::Two);
-    let (leaf, content) = (rig.images[0].1.clone(), rig.host.content(&rig.images[0].1));
+/// An empty standby, made from the leaf or from the leaf's parent.
+fn put_standby(rig: &Rig, is_child: bool) -> LayerSpec {
+    let parent = &rig.images[usize::from(!is_child)].1;
+    let content = rig.host.content(parent);
     let mut bytes = [0; 512];
     content.read(content.len() - 512, &mut bytes);
     let facts = ParentFacts {
-        uuid: Footer::decode(&bytes).map_err(|error| error.to_string())?.0.uuid,
+        uuid: Footer::decode(&bytes).expect("a closed image ends in its footer").0.uuid,
         timestamp: time::from_unix(1_700_000_000),
-        relative_path: format!("./{}", leaf.display()),
-        name: leaf.display().to_string(),
+        relative_path: format!("./{}", parent.display()),
+        name: parent.display().to_string(),
         key_hash: KeyHash::default(),
     };
-    let second = PathBuf::from("second");
+    let path = PathBuf::from("second");
     let mut medium = Content(Durable::default(), false);
-    create_on(&mut medium, &Shape::Differencing(facts), DISK_LEN, 0).map_err(|error| error.to_string())?;
-    rig.host.put_content(&second, medium.0, false);
-    let used = Arc::new(AtomicU32::new(0));
-    let signal = Arc::clone(&used);
-    let beside = Beside {
-        standby: Some(StandbyOptions {
-            image: LayerSpec { kind: ImageKind::Vhd, path: second.clone() },
-            on_use: Signal(Arc::new(move || {
-                signal.fetch_add(1, Ordering::SeqCst);
-            })),
-        }),
-        ..Beside::default()
-    };
-    let process = rig.process();
-    let (running, spec, host) = (process.clone(), rig.spec(Access::ReadWrite), rig.host.clone());
+    create_on(&mut medium, &Shape::Differencing(facts), DISK_LEN, 0).expect("an image can be made");
+    rig.host.put_content(&path, medium.0, false);
+    LayerSpec { kind: ImageKind::Vhd, path }
+}
+
+/// The disk as the command opens it that names `leaf` and `standby`: with both if the note beside the leaf says so.
+fn with_standby(rig: &Rig, standby: &LayerSpec, used: &Arc<AtomicU32>) -> (ChainSpec, Beside) {
+    let mut spec = rig.spec(Access::ReadWrite);
+    let took_over =
+        rig.notes.lock().expect("no panic").continued.get(&spec.layers[0].path) == Some(&standby.path);
+    if took_over {
+        spec.layers.insert(0, standby.clone());
+    }
+    let used = Arc::clone(used);
+    let on_use = Signal(Arc::new(move || {
+        used.fetch_add(1, Ordering::SeqCst);
+    }));
+    let image = standby.clone();
+    (spec, Beside { standby: Some(StandbyOptions { image, took_over, on_use }), ..Beside::default() })
+}
+
+/// A leaf whose storage is full: writes go to the standby, and everything is read as it was written, at once, after a
+/// pause, and by the process that the same command starts when this one was killed or the power went.
+pub fn standby(seed: u64, cut: Option<u64>) -> Result<u64, String> {
+    let mut random = Random::new(seed ^ 0x57a);
+    let mut rig = Rig::new(Kind::Two, seed);
+    rig.grow(Kind::Two);
+    let leaf = rig.images[0].1.clone();
+    let second = put_standby(&rig, random.chance(1, 2));
+    let used: Arc<AtomicU32> = Arc::default();
+    let model: Rc<RefCell<Model>> = Rc::default();
+    let end = [End::Close, End::PowerCut, End::Kill][random.below(3) as usize];
     let full_after = random.below(30);
-    let seeds: Vec<u64> = (0..4).map(|_| random.next()).collect();
-    let kill = random.chance(1, 3);
-    let done = process.run(async move {
-        let text = |error: FormatError| error.to_string();
-        running.core.resume_with(&spec, &beside).await.map_err(text)?;
-        host.break_file(&leaf, full_after, Broken::Full);
-        let left = Rc::new(std::cell::Cell::new(seeds.len()));
-        let written: Rc<std::cell::RefCell<Vec<(u64, u64)>>> = Rc::default();
-        for (index, seed) in seeds.into_iter().enumerate() {
-            let (running, left, written) = (running.clone(), Rc::clone(&left), Rc::clone(&written));
-            running.sim.host();
-            let tasks = tapio_ring::Io::tasks(&running.sim).clone();
-            tasks.spawn(async move {
-                let mut random = Random::new(seed);
-                for number in 0..20u64 {
-                    // Each client has sectors of its own, so that every write is the last of its sector or not.
-                    let sector = random.below(DISK_LEN / SECTOR_LEN / 4) * 4 + index as u64;
-                    let stamp = 1 + number * 10 + index as u64;
-                    let mut page = PageBuf::zeroed(SECTOR_LEN as usize);
-                    fill(stamp, &mut page[..SECTOR_LEN as usize]);
-                    let span = Span::new(sector * SECTOR_LEN, SECTOR_LEN);
-                    let done = running.ask(Op::Write { durable: random.chance(1, 4) }, span, &page).await;
-                    done.expect("there is somewhere to write");
-                    written.borrow_mut().retain(|(other, _)| *other != sector);
-                    written.borrow_mut().push((sector, stamp));
-                }
-                left.set(left.get() - 1);
-            });
+    let mut changes = 0;
+    for life in 0..2 {
+        let process = rig.process();
+        let (running, host, writing) = (process.clone(), rig.host.clone(), Rc::clone(&model));
+        let (spec, beside) = with_standby(&rig, &second, &used);
+        let (there, standby, signal) = (rig.clone(), second.clone(), Arc::clone(&used));
+        let seeds: Vec<u64> = (0..4).map(|_| random.next()).collect();
+        let full = leaf.clone();
+        let before = rig.host.changed();
+        rig.host.cut_after(cut.filter(|_| life == 0));
+        let done = process.run(async move {
+            let text = |error: FormatError| error.to_string();
+            running.core.resume_with(&spec, &beside).await.map_err(text)?;
+            host.break_file(&full, if life == 0 { full_after } else { 0 }, Broken::Full);
+            all_write(&running, &writing, &seeds).await?;
+            read_back(&running, &writing).await?;
+            let before = running.core.redirected_sectors();
+            if (before > 0) != (signal.load(Ordering::SeqCst) > 0) {
+                return Err(format!("not told of {before} redirected sectors"));
+            }
+            if life == 1 {
+                running.core.pause().await.map_err(text)?;
+                let (spec, beside) = with_standby(&there, &standby, &signal);
+                running.core.resume_with(&spec, &beside).await.map_err(text)?;
+                read_back(&running, &writing).await?;
+            }
+            if end == End::Close {
+                running.core.close().await.map_err(text)?;
+            }
+            Ok::<_, String>(())
+        });
+        process.sim.end();
+        if let Some(ended) = done {
+            ended.map_err(|why| format!("life {life}, {why}"))?;
         }
-        while left.get() > 0 {
-            let tasks = tapio_ring::Io::tasks(&running.sim);
-            tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
+        let after_cut = end == End::PowerCut || (end == End::Close && rig.host.is_dark());
+        if after_cut {
+            rig.host.power_cut();
+            rig.memory = Arc::default();
+        } else {
+            rig.host.process_killed();
         }
-        let written = written.borrow().clone();
-        read_back(&running, &written).await?;
-        let redirected = running.core.redirected_sectors();
-        if !kill {
-            running.core.close().await.map_err(text)?;
+        rig.host.cut_after(None);
+        rig.host.mend_file(&leaf);
+        if life == 0 {
+            changes = rig.host.changed() - before;
         }
-        Ok::<_, String>((redirected, written))
-    });
-    process.sim.end();
-    let (redirected, written) = done.expect("the power stays on")?;
-    rig.host.process_killed();
-    rig.host.mend_file(&rig.images[0].1);
-    let was_used = used.load(Ordering::SeqCst);
-    if was_used != u32::from(redirected > 0) {
-        return Err(format!("told {was_used} times of {redirected} redirected sectors"));
+        verify(&rig, &second, &used, &model, after_cut)
+            .map_err(|why| format!("life {life}, {end:?}, opened again, {why}"))?;
     }
-    if redirected > 0 {
-        rig.images.insert(0, (ImageKind::Vhd, second, false));
-    }
+    Ok(changes)
+}
+
+/// Opens the disk as its command does and compares what was written.
+fn verify(
+    rig: &Rig,
+    second: &LayerSpec,
+    used: &Arc<AtomicU32>,
+    model: &RefCell<Model>,
+    after_cut: bool,
+) -> Result<(), String> {
     let process = rig.process();
-    let (running, spec) = (process.clone(), rig.spec(Access::ReadWrite));
+    let running = process.clone();
+    let (spec, beside) = with_standby(rig, second, used);
     let found = process.run(async move {
-        running.core.resume(&spec).await.map_err(|error| error.to_string())?;
-        read_back(&running, &written).await?;
-        running.core.close().await.map_err(|error| error.to_string())
+        running.core.resume_with(&spec, &beside).await.map_err(|error| error.to_string())?;
+        let mut found = Vec::new();
+        for sector in sectors() {
+            found.push((sector, read_sector(&running, sector).await?));
+        }
+        running.core.close().await.map_err(|error| error.to_string())?;
+        Ok::<_, String>(found)
     });
     process.sim.end();
-    found.expect("the power stays on").map_err(|why| format!("opened again, {why}"))?;
+    let mut model = model.borrow_mut();
+    for (sector, stamp) in found.expect("the power stays on")? {
+        match after_cut {
+            true => model.check_after_cut(sector, stamp)?,
+            false => model.check_after_kill(sector, stamp)?,
+        }
+    }
     rig.check(false)
 }
 
-async fn read_back(process: &Process, written: &[(u64, u64)]) -> Result<(), String> {
-    for (sector, stamp) in written {
-        let page = PageBuf::zeroed(SECTOR_LEN as usize);
-        let span = Span::new(sector * SECTOR_LEN, SECTOR_LEN);
-        process.ask(Op::Read, span, &page).await.map_err(|error| error.to_string())?;
-        let found = stamp_of(&page[..SECTOR_LEN as usize])?;
-        if found != *stamp {
-            return Err(format!("sector {sector} holds {found}, not {stamp}"));
-        }
+/// What the clients write: a sector here and there, in all blocks.
+fn sectors() -> impl ExactSizeIterator<Item = u64> {
+    (0..DISK_LEN as usize / SECTOR_LEN as usize).step_by(331).map(|sector| sector as u64)
+}
+
+/// Four clients write sectors of their own, and flush now and then.
+async fn all_write(process: &Process, model: &Rc<RefCell<Model>>, seeds: &[u64]) -> Result<(), String> {
+    let tasks = tapio_ring::Io::tasks(&process.sim).clone();
+    let (left, failed) = (Rc::new(std::cell::Cell::new(seeds.len())), Rc::new(RefCell::new(None)));
+    for (index, seed) in seeds.iter().enumerate() {
+        let (process, model) = (process.clone(), Rc::clone(model));
+        let (left, failed, mut random) = (Rc::clone(&left), Rc::clone(&failed), Random::new(*seed));
+        tasks.spawn(async move {
+            let count = sectors().len() as u64 / 4;
+            for _ in 0..12 {
+                let index = random.below(count) as usize * 4 + index;
+                let sector = sectors().nth(index).expect("there are more");
+                let stamp = model.borrow_mut().fresh_stamp();
+                let mut page = PageBuf::zeroed(SECTOR_LEN as usize);
+                fill(stamp, &mut page[..SECTOR_LEN as usize]);
+                let span = Span::new(sector * SECTOR_LEN, SECTOR_LEN);
+                let durable = random.chance(1, 4);
+                let issued = model.borrow_mut().begin(sector..sector + 1, stamp, false);
+                let done = process.ask(Op::Write { durable }, span, &page).await;
+                model.borrow_mut().end(sector..sector + 1, issued, done.is_ok(), durable);
+                if let Err(error) = done {
+                    *failed.borrow_mut() = Some(format!("there is somewhere to write, and {error}"));
+                }
+            }
+            left.set(left.get() - 1);
+        });
+    }
+    while left.get() > 0 {
+        tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
+    }
+    failed.borrow_mut().take().map_or(Ok(()), Err)
+}
+
+async fn read_sector(process: &Process, sector: u64) -> Result<u64, String> {
+    let page = PageBuf::zeroed(SECTOR_LEN as usize);
+    let span = Span::new(sector * SECTOR_LEN, SECTOR_LEN);
+    process.ask(Op::Read, span, &page).await.map_err(|error| error.to_string())?;
+    stamp_of(&page[..SECTOR_LEN as usize])
+}
+
+async fn read_back(process: &Process, model: &RefCell<Model>) -> Result<(), String> {
+    for sector in sectors() {
+        let began = model.borrow_mut().tick();
+        let found = read_sector(process, sector).await?;
+        model.borrow().check_read(sector, found, began)?;
+    }
+    Ok(())
+}
+
+/// The same with the power going, or the process dying, at each change of a file.
+pub fn standby_at_every_change(seed: u64) -> Result<(), String> {
+    let changes = standby(seed, None)?;
+    for cut in 1..=changes {
+        standby(seed, Some(cut)).map_err(|why| format!("at change {cut} of {changes}: {why}"))?;
     }
     Ok(())
 }

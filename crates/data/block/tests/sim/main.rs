@@ -105,7 +105,15 @@ fn logs_that_do_not_fit_are_refused() {
 #[test]
 fn a_standby_takes_over_from_a_full_leaf() {
     for seed in seeds() {
-        beside::standby(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+        beside::standby(seed, None).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
+#[test]
+fn a_standby_that_took_over_is_found_again_whenever_the_power_goes_or_the_process_dies() {
+    for seed in seeds().take(24) {
+        let found = beside::standby_at_every_change(seed);
+        found.unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
     }
 }
 

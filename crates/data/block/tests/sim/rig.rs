@@ -1,7 +1,7 @@
 //! A disk on the simulator: hosts with chains on them, processes that open them, clients that use them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -144,6 +144,8 @@ pub struct NotesOfHost {
     /// Each so many changes one fails, half way through if it has two parts.
     pub fails_each: Option<u64>,
     changes: u64,
+    /// The leaves beside which the note of a standby waits.
+    pub ready: BTreeSet<PathBuf>,
 }
 
 impl NotesOfHost {
@@ -170,6 +172,19 @@ impl NotesOfHost {
             Move::Down { leaf, parent } => {
                 self.one(parent, None)?;
                 self.one(leaf, Some(parent))
+            }
+            Move::MayOverflow(overflow) => {
+                self.ready.insert(overflow.leaf.path.clone());
+                Ok(())
+            }
+            Move::Overflows(overflow) => {
+                assert!(self.ready.remove(&overflow.leaf.path), "no note is ready on a full storage");
+                self.one(&overflow.standby, None)?;
+                self.one(&overflow.leaf, Some(&overflow.standby))
+            }
+            Move::NeverOverflows { leaf } => {
+                self.ready.remove(&leaf.path);
+                Ok(())
             }
         }
     }

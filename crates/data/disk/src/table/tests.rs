@@ -104,6 +104,7 @@ impl PlaneDisk for DoubleDisk {
             images: image.iter().map(layer).collect(),
             page_cache: self.page_cache,
             redirected: 0,
+            on_standby: false,
             mirror_lost: false,
         })
     }

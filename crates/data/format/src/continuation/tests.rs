@@ -41,7 +41,10 @@ fn notes_are_followed_to_the_newest_image_and_writing_older_ones_is_refused() {
         let leaf = child(&dir, &format!("{stem}-2.vhd"), &middle);
         on_top(&middle, &leaf);
         assert_eq!((leads_to(&base), leads_to(&middle)), (leaf.path.clone(), leaf.path.clone()));
-        assert_eq!(follow(&leaf).expect("no note"), Followed { leaf: leaf.clone(), reason: None });
+        assert_eq!(
+            follow(&leaf).expect("no note"),
+            Followed { leaf: leaf.clone(), reason: None, from: None }
+        );
         let why = check_writable(&base).expect_err("it is a parent now").to_string();
         assert!(why.contains("after a snapshot") && why.contains(".continued"), "{why}");
         check_writable(&leaf).expect("it is the leaf");
@@ -93,6 +96,50 @@ fn a_commit_leads_back_and_a_mirror_there_and_back_again() {
     assert_eq!((leads_to(&base), leads_to(&copy)), (base.path.clone(), base.path.clone()));
     note(&Move::Stays { image: copy.clone(), other: base }).expect("taken back");
     assert_eq!(leads_to(&copy), copy.path);
+}
+
+#[test]
+fn the_note_of_a_standby_is_ready_before_it_is_needed_and_leads_to_both_images() {
+    for is_child in [true, false] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let base = vhd(&dir, "base.vhd");
+        let leaf = child(&dir, "leaf.vhd", &base);
+        let standby = child(&dir, "standby.vhd", if is_child { &leaf } else { &base });
+        let overflow = Overflow { leaf: leaf.clone(), standby: standby.clone(), is_child };
+        let ready = ready(&place(&leaf).expect("a place"));
+        note(&Move::MayOverflow(overflow.clone())).expect("ready");
+        assert!(ready.exists());
+        // It is not true yet.
+        check_writable(&leaf).expect("it is the leaf");
+        note(&Move::NeverOverflows { leaf: leaf.clone() }).expect("gone");
+        assert!(!ready.exists());
+        note(&Move::MayOverflow(overflow.clone())).expect("ready");
+        let made = fs::metadata(&ready).expect("there").ino();
+        note(&Move::MayOverflow(overflow.clone())).expect("ready still");
+        assert_eq!(
+            fs::metadata(&ready).expect("there").ino(),
+            made,
+            "a full storage has no room for another"
+        );
+        for _ in 0..2 {
+            note(&Move::Overflows(overflow.clone())).expect("noted");
+            assert!(!ready.exists());
+            let followed = follow(&leaf).expect("it can be followed");
+            assert!(followed.stands_on(&leaf, &standby) && !followed.stands_on(&base, &standby));
+            assert!(!followed.stands_on(&leaf, &base));
+            assert_eq!(followed.below(), (!is_child).then_some(&leaf));
+        }
+        let why = check_writable(&leaf).expect_err("the disk is both").to_string();
+        assert!(why.contains("standby.vhd") && why.contains(".continued"), "{why}");
+        assert_eq!(check_not_below_standby(&leaf.path).is_err(), !is_child);
+        // Where it moves from there on, the leaf's name leads.
+        let copy = vhd(&dir, "copy.vhd");
+        note(&Move::Away { near: standby.clone(), far: copy.clone() }).expect("noted");
+        assert_eq!(leads_to(&leaf), copy.path);
+        note(&Move::Overflows(overflow)).expect("it is empty again, and stands by again");
+        note(&Move::Down { leaf: standby.clone(), parent: leaf.clone() }).expect("noted");
+        assert_eq!((leads_to(&leaf), leads_to(&standby)), (leaf.path.clone(), leaf.path.clone()));
+    }
 }
 
 #[test]

@@ -258,9 +258,13 @@ fn execute(run: &RunDir, command: Command) -> Result<()> {
         Command::Close { which, force, timeout } => {
             which.client(run).close(which.minor, force, commands::seconds(timeout))
         }
-        Command::Pause { which, timeout } => which.client(run).pause(which.minor, commands::seconds(timeout)),
+        Command::Pause { which, timeout } => {
+            let paused = which.client(run).pause(which.minor, commands::seconds(timeout));
+            paused.map_err(|error| which.unknown(run, error))
+        }
         Command::Unpause { which, image, secondary, log } => {
-            commands::unpause(run, which, image, secondary, log)
+            let resumed = commands::unpause(run, which, image, secondary, log);
+            resumed.map_err(|error| which.unknown(run, error))
         }
         Command::Stats { which } => {
             let stats = which.client(run).stats(which.minor);
@@ -273,6 +277,11 @@ fn execute(run: &RunDir, command: Command) -> Result<()> {
 impl Which {
     fn client(self, run: &RunDir) -> tapio_control::Client {
         tapio_control::Client::new(run, self.pid)
+    }
+
+    /// [`Which::unexpected`] of a request whose other refusals are answers.
+    fn unknown(self, run: &RunDir, error: ControlError) -> ControlError {
+        if error.errno == Errno::ENODEV { self.unexpected(run, error) } else { error }
     }
 
     /// A refusal as XenServer's `tap-ctl` ends with it: it knows an error as no answer to these requests, and

@@ -10,6 +10,7 @@ use tapio_types::{Access, Span};
 use super::image::{Image, OpenOptions};
 use super::modify::resize_fast;
 use super::parent::{ParentLink, resolve_parent};
+use crate::continuation::check_not_below_standby;
 use crate::error::{FormatError, FormatErrorKind, Result, corrupt, invalid};
 use crate::medium::{FileMedium, Medium, PageBuffer};
 use crate::vhd::{DiskType, FOOTER_LEN, SECTOR_LEN, bitmap};
@@ -39,11 +40,15 @@ pub struct Coalesced {
 pub fn coalesce_path(path: &Path, sparse: bool, progress: impl FnMut(u32, u32)) -> Result<Coalesced> {
     let child = Image::open(path, OpenOptions::READ)?;
     child.check_settled()?;
+    check_not_below_standby(path)?;
     let target = match resolve_parent(&child)? {
         ParentLink::None => {
             return Err(invalid("is no differencing disk: there is nothing to merge it into").with_path(path));
         }
-        ParentLink::Raw(parent) => CoalesceTarget::Raw(FileMedium::open(&parent, Access::ReadWrite)?),
+        ParentLink::Raw(parent) => {
+            check_not_below_standby(&parent)?;
+            CoalesceTarget::Raw(FileMedium::open(&parent, Access::ReadWrite)?)
+        }
         ParentLink::Vhd(parent) => {
             let parent = Image::open(&parent, OpenOptions::WRITE)?;
             let recorded = child.header().map(|header| header.parent_uuid);

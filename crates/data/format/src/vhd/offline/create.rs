@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::image::{Image, OpenOptions};
 use super::parent::{ParentLink, canonical, chain_depth, relative, resolve_parent};
+use crate::continuation::check_not_below_standby;
 use crate::error::{FormatError, FormatErrorKind, Result, invalid};
 use crate::medium::{FileMedium, Medium};
 use crate::vhd::locator::encode_path;
@@ -65,6 +66,7 @@ impl ParentFacts {
         if !facts.is_file() && !facts.file_type().is_block_device() {
             return Err(invalid("a parent must be a file or a block device").with_path(&parent));
         }
+        check_not_below_standby(&parent)?;
         let (uuid, len, key_hash) = if is_raw {
             let medium = FileMedium::open(&parent, Access::ReadOnly)?;
             (Uuid::nil(), medium.len().map_err(wrap)?, KeyHash::default())
@@ -148,6 +150,7 @@ pub fn snapshot(child: &Path, parent: &Path, options: &SnapshotOptions) -> Resul
     if canonical(child).is_ok_and(|child| child == given) {
         return Err(invalid("an image cannot be its own parent").with_path(&given));
     }
+    check_not_below_standby(&given)?;
     let (target, is_raw) = if options.raw_parent || options.keep_empty {
         (given.clone(), options.raw_parent)
     } else {

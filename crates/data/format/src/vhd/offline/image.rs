@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tapio_types::Access;
 
+use crate::continuation::check_not_below_standby;
 use crate::error::{FormatError, FormatErrorKind, Result, corrupt};
 use crate::live::vhd::intent;
 use crate::medium::{FileMedium, Medium};
@@ -90,6 +91,7 @@ impl Image<FileMedium> {
         let image = Self::open_on(medium, path, options)?;
         if options.access == Access::ReadWrite {
             image.check_settled()?;
+            check_not_below_standby(path)?;
         }
         Ok(image)
     }

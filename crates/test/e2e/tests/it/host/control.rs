@@ -255,3 +255,22 @@ fn errors_are_numbers_and_words() {
     let failed = host.tap_ctl(&["no-such-command"]);
     assert!(failed.status.code().is_some_and(|code| code != 0), "{failed}");
 }
+
+/// Scripts branch on these numbers of the original.
+#[test]
+fn a_disk_that_is_not_there_or_there_already_is_an_invalid_argument() {
+    let scratch = Scratch::on_disk();
+    let host = Host::new(&scratch);
+    let tap = host.create(&format!("aio:{}", text(&scratch.raw_image("a.raw", 1 << 20))));
+    let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
+    for command in ["pause", "unpause", "detach", "stats"] {
+        let refused = host.tap_ctl(&[command, "-p", &pid, "-m", "99"]);
+        assert_eq!(refused.status.code(), Some(libc::EINVAL), "{refused}");
+        assert!(refused.stderr.ends_with("Invalid argument\n"), "{refused}");
+    }
+    for command in ["attach", "detach"] {
+        let refused = host.tap_ctl(&[command, "-p", &pid, "-m", &minor]);
+        assert_eq!(refused.status.code(), Some(libc::EINVAL), "{refused}");
+    }
+    tap.destroy();
+}

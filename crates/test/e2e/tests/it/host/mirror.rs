@@ -1,11 +1,13 @@
 //! A disk on two storages: copied and moved under verified load, lost and taken up again, as tap-ctl has it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use tapio_e2e::client::{nbdsh, nbdsh_unconnected, random_file, sha256};
-use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd, tapio, text};
+use tapio_e2e::disk::{
+    DiskOptions, Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd, tapio, text, vhd_util,
+};
 use tapio_e2e::needs;
 use tapio_e2e::process::{Finished, poll_until, run, run_within};
 use tapio_e2e::scratch::{Scratch, SmallFileSystem};
@@ -208,10 +210,189 @@ assert h.pread(8192, 0) == b'!' * 4096 + bytes([1]) * 4096
     for image in [&cache, &shared] {
         assert_vhd_valid(image);
     }
+    let name = format!("vhd:{}", text(&create_vhd(scratch.join("new.vhd"), 64)));
+    let refused = host.tap_ctl(&["create", "-a", &name, "-2", &second, "-s"]).fails();
+    assert!(refused.contains("give an empty one"), "{refused}");
     let refused = host.tap_ctl(&["create", "-a", &name, "-s"]).fails();
     assert!(refused.contains("no second image"), "{refused}");
     let refused = host.tap_ctl(&["create", "-a", &name, "-s", "-2", &format!("vhd:{}", text(&base))]).fails();
     assert!(refused.contains("differencing"), "{refused}");
+}
+
+/// What `first` was written over with, 40 MiB of a disk of which the first image has room for 16.
+const OVERFLOWING: &str = "
+for mib in range(40): h.pwrite(bytes([mib + 1]) * (1 << 20), mib << 20)
+h.pwrite(b'!' * 4096, 0)
+h.flush()
+";
+const OVERFLOWED: &str = "
+assert h.pread(8192, 0) == FIRST * 4096 + bytes([1]) * 4096
+for mib in range(1, 40): assert h.pread(1 << 20, mib << 20) == bytes([mib + 1]) * (1 << 20), mib
+";
+
+fn check_overflowed(uri: &str, first: &str) {
+    nbdsh(uri, &OVERFLOWED.replace("FIRST", &format!("b'{first}'")));
+}
+
+/// A disk whose first image is full and whose standby took over.
+struct Overflowed {
+    small: SmallFileSystem,
+    host: Host,
+    cache: PathBuf,
+    shared: PathBuf,
+    scratch: Scratch,
+}
+
+impl Overflowed {
+    /// `Err` says why there is none.
+    fn new(is_child: bool) -> Result<Self, String> {
+        let small =
+            SmallFileSystem::mount(16 * MIB).map_err(|reason| format!("needs root to mount: {reason}"))?;
+        let scratch = Scratch::on_disk();
+        let host = Host::new(&scratch);
+        let base = create_vhd(scratch.join("base.vhd"), 64);
+        let cache = create_vhd(small.path().join("cache.vhd"), 64);
+        let shared = snapshot_vhd(scratch.join("shared.vhd"), if is_child { &cache } else { &base });
+        Ok(Self { small, host, cache, shared, scratch })
+    }
+
+    /// The one command of the disk.
+    fn start(&self) -> Tap {
+        let (name, second) = (self.name(), format!("vhd:{}", text(&self.shared)));
+        self.host.tap_ctl(&["create", "-a", &name, "-2", &second, "-s"]).ok();
+        self.host.find(&name)
+    }
+
+    fn name(&self) -> String {
+        format!("vhd:{}", text(&self.cache))
+    }
+
+    fn note(&self, name: &str) -> bool {
+        self.small.path().join(name).exists()
+    }
+}
+
+#[test]
+fn a_standby_that_took_over_stays_on_top_through_pauses_kills_and_the_same_command() {
+    needs!("nbdsh");
+    for is_child in [false, true] {
+        let disk = match Overflowed::new(is_child) {
+            Ok(disk) => disk,
+            Err(why) => return skip(&why),
+        };
+        let tap = disk.start();
+        assert!(disk.note(".cache.vhd.continued.ready") && !disk.note(".cache.vhd.continued"));
+        nbdsh(&tap.uri(), OVERFLOWING);
+        assert!(disk.note(".cache.vhd.continued") && !disk.note(".cache.vhd.continued.ready"));
+        check_overflowed(&tap.uri(), "!");
+        for _ in 0..2 {
+            tap.ctl("pause", &[]).ok();
+            tap.ctl("unpause", &[]).ok();
+            check_overflowed(&tap.uri(), "!");
+        }
+        nbdsh(&tap.uri(), "h.pwrite(b'2' * 4096, 0)\nh.flush()");
+        tap.kill();
+        let tap = disk.start();
+        check_overflowed(&tap.uri(), "2");
+        assert!(disk.scratch.join("run").join(format!("tapdisk-enospc{}", tap.minor)).exists());
+        nbdsh(&tap.uri(), "h.pwrite(b'3' * 4096, 0)\nh.flush()");
+        tap.destroy();
+        let tap = disk.start();
+        check_overflowed(&tap.uri(), "3");
+        tap.destroy();
+        // The first image alone is not the disk.
+        let refused = disk.host.tap_ctl(&["create", "-a", &disk.name()]);
+        assert_eq!(refused.status.code(), Some(libc::EINVAL), "{refused}");
+        assert!(
+            refused.stderr.contains(text(&disk.shared)) && refused.stderr.contains(".continued"),
+            "{refused}"
+        );
+        for image in [&disk.cache, &disk.shared] {
+            assert_vhd_valid(image);
+        }
+    }
+}
+
+#[test]
+fn below_a_standby_that_is_no_child_nothing_is_changed_and_it_can_be_committed() {
+    needs!("nbdsh");
+    let disk = match Overflowed::new(false) {
+        Ok(disk) => disk,
+        Err(why) => return skip(&why),
+    };
+    let tap = disk.start();
+    nbdsh(&tap.uri(), OVERFLOWING);
+    let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
+    let work = |command: &str, image: &Path| {
+        run(&mut disk.host.tapio(&["disk", command, "-p", &pid, "-m", &minor, text(image)]))
+    };
+    let refused = work("snapshot", &disk.scratch.join("leaf.vhd")).fails();
+    assert!(refused.contains("no child") && refused.contains("tapio disk commit"), "{refused}");
+    assert!(!disk.scratch.join("leaf.vhd").exists());
+    check_overflowed(&tap.uri(), "!");
+    tap.destroy();
+    let refused = DiskOptions::vhd(&disk.cache).nbd().refused(disk.scratch.path());
+    assert!(refused.contains("open both"), "{refused}");
+    let (cache, other) = (text(&disk.cache), disk.scratch.join("other.vhd"));
+    for command in [
+        &["set", "-n", cache, "-f", "hidden", "-v", "1"][..],
+        &["fill", "-n", cache],
+        &["resize", "-n", cache, "-s", "96", "-j", text(&disk.scratch.join("journal"))],
+        &["snapshot", "-n", text(&other), "-p", cache],
+        &["snapshot", "-n", text(&other), "-p", cache, "-m"],
+    ] {
+        let refused = vhd_util(command);
+        assert_eq!(refused.status.code(), Some(libc::EINVAL), "{command:?}: {refused}");
+        let said = format!("{}{}", refused.stdout, refused.stderr);
+        assert!(said.contains("open both") && said.contains(text(&disk.shared)), "{command:?}: {refused}");
+        assert!(!other.exists());
+    }
+    // There is space again.
+    let mut mount = Command::new("mount");
+    run(mount.args(["-o", &format!("remount,size={}", 64 * MIB), text(disk.small.path())])).ok();
+    let tap = disk.start();
+    check_overflowed(&tap.uri(), "!");
+    let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
+    let shared = text(&disk.shared);
+    run(&mut disk.host.tapio(&["disk", "commit", "-p", &pid, "-m", &minor, shared])).ok();
+    check_overflowed(&tap.uri(), "!");
+    nbdsh(&tap.uri(), "h.pwrite(b'c' * 4096, 0)\nh.flush()");
+    tap.kill();
+    // The disk is where its command says, and the standby is empty and may stand by again.
+    for _ in 0..2 {
+        let tap = disk.start();
+        check_overflowed(&tap.uri(), "c");
+        tap.destroy();
+    }
+    let tap = disk.host.create(&disk.name());
+    check_overflowed(&tap.uri(), "c");
+    tap.destroy();
+}
+
+#[test]
+fn on_a_standby_that_is_a_child_snapshots_go_on() {
+    needs!("nbdsh");
+    let disk = match Overflowed::new(true) {
+        Ok(disk) => disk,
+        Err(why) => return skip(&why),
+    };
+    let tap = disk.start();
+    nbdsh(&tap.uri(), OVERFLOWING);
+    let leaf = disk.scratch.join("leaf.vhd");
+    let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
+    run(&mut disk.host.tapio(&["disk", "snapshot", "-p", &pid, "-m", &minor, text(&leaf)])).ok();
+    nbdsh(&tap.uri(), "h.pwrite(b's' * 4096, 0)\nh.flush()");
+    tap.ctl("pause", &[]).ok();
+    tap.ctl("unpause", &[]).ok();
+    check_overflowed(&tap.uri(), "s");
+    tap.kill();
+    let (name, second) = (disk.name(), format!("vhd:{}", text(&disk.shared)));
+    let refused = disk.host.tap_ctl(&["create", "-a", &name, "-2", &second, "-s"]).fails();
+    assert!(refused.contains(text(&leaf)), "{refused}");
+    // The note of each leads to the newest.
+    let again = DiskOptions::vhd(&disk.cache).nbd().start_on(&disk.host, disk.scratch.path());
+    check_overflowed(&again.uri(), "s");
+    again.stop();
 }
 
 /// Killed while it copies, the first side has everything.
