@@ -175,6 +175,7 @@ fn run_in(kind: &Kind, scratch: &Scratch, report: &Report) -> Result<(), String>
         arguments: Vec::new(),
         rest: Duration::from_micros(300),
         discards: true,
+        is_encrypted: kind.base == Base::Encrypted,
     };
     std::fs::create_dir_all(&setup.images).map_err(|error| format!("{}: {error}", setup.images.display()))?;
     let base = make_base(kind.base, &storage, scratch, &mut setup);
