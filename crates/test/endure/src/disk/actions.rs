@@ -49,6 +49,7 @@ const ACTIONS: &[(&str, Run)] = &[
     ("errors", faults::errors),
     ("flush errors", faults::flush_errors),
     ("hang", faults::hang),
+    ("kill in hang", faults::kill_in_hang),
 ];
 
 impl Action {

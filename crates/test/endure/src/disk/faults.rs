@@ -176,8 +176,8 @@ fn settle(subject: &mut Subject<'_>) -> Outcome {
     Ok(())
 }
 
-/// A flush that fails once more is the last echo of a trouble: what it could not write is written by the next. Until one
-/// works, the trouble is not over.
+/// A flush that fails once more is the last echo of a trouble: what it could not write is written by the next. Until
+/// one works, the trouble is not over.
 fn works_again(subject: &Subject<'_>, trouble: &str) -> Outcome {
     let flushed = poll_until(SETTLE_LIMIT, || {
         let mut client = crate::load::connect(&subject.target.socket).ok()?;
@@ -210,18 +210,61 @@ pub fn flush_errors(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     Ok(())
 }
 
+/// A storage that hangs until this is dropped, so that nothing waits for ever for a process that the kernel holds.
+struct Hang<'a>(&'a Faulty);
+
+impl<'a> Hang<'a> {
+    fn begin(faulty: &'a Faulty) -> Self {
+        faulty.hang(true);
+        Self(faulty)
+    }
+}
+
+impl Drop for Hang<'_> {
+    fn drop(&mut self) {
+        self.0.hang(false);
+    }
+}
+
+/// The process is killed while its storage hangs; its successor comes when the storage answers again, or before.
+pub fn kill_in_hang(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
+    let Storage::Faulty(faulty, _) = storage else { return Ok(()) };
+    subject.target.troubles.begin(Trouble::Fault);
+    let hang = Hang::begin(faulty);
+    moment(subject, 4000);
+    let rest = subject.random.once_in(2).then(|| Duration::from_millis(subject.random.below(2000)));
+    let mut hang = Some(hang);
+    subject.kill_while(|subject, process| {
+        moment(subject, 1000);
+        // A process that the kernel does not let go has no successor yet.
+        if rest.is_none() || process.is_running() {
+            hang = None;
+        }
+    });
+    let early = hang.is_some();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(rest.unwrap_or_default());
+            drop(hang);
+        });
+        subject.start()
+    })?;
+    settle(subject)?;
+    subject.report.done(if early { "start on a storage that hangs" } else { "kill while the storage hangs" });
+    Ok(())
+}
+
 /// Nothing is answered for longer than a request may take, or for a little less.
 pub fn hang(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     let Storage::Faulty(faulty, _) = storage else { return Ok(()) };
     subject.target.troubles.begin(Trouble::Fault);
-    faulty.hang(true);
+    let hang = Hang::begin(faulty);
     thread::sleep(Duration::from_millis(500 + subject.random.below(6000)));
     // Questions are answered meanwhile.
     if subject.counter("reqs_outstanding").is_none() {
-        faulty.hang(false);
         return Err(subject.finding("no counters while the storage hangs"));
     }
-    faulty.hang(false);
+    drop(hang);
     settle(subject)?;
     subject.report.done("storage that hangs");
     Ok(())

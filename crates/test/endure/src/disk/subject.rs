@@ -136,6 +136,11 @@ impl<'a> Subject<'a> {
         self.report.note(&self.target.name, self.target.step.load(Ordering::Relaxed), said);
     }
 
+    /// Where its images are.
+    pub fn images(&self) -> &Path {
+        &self.setup.images
+    }
+
     /// The image that is written.
     pub fn leaf(&self) -> &Image {
         &self.chain[0]
@@ -264,6 +269,18 @@ impl<'a> Subject<'a> {
         self.target.troubles.begin(Trouble::Down);
         if let Some(mut process) = self.process.take() {
             process.kill();
+        }
+        self.was_killed();
+    }
+
+    /// The same for a process that the kernel may hold until its storage answers: `meanwhile` runs between the kill and
+    /// the wait for the end.
+    pub fn kill_while(&mut self, meanwhile: impl FnOnce(&mut Self, &mut Running)) {
+        self.target.troubles.begin(Trouble::Down);
+        if let Some(mut process) = self.process.take() {
+            process.signal(libc::SIGKILL);
+            meanwhile(self, &mut process);
+            process.wait(PROCESS_LIMIT);
         }
         self.was_killed();
     }
