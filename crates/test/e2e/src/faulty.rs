@@ -91,18 +91,24 @@ impl Faulty {
         self.dir.join("sock")
     }
 
-    /// A loop device over it.
+    /// A loop device over it, past the page cache: through it, the driver answers a write well of which the storage
+    /// took only the beginning.
     ///
     /// # Errors
     /// Why there is none.
     pub fn device(&mut self) -> Result<PathBuf, String> {
-        let out = run(Command::new("losetup").args(["--find", "--show", text(&self.file)]));
+        let out = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on", text(&self.file)]));
         if !out.status.success() {
             return Err(format!("needs a loop device: {}", out.stderr.trim()));
         }
         let device = PathBuf::from(out.stdout.trim());
         self.device = Some(device.clone());
-        Ok(device)
+        let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_direct = fs::read_to_string(format!("/sys/block/{name}/loop/dio"));
+        if is_direct.is_ok_and(|said| said.trim() == "1") {
+            return Ok(device);
+        }
+        Err("needs a loop device that passes the page cache by".into())
     }
 
     fn set(&self, name: &str, on: bool) {

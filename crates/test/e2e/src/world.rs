@@ -110,7 +110,7 @@ impl Drop for World {
 
 /// Processes that a daemon below `dir` has started: they have its directory in their environment. Its storage workers
 /// end with it, and are its own as long as it lives.
-fn left_behind(dir: &Path, daemon: u32) -> Vec<i32> {
+pub fn left_behind(dir: &Path, daemon: u32) -> Vec<i32> {
     let mark = format!("TAPIO_RUN_DIR={}/", dir.display());
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

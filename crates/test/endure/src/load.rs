@@ -264,9 +264,8 @@ impl<'a> Worker<'a> {
                         model.wrote(range, number, true);
                         Ok(())
                     }
-                    // What is discarded reads as zeroes or as before, and stays as it was read.
                     Act::Trim(range) => {
-                        model.maybe_wrote(range, number, true);
+                        model.discarded(range, number);
                         Ok(())
                     }
                     Act::Flush => {
@@ -282,8 +281,12 @@ impl<'a> Worker<'a> {
             Err(error) => error,
         };
         let excused = self.excused(connected, before, &answer);
-        if let (Act::Write(range, _) | Act::Zero(range) | Act::Trim(range), Some(_)) = (act, excused) {
-            model.maybe_wrote(range, number, !matches!(act, Act::Write(..)));
+        match act {
+            Act::Write(range, _) | Act::Zero(range) => {
+                model.maybe_wrote(range, number, matches!(act, Act::Zero(_)));
+            }
+            Act::Trim(range) => model.discarded(range, number),
+            Act::Read(_) | Act::Flush => {}
         }
         drop(model);
         drop(gate);

@@ -8,6 +8,8 @@
 //!   load        its NBD clients: requests at random, every answer compared
 //!     |
 //!   model       what each sector has to hold
+//!   xenstored   clients of our xenstored, each with a part of the tree that it knows
+//!   toolstack   a daemon with VDIs and VMs, and what it has to show of them
 //!   report      what was done and found
 //! ```
 //!
@@ -18,8 +20,10 @@ mod load;
 mod model;
 mod random;
 mod report;
+mod toolstack;
+mod xenstored;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -34,7 +38,8 @@ use crate::report::Report;
 /// a schedule that is drawn from the seed: SIGKILL and a start, pause, live and offline snapshots, commits of inner
 /// images and of the leaf, mirrors and pivots, growing, kills in the middle of each of these, full storages, EIO and
 /// hangs. What was answered has to be there, flushed or not: no power is cut here. Images are checked by 'vhd-util
-/// check', and read by qemu-img where it can.
+/// check', and read by qemu-img where it can. Two more legs do the same to tapio-xenstored and to tapiod, with models
+/// of the tree and of the VDIs.
 ///
 /// The first byte that differs, or a command that answers what it may not, ends the run: it prints the leg, the step
 /// and the last actions, keeps images and logs, and the exit status is 1. The same seed draws the same schedule; what
@@ -73,6 +78,56 @@ struct Arguments {
     list: bool,
 }
 
+/// A part of the run.
+struct Leg {
+    name: &'static str,
+    about: &'static str,
+    by_default: bool,
+    kind: LegKind,
+}
+
+#[derive(Clone, Copy)]
+enum LegKind {
+    Disk(&'static disk::Kind),
+    Xenstored,
+    Toolstack,
+}
+
+fn legs() -> Vec<Leg> {
+    let disks = disk::KINDS.iter().map(|kind| Leg {
+        name: kind.name,
+        about: kind.about,
+        by_default: kind.by_default,
+        kind: LegKind::Disk(kind),
+    });
+    let others = [
+        Leg {
+            name: xenstored::NAME,
+            about: "tapio-xenstored, killed and replaced by live updates under load",
+            by_default: true,
+            kind: LegKind::Xenstored,
+        },
+        Leg {
+            name: toolstack::NAME,
+            about: "tapiod with VDIs and VMs, killed with its disk processes in the middle of operations",
+            by_default: true,
+            kind: LegKind::Toolstack,
+        },
+    ];
+    disks.chain(others).collect()
+}
+
+impl Leg {
+    /// Runs until the run ends. `Err` is why it cannot run here.
+    fn run(&self, dir: &Path, report: &Report) -> Result<(), String> {
+        match self.kind {
+            LegKind::Disk(kind) => disk::run(kind, dir, report),
+            LegKind::Xenstored => xenstored::run(dir, report),
+            LegKind::Toolstack => toolstack::run(dir, report),
+        }
+    }
+}
+
 fn seed() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(1, |since| since.as_micros() as u64 % 1_000_000_000)
@@ -81,13 +136,13 @@ fn seed() -> u64 {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.list {
-        for kind in disk::KINDS {
-            let when = if kind.by_default { "" } else { "; only when it is named" };
-            println!("{:<12} {}{when}", kind.name, kind.about);
+        for leg in legs() {
+            let when = if leg.by_default { "" } else { "; only when it is named" };
+            println!("{:<12} {}{when}", leg.name, leg.about);
         }
         return ExitCode::SUCCESS;
     }
-    let known = |name: &String| disk::KINDS.iter().any(|kind| kind.name == name);
+    let known = |name: &String| legs().iter().any(|leg| leg.name == name);
     if let Some(unknown) = arguments.only.iter().find(|name| !known(name)) {
         eprintln!("tapio-endure: there is no leg '{unknown}': --list names them");
         return ExitCode::from(2);
@@ -119,21 +174,21 @@ fn main() -> ExitCode {
 }
 
 /// Runs the legs side by side, and gives how many could run.
-fn run(arguments: &Arguments, dir: &std::path::Path, report: &Report) -> usize {
-    let chosen = |kind: &disk::Kind| match arguments.only.as_slice() {
-        [] => kind.by_default,
-        only => only.iter().any(|only| only == kind.name),
+fn run(arguments: &Arguments, dir: &Path, report: &Report) -> usize {
+    let chosen = |leg: &Leg| match arguments.only.as_slice() {
+        [] => leg.by_default,
+        only => only.iter().any(|only| only == leg.name),
     };
     let until = Instant::now() + Duration::from_secs_f64(arguments.minutes * 60.0);
     thread::scope(|scope| {
-        let legs: Vec<_> = disk::KINDS
-            .iter()
-            .filter(|kind| chosen(kind))
-            .map(|kind| {
-                scope.spawn(move || match disk::run(kind, dir, report) {
+        let legs: Vec<_> = legs()
+            .into_iter()
+            .filter(chosen)
+            .map(|leg| {
+                scope.spawn(move || match leg.run(dir, report) {
                     Ok(()) => true,
                     Err(reason) => {
-                        report.leave_out(kind.name, &reason);
+                        report.leave_out(leg.name, &reason);
                         false
                     }
                 })

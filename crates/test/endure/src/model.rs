@@ -8,6 +8,10 @@
 //! What was answered survives the end of a process, flushed or not: it is in the page cache or the intent log. Only a
 //! power cut may take what no flush covered, and there is none here. The model notes what a flush covered all the
 //! same: a finding says so, because it tells apart two kinds of defect.
+//!
+//! A discarded sector reads as zeroes or as before, and stays as it was read. Of an encrypted VHD only whole blocks are
+//! discarded, with their ciphertext in place: what was read as zeroes may be what it was before when the process was
+//! killed, once, unless the sector was written or zeroed since, or the disk closed in order.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -47,13 +51,17 @@ impl Range {
 }
 
 /// The content of a disk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Model {
     /// Tells disks apart in what they hold.
     disk: u16,
     sectors: Vec<u32>,
     /// What else a sector may hold.
     unsure: HashMap<u64, Vec<u32>>,
+    /// Sectors of a block, where blocks are discarded as a whole and come back when the process is killed.
+    block: Option<u64>,
+    /// What a discarded sector may hold again when the process is killed.
+    returning: HashMap<u64, Vec<u32>>,
     /// Ranges that requests use just now.
     busy: Vec<Range>,
     /// The number of the last write.
@@ -152,6 +160,8 @@ impl Model {
             disk,
             sectors,
             unsure: HashMap::new(),
+            block: None,
+            returning: HashMap::new(),
             busy: Vec::new(),
             written: 0,
             flushed: 0,
@@ -159,6 +169,12 @@ impl Model {
             steps: Vec::new(),
             history: VecDeque::new(),
         }
+    }
+
+    /// Discards are those of an encrypted VHD with blocks of so many sectors.
+    pub const fn encrypted(mut self, block: u64) -> Self {
+        self.block = Some(block);
+        self
     }
 
     /// Sectors of the disk.
@@ -212,6 +228,7 @@ impl Model {
         for sector in range.sectors() {
             self.sectors[sector as usize] = if zeroes { 0 } else { number };
             self.unsure.remove(&sector);
+            self.returning.remove(&sector);
         }
     }
 
@@ -226,6 +243,44 @@ impl Model {
                 others.push(value);
             }
         }
+    }
+
+    /// Discard `number` was answered, well or not.
+    pub fn discarded(&mut self, range: Range, number: u32) {
+        let Some(block) = self.block else { return self.maybe_wrote(range, number, true) };
+        // The last block may be shorter.
+        let end = range.first + range.count;
+        let last = if end == self.count() { end } else { end / block * block };
+        let first = range.first.next_multiple_of(block).min(last);
+        for sector in first..last {
+            let known = [self.sectors[sector as usize]];
+            let others = self.unsure.get(&sector).map_or(&[][..], Vec::as_slice);
+            let returning = self.returning.entry(sector).or_default();
+            for value in known.iter().chain(others) {
+                if *value != 0 && !returning.contains(value) {
+                    returning.push(*value);
+                }
+            }
+        }
+        self.maybe_wrote(Range { first, count: last - first }, number, true);
+    }
+
+    /// The process was killed, and no request is under way.
+    pub fn killed(&mut self) {
+        for (sector, values) in std::mem::take(&mut self.returning) {
+            let known = self.sectors[sector as usize];
+            let others = self.unsure.entry(sector).or_default();
+            for value in values {
+                if value != known && !others.contains(&value) {
+                    others.push(value);
+                }
+            }
+        }
+    }
+
+    /// The disk was closed in order: nothing comes back any more.
+    pub fn closed(&mut self) {
+        self.returning.clear();
     }
 
     /// What a flush that begins now covers, for [`Model::flush`].
@@ -357,6 +412,51 @@ mod tests {
         assert_eq!(model.read(RANGE, &found), Ok(()));
         assert!(model.read(RANGE, &bytes(1, second, RANGE)).is_err());
         assert!(model.read(RANGE, &bytes(1, first, RANGE)).is_err());
+    }
+
+    /// A disk with one block of four sectors and one of two; all are written.
+    fn encrypted() -> (Model, u32, Range) {
+        let mut model = Model::new(1, 6 * SECTOR_LEN).encrypted(4);
+        let (number, all) = (model.begin_write(), Range { first: 0, count: 6 });
+        model.wrote(all, number, false);
+        (model, number, all)
+    }
+
+    #[test]
+    fn what_was_discarded_stays_as_it_was_read_until_the_process_is_killed() {
+        let (mut model, number, all) = encrypted();
+        let discard = model.begin_write();
+        model.discarded(all, discard);
+        let (before, zeroes) = (bytes(1, number, all), bytes(1, 0, all));
+        assert_eq!(model.read(all, &zeroes), Ok(()));
+        assert!(model.clone().read(all, &before).is_err(), "without a kill");
+        let mut closed = model.clone();
+        closed.closed();
+        closed.killed();
+        assert!(closed.read(all, &before).is_err(), "after an orderly end");
+        let mut zeroed = model.clone();
+        let promise = zeroed.begin_write();
+        zeroed.wrote(all, promise, true);
+        zeroed.killed();
+        assert!(zeroed.read(all, &before).is_err(), "after zeroes that were promised");
+        model.killed();
+        assert_eq!(model.clone().read(all, &zeroes), Ok(()));
+        assert_eq!(model.read(all, &before), Ok(()));
+        model.killed();
+        assert!(model.read(all, &zeroes).is_err(), "it was read since");
+    }
+
+    #[test]
+    fn part_of_an_encrypted_block_is_not_discarded() {
+        let (mut model, number, all) = encrypted();
+        let discard = model.begin_write();
+        model.discarded(Range { first: 1, count: 5 }, discard);
+        let mut found = bytes(1, number, all);
+        assert_eq!(model.clone().read(all, &found), Ok(()));
+        found[4 * 512..].fill(0);
+        assert_eq!(model.clone().read(all, &found), Ok(()), "the short last block is whole");
+        found[3 * 512..].fill(0);
+        assert!(model.read(all, &found).is_err());
     }
 
     #[test]

@@ -22,6 +22,12 @@ pub struct Finding {
     pub what: String,
 }
 
+/// What a panic said: a helper that starts programs ends so when one of them does not what it has to.
+pub fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_string()
+}
+
 /// How often an action was done and refused.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {

@@ -15,12 +15,17 @@ use tapio_xenstored::journal::{self, Dir, Journal, Kept};
 use tapio_xenstored::quota::Limits;
 use tapio_xenstored::serve::rings::{RingPlatform, SharedRings, Source};
 use tapio_xenstored::serve::xen::{Census, DomainEvents, XenSource, local_port};
-use tapio_xenstored::serve::{Daemon, DomainWatch, End, Restored, socket};
+use tapio_xenstored::serve::{self, Daemon, DomainWatch, End, Restored, socket};
 use tapio_xenstored::store::Store;
 
 use args::{Args, Domains};
 
 fn main() -> ExitCode {
+    // First: the process is known by its number, and by its sockets, before it can take the signal.
+    if let Err(error) = serve::hold_updates() {
+        eprintln!("tapio-xenstored: cannot hold signals back: {error}");
+        return ExitCode::FAILURE;
+    }
     tapio_sys::private::new_files();
     let args = Args::parse();
     let result = match args.check_state {

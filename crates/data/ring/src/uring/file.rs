@@ -48,6 +48,8 @@ pub struct UringFile {
     memory_align: u32,
     /// A file system in memory: see [`UringFile::move_now`].
     in_memory: bool,
+    /// A file on FUSE: see [`UringFile::flags`].
+    on_fuse: bool,
     len: Cell<u64>,
     zeroing: Cell<ZeroSupport>,
     /// A flush of the page cache failed: see [`Storage::flush`] of this type.
@@ -70,6 +72,7 @@ pub(super) struct OpenedFile {
     inode: u64,
     memory_align: u32,
     in_memory: bool,
+    on_fuse: bool,
     len: u64,
 }
 
@@ -107,14 +110,16 @@ impl OpenedFile {
             None => (plain, 1, 1),
         };
         let len = current_len(&file)?;
-        let in_memory = !is_device && is_in_memory(&file);
+        let system = if is_device { None } else { file_system(&file) };
+        let in_memory = system.is_some_and(|magic| [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic));
+        let on_fuse = system == Some(libc::FUSE_SUPER_MAGIC);
         let info = StorageInfo {
             align,
             resizable: !is_device,
             fresh_reads_zero: !is_device,
             promises_space: !is_device && !in_memory,
         };
-        Ok(Self { file, lock, info, inode, memory_align, in_memory, len })
+        Ok(Self { file, lock, info, inode, memory_align, in_memory, on_fuse, len })
     }
 }
 
@@ -125,7 +130,7 @@ impl UringFile {
 
     /// A file that was opened, on this ring.
     pub(super) fn of(uring: &Uring, opened: OpenedFile) -> Self {
-        let OpenedFile { file, lock, info, inode, memory_align, in_memory, len } = opened;
+        let OpenedFile { file, lock, info, inode, memory_align, in_memory, on_fuse, len } = opened;
         Self {
             uring: uring.clone(),
             file,
@@ -134,6 +139,7 @@ impl UringFile {
             inode,
             memory_align,
             in_memory,
+            on_fuse,
             len: Cell::new(len),
             zeroing: Cell::new(ZeroSupport::Untried),
             flush_failed: Cell::new(false),
@@ -147,6 +153,17 @@ impl UringFile {
 
     fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
+    }
+
+    /// Which operations a thread of the kernel's does from the beginning, instead of being tried by this one.
+    fn flags(&self, write: bool) -> squeue::Flags {
+        // The kernel waits for the lock of a file on FUSE although it is asked not to wait, and a flush holds that lock
+        // until the server has answered: this thread would hang with a server that hangs.
+        //
+        // Of a file in memory, without being asked, the kernel lets one of its threads work at a time, unless that one
+        // sleeps; copying never sleeps. Writes of a file go one after the other anyway.
+        let aside = self.on_fuse || self.in_memory && !write;
+        if aside { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
     }
 
     /// What was bounced goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
@@ -163,23 +180,21 @@ impl UringFile {
                 continue;
             }
             let fd = types::Fd(self.fd());
-            // Without being asked the kernel lets one of its threads work at a time, unless that one sleeps; copying
-            // never sleeps. Writes of a file go one after the other anyway.
-            let flags = if self.in_memory && !write { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+            let flags = self.flags(write);
             // SAFETY: the maker of `data` promised that its memory stays valid until the operation, awaited here,
             // has completed; the iovec table lives in the operation's own slot.
             let op = unsafe {
                 match piece.flat() {
                     Flat::Contiguous { base, len, buffer: Some(buffer) } => self.uring.start(|_| {
                         if write {
-                            opcode::WriteFixed::new(fd, base, len, buffer).offset(offset).build()
+                            opcode::WriteFixed::new(fd, base, len, buffer).offset(offset).build().flags(flags)
                         } else {
                             opcode::ReadFixed::new(fd, base, len, buffer).offset(offset).build().flags(flags)
                         }
                     }),
                     Flat::Contiguous { base, len, buffer: None } => self.uring.start(|_| {
                         if write {
-                            opcode::Write::new(fd, base, len).offset(offset).build()
+                            opcode::Write::new(fd, base, len).offset(offset).build().flags(flags)
                         } else {
                             opcode::Read::new(fd, base, len).offset(offset).build().flags(flags)
                         }
@@ -188,7 +203,10 @@ impl UringFile {
                         self.uring.inner.tasks.with_iovecs(id, |table| {
                             let (count, _) = piece.fill_iovecs(&mut table[..IOVECS_MAX]);
                             if write {
-                                opcode::Writev::new(fd, table.as_ptr(), count as u32).offset(offset).build()
+                                opcode::Writev::new(fd, table.as_ptr(), count as u32)
+                                    .offset(offset)
+                                    .build()
+                                    .flags(flags)
                             } else {
                                 opcode::Readv::new(fd, table.as_ptr(), count as u32)
                                     .offset(offset)
@@ -302,7 +320,8 @@ impl Storage for UringFile {
     }
 
     fn data_run(&self, span: Span) -> (u64, bool) {
-        if !self.info.resizable {
+        // A server of FUSE is asked, behind the same lock as in `flags`, and this thread would wait for it.
+        if !self.info.resizable || self.on_fuse {
             return (span.len, true);
         }
         let seek = |whence| {
@@ -447,18 +466,16 @@ fn direct_align(file: &File) -> Option<(u32, u32)> {
     (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
 }
 
-/// Whether the file's space is memory: tmpfs or ramfs.
-fn is_in_memory(file: &File) -> bool {
+/// The number of a file system in memory that is not in `libc`.
+const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
+
+/// The number of the kind of file system that the file is on.
+fn file_system(file: &File) -> Option<libc::__fsword_t> {
     // SAFETY: an all-zero statfs is a valid value, and `fstatfs` gets a valid descriptor and place.
-    let magic = unsafe {
+    unsafe {
         let mut stat: libc::statfs = std::mem::zeroed();
-        if libc::fstatfs(file.as_raw_fd(), &raw mut stat) != 0 {
-            return false;
-        }
-        stat.f_type
-    };
-    const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
-    magic == libc::TMPFS_MAGIC || magic == RAMFS_MAGIC
+        (libc::fstatfs(file.as_raw_fd(), &raw mut stat) == 0).then_some(stat.f_type)
+    }
 }
 
 /// The length of a file, or the size of a block device.

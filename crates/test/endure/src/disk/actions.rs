@@ -49,6 +49,7 @@ const ACTIONS: &[(&str, Run)] = &[
     ("errors", faults::errors),
     ("flush errors", faults::flush_errors),
     ("hang", faults::hang),
+    ("kill in hang", faults::kill_in_hang),
 ];
 
 impl Action {
@@ -74,7 +75,8 @@ pub fn judge(subject: &Subject<'_>, action: &str, finished: &Finished, allowed: 
     match finished.status.code() {
         Some(code) if allowed.contains(&code) => {
             let why = std::io::Error::from_raw_os_error(code).to_string();
-            subject.note(&format!("{action} was refused: {}", finished.stderr.trim()));
+            let said = if finished.stderr.trim().is_empty() { &finished.stdout } else { &finished.stderr };
+            subject.note(&format!("{action} was refused: {}", said.trim()));
             subject.report.refused(action, &why);
             Ok(false)
         }

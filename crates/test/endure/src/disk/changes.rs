@@ -282,8 +282,10 @@ pub fn offline_coalesce(subject: &mut Subject<'_>) -> Outcome {
     let index = subject.random.below(subject.chain.len() as u64 - 1) as usize;
     let image = subject.chain[index].clone();
     let merged = subject.tapio(&["vhd-util", "coalesce", "-n", text(&image.path)]);
-    // A documented limit: a parent that is smaller and has no room.
-    let small: &[i32] = if merged.stderr.contains("use 'vhd-util resize") { &[libc::EINVAL] } else { &[] };
+    // A documented limit: a parent that is smaller and has no room. This command says so on standard output, as
+    // XenServer's does.
+    let is_small = merged.stdout.contains("not enough metadata space reserved");
+    let small: &[i32] = if is_small { &[libc::EINVAL] } else { &[] };
     if !judge(subject, "offline coalesce", &merged, small)? {
         return subject.check_images();
     }

@@ -21,6 +21,9 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// How long a disk process may take to start or to end.
 const PROCESS_LIMIT: Duration = Duration::from_secs(120);
 
+/// Sectors of a block of a VHD.
+const BLOCK_SECTORS: u64 = 4096;
+
 /// A result with what is wrong.
 pub type Outcome<T = ()> = Result<T, Finding>;
 
@@ -74,6 +77,8 @@ pub struct Setup {
     pub rest: Duration,
     /// Whether clients discard and zero.
     pub discards: bool,
+    /// Whether the image is an encrypted VHD, whose discards are of another kind.
+    pub is_encrypted: bool,
 }
 
 /// A disk under test.
@@ -97,10 +102,12 @@ pub struct Subject<'a> {
 impl Setup {
     /// What clients need to know.
     pub fn target(&self) -> Target {
+        let model = Model::new(self.disk, self.len);
+        let model = if self.is_encrypted { model.encrypted(BLOCK_SECTORS) } else { model };
         Target {
             name: self.name.clone(),
             socket: self.dir.join("nbd"),
-            model: Mutex::new(Model::new(self.disk, self.len)),
+            model: Mutex::new(model),
             gate: RwLock::new(()),
             troubles: crate::load::Troubles::default(),
             sizes: 0.into(),
@@ -127,6 +134,11 @@ impl<'a> Subject<'a> {
     /// A line of the log.
     pub fn note(&self, said: &str) {
         self.report.note(&self.target.name, self.target.step.load(Ordering::Relaxed), said);
+    }
+
+    /// Where its images are.
+    pub fn images(&self) -> &Path {
+        &self.setup.images
     }
 
     /// The image that is written.
@@ -258,6 +270,25 @@ impl<'a> Subject<'a> {
         if let Some(mut process) = self.process.take() {
             process.kill();
         }
+        self.was_killed();
+    }
+
+    /// The same for a process that the kernel may hold until its storage answers: `meanwhile` runs between the kill and
+    /// the wait for the end.
+    pub fn kill_while(&mut self, meanwhile: impl FnOnce(&mut Self, &mut Running)) {
+        self.target.troubles.begin(Trouble::Down);
+        if let Some(mut process) = self.process.take() {
+            process.signal(libc::SIGKILL);
+            meanwhile(self, &mut process);
+            process.wait(PROCESS_LIMIT);
+        }
+        self.was_killed();
+    }
+
+    /// The process is gone. What it answered before is noted first: its clients hear of the end by themselves.
+    fn was_killed(&self) {
+        let _gate = self.target.gate.write().expect("no holder panics");
+        self.target.model.lock().expect("no holder panics").killed();
     }
 
     /// Ends the process in order.
@@ -266,6 +297,7 @@ impl<'a> Subject<'a> {
         if let Some(mut process) = self.process.take() {
             process.stop(PROCESS_LIMIT);
         }
+        self.target.model.lock().expect("no holder panics").closed();
     }
 
     /// The process has not ended by itself.

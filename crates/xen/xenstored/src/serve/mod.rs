@@ -92,6 +92,15 @@ pub struct Daemon {
     buffer: Vec<u8>,
 }
 
+/// Lets a live update that is asked for by SIGUSR1 wait until the daemon serves: until [`Daemon::take_signals`] the
+/// signal would end the process. To be called before anything that others can see, as the sockets.
+///
+/// # Errors
+/// Of the system call.
+pub fn hold_updates() -> io::Result<()> {
+    poll::hold_signals(&[libc::SIGUSR1])
+}
+
 impl Daemon {
     /// A daemon that serves nobody yet.
     ///

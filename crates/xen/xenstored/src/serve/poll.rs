@@ -135,11 +135,8 @@ pub fn wake(waker: &impl AsRawFd) {
     unsafe { libc::write(waker.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// A descriptor by which signals come that would otherwise end or interrupt the process.
-///
-/// # Errors
-/// Of the system calls.
-pub fn signals(which: &[i32]) -> io::Result<OwnedFd> {
+/// A set of signals.
+fn set_of(which: &[i32]) -> libc::sigset_t {
     // SAFETY: a set of signals is plain memory, filled by the calls before it is used.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
@@ -147,11 +144,32 @@ pub fn signals(which: &[i32]) -> io::Result<OwnedFd> {
         for signal in which {
             libc::sigaddset(&raw mut set, *signal);
         }
-        if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        owned(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))
+        set
     }
+}
+
+/// Lets these signals wait until they are taken by [`signals`], where they would otherwise end the process.
+///
+/// # Errors
+/// Of the system call.
+pub fn hold_signals(which: &[i32]) -> io::Result<()> {
+    let set = set_of(which);
+    // SAFETY: the set is valid for the call.
+    match unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A descriptor by which signals come that would otherwise end or interrupt the process.
+///
+/// # Errors
+/// Of the system calls.
+pub fn signals(which: &[i32]) -> io::Result<OwnedFd> {
+    hold_signals(which)?;
+    let set = set_of(which);
+    // SAFETY: the set is valid for the call.
+    owned(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })
 }
 
 /// The next signal that came.

@@ -7,7 +7,7 @@ use tapio_e2e::client::nbdsh;
 use tapio_e2e::disk::{DiskOptions, Host, Tap, assert_vhd_valid, is_alive, text, vhd_util};
 use tapio_e2e::faulty::Faulty;
 use tapio_e2e::needs;
-use tapio_e2e::process::{Running, poll_until};
+use tapio_e2e::process::{Running, poll_until, run_within};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
 
@@ -196,6 +196,54 @@ print('told', flush=True)
         "h.pwrite(b'c' * 4096, 0)\nh.flush()\nassert h.pread(8192, 0) == b'c' * 4096 + b'a' * 4096",
     );
     tap.destroy();
+}
+
+/// The kernel holds the lock of a file on FUSE while it waits for the flush of that file, and whatever is asked of the
+/// file then waits for the lock: a thread of the kernel's, not the data thread, which has deadlines to keep.
+#[test]
+fn requests_behind_a_flush_that_hangs_are_answered_in_time() {
+    needs!("nbdsh", "nbdinfo");
+    // Past the page cache, and with a length that only the page cache can serve.
+    for len in [16 * MIB, 16 * MIB + 333] {
+        let scratch = Scratch::on_disk();
+        let host = Host::new(&scratch);
+        let faulty = faulty!(&scratch, len, &[]);
+        let image = format!("aio:{}", text(faulty.file()));
+        host.tap_ctl(&["create", "-a", &image, "-t", "2"]).ok();
+        let tap = Tap::found(&host, &image);
+        nbdsh(&tap.uri(), "h.pwrite(b'a' * 8192, 0)\nh.flush()");
+        faulty.hang(true);
+        let outstanding = || {
+            let stats: serde_json::Value = serde_json::from_str(&tap.ctl("stats", &[]).ok()).expect("JSON");
+            stats["reqs_outstanding"].as_u64().expect("a number")
+        };
+        let log = |name: &str| scratch.join(name);
+        let mut flush = client(&tap.uri(), &format!("{FAILS}\nassert fails(h.flush)"), &log("flush.log"));
+        let seen = poll_until(Duration::from_secs(10), || (outstanding() == 1).then_some(()));
+        assert!(seen.is_some(), "the flush is not seen");
+        // As long as the flush hangs, each of these waits for its lock or for the storage.
+        for (name, call) in [
+            ("write.log", "lambda: h.pwrite(b'b' * 4096, 0)"),
+            ("zero.log", "lambda: h.zero(65536, 1 << 20)"),
+            ("trim.log", "lambda: h.trim(1 << 20, 2 << 20)"),
+            ("read.log", "lambda: h.pread(4096, 8 << 20)"),
+        ] {
+            let mut asked = client(&tap.uri(), &format!("{FAILS}\nassert fails({call})"), &log(name));
+            assert!(asked.wait(Duration::from_secs(30)).success(), "{name} of {len}: {}", asked.log());
+        }
+        // Where data are is not known without asking the storage, and needs no asking: everywhere.
+        let map = run_within(Command::new("nbdinfo").args(["--map", &tap.uri()]), Duration::from_secs(30));
+        assert!(map.stdout.contains("data"), "{map}");
+        assert!(flush.wait(Duration::from_secs(30)).success(), "{}", flush.log());
+        faulty.hang(false);
+        let ended = poll_until(Duration::from_secs(20), || (outstanding() == 0).then_some(()));
+        assert!(ended.is_some(), "the kernel keeps requests");
+        if len % 512 == 0 {
+            // Past the page cache a flush that failed is followed by one that works.
+            nbdsh(&tap.uri(), "h.pwrite(b'c' * 4096, 0)\nh.flush()\nassert h.pread(4096, 0) == b'c' * 4096");
+        }
+        tap.destroy();
+    }
 }
 
 /// An orderly end waits for what is stuck, for as long as the one who asks does; a forced one does not.

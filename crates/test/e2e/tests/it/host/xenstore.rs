@@ -159,6 +159,28 @@ fn a_live_update_is_noticed_by_nobody() {
     assert_eq!(xenstored.control(&["check"]), "OK");
 }
 
+/// What is opened after the sockets is a FIFO here: until a reader comes, the daemon is starting for certain.
+#[test]
+fn a_live_update_that_is_asked_for_during_the_start_comes_after_it() {
+    needs_tools!();
+    let scratch = Scratch::in_memory();
+    let fifo = scratch.join("trace");
+    run(Command::new("mkfifo").arg(&fifo)).ok();
+    let arguments: Vec<String> = ["--trace-file", text(&fifo)].map(String::from).into();
+    let running = Xenstored::run(&scratch, &arguments);
+    let mut xenstored = Xenstored { scratch, running, arguments };
+    let pid = xenstored.running.pid();
+    // SAFETY: our own child.
+    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGUSR1) }, 0);
+    let reader = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).expect("opened");
+    let command_line = || std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let updated = || command_line().contains("--restore=").then_some(());
+    xenstored.running.wait_for("the update", LIMIT, updated);
+    xenstored.xs("xenstore-write", &["/after", "1"]).ok();
+    assert!(xenstored.running.is_running());
+    drop(reader);
+}
+
 #[test]
 fn what_is_in_a_state_directory_survives_a_kill() {
     needs_tools!();
