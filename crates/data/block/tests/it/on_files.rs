@@ -22,6 +22,20 @@ fn a_raw_file_keeps_what_is_written() {
     assert_eq!(bytes[8192..12288], [7; 4096]);
 }
 
+/// What stands behind the last sector of a file is no part of the disk, and does not become one.
+#[test]
+fn a_raw_file_that_grows_reads_as_zero_from_its_last_sector_on() {
+    let directory = directory();
+    let path = directory.path().join("disk.raw");
+    std::fs::write(&path, vec![7; (1 << 20) + 333]).unwrap();
+    let disk = start(chain(&[(ImageKind::Raw, &path)], Access::ReadWrite));
+    assert_eq!(disk.geometry().len, 1 << 20);
+    assert_eq!(disk.grow(2 << 20, SOON).unwrap().len, 2 << 20);
+    assert_eq!(read(&disk, (1 << 20) - 512, 1536).unwrap(), [vec![7; 512], vec![0; 1024]].concat());
+    disk.close(SOON).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
+}
+
 #[test]
 fn requests_that_make_no_sense_are_refused_and_harm_nothing() {
     let directory = directory();

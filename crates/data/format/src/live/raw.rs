@@ -57,6 +57,10 @@ impl<S: Storage> RawLayer<S> {
         }
         let len = len.checked_next_multiple_of(SECTOR_LEN).unwrap_or(u64::MAX);
         let failed = |error| FormatError::io(format!("cannot make the image {len} bytes long"), error);
+        if !self.store.len().is_multiple_of(SECTOR_LEN) {
+            // The last piece was no part of the disk. As one it reads as zero, as all that is new.
+            self.store.set_len(self.virtual_len.get()).await.map_err(failed)?;
+        }
         self.store.set_len(len).await.map_err(failed)?;
         self.store.flush().await.map_err(failed)?;
         self.virtual_len.set(len);

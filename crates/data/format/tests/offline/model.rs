@@ -1,5 +1,6 @@
 //! Random work on real files against a plain list of bytes.
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
@@ -90,7 +91,10 @@ impl Disk {
             Base::Fixed => create(&path, &Shape::Fixed, len, 0).unwrap(),
             Base::Dynamic => create(&path, &Shape::Dynamic, len, 64 * MIB).unwrap(),
             Base::Raw { rest } => {
-                std::fs::File::create(&path).unwrap().set_len(len + rest).unwrap();
+                let file = std::fs::File::create(&path).unwrap();
+                file.set_len(len + rest).unwrap();
+                // No part of the disk, whatever it holds.
+                file.write_all_at(&vec![0x5a; rest as usize], len).unwrap();
                 let child = disk.dir.path().join("1.vhd");
                 let options = SnapshotOptions { raw_parent: true, len_max: 64 * MIB, ..Default::default() };
                 snapshot(&child, &path, &options).unwrap();

@@ -11,7 +11,7 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_control::{PoolSpec, RunDir, disk_program};
@@ -38,7 +38,20 @@ pub(crate) struct Table {
     backend: Arc<dyn Backend>,
     notes: note::Notes,
     disks: Mutex<BTreeMap<Uuid, Note>>,
+    /// Disks whose process is being replaced. Locked before `disks`.
+    restarting: Mutex<BTreeSet<Uuid>>,
+    restarted: Condvar,
     watch: watch::Watch,
+}
+
+/// A disk whose process is being replaced, until this is dropped.
+struct Restarting<'a>(&'a Table, Uuid);
+
+impl Drop for Restarting<'_> {
+    fn drop(&mut self) {
+        self.0.restarting().remove(&self.1);
+        self.0.restarted.notify_all();
+    }
 }
 
 /// Disk processes of this host.
@@ -55,6 +68,10 @@ impl Table {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Note>> {
         // Every change is one call on the map.
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn restarting(&self) -> MutexGuard<'_, BTreeSet<Uuid>> {
+        self.restarting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes what is known of a disk, on disk first.
@@ -115,6 +132,8 @@ impl Disks {
             backend,
             notes: note::Notes::new(&config.run_dir),
             disks: Mutex::default(),
+            restarting: Mutex::default(),
+            restarted: Condvar::new(),
             watch: watch::Watch::default(),
         }))
     }
@@ -274,13 +293,20 @@ impl Disks {
         Ok(())
     }
 
-    /// Writes down that the disk goes.
+    /// Writes down that the disk goes. A process that takes the place of one that died is waited for, at most until
+    /// `until`: what ends is the disk, whichever process it has by then.
     ///
     /// # Errors
     /// The note cannot be written.
-    pub fn is_ending(&self, vbd: Uuid) -> Result<(), ApiError> {
+    pub fn is_ending(&self, vbd: Uuid, until: Instant) -> Result<(), ApiError> {
+        let patience = until.saturating_duration_since(Instant::now());
+        let restarting = self.0.restarting();
+        let waited =
+            self.0.restarted.wait_timeout_while(restarting, patience, |restarting| restarting.contains(&vbd));
+        let (restarting, _) = waited.unwrap_or_else(PoisonError::into_inner);
         self.0.watch.remove(vbd);
         self.0.update(vbd, |note| note.phase = Phase::Ending)?;
+        drop(restarting);
         step("vbd-unplug:noted");
         Ok(())
     }
@@ -363,7 +389,11 @@ impl Disks {
     /// It does not start; or the device would have another name.
     pub fn restart(&self, vbd: Uuid, until: Instant) -> Result<Option<PluggedDisk>, ApiError> {
         let gone = || ApiError::internal(format!("VBD {vbd} has no disk that could be started again"));
-        let note = self.of_vbd(vbd).ok_or_else(gone)?;
+        let mut restarting = self.0.restarting();
+        let note = self.of_vbd(vbd).filter(|note| note.phase == Phase::Running).ok_or_else(gone)?;
+        restarting.insert(vbd);
+        drop(restarting);
+        let _restarting = Restarting(&self.0, vbd);
         let (Some(chain), Some(front)) = (note.chain.clone(), note.front.clone()) else { return Err(gone()) };
         if let Some(process) = note.process {
             // Its marker is freed; the process is gone.

@@ -113,6 +113,11 @@ fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
         lookup::tell(stack, "VBD_DISK_PROCESS_RESTARTED", &*stack.db.get("VM", vbd.text("VM"))?, &told);
         return Ok(());
     };
+    let Some(note) = stack.disks.of_vbd(uuid) else { return Ok(()) };
+    if note.phase != Phase::Running {
+        // An unplug came first.
+        return left_ended(stack, &call, &note);
+    }
     let why = format!("The disk process of VBD {uuid} died and cannot be started again: {error}");
     recover::remove(&call, &note, Some(&vbd))?;
     record(&call, &vbd.reference, None, Some(&why))?;

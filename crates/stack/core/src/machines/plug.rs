@@ -286,7 +286,7 @@ impl Disk {
         if !self.is_mine() {
             return Ok(());
         }
-        disks.is_ending(self.spec.vbd)?;
+        disks.is_ending(self.spec.vbd, Instant::now() + UNDO)?;
         self.driver.unplug(self.vm, &self.spec, true, Instant::now() + UNDO)?;
         disks.withdraw(self.spec.vbd, true, Instant::now() + UNDO)?;
         self.record_plugged(None)
@@ -326,7 +326,7 @@ impl Disk {
         if disks.of_vbd(uuid).is_none() {
             return Ok(());
         }
-        disks.is_ending(uuid)?;
+        disks.is_ending(uuid, until)?;
         let let_go = self
             .driver
             .unplug(self.vm, &self.spec, force, until)

@@ -18,6 +18,35 @@ fn wait(what: &str, is_there: impl Fn() -> bool) {
     }
 }
 
+#[test]
+fn an_unplug_waits_for_the_process_that_takes_the_place_of_one_that_died() {
+    let backend = Arc::new(Pretend::default());
+    let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);
+    let vbd = rig.make_vbd(&rig.control_domain(), &rig.make_vdi(&rig.make_sr(), MIB));
+    rig.call("VBD.plug", vec![vbd.as_str().into()]);
+    let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
+    let starting = backend.starting.lock().expect("no panic");
+    let unplug = std::thread::scope(|scope| {
+        let again = scope.spawn(|| rig.stack.disks.restart(uuid, Instant::now() + Duration::from_secs(60)));
+        wait("the end of the first process", || backend.ours().is_empty());
+        let unplug = rig.text("Async.VBD.unplug", vec![vbd.as_str().into()]);
+        wait("the unplug", || {
+            let vbd = rig.get("VBD", &vbd);
+            vbd.get("current_operations").as_map().is_some_and(|operations| !operations.is_empty())
+        });
+        // Without a wait for the other process it would be through by now.
+        std::thread::sleep(Duration::from_millis(200));
+        drop(starting);
+        again.join().expect("no panic").expect("it starts");
+        unplug
+    });
+    assert_eq!(rig.finished(&unplug).text("status"), "success");
+    assert!(backend.ours().is_empty() && rig.stack.disks.of_vbd(uuid).is_none());
+    rig.check(Some(&*backend));
+    // What goes has no need of another process.
+    assert!(rig.stack.disks.restart(uuid, Instant::now()).is_err());
+}
+
 /// A VDI that one disk of the host reads, and a second that may.
 struct Readers {
     rig: Rig,

@@ -19,6 +19,8 @@ pub struct Pretend {
     open: Duration,
     /// No process starts while this is set.
     pub fails: AtomicBool,
+    /// No process starts while somebody has this.
+    pub starting: Mutex<()>,
     /// No disk is paused while somebody has this.
     pub pausing: Mutex<()>,
     next: AtomicI32,
@@ -36,6 +38,7 @@ impl Backend for Pretend {
         if self.fails.load(Ordering::Relaxed) {
             return Err(ApiError::backend(453, "no process starts today", ""));
         }
+        drop(self.starting.lock().expect("no panic"));
         // Below zero: no process of the machine has such a number.
         let pid = -1 - self.next.fetch_add(1, Ordering::Relaxed);
         self.alive.lock().expect("no panic").insert(pid, vbd);

@@ -182,13 +182,16 @@ pub fn kill_in_commit(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
     let old = subject.chain.clone();
     let mut new = old.clone();
     new.remove(index);
-    // It may have been done before the command has heard of it.
-    let is_left = was_done || index > 0 && !has_parent(subject, &old[index - 1], &image)?;
-    subject.start_among(match (is_left, index) {
+    subject.start_among(match (was_done, index) {
         (true, _) => vec![new],
-        (false, 0) => vec![old, new],
-        (false, _) => vec![old],
+        (false, 0) => vec![old.clone(), new],
+        (false, _) => vec![old.clone()],
     })?;
+    // It may have been done before the command has heard of it. Asked only now: the kernel ends the writes of a process
+    // that was killed a little later, and what it still owed is put in place by the next.
+    if !was_done && index > 0 && !has_parent(subject, &old[index - 1], &image)? {
+        subject.chain.remove(index);
+    }
     if !subject.chain.contains(&image) {
         subject.remove(&[image]);
     }
