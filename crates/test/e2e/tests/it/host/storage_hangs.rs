@@ -361,7 +361,7 @@ fn a_pbd_of_a_hung_sr_is_refused_in_time_and_the_sr_works_later() {
     hanging.hang(true);
     session.fails("VDI.create", &[new_vdi(&bad)]);
     let began = Instant::now();
-    if let Err(failed) = session.try_call("PBD.unplug", &[pbd.clone()]) {
+    if let Err(failed) = session.try_call("PBD.unplug", std::slice::from_ref(&pbd)) {
         assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
         let uuid = session.text("SR.get_uuid", &[json!(bad)]);
         assert!(failed.iter().any(|word| word.contains(&uuid)), "{failed:?}");
