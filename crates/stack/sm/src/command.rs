@@ -141,6 +141,6 @@ mod tests {
         let started = Instant::now();
         let failed = run("sleep", &["60"], Duration::from_millis(50)).unwrap_err();
         assert!(failed.to_string().contains("killed"), "{failed}");
-        assert!(started.elapsed() < Duration::from_secs(5));
+        assert!(started.elapsed() < Duration::from_secs(30));
     }
 }

@@ -14,6 +14,8 @@ use crate::db::{Change, Object};
 
 /// How long an operation that is in the way of a forced one may take to end by itself.
 const COURTESY: Duration = Duration::from_secs(2);
+/// Operations on a VM that wait for its guest, and yield to a forced one meanwhile.
+const WAITING: [&str; 3] = ["clean_shutdown", "clean_reboot", "shutdown"];
 /// How often that is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -142,7 +144,10 @@ impl Running {
             match begun {
                 Err(error)
                     if error.code == "OTHER_OPERATION_IN_PROGRESS"
-                        && error.params.first().is_some_and(|class| class == "VBD" || class == "VM") =>
+                        && match &error.params[..] {
+                            [class, _, running, ..] => class == "VBD" || WAITING.contains(&running.as_str()),
+                            _ => false,
+                        } =>
                 {
                     if call.progress.is_cancelled() {
                         return Err(ApiError::new(

@@ -294,7 +294,7 @@ fn ten_thousand_disks_are_listed_without_a_search_for_each() {
         assert!(vbds.is_empty());
     }
     // A search among all for each would be a hundred million looks: minutes in this build.
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     let sr = db.record(&db.get("SR", &sr).expect("it is there"));
     assert_eq!(sr.as_map().expect("a record")["VDIs"].as_set().expect("a set").len(), 10_000);
 }

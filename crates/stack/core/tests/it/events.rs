@@ -121,7 +121,7 @@ fn a_blocked_call_is_answered_when_something_happens_and_not_before() {
     assert!(from(&admin, &["pool"], &token, 0.1).events.is_empty());
     assert!(began.elapsed() >= Duration::from_millis(100));
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| from(&admin, &["pool"], &token, 30.0));
+        let waiting = scope.spawn(|| from(&admin, &["pool"], &token, 120.0));
         std::thread::sleep(Duration::from_millis(30));
         let vm = admin.vm("of no concern");
         note(&admin, "VM", &vm, "x");
@@ -130,7 +130,7 @@ fn a_blocked_call_is_answered_when_something_happens_and_not_before() {
         note(&admin, "pool", &pool, "x");
         assert_eq!(waiting.join().expect("no panic").events.len(), 1);
     });
-    assert!(began.elapsed() < Duration::from_secs(10));
+    assert!(began.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_logout_releases_who_waits() {
             let began = Instant::now();
             client.call("session.logout", vec![]);
             assert_eq!(waiting.join().expect("no panic"), "SESSION_INVALID");
-            assert!(began.elapsed() < Duration::from_secs(5), "{method}");
+            assert!(began.elapsed() < Duration::from_secs(30), "{method}");
         });
     }
 }

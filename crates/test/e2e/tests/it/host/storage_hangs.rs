@@ -11,7 +11,7 @@ use tapio_e2e::faulty::Faulty;
 use tapio_e2e::needs;
 use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
-use tapio_e2e::tools::skip;
+use tapio_e2e::tools::{our, skip};
 use tapio_e2e::toolstack::{Daemon, DaemonOptions, Session};
 
 use super::MIB;
@@ -361,7 +361,7 @@ fn a_pbd_of_a_hung_sr_is_refused_in_time_and_the_sr_works_later() {
     hanging.hang(true);
     session.fails("VDI.create", &[new_vdi(&bad)]);
     let began = Instant::now();
-    if let Err(failed) = session.try_call("PBD.unplug", &[pbd.clone()]) {
+    if let Err(failed) = session.try_call("PBD.unplug", std::slice::from_ref(&pbd)) {
         assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
         let uuid = session.text("SR.get_uuid", &[json!(bad)]);
         assert!(failed.iter().any(|word| word.contains(&uuid)), "{failed:?}");
@@ -376,5 +376,34 @@ fn a_pbd_of_a_hung_sr_is_refused_in_time_and_the_sr_works_later() {
     session.call("SR.forget", &[json!(bad)]);
     assert!(session.try_call("SR.get_uuid", &[json!(bad)]).is_err());
     hanging.hang(false);
+    stop(daemon);
+}
+
+#[test]
+fn a_disk_process_that_is_killed_again_and_again_takes_one_number() {
+    let scratch = Scratch::on_disk();
+    let daemon = DaemonOptions::new(&scratch).default_sr().start();
+    let session = daemon.login();
+    let vdi = make_vdi(&session, &default_sr(&session));
+    let (vm, vbd) = machine(&session, &vdi);
+    let process = || {
+        let mut list = Command::new(our("tapio"));
+        list.args(["tap-ctl", "list"]).env("TAPIO_RUN_DIR", scratch.join("run/disk"));
+        let rows = run(&mut list).stdout;
+        let row = rows.lines().find(|row| row.contains("args=vhd:"))?;
+        row.split_whitespace().find_map(|word| word.strip_prefix("pid=")?.parse::<i32>().ok())
+    };
+    let mut pid = until("its process", LIMIT, process);
+    for round in 0..6 {
+        // SAFETY: the disk process of this test's daemon, by its number.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "round {round}");
+        pid = until("another process", LIMIT, || process().filter(|other| *other != pid));
+    }
+    until("its VBD", LIMIT, || {
+        (session.call("VBD.get_currently_attached", &[json!(vbd)]) == json!(true)).then_some(())
+    });
+    let numbers = std::fs::read_dir(scratch.join("run/disk/tapdisk")).expect("markers").count();
+    assert!(numbers <= 2, "{numbers} numbers are taken for one disk");
+    session.call("VM.hard_shutdown", &[json!(vm)]);
     stop(daemon);
 }
