@@ -123,6 +123,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let (plan, skipped) = plan(arguments)?;
     super::end_at_interrupt();
     let place = Place(std::env::temp_dir().join(format!("tapio-bench-xenstore-{}", std::process::id())));
+    // A name that another user has taken is refused.
+    std::fs::create_dir(&place.0)
+        .map_err(|error| failed(format!("cannot make {}: {error}", place.0.display())))?;
     let mut report = Report {
         setting: common::Setting::now(plan.time, plan.rounds),
         loads: Vec::new(),
