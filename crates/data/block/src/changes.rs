@@ -50,7 +50,8 @@ impl<S: Storage> ChangeLog<S> {
         // Before memory is taken: a disk without end would need memory without end.
         let mut page = PageBuf::zeroed(PAGE_LEN);
         let first = padded(HEADER_LEN, &store);
-        store.read(0, page.segments(first)).await.map_err(io)?;
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        store.read(0, unsafe { page.segments(first) }).await.map_err(io)?;
         let header = LogHeader::decode(&page)?;
         page.fill(0);
         // One that is longer was made ready for a disk that did not grow after all.
@@ -66,7 +67,8 @@ impl<S: Storage> ChangeLog<S> {
             return Err(too_short(store.len(), header.size));
         }
         let bytes = PageBuf::zeroed(len.next_multiple_of(PAGE_LEN));
-        store.read(0, bytes.segments(padded(len, &store))).await.map_err(io)?;
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        store.read(0, unsafe { bytes.segments(padded(len, &store)) }).await.map_err(io)?;
         let log = Self {
             store,
             changed: RefCell::new(vec![false; bytes.len() / PAGE_LEN]),
@@ -103,7 +105,9 @@ impl<S: Storage> ChangeLog<S> {
     async fn write(&self, from: usize, len: usize) -> Result<()> {
         let whole = padded(self.len.get(), &self.store);
         let end = padded(from + len, &self.store).min(whole);
-        let piece = self.bytes.borrow().segments(whole).slice(from as u64, (end - from) as u64);
+        // SAFETY: the bytes are this log's until it ends, and replaced by a change of the disk alone, of which there is
+        // one at a time and which waits for this.
+        let piece = unsafe { self.bytes.borrow().segments(whole).slice(from as u64, (end - from) as u64) };
         let written = self.store.write(from as u64, piece).await;
         written.map_err(|error| FormatError::io("cannot write the log of changed blocks", error))
     }

@@ -278,7 +278,8 @@ async fn copy_piece<S: tapio_ring::Storage>(
 ) -> Result<()> {
     let meter = Meter::default();
     let page = PageBuf::zeroed(span.len as usize);
-    let data = page.segments(span.len as usize);
+    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+    let data = unsafe { page.segments(span.len as usize) };
     source.read(span, data, &meter).await?;
     let empty = page[..span.len as usize].iter().all(|&byte| byte == 0);
     if !(empty && target.reads_zero(span).await?) {

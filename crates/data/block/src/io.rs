@@ -77,7 +77,8 @@ macro_rules! either {
     };
 }
 
-impl Storage for DiskStore {
+// SAFETY: both kinds do as they must.
+unsafe impl Storage for DiskStore {
     fn info(&self) -> StorageInfo {
         either!(self, store => store.info())
     }

@@ -264,9 +264,20 @@ impl Buffer {
         self.pool.page(self.first)
     }
 
-    /// The buffer as the memory of a request. It must stay alive until that has completed.
-    pub fn segments(&self) -> Segments {
-        // SAFETY: the pages are this buffer's until it is dropped; whoever holds the request holds the buffer.
+    /// The buffer as the memory of a request.
+    ///
+    /// ```compile_fail,E0133
+    /// #![forbid(unsafe_code)]
+    /// let pool = tapio_ring::Pool::new(1 << 20).unwrap();
+    /// let given_back = pool.take(4096).unwrap().segments();
+    /// let other = pool.take(4096).unwrap();
+    /// given_back.fill_zero();
+    /// ```
+    ///
+    /// # Safety
+    /// As [`crate::PageBuf::segments`]: what is made here is not used any more when the buffer is cut or dropped.
+    pub unsafe fn segments(&self) -> Segments {
+        // SAFETY: the pages are this buffer's until it is dropped, and the caller keeps to that.
         unsafe { Segments::from_registered(self.as_ptr(), self.len as u64, self.buffer) }
     }
 }

@@ -212,11 +212,25 @@ impl PageBuf {
         Self { base, layout }
     }
 
-    /// The whole buffer, or its first `len` bytes, as the memory of an operation. The buffer must stay alive and
-    /// untouched until that has completed, which holds in an `async fn` that owns it and awaits the operation.
-    pub fn segments(&self, len: usize) -> Segments {
+    /// The whole buffer, or its first `len` bytes, as the memory of an operation.
+    ///
+    /// ```compile_fail,E0133
+    /// #![forbid(unsafe_code)]
+    /// let freed = {
+    ///     let page = tapio_ring::PageBuf::zeroed(4096);
+    ///     page.segments(4096)
+    /// };
+    /// freed.fill_zero();
+    /// ```
+    ///
+    /// # Safety
+    /// What is made here and its slices are not used any more, by operations under way neither, when the buffer is
+    /// dropped, and what reads or writes them does not run beside a reference to the same bytes. That holds in an
+    /// `async fn` that owns the buffer and awaits the operation: its future is polled to its end, never dropped half
+    /// way (see [`crate::Storage`]).
+    pub unsafe fn segments(&self, len: usize) -> Segments {
         assert!(len <= self.layout.size());
-        // SAFETY: the memory lives as long as `self`; the callers await the operation while they hold `self`.
+        // SAFETY: the memory lives as long as `self`, and the caller keeps to that.
         unsafe { Segments::from_raw(self.base.as_ptr(), len as u64) }
     }
 }

@@ -39,7 +39,12 @@ pub enum Zeroing {
 /// [`Storage::flush`] that began after the write had completed.
 ///
 /// The futures own operations of the kernel: they are always polled to their end, never dropped half way.
-pub trait Storage: 'static {
+///
+/// # Safety
+/// What [`Storage::read`] and [`Storage::write`] are given is used until their futures have ended, and never again, by
+/// the storage and by everything that it hands the memory to: the kernel, threads, other storages. Callers free and
+/// reuse it then.
+pub unsafe trait Storage: 'static {
     /// What this storage can do.
     fn info(&self) -> StorageInfo;
     /// Length in bytes.

@@ -67,7 +67,8 @@ impl Buffers {
                 Piece::Zero(_) => bytes.fill(0),
             }
             cipher.encrypt((span.start + done) / SECTOR_LEN, bytes);
-            result = leaf.store().write(offset + done, buffer.segments(len as usize)).await;
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            result = leaf.store().write(offset + done, unsafe { buffer.segments(len as usize) }).await;
             done += len;
         }
         self.give(buffer, tasks);

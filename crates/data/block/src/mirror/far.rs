@@ -219,7 +219,9 @@ impl<S: Storage> Far<S> {
         let meter = Meter::default();
         match order {
             Order::Write(span) => {
-                let from = place.memory.borrow().as_ref().map_or(Segments::EMPTY, Buffer::segments);
+                // SAFETY: the memory stays in its place until the order was carried out: see `release`.
+                let memory = |buffer: &Buffer| unsafe { buffer.segments() };
+                let from = place.memory.borrow().as_ref().map_or(Segments::EMPTY, memory);
                 self.chain.write(span, from, &meter).await
             }
             Order::Zero(span, how) => self.chain.write_zeroes(span, how, &meter).await,
@@ -271,9 +273,14 @@ impl<S: Storage> Far<S> {
 }
 
 impl<S: Storage> Asked<S> {
-    /// The memory of the request, for as long as this value lives.
-    pub fn memory(&self) -> Segments {
-        self.far.places[self.index].memory.borrow().as_ref().map_or(Segments::EMPTY, Buffer::segments)
+    /// The memory of the request.
+    ///
+    /// # Safety
+    /// It is used as long as this value lives, and never after.
+    pub unsafe fn memory(&self) -> Segments {
+        // SAFETY: the memory stays in its place as long as somebody has asked: see `release`.
+        let memory = |buffer: &Buffer| unsafe { buffer.segments() };
+        self.far.places[self.index].memory.borrow().as_ref().map_or(Segments::EMPTY, memory)
     }
 
     /// Waits for the answer.

@@ -296,7 +296,8 @@ impl<S: Storage> Mirror<S> {
             Some(far) if !self.dirty.borrow().has_all(span) => self.ask_write(&far, span, from).await,
             _ => None,
         };
-        let bytes = asked.as_ref().map_or(from, far::Asked::memory);
+        // SAFETY: `asked` lives longer than the write that is given its memory.
+        let bytes = asked.as_ref().map_or(from, |asked| unsafe { asked.memory() });
         if asked.is_none() {
             self.lacks(span);
         }
@@ -476,7 +477,8 @@ impl<S: Storage> Mirror<S> {
                     far.order(Order::Zero(piece, Zeroing::Unmap), None).await?;
                 } else {
                     let memory = far.memory(piece.len).await?;
-                    chain.read(piece, memory.segments(), &Meter::default()).await?;
+                    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+                    chain.read(piece, unsafe { memory.segments() }, &Meter::default()).await?;
                     far.order(Order::Write(piece), Some(memory)).await?;
                 }
                 left = left.skip(piece.len);

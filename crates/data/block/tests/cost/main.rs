@@ -45,7 +45,8 @@ impl Load {
         self.state.set(state);
         let at = (state >> 33) % (DISK_LEN / REQUEST_LEN) * REQUEST_LEN;
         let memory = self.memory.borrow();
-        let data = memory.segments(memory.len()).slice(slot * REQUEST_LEN, REQUEST_LEN);
+        // SAFETY: the memory is the load's, which waits for all its answers.
+        let data = unsafe { memory.segments(memory.len()).slice(slot * REQUEST_LEN, REQUEST_LEN) };
         let op = if self.write { Op::Write { durable: false } } else { Op::Read };
         let client = self.me.borrow().clone().expect("set before the first request") as Rc<dyn Client>;
         let span = Span::new(at, REQUEST_LEN);

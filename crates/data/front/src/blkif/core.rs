@@ -349,9 +349,16 @@ impl Core {
     }
 
     /// The memory of a part, as the disk is to have it.
-    pub fn data(&self, name: u32) -> Segments {
+    ///
+    /// # Safety
+    /// It is not used any more when the part is answered.
+    pub unsafe fn data(&self, name: u32) -> Segments {
         let part = &self.parts[name];
-        if part.pieces.1 == 0 { Segments::EMPTY } else { self.mover.segments(&part.hold, part.span.len) }
+        if part.pieces.1 == 0 {
+            return Segments::EMPTY;
+        }
+        // SAFETY: what the part holds is released when it is answered.
+        unsafe { self.mover.segments(&part.hold, part.span.len) }
     }
 
     /// The guest is told that a part failed which the storage still has.

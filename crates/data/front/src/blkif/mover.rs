@@ -175,9 +175,13 @@ impl Mover {
     }
 
     /// The memory of a part of `bytes` that was prepared.
-    pub fn segments(&self, hold: &Hold, bytes: u64) -> Segments {
+    ///
+    /// # Safety
+    /// `hold` stays as it is until the disk is done with what is made here: it is released after that.
+    pub unsafe fn segments(&self, hold: &Hold, bytes: u64) -> Segments {
         match &hold.buffer {
-            Some(buffer) => buffer.segments(),
+            // SAFETY: the buffer stays in `hold` until `release`.
+            Some(buffer) => unsafe { buffer.segments() },
             // SAFETY: the table and the pages stay until `release`, which is when the disk is done with them. The guest
             // may change their content at any time: it is moved by the kernel, never looked at here.
             None => unsafe { Segments::from_iovecs(&hold.table, bytes) },

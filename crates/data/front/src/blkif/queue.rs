@@ -225,7 +225,8 @@ impl Queue {
             let request = DiskRequest {
                 op: part.op,
                 span: part.span,
-                data: core.data(index),
+                // SAFETY: the part keeps its memory until the disk has answered it, `give_up` or not.
+                data: unsafe { core.data(index) },
                 born_ns,
                 tag: index.into(),
                 client,

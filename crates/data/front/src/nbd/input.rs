@@ -107,7 +107,8 @@ impl Input {
             self.wants_large = false;
         }
         if rest > 0 {
-            let got = receive(uring, fd, into.segments().slice(len as u64, rest), true).await?;
+            // SAFETY: `into` is borrowed until the operation has ended, whose future is polled to its end.
+            let got = receive(uring, fd, unsafe { into.segments().slice(len as u64, rest) }, true).await?;
             if got as u64 != rest {
                 return Err(End::Vanished);
             }

@@ -151,7 +151,8 @@ fn part_len_max(connection: &Connection, wanted: usize) -> u64 {
 }
 
 async fn submit_read(connection: &Connection, slot: u32, span: Span, memory: Held) -> Result<(), End> {
-    let data = memory.segments();
+    // SAFETY: the slot keeps the memory until the disk has answered, given up or not.
+    let data = unsafe { memory.segments() };
     connection.slots.borrow_mut().at(slot).memory = Some(memory);
     connection.submit(slot, Op::Read, span, data).await
 }
@@ -239,7 +240,8 @@ async fn write(
         input.read_exact(&connection.uring, connection.fd(), &mut memory).await?;
         let span = left.prefix(memory.len() as u64);
         let slot = part(connection, head, header, span).await?;
-        let data = memory.segments();
+        // SAFETY: the slot keeps the memory until the disk has answered, given up or not.
+        let data = unsafe { memory.segments() };
         connection.slots.borrow_mut().at(slot).memory = Some(memory);
         connection.submit(slot, Op::Write { durable }, span, data).await?;
         left = left.skip(span.len);

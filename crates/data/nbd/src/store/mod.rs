@@ -326,7 +326,8 @@ impl NbdStore {
         let mut left = span;
         while !left.is_empty() {
             let len = left.len.min(zeroes.len() as u64);
-            self.transfer(command::WRITE, left.start, zeroes.segments(len as usize)).await?;
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            self.transfer(command::WRITE, left.start, unsafe { zeroes.segments(len as usize) }).await?;
             left = left.skip(len);
         }
         Ok(())
@@ -370,7 +371,8 @@ impl NbdStore {
     }
 }
 
-impl Storage for NbdStore {
+// SAFETY: a request's slot is answered, and its memory forgotten, before its future ends.
+unsafe impl Storage for NbdStore {
     fn info(&self) -> StorageInfo {
         StorageInfo {
             align: self.inner.facts.get().align,

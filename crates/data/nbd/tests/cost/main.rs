@@ -51,8 +51,10 @@ async fn worker(store: Rc<NbdStore>, place: u64, rounds: Rc<Cell<u64>>, over: Rc
     let page = PageBuf::zeroed(REQUEST_LEN);
     let at = place * REQUEST_LEN as u64;
     while !over.get() {
-        store.read(at, page.segments(REQUEST_LEN)).await.unwrap();
-        store.write(at, page.segments(REQUEST_LEN)).await.unwrap();
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        store.read(at, unsafe { page.segments(REQUEST_LEN) }).await.unwrap();
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        store.write(at, unsafe { page.segments(REQUEST_LEN) }).await.unwrap();
         store.flush().await.unwrap();
         rounds.set(rounds.get() + 1);
     }

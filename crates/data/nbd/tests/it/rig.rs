@@ -71,14 +71,16 @@ pub async fn pause(uring: &Uring, milliseconds: u64) {
 pub async fn write(store: &NbdStore, at: u64, bytes: &[u8]) -> io::Result<()> {
     let mut page = PageBuf::zeroed(bytes.len());
     page[..bytes.len()].copy_from_slice(bytes);
-    let result = store.write(at, page.segments(bytes.len())).await;
+    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+    let result = store.write(at, unsafe { page.segments(bytes.len()) }).await;
     drop(page);
     result
 }
 
 pub async fn read(store: &NbdStore, at: u64, len: usize) -> io::Result<Vec<u8>> {
     let page = PageBuf::zeroed(len);
-    store.read(at, page.segments(len)).await?;
+    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+    store.read(at, unsafe { page.segments(len) }).await?;
     Ok(page[..len].to_vec())
 }
 

@@ -577,7 +577,8 @@ impl SimStore {
     }
 }
 
-impl Storage for SimStore {
+// SAFETY: a flight keeps the memory of a request until the future is told that it has ended.
+unsafe impl Storage for SimStore {
     fn info(&self) -> StorageInfo {
         StorageInfo {
             align: self.align as u32,

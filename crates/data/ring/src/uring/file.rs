@@ -273,7 +273,8 @@ impl UringFile {
         if write {
             data.copy_to(&mut bounce);
         }
-        self.transfer(at, bounce.segments(len), write, true).await?;
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        self.transfer(at, unsafe { bounce.segments(len) }, write, true).await?;
         if !write {
             data.copy_from(&bounce);
         }
@@ -299,14 +300,16 @@ impl UringFile {
         let mut left = span;
         while !left.is_empty() {
             let len = left.len.min(zeroes.len() as u64);
-            self.transfer(left.start, zeroes.segments(len as usize), true, false).await?;
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            self.transfer(left.start, unsafe { zeroes.segments(len as usize) }, true, false).await?;
             left = left.skip(len);
         }
         Ok(())
     }
 }
 
-impl Storage for UringFile {
+// SAFETY: a future ends when the kernel has completed its operation, and bounces what it may not keep.
+unsafe impl Storage for UringFile {
     fn info(&self) -> StorageInfo {
         self.info
     }
@@ -507,9 +510,11 @@ mod tests {
         let is_direct = file.is_direct();
         let read = async move {
             let page = PageBuf::zeroed(4096);
-            let odd = file.read(0, page.segments(412)).await;
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            let odd = file.read(0, unsafe { page.segments(412) }).await;
             // Memory at an odd place is bounced, whole sectors at a time.
-            let moved = file.read(0, page.segments(4096).slice(4, 1024)).await;
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            let moved = file.read(0, unsafe { page.segments(4096).slice(4, 1024) }).await;
             (odd, moved, page[4..1028] == [7; 1024])
         };
         let (odd, moved, same) = executor.block_on(&uring, &mut (), read);

@@ -28,7 +28,8 @@ impl<S: Storage> VhdLayer<S> {
         let Some(batmap) = self.batmap.as_ref().filter(|_| !blocks.is_empty()) else { return Ok(()) };
         let mut page = PageBuf::zeroed(FOOTER_LEN + batmap.len() as usize);
         let map_len = batmap.len() as usize;
-        let into = page.segments(FOOTER_LEN + map_len).slice(FOOTER_LEN as u64, batmap.len());
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        let into = unsafe { page.segments(FOOTER_LEN + map_len).slice(FOOTER_LEN as u64, batmap.len()) };
         let read = self.store.read(batmap.offset, into).await;
         read.map_err(|error| FormatError::io("cannot read the batmap", error).with_offset(batmap.offset))?;
         let map = &mut page[FOOTER_LEN..];
@@ -53,7 +54,8 @@ impl<S: Storage> VhdLayer<S> {
         head.copy_from_slice(&header.encode());
         let at = crate::vhd::batmap::header_offset(&self.header.borrow());
         let failed = |error| FormatError::io("cannot write the batmap", error).with_offset(at);
-        let whole = page.segments(len);
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        let whole = unsafe { page.segments(len) };
         if batmap.offset == at + FOOTER_LEN as u64 {
             return self.store.write(at, whole).await.map_err(failed);
         }

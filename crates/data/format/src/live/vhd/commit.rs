@@ -256,13 +256,15 @@ impl<S: Storage> VhdLayer<S> {
         for chunk in batch.bitmaps.chunks(PARALLEL) {
             let writes = chunk.iter().zip(&mut pages).filter_map(|((block, bits), page)| {
                 page.copy_from_slice(bits);
-                Some((u64::from(self.table.sector(*block)?) * SECTOR_LEN, page.segments(len)))
+                // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+                Some((u64::from(self.table.sector(*block)?) * SECTOR_LEN, unsafe { page.segments(len) }))
             });
             self.write_all(writes, "cannot write a bitmap").await?;
         }
         for chunk in batch.wholes.chunks(PARALLEL) {
             let writes = chunk.iter().filter_map(|&block| {
-                Some((u64::from(self.table.sector(block)?) * SECTOR_LEN, ones.segments(len)))
+                // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+                Some((u64::from(self.table.sector(block)?) * SECTOR_LEN, unsafe { ones.segments(len) }))
             });
             self.write_all(writes, "cannot write the bitmap of a new block").await?;
         }
@@ -278,7 +280,8 @@ impl<S: Storage> VhdLayer<S> {
                 page[at..at + 4].copy_from_slice(&sector.to_be_bytes());
             });
             let at = table_offset + u64::from(first) * SECTOR_LEN;
-            let written = self.store.write(at, page.segments(len)).await;
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            let written = self.store.write(at, unsafe { page.segments(len) }).await;
             written
                 .map_err(|error| FormatError::io("cannot write the block table", error).with_offset(at))?;
         }

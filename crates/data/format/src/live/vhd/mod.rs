@@ -215,7 +215,8 @@ impl<S: Storage> VhdLayer<S> {
         if changes {
             self.flying.begin(block);
         }
-        let read = self.store.read(at, page.segments(len)).await;
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        let read = self.store.read(at, unsafe { page.segments(len) }).await;
         if changes {
             self.flying.end(block);
         }

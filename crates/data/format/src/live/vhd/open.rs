@@ -106,7 +106,8 @@ async fn read_exact<S: Storage, const N: usize>(store: &S, at: u64, what: &str) 
         return Err(corrupt(format!("the {what} cannot be at byte {at} of {len}; see 'vhd-util check'")));
     }
     let page = PageBuf::zeroed(N);
-    let read = store.read(at, page.segments(N)).await;
+    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+    let read = store.read(at, unsafe { page.segments(N) }).await;
     read.map_err(|error| FormatError::io(format!("cannot read the {what}"), error).with_offset(at))?;
     let mut bytes = [0; N];
     bytes.copy_from_slice(&page[..N]);
@@ -210,7 +211,8 @@ async fn read_table<S: Storage>(store: &S, header: &Header, table: &BlockTable) 
     while done < len {
         let piece = (len - done).min(page.len() as u64) as usize;
         let at = header.table_offset + done;
-        let read = store.read(at, page.segments(piece)).await;
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        let read = store.read(at, unsafe { page.segments(piece) }).await;
         read.map_err(|error| FormatError::io("cannot read the block table", error).with_offset(at))?;
         let first = (done / 4) as u32;
         for (index, bytes) in page[..piece].chunks_exact(4).enumerate() {
@@ -254,7 +256,8 @@ async fn read_batmap<S: Storage>(
         return Ok((None, false));
     }
     let page = PageBuf::zeroed(len as usize);
-    let read = store.read(batmap.offset, page.segments(len as usize)).await;
+    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+    let read = store.read(batmap.offset, unsafe { page.segments(len as usize) }).await;
     read.map_err(|error| FormatError::io("cannot read the batmap", error).with_offset(batmap.offset))?;
     let map = &page[..len as usize];
     if batmap.map_checksum(map, footer.current_len) != batmap.checksum {

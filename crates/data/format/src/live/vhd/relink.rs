@@ -36,7 +36,8 @@ impl<S: Storage> VhdLayer<S> {
                 Step::Write(at, bytes) => {
                     let mut page = PageBuf::zeroed(bytes.len().next_multiple_of(FOOTER_LEN));
                     page[..bytes.len()].copy_from_slice(bytes);
-                    let written = self.store.write(*at, page.segments(page.len())).await;
+                    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+                    let written = self.store.write(*at, unsafe { page.segments(page.len()) }).await;
                     written.map_err(|error| {
                         FormatError::io("cannot record the new parent", error).with_offset(*at)
                     })?;

@@ -262,9 +262,12 @@ impl<S: Storage> VhdLayer<S> {
         } else {
             let zeroes = PageBuf::zeroed(self.bitmap_len as usize);
             for &sector in &places {
+                // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
                 let written = self
                     .store
-                    .write(u64::from(sector) * SECTOR_LEN, zeroes.segments(self.bitmap_len as usize))
+                    .write(u64::from(sector) * SECTOR_LEN, unsafe {
+                        zeroes.segments(self.bitmap_len as usize)
+                    })
                     .await;
                 written.map_err(failed("cannot clear the bitmap of a new block"))?;
             }
@@ -279,7 +282,8 @@ impl<S: Storage> VhdLayer<S> {
     pub(super) async fn write_footer(&self, at: u64) -> Result<()> {
         let mut page = PageBuf::zeroed(FOOTER_BYTES);
         page.copy_from_slice(&self.footer.borrow().encode());
-        let written = self.store.write(at, page.segments(FOOTER_BYTES)).await;
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        let written = self.store.write(at, unsafe { page.segments(FOOTER_BYTES) }).await;
         written.map_err(|error| FormatError::io("cannot write the footer", error).with_offset(at))
     }
 }

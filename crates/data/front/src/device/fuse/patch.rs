@@ -66,10 +66,12 @@ impl Server {
                 None => tasks.sleep_until(tasks.turn_ns() + MEMORY_RETRY_NS).await,
             }
         };
-        self.ask(Op::Read, span, whole.segments()).await?;
+        // SAFETY: `whole` is owned here until the disk has answered, which the task waits for to its end.
+        self.ask(Op::Read, span, unsafe { whole.segments() }).await?;
         let skip = (offset - start) as usize;
         whole[skip..skip + data.len()].copy_from_slice(data);
-        self.ask(Op::Write { durable: false }, span, whole.segments()).await
+        // SAFETY: `whole` is owned here until the disk has answered, which the task waits for to its end.
+        self.ask(Op::Write { durable: false }, span, unsafe { whole.segments() }).await
     }
 
     async fn ask(&self, op: Op, span: Span, data: Segments) -> Result<(), DiskError> {

@@ -410,7 +410,8 @@ impl Server {
             }
         }
         let Waiting { unique, op, span, buffer, skip, len } = waiting;
-        let data = buffer.as_ref().map_or(Segments::EMPTY, Buffer::segments);
+        // SAFETY: the buffer goes into the slot of the request and stays there until the disk has answered it.
+        let data = buffer.as_ref().map_or(Segments::EMPTY, |buffer| unsafe { buffer.segments() });
         let slot = Slot { unique, op, buffer, skip, len };
         let index = {
             let mut inner = self.inner.borrow_mut();
