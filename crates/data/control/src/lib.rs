@@ -19,6 +19,7 @@
 //! | `host`, `server` | the answering side, over the [`DiskHost`] trait |
 //! | `blkif` | the ring of a Xen guest: what is asked, offered and reported |
 //! | `stats_text` | the statistics line in tapdisk's order and spacing |
+//! | `local_devices` | which kinds of local device work here, and what dead processes left of them |
 //! | `notify` | telling the service manager how a process stands |
 //! | `program` | the options of the disk program as data, for its parser and its manual page |
 //!
@@ -31,6 +32,7 @@ mod error;
 mod host;
 mod images;
 mod limits;
+mod local_devices;
 mod message;
 mod minor;
 mod mirror;
@@ -58,6 +60,7 @@ pub use host::{
     OpenRequest, Polling, ResumeRequest, VbdState,
 };
 pub use images::{ImageAnswer, ImageWork, JobReport, JobStatus, SnapshotReport};
+pub use local_devices::{LocalDeviceKind, clean_local_devices, local_device_kinds, print_local_devices};
 pub use limits::{LimitsReport, PoolShare, PoolSpec};
 pub use message::{
     Blkif, Body, CodecError, Image, List, MESSAGE_LEN, Message, MessageKind, PATH_LEN, Params, Response,

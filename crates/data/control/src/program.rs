@@ -144,6 +144,13 @@ pub const OPTIONS: &[ProgramOption] = &[
     takes("--blk-file", "PATH", "vhost-user convention: the image, raw unless its name ends in .vhd."),
     switch("--print-capabilities", "vhost-user convention: print what the program can do, as JSON, and end."),
     switch("--print-sandbox", "Print what the process may do and why, and end."),
+    switch("--print-devices", "Print which kinds of local device work on this host, as JSON, and end."),
+    takes(
+        "--clean-devices",
+        "dead|waiting",
+        "Take away the local devices of dead processes, with 'waiting' also those that wait for their process to come \
+         back; print their paths as JSON, and end.",
+    ),
     switch("--help", "Print this text. Also -h."),
     switch("--version", "Print the version."),
 ];

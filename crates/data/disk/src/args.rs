@@ -22,6 +22,11 @@ pub enum Invocation {
     Version,
     Capabilities,
     Sandbox,
+    Devices,
+    /// Also those that wait for their process.
+    CleanDevices {
+        waiting: bool,
+    },
     Serve(Box<Options>),
 }
 
@@ -121,6 +126,14 @@ pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Invocation, Stri
             "--version" => return Ok(Invocation::Version),
             "--print-capabilities" => return Ok(Invocation::Capabilities),
             "--print-sandbox" => return Ok(Invocation::Sandbox),
+            "--print-devices" => return Ok(Invocation::Devices),
+            "--clean-devices" => {
+                return match value.as_str() {
+                    "dead" => Ok(Invocation::CleanDevices { waiting: false }),
+                    "waiting" => Ok(Invocation::CleanDevices { waiting: true }),
+                    other => Err(format!("'{name}' takes 'dead' or 'waiting', not '{other}'")),
+                };
+            }
             _ => raw.take(name, value)?,
         }
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tapio_block::Remote;
-use tapio_control::{ControlError, Errno, Result, RunDir};
-use tapio_front::device::{DeviceError, DeviceOptions, LocalDevice, nbd};
+use tapio_control::{ControlError, Errno, LocalDeviceKind, Result, RunDir, print_local_devices};
+use tapio_front::device::{DeviceError, DeviceOptions, LocalDevice, nbd, probe};
 use tapio_front::nbd::{Drained, Export, NbdServer};
 use tapio_types::DeviceHow;
 
@@ -16,6 +16,29 @@ use crate::log;
 /// Where exported files are mounted and notes about devices are.
 pub fn dir(run: &RunDir) -> PathBuf {
     run.path().join("device")
+}
+
+/// `--print-devices`.
+pub fn print_kinds() -> Result<()> {
+    let kinds = probe().into_iter().map(|found| LocalDeviceKind {
+        how: found.how,
+        usable: found.missing.is_none(),
+        next: found.missing.as_ref().map(|missing| missing.next.to_owned()),
+        why: found.missing.map(|missing| missing.why),
+    });
+    print_local_devices(&kinds.collect::<Vec<_>>())
+}
+
+/// `--clean-devices`.
+pub fn clean(waiting: bool) -> Result<()> {
+    let cleaned = tapio_front::device::clean(&dir(&RunDir::from_env()), waiting).map_err(|error| {
+        let control = ControlError::new(Errno::new(error.errno), error.message);
+        match error.next {
+            Some(next) => control.next(next),
+            None => control,
+        }
+    })?;
+    print_local_devices(&cleaned)
 }
 
 /// A device and how far it has followed its disk.

@@ -51,16 +51,22 @@ fn main() -> ExitCode {
             print!("{}", sandbox::describe());
             ExitCode::SUCCESS
         }
-        Ok(Invocation::Serve(options)) => match start::run(&options) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                log::line(&error.to_string());
-                process::exit_code(error.errno)
-            }
-        },
+        Ok(Invocation::Devices) => ended(device::print_kinds()),
+        Ok(Invocation::CleanDevices { waiting }) => ended(device::clean(waiting)),
+        Ok(Invocation::Serve(options)) => ended(start::run(&options)),
         Err(message) => {
             eprintln!("tapio-disk: {message}; 'tapio-disk --help' lists the options");
             process::exit_code(tapio_control::Errno::EINVAL)
+        }
+    }
+}
+
+fn ended(result: tapio_control::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::line(&error.to_string());
+            process::exit_code(error.errno)
         }
     }
 }

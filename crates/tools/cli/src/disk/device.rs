@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use serde::Serialize;
 use serde_json::Value;
 use tapio_control::{
-    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, OwnClient, ProcessState, RunDir,
-    processes,
+    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, LocalDeviceKind, OwnClient, ProcessState,
+    RunDir, clean_local_devices, local_device_kinds, processes,
 };
 use tapio_types::DeviceHow;
 
@@ -68,17 +67,6 @@ pub enum Command {
     },
 }
 
-/// What was found out about one kind.
-#[derive(Debug, Serialize)]
-struct Kind {
-    how: DeviceHow,
-    usable: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    why: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    next: Option<&'static str>,
-}
-
 pub fn run(run: &RunDir, command: Command) -> Result<()> {
     match command {
         Command::Attach { minor, how, read_only, json } => {
@@ -100,38 +88,23 @@ pub fn run(run: &RunDir, command: Command) -> Result<()> {
             client.call::<Value>(&ask, &[], DEVICE_MAX).map(|_| ())
         }
         Command::Probe { json } => {
-            let kinds: Vec<Kind> = tapio_front::device::probe()
-                .into_iter()
-                .map(|found| Kind {
-                    how: found.how,
-                    usable: found.missing.is_none(),
-                    next: found.missing.as_ref().map(|missing| missing.next),
-                    why: found.missing.map(|missing| missing.why),
-                })
-                .collect();
+            let kinds = local_device_kinds()?;
             if json {
                 return print_json(&kinds);
             }
             print(&kinds.iter().map(line).collect::<String>())
         }
         Command::Clean { waiting } => {
-            let dir = run.path().join("device");
-            let cleaned = tapio_front::device::clean(&dir, waiting).map_err(|error| {
-                let control = ControlError::new(Errno::new(error.errno), error.message);
-                match error.next {
-                    Some(next) => control.next(next),
-                    None => control,
-                }
-            })?;
+            let cleaned = clean_local_devices(waiting)?;
             print(&cleaned.iter().map(|path| format!("{}\n", path.display())).collect::<String>())
         }
     }
 }
 
-fn line(kind: &Kind) -> String {
-    match (&kind.why, kind.next) {
+fn line(kind: &LocalDeviceKind) -> String {
+    match (&kind.why, &kind.next) {
         (None, _) => format!("{:<10} works\n", kind.how.name()),
-        (Some(why), next) => format!("{:<10} {why}; {}\n", kind.how.name(), next.unwrap_or_default()),
+        (Some(why), next) => format!("{:<10} {why}; {}\n", kind.how.name(), next.as_deref().unwrap_or_default()),
     }
 }
 
