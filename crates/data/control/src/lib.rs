@@ -60,8 +60,8 @@ pub use host::{
     OpenRequest, Polling, ResumeRequest, VbdState,
 };
 pub use images::{ImageAnswer, ImageWork, JobReport, JobStatus, SnapshotReport};
-pub use local_devices::{LocalDeviceKind, clean_local_devices, local_device_kinds, print_local_devices};
 pub use limits::{LimitsReport, PoolShare, PoolSpec};
+pub use local_devices::{LocalDeviceKind, clean_local_devices, local_device_kinds, print_local_devices};
 pub use message::{
     Blkif, Body, CodecError, Image, List, MESSAGE_LEN, Message, MessageKind, PATH_LEN, Params, Response,
     Stat, decode_log_path, encode_log_path, flags, key_len_is_valid,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde_json::Value;
 use tapio_control::{
-    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, LocalDeviceKind, OwnClient, ProcessState,
-    RunDir, clean_local_devices, local_device_kinds, processes,
+    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, LocalDeviceKind, OwnClient,
+    ProcessState, RunDir, clean_local_devices, local_device_kinds, processes,
 };
 use tapio_types::DeviceHow;
 
@@ -104,7 +104,9 @@ pub fn run(run: &RunDir, command: Command) -> Result<()> {
 fn line(kind: &LocalDeviceKind) -> String {
     match (&kind.why, &kind.next) {
         (None, _) => format!("{:<10} works\n", kind.how.name()),
-        (Some(why), next) => format!("{:<10} {why}; {}\n", kind.how.name(), next.as_deref().unwrap_or_default()),
+        (Some(why), next) => {
+            format!("{:<10} {why}; {}\n", kind.how.name(), next.as_deref().unwrap_or_default())
+        }
     }
 }
 
@@ -131,13 +133,13 @@ mod tests {
 
     #[test]
     fn a_kind_that_does_not_work_says_why_and_what_to_do() {
-        let works = Kind { how: DeviceHow::Fuse, usable: true, why: None, next: None };
+        let works = LocalDeviceKind { how: DeviceHow::Fuse, usable: true, why: None, next: None };
         assert_eq!(line(&works), "fuse       works\n");
-        let not = Kind {
+        let not = LocalDeviceKind {
             how: DeviceHow::Ublk,
             usable: false,
             why: Some("/dev/x: gone".into()),
-            next: Some("load it"),
+            next: Some("load it".into()),
         };
         assert_eq!(line(&not), "ublk       /dev/x: gone; load it\n");
     }

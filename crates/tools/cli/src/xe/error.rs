@@ -11,8 +11,8 @@ use super::client::Client;
 pub enum Failure {
     /// A parameter that must be given was not.
     Missing(String),
-    /// There is no such command.
-    UnknownCommand(String),
+    /// There is no such command; one whose name is much like it, if there is one.
+    UnknownCommand(String, Option<String>),
     /// The toolstack refused: a code and its parameters.
     Api(String, Vec<String>),
     /// Anything else: a sentence.
@@ -44,8 +44,10 @@ impl Failure {
             Self::Missing(param) => {
                 format!("Required parameter not found: {param}\nFor usage run: 'xe help'\n")
             }
-            Self::UnknownCommand(command) => {
-                format!("Unknown command: {command}\nFor usage run: 'xe help'\n")
+            Self::UnknownCommand(command, nearest) => {
+                let hint =
+                    nearest.as_ref().map(|name| format!("Did you mean '{name}'?\n")).unwrap_or_default();
+                format!("Unknown command: {command}\n{hint}For usage run: 'xe help'\n")
             }
             Self::Other(text) => format!("Error: {text}\n"),
             Self::Api(code, params) => {
@@ -98,7 +100,14 @@ mod tests {
             text(&Failure::Missing("uuid".into())),
             "Required parameter not found: uuid\nFor usage run: 'xe help'\n"
         );
-        assert!(text(&Failure::UnknownCommand("frob".into())).starts_with("Unknown command: frob\n"));
+        assert_eq!(
+            text(&Failure::UnknownCommand("frob".into(), None)),
+            "Unknown command: frob\nFor usage run: 'xe help'\n"
+        );
+        assert_eq!(
+            text(&Failure::UnknownCommand("vdi-lst".into(), Some("vdi-list".into()))),
+            "Unknown command: vdi-lst\nDid you mean 'vdi-list'?\nFor usage run: 'xe help'\n"
+        );
         assert_eq!(text(&Failure::other("no")), "Error: no\n");
         let known = Failure::Api("VDI_IN_USE".into(), vec!["OpaqueRef:1".into()]);
         assert_eq!(text(&known), "The disk is in use.\nvdi: aaaa (disk)\noperation: <unknown>\n");

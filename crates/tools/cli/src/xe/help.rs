@@ -89,6 +89,16 @@ fn page(name: &str, found: &Found) -> String {
     text
 }
 
+/// How much two names have to be alike (Jaro-Winkler, 0 to 1) for one to be meant by the other.
+const LIKENESS_MIN: f64 = 0.88;
+
+/// There is no command of this name.
+pub fn unknown(name: &str) -> Failure {
+    let alike = names().into_iter().map(|known| (strsim::jaro_winkler(name, &known), known));
+    let nearest = alike.filter(|(likeness, _)| *likeness >= LIKENESS_MIN).max_by(|a, b| a.0.total_cmp(&b.0));
+    Failure::UnknownCommand(name.to_owned(), nearest.map(|(_, known)| known))
+}
+
 /// Prints the list, or what one command takes.
 pub fn run(name: Option<&str>, arguments: &Arguments) -> ExitCode {
     match name {
@@ -98,7 +108,7 @@ pub fn run(name: Option<&str>, arguments: &Arguments) -> ExitCode {
         None | Some("help") => print!("{}", overview()),
         Some(name) => match commands::find(name) {
             Some(found) => print!("{}", page(name, &found)),
-            None => return Failure::UnknownCommand(name.to_owned()).report(None),
+            None => return unknown(name).report(None),
         },
     }
     ExitCode::SUCCESS
@@ -107,6 +117,18 @@ pub fn run(name: Option<&str>, arguments: &Arguments) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mistyped_command_is_told_the_nearest() {
+        let meant = |name: &str| match unknown(name) {
+            Failure::UnknownCommand(_, nearest) => nearest.unwrap_or_default(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(meant("vdi-lst"), "vdi-list");
+        assert_eq!(meant("vm-strat"), "vm-start");
+        assert_eq!(meant("sr-crate"), "sr-create");
+        assert_eq!(meant("florist"), "");
+    }
 
     #[test]
     fn every_command_has_a_page() {

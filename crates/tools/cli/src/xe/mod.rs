@@ -73,7 +73,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         _ => {}
     }
     let Some(command) = commands::find(name) else {
-        return Failure::UnknownCommand(name.clone()).report(None);
+        return help::unknown(name).report(None);
     };
     // What is missing is said before anything is connected to.
     if let Some(missing) = command.missing(&arguments) {
