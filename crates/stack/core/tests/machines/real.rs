@@ -167,6 +167,36 @@ fn disk_processes_are_killed_at_any_time() {
     }
 }
 
+/// What ended a disk process, a lack of memory for example, may end the one in its place before it serves.
+#[test]
+fn a_process_that_dies_while_it_takes_anothers_place_is_replaced_too() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let rig = Rig::with_deadly_starts(scratch.path());
+    let vm = rig.make_vm(&[("sim-front", "vhost-user")]);
+    let vbd = rig.make_vbd(&vm, &rig.make_vdi(&rig.make_sr(), MIB));
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
+    let killed = |deadly: u32| {
+        fs::write(scratch.path().join("deadly"), format!("{deadly}\n")).expect("a count");
+        let process = rig.stack.disks.of_vbd(uuid).and_then(|note| note.process).expect("a process");
+        // SAFETY: the number is that of a process that this test started and that has not ended.
+        unsafe { libc::kill(process.pid, libc::SIGKILL) };
+        process
+    };
+    let process = killed(2);
+    wait("another process", || {
+        rig.stack.disks.of_vbd(uuid).is_some_and(|now| now.process.is_some_and(|now| now != process))
+            && rig.stack.disks.serves(uuid)
+    });
+    assert!(rig.get("VBD", &vbd).bool("currently_attached"));
+    rig.check_real();
+    // Tries end.
+    killed(1000);
+    wait("the end of tries", || !rig.stack.db.find("message", "name", "VBD_DISK_PROCESS_DIED").is_empty());
+    assert!(!rig.get("VBD", &vbd).bool("currently_attached"));
+    rig.check_real();
+}
+
 /// Says why a test that lacks something is not run.
 fn lacks(path: &str, test: &str) -> bool {
     let lacks = !std::path::Path::new(path).exists();

@@ -60,7 +60,7 @@ impl Rig {
     pub fn real() -> Self {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let dir = scratch.path().to_path_buf();
-        let backend = Self::backend(&dir);
+        let backend = Self::backend(&dir, disk_program());
         Self { _scratch: Some(scratch), ..Self::start(&dir, Db::default(), backend) }
     }
 
@@ -77,19 +77,34 @@ impl Rig {
             std::thread::sleep(Duration::from_millis(20));
         };
         let db = Db::open(Arc::new(store)).expect("a database");
-        Self::start(dir, db, Self::backend(dir))
+        Self::start(dir, db, Self::backend(dir, disk_program()))
+    }
+
+    /// With disk processes that a script starts: as many starts as the file `dir/deadly` says are killed.
+    pub fn with_deadly_starts(dir: &Path) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let (program, deadly) = (dir.join("tapio-disk"), dir.join("deadly"));
+        let script = format!(
+            "#!/bin/sh\nleft=$(cat {0})\nif [ \"$left\" -gt 0 ]; then echo $((left - 1)) >{0}; kill -9 $$; fi\nexec {1} \"$@\"\n",
+            deadly.display(),
+            disk_program().display()
+        );
+        std::fs::write(&deadly, "0\n").expect("a count");
+        std::fs::write(&program, script).expect("a script");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("a mode");
+        Self::start(dir, Db::default(), Self::backend(dir, program))
     }
 
     /// Disk processes that run, and their VBDs.
     pub fn processes(&self) -> Vec<(tapio_core::disks::Process, uuid::Uuid)> {
-        Self::backend(&self.dir).ours()
+        Self::backend(&self.dir, disk_program()).ours()
     }
 
-    fn backend(dir: &Path) -> Arc<dyn Backend> {
+    fn backend(dir: &Path, program: PathBuf) -> Arc<dyn Backend> {
         let shm = dir.join("shm");
         std::fs::create_dir_all(&shm).expect("a directory for statistics");
         let owner = dir.display().to_string();
-        Arc::new(Processes::new(disk_program(), RunDir::new(dir.join("ctl")), ShmRoot::new(shm), owner))
+        Arc::new(Processes::new(program, RunDir::new(dir.join("ctl")), ShmRoot::new(shm), owner))
     }
 
     fn start(dir: &Path, db: Db, backend: Arc<dyn Backend>) -> Self {
@@ -271,7 +286,7 @@ impl Rig {
     /// [`Self::check`], and the processes of the machine too.
     #[track_caller]
     pub fn check_real(&self) {
-        self.check(Some(&*Self::backend(&self.dir)));
+        self.check(Some(&*Self::backend(&self.dir, disk_program())));
     }
 }
 
