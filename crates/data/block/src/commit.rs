@@ -181,7 +181,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Puts an image that is only read under another parent; gives it opened again.
-    async fn relink_inner(
+    pub(crate) async fn relink_inner(
         &self,
         above: &Rc<Link<I::Store>>,
         facts: &ParentFacts,

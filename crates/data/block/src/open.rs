@@ -44,7 +44,47 @@ impl<I: Io> Core<I> {
             }
             return Err(error);
         }
+        if spec.access == Access::ReadWrite {
+            self.finish_relinks(&mut links, usize::from(overlaid)).await;
+        }
         Ok(Chain::new(links, spec.access, self.io.tasks().clone()))
+    }
+
+    /// Ends changes of parents that a death broke off, of the images from `first` on. A failure is no reason not to
+    /// serve: this disk finds its images by what their headers say.
+    async fn finish_relinks(&self, links: &mut [Rc<Link<I::Store>>], first: usize) {
+        for index in first..links.len().saturating_sub(1) {
+            let (above, below) = (&links[index], &links[index + 1]);
+            let Layer::Vhd(child) = &above.layer else { continue };
+            let finished = match child.is_half_relinked().await {
+                Ok(false) => continue,
+                Ok(true) => Box::pin(self.relink_again(links, index)).await,
+                Err(error) => Err(error),
+            };
+            let (path, parent) = (above.spec.path.display(), below.spec.path.display());
+            match finished {
+                Ok(link) => {
+                    (self.options.report)(&format!("{path}: its change of parent to {parent} was finished"));
+                    links[index] = link;
+                }
+                Err(error) => (self.options.report)(&format!(
+                    "{path}: its change of parent to {parent} was broken off and cannot be finished: {error}"
+                )),
+            }
+        }
+    }
+
+    /// Writes once more that the image at `index` belongs to the one below it; gives it as it is open then.
+    async fn relink_again(&self, links: &[Rc<Link<I::Store>>], index: usize) -> Result<Rc<Link<I::Store>>> {
+        let (above, below) = (&links[index], &links[index + 1]);
+        let Layer::Vhd(child) = &above.layer else { return Ok(Rc::clone(above)) };
+        let mut facts = (self.options.parent_facts)(&above.spec.path, &below.spec.path)?;
+        facts.uuid = child.parent_uuid().unwrap_or_default();
+        if index > 0 {
+            return self.relink_inner(above, &facts).await;
+        }
+        child.relink(&facts).await?;
+        Ok(Rc::clone(above))
     }
 
     async fn open_layers(

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -11,6 +12,7 @@ use tapio_block::{Client, Core, CoreOptions, DiskError, Notes, Op, Request, Take
 use tapio_format::continuation::Move;
 use tapio_format::live::vhd::{BITMAPS_KEPT, HeapLogs, IntentPlace};
 use tapio_format::medium::Medium;
+use tapio_format::vhd::locator::decode_path;
 use tapio_format::vhd::offline::{
     CheckOptions, Finding, FindingKind, Image, OpenOptions, ParentFacts, Severity, Shape, check, create_on,
     set_key_hash,
@@ -391,9 +393,32 @@ impl Rig {
             if !all.is_empty() {
                 return Err(format!("{} is not valid: {}", path.display(), all.join("; ")));
             }
+            if !before_recovery {
+                locators_agree(self.host.content(path), *device)
+                    .map_err(|why| format!("{}: {why}", path.display()))?;
+            }
         }
         Ok(())
     }
+}
+
+/// Every locator of an image names the file that its header names.
+fn locators_agree(content: Durable, device: bool) -> Result<(), String> {
+    let medium = Content(content, device);
+    let image = Image::open_on(medium, Path::new(""), OpenOptions::READ);
+    let image = image.map_err(|error| error.to_string())?;
+    let Some(header) = image.header() else { return Ok(()) };
+    for entry in header.locators.iter().filter(|entry| entry.code.is_readable()) {
+        let (at, len) = entry.path_span().map_err(|error| error.to_string())?;
+        let mut bytes = vec![0; len];
+        image.medium().read_at(at, &mut bytes).map_err(|error| error.to_string())?;
+        let path = decode_path(entry.code, &bytes).map_err(|error| error.to_string())?;
+        let (file, name) = (Path::new(&path).file_name(), header.parent_name().unwrap_or_default());
+        if file != Some(OsStr::new(&name)) {
+            return Err(format!("a locator names {path}, the header {name}"));
+        }
+    }
+    Ok(())
 }
 
 /// A process that has the disk, or is about to open it.

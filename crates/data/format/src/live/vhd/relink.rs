@@ -1,10 +1,13 @@
 //! Changes of an image's place in its chain, while it is open.
 
+use std::path::Path;
+
 use tapio_ring::{PageBuf, Storage};
 use tapio_types::SECTOR_LEN;
 
 use super::VhdLayer;
 use crate::error::{FormatError, Result, invalid};
+use crate::vhd::locator::decode_path;
 use crate::vhd::offline::ParentFacts;
 use crate::vhd::offline::relink::{Room, Step, plan};
 use crate::vhd::{FOOTER_LEN, KeyHash};
@@ -51,6 +54,34 @@ impl<S: Storage> VhdLayer<S> {
         }
         *self.header.borrow_mut() = relink.header;
         Ok(())
+    }
+
+    /// Whether a change of parent was broken off: a locator names another file than the header does. Other tools, which
+    /// go by locators before they look at UUIDs, may not find the parent then.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn is_half_relinked(&self) -> Result<bool> {
+        let (name, locators) = {
+            let header = self.header.borrow();
+            (header.parent_name(), header.locators)
+        };
+        let Some(name) = name.filter(|_| self.has_parent) else { return Ok(false) };
+        for entry in locators.iter().filter(|entry| entry.code.is_readable()) {
+            // One without a proper place is damage, which `check` tells.
+            let Ok((at, len)) = entry.path_span() else { continue };
+            let begin = at - at % SECTOR_LEN;
+            let within = (at - begin) as usize;
+            let page = PageBuf::zeroed((within + len).next_multiple_of(FOOTER_LEN));
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            let read = self.store.read(begin, unsafe { page.segments(page.len()) }).await;
+            read.map_err(|error| FormatError::io("cannot read a parent locator", error).with_offset(begin))?;
+            let Ok(path) = decode_path(entry.code, &page[within..][..len]) else { continue };
+            if Path::new(&path).file_name().is_none_or(|file| file != name.as_str()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The blocks that are allocated here: how many, and how many of them are not in `other`.
