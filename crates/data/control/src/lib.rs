@@ -27,8 +27,11 @@
 mod blkif;
 mod client;
 mod discover;
+mod disk_info;
 mod error;
+mod front;
 mod host;
+mod image_source;
 mod images;
 mod limits;
 mod message;
@@ -38,6 +41,8 @@ pub mod notify;
 mod own;
 mod own_client;
 mod paths;
+mod plain_path;
+mod polling;
 pub mod program;
 mod server;
 mod socket;
@@ -52,11 +57,14 @@ pub use blkif::{
 };
 pub use client::{Client, OpenArguments, ResumeArguments};
 pub use discover::{ListRow, Process, ProcessState, list, list_process, processes, remove_stale_sockets};
+pub use disk_info::DiskInfo;
 pub use error::{ControlError, Errno, Result};
+pub use front::Front;
 pub use host::{
-    Caller, DiskEntry, DiskHost, DiskInfo, DiskReport, FrontEntry, FrontRequest, ImageReport, Key,
-    OpenRequest, Polling, ResumeRequest, VbdState,
+    Caller, DiskEntry, DiskHost, DiskReport, FrontEntry, FrontRequest, ImageReport, Key, OpenRequest,
+    ResumeRequest, VbdState,
 };
+pub use image_source::ImageSource;
 pub use images::{ImageAnswer, ImageWork, JobReport, JobStatus, SnapshotReport};
 pub use limits::{LimitsReport, PoolShare, PoolSpec};
 pub use message::{
@@ -66,11 +74,11 @@ pub use message::{
 pub use minor::{MINOR_MAX, MarkerLock, MinorDir};
 pub use mirror::{MirrorCopy, MirrorPivoted, MirrorReport, MirrorRequest, MirrorState};
 pub use own::{
-    Command, ErrorBody, FEATURES, Front, Hello, ImageSource, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request,
-    parse_request,
+    Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request, parse_request,
 };
 pub use own_client::OwnClient;
 pub use paths::RunDir;
+pub use polling::Polling;
 #[doc(hidden)]
 pub use server::converse_once;
 pub use server::{Ended, Limits, serve};
