@@ -98,7 +98,7 @@ pub fn run(name: Option<&str>, arguments: &Arguments) -> ExitCode {
         None | Some("help") => print!("{}", overview()),
         Some(name) => match commands::find(name) {
             Some(found) => print!("{}", page(name, &found)),
-            None => return Failure::UnknownCommand(name.to_owned()).report(None),
+            None => return Failure::UnknownCommand(name.to_owned()).report(),
         },
     }
     ExitCode::SUCCESS
