@@ -11,6 +11,7 @@
 //! put it. Must never depend on: a front end, the control plane, tokio.
 
 mod admission;
+mod beside;
 mod chain;
 mod change;
 mod changes;
@@ -21,8 +22,10 @@ mod front;
 mod grow;
 mod io;
 mod job;
+mod lineage;
 mod meter;
 mod mirror;
+mod moves;
 mod notes;
 mod open;
 mod parent;
@@ -32,6 +35,7 @@ mod remote;
 mod request;
 mod standby;
 mod swap;
+mod takeover;
 mod tap;
 mod trace;
 mod window;

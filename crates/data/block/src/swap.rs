@@ -12,7 +12,8 @@ use uuid::Uuid;
 
 use crate::chain::{Chain, Link};
 use crate::core::{Core, DiskState};
-use crate::open::{CHAIN_MAX, check_parent};
+use crate::lineage::check_parent;
+use crate::open::CHAIN_MAX;
 
 /// What a snapshot cost the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use tapio_types::{Movement, RingState};
 
-use crate::host::{DiskInfo, Polling};
+use crate::disk_info::DiskInfo;
 use crate::message::Blkif;
-use crate::own::check_polling;
+use crate::polling::Polling;
 use crate::{ControlError, Errno, Result};
 
 /// Queues of a device, at most.
@@ -243,7 +243,7 @@ impl BlkifFront {
         if !matches!(self.sector_size, 512 | 4096) {
             return Err(invalid(format!("sectors of {} bytes: 512 or 4096 are possible", self.sector_size)));
         }
-        self.polling.as_ref().map_or(Ok(()), check_polling)
+        self.polling.as_ref().map_or(Ok(()), Polling::check)
     }
 
     /// Where it is, for lists.

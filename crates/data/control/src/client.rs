@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::host::{DiskInfo, Key};
+use crate::disk_info::DiskInfo;
+use crate::host::Key;
 use crate::message::{Blkif, Body, MESSAGE_LEN, Message, MessageKind, Params, encode_log_path, flags};
 use crate::paths::RunDir;
 use crate::socket::{Deadline, read_exact, send_all};

@@ -15,11 +15,14 @@ use tapio_types::IoLimits;
 use zeroize::Zeroize;
 
 use crate::blkif::BlkifReport;
+use crate::disk_info::DiskInfo;
+use crate::front::Front;
+use crate::image_source::ImageSource;
 use crate::images::{ImageAnswer, ImageWork};
 use crate::limits::{LimitsReport, PoolSpec};
 use crate::message::Blkif;
 use crate::mirror::{MirrorPivoted, MirrorReport, MirrorRequest};
-use crate::own::{Front, ImageSource};
+use crate::polling::Polling;
 use crate::stats_text::VbdStats;
 use crate::trace::TraceReport;
 use crate::{ControlError, Errno, Result};
@@ -74,22 +77,6 @@ pub struct DiskEntry {
     pub read_only: bool,
     /// How it is reached.
     pub fronts: Vec<FrontEntry>,
-}
-
-/// What a disk looks like to a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskInfo {
-    /// Length in sectors.
-    pub sectors: u64,
-    /// Bytes of a sector.
-    pub sector_size: u32,
-    /// Bit 0 CD-ROM, 1 removable, 2 read only.
-    pub info: u32,
-}
-
-impl DiskInfo {
-    /// Bit of a disk that refuses writes.
-    pub const READ_ONLY: u32 = 4;
 }
 
 /// The full statistics of a disk.
@@ -261,15 +248,6 @@ pub struct FrontRequest {
     pub vbd: Option<VbdId>,
     /// Descriptors that came with the request, which `front` names by index.
     pub fds: Vec<OwnedFd>,
-}
-
-/// Adaptive polling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Polling {
-    /// Longest spin in microseconds; 0 is off.
-    pub max_us: u32,
-    /// Spin only while at least this share of the host is idle, in percent.
-    pub idle_percent: u8,
 }
 
 /// Who asks. An operation that waits looks here now and then.

@@ -28,8 +28,11 @@
 mod blkif;
 mod client;
 mod discover;
+mod disk_info;
 mod error;
+mod front;
 mod host;
+mod image_source;
 mod images;
 mod limits;
 mod local_devices;
@@ -40,6 +43,8 @@ pub mod notify;
 mod own;
 mod own_client;
 mod paths;
+mod plain_path;
+mod polling;
 pub mod program;
 mod server;
 mod socket;
@@ -54,11 +59,14 @@ pub use blkif::{
 };
 pub use client::{Client, OpenArguments, ResumeArguments};
 pub use discover::{ListRow, Process, ProcessState, list, list_process, processes, remove_stale_sockets};
+pub use disk_info::DiskInfo;
 pub use error::{ControlError, Errno, Result};
+pub use front::Front;
 pub use host::{
-    Caller, DiskEntry, DiskHost, DiskInfo, DiskReport, FrontEntry, FrontRequest, ImageReport, Key,
-    OpenRequest, Polling, ResumeRequest, VbdState,
+    Caller, DiskEntry, DiskHost, DiskReport, FrontEntry, FrontRequest, ImageReport, Key, OpenRequest,
+    ResumeRequest, VbdState,
 };
+pub use image_source::ImageSource;
 pub use images::{ImageAnswer, ImageWork, JobReport, JobStatus, SnapshotReport};
 pub use limits::{LimitsReport, PoolShare, PoolSpec};
 pub use local_devices::{LocalDeviceKind, clean_local_devices, local_device_kinds, print_local_devices};
@@ -69,11 +77,11 @@ pub use message::{
 pub use minor::{MINOR_MAX, MarkerLock, MinorDir};
 pub use mirror::{MirrorCopy, MirrorPivoted, MirrorReport, MirrorRequest, MirrorState};
 pub use own::{
-    Command, ErrorBody, FEATURES, Front, Hello, ImageSource, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request,
-    parse_request,
+    Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request, parse_request,
 };
 pub use own_client::OwnClient;
 pub use paths::RunDir;
+pub use polling::Polling;
 #[doc(hidden)]
 pub use server::converse_once;
 pub use server::{Ended, Limits, serve};

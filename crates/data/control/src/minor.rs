@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::paths::create_dir;
+use crate::paths::{RunDir, create_dir};
 use crate::{ControlError, Errno, Result};
 
 /// Minor numbers end below this.
@@ -41,11 +41,14 @@ fn lock(file: &File, how: i32) -> io::Result<()> {
     }
 }
 
-impl MinorDir {
-    pub(crate) fn new(dir: PathBuf) -> Self {
-        Self(dir)
+impl RunDir {
+    /// Minor numbers and their markers.
+    pub fn minors(&self) -> MinorDir {
+        MinorDir(self.path().join("tapdisk"))
     }
+}
 
+impl MinorDir {
     /// The marker of a number.
     pub fn marker(&self, minor: u16) -> PathBuf {
         self.0.join(format!("tapdisk-{minor}"))

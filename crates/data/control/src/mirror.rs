@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::own::ImageSource;
+use crate::image_source::ImageSource;
 use crate::{ControlError, Errno, Result};
 
 /// Longest patience with the second side.

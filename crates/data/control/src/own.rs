@@ -13,20 +13,20 @@
 //! answered before the next is read. Descriptors ride on the bytes of the line that names them by index. A field
 //! that is not known is an error: a misspelt option must not be taken for none.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tapio_stat::VbdId;
-use tapio_types::{DeviceHow, IoLimits, LayerSpec, parse_type_and_path};
+use tapio_types::IoLimits;
 
-use crate::blkif::BlkifFront;
-use crate::host::Polling;
+use crate::front::Front;
+use crate::image_source::ImageSource;
 use crate::images::{self, ImageWork};
 use crate::limits::{PoolSpec, check_limits};
 use crate::mirror::{self, MirrorCopy, MirrorRequest};
-use crate::tls::TlsSettings;
+use crate::plain_path::plain_path;
+use crate::polling::Polling;
 use crate::trace;
 use crate::{ControlError, Errno, Result};
 
@@ -59,301 +59,6 @@ pub const FEATURES: &[&str] = &[
 ];
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
-/// Longest chain that can be named.
-const LAYERS_MAX: usize = 64;
-/// Longest name of an image that is not local: an export's, percent-encoded, and what stands around it.
-const NAME_LEN_MAX: usize = 16 << 10;
-/// Room in a socket's address, its NUL included.
-const SOCKET_PATH_MAX: usize = 108;
-/// Longest export name of the NBD protocol.
-const EXPORT_LEN_MAX: usize = 4096;
-
-/// Which image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ImageSource {
-    /// The leaf as `type:/path`; its parents are found from it.
-    Leaf(String),
-    /// All images, leaf first.
-    Chain(Vec<LayerSpec>),
-}
-
-impl ImageSource {
-    /// Another image, as `type:/path`, is the leaf from now on.
-    pub fn put_on_top(&mut self, leaf: &str) {
-        match self {
-            Self::Leaf(text) => leaf.clone_into(text),
-            Self::Chain(layers) => {
-                if let Ok(layer) = parse_type_and_path(leaf) {
-                    layers.insert(0, layer);
-                }
-            }
-        }
-    }
-
-    /// The disk is on these images from now on, leaf first.
-    pub fn move_to(&mut self, images: Vec<LayerSpec>) {
-        match self {
-            Self::Leaf(text) => {
-                if let Some(leaf) = images.first() {
-                    *text = leaf.to_string();
-                }
-            }
-            Self::Chain(layers) => *layers = images,
-        }
-    }
-
-    /// As lists show it: the leaf.
-    pub fn text(&self) -> String {
-        match self {
-            Self::Leaf(text) => text.clone(),
-            Self::Chain(layers) => layers.first().map_or_else(String::new, ToString::to_string),
-        }
-    }
-
-    /// Whether it can be an image at all.
-    ///
-    /// # Errors
-    /// `EINVAL` with what is wrong.
-    pub fn check(&self) -> Result<()> {
-        match self {
-            Self::Leaf(text) => {
-                let layer = parse_type_and_path(text)
-                    .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
-                plain_image(&layer)
-            }
-            Self::Chain(layers) if layers.is_empty() || layers.len() > LAYERS_MAX => Err(ControlError::new(
-                Errno::EINVAL,
-                format!("a chain has 1 to {LAYERS_MAX} images, not {}", layers.len()),
-            )),
-            Self::Chain(layers) => layers.iter().try_for_each(plain_image),
-        }
-    }
-}
-
-/// A way to reach a disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Front {
-    /// NBD on a UNIX socket.
-    NbdUnix {
-        /// The socket; made by the process unless `listener` is given.
-        path: PathBuf,
-        /// Index of a passed descriptor that already listens.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        listener: Option<u32>,
-        /// Name of the export; any name is served when empty.
-        #[serde(default)]
-        export: String,
-        /// Refuse writes over this front end.
-        #[serde(default)]
-        read_only: bool,
-    },
-    /// NBD on a TCP port.
-    NbdTcp {
-        /// Where to listen.
-        addr: SocketAddr,
-        /// How clients begin TLS; none without.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        tls: Option<TlsSettings>,
-        /// Name of the export; any name is served when empty.
-        #[serde(default)]
-        export: String,
-        /// Refuse writes over this front end.
-        #[serde(default)]
-        read_only: bool,
-    },
-    /// vhost-user-blk.
-    VhostUser {
-        /// The socket; made by the process unless a descriptor is given.
-        socket: PathBuf,
-        /// Index of a passed descriptor that already listens.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        listener: Option<u32>,
-        /// Index of a passed descriptor that is already connected.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        connection: Option<u32>,
-        /// Queues offered to the guest.
-        #[serde(default = "one")]
-        queues: u16,
-        /// Entries of a queue, a power of two.
-        #[serde(default = "queue_size")]
-        queue_size: u16,
-        /// Refuse writes over this front end.
-        #[serde(default)]
-        read_only: bool,
-    },
-    /// A block device of this host.
-    Block {
-        /// How it is made.
-        #[serde(default)]
-        how: DeviceHow,
-        /// Where it is: said in answers, not in requests.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        device: Option<PathBuf>,
-        /// Refuse writes over this front end.
-        #[serde(default)]
-        read_only: bool,
-    },
-    /// A block device of a Xen guest.
-    Blkif(Box<BlkifFront>),
-}
-
-fn one() -> u16 {
-    1
-}
-
-/// The front end chooses; this only bounds it.
-fn queue_size() -> u16 {
-    1024
-}
-
-impl Front {
-    /// The kind's name.
-    pub const fn kind(&self) -> &'static str {
-        match self {
-            Self::NbdUnix { .. } => "nbd-unix",
-            Self::NbdTcp { .. } => "nbd-tcp",
-            Self::VhostUser { .. } => "vhost-user",
-            Self::Block { .. } => "block",
-            Self::Blkif(_) => "blkif",
-        }
-    }
-
-    /// Where clients connect.
-    pub fn address(&self) -> String {
-        match self {
-            Self::NbdUnix { path, .. } => path.display().to_string(),
-            Self::NbdTcp { addr, .. } => addr.to_string(),
-            Self::VhostUser { socket, .. } => socket.display().to_string(),
-            Self::Block { device: Some(device), .. } => device.display().to_string(),
-            Self::Block { how, device: None, .. } => format!("device:{how}"),
-            Self::Blkif(front) => front.address(),
-        }
-    }
-
-    /// The directory in which its socket is made, if it is made in one.
-    pub fn directory(&self) -> Option<PathBuf> {
-        match self {
-            Self::NbdUnix { path, .. } | Self::VhostUser { socket: path, connection: None, .. } => {
-                path.parent().map(Path::to_path_buf)
-            }
-            Self::NbdTcp { .. } | Self::VhostUser { .. } | Self::Block { .. } | Self::Blkif(_) => None,
-        }
-    }
-
-    /// The numbers by which a guest knows it: those under which it is published when no others are given.
-    pub fn vbd(&self) -> Option<VbdId> {
-        match self {
-            Self::Blkif(front) => Some(VbdId { domid: front.domid, devid: front.devid }),
-            _ => None,
-        }
-    }
-
-    /// The index of the connected descriptor it wants, if it wants one.
-    pub const fn connection_index(&self) -> Option<u32> {
-        match self {
-            Self::VhostUser { connection, .. } => *connection,
-            Self::NbdUnix { .. } | Self::NbdTcp { .. } | Self::Block { .. } | Self::Blkif(_) => None,
-        }
-    }
-
-    /// Whether it is reached by NBD.
-    pub const fn is_nbd(&self) -> bool {
-        matches!(self, Self::NbdUnix { .. } | Self::NbdTcp { .. })
-    }
-
-    /// Whether it is a device of this host.
-    pub const fn is_block(&self) -> bool {
-        matches!(self, Self::Block { .. })
-    }
-
-    /// Whether it can be served at all, given how many descriptors came along.
-    ///
-    /// # Errors
-    /// `EINVAL` with what is wrong.
-    pub fn check(&self, fds: usize) -> Result<()> {
-        let invalid = |message: String| Err(ControlError::new(Errno::EINVAL, message));
-        let given = |index: &Option<u32>| match index {
-            Some(index) if *index as usize >= fds => {
-                invalid(format!("descriptor {index} was named but {fds} came with the request"))
-            }
-            _ => Ok(()),
-        };
-        match self {
-            Self::NbdUnix { path, listener, export, .. } => {
-                plain_path(path, "socket", SOCKET_PATH_MAX - 1)?;
-                given(listener)?;
-                check_export(export)
-            }
-            Self::NbdTcp { export, tls, .. } => {
-                tls.as_ref().map_or(Ok(()), TlsSettings::check)?;
-                check_export(export)
-            }
-            Self::Block { device: None, .. } => Ok(()),
-            Self::Blkif(front) => front.check(fds),
-            Self::Block { device: Some(_), .. } => {
-                invalid("the name of a device is not for the asker to choose".into())
-            }
-            Self::VhostUser { socket, listener, connection, queues, queue_size, .. } => {
-                plain_path(socket, "socket", SOCKET_PATH_MAX - 1)?;
-                given(listener)?;
-                given(connection)?;
-                if listener.is_some() && connection.is_some() {
-                    return invalid("give a listening or a connected descriptor, not both".into());
-                }
-                if !(1..=64).contains(queues) {
-                    return invalid(format!("{queues} queues: a disk has 1 to 64"));
-                }
-                if !queue_size.is_power_of_two() || !(2..=1024).contains(queue_size) {
-                    return invalid(format!("queue size {queue_size}: a power of two from 2 to 1024"));
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-fn check_export(export: &str) -> Result<()> {
-    if export.len() > EXPORT_LEN_MAX || export.chars().any(char::is_control) {
-        return Err(ControlError::new(
-            Errno::EINVAL,
-            format!("an export's name has at most {EXPORT_LEN_MAX} bytes and no control characters"),
-        ));
-    }
-    Ok(())
-}
-
-/// A path, or for what is not local a name, which is understood where it is opened.
-fn plain_image(layer: &LayerSpec) -> Result<()> {
-    if layer.kind.is_local() {
-        return plain_path(&layer.path, "image", usize::MAX);
-    }
-    match layer.path.to_str() {
-        Some(name) if name.len() <= NAME_LEN_MAX && !name.chars().any(char::is_control) => Ok(()),
-        _ => Err(ControlError::new(
-            Errno::EINVAL,
-            format!(
-                "the {} target '{}' is not usable",
-                layer.kind,
-                layer.path.display().to_string().escape_default()
-            ),
-        )
-        .next(format!("give at most {NAME_LEN_MAX} bytes without control characters"))),
-    }
-}
-
-pub(crate) fn plain_path(path: &Path, what: &str, len_max: usize) -> Result<()> {
-    let text = path.to_str().unwrap_or("\0");
-    if !path.is_absolute() || text.chars().any(char::is_control) || text.len() > len_max.min(4095) {
-        return Err(ControlError::new(
-            Errno::EINVAL,
-            format!("the {what} path '{}' is not usable", path.display().to_string().escape_default()),
-        )
-        .next(format!("give an absolute path of at most {} bytes", len_max.min(4095))));
-    }
-    Ok(())
-}
 
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -686,7 +391,7 @@ impl Command {
                 plain_path(path, "image", usize::MAX)
             }
             Self::SetPolling { max_us, idle_percent, .. } => {
-                check_polling(&Polling { max_us: *max_us, idle_percent: *idle_percent })
+                Polling { max_us: *max_us, idle_percent: *idle_percent }.check()
             }
             _ => Ok(()),
         }
@@ -709,17 +414,6 @@ fn check_key(index: Option<u32>, file: Option<&Path>, fds: usize) -> Result<()> 
         (None, Some(path)) => plain_path(path, "key", usize::MAX),
         _ => Ok(()),
     }
-}
-
-pub(crate) fn check_polling(polling: &Polling) -> Result<()> {
-    if polling.max_us > 1_000_000 || polling.idle_percent > 100 {
-        return Err(ControlError::new(
-            Errno::EINVAL,
-            format!("polling for {} us above {} % idle", polling.max_us, polling.idle_percent),
-        )
-        .next("give at most 1000000 us and 100 %"));
-    }
-    Ok(())
 }
 
 /// A command with the number that its answer repeats.

@@ -4,7 +4,6 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::minor::MinorDir;
 use crate::{ControlError, Result};
 
 /// Where tapdisk has it.
@@ -48,11 +47,6 @@ impl RunDir {
     pub fn enospc_marker(&self, minor: u16) -> PathBuf {
         let dir = if self.0 == Path::new(DEFAULT) { Path::new("/run") } else { &self.0 };
         dir.join(format!("tapdisk-enospc{minor}"))
-    }
-
-    /// Minor numbers and their markers.
-    pub fn minors(&self) -> MinorDir {
-        MinorDir::new(self.0.join("tapdisk"))
     }
 
     /// Makes the directory, for its owner alone.

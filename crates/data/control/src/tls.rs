@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::own::plain_path;
+use crate::plain_path::plain_path;
 use crate::{ControlError, Errno, Result};
 
 /// What clients are told who do not begin TLS.

@@ -1,33 +1,14 @@
 //! A larger disk: in place where the image can, with the guest held for a moment where it cannot.
 
-use std::path::Path;
-
 use tapio_block::DiskFailure;
 use tapio_control::Result;
 use tapio_format::FormatErrorKind;
 use tapio_format::vhd::offline;
-use tapio_types::{Access, ChainSpec, ImageKind};
 
-use crate::host::{HostDisk, LATE, bad_image, failure};
+use crate::failure::{bad_image, failure};
+use crate::host_disk::HostDisk;
+use crate::limits::LATE;
 use crate::log;
-
-/// Puts right what a resize left in the leaf that was broken off by a kill.
-pub fn finish_resize(path: &Path) -> Result<()> {
-    if let Some(done) = offline::finish_resize(path).map_err(|error| bad_image(&error))? {
-        log::line(&format!("{}: {done}", path.display()));
-    }
-    Ok(())
-}
-
-/// The same for the leaf of a chain.
-pub fn finish_resize_of(chain: &ChainSpec) -> Result<()> {
-    match chain.layers.first() {
-        Some(leaf) if leaf.kind == ImageKind::Vhd && chain.access == Access::ReadWrite => {
-            finish_resize(&leaf.path)
-        }
-        _ => Ok(()),
-    }
-}
 
 /// Makes the disk at least `len` bytes long.
 pub fn grow(disk: &HostDisk, len: u64) -> Result<()> {

@@ -2,44 +2,42 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use tapio_block::{
-    Beside, CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Geometry, Gone, NoSpace, Notes, Origin,
-    REQUEST_TIMEOUT, Remote, StandbyOptions,
+    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Gone, NoSpace, Notes, Origin, REQUEST_TIMEOUT,
 };
 use tapio_control::{
     BlkifReport, ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork,
     Key, LimitsReport, Polling, PoolShare, PoolSpec, Result, TraceReport,
 };
-use tapio_format::FormatError;
 use tapio_format::continuation;
 use tapio_format::live::vhd::{IntentPlace, intent};
 use tapio_format::vhd::Keys;
-use tapio_format::vhd::offline::resolve_chain;
 use tapio_ring::PollingConfig;
 use tapio_stat::pool::PoolMember;
 use tapio_stat::{DiskStats, ShmRoot, VbdPages};
-use tapio_types::{Access, ChainSpec, ImageKind, IoLimits, LayerSpec, SECTOR_LEN, parse_type_and_path};
+use tapio_types::{Access, IoLimits, LayerSpec, SECTOR_LEN};
 use zeroize::Zeroizing;
 
+use crate::chain::opening;
 use crate::counter::Counter;
+use crate::failure::{bad_image, failure, unreachable_thread};
 use crate::fronts::Fronts;
 use crate::grow;
+use crate::host_disk::{HostDisk, serial};
 use crate::images;
+use crate::limits::{LATE, SOON};
 use crate::log;
-use crate::memory::{Budget, Share, disk_len, new_leaf_len};
+use crate::memory::{Budget, disk_len, new_leaf_len};
 use crate::mirror::beside;
+use crate::moved::Moved;
 use crate::process;
 use crate::sandbox;
 use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, Wishes};
 use crate::trace::Tracing;
 
-/// How long the data thread may take for something small.
-pub(crate) const SOON: Duration = Duration::from_secs(2);
-/// How long opening or closing images may take: repairs read what they must, on a slow storage.
-pub const LATE: Duration = Duration::from_secs(300);
 /// How long a forced close waits for requests that the kernel does not give back.
 const FORCED: Duration = Duration::from_secs(5);
 
@@ -51,122 +49,10 @@ pub struct Host {
     pub memory: Budget,
 }
 
-/// A disk with its data thread and its front ends.
-pub struct HostDisk {
-    /// Taken away when it is closed.
-    disk: RwLock<Option<Disk>>,
-    pub(crate) remote: Remote,
-    /// As it was when it was opened, but for its length.
-    geometry: Geometry,
-    len: AtomicU64,
-    access: Access,
-    /// What guests read as the disk's serial number.
-    serial: String,
-    fronts: Fronts,
-    memory: Budget,
-    /// What the images that are open may take.
-    shares: Mutex<Vec<Share>>,
-    moved: images::Moved,
-    /// The standby that it was opened with the last time that it had one.
-    standby: Mutex<Option<StandbyOptions>>,
-    minor: u16,
-    trace: Tracing,
-}
-
-/// The chain behind a name: the parents of a VHD are found from it.
-pub(crate) fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
-    let layer = match image {
-        ImageSource::Chain(layers) => {
-            let chain = ChainSpec { layers: layers.clone(), access };
-            grow::finish_resize_of(&chain)?;
-            return Ok(chain);
-        }
-        ImageSource::Leaf(text) => {
-            parse_type_and_path(text).map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?
-        }
-    };
-    whole_chain(layer, access)
-}
-
-/// The chain behind a leaf: the parents of a VHD are found from it.
-pub(crate) fn whole_chain(layer: LayerSpec, access: Access) -> Result<ChainSpec> {
-    match layer.kind {
-        ImageKind::Raw | ImageKind::Nbd => Ok(ChainSpec { layers: vec![layer], access }),
-        ImageKind::Vhd if access == Access::ReadWrite => {
-            grow::finish_resize(&layer.path)?;
-            resolve_chain(&layer.path, access).map_err(|error| bad_image(&error))
-        }
-        ImageKind::Vhd => resolve_chain(&layer.path, access).map_err(|error| bad_image(&error)),
-    }
-}
-
-/// [`chain`], and what the disk has beside it, unless it is to be written and went on with another image: who names it
-/// does not know that. Where a standby took over, it is opened with that, which `beside` names or `earlier` is: the one
-/// that the disk had before a pause.
-fn opening(
-    image: &ImageSource,
-    access: Access,
-    mut beside: Beside,
-    earlier: Option<&StandbyOptions>,
-) -> Result<(ChainSpec, Beside)> {
-    let leaf = match image {
-        ImageSource::Chain(layers) => layers.first().cloned(),
-        ImageSource::Leaf(text) => parse_type_and_path(text).ok(),
-    };
-    let Some(leaf) = leaf.filter(|_| access == Access::ReadWrite) else {
-        return Ok((chain(image, access)?, beside));
-    };
-    let followed = continuation::follow(&leaf).map_err(|error| bad_image(&error))?;
-    let known = beside.standby.as_ref().or(earlier);
-    let Some(standby) = known.filter(|standby| followed.stands_on(&leaf, &standby.image)) else {
-        continuation::check_writable(&leaf).map_err(|error| bad_image(&error))?;
-        return Ok((chain(image, access)?, beside));
-    };
-    let mut standby = standby.clone();
-    standby.took_over = true;
-    let mut overlaid = chain(image, access)?;
-    log::line(&format!("{leaf} was full before: it goes on with {} on top of it", standby.image));
-    overlaid.layers.insert(0, standby.image.clone());
-    beside.standby = Some(standby);
-    Ok((overlaid, beside))
-}
-
 /// What the images of a chain are decrypted with.
 fn keys(key: Option<&Key>) -> Result<Keys> {
     let keys = key.map(|key| Zeroizing::new(key.0.clone())).into_iter().collect();
     Keys::new(keys).map_err(|error| bad_image(&error))
-}
-
-/// The serial number of a disk: its image's file name without the ending, which for images of a storage repository
-/// is the uuid
-/// of the VDI. It stays while the process serves the disk, whatever images come to stand on top of the first.
-fn serial(image: &ImageSource) -> String {
-    let text = image.text();
-    let path = text.split_once(':').map_or(text.as_str(), |(_, path)| path);
-    // The options of a remote export's name are not part of it.
-    let path = if text.starts_with("nbd:") { path.split('?').next().unwrap_or(path) } else { path };
-    let stem = std::path::Path::new(path).file_stem().unwrap_or_default();
-    stem.to_string_lossy().into_owned()
-}
-
-pub fn bad_image(error: &FormatError) -> ControlError {
-    ControlError::new(Errno::new(error.errno()), error.to_string())
-}
-
-pub fn failure(error: &DiskFailure) -> ControlError {
-    match error {
-        DiskFailure::Format(error) => bad_image(error),
-        DiskFailure::Gone(gone) => unreachable_thread(*gone),
-        DiskFailure::Host(_) => ControlError::new(Errno::new(error.errno()), error.to_string()),
-    }
-}
-
-pub(crate) fn unreachable_thread(gone: Gone) -> ControlError {
-    match gone {
-        Gone::Ended => ControlError::new(Errno::ESHUTDOWN, gone.to_string()),
-        Gone::TimedOut => ControlError::new(Errno::ETIMEDOUT, gone.to_string())
-            .next("its storage may be stuck; 'tapio disk stats' shows what is in flight"),
-    }
 }
 
 impl Plane for Host {
@@ -219,7 +105,7 @@ impl Plane for Host {
             fronts: Fronts::new(spec.minor, serial(spec.image)),
             memory: self.memory.clone(),
             shares: Mutex::new(vec![share]),
-            moved: images::Moved::default(),
+            moved: Moved::default(),
             standby: Mutex::new(standby),
             minor: spec.minor,
             trace: Tracing::default(),
@@ -232,75 +118,6 @@ fn join_pool(pool: &PoolSpec, minor: u16) -> Result<PoolMember> {
     let name = pool.check()?;
     tapio_stat::pool::join(&ShmRoot::from_env(), &name, pool.pages, minor.into())
         .map_err(|error| ControlError::io(format_args!("cannot share the page pool {name}"), &error))
-}
-
-impl HostDisk {
-    fn disk(&self) -> RwLockReadGuard<'_, Option<Disk>> {
-        // The lock guards a pointer that is taken once.
-        self.disk.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
-        match &*self.disk() {
-            Some(disk) => run(disk).map_err(|error| failure(&error)),
-            None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
-        }
-    }
-
-    /// Takes note of how long the disk is now.
-    fn look_at_length(&self) {
-        if let Ok(geometry) = self.remote.call(SOON, |world| world.port.geometry()) {
-            self.len.store(geometry.len, Ordering::Relaxed);
-        }
-    }
-
-    /// Takes note of what the leaf is called now: devices that outlive this process go on with a disk of that name
-    /// only.
-    fn look_at_leaf(&self) {
-        let asked =
-            self.remote.call(SOON, |world| world.core().leaf_facts().map(|facts| facts.image.to_string()));
-        if let Ok(Ok(leaf)) = asked {
-            self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
-        }
-    }
-
-    /// What the process may still take, for an image that is to be added.
-    pub(crate) const fn memory(&self) -> &Budget {
-        &self.memory
-    }
-
-    /// Where it is noted when the disk moves to other images by itself.
-    pub(crate) fn notebook(&self) -> images::Moved {
-        self.moved.clone()
-    }
-
-    /// An image was added that may take this.
-    pub(crate) fn keep(&self, share: Share) {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner).push(share);
-    }
-
-    /// Drains in ever longer waits, between which somebody may say that it is in vain. A drain that has begun goes on,
-    /// and asking again joins it.
-    fn drain(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        let mut patience = Duration::from_millis(50);
-        loop {
-            let error = match self.with(|disk| Ok(disk.pause(patience)))? {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            if !matches!(error, DiskFailure::Gone(Gone::TimedOut)) {
-                return Err(failure(&error));
-            }
-            if in_vain() {
-                return Err(ControlError::new(
-                    Errno::ECANCELED,
-                    "requests are still in flight, and nobody waits",
-                )
-                .next("the drain goes on; ask again"));
-            }
-            patience = (patience * 2).min(Duration::from_secs(2));
-        }
-    }
 }
 
 impl PlaneDisk for HostDisk {

@@ -4,7 +4,6 @@ use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tapio_block::{Forecast, JobInfo, JobState, LeafFacts, Swapped, World};
@@ -17,29 +16,12 @@ use tapio_format::vhd::offline::{ParentFacts, Shape, create, remove_orphans};
 use tapio_types::{ImageKind, LayerSpec, SECTOR_LEN};
 
 use crate::counter::Counter;
-use crate::host::{HostDisk, LATE, SOON, bad_image, unreachable_thread};
+use crate::failure::{bad_image, unreachable_thread};
+use crate::host_disk::HostDisk;
+use crate::limits::{LATE, SOON};
 use crate::log;
 use crate::memory::new_leaf_len;
 use crate::table::PlaneDisk;
-
-/// The images of a disk that has moved to what was below its leaf, until whoever keeps their names has asked.
-#[derive(Clone, Debug, Default)]
-pub struct Moved(Arc<Mutex<Option<Vec<LayerSpec>>>>);
-
-impl Moved {
-    /// The disk has these images now, leaf first. Called on its data thread.
-    fn note(&self, images: &[LayerSpec]) {
-        if let Some(leaf) = images.first() {
-            Counter::with(|stats| stats.set_image(&leaf.to_string()));
-        }
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(images.to_vec());
-    }
-
-    /// What was noted since the last time.
-    pub fn take(&self) -> Option<Vec<LayerSpec>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
 
 pub fn run(disk: &HostDisk, work: &ImageWork) -> Result<ImageAnswer> {
     match work {

@@ -11,15 +11,20 @@
 
 mod args;
 mod blkif;
+mod chain;
 mod counter;
 mod device;
+mod failure;
 mod fronts;
 mod grow;
 mod host;
+mod host_disk;
 mod images;
+mod limits;
 mod log;
 mod memory;
 mod mirror;
+mod moved;
 mod nbd_servers;
 mod process;
 mod sandbox;

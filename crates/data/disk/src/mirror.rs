@@ -12,8 +12,11 @@ use tapio_control::{
 };
 use tapio_types::{Access, ChainSpec};
 
+use crate::chain::chain;
 use crate::counter::Counter;
-use crate::host::{HostDisk, LATE, SOON, chain, unreachable_thread};
+use crate::failure::unreachable_thread;
+use crate::host_disk::HostDisk;
+use crate::limits::{LATE, SOON};
 use crate::log;
 use crate::table::{PlaneMirror, Wishes};
 

@@ -18,7 +18,8 @@ use tapio_types::parse_type_and_path;
 
 use crate::args::Options;
 use crate::device;
-use crate::host::{Host, bad_image};
+use crate::failure::bad_image;
+use crate::host::Host;
 use crate::log;
 use crate::memory::Budget;
 use crate::process::{self, Fork};

@@ -7,7 +7,8 @@ use tapio_control::{ControlError, Errno, Result, TraceReport};
 use tapio_stat::ShmRoot;
 use tapio_stat::trace::TraceRing;
 
-use crate::host::{SOON, unreachable_thread};
+use crate::failure::unreachable_thread;
+use crate::limits::SOON;
 use crate::memory::{Budget, Share};
 
 /// What the trace of a disk may take of the process's memory, while there is one.

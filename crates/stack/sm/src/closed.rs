@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use tapio_sys::private::close;
 use tapio_sys::shm::is_ours;
 
-use crate::dir::facts::plain_uuid;
-use crate::file::MARKER;
+use crate::dir::facts::{MARKER, plain_uuid};
 
 /// Modes of what an SR has.
 const DIRECTORY: u32 = 0o700;

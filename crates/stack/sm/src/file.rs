@@ -12,7 +12,7 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::Places;
-use crate::dir::facts::{Kind, plain_uuid};
+use crate::dir::facts::{Kind, MARKER, plain_uuid};
 use crate::dir::{self, Backing, ImageDir};
 use crate::errors;
 use crate::mount;
@@ -30,9 +30,6 @@ static INFO: DriverInfo = DriverInfo {
     ],
     is_shareable: false,
 };
-
-/// Says in an SR's directory whose it is.
-pub(crate) const MARKER: &str = ".sr-uuid";
 
 /// The driver.
 #[derive(Debug)]

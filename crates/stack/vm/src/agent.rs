@@ -11,8 +11,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::console::open_pipe;
-use crate::process::{poll, polled};
-use crate::supervise::lock;
+use crate::lock::lock;
+use crate::poll::{poll, polled};
 
 /// Longest line of an agent.
 const LINE_LEN_MAX: usize = 4096;

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
-use crate::registry::Settings;
+use crate::settings::Settings;
 use crate::traits::{BootField, VmSpec};
 
 /// Longest path: with it every command line has room for everything else.

@@ -32,18 +32,7 @@ use tapio_sandbox::mounts::{Access, Root};
 
 use self::calls::Emulator;
 use crate::place::Place;
-use crate::registry::Settings;
-
-/// Whether guests are confined (`guest-sandbox`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuestSandbox {
-    /// They are not: for debugging. They have a user of their own all the same, if there is one.
-    Off,
-    /// As far as this host can.
-    On,
-    /// In every way, or they do not start.
-    Require,
-}
+use crate::settings::{GuestSandbox, Settings};
 
 /// What every guest's process sees of the host, read only: programs and libraries, and how these are found.
 const SYSTEM: &[&str] = &[

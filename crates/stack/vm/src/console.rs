@@ -12,7 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use crate::place::Place;
-use crate::process::polled;
+use crate::poll::polled;
 
 /// A log that is longer is shortened.
 const LOG_LEN_MAX: u64 = 1 << 20;
@@ -36,6 +36,18 @@ pub(crate) fn last_lines(file: &Path, lines: usize) -> String {
     let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>();
     let all: Vec<String> = text.lines().map(clean).filter(|line| !line.trim().is_empty()).collect();
     all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// A cause with the last lines of what the emulator and the guest said.
+pub(crate) fn cause(place: &Place, what: &str) -> String {
+    let mut text = what.to_owned();
+    for (name, log) in [("emulator", "emulator.log"), ("console", "console.log")] {
+        let lines = last_lines(&place.join(log), 6);
+        if !lines.is_empty() {
+            text.push_str(&format!("; {name}: {}", lines.replace('\n', " | ")));
+        }
+    }
+    text
 }
 
 /// Shortens a file that its writer has opened for appending; the last part goes to a file beside it. What is written
@@ -203,8 +215,8 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::process::poll;
-    use crate::registry::Settings;
+    use crate::poll::poll;
+    use crate::settings::Settings;
 
     #[test]
     fn the_console_shows_the_log_and_takes_what_is_typed() {

@@ -11,11 +11,12 @@ use uuid::Uuid;
 use crate::agent::{Agent, Way};
 use crate::boot::{self, Kernels};
 use crate::errors::{bad_power_state, failed};
+use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
 use crate::process::Process;
 use crate::record::Record;
-use crate::registry::Settings;
-use crate::supervise::{Events, Stop, Watched, lock, verdict, watch};
+use crate::settings::Settings;
+use crate::supervise::{Events, Stop, Watched, verdict, watch};
 use crate::traits::{DiskSpec, VmEvent, VmSpec, VmState};
 
 /// A machine; `own` is what only its driver knows.

@@ -12,10 +12,10 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::errors::{already_there, bad_power_state, detach_rejected, failed};
+use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
-use crate::process::poll;
-use crate::registry::Settings;
-use crate::supervise::lock;
+use crate::poll::poll;
+use crate::settings::Settings;
 use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
 
 const NAME: &str = "host";

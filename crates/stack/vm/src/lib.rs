@@ -25,11 +25,14 @@ mod errors;
 mod fleet;
 mod guest;
 mod host;
+mod lock;
 mod place;
+mod poll;
 mod process;
 mod qemu;
 mod record;
 mod registry;
+mod settings;
 mod sim;
 mod supervise;
 mod traits;
@@ -37,9 +40,9 @@ mod uml;
 mod users;
 mod xen;
 
-pub use confine::GuestSandbox;
 pub use guest::initramfs;
-pub use registry::{KERNEL_DIRS, Settings, XenSettings, registry};
+pub use registry::registry;
+pub use settings::{GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
 pub use traits::{
     BootField, DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
 };

@@ -13,8 +13,8 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::errors::failed;
-use crate::registry::Settings;
-use crate::supervise::lock;
+use crate::lock::lock;
+use crate::settings::Settings;
 use crate::traits::{DiskSpec, PluggedDisk, VmSpec};
 
 /// Longest path of a UNIX socket: `sun_path` has 108 bytes, one of them for the end.

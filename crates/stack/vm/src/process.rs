@@ -17,9 +17,10 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::confine::Confinement;
+use crate::console::cause;
 use crate::errors::failed;
 use crate::place::Place;
-use crate::supervise::cause;
+use crate::poll::{poll, polled};
 
 /// Descriptors a guest may open: some for each of 255 disks.
 const FILES_MAX: u64 = 16384;
@@ -30,33 +31,6 @@ pub(crate) struct Process {
     pid: libc::pid_t,
     /// Becomes readable when the process ends.
     handle: OwnedFd,
-}
-
-/// Milliseconds until then for poll(2), at least one before it.
-pub(crate) fn poll_ms(until: Instant) -> libc::c_int {
-    let left = until.saturating_duration_since(Instant::now());
-    let ms = left.as_micros().div_ceil(1000);
-    libc::c_int::try_from(ms).unwrap_or(libc::c_int::MAX)
-}
-
-/// Waits until one of the descriptors is ready, or `until`; a signal is no reason to return. Fills in `revents`.
-pub(crate) fn poll(fds: &mut [libc::pollfd], until: Instant) -> bool {
-    loop {
-        let len = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
-        // SAFETY: the slice is valid for `len` records while the call lasts.
-        let ready = unsafe { libc::poll(fds.as_mut_ptr(), len, poll_ms(until)) };
-        if ready >= 0 {
-            return ready > 0;
-        }
-        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return false;
-        }
-    }
-}
-
-/// A record for [`poll`].
-pub(crate) fn polled(fd: RawFd, events: libc::c_short) -> libc::pollfd {
-    libc::pollfd { fd, events, revents: 0 }
 }
 
 fn open_lock(place: &Place) -> io::Result<File> {
@@ -279,7 +253,7 @@ mod tests {
     use super::*;
     use crate::confine::Needs;
     use crate::confine::calls::Emulator;
-    use crate::registry::Settings;
+    use crate::settings::Settings;
 
     fn place(dir: &Path) -> (Place, Settings, Uuid) {
         let (settings, vm) = (Settings::new(dir), Uuid::new_v4());

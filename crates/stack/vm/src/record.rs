@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use tapio_types::ApiError;
 
+use crate::lock::lock;
 use crate::place::{Place, Saved};
-use crate::supervise::lock;
 
 /// What is known of a machine. What cannot be kept is not changed.
 #[derive(Debug)]

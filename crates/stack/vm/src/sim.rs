@@ -21,9 +21,10 @@ use uuid::Uuid;
 use crate::errors::{
     already_there, bad_power_state, detach_rejected, detach_timeout, failed, shutdown_timeout,
 };
+use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
-use crate::registry::Settings;
-use crate::supervise::{Events, lock};
+use crate::settings::Settings;
+use crate::supervise::Events;
 use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
 
 const NAME: &str = "sim";

@@ -5,15 +5,17 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use crate::console::{self, Server, last_lines};
+use crate::console::{self, Server, cause, last_lines};
+use crate::lock::lock;
 use crate::place::Place;
-use crate::process::{Process, poll, polled};
+use crate::poll::{poll, polled};
+use crate::process::Process;
 use crate::traits::VmEvent;
 
 /// Between two looks at the length of the logs.
@@ -21,11 +23,6 @@ const LOG_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Stack of a thread that only waits.
 pub(crate) const STACK_LEN: usize = 256 << 10;
-
-/// A lock whose holder panicked holds what it held.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Events of one driver, in order.
 #[derive(Debug, Default)]
@@ -153,16 +150,4 @@ pub(crate) fn verdict(vm: Uuid, place: &Place, status: &str) -> VmEvent {
         return VmEvent::Halted(vm);
     }
     VmEvent::Crashed(vm, cause(place, status))
-}
-
-/// A cause with the last lines of what the emulator and the guest said.
-pub(crate) fn cause(place: &Place, what: &str) -> String {
-    let mut text = what.to_owned();
-    for (name, log) in [("emulator", "emulator.log"), ("console", "console.log")] {
-        let lines = last_lines(&place.join(log), 6);
-        if !lines.is_empty() {
-            text.push_str(&format!("; {name}: {}", lines.replace('\n', " | ")));
-        }
-    }
-    text
 }

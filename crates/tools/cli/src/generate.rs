@@ -9,15 +9,11 @@ use clap_complete::Shell;
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
 use tapio_control::{ControlError, Errno};
 
-use crate::{TOOLS, tapio};
+use crate::TOOLS;
 use tapio_report::failure::{Result, print};
 
 /// Prints the completions of one program.
-pub fn completions(shell: Shell, program: &str) -> Result<()> {
-    let mut command = match tapio::tools().into_iter().find(|tool| tool.get_name() == program) {
-        Some(tool) => tool,
-        None => tapio::command(),
-    };
+pub fn completions(shell: Shell, program: &str, mut command: clap::Command) -> Result<()> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut command, program, &mut text);
     print(&String::from_utf8_lossy(&text))
@@ -27,11 +23,11 @@ fn io_error(doing: &str, path: &Path, error: &io::Error) -> ControlError {
     ControlError::io(format_args!("{doing} {}", path.display()), error)
 }
 
-/// Writes a page for every command into the directory: section 1 for commands, section 8 for the disk program.
-pub fn manual(dir: &Path) -> Result<()> {
+/// Writes a page for each of the commands into the directory: section 1 for commands, section 8 for the disk program.
+pub fn manual(dir: &Path, commands: impl IntoIterator<Item = clap::Command>) -> Result<()> {
     tapio_sys::private::files_for_all_readers();
     fs::create_dir_all(dir).map_err(|error| io_error("making", dir, &error))?;
-    for command in tapio::tools().into_iter().chain([tapio::command()]) {
+    for command in commands {
         clap_mangen::generate_to(command, dir)
             .map_err(|error| io_error("writing pages into", dir, &error))?;
     }
@@ -96,7 +92,7 @@ mod tests {
     #[test]
     fn every_command_has_a_page() {
         let dir = tempfile::tempdir().expect("temporary directory");
-        manual(dir.path()).expect("written");
+        manual(dir.path(), crate::tapio::programs()).expect("written");
         for page in [
             "tapio.1",
             "tap-ctl.1",

@@ -110,6 +110,11 @@ pub fn tools() -> [clap::Command; 5] {
     [xe::command(), tap_ctl::command(), xsiostat::command(), vhd_util::command(), cbt_util::command()]
 }
 
+/// All of them, for what is made from each.
+pub fn programs() -> impl Iterator<Item = clap::Command> {
+    tools().into_iter().chain([command()])
+}
+
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
     let parsed =
         command().try_get_matches_from(arguments).and_then(|matches| Arguments::from_arg_matches(&matches));
@@ -123,17 +128,20 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn execute(command: Command) -> Result<ExitCode> {
-    let done = match command {
+fn execute(wanted: Command) -> Result<ExitCode> {
+    let done = match wanted {
         // It fails in the words of xe.
         Command::Timeline(arguments) => return Ok(timeline::run(&arguments)),
         Command::Disk(arguments) => disk::run(arguments),
         Command::Domains(arguments) => domains::run(&arguments),
         Command::Trace(arguments) => trace::run(arguments),
         Command::Bench { arguments } => bench::run(&arguments),
-        Command::Completions { shell, program } => generate::completions(shell, &program),
+        Command::Completions { shell, program } => {
+            let tool = tools().into_iter().find(|tool| tool.get_name() == program);
+            generate::completions(shell, &program, tool.unwrap_or_else(command))
+        }
         Command::Reference => failure::print(&tapio_model::reference()),
-        Command::Man { dir } => generate::manual(&dir),
+        Command::Man { dir } => generate::manual(&dir, programs()),
         Command::Links { dir, force } => generate::links(&dir, force),
         Command::Version { json } => version(json),
     };

@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failure::report("tapio", &error),
         },
-        Err(error) => error.report(None),
+        Err(error) => error.report(),
     }
 }
 

@@ -11,8 +11,8 @@ use tapio_control::{
 };
 use tapio_stat::VbdId;
 
-use crate::keys::Fault;
 use crate::locate::{DiskAt, Wanted};
+use crate::values::Fault;
 
 /// How long a disk process may take to connect a ring: it maps pages and answers.
 const CONNECT_TIME: Duration = Duration::from_secs(30);

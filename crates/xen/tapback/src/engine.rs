@@ -13,9 +13,10 @@ use tapio_xenstore::{Client, Counts, Nodes, WatchEvent, XenbusState, XsError};
 use crate::device::{Device, Offer, sectors_512};
 use crate::disks::{Disks, Linked, Trouble, has_ended, take_news};
 use crate::jobs::{Job, Jobs, Outcome};
-use crate::keys::{self, Fault};
+use crate::keys;
 use crate::plan::{Next, Places, Plan, look};
 use crate::table::Ring;
+use crate::values::Fault;
 
 /// Devices that one transaction looks at: more of them would only make it likelier that somebody is in its way.
 const BATCH_MAX: usize = 64;

@@ -10,7 +10,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `table` | what is to be done, from where both sides stand: a pure function |
-//! | `keys` | the nodes that others write, read with suspicion |
+//! | `keys`, `values` | the nodes that others write, and what they hold, read with suspicion |
 //! | `device` | what is remembered of a device, and what it is offered |
 //! | `locate`, `disks` | which disk process it belongs to, and how that takes and gives up a ring |
 //! | `plan` | one look at xenstore: read, decide and write in one transaction |
@@ -27,10 +27,11 @@ mod locate;
 mod lock;
 mod plan;
 mod table;
+mod values;
 
 pub use device::Offer;
 pub use disks::{Disks, Link, Linked, Order, Processes, Trouble};
 pub use engine::{Plugged, Settings, Tapback};
-pub use keys::Fault;
 pub use locate::{DiskAt, Wanted};
 pub use lock::{Lock, serving};
+pub use values::Fault;

@@ -2,7 +2,7 @@
 
 use tapio_control::{ListRow, RunDir, list, list_process};
 
-use crate::keys::Values;
+use crate::values::Values;
 
 /// What the toolstack said about the disk process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -14,8 +14,9 @@ use tapio_xenstore::{Nodes, Transaction, XenbusState, XsError};
 
 use crate::device::{Device, Offer, sectors_512};
 use crate::disks::{Order, start_of};
-use crate::keys::{self, Back, Fault, Form, Values, shown};
+use crate::keys::{self, Back, Form};
 use crate::table::{Action, Ring, Situation};
+use crate::values::{Fault, Values, shown};
 
 /// Steps that one look can bring: far more than there are in a row.
 const STEPS_MAX: usize = 8;

@@ -6,8 +6,9 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use super::layout::{Owner, SLOTS};
 use super::ledger::{GRACE_NS, Ledger, Refusal, STARVED_NS};
-use super::owner;
-use super::segment::{Mapping, Place};
+use super::segment::{Mapping, Place, TakenSlot, take_slot};
+use super::{PoolName, owner};
+use crate::shm::ShmRoot;
 
 /// A disk at a pool, on the thread that serves it. Leaving, which is dropping, gives back what it holds; the last to
 /// leave removes the pool.
@@ -45,8 +46,18 @@ pub(super) struct Patience {
     passed: Vec<(usize, u64)>,
 }
 
+/// Takes a place at the pool of that name for the disk of that minor number of this process. The first one makes the
+/// pool, of `pages` pages or [`PAGES_DEFAULT`](super::PAGES_DEFAULT); later ones must agree.
+///
+/// # Errors
+/// The pool exists with another number of pages, is full of disks, has another layout, or cannot be made.
+pub fn join(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32) -> io::Result<PoolMember> {
+    take_slot(root, name, pages, minor).map(PoolMember::new)
+}
+
 impl PoolMember {
-    pub(super) fn new(ledger: Ledger<Mapping>, place: Place, slot: usize, owner: Owner, bell: File) -> Self {
+    fn new(taken: TakenSlot) -> Self {
+        let TakenSlot { ledger, place, slot, owner, bell } = taken;
         let bells = (0..SLOTS).map(|_| None).collect();
         let mut member = Self {
             ledger,

@@ -24,8 +24,8 @@ use std::str::FromStr;
 pub use info::{PoolDisk, PoolInfo, parse_pool, pools};
 pub use layout::{PAGES_MAX, SEGMENT_LEN, SLOTS as POOL_DISKS_MAX};
 pub use ledger::{GRACE_NS, STARVED_NS};
-pub use member::PoolMember;
-pub use segment::{clean_pools, join};
+pub use member::{PoolMember, join};
+pub use segment::clean_pools;
 
 /// Pages of a pool where nobody says otherwise: 64 requests of 11 pages, as XenServer had per SR.
 pub const PAGES_DEFAULT: u32 = 704;

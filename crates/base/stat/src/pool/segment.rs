@@ -10,7 +10,6 @@ use tapio_sys::shm::{PrivateDir, SharedMemory};
 
 use super::layout::{MAGIC, Owner, PAGES_MAX, SEGMENT_LEN, SLOTS, VERSION, at};
 use super::ledger::{Ledger, Memory};
-use super::member::PoolMember;
 use super::{PAGES_DEFAULT, PoolName, owner};
 use crate::reader::names;
 use crate::shm::{ShmRoot, Turn, private_dir};
@@ -163,12 +162,19 @@ impl Header {
     }
 }
 
-/// Takes a place at the pool of that name for the disk of that minor number of this process. The first one makes the
-/// pool, of `pages` pages or [`PAGES_DEFAULT`]; later ones must agree.
-///
-/// # Errors
-/// The pool exists with another number of pages, is full of disks, has another layout, or cannot be made.
-pub fn join(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32) -> io::Result<PoolMember> {
+/// A slot of a pool that a disk of this process has taken.
+#[derive(Debug)]
+pub struct TakenSlot {
+    pub ledger: Ledger<Mapping>,
+    pub place: Place,
+    pub slot: usize,
+    pub owner: Owner,
+    /// What others write a byte into to wake this disk.
+    pub bell: File,
+}
+
+/// Takes a slot of a pool; see [`super::join`].
+pub fn take_slot(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32) -> io::Result<TakenSlot> {
     if let Some(pages) = pages.filter(|pages| !(1..=PAGES_MAX).contains(pages)) {
         return Err(invalid(format!("a pool has 1 to {PAGES_MAX} pages, not {pages}")));
     }
@@ -211,7 +217,7 @@ pub fn join(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32) -> 
         )
     })?;
     match place.open_bell(slot) {
-        Ok(bell) => Ok(PoolMember::new(ledger, place, slot, ours, bell)),
+        Ok(bell) => Ok(TakenSlot { ledger, place, slot, owner: ours, bell }),
         Err(error) => {
             ledger.leave(slot);
             Err(error)

@@ -1,5 +1,7 @@
 use proptest::prelude::*;
 
+use tapio_types::DeviceHow;
+
 use super::*;
 
 #[test]

@@ -9,10 +9,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Connection, Ended};
-use crate::host::{FrontRequest, Key, OpenRequest, Polling, ResumeRequest};
+use crate::host::{FrontRequest, Key, OpenRequest, ResumeRequest};
 use crate::images::ImageWork;
 use crate::mirror::MirrorRequest;
 use crate::own::{Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, parse_request};
+use crate::polling::Polling;
 use crate::{ControlError, Errno, Result};
 
 pub(super) fn converse(connection: &mut Connection<'_>) -> Result<()> {

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::{Connection, Ended, Shared};
 use crate::host::{DiskEntry, Key, OpenRequest, ResumeRequest};
+use crate::image_source::ImageSource;
 use crate::message::{
     Blkif, Body, Image, List, MESSAGE_LEN, Message, MessageKind, PATH_LEN, Params, Response, Stat,
     decode_log_path, flags, key_len_is_valid,
 };
-use crate::own::ImageSource;
 use crate::stats_text::{stats_array_text, stats_text};
 use crate::{ControlError, Errno, Result};
 

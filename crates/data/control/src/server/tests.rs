@@ -9,14 +9,14 @@ use tapio_stat::VbdId;
 
 use super::*;
 use crate::host::{
-    DiskEntry, DiskInfo, DiskReport, FrontEntry, FrontRequest, ImageReport, Key, OpenRequest, Polling,
-    ResumeRequest, VbdState,
+    DiskEntry, DiskReport, FrontEntry, FrontRequest, ImageReport, Key, OpenRequest, ResumeRequest, VbdState,
 };
 use crate::images::{ImageAnswer, ImageWork, SnapshotReport};
 use crate::message::{MESSAGE_LEN, Message, MessageKind, flags};
-use crate::own::{Command, Front, ImageSource};
+use crate::own::Command;
 use crate::stats_text::VbdStats;
 use crate::{Body, Client, OpenArguments, OwnClient, ProcessState, ResumeArguments, RunDir, list, processes};
+use crate::{DiskInfo, Front, ImageSource, Polling};
 
 /// A disk process without disks.
 #[derive(Default)]

@@ -11,10 +11,9 @@ use tapio_ring::{Io, Tasks};
 use tapio_types::RingState;
 use tapio_xen::Channel;
 
-use super::Log;
 use super::queue::Queue;
 use super::report::Broken;
-use super::server::OnRing;
+use super::{Log, OnRing};
 
 /// Notifications without a request, one after the other, from which on a guest is listened to at intervals.
 const STORM: u32 = 16;

@@ -29,9 +29,15 @@ mod slots;
 pub use mover::MoveCounts;
 pub use persistent::{PERSISTENT_MAX, PersistentCounts};
 pub use report::{Broken, QueueCounts, QueueReport, UnderWay};
-pub use server::{BlkifOptions, BlkifRing, BlkifServer, BlkifState, OnRing, Start};
+pub use server::{BlkifOptions, BlkifRing, BlkifServer, BlkifState, Start};
 
 use std::sync::Arc;
 
+use tapio_types::RingState;
+
 /// Where a line goes that an operator should see.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Told on the data thread where the rings of a device stand, all together: after each batch, with the time in
+/// nanoseconds, so it must cost next to nothing; and without a time when somebody asks.
+pub type OnRing = Box<dyn Fn(&RingState, Option<u64>) + Send>;

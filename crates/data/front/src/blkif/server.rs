@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tapio_block::{Gone, Remote};
-use tapio_types::{Movement, RingState};
+use tapio_types::Movement;
 use tapio_xen::blkif::{Abi, BackRing};
 use tapio_xen::{Channel, Domain, GrantRef, Mapped, Rights};
 
-use super::Log;
 use super::device::{self, Device};
 use super::queue::{Queue, QueueSetup};
 use super::record::Record;
 use super::report::QueueReport;
+use super::{Log, OnRing};
 
 /// The data thread answers questions within this time, or it is gone.
 const CALL_MAX: Duration = Duration::from_secs(10);
@@ -25,10 +25,6 @@ const DRAIN_MAX: Duration = Duration::from_secs(30);
 const OLDEST_MAX: usize = 8;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-
-/// Told on the data thread where the rings of a device stand, all together: after each batch, with the time in
-/// nanoseconds, so it must cost next to nothing; and without a time when somebody asks.
-pub type OnRing = Box<dyn Fn(&RingState, Option<u64>) + Send>;
 
 /// What is done about requests that a former process took and did not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,6 +13,7 @@
 pub mod aside;
 mod error;
 pub mod fuse;
+mod fuse_mount;
 mod loop_device;
 pub mod nbd;
 mod note;

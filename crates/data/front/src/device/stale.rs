@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::aside::aside;
-use super::{fuse, loop_device};
+use super::{fuse_mount, loop_device};
 
 /// How long cleaning up may take in all.
 const CLEAN_MAX: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ fn mounts(dir: &Path, list: &[u8]) -> Vec<PathBuf> {
             let place = unescape(fields.nth(4)?);
             let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
             let place = PathBuf::from(OsStr::from_bytes(&place));
-            (kind == fuse::FS_TYPE.as_bytes() && place.parent() == Some(dir)).then_some(place)
+            (kind == fuse_mount::FS_TYPE.as_bytes() && place.parent() == Some(dir)).then_some(place)
         })
         .collect()
 }
@@ -95,7 +95,7 @@ pub fn clean(dir: &Path) -> io::Result<Vec<PathBuf>> {
             }
         }
         for place in mounts(&dir, &fs::read("/proc/self/mountinfo")?) {
-            if left_over(&place) && fuse::unmount(&place).is_ok() {
+            if left_over(&place) && fuse_mount::unmount(&place).is_ok() {
                 cleaned.push(place);
             }
         }

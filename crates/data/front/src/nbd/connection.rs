@@ -30,7 +30,6 @@ use super::memory::Memory;
 use super::plan::Session;
 use super::session::{Permit, Shared, count};
 use super::slots::{Outcome, Slots};
-use super::{receiver, sender};
 
 /// Why a connection takes no more requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,12 +123,14 @@ thread_local! {
 }
 
 impl Connection {
-    /// Takes over a socket whose handshake is done. Called on the data thread.
-    pub(super) fn start(world: &World, start: Start) {
+    /// Takes over a socket whose handshake is done; `None` when there is no place for it. Called on the data thread,
+    /// where the receiver and the sender of the connection then have to run.
+    pub(super) fn open(world: &World, start: Start) -> Option<Rc<Self>> {
         let Start { fd, session, shared, permit, held } = start;
         // A server counts its own clients; the pool's promise is for all servers of the disk together.
         if shared.is_cancelled() || CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
-            return shared.note_closed();
+            shared.note_closed();
+            return None;
         }
         let connection = Rc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -153,9 +154,7 @@ impl Connection {
             outgoing: Notify::default(),
         });
         CONNECTIONS.with_borrow_mut(|list| list.push(Rc::downgrade(&connection)));
-        let tasks = world.port.tasks();
-        tasks.spawn(receiver::run(Rc::clone(&connection)));
-        tasks.spawn(sender::run(connection));
+        Some(connection)
     }
 
     /// The living connections of this thread that `wanted` names.

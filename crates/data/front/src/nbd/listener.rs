@@ -5,11 +5,13 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tapio_block::World;
 use tapio_nbd::socket::{prepare, read_exact, write_all};
 
 use super::connection::{Connection, Start};
@@ -19,11 +21,11 @@ use super::limits::{
     DATA_THREAD_TIME, HANDSHAKE_PATIENCE, HANDSHAKE_THREADS_MAX, HANDSHAKE_TIME, HANDSHAKES_MAX,
     LISTENERS_MAX,
 };
-use super::plan;
-use super::server::{Session, State};
 use super::session::{Permit, Shared, count};
 use super::socket::Listener;
+use super::state::{Session, State};
 use super::wire::Style;
+use super::{plan, receiver, sender};
 
 /// Stack of a handshake's thread: it recurses nowhere and keeps its buffers on the heap.
 const STACK_LEN: usize = 128 << 10;
@@ -334,10 +336,19 @@ impl Inner {
         let kept = Arc::clone(&shared);
         let held = Arc::clone(&entered.entry.held);
         let start = Start { fd, session, shared, permit: entered.permit, held };
-        let started = disk.call(DATA_THREAD_TIME, move |world| Connection::start(world, start));
+        let started = disk.call(DATA_THREAD_TIME, move |world| serve(world, start));
         if started == Err(tapio_block::Gone::Ended) {
             kept.note_closed();
         }
+    }
+}
+
+/// Serves a client, on the data thread.
+fn serve(world: &World, start: Start) {
+    if let Some(connection) = Connection::open(world, start) {
+        let tasks = world.port.tasks();
+        tasks.spawn(receiver::run(Rc::clone(&connection)));
+        tasks.spawn(sender::run(connection));
     }
 }
 

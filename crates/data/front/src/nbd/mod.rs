@@ -48,6 +48,7 @@ mod server;
 mod session;
 mod slots;
 mod socket;
+mod state;
 
 /// The checks of a client's requests, for fuzzers and no one else.
 #[doc(hidden)]

@@ -5,50 +5,20 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tapio_block::{Gone, Remote};
 use tapio_nbd::tls::TlsServer;
 
 use super::connection::Connection;
-use super::exports::{Export, ExportError, Exports};
+use super::exports::{Export, ExportError};
 use super::handshake::Refusal;
 use super::limits::DATA_THREAD_TIME;
 use super::listener::{Acceptor, ListenerId};
-use super::session::{ConnectionInfo, ServerCounters, Shared, Totals};
-
-/// A living connection and the disk it is on.
-#[derive(Debug)]
-pub(super) struct Session {
-    pub(super) shared: Arc<Shared>,
-    pub(super) disk: Remote,
-}
-
-/// What the threads of a server have in common.
-#[derive(Debug, Default)]
-pub(super) struct State {
-    pub(super) exports: Exports,
-    /// How clients begin TLS, if they can.
-    pub(super) tls: Option<TlsServer>,
-    pub(super) totals: Arc<Totals>,
-    sessions: Mutex<Vec<Session>>,
-    next_id: AtomicU64,
-}
-
-impl State {
-    pub(super) fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// The sessions that are alive.
-    pub(super) fn sessions(&self) -> MutexGuard<'_, Vec<Session>> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.retain(|session| !session.shared.is_closed());
-        sessions
-    }
-}
+use super::session::{ConnectionInfo, ServerCounters, Shared};
+use super::state::State;
 
 /// What becomes of the clients of an export that is drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +67,7 @@ impl NbdServer {
 
     /// The same, with clients that can begin TLS, or must.
     pub fn with_tls(tls: Option<TlsServer>) -> io::Result<Self> {
-        let state = Arc::new(State { tls, ..State::default() });
+        let state = Arc::new(State::new(tls));
         let acceptor = Acceptor::start(&state)?;
         Ok(Self { state, acceptor })
     }

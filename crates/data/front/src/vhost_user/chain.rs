@@ -4,7 +4,7 @@
 //! before it comes here.
 
 use super::memory::{GuestMemory, copy_out};
-use super::vring::RingError;
+use super::ring_error::RingError;
 
 /// Descriptors of one request, those of its indirect table included. Eight times what we announce (`seg_max`).
 pub const CHAIN_MAX: usize = 1024;

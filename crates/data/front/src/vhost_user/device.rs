@@ -17,7 +17,7 @@ use super::dirty::Logging;
 use super::event::{Kick, Notifier};
 use super::memory::GuestMemory;
 use super::queue::{Queue, QueueSetup};
-use super::vring::RingError;
+use super::ring_error::RingError;
 
 /// The data thread answers questions within this time, or it is gone.
 const CALL_MAX: Duration = Duration::from_secs(10);

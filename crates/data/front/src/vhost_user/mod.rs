@@ -28,6 +28,7 @@ mod message;
 mod packed;
 mod queue;
 mod ring;
+mod ring_error;
 mod session;
 mod vring;
 
@@ -46,8 +47,9 @@ pub mod foreign {
     pub use super::packed::{DESC_F_AVAIL, DESC_F_USED, PackedRing, Position};
     pub use super::queue::QueueSetup;
     pub use super::ring::{Ring, RingSetup, Ticket};
+    pub use super::ring_error::RingError;
     pub use super::session::{Session, SessionConfig};
-    pub use super::vring::{RingError, SplitRing};
+    pub use super::vring::SplitRing;
 }
 
 pub use blk::{RANGE_SECTORS_MAX, RANGES_MAX, SEG_MAX, feature};

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 use super::chain::{CHAIN_MAX, Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_LEN, Descriptor};
 use super::memory::{GuestMemory, copy_out};
 use super::message::RingAddresses;
-use super::vring::{QUEUE_SIZE_MAX, RingError, need_event};
+use super::ring_error::RingError;
+use super::vring::{QUEUE_SIZE_MAX, need_event};
 
 /// Set to the driver's wrap counter when a descriptor becomes available.
 pub const DESC_F_AVAIL: u16 = 1 << 7;

@@ -17,7 +17,7 @@ use super::inflight::InflightPart;
 use super::memory::GuestMemory;
 use super::message::RingAddresses;
 use super::ring::{Ring, RingSetup, Ticket};
-use super::vring::RingError;
+use super::ring_error::RingError;
 
 /// Everything that a queue needs to start.
 #[derive(Debug)]

@@ -7,7 +7,8 @@ use super::inflight_packed::PackedInflight;
 use super::memory::GuestMemory;
 use super::message::RingAddresses;
 use super::packed::{PackedRing, Position, walk_kept};
-use super::vring::{RingError, SplitRing};
+use super::ring_error::RingError;
+use super::vring::SplitRing;
 
 /// Names a request from its taking to its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,8 @@ use super::inflight::{InflightPart, InflightRegion};
 use super::memory::{GuestMemory, Mapping, MemoryError, REGIONS_MAX, Region};
 use super::message::{InflightSpec, Message, RegionSpec, RingAddresses, protocol};
 use super::queue::QueueSetup;
-use super::vring::{QUEUE_SIZE_MAX, RingError};
+use super::ring_error::RingError;
+use super::vring::QUEUE_SIZE_MAX;
 
 /// The protocol features that we have.
 pub const PROTOCOL_FEATURES: u64 = protocol::MQ

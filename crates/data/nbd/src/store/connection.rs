@@ -1,4 +1,4 @@
-//! One connection after the other: dialling, serving, and what becomes of requests when it is lost.
+//! A connection in use, and what becomes of requests when it is lost.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -9,18 +9,12 @@ use tapio_ring::Notify;
 use tapio_types::Access;
 
 use super::Inner;
-use super::dial::{Dialled, dial};
+use super::dial::Dialled;
 use super::slots::{Outcome, State};
-use super::{receiver, sender};
 use crate::target::Unflushed;
 use crate::tls::Status;
 use crate::wire::{RequestHeader, Style, command, put_request, transmission_flag};
 
-/// The first wait before another attempt, and the longest; each is twice the one before.
-const BACKOFF_MIN_NS: u64 = 20_000_000;
-const BACKOFF_MAX_NS: u64 = 2_000_000_000;
-/// A connection that lasted this long was a good one: the next attempt waits for nothing.
-const GOOD_NS: u64 = 1_000_000_000;
 /// Connections that may be lost under a request before the request is what is wrong.
 const LOSSES_MAX: u8 = 16;
 /// Times a server may be silent on a request.
@@ -49,6 +43,11 @@ impl Connection {
         self.broken.get()
     }
 
+    /// What ended its TLS, if that failed.
+    pub(super) fn tls_failure(&self) -> Option<String> {
+        self.tls.as_ref().and_then(Status::failure).map(|failure| failure.to_string())
+    }
+
     /// Says goodbye, if the socket has room for that, so that the server need not take it for a loss.
     fn say_goodbye(&self) {
         let header = RequestHeader { flags: 0, command: command::DISC, cookie: 0, offset: 0, len: 0 };
@@ -64,52 +63,6 @@ impl Connection {
             );
         }
     }
-}
-
-/// Keeps one connection for as long as the storage is open. `next` is there already.
-pub(super) async fn run(inner: Rc<Inner>, mut next: Option<Rc<Connection>>) {
-    let mut wait_ns = 0;
-    while !inner.closing.get() {
-        if wait_ns > 0 {
-            let until = inner.tasks().turn_ns() + wait_ns;
-            inner.stopped.wait_until(inner.tasks(), until).await;
-            if inner.closing.get() {
-                return;
-            }
-        }
-        let entered = match next.take() {
-            Some(connection) => Ok(connection),
-            None => dial(&inner.uring, &inner.target, inner.tls.as_ref())
-                .await
-                .and_then(|dialled| inner.enter(dialled)),
-        };
-        let longer = (wait_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
-        match entered {
-            Ok(connection) => {
-                let since = inner.tasks().turn_ns();
-                serve(&inner, connection).await;
-                wait_ns = if inner.tasks().turn_ns() - since >= GOOD_NS { 0 } else { longer };
-            }
-            Err(error) => {
-                inner.note_failure(&error.to_string());
-                wait_ns = longer;
-            }
-        }
-    }
-}
-
-async fn serve(inner: &Rc<Inner>, connection: Rc<Connection>) {
-    inner.tasks().spawn(sender::run(Rc::clone(inner), Rc::clone(&connection)));
-    let mut why = receiver::run(inner, &connection).await;
-    if let Some(failure) = connection.tls.as_ref().and_then(Status::failure) {
-        why = format!("TLS: {failure}");
-    }
-    inner.break_off(&connection, &why);
-    // The kernel may still read what is being sent.
-    while !connection.sender_gone.get() {
-        connection.changed.wait(inner.tasks()).await;
-    }
-    inner.lost(&connection);
 }
 
 impl Inner {
@@ -186,7 +139,7 @@ impl Inner {
     }
 
     /// What a connection that is no more had under way goes to the next, or fails.
-    fn lost(self: &Rc<Self>, connection: &Rc<Connection>) {
+    pub(super) fn lost(self: &Rc<Self>, connection: &Rc<Connection>) {
         self.connections.borrow_mut().retain(|other| !Rc::ptr_eq(other, connection));
         let mut ended = Vec::new();
         {
@@ -264,7 +217,7 @@ impl Inner {
         self.freed.notify_all(self.tasks());
     }
 
-    fn note_failure(&self, why: &str) {
+    pub(super) fn note_failure(&self, why: &str) {
         why.clone_into(&mut self.last_failure.borrow_mut());
     }
 

@@ -21,6 +21,7 @@ mod connection;
 mod dial;
 mod operation;
 mod receiver;
+mod redial;
 mod sender;
 mod slots;
 mod status;
@@ -244,7 +245,7 @@ impl NbdStore {
         });
         let mut next = Some(inner.enter(first)?);
         for _ in 0..count {
-            uring.tasks().spawn(connection::run(Rc::clone(&inner), next.take()));
+            uring.tasks().spawn(redial::run(Rc::clone(&inner), next.take()));
         }
         if let Some(patience) = patience {
             uring.tasks().spawn(Rc::clone(&inner).watch(patience));

@@ -20,7 +20,6 @@
 mod file;
 mod host;
 mod random;
-mod remote;
 
 pub use file::{Durable, SimFile};
 pub use host::{Broken, Faults, Sim, SimHost, SimStore};

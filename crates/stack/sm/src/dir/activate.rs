@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::ImageDir;
 use super::facts::{Facts, Kind};
-use super::recover;
+use super::journal::{foreign_journal, unfinished};
 use crate::errors;
 use crate::links;
 use crate::lock::Share;
@@ -45,8 +45,8 @@ impl ImageDir {
 
     /// Whether a change of the VDI was broken off. Refuses where another storage manager has to finish it.
     fn is_unfinished(&self, vdi: Uuid) -> Result<bool, ApiError> {
-        if let Some(journal) = recover::foreign_journal(&self.path, vdi) {
-            return Err(errors::fail(46, recover::unfinished(&journal)));
+        if let Some(journal) = foreign_journal(&self.path, vdi) {
+            return Err(errors::fail(46, unfinished(&journal)));
         }
         let resize = offline::journal_beside(&self.file(Kind::Vhd, vdi));
         let clone = self.path.join(format!("clone_{vdi}"));

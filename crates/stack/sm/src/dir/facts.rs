@@ -8,6 +8,9 @@ use std::path::Path;
 use tapio_format::vhd::{DiskType, FOOTER_LEN, Footer, HEADER_LEN, Header, SECTOR_LEN};
 use uuid::Uuid;
 
+/// Says in an SR's directory whose it is.
+pub(crate) const MARKER: &str = ".sr-uuid";
+
 /// Kinds of images that an SR of files holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {

@@ -27,8 +27,7 @@ use uuid::Uuid;
 
 use super::ImageDir;
 use super::facts::{Facts, Kind};
-use super::journal::{CloneJournal, new_leaf_name};
-use super::recover;
+use super::journal::{CloneJournal, foreign_journal, new_leaf_name, unfinished};
 use super::remove::remove;
 use crate::errors;
 use crate::lock::Share;
@@ -60,8 +59,8 @@ impl ImageDir {
             self.check_unused(ctx, vdi, "snapshot")?;
             self.finish_resize(vdi)?;
         }
-        if let Some(journal) = recover::foreign_journal(&self.path, vdi) {
-            return Err(errors::fail(46, recover::unfinished(&journal)));
+        if let Some(journal) = foreign_journal(&self.path, vdi) {
+            return Err(errors::fail(46, unfinished(&journal)));
         }
         if std::fs::symlink_metadata(self.path.join(format!("clone_{vdi}"))).is_ok() {
             self.recover_locked(ctx, &self.list()?)?;

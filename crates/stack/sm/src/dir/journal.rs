@@ -149,6 +149,19 @@ pub(crate) fn is_leftover(name: &str) -> bool {
     leftover(name).is_some()
 }
 
+/// The journal that another storage manager left of this VDI.
+pub(super) fn foreign_journal(directory: &Path, vdi: Uuid) -> Option<String> {
+    let names = FOREIGN.map(|kind| format!("{kind}_{vdi}"));
+    names.into_iter().find(|name| std::fs::symlink_metadata(directory.join(name)).is_ok())
+}
+
+/// Why a VDI with such a journal cannot be used.
+pub(super) fn unfinished(journal: &str) -> String {
+    format!(
+        "a merge by another storage manager was broken off ('{journal}'): attach the SR there once to finish it"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -271,7 +271,7 @@ impl Sr for ImageDir {
             .collect();
         for info in &mut found {
             if let Some(journal) = pending.get(&info.uuid) {
-                info.sm_config.insert("damaged".into(), recover::unfinished(journal));
+                info.sm_config.insert("damaged".into(), journal::unfinished(journal));
             } else if let Some(parent) = info.parent.filter(|parent| !listing.images.contains_key(parent)) {
                 let text = format!("its parent {parent} is not in the SR: bring it back");
                 info.sm_config.entry("damaged".into()).or_insert(text);

@@ -34,19 +34,6 @@ pub(super) fn foreign(listing: &Listing) -> HashMap<Uuid, String> {
     listing.leftovers.iter().filter_map(of).collect()
 }
 
-/// The journal that another storage manager left of this VDI.
-pub(super) fn foreign_journal(directory: &Path, vdi: Uuid) -> Option<String> {
-    let names = ["leaf", "coalesce", "relink"].map(|kind| format!("{kind}_{vdi}"));
-    names.into_iter().find(|name| std::fs::symlink_metadata(directory.join(name)).is_ok())
-}
-
-/// Why a VDI with such a journal cannot be used.
-pub(super) fn unfinished(journal: &str) -> String {
-    format!(
-        "a merge by another storage manager was broken off ('{journal}'): attach the SR there once to finish it"
-    )
-}
-
 fn is_running(process: u32) -> bool {
     Path::new("/proc").join(process.to_string()).exists()
 }

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::ImageDir;
 use super::facts::{Facts, Kind};
 use super::index::{Listing, Own};
-use super::recover;
+use super::journal::{foreign_journal, unfinished};
 use crate::errors;
 use crate::lock::Share;
 use crate::traits::Ctx;
@@ -19,8 +19,8 @@ impl ImageDir {
     pub(super) fn destroy_image(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
         let held = self.lock(ctx, Share::Exclusive)?;
         self.check_unused(ctx, vdi, "destroy")?;
-        if let Some(journal) = recover::foreign_journal(&self.path, vdi) {
-            return Err(errors::fail(46, recover::unfinished(&journal)));
+        if let Some(journal) = foreign_journal(&self.path, vdi) {
+            return Err(errors::fail(46, unfinished(&journal)));
         }
         let own = self.index.begin();
         if let Some(facts) = self.lone(&own, vdi)? {

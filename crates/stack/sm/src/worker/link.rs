@@ -1,5 +1,6 @@
 //! One worker as the daemon knows it: its process, and links that carry one call each.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,9 +13,8 @@ use tapio_types::{Access, ApiError};
 use super::frame::{Frames, encode};
 use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 use super::process::{Launch, Process};
-use super::remote::Disks;
 use super::rights;
-use crate::traits::{Ctx, VdiInfo};
+use crate::traits::{Ctx, LiveDisk, VdiInfo};
 
 /// Calls that one worker does at a time; each is a thread there.
 const CALLS_MAX: usize = 128;
@@ -31,6 +31,9 @@ const WRITE: Duration = Duration::from_secs(5);
 
 /// Images that a scan may tell of; one SR with more is none of ours.
 const IMAGES_MAX: usize = 1_000_000;
+
+/// Running disks that a call asked about.
+type Disks = HashMap<usize, Box<dyn LiveDisk>>;
 
 /// Why a call has no answer.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! The daemon's side: a driver, and an SR, whose work is done by a worker.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -438,6 +437,3 @@ impl Sr for RemoteSr {
         }
     }
 }
-
-/// Running disks that a call asked about.
-pub(super) type Disks = HashMap<usize, Box<dyn crate::traits::LiveDisk>>;

@@ -25,16 +25,19 @@ use crate::agent::{HELLO_LIMIT, Refusal, Way};
 use crate::boot::{self, Kernels};
 use crate::confine::calls::Emulator;
 use crate::confine::{Confinement, Needs, readable};
+use crate::console::cause;
 use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
     shutdown_timeout,
 };
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
+use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk};
-use crate::process::{Process, open_log, poll};
-use crate::registry::Settings;
-use crate::supervise::{cause, lock, verdict};
+use crate::poll::poll;
+use crate::process::{Process, open_log};
+use crate::settings::Settings;
+use crate::supervise::verdict;
 use crate::traits::{
     BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
 };

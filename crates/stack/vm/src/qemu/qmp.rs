@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::process::{poll, polled};
-use crate::supervise::{STACK_LEN, Stop, lock};
+use crate::lock::lock;
+use crate::poll::{poll, polled};
+use crate::supervise::{STACK_LEN, Stop};
 
 /// Longest line of an emulator.
 const LINE_LEN_MAX: usize = 8 << 20;

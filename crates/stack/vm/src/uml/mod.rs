@@ -25,6 +25,7 @@ use crate::agent::{HELLO_LIMIT, Refusal, Way};
 use crate::boot::{self, Kernels};
 use crate::confine::calls::Emulator;
 use crate::confine::{Confinement, Needs, readable};
+use crate::console::cause;
 use crate::console::open_pipe;
 use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
@@ -32,10 +33,11 @@ use crate::errors::{
 };
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
+use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk};
 use crate::process::{Process, open_log};
-use crate::registry::Settings;
-use crate::supervise::{cause, lock, verdict};
+use crate::settings::Settings;
+use crate::supervise::verdict;
 use crate::traits::{
     BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
 };

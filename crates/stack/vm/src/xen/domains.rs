@@ -13,11 +13,12 @@ use super::bus::Bus;
 use super::tapback;
 use super::xl::{Listed, Reason, Xl};
 use crate::errors::{bad_power_state, failed};
+use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, found};
-use crate::process::{poll, polled};
+use crate::poll::{poll, polled};
 use crate::record::Record;
-use crate::registry::Settings;
-use crate::supervise::{Events, STACK_LEN, Stop, lock};
+use crate::settings::Settings;
+use crate::supervise::{Events, STACK_LEN, Stop};
 use crate::traits::{DiskSpec, VmEvent, VmSpec, VmState};
 
 pub(super) const NAME: &str = "xen";

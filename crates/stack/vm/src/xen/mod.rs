@@ -34,8 +34,8 @@ use crate::errors::{
 };
 use crate::guest::initramfs;
 use crate::place::{Phase, SavedDisk};
-use crate::process::poll;
-use crate::registry::Settings;
+use crate::poll::poll;
+use crate::settings::Settings;
 use crate::traits::{
     BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
 };

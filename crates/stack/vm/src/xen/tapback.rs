@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use tapio_types::ApiError;
 
 use super::device::BACKEND;
-use crate::process::poll;
-use crate::registry::Settings;
-use crate::supervise::lock;
+use crate::lock::lock;
+use crate::poll::poll;
+use crate::settings::Settings;
 
 /// How long it may take to begin.
 const START_LIMIT: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@ mod host;
 use std::fs;
 
 use super::*;
-use crate::registry::XenSettings;
+use crate::settings::XenSettings;
 use crate::traits::{DiskFacts, VmState};
 
 use self::host::{Habit, Host};

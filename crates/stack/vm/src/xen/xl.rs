@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use crate::process::{pidfd, poll, polled};
+use crate::poll::{poll, polled};
+use crate::process::pidfd;
 
 /// Most of what xl says that is looked at: some hundred bytes for each domain, of which a host may have thousands.
 const SAID_LEN_MAX: u64 = 4 << 20;

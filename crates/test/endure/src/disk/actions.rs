@@ -1,15 +1,14 @@
 //! What happens to the process of a disk, and the table of all actions.
 
 use std::fmt;
-use std::thread;
-use std::time::Duration;
 
 use tapio_e2e::disk::text;
-use tapio_e2e::process::{Finished, run_within};
+use tapio_e2e::process::run_within;
 use tapio_e2e::tools::find;
 
 use super::changes;
-use super::faults::{self, Storage};
+use super::faults;
+use super::storage::Storage;
 use super::subject::{COMMAND_LIMIT, Image, Outcome, Subject};
 use crate::load::verify;
 use crate::model::{Range, SECTOR_LEN};
@@ -66,29 +65,6 @@ impl Action {
     }
 }
 
-/// Whether a command succeeded; `false` when it was refused with one of the errors that may come now.
-pub fn judge(subject: &Subject<'_>, action: &str, finished: &Finished, allowed: &[i32]) -> Outcome<bool> {
-    if finished.status.success() {
-        subject.report.done(action);
-        return Ok(true);
-    }
-    match finished.status.code() {
-        Some(code) if allowed.contains(&code) => {
-            let why = std::io::Error::from_raw_os_error(code).to_string();
-            let said = if finished.stderr.trim().is_empty() { &finished.stdout } else { &finished.stderr };
-            subject.note(&format!("{action} was refused: {}", said.trim()));
-            subject.report.refused(action, &why);
-            Ok(false)
-        }
-        _ => Err(subject.finding(finished.to_string())),
-    }
-}
-
-/// A moment that no two steps have in common.
-pub fn moment(subject: &mut Subject<'_>, longest_ms: u64) {
-    thread::sleep(Duration::from_micros(subject.random.below(longest_ms * 1000)));
-}
-
 fn kill(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
     let times = 1 + subject.random.below(3);
     for _ in 0..times {
@@ -96,22 +72,22 @@ fn kill(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
         subject.start()?;
         subject.report.done("kill");
         // Some die before they have served anything, most in the middle of work.
-        moment(subject, 40);
+        subject.moment(40);
     }
     Ok(())
 }
 
 fn pause(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
     let paused = subject.tap_ctl("pause", &[]);
-    if !judge(subject, "pause", &paused, &[])? {
+    if !subject.judge("pause", &paused, &[])? {
         return Ok(());
     }
-    moment(subject, 200);
+    subject.moment(200);
     let leaf = subject.leaf().name();
     let named = subject.random.once_in(2);
     let image = ["-a", leaf.as_str()];
     let resumed = subject.tap_ctl("unpause", if named { &image } else { &[] });
-    judge(subject, "unpause", &resumed, &[])?;
+    subject.judge("unpause", &resumed, &[])?;
     subject.assert_leaf()
 }
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 use tapio_e2e::disk::text;
 use tapio_e2e::process::{Finished, poll_until};
 
-use super::actions::{judge, moment};
-use super::faults::Storage;
+use super::storage::Storage;
 use super::subject::{COMMAND_LIMIT, Image, Outcome, Subject};
 
 /// Images of a chain, at most.
@@ -27,7 +26,7 @@ pub fn snapshot(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     }
     let leaf = subject.fresh("vhd");
     let taken = subject.disk(&["snapshot"], &[text(&leaf)]);
-    if judge(subject, "live snapshot", &taken, storage.allowed(&[LATE]))? {
+    if subject.judge("live snapshot", &taken, storage.allowed(&[LATE]))? {
         subject.chain.insert(0, Image::vhd(leaf));
     }
     subject.assert_leaf()
@@ -48,7 +47,7 @@ fn committed(
         || finished.stderr.contains("pause the disk, use 'vhd-util resize");
     let allowed: &[i32] = if late || full || small { &[libc::EIO, LATE, libc::ENOSPC] } else { &[] };
     let allowed = [allowed, storage.allowed(&[])].concat();
-    judge(subject, action, finished, &allowed)
+    subject.judge(action, finished, &allowed)
 }
 
 pub fn commit_inner(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
@@ -101,10 +100,10 @@ pub fn mirror(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
         return Err(subject.finding(started.to_string()));
     }
     subject.report.done("mirror in sync");
-    moment(subject, 300);
+    subject.moment(300);
     if subject.random.once_in(3) {
         let cancelled = subject.disk(&["mirror", "cancel"], &[]);
-        judge(subject, "mirror cancelled", &cancelled, &[])?;
+        subject.judge("mirror cancelled", &cancelled, &[])?;
         subject.remove(&[target]);
         return subject.assert_leaf();
     }
@@ -120,7 +119,7 @@ pub fn mirror(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
     if moved.is_none() {
         return Err(subject.finding(format!("no pivot within {COMMAND_LIMIT:?}: {pivot}")));
     }
-    judge(subject, "mirror pivoted", &pivot, &[])?;
+    subject.judge("mirror pivoted", &pivot, &[])?;
     let old = std::mem::replace(&mut subject.chain, vec![target]);
     subject.assert_leaf()?;
     subject.remove(&old);
@@ -133,7 +132,7 @@ pub fn grow(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
         return Ok(());
     }
     let grown = subject.disk_grow(len);
-    if judge(subject, "grow", &grown, &[LATE])? {
+    if subject.judge("grow", &grown, &[LATE])? {
         larger(subject, len);
     }
     subject.assert_leaf()
@@ -152,7 +151,7 @@ pub fn kill_in_snapshot(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
     }
     let leaf = Image::vhd(subject.fresh("vhd"));
     let mut command = subject.disk_beside(&["snapshot"], &[text(&leaf.path)]);
-    moment(subject, 60);
+    subject.moment(60);
     subject.kill();
     let was_taken = command.wait(COMMAND_LIMIT).success();
     let old = subject.chain.clone();
@@ -176,7 +175,7 @@ pub fn kill_in_commit(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
     let slow = subject.random.once_in(2);
     let rate: &[&str] = if slow { &["--rate", "4M"] } else { &[] };
     let mut command = subject.disk_beside(&["commit"], &[&[text(&image.path)], rate].concat());
-    moment(subject, 400);
+    subject.moment(400);
     subject.kill();
     let was_done = command.wait(COMMAND_LIMIT).success();
     let old = subject.chain.clone();
@@ -210,8 +209,8 @@ fn has_parent(subject: &Subject<'_>, child: &Image, parent: &Image) -> Outcome<b
 pub fn kill_in_mirror(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
     let target = empty(subject)?;
     let started = subject.disk(&["mirror", "start"], &["--target", &target.name()]);
-    judge(subject, "mirror started", &started, &[])?;
-    moment(subject, 300);
+    subject.judge("mirror started", &started, &[])?;
+    subject.moment(300);
     subject.kill();
     subject.start()?;
     subject.remove(&[target]);
@@ -227,7 +226,7 @@ pub fn kill_in_pivot(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
         return Err(subject.finding(started.to_string()));
     }
     let mut command = subject.disk_beside(&["mirror", "pivot"], &[]);
-    moment(subject, 60);
+    subject.moment(60);
     subject.kill();
     let was_done = command.wait(COMMAND_LIMIT).success();
     let (old, new) = (subject.chain.clone(), vec![target.clone()]);
@@ -245,7 +244,7 @@ pub fn kill_in_grow(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
         return Ok(());
     }
     let mut command = subject.tapio_beside(&["disk", "grow", "0", &new.to_string()]);
-    moment(subject, 60);
+    subject.moment(60);
     subject.kill();
     let was_grown = command.wait(COMMAND_LIMIT).success();
     subject.start()?;
@@ -289,7 +288,7 @@ pub fn offline_coalesce(subject: &mut Subject<'_>) -> Outcome {
     // XenServer's does.
     let is_small = merged.stdout.contains("not enough metadata space reserved");
     let small: &[i32] = if is_small { &[libc::EINVAL] } else { &[] };
-    if !judge(subject, "offline coalesce", &merged, small)? {
+    if !subject.judge("offline coalesce", &merged, small)? {
         return subject.check_images();
     }
     if index > 0 {

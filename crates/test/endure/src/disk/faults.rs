@@ -4,94 +4,18 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use tapio_e2e::faulty::Faulty;
 use tapio_e2e::process::poll_until;
-use tapio_e2e::scratch::{Scratch, SmallFileSystem};
 
-use super::actions::moment;
+use super::MIB;
 use super::changes::{SETTLE_LIMIT, commit_inner, snapshot};
+use super::storage::Storage;
 use super::subject::{Outcome, Subject};
-use super::{Base, MIB};
 use crate::load::Trouble;
-
-/// Bytes of the storage that fails and hangs.
-pub const FAULTY_LEN: u64 = 24 * MIB;
-
-/// Bytes of a VHD on it.
-pub const FAULTY_VHD_LEN: u64 = 16 * MIB;
-
-/// Bytes of the file system that is filled up.
-const SMALL_LEN: u64 = 320 * MIB;
-
-/// What images lie on.
-#[derive(Debug)]
-pub enum Storage {
-    /// The directory of the run.
-    Plain,
-    /// A file system of its own.
-    Small(SmallFileSystem),
-    /// One that does as it is told, and the file or device that it is.
-    Faulty(Box<Faulty>, PathBuf),
-}
-
-impl Storage {
-    /// The storage for a kind of disk, or why there is none here.
-    pub fn new(base: Base, scratch: &Scratch) -> Result<Self, String> {
-        match base {
-            Base::Small => {
-                let small = SmallFileSystem::mount(SMALL_LEN);
-                small.map(Self::Small).map_err(|reason| format!("needs root to mount: {reason}"))
-            }
-            Base::FaultyRaw => {
-                let faulty = Faulty::start(scratch, FAULTY_LEN, &[])?;
-                let file = faulty.file().to_path_buf();
-                Ok(Self::Faulty(Box::new(faulty), file))
-            }
-            Base::FaultyVhd => {
-                if tapio_e2e::tools::find("losetup").is_none() {
-                    return Err("needs losetup".into());
-                }
-                let mut faulty = Faulty::start(scratch, FAULTY_LEN, &[])?;
-                let device = faulty.device()?;
-                Ok(Self::Faulty(Box::new(faulty), device))
-            }
-            _ => Ok(Self::Plain),
-        }
-    }
-
-    /// Where images are made.
-    pub fn dir(&self, scratch: &Scratch) -> PathBuf {
-        match self {
-            Self::Small(small) => small.path().to_path_buf(),
-            _ => scratch.join("images"),
-        }
-    }
-
-    /// The one image that it is.
-    pub fn file(&self) -> Option<&Path> {
-        match self {
-            Self::Faulty(_, file) => Some(file),
-            _ => None,
-        }
-    }
-
-    /// Whether it may be full.
-    pub const fn is_small(&self) -> bool {
-        matches!(self, Self::Small(_))
-    }
-
-    /// Errors that commands may answer here, beside those that they may answer anywhere.
-    pub const fn allowed<'a>(&self, anywhere: &'a [i32]) -> &'a [i32] {
-        match self {
-            Self::Small(_) => &[libc::ENOSPC, libc::ETIMEDOUT],
-            _ => anywhere,
-        }
-    }
-}
 
 /// Takes the space of a file system but for `rest` bytes.
 fn fill_up(path: &Path, rest: u64) -> std::io::Result<()> {
@@ -129,7 +53,7 @@ pub fn full(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     subject.target.troubles.begin(Trouble::NoSpace);
     let rest = subject.random.below(4 * MIB);
     fill_up(&ballast, rest).map_err(|error| subject.finding(format!("the ballast: {error}")))?;
-    moment(subject, 1500);
+    subject.moment(1500);
     match subject.random.below(4) {
         0 => snapshot(subject, storage)?,
         1 => commit_inner(subject, storage)?,
@@ -140,7 +64,7 @@ pub fn full(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
         }
         _ => {}
     }
-    moment(subject, 500);
+    subject.moment(500);
     // Without requests, so that nothing but the ballast changes how much room there is.
     let gate = subject.target.gate.write().expect("no holder panics");
     let wrong = |what: &str, error: std::io::Error| subject.finding(format!("{what}: {error}"));
@@ -191,7 +115,7 @@ pub fn errors(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     let Storage::Faulty(faulty, _) = storage else { return Ok(()) };
     subject.target.troubles.begin(Trouble::Fault);
     faulty.fail(true);
-    moment(subject, 1500);
+    subject.moment(1500);
     faulty.fail(false);
     settle(subject)?;
     subject.report.done("EIO of the storage");
@@ -203,7 +127,7 @@ pub fn flush_errors(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     let Storage::Faulty(faulty, _) = storage else { return Ok(()) };
     subject.target.troubles.begin(Trouble::Fault);
     faulty.fail_flushes(true);
-    moment(subject, 1500);
+    subject.moment(1500);
     faulty.fail_flushes(false);
     settle(subject)?;
     subject.report.done("EIO of flushes");
@@ -231,11 +155,11 @@ pub fn kill_in_hang(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     let Storage::Faulty(faulty, _) = storage else { return Ok(()) };
     subject.target.troubles.begin(Trouble::Fault);
     let hang = Hang::begin(faulty);
-    moment(subject, 4000);
+    subject.moment(4000);
     let rest = subject.random.once_in(2).then(|| Duration::from_millis(subject.random.below(2000)));
     let mut hang = Some(hang);
     subject.kill_while(|subject, process| {
-        moment(subject, 1000);
+        subject.moment(1000);
         // A process that the kernel does not let go has no successor yet.
         if rest.is_none() || process.is_running() {
             hang = None;

@@ -4,6 +4,7 @@ mod actions;
 mod changes;
 mod faults;
 mod leftovers;
+mod storage;
 mod subject;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +17,7 @@ use tapio_e2e::disk::{text, vhd_util};
 use tapio_e2e::scratch::Scratch;
 
 use self::actions::Action;
-use self::faults::Storage;
+use self::storage::Storage;
 use self::subject::{Image, Outcome, Setup, Subject};
 use crate::load::{Worker, verify};
 use crate::model::SECTOR_LEN;
@@ -240,14 +241,14 @@ fn make_base(kind: Base, storage: &Storage, scratch: &Scratch, setup: &mut Setup
         }
         Base::FaultyRaw | Base::FaultyVhd => {
             // Each request of this storage is a few processes.
-            (setup.rest, setup.len) = (Duration::from_millis(20), faults::FAULTY_LEN);
+            (setup.rest, setup.len) = (Duration::from_millis(20), storage::FAULTY_LEN);
             setup.arguments.extend(["--request-timeout".into(), "3".into()]);
             let file: PathBuf = storage.file().expect("it has one").to_path_buf();
             if kind == Base::FaultyRaw {
                 return Image::raw(file);
             }
-            let mib = (faults::FAULTY_VHD_LEN / MIB).to_string();
-            setup.len = faults::FAULTY_VHD_LEN;
+            let mib = (storage::FAULTY_VHD_LEN / MIB).to_string();
+            setup.len = storage::FAULTY_VHD_LEN;
             vhd_util(&["create", "-n", text(&file), "-s", &mib]).ok();
             Image::vhd(file)
         }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, RwLock};
+use std::thread;
 use std::time::Duration;
 
 use tapio_e2e::disk::{tapio, text};
@@ -336,5 +337,29 @@ impl<'a> Subject<'a> {
             return Err(self.finding(format!("{leaf}: {} instead of {expected}", depth.trim())));
         }
         Ok(())
+    }
+
+    /// Whether a command succeeded; `false` when it was refused with one of the errors that may come now.
+    pub fn judge(&self, action: &str, finished: &Finished, allowed: &[i32]) -> Outcome<bool> {
+        if finished.status.success() {
+            self.report.done(action);
+            return Ok(true);
+        }
+        match finished.status.code() {
+            Some(code) if allowed.contains(&code) => {
+                let why = std::io::Error::from_raw_os_error(code).to_string();
+                let said =
+                    if finished.stderr.trim().is_empty() { &finished.stdout } else { &finished.stderr };
+                self.note(&format!("{action} was refused: {}", said.trim()));
+                self.report.refused(action, &why);
+                Ok(false)
+            }
+            _ => Err(self.finding(finished.to_string())),
+        }
+    }
+
+    /// A moment that no two steps have in common.
+    pub fn moment(&mut self, longest_ms: u64) {
+        thread::sleep(Duration::from_micros(self.random.below(longest_ms * 1000)));
     }
 }

@@ -9,9 +9,8 @@ use tapio_format::vhd::{DiskType, Footer, HEADER_LEN, Header, PlatformCode, foot
 use tapio_format::{FileMedium, Medium};
 use tapio_types::Access;
 
-use super::output::{Failure, hex};
+use super::output::{Failure, Numbers, hex};
 use super::query::kind;
-use super::read::Numbers;
 
 pub(super) fn print<M: Medium>(
     image: &Image<M>,

@@ -138,3 +138,16 @@ fn without_colours(text: &str) -> String {
     }
     plain
 }
+
+/// Numbers as the user wants them.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    pub hexadecimal: bool,
+}
+
+impl Numbers {
+    pub fn show(self, number: u64) -> String {
+        // As printf's %#x: 0 has no prefix.
+        if self.hexadecimal && number != 0 { format!("{number:#x}") } else { number.to_string() }
+    }
+}

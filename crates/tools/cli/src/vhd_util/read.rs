@@ -9,7 +9,7 @@ use tapio_format::vhd::{SECTOR_LEN, bitmap};
 use tapio_format::{FileMedium, Medium};
 
 use super::headers;
-use super::output::Failure;
+use super::output::{Failure, Numbers};
 use crate::number;
 
 /// The most bytes of data held at once.
@@ -75,19 +75,6 @@ pub(super) struct Read {
     /// With -p: print as JSON
     #[arg(long, requires = "headers")]
     json: bool,
-}
-
-/// Numbers as the user wants them.
-#[derive(Clone, Copy)]
-pub(super) struct Numbers {
-    hexadecimal: bool,
-}
-
-impl Numbers {
-    pub fn show(self, number: u64) -> String {
-        // As printf's %#x: 0 has no prefix.
-        if self.hexadecimal && number != 0 { format!("{number:#x}") } else { number.to_string() }
-    }
 }
 
 impl Read {

@@ -19,6 +19,9 @@ use super::arguments::Connection;
 use super::error::{Failure, Result};
 use super::{prompt, tls};
 
+/// Classes that references in errors may be of; the likely ones first.
+const CLASSES: [&str; 10] = ["VDI", "VM", "VBD", "SR", "PBD", "host", "task", "pool", "network", "VIF"];
+
 /// Sockets of this host, ours first.
 const SOCKETS: [&str; 3] = ["/run/tapio/xapi", "/var/xapi/xapi", "/var/lib/xcp/xapi"];
 
@@ -217,6 +220,20 @@ impl Client {
 
     fn unreachable(&self, error: &std::io::Error) -> Failure {
         Failure::other(format!("connecting to {}: {error}; is tapiod running there?", self.target))
+    }
+
+    /// UUID and name of what a reference names.
+    pub fn name_of(&self, param: &str) -> Option<String> {
+        if !param.starts_with("OpaqueRef:") || param == tapio_model::NULL_REF {
+            return None;
+        }
+        for class in CLASSES {
+            let Ok(record) = self.call(&format!("{class}.get_record"), &[param.into()]) else { continue };
+            let uuid = record.get("uuid").and_then(Value::as_str)?;
+            let name = record.get("name_label").and_then(Value::as_str).unwrap_or_default();
+            return Some(if name.is_empty() { uuid.to_owned() } else { format!("{uuid} ({name})") });
+        }
+        None
     }
 }
 

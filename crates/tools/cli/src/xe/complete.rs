@@ -42,7 +42,7 @@ pub fn script(shell: Option<&str>) -> ExitCode {
         Some("bash") => BASH,
         Some("zsh") => ZSH,
         Some("fish") => FISH,
-        _ => return Failure::other("completion: give bash, zsh or fish").report(None),
+        _ => return Failure::other("completion: give bash, zsh or fish").report(),
     };
     print!("{text}");
     ExitCode::SUCCESS

@@ -2,10 +2,6 @@
 
 use std::process::ExitCode;
 
-use serde_json::Value;
-
-use super::client::Client;
-
 /// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -22,19 +18,20 @@ pub enum Failure {
 /// What a command answers.
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// Classes that references in errors may be of; the likely ones first.
-const CLASSES: [&str; 10] = ["VDI", "VM", "VBD", "SR", "PBD", "host", "task", "pool", "network", "VIF"];
-
 impl Failure {
     /// A failure that is a sentence.
     pub fn other(text: impl Into<String>) -> Self {
         Self::Other(text.into())
     }
 
-    /// Prints it on standard error; with a client, references become UUIDs and names.
-    pub fn report(&self, client: Option<&Client>) -> ExitCode {
-        let named = |param: &str| client.and_then(|client| name_of(client, param));
-        tapio_report::failure::complain(&self.text(&named));
+    /// Prints it on standard error.
+    pub fn report(&self) -> ExitCode {
+        self.report_with(&|_| None)
+    }
+
+    /// The same, with what `named` calls the references in it.
+    pub fn report_with(&self, named: &dyn Fn(&str) -> Option<String>) -> ExitCode {
+        tapio_report::failure::complain(&self.text(named));
         ExitCode::FAILURE
     }
 
@@ -70,20 +67,6 @@ impl Failure {
 
 fn shown(param: &str, named: &dyn Fn(&str) -> Option<String>) -> String {
     named(param).unwrap_or_else(|| param.to_owned())
-}
-
-/// UUID and name of what a reference names.
-fn name_of(client: &Client, param: &str) -> Option<String> {
-    if !param.starts_with("OpaqueRef:") || param == tapio_model::NULL_REF {
-        return None;
-    }
-    for class in CLASSES {
-        let Ok(record) = client.call(&format!("{class}.get_record"), &[param.into()]) else { continue };
-        let uuid = record.get("uuid").and_then(Value::as_str)?;
-        let name = record.get("name_label").and_then(Value::as_str).unwrap_or_default();
-        return Some(if name.is_empty() { uuid.to_owned() } else { format!("{uuid} ({name})") });
-    }
-    None
 }
 
 #[cfg(test)]

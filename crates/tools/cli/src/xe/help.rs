@@ -108,7 +108,7 @@ pub fn run(name: Option<&str>, arguments: &Arguments) -> ExitCode {
         None | Some("help") => print!("{}", overview()),
         Some(name) => match commands::find(name) {
             Some(found) => print!("{}", page(name, &found)),
-            None => return unknown(name).report(None),
+            None => return unknown(name).report(),
         },
     }
     ExitCode::SUCCESS

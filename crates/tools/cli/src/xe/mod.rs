@@ -60,7 +60,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     }
     let arguments = match Arguments::read(&words) {
         Ok(arguments) => arguments,
-        Err(error) => return error.report(None),
+        Err(error) => return error.report(),
     };
     let Some(name) = arguments.words.first() else {
         print!("{}", help::overview());
@@ -73,24 +73,24 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         _ => {}
     }
     let Some(command) = commands::find(name) else {
-        return help::unknown(name).report(None);
+        return help::unknown(name).report();
     };
     // What is missing is said before anything is connected to.
     if let Some(missing) = command.missing(&arguments) {
-        return Failure::Missing(missing).report(None);
+        return Failure::Missing(missing).report();
     }
     if let Err(error) = command.check(&arguments) {
-        return error.report(None);
+        return error.report();
     }
     let client = match Client::connect(&arguments.connection) {
         Ok(client) => client,
-        Err(error) => return error.report(None),
+        Err(error) => return error.report(),
     };
     let session = Session { arguments, client };
     let answer = command.execute(&session);
     let code = match &answer {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => error.report(Some(&session.client)),
+        Err(error) => error.report_with(&|param| session.client.name_of(param)),
     };
     session.client.end();
     code

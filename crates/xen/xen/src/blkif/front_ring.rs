@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use tapio_types::RingState;
 
 use super::abi::{Abi, Response, Slot};
-use super::ring::RingError;
+use super::ring_error::RingError;
 use super::shared::Shared;
 
 /// The front end's side of a ring, ordinary or split, in memory that somebody else keeps.

@@ -6,6 +6,7 @@
 mod abi;
 mod front_ring;
 mod ring;
+mod ring_error;
 mod shared;
 pub mod split;
 
@@ -15,11 +16,17 @@ pub use abi::{
     Slot, op, status,
 };
 pub use front_ring::FrontRing;
-pub use ring::{BackRing, RingError};
+pub use ring::BackRing;
+pub use ring_error::RingError;
 pub use shared::ring_slots;
 
 /// Pages of a ring as a power of two, at most.
 pub const RING_ORDER_MAX: u32 = 3;
+
+/// The largest power of two that is not above `count`.
+const fn floor_power(count: usize) -> u32 {
+    if count == 0 { 0 } else { 1 << count.ilog2() }
+}
 
 #[cfg(test)]
 mod at_once;

@@ -6,10 +6,9 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::RING_ORDER_MAX;
 use super::abi::{Abi, REQUEST_LEN_MAX, RESPONSE_LEN_MAX};
-use super::ring::RingError;
-use super::split;
+use super::ring_error::RingError;
+use super::{RING_ORDER_MAX, floor_power, split};
 use crate::domain::PAGE_LEN;
 
 /// Bytes before the first slot of an ordinary ring.
@@ -60,11 +59,6 @@ pub(super) struct Shared {
     response_at: NonNull<u8>,
     request_len: usize,
     response_len: usize,
-}
-
-/// The largest power of two that is not above `count`.
-pub(super) const fn floor_power(count: usize) -> u32 {
-    if count == 0 { 0 } else { 1 << count.ilog2() }
 }
 
 /// Slots of an ordinary ring of `pages` pages.

@@ -39,7 +39,7 @@
 //!   its consumer plus one and looks once more.
 
 use super::abi::{REQUEST_LEN_MAX, RESPONSE_LEN_MAX};
-use super::shared::floor_power;
+use super::floor_power;
 use crate::domain::PAGE_LEN;
 
 /// The key by which both sides say that they can.

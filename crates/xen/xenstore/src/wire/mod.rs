@@ -13,10 +13,12 @@ mod errno;
 mod permission;
 pub mod reply;
 mod request;
+mod strings;
 
 pub use errno::Errno;
 pub use permission::{Access, PERMISSIONS_MAX, Permission};
-pub use request::{Pieces, Request, decimal};
+pub use request::Request;
+pub use strings::{Pieces, decimal};
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::request::decimal;
+use super::strings::decimal;
 
 /// Permissions of one node, at most: as many as fit into a message anyway.
 pub const PERMISSIONS_MAX: usize = 1024;

@@ -1,19 +1,10 @@
 //! Payloads of answers, both ways.
 
+pub use super::strings::strings;
 use super::{Errno, Kind, PERMISSIONS_MAX, Permission, Pieces, WireError};
 
 /// What a request without a result is answered with.
 pub const OK: &[u8] = b"OK\0";
-
-/// Strings with a NUL after each: names of children, permissions.
-pub fn strings<I: IntoIterator<Item = T>, T: AsRef<[u8]>>(pieces: I) -> Vec<u8> {
-    let mut payload = Vec::new();
-    for piece in pieces {
-        payload.extend_from_slice(piece.as_ref());
-        payload.push(0);
-    }
-    payload
-}
 
 /// Permissions, as GET_PERMS answers them.
 pub fn permissions(list: &[Permission]) -> Vec<u8> {

@@ -1,6 +1,7 @@
 //! Payloads of requests, both ways.
 
-use super::reply::strings;
+use super::reply::permissions as permission_strings;
+use super::strings::{Pieces, decimal, strings};
 use super::{Errno, Kind, PERMISSIONS_MAX, Permission, WireError, frame};
 
 /// What can be asked. Paths are as they came: [`crate::Path`] judges them.
@@ -93,36 +94,6 @@ pub enum Request<'a> {
         quota: &'a str,
         value: u32,
     },
-}
-
-/// Strings that each end with a NUL.
-#[derive(Clone, Debug)]
-pub struct Pieces<'a>(&'a [u8]);
-
-impl<'a> Pieces<'a> {
-    /// `None` if the last one does not end. No bytes are no strings.
-    pub fn new(payload: &'a [u8]) -> Option<Self> {
-        payload.last().is_none_or(|last| *last == 0).then_some(Self(payload))
-    }
-}
-
-impl<'a> Iterator for Pieces<'a> {
-    type Item = &'a [u8];
-
-    fn next(&mut self) -> Option<&'a [u8]> {
-        let end = self.0.iter().position(|byte| *byte == 0)?;
-        let (piece, rest) = (&self.0[..end], &self.0[end + 1..]);
-        self.0 = rest;
-        Some(piece)
-    }
-}
-
-/// A decimal number of digits alone: no sign, no space, and not so long that it overflows.
-pub fn decimal(text: &[u8]) -> Option<u64> {
-    if text.is_empty() || text.len() > 20 || !text.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 fn small(text: &[u8]) -> Result<u32, Errno> {
@@ -324,7 +295,7 @@ impl<'a> Request<'a> {
             }
             Self::SetPerms { path, permissions } => {
                 let mut payload = strings([path]);
-                payload.extend_from_slice(&super::reply::permissions(permissions));
+                payload.extend_from_slice(&permission_strings(permissions));
                 payload
             }
             Self::SetTarget { domid, target } => strings([domid.to_string(), target.to_string()]),

@@ -13,7 +13,8 @@ use tapio_types::{Access, Span};
 use uuid::Uuid;
 
 use super::image::{Image, OpenOptions};
-use super::parent::{ParentLink, canonical, chain_depth, relative, resolve_parent};
+use super::names::{canonical, relative};
+use super::parent::{ParentLink, chain_depth, resolve_parent};
 use crate::continuation::check_not_below_standby;
 use crate::error::{FormatError, FormatErrorKind, Result, invalid};
 use crate::medium::{FileMedium, Medium};

@@ -17,8 +17,10 @@ mod check;
 mod coalesce;
 mod copy;
 mod create;
+mod footer;
 mod image;
 mod modify;
+mod names;
 mod parent;
 mod partial;
 mod recover;
@@ -35,12 +37,11 @@ pub use check::{
 pub use coalesce::{CoalesceTarget, Coalesced, coalesce, coalesce_path};
 pub use copy::{copy, fill, fill_table, repair};
 pub use create::{ParentFacts, Shape, SnapshotOptions, create, create_on, snapshot};
-pub use image::{Batmap, Image, OpenOptions, read_footer};
+pub use footer::read_footer;
+pub use image::{Batmap, Image, OpenOptions};
 pub use modify::{kill_data, resize_fast, set_hidden, set_key_hash, set_marker, set_physical_len};
-pub use parent::{
-    ParentLink, canonical, chain_depth, locator_path, relative, resolve_chain, resolve_parent,
-    unresolved_parent,
-};
+pub use names::{canonical, relative};
+pub use parent::{ParentLink, chain_depth, locator_path, resolve_chain, resolve_parent, unresolved_parent};
 pub use partial::remove_orphans;
 pub use recover::{finish_resize, journal_beside};
 pub use reparent::{set_parent, set_parent_with};

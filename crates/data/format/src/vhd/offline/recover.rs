@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tapio_types::Access;
 
-use super::image::read_footer;
+use super::footer::read_footer;
 use super::resize::revert_path;
 use crate::error::{FormatError, FormatErrorKind, Result};
 use crate::medium::{FileMedium, Medium};

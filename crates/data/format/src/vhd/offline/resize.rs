@@ -19,7 +19,8 @@ use tapio_types::{Access, Span};
 
 use super::coalesce::grow_fixed;
 use super::create::sync_directory_of;
-use super::image::{Image, OpenOptions, read_footer};
+use super::footer::read_footer;
+use super::image::{Image, OpenOptions};
 use super::modify::resize_fast;
 use super::parent::locator_bytes;
 use crate::error::{FormatError, FormatErrorKind, Result, corrupt, invalid};

@@ -4,17 +4,12 @@
 //! and nothing lies between a request of the kernel and the disk. Needs nothing of the host but FUSE and loop, which
 //! every kernel has.
 
-mod calls;
-mod patch;
 mod server;
 #[doc(hidden)]
 pub mod wire;
 
-use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,10 +18,9 @@ use std::time::Duration;
 use tapio_block::Remote;
 
 use super::aside::{Aside, aside};
+use super::fuse_mount::{FS_TYPE, mount, unmount};
 use super::{CALL_MAX, DeviceError, DeviceOptions, loop_device, stale};
 
-/// The kernel's name of the file system, as mount lists show it.
-pub(super) const FS_TYPE: &str = "fuse.tapio";
 /// How long making a device may take.
 const ATTACH_MAX: Duration = Duration::from_secs(15);
 /// How long requests that are under way may hold up taking a device away.
@@ -44,37 +38,6 @@ pub struct FuseDevice {
     dir: PathBuf,
     file: PathBuf,
     device: Option<PathBuf>,
-}
-
-fn c_path(path: &Path) -> io::Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
-}
-
-fn mount(fuse: &File, dir: &Path, read_only: bool) -> io::Result<()> {
-    let options = format!(
-        "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions",
-        fuse.as_raw_fd()
-    );
-    let options = CString::new(options).map_err(io::Error::other)?;
-    let kind = CString::new(FS_TYPE).map_err(io::Error::other)?;
-    let mut flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_NOATIME;
-    if read_only {
-        flags |= libc::MS_RDONLY;
-    }
-    let place = c_path(dir)?;
-    // SAFETY: all strings end with NUL and outlive the call.
-    let failed = unsafe {
-        libc::mount(c"tapio-disk".as_ptr(), place.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast())
-    };
-    if failed != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Takes a mount out of the tree at once; the file system goes with its last user.
-pub(super) fn unmount(dir: &Path) -> io::Result<()> {
-    let place = c_path(dir)?;
-    // SAFETY: the string ends with NUL and outlives the call.
-    let failed = unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) };
-    if failed != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Opens a connection to the kernel.

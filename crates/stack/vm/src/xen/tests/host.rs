@@ -19,9 +19,9 @@ use tapio_xenstored::{Caller, Server};
 use uuid::Uuid;
 
 use super::super::Xen;
-use crate::process::poll;
-use crate::registry::Settings;
-use crate::supervise::lock;
+use crate::lock::lock;
+use crate::poll::poll;
+use crate::settings::Settings;
 use crate::traits::VmSpec;
 
 /// How guests behave.

@@ -13,8 +13,8 @@ use tapio_block::{Client, DiskError, Op, Request};
 use tapio_ring::{Buffer, Notify, Segments, TaskId, Tasks};
 use tapio_types::{SECTOR_LEN, Span};
 
-use super::server::Server;
-use super::wire::Answer;
+use super::Server;
+use crate::device::fuse::wire::Answer;
 
 /// How long to wait for memory before looking again.
 const MEMORY_RETRY_NS: u64 = 1_000_000;

@@ -1,6 +1,6 @@
 //! Files that are reached through a connection, which may be lost, and the server with it.
 
-use super::host::Inner;
+use super::Inner;
 
 /// The longest time until there is a connection again.
 const GONE_NS_MAX: u64 = 2_000_000_000;

@@ -1,5 +1,7 @@
 //! The simulated host: files, operations under way, faults and time.
 
+mod remote;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -8,9 +10,9 @@ use std::rc::Rc;
 
 use tapio_types::{Access, SECTOR_LEN, Span};
 
+use self::remote::{Lost, Remote};
 use super::file::{Change, Durable, SimFile};
 use super::random::Random;
-use super::remote::{Lost, Remote};
 use crate::executor::Driver;
 use crate::segments::Segments;
 use crate::storage::{Io, Storage, StorageInfo, Zeroing};
@@ -88,7 +90,7 @@ struct Flying {
 pub(super) struct Inner {
     pub(super) random: Random,
     pub(super) files: Vec<SimFile>,
-    pub(super) remotes: Vec<Remote>,
+    remotes: Vec<Remote>,
     /// Changes that each file has seen; pending ones are the last of them.
     changes: Vec<u64>,
     names: BTreeMap<PathBuf, usize>,

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use tapio_block::Op;
 use tapio_types::{SECTOR_LEN, Span};
 
-use super::server::Server;
-use super::wire::{Answer, Call, Header, OPEN_DIRECT, OPEN_KEEP_CACHE};
+use super::Server;
+use crate::device::fuse::wire::{Answer, Call, Header, OPEN_DIRECT, OPEN_KEEP_CACHE};
 
 /// The handle of those who opened the file past the page cache.
 pub(super) const DIRECT: u64 = 1;

@@ -5,6 +5,9 @@
 //! it goes on to the image without a copy; what its buffer is too long goes back to the pool. Answers go out in a
 //! batch when requests have ended.
 
+mod calls;
+mod patch;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +24,6 @@ use super::wire::{
     self, Answer, CALL_LEN_MAX, Call, DISK, FILE_NAME, HEAD_LEN, Header, IN_HEADER_LEN, Node, ROOT,
     TRANSFER_MAX,
 };
-use super::{calls, patch};
 
 /// Bytes of the pool that requests of one device move through: 32 of the longest.
 const POOL_LEN: usize = 32 << 20;
@@ -70,9 +72,9 @@ struct Inner {
 /// One exported file.
 pub(super) struct Server {
     file: Rc<File>,
-    pub(super) port: Port,
-    pub(super) pool: Pool,
-    pub(super) read_only: bool,
+    port: Port,
+    pool: Pool,
+    read_only: bool,
     inner: RefCell<Inner>,
     /// What the disk has finished since the last publication.
     done: RefCell<Vec<(u32, Result<(), DiskError>)>>,
@@ -85,8 +87,8 @@ pub(super) struct Server {
     ending: Cell<bool>,
     /// The connection is over.
     dead: Cell<bool>,
-    pub(super) seeks: Cell<u32>,
-    pub(super) patching: patch::Turn,
+    seeks: Cell<u32>,
+    patching: patch::Turn,
 }
 
 /// What became of an attempt to read a request.
@@ -217,7 +219,7 @@ async fn watch(uring: Uring, server: Rc<Server>) {
 }
 
 impl Server {
-    pub(super) fn node(&self) -> Node {
+    fn node(&self) -> Node {
         let geometry = self.port.geometry();
         Node { len: geometry.len, read_only: self.read_only || geometry.read_only }
     }
@@ -383,7 +385,7 @@ impl Server {
     }
 
     /// Hands a request without data to the disk.
-    pub(super) fn plain(&self, unique: u64, op: Op, span: Span) {
+    fn plain(&self, unique: u64, op: Op, span: Span) {
         self.put(Waiting { unique, op, span, buffer: None, skip: 0, len: 0 });
     }
 
@@ -485,11 +487,11 @@ impl Server {
         }
     }
 
-    pub(super) fn answer(&self, unique: u64, errno: i32) {
+    fn answer(&self, unique: u64, errno: i32) {
         self.send(&mut Answer::new(unique, errno));
     }
 
-    pub(super) fn send(&self, answer: &mut Answer) {
+    fn send(&self, answer: &mut Answer) {
         self.send_with(answer, &[]);
     }
 

@@ -1,0 +1,119 @@
+//! A disk as the control side holds it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use tapio_block::{Disk, DiskFailure, Geometry, Gone, Remote, StandbyOptions};
+use tapio_control::{ControlError, Errno, ImageSource, Result};
+use tapio_types::Access;
+
+use crate::failure::failure;
+use crate::fronts::Fronts;
+use crate::limits::SOON;
+use crate::memory::{Budget, Share};
+use crate::moved::Moved;
+use crate::trace::Tracing;
+
+/// A disk with its data thread and its front ends.
+pub struct HostDisk {
+    /// Taken away when it is closed.
+    pub(crate) disk: RwLock<Option<Disk>>,
+    pub(crate) remote: Remote,
+    /// As it was when it was opened, but for its length.
+    pub(crate) geometry: Geometry,
+    pub(crate) len: AtomicU64,
+    pub(crate) access: Access,
+    /// What guests read as the disk's serial number.
+    pub(crate) serial: String,
+    pub(crate) fronts: Fronts,
+    pub(crate) memory: Budget,
+    /// What the images that are open may take.
+    pub(crate) shares: Mutex<Vec<Share>>,
+    pub(crate) moved: Moved,
+    /// The standby that it was opened with the last time that it had one.
+    pub(crate) standby: Mutex<Option<StandbyOptions>>,
+    pub(crate) minor: u16,
+    pub(crate) trace: Tracing,
+}
+
+impl HostDisk {
+    fn disk(&self) -> RwLockReadGuard<'_, Option<Disk>> {
+        // The lock guards a pointer that is taken once.
+        self.disk.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
+        match &*self.disk() {
+            Some(disk) => run(disk).map_err(|error| failure(&error)),
+            None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
+        }
+    }
+
+    /// Takes note of how long the disk is now.
+    pub(crate) fn look_at_length(&self) {
+        if let Ok(geometry) = self.remote.call(SOON, |world| world.port.geometry()) {
+            self.len.store(geometry.len, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes note of what the leaf is called now: devices that outlive this process go on with a disk of that name
+    /// only.
+    pub(crate) fn look_at_leaf(&self) {
+        let asked =
+            self.remote.call(SOON, |world| world.core().leaf_facts().map(|facts| facts.image.to_string()));
+        if let Ok(Ok(leaf)) = asked {
+            self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
+        }
+    }
+
+    /// What the process may still take, for an image that is to be added.
+    pub(crate) const fn memory(&self) -> &Budget {
+        &self.memory
+    }
+
+    /// Where it is noted when the disk moves to other images by itself.
+    pub(crate) fn notebook(&self) -> Moved {
+        self.moved.clone()
+    }
+
+    /// An image was added that may take this.
+    pub(crate) fn keep(&self, share: Share) {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner).push(share);
+    }
+
+    /// Drains in ever longer waits, between which somebody may say that it is in vain. A drain that has begun goes on,
+    /// and asking again joins it.
+    pub(crate) fn drain(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
+        let mut patience = Duration::from_millis(50);
+        loop {
+            let error = match self.with(|disk| Ok(disk.pause(patience)))? {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if !matches!(error, DiskFailure::Gone(Gone::TimedOut)) {
+                return Err(failure(&error));
+            }
+            if in_vain() {
+                return Err(ControlError::new(
+                    Errno::ECANCELED,
+                    "requests are still in flight, and nobody waits",
+                )
+                .next("the drain goes on; ask again"));
+            }
+            patience = (patience * 2).min(Duration::from_secs(2));
+        }
+    }
+}
+
+/// The serial number of a disk: its image's file name without the ending, which for images of a storage repository
+/// is the uuid
+/// of the VDI. It stays while the process serves the disk, whatever images come to stand on top of the first.
+pub(crate) fn serial(image: &ImageSource) -> String {
+    let text = image.text();
+    let path = text.split_once(':').map_or(text.as_str(), |(_, path)| path);
+    // The options of a remote export's name are not part of it.
+    let path = if text.starts_with("nbd:") { path.split('?').next().unwrap_or(path) } else { path };
+    let stem = std::path::Path::new(path).file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}

@@ -1,0 +1,45 @@
+//! What the threads of a server have in common.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tapio_block::Remote;
+use tapio_nbd::tls::TlsServer;
+
+use super::exports::Exports;
+use super::session::{Shared, Totals};
+
+/// A living connection and the disk it is on.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) shared: Arc<Shared>,
+    pub(super) disk: Remote,
+}
+
+/// What the threads of a server have in common.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) exports: Exports,
+    /// How clients begin TLS, if they can.
+    pub(super) tls: Option<TlsServer>,
+    pub(super) totals: Arc<Totals>,
+    sessions: Mutex<Vec<Session>>,
+    next_id: AtomicU64,
+}
+
+impl State {
+    pub(super) fn new(tls: Option<TlsServer>) -> Self {
+        Self { tls, ..Self::default() }
+    }
+
+    pub(super) fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The sessions that are alive.
+    pub(super) fn sessions(&self) -> MutexGuard<'_, Vec<Session>> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|session| !session.shared.is_closed());
+        sessions
+    }
+}
