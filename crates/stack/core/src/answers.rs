@@ -5,15 +5,16 @@
 //! which never change), eight bytes each. What inverse fields list is read when a record is made: a record is of one
 //! moment, and never older than the answer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tapio_model::{Answer, ApiError, Class, Field, ImpliedKind, Large, Part, Shape, Value};
 
 use crate::Toolstack;
-use crate::call::Args;
+use crate::args::Args;
 use crate::db::{Happening, Object, Operation};
+use crate::generic;
 use crate::sessions::Session;
-use crate::{events, generic};
 
 /// Answers up to so many bytes of text are made at once.
 const WHOLE_LEN_MAX: usize = 128 << 10;
@@ -127,7 +128,7 @@ impl Reader {
         let events: Vec<Event> = happenings.into_iter().map(Event::from).collect();
         let len = (len + events.len() * EVENT_LEN, part_len + EVENT_LEN);
         self.large(shape, events, len, |reader, event| {
-            (String::new(), events::event(&reader.stack, event.into()))
+            (String::new(), clients_event(&reader.stack, event.into()))
         })
     }
 }
@@ -163,18 +164,26 @@ impl From<Event> for Happening {
     }
 }
 
-/// About as many bytes a value has as text.
-pub(crate) fn text_len(value: &Value) -> usize {
-    /// Tags around a value.
-    const AROUND: usize = 34;
-    AROUND
-        + match value {
-            Value::Void | Value::Bool(_) => 0,
-            Value::Int(_) | Value::Float(_) | Value::DateTime(_) => 24,
-            Value::String(text) => text.len(),
-            Value::Set(members) => members.iter().map(text_len).sum(),
-            Value::Map(pairs) => pairs.iter().map(|(key, value)| key.len() + AROUND + text_len(value)).sum(),
-        }
+/// An event as clients see it.
+fn clients_event(stack: &Toolstack, happening: Happening) -> Value {
+    let operation = match happening.operation {
+        Operation::Add => "add",
+        Operation::Mod => "mod",
+        Operation::Del => "del",
+    };
+    let uuid = happening.reference.strip_prefix("OpaqueRef:").unwrap_or_default();
+    let mut pairs = BTreeMap::from([
+        ("id".to_owned(), Value::string(happening.at.to_string())),
+        ("timestamp".to_owned(), Value::string("0.0")),
+        ("class".to_owned(), Value::string(happening.class.name.to_ascii_lowercase())),
+        ("operation".to_owned(), Value::string(operation)),
+        ("ref".to_owned(), Value::string(&happening.reference)),
+        ("obj_uuid".to_owned(), Value::string(uuid)),
+    ]);
+    if let Some(object) = &happening.object {
+        pairs.insert("snapshot".to_owned(), stack.db.record(object));
+    }
+    Value::Map(pairs)
 }
 
 const _: () = assert!(HELD_LEN == 8 && EVENT_HELD_LEN <= 16, "what docs/design/api-limits.md says");

@@ -8,8 +8,10 @@ use tapio_model::{Answer, ApiError, Class, ImpliedKind, Initial, NULL_REF, Role,
 
 use crate::accounts::Peer;
 use crate::answers::Reader;
-use crate::call::{Args, Call, Handler, Handlers, Unwatched};
+use crate::args::Args;
+use crate::call::{Call, Handler, Handlers};
 use crate::events::Wait;
+use crate::progress::Unwatched;
 use crate::sessions::Session;
 use crate::tasks::Owner;
 use crate::{Toolstack, check, generic, roles};
@@ -419,7 +421,7 @@ impl Toolstack {
         // A defect in one message must not take the daemon, and the task, with it.
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| match entered.method.doer {
             Doer::Handler(handler) => handler(&call, &entered.args),
-            Doer::Generic(kind) => generic::run(&call, entered.method.class, kind, &entered.args),
+            Doer::Generic(kind) => generic::run(&call.stack.db, entered.method.class, kind, &entered.args),
             Doer::Login | Doer::Wait | Doer::Messages | Doer::Nobody => {
                 Err(ApiError::new("NOT_IMPLEMENTED", [entered.method.name.as_str()]))
             }

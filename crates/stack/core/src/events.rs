@@ -5,153 +5,25 @@
 //! as long as it knows none of them. Nothing is queued for anybody: an answer is computed from when objects were made,
 //! changed and removed last, so a slow client costs nothing and finds each object once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use tapio_model::{Answer, ApiError, Class, Role, Shape, Value};
+use tapio_model::{Answer, ApiError, Role, Shape, Value};
 
 use crate::Toolstack;
 use crate::answers::Reader;
-use crate::call::{Args, Call, Handlers};
-use crate::db::{Generation, Happening, History, Operation};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
+use crate::db::History;
 use crate::roles;
 use crate::sessions::Session;
+use crate::subscriptions::{Registration, has_events};
+
+pub use crate::subscriptions::{Filter, Token};
 
 /// Longest wait of `event.from`; what asks for more is answered after that.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
-
-/// Entries of a list of classes.
-const SUBSCRIPTIONS_MAX: usize = 10_000;
-
-/// What a listener wants to hear of.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
-    /// Everything.
-    all: bool,
-    classes: BTreeSet<&'static str>,
-    /// Class, and reference in lower case.
-    objects: BTreeSet<(&'static str, String)>,
-}
-
-/// Whether a class has events: sessions are secrets.
-fn has_events(class: &Class) -> bool {
-    class.kind == tapio_model::Kind::Objects
-}
-
-impl Filter {
-    /// Reads `*`, `vm`, `VDI`, `vbd/OpaqueRef:..`. A class that there is not has no events.
-    ///
-    /// # Errors
-    /// `EVENT_SUBSCRIPTION_PARSE_FAILURE`.
-    pub fn parse(subscriptions: &Value) -> Result<Self, ApiError> {
-        let mut filter = Self::default();
-        let subscriptions = subscriptions.as_set().unwrap_or_default();
-        let refused = |what: &str| {
-            ApiError::new("EVENT_SUBSCRIPTION_PARSE_FAILURE", [what.chars().take(200).collect::<String>()])
-        };
-        if subscriptions.len() > SUBSCRIPTIONS_MAX {
-            return Err(refused(&format!("more than {SUBSCRIPTIONS_MAX} entries")));
-        }
-        for subscription in subscriptions {
-            let text = subscription.as_str().unwrap_or_default();
-            if text == "*" {
-                filter.all = true;
-                continue;
-            }
-            let (class, reference) = text.split_once('/').map_or((text, None), |(c, r)| (c, Some(r)));
-            if class.is_empty() || reference.is_some_and(str::is_empty) {
-                return Err(refused(text));
-            }
-            let Some(class) = tapio_model::class(class) else { continue };
-            match reference {
-                None => {
-                    filter.classes.insert(class.name);
-                }
-                Some(reference) => {
-                    filter.objects.insert((class.name, reference.to_ascii_lowercase()));
-                }
-            }
-        }
-        Ok(filter)
-    }
-
-    fn wants_class(&self, class: &Class) -> bool {
-        self.all || self.classes.contains(class.name) || self.objects.iter().any(|(of, _)| *of == class.name)
-    }
-
-    fn wants(&self, class: &Class, reference: &str) -> bool {
-        if self.all || self.classes.contains(class.name) {
-            return true;
-        }
-        !self.objects.is_empty() && self.objects.contains(&(class.name, reference.to_ascii_lowercase()))
-    }
-
-    fn is_empty(&self) -> bool {
-        !self.all && self.classes.is_empty() && self.objects.is_empty()
-    }
-
-    fn add(&mut self, other: Self) {
-        self.all |= other.all;
-        self.classes.extend(other.classes);
-        self.objects.extend(other.objects);
-    }
-
-    fn remove(&mut self, other: &Self) {
-        if other.all {
-            *self = Self::default();
-        }
-        self.classes.retain(|class| !other.classes.contains(class));
-        self.objects.retain(|object| !other.objects.contains(object));
-    }
-
-    /// The classes of it that `role` may see.
-    fn classes(&self, role: Role) -> Vec<&'static Class> {
-        let all = tapio_model::CLASSES.iter().copied();
-        all.filter(|class| has_events(class) && self.wants_class(class) && role >= class.reader_role)
-            .collect()
-    }
-}
-
-/// Where a listener stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Token {
-    generation: Generation,
-    volatile: usize,
-}
-
-impl Token {
-    /// Reads one; the empty text is the beginning of all time.
-    ///
-    /// # Errors
-    /// `EVENT_FROM_TOKEN_PARSE_FAILURE`.
-    pub fn parse(text: &str) -> Result<Self, ApiError> {
-        if text.is_empty() {
-            return Ok(Self::default());
-        }
-        let parts = text.split_once(',');
-        let read = parts.and_then(|(generation, volatile)| {
-            Some(Self { generation: generation.parse().ok()?, volatile: volatile.parse().ok()? })
-        });
-        let shown = || text.chars().take(100).collect::<String>();
-        read.ok_or_else(|| ApiError::new("EVENT_FROM_TOKEN_PARSE_FAILURE", [shown()]))
-    }
-
-    fn of(history: &History) -> Self {
-        Self { generation: history.generation, volatile: history.volatile }
-    }
-
-    fn text(self) -> String {
-        format!("{},{}", self.generation, self.volatile)
-    }
-}
-
-/// What a session registered for with `event.register`.
-#[derive(Debug)]
-pub struct Registration {
-    filter: Filter,
-    token: Token,
-}
 
 /// A client that waits.
 #[derive(Debug)]
@@ -257,28 +129,6 @@ fn batch(reader: Reader, history: History) -> Result<Answer, ApiError> {
         ("token".to_owned(), Value::string(Token::of(&history).text())),
     ]);
     reader.events(Shape::Batch(rest), history.happenings)
-}
-
-/// An event as clients see it.
-pub(crate) fn event(stack: &Toolstack, happening: Happening) -> Value {
-    let operation = match happening.operation {
-        Operation::Add => "add",
-        Operation::Mod => "mod",
-        Operation::Del => "del",
-    };
-    let uuid = happening.reference.strip_prefix("OpaqueRef:").unwrap_or_default();
-    let mut pairs = BTreeMap::from([
-        ("id".to_owned(), Value::string(happening.at.to_string())),
-        ("timestamp".to_owned(), Value::string("0.0")),
-        ("class".to_owned(), Value::string(happening.class.name.to_ascii_lowercase())),
-        ("operation".to_owned(), Value::string(operation)),
-        ("ref".to_owned(), Value::string(&happening.reference)),
-        ("obj_uuid".to_owned(), Value::string(uuid)),
-    ]);
-    if let Some(object) = &happening.object {
-        pairs.insert("snapshot".to_owned(), stack.db.record(object));
-    }
-    Value::Map(pairs)
 }
 
 /// Registers the messages of events; those that wait are the dispatcher's.

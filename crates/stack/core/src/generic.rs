@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tapio_model::{ApiError, Class, Field, ImpliedKind, Initial, NULL_REF, Type, Value};
 
-use crate::call::{Args, Call};
+use crate::args::Args;
 use crate::db::{Change, Db, Object};
 use crate::{check, query};
 
@@ -59,13 +59,7 @@ pub(crate) fn shape(class: &'static Class, kind: ImpliedKind) -> (Params, Type, 
 }
 
 /// Does it. For `create` the record is checked here, also for handlers: see [`prepare_create`].
-pub(crate) fn run(
-    call: &Call,
-    class: &'static Class,
-    kind: ImpliedKind,
-    args: &Args,
-) -> Result<Value, ApiError> {
-    let db = &call.stack.db;
+pub(crate) fn run(db: &Db, class: &'static Class, kind: ImpliedKind, args: &Args) -> Result<Value, ApiError> {
     let set =
         |objects: Vec<Arc<Object>>| Value::strings(objects.iter().map(|object| object.reference.clone()));
     match kind {

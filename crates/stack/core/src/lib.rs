@@ -6,8 +6,10 @@
 
 mod accounts;
 mod answers;
+mod args;
 mod basics;
 pub mod call;
+mod caller;
 pub mod check;
 pub mod config;
 pub mod dates;
@@ -18,10 +20,13 @@ pub mod events;
 mod generic;
 pub mod machines;
 pub mod plan;
+mod progress;
 pub mod query;
 pub mod roles;
 pub mod sessions;
+mod start;
 pub mod storage;
+mod subscriptions;
 pub mod tasks;
 mod toolstack;
 

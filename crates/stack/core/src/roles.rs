@@ -2,7 +2,7 @@
 
 use tapio_model::{ApiError, Role, Value};
 
-use crate::call::Caller;
+use crate::caller::Caller;
 use crate::db::Db;
 
 /// The name of a role on the wire.

@@ -1,15 +1,12 @@
 //! Everything a daemon holds.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
-use tapio_model::ApiError;
 use tokio::sync::Semaphore;
 
-use crate::accounts::{Accounts, NoAccounts};
+use crate::accounts::Accounts;
 use crate::call::Handlers;
 use crate::config::Config;
-use crate::dates;
 use crate::db::Db;
 use crate::disks::Disks;
 use crate::dispatch::Methods;
@@ -52,36 +49,15 @@ pub struct Toolstack {
 /// Listeners that look at everything there is, at a time.
 const LOOKS_MAX: usize = 2;
 
-/// What is old is looked for so often.
-const SWEEP_EVERY: Duration = Duration::from_secs(5);
-
-/// Every so many sweeps all sessions are held against the accounts, changed or not: groups of a directory change
-/// without a file of this host that does.
-const SWEEPS_PER_REVIEW: u64 = 60;
-/// What SRs have to be attached in where nothing waits for the start.
-const UNHURRIED: Duration = Duration::from_secs(600);
-
 impl Toolstack {
-    /// Puts the parts together; nothing runs yet. Only peers that are superusers can log in.
-    pub fn new(config: Config, db: Db) -> Arc<Self> {
-        Self::with_accounts(config, db, Box::new(NoAccounts))
-    }
-
-    /// Puts the parts together, with accounts that may log in; nothing runs yet.
-    pub fn with_accounts(config: Config, db: Db, accounts: Box<dyn Accounts>) -> Arc<Self> {
-        let disks = Disks::new(&config);
-        Self::with_disks(config, db, accounts, disks)
-    }
-
-    /// The same, with disk processes of another kind or in another place.
-    pub fn with_disks(config: Config, db: Db, accounts: Box<dyn Accounts>, disks: Disks) -> Arc<Self> {
-        let mut handlers = Handlers::default();
-        crate::basics::register(&mut handlers);
-        crate::events::register(&mut handlers);
-        crate::sessions::register(&mut handlers);
-        crate::tasks::register(&mut handlers);
-        crate::storage::register(&mut handlers);
-        crate::machines::register(&mut handlers);
+    /// The parts, put together.
+    pub(crate) fn of(
+        config: Config,
+        db: Db,
+        accounts: Box<dyn Accounts>,
+        disks: Disks,
+        handlers: Handlers,
+    ) -> Arc<Self> {
         Arc::new(Self {
             plans: Plans::new(config.worker_pool_size, config.per_vm_parallel),
             storage: Storage::new(&config),
@@ -99,46 +75,6 @@ impl Toolstack {
         })
     }
 
-    /// Everything a start does: [`Self::open`], then [`Self::recover`] without haste. Comes before the first call.
-    ///
-    /// # Errors
-    /// The store's, or a part cannot be recovered.
-    pub fn start(self: &Arc<Self>) -> Result<(), ApiError> {
-        self.open()?;
-        self.recover(Instant::now() + UNHURRIED)
-    }
-
-    /// Makes what must always be there (pool, host, networks, roles), and finds the disk processes that run. No storage
-    /// is touched, so this takes as long however storage fares. From now on calls are answered: what only looks at
-    /// once, what changes something when [`Self::recover`] is over.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn open(self: &Arc<Self>) -> Result<(), ApiError> {
-        self.set_recovering(true);
-        crate::basics::start(self)?;
-        // Storage asks who uses its disks; machines need storage to give disks up.
-        self.disks.adopt(self);
-        crate::storage::open(self)
-    }
-
-    /// Recovers what an earlier run left half done, and begins to look after what gets old. SRs that are not attached
-    /// at `until` are left to threads of their own.
-    ///
-    /// # Errors
-    /// The store's, or a part cannot be recovered.
-    pub fn recover(self: &Arc<Self>, until: Instant) -> Result<(), ApiError> {
-        crate::storage::recover(self, until)?;
-        crate::machines::recover(self)?;
-        // Whoever finished or resumed its task has said so by now.
-        self.tasks.fail_interrupted(self)?;
-        self.sweep()?;
-        // Before a client changes anything: what it is told is done must be.
-        self.db.started();
-        self.set_recovering(false);
-        Ok(())
-    }
-
     /// Waits until [`Self::recover`] is over.
     pub(crate) fn wait_until_recovered(&self) {
         let mut is_recovering = self.is_recovering.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,36 +83,8 @@ impl Toolstack {
         }
     }
 
-    fn set_recovering(&self, is_recovering: bool) {
+    pub(crate) fn set_recovering(&self, is_recovering: bool) {
         *self.is_recovering.lock().unwrap_or_else(PoisonError::into_inner) = is_recovering;
         self.recovered.notify_all();
-    }
-
-    fn sweep(self: &Arc<Self>) -> Result<(), ApiError> {
-        let stack = Arc::downgrade(self);
-        let sweeper = std::thread::Builder::new().name("sweeper".to_owned());
-        let sweeping = sweeper.spawn(move || {
-            for turn in 1_u64.. {
-                let Some(stack) = stack.upgrade() else { return };
-                let is_due = turn.is_multiple_of(SWEEPS_PER_REVIEW);
-                let reviewed = match is_due {
-                    true => stack.sessions.review_again(&stack),
-                    false => stack.sessions.review(&stack),
-                };
-                if let Err(error) = reviewed {
-                    tracing::error!(%error, "sessions of accounts are refused until the accounts can be read");
-                }
-                stack.sessions.expire(&stack.db);
-                let swept = stack.tasks.sweep(&stack, dates::now());
-                let swept = swept.and_then(|()| crate::basics::messages::sweep(&stack));
-                if let Err(error) = swept {
-                    tracing::warn!(%error, "old tasks and messages stay");
-                }
-                stack.storage.tend(&stack);
-                drop(stack);
-                std::thread::sleep(SWEEP_EVERY);
-            }
-        });
-        sweeping.map(drop).map_err(|error| ApiError::internal(format!("no thread for the sweeper: {error}")))
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use tapio_control::RunDir;
 use tapio_sm::closed::open_in;
 
-use crate::daemon::{OURS, PASSED};
+use crate::dirs::{OURS, PASSED};
 use crate::settings::Settings;
 
 /// A mode of files of the daemon.

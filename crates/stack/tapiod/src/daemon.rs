@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Options;
+use crate::dirs::{OURS, PASSED, make_dir};
 use crate::door::{Desk, Guards, watch_accounts};
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
@@ -30,10 +31,6 @@ const DATABASE: &str = "tapio.db";
 
 /// File with the addresses that are served, in the run directory: a line each, `https://ADDRESS:PORT` and the like.
 const LISTENING: &str = "listening";
-
-/// Modes of directories: of the daemon alone, and of what others may pass and not list.
-pub const OURS: u32 = 0o700;
-pub const PASSED: u32 = 0o711;
 
 /// What calls that are under way have to end in, when the daemon is told to.
 const END_PATIENCE: Duration = Duration::from_secs(20);
@@ -47,15 +44,6 @@ const SERVING_THREADS: usize = 2;
 
 /// Threads beside those of calls: answers that are put into words, steps of operations.
 const OTHER_THREADS: usize = 128;
-
-/// Makes a directory of this mode and those above it; one that is there stays as it is.
-///
-/// # Errors
-/// A sentence with its path.
-pub fn make_dir(path: &Path, mode: u32) -> Result<(), String> {
-    let made = tapio_sys::private::make_dir(path, mode);
-    made.map_err(|error| format!("{}: {error}; name another directory, or run as root", path.display()))
-}
 
 /// Everything that a start would complain about, without starting.
 ///

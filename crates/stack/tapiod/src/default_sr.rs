@@ -33,7 +33,7 @@ impl Calls {
 /// # Errors
 /// A sentence.
 pub fn ensure(stack: &Arc<Toolstack>, path: &Path) -> Result<(), String> {
-    crate::daemon::make_dir(path, crate::daemon::OURS)?;
+    crate::dirs::make_dir(path, crate::dirs::OURS)?;
     let calls = Calls::begin(stack).map_err(|error| error.to_string())?;
     let made = make(&calls, path).map_err(|error| format!("--default-sr {}: {error}", path.display()));
     // The session is ours alone; one that stays would expire.

@@ -11,6 +11,7 @@ mod args;
 mod closed;
 mod daemon;
 mod default_sr;
+mod dirs;
 mod door;
 mod lock;
 mod logs;
@@ -60,7 +61,7 @@ fn run(args: Args) -> Result<(), String> {
 }
 
 fn install(settings: &Settings, cert: &std::path::Path, key: &std::path::Path) -> Result<(), String> {
-    daemon::make_dir(&settings.state_dir, daemon::OURS)?;
+    dirs::make_dir(&settings.state_dir, dirs::OURS)?;
     let fingerprint = tapio_api::tls::install(&settings.state_dir, cert, key)?;
     println!("SHA-256 {fingerprint}");
     if let Some(pid) = lock::holder(&settings.state_dir)? {

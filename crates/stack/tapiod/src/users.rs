@@ -22,7 +22,7 @@ pub fn run(state_dir: &Path, command: User) -> Result<(), String> {
             let role = role_named(&role).ok_or_else(|| {
                 format!("--role {role}: pool-admin, pool-operator, vm-admin or read-only is expected")
             })?;
-            crate::daemon::make_dir(state_dir, crate::daemon::OURS)?;
+            crate::dirs::make_dir(state_dir, crate::dirs::OURS)?;
             let kind = kind(which);
             let password = if kind == Kind::Own { Some(password(&name)?) } else { None };
             file.add(kind, &name, role, password.as_deref().map(String::as_str))

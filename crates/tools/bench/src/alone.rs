@@ -7,7 +7,7 @@ use tapio_load::Mix;
 
 use super::ground::Ground;
 use super::measure::{Job, Running, first_answer, interrupted};
-use super::report::median;
+use super::medians::median;
 use super::server::{Backing, Server};
 use super::workload::{WORKLOADS, Workload};
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::report::Row;
+use super::medians::Row;
 
 /// What a ratio is taken of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -12,6 +12,7 @@
 
 pub mod domains;
 pub mod journal;
+mod kept;
 pub mod quota;
 pub mod serve;
 pub mod server;
@@ -21,5 +22,6 @@ pub mod store;
 pub mod tree;
 pub mod watches;
 
+pub use kept::Kept;
 pub use server::Server;
 pub use tree::Caller;

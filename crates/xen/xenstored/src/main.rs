@@ -9,14 +9,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tapio_xenstored::Server;
 use tapio_xenstored::domains::{Life, NoHypervisor, Platform};
-use tapio_xenstored::journal::{self, Dir, Journal, Kept};
+use tapio_xenstored::journal::{self, Dir, Journal};
 use tapio_xenstored::quota::Limits;
 use tapio_xenstored::serve::rings::{RingPlatform, SharedRings, Source};
 use tapio_xenstored::serve::xen::{Census, DomainEvents, XenSource, local_port};
 use tapio_xenstored::serve::{self, Daemon, DomainWatch, End, Restored, socket};
 use tapio_xenstored::store::Store;
+use tapio_xenstored::{Kept, Server};
 
 use args::{Args, Domains};
 

@@ -9,7 +9,8 @@ use tapio_model::{Answer, ApiError, Large, Value};
 use tokio::sync::{Semaphore, watch};
 
 use super::budget::{Budget, FREE_LEN, Full, Payer, Share};
-use super::lanes::{Busy, Lane, Lanes};
+use super::fair::Busy;
+use super::lanes::{Lane, Lanes};
 use super::limits::ServerLimits;
 use super::pieces::{cost, pieces};
 use super::reply::{Reply, body, failure, held, reply, reply_of, texts};

@@ -9,8 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use super::lanes::Busy;
 use super::limits::LaneLimits;
+
+/// Too many calls of this kind wait already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Busy;
 
 #[derive(Debug, Default)]
 struct State {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::fair::{Fair, Turn};
+use super::fair::{Busy, Fair, Turn};
 use super::limits::{LaneLimits, ServerLimits};
 use crate::door::Peer;
 
@@ -36,10 +36,6 @@ impl Lane {
         if made || long { Self::Slow } else { Self::Quick }
     }
 }
-
-/// Too many calls of this kind wait already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Busy;
 
 #[derive(Debug)]
 struct Gate {

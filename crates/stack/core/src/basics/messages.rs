@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tapio_model::{ApiError, Value};
 
 use crate::Toolstack;
-use crate::call::{Args, Handlers};
+use crate::args::Args;
+use crate::call::Handlers;
 use crate::dates;
 use crate::db::Object;
 

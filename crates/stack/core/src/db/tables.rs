@@ -293,7 +293,7 @@ impl Tables {
     pub(super) fn field_len(&self, object: &Object, field: &tapio_model::Field, held: &Value) -> usize {
         /// A reference with its tags.
         const REFERENCE: usize = 80;
-        let Source::Inverse(class, by) = field.source else { return crate::answers::text_len(held) };
+        let Source::Inverse(class, by) = field.source else { return text_len(held) };
         let table = self.classes.get(class);
         let indexes = table.into_iter().flat_map(|table| &table.indexes);
         let at = tapio_model::class(class)
@@ -310,6 +310,20 @@ impl Tables {
         let found = self.indexed(class, by, &object.reference);
         Value::strings(found.unwrap_or_default())
     }
+}
+
+/// About as many bytes a value has as text.
+fn text_len(value: &Value) -> usize {
+    /// Tags around a value.
+    const AROUND: usize = 34;
+    AROUND
+        + match value {
+            Value::Void | Value::Bool(_) => 0,
+            Value::Int(_) | Value::Float(_) | Value::DateTime(_) => 24,
+            Value::String(text) => text.len(),
+            Value::Set(members) => members.iter().map(text_len).sum(),
+            Value::Map(pairs) => pairs.iter().map(|(key, value)| key.len() + AROUND + text_len(value)).sum(),
+        }
 }
 
 fn remove_from(index: &mut Index, text: Option<&str>, reference: &str) {

@@ -7,9 +7,12 @@ use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::VmDriver;
 
 use crate::Toolstack;
-use crate::call::{Args, Call, Caller, Unwatched};
+use crate::args::Args;
+use crate::call::Call;
+use crate::caller::Caller;
 use crate::db::{Db, Object};
 use crate::plan::Limits;
+use crate::progress::Unwatched;
 
 /// The driver of machines that name none.
 const DRIVER: &str = "uml";

@@ -34,9 +34,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::VmDriver;
 
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 use crate::config::Config;
 
+pub(crate) use events::spawn as listen;
 pub use recover::recover;
 
 /// Guests of this host.

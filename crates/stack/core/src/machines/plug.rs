@@ -11,11 +11,12 @@ use uuid::Uuid;
 
 use super::operation::{Claim, refresh};
 use super::{devices, lookup, tuning};
-use crate::call::{Call, Progress, Unwatched};
+use crate::call::Call;
 use crate::db::Object;
 use crate::disks::{Note, Offer, Phase};
 use crate::plan::steps::step;
 use crate::plan::{Doing, Permits, Plan};
+use crate::progress::{Progress, Unwatched};
 use crate::storage::{Hold, Opening};
 
 /// How long one step of a plug may take.

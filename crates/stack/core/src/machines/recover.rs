@@ -11,7 +11,7 @@ use tapio_vm::{ShutdownKind, VmState};
 
 use super::operation::refresh;
 use super::plug::record;
-use super::{copy, events, fields, lookup, power, templates, vif};
+use super::{copy, fields, lookup, power, templates, vif};
 use crate::Toolstack;
 use crate::call::Call;
 use crate::db::Object;
@@ -42,7 +42,6 @@ pub fn recover(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
         }
         Ok(())
     })?;
-    events::spawn(stack);
     Ok(())
 }
 

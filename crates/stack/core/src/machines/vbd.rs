@@ -8,7 +8,8 @@ use tapio_model::{ApiError, Value};
 use super::operation::{Claim, Running, bad_power_state, is_live, refresh};
 use super::plug::{Disk, Patience, record};
 use super::{devices, lookup, tuning};
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 use crate::db::{Change, Object};
 
 /// How long `VBD.unplug` waits for guest and storage where `other_config:unplug-timeout` says nothing, in seconds.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tapio_model::{ApiError, Value};
 
 use super::operation::{is_live, refresh};
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 use crate::db::{Change, Object};
 
 pub fn register(handlers: &mut Handlers) {

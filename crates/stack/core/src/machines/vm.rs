@@ -6,7 +6,8 @@ use tapio_vm::BootField;
 use super::operation::{self, Running, bad_power_state, refresh};
 use super::power::spec;
 use super::{devices, lookup, power, vbd, vif};
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 use crate::db::{Change, Object};
 use crate::plan::steps::step;
 

@@ -16,18 +16,21 @@
 //! | module | holds |
 //! |---|---|
 //! | `tree` | what a plan is |
+//! | `doing` | what a running step is told |
 //! | `schedule` | who may run next: a state machine without threads and clocks |
 //! | `runner` | the threads around it |
 //! | `timeline` | what ran when, for people |
 //! | `steps` | named places at which tests end the process |
 
+mod doing;
 mod runner;
 mod schedule;
 pub mod steps;
 mod timeline;
 mod tree;
 
-pub use runner::{Doing, Plans};
+pub use doing::Doing;
+pub use runner::Plans;
 pub use schedule::{Limits, Permits};
 pub use timeline::{Timeline, TimelineStep};
 pub use tree::{Leaf, Plan, Work};

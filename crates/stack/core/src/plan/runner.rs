@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use tapio_model::ApiError;
 
+use super::doing::{Doing, Parts, micros};
 use super::schedule::{Limits, RunId, Schedule, Taken};
-use super::timeline::{Part, Timeline, part, step};
+use super::timeline::{Timeline, part, step};
 use super::tree::{Plan, Work};
-use crate::call::Progress;
+use crate::progress::Progress;
 
 /// A worker that has found nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
@@ -26,69 +27,6 @@ const TIMELINES_MAX: usize = 256;
 thread_local! {
     /// Whether this thread is a worker. A plan inside a leaf would wait for permits while it holds some.
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// What a running leaf is told.
-pub struct Doing {
-    /// None for what takes back: it is not stopped by what stopped the rest.
-    stop: Option<(Arc<dyn Progress>, Arc<AtomicBool>)>,
-    parts: Parts,
-    epoch: Instant,
-}
-
-/// What a step does beside itself; the timeline has it below the step.
-type Parts = Arc<Mutex<Vec<Part>>>;
-
-impl fmt::Debug for Doing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Doing").finish_non_exhaustive()
-    }
-}
-
-impl Doing {
-    /// Whether the whole operation shall stop.
-    pub fn is_cancelled(&self) -> bool {
-        let is_set = |(progress, cancelled): &(Arc<dyn Progress>, Arc<AtomicBool>)| {
-            cancelled.load(Ordering::Relaxed) || progress.is_cancelled()
-        };
-        self.stop.as_ref().is_some_and(is_set)
-    }
-
-    /// Does `part` on a thread of its own while this one does `rest`; answers, once both have ended, what they did.
-    /// It takes no permits: there are never more parts than steps that run.
-    pub fn beside<T>(
-        &self,
-        name: &'static str,
-        part: impl FnOnce() -> Result<(), ApiError> + Send,
-        rest: impl FnOnce() -> T,
-    ) -> (Result<(), ApiError>, T) {
-        let parts = || self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let timed = || {
-            let place = {
-                let mut parts = parts();
-                parts.push(Part::new(name, self.stop.is_none(), micros(self.epoch)));
-                parts.len() - 1
-            };
-            let defect = |_| Err(ApiError::internal(format!("'{name}' failed with a defect")));
-            let done = catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(defect);
-            parts()[place].end(&done, micros(self.epoch));
-            done
-        };
-        thread::scope(|scope| {
-            let beside = thread::Builder::new().name("part".into()).spawn_scoped(scope, timed);
-            let rest = rest();
-            let done = match beside {
-                Ok(beside) => beside.join().unwrap_or_else(|_| Err(ApiError::internal("a part was lost"))),
-                Err(error) => Err(ApiError::internal(format!("no thread can be started to {name}: {error}"))),
-            };
-            (done, rest)
-        })
-    }
-}
-
-/// Microseconds.
-fn micros(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 struct Slot {

@@ -2,8 +2,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::channel;
 
 use super::*;
-use crate::call::Unwatched;
 use crate::plan::Permits;
+use crate::progress::Unwatched;
 
 struct Task {
     cancelled: AtomicBool,

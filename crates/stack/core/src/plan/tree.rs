@@ -4,7 +4,7 @@ use std::fmt;
 
 use tapio_model::ApiError;
 
-use super::runner::Doing;
+use super::doing::Doing;
 use super::schedule::{Permits, Shape};
 
 /// What a leaf does.

@@ -12,9 +12,10 @@ use tapio_model::{ApiError, NULL_REF, Role, Value};
 
 use crate::Toolstack;
 use crate::accounts::{Accounts, Credential, Login, Peer, refused};
-use crate::call::{Call, Caller, Handlers};
+use crate::call::{Call, Handlers};
+use crate::caller::Caller;
 use crate::db::Db;
-use crate::events::Registration;
+use crate::subscriptions::Registration;
 use crate::{dates, roles};
 
 /// A session ends after so long without a call.

@@ -16,7 +16,8 @@ use super::records::{self, Alert};
 use super::vdi::{Subject, discard, not_in_use, not_plugged, record_made};
 use super::work::{Names, Work};
 use crate::Toolstack;
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 use crate::db::Object;
 use crate::plan::steps::step;
 

@@ -9,10 +9,10 @@ use super::gate::{on_sr, on_vdi};
 use super::notes::Note;
 use super::operation::Operation;
 use super::records;
-use super::unfinished::not_made;
 use super::vdi::{Subject, discard};
 use super::work::Work;
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 use crate::plan::steps::step;
 
 pub(super) fn register(handlers: &mut Handlers) {
@@ -52,7 +52,7 @@ fn fork(call: &Call, args: &Args, asked: ForkKind) -> Result<Value, ApiError> {
     let forked =
         sr.with(|device| device.fork(&Work::new(call), subject.uuid, image, kind)).map_err(|error| {
             match &note {
-                Some(note) => not_made(&operation, note, sr, &error),
+                Some(note) => operation.not_made(note, sr, &error),
                 None => operation.give_up(None),
             }
             subject.told(call, op, error)

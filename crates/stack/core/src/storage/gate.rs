@@ -15,7 +15,7 @@ use tapio_model::{ApiError, Value};
 use tapio_types::Access;
 
 use super::attached::Attached;
-use crate::call::Progress;
+use crate::progress::Progress;
 
 /// An image is being opened by a disk process: its chain must not change.
 pub(super) const ACTIVATE: &str = "activate";
@@ -241,7 +241,7 @@ impl Drop for Entered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Unwatched;
+    use crate::progress::Unwatched;
 
     fn enter(gate: &Arc<Gate>, targets: &[Target<'_>]) -> Result<Entered, ApiError> {
         gate.enter(&Unwatched::default(), targets, |_| Ok(()))

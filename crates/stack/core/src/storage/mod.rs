@@ -13,6 +13,7 @@ mod copy;
 mod drivers;
 mod fork;
 mod gate;
+mod half_done;
 mod notes;
 mod operation;
 mod pbd;
@@ -21,6 +22,7 @@ mod probe;
 mod reconcile;
 mod records;
 mod recover;
+mod retry;
 mod setters;
 mod sr;
 mod steps;
@@ -40,9 +42,11 @@ pub use recover::{open, recover};
 pub use steps::STEPS;
 
 use crate::Toolstack;
-use crate::call::{Call, Caller, Handlers, Unwatched};
+use crate::call::{Call, Handlers};
+use crate::caller::Caller;
 use crate::config::Config;
 use crate::db::Db;
+use crate::progress::Unwatched;
 use attached::Attached;
 use gate::Gate;
 
@@ -50,7 +54,7 @@ use gate::Gate;
 pub struct Storage {
     drivers: RwLock<Vec<Arc<dyn SrDriver>>>,
     gate: Arc<Gate>,
-    recovering: recover::Recovering,
+    recovering: retry::Recovering,
 }
 
 impl fmt::Debug for Storage {
@@ -76,7 +80,7 @@ impl Storage {
         Self {
             drivers: RwLock::new(drivers::all(config)),
             gate: Arc::default(),
-            recovering: recover::Recovering::default(),
+            recovering: retry::Recovering::default(),
         }
     }
 

@@ -3,8 +3,10 @@
 use std::cell::Cell;
 
 use tapio_model::ApiError;
+use tapio_sm::worker::is_unfinished;
 
 use super::allowed;
+use super::attached::Attached;
 use super::gate::{Entered, State, Target};
 use super::notes::Note;
 use crate::call::Call;
@@ -101,6 +103,16 @@ impl<'a> Operation<'a> {
     pub(super) fn give_up(&self, note: Option<&Note>) {
         if let Err(error) = self.commit(note, |_| Ok(())) {
             tracing::warn!(task = self.task(), %error, "the end of an operation could not be written");
+        }
+    }
+
+    /// Ends it where its image was not made. Where it is not known whether it was, the note stays: if there is such an
+    /// image, it is removed when the storage answers.
+    pub(super) fn not_made(&self, note: &Note, attached: &Attached, error: &ApiError) {
+        if is_unfinished(error) {
+            attached.owe(note.clone());
+        } else {
+            self.give_up(Some(note));
         }
     }
 

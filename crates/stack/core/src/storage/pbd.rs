@@ -7,7 +7,8 @@ use tapio_model::{ApiError, NULL_REF, Value};
 use super::gate::on_sr;
 use super::operation::Operation;
 use super::{allowed, drivers, plug};
-use crate::call::{Args, Call, Handlers};
+use crate::args::{Args, text_in};
+use crate::call::{Call, Handlers};
 
 pub(super) fn register(handlers: &mut Handlers) {
     handlers.on("PBD.create", create);
@@ -17,22 +18,9 @@ pub(super) fn register(handlers: &mut Handlers) {
     handlers.on("PBD.set_device_config", set_device_config);
 }
 
-/// A text of a record that a client sent.
-pub(super) fn text<'a>(record: &'a BTreeMap<String, Value>, field: &str) -> &'a str {
-    record.get(field).and_then(Value::as_str).unwrap_or_default()
-}
-
-/// The record that a client sent.
-///
-/// # Errors
-/// The table and the handler disagree.
-pub(super) fn record(args: &Args) -> Result<&BTreeMap<String, Value>, ApiError> {
-    args.value(0)?.as_map().ok_or_else(|| ApiError::internal("parameter 0 is no record"))
-}
-
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (db, record) = (&call.stack.db, record(args)?);
-    let (sr, host) = (text(record, "SR"), text(record, "host"));
+    let (db, record) = (&call.stack.db, args.record()?);
+    let (sr, host) = (text_in(record, "SR"), text_in(record, "host"));
     db.get("SR", sr)?;
     db.get("host", host)?;
     let config = record.get("device_config").map(Value::to_string_map).unwrap_or_default();

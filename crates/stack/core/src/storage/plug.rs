@@ -12,7 +12,7 @@ use super::notes::Note;
 use super::operation::Operation;
 use super::records::Alert;
 use super::work::{Names, Work};
-use super::{allowed, drivers, reconcile, recover, this_host};
+use super::{allowed, drivers, half_done, reconcile, this_host};
 use crate::call::Call;
 use crate::plan::steps::step;
 
@@ -89,7 +89,7 @@ pub(super) fn plug(call: &Call, reference: &str) -> Result<(), ApiError> {
         }
     };
     step("pbd-plug:attached");
-    recover::images(call, &attached);
+    half_done::images(call, &attached);
     first_scan(call, &attached);
     let recorded = operation.commit(Some(&note), |change| {
         change.set("PBD", reference, "currently_attached", true)?;

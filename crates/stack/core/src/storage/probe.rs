@@ -8,7 +8,8 @@ use tapio_sm::{ProbeAnswer, ProbeResult, SrStat};
 use super::attached::{has_capability, int};
 use super::work::{Names, Work};
 use super::{drivers, sr};
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 
 pub(super) fn register(handlers: &mut Handlers) {
     handlers.on("SR.probe", |call, args| probe(call, args).map(|answer| Value::String(answer.xml)));

@@ -7,7 +7,8 @@ use tapio_model::{ApiError, Value};
 use super::gate::{on_sr, on_vdi};
 use super::operation::Operation;
 use super::vdi::{Subject, not_in_use, not_plugged};
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 use crate::db::Object;
 use crate::machines::tuning::{POOL_RINGS, pool_pages};
 

@@ -11,10 +11,11 @@ use super::gate::on_sr;
 use super::notes::{NewSr, Note};
 use super::operation::Operation;
 use super::records;
-use super::recover::{self, Job};
+use super::retry::{self, Job};
 use super::work::{Names, Work};
 use super::{allowed, drivers, pbd, plug, reconcile, this_host};
-use crate::call::{Args, Call, Handlers};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
 use crate::db::{Change, reference_of};
 use crate::plan::steps::step;
 
@@ -85,7 +86,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
         // It is not known how far the storage came: it is finished or undone once that answers, as after a kill.
         Err(error) if is_unfinished(&error) => {
             operation.give_up(None);
-            recover::later(call, &reference, Job::Create(new));
+            retry::later(call, &reference, create_job(new));
             return Err(names.translate(call, error));
         }
         Err(error) => {
@@ -127,11 +128,16 @@ fn record_new(
     })
 }
 
+/// Finishes or undoes the making of an SR, until that is done.
+pub(super) fn create_job(new: NewSr) -> Job {
+    Job::noted(Note::SrCreate(new.clone()), move |call| finish_create(call, &new))
+}
+
 /// What a killed daemon began is finished where the storage was made, and forgotten where it was not.
 ///
 /// # Errors
 /// The storage does not answer, or the store's: nothing is known, and it is to be tried again.
-pub(super) fn finish_create(call: &Call, new: &NewSr) -> Result<(), ApiError> {
+fn finish_create(call: &Call, new: &NewSr) -> Result<(), ApiError> {
     let note = Note::SrCreate(new.clone());
     let reference = reference_of(new.uuid);
     let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
@@ -293,7 +299,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         let is_unfinished = is_unfinished(&error);
         operation.give_up((!is_unfinished).then_some(&note));
         if is_unfinished {
-            recover::later(call, reference, Job::Destroy(reference.to_owned()));
+            retry::later(call, reference, destroy_job(reference.to_owned()));
         }
         return Err(error);
     }
@@ -309,12 +315,17 @@ fn erase(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Finishes the destruction of an SR, until that is done.
+pub(super) fn destroy_job(sr: String) -> Job {
+    Job::noted(Note::SrDestroy { sr: sr.clone() }, move |call| finish_destroy(call, &sr))
+}
+
 /// An SR was being destroyed when the daemon was killed or its storage hung: that goes on where the storage is still
 /// there. One that has got a VDI since is in use again, and stays.
 ///
 /// # Errors
 /// The storage does not answer, or the store's: nothing is known, and it is to be tried again.
-pub(super) fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
+fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     let (db, storage) = (&call.stack.db, &call.stack.storage);
     let note = Note::SrDestroy { sr: reference.to_owned() };
     let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;

@@ -7,29 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tapio_model::ApiError;
-use tapio_sm::worker::is_unfinished;
 
 use super::attached::Attached;
-use super::notes::Note;
-use super::operation::Operation;
 use super::records::Alert;
 use super::work::Work;
-use super::{Storage, own_call, recover};
+use super::{Storage, half_done, own_call};
 use crate::Toolstack;
 use crate::call::Call;
 
 /// How long a storage that does not answer is left alone.
 const AGAIN: Duration = Duration::from_secs(5);
-
-/// Ends an operation whose image was not made. Where it is not known whether it was, the note stays: if there is such
-/// an image, it is removed when the storage answers.
-pub(super) fn not_made(operation: &Operation<'_>, note: &Note, attached: &Attached, error: &ApiError) {
-    if is_unfinished(error) {
-        attached.owe(note.clone());
-    } else {
-        operation.give_up(Some(note));
-    }
-}
 
 impl Storage {
     /// Looks after SRs whose operations were broken off: tells of each, and waits on a thread for the storage to
@@ -74,7 +61,7 @@ fn wait(call: &Call, attached: &Attached, trouble: &ApiError) {
         std::thread::sleep(AGAIN);
     }
     for note in attached.owed() {
-        if let Err(error) = recover::image(call, attached, &note) {
+        if let Err(error) = half_done::image(call, attached, &note) {
             tracing::warn!(?note, %error, "what was half done stays so until the SR is attached again");
         }
     }

@@ -13,11 +13,10 @@ use super::attached::Attached;
 use super::gate::{State, on_sr, on_vdi};
 use super::notes::Note;
 use super::operation::Operation;
-use super::pbd::{record, text};
 use super::records;
-use super::unfinished::not_made;
 use super::work::{Names, Work, is_missing};
-use crate::call::{Args, Call, Handlers};
+use crate::args::{Args, text_in};
+use crate::call::{Call, Handlers};
 use crate::db::{Change, Db, Object, reference_of};
 use crate::plan::steps::step;
 
@@ -131,8 +130,8 @@ fn given(record: &BTreeMap<String, Value>) -> Vec<(&'static str, Value)> {
 }
 
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (db, record) = (&call.stack.db, record(args)?);
-    let sr = text(record, "SR");
+    let (db, record) = (&call.stack.db, args.record()?);
+    let sr = text_in(record, "SR");
     let attached = call.stack.storage.attached(db, sr)?;
     attached.needs("VDI_CREATE")?;
     let size = record.get("virtual_size").and_then(Value::as_int).unwrap_or_default();
@@ -141,8 +140,8 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
         uuid,
         virtual_size: bytes(size, "virtual_size")?,
         sm_config: record.get("sm_config").map(Value::to_string_map).unwrap_or_default(),
-        name_label: text(record, "name_label").to_owned(),
-        name_description: text(record, "name_description").to_owned(),
+        name_label: text_in(record, "name_label").to_owned(),
+        name_description: text_in(record, "name_description").to_owned(),
     };
     let operation = Operation::enter(call, &[on_sr(sr, "vdi_create")], |_| Ok(()))?;
     let note = Note::ImageMade { sr: sr.to_owned(), image: uuid };
@@ -151,7 +150,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let names = Names { sr, vdi: &reference, op: "create" };
     let _changing = attached.changing();
     let made = attached.with(|sr| sr.create(&Work::new(call), &new)).map_err(|error| {
-        not_made(&operation, &note, &attached, &error);
+        operation.not_made(&note, &attached, &error);
         names.translate(call, error)
     })?;
     step("vdi-create:image-made");

@@ -18,8 +18,11 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, NULL_REF, Role, Type, Value};
 
 use crate::accounts::Credential;
-use crate::call::{Args, Call, Caller, Handlers, Progress};
+use crate::args::Args;
+use crate::call::{Call, Handlers};
+use crate::caller::Caller;
 use crate::db::{Change, Generation, Object};
+use crate::progress::Progress;
 use crate::{Toolstack, dates, roles};
 
 pub use text::xml_text;

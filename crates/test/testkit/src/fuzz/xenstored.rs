@@ -179,7 +179,7 @@ pub(super) fn xenstored_state(bytes: &[u8]) {
     if let Ok(kept) = journal::decode_tree(bytes) {
         Server::default().take_up(kept, |_| Life::Running);
     }
-    let mut kept = journal::Kept::default();
+    let mut kept = tapio_xenstored::Kept::default();
     let count = journal::replay(&mut kept, bytes);
     Server::default().take_up(kept, |_| Life::Running);
     assert!(count * 9 <= bytes.len(), "{count} records");

@@ -2,6 +2,7 @@
 //! tried on a bad example too, so that none of them can pass by seeing nothing.
 
 mod assertions;
+mod circles;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
@@ -481,6 +482,11 @@ fn lines_files_and_blobs_have_bounds() {
 #[test]
 fn every_test_asserts_or_says_what_it_proves() {
     assert_none(&assertions::missing(&sources()));
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    assert_none(&circles::circles(&sources(), &circles::ALLOWED));
 }
 
 #[test]

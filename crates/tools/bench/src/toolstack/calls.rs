@@ -11,7 +11,7 @@ use super::client::{Client, Door, Encoding};
 use super::daemon::Daemon;
 use super::{MIB, ms};
 use crate::measure::interrupted;
-use crate::report::median;
+use crate::medians::median;
 
 /// Calls of one message over some connections.
 #[derive(Clone, Debug, Serialize)]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::daemon::Daemon;
 use super::{MIB, ms};
-use crate::report::median;
+use crate::medians::median;
 
 /// What a change may take until every listener has it.
 const HEARD_MAX: Duration = Duration::from_secs(30);

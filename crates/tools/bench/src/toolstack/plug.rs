@@ -14,8 +14,8 @@ use super::client::Client;
 use super::daemon::Daemon;
 use super::{MIB, ms};
 use crate::measure::interrupted;
+use crate::medians::median;
 use crate::process::Process;
-use crate::report::median;
 
 /// How long a server may take until it answers.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use super::client::Client;
 use super::daemon::Daemon;
 use super::{MIB, POOL, ms};
 use crate::measure::interrupted;
-use crate::report::median;
+use crate::medians::median;
 
 /// Steps at a time for one machine: XenServer's number, and our default.
 pub const PER_VM: usize = 10;

@@ -15,7 +15,7 @@ use tapio_types::Movement;
 use super::case::{PAGE, front, movements};
 use super::guest::{Guest, Setup};
 use super::load;
-use super::report::{MachinesRow, Report, Skipped};
+use super::report::{MachinesRow, Report, Skipped, Together};
 use super::{Place, Plan, interrupted};
 use crate::progress::Progress;
 
@@ -64,18 +64,6 @@ fn cases(sweep: &Sweep) -> Vec<Case> {
         }
     }
     all
-}
-
-/// What all guests together got.
-#[derive(Clone, Copy, Debug)]
-pub struct Together {
-    pub iops: f64,
-    /// Of the disk processes and of the guests, in microseconds for each request.
-    pub disk_cpu_us: f64,
-    pub front_cpu_us: f64,
-    /// The requests of the guest that got the fewest, over those of the guest that got the most.
-    pub fairness: f64,
-    pub errors: u64,
 }
 
 pub fn run(plan: &Plan, place: &Place<'_>, report: &mut Report) {

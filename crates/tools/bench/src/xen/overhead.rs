@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
 use tapio_front::vhost_user::driver::{Driver, DriverOptions};
 use tapio_load::{Load, Mix, Ring};
 use tapio_stat::trace::{EVENTS_DEFAULT, TraceRing, requests};
@@ -10,10 +9,10 @@ use tapio_types::Movement;
 
 use super::case::{Backing, PAGE, front};
 use super::guest::{Disk, Guest, Setup};
-use super::report::{Report, Skipped, Traced};
+use super::report::{One, Report, Skipped, Traced, Way};
 use super::{Place, Plan, interrupted};
+use crate::medians::median;
 use crate::progress::Progress;
-use crate::report::median;
 use tapio_load::bare_file;
 use tapio_report::trace::HostTimes;
 use tapio_report::trace::rows;
@@ -22,27 +21,6 @@ use tapio_report::trace::rows;
 const SIZES: [u32; 5] = [512, 4096, 16 << 10, 64 << 10, 1 << 20];
 /// Requests under way.
 const DEPTHS: [u32; 2] = [1, 8];
-
-/// Which front end asks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Way {
-    /// A ring of Xen's, with data copied.
-    #[default]
-    Blkif,
-    /// A virtqueue, where the disk process reaches the guest's memory itself.
-    VhostUser,
-}
-
-impl Way {
-    /// As titles and files name it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Blkif => "blkif",
-            Self::VhostUser => "vhost-user",
-        }
-    }
-}
 
 pub fn run(plan: &Plan, place: &Place<'_>, report: &mut Report) {
     let sizes: &[u32] = if plan.quick { &[512, 4096, 1 << 20] } else { &SIZES };
@@ -69,14 +47,6 @@ pub fn run(plan: &Plan, place: &Place<'_>, report: &mut Report) {
         }
     }
     progress.end();
-}
-
-/// What one size came to.
-pub struct One {
-    pub row: Option<tapio_report::trace::Row>,
-    /// Requests a second without and with the trace.
-    pub rates: [f64; 2],
-    pub clock: &'static str,
 }
 
 /// Write or read, bytes of a request, requests under way.

@@ -10,12 +10,10 @@ use tapio_types::Movement;
 
 use super::case::{Part, Variant, Work, movements, parts};
 use super::load::Outcome;
-use super::machines::Together;
-use super::overhead::{One, Way};
 use super::{MEANING, file_of};
 use crate::common::{self, CUT_SHORT};
 use crate::measure;
-use crate::report::median;
+use crate::medians::median;
 use tapio_report::plot::{Axis, Line, Lines};
 use tapio_report::size::size;
 use tapio_report::trace;
@@ -135,6 +133,18 @@ impl Row {
     }
 }
 
+/// What all guests together got.
+#[derive(Clone, Copy, Debug)]
+pub struct Together {
+    pub iops: f64,
+    /// Of the disk processes and of the guests, in microseconds for each request.
+    pub disk_cpu_us: f64,
+    pub front_cpu_us: f64,
+    /// The requests of the guest that got the fewest, over those of the guest that got the most.
+    pub fairness: f64,
+    pub errors: u64,
+}
+
 /// What some guests got together.
 #[derive(Clone, Debug, Serialize)]
 pub struct MachinesRow {
@@ -176,6 +186,35 @@ impl MachinesRow {
             errors: found.iter().map(|one| one.errors).sum(),
         }
     }
+}
+
+/// Which front end asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// A ring of Xen's, with data copied.
+    #[default]
+    Blkif,
+    /// A virtqueue, where the disk process reaches the guest's memory itself.
+    VhostUser,
+}
+
+impl Way {
+    /// As titles and files name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Blkif => "blkif",
+            Self::VhostUser => "vhost-user",
+        }
+    }
+}
+
+/// What one size came to.
+pub struct One {
+    pub row: Option<trace::Row>,
+    /// Requests a second without and with the trace.
+    pub rates: [f64; 2],
+    pub clock: &'static str,
 }
 
 /// Where the time of requests went, by their size.

@@ -18,8 +18,8 @@ use serde::Serialize;
 
 use super::common::{self, Common, check_only, wanted};
 use super::measure::interrupted;
+use super::medians::median;
 use super::progress::Progress;
-use super::report::median;
 use super::{failed, invalid};
 use daemon::{Daemon, Link, Whose};
 use listing::{Took, WAYS, Way};

@@ -17,21 +17,20 @@ mod files;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
-use std::rc::Rc;
 
 pub use files::{Dir, Files};
 
 use crate::Server;
-use crate::domains::{Domain, Domains, Part};
+use crate::domains::{Domain, Part};
+use crate::kept::Kept;
 use crate::state::codec::{Damaged, Reader, Writer};
 use crate::state::domains::{
     get_domain, get_general_kept, get_watches, put_domain, put_general_kept, put_watches,
 };
 use crate::state::nodes::{NodesOut, get_nodes, get_op, get_tree, put_op};
 use crate::store::{Effects, Op, Store, apply};
-use crate::watches::Watch;
 
 /// The first bytes of a tree; the digits are the version.
 const MAGIC: &[u8; 8] = b"TXTREE01";
@@ -43,17 +42,6 @@ const RECORD_HEAD: usize = 8;
 const GENERAL: u8 = 1;
 const DOMAIN: u8 = 2;
 const WATCH: u8 = 3;
-
-/// What a directory holds.
-#[derive(Debug, Default)]
-pub struct Kept {
-    /// The tree.
-    pub store: Store,
-    /// The domains, without connections.
-    pub domains: Domains,
-    /// The watches that each domain's connection had.
-    pub watches: BTreeMap<u32, Vec<(Rc<str>, Watch)>>,
-}
 
 /// When changes are on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

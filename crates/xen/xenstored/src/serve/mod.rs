@@ -24,7 +24,8 @@ use rings::SharedRings;
 
 use crate::Server;
 use crate::domains::Life;
-use crate::journal::{Dir, Journal, Kept};
+use crate::journal::{Dir, Journal};
+use crate::kept::Kept;
 use crate::server::Wish;
 use crate::session;
 use crate::tree::Caller;

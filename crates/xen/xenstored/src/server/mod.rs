@@ -21,7 +21,7 @@ use std::rc::Rc;
 use tapio_xenstore::wire::{Errno, Kind, Message};
 
 use crate::domains::{Domain, Domains, Life, NoHypervisor, Part, Platform};
-use crate::journal::Kept;
+use crate::kept::Kept;
 use crate::quota::Quota;
 use crate::session::{Conn, REPLIES_MAX};
 use crate::store::{Change, Op, Store};

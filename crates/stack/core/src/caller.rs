@@ -1,0 +1,30 @@
+//! Who calls.
+
+use tapio_model::Role;
+
+use crate::accounts::Credential;
+
+/// Who calls.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The session's reference; empty before login.
+    pub session: String,
+    /// What the caller may do.
+    pub role: Role,
+    /// Account.
+    pub user: String,
+    /// By what it was opened; none for the local superuser and for the toolstack itself.
+    pub credential: Option<Credential>,
+}
+
+impl Caller {
+    /// The toolstack itself.
+    pub fn toolstack() -> Self {
+        Self { session: String::new(), role: Role::PoolAdmin, user: "root".to_owned(), credential: None }
+    }
+
+    /// The account that what it makes belongs to; none for those that may do everything without one.
+    pub fn account(&self) -> Option<&str> {
+        self.credential.map(|_| self.user.as_str())
+    }
+}

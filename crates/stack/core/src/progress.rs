@@ -1,0 +1,29 @@
+//! How far a call is.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Progress and cancel of a running call. Every call has one; that of an `Async.` call shows in its task.
+pub trait Progress: Send + Sync {
+    /// Whether somebody cancelled the task.
+    fn is_cancelled(&self) -> bool;
+    /// How far it is, 0 to 1.
+    fn set(&self, fraction: f64);
+    /// The task's reference, where there is one.
+    fn task(&self) -> Option<&str>;
+}
+
+/// Progress of a call that nobody watches.
+#[derive(Debug, Default)]
+pub struct Unwatched(AtomicBool);
+
+impl Progress for Unwatched {
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, _: f64) {}
+
+    fn task(&self) -> Option<&str> {
+        None
+    }
+}

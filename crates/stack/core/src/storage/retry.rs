@@ -1,0 +1,122 @@
+//! Work on one SR that is tried until its storage answers.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tapio_model::ApiError;
+
+use super::notes::{self, Note};
+use super::{Storage, own_call};
+use crate::Toolstack;
+use crate::call::Call;
+
+/// How long an SR whose storage hung is left alone before it is tried again.
+pub(super) const AGAIN: Duration = Duration::from_secs(5);
+
+/// SRs that are not in order yet; see [`super::recover()`].
+#[derive(Debug, Default)]
+pub(super) struct Recovering {
+    /// Their references.
+    left: Mutex<BTreeSet<String>>,
+    changed: Condvar,
+}
+
+impl Recovering {
+    pub(super) fn left(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self, sr: &str) {
+        self.left().remove(sr);
+        self.changed.notify_all();
+    }
+
+    /// Waits until `are_over` of those that are left; answers whether that came in time.
+    pub(super) fn wait(&self, until: Option<Instant>, are_over: impl Fn(&BTreeSet<String>) -> bool) -> bool {
+        let mut left = self.left();
+        while !are_over(&left) {
+            let patience = until.map_or(AGAIN, |until| until.saturating_duration_since(Instant::now()));
+            if patience.is_zero() {
+                return false;
+            }
+            left = self.changed.wait_timeout(left, patience).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl Storage {
+    /// Whether the SR is still to be attached after this start.
+    pub fn is_recovering(&self, sr: &str) -> bool {
+        self.recovering.left().contains(sr)
+    }
+
+    /// Waits until the start has attached an SR, or given up.
+    pub fn wait_until_recovered(&self, sr: &str) {
+        self.recovering.wait(None, |left| !left.contains(sr));
+    }
+}
+
+/// Works on an SR that is among those that are left.
+pub(super) fn spawn(stack: &Arc<Toolstack>, sr: String, work: impl FnOnce(&Call) + Send + 'static) {
+    let (of, same) = (sr.clone(), Arc::clone(stack));
+    let working = std::thread::Builder::new().name("sr-recovery".to_owned()).spawn(move || {
+        work(&own_call(&same));
+        same.storage.recovering.is_over(&of);
+    });
+    if let Err(error) = working {
+        tracing::error!(sr, %error, "no thread to put an SR in order: it waits for the next start");
+        stack.storage.recovering.is_over(&sr);
+    }
+}
+
+type Run = dyn Fn(&Call) -> Result<(), ApiError> + Send;
+
+/// What is to be done with one SR; it may wait for its storage.
+pub(super) struct Job {
+    /// Stays until it is done, where it is not done at once.
+    note: Option<Note>,
+    run: Box<Run>,
+}
+
+impl Job {
+    /// One that is noted until it is done.
+    pub(super) fn noted(note: Note, run: impl Fn(&Call) -> Result<(), ApiError> + Send + 'static) -> Self {
+        Self { note: Some(note), run: Box::new(run) }
+    }
+
+    /// One that does not fail.
+    pub(super) fn certain(run: impl Fn(&Call) + Send + 'static) -> Self {
+        let run = move |call: &Call| {
+            run(call);
+            Ok(())
+        };
+        Self { note: None, run: Box::new(run) }
+    }
+}
+
+/// Does a job again and again, until it is done or what it is about is gone.
+pub(super) fn until_done(call: &Call, job: &Job) {
+    let mut is_told = false;
+    while let Err(error) = (job.run)(call) {
+        if !is_told {
+            tracing::error!(note = ?job.note, %error, "what was half done with an SR is tried until it is done");
+            is_told = true;
+        }
+        std::thread::sleep(AGAIN);
+        if job.note.as_ref().is_some_and(|note| !notes::all(&call.stack.db).contains(note)) {
+            return;
+        }
+    }
+}
+
+/// Does a job of an operation that was broken off, from a moment later on, until it is done.
+pub(super) fn later(call: &Call, sr: &str, job: Job) {
+    if call.stack.storage.recovering.left().insert(sr.to_owned()) {
+        spawn(&call.stack, sr.to_owned(), move |call| {
+            std::thread::sleep(AGAIN);
+            until_done(call, &job);
+        });
+    }
+}
