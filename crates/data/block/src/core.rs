@@ -273,6 +273,11 @@ impl<I: Io> Core<I> {
         self.patience.stuck()
     }
 
+    /// The request that is under way for the longest, if time limits are kept: for people.
+    pub(crate) fn longest_request(&self) -> Option<String> {
+        self.patience.longest(self.io.now_ns())
+    }
+
     /// Lets `observer` hear of every request from now on.
     pub fn observe(&self, observer: Rc<dyn Observer>) {
         *self.observer.borrow_mut() = Some(observer);
