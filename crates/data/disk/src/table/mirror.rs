@@ -35,7 +35,8 @@ impl Wishes {
         second.into_iter().chain(log).collect()
     }
 
-    /// Those of a request, which names none by tapdisk's word for that, `null`; `marker` is where a full storage would be announced if the second image is to take over.
+    /// Those of a request, in which `null` ends a second image; `marker` is where a full storage would be announced if
+    /// the second image is to take over.
     ///
     /// # Errors
     /// `EINVAL` for a second image that cannot be one, or one that stands by and is not named.
