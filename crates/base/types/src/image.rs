@@ -98,9 +98,13 @@ pub struct LayerSpec {
     pub path: PathBuf,
 }
 
+/// As `tap-ctl` takes and lists it: storage managers know raw images by tapdisk's word alone.
 impl fmt::Display for LayerSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.kind, self.path.display())
+        match self.kind {
+            ImageKind::Raw => write!(f, "aio:{}", self.path.display()),
+            kind => write!(f, "{kind}:{}", self.path.display()),
+        }
     }
 }
 
@@ -111,4 +115,18 @@ pub struct ChainSpec {
     pub layers: Vec<LayerSpec>,
     /// How the leaf is opened; every layer below it is read only.
     pub access: Access,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raw_image_is_listed_by_the_name_that_storage_managers_know() {
+        for text in ["aio:/d/a.img", "raw:/d/a.img"] {
+            let layer = parse_type_and_path(text).expect("an image");
+            assert_eq!((layer.kind, layer.to_string().as_str()), (ImageKind::Raw, "aio:/d/a.img"));
+        }
+        assert_eq!(parse_type_and_path("vhd:/d/a.vhd").expect("an image").to_string(), "vhd:/d/a.vhd");
+    }
 }

@@ -80,16 +80,22 @@ impl<I: Io> Core<I> {
                 return Err(FormatError::new(FormatErrorKind::Cancelled, "the disk is being paused"));
             }
             if tasks.turn_ns() >= until {
-                let late = std::io::Error::from_raw_os_error(libc::ETIMEDOUT);
-                let detail = format!(
-                    "{} requests did not end within {} ms; the storage may be stuck, try again later",
-                    self.inbox.in_flight(),
-                    within_ns / 1_000_000
-                );
-                return Err(FormatError::io(detail, late));
+                return Err(self.late(within_ns));
             }
             self.ended.wait_until(tasks, until).await;
         }
         Ok(gate)
+    }
+
+    /// What is said of requests that did not end in time.
+    fn late(&self, within_ns: u64) -> FormatError {
+        let count = self.inbox.in_flight().saturating_sub(self.waiting_for_space());
+        let longest = self.longest_request().map_or_else(String::new, |longest| format!(" ({longest})"));
+        let detail = format!(
+            "{count} {} did not end within {} ms{longest}; try again later",
+            if count == 1 { "request" } else { "requests" },
+            within_ns / 1_000_000,
+        );
+        FormatError::io(detail, std::io::Error::from_raw_os_error(libc::ETIMEDOUT))
     }
 }

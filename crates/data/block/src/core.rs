@@ -127,6 +127,8 @@ pub struct Core<I: Io> {
     pub(crate) tap: RefCell<Option<Rc<Tap<I::Store>>>>,
     pub(crate) tapped: Cell<bool>,
     pub(crate) standby: standby::Slot<I::Store>,
+    /// The disk had a standby that had not taken over when it was paused the last time.
+    standby_waited: Cell<bool>,
     /// Moves of the disk that are still to be noted.
     pub(crate) owed_notes: RefCell<Vec<Move>>,
     /// The disk has moved to other images than those it was opened with.
@@ -176,6 +178,7 @@ impl<I: Io> Core<I> {
             tap: RefCell::new(None),
             tapped: Cell::new(false),
             standby: RefCell::new(None),
+            standby_waited: Cell::new(false),
             owed_notes: RefCell::default(),
             moved: Cell::new(false),
             state: Cell::new(DiskState::Paused),
@@ -226,6 +229,11 @@ impl<I: Io> Core<I> {
         self.parked.get()
     }
 
+    /// Whether the disk had a standby that had not taken over when it was paused the last time.
+    pub fn standby_waited(&self) -> bool {
+        self.standby_waited.get()
+    }
+
     /// Limits the disk from now on; requests wait for their turn, most of them where the guest put them.
     pub fn set_limits(&self, limits: &IoLimits) {
         self.door.set_limits(limits);
@@ -271,6 +279,11 @@ impl<I: Io> Core<I> {
     /// Requests that take longer than they may, and that the kernel does not give back.
     pub fn stuck(&self) -> usize {
         self.patience.stuck()
+    }
+
+    /// The request that is under way for the longest, if time limits are kept: for people.
+    pub(crate) fn longest_request(&self) -> Option<String> {
+        self.patience.longest(self.io.now_ns())
     }
 
     /// Lets `observer` hear of every request from now on.
@@ -399,6 +412,7 @@ impl<I: Io> Core<I> {
             Some(chain) => chain.close().await,
             None => Ok(()),
         };
+        self.standby_waited.set(self.has_waiting_standby());
         self.close_beside().await;
         if let Err(error) = &result {
             (self.options.report)(&format!("not closed cleanly: {error}"));

@@ -86,6 +86,16 @@ const fn changes(op: Op) -> bool {
     matches!(op, Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. })
 }
 
+const fn name(op: Op) -> &'static str {
+    match op {
+        Op::Read => "a read",
+        Op::Write { .. } => "a write",
+        Op::Flush => "a flush",
+        Op::Discard => "a discard",
+        Op::WriteZeroes { .. } => "a write of zeroes",
+    }
+}
+
 impl Patience {
     /// For up to `count` requests; without a limit nothing is watched.
     pub(crate) fn new(limit: Option<Duration>, count: usize) -> Self {
@@ -119,6 +129,20 @@ impl Patience {
     /// Requests that the kernel did not give up in time.
     pub(crate) fn stuck(&self) -> usize {
         self.stuck.get()
+    }
+
+    /// Which request has been under way for the longest, and for how long, in words. Those that wait for space are not.
+    pub(crate) fn longest(&self, now_ns: u64) -> Option<String> {
+        let places = self.places.borrow();
+        let longest = places.iter().filter(|watched| watched.stage != Stage::Free);
+        let longest = longest.min_by_key(|watched| watched.begun_ns)?;
+        let ms = now_ns.saturating_sub(longest.begun_ns) / 1_000_000;
+        let span = longest.span;
+        let place = match longest.op {
+            Op::Flush => String::new(),
+            _ => format!(" of {} bytes at {}", span.len, span.start),
+        };
+        Some(format!("the longest, {}{place}, has taken {ms} ms so far", name(longest.op)))
     }
 
     /// A request begins, as the current task.

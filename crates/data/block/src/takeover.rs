@@ -38,6 +38,11 @@ impl<I: Io> Core<I> {
         self.used_standby().is_some_and(same)
     }
 
+    /// Whether there is a standby that has not taken over.
+    pub(crate) fn has_waiting_standby(&self) -> bool {
+        self.standby.borrow().as_ref().is_some_and(|standby| !standby.used.get())
+    }
+
     fn used_standby(&self) -> Option<Rc<Standby<I::Store>>> {
         self.standby.borrow().clone().filter(|standby| standby.used.get())
     }

@@ -267,6 +267,10 @@ impl PlaneDisk for HostDisk {
         answer
     }
 
+    fn standby_waited(&self) -> bool {
+        self.remote.call(SOON, |world| world.core().standby_waited()).unwrap_or(false)
+    }
+
     fn moved(&self) -> Option<Vec<LayerSpec>> {
         let images = self.moved.take()?;
         let leaf = images.first().map_or_else(String::new, LayerSpec::to_string);

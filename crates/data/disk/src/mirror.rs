@@ -154,7 +154,7 @@ mod tests {
         let secondary = Some(Secondary { image, marker: None });
         let made = beside(&Wishes { secondary, log: Some("/x.cbtlog".into()) }).expect("sound");
         let (target, options) = made.mirror.expect("a mirror");
-        assert_eq!((name(&target), options.copy), ("raw:/copy.raw".into(), CopyWhat::Nothing));
+        assert_eq!((name(&target), options.copy), ("aio:/copy.raw".into(), CopyWhat::Nothing));
         assert_eq!(made.log, Some("/x.cbtlog".into()));
     }
 }

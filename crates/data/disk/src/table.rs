@@ -22,9 +22,7 @@ use tapio_types::{ImageKind, IoLimits, LayerSpec};
 
 mod mirror;
 
-#[cfg(test)]
-pub use mirror::Secondary;
-pub use mirror::{PlaneMirror, Wishes};
+pub use mirror::{PlaneMirror, Secondary, Wishes};
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;
@@ -127,6 +125,10 @@ pub trait PlaneDisk: PlaneMirror + Send + Sync {
     }
     /// Clients of one.
     fn connections(&self, id: u32) -> u32;
+    /// Whether the disk, which is paused, had a standby that had not taken over; must not wait for the storage.
+    fn standby_waited(&self) -> bool {
+        false
+    }
     /// Adaptive polling.
     fn set_polling(&self, polling: Polling) -> Result<()>;
     /// The devices of Xen guests, with their rings; must not wait for the storage.
@@ -177,6 +179,8 @@ struct Open<D> {
     read_only: bool,
     /// A second image, a log of changed blocks: for whoever makes the disk again.
     beside: Vec<String>,
+    /// The second image that it was last opened with.
+    secondary: Option<Secondary>,
     view: StatsView,
     fronts: Vec<FrontEntry>,
     published: Vec<(VbdId, usize)>,
@@ -545,6 +549,7 @@ impl<P: Plane> DiskHost for Table<P> {
             image: request.image.clone(),
             read_only: request.read_only,
             beside: wishes.names(),
+            secondary: wishes.secondary,
             view,
             fronts: Vec::new(),
             published: Vec::new(),
@@ -592,7 +597,7 @@ impl<P: Plane> DiskHost for Table<P> {
         let disk = self.disk(minor)?;
         // There is a disk, but nothing that could go on.
         let plane = disk.opened().map_err(|error| ControlError { errno: Errno::EINVAL, ..error })?;
-        let wishes = Wishes::of(request.secondary.as_ref(), None, request.log_path.as_ref())?;
+        let mut wishes = Wishes::of(request.secondary.as_ref(), None, request.log_path.as_ref())?;
         match disk.state() {
             VbdState::Paused | VbdState::ResumeFailed => {}
             state => {
@@ -612,6 +617,10 @@ impl<P: Plane> DiskHost for Table<P> {
             }
         };
         image.check()?;
+        if request.secondary.is_none() && plane.standby_waited() {
+            // Nobody said that the disk is to do without from now on.
+            wishes.secondary = lock(&disk.now).open.as_ref().and_then(|open| open.secondary.clone());
+        }
         let resumed = plane.resume(&image, &wishes);
         let mut now = lock(&disk.now);
         now.state = if resumed.is_ok() { VbdState::Running } else { VbdState::ResumeFailed };
@@ -620,6 +629,7 @@ impl<P: Plane> DiskHost for Table<P> {
         {
             open.image = image;
             open.beside = wishes.names();
+            open.secondary = wishes.secondary;
         }
         resumed
     }

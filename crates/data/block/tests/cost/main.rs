@@ -5,7 +5,8 @@
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use tapio_block::{
     Client, CopyWhat, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Request, World,
@@ -22,6 +23,16 @@ const DISK_LEN: u64 = 16 << 20;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+/// Requests of a round that shows whether anything is still being made ready.
+const STILL_COUNT: u64 = 2_000;
+
+/// How often the data thread of the idle disk has given its memory back.
+static RESTED: AtomicU32 = AtomicU32::new(0);
+
+fn note_rest() {
+    RESTED.fetch_add(1, Ordering::SeqCst);
+}
 
 /// A client that keeps `depth` requests under way without allocating, as a virtqueue does.
 struct Load {
@@ -95,13 +106,64 @@ fn allocations_of(disk: &Disk, write: bool, count: u64) -> u64 {
 }
 
 fn disk(layers: &[(ImageKind, &Path)]) -> Disk {
+    disk_with(layers, DiskOptions::default())
+}
+
+fn disk_with(layers: &[(ImageKind, &Path)], options: DiskOptions) -> Disk {
     let layers = layers.iter().map(|&(kind, path)| LayerSpec { kind, path: path.to_path_buf() }).collect();
-    Disk::start(ChainSpec { layers, access: Access::ReadWrite }, DiskOptions::default())
-        .expect("the disk opens")
+    Disk::start(ChainSpec { layers, access: Access::ReadWrite }, options).expect("the disk opens")
+}
+
+/// A flush of the guest, after which there is nothing to write back.
+fn flush(disk: &Disk) {
+    let flushed = disk.remote().call_async(SOON, move |world| async move {
+        let tasks: Tasks = world.port.tasks().clone();
+        let asked =
+            Rc::new(Flushed { result: Cell::new(None), done: Notify::default(), tasks: tasks.clone() });
+        let client = Rc::clone(&asked) as Rc<dyn Client>;
+        // SAFETY: a view of no bytes.
+        let data = unsafe { PageBuf::zeroed(1).segments(0) };
+        let request = Request { op: Op::Flush, span: Span::default(), data, born_ns: 0, tag: 0, client };
+        assert!(world.port.submit(request).is_ok());
+        loop {
+            if let Some(result) = asked.result.take() {
+                return result;
+            }
+            asked.done.wait(&tasks).await;
+        }
+    });
+    flushed.expect("the thread answers").expect("the storage works");
+}
+
+/// A client of one flush.
+struct Flushed {
+    result: Cell<Option<Result<(), DiskError>>>,
+    done: Notify,
+    tasks: Tasks,
+}
+
+impl Client for Flushed {
+    fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
+        self.result.set(Some(result));
+        self.done.notify_all(&self.tasks);
+    }
 }
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made")
+}
+
+/// Writes back what is left to be written back, and waits until requests allocate no more than `is_still` allows.
+fn settle(disk: &Disk, is_still: impl Fn(u64) -> bool) {
+    let deadline = Instant::now() + SOON;
+    loop {
+        flush(disk);
+        let count = allocations_of(disk, true, STILL_COUNT);
+        if is_still(count) {
+            return flush(disk);
+        }
+        assert!(Instant::now() < deadline, "still {count} allocations in {STILL_COUNT} requests");
+    }
 }
 
 fn no_allocation_after_warm_up(disk: &Disk) {
@@ -114,8 +176,7 @@ fn no_allocation_after_warm_up(disk: &Disk) {
         allocations_of(disk, true, 20_000);
         allocations_of(disk, false, 2_000);
     }
-    // What a second of writing back may still need has been needed by now.
-    std::thread::sleep(Duration::from_millis(1500));
+    settle(disk, |count| count <= 1);
     for write in [false, true] {
         let count = allocations_of(disk, write, 20_000);
         // The one waiter on the list of the load's own notification is not the disk's.
@@ -218,15 +279,15 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
         assert!(status.phase != MirrorPhase::Degraded, "{status:?}");
         status.phase == MirrorPhase::InSync
     };
-    let deadline = std::time::Instant::now() + SOON;
+    let deadline = Instant::now() + SOON;
     while !in_sync() {
-        assert!(std::time::Instant::now() < deadline, "it never came in sync");
+        assert!(Instant::now() < deadline, "it never came in sync");
         std::thread::sleep(Duration::from_millis(5));
     }
     for _ in 0..3 {
         allocations_of(&disk, true, 20_000);
     }
-    std::thread::sleep(Duration::from_millis(1500));
+    settle(&disk, |count| count <= STILL_COUNT + 1);
     let count = allocations_of(&disk, true, 20_000);
     assert!(count <= 20_001, "{count} allocations in 20,000 writes to both sides");
     assert!(in_sync());
@@ -255,12 +316,14 @@ fn an_idle_disk_never_wakes_up() {
     let directory = directory();
     let path = directory.path().join("disk.vhd");
     create(&path, &Shape::Dynamic, DISK_LEN, 0).expect("the image can be made");
-    let disk = disk(&[(ImageKind::Vhd, &path)]);
+    let at_rest = Some(note_rest as fn());
+    let disk = disk_with(&[(ImageKind::Vhd, &path)], DiskOptions { at_rest, ..DiskOptions::default() });
     let polling = PollingConfig { max_ns: 8_000_000, idle_min_percent: 0 };
     disk.set_polling(polling, SOON).expect("polling can be set");
     // Limits and a pool have a timer only while a request waits for them.
     disk.set_limits("iops=5000,bps=1GiB".parse().expect("limits"), SOON).expect("they can be set");
     share_a_pool(&disk, directory.path(), 5);
+    let rested = RESTED.load(Ordering::SeqCst);
     // Work with everything that starts timers: new blocks, metadata to write back, polling, a warm pool.
     allocations_of(&disk, true, 500);
     let tid = disk
@@ -271,11 +334,22 @@ fn an_idle_disk_never_wakes_up() {
             unsafe { libc::gettid() }
         })
         .expect("the thread answers");
-    // Writing back takes a second, resting another.
-    std::thread::sleep(Duration::from_millis(3500));
-    let before = switches(tid);
-    std::thread::sleep(Duration::from_secs(4));
-    let after = switches(tid);
-    assert_eq!(before, after, "(voluntary, involuntary, ticks) of an idle data thread changed in 4 s");
+    // It rests when nothing is left to be written back, and on a busy machine later than on an idle one. Then no four
+    // seconds may differ from the four before; a timer that is left behind never lets that come true.
+    let deadline = Instant::now() + SOON;
+    while RESTED.load(Ordering::SeqCst) == rested {
+        assert!(Instant::now() < deadline, "it never rested");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    loop {
+        let before = switches(tid);
+        std::thread::sleep(Duration::from_secs(4));
+        let after = switches(tid);
+        if before == after {
+            break;
+        }
+        let what = "(voluntary, involuntary, ticks) of an idle data thread change";
+        assert!(Instant::now() < deadline, "{what}: {before:?}, 4 s later {after:?}");
+    }
     disk.close(SOON).expect("the disk closes");
 }

@@ -5,3 +5,4 @@
 
 mod on_files;
 mod rig;
+mod slow;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use tapio_block::{DiskError, Op};
+use tapio_block::{DiskError, JobState, Op};
 use tapio_ring::sim::Faults;
 use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, SECTOR_LEN, Span};
@@ -40,7 +40,13 @@ fn on<F: Future<Output = Result<(), String>>>(
     kind: Kind,
     story: impl FnOnce(Process) -> F + 'static,
 ) -> Result<(), String> {
-    let rig = Rig::new(kind, 5);
+    on_rig(&Rig::new(kind, 5), story)
+}
+
+fn on_rig<F: Future<Output = Result<(), String>>>(
+    rig: &Rig,
+    story: impl FnOnce(Process) -> F + 'static,
+) -> Result<(), String> {
     let process = rig.process();
     let (running, spec) = (process.clone(), rig.spec(Access::ReadWrite));
     let told = process.run(async move {
@@ -112,5 +118,38 @@ pub fn cancelled(kind: Kind) -> Result<(), String> {
         expect("nothing of it happened", read(&process, SECTOR).await? == 1)?;
         write(&process, SECTOR, 3).await.map_err(|error| error.to_string())?;
         expect("the sector", read(&process, SECTOR).await? == 3)
+    })
+}
+
+/// A change that had to wait for a request in vain says for which, and that is all that happened.
+pub fn named() -> Result<(), String> {
+    let mut rig = Rig::new(Kind::Two, 5);
+    rig.grow(Kind::Two);
+    on_rig(&rig, |process| async move {
+        let (tasks, host) = (process.sim.tasks().clone(), process.sim.host().clone());
+        host.set_faults(Faults { stuck: 10_000, ..Faults::default() });
+        let waiting = process.clone();
+        tasks.spawn(async move {
+            let _ = write(&waiting, OTHER, 2).await;
+        });
+        tasks.sleep_until(tasks.turn_ns() + 1_000_000).await;
+        host.set_faults(Faults::default());
+        let leaf = process.core.spec().ok_or("it runs")?.layers[0].path.clone();
+        let job = process.core.commit(&leaf, 0).map_err(|error| error.to_string())?;
+        while !job.info().state.has_ended() {
+            tasks.sleep_until(tasks.turn_ns() + SECOND_NS).await;
+        }
+        let JobState::Failed(error) = job.info().state else {
+            return Err(format!("the commit is {}", job.info().state));
+        };
+        let (said, wanted) =
+            (error.to_string(), "1 request did not end within 2000 ms (the longest, a write of 512");
+        expect(
+            &format!("it said '{said}'"),
+            said.contains(wanted) && said.contains(" bytes at 32768, has taken 2"),
+        )?;
+        tasks.sleep_until(tasks.turn_ns() + 4_000 * SECOND_NS).await;
+        expect("the leaf is the leaf", process.core.spec().is_some_and(|spec| spec.layers[0].path == leaf))?;
+        expect("the other sector", read(&process, OTHER).await? == 2)
     })
 }

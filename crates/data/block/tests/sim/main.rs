@@ -246,6 +246,11 @@ fn a_request_that_can_be_cancelled_is() {
     }
 }
 
+#[test]
+fn a_change_that_waits_in_vain_names_the_request() {
+    late::named().unwrap_or_else(|why| panic!("{why}"));
+}
+
 /// A short fixed story with EIO at every single operation that it makes, once and for a while.
 #[test]
 fn eio_at_every_operation_loses_nothing_that_was_flushed() {

@@ -35,13 +35,14 @@ impl Wishes {
         second.into_iter().chain(log).collect()
     }
 
-    /// Those of a request; `marker` is where a full storage would be announced if the second image is to take over.
+    /// Those of a request, in which `null` ends a second image; `marker` is where a full storage would be announced if
+    /// the second image is to take over.
     ///
     /// # Errors
     /// `EINVAL` for a second image that cannot be one, or one that stands by and is not named.
     pub fn of(secondary: Option<&String>, marker: Option<PathBuf>, log: Option<&String>) -> Result<Self> {
         let log = log.map(PathBuf::from);
-        let Some(text) = secondary else {
+        let Some(text) = secondary.filter(|text| *text != NO_SECONDARY) else {
             return match marker {
                 None => Ok(Self { secondary: None, log }),
                 Some(_) => Err(ControlError::new(Errno::EINVAL, "no second image was named to take over")
@@ -53,6 +54,9 @@ impl Wishes {
         Ok(Self { secondary: Some(Secondary { image, marker }), log })
     }
 }
+
+/// What `-2` says that ends a second image.
+const NO_SECONDARY: &str = "null";
 
 fn no_mirrors() -> ControlError {
     ControlError::new(Errno::EOPNOTSUPP, "this process has no mirrors")

@@ -85,6 +85,10 @@ impl PlaneDisk for DoubleDisk {
         lock(&self.moved).take()
     }
 
+    fn standby_waited(&self) -> bool {
+        lock(&self.wishes).secondary.as_ref().is_some_and(|secondary| secondary.marker.is_some())
+    }
+
     fn info(&self) -> DiskInfo {
         DiskInfo { sectors: 4096, sector_size: 512, info: 0 }
     }
@@ -293,6 +297,26 @@ fn second_images_and_logs_reach_the_disk_and_are_given_anew_at_each_resume() {
     assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(mirror), log: None });
     assert_eq!(errno(table.mirror_pivot(*minor)), Errno::EOPNOTSUPP);
     assert_eq!(table.mirror_status(*minor).expect("told"), None);
+}
+
+#[test]
+fn a_standby_that_waits_stays_until_another_second_image_or_none_is_named() {
+    let Setting { table, minor, run, .. } = &setting();
+    let request = OpenRequest { secondary: Some("vhd:/s".into()), standby: true, ..image("vhd:/a") };
+    table.open(*minor, &request).expect("opens");
+    let plane = table.disk(*minor).expect("there").opened().expect("open");
+    let marker = Some(run.enospc_marker(*minor));
+    let standby = Secondary { image: ImageSource::Leaf("vhd:/s".into()), marker };
+    let again = |secondary: Option<&str>| {
+        table.pause(*minor, &Here).expect("pauses");
+        let secondary = secondary.map(str::to_string);
+        table.resume(*minor, &ResumeRequest { secondary, ..ResumeRequest::default() }).expect("goes on");
+        lock(&plane.wishes).secondary.clone()
+    };
+    assert_eq!(again(None), Some(standby.clone()));
+    assert_eq!(again(None), Some(standby));
+    assert_eq!(again(Some("null")), None);
+    assert_eq!(again(None), None);
 }
 
 #[test]

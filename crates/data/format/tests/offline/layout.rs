@@ -5,7 +5,8 @@ use std::path::Path;
 use tapio_format::FormatErrorKind;
 use tapio_format::vhd::offline::{
     Chain, CheckOptions, Image, OpenOptions, Shape, SnapshotOptions, check_path, coalesce_path, copy, create,
-    fill, fill_table, kill_data, resolve_chain, set_parent, set_physical_len, snapshot, unresolved_parent,
+    fill, fill_table, kill_data, resize_fast, resolve_chain, set_parent, set_physical_len, snapshot,
+    unresolved_parent,
 };
 use tapio_format::vhd::{DiskType, Footer, Geometry};
 use tapio_types::{Access, ImageKind};
@@ -402,4 +403,25 @@ fn images_of_32_tib_are_made_and_have_children() {
         assert_eq!(sector, [5; 512], "{len}");
         check_clean(&child);
     }
+}
+
+/// What stands behind the last sector of a raw parent was never part of the disk, and does not become one.
+#[test]
+fn a_raw_parent_that_grows_reads_as_zero_from_its_last_sector_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (raw, child) = (dir.path().join("r.raw"), dir.path().join("c.vhd"));
+    let whole = 4 * MIB - 512;
+    std::fs::write(&raw, vec![7; 4 * MIB as usize - 100]).unwrap();
+    snapshot(&child, &raw, &SnapshotOptions { raw_parent: true, ..Default::default() }).unwrap();
+    let mut image = Image::open(&child, OpenOptions::WRITE).unwrap();
+    resize_fast(&mut image, 4 * MIB).unwrap();
+    image.write_at(MIB, &[9; 512]).unwrap();
+    image.finish().unwrap();
+    let mut expected = [vec![7; whole as usize], vec![0; 512]].concat();
+    expected[MIB as usize..MIB as usize + 512].fill(9);
+    let mut seen = vec![1; 4 * MIB as usize];
+    Chain::open(&child).unwrap().read_at(0, &mut seen).unwrap();
+    assert!(seen == expected, "through the child");
+    coalesce_path(&child, false, |_, _| ()).unwrap();
+    assert!(std::fs::read(&raw).unwrap() == expected, "in the parent");
 }

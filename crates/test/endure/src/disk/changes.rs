@@ -40,7 +40,7 @@ fn committed(
     storage: &Storage,
 ) -> Outcome<bool> {
     // The end of a job is EIO, whatever its reason, which stands in what is said.
-    let late = finished.stderr.contains("timed out") || finished.stderr.contains("may be stuck");
+    let late = finished.stderr.contains("timed out") || finished.stderr.contains("did not end within");
     let full = storage.is_small() && finished.stderr.contains("No space left");
     // Documented limits: a parent that is smaller than its child and has no room to grow while it is used.
     let small = finished.stderr.contains("a fixed VHD grows only while it is paused")

@@ -205,7 +205,7 @@ mod tests {
     fn a_report_is_told_in_words() {
         let report = MirrorReport {
             job: 3,
-            target: "raw:/b".into(),
+            target: "aio:/b".into(),
             state: MirrorState::Degraded,
             reason: Some("no answer within 5 s".into()),
             dirty_bytes: 3 << 20,
@@ -217,7 +217,7 @@ mod tests {
         let said = text(&report);
         assert_eq!(
             said,
-            "raw:/b: degraded\n  lost because no answer within 5 s\n  \
+            "aio:/b: degraded\n  lost because no answer within 5 s\n  \
              copied 1.0 MiB, lacks 3.0 MiB, 2 requests under way\n"
         );
     }

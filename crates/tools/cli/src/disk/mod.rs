@@ -532,7 +532,7 @@ mod tests {
         else {
             panic!("not a chain");
         };
-        assert_eq!(layers.iter().map(ToString::to_string).collect::<Vec<_>>(), ["vhd:/a", "raw:/b"]);
+        assert_eq!(layers.iter().map(ToString::to_string).collect::<Vec<_>>(), ["vhd:/a", "aio:/b"]);
         assert_eq!(
             source(&["vhd:/a".into(), "tar:/b".into()]).expect_err("no such type").errno,
             Errno::EINVAL

@@ -168,6 +168,10 @@ fn grow<P: Medium>(target: &mut CoalesceTarget<P>, len: u64) -> Result<()> {
                     ),
                 ));
             }
+            if !now.is_multiple_of(SECTOR_LEN) {
+                // The last piece was no part of the disk. As one it reads as zero, as all that is new.
+                medium.set_len(now / SECTOR_LEN * SECTOR_LEN).map_err(io)?;
+            }
             medium.set_len(len).map_err(io)?;
             medium.flush().map_err(io)
         }

@@ -219,6 +219,49 @@ assert h.pread(8192, 0) == b'!' * 4096 + bytes([1]) * 4096
     assert!(refused.contains("differencing"), "{refused}");
 }
 
+/// As tapdisk has it: a pause keeps what waits, until it is told otherwise.
+#[test]
+fn a_standby_that_waits_is_there_after_a_pause() {
+    needs!("nbdsh");
+    let disk = match Overflowed::new(false) {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    let tap = disk.start();
+    for _ in 0..2 {
+        tap.ctl("pause", &[]).ok();
+        tap.ctl("unpause", &[]).ok();
+    }
+    nbdsh(&tap.uri(), OVERFLOWING);
+    check_overflowed(&tap.uri(), "!");
+    let marker = disk.scratch.join("run").join(format!("tapdisk-enospc{}", tap.minor));
+    assert!(marker.exists(), "no word of the full storage at {}", marker.display());
+    tap.destroy();
+    assert_vhd_valid(&disk.shared);
+}
+
+#[test]
+fn a_standby_that_a_resume_ends_stays_as_it_is() {
+    needs!("nbdsh");
+    let disk = match Overflowed::new(false) {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    let tap = disk.start();
+    tap.ctl("pause", &[]).ok();
+    tap.ctl("unpause", &["-2", "null"]).ok();
+    let full = "
+try:
+    for mib in range(40): h.pwrite(bytes([mib + 1]) * (1 << 20), mib << 20)
+except nbd.Error as error:
+    assert error.errno == 'ENOSPC', error
+else: assert False, 'there was space'";
+    nbdsh(&tap.uri(), full);
+    tap.destroy();
+    let held = vhd_util(&["query", "-n", text(&disk.shared), "-a"]).ok();
+    assert_eq!(held.trim(), "0");
+}
+
 /// What `first` was written over with, 40 MiB of a disk of which the first image has room for 16.
 const OVERFLOWING: &str = "
 for mib in range(40): h.pwrite(bytes([mib + 1]) * (1 << 20), mib << 20)

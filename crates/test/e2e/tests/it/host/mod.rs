@@ -28,6 +28,7 @@ mod nbd_client;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
+mod odd_sizes;
 mod proof;
 mod restart;
 mod sandbox;
