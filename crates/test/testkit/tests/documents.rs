@@ -173,3 +173,50 @@ fn every_link_of_a_page_leads_to_a_file() {
     assert!(dead.is_empty(), "links that lead nowhere:\n{}", dead.join("\n"));
     assert!(count > 20, "only {count} links were found");
 }
+
+/// Paths of source files below `crates/` that `text` names, with their lines. A part in capitals stands for any name.
+fn paths(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for (at, _) in line.match_indices("crates/") {
+            let rest = &line[at..];
+            let end =
+                rest.find(|c: char| !(c.is_ascii_alphanumeric() || "/_-.".contains(c))).unwrap_or(rest.len());
+            let path = rest[..end].trim_end_matches(['.', '/']);
+            let stands_for_any =
+                path.split(['/', '.']).any(|part| part.len() > 1 && part == part.to_uppercase());
+            if !stands_for_any && path != "crates" {
+                found.push((index + 1, path.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_file_that_a_page_names_exists() {
+    let top = top();
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for page in ["README.md", "ARCHITECTURE.md", "HACKING.md"]
+        .iter()
+        .map(|name| top.join(name))
+        .chain(files(&top.join("docs"), "md"))
+    {
+        let text = std::fs::read_to_string(&page).expect("a page is text");
+        for (line, path) in paths(&text) {
+            count += 1;
+            if !top.join(&path).exists() {
+                wrong.push(format!("{}:{line}: there is no {path}", page.display()));
+            }
+        }
+    }
+    assert!(count > 50, "only {count} paths were found");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn paths_are_found_wherever_they_stand() {
+    let text = "in `crates/a/b.rs` and (crates/c-d/e),\nbut not crates/WING/NAME or crates/x/NAME.rs.";
+    assert_eq!(paths(text), [(1, "crates/a/b.rs".to_owned()), (1, "crates/c-d/e".to_owned())]);
+}
