@@ -417,6 +417,7 @@ mod tests {
                     " 16"
                 }
                 Some("fail|wait") => " wait",
+                Some("dead|waiting") => " dead",
                 Some("HOW") => " auto",
                 Some("on|off") => " off",
                 Some("LIMITS") => " iops=500,read-bps=50MiB,burst=2s",
@@ -437,6 +438,17 @@ mod tests {
             assert!(parse_all(&line).is_ok(), "{line}: {:?}", parse_all(&line));
             assert!(help().contains(option.name));
         }
+    }
+
+    #[test]
+    fn devices_are_cleaned_of_the_dead_or_of_those_that_wait_too() {
+        let waiting = |line: &str| match parse_all(line) {
+            Ok(Invocation::CleanDevices { waiting }) => Some(waiting),
+            _ => None,
+        };
+        assert_eq!(waiting("--clean-devices dead"), Some(false));
+        assert_eq!(waiting("--clean-devices=waiting"), Some(true));
+        assert!(parse_all("--clean-devices all").is_err_and(|why| why.contains("'all'")));
     }
 
     #[test]
