@@ -389,6 +389,16 @@ fn store(image: &LayerSpec, note: &Continuation) -> Result<()> {
     put(&place, &note.text(&place)).map_err(failed)
 }
 
+/// What is added to the place of a note while it is written.
+const UNFINISHED_ENDING: &str = ".new";
+
+/// Whether a file of this name is a note that is being written, or was when its process was killed.
+pub(crate) fn is_unfinished(name: &str) -> bool {
+    name.strip_prefix('.')
+        .and_then(|name| name.strip_suffix(UNFINISHED_ENDING))
+        .is_some_and(|place| place.ends_with(".continued") || place.ends_with(".continued.ready"))
+}
+
 /// Puts a file into its place, whole and durable.
 fn put(place: &Path, text: &str) -> io::Result<()> {
     let directory = directory_of(place);
@@ -396,7 +406,7 @@ fn put(place: &Path, text: &str) -> io::Result<()> {
         fs::create_dir_all(directory)?;
     }
     let mut partial = place.as_os_str().to_owned();
-    partial.push(".new");
+    partial.push(UNFINISHED_ENDING);
     // One that a killed process left.
     unlink(Path::new(&partial))?;
     let made = OpenOptions::new()

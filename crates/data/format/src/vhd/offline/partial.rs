@@ -1,4 +1,4 @@
-//! New images that a killed process left unfinished.
+//! New images, and notes beside images, that a killed process left unfinished.
 //!
 //! An image is made under a name that says whose it is, `.vhd-PID-NUMBER.partial`, with its writer's lock held until it
 //! has its own name. What such a name leads to is nobody's when no process has the number here, no process anywhere has
@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tapio_ring::uring::WriterLock;
+
+use crate::continuation;
 
 /// For how long nothing must have been written: a storage may know no locks between hosts.
 const QUIET: Duration = Duration::from_secs(60);
@@ -27,8 +29,9 @@ fn maker(name: &str) -> Option<i32> {
 /// Removes what killed processes left in `directory`; gives what that was. What cannot be looked at stays.
 pub fn remove_orphans(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mine =
-        entries.filter(|entry| entry.file_name().to_str().and_then(maker).is_some_and(|pid| !is_alive(pid)));
+    let is_left =
+        |name: &str| continuation::is_unfinished(name) || maker(name).is_some_and(|pid| !is_alive(pid));
+    let mine = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_left));
     mine.map(|entry| entry.path()).filter(|path| is_orphan(path) && fs::remove_file(path).is_ok()).collect()
 }
 
@@ -46,6 +49,7 @@ fn is_orphan(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::SystemTime;
 
     use super::*;
@@ -65,17 +69,24 @@ mod tests {
         let dead = (1 << 22) + 7;
         let old = 2 * QUIET;
         let left = put(directory, &format!(".vhd-{dead}-0.partial"), old);
+        let note = put(directory, ".disk.vhd.continued.new", old);
+        let ready = put(directory, ".disk.vhd.continued.ready.new", old);
         let kept = [
             put(directory, &format!(".vhd-{dead}-1.partial"), Duration::ZERO),
             put(directory, &format!(".vhd-{}-0.partial", std::process::id()), old),
             put(directory, &format!(".vhd-{dead}-x.partial"), old),
             put(directory, &format!("vhd-{dead}-0.partial"), old),
             put(directory, "disk.vhd", old),
+            put(directory, ".disk.vhd.continued", old),
+            put(directory, ".disk.vhd.continued.ready", old),
+            put(directory, "new.continued.new", old),
+            put(directory, ".other.vhd.continued.new", Duration::ZERO),
         ];
         let locked = put(directory, &format!(".vhd-{dead}-2.partial"), old);
         let file = File::open(&locked).expect("opened");
         let lock = WriterLock::take(&file).expect("free");
-        assert_eq!(remove_orphans(directory), [left]);
+        let removed: BTreeSet<PathBuf> = remove_orphans(directory).into_iter().collect();
+        assert_eq!(removed, BTreeSet::from([left, note, ready]));
         assert!(kept.iter().all(|path| path.exists()) && locked.exists());
         drop(lock);
         assert_eq!(remove_orphans(directory), [locked]);
