@@ -15,7 +15,7 @@ fn a_guest_verifies_its_disks() {
     let Some(kernel) = kernel() else { return };
     let kernel = format!("PV-kernel={}", text(&kernel.join("vmlinuz")));
     let more = [kernel.as_str(), "platform:accel=tcg"];
-    let guest = Guest::install("Tapio QEMU guest", Duration::from_secs(60), &more);
+    let guest = Guest::install("Tapio QEMU guest", Duration::from_secs(180), &more);
     verified_disks_and_a_moment(&guest);
     guest.world.finish();
 }

@@ -14,7 +14,7 @@ use crate::machines::{Guest, verified_disks_and_a_moment};
 #[test]
 fn a_guest_verifies_its_disks() {
     needs!(Uml::TOOLS[0], Uml::TOOLS[1], "nbdcopy");
-    let guest = Guest::install("Tapio UML guest", Duration::from_secs(40), &[]);
+    let guest = Guest::install("Tapio UML guest", Duration::from_secs(120), &[]);
     verified_disks_and_a_moment(&guest);
     guest.world.finish();
 }
