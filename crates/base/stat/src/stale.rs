@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 
+use tapio_sys::process::exists;
 use tapio_sys::shm::PrivateDir;
 
 use crate::Snapshot;
@@ -45,14 +46,6 @@ pub fn clean_stale(root: &ShmRoot) -> io::Result<Cleaned> {
     }
     cleaned.disks.sort();
     Ok(cleaned)
-}
-
-/// Whether there is a process of that number.
-fn exists(pid: u32) -> bool {
-    let Ok(pid) = i32::try_from(pid) else { return false };
-    // SAFETY: signal 0 is not sent; the call only tells whether it could be.
-    let asked = unsafe { libc::kill(pid, 0) };
-    asked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
 /// The page names what was published, but for what was just being published at the moment of the death: so the

@@ -1,6 +1,9 @@
 //! What the operating system gives, behind types that check it.
 //!
 //! ```text
+//!   process    whether a process is there, and which one it is
+//!   socket     which process is at the other end
+//!   successor  taking the place of a process that was killed
 //!   private    what a program makes, and what is there already, closed to other users
 //!   shm        directories and files in shared memory, which every local user can write to
 //! ```
@@ -8,4 +11,7 @@
 //! Nothing here knows a disk, an image or a guest, and nothing here depends on another crate of this workspace.
 
 pub mod private;
+pub mod process;
 pub mod shm;
+pub mod socket;
+pub mod successor;

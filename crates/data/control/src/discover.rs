@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 
 use serde::Serialize;
+use tapio_sys::process::exists;
 
 use crate::client::Client;
 use crate::paths::RunDir;
@@ -94,10 +95,7 @@ pub fn remove_stale_sockets(run: &RunDir) -> Result<Vec<i32>> {
     for id in socket_ids(run)? {
         // A process binds its socket under its own number only, so a number without a process cannot come back to
         // life between these two steps unless it is a new process, which replaces the file itself.
-        // SAFETY: signal 0 only asks whether the process exists.
-        let exists = unsafe { libc::kill(id, 0) } == 0
-            || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
-        if !exists
+        if !u32::try_from(id).is_ok_and(exists)
             && state_of(run, id) == Some(ProcessState::Stale)
             && fs::remove_file(run.socket(id)).is_ok()
         {

@@ -9,6 +9,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use tapio_sys::process::exists;
+
 use crate::paths::{RunDir, create_dir};
 use crate::{ControlError, Errno, Result};
 
@@ -204,12 +206,9 @@ fn all_taken() -> ControlError {
 fn is_left(marker: &File) -> bool {
     let mut text = String::new();
     let read = marker.take(OWNED.len() as u64 + 12).read_to_string(&mut text);
-    let owner = text.strip_prefix(OWNED).and_then(|pid| pid.trim_end().parse::<i32>().ok());
+    let owner = text.strip_prefix(OWNED).and_then(|pid| pid.trim_end().parse::<u32>().ok());
     let Some(pid) = owner.filter(|pid| read.is_ok() && *pid > 0) else { return false };
-    // SAFETY: signal 0 only asks whether the process is there.
-    let alive =
-        unsafe { libc::kill(pid, 0) } == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
-    if alive {
+    if exists(pid) {
         // Perhaps another process that has got its number: the minor number is free when that ends.
         return false;
     }

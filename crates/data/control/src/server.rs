@@ -19,8 +19,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use tapio_sys::socket::peer;
+
 use crate::host::{Caller, DiskHost};
-use crate::socket::{Deadline, FDS_MAX, peer_uid, receive, wait};
+use crate::socket::{Deadline, FDS_MAX, receive, wait};
 use crate::{ControlError, Errno, Result};
 
 /// Bounds of the server.
@@ -243,7 +245,7 @@ impl<'a> Shared<'a> {
     }
 
     fn admit(&self, stream: &UnixStream) -> Result<()> {
-        let peer = peer_uid(stream).map_err(|error| ControlError::io("asking who connected", &error))?;
+        let peer = peer(stream).map_err(|error| ControlError::io("asking who connected", &error))?.uid;
         // SAFETY: geteuid has no preconditions and cannot fail.
         let ours = unsafe { libc::geteuid() };
         if peer != 0 && peer != ours {

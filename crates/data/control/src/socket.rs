@@ -178,21 +178,3 @@ pub(crate) fn read_exact(stream: &UnixStream, into: &mut [u8], deadline: Deadlin
     }
     Ok(())
 }
-
-/// The user at the other end.
-pub(crate) fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
-    // SAFETY: all fields of ucred may be zero.
-    let mut peer: libc::ucred = unsafe { MaybeUninit::zeroed().assume_init() };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the buffer is a ucred and `len` says so.
-    let failed = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &mut len,
-        )
-    };
-    if failed != 0 { Err(io::Error::last_os_error()) } else { Ok(peer.uid) }
-}

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use tapio_core::Toolstack;
 use tapio_core::config::Config;
 use tapio_core::db::Db;
 use tapio_store::{Patient, Store};
-use tokio::net::{TcpListener, UnixListener};
+use tapio_sys::successor::{Holder, is_served, take_over};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Options;
@@ -38,6 +40,9 @@ const END_PATIENCE: Duration = Duration::from_secs(20);
 /// What SRs have to be attached in before the daemon says that it is ready; those that are not then go on by
 /// themselves. Short beside what a service manager waits for, long beside what a storage that answers takes.
 const STORAGE: Duration = Duration::from_secs(10);
+
+/// Connections that wait to be accepted, at most.
+const BACKLOG: u32 = 1024;
 
 /// Threads that serve connections; everything that takes long has others.
 const SERVING_THREADS: usize = 2;
@@ -273,7 +278,7 @@ async fn open_doors(
         for address in addresses {
             let told =
                 |error: io::Error| format!("{address}: {error}; --listen and --http name other addresses");
-            let listener = TcpListener::bind(address).await.map_err(told)?;
+            let listener = tcp_listener(*address).map_err(told)?;
             let bound = listener.local_addr().map_err(told)?;
             match tls {
                 None => {
@@ -290,6 +295,18 @@ async fn open_doors(
     Ok(listening)
 }
 
+/// A listener; a program that a killed daemon was starting may have the address for a moment.
+fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
+    let is_held = |error: &io::Error| (error.kind() == io::ErrorKind::AddrInUse).then_some(Holder::Unknown);
+    let bind = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    take_over(bind, is_held)
+}
+
 fn unix_listener(path: &Path, mode: u32) -> Result<UnixListener, String> {
     let told = |error: io::Error| format!("{}: {error}", path.display());
     if let Some(dir) = path.parent() {
@@ -298,7 +315,7 @@ fn unix_listener(path: &Path, mode: u32) -> Result<UnixListener, String> {
     // A socket of a daemon that is gone. The lock says that it is, for this state; anything else is not ours to remove.
     match fs::symlink_metadata(path) {
         Ok(data) if data.file_type().is_socket() => {
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            if is_served(path) {
                 return Err(format!("{}: another daemon serves there", path.display()));
             }
             fs::remove_file(path).map_err(told)?;

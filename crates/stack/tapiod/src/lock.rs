@@ -5,6 +5,8 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use tapio_sys::successor::{Holder, take_over};
+
 /// File that a daemon locks as long as it runs, with its process number in it.
 const FILE: &str = "tapiod.lock";
 
@@ -23,8 +25,9 @@ fn open(path: &Path) -> Result<File, String> {
     file.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-fn pid_in(file: &mut File) -> Option<i32> {
+fn pid_in(mut file: &File) -> Option<u32> {
     let mut text = String::new();
+    file.rewind().ok()?;
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok().filter(|pid| *pid > 0)
 }
@@ -35,11 +38,15 @@ fn pid_in(file: &mut File) -> Option<i32> {
 /// A sentence: another daemon has it, or the file cannot be opened.
 pub fn take(state_dir: &Path) -> Result<Lock, String> {
     let path = path(state_dir);
-    let mut file = open(&path)?;
-    match file.try_lock() {
+    let file = open(&path)?;
+    let holder = |error: &TryLockError| match error {
+        TryLockError::WouldBlock => Some(pid_in(&file).map_or(Holder::Unknown, Holder::Process)),
+        TryLockError::Error(_) => None,
+    };
+    match take_over(|| file.try_lock(), holder) {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let pid = pid_in(&mut file).map_or(String::new(), |pid| format!(" (process {pid})"));
+            let pid = pid_in(&file).map_or(String::new(), |pid| format!(" (process {pid})"));
             return Err(format!("{}: another tapiod{pid} runs on this state; end it first", path.display()));
         }
         Err(TryLockError::Error(error)) => return Err(format!("{}: {error}", path.display())),
@@ -64,15 +71,15 @@ pub fn take(state_dir: &Path) -> Result<Lock, String> {
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn holder(state_dir: &Path) -> Result<Option<i32>, String> {
+pub fn holder(state_dir: &Path) -> Result<Option<u32>, String> {
     let path = path(state_dir);
     if !path.exists() {
         return Ok(None);
     }
-    let mut file = open(&path)?;
+    let file = open(&path)?;
     match file.try_lock_shared() {
         Ok(()) => Ok(None),
-        Err(TryLockError::WouldBlock) => Ok(pid_in(&mut file)),
+        Err(TryLockError::WouldBlock) => Ok(pid_in(&file)),
         Err(TryLockError::Error(error)) => Err(format!("{}: {error}", path.display())),
     }
 }
@@ -88,9 +95,26 @@ mod tests {
         let lock = take(dir.path()).expect("free");
         let pid = std::process::id();
         assert!(take(dir.path()).expect_err("taken").contains(&format!("process {pid}")));
-        assert_eq!(holder(dir.path()), Ok(i32::try_from(pid).ok()));
+        assert_eq!(holder(dir.path()), Ok(Some(pid)));
         drop(lock);
         assert_eq!(holder(dir.path()), Ok(None));
         take(dir.path()).expect("free again");
+    }
+
+    /// A program that a daemon was starting when it was killed has the lock for a moment.
+    #[test]
+    fn the_lock_of_a_daemon_that_was_killed_is_waited_for() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let left = take(dir.path()).expect("free");
+        let mut daemon = std::process::Command::new("true").spawn().expect("a process");
+        let pid = daemon.id();
+        daemon.wait().expect("it ends");
+        std::fs::write(path(dir.path()), format!("{pid:<10}\n")).expect("its number");
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            drop(left);
+        });
+        take(dir.path()).expect("it is free in the end");
+        ends.join().expect("it ends");
     }
 }

@@ -23,6 +23,7 @@ mod worker;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tapio_sys::process::{self, Signal};
 
 use crate::args::{Args, Command};
 use crate::settings::Settings;
@@ -65,9 +66,8 @@ fn install(settings: &Settings, cert: &std::path::Path, key: &std::path::Path) -
     let fingerprint = tapio_api::tls::install(&settings.state_dir, cert, key)?;
     println!("SHA-256 {fingerprint}");
     if let Some(pid) = lock::holder(&settings.state_dir)? {
-        // SAFETY: kill(2) takes two numbers. The process holds the lock of this state, so it is the daemon.
-        if unsafe { libc::kill(pid, libc::SIGHUP) } != 0 {
-            let error = std::io::Error::last_os_error();
+        // The process holds the lock of this state, so it is the daemon.
+        if let Err(error) = process::signal(pid, Signal::HUP) {
             return Err(format!(
                 "process {pid} was not told ({error}): 'kill -HUP {pid}' makes it use the certificate"
             ));

@@ -6,13 +6,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use tapio_sys::process::{self, Stat};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
@@ -49,24 +50,13 @@ fn try_lock(file: &File) -> bool {
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-/// Fields of /proc/PID/stat: state (3), session (6) and start time (22).
-fn stat(pid: libc::pid_t) -> Option<(char, libc::pid_t, u64)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before may hold spaces and brackets.
-    let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_whitespace().collect();
-    Some((fields.first()?.chars().next()?, fields.get(3)?.parse().ok()?, fields.get(19)?.parse().ok()?))
-}
-
 /// A descriptor that becomes readable when the process ends.
 pub(crate) fn pidfd(pid: libc::pid_t) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open(2) takes two integers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
-    let fd = RawFd::try_from(fd).map_err(|_| io::Error::other("a descriptor out of range"))?;
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has just made it, nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    process::open(u32::try_from(pid).map_err(|_| io::ErrorKind::NotFound)?)
+}
+
+fn stat(pid: libc::pid_t) -> Option<Stat> {
+    Stat::of(u32::try_from(pid).ok()?).ok()
 }
 
 /// Lets a descriptor pass to the program that is started.
@@ -180,8 +170,8 @@ impl Process {
         }
         let pid: libc::pid_t = fs::read_to_string(place.join("pid")).ok()?.trim().parse().ok()?;
         let found = (pid > 1).then(|| pidfd(pid).ok()).flatten().map(|handle| Self { pid, handle });
-        let is_ours = stat(pid).is_some_and(|(state, session, start)| {
-            state != 'Z' && session == pid && started.is_none_or(|known| known == start)
+        let is_ours = stat(pid).is_some_and(|stat| {
+            !stat.has_ended() && stat.session == pid && started.is_none_or(|known| known == stat.start)
         });
         if is_ours && found.is_some() {
             return found;
@@ -202,7 +192,7 @@ impl Process {
 
     /// When it started, in the kernel's ticks.
     pub(crate) fn started(&self) -> Option<u64> {
-        stat(self.pid).map(|(_, _, start)| start)
+        stat(self.pid).map(|stat| stat.start)
     }
 
     /// Readable when it has ended.

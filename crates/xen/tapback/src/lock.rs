@@ -1,12 +1,12 @@
 //! One tapback for a kind of back end: whoever serves it holds a lock, which others can ask for.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use tapio_control::{ControlError, Errno, RunDir};
+use tapio_sys::successor::{Holder, take_over};
 
 /// Held as long as the program serves.
 #[derive(Debug)]
@@ -37,15 +37,21 @@ impl Lock {
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(&path)
             .map_err(|error| failed(&error))?;
-        // SAFETY: `flock` takes no pointers.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::WouldBlock {
-                return Err(failed(&error));
-            }
-            let who = read_pid(&mut file).map_or_else(String::new, |pid| format!(" (process {pid})"));
-            return Err(ControlError::new(Errno::EBUSY, format!("another tapback serves {name}{who}"))
+        let holder = |error: &TryLockError| match error {
+            TryLockError::WouldBlock => Some(read_pid(&file).map_or(Holder::Unknown, Holder::Process)),
+            TryLockError::Error(_) => None,
+        };
+        match take_over(|| file.try_lock(), holder) {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let process = read_pid(&file).map_or_else(String::new, |pid| format!(" (process {pid})"));
+                return Err(ControlError::new(
+                    Errno::EBUSY,
+                    format!("another tapback serves {name}{process}"),
+                )
                 .next("end that one, or give this one another --backend-name"));
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(&error)),
         }
         let written = file
             .set_len(0)
@@ -56,18 +62,17 @@ impl Lock {
     }
 }
 
-fn read_pid(file: &mut File) -> Option<u32> {
+fn read_pid(mut file: &File) -> Option<u32> {
     let mut text = String::new();
+    file.rewind().ok()?;
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
 
 /// Whether somebody serves a kind of back end; the number of the process, if it has written it.
 pub fn serving(run: &RunDir, name: &str) -> Option<Option<u32>> {
-    let mut file = File::open(path(run, name)).ok()?;
-    // SAFETY: `flock` takes no pointers.
-    let free = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0;
-    (!free).then(|| read_pid(&mut file))
+    let file = File::open(path(run, name)).ok()?;
+    file.try_lock_shared().is_err().then(|| read_pid(&file))
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tapio_sys::process::Stat;
+
 use super::aside::aside;
 use super::{fuse_mount, loop_device};
 
@@ -24,9 +26,7 @@ pub(super) fn own_name(minor: u16) -> String {
 
 /// When a process began, in ticks since the host did; `None` when there is no such process.
 fn start_of(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the start is the 22nd field, the 20th behind it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    Stat::of(pid).ok().map(|stat| stat.start)
 }
 
 /// Whether the process that made a name of this kind is gone.

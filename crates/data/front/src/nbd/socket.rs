@@ -10,6 +10,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use tapio_sys::socket::peer;
+
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -74,7 +76,7 @@ impl Listener {
             Ok(fd) => {
                 // SAFETY: the descriptor was just made and belongs to nobody else.
                 let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-                let peer = if self.is_unix() { unix_peer(fd.as_fd()) } else { tcp_peer(&fd) };
+                let peer = if self.is_unix() { unix_peer(&fd) } else { tcp_peer(&fd) };
                 Ok(Some((fd, peer)))
             }
             Err(error) => match error.kind() {
@@ -140,14 +142,11 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-fn unix_peer(fd: BorrowedFd<'_>) -> String {
-    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-    // SAFETY: `who` is valid for writing `len` bytes.
-    let result =
-        unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut who).cast(), &raw mut len) };
-    if result == 0 { format!("unix:pid={},uid={}", who.pid, who.uid) } else { "unix".to_string() }
+fn unix_peer(fd: &OwnedFd) -> String {
+    match peer(fd) {
+        Ok(peer) => format!("unix:pid={},uid={}", peer.pid.unwrap_or(0), peer.uid),
+        Err(_) => "unix".to_string(),
+    }
 }
 
 fn tcp_peer(fd: &OwnedFd) -> String {

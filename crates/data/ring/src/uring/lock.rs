@@ -8,6 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use tapio_sys::process::is_running;
+
 /// Between two attempts to get a lock that another has.
 pub const LOCK_RETRY: Duration = Duration::from_millis(10);
 /// How long a lock is asked for that may just be given up: whoever has it may have been killed a moment ago.
@@ -97,7 +99,7 @@ impl LockHolder {
         match locks.lines().find_map(|line| pid_of(line, place)) {
             None => Self::Unseen,
             Some(pid) if pid == std::process::id() => Self::This,
-            Some(pid) if is_living(pid) => Self::Other(pid),
+            Some(pid) if is_running(pid) => Self::Other(pid),
             Some(pid) => Self::Gone(pid),
         }
     }
@@ -134,14 +136,6 @@ fn pid_of(line: &str, (major, minor, inode): (u32, u32, u64)) -> Option<u32> {
     (place == format!("{major:02x}:{minor:02x}:{inode}")).then(|| pid.parse().ok())?
 }
 
-/// Whether a process is there and has not ended.
-fn is_living(pid: u32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The name in parentheses may hold anything; the state follows it.
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    !matches!(state, None | Some('Z' | 'X'))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,7 +159,7 @@ mod tests {
     #[test]
     fn a_process_lives_until_it_has_ended() {
         let mut child = std::process::Command::new("true").spawn().expect("a process");
-        assert!(is_living(std::process::id()));
+        assert!(is_running(std::process::id()));
         // Ended, and not yet asked for by its parent.
         let mut info = [0u8; 128];
         // SAFETY: the memory is ours and as long as a `siginfo_t`; the child is not waited for, only looked at.
@@ -173,9 +167,9 @@ mod tests {
             libc::waitid(libc::P_PID, child.id(), info.as_mut_ptr().cast(), libc::WEXITED | libc::WNOWAIT)
         };
         assert_eq!(looked, 0);
-        assert!(!is_living(child.id()));
+        assert!(!is_running(child.id()));
         child.wait().expect("ended");
-        assert!(!is_living(child.id()));
+        assert!(!is_running(child.id()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use tapio_control::{
 use tapio_model::ApiError;
 use tapio_stat::pool::clean_pools;
 use tapio_stat::{ShmRoot, VbdId, clean_stale};
+use tapio_sys::process::{self, Stat};
 use tapio_types::{Access, ChainSpec, DeviceHow, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
@@ -103,47 +104,23 @@ fn failed(error: &ControlError) -> ApiError {
     ApiError::backend(number, format!("disk process: {}{next} [{}]", error.message, error.errno.name()), "")
 }
 
-/// The clock tick in which a process was started, and whether it has ended and waits for its parent; none when it is
-/// gone.
-fn found(pid: i32) -> Option<(u64, bool)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the third field is what follows it.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let has_ended = fields.next()? == "Z";
-    Some((fields.nth(18)?.parse().ok()?, has_ended))
-}
-
 /// The clock tick in which a process was started; none when it is gone, or a zombie.
 pub(super) fn started(pid: i32) -> Option<u64> {
-    found(pid).and_then(|(started, has_ended)| (!has_ended).then_some(started))
-}
-
-/// Takes the end of a process from the kernel, if the process was a child of this one and has ended: those that an
-/// earlier daemon started are somebody else's.
-pub(super) fn reap(fd: &OwnedFd) {
-    let Ok(id) = libc::id_t::try_from(fd.as_raw_fd()) else { return };
-    // SAFETY: an all-zero siginfo_t is a valid value, which the kernel may fill.
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open, and the structure lives across the call, which does not wait.
-    unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED | libc::WNOHANG) };
+    let stat = Stat::of(u32::try_from(pid).ok()?).ok()?;
+    (!stat.has_ended()).then_some(stat.start)
 }
 
 /// A descriptor of the process, if it is still the one that is meant.
 pub(super) fn pidfd(process: Process) -> Option<OwnedFd> {
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process.pid, 0) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let pid = u32::try_from(process.pid).ok()?;
+    let fd = process::open(pid).ok()?;
     // Looked at after the descriptor was made: it names this very process from now on.
-    match found(process.pid) {
-        Some((started, false)) if started == process.started => Some(fd),
-        Some((started, true)) if started == process.started => {
-            reap(&fd);
-            None
-        }
-        _ => None,
+    let stat = Stat::of(pid).ok().filter(|stat| stat.start == process.started)?;
+    if stat.has_ended() {
+        process::reap(&fd);
+        return None;
     }
+    Some(fd)
 }
 
 /// Waits until the process has ended; answers whether it has.
@@ -154,7 +131,7 @@ fn wait_for_end(fd: &OwnedFd, until: Instant) -> bool {
         // SAFETY: one structure is passed, and the count says so.
         let ready = unsafe { libc::poll(&raw mut poll, 1, timeout) };
         if ready > 0 {
-            reap(fd);
+            process::reap(fd);
             return true;
         }
         if ready == 0 && Instant::now() >= until {

@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tapio_sys::process;
 use uuid::Uuid;
 
 use super::backend::Process;
-use super::processes::{pidfd, reap};
+use super::processes::pidfd;
 
 /// Longest time until a process that was just added is watched.
 const TURN: Duration = Duration::from_millis(250);
@@ -69,7 +70,7 @@ impl Watch {
             let ended = polls.iter().zip(&fds).find(|(poll, _)| poll.revents != 0).map(|(_, (vbd, _))| *vbd);
             // One that is not watched any more was ended by us.
             if let Some(vbd) = ended.filter(|vbd| self.lock().remove(vbd).is_some()) {
-                fds.iter().filter(|(of, _)| *of == vbd).for_each(|(_, fd)| reap(fd));
+                fds.iter().filter(|(of, _)| *of == vbd).for_each(|(_, fd)| process::reap(fd));
                 return Some(vbd);
             }
         }

@@ -310,7 +310,7 @@ struct Daemon<'a> {
 }
 
 impl Daemon<'_> {
-    /// Starts it, and waits until it takes connections.
+    /// Starts it, and waits until it answers: a connection alone may be one to what the killed one left.
     fn start(&mut self) {
         let mut command = Command::new(our("tapio-xenstored"));
         command.args(["--domains", "none", "--socket"]).arg(&self.shared.socket);
@@ -318,7 +318,7 @@ impl Daemon<'_> {
         self.starts += 1;
         let mut process =
             Running::start(&mut command, &self.dir.join(format!("xenstored.{}.log", self.starts)));
-        let ready = || Client::connect(&self.shared.socket, LIMIT).ok();
+        let ready = || Client::connect(&self.shared.socket, LIMIT).ok()?.directory(0, "/").ok();
         process.wait_for("its socket", LIMIT, ready);
         self.process = Some(process);
     }

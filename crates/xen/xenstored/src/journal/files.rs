@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use tapio_sys::successor::{Holder, take_over};
+
 /// A directory.
 pub trait Files {
     /// Names of its files.
@@ -72,7 +74,10 @@ impl Dir {
         };
         fs::create_dir_all(path).map_err(failed)?;
         let lock = File::options().create(true).append(true).open(path.join("lock")).map_err(failed)?;
-        match lock.try_lock() {
+        let holder = |error: &fs::TryLockError| {
+            matches!(error, fs::TryLockError::WouldBlock).then_some(Holder::Unknown)
+        };
+        match take_over(|| lock.try_lock(), holder) {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {
                 let what = format!(

@@ -3,8 +3,10 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+
+use tapio_sys::successor::is_served;
 
 /// Where clients look for it: `XENSTORED_PATH`, or `socket` in `XENSTORED_RUNDIR` or `/run/xenstored`.
 pub fn default_path() -> PathBuf {
@@ -38,7 +40,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, String> {
                 path.display()
             ));
         }
-        Ok(_) if UnixStream::connect(path).is_ok() => {
+        Ok(_) if is_served(path) => {
             return Err(format!(
                 "another xenstored serves at {}: end it first (there can only be one tree), or name another place with --socket",
                 path.display()

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tapio_ring::uring::WriterLock;
+use tapio_sys::process::exists;
 
 use crate::continuation;
 
@@ -20,7 +21,7 @@ pub(super) fn name(number: u32) -> String {
 }
 
 /// The process that made a file of this name.
-fn maker(name: &str) -> Option<i32> {
+fn maker(name: &str) -> Option<u32> {
     let (pid, number) = name.strip_prefix(".vhd-")?.strip_suffix(".partial")?.split_once('-')?;
     number.parse::<u32>().ok()?;
     pid.parse().ok().filter(|pid| *pid > 0)
@@ -30,15 +31,9 @@ fn maker(name: &str) -> Option<i32> {
 pub fn remove_orphans(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let is_left =
-        |name: &str| continuation::is_unfinished(name) || maker(name).is_some_and(|pid| !is_alive(pid));
+        |name: &str| continuation::is_unfinished(name) || maker(name).is_some_and(|pid| !exists(pid));
     let mine = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_left));
     mine.map(|entry| entry.path()).filter(|path| is_orphan(path) && fs::remove_file(path).is_ok()).collect()
-}
-
-fn is_alive(pid: i32) -> bool {
-    // SAFETY: signal 0 only asks whether the process is there.
-    let asked = unsafe { libc::kill(pid, 0) };
-    asked == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
 fn is_orphan(path: &Path) -> bool {
