@@ -67,6 +67,8 @@ impl<S: Storage> VhdLayer<S> {
             (header.parent_name(), header.locators)
         };
         let Some(name) = name.filter(|_| self.has_parent) else { return Ok(false) };
+        // Other programs may write all of the path there.
+        let name = Path::new(&name).file_name();
         for entry in locators.iter().filter(|entry| entry.code.is_readable()) {
             // One without a proper place is damage, which `check` tells.
             let Ok((at, len)) = entry.path_span() else { continue };
@@ -77,7 +79,7 @@ impl<S: Storage> VhdLayer<S> {
             let read = self.store.read(begin, unsafe { page.segments(page.len()) }).await;
             read.map_err(|error| FormatError::io("cannot read a parent locator", error).with_offset(begin))?;
             let Ok(path) = decode_path(entry.code, &page[within..][..len]) else { continue };
-            if Path::new(&path).file_name().is_none_or(|file| file != name.as_str()) {
+            if Path::new(&path).file_name() != name {
                 return Ok(true);
             }
         }
