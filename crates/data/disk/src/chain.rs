@@ -57,7 +57,7 @@ pub(crate) fn opening(
     let followed = continuation::follow(&leaf).map_err(|error| bad_image(&error))?;
     let known = beside.standby.as_ref().or(earlier);
     let Some(standby) = known.filter(|standby| followed.stands_on(&leaf, &standby.image)) else {
-        continuation::check_writable(&leaf).map_err(|error| bad_image(&error))?;
+        continuation::check_writable(&leaf, &followed).map_err(|error| bad_image(&error))?;
         return Ok((chain(image, access)?, beside));
     };
     let mut standby = standby.clone();

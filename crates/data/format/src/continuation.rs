@@ -656,13 +656,12 @@ fn refused(image: &LayerSpec, at: &LayerSpec, why: &str) -> FormatError {
     FormatError::new(FormatErrorKind::Missing, detail).with_path(&image.path)
 }
 
-/// Refuses an image that is to be written and whose disk went on with another.
+/// Refuses an image that is to be written and whose disk went on with another: `followed` is where [`follow`] led.
 ///
 /// # Errors
-/// It did; those of [`follow`].
-pub fn check_writable(image: &LayerSpec) -> Result<()> {
-    let followed = follow(image)?;
-    check_single(&followed)?;
+/// It did.
+pub fn check_writable(image: &LayerSpec, followed: &Followed) -> Result<()> {
+    check_single(followed)?;
     let Followed { leaf, reason: Some(reason), .. } = followed else { return Ok(()) };
     let detail = format!(
         "its disk went on with {leaf} after {reason}, and writing here would change what lies below or serve old \

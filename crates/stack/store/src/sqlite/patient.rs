@@ -192,8 +192,9 @@ impl Store for Patient {
             self.write_kept()?;
         }
         let refused = match &*self.read() {
+            State::Open(sqlite) if !is_starting => return sqlite.commit(txn),
             State::Open(sqlite) => match sqlite.commit(txn.clone()) {
-                Err(error @ StoreError::Failed(_)) if is_starting => error,
+                Err(error @ StoreError::Failed(_)) => error,
                 answer => return answer,
             },
             State::Held(held) if is_starting => return held.commit(txn),
