@@ -271,7 +271,13 @@ pub fn offline_snapshot(subject: &mut Subject<'_>) -> Outcome {
     let parent = subject.leaf().clone();
     let raw: &[&str] = if parent.kind == "vhd" { &[] } else { &["-m"] };
     subject.vhd_util(&[&["snapshot", "-n", text(&path), "-p", text(&parent.path)], raw].concat())?;
-    subject.chain.insert(0, Image::vhd(path));
+    let (leaf, parent) = (Image::vhd(path), subject.chain[0].clone());
+    if !has_parent(subject, &leaf, &parent)? {
+        // An empty one is passed over, as XenServer's program does unless it is told '-e'.
+        subject.chain.remove(0);
+        subject.remove(&[parent]);
+    }
+    subject.chain.insert(0, leaf);
     subject.report.done("offline snapshot");
     Ok(())
 }
