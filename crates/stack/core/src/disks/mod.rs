@@ -343,9 +343,25 @@ impl Disks {
     /// # Errors
     /// Requests are still in flight at `until`.
     pub fn end(&self, vbd: Uuid, force: bool, until: Instant) -> Result<(), ApiError> {
+        self.end_process(vbd, force, until, |note| note.chain = None)?;
+        step("vbd-unplug:ended");
+        Ok(())
+    }
+
+    /// Ends the process; what `change` does to the note is written with that.
+    fn end_process(
+        &self,
+        vbd: Uuid,
+        force: bool,
+        until: Instant,
+        change: impl FnOnce(&mut Note),
+    ) -> Result<(), ApiError> {
         self.0.watch.remove(vbd);
         let Some(note) = self.of_vbd(vbd) else { return Ok(()) };
-        let clear = |note: &mut Note| (note.process, note.minor, note.chain) = (None, None, None);
+        let clear = |note: &mut Note| {
+            (note.process, note.minor) = (None, None);
+            change(note);
+        };
         match note.process {
             Some(process) => {
                 self.0.backend.end(process, note.minor, force, until)?;
@@ -353,7 +369,6 @@ impl Disks {
             }
             None => drop(self.0.update(vbd, clear)?),
         }
-        step("vbd-unplug:ended");
         Ok(())
     }
 
@@ -401,7 +416,8 @@ impl Disks {
         }
         self.start(vbd, front == FrontSpec::Device, until)?;
         self.open(vbd, &chain, until).inspect_err(|_| {
-            if let Err(other) = self.end(vbd, true, Instant::now() + TIDY) {
+            // Its images stay noted: another start is tried with them.
+            if let Err(other) = self.end_process(vbd, true, Instant::now() + TIDY, |_| ()) {
                 tracing::warn!(%other, "a disk process that could not open its images stays");
             }
         })?;

@@ -21,13 +21,8 @@ use crate::disks::{Note, Phase};
 const TURN: Duration = Duration::from_secs(1);
 /// When an event that met another operation is looked at again.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How long a disk process that died may take to be back.
-const RESTART: Duration = Duration::from_secs(30);
-/// How often its start is tried, in that time, before the guest loses the disk: what ended the first process, a full
-/// memory for example, may end the second one while it starts.
-const RESTARTS_MAX: u32 = 4;
-/// Between the first two tries; doubled for each further one.
-const RESTART_PAUSE: Duration = Duration::from_millis(250);
+/// How long a guest that has ended may take to be cleared away.
+const CLEAR: Duration = Duration::from_secs(30);
 
 /// One thread for each driver, and one for disk processes. They end with the toolstack.
 pub fn spawn(stack: &Arc<Toolstack>) {
@@ -81,7 +76,7 @@ fn ended(stack: &Arc<Toolstack>, driver: &dyn VmDriver, event: &VmEvent) -> Resu
     if let VmEvent::Crashed(_, why) = event {
         lookup::tell(stack, "VM_CRASHED", &vm, why);
     }
-    driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + RESTART)?;
+    driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + CLEAR)?;
     power::take_disks(&call, &vm, &format!("VM.{operation}"));
     power::halted(&call, &vm)?;
     // The words of a crash are many, those that keep the machine as it is cannot be followed: its process is gone.
@@ -110,7 +105,7 @@ fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
         return left_ended(stack, &call, &note);
     }
     let vbd = stack.db.by_uuid("VBD", &uuid.to_string())?;
-    let Err(error) = restart_patiently(stack, &note) else {
+    let Err(error) = recover::restart(stack, &note) else {
         tracing::warn!(vbd = %uuid, "its disk process had died and was started again");
         let told = format!(
             "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause."
@@ -127,23 +122,6 @@ fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
     recover::remove(&call, &note, Some(&vbd))?;
     record(&call, &vbd.reference, None, Some(&why))?;
     lookup::tell(stack, "VBD_DISK_PROCESS_DIED", &*stack.db.get("VM", vbd.text("VM"))?, &why);
-    Ok(())
-}
-
-/// Starts a process in place of one that died, several times if it has to be.
-fn restart_patiently(stack: &Toolstack, note: &Note) -> Result<(), ApiError> {
-    let until = Instant::now() + RESTART;
-    let mut pause = RESTART_PAUSE;
-    for attempt in 1.. {
-        let Err(error) = recover::restart(stack, note, until) else { break };
-        let is_wanted = stack.disks.of_vbd(note.spec.vbd).is_some_and(|note| note.phase == Phase::Running);
-        if !is_wanted || attempt == RESTARTS_MAX || Instant::now() + pause >= until {
-            return Err(error);
-        }
-        tracing::warn!(vbd = %note.spec.vbd, attempt, %error, "its disk process died and did not start; tried again");
-        thread::sleep(pause);
-        pause *= 2;
-    }
     Ok(())
 }
 

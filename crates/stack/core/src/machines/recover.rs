@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
@@ -19,6 +20,13 @@ use crate::disks::{Note, Phase};
 
 /// How long each thing that is tidied may take.
 const TIDY: Duration = Duration::from_secs(20);
+/// How long a disk process that died may take to be back.
+const RESTART: Duration = Duration::from_secs(30);
+/// How often its start is tried, in that time, before the guest loses the disk: what ended the first process, a full
+/// memory for example, may end the second one while it starts.
+const RESTARTS_MAX: u32 = 4;
+/// Between the first two tries; doubled for each further one.
+const RESTART_PAUSE: Duration = Duration::from_millis(250);
 /// VMs and disks that are put in order at a time.
 const PARALLEL: usize = 16;
 
@@ -60,7 +68,7 @@ fn machines(call: &Call) {
 /// Does something with each of these on a few threads: one whose disks hang takes its time alone.
 fn beside<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for _ in 0..PARALLEL.min(all.len()) {
             scope.spawn(|| {
                 while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -135,7 +143,7 @@ fn disk(call: &Call, note: &Note) {
         // Its images cannot be opened yet. The guest waits; nobody else does.
         return later(stack, note, sr);
     }
-    if runs && restart(stack, note, Instant::now() + TIDY).is_ok() {
+    if runs && restart(stack, note).is_ok() {
         tracing::info!(vbd = %note.spec.vbd, "its disk process had died and was started again");
         return;
     }
@@ -156,16 +164,33 @@ fn later(stack: &Arc<Toolstack>, note: &Note, sr: String) {
             disk(&lookup::own_call(&stack), &note);
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("disk-later".to_owned()).spawn(waiting) {
+    if let Err(error) = thread::Builder::new().name("disk-later".to_owned()).spawn(waiting) {
         tracing::error!(%vbd, %error, "a disk without a process waits for the next start");
     }
 }
 
-/// Starts another process in place of one that died, and tells the guest's driver where it names the process.
+/// Starts another process in place of one that died, several times if it has to be, and gives the guest's driver its
+/// name where it needs that.
 ///
 /// # Errors
-/// As [`crate::disks::Disks::restart`]; the driver's.
-pub fn restart(stack: &Toolstack, note: &Note, until: Instant) -> Result<(), ApiError> {
+/// As [`crate::disks::Disks::restart`]; the driver's. Those of the last try.
+pub fn restart(stack: &Toolstack, note: &Note) -> Result<(), ApiError> {
+    let until = Instant::now() + RESTART;
+    let mut pause = RESTART_PAUSE;
+    for attempt in 1.. {
+        let Err(error) = restart_once(stack, note, until) else { break };
+        let is_wanted = stack.disks.of_vbd(note.spec.vbd).is_some_and(|note| note.phase == Phase::Running);
+        if !is_wanted || attempt == RESTARTS_MAX || Instant::now() + pause >= until {
+            return Err(error);
+        }
+        tracing::warn!(vbd = %note.spec.vbd, attempt, %error, "its disk process died and did not start; tried again");
+        thread::sleep(pause);
+        pause *= 2;
+    }
+    Ok(())
+}
+
+fn restart_once(stack: &Toolstack, note: &Note, until: Instant) -> Result<(), ApiError> {
     let again = stack.disks.restart(note.spec.vbd, until)?;
     match (again, stack.machines.driver(&note.driver)) {
         (Some(disk), Some(driver)) => driver.plug(note.vm, &disk),

@@ -171,27 +171,43 @@ fn disk_processes_are_killed_at_any_time() {
 #[test]
 fn a_process_that_dies_while_it_takes_anothers_place_is_replaced_too() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
-    let rig = Rig::with_deadly_starts(scratch.path());
+    let rig = Rig::with_started_by_script(scratch.path());
     let vm = rig.make_vm(&[("sim-front", "vhost-user")]);
-    let vbd = rig.make_vbd(&vm, &rig.make_vdi(&rig.make_sr(), MIB));
+    let vdi = rig.make_vdi(&rig.make_sr(), MIB);
+    let vbd = rig.make_vbd(&vm, &vdi);
     rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
     let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
-    let killed = |deadly: u32| {
-        fs::write(scratch.path().join("deadly"), format!("{deadly}\n")).expect("a count");
+    // As many starts as `left` says do something else than starting.
+    let killed = |left: u32, instead: &str| {
+        let (count, before) = (scratch.path().join("left"), scratch.path().join("before.sh"));
+        fs::write(&count, format!("{left}\n")).expect("a count");
+        let script = format!(
+            "left=$(cat {0})\necho $((left - 1)) >{0}\nif [ \"$left\" -gt 0 ]; then {instead}; fi\n",
+            count.display()
+        );
+        fs::write(before, script).expect("a script");
         let process = rig.stack.disks.of_vbd(uuid).and_then(|note| note.process).expect("a process");
         // SAFETY: the number is that of a process that this test started and that has not ended.
         unsafe { libc::kill(process.pid, libc::SIGKILL) };
         process
     };
-    let process = killed(2);
-    wait("another process", || {
-        rig.stack.disks.of_vbd(uuid).is_some_and(|now| now.process.is_some_and(|now| now != process))
-            && rig.stack.disks.serves(uuid)
-    });
-    assert!(rig.get("VBD", &vbd).bool("currently_attached"));
-    rig.check_real();
+    let is_replaced = |process| {
+        wait("another process", || {
+            rig.stack.disks.of_vbd(uuid).is_some_and(|now| now.process.is_some_and(|now| now != process))
+                && rig.stack.disks.serves(uuid)
+        });
+        assert!(rig.get("VBD", &vbd).bool("currently_attached"));
+        rig.check_real();
+    };
+    is_replaced(killed(2, "kill -9 $$"));
+    // It starts, and its image is not there for a moment.
+    let image =
+        rig.stack.disks.of_vbd(uuid).and_then(|note| note.chain).expect("a chain").layers[0].path.clone();
+    let away = image.with_extension("away");
+    let (image, away) = (image.display(), away.display());
+    is_replaced(killed(2, &format!("if [ $left = 2 ]; then mv {image} {away}; else mv {away} {image}; fi")));
     // Tries end.
-    killed(1000);
+    killed(1000, "kill -9 $$");
     wait("the end of tries", || !rig.stack.db.find("message", "name", "VBD_DISK_PROCESS_DIED").is_empty());
     assert!(!rig.get("VBD", &vbd).bool("currently_attached"));
     rig.check_real();

@@ -80,16 +80,12 @@ impl Rig {
         Self::start(dir, db, Self::backend(dir, disk_program()))
     }
 
-    /// With disk processes that a script starts: as many starts as the file `dir/deadly` says are killed.
-    pub fn with_deadly_starts(dir: &Path) -> Self {
+    /// With disk processes that a script starts: before each of them it does what the file `dir/before.sh` says.
+    pub fn with_started_by_script(dir: &Path) -> Self {
         use std::os::unix::fs::PermissionsExt;
-        let (program, deadly) = (dir.join("tapio-disk"), dir.join("deadly"));
-        let script = format!(
-            "#!/bin/sh\nleft=$(cat {0})\nif [ \"$left\" -gt 0 ]; then echo $((left - 1)) >{0}; kill -9 $$; fi\nexec {1} \"$@\"\n",
-            deadly.display(),
-            disk_program().display()
-        );
-        std::fs::write(&deadly, "0\n").expect("a count");
+        let (program, before) = (dir.join("tapio-disk"), dir.join("before.sh"));
+        let script = format!("#!/bin/sh\n. {}\nexec {} \"$@\"\n", before.display(), disk_program().display());
+        std::fs::write(&before, "").expect("a script");
         std::fs::write(&program, script).expect("a script");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("a mode");
         Self::start(dir, Db::default(), Self::backend(dir, program))
