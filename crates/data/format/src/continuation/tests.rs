@@ -45,7 +45,9 @@ fn notes_are_followed_to_the_newest_image_and_writing_older_ones_is_refused() {
             follow(&leaf).expect("no note"),
             Followed { leaf: leaf.clone(), reason: None, from: None }
         );
-        let why = check_writable(&base, &follow(&base).expect("notes lead somewhere")).expect_err("it is a parent now").to_string();
+        let why = check_writable(&base, &follow(&base).expect("notes lead somewhere"))
+            .expect_err("it is a parent now")
+            .to_string();
         assert!(why.contains("after a snapshot") && why.contains(".continued"), "{why}");
         check_writable(&leaf, &follow(&leaf).expect("notes lead somewhere")).expect("it is the leaf");
         let mode = fs::metadata(place(&base).expect("a place")).expect("a note").mode();
@@ -129,7 +131,9 @@ fn the_note_of_a_standby_is_ready_before_it_is_needed_and_leads_to_both_images()
             assert!(!followed.stands_on(&leaf, &base));
             assert_eq!(followed.below(), (!is_child).then_some(&leaf));
         }
-        let why = check_writable(&leaf, &follow(&leaf).expect("notes lead somewhere")).expect_err("the disk is both").to_string();
+        let why = check_writable(&leaf, &follow(&leaf).expect("notes lead somewhere"))
+            .expect_err("the disk is both")
+            .to_string();
         assert!(why.contains("standby.vhd") && why.contains(".continued"), "{why}");
         assert_eq!(check_not_below_standby(&leaf.path).is_err(), !is_child);
         // Where it moves from there on, the leaf's name leads.

@@ -94,6 +94,12 @@ fn call(client: &mut OwnClient, command: &Command, until: Instant) -> Result<Val
     client.call(command, &[], Some(left(until))).map_err(|error| failed(&error))
 }
 
+/// Whether a process of ours that has this error went before it answered. One that hangs up at the greeting is taken for a
+/// foreign program (`EPROTO`), which ours are not.
+const fn has_hung_up(error: &ControlError) -> bool {
+    matches!(error.errno, Errno::ECONNRESET | Errno::EPIPE | Errno::ECONNREFUSED | Errno::EPROTO)
+}
+
 /// A disk process's error as a storage driver's: 453 is what tapdisk's failures are called.
 fn failed(error: &ControlError) -> ApiError {
     let next = error.next.as_ref().map_or_else(String::new, |next| format!("; {next}"));
@@ -356,8 +362,7 @@ impl Backend for Processes {
         })();
         match asked {
             Ok(_) => {}
-            // It may have gone before it answered.
-            Err(error) if matches!(error.errno, Errno::ECONNRESET | Errno::EPIPE | Errno::ECONNREFUSED) => {}
+            Err(error) if has_hung_up(&error) => {}
             Err(_) if force => {}
             Err(error) => return Err(failed(&error)),
         }

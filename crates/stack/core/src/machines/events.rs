@@ -125,15 +125,21 @@ fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A process that a forced unplug left behind has ended: its VDI is free again.
+/// A process that an unplug left behind has ended: its VDI is free again.
 fn left_ended(stack: &Arc<Toolstack>, call: &Call, note: &Note) -> Result<(), ApiError> {
     let vbd = stack.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
     let Some(record) = &vbd else { return recover::remove(call, note, None) };
     let check = |_: &mut Change<'_>, vbd: &Object| Ok(vbd.bool("currently_attached"));
     match Running::begin(call, "VBD", &record.reference, "unplug", check) {
-        // What is plugged now is another process.
-        Ok((_running, true)) => Ok(()),
-        Ok((_running, false)) => recover::remove(call, note, Some(record)),
+        Ok((_running, is_attached)) => {
+            // Attached, and its disk ends: an unplug failed when the guest had let go. Otherwise what is plugged now is
+            // another process.
+            let is_ending = |note: Note| note.phase == Phase::Ending;
+            if is_attached && !stack.disks.of_vbd(note.spec.vbd).is_some_and(is_ending) {
+                return Ok(());
+            }
+            recover::remove(call, note, Some(record))
+        }
         // That operation clears away what it finds.
         Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => Ok(()),
         Err(error) => Err(error),

@@ -364,7 +364,12 @@ impl Disk {
         match ended {
             Ok(()) => {}
             Err(error) if force => return self.leave_behind(&error),
-            Err(error) => return Err(self.if_mine(|| Ok(self.named(error, until)))?),
+            Err(error) => {
+                return Err(self.if_mine(|| {
+                    stack.disks.is_left(uuid);
+                    Ok(self.named(error, until))
+                })?);
+            }
         }
         self.if_mine(|| Ok(()))?;
         if force {

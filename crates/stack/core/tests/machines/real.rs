@@ -1,6 +1,7 @@
 //! Real disk processes on real files.
 
 use std::fs;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tapio_control::{Command, LimitsReport, OwnClient, RunDir};
@@ -12,7 +13,7 @@ fn wait(what: &str, is_there: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !is_there() {
         assert!(Instant::now() < until, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -143,7 +144,7 @@ fn disk_processes_are_killed_at_any_time() {
         let (later, which) = (dice(&mut seed, 60), dice(&mut seed, 3) as usize);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(later));
+                thread::sleep(Duration::from_millis(later));
                 if let Some(pid) = ours().get(which) {
                     // SAFETY: the number is that of a process of this test. Where it has just ended, it is
                     // nobody's yet.
@@ -210,6 +211,36 @@ fn a_process_that_dies_while_it_takes_anothers_place_is_replaced_too() {
     killed(1000, "kill -9 $$");
     wait("the end of tries", || !rig.stack.db.find("message", "name", "VBD_DISK_PROCESS_DIED").is_empty());
     assert!(!rig.get("VBD", &vbd).bool("currently_attached"));
+    rig.check_real();
+}
+
+#[test]
+fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
+    let rig = Rig::real();
+    let vm = rig.make_vm(&[("sim-front", "vhost-user")]);
+    let vbd = rig.make_vbd(&vm, &rig.make_vdi(&rig.make_sr(), MIB));
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
+    rig.stack.disks.is_ending(uuid, Instant::now()).expect("a note");
+    let (process, _) = rig.processes()[0];
+    // SAFETY: the number is that of a process that this test started and that has not ended.
+    let signal = |signal| assert_eq!(unsafe { libc::kill(process.pid, signal) }, 0);
+    // It is connected to, and does not answer.
+    signal(libc::SIGSTOP);
+    let backend = rig.real_backend();
+    let end =
+        thread::spawn(move || backend.end(process, Some(0), false, Instant::now() + Duration::from_secs(20)));
+    thread::sleep(Duration::from_millis(300));
+    signal(libc::SIGKILL);
+    end.join().expect("no panic").expect("it has ended");
+    // The guest had let go: the disk is unplugged when its process is seen to have ended.
+    rig.stack.disks.is_left(uuid);
+    wait("the unplugged VBD", || {
+        let vbd = rig.get("VBD", &vbd);
+        !vbd.bool("currently_attached") && vbd.map("current_operations").is_empty()
+    });
+    rig.check_real();
+    rig.call("VBD.plug", vec![vbd.as_str().into()]);
     rig.check_real();
 }
 

@@ -67,15 +67,7 @@ impl Rig {
     /// On a store on disk in this directory, with real disk processes; what was there before is recovered.
     pub fn again(dir: &Path) -> Self {
         std::fs::create_dir_all(dir.join("state")).expect("a directory for the store");
-        // A process that was being started when its daemon was killed has the lock until it runs its own program.
-        let until = Instant::now() + Duration::from_secs(10);
-        let store = loop {
-            match Sqlite::open(&dir.join("state/store.db")) {
-                Ok(store) => break store,
-                Err(error) => assert!(Instant::now() < until, "a store: {error}"),
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
+        let store = Sqlite::open(&dir.join("state/store.db")).expect("a store");
         let db = Db::open(Arc::new(store)).expect("a database");
         Self::start(dir, db, Self::backend(dir, disk_program()))
     }
@@ -93,7 +85,12 @@ impl Rig {
 
     /// Disk processes that run, and their VBDs.
     pub fn processes(&self) -> Vec<(tapio_core::disks::Process, uuid::Uuid)> {
-        Self::backend(&self.dir, disk_program()).ours()
+        self.real_backend().ours()
+    }
+
+    /// What asks real disk processes, as the toolstack does.
+    pub fn real_backend(&self) -> Arc<dyn Backend> {
+        Self::backend(&self.dir, disk_program())
     }
 
     fn backend(dir: &Path, program: PathBuf) -> Arc<dyn Backend> {
