@@ -1,7 +1,6 @@
 //! The doors to the toolstack.
 
 pub mod accounts;
-pub mod base64;
 pub mod door;
 mod files;
 pub mod jsonrpc;

@@ -2,13 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use tapio_model::{ApiError, Value};
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use tapio_model::{ApiError, Value, datetime};
 
 use super::tokens::{Tag, Token, Tokens};
 use crate::limits::{Budget, Malformed, MessageLimits};
-use tapio_model::datetime;
 
-use crate::base64;
+/// The bytes of a `base64` value (RFC 4648, section 4): libraries break its lines, and some leave bits behind the last
+/// byte.
+fn bytes_of(text: &str) -> Option<Vec<u8>> {
+    const LENIENT: GeneralPurpose =
+        GeneralPurpose::new(&STANDARD, GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true));
+    let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    LENIENT.decode(digits).ok()
+}
 
 /// A request.
 #[derive(Clone, Debug, PartialEq)]
@@ -173,9 +182,7 @@ impl<'a> Decoder<'a> {
             Tag::Double => word.parse().ok().map(Value::Float),
             Tag::DateTime => datetime::parse(word).map(Value::DateTime),
             // XenAPI has no type for bytes: they are taken where they are text.
-            Tag::Base64 => {
-                base64::decode(word).and_then(|bytes| String::from_utf8(bytes).ok()).map(Value::String)
-            }
+            Tag::Base64 => bytes_of(word).and_then(|bytes| String::from_utf8(bytes).ok()).map(Value::String),
             Tag::Nil => word.is_empty().then_some(Value::Void),
             _ => return Err(self.tokens.wrong(format_args!("{tag:?} is no type"))),
         };
