@@ -146,7 +146,7 @@ impl Qmp {
     fn take(&self, mut line: Value) {
         let mut state = lock(&self.state);
         if let Some(id) = line.get("id").and_then(Value::as_u64) {
-            // Nobody waits for a late one any more.
+            // A reply after its command's timeout has no waiter.
             if state.waiting.remove(&id) {
                 let text = |error: &Value, key: &str| error[key].as_str().unwrap_or_default().to_owned();
                 let reply = match line.get("error") {

@@ -51,7 +51,7 @@ fn a_guest_lives_and_its_disks_come_and_go() {
     assert_eq!(driver.create(&vm).unwrap_err().code, "VM_BAD_POWER_STATE");
     let domid = driver.domid(vm.uuid).expect("a number");
     assert_eq!(driver.console(vm.uuid), Some(format!("/dev/pts/{domid}").into()));
-    // Before it runs: nobody answers, nobody is waited for.
+    // Before it runs: no front end replies, and no call waits for one.
     let (root, data, late) = (disk(0), disk(1), disk(20));
     for disk in [&root, &data] {
         assert_eq!(driver.front(vm.uuid, &disk.spec).unwrap(), FrontSpec::Xen);
