@@ -215,7 +215,7 @@ impl Ctx for Remote {
 
     fn progress(&self, fraction: f64) {
         let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { return };
-        // Where nobody listens the call's answer fails, too.
+        // If the daemon does not listen, sending the call's reply fails, too.
         let _ = self.link.lock().send(&FromWorker::Progress(fraction));
     }
 
