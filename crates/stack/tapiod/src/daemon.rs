@@ -1,4 +1,4 @@
-//! The daemon's life: state, toolstack, doors, signals, end.
+//! The daemon's life: state, toolstack, servers, signals, end.
 
 use std::fs;
 use std::io;
@@ -32,7 +32,7 @@ const DATABASE: &str = "tapio.db";
 /// File with the addresses that are served, in the run directory: a line each, `https://ADDRESS:PORT` and the like.
 const LISTENING: &str = "listening";
 
-/// What calls that are under way have to end in, when the daemon is told to.
+/// Deadline for calls in flight when the daemon is told to end.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What SRs have to be attached in before the daemon says that it is ready; those that are not then go on by

@@ -31,7 +31,7 @@ impl Watch {
         if fd < 0 {
             return Err(format!("inotify: {}", io::Error::last_os_error()));
         }
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else holds it.
         let events = unsafe { File::from_raw_fd(fd) };
         let dirs: BTreeSet<&Path> = files.iter().filter_map(|file| file.parent()).collect();
         for dir in dirs {
