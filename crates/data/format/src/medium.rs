@@ -83,7 +83,7 @@ impl<M: Medium + ?Sized> Medium for Box<M> {
     }
 }
 
-/// A medium that somebody else keeps.
+/// A medium that is borrowed.
 ///
 /// A type of its own and not `&mut M`, which would take `len` and its like away from a `&mut Vec<u8>`.
 #[derive(Debug)]

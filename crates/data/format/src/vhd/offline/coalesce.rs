@@ -1,7 +1,7 @@
 //! A child into its parent, so that the child can be taken out of the chain.
 //!
-//! What the child has, it hides from the parent: writing it into the parent changes nothing that anyone sees through
-//! the child, at no moment. A kill therefore leaves both valid, and a second run writes the same bytes again.
+//! What the child has, it hides from the parent: writing it into the parent changes nothing that a reader of the child
+//! sees, at no moment. A kill therefore leaves both valid, and a second run writes the same bytes again.
 
 use std::path::Path;
 
