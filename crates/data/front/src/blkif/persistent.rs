@@ -97,7 +97,7 @@ impl PersistentPages {
         Ok(Some((InUse(place as u32), base)))
     }
 
-    /// A page that nobody uses, after at most two rounds of the hand.
+    /// A page that no request uses, after at most two rounds of the hand.
     fn victim(&mut self) -> Option<usize> {
         for _ in 0..2 * self.pages.len() {
             let place = self.hand;

@@ -1,6 +1,6 @@
 //! The FUSE protocol as far as one file needs it: `linux/fuse.h` of the kernel's user interface, version 7.
 //!
-//! Everything is in the byte order of the machine. Requests begin with a header of 40 bytes, answers with one of 16.
+//! Everything is in the host's byte order. Requests begin with a header of 40 bytes, answers with one of 16.
 
 /// Bytes of a request's header (`fuse_in_header`).
 pub const IN_HEADER_LEN: usize = 40;
