@@ -90,7 +90,7 @@ pub(crate) struct Inner {
     suspect: Cell<Option<u64>>,
     /// Such writes may be gone, and no flush has said so yet.
     writes_lost: Cell<bool>,
-    /// Writes under way, and how many there have been.
+    /// Writes in flight, and how many there have been.
     writing: Cell<u64>,
     changes: Cell<u64>,
     status: RefCell<Status>,
@@ -116,7 +116,7 @@ impl Inner {
         false
     }
 
-    /// A request has come to its end: whoever asked hears of it.
+    /// A request has ended: its task is woken.
     fn finish(&self, index: u32) {
         let task = {
             let mut slots = self.slots.borrow_mut();

@@ -218,7 +218,7 @@ impl TlsServer {
         Ok(Self { kind: ServerKind::Certificates(Arc::new(config)), policy, report })
     }
 
-    /// Begins TLS with a client who has been told to; gives the plain end. `peer` names it in what is reported.
+    /// Begins TLS with a client that has been told to; gives the plain end. `peer` names it in what is reported.
     ///
     /// # Errors
     /// No thread or socket to be had.
