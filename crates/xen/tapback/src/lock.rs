@@ -1,4 +1,4 @@
-//! One tapback for a kind of back end: whoever serves it holds a lock, which others can ask for.
+//! One tapback for a kind of back end: the process that serves it holds a lock, which others can ask for.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -62,7 +62,7 @@ fn read_pid(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Whether somebody serves a kind of back end; the number of the process, if it has written it.
+/// Whether a process serves a kind of back end; its number, if the process has written it.
 pub fn serving(run: &RunDir, name: &str) -> Option<Option<u32>> {
     let mut file = File::open(path(run, name)).ok()?;
     // SAFETY: `flock` takes no pointers.

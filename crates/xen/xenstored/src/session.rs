@@ -22,7 +22,7 @@ pub struct Outbox {
     sent: u64,
     /// Where each message ends, counted from the beginning; of an event its hash.
     ends: VecDeque<(u64, Option<u64>)>,
-    /// Events that have not been sent: nobody gains from hearing the same twice.
+    /// Events that have not been sent: the same event twice would tell a client nothing more.
     waiting: HashSet<u64>,
 }
 

@@ -156,7 +156,7 @@ fn only_a_machines_memfd_is_a_guest() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
     assert!(Guest::from_fd(file.into(), 1).is_err(), "it could shrink below us");
-    // SAFETY: the name is a C string; the descriptor is nobody else's.
+    // SAFETY: the name is a C string; the descriptor has no other owner.
     let fd: std::os::fd::OwnedFd = unsafe {
         let fd = libc::memfd_create(c"none".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         std::os::fd::FromRawFd::from_raw_fd(fd)

@@ -260,7 +260,7 @@ impl MappedGrants {
 impl Drop for MappedGrants {
     fn drop(&mut self) {
         if !self.base.is_null() {
-            // SAFETY: made by `GrantDevice::map` with this length; whoever uses it keeps this value.
+            // SAFETY: made by `GrantDevice::map` with this length; every user of it keeps this value.
             unsafe { libc::munmap(self.base.cast(), self.len) };
         }
         let mut argument = [self.index, (self.len / PAGE_LEN) as u64];

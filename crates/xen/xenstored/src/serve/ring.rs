@@ -107,7 +107,7 @@ impl FilePage {
 
 impl Drop for FilePage {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` and named by nobody else.
+        // SAFETY: mapped by `map`; nothing else refers to it.
         unsafe { libc::munmap(self.base.cast(), 4096) };
     }
 }
