@@ -6,8 +6,8 @@ use std::slice;
 
 /// Memory to read into or write from: a run of `iovec`s, some of it skipped, `len` bytes in all.
 ///
-/// A copyable view. It never owns, so that cutting a request at block borders allocates nothing. Whoever makes one
-/// promises (see [`Segments::from_iovecs`]) that the memory outlives every operation on it.
+/// A copyable view. It never owns, so that cutting a request at block borders allocates nothing. Its maker promises
+/// (see [`Segments::from_iovecs`]) that the memory outlives every operation on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments {
     pieces: Pieces,
@@ -224,7 +224,7 @@ impl PageBuf {
     /// ```
     ///
     /// # Safety
-    /// What is made here and its slices are not used any more, by operations under way neither, when the buffer is
+    /// What is made here and its slices are not used any more, by operations in flight neither, when the buffer is
     /// dropped, and what reads or writes them does not run beside a reference to the same bytes. That holds in an
     /// `async fn` that owns the buffer and awaits the operation: its future is polled to its end, never dropped half
     /// way (see [`crate::Storage`]).

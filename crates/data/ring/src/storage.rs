@@ -82,9 +82,9 @@ pub unsafe trait Storage: 'static {
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>>;
 }
 
-/// The door of the data plane to the world: time, tasks and storages. io_uring, or the simulator.
+/// What the data plane uses of the host: time, tasks and storages. io_uring, or the simulator.
 pub trait Io: Clone + 'static {
-    /// The storages behind this door.
+    /// The storages that this opens.
     type Store: Storage;
     /// Opens a file or a block device.
     fn open(&self, path: &Path, access: Access) -> io::Result<Self::Store>;
@@ -110,7 +110,7 @@ pub trait Io: Clone + 'static {
         let why = format!("'{name}' is remote, and this process has no way to reach it");
         std::future::ready(Err(io::Error::new(io::ErrorKind::Unsupported, why)))
     }
-    /// The tasks that run on this door.
+    /// The tasks that run on this.
     fn tasks(&self) -> &Tasks;
     /// Nanoseconds of a clock that never goes back.
     fn now_ns(&self) -> u64;

@@ -63,7 +63,7 @@ enum ZeroSupport {
     ByHand,
 }
 
-/// A file that is open and not yet in anybody's ring: it may come from another thread.
+/// A file that is open and not yet in any thread's ring: it may come from another thread.
 #[derive(Debug)]
 pub(super) struct OpenedFile {
     file: File,
@@ -328,7 +328,7 @@ unsafe impl Storage for UringFile {
             return (span.len, true);
         }
         let seek = |whence| {
-            // SAFETY: `lseek` takes no pointers; the offset of this descriptor is used by nobody.
+            // SAFETY: `lseek` takes no pointers; the offset of this descriptor is never used.
             unsafe { libc::lseek(self.fd(), span.start as i64, whence) }
         };
         let end = span.start + span.len;
@@ -430,7 +430,7 @@ unsafe impl Storage for UringFile {
 
     async fn set_len(&self, len: u64) -> io::Result<()> {
         if !self.info.resizable {
-            // Whoever manages the device has made it longer, or not.
+            // The administrator has made the device longer, or not.
             let now = current_len(&self.file)?;
             if now < len {
                 let why = format!("the device has {now} bytes: make it longer first");
@@ -463,7 +463,7 @@ fn direct_align(file: &File) -> Option<(u32, u32)> {
         return None;
     }
     if stat.stx_mask & libc::STATX_DIOALIGN == 0 {
-        // The file system does not say (tmpfs, older kernels): 512 is what everyone takes who takes O_DIRECT at all.
+        // The file system does not say (tmpfs, older kernels): 512 works wherever O_DIRECT works at all.
         return Some((SECTOR_LEN as u32, SECTOR_LEN as u32));
     }
     (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
