@@ -2,17 +2,17 @@
 //! generator.
 //!
 //! ```text
-//!   for each round, for each workload, for each server:         one measurement, so that whoever else uses the
-//!       Ground ─ image ─▶ Process ◀─ load ─ measure ─▶ Sample   machine disturbs all of them alike
+//!   for each round, for each workload, for each server:         one measurement, so that other programs of
+//!       Ground ─ image ─▶ Process ◀─ load ─ measure ─▶ Sample   the host disturb all of them alike
 //!   Samples ─ median ─▶ Row ─ goals ─▶ Ratio ─▶ tables and JSON
 //! ```
 //!
-//! * `workload`, `server`, `goals`: tables of what is run, by whom, and what is compared.
+//! * `workload`, `server`, `goals`: tables of what is run, by which server, and what is compared.
 //! * `ground`, `process`, `measure`, `alone`: running it.
 //! * `report`, `progress`: showing it; `common`: what all benchmarks are told, and what their reports begin with.
 //! * `toolstack`, `xen`, `xenstore`: `tapio bench toolstack` and so on, runs of their own.
 //!
-//! Speeds are never a test: they are a machine's, at a moment. Ratios of one run are what may be compared.
+//! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
 mod alone;
 mod common;
@@ -222,7 +222,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     arguments.common.show(&report, &report.tables())
 }
 
-/// Ctrl-C ends the run after the measurement under way.
+/// Ctrl-C ends the run after the current measurement.
 fn end_at_interrupt() {
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::signal(libc::SIGINT, interrupt as *const () as libc::sighandler_t) };

@@ -115,7 +115,7 @@ impl Client {
             };
         }
         match self.target {
-            // Whoever may open the socket as root needs none.
+            // Root on the socket needs none.
             Target::Unix(_) if connection.user.is_none() => Ok((user, String::new())),
             _ if connection.quiet => Err(Failure::other("no password")),
             _ => {
