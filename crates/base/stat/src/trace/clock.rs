@@ -16,7 +16,7 @@ pub enum Clock {
 const BASELINE: Duration = Duration::from_millis(20);
 
 impl Clock {
-    /// The best that this machine has.
+    /// The best that this host has.
     pub fn best() -> Self {
         if cfg!(target_arch = "x86_64")
             && fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| is_even(&text))
