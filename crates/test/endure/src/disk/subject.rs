@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::random::Random;
 use crate::report::{Finding, Report};
 
-/// How long a command may take on a busy machine.
+/// How long a command may take on a busy host.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 
 /// How long a disk process may take to start or to end.

@@ -159,7 +159,7 @@ pub(super) fn xenstored_session(mut bytes: &[u8]) {
                     Header { kind, request: 9, transaction: u32::from(transaction) % 5, len }.encode();
                 world.server.receive(id, &[&header[..], payload.as_bytes()].concat());
                 debug_assert_eq!(header.len(), HEADER_LEN);
-                // Nobody carries wishes out here.
+                // The target carries no requests out that the server leaves open.
                 world.server.wishes.clear();
             }
         }

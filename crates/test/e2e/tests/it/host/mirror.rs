@@ -81,7 +81,7 @@ fn a_disk_moves_to_another_image_under_verified_load() {
     // What fio did not touch came over too.
     let check = "for mib in range(66, 96, 3): assert h.pread(1 << 20, mib << 20) == bytes([mib + 1]) * (1 << 20), mib";
     nbdsh(&tap.uri(), check);
-    // The first side is free: nobody has it open.
+    // The first side is free: no process has it open.
     assert_vhd_valid(&leaf);
     tap.destroy();
     assert_vhd_valid(&target);
