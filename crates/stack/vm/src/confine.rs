@@ -50,7 +50,7 @@ const SYSTEM: &[&str] = &[
 /// Devices that every guest's process may open.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"];
 
-/// Memory beside the guest's own that User-mode Linux takes of its file system in memory.
+/// Memory that User-mode Linux takes of its file system in memory, in addition to the guest's own.
 const MEMORY_SPARE: u64 = 64 << 20;
 
 const READ: u64 = right::READ_FILE | right::READ_DIR;
@@ -97,7 +97,7 @@ pub(crate) struct Confinement {
     root: Option<Root>,
     dir: CString,
     user: Option<(u32, u32)>,
-    /// Groups beside its own: those of devices.
+    /// Groups in addition to its own: those of devices.
     groups: Vec<u32>,
     is_narrow: bool,
     /// The version of Landlock, and what is allowed.

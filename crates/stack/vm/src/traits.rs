@@ -86,7 +86,7 @@ pub struct PluggedDisk {
     pub node: Option<PathBuf>,
     /// Bytes.
     pub size: u64,
-    /// What a back end is told beside it.
+    /// Facts for back ends outside of the disk process.
     #[serde(default)]
     pub facts: DiskFacts,
 }

@@ -56,7 +56,7 @@ const STRANGER_LIMIT: Duration = Duration::from_secs(5);
 /// How long a guest is asked to let go of a disk that is taken from it by force.
 const FORCE_LIMIT: Duration = Duration::from_secs(3);
 
-/// Slots that were promised to disks which are not plugged yet, by position.
+/// Slots that are reserved for disks which are not plugged yet, by position.
 #[derive(Debug, Default)]
 struct Slots(Mutex<BTreeMap<u8, u16>>);
 
@@ -207,7 +207,7 @@ impl Machine {
         }
     }
 
-    /// The slot of a disk: the one that it has or was promised, that of its position, or another.
+    /// The slot of a disk: the one that it has or that is reserved, that of its position, or another.
     fn slot(&self, disk: &DiskSpec) -> Result<u16, ApiError> {
         let (saved, mut promised) = (self.saved(), lock(&self.own.0));
         let position = disk.position;

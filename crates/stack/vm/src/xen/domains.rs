@@ -26,7 +26,7 @@ pub(super) const NAME: &str = "xen";
 /// How long xl may take for anything but making a domain.
 const XL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Between two looks without anything having been heard.
+/// Between two looks without an event.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Until the next try where xenstored cannot be reached.

@@ -367,7 +367,7 @@ impl VmDriver for Xen {
         let mut bus = self.0.bus().ok()?;
         loop {
             match bus.console(domid) {
-                // xenconsoled makes it when it hears of the domain.
+                // xenconsoled makes it when it learns of the domain.
                 Ok(None) if Instant::now() < until => {
                     poll(&mut [], Instant::now() + Duration::from_millis(20));
                 }

@@ -130,7 +130,7 @@ fn a_guest_that_keeps_a_disk_or_says_nothing_keeps_it_until_it_is_forced() {
         (state(&back).as_deref(), host.read(&format!("{back}/online")).as_deref()),
         (Some("4"), Some("1"))
     );
-    // And as clean shutdowns are not heard, they are not heard later either.
+    // A guest that ignores clean shutdowns finds no request left behind.
     let error = driver.shutdown(vm.uuid, ShutdownKind::Clean, shortly()).unwrap_err();
     assert_eq!(error.code, "VM_SHUTDOWN_TIMEOUT");
     assert_eq!(host.read(&format!("/local/domain/{domid}/control/shutdown")).as_deref(), Some(""));
