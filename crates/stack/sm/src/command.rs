@@ -1,4 +1,4 @@
-//! Programs of the system: run with a bound on time, and heard when they fail.
+//! Programs of the system: run with a timeout, and their failures reported.
 
 use std::fmt;
 use std::io::Read;

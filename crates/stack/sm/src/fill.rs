@@ -20,7 +20,7 @@ use crate::traits::Ctx;
 use plan::{Holds, PIECE_LEN, Plan};
 use target::Target;
 
-/// Readers beside the writer.
+/// Reader threads; there is one writer.
 const READERS: usize = 3;
 /// How often progress is reported at most: the caller may write each report to the database.
 const UPDATES: u64 = 200;

@@ -203,7 +203,7 @@ impl Ctx for Remote {
         if self.link.is_cancelled.load(Ordering::Acquire) {
             return true;
         }
-        // Another thread that talks hears it.
+        // Another thread that uses the link reads it.
         let Ok(mut inner) = self.link.inner.try_lock() else { return false };
         if inner.has_news() {
             // A daemon that is gone wants nothing any more.
