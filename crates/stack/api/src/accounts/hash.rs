@@ -26,7 +26,7 @@ pub(super) const MEMORY_KIB_MAX: u32 = 64 << 10;
 const ROUNDS_MAX: u32 = 8;
 /// Lanes that a hash may ask for.
 const LANES_MAX: u32 = 4;
-/// Jobs that wait for the thread, beside those that are sent to it: the queue of logins is the server's.
+/// Jobs in the thread's channel, at most: the queue of logins is the server's.
 const JOBS_MAX: usize = 1;
 /// The memory is given back after so long without a login.
 const KEPT: Duration = Duration::from_secs(10);

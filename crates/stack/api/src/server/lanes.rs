@@ -1,4 +1,4 @@
-//! Which calls run beside which.
+//! Which calls run in parallel with which.
 //!
 //! A call holds a thread while it runs. If all shared one pool, 128 VMs that start would keep a client from
 //! reading a name; so calls that may also be made asynchronously (those of the object table that work on disks and

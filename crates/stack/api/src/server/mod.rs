@@ -272,7 +272,7 @@ impl Shared {
 }
 
 /// Ends a connection so that the client has its answer: while something that it sent is unread, a close would be a
-/// reset, which takes away what the client has not read yet.
+/// reset, which discards what the client has not read yet.
 async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let mut dropped = [0; 4096];
     if stream.shutdown().await.is_ok() {

@@ -5,7 +5,7 @@
 //! are meant, so the caller, which knows the type of a parameter, converts it.
 //!
 //! A value of a type that it is not (a date that is none, a number of letters) is read as text: a message that looks
-//! at it refuses it by name, and one that does not, as a constructor with the fields that it ignores, never hears of
+//! at it refuses it by name, and one that does not, as a constructor with the fields that it ignores, never sees
 //! it. Bytes that are no call at all are answered by a fault.
 //!
 //! The reader takes what XML-RPC libraries write: all spellings of whole numbers, `nil`, `base64`, text without a type,
