@@ -36,13 +36,13 @@ const LISTENING: &str = "listening";
 const END_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What SRs have to be attached in before the daemon says that it is ready; those that are not then go on by
-/// themselves. Short beside what a service manager waits for, long beside what a storage that answers takes.
+/// themselves. Shorter than a service manager's timeout, longer than a storage that works takes.
 const STORAGE: Duration = Duration::from_secs(10);
 
 /// Threads that serve connections; everything that takes long has others.
 const SERVING_THREADS: usize = 2;
 
-/// Threads beside those of calls: answers that are put into words, steps of operations.
+/// Threads in addition to those of calls: answers that are put into words, steps of operations.
 const OTHER_THREADS: usize = 128;
 
 /// Everything that a start would complain about, without starting.
