@@ -256,7 +256,7 @@ pub fn note(change: &Move) -> Result<()> {
             remove(far)?;
             write(near, far, Reason::Mirror).inspect_err(|_| {
                 if let Some(before) = before {
-                    // What fails now is the directory, of which the caller hears by the first failure.
+                    // What fails now is the directory, and the first failure reports it to the caller.
                     let _ = store(far, &before);
                 }
             })

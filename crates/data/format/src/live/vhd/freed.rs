@@ -236,7 +236,7 @@ impl<S: Storage> VhdLayer<S> {
         writer.freed.is_crowded()
     }
 
-    /// Whether data that a guest does not see any more could come back if the process died: before it is promised that
+    /// Whether data that a guest does not see any more could come back if the process died: before a reply says that
     /// they read as zero, [`VhdLayer::forget_freed`] must be awaited.
     pub fn has_freed_data(&self) -> bool {
         self.writer.as_ref().is_some_and(|writer| writer.freed.has_data.get())

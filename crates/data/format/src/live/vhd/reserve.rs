@@ -1,6 +1,6 @@
 //! Space for new blocks, set aside ahead of need.
 //!
-//! On a file: the file grows by a run of blocks in one step, the file system promises that the new range reads as
+//! On a file: the file grows by a run of blocks in one step, the file system guarantees that the new range reads as
 //! zero, a footer is
 //! written at the new end, and all that is made durable *before* the first of those blocks is used. The old footer
 //! stays
@@ -249,7 +249,7 @@ impl<S: Storage> VhdLayer<S> {
             .map_err(failed("cannot set space aside for new blocks"))?;
         if resizable {
             if !writer.reserve.space {
-                // Data may find the storage full, and the guest hears of it. Metadata of data that was accepted may
+                // Data may find the storage full, and the guest gets an error. Metadata of data that was accepted may
                 // not.
                 for &sector in &places {
                     let bitmap = Span::new(u64::from(sector) * SECTOR_LEN, self.bitmap_len);

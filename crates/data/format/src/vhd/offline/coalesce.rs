@@ -33,7 +33,7 @@ pub struct Coalesced {
     pub sectors_skipped: u64,
 }
 
-/// Merges the image at `path` into its parent. `progress` hears blocks done and blocks in all.
+/// Merges the image at `path` into its parent. `progress` is called with blocks done and blocks in all.
 ///
 /// # Errors
 /// `InvalidArgument` without a parent; those of finding and opening it; as [`coalesce`].
