@@ -28,7 +28,7 @@ pub struct PersistentCounts {
     pub hits: u64,
     /// Pages that had to be mapped.
     pub misses: u64,
-    /// Mappings that were given up for others.
+    /// Mappings that were evicted for others.
     pub evictions: u64,
 }
 

@@ -64,7 +64,7 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
 
 /// Puts a free loop device over `file`, with sectors of `sector_len` bytes; gives its path.
 ///
-/// Its I/O goes past the page cache of the file, where the kernel can: requests then run beside each other instead of
+/// Its I/O goes past the page cache of the file, where the kernel can: requests then run in parallel instead of
 /// one at a time (4 KiB writes at depth 32: two to eight times as many), the host does not keep everything twice, and
 /// what others write to the disk is seen. The kernel that cannot goes through the page cache by itself.
 pub fn attach(file: &Path, sector_len: u32, read_only: bool) -> io::Result<PathBuf> {

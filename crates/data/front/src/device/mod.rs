@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Three ways, by what the kernel has; [`probe()`] says what works here and why the rest does not. All are made and
-//! taken away within a time limit, and none leaves the host hanging when the process dies: what is left is either
+//! detached within a time limit, and none leaves the host hanging when the process dies: what is left is either
 //! waited for ([`ublk`], [`nbd`]: a restarted process goes on with it) or cleaned up by the next process ([`stale`]).
 
 pub mod aside;
@@ -156,7 +156,7 @@ pub fn is_claimed(device: &Path) -> bool {
     aside::aside(CALL_MAX, move || Ok(loop_device::is_claimed(&device))).unwrap_or(true)
 }
 
-/// Takes away what processes that died left: mounts and loop devices at once; with `waiting` also devices that wait for
+/// Removes what processes that died left: mounts and loop devices at once; with `waiting` also devices that wait for
 /// their process to come back, whose users then get errors. `dir` is [`DeviceOptions::dir`].
 ///
 /// # Errors

@@ -127,7 +127,7 @@ impl Connection {
     /// where the receiver and the sender of the connection then have to run.
     pub(super) fn open(world: &World, start: Start) -> Option<Rc<Self>> {
         let Start { fd, session, shared, permit, held } = start;
-        // A server counts its own clients; the pool's promise is for all servers of the disk together.
+        // A server counts its own clients; the pool's shares are for all servers of the disk together.
         if shared.is_cancelled() || CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
             shared.note_closed();
             return None;

@@ -71,7 +71,7 @@ pub enum Outcome {
     Nothing,
     /// The slot has something to say to the client.
     Answer(u32),
-    /// All parts are done, and a flush must follow before the client hears of it.
+    /// All parts are done, and a flush must follow before the client is answered.
     FlushFirst(u32),
 }
 

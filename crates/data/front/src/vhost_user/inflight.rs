@@ -182,7 +182,7 @@ impl InflightQueue {
             self.word(AT_VERSION).store(VERSION, Ordering::Release);
             return Recovered { heads: Vec::new(), next_avail: base };
         }
-        // Answers that were published but whose marks were not yet taken away.
+        // Answers that were published but whose marks were not yet cleared.
         let behind = used_index.wrapping_sub(self.word(AT_USED_INDEX).load(Ordering::Relaxed));
         let mut head = self.word(AT_LAST_BATCH_HEAD).load(Ordering::Relaxed);
         for _ in 0..behind.min(self.size) {

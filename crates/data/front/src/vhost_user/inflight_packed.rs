@@ -149,7 +149,7 @@ impl PackedInflight {
             // The guest has seen the batch.
             (old, free) = (used, load(AT_FREE_HEAD));
         }
-        // What is free is not in flight, whatever its mark says: that was about to be taken away, or to be set.
+        // What is free is not in flight, whatever its mark says: that was about to be cleared, or to be set.
         for _ in 0..self.size {
             if free >= self.size {
                 break;

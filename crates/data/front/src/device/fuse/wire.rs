@@ -56,7 +56,7 @@ mod opcode {
 
 /// Bits of INIT that are asked for where the kernel has them: reads in parallel, direct I/O in parallel, long requests.
 const INIT_FLAGS: u32 = 1 << 0 | 1 << 5 | 1 << 15 | 1 << 18 | 1 << 22;
-/// Of `fuse_open_out`: no page cache, and writers beside each other.
+/// Of `fuse_open_out`: no page cache, and writers in parallel.
 pub const OPEN_DIRECT: u32 = 1 << 0 | 1 << 6;
 /// Of `fuse_open_out`: what the page cache holds stays.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;

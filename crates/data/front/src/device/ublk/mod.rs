@@ -240,7 +240,7 @@ impl UblkDevice {
         Ok(())
     }
 
-    /// Takes the device away. Tells whether that came to its end.
+    /// Removes the device. Returns whether that succeeded.
     pub fn detach(self) -> bool {
         self.take_away()
     }

@@ -78,7 +78,7 @@ pub(super) struct Server {
     inner: RefCell<Inner>,
     /// What the disk has finished since the last publication.
     done: RefCell<Vec<(u32, Result<(), DiskError>)>>,
-    /// There may be requests to read; the poll rests meanwhile.
+    /// There may be requests to read; the poll is idle meanwhile.
     ready: Cell<bool>,
     drained: Notify,
     /// There was no memory for the next request.
