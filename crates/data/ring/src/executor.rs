@@ -487,7 +487,7 @@ mod tests {
     fn without_polling_the_clock_is_read_no_more_often_for_it() {
         let (sleeps, reads, counters) = serve(0, &[20; 100]);
         assert_eq!((sleeps, counters), (100, PollingCounters::default()));
-        // At the start; for each sleep, until when it lasts, its end, and whether the thread rests.
+        // At the start; for each sleep, until when it lasts, its end, and whether the thread is idle.
         assert!(reads <= 1 + 3 * sleeps, "{reads}");
     }
 }

@@ -6,7 +6,7 @@ use std::slice;
 
 /// Memory to read into or write from: a run of `iovec`s, some of it skipped, `len` bytes in all.
 ///
-/// A copyable view. It never owns, so that cutting a request at block borders allocates nothing. Its maker promises
+/// A copyable view. It never owns, so that cutting a request at block borders allocates nothing. Its maker guarantees
 /// (see [`Segments::from_iovecs`]) that the memory outlives every operation on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments {
@@ -167,7 +167,7 @@ impl Segments {
 
     /// Fills the memory with zeroes.
     pub fn fill_zero(&self) {
-        // SAFETY: the maker promised that the memory is valid for writing.
+        // SAFETY: the maker guaranteed that the memory is valid for writing.
         self.for_each(|base, len| unsafe { base.write_bytes(0, len) });
     }
 
@@ -176,7 +176,7 @@ impl Segments {
         assert_eq!(from.len() as u64, self.len);
         let mut at = 0;
         self.for_each(|base, len| {
-            // SAFETY: the maker promised that the memory is valid for writing; `from` is checked by the slice.
+            // SAFETY: the maker guaranteed that the memory is valid for writing; `from` is checked by the slice.
             unsafe { base.copy_from_nonoverlapping(from[at..at + len].as_ptr(), len) };
             at += len;
         });
@@ -187,7 +187,7 @@ impl Segments {
         assert_eq!(into.len() as u64, self.len);
         let mut at = 0;
         self.for_each(|base, len| {
-            // SAFETY: the maker promised that the memory is valid for reading; `into` is checked by the slice.
+            // SAFETY: the maker guaranteed that the memory is valid for reading; `into` is checked by the slice.
             unsafe { base.copy_to_nonoverlapping(into[at..at + len].as_mut_ptr(), len) };
             at += len;
         });

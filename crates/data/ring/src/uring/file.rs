@@ -181,7 +181,7 @@ impl UringFile {
             }
             let fd = types::Fd(self.fd());
             let flags = self.flags(write);
-            // SAFETY: the maker of `data` promised that its memory stays valid until the operation, awaited here,
+            // SAFETY: the maker of `data` guaranteed that its memory stays valid until the operation, awaited here,
             // has completed; the iovec table lives in the operation's own slot.
             let op = unsafe {
                 match piece.flat() {
@@ -246,7 +246,7 @@ impl UringFile {
         };
         let (fd, base, len, offset) = (self.fd(), base.cast(), len as usize, offset as libc::off64_t);
         loop {
-            // SAFETY: the maker of the segments promised that the memory is valid.
+            // SAFETY: the maker of the segments guaranteed that the memory is valid.
             let moved = unsafe {
                 if write {
                     libc::pwrite64(fd, base, len, offset)
@@ -417,7 +417,7 @@ unsafe impl Storage for UringFile {
                     self.len.set(self.len.get().max(end));
                     return Ok(());
                 }
-                // A file system that cannot promise space can still grow the file.
+                // A file system that cannot reserve space can still grow the file.
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
                 Err(error) => return Err(error),
             }

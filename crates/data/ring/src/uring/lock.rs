@@ -16,7 +16,7 @@ const HELD_MAX: Duration = Duration::from_secs(2);
 /// killed process, and with them its locks, after the process.
 const LEFT_MAX: Duration = Duration::from_secs(5);
 
-/// The lock of a writer on an image: two writers would destroy it. Given up when dropped.
+/// The lock of a writer on an image: two writers would destroy it. Released when dropped.
 #[derive(Debug)]
 pub struct WriterLock(File);
 

@@ -44,7 +44,7 @@ impl Uring {
         };
         let flags = if all { libc::MSG_WAITALL } else { 0 };
         let entry = opcode::Recv::new(types::Fd(fd), base, len).flags(flags).build();
-        // SAFETY: the maker of `into` promised that its memory stays valid until the operation has completed.
+        // SAFETY: the maker of `into` guaranteed that its memory stays valid until the operation has completed.
         let op = unsafe { self.start(|_| entry) };
         async move { result(op.await) }
     }
@@ -93,7 +93,7 @@ impl Uring {
             unreachable!("sending from scattered memory")
         };
         let entry = opcode::Send::new(types::Fd(fd), base, len).flags(flags | libc::MSG_NOSIGNAL).build();
-        // SAFETY: the maker of `from` promised that its memory stays valid until the operation has completed.
+        // SAFETY: the maker of `from` guaranteed that its memory stays valid until the operation has completed.
         let op = unsafe { self.start(|_| entry) };
         async move { result(op.await) }
     }

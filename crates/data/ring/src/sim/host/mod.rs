@@ -35,7 +35,7 @@ pub struct Faults {
     pub stuck: u64,
     /// The connection to a remote file is lost, and perhaps its server restarted.
     pub connection_loss: u64,
-    /// An operation that is to be given up is, with ECANCELED, and nothing of it happens.
+    /// An operation that is to be cancelled is, with ECANCELED, and nothing of it happens.
     pub cancels: u64,
 }
 
