@@ -53,7 +53,7 @@ impl Connection {
         let header = RequestHeader { flags: 0, command: command::DISC, cookie: 0, offset: 0, len: 0 };
         let mut bytes = Vec::new();
         put_request(self.style, &header, &mut bytes);
-        // SAFETY: the bytes are valid for their length. A server that does not hear it sees the end of the stream.
+        // SAFETY: the bytes are valid for their length. A server that does not read it sees the end of the stream.
         unsafe {
             libc::send(
                 self.fd(),
@@ -160,7 +160,7 @@ impl Inner {
                     slot.outcome = Outcome::Unreachable;
                     ended.push(index);
                 } else {
-                    // Reads and writes alike: the caller has heard of no end, so doing it again changes nothing.
+                    // Reads and writes alike: the caller got no reply, so doing it again changes nothing.
                     (slot.state, slot.got, slot.outcome) = (State::Queued, 0, Outcome::Done);
                     queue.push_back(index);
                 }

@@ -1,5 +1,5 @@
 //! Connecting, on a thread of its own: resolving a name and talking through a handshake may take seconds, and the data
-//! thread has other things to do meanwhile. It hears of the end through an event counter on its ring.
+//! thread has other things to do meanwhile. An event counter on its ring tells it of the end.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -33,7 +33,7 @@ impl Status {
     }
 }
 
-/// Starts the thread; gives the plain end. The session must be open by `deadline`. `failed` hears why it never was, or
+/// Starts the thread; gives the plain end. The session must be open by `deadline`. `failed` gets why it never was, or
 /// ended badly.
 pub fn start(
     session: Session,
@@ -145,7 +145,7 @@ fn receive(fd: &OwnedFd, into: &mut [u8]) -> io::Result<Got> {
 }
 
 impl Pump {
-    /// Runs until either side has ended and heard what there was for it.
+    /// Runs until either side has ended and got what there was for it.
     fn run(&mut self) -> Result<(), String> {
         let network = |error: io::Error| format!("the network: {error}");
         let mut failure = None;
@@ -174,7 +174,7 @@ impl Pump {
                         match heard {
                             Ok(Heard::More) => {}
                             Ok(Heard::End) => self.end_of_net(),
-                            // The other side shall hear of it before the socket closes.
+                            // The peer shall read it before the socket closes.
                             Err(why) => {
                                 failure = Some(why);
                                 self.deadline.get_or_insert_with(|| Instant::now() + LAST_TIME);

@@ -353,7 +353,7 @@ impl Session {
         Ok(())
     }
 
-    /// A client hears which of its offers the server took.
+    /// A client reads which of its offers the server took.
     fn hear(&mut self, whole: &[u8], start: ClientStart) -> Result<(), Failure> {
         let hello = ServerHello::parse(&whole[4..])?;
         self.transcript.0.update(whole);
