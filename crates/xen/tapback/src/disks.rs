@@ -140,7 +140,7 @@ impl Processes {
             if goes_on && there.queues == front.queues && there.protocol == front.protocol {
                 return Ok((entry.id, true));
             }
-            // A ring that the guest has given up.
+            // A ring that the guest has left.
             let remove = Command::FrontRemove { minor, front: entry.id, force: true };
             client.call::<serde_json::Value>(&remove, &[], Some(DISCONNECT_TIME))?;
         }

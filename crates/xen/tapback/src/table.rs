@@ -76,7 +76,7 @@ impl Situation {
             State::Unknown | State::Initialising | State::InitWait | State::Closed => Action::Disconnect,
             State::Initialised | State::Connected => match self.back {
                 State::Connected | State::Closing => Action::Wait,
-                // One that begins again did not wait for our offer; one that worked was taken away.
+                // One that begins again did not wait for our offer; one that worked is being unplugged.
                 State::Closed if !self.online || self.front == State::Connected => Action::Disconnect,
                 _ => Action::Announce,
             },

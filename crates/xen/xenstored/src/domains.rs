@@ -65,7 +65,7 @@ pub struct General {
     pub limits: Limits,
     /// Limits that the program was started with.
     pub given: Limits,
-    /// The domains that may watch `@introduceDomain` and `@releaseDomain`, beside the control domain.
+    /// The domains that may watch `@introduceDomain` and `@releaseDomain`, apart from the control domain.
     pub special: BTreeMap<String, Perms>,
 }
 

@@ -161,7 +161,7 @@ impl Conn {
         }
     }
 
-    /// Bytes kept for it, beside its nodes.
+    /// Bytes kept for it, apart from its nodes.
     pub fn memory(&self) -> usize {
         self.out.unsent().len()
             + self.decoder.pending().len()

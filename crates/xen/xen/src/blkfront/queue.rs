@@ -213,7 +213,7 @@ impl FrontQueue {
     pub fn buffer(&mut self, slot: u32) -> &mut [u8] {
         let len = self.request_len_max as usize;
         // SAFETY: the buffer lies inside this queue's pages, which `self` alone hands out. A back end that writes there
-        // without being asked breaks the promise that it made to the guest, and the test that looks sees it.
+        // without being asked breaks the protocol, and the test that looks sees it.
         unsafe { std::slice::from_raw_parts_mut(self.slots.buffer(slot), len) }
     }
 

@@ -126,7 +126,7 @@ impl Guest {
         let page = self.memory.pin(grant, self.us, rights)?;
         let theirs = self.memory.page(page).wrapping_add(usize::from(offset));
         // SAFETY: the page is the domain's and `offset + len` inside it (`is_well_formed`); our end is valid by the
-        // promise of `CopyBatch::push`. The domain may change its page meanwhile: the bytes are then a mixture, which
+        // contract of `CopyBatch::push`. The domain may change its page meanwhile: the bytes are then a mixture, which
         // only the domain itself can notice.
         unsafe {
             match direction {

@@ -1,4 +1,4 @@
-//! The double keeps the hypervisor's promises.
+//! The double behaves as the hypervisor guarantees.
 
 use super::*;
 use crate::domain::{CopyBatch, Direction, Domain, GrantRef, PAGE_LEN, Rights, grant_status};

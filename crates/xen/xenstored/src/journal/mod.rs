@@ -1,7 +1,7 @@
 //! The tree and the domains on disk, for a daemon that is killed or a host that loses power.
 //!
 //! ```text
-//!   tree.7   all of it when generation 7 began            written beside, synced, renamed, directory synced
+//!   tree.7   all of it when generation 7 began            written apart, synced, renamed, directory synced
 //!   log.7    what changed since: one record a step         appended and synced before the answers are sent
 //! ```
 //!

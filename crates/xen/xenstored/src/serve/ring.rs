@@ -259,7 +259,7 @@ impl Ring {
         if self.failed.is_none() {
             self.failed = Some(error);
             self.word(ERROR).store(error as u32, Ordering::Release);
-            // Whether the guest hears of it is the guest's loss alone.
+            // A guest that is not notified harms itself alone.
             let _ = self.channel.notify();
         }
         error

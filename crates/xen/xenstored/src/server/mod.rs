@@ -181,7 +181,7 @@ impl Server {
     pub fn go_on(&mut self, id: ConnId) {
         while self.wants_more(id) {
             let Some(conn) = self.conn_mut(id) else { return };
-            // Lent out, because the message lies in it and the request may be about any connection.
+            // Taken out meanwhile, because the message lies in it and the request may be about any connection.
             let mut decoder = std::mem::take(&mut conn.decoder);
             let found = match decoder.next() {
                 Ok(Some(message)) => {
@@ -355,7 +355,7 @@ impl Server {
         }
     }
 
-    /// Whether a connection may hear of a node: it can read it, could read it, or can read what it is in.
+    /// Whether a connection may be told of a node: it can read it, could read it, or can read what it is in.
     fn may_know(&self, id: ConnId, path: &str, node: Option<&Node>, before: Option<&Perms>) -> bool {
         let Some(conn) = self.conn(id) else { return false };
         let reads = |perms: &Perms| perms.of(&conn.caller).has(Access::READ);
@@ -456,7 +456,7 @@ impl Server {
 
     /// Goes on with what a daemon before this one has kept, before any request. Domains are served by their rings
     /// where these can be had; `life` says how each is. A watch is told once, as when it was made: what it was about
-    /// may have changed since its domain last heard of it.
+    /// may have changed since its domain was last told.
     pub fn take_up(&mut self, mut kept: Kept, mut life: impl FnMut(u32) -> Life) {
         // The control domain's ring is there already.
         let control = self.domains.get(0).and_then(|domain| domain.conn);

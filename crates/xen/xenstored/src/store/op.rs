@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use crate::tree::{Caller, Children, Node, Perms, Tree, Value, parts, split, walk};
 
-/// What a node costs beside its value, name and permissions, in bytes of the memory quota.
+/// What a node costs in addition to its value, name and permissions, in bytes of the memory quota.
 const NODE_COST: usize = 96;
 
 /// A change.
@@ -66,7 +66,7 @@ pub struct Usage {
     pub bytes: i64,
 }
 
-/// What changes bring about beside the new tree.
+/// What changes bring about in addition to the new tree.
 #[derive(Clone, Debug, Default)]
 pub struct Effects {
     /// For the watches, in order.
