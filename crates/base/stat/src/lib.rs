@@ -18,7 +18,7 @@
 //! died: the next one that starts removes it and what it names ([`clean_stale`]).
 //!
 //! [`trace`] follows single requests, for as long as a reader asks for that.
-//! [`pool`] is what disks share beside: the pages that those of one storage repository may have in flight.
+//! [`pool`] is what disks share: the pages that those of one storage repository may have in flight.
 //!
 //! This crate must never depend on the data path: it is linked into readers too.
 

@@ -123,7 +123,7 @@ impl<M: Memory> Ledger<M> {
         }
     }
 
-    /// Counts the free pages anew from what the disks hold: for a damaged segment. Exact beside others:
+    /// Counts the free pages anew from what the disks hold: for a damaged segment. Exact while other processes run:
     /// it changes nothing if anything changed meanwhile.
     pub fn recount(&self, slot: usize) {
         let state = self.settle();

@@ -97,7 +97,7 @@ impl Rate {
     }
 }
 
-/// Whether what `/proc/cpuinfo` says of the first processor promises an even counter.
+/// Whether what `/proc/cpuinfo` says of the first processor guarantees an even counter.
 fn is_even(cpuinfo: &str) -> bool {
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
     let has = |name: &str| flags.is_some_and(|line| line.split_ascii_whitespace().any(|word| word == name));
