@@ -93,7 +93,7 @@ pub struct Target {
     pub sizes: AtomicU64,
     /// The step of the schedule.
     pub step: AtomicU64,
-    /// A client rests this long after each request.
+    /// A client waits this long after each request.
     pub rest: Duration,
     /// Whether the disk takes zeroes and discards.
     pub discards: bool,

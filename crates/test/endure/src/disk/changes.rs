@@ -186,7 +186,7 @@ pub fn kill_in_commit(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
         (false, 0) => vec![old.clone(), new],
         (false, _) => vec![old.clone()],
     })?;
-    // It may have been done before the command has heard of it. Asked only now: the kernel ends the writes of a process
+    // It may have been done before the command was told. Asked only now: the kernel ends the writes of a process
     // that was killed a little later, and what it still owed is put in place by the next.
     if !was_done && index > 0 && !has_parent(subject, &old[index - 1], &image)? {
         subject.chain.remove(index);

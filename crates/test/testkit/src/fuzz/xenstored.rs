@@ -9,7 +9,7 @@ use super::take;
 
 /// Nodes that each guest may own.
 const NODES: u64 = 20;
-/// Bytes kept for a guest, beside its nodes.
+/// Bytes kept for a guest, apart from its nodes.
 const MEMORY: u64 = 16 << 10;
 /// Words that requests are made of: what is short enough to meet itself again.
 const WORDS: [&str; 16] = [

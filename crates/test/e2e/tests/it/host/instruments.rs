@@ -1,4 +1,4 @@
-//! `xsiostat` beside disks that work, come and go.
+//! `xsiostat` while disks work, come and go.
 
 use std::process::Command;
 use std::time::Duration;

@@ -110,7 +110,7 @@ fn a_second_side_that_fills_up_is_lost_quietly_and_taken_up_again() {
     assert!(said.contains("lost"), "{said}");
     assert_eq!(status(&host, &tap)["state"], "degraded");
     assert!(tap.ctl("stats", &[]).ok().contains("\"nbd_mirror_failed\": 1"));
-    // The guest hears of nothing.
+    // The guest gets no error.
     nbdsh(&tap.uri(), "for mib in range(16): h.pwrite(b'g' * 5120, (mib << 20) + 512)\nh.flush()");
     let refused = mirror(&host, &tap, "pivot", &[]).fails();
     assert!(refused.contains("resume the mirror first"), "{refused}");

@@ -1,4 +1,4 @@
-//! The process as a service: what the manager hears, how much memory it takes, how it ends.
+//! The process as a service: what it reports to the manager, how much memory it takes, how it ends.
 
 use std::io::Write;
 use std::os::unix::net::{UnixDatagram, UnixStream};

@@ -1,4 +1,4 @@
-//! `tapio trace` follows the requests of clients that know nothing of it.
+//! `tapio trace` follows the requests of clients that do no tracing.
 
 use std::process::Command;
 use std::time::Duration;
