@@ -150,7 +150,7 @@ stall() {
 	report "$1.stalled=1"
 }
 
-# What waits for a process that does not come back can be given up.
+# What waits for a process that does not come back can be disconnected.
 give_up() {
 	start "$1" "$2" "/tmp/$1.vhd"
 	was=$device
