@@ -55,12 +55,12 @@ const EXTRA: [&str; 2] = ["start", "memory"];
 /// What else can be measured.
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Measure the toolstack: plugs, starts of machines, calls, events, memory
+    /// Measure the toolstack: plugs, starts of VMs, calls, events, memory
     ///
     /// Starts a tapiod of its own in a directory that is removed at the end, with real disk processes and, but for one
-    /// machine, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
+    /// VM, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
     Toolstack(toolstack::Arguments),
-    /// Measure the path of Xen's block rings, on any machine
+    /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
     /// memory that both sides map, and eventfds. So the costs of rings, requests, copies and wake-ups are real, and

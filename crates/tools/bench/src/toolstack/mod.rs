@@ -67,10 +67,10 @@ pub struct Arguments {
     /// How long the simulated storage makes each plug wait; 285 without, as XenServer's did on local SSDs
     #[arg(long, value_name = "MILLISECONDS")]
     latency_ms: Option<u64>,
-    /// Numbers of disks to start a machine with
+    /// Numbers of disks to start a VM with
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',')]
     vbds: Vec<usize>,
-    /// Machines of the storm, each with 8 disks
+    /// VMs of the storm, each with 8 disks
     #[arg(long, value_name = "COUNT")]
     machines: Option<usize>,
     /// Listeners for events
