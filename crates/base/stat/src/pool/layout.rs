@@ -66,7 +66,7 @@ const _: () = assert!(at::minor(SLOTS - 1) < SEGMENT_LEN / 8);
 const _: () = assert!(at::WAITING_WORDS * 64 == SLOTS);
 
 /// Free pages, and the last change with the slot that it belongs to: one word, so that a change happens or does not,
-/// whichever process is killed at any moment.
+/// at whatever moment a process is killed.
 ///
 /// `free:16 | delta:17 | slot:8 | count:23`. The change counts in the slot's [`Share`] as soon as a process has carried
 /// it over; that has happened when the share's count is `count`, and not yet when it is one less.

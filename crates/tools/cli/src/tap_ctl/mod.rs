@@ -59,7 +59,7 @@ struct Which {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List processes, disks and numbers without a disk
+    /// List processes, disks and allocated numbers that are not attached
     ///
     /// On a terminal a table of pid, minor number, state, type and file; into a pipe lines of 'key=value', where what
     /// is not known is left out.

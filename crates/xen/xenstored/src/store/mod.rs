@@ -157,7 +157,7 @@ impl View<'_> {
         self.transaction.as_mut().map_or(Ok(()), |transaction| transaction.note(path, aspect, max))
     }
 
-    /// The node of a path if the caller has this access. Without it the error does not tell whether the node exists.
+    /// The node of a path if the caller has this access. A missing one is `EACCES` without access to the node above it.
     fn find(&mut self, path: &str, wanted: Access, aspect: Aspect) -> Result<&Rc<Node>, Errno> {
         self.note(path, OWN | aspect)?;
         if self.tree().get(path).is_none() {
