@@ -1,5 +1,5 @@
 //! Talks to the small agent in a guest (`guest/agent`): a line `NUMBER COMMAND...`, answered by a line
-//! `NUMBER ok TEXT` or `NUMBER no TEXT`. One exchange at a time. A line with another number answers an earlier exchange,
+//! `NUMBER ok TEXT` or `NUMBER no TEXT`. One exchange at a time. A line with another number is of an earlier exchange,
 //! and is dropped.
 
 use std::fs::File;
