@@ -7,7 +7,7 @@
 #   *.ko      drivers of dom0 and of the guests
 #   root/     the toolstack's programs and libraries
 
-# Drivers of dom0 (its doors to the hypervisor, file systems for images) and of guests (the front end of a disk).
+# Drivers of dom0 (for its hypercalls, file systems for images) and of guests (the front end of a disk).
 xen_drivers='xen-privcmd xenfs xen-evtchn xen-gntdev xen-gntalloc xen-blkfront xen-blkback loop brd crc16 crc32c_generic mbcache jbd2 ext4'
 
 fetch_xen() {

@@ -48,7 +48,7 @@ case_pattern() {
 }
 
 # Write and verify for $tapio_rounds rounds: each writes a slot with fsync, drops the caches and reads an earlier one
-# back. The disk process may die meanwhile, or the guest move to another machine; it must notice nothing but a pause.
+# back. The disk process may die meanwhile, or the guest move to another host; it must notice nothing but a pause.
 case_load() {
 	describe "$disk"
 	round=0

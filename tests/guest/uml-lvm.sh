@@ -67,7 +67,7 @@ clean() {
 sr_create() { ok sr-create name-label=local type=ext "$@"; }
 pbd_of() { ok pbd-list sr-uuid="$1" --minimal; }
 
-# holds SR VDI BYTE: the first mebibyte of a VDI is BYTE, by a copy that somebody else's program reads.
+# holds SR VDI BYTE: the first mebibyte of a VDI is BYTE, by a copy that another project's program reads.
 holds() {
 	copy=$(ok vdi-copy uuid="$2" sr-uuid="$1")
 	must qemu-io -r -f vpc -c "read -P $3 0 1M" -c "read -P 0 1M 1M" "$pool/$1/$copy.vhd"
@@ -117,7 +117,7 @@ life() {
 	[ ! -e "/dev/XSLocalEXT-$sr" ] || fail "a directory of the group stays in /dev"
 }
 
-# What somebody else made of a device.
+# Devices that another program made LVM's.
 foreign_groups() {
 	must plain vgcreate other /dev/vda
 	refused "volume group other" sr-create name-label=x type=ext device-config:device=/dev/vda
@@ -158,7 +158,7 @@ from_xenserver() {
 	clean /dev/vda
 }
 
-# The work dies between the steps; what it left is finished, undone, or in nobody's way.
+# The work dies between the steps; what it left is finished, undone, or hinders no later work.
 kills() {
 	set -- begin marked grouped volume-made formatted
 	for step in "$@"; do

@@ -1,5 +1,5 @@
 #!/bin/sh
-# First program of a virtual machine in which disks are devices of the machine itself: an initramfs with busybox, our
+# First program of a VM in which disks are devices of its own kernel: an initramfs with busybox, our
 # programs, the tools of two file systems, and the drivers that the hosts of the other lanes lack.
 # Parameters come from the kernel command line as in uml-init.sh.
 /bin/busybox mkdir -p /proc /sys /dev /mnt /bin /tmp /run /etc
@@ -114,7 +114,7 @@ survive() {
 			image=/tmp/$how-leaf.vhd
 		fi
 		crash
-		# What is under way waits; nobody gets an error.
+		# Requests in flight wait; none gets an error.
 		usleep 200000
 		start "$how" "$minor" "$image"
 		[ "$device" = "$was" ] || fail "$how: $was came back as $device"
@@ -150,7 +150,7 @@ stall() {
 	report "$1.stalled=1"
 }
 
-# What waits for a process that does not come back can be given up.
+# What waits for a process that does not come back can be disconnected.
 give_up() {
 	start "$1" "$2" "/tmp/$1.vhd"
 	was=$device

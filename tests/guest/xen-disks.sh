@@ -108,7 +108,7 @@ unplug_large() {
 	must xenstore-rm "$back"
 }
 
-# close_disk PID MINOR: when nobody has it any more, which the back end may still have to notice.
+# close_disk PID MINOR: when no process has it any more, which the back end may still have to notice.
 close_disk() {
 	wait_for 20 "disk $2 to be given up" tap-ctl close -p "$1" -m "$2"
 	must tap-ctl detach -p "$1" -m "$2"

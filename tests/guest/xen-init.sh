@@ -17,7 +17,7 @@ echo dom0 >/proc/sys/kernel/hostname
 mkdir -p /etc/xen
 : >/etc/xen/xl.conf
 . /lib.sh
-# The door to the hypervisor comes first.
+# The hypervisor's drivers come first.
 for module in xen-privcmd xenfs xen-evtchn xen-gntdev xen-gntalloc crc16 crc32c_generic mbcache jbd2 ext4 loop; do
 	[ ! -e "/$module.ko" ] || insmod "/$module.ko" || fail "the kernel refused $module.ko"
 done
@@ -25,12 +25,12 @@ mount -t xenfs xenfs /proc/xen || fail "no xenfs"
 
 # --- time ---
 
-# The seconds in these scripts are those of a machine with nothing else to do, whose dom0 has its toolstack after
+# The seconds in these scripts are those of an idle host, whose dom0 has its toolstack after
 # $quiet_boot seconds. On one that is slower or busier they count as many times as this boot took longer.
 quiet_boot=6
 pace=4
 
-# patient SECONDS COMMAND...: the command, ended after so many seconds of a machine with nothing else to do.
+# patient SECONDS COMMAND...: the command, ended after so many seconds of an idle host.
 patient() {
 	local limit=$(($1 * pace))
 	shift

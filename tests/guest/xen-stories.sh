@@ -282,7 +282,7 @@ case_hotplug() {
 	done
 	in_guest hot calm xvda 2
 	report "hotplug.written=$(echo $said)"
-	# The machine goes down in the middle of it.
+	# The VM is destroyed in the middle of it.
 	in_guest hot put xvda 5 2
 	written=$said
 	in_guest hot storms xvda 3

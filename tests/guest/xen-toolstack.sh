@@ -15,7 +15,7 @@ start_daemon() {
 	wait_for 60 "the daemon to listen" test -s /run/tapio/listening
 }
 
-# known NAME VM: the words for guests know a machine of the toolstack's by NAME.
+# known NAME VM: the words for guests know a VM of the toolstack's by NAME.
 known() {
 	eval "domid_$1=$(ok vm-param-get uuid="$2" param-name=dom-id)"
 	eval "log_$1=guest-$(xl domname "$(domid "$1")").log"
@@ -26,7 +26,7 @@ known() {
 # image_of VM PLACE: of the VDI there.
 image_of() { echo "$sr_dir/$(ok vbd-list vm-uuid="$1" userdevice="$2" params=vdi-uuid --minimal).vhd"; }
 
-# new_machine NAME [PARAMETER...]: a machine whose kernel gets the parameters; $vm.
+# new_machine NAME [PARAMETER...]: a VM whose kernel gets the parameters; $vm.
 new_machine() {
 	vm=$(ok vm-install template="Tapio Xen guest" new-name-label="$1")
 	shift
@@ -34,7 +34,7 @@ new_machine() {
 		PV-args="quiet loglevel=1 panic=-1 $*"
 }
 
-# still_has FIRST SECOND: machine, which was started again, reads what it wrote before.
+# still_has FIRST SECOND: the guest `machine`, which was started again, reads what it wrote before.
 still_has() {
 	known machine "$vm"
 	in_guest machine get xvdb 0 2
@@ -52,7 +52,7 @@ is_another() {
 case_toolstack() {
 	export TAPIO_SOCKET=/run/tapio/xapi
 	mkdir -p $sr_dir
-	# The daemon starts one itself where nobody serves the disks.
+	# The daemon starts one itself if no process serves the disks.
 	kill "$tapback"
 	wait "$tapback"
 	start_daemon --default-sr $sr_dir
@@ -112,7 +112,7 @@ case_toolstack() {
 	wait $daemon
 }
 
-# A machine with many disks from its start, the last ones with numbers in the extended form; one of these comes and goes.
+# A VM with many disks from its start, the last ones with numbers in the extended form; one of these comes and goes.
 case_many() {
 	export TAPIO_SOCKET=/run/tapio/xapi
 	mkdir -p $sr_dir
@@ -170,7 +170,7 @@ case_pvh() {
 	wait $daemon
 }
 
-# A machine without a ramdisk: ours, a shell on its console, which the kernel can end.
+# A VM without a ramdisk: ours, a shell on its console, which the kernel can end.
 case_embedded() {
 	export TAPIO_SOCKET=/run/tapio/xapi
 	mkdir -p $sr_dir

@@ -94,7 +94,7 @@ impl Ring for Bare {
             opcode::Read::new(fd, memory.as_mut_ptr(), len).offset(at).build()
         };
         // SAFETY: the slot's piece of memory is used by one operation at a time: it is free again when that has
-        // completed. What an error leaves under way ends with the kernel's ring, which is dropped before the memory.
+        // completed. What an error leaves in flight ends with the kernel's ring, which is dropped before the memory.
         unsafe { self.ring.submission().push(&entry.user_data(slot.into())) }
             .map_err(|_| io::Error::other("the ring is full"))?;
         Ok(Some(slot))
@@ -106,7 +106,7 @@ impl Ring for Bare {
     }
 
     fn has_answers(&self) -> bool {
-        // SAFETY: nobody else looks at the queue while this does.
+        // SAFETY: nothing else looks at the queue while this does.
         !unsafe { self.ring.completion_shared() }.is_empty()
     }
 

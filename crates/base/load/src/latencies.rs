@@ -1,4 +1,4 @@
-//! Latencies of one load: finer than the histograms in shared memory, and seen by nobody else.
+//! Latencies of one load: finer than the histograms in shared memory, and seen by its caller alone.
 
 /// Buckets of one power of two.
 const STEPS: u64 = 16;

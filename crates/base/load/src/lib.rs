@@ -162,7 +162,7 @@ pub trait Ring {
     /// The ring is broken.
     fn reap(&mut self, into: &mut Vec<(u32, bool)>) -> io::Result<()>;
 
-    /// Says whether the back end shall notify us: not while somebody spins.
+    /// Says whether the back end shall notify us: not while a thread spins.
     fn want_wakes(&mut self, _wanted: bool) {}
 
     /// How often the back end was notified so far, and how often it notified us.
@@ -184,7 +184,7 @@ pub trait Watch {
     fn saw(&self, name: u32);
 }
 
-/// Nobody looks on.
+/// The watch that does nothing.
 impl Watch for () {
     fn now(&self) -> u64 {
         0
@@ -219,7 +219,7 @@ impl Load {
         Places { random, block_len, blocks, state: self.seed | 1, block: self.seed % blocks }
     }
 
-    /// Runs the load. The ring's slots must be as large as a block; nothing else may be under way.
+    /// Runs the load. The ring's slots must be as large as a block; nothing else may be in flight.
     ///
     /// # Errors
     /// The ring is broken, or no answer comes for five seconds.
@@ -227,7 +227,7 @@ impl Load {
         self.run_watched(ring, &())
     }
 
-    /// The same while somebody looks on.
+    /// The same under a watch.
     ///
     /// # Errors
     /// As of [`Load::run`].

@@ -6,14 +6,14 @@ use std::mem::offset_of;
 /// A program: statements in order; jumps go forward only.
 pub type Program = Vec<libc::sock_filter>;
 
-/// The machine whose calls are meant, by `linux/audit.h`.
+/// The architecture whose calls are meant, by `linux/audit.h`.
 #[cfg(target_arch = "x86_64")]
 pub const MACHINE: u32 = 0xc000_003e;
-/// The machine whose calls are meant, by `linux/audit.h`.
+/// The architecture whose calls are meant, by `linux/audit.h`.
 #[cfg(target_arch = "aarch64")]
 pub const MACHINE: u32 = 0xc000_00b7;
 
-/// Calls of the x32 machine have this bit in their number.
+/// Calls of the x32 ABI have this bit in their number.
 pub const X32_BIT: u32 = 0x4000_0000;
 
 /// Loads a word of `seccomp_data`.
@@ -51,7 +51,7 @@ pub const fn argument(index: u8) -> u32 {
     offset_of!(libc::seccomp_data, args) as u32 + index as u32 * 8 + high_first
 }
 
-/// How a program begins: calls of another machine end the process, and the number of the call is loaded.
+/// How a program begins: calls of another architecture end the process, and the number of the call is loaded.
 pub fn beginning() -> Program {
     let mut program = vec![
         statement(LOAD, offset_of!(libc::seccomp_data, arch) as u32),

@@ -77,7 +77,7 @@ pub fn set(kept: u64) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, words.as_ptr()) })
 }
 
-/// Leaves the thread these groups beside its own.
+/// Leaves the thread these groups in addition to its own.
 ///
 /// # Errors
 /// The kernel's.

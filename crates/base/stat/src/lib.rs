@@ -17,8 +17,8 @@
 //! advisory lock on each of its files for life, so a page whose lock can be taken was left behind by a process that
 //! died: the next one that starts removes it and what it names ([`clean_stale`]).
 //!
-//! [`trace`] follows single requests, for as long as somebody asks for that.
-//! [`pool`] is what disks share beside: the pages that those of one storage repository may have in flight.
+//! [`trace`] follows single requests, for as long as a reader asks for that.
+//! [`pool`] is what disks share: the pages that those of one storage repository may have in flight.
 //!
 //! This crate must never depend on the data path: it is linked into readers too.
 

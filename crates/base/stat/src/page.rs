@@ -1,6 +1,6 @@
 //! Our own page: its layout, and reading it.
 //!
-//! The page is an array of 64-bit words of the machine's own byte order (readers run on the same machine), laid out
+//! The page is an array of 64-bit words of the host's own byte order (readers run on the same host), laid out
 //! as [`Page`]. A reader checks magic, version and length; a writer stores the magic last.
 
 use std::mem::{offset_of, size_of};

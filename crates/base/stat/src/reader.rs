@@ -102,7 +102,7 @@ impl DiskFile {
     /// Opens the page of that name.
     ///
     /// # Errors
-    /// There is none, or it belongs to somebody else.
+    /// There is none, or it has another owner.
     pub fn open(root: &ShmRoot, name: &str) -> io::Result<Self> {
         Ok(Self { name: name.to_owned(), file: open_plain(&root.pages().join(name))? })
     }
@@ -136,7 +136,7 @@ impl DiskFile {
     }
 }
 
-/// The pages of all disks of ours on this machine, by name. Those that vanish meanwhile are left out.
+/// The pages of all disks of ours on this host, by name. Those that vanish meanwhile are left out.
 ///
 /// # Errors
 /// The directory exists and cannot be listed.
@@ -241,7 +241,7 @@ impl VbdFiles {
     /// Opens them.
     ///
     /// # Errors
-    /// The counters are gone or belong to somebody else.
+    /// The counters are gone or have another owner.
     pub fn open(root: &ShmRoot, vbd: &VbdDir) -> io::Result<Self> {
         let VbdId { domid, devid } = vbd.id;
         let dir = root.vbd(domid, devid);

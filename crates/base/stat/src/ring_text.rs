@@ -1,6 +1,6 @@
 //! The text of a ring's state in `vbd3-<domid>-<devid>/io_ring`.
 //!
-//! The file begins with a CRC-32 of the text as one 64-bit number of the machine, then come three lines:
+//! The file begins with a CRC-32 of the text as one 64-bit number in the host's byte order, then come three lines:
 //!
 //! ```text
 //! nr_ents 32

@@ -45,7 +45,7 @@ impl ShmRoot {
     /// Where requests of Xen guests' rings are noted that have no answer yet; made if it is not there.
     ///
     /// # Errors
-    /// It cannot be made, or is somebody else's.
+    /// It cannot be made, or has another owner.
     pub fn under_way(&self) -> io::Result<PathBuf> {
         let dir = self.0.join("tapio-blkif");
         private_dir(&dir)?;
@@ -72,7 +72,7 @@ pub enum FileState {
     Unlinked,
 }
 
-/// Makes a directory for counters, or accepts one that nobody else can change.
+/// Makes a directory for counters, or accepts one that no other user can change.
 pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
     PrivateDir::make(dir).map(drop)
 }
@@ -87,7 +87,7 @@ pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
     if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) }
 }
 
-/// The right to make or clean away files below a root. Held for microseconds, so that nobody cleans what another is
+/// The right to make or clean away files below a root. Held for microseconds, so that no process cleans what another is
 /// just making.
 #[derive(Debug)]
 pub(crate) struct Turn(#[expect(dead_code, reason = "closing it gives the turn back")] File);
@@ -122,12 +122,12 @@ struct Named {
     name: String,
     /// Kept for its lock and for rewriting texts.
     file: File,
-    /// The name may be somebody else's by the time the memory goes.
+    /// The name may be another process's by the time the memory goes.
     removed: AtomicBool,
 }
 
 impl Words {
-    /// Memory without a file, for a disk that nobody watches from outside.
+    /// Memory without a file, for a disk without readers outside its process.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         Ok(Self { memory: SharedMemory::anonymous(len)?, named: None })
     }
@@ -152,7 +152,7 @@ impl Words {
         let file = dir.new_file(name)?;
         let made = file.set_len(len as u64).and_then(|()| match try_lock(&file)? {
             true => SharedMemory::of(&file, len),
-            // Only those who have the turn lock these files, and the turn is ours.
+            // Only a holder of the turn locks these files, and the turn is ours.
             false => Err(io::Error::other(format!("{} was locked by another process", path.display()))),
         });
         match made {
@@ -194,7 +194,7 @@ impl Words {
         if let Some(named) = &self.named
             && !named.removed.swap(true, Ordering::Relaxed)
         {
-            // Gone already means that somebody cleaned up; nothing else can be done about a failure here.
+            // Gone already means that a clean-up removed it; nothing else can be done about a failure here.
             let _ = named.dir.remove(&named.name);
         }
     }

@@ -24,7 +24,7 @@ const RING_INTERVAL_NS: u64 = 5_000_000_000;
 pub struct VbdId {
     /// Domain; 0 where there is no hypervisor.
     pub domid: u32,
-    /// Device; the disk's minor number where nobody gave another.
+    /// Device; the disk's minor number if no other was given.
     pub devid: u32,
 }
 
@@ -95,7 +95,7 @@ const fn first_of(kind: Kind) -> Option<usize> {
     }
 }
 
-/// The files of one virtual disk. Made by whoever may wait for the file system, then handed to the data thread;
+/// The files of one virtual disk. Made by a thread that may wait for the file system, then handed to the data thread;
 /// the files are removed when the value is dropped.
 #[derive(Debug)]
 pub struct VbdPages {
@@ -115,7 +115,7 @@ impl VbdPages {
     ///
     /// # Errors
     /// A living process publishes these numbers already (`AlreadyExists`), a directory cannot be made or belongs to
-    /// somebody else, or there is no room.
+    /// another owner, or there is no room.
     pub fn create(root: &ShmRoot, pid: u32, minor: u32, id: VbdId, nbd: bool) -> io::Result<Box<Self>> {
         let dirs = [root.process(pid), root.vbd(id.domid, id.devid)];
         let turn = Turn::take(root)?;
@@ -237,7 +237,7 @@ impl VbdPages {
     fn write_ring(&mut self, ring: &RingState) {
         let (text, len): ([u8; RING_TEXT_LEN_MAX], usize) = ring_text(ring);
         let Some(file) = self.ring.file() else { return };
-        // A failure leaves an old state in an information file; there is nobody to tell on the data path.
+        // A failure leaves an old state in an information file; the data path has no way to report it.
         if file.write_all_at(&text[..len], 0).is_ok()
             && len != self.ring_len
             && file.set_len(len as u64).is_ok()

@@ -19,7 +19,7 @@ use tapio_types::RingState;
 
 use crate::{DelayCounts, Kind, PollCounts, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
 
-/// Who a disk is, in the names of its files.
+/// The identity of a disk in the names of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskName {
     /// Process.
@@ -82,7 +82,7 @@ impl DiskStats {
     /// Makes the files of a disk: our page and `vdi-<minor>`. They go when the value is dropped.
     ///
     /// # Errors
-    /// A directory cannot be made or belongs to somebody else, a name is not usable, or there is no room.
+    /// A directory cannot be made or has another owner, a name is not usable, or there is no room.
     pub fn create(root: &ShmRoot, name: &DiskName) -> io::Result<Self> {
         let page_name = name.page_name()?;
         let dir = root.process(name.pid);
@@ -287,7 +287,7 @@ impl DiskStats {
 }
 
 impl DiskStats {
-    /// Says where the ring in `slot` stands, and writes it out now: somebody asks.
+    /// Says where the ring in `slot` stands, and writes it out now: a report was asked for.
     pub fn ring_at_once(&mut self, slot: usize, ring: &RingState) {
         if let Some(Some(vbd)) = self.vbds.get_mut(slot) {
             vbd.ring_at_once(ring);

@@ -1,6 +1,6 @@
-//! Files and directories that are nobody else's from the first byte.
+//! Files and directories that belong to their owner alone from the first byte.
 //!
-//! A mode that is set after a file was made comes too late: whoever opened it before reads it for ever. So every
+//! A mode that is set after a file was made comes too late: a user who opened it before reads it for ever. So every
 //! program takes the bits of others away from whatever it makes ([`new_files`]), and a directory or a socket that
 //! others shall reach gets its mode where it is made.
 
@@ -19,7 +19,7 @@ pub fn new_files() {
     unsafe { libc::umask(UMASK) };
 }
 
-/// From now on, others may read what this process makes: documentation, which is everybody's.
+/// From now on, others may read what this process makes: documentation, which is for every user.
 pub fn files_for_all_readers() {
     // SAFETY: as above.
     unsafe { libc::umask(0o022) };

@@ -1,10 +1,10 @@
 //! Directories and files below `/dev/shm`, which every local user can write to.
 //!
 //! Another user can make a directory or a file there before we do: with records in it that were never ours, with a
-//! FIFO that whoever opens it waits for, or with a file that is cut while it is mapped, which ends the process by
-//! SIGBUS. So a directory is used only if this user or root owns it and nobody else can write to it; it is opened once,
+//! FIFO that makes its opener wait, or with a file that is cut while it is mapped, which ends the process by
+//! SIGBUS. So a directory is used only if this user or root owns it and no other can write to it; it is opened once,
 //! and its files are reached by that descriptor, so that no name is followed twice. A file is used only if it is a
-//! plain file of this user or root with one name that nobody else can write to, and is never waited for.
+//! plain file of this user or root with one name that no other user can write to, and is never waited for.
 //!
 //! Processes of this user and of root are not guarded against: they could end ours in other ways.
 
@@ -126,7 +126,7 @@ impl PrivateDir {
         Ok(file)
     }
 
-    /// Opens the FIFO of this name, for reading and writing, so that it never ends when nobody else writes; makes it
+    /// Opens the FIFO of this name, for reading and writing, so that it never ends without another writer; makes it
     /// first if there is none. Nothing that is done with it waits.
     ///
     /// # Errors
@@ -143,10 +143,10 @@ impl PrivateDir {
         self.fifo(name, libc::O_RDWR)
     }
 
-    /// Opens the FIFO of this name for writing; somebody has it open for reading.
+    /// Opens the FIFO of this name for writing; its reader has it open.
     ///
     /// # Errors
-    /// There is none, nobody reads, or it is not a FIFO of this user or root.
+    /// There is none, it has no reader, or it is not a FIFO of this user or root.
     pub fn fifo_of_other(&self, name: &str) -> io::Result<File> {
         self.fifo(name, libc::O_WRONLY)
     }
@@ -206,14 +206,14 @@ fn plain(name: &str) -> io::Result<CString> {
     CString::new(OsStr::new(name).as_bytes()).map_err(|_| wrong())
 }
 
-/// A file in memory, shared with whoever else maps it, until it is dropped; or memory of this process alone.
+/// A file in memory, shared with every process that maps it, until it is dropped; or memory of this process alone.
 #[derive(Debug)]
 pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: an address and a length; whoever accesses the memory answers for how.
+// SAFETY: an address and a length; code that accesses the memory answers for how.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
@@ -269,7 +269,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `of` with this length; whoever was given the base has let go of it.
+        // SAFETY: mapped by `of` with this length; every user of the base has let go of it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

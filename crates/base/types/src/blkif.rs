@@ -1,4 +1,4 @@
-//! The block ring of a Xen guest, in the words of all who speak of it.
+//! The block ring of a Xen guest, in the words of all crates that deal with it.
 
 use std::str::FromStr;
 

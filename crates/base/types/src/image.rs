@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// How the bytes of an image are to be understood.
 ///
-/// Always stated by whoever opens the image, never guessed from bytes that a guest can write.
+/// Always stated by the caller that opens the image, never guessed from bytes that a guest can write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageKind {

@@ -1,6 +1,6 @@
 //! Words shared by every part of Tapio: spans, image kinds, the description of a chain, limits.
 //!
-//! This crate knows nobody and everybody may know it. It holds no behaviour beyond arithmetic on its own types.
+//! It depends on no other crate of Tapio; all may depend on it. Its only behaviour is arithmetic on its own types.
 
 mod api_error;
 mod blkif;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::{exact_bytes, parse_bytes};
 
-/// How long at its rate a disk may run ahead after a rest, where nobody says otherwise: long enough that a late
+/// How long at its rate a disk may run ahead after a rest, if no burst is configured: long enough that a late
 /// wake-up costs nothing, short enough that no second has more than two percent too much.
 pub const BURST_MS_DEFAULT: u32 = 20;
 /// Most requests a second that can be asked for.

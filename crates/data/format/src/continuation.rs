@@ -24,7 +24,7 @@
 //! A storage that is full has no room for a note. So the one of a standby is made, durably, when the disk is opened
 //! with it, under another name, and only gets its own when the standby takes over. A standby that is a child of the
 //! leaf is then a leaf like that of a snapshot. One that is not makes no chain that its own header would lead to:
-//! the disk is both images together, and only who names both opens it; [`Followed::below`] says so.
+//! the disk is both images together, and only a program that names both opens it; [`Followed::below`] says so.
 //!
 //! The note of a commit that cannot be written is owed: the disk does not move again before it is there, because until
 //! then the empty leaf on its parent is the disk.
@@ -64,7 +64,7 @@ const ELSEWHERE: &str = "/var/lib/tapio/continued";
 pub enum Identity {
     /// A VHD, by its UUID.
     Vhd(Uuid),
-    /// A raw file, by its inode and the time at which that was made, in nanoseconds; 0 where nobody knows.
+    /// A raw file, by its inode and the time at which that was made, in nanoseconds; 0 where it is unknown.
     File { inode: u64, born_ns: u64 },
     /// A raw block device: one cannot be told from another.
     Device,
@@ -256,7 +256,7 @@ pub fn note(change: &Move) -> Result<()> {
             remove(far)?;
             write(near, far, Reason::Mirror).inspect_err(|_| {
                 if let Some(before) = before {
-                    // What fails now is the directory, of which the caller hears by the first failure.
+                    // What fails now is the directory, and the first failure reports it to the caller.
                     let _ = store(far, &before);
                 }
             })
@@ -279,7 +279,7 @@ pub fn note(change: &Move) -> Result<()> {
             let is_there = read(leaf).is_ok_and(|there| there.as_ref() == Some(&wanted));
             match is_there && sync(directory_of(&place)).is_ok() {
                 true => Ok(()),
-                // Somebody has tidied up: perhaps there is room for another.
+                // The prepared note was removed meanwhile: there may be room for another.
                 false => store(leaf, &wanted),
             }
         }
@@ -687,7 +687,7 @@ pub fn check_single(followed: &Followed) -> Result<()> {
 }
 
 /// [`check_single`] for the programs that change a VHD while no process has it open: the leaf below a standby is to be
-/// changed by nobody, and no image is to be put on top of it.
+/// stay as it is, and no image is to be put on top of it.
 ///
 /// # Errors
 /// A standby took over from it.

@@ -22,7 +22,7 @@ pub enum FormatErrorKind {
     Unsupported,
     /// The image contradicts itself or the format.
     Corrupt,
-    /// A journalled operation is under way or was broken off: the image is disabled until it is reverted.
+    /// A journalled operation runs or was interrupted: the image is disabled until it is reverted.
     Disabled,
     /// The file system, the device or the format has no room left.
     OutOfSpace,
@@ -40,7 +40,7 @@ pub enum FormatErrorKind {
     Exists,
     /// It cannot be done while the image is in use; the sentence says how it can.
     NeedsPause,
-    /// Somebody asked for it to stop.
+    /// The caller cancelled it.
     Cancelled,
 }
 

@@ -83,7 +83,7 @@ impl<M: Medium + ?Sized> Medium for Box<M> {
     }
 }
 
-/// A medium that somebody else keeps.
+/// A medium that is borrowed.
 ///
 /// A type of its own and not `&mut M`, which would take `len` and its like away from a `&mut Vec<u8>`.
 #[derive(Debug)]
@@ -321,7 +321,7 @@ impl Medium for FileMedium {
     fn begin_flush(&mut self, span: Span) {
         let (Ok(start), Ok(len)) = (i64::try_from(span.start), i64::try_from(span.len)) else { return };
         // SAFETY: the descriptor is open for as long as `self.file` lives; no memory is passed. It only hints: what
-        // fails here fails again, and is heard, in the flush.
+        // fails here fails again, and is reported, in the flush.
         unsafe { libc::sync_file_range(self.file.as_raw_fd(), start, len, libc::SYNC_FILE_RANGE_WRITE) };
     }
 

@@ -167,7 +167,7 @@ struct OptionReply {
     payload: Vec<u8>,
 }
 
-/// A connection whose handshake is under way.
+/// A connection whose handshake is in progress.
 #[derive(Debug)]
 pub struct Haggle {
     fd: OwnedFd,
@@ -397,7 +397,7 @@ impl Client {
         self.tls.as_ref()
     }
 
-    /// The socket, for those who speak for themselves from here on.
+    /// The socket, for a caller that speaks the protocol itself from here on.
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
@@ -466,7 +466,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and waits for its whole reply. No other may be under way.
+    /// Sends a request and waits for its whole reply. No other may be in flight.
     pub fn call(&mut self, command: u16, flags: u16, offset: u64, len: u64, payload: &[u8]) -> Result<Reply> {
         let cookie = self.send(command, flags, offset, len, payload)?;
         let mut reply = Reply::default();

@@ -133,7 +133,7 @@ pub mod command {
     pub const WRITE_ZEROES: u16 = 6;
     /// Ask for extents of the chosen metadata contexts.
     pub const BLOCK_STATUS: u16 = 7;
-    /// Change the size, as a client wishes: of an experimental extension, which is not part of the protocol. Refused.
+    /// Change the size, as a client asks: of an experimental extension, which is not part of the protocol. Refused.
     pub const RESIZE: u16 = 8;
 }
 

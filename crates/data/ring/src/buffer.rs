@@ -221,7 +221,7 @@ impl Pool {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `Pool::new` and nobody holds a buffer any more.
+        // SAFETY: the mapping was made in `Pool::new`, and no buffer is held any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.pages * PAGE_LEN) };
     }
 }
@@ -247,7 +247,7 @@ impl Buffer {
         self.len == 0
     }
 
-    /// Keeps the first `len` bytes and gives the pages behind them back: for whoever learns only after receiving how
+    /// Keeps the first `len` bytes and gives the pages behind them back: for a caller that learns after receiving how
     /// much there was.
     pub fn truncate(&mut self, len: usize) {
         let keep = len.max(1).div_ceil(PAGE_LEN);

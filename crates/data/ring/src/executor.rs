@@ -23,7 +23,7 @@ pub trait Driver {
     fn has_completions(&self) -> bool;
     /// Whether spinning makes sense: not in simulated time.
     fn can_spin(&self) -> bool;
-    /// Cancels what is under way and waits until the kernel holds nothing of ours.
+    /// Cancels what is in flight and waits until the kernel holds nothing of ours.
     fn quiesce(&self);
 }
 
@@ -74,7 +74,7 @@ impl<R> Inbox<R> {
         self.capacity
     }
 
-    /// Closes or opens the gate: with the gate closed there is no room, and what runs comes to its end.
+    /// Closes or opens the gate: with the gate closed there is no room for requests, and those in flight end.
     pub fn set_open(&self, open: bool) {
         self.open.set(open);
     }
@@ -326,7 +326,7 @@ where
 
     fn drop_request(&mut self, index: u32) {
         self.alive[index as usize] = false;
-        // SAFETY: the slot held a future and does not any more; nobody refers to it.
+        // SAFETY: the slot held a future and does not any more; nothing refers to it.
         unsafe { (*self.place(index)).assume_init_drop() };
     }
 
@@ -487,7 +487,7 @@ mod tests {
     fn without_polling_the_clock_is_read_no_more_often_for_it() {
         let (sleeps, reads, counters) = serve(0, &[20; 100]);
         assert_eq!((sleeps, counters), (100, PollingCounters::default()));
-        // At the start; for each sleep, until when it lasts, its end, and whether the thread rests.
+        // At the start; for each sleep, until when it lasts, its end, and whether the thread is idle.
         assert!(reads <= 1 + 3 * sleeps, "{reads}");
     }
 }

@@ -53,7 +53,7 @@ pub struct Polling {
     unclear: u32,
     /// Spins in a row that found nothing, although the work came soon after they had ended.
     vain: u32,
-    /// How long the wait under way was spun in vain.
+    /// How long the current wait was spun in vain.
     spun_ns: u64,
     counters: PollingCounters,
     host: HostIdle,

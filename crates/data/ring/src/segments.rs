@@ -6,8 +6,8 @@ use std::slice;
 
 /// Memory to read into or write from: a run of `iovec`s, some of it skipped, `len` bytes in all.
 ///
-/// A copyable view. It never owns, so that cutting a request at block borders allocates nothing. Whoever makes one
-/// promises (see [`Segments::from_iovecs`]) that the memory outlives every operation on it.
+/// A copyable view. It never owns, so that cutting a request at block borders allocates nothing. Its maker guarantees
+/// (see [`Segments::from_iovecs`]) that the memory outlives every operation on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments {
     pieces: Pieces,
@@ -167,7 +167,7 @@ impl Segments {
 
     /// Fills the memory with zeroes.
     pub fn fill_zero(&self) {
-        // SAFETY: the maker promised that the memory is valid for writing.
+        // SAFETY: the maker guaranteed that the memory is valid for writing.
         self.for_each(|base, len| unsafe { base.write_bytes(0, len) });
     }
 
@@ -176,7 +176,7 @@ impl Segments {
         assert_eq!(from.len() as u64, self.len);
         let mut at = 0;
         self.for_each(|base, len| {
-            // SAFETY: the maker promised that the memory is valid for writing; `from` is checked by the slice.
+            // SAFETY: the maker guaranteed that the memory is valid for writing; `from` is checked by the slice.
             unsafe { base.copy_from_nonoverlapping(from[at..at + len].as_ptr(), len) };
             at += len;
         });
@@ -187,7 +187,7 @@ impl Segments {
         assert_eq!(into.len() as u64, self.len);
         let mut at = 0;
         self.for_each(|base, len| {
-            // SAFETY: the maker promised that the memory is valid for reading; `into` is checked by the slice.
+            // SAFETY: the maker guaranteed that the memory is valid for reading; `into` is checked by the slice.
             unsafe { base.copy_to_nonoverlapping(into[at..at + len].as_mut_ptr(), len) };
             at += len;
         });
@@ -224,7 +224,7 @@ impl PageBuf {
     /// ```
     ///
     /// # Safety
-    /// What is made here and its slices are not used any more, by operations under way neither, when the buffer is
+    /// What is made here and its slices are not used any more, by operations in flight neither, when the buffer is
     /// dropped, and what reads or writes them does not run beside a reference to the same bytes. That holds in an
     /// `async fn` that owns the buffer and awaits the operation: its future is polled to its end, never dropped half
     /// way (see [`crate::Storage`]).

@@ -19,7 +19,7 @@ pub struct StorageInfo {
     /// Whether bytes that were never written read as zero: a fresh range of a regular file does, a range of a
     /// logical volume may hold what its last owner left there.
     pub fresh_reads_zero: bool,
-    /// Whether promising space ahead costs next to nothing: true on file systems on disks, false where space is
+    /// Whether reserving space ahead costs next to nothing: true on file systems on disks, false where space is
     /// memory (tmpfs) and on devices, which have theirs.
     pub promises_space: bool,
 }
@@ -29,7 +29,7 @@ pub struct StorageInfo {
 pub enum Zeroing {
     /// Zero, and the space may be given back.
     Unmap,
-    /// Zero, and the space stays reserved where the storage can promise that.
+    /// Zero, and the space stays reserved where the storage can guarantee that.
     Keep,
 }
 
@@ -76,15 +76,15 @@ pub unsafe trait Storage: 'static {
     fn flush(&self) -> impl Future<Output = io::Result<()>>;
     /// Makes a range read as zero.
     fn zero(&self, span: Span, how: Zeroing) -> impl Future<Output = io::Result<()>>;
-    /// Grows the storage so that `span` lies inside, with space promised where `space` is set. Fresh bytes read zero.
+    /// Grows the storage so that `span` lies inside, with space reserved where `space` is set. Fresh bytes read zero.
     fn allocate(&self, span: Span, space: bool) -> impl Future<Output = io::Result<()>>;
     /// Cuts or grows the storage to `len` bytes.
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>>;
 }
 
-/// The door of the data plane to the world: time, tasks and storages. io_uring, or the simulator.
+/// What the data plane uses of the host: time, tasks and storages. io_uring, or the simulator.
 pub trait Io: Clone + 'static {
-    /// The storages behind this door.
+    /// The storages that this opens.
     type Store: Storage;
     /// Opens a file or a block device.
     fn open(&self, path: &Path, access: Access) -> io::Result<Self::Store>;
@@ -103,18 +103,18 @@ pub trait Io: Clone + 'static {
         std::future::ready(Ok(work()))
     }
     /// Opens an export of another process or host, by the name that follows `nbd:`. May take as long as connecting
-    /// takes. The storage may lose its connection later and get it back; what it then promises is that every call ends,
-    /// well or not, and that a flush fails if writes that were answered before may be gone.
+    /// takes. The storage may lose its connection later and get it back. Every call still ends,
+    /// well or not, and a flush fails if writes that were answered before may be gone.
     fn open_remote(&self, name: &str, access: Access) -> impl Future<Output = io::Result<Self::Store>> {
         let _ = access;
         let why = format!("'{name}' is remote, and this process has no way to reach it");
         std::future::ready(Err(io::Error::new(io::ErrorKind::Unsupported, why)))
     }
-    /// The tasks that run on this door.
+    /// The tasks of this data thread.
     fn tasks(&self) -> &Tasks;
     /// Nanoseconds of a clock that never goes back.
     fn now_ns(&self) -> u64;
-    /// Asks for everything that `task` waits for to be given up. What can be ends with an error soon; what cannot goes
+    /// Cancels everything that `task` waits for. What can be cancelled ends with an error soon; the rest goes
     /// on as if nothing had been asked.
     fn cancel(&self, task: TaskId);
 }

@@ -1,4 +1,4 @@
-//! Who waits for what: the ready list, the table of operations, timers and notifications.
+//! Waiters and what they wait for: the ready list, the table of operations, timers and notifications.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -32,7 +32,7 @@ impl TaskId {
     }
 }
 
-/// An operation's place in the table with the number of its use, so that a late completion finds nobody.
+/// An operation's place in the table with the number of its use, so that a late completion wakes no other task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpId(u64);
 
@@ -275,7 +275,7 @@ impl Tasks {
 /// The most pieces handed to the kernel in one operation; longer lists go in several.
 pub(crate) const IOVECS_MAX: usize = 256;
 
-/// An operation under way. Started when made; awaiting it gives the kernel's result (negative: an errno).
+/// An operation in flight. Started when made; awaiting it gives the kernel's result (negative: an errno).
 #[must_use = "an operation must be awaited: its memory is in use until then"]
 pub(crate) struct Op {
     tasks: Tasks,
@@ -363,7 +363,7 @@ pub struct Notify {
 }
 
 impl Notify {
-    /// Wakes everyone who waits.
+    /// Wakes all waiters.
     pub fn notify_all(&self, tasks: &Tasks) {
         self.epoch.set(self.epoch.get().wrapping_add(1));
         for task in self.waiting.borrow_mut().drain(..) {

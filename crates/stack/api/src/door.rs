@@ -1,4 +1,4 @@
-//! What the doors lead to.
+//! The toolstack as the servers of its API see it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use tapio_model::{Answer, ApiError, Value};
 /// A future of the server's.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Who is at the other end of a connection, before anybody logged in.
+/// The peer of a connection, before a login.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Root of this host on a UNIX socket: needs no password.
@@ -17,7 +17,7 @@ pub struct Peer {
     pub address: String,
 }
 
-/// The toolstack as its doors see it.
+/// The toolstack as the servers of its API see it.
 pub trait Door: Send + Sync + 'static {
     /// Does a call; may take as long as the operation does. Runs on a thread that may block.
     ///

@@ -1,4 +1,4 @@
-//! The doors to the toolstack.
+//! The servers of the toolstack's API.
 
 pub mod accounts;
 pub mod door;

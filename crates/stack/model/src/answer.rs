@@ -33,7 +33,7 @@ pub enum Shape {
 /// A key (empty except for [`Shape::Map`]) and a value; an error ends the answer in its middle.
 pub type Part = Result<(String, Value), ApiError>;
 
-/// An answer whose parts are made one after the other from what is there once for everybody. Until they are asked for
+/// An answer whose parts are made one after the other from data that all answers share. Until they are asked for
 /// it costs a few bytes for each object.
 pub struct Large {
     /// What stands around the parts.

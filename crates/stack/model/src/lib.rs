@@ -1,6 +1,6 @@
 //! The object model of XenAPI as data.
 //!
-//! One table says everything about a class: its fields, who may set them, its messages and the roles they need.
+//! One table says everything about a class: its fields, their access, its messages and the roles they need.
 //! Records, getters, setters, dispatch, `xe`, events and the reference pages are made from it. This crate knows the
 //! shapes and no behaviour.
 

@@ -53,18 +53,18 @@ pub struct Enum {
     pub words: &'static [&'static str],
 }
 
-/// Who may set a field, and when.
+/// The access that callers have to a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldAccess {
     /// The toolstack alone.
     Runtime,
     /// The creator, once; some have a message to change them (`VDI.set_name_label`).
     Constructor,
-    /// Anybody whose role allows it, by `set_`, `add_to_`, `remove_from_`, `add_`, `remove_`.
+    /// A caller whose role allows it, by `set_`, `add_to_`, `remove_from_`, `add_`, `remove_`.
     ReadWrite,
 }
 
-/// What a field holds when nobody said.
+/// What a field holds if its creator does not set it.
 #[derive(Clone, Copy, Debug)]
 pub enum Initial {
     /// The empty value of the type: false, 0, "", the null reference, an empty set or map, 1970, the first word.
@@ -99,7 +99,7 @@ pub struct Field {
     pub name: &'static str,
     /// Its type.
     pub ty: Type,
-    /// Who sets it.
+    /// Its access.
     pub access: FieldAccess,
     /// Its first value.
     pub initial: Initial,
@@ -159,7 +159,7 @@ pub struct Message {
 pub enum Kind {
     /// Objects, each with a reference.
     Objects,
-    /// Objects that only who has their reference can reach: no `get_all...`, no `get_by_...` (`session`).
+    /// Objects that only a caller with their reference can reach: no `get_all...`, no `get_by_...` (`session`).
     Unlisted,
     /// A shape of results alone; no message is made from its fields (`probe_result`, `event`).
     Shape,

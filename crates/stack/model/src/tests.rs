@@ -151,7 +151,7 @@ fn records_can_be_made_of_first_values() {
             }
         }
     }
-    // Whoever creates must be able to leave nothing unsaid but this.
+    // A creator must be able to leave out every field but these.
     let vdi = class("VDI").expect("there");
     let required: Vec<_> =
         vdi.fields.iter().filter(|f| f.initial.value(f.ty).is_none()).map(|f| f.name).collect();

@@ -1,4 +1,4 @@
-//! Programs of the system: run with a bound on time, and heard when they fail.
+//! Programs of the system: run with a timeout, and their failures reported.
 
 use std::fmt;
 use std::io::Read;
@@ -30,12 +30,12 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Administrators' programs are not in everybody's search path.
+/// A user's search path may lack the directories of administrators' programs.
 const PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 /// How much of what a program prints is kept.
 const KEPT_MAX: usize = 64 << 10;
 
-/// Runs `program`, for as long as `patience`.
+/// Runs `program`; its deadline is `patience` from now.
 ///
 /// # Errors
 /// It is not installed, cannot be started, or does not end in time (it is killed then).
@@ -48,7 +48,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], patience: Duration) -> Resu
         .args(arguments)
         .env("PATH", &path)
         .env("LC_ALL", "C")
-        // It would complain about every file that whoever started us left open.
+        // LVM's programs warn about every descriptor that the daemon inherited.
         .env("LVM_SUPPRESS_FD_WARNINGS", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

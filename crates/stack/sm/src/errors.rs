@@ -46,7 +46,7 @@ pub fn cancelled() -> ApiError {
     ApiError::new("TASK_CANCELLED", [""])
 }
 
-/// Number 24: somebody uses the VDI.
+/// Number 24: the VDI is in use.
 pub fn vdi_in_use(vdi: Uuid, operation: &str) -> ApiError {
     ApiError::new("VDI_IN_USE", [vdi.to_string(), operation.to_string()])
 }

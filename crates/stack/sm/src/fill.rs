@@ -20,9 +20,9 @@ use crate::traits::Ctx;
 use plan::{Holds, PIECE_LEN, Plan};
 use target::Target;
 
-/// Readers beside the writer.
+/// Reader threads; there is one writer.
 const READERS: usize = 3;
-/// How often progress is told at most: whoever hears of it may write it down.
+/// How often progress is reported at most: the caller may write each report to the database.
 const UPDATES: u64 = 200;
 /// Pieces that a reader may be ahead.
 const AHEAD: usize = 2;
@@ -47,7 +47,7 @@ pub(crate) struct Run {
 /// Copies what `from` holds into `into`, or with `base` what the two hold differently.
 ///
 /// # Errors
-/// 79 for a target that is too small, `VDI_IN_USE` for one that somebody has open, `TASK_CANCELLED`, those of the
+/// 79 for a target that is too small, `VDI_IN_USE` for one that is open, `TASK_CANCELLED`, those of the
 /// images. The target is then incomplete.
 pub(crate) fn fill(
     ctx: &dyn Ctx,
@@ -150,7 +150,7 @@ fn copy(
         };
         let written = write_all();
         stop.store(true, Ordering::Relaxed);
-        // Readers that wait for room see that nobody listens.
+        // Readers that wait for room see that their channels are closed.
         readers.clear();
         written
     })

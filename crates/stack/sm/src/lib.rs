@@ -1,7 +1,7 @@
 //! Storage repositories.
 //!
 //! A driver ([`SrDriver`]) knows one type of SR; an attached one is an [`Sr`]. Both are synchronous, because mounts
-//! and renames block; whoever runs them has a pool of threads. They keep what must survive on the SR itself, in the
+//! and renames block; their caller has a pool of threads. They keep what must survive on the SR itself, in the
 //! layout of XenServer's storage manager, and know neither the database of objects nor its clients.
 //!
 //! ```text
@@ -11,7 +11,7 @@
 //!   facts index    what is there, at the least cost     create fork resize remove activate    what changes it
 //!   journal recover    what a kill left
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
-//! lock mount command    the machine below             closed   what other users could reach
+//! lock mount command    the host below                closed   what other users could reach
 //! worker    drivers in processes of their own, which a storage that hangs can keep
 //! ```
 
@@ -42,7 +42,7 @@ pub use traits::{
     SrStat, VdiInfo,
 };
 
-/// Where drivers keep things on this machine.
+/// Where drivers keep things on this host.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     /// SRs are mounted below it, each under its UUID. `/run/sr-mount`.

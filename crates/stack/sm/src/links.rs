@@ -1,6 +1,6 @@
 //! Links in the directory of an SR.
 //!
-//! Who may write into that directory (another user of this host, the server of an NFS export) may put a link there, and
+//! A user who may write into that directory (of this host, or of an NFS export's server) may put a link there, and
 //! what it leads to would be read as root and shown to a guest. So a link counts only while it stays inside.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! The lock of an SR: whoever changes which images there are holds it.
+//! The lock of an SR: an operation that changes which images there are holds it.
 //!
 //! Two locks in one: a file `RUN_DIR/lock/sm/SR/sr`, in the manner of XenServer's storage manager, and the SR's
 //! directory itself, so that daemons with different run directories, or two SRs on one directory, exclude each other
@@ -22,10 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How often it looks.
 const TURN: Duration = Duration::from_millis(2);
 
-/// Who shares a lock.
+/// With which others a holder shares the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// Nobody.
+    /// With none.
     Exclusive,
     /// Others that only look.
     Shared,
@@ -61,10 +61,10 @@ impl Locks {
         Self { sr, file, directory: directory.to_path_buf() }
     }
 
-    /// Takes the lock, waiting for others as long as it is reasonable and nobody cancels.
+    /// Takes the lock; waits for its holders until a deadline, or until the operation is cancelled.
     ///
     /// # Errors
-    /// 37 when others do not end, 47 when the directory is gone, `TASK_CANCELLED`.
+    /// 37 when the holders keep it, 47 when the directory is gone, `TASK_CANCELLED`.
     pub(crate) fn take(&self, ctx: &dyn Ctx, share: Share) -> Result<Held, ApiError> {
         let place = self.file.parent().unwrap_or(Path::new("/"));
         let made = std::fs::create_dir_all(place).and_then(|()| {

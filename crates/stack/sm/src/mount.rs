@@ -65,7 +65,7 @@ fn text(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Mounts `device` at `point`. No access times: nobody asks for them, and they cost writes. No programs, no devices.
+/// Mounts `device` at `point`. No access times: they are never read, and cost writes. No programs, no devices.
 ///
 /// # Errors
 /// The system's.

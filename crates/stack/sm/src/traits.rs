@@ -1,4 +1,4 @@
-//! What a driver is, and what it may ask of whoever runs it.
+//! What a driver is, and what it may ask of its caller.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub trait Ctx: Send + Sync {
     fn progress(&self, fraction: f64);
 
     /// The running disk that has this VDI open on this host, if there is one. Knows every such disk before the first
-    /// SR is attached: recovery asks here whether somebody uses what it puts in order.
+    /// SR is attached: recovery asks here whether a disk process uses what it repairs.
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>>;
 
     /// Called before each named step of a change of several steps, so that a test can end the process there.
@@ -114,7 +114,7 @@ pub struct VdiInfo {
     pub physical_utilisation: u64,
     /// Whether it is a disk of its own; false for a base copy, which only carries others.
     pub managed: bool,
-    /// Whether nobody may write to it.
+    /// Whether writes are refused.
     pub read_only: bool,
     /// The image it is based on.
     pub parent: Option<Uuid>,
@@ -220,7 +220,7 @@ pub trait Sr: Send + Sync {
     /// It is not there, or is no image.
     fn introduce(&self, ctx: &dyn Ctx, vdi: Uuid, location: &str) -> Result<VdiInfo, ApiError>;
 
-    /// Removes one that nobody uses.
+    /// Removes a VDI that is not in use.
     ///
     /// # Errors
     /// It is not there.
@@ -240,7 +240,7 @@ pub trait Sr: Send + Sync {
     fn fork(&self, ctx: &dyn Ctx, vdi: Uuid, new: Uuid, kind: ForkKind) -> Result<Fork, ApiError>;
 
     /// Copies contents: what `from` reads as, or what it holds that `base` does not, into the VDI `into` of this SR,
-    /// which nobody uses. Progress and cancel by `ctx`.
+    /// which is not in use. Progress and cancel by `ctx`.
     ///
     /// # Errors
     /// No room, a storage that fails; `into` is then incomplete.

@@ -78,7 +78,7 @@ pub struct Options {
 /// Other things than serving.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Who may log in, and as what
+    /// The accounts that may log in, and their roles
     #[command(subcommand)]
     User(User),
 }
@@ -101,7 +101,7 @@ pub enum User {
     Add {
         /// Its name
         name: String,
-        /// What it may do: pool-admin (everything), pool-operator (storage and hosts), vm-admin (machines and their
+        /// What it may do: pool-admin (everything), pool-operator (storage and hosts), vm-admin (VMs and their
         /// disks), read-only
         #[arg(long)]
         role: String,

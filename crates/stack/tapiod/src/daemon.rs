@@ -1,4 +1,4 @@
-//! The daemon's life: state, toolstack, doors, signals, end.
+//! The daemon's life: state, toolstack, servers, signals, end.
 
 use std::fs;
 use std::io;
@@ -34,11 +34,11 @@ const DATABASE: &str = "tapio.db";
 /// File with the addresses that are served, in the run directory: a line each, `https://ADDRESS:PORT` and the like.
 const LISTENING: &str = "listening";
 
-/// What calls that are under way have to end in, when the daemon is told to.
+/// Deadline for calls in flight when the daemon is told to end.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What SRs have to be attached in before the daemon says that it is ready; those that are not then go on by
-/// themselves. Short beside what a service manager waits for, long beside what a storage that answers takes.
+/// themselves. Shorter than a service manager's timeout, longer than a storage that works takes.
 const STORAGE: Duration = Duration::from_secs(10);
 
 /// Connections that wait to be accepted, at most.
@@ -47,7 +47,7 @@ const BACKLOG: u32 = 1024;
 /// Threads that serve connections; everything that takes long has others.
 const SERVING_THREADS: usize = 2;
 
-/// Threads beside those of calls: answers that are put into words, steps of operations.
+/// Threads in addition to those of calls: answers that are put into words, steps of operations.
 const OTHER_THREADS: usize = 128;
 
 /// Everything that a start would complain about, without starting.

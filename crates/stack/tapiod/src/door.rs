@@ -1,4 +1,4 @@
-//! The toolstack behind its doors: what `api` asks for, in `core`'s terms.
+//! The toolstack behind its API's servers: what `api` asks for, in `core`'s terms.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tapio_model::{Answer, ApiError, Role, Value};
 
 use crate::memory::Trimmer;
 
-/// The toolstack as a door leads to it.
+/// The toolstack as a server of its API calls it.
 pub struct Desk {
     pub stack: Arc<Toolstack>,
     pub trimmer: Trimmer,

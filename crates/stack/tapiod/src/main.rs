@@ -1,7 +1,7 @@
 //! The toolstack's daemon.
 //!
 //! ```text
-//!   args, settings ── lock ── state (certificate, accounts, database) ── Toolstack (recovery) ── doors ── signals
+//!   args, settings ── lock ── state (certificate, accounts, database) ── Toolstack (recovery) ── servers ── signals
 //! ```
 //!
 //! What it holds is on disk or in other processes: a daemon that is killed and started again finds its disks and

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tapio_model::Answer;
 
-/// Heaps that the allocator makes for threads beside each other. Each keeps what its largest answer took.
+/// Heaps that the allocator makes for parallel threads. Each keeps what its largest answer took.
 const HEAPS: libc::c_int = 4;
 /// From this size on a piece of memory is the kernel's, and goes back to it at once. Said explicitly, it stays so: the
 /// allocator would raise it to the largest that was ever given back.

@@ -34,7 +34,7 @@ pub struct Settings {
     pub tapback: Tapback,
     /// Where kernels and ramdisks may lie that clients name.
     pub kernel_dirs: Vec<PathBuf>,
-    /// Whether guests are confined, and as whom they run; `None`: as the daemon.
+    /// Whether guests are confined, and the users they run as; `None`: as the daemon.
     pub guest_sandbox: GuestSandbox,
     pub guest_users: Option<UserRange>,
     /// How long an operation on a storage may be silent.
@@ -85,12 +85,12 @@ impl Default for Settings {
     }
 }
 
-/// Who brings Xen's guests and disk processes together.
+/// The program that connects Xen's guests to disk processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tapback {
-    /// `tapio-tapback` as it is installed, started where nobody does.
+    /// `tapio-tapback` as it is installed, started if no process serves the back end.
     Auto,
-    /// Somebody else, always.
+    /// It is never started: another one serves the back end.
     None,
     /// This program.
     Program(PathBuf),

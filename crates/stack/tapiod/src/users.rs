@@ -1,4 +1,4 @@
-//! `tapiod user`: who may log in.
+//! `tapiod user`: the accounts that may log in.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Talks to the small agent in a guest (`guest/agent`): a line `NUMBER COMMAND...`, answered by a line
-//! `NUMBER ok TEXT` or `NUMBER no TEXT`. One exchange at a time; lines with another number are answers that nobody
-//! waits for any more.
+//! `NUMBER ok TEXT` or `NUMBER no TEXT`. One exchange at a time. A line with another number is of an earlier exchange,
+//! and is dropped.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -92,7 +92,7 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Agent {
     way: Way,
-    /// None while an exchange is under way.
+    /// None while an exchange is in flight.
     inner: Mutex<Option<Inner>>,
     free: Condvar,
 }
@@ -156,7 +156,7 @@ impl Inner {
             let mut wait = until;
             if let Some(line) = &mut self.line {
                 if !self.greeted {
-                    // Only until it is known that somebody listens.
+                    // Only until the agent has sent its first line.
                     wait = until.min(Instant::now() + ask_again);
                     ask_again = (ask_again * 2).min(Duration::from_secs(2));
                 }

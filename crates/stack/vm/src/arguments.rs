@@ -4,7 +4,7 @@
 //! reader takes more for white space than a space (tab, newline, and the byte 0xA0, which is a part of many letters in
 //! UTF-8), so only printable ASCII is taken: what is looked at here as a word is a word there.
 
-/// Why a machine's arguments cannot be used, whatever they say.
+/// Why a VM's arguments (`PV_args`) cannot be used, if they cannot.
 pub(crate) fn not_plain(text: &str) -> Option<String> {
     let bad = text.chars().find(|c| !matches!(c, ' '..='~'))?;
     Some(format!("PV_args has the character {bad:?}: printable ASCII is possible, with spaces between words"))

@@ -7,13 +7,13 @@
 //!    every command line and configuration it gets into;
 //! 2. by its name, and with all links resolved, it lies in a directory that the host's administrator allows
 //!    (`kernel-dirs`), or is one of the files named there;
-//! 3. the file and all directories above it can be changed by nobody but root and the daemon's own user. What was
+//! 3. the file and all directories above it can be changed by root and the daemon's own user only. What was
 //!    looked at is therefore what is used later, and no descriptor has to be handed through two emulators;
 //! 4. it is a regular file whose content is what it claims to be.
 //!
 //! | claim | content |
 //! |---|---|
-//! | User-mode Linux | an ELF executable of this machine with the section `.uml.setup.init`, the table of User-mode Linux's own options (`arch/um/include/asm/common.lds.S`), which every build has and no other program does |
+//! | User-mode Linux | an ELF executable of this host's CPU with the section `.uml.setup.init`, the table of User-mode Linux's own options (`arch/um/include/asm/common.lds.S`), which every build has and no other program does |
 //! | Linux, for QEMU and Xen | a bzImage (`0xAA55` at 510, `HdrS` at 514), or an ELF executable with a note of Xen (PV and PVH kernels) |
 //! | ramdisk | an archive of cpio's new format, or something compressed by gzip, bzip2, xz, lzma, lzo, lz4 or zstd |
 
@@ -81,7 +81,7 @@ pub(crate) fn check(
     checked(settings, &one, kernels).map(drop)
 }
 
-/// The machine with the files that its paths lead to, each checked.
+/// The VM's specification with the files that its paths lead to, each checked.
 ///
 /// # Errors
 /// `INVALID_VALUE` with the field, the path, and why it cannot be used.
@@ -215,7 +215,7 @@ fn is_allowed(settings: &Settings, file: &Path) -> bool {
     })
 }
 
-/// Whether nobody but root and the daemon's user can change it. In a sticky directory nobody else can replace what is
+/// Whether only root and the daemon's user can change it. In a sticky directory no other user can replace what is
 /// ours.
 fn is_ours(data: &Metadata, is_sticky: bool) -> bool {
     // SAFETY: both take nothing and cannot fail.
@@ -280,7 +280,7 @@ fn is_archive(file: &File) -> io::Result<bool> {
     Ok(MAGICS.iter().any(|magic| head[..read].starts_with(magic)))
 }
 
-/// An ELF executable of 64 bits for this machine, as far as it is looked at (System V ABI, "Object files").
+/// An ELF executable of 64 bits for this host's architecture, as far as it is looked at (System V ABI, "Object files").
 struct Elf<'a> {
     file: &'a File,
     len: u64,

@@ -47,10 +47,10 @@ const SYSTEM: &[&str] = &[
     "/etc/ld.so.cache",
 ];
 
-/// Devices that are nobody's.
+/// Devices that every guest's process may open.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"];
 
-/// Memory beside the guest's own that User-mode Linux takes of its file system in memory.
+/// Memory that User-mode Linux takes of its file system in memory, in addition to the guest's own.
 const MEMORY_SPARE: u64 = 64 << 20;
 
 const READ: u64 = right::READ_FILE | right::READ_DIR;
@@ -74,7 +74,7 @@ pub(crate) struct Needs {
     pub programs: Vec<PathBuf>,
     /// Files of the host: read.
     pub files: Vec<PathBuf>,
-    /// Files in the machine's own directory that are written, beside those in [`Place::own`].
+    /// Files in the VM's own directory that are written, apart from those in [`Place::own`].
     pub written: Vec<PathBuf>,
     /// Devices of the host.
     pub devices: Vec<PathBuf>,
@@ -97,7 +97,7 @@ pub(crate) struct Confinement {
     root: Option<Root>,
     dir: CString,
     user: Option<(u32, u32)>,
-    /// Groups beside its own: those of devices.
+    /// Groups in addition to its own: those of devices.
     groups: Vec<u32>,
     is_narrow: bool,
     /// The version of Landlock, and what is allowed.
@@ -296,7 +296,7 @@ fn rules(place: &Place, needs: &Needs) -> io::Result<Vec<(CString, u64)>> {
 }
 
 /// A file that a client chose and that the guest's process reads: itself if every user may read it, otherwise a copy in
-/// the machine's directory.
+/// the VM's directory.
 ///
 /// # Errors
 /// The file system's.
@@ -307,7 +307,7 @@ pub(crate) fn readable(place: &Place, file: &Path, copy: &str) -> io::Result<Pat
     }
     let own = place.join(copy);
     fs::copy(file, &own)?;
-    // Its directory lets nobody else pass.
+    // Its directory lets no other user pass.
     fs::set_permissions(&own, fs::Permissions::from_mode(0o644 | (mode & 0o111)))?;
     Ok(own)
 }

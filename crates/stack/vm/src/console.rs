@@ -92,7 +92,7 @@ fn watch(path: &Path) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has just made it, nobody else knows it.
+    // SAFETY: the call has just made it, and nothing else holds it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the name ends with a NUL and lives during the call.
@@ -121,7 +121,7 @@ impl Server {
     /// What to wait for.
     pub(crate) fn fds(&self, into: &mut Vec<libc::pollfd>) {
         into.push(polled(self.listener.as_raw_fd(), libc::POLLIN));
-        // Nobody to show it to: not worth waking up for.
+        // Without a client there is no reader of the log: not worth waking up for.
         let watched: RawFd = if self.clients.is_empty() { -1 } else { self.watch.as_raw_fd() };
         into.push(polled(watched, libc::POLLIN));
         for client in &self.clients {

@@ -11,7 +11,7 @@ fn reference(uuid: Uuid) -> String {
     format!("OpaqueRef:{uuid}")
 }
 
-/// The machine is in another state than the operation needs.
+/// The VM is in another state than the operation needs.
 pub(crate) fn bad_power_state(vm: Uuid, expected: &str, actual: &str) -> ApiError {
     ApiError::new("VM_BAD_POWER_STATE", [reference(vm), expected.to_owned(), actual.to_owned()])
 }
@@ -51,7 +51,7 @@ pub(crate) fn shutdown_timeout(vm: Uuid, waited: std::time::Duration) -> ApiErro
     ApiError::new("VM_SHUTDOWN_TIMEOUT", [reference(vm), waited.as_secs_f64().to_string()])
 }
 
-/// Something of the machine could not be done: what, and the cause.
+/// An operation on the VM failed: which one, and the cause.
 pub(crate) fn failed(vm: Uuid, what: impl fmt::Display, cause: impl fmt::Display) -> ApiError {
     ApiError::internal(format!("machine {vm}: {what}: {cause}"))
 }

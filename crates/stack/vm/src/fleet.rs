@@ -1,4 +1,4 @@
-//! What the drivers of real guests have in common: their machines, each with a process, an agent and a record, and
+//! What the drivers of real guests have in common: their VMs, each with a process, an agent and a record, and
 //! the events that come of them.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::settings::Settings;
 use crate::supervise::{Events, Stop, Watched, verdict, watch};
 use crate::traits::{DiskSpec, VmEvent, VmSpec, VmState};
 
-/// A machine; `own` is what only its driver knows.
+/// A VM of this driver; `own` is what only its driver knows.
 #[derive(Debug)]
 pub(crate) struct Machine<T> {
     pub vm: Uuid,
@@ -73,7 +73,7 @@ impl<T> Machine<T> {
     }
 }
 
-/// The machines of a driver.
+/// The VMs of a driver.
 #[derive(Debug)]
 pub(crate) struct Fleet<T> {
     pub name: &'static str,
@@ -112,17 +112,17 @@ impl<T> Fleet<T> {
         self.stop.clone().ok_or_else(|| io::Error::other("no descriptor was free when the driver started"))
     }
 
-    /// The machine, if there is one.
+    /// The VM, if the driver has it.
     pub(crate) fn find(&self, vm: Uuid) -> Option<Arc<Machine<T>>> {
         lock(&self.machines).get(&vm).cloned()
     }
 
-    /// The machine, which must be there.
+    /// The VM, which must be there.
     pub(crate) fn machine(&self, vm: Uuid) -> Result<Arc<Machine<T>>, ApiError> {
         self.find(vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
 
-    /// Makes the record and the directory of a new machine.
+    /// Makes the record and the directory of a new VM.
     pub(crate) fn create(
         &self,
         vm: &VmSpec,
@@ -144,7 +144,7 @@ impl<T> Fleet<T> {
         Ok(machine)
     }
 
-    /// The machines of an earlier daemon, each with its process if that lives; `machine` completes them. Those that
+    /// The VMs of an earlier daemon, each with its process if that lives; `machine` completes them. Those that
     /// ended meanwhile are reported.
     pub(crate) fn adopt_all(
         self: &Arc<Self>,
@@ -169,16 +169,16 @@ impl<T> Fleet<T> {
         }
     }
 
-    /// The process of a machine is gone: says so, unless somebody asked for it.
+    /// The process of a VM has ended: reports `event`, unless the toolstack asked for the end.
     pub(crate) fn ended(&self, machine: &Machine<T>, is_ending: bool, event: VmEvent) {
-        // First: who hears of it may make the machine again.
+        // Before the event: its reader may create the VM again at once.
         self.forget(machine);
         if !is_ending {
             self.events.push(event);
         }
     }
 
-    /// Forgets a machine.
+    /// Forgets a VM.
     pub(crate) fn forget(&self, machine: &Machine<T>) {
         let mut machines = lock(&self.machines);
         // Another one with its name may have been made meanwhile.

@@ -1,4 +1,4 @@
-//! This machine itself, as XenServer's control domain: a disk that is plugged is a block device here.
+//! This host itself, as XenServer's control domain: a disk that is plugged is a block device here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ const NAME: &str = "host";
 /// How long something that looks at a device may hold it before we call it used.
 const CLAIM_LIMIT: Duration = Duration::from_secs(1);
 
-/// The driver. Its machine always runs; it is "made" when the daemon first speaks of it.
+/// The driver. Its VM, the host, always runs; it is "made" when the daemon first names its UUID.
 #[derive(Debug)]
 pub(crate) struct Host {
     settings: Settings,
@@ -114,7 +114,7 @@ impl VmDriver for Host {
             }
             match claim(&node) {
                 Ok(()) => break,
-                // Whoever looks at new devices (udev, blkid) holds it for a moment.
+                // A program that examines new devices (udev, blkid) holds it for a moment.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                     if Instant::now() >= until {
                         let why = format!("{} is mounted or used; unmount it first", node.display());
@@ -159,7 +159,7 @@ impl VmDriver for Host {
     }
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {
-        // Nothing ever happens to this machine of which its daemon could still tell.
+        // The host has no event: its daemon would end with it.
         poll(&mut [], until);
         None
     }

@@ -6,13 +6,13 @@
 //!
 //! | driver | guests | disks |
 //! |---|---|---|
-//! | `uml` | User-mode Linux: a kernel as an ordinary process, on any machine | vhost-user-blk |
+//! | `uml` | User-mode Linux: a kernel as an ordinary process, on any host | vhost-user-blk |
 //! | `qemu` | QEMU with KVM, or its emulator where KVM does not work | vhost-user-blk on PCI |
 //! | `xen` | domains of a Xen host, PV or PVH | blkif, by tapback |
-//! | `host` | this machine itself | block devices of this machine |
+//! | `host` | this host itself | block devices of this host |
 //! | `sim` | none: times and failures as `VM.platform` says | none |
 //!
-//! Per machine there is a directory `RUN_DIR/vm/UUID`: what the driver knows (`machine.json`, replaced as a whole), the
+//! Each VM has a directory `RUN_DIR/vm/UUID`: what the driver knows (`machine.json`, replaced as a whole), the
 //! process's id (`pid`) and a lock that it holds as long as it lives (`lock`), the sockets of its disks, its console
 //! (`console`, a UNIX socket; `console.log`), and in `g`, which is the guest's process's own, how it is controlled.
 

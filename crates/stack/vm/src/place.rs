@@ -1,4 +1,4 @@
-//! The directory of one machine, and what is kept there.
+//! The directory of one VM, and what is kept there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,13 +20,13 @@ use crate::traits::{DiskSpec, PluggedDisk, VmSpec};
 /// Longest path of a UNIX socket: `sun_path` has 108 bytes, one of them for the end.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Longest name of a socket in a machine's directory (`g/m/mconsole`).
+/// Longest name of a socket in a VM's directory (`g/m/mconsole`).
 const SOCKET_NAME_MAX: usize = 12;
 
 /// A record larger than this was not written by us.
 const RECORD_LEN_MAX: u64 = 4 << 20;
 
-/// Where a machine is in its life.
+/// The state of a VM's life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Phase {
@@ -38,7 +38,7 @@ pub(crate) enum Phase {
     Paused,
 }
 
-/// A disk that the machine has.
+/// A disk that is plugged into the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedDisk {
     /// What was plugged.
@@ -48,12 +48,12 @@ pub(crate) struct SavedDisk {
     pub slot: u16,
 }
 
-/// What a driver must know of a machine to find it again.
+/// What a driver must know of a VM to find it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Saved {
     /// Which driver.
     pub driver: String,
-    /// The machine.
+    /// The VM.
     pub spec: VmSpec,
     /// Where it is in its life.
     pub phase: Phase,
@@ -64,14 +64,14 @@ pub(crate) struct Saved {
     pub domid: Option<u32>,
     /// How many devices for disks the guest was started with.
     pub slots: u16,
-    /// Whether somebody asked for its end.
+    /// Whether the toolstack asked for its end.
     pub is_ending: bool,
     /// By position.
     pub disks: BTreeMap<u8, SavedDisk>,
 }
 
 impl Saved {
-    /// A machine that was just made.
+    /// A VM that was just made.
     pub(crate) fn new(driver: &str, spec: &VmSpec) -> Self {
         Self {
             driver: driver.to_owned(),
@@ -85,13 +85,13 @@ impl Saved {
         }
     }
 
-    /// Whether the machine has this very disk.
+    /// Whether the VM has this very disk.
     pub(crate) fn has(&self, disk: &DiskSpec) -> bool {
         self.disks.get(&disk.position).is_some_and(|known| known.disk.spec.vbd == disk.vbd)
     }
 }
 
-/// The directory of one machine.
+/// The directory of one VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     vm: Uuid,
@@ -99,7 +99,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Of this machine.
+    /// Of this VM.
     ///
     /// # Errors
     /// The run directory's name is too long for sockets.
@@ -127,7 +127,7 @@ impl Place {
     }
 
     /// The part of it that is its guest's process's: its working directory, and the only one in which it can make
-    /// anything. What the daemon trusts lies above it. Machines of earlier versions have one directory for both.
+    /// anything. What the daemon trusts lies above it. VMs made by earlier versions have one directory for both.
     pub(crate) fn own(&self) -> PathBuf {
         let own = self.join("g");
         if own.is_dir() { own } else { self.dir.clone() }
@@ -146,7 +146,7 @@ impl Place {
     /// # Errors
     /// The file system's; no user is left.
     pub(crate) fn make(&self, settings: &Settings) -> Result<(), ApiError> {
-        /// Two machines that are made at a time choose one after the other.
+        /// Two VMs that are made at the same time choose their users one after the other.
         static CHOOSING: Mutex<()> = Mutex::new(());
         let told = |error: io::Error| failed(self.vm, format!("cannot make {}", self.dir.display()), error);
         if let Some(above) = self.dir.parent() {
@@ -183,7 +183,7 @@ impl Place {
             .map_err(|error| failed(self.vm, format!("cannot give {} to user {uid}", file.display()), error))
     }
 
-    /// What is known of the machine; none where there is no such machine.
+    /// The record of the VM; none where there is no such VM.
     ///
     /// # Errors
     /// The record cannot be read, or is not ours.
@@ -201,7 +201,7 @@ impl Place {
     }
 
     /// Keeps what is known: the record is replaced as a whole, so that a reader finds the old or the new one. The
-    /// directory is empty after a power cut, as are the machines, so nothing is flushed.
+    /// directory (in /run) and the guests do not survive a power cut, so nothing is flushed.
     ///
     /// # Errors
     /// The file system's.
@@ -216,7 +216,7 @@ impl Place {
         fs::rename(&fresh, &file).map_err(told)
     }
 
-    /// Forgets the machine. The record goes first; sockets that belong to disk processes stay, and the directory
+    /// Forgets the VM. The record goes first; sockets that belong to disk processes stay, and the directory
     /// with them.
     pub(crate) fn remove(&self) {
         let _ = fs::remove_file(self.join("machine.json"));
@@ -233,14 +233,14 @@ impl Place {
     }
 }
 
-/// Users that other machines have.
+/// Users that other VMs have.
 fn taken(settings: &Settings, own: &Path) -> BTreeSet<u32> {
     let all = fs::read_dir(settings.machines_dir()).into_iter().flatten().flatten();
     let owners = all.map(|entry| entry.path().join("g")).filter(|dir| dir != own);
     owners.filter_map(|dir| fs::metadata(dir).ok()).map(|data| data.uid()).collect()
 }
 
-/// The machines of a driver that an earlier daemon made.
+/// The VMs of a driver that an earlier daemon made.
 pub(crate) fn found(settings: &Settings, driver: &str) -> Vec<(Place, Saved)> {
     let mut machines = Vec::new();
     for entry in fs::read_dir(settings.machines_dir()).into_iter().flatten().flatten() {
@@ -251,7 +251,7 @@ pub(crate) fn found(settings: &Settings, driver: &str) -> Vec<(Place, Saved)> {
         match place.load() {
             Ok(Some(saved)) if saved.driver == driver => machines.push((place, saved)),
             Ok(Some(_)) => {}
-            // What stays when disk processes end after their machine; nothing happens where something is in it.
+            // A directory that stayed because disk processes ended after their VM; it is removed only if it is empty.
             Ok(None) => drop(fs::remove_dir(place.dir())),
             Err(error) => tracing::warn!(%vm, "a machine's record is passed over: {error}"),
         }

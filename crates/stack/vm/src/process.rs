@@ -2,7 +2,7 @@
 //!
 //! Whether it lives is known by a lock that it and what it starts inherit (`lock`), so that a number given to
 //! another process later cannot be taken for it. Its id (`pid`) is written by itself before the emulator is loaded,
-//! so there is no moment at which it runs and nobody knows.
+//! so a guest that runs always has an id that the daemon can read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -44,7 +44,7 @@ fn open_lock(place: &Place) -> io::Result<File> {
         .open(place.join("lock"))
 }
 
-/// Takes the lock of a machine; none where its process holds it.
+/// Takes the lock of a VM; none where its process holds it.
 fn try_lock(file: &File) -> bool {
     // SAFETY: flock(2) takes no memory; the descriptor is open.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
@@ -109,7 +109,7 @@ fn prepare(lock: RawFd, pid_file: RawFd, keep: &[RawFd]) -> io::Result<()> {
     keep.iter().try_for_each(|fd| keep_open(*fd))
 }
 
-/// Opens a file of the machine to which its process appends; it can be shortened meanwhile.
+/// Opens a file of the VM to which its process appends; it can be shortened meanwhile.
 pub(crate) fn open_log(place: &Place, name: &str) -> io::Result<File> {
     let path = place.join(name);
     let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
@@ -120,12 +120,12 @@ pub(crate) fn open_log(place: &Place, name: &str) -> io::Result<File> {
 }
 
 impl Process {
-    /// Starts a program, confined, in its part of the machine's directory, in a session of its own, with
+    /// Starts a program, confined, in its part of the VM's directory, in a session of its own, with
     /// `emulator.log` as its output and
     /// the descriptors `keep` under their own numbers.
     ///
     /// # Errors
-    /// The machine has a process already, or the program cannot be started.
+    /// The VM has a process already, or the program cannot be started.
     pub(crate) fn spawn(
         place: &Place,
         vm: Uuid,
@@ -162,7 +162,7 @@ impl Process {
         Ok(Self { pid, handle })
     }
 
-    /// The machine's process, if it lives; `started` tells it from another with its id, where it is known.
+    /// The VM's process, if it lives; `started` tells it from another with its id, where it is known.
     pub(crate) fn find(place: &Place, started: Option<u64>) -> Option<Self> {
         let lock = OpenOptions::new().read(true).write(true).open(place.join("lock")).ok()?;
         if try_lock(&lock) {
@@ -177,8 +177,8 @@ impl Process {
             return found;
         }
         if pid > 1 {
-            // Its helpers hold the lock still: they lead nothing and serve nobody. As long as they are there the
-            // group's number cannot be anybody else's.
+            // Its helpers still hold the lock, without a leader and without a guest to serve. While they live, no other
+            // group can get the group's number.
             // SAFETY: kill(2) takes two integers.
             unsafe { libc::kill(-pid, libc::SIGKILL) };
         }
@@ -224,7 +224,7 @@ impl Process {
     pub(crate) fn end_rest(&self, place: &Place) {
         let is_held = open_lock(place).is_ok_and(|lock| !try_lock(&lock));
         if is_held {
-            // SAFETY: kill(2) takes two integers; the lock is held by nobody but members of this group.
+            // SAFETY: kill(2) takes two integers; only members of this group hold the lock.
             unsafe { libc::kill(-self.pid, libc::SIGKILL) };
         }
     }

@@ -1,4 +1,4 @@
-//! What is known of a machine, in memory and in its place.
+//! What is known of a VM, in memory and in its directory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -8,7 +8,7 @@ use tapio_types::ApiError;
 use crate::lock::lock;
 use crate::place::{Place, Saved};
 
-/// What is known of a machine. What cannot be kept is not changed.
+/// What is known of a VM. What cannot be kept is not changed.
 #[derive(Debug)]
 pub(crate) struct Record {
     saved: Mutex<Saved>,
@@ -21,12 +21,12 @@ impl Record {
         Self { saved: Mutex::new(saved), is_gone: AtomicBool::new(false) }
     }
 
-    /// Looks at it; nobody changes it meanwhile.
+    /// Looks at it; it cannot change while the guard is held.
     pub(crate) fn look(&self) -> MutexGuard<'_, Saved> {
         lock(&self.saved)
     }
 
-    /// Changes it, and keeps it in the machine's place.
+    /// Changes it, and keeps it in the VM's directory.
     pub(crate) fn change(&self, place: &Place, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
         let mut saved = self.look();
         let mut fresh = saved.clone();

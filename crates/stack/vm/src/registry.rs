@@ -10,7 +10,7 @@ use crate::traits::VmDriver;
 use crate::uml::Uml;
 use crate::xen::Xen;
 
-/// All drivers; machines that an earlier daemon started are found here.
+/// All drivers; VMs that an earlier daemon started are found here.
 pub fn registry(settings: &Settings) -> Vec<Arc<dyn VmDriver>> {
     vec![
         Arc::new(Uml::new(settings)),

@@ -24,13 +24,13 @@ pub const KERNEL_DIRS: [&str; 4] =
 /// What all drivers are told.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Machines are kept below it (`vm/UUID`); empty after a reboot.
+    /// The directories of VMs are below it (`vm/UUID`); empty after a reboot.
     pub run_dir: PathBuf,
     /// Each guest runs as a user of its own out of these; as the daemon itself where there are none.
     pub guest_users: Option<UserRange>,
     /// Whether guests are confined.
     pub guest_sandbox: GuestSandbox,
-    /// User-mode Linux: the kernel of machines that bring none.
+    /// User-mode Linux: the kernel of VMs that bring none.
     pub uml: PathBuf,
     /// Where the modules of that kernel are, by its version.
     pub uml_modules: PathBuf,
@@ -55,8 +55,8 @@ pub struct XenSettings {
     pub capabilities: PathBuf,
     /// xenstored's socket; what `XENSTORED_PATH` and the system say without.
     pub store: Option<PathBuf>,
-    /// The program that brings guests and disk processes together, started where nobody else does; none: somebody
-    /// else does always.
+    /// The program that connects guests to disk processes. It is started if no process holds its lock; none: it is
+    /// never started.
     pub tapback: Option<PathBuf>,
     /// Where it holds its lock: the directory of the disk processes' control sockets.
     pub control_dir: PathBuf,
@@ -76,7 +76,7 @@ impl Default for XenSettings {
 }
 
 impl Settings {
-    /// The machine's own programs, wherever they are installed.
+    /// The host's own programs, wherever they are installed.
     pub fn new(run_dir: &Path) -> Self {
         Self {
             run_dir: run_dir.to_path_buf(),
@@ -93,7 +93,7 @@ impl Settings {
         }
     }
 
-    /// Where the directories of machines are, without links on the way: a guest's process sees its own directory under
+    /// Where the directories of VMs are, without links on the way: a guest's process sees its own directory under
     /// this name and no other.
     pub(crate) fn machines_dir(&self) -> PathBuf {
         std::fs::canonicalize(&self.run_dir).unwrap_or_else(|_| self.run_dir.clone()).join("vm")

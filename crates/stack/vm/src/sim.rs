@@ -1,4 +1,4 @@
-//! Machines that only seem to be: for tests of the toolstack, and for scale. What they do and how long it takes is
+//! Simulated VMs without a guest: for tests of the toolstack, and for scale. What they do and how long it takes is
 //! said by `VM.platform`, so that any client can arrange it:
 //!
 //! | key | meaning |
@@ -7,7 +7,7 @@
 //! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown` |
 //! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
 //! | `sim-domid` | the number of its domain, as a host of domains would say it |
-//! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (nobody connects), `device`, `xen` (nobody connects) |
+//! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (no client), `device`, `xen` (no front end) |
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ pub(crate) struct Sim {
 }
 
 impl Sim {
-    /// Machines of an earlier daemon go on.
+    /// VMs of an earlier daemon go on.
     pub(crate) fn new(settings: &Settings) -> Self {
         let machine = |(place, saved): (Place, Saved)| {
             (saved.spec.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }))
@@ -89,7 +89,7 @@ fn fails(spec: &VmSpec, what: &str) -> bool {
     spec.platform.get("sim-fail").is_some_and(|all| all.split(',').any(|one| one.trim() == what))
 }
 
-/// Waits as the machine is told to; gives up at `until`.
+/// Waits as `VM.platform` says; gives up at `until`.
 fn takes(spec: &VmSpec, key: &str, until: Option<Instant>) -> bool {
     let wait = duration(spec, key);
     let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
@@ -256,7 +256,7 @@ impl VmDriver for Sim {
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {
         loop {
             let next = lock(&self.planned).iter().map(|(when, _)| *when).min();
-            // A machine that is started meanwhile may plan something earlier.
+            // A VM that is started meanwhile may plan something earlier.
             let look = next.unwrap_or(until).min(until).min(Instant::now() + Duration::from_millis(20));
             if let Some(event) = self.events.wait(look) {
                 return Some(event);

@@ -59,14 +59,14 @@ impl Events {
 pub(crate) struct Stop(OwnedFd);
 
 impl Stop {
-    /// Nobody is told to stop yet.
+    /// A signal that is not set yet.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         // SAFETY: eventfd(2) takes two integers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call has just made it, nobody else knows it.
+        // SAFETY: the call has just made it, and nothing else holds it.
         Ok(Arc::new(Self(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 

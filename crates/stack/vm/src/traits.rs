@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
-/// A machine as its driver needs it.
+/// A VM as its driver needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpec {
     /// `VM.uuid`.
@@ -40,7 +40,7 @@ pub enum BootField {
     Arguments,
 }
 
-/// A disk that shall be given to a machine.
+/// A disk that shall be plugged into a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSpec {
     /// `VBD.uuid`.
@@ -51,7 +51,7 @@ pub struct DiskSpec {
     pub read_only: bool,
     /// Whether it is a CD drive.
     pub is_cd: bool,
-    /// Whether the machine boots from it.
+    /// Whether the VM boots from it.
     pub is_bootable: bool,
 }
 
@@ -65,7 +65,7 @@ pub enum FrontSpec {
         /// Queues.
         queues: u16,
     },
-    /// A block device of this machine, by whatever the host can (FUSE + loop, ublk, nbd.ko).
+    /// A block device of this host, by whatever the host can (FUSE + loop, ublk, nbd.ko).
     Device,
     /// Xen's blkif: the disk process is started without a front end and given one by tapback, as often as the guest
     /// connects.
@@ -86,7 +86,7 @@ pub struct PluggedDisk {
     pub node: Option<PathBuf>,
     /// Bytes.
     pub size: u64,
-    /// What a back end is told beside it.
+    /// Facts for back ends outside of the disk process.
     #[serde(default)]
     pub facts: DiskFacts,
 }
@@ -102,7 +102,7 @@ pub struct DiskFacts {
     pub polling_idle: u8,
 }
 
-/// Ways to end a machine.
+/// Ways to end a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownKind {
     /// Asks the guest.
@@ -111,7 +111,7 @@ pub enum ShutdownKind {
     Hard,
 }
 
-/// What a machine does.
+/// The power state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmState {
     /// It is not there.
@@ -133,7 +133,7 @@ pub enum VmEvent {
     Crashed(Uuid, String),
 }
 
-/// A kind of guest. Methods may be called from several threads, several for one machine: disks are plugged in
+/// A kind of guest. Methods may be called from several threads, several for one VM: disks are plugged in
 /// parallel.
 ///
 /// Start is `create`, `plug` of each disk in parallel, `unpause`.
@@ -141,7 +141,7 @@ pub trait VmDriver: Send + Sync {
     /// As `uml`.
     fn name(&self) -> &'static str;
 
-    /// Whether this machine can run such guests: what is missing otherwise, with the next step.
+    /// Whether this host can run such guests: what is missing otherwise, with the next step.
     ///
     /// # Errors
     /// `VM_HOST_INCOMPATIBLE...`-like internal text.
@@ -155,27 +155,27 @@ pub trait VmDriver: Send + Sync {
         Ok(())
     }
 
-    /// How the disk shall be offered to this machine.
+    /// How the disk shall be offered to this VM.
     ///
     /// # Errors
     /// The position is not possible here.
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError>;
 
-    /// Makes the machine, paused and without disks.
+    /// Makes the VM, paused and without disks.
     ///
     /// # Errors
     /// The emulator does not start, the kernel is not there; nothing is left.
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError>;
 
-    /// Gives it a disk, before it runs or while it does. The same disk again is no error, so that whoever died on the
-    /// way can do it again.
+    /// Plugs a disk into the VM, before it runs or while it does. The same disk again is no error, so that a daemon can
+    /// repeat a call during which an earlier daemon died.
     ///
     /// # Errors
     /// `DEVICE_ALREADY_EXISTS` when another disk is in this place; the guest or the emulator refuses, and does not
     /// have the disk then.
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError>;
 
-    /// Takes a disk away; one that is not there, or whose machine is not, is no error. With `force` the guest is not
+    /// Unplugs a disk; one that is not there, or whose VM is not, is no error. With `force` the guest is not
     /// asked.
     ///
     /// # Errors
@@ -200,13 +200,13 @@ pub trait VmDriver: Send + Sync {
     /// The guest did not end in time; it goes on.
     fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError>;
 
-    /// What it does. Also finds machines that an earlier daemon started.
+    /// The VM's power state. Also finds VMs that an earlier daemon started.
     ///
     /// # Errors
     /// The emulator does not answer.
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError>;
 
-    /// The number of its domain, where machines have such numbers of their own.
+    /// The number of its domain, where VMs of this driver are domains.
     fn domid(&self, _vm: Uuid) -> Option<u32> {
         None
     }
@@ -214,6 +214,6 @@ pub trait VmDriver: Send + Sync {
     /// Where its console can be reached: a UNIX socket or a terminal; none where it has none.
     fn console(&self, vm: Uuid) -> Option<PathBuf>;
 
-    /// Waits for the next event of any machine, as long as until `until`.
+    /// Waits for the next event of any VM, until `until` at most.
     fn wait_event(&self, until: Instant) -> Option<VmEvent>;
 }

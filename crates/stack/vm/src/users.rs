@@ -1,6 +1,6 @@
-//! As whom guests run: a user of its own for each VM, out of a range that belongs to nobody else.
+//! The users that guests run as: one of its own for each VM, out of a range that no other program uses.
 //!
-//! Who a VM's user is stands nowhere but in the file system: as the owner of the directory that its process may write
+//! A VM's user is recorded in the file system alone: as the owner of the directory that its process may write
 //! to. So a daemon that starts knows it for all guests that it finds, and two VMs never have the same one.
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ impl UserRange {
     /// ("Users, Groups, UIDs and GIDs") calls 1879048192 to 2147352575 unused.
     pub const DEFAULT: Self = Self { first: 0x7000_0000, count: 0x1_0000 };
 
-    /// `FIRST-LAST`, without root and without the number that means nobody at all.
+    /// `FIRST-LAST`, without root and without 4294967295, which is no user.
     ///
     /// # Errors
     /// A sentence.

@@ -9,7 +9,7 @@ use crate::process::{Finished, Running, poll_until, run};
 use crate::scratch::Scratch;
 use crate::tools::our;
 
-/// How long a disk process may take until its sockets answer. It needs milliseconds; a busy machine needs more.
+/// How long a disk process may take until its sockets answer. It needs milliseconds; a busy host needs more.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long an orderly end may take.
@@ -109,7 +109,7 @@ impl DiskOptions {
 
     fn command(&self, dir: &Path, nbd: &Path, vhost: &Path) -> Command {
         let mut command = Command::new(our("tapio-disk"));
-        // Every disk process has a control socket; this one is nobody's business but this test's.
+        // Every disk process has a control socket; this one is for this test alone.
         command.env("TAPIO_RUN_DIR", dir.join("run"));
         command.args(["--foreground", "--image", &self.image]);
         if self.nbd {
@@ -157,7 +157,7 @@ impl DiskOptions {
     }
 
     /// Starts a process in the place of one that was killed: with the same command, on the same sockets. Does not wait
-    /// for it: whoever used the first finds the second.
+    /// for it: a client of the first finds the second.
     #[track_caller]
     pub fn restart(&self, dir: &Path, killed: &mut Disk) {
         let log = killed.process.log_path().to_path_buf();
@@ -204,7 +204,7 @@ impl Disk {
     }
 }
 
-/// Control sockets and statistics of one test, apart from those of the machine and of other tests.
+/// Control sockets and statistics of one test, apart from those of the host and of other tests.
 #[derive(Debug, Clone)]
 pub struct Host {
     run: PathBuf,

@@ -28,7 +28,7 @@ impl Faulty {
     /// A file of `len` zero bytes; `filters` are more arguments of nbdkit.
     ///
     /// # Errors
-    /// What is missing on this machine, for a skip message.
+    /// What is missing on this host, for a skip message.
     pub fn start(scratch: &Scratch, len: u64, filters: &[&str]) -> Result<Self, String> {
         if let Some(tool) = missing(&["nbdkit", "nbdfuse", "umount"]) {
             return Err(format!("needs {tool}"));

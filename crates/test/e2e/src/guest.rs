@@ -70,7 +70,7 @@ impl Report {
     }
 }
 
-/// Has QEMU emulate a machine, with threads of its own (`single` or `multi`), so many processors of a kind, and memory
+/// Has QEMU emulate a VM, with threads of its own (`single` or `multi`), so many processors of a kind, and memory
 /// in MiB. Its serial line is what the program says.
 pub(crate) fn emulate(
     command: &mut Command,
@@ -88,7 +88,7 @@ pub(crate) fn emulate(
 pub struct Guest {
     process: Running,
     limit: Duration,
-    /// The right of an emulated machine to run. A kernel that is an ordinary process needs none.
+    /// The right of an emulated VM to run. A kernel that is an ordinary process needs none.
     _slot: Option<Slot>,
 }
 

@@ -41,7 +41,7 @@ pub fn device(host: &Host, args: &[&str]) -> Finished {
     run(&mut host.tapio(&[&["disk", "device"], args].concat()))
 }
 
-/// A mounted file system; taken away when dropped, whatever state its device is in.
+/// A mounted file system; unmounted when dropped, whatever state its device is in.
 #[derive(Debug)]
 pub struct Mounted {
     dir: PathBuf,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::quiet_time::QuietTime;
 
-/// How long an ordinary tool may take. Everything here is local and small; the margin is for a busy machine.
+/// How long an ordinary tool may take. Everything here is local and small; the margin is for a busy host.
 pub const TOOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Between two looks at something that has no event to wait for.
@@ -149,7 +149,7 @@ fn wait_or_kill(child: &mut Child, limit: Duration) -> ExitStatus {
 fn kill_group(leader: u32) {
     let Ok(group) = i32::try_from(leader) else { return };
     // SAFETY: kill(2) takes two integers. The group is one that this process made with `process_group(0)` and whose
-    // leader has not been waited for yet, so its number cannot have been given to anybody else.
+    // leader has not been waited for yet, so its number cannot have been given to another group.
     unsafe { libc::kill(-group, libc::SIGKILL) };
 }
 
@@ -322,7 +322,7 @@ mod tests {
         });
         drop(running);
         let gone = poll_until(TOOL_LIMIT, || {
-            // A killed orphan stays as a zombie where nobody reaps; either way it runs no longer.
+            // A killed orphan stays as a zombie where no init process reaps; either way it runs no longer.
             let stat = std::fs::read_to_string(format!("/proc/{inner}/stat")).unwrap_or_default();
             (stat.is_empty() || stat.contains(") Z ")).then_some(())
         });

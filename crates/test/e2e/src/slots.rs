@@ -1,4 +1,4 @@
-//! Not more emulated machines at once than processors, whatever starts them: threads of a test, lanes, other runs in
+//! Not more emulated VMs at once than processors, whatever starts them: threads of a test, lanes, other runs in
 //! the same directory. Each takes a lock on one of as many files, and the kernel gives it back however it ends.
 
 use std::fs::{File, TryLockError};
@@ -11,13 +11,13 @@ use crate::tools::repository;
 /// Between two looks for a free slot. What is waited for takes many seconds.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The right to run an emulated machine, until it is dropped.
+/// The right to run an emulated VM, until it is dropped.
 #[derive(Debug)]
 pub struct Slot {
     _lock: File,
 }
 
-/// Waits for the right to run an emulated machine. Every machine has a bound of its own, so this ends.
+/// Waits for the right to run an emulated VM. Every VM has a deadline of its own, so this ends.
 #[track_caller]
 pub fn machine() -> Slot {
     let target =

@@ -31,7 +31,7 @@ pub fn missing<'a>(tools: &[&'a str]) -> Option<&'a str> {
 pub fn skip(reason: &str) {
     let thread = std::thread::current();
     let line = format!("\nskipped: {reason} [{}]\n", thread.name().unwrap_or("unnamed"));
-    // One write, so that lines of parallel tests do not mix. Nobody to tell if standard error is closed.
+    // One write, so that lines of parallel tests do not mix. No report is possible if standard error is closed.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 

@@ -69,7 +69,7 @@ impl DaemonOptions {
         self
     }
 
-    /// The command, for those who start it themselves.
+    /// The command, for a test that starts it itself.
     pub fn command(&self) -> Command {
         let mut command = Command::new(our("tapiod"));
         for (option, name) in [("--run-dir", "run"), ("--state-dir", "state"), ("--mount-dir", "mnt")] {
@@ -80,7 +80,7 @@ impl DaemonOptions {
         if self.tls {
             command.arg("--http=127.0.0.1:0");
         }
-        // Its disk processes are kept apart from those of the machine and of other tests.
+        // Its disk processes are kept apart from those of the host and of other tests.
         let shm = self.dir.join("shm");
         std::fs::create_dir_all(&shm).expect("a directory for statistics");
         command.env("TAPIO_RUN_DIR", self.dir.join("run/disk")).env("TAPIO_SHM_DIR", shm);

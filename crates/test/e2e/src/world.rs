@@ -63,7 +63,7 @@ impl World {
         said
     }
 
-    /// `tapio xe` against it, as nobody in particular.
+    /// `tapio xe` against it, without settings of the user that runs the test.
     pub fn xe(&self) -> Command {
         let mut command = Command::new(our("tapio"));
         command.arg("xe").env("TAPIO_SOCKET", &self.daemon().socket).env("HOME", self.scratch.path());

@@ -33,7 +33,7 @@ pub enum Trouble {
     Fault,
 }
 
-/// Which trouble is, or was while a request was under way.
+/// Which trouble is, or was while a request was in flight.
 #[derive(Debug, Default)]
 pub struct Troubles {
     active: [AtomicBool; 3],
@@ -69,7 +69,7 @@ impl Troubles {
         self.active[trouble as usize].load(Ordering::SeqCst)
     }
 
-    /// Whether there was such a trouble while the request was under way.
+    /// Whether there was such a trouble while the request was in flight.
     pub fn excuse(&self, before: Before, trouble: Trouble) -> bool {
         let (active, begun) = before.0[trouble as usize];
         active || self.begun[trouble as usize].load(Ordering::SeqCst) != begun
@@ -85,7 +85,7 @@ pub struct Target {
     pub socket: PathBuf,
     /// What it has to hold.
     pub model: Mutex<Model>,
-    /// Held by every request; whoever takes it for writing has a disk without requests.
+    /// Held by every request; a holder for writing has a disk without requests.
     pub gate: RwLock<()>,
     /// What clients have to bear.
     pub troubles: Troubles,
@@ -93,7 +93,7 @@ pub struct Target {
     pub sizes: AtomicU64,
     /// The step of the schedule.
     pub step: AtomicU64,
-    /// A client rests this long after each request.
+    /// A client waits this long after each request.
     pub rest: Duration,
     /// Whether the disk takes zeroes and discards.
     pub discards: bool,
@@ -294,7 +294,7 @@ impl<'a> Worker<'a> {
             return Err(target.finding(format!("{act:?} failed without a reason: {answer}")));
         };
         self.report.load.failed.fetch_add(1, Ordering::Relaxed);
-        // What has no answer may still reach the storage: nobody else uses the range before that is settled.
+        // What has no answer may still reach the storage: no other client uses the range before that is settled.
         if trouble != Trouble::NoSpace {
             self.wait_until_settled(trouble);
         }
@@ -361,7 +361,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Reads the whole disk and compares it. Only while no client has a request under way.
+/// Reads the whole disk and compares it. Only while no client has a request in flight.
 pub fn verify(target: &Target, report: &Report) -> Result<(), Finding> {
     const STEP: u64 = 2048;
     let wrong = |error: &dyn std::fmt::Display| target.finding(format!("reading the whole disk: {error}"));

@@ -43,7 +43,7 @@ use crate::report::Report;
 ///
 /// The first byte that differs, or a command that answers what it may not, ends the run: it prints the leg, the step
 /// and the last actions, keeps images and logs, and the exit status is 1. The same seed draws the same schedule; what
-/// clients do in between depends on the machine's speed. 2: wrong usage, or no leg can run here.
+/// clients do in between depends on the host's speed. 2: wrong usage, or no leg can run here.
 #[derive(Debug, Parser)]
 #[command(
     name = "tapio-endure",

@@ -265,7 +265,7 @@ impl Model {
         self.maybe_wrote(Range { first, count: last - first }, number, true);
     }
 
-    /// The process was killed, and no request is under way.
+    /// The process was killed, and no request is in flight.
     pub fn killed(&mut self) {
         for (sector, values) in std::mem::take(&mut self.returning) {
             let known = self.sectors[sector as usize];

@@ -113,7 +113,7 @@ impl Report {
         *self.refusals.lock().expect("no holder panics").entry(format!("{action}: {why}")).or_default() += 1;
     }
 
-    /// A leg cannot run on this machine.
+    /// A leg cannot run on this host.
     pub fn leave_out(&self, leg: &str, why: &str) {
         eprintln!("left out: {leg} {why}");
         self.left_out.lock().expect("no holder panics").insert(leg.into(), why.into());
@@ -136,7 +136,7 @@ impl Report {
         self.findings.lock().expect("no holder panics").iter().any(|finding| finding.leg == leg)
     }
 
-    /// All parts of the run come to their end.
+    /// All parts of the run end.
     pub fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -32,7 +32,7 @@ const VBDS_MAX: usize = 5;
 /// Bytes of a VDI.
 const VDI_LEN: u64 = 8 << 20;
 
-/// How long a call may take, and how long until all agree after it, on a busy machine.
+/// Timeout of a call, and of the wait after it until all views agree, on a busy host.
 const LIMIT: Duration = Duration::from_secs(120);
 
 type Outcome<T = ()> = Result<T, Finding>;

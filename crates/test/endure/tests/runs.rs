@@ -9,10 +9,10 @@ use tapio_e2e::process::{Finished, run_within};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::our;
 
-/// Seeds of the runs that everybody makes.
+/// Seeds of the runs that every test run makes.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// Each of them lasts so long, and what comes after it as long as a busy machine needs.
+/// Each of them lasts so long, and what comes after it as long as a busy host needs.
 const MINUTES: f64 = 2.0 / SEEDS.len() as f64;
 
 const LIMIT: Duration = Duration::from_secs(400);

@@ -1,7 +1,7 @@
 //! Every file of `fuzz/corpus`, and mutations of them, through the fuzz target of its directory.
 //!
 //! What a fuzzer has found is kept there as a file, so that it stays found. The mutations are no fuzzing; they make
-//! sure that the targets see more than the files, on every machine and without a fuzzer.
+//! sure that the targets see more than the files, on every host and without a fuzzer.
 
 use std::collections::BTreeSet;
 use std::fs;

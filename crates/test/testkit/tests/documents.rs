@@ -1,5 +1,5 @@
 //! What the pages of `docs/design/` claim about the code: a test or fuzz target that a table names in its last column
-//! exists. So a page cannot go on promising what was removed or renamed.
+//! exists. So a page cannot go on claiming what was removed or renamed.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -88,13 +88,13 @@ pub fn check_only(only: &[String], names: &[&str], what: &str) -> Result<()> {
     }
 }
 
-/// The machine, and how much was measured.
+/// The host, and how much was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     pub version: &'static str,
     pub kernel: String,
     pub processors: usize,
-    /// The load of the last minute before the run: others who use the machine.
+    /// The load of the last minute before the run, by other programs of the host.
     pub load_before: f64,
     pub rounds: usize,
     pub seconds: f64,

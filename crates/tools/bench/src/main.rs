@@ -2,17 +2,17 @@
 //! generator.
 //!
 //! ```text
-//!   for each round, for each workload, for each server:         one measurement, so that whoever else uses the
-//!       Ground ─ image ─▶ Process ◀─ load ─ measure ─▶ Sample   machine disturbs all of them alike
+//!   for each round, for each workload, for each server:         one measurement, so that other programs of
+//!       Ground ─ image ─▶ Process ◀─ load ─ measure ─▶ Sample   the host disturb all of them alike
 //!   Samples ─ median ─▶ Row ─ goals ─▶ Ratio ─▶ tables and JSON
 //! ```
 //!
-//! * `workload`, `server`, `goals`: tables of what is run, by whom, and what is compared.
+//! * `workload`, `server`, `goals`: tables of what is run, by which server, and what is compared.
 //! * `ground`, `process`, `measure`, `alone`: running it.
 //! * `report`, `progress`: showing it; `common`: what all benchmarks are told, and what their reports begin with.
 //! * `toolstack`, `xen`, `xenstore`: `tapio bench toolstack` and so on, runs of their own.
 //!
-//! Speeds are never a test: they are a machine's, at a moment. Ratios of one run are what may be compared.
+//! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
 mod alone;
 mod common;
@@ -55,12 +55,12 @@ const EXTRA: [&str; 2] = ["start", "memory"];
 /// What else can be measured.
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Measure the toolstack: plugs, starts of machines, calls, events, memory
+    /// Measure the toolstack: plugs, starts of VMs, calls, events, memory
     ///
     /// Starts a tapiod of its own in a directory that is removed at the end, with real disk processes and, but for one
-    /// machine, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
+    /// VM, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
     Toolstack(toolstack::Arguments),
-    /// Measure the path of Xen's block rings, on any machine
+    /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
     /// memory that both sides map, and eventfds. So the costs of rings, requests, copies and wake-ups are real, and
@@ -222,7 +222,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     arguments.common.show(&report, &report.tables())
 }
 
-/// Ctrl-C ends the run after the measurement under way.
+/// Ctrl-C ends the run after the current measurement.
 fn end_at_interrupt() {
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::signal(libc::SIGINT, interrupt as *const () as libc::sighandler_t) };

@@ -26,7 +26,7 @@ const COUNT_MIN: Duration = Duration::from_millis(20);
 /// Descriptors of the virtqueue.
 const QUEUE_SIZE: u16 = 128;
 
-/// Set by an interrupt: the run ends after the measurement under way, and cleans up.
+/// Set by an interrupt: the run ends after the current measurement, and cleans up.
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// What is to be done.

@@ -116,7 +116,7 @@ impl Drop for Process {
 
 /// Counts the system calls of the threads that a process has, and of those that these start.
 ///
-/// The trace point makes each call of the machine a little slower while it is open, so nothing is timed meanwhile.
+/// The trace point makes each call of the host a little slower while it is open, so nothing is timed meanwhile.
 #[derive(Debug)]
 pub struct CallCounter {
     counters: Vec<OwnedFd>,
@@ -154,7 +154,7 @@ fn open_counter(trace_point: u64, task: libc::pid_t) -> Option<OwnedFd> {
     const INHERIT: u64 = 1 << 1;
     const CLOSE_ON_EXEC: libc::c_ulong = 1 << 3;
     let mut attributes = [0u64; 8];
-    // The type in the low half of the first word and the size in the high one, on the little-endian machines that
+    // The type in the low half of the first word and the size in the high one, on the little-endian processors that
     // this is for; elsewhere the kernel refuses the size and nothing is counted.
     attributes[0] = TYPE_TRACEPOINT | (size_of::<[u64; 8]>() as u64) << 32;
     attributes[1] = trace_point;
@@ -177,7 +177,7 @@ mod tests {
         fs::OpenOptions::new().write(true).open("/dev/null").expect("the null device")
     }
 
-    /// However busy the machine is.
+    /// However busy the host is.
     fn until(reached: impl Fn() -> bool) {
         let begin = Instant::now();
         while !reached() {

@@ -23,7 +23,7 @@ impl Progress {
     pub fn begin(&mut self, what: &str) {
         self.done = (self.done + 1).min(self.total);
         if self.shown {
-            // Nobody misses a line that cannot be drawn.
+            // A line that cannot be drawn is no loss.
             let _ = write!(std::io::stderr(), "\r\x1b[K{}", line(self.done - 1, self.total, what));
         }
     }

@@ -10,7 +10,7 @@ use super::goals::{Quantity, Ratio};
 use super::medians::Row;
 use super::workload::WORKLOADS;
 
-/// The machine and the settings of a run.
+/// The host and the settings of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     #[serde(flatten)]

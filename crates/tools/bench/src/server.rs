@@ -1,4 +1,4 @@
-//! Who is measured: ours and the peers, and how each is started.
+//! The servers that are measured: ours and the peers, and how each is started.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

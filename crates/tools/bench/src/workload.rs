@@ -12,7 +12,7 @@ pub struct Workload {
     pub mix: Mix,
     /// Bytes of a request.
     pub block_len: u32,
-    /// Requests under way on each connection.
+    /// Requests in flight on each connection.
     pub depth: u32,
     pub connections: usize,
     /// Into a fresh image without any data, for a number of requests rather than a time.

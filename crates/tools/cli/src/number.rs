@@ -7,7 +7,7 @@ use std::convert::Infallible;
 /// The number that `text` begins with.
 ///
 /// # Errors
-/// None: whoever asks decides whether 0 makes sense.
+/// None: the caller decides whether 0 makes sense.
 pub fn unsigned(text: &str) -> Result<u64, Infallible> {
     let text = text.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
     let (negative, digits) = match text.as_bytes().first() {

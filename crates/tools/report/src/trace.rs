@@ -57,7 +57,7 @@ pub struct Row {
     /// Their length in bytes, rounded up to a power of two.
     pub bytes: u64,
     pub requests: usize,
-    /// How many were under way at once, on average over the time they cover.
+    /// How many were in flight at once, on average over the time they cover.
     pub depth: f64,
     /// Whether the front end's own points are known for all of them.
     pub front: bool,
@@ -119,7 +119,7 @@ impl Row {
     }
 }
 
-/// Requests under way on average: the time of all of them over the time that they cover.
+/// Requests in flight on average: the time of all of them over the time that they cover.
 fn depth(requests: &[TracedRequest], ns_per_tick: f64) -> f64 {
     let ns = |ticks: u64| ticks as f64 * ns_per_tick;
     let begin = requests.iter().map(|request| request.begin).min().unwrap_or(0);
@@ -259,7 +259,7 @@ mod tests {
         assert!(text.lines().nth(1).is_some_and(|line| line.ends_with("33.00      2.00")), "{text}");
         let svg = picture(&rows, "where the time goes");
         assert!(svg.contains("host alone") && svg.contains("read 64.0 KiB"), "{svg}");
-        // What nobody spent time in is no column.
+        // A step that took no time is no column.
         rows[0]
             .steps
             .iter_mut()

@@ -108,7 +108,7 @@ pub(crate) struct Device {
     pub(crate) linked: Option<Linked>,
     /// Whether it still has it.
     pub(crate) ring: Ring,
-    /// A job is under way, and nothing else is done.
+    /// A job runs, and nothing else is done.
     pub(crate) busy: bool,
     /// The state that was written last.
     pub(crate) wrote: Option<XenbusState>,
@@ -152,7 +152,7 @@ impl Device {
         }
     }
 
-    /// Whom to ask about its ring.
+    /// The names by which its disk process is asked about its ring.
     pub(crate) fn link(&self, id: VbdId) -> Option<Link> {
         self.linked.as_ref().map(|linked| Link { at: linked.at.clone(), front: linked.front, vbd: id })
     }

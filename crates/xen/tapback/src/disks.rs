@@ -16,7 +16,7 @@ use crate::values::Fault;
 
 /// How long a disk process may take to connect a ring: it maps pages and answers.
 const CONNECT_TIME: Duration = Duration::from_secs(30);
-/// How long it may take to let go of one: requests under way are finished first.
+/// How long it may take to let go of one: requests in flight are finished first.
 const DISCONNECT_TIME: Duration = Duration::from_secs(180);
 /// How long a question may take.
 const ASK_TIME: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ pub trait Disks: Send + Sync + 'static {
     /// See [`Trouble`].
     fn connect(&self, order: &Order) -> Result<Linked, Trouble>;
 
-    /// Has it let go of a ring; with `force` without finishing what is under way. A process that is gone has let go.
+    /// Has it let go of a ring; with `force` without finishing what is in flight. A process that is gone has let go.
     ///
     /// # Errors
     /// It has not.
@@ -140,7 +140,7 @@ impl Processes {
             if goes_on && there.queues == front.queues && there.protocol == front.protocol {
                 return Ok((entry.id, true));
             }
-            // A ring that the guest has given up.
+            // A ring that the guest has left.
             let remove = Command::FrontRemove { minor, front: entry.id, force: true };
             client.call::<serde_json::Value>(&remove, &[], Some(DISCONNECT_TIME))?;
         }
@@ -302,7 +302,7 @@ fn watch_process(pid: i32) -> Option<OwnedFd> {
     // SAFETY: the call takes two numbers and gives a descriptor or -1.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the descriptor was just made and belongs to nobody else.
+    // SAFETY: the descriptor was just made and has no other owner.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -313,7 +313,7 @@ pub(crate) fn has_ended(alive: &OwnedFd) -> bool {
     unsafe { libc::poll(&raw mut watched, 1, 0) == 1 && watched.revents != 0 }
 }
 
-/// Whether there is news; it is taken. Who tells no more is let go of, and that is news too.
+/// Whether there is news; it is taken. A process that closed the connection is let go of, and that is news too.
 pub(crate) fn take_news(news: &mut Option<UnixStream>) -> bool {
     let Some(stream) = news else { return false };
     // More than this wakes again.

@@ -18,9 +18,9 @@ use crate::plan::{Next, Places, Plan, look};
 use crate::table::Ring;
 use crate::values::Fault;
 
-/// Devices that one transaction looks at: more of them would only make it likelier that somebody is in its way.
+/// Devices that one transaction looks at: with more of them another client's change would break it more often.
 const BATCH_MAX: usize = 64;
-/// After something that nobody can help at the moment.
+/// Before another attempt, after a failure that only time can cure.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// How the program does its work.
@@ -143,7 +143,7 @@ impl<D: Disks> Tapback<D> {
         (self.devices.len(), up)
     }
 
-    /// Whether nothing is under way and nothing is known that could be done.
+    /// Whether no job runs and nothing is known that could be done.
     pub fn is_quiet(&self) -> bool {
         self.dirty.is_empty()
             && self.poked.is_empty()
@@ -314,7 +314,7 @@ impl<D: Disks> Tapback<D> {
                 device.cost = Counts::default();
             }
             Outcome::Disconnected(Err(Trouble::Absent(why) | Trouble::Refused(Fault { text: why, .. }))) => {
-                // The guest must not be told that its pages are free as long as somebody has them.
+                // The guest must not be told that its pages are free as long as a process has them.
                 eprintln!("tapio-tapback: {id}: its disk process does not let go: {why}");
                 device.again_at = Some(now + PAUSE);
                 look = false;

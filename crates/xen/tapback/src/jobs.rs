@@ -1,4 +1,4 @@
-//! Questions to disk processes, each on a thread of its own: a storage that hangs keeps nobody else waiting.
+//! Questions to disk processes, each on a thread of its own: a storage that hangs does not delay the other devices.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -32,7 +32,7 @@ pub(crate) enum Outcome {
     PollingSet(Polling, Result<(), Trouble>),
 }
 
-/// Jobs under way. A device has one at a time.
+/// Jobs that run. A device has one at a time.
 #[derive(Debug)]
 pub(crate) struct Jobs<D> {
     disks: Arc<D>,
@@ -69,7 +69,7 @@ impl<D: Disks> Jobs<D> {
                     Outcome::PollingSet(polling, disks.set_polling(&link, polling))
                 }
             };
-            // Nobody listens any more when the program ends.
+            // The receiver is gone when the program ends.
             let _ = sender.send((id, outcome));
             let _ = (&*waker).write(&[1]);
         });

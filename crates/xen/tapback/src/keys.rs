@@ -200,7 +200,7 @@ impl Form {
     /// It is no number, or more than was offered.
     pub fn read(values: &Values, offered: Offered) -> Result<Self, Fault> {
         let protocol = match values.bytes("protocol") {
-            // tapback's default, whatever this machine is.
+            // tapback's default, whatever this host's architecture is.
             None => BlkifProtocol::X86_32,
             Some(word) => std::str::from_utf8(word)
                 .ok()

@@ -1,4 +1,4 @@
-//! One tapback for a kind of back end: whoever serves it holds a lock, which others can ask for.
+//! One tapback for a kind of back end: the process that serves it holds a lock, which others can ask for.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -69,7 +69,7 @@ fn read_pid(mut file: &File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Whether somebody serves a kind of back end; the number of the process, if it has written it.
+/// Whether a process serves a kind of back end; its number, if the process has written it.
 pub fn serving(run: &RunDir, name: &str) -> Option<Option<u32>> {
     let file = File::open(path(run, name)).ok()?;
     file.try_lock_shared().is_err().then(|| read_pid(&file))

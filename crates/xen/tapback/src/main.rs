@@ -93,7 +93,7 @@ fn reconnect(args: &Args, tapback: &mut Tapback<Processes>, signals: &Signals) {
     }
 }
 
-/// The domain this program runs in: domain 0 where nobody has said another.
+/// The domain this program runs in, by xenstore; domain 0 if it does not say.
 fn own_domid(client: &mut Client) -> Result<u32, String> {
     match client.read_u64("domid") {
         Ok(domid) => u32::try_from(domid.unwrap_or(0)).map_err(|_| "the own domid is absurd".to_owned()),

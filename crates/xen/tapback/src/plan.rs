@@ -231,7 +231,7 @@ fn write_all(transaction: &mut Transaction<'_>, plans: &[Plan], places: &Places)
     requests.extend(errors.iter().map(|path| Request::Rm { path }));
     let answers = transaction.ask(&requests)?;
     for (request, answer) in requests.iter().zip(answers) {
-        // An error that somebody else has removed is as good.
+        // An error node that is gone already is as good.
         if let Err(errno) = answer
             && !matches!(request, Request::Rm { .. })
         {
@@ -319,7 +319,7 @@ impl Plan {
                     break;
                 }
                 Action::Disconnect => {
-                    // Who has closed in order has no request under way; who has not will miss none.
+                    // A front end that has closed in order has no request in flight; one that has not will miss none.
                     self.next = Next::Disconnect { force: self.front != XenbusState::Closed };
                     break;
                 }

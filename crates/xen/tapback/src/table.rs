@@ -5,7 +5,7 @@
 //!   1 Initialising           1 ─publish─▶ 2
 //!   3 Initialised            2 ─────────────▶ connect ─announce─▶ 4
 //!   4 Connected              4                lost: connect again
-//!   5 Closing                5                stays: requests are still under way
+//!   5 Closing                5                stays: requests are still in flight
 //!   6 Closed                 ◀─────────────── disconnect, then 6
 //!   1 again, `online`        6 ─publish─▶ 2
 //!   gone                     ◀─────────────── disconnect, then 6
@@ -72,11 +72,11 @@ impl Situation {
 
     fn with_ring(self) -> Action {
         match self.front {
-            // The guest has begun anew or is gone: nobody waits for this ring.
+            // The guest has begun anew or is gone: no front end waits for this ring.
             State::Unknown | State::Initialising | State::InitWait | State::Closed => Action::Disconnect,
             State::Initialised | State::Connected => match self.back {
                 State::Connected | State::Closing => Action::Wait,
-                // One that begins again did not wait for our offer; one that worked was taken away.
+                // One that begins again did not wait for our offer; one that worked is being unplugged.
                 State::Closed if !self.online || self.front == State::Connected => Action::Disconnect,
                 _ => Action::Announce,
             },
@@ -91,7 +91,7 @@ impl Situation {
     fn without_ring(self) -> Action {
         let when = |condition: bool, then: Action| if condition { then } else { Action::Wait };
         match (self.front, self.back) {
-            // Nobody is there, or a guest that has no driver yet.
+            // No front end is there, or a guest that has no driver yet.
             (State::Unknown | State::InitWait, State::Unknown | State::Initialising) => Action::Publish,
             (State::Unknown | State::InitWait, State::InitWait | State::Closed) => Action::Wait,
             (State::Unknown | State::InitWait, _) => Action::Close,
@@ -190,7 +190,7 @@ mod tests {
                 }
                 Action::Announce => assert!(connected && situation.ring == Ring::Up, "{situation:?}"),
                 Action::Disconnect => assert_eq!(situation.ring, Ring::Up, "{situation:?}"),
-                // A guest that is told 6 may take its pages back: nobody may have them any more.
+                // A guest that is told 6 may take its pages back: no process may have them any more.
                 Action::Close => assert_ne!(situation.ring, Ring::Up, "{situation:?}"),
                 Action::Publish => {
                     assert_ne!(situation.ring, Ring::Up, "{situation:?}");

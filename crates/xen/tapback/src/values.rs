@@ -73,7 +73,7 @@ impl Values {
     }
 }
 
-/// The beginning of a value, as it can be shown: whoever wrote it may have meant to confuse.
+/// The beginning of a value, as it can be shown: a guest may have written it to confuse a reader.
 pub fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).escape_default().to_string()
 }

@@ -39,7 +39,7 @@ fn attempt() -> Result<(), Box<dyn Error>> {
             .write_all_at(data, place(round))
             .map_err(|error| format!("a write from {} bytes into a page: {error}", round * 512))?;
     }
-    // For whoever looks into the image.
+    // For a test that reads the image afterwards.
     device.sync_all()?;
     for round in 0..beginnings {
         // Into memory that begins elsewhere.

@@ -155,7 +155,7 @@ impl Domain {
         self.value("name")
     }
 
-    /// The machine's UUID, from its path `/vm/UUID`.
+    /// The VM's UUID, from its path `/vm/UUID`.
     pub fn uuid(&self) -> Option<&str> {
         self.value("vm")?.strip_prefix("/vm/")
     }
@@ -197,7 +197,7 @@ pub fn one(client: &mut Client, domid: u32) -> Result<Option<Domain>, XsError> {
     Ok(found.pop().filter(|domain| !domain.nodes.is_empty() || !domain.devices.is_empty()))
 }
 
-/// These domains: the part for those who have more to do in the same transaction.
+/// These domains: for a caller that does more in the same transaction.
 ///
 /// # Errors
 /// xenstored refuses.

@@ -30,7 +30,7 @@ pub struct Domain {
     pub conn: Option<ConnId>,
     /// The domain it acts for.
     pub target: Option<u32>,
-    /// It was told to everybody that it has shut down.
+    /// All watchers were told that it has shut down.
     pub shutdown: bool,
     /// Features that were set for it.
     pub features: Option<u32>,
@@ -54,7 +54,7 @@ pub enum Part {
 pub struct Domains {
     known: BTreeMap<u32, Domain>,
     pub(crate) general: General,
-    /// What changed since it was written down, where somebody writes it down.
+    /// What changed since it was written to the journal; none without a journal.
     pub(crate) changed: Option<BTreeSet<Part>>,
 }
 
@@ -65,7 +65,7 @@ pub struct General {
     pub limits: Limits,
     /// Limits that the program was started with.
     pub given: Limits,
-    /// Who may watch `@introduceDomain` and `@releaseDomain`, beside the control domain.
+    /// The domains that may watch `@introduceDomain` and `@releaseDomain`, apart from the control domain.
     pub special: BTreeMap<String, Perms>,
 }
 
@@ -144,7 +144,7 @@ impl Domains {
         domid == 0 || self.known.get(&domid).is_some_and(|domain| domain.introduced.is_some())
     }
 
-    /// Who may watch a special name.
+    /// The domains that may watch a special name.
     pub fn special(&self, name: &str) -> Perms {
         let special = &self.general.special;
         let general = || name.split('/').next().and_then(|name| special.get(name));

@@ -22,7 +22,7 @@ pub struct Outbox {
     sent: u64,
     /// Where each message ends, counted from the beginning; of an event its hash.
     ends: VecDeque<(u64, Option<u64>)>,
-    /// Events that have not been sent: nobody gains from hearing the same twice.
+    /// Events that have not been sent: the same event twice would tell a client nothing more.
     waiting: HashSet<u64>,
 }
 
@@ -161,7 +161,7 @@ impl Conn {
         }
     }
 
-    /// Bytes kept for it, beside its nodes.
+    /// Bytes kept for it, apart from its nodes.
     pub fn memory(&self) -> usize {
         self.out.unsent().len()
             + self.decoder.pending().len()

@@ -1,4 +1,4 @@
-//! Who wants to know about what.
+//! The watches, by the path that they are about.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -67,7 +67,7 @@ pub fn parse_pool(name: &str, bytes: &[u8]) -> Option<PoolInfo> {
     Some(PoolInfo { name: name.to_owned(), pages: header.total, used, disks })
 }
 
-/// The pools of this machine, by name. Those that vanish meanwhile are left out.
+/// The pools of this host, by name. Those that vanish meanwhile are left out.
 ///
 /// # Errors
 /// The directory exists and cannot be listed.

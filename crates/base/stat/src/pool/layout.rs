@@ -3,17 +3,17 @@
 //! | word | |
 //! |---|---|
 //! | 0..4 | magic, version, pages, slots |
-//! | 4 | slots ever used: those behind were never anybody's |
+//! | 4 | slots ever used: those behind were never used |
 //! | 8 | the state: free pages and the last change, see [`State`] |
-//! | 16 | the virtual time: pages handed out while somebody waited |
+//! | 16 | the virtual time: pages handed out while a disk waited |
 //! | 24..28 | a bit for each slot that waits |
 //! | 32.. | a slot of eight words for each disk |
 //!
-//! Words have the machine's own byte order: all who share a segment run on the same machine.
+//! Words have the host's own byte order: all processes that share a segment run on the same host.
 
 /// "TAPIOPOO" as the first eight bytes of the file.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"TAPIOPOO");
-/// Layout number. Whoever does not know it leaves the segment alone.
+/// Layout number. A process that does not know it leaves the segment alone.
 pub const VERSION: u64 = 1;
 /// Disks that can share a pool.
 pub const SLOTS: usize = 256;
@@ -36,7 +36,7 @@ pub mod at {
     const FIRST: usize = 32;
     const SLOT_WORDS: usize = 8;
 
-    /// Process and start time, see `Owner`; 0: nobody.
+    /// Process and start time, see `Owner`; 0: a free slot.
     pub const fn owner(slot: usize) -> usize {
         FIRST + slot * SLOT_WORDS
     }
@@ -66,9 +66,9 @@ const _: () = assert!(at::minor(SLOTS - 1) < SEGMENT_LEN / 8);
 const _: () = assert!(at::WAITING_WORDS * 64 == SLOTS);
 
 /// Free pages, and the last change with the slot that it belongs to: one word, so that a change happens or does not,
-/// whoever is killed when.
+/// at whatever moment a process is killed.
 ///
-/// `free:16 | delta:17 | slot:8 | count:23`. The change counts in the slot's [`Share`] as soon as anyone has carried
+/// `free:16 | delta:17 | slot:8 | count:23`. The change counts in the slot's [`Share`] as soon as a process has carried
 /// it over; that has happened when the share's count is `count`, and not yet when it is one less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State(pub u64);

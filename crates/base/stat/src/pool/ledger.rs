@@ -1,18 +1,18 @@
-//! Who has how many pages: the algorithm over shared words, without a file and without waiting.
+//! How many pages each disk has: the algorithm over shared words, without a file and without waiting.
 //!
-//! **Exact whoever dies.** Taking and giving changes two numbers, the free pages and the pages of one disk. The change
-//! is written as one word, the [`State`], which has the free pages after it and says what the change was; whoever
-//! comes next first carries it over to the disk's [`Share`], which counts its changes so that this happens once. So
+//! **Exact across deaths.** Taking and giving changes two numbers, the free pages and the pages of one disk. The change
+//! is written as one word, the [`State`], which has the free pages after it and says what the change was; the next
+//! process first carries it over to the disk's [`Share`], which counts its changes so that this happens once. So
 //! at every moment free pages and shares (with the last change carried over) make the whole pool, also when a process
-//! is killed between any two of its steps. The pages of the dead are given back by the living.
+//! is killed between any two of its steps. Other processes give back the pages of one that died.
 //!
-//! **Fair.** While nobody waits, pages go to whoever asks. While somebody does, two rules hold. A disk may not hold
+//! **Fair.** While no disk waits, a disk gets what it asks for. While one does, two rules hold. A disk may not hold
 //! more than its part, the pool divided by the disks that hold or want something (but one request always). And pages
 //! go to the disk that has had the fewest since the waiting began: each disk has a tag, to which its requests add
 //! their pages, and the lowest tag among those that wait goes first, so that disks with large and with small requests
 //! get the same number of pages, to within one request.
 //!
-//! **Nobody blocks for long.** Whoever waits behind another that makes no progress for [`GRACE_NS`] goes past it
+//! **Bounded waits.** A disk that waits behind another that makes no progress for [`GRACE_NS`] goes past it
 //! until it does: it may be stopped, or its storage stuck, or its words be nonsense.
 
 use super::layout::{Owner, PAGES_MAX, SLOTS, Share, State, at};
@@ -39,7 +39,7 @@ pub trait Memory {
 #[derive(Debug)]
 pub struct Ledger<M> {
     pub memory: M,
-    /// Read once, so that damage cannot change it under way.
+    /// Read once, so that damage cannot change it later.
     pub total: u32,
 }
 
@@ -66,7 +66,7 @@ impl<M: Memory> Ledger<M> {
         Self { memory, total }
     }
 
-    /// The slots that anybody ever had: what there is to look at.
+    /// The slots that were ever used: what there is to look at.
     fn slots(&self) -> std::ops::Range<usize> {
         0..(self.memory.load(at::USED) as usize).min(SLOTS)
     }
@@ -80,7 +80,7 @@ impl<M: Memory> Ledger<M> {
             if !share.lacks(state) || self.memory.swap(at, share.0, share.with(state.delta()).0) {
                 return state;
             }
-            // Somebody else has done it, and perhaps more.
+            // Another process has done it, and perhaps more.
         }
     }
 
@@ -123,7 +123,7 @@ impl<M: Memory> Ledger<M> {
         }
     }
 
-    /// Counts the free pages anew from what the disks hold: for a segment that somebody damaged. Exact beside others:
+    /// Counts the free pages anew from what the disks hold: for a damaged segment. Exact while other processes run:
     /// it changes nothing if anything changed meanwhile.
     pub fn recount(&self, slot: usize) {
         let state = self.settle();
@@ -173,8 +173,8 @@ impl<M: Memory> Ledger<M> {
         }
     }
 
-    /// Gives back what the dead hold; `me` does it in its own name, so that the dead of somebody who dies doing so are
-    /// found again. Tells whether there were any.
+    /// Gives back what dead processes hold; `me` owns their slots first, so that they are found again if `me` dies
+    /// doing so. Returns whether there were any.
     pub fn bury(&self, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
         self.slots().filter(|slot| self.bury_at(*slot, me, is_dead)).count() > 0
     }
@@ -216,7 +216,7 @@ impl<M: Memory> Ledger<M> {
         }
     }
 
-    /// Whether somebody but `me` waits: what is looked at on the path of a request.
+    /// Whether a disk but `me` waits: what is looked at on the path of a request.
     pub fn others_wait(&self, me: usize) -> bool {
         (0..at::WAITING_WORDS).any(|index| {
             let own = if me / 64 == index { 1u64 << (me % 64) } else { 0 };
@@ -297,7 +297,7 @@ impl<M: Memory> Ledger<M> {
         }
     }
 
-    /// Whom to wake after something changed: the first in turn of those that wait, were not woken yet and are not
+    /// The slot to wake after something changed: the first in turn of those that wait, were not woken yet and are not
     /// passed, if it finds its pages. If it does not, neither may those behind it.
     pub fn next_to_wake(&self, me: usize, passed: &dyn Fn(usize) -> bool) -> Option<usize> {
         if !self.others_wait(me) {

@@ -13,8 +13,8 @@ use crate::shm::ShmRoot;
 /// A disk at a pool, on the thread that serves it. Leaving, which is dropping, gives back what it holds; the last to
 /// leave removes the pool.
 ///
-/// Nothing here waits. Who is refused waits until [`PoolMember::wake_fd`] is readable, or for [`GRACE_NS`], whichever
-/// comes first, and asks again.
+/// Nothing here waits. A disk that is refused waits until [`PoolMember::wake_fd`] is readable, or for [`GRACE_NS`],
+/// whichever comes first, and asks again.
 #[derive(Debug)]
 pub struct PoolMember {
     ledger: Ledger<Mapping>,
@@ -26,12 +26,12 @@ pub struct PoolMember {
     /// The bells of others, opened when they are first rung.
     bells: Vec<Option<File>>,
     patience: Patience,
-    /// When it looked for the dead last, and the slot to go on from.
+    /// When it looked for dead processes last, and the slot to go on from.
     inspected: (u64, usize),
 }
 
-/// How often a disk that has to share looks for the dead among [`INSPECTED`] of the others, one lot after the other:
-/// where nobody waits long, nobody else would miss their pages.
+/// How often a disk that has to share looks for dead processes among [`INSPECTED`] of the others, one lot after the
+/// other: where no disk waits long, nothing else finds their pages.
 const INSPECT_NS: u64 = 1_000_000_000;
 const INSPECTED: usize = 16;
 
@@ -116,7 +116,7 @@ impl PoolMember {
         taken
     }
 
-    /// Gives pages of a request back, and wakes who waits for them.
+    /// Gives pages of a request back, and wakes the next disk that waits for them.
     #[inline]
     pub fn give(&mut self, pages: u32) {
         if pages > 0 {
@@ -150,7 +150,7 @@ impl PoolMember {
     }
 
     fn wake_next(&mut self) {
-        // Each is woken once until it looks, so this ends; who cannot be reached is dead, and buried in time.
+        // Each is woken once until it looks, so this ends; an unreachable one is dead, and cleaned up in time.
         loop {
             let passed = |other: usize| self.patience.passes_by(&self.ledger, other);
             let Some(slot) = self.ledger.next_to_wake(self.slot, &passed) else { return };
@@ -167,7 +167,7 @@ impl PoolMember {
             none => none.insert(place.open_bell_of_other(slot)?),
         };
         match bell.write(&[1]) {
-            // Full of wake-ups that nobody has read yet: as good as one.
+            // Full of wake-ups that were not read yet: as good as one.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             other => other.map(drop),
         }
@@ -198,7 +198,7 @@ impl Patience {
             ledger.touch(slot);
         }
         ledger.memory.store(at::woken(slot), 0);
-        // Twice: once more after it was said that this disk waits, because nobody wakes one who has not said so.
+        // Twice: once more after it was said that this disk waits, because a disk is not woken before it has said so.
         let mut said = self.since_ns.is_some() && ledger.want(slot) == pages;
         let mut buried = false;
         loop {

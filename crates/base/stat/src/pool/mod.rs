@@ -1,11 +1,11 @@
-//! Page pools: what the disks of one storage repository may have in flight together, and everybody's part of it.
+//! Page pools: what the disks of one storage repository may have in flight together, and each disk's part of it.
 //!
 //! A pool is a small file in shared memory, `tapio-pool/NAME`. A disk takes pages of 4 KiB for the data of a request
 //! before the request goes on, and gives them back when it is answered, so that all the disks of an SR together never
-//! have more data under way than the pool has pages, and a greedy disk leaves the others theirs. `ledger` says how
-//! pages are shared, `layout` where the words are, `segment` who makes and removes the file.
+//! have more data in flight than the pool has pages, and a greedy disk leaves the others theirs. `ledger` says how
+//! pages are shared, `layout` where the words are, `segment` which process makes and removes the file.
 //!
-//! A disk that waits for pages sleeps in its ring: whoever gives pages back writes a byte into its bell, a FIFO
+//! A disk that waits for pages sleeps in its ring: a disk that gives pages back writes a byte into its bell, a FIFO
 //! `tapio-pool/.NAME.SLOT`.
 
 mod info;
@@ -27,7 +27,7 @@ pub use ledger::{GRACE_NS, STARVED_NS};
 pub use member::{PoolMember, join};
 pub use segment::clean_pools;
 
-/// Pages of a pool where nobody says otherwise: 64 requests of 11 pages, as XenServer had per SR.
+/// Pages of a pool if no number is configured: 64 requests of 11 pages, as XenServer had per SR.
 pub const PAGES_DEFAULT: u32 = 704;
 /// Bytes of a page.
 pub const POOL_PAGE_LEN: u64 = 4096;

@@ -1,4 +1,4 @@
-//! The file of a pool, who makes it and who removes it.
+//! The file of a pool: the first disk makes it, the last one removes it.
 
 use std::fs::{self, File};
 use std::io;
@@ -103,7 +103,7 @@ impl Place {
     }
 
     fn create(&self, total: u32) -> io::Result<Ledger<Mapping>> {
-        // What is there is damaged, or nobody's: those who still use it go on among themselves.
+        // What is there is damaged, or has no living disk: disks that still use it go on among themselves.
         let dir = self.dir()?;
         match dir.remove(self.name.as_str()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -185,7 +185,7 @@ pub fn take_slot(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32
     let found = match place.open()? {
         Some((file, header)) => {
             let ledger = Ledger { memory: Mapping::of(&file)?, total: header.total };
-            // One that was left by the dead is made anew: it may have been left half-way.
+            // One that only dead processes had is made anew: it may have been left half-way.
             has_living(&ledger).then_some(ledger)
         }
         None => None,
@@ -200,7 +200,7 @@ pub fn take_slot(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32
         }
         (Some(ledger), _) => {
             // A quick look at each: hundreds of disks join one after the other. Those that it misses are found by
-            // whoever waits for pages, or below.
+            // a disk that waits for pages, or below.
             ledger.bury(ours, &owner::is_gone);
             ledger
         }

@@ -141,7 +141,7 @@ fn whatever_happens_at_whatever_step_of_another_and_whoever_dies_pages_are_neith
                     cases += 1;
                     let context = format!("{first:?} with {second:?} at step {step}, dying: {life}");
                     assert_eq!(sum(&ledger), 10, "{context}");
-                    // The living find all that the dead had.
+                    // Another process finds all that the dead ones had.
                     let dead = |owner: Owner| owner.pid() == 3 || died.get() && owner.pid() == 2;
                     ledger.bury(Owner::new(99, 1), &dead);
                     let held: u32 = (0..3)
@@ -343,7 +343,7 @@ fn contest(total: u32, disks: &[(u32, usize)], stuck: Option<usize>, until_ns: u
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (random >> 33) % below
     };
-    // By time: what ends (disk and pages), who was woken (none), who looks again without that (0).
+    // By time: what ends (disk and pages), which disk was woken (none), which looks again without that (0).
     let mut events: BTreeMap<(u64, u64), (usize, Option<u32>)> = BTreeMap::new();
     let mut serial = 0;
     let mut put = |events: &mut BTreeMap<_, _>, when: u64, what| {
@@ -519,7 +519,7 @@ fn the_first_makes_a_pool_and_the_last_removes_it() {
     assert_eq!((shown.pages, shown.used), (704, 700));
     assert_eq!(shown.disks[0], PoolDisk { pid: std::process::id(), minor: 7, held: 700, waits_for: 0 });
     assert_eq!(shown.disks[1].waits_for, 5);
-    // A giver rings the bell of who waits.
+    // A giver rings the bell of the disk that waits.
     first.give(600);
     let mut polled = libc::pollfd { fd: second.wake_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid entry.
@@ -598,7 +598,7 @@ fn pages_of_the_dead_come_back_where_nobody_waits_long() {
     let name: PoolName = "sr".parse().expect("a name");
     let (mut one, mut other) =
         (join(&root, &name, Some(100), 1).expect("made"), join(&root, &name, None, 2).expect("joined"));
-    // It takes its pages and never waits, so that nobody ever stands behind it.
+    // It takes its pages and never waits, so that no disk ever stands behind it.
     let mut dead = join(&root, &name, None, 3).expect("joined");
     assert_eq!(dead.take(50, 0), Some(50));
     std::mem::forget(dead);
@@ -655,7 +655,7 @@ fn pages_of_killed_processes_come_back() {
     }
     assert!(served > 1000, "{served} pages in 12 rounds");
     member.stop_waiting();
-    // Whoever finds the pool empty takes it all in the end.
+    // A disk that finds the pool empty takes it all in the end.
     let until = Instant::now() + Duration::from_secs(5);
     let taken = loop {
         match member.take(200, begin.elapsed().as_nanos() as u64) {
@@ -665,7 +665,7 @@ fn pages_of_killed_processes_come_back() {
         std::thread::sleep(Duration::from_millis(2));
     };
     assert_eq!(taken, 200);
-    // Dead disks are looked for while one waits for pages, and on a busy machine the last was killed a moment ago.
+    // Dead disks are looked for while one waits for pages, and on a busy host the last was killed a moment ago.
     let until = Instant::now() + Duration::from_secs(30);
     while pools(&root).expect("one")[0].disks.len() > 1 {
         assert!(Instant::now() < until, "the dead have not left: {:?}", pools(&root));

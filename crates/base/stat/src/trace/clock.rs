@@ -16,7 +16,7 @@ pub enum Clock {
 const BASELINE: Duration = Duration::from_millis(20);
 
 impl Clock {
-    /// The best that this machine has.
+    /// The best that this host has.
     pub fn best() -> Self {
         if cfg!(target_arch = "x86_64")
             && fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| is_even(&text))
@@ -97,7 +97,7 @@ impl Rate {
     }
 }
 
-/// Whether what `/proc/cpuinfo` says of the first processor promises an even counter.
+/// Whether what `/proc/cpuinfo` says of the first processor guarantees an even counter.
 fn is_even(cpuinfo: &str) -> bool {
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
     let has = |name: &str| flags.is_some_and(|line| line.split_ascii_whitespace().any(|word| word == name));

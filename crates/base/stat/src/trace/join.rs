@@ -93,7 +93,7 @@ pub struct TracedRequest {
     pub total_ns: u64,
 }
 
-/// What is known of a request under way.
+/// What is known of a request in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Partial {
     id: u32,
@@ -140,7 +140,7 @@ impl Join {
             Point::Woke => self.woke.push(event.stamp),
             Point::Taken => {
                 let partial = Partial { id: event.aux, taken: event.stamp, ..Partial::default() };
-                // Whoever had this tag before was answered without the disk, or as a part of a larger request.
+                // The request that had this tag before was answered without the disk, or as a part of a larger request.
                 if let Some((before, ended)) =
                     self.open.insert(key, partial).and_then(|old| Some((old, old.ended?)))
                 {
@@ -206,7 +206,7 @@ impl Join {
         let pair = self.front.as_ref().and_then(|front| front.pair(partial.id, started, ended));
         // A front end on another processor may see an answer before its own point is written.
         let published = pair.map_or(published, |pair| published.min(pair.1));
-        // Who needed no storage spent all its time in the image layer.
+        // A request that needed no storage spent all its time in the image layer.
         let returned = partial.returned.unwrap_or(ended);
         let issued = partial.issued.unwrap_or(returned);
         let entering = first_from(&self.entering, issued).filter(|at| *at <= returned).unwrap_or(issued);

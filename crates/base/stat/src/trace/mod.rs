@@ -6,10 +6,10 @@
 //!   FrontSaw(id) ◀──────────── Published* ◀─ CopiedOut* ◀───────────────────────────────── Ended ◀──────────────┘
 //! ```
 //!
-//! An event is 16 bytes: a time stamp and a word that says what happened to whom. Events marked `*` are written once
+//! An event is 16 bytes: a time stamp, and a word with the step and the request. Events marked `*` are written once
 //! for a batch and count for every request that they concern, so that what is traced is not slowed down more than it
-//! must be. The ring is overwritten from its beginning when it is full: whoever reads has the end of the story. One
-//! thread writes, by plain stores; nobody waits for a reader.
+//! must be. The ring is overwritten from its beginning when it is full: a reader gets the latest events. One
+//! thread writes, by plain stores; it never waits for a reader.
 //!
 //! Stamps are of the processor's time stamp counter where that runs evenly through all states of all processors
 //! (`constant_tsc` and `nonstop_tsc`), so that those of a front end and of a disk process can be compared; elsewhere of
@@ -93,7 +93,7 @@ pub struct Event {
     pub point: Point,
     /// The queue or connection it came by, as the disk numbers them; modulo 256.
     pub client: u8,
-    /// What the client calls the request while it is under way; modulo 65536.
+    /// What the client calls the request while it is in flight; modulo 65536.
     pub tag: u16,
     /// Depends on the point.
     pub aux: u32,

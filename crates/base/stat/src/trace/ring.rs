@@ -52,7 +52,7 @@ mod at {
     pub const RUNNING: usize = 9;
 }
 
-/// The name of a disk's ring among the pages; the dot hides it from who lists disks.
+/// The name of a disk's ring among the pages; the dot hides it from programs that list disks.
 pub fn trace_name(pid: u32, minor: u32) -> String {
     format!(".trace-{pid}.{minor}")
 }
@@ -68,10 +68,10 @@ pub struct TraceRing {
 
 impl TraceRing {
     /// Makes the ring of a disk of this process, visible to others until it is dropped. Its memory is touched here, so
-    /// that whoever writes into it does not wait for pages.
+    /// that its writer does not wait for pages.
     ///
     /// # Errors
-    /// A number of events that cannot be; no room; the directory belongs to somebody else.
+    /// A number of events that cannot be; no room; the directory has another owner.
     pub fn create(root: &ShmRoot, minor: u32, events: u32) -> io::Result<Self> {
         let events = check(events)?;
         let turn = Turn::take(root)?;

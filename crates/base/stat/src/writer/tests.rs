@@ -141,7 +141,7 @@ fn what_a_dead_process_left_is_removed_and_the_living_stay() {
     }
     relink(&root.process(99_999_999).join("vbd-7-7"));
     forget(late);
-    // Its number belongs to somebody now: nothing may be touched.
+    // Its number belongs to another process now: nothing may be touched.
     let reused = DiskStats::create(&root, &DiskName { pid: std::process::id(), minor: 3, page: None })
         .expect("created");
     let page = format!("{}.3", std::process::id());

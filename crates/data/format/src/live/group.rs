@@ -1,4 +1,4 @@
-//! Group commit: many who want durability share one run of the work that gives it.
+//! Group commit: many callers that want durability share one run of the work that gives it.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,13 +9,13 @@ use crate::error::Result;
 /// A run that ended, and how.
 type Ended = (u64, Result<()>);
 
-/// Joins those who ask for the same kind of work. A run counts only for those who asked before it began, because
+/// Joins callers that ask for the same kind of work. A run counts only for those that asked before it began, because
 /// what was written later may not be covered by it.
 #[derive(Debug, Default)]
 pub(crate) struct GroupRun {
     started: Cell<u64>,
     running: Cell<bool>,
-    /// The results of the last two runs that ended: nobody waits for an older one.
+    /// The results of the last two runs that ended: no waiter needs an older one.
     results: RefCell<[Option<Ended>; 2]>,
     ended: Notify,
 }

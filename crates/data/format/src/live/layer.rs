@@ -64,7 +64,7 @@ impl<S: Storage> Layer<S> {
         }
     }
 
-    /// To be held by whoever looks places up in a layer that is open for writing, from before [`Layer::lookup`] or
+    /// To be held by a request that looks places up in a layer open for writing, from before [`Layer::lookup`] or
     /// [`Layer::prepare`] until the bytes there are read or written: without it a place may meanwhile be given back and
     /// belong to another block.
     pub fn enter(&self) -> Option<Visit<'_>> {

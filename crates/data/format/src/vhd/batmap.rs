@@ -56,7 +56,7 @@ pub struct BatmapHeader {
     pub version: u32,
     /// The checksum of the map, not of this header.
     pub checksum: u32,
-    /// A mark for whoever needs one, see `vhd-util set -f marker`.
+    /// A mark for any program's use, see `vhd-util set -f marker`.
     pub marker: u8,
     /// The key of an encrypted image.
     pub key_hash: KeyHash,

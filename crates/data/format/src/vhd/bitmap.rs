@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(map, [0x80, 0x01]);
     }
 
-    /// Every range in a map of 24 bits, beside a plain list of booleans.
+    /// Every range in a map of 24 bits, compared with a plain list of booleans.
     #[test]
     fn ranges_agree_with_single_bits_everywhere() {
         for start in 0..24 {

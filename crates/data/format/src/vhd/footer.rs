@@ -1,7 +1,7 @@
 //! The footer: 512 bytes at the end of every image, and a copy at the start of those that have a header.
 //!
 //! The decoded form holds every byte of the encoded one, so decoding and encoding an intact footer gives it back
-//! exactly, whoever made it.
+//! exactly, whatever program made it.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::error::{FormatError, FormatErrorKind, Result, corrupt};
 
 /// The first eight bytes of a footer.
 pub const COOKIE: [u8; 8] = *b"conectix";
-/// In place of the cookie while a journalled operation is under way: the image must not be opened.
+/// In place of the cookie while a journalled operation runs: the image must not be opened.
 pub const COOKIE_DISABLED: [u8; 8] = *b"v_poison";
 /// The feature bit that is always set.
 pub const FEATURE_RESERVED: u32 = 2;
@@ -155,7 +155,7 @@ pub struct Footer {
     pub checksum: u32,
     /// Names this very image.
     pub uuid: Uuid,
-    /// Not zero for a disk of a saved machine. No tool here sets it.
+    /// Not zero for a disk of a suspended VM. No tool here sets it.
     pub saved: u8,
     /// Not zero for a node that is not shown because it waits to be coalesced.
     pub hidden: u8,

@@ -1,4 +1,4 @@
-//! Cylinders, heads and sectors per track, which nobody uses but some readers still check.
+//! Cylinders, heads and sectors per track: unused, but some readers still check them.
 
 /// The geometry field of a footer.
 ///

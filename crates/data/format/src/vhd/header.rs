@@ -1,4 +1,4 @@
-//! The header of a dynamic or differencing disk: where the block table is and who the parent is.
+//! The header of a dynamic or differencing disk: where the block table is and which image the parent is.
 //!
 //! As with the footer, the decoded form holds every byte of the encoded one.
 

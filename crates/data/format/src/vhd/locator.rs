@@ -29,7 +29,7 @@ pub enum PlatformCode {
     W2ru,
     /// `W2ku`: absolute Windows path by the specification, UTF-16LE.
     W2ku,
-    /// `Mac `: an alias record, which nobody reads.
+    /// `Mac `: an alias record, never read here.
     Mac,
     /// `MacX`: a `file://` URL, UTF-8.
     MacX,
@@ -171,7 +171,7 @@ impl LocatorEntry {
 ///
 /// # Errors
 /// `InvalidArgument` for a path too long to store and one that UTF-16 cannot hold; `Unsupported` for a code that
-/// nobody writes.
+/// is never written.
 pub fn encode_path(code: PlatformCode, path: &str) -> Result<Vec<u8>> {
     if path.is_empty() || path.contains('\0') {
         return Err(FormatError::new(
@@ -203,7 +203,7 @@ pub fn encode_path(code: PlatformCode, path: &str) -> Result<Vec<u8>> {
 /// The path that the bytes of a locator of `code` name, with `/` between its parts.
 ///
 /// # Errors
-/// `Corrupt` for bytes that are not of that encoding; `Unsupported` for codes that nobody reads.
+/// `Corrupt` for bytes that are not of that encoding; `Unsupported` for codes that are never read.
 pub fn decode_path(code: PlatformCode, bytes: &[u8]) -> Result<String> {
     let path = match code {
         PlatformCode::MacX => {

@@ -11,7 +11,7 @@
 //! end-512  512   footer
 //! ```
 //!
-//! The modules beside this one are pure functions on bytes, so that the live path, the offline tools and the
+//! The modules next to this one are pure functions on bytes, so that the live path, the offline tools and the
 //! fuzzers share one understanding of the format. All integers on disk are big-endian.
 
 pub mod bat;

@@ -128,7 +128,7 @@ impl Disk {
                 let len = recorded_len(self.leaf());
                 let parent = snapshot(&child, self.leaf(), &options).unwrap();
                 assert_eq!(recorded_len(&child), len, "a child has the size of what it is a snapshot of");
-                // An empty leaf is passed over and is then in nobody's chain.
+                // An empty leaf is passed over, and is then in no chain.
                 while self.leaf().file_name() != parent.file_name() {
                     self.files.pop();
                 }

@@ -202,7 +202,7 @@ fn locator_space_in_sectors_is_understood() {
     bytes.write_at(512, &header.encode()).unwrap();
     let image = look(&bytes);
     assert_eq!(tapio_format::vhd::offline::unresolved_parent(&image).unwrap(), "./parent.vhd");
-    // A locator that nobody reads does not keep the others from being read.
+    // A locator of a code that is never read does not keep the others from being read.
     header.locators[1] = header.locators[0];
     header.locators[0] = LocatorEntry { code: PlatformCode::Wi2k, ..header.locators[0] };
     bytes.write_at(512, &header.encode()).unwrap();

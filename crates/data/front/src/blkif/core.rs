@@ -476,7 +476,7 @@ impl Core {
         true
     }
 
-    /// Gives up what the disk has not begun: it has no answer, and whoever serves the ring next does it.
+    /// Gives up what the disk has not begun: it has no answer, and the next process that serves the ring does it.
     pub fn leave(&mut self) {
         while let Some(name) = self.ready.pop_front() {
             let part = &mut self.parts[name];

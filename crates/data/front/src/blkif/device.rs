@@ -19,7 +19,7 @@ use super::{Log, OnRing};
 const STORM: u32 = 16;
 /// The interval.
 const STORM_PAUSE_NS: u64 = 5_000_000;
-/// How often rings are looked at in which requests wait or are under way without anything happening.
+/// How often rings are looked at in which requests wait or are in flight without progress.
 const TICK_NS: u64 = 5_000_000_000;
 
 thread_local! {
@@ -121,7 +121,7 @@ impl Device {
         DEVICES.with_borrow_mut(|devices| devices.insert(id, device));
     }
 
-    /// Takes device `id` off the disk. Whether no request is left for whoever serves its rings next.
+    /// Takes device `id` off the disk. Returns whether no request is left for the next process that serves its rings.
     pub fn remove(world: &World, id: u64) -> bool {
         let Some(device) = DEVICES.with_borrow_mut(|devices| devices.remove(&id)) else { return true };
         let clean = device.queues().iter().all(|queue| queue.is_clean());
@@ -181,7 +181,7 @@ impl Device {
         all
     }
 
-    /// Tells whoever wants to know where the rings stand.
+    /// Calls `on_ring`, if there is one, with where the rings stand.
     pub fn tell(&self, now_ns: Option<u64>) {
         if let Some(on_ring) = &self.on_ring {
             on_ring(&self.counters(), now_ns);

@@ -4,7 +4,7 @@
 //!    control thread                              data thread
 //!   BlkifServer::connect ── rings, grants ──▶ Device ── Queue ── BackRing ─┐
 //!     maps the rings' pages                     │   │                      │ shared pages
-//!     opens the record of requests under way    │   ├── Mover: copies,     │ of the guest
+//!     opens the record of requests in flight    │   ├── Mover: copies,     │ of the guest
 //!                                               │   │   mapped pages ──────┘
 //!                                               │   └── RecordQueue: what is repeated after a death
 //!                                               └── Port ──▶ the disk
@@ -39,5 +39,5 @@ use tapio_types::RingState;
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Told on the data thread where the rings of a device stand, all together: after each batch, with the time in
-/// nanoseconds, so it must cost next to nothing; and without a time when somebody asks.
+/// nanoseconds, so it must cost next to nothing; and without a time when a report is asked for.
 pub type OnRing = Box<dyn Fn(&RingState, Option<u64>) + Send>;

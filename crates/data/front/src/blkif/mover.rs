@@ -35,7 +35,7 @@ pub struct Hold {
     table: Vec<libc::iovec>,
     in_use: Vec<InUse>,
     own: Vec<Mapped>,
-    /// Its copies in the batch that is under way.
+    /// Its copies in the current batch.
     copies: Range<usize>,
 }
 

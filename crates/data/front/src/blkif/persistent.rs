@@ -28,7 +28,7 @@ pub struct PersistentCounts {
     pub hits: u64,
     /// Pages that had to be mapped.
     pub misses: u64,
-    /// Mappings that were given up for others.
+    /// Mappings that were evicted for others.
     pub evictions: u64,
 }
 
@@ -97,7 +97,7 @@ impl PersistentPages {
         Ok(Some((InUse(place as u32), base)))
     }
 
-    /// A page that nobody uses, after at most two rounds of the hand.
+    /// A page that no request uses, after at most two rounds of the hand.
     fn victim(&mut self) -> Option<usize> {
         for _ in 0..2 * self.pages.len() {
             let place = self.hand;

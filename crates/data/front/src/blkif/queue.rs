@@ -48,7 +48,7 @@ pub struct QueueSetup {
     pub movement: Movement,
     /// Memory for data that is copied.
     pub pool: Pool,
-    /// Where requests under way are noted.
+    /// Where requests in flight are noted.
     pub record: RecordQueue,
     /// What a former process left, with its entries in the record.
     pub repeat: Vec<(u32, tapio_xen::blkif::Slot)>,
@@ -87,7 +87,7 @@ impl Client for Queue {
     }
 
     fn give_up(&self, tag: u64) -> bool {
-        // Mapped memory is the guest's, who would use it for something else.
+        // Mapped memory stays until the request ends: after an answer the guest would use it for something else.
         if self.copying {
             self.given_up.borrow_mut().push(tag as u32);
         }
@@ -309,8 +309,8 @@ impl Queue {
         }
     }
 
-    /// Waits until nothing is under way. What cannot even begin, because the disk is paused, is left to whoever serves
-    /// the ring next.
+    /// Waits until nothing is in flight. What cannot even begin, because the disk is paused, is left to the next
+    /// process that serves the ring.
     pub async fn settled(self: &Rc<Self>) {
         loop {
             self.pull();
@@ -332,7 +332,7 @@ impl Queue {
         self.core.borrow_mut().state = State::Dead;
     }
 
-    /// Whether no request is left for whoever serves the ring next.
+    /// Whether no request is left for the next process that serves the ring.
     pub fn is_clean(&self) -> bool {
         let core = self.core.borrow();
         core.repeat.is_empty() && core.free_entries.len() == core.ring.size() as usize

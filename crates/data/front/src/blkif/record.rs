@@ -1,8 +1,8 @@
-//! The record of requests under way, in memory that survives this process.
+//! The record of requests in flight, in memory that survives this process.
 //!
 //! A ring alone does not say which requests have no answer: responses lie on top of requests, in any order. So each
-//! request is copied into a file in shared memory when it is taken, and whoever serves the ring after this process was
-//! killed repeats what has no answer; the guest cannot tell.
+//! request is copied into a file in shared memory when it is taken. After this process was killed, the next one that
+//! serves the ring repeats what has no answer; the guest cannot tell.
 //!
 //! | step | what is stored | what a death right before it means |
 //! |---|---|---|
@@ -60,7 +60,7 @@ const fn queue_len(entries: u32) -> usize {
 #[derive(Debug)]
 struct Memory {
     shared: SharedMemory,
-    /// Its lock says that somebody lives who writes.
+    /// Its lock says that the writer lives.
     _file: Option<File>,
 }
 
@@ -129,7 +129,7 @@ impl Record {
     /// left there is wanted, if it is of that shape.
     ///
     /// # Errors
-    /// A living process has it (`AlreadyExists`), it is somebody else's, or there is no room.
+    /// Another process has it (`AlreadyExists`), the file has another owner, or there is no room.
     pub fn open(path: &Path, queues: u32, entries: u32, keep: bool) -> io::Result<Self> {
         let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
         let file = PrivateDir::open(path.parent().unwrap_or(path))?.file_or_new(name)?;
@@ -189,10 +189,10 @@ impl Record {
         }
     }
 
-    /// Removes the file: nothing is under way any more.
+    /// Removes the file: nothing is in flight any more.
     pub fn remove(&self) {
         if let Some(path) = &self.path {
-            // Gone already means that somebody cleaned up.
+            // Gone already means that a clean-up removed it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -253,7 +253,7 @@ impl RecordQueue {
         self.memory.u32(self.base + AT_SHOWN)
     }
 
-    /// Makes the part that of a ring which stands at `rsp_prod` with nothing under way.
+    /// Makes the part that of a ring which stands at `rsp_prod` with nothing in flight.
     pub fn begin(&mut self, identity: u64, rsp_prod: u32) {
         for index in 0..self.entries {
             self.state(index).store(FREE, Ordering::Relaxed);
@@ -280,7 +280,7 @@ impl RecordQueue {
         if rsp_prod.wrapping_sub(shown) as usize > answered(self) {
             return Err(Mismatch::Numbers { shown, rsp_prod });
         }
-        // Before anything becomes free, so that whoever dies here is recovered after in the same way.
+        // Before an entry becomes free, so that a process that dies here is recovered after in the same way.
         self.shown().store(rsp_prod, Ordering::Release);
         let mut left = Vec::new();
         for index in 0..self.entries {

@@ -96,8 +96,8 @@ fn a_cut_at_every_store_repeats_what_the_guest_has_not_seen_and_nothing_else() {
         }
         let left = record.queue(0).recover(7, ring).unwrap();
         assert_eq!(marks(&left), want, "cut before store {cut_at}: {:?}", story.get(cut_at));
-        // Requests that were never taken are read from the ring: those under way are as many as the model has.
-        // And who dies while recovering has lost nothing.
+        // Requests that were never taken are read from the ring: those in flight are as many as the model has.
+        // And a process that dies while recovering has lost nothing.
         assert_eq!(record.queue(0).recover(7, ring), Ok(left), "cut before store {cut_at}, again");
     }
 }

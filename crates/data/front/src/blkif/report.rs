@@ -1,4 +1,4 @@
-//! What a ring tells people: counters, requests under way, why it stands still.
+//! What a ring reports to administrators: counters, requests in flight, why it stands still.
 
 use tapio_types::RingState;
 use tapio_xen::blkif::RingError;

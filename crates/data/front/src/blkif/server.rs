@@ -67,7 +67,7 @@ pub struct BlkifOptions {
     pub sector_size: u32,
     /// Refuse everything that changes the disk. A disk that is read-only itself is always served so.
     pub read_only: bool,
-    /// Where requests under way are noted; with the process they are forgotten without.
+    /// Where requests in flight are noted; without a record they are forgotten with the process.
     pub record: Option<PathBuf>,
     /// What is done about those of a former process.
     pub start: Start,
@@ -105,7 +105,7 @@ pub struct BlkifServer {
 
 /// A number for what a ring is made of: another ring has another.
 fn identity(domid: u32, abi: Abi, ring: &BlkifRing) -> u64 {
-    // FNV-1a: not against anybody, the record is ours.
+    // FNV-1a: no defence against an attacker is needed, the record is ours.
     let grants = |grants: &[GrantRef]| grants.iter().map(|grant| u64::from(grant.0)).collect::<Vec<_>>();
     let mut words =
         vec![u64::from(domid), abi.request_len() as u64, u64::from(ring.port), ring.pages.len() as u64];
@@ -117,7 +117,7 @@ fn identity(domid: u32, abi: Abi, ring: &BlkifRing) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// A ring, mapped, and who it is.
+/// A ring, mapped, and its identity.
 struct Prepared {
     ring: BackRing,
     channel: Channel,
@@ -263,7 +263,7 @@ impl BlkifServer {
         let clean = self.remote.call(CALL_MAX, move |world| Device::remove(world, id));
         let clean = drained.is_ok() && clean == Ok(true);
         if let Some(record) = self.record.take().filter(|_| clean) {
-            // With something under way it stays: whoever serves the rings next repeats that.
+            // With something in flight it stays: the next process that serves the rings repeats that.
             record.remove();
         }
         clean

@@ -68,7 +68,7 @@ pub struct Slot {
     pub failed: Option<(Why, i16)>,
     /// The guest has its answer, but the storage still has a part of it.
     pub answered: bool,
-    /// It is not to be answered: whoever serves the ring next does that.
+    /// It is not to be answered: the next process that serves the ring does that.
     pub dropped: bool,
     /// Of an indirect request: where its segments are among those that were copied.
     pub table: usize,

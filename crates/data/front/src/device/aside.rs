@@ -9,7 +9,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Work under way on a thread of its own.
+/// Work that runs on a thread of its own.
 #[derive(Debug)]
 pub struct Aside<T> {
     answer: Receiver<io::Result<T>>,
@@ -20,7 +20,7 @@ impl<T: Send + 'static> Aside<T> {
     pub fn start(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<Self> {
         let (reply, answer) = sync_channel(1);
         std::thread::Builder::new().name("device-aside".into()).stack_size(256 << 10).spawn(move || {
-            // Who stopped waiting does not want the answer.
+            // After its timeout the waiter does not want the answer.
             let _ = reply.send(own_descriptors().and_then(|()| work()));
         })?;
         Ok(Self { answer })

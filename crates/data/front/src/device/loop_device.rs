@@ -64,7 +64,7 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
 
 /// Puts a free loop device over `file`, with sectors of `sector_len` bytes; gives its path.
 ///
-/// Its I/O goes past the page cache of the file, where the kernel can: requests then run beside each other instead of
+/// Its I/O goes past the page cache of the file, where the kernel can: requests then run in parallel instead of
 /// one at a time (4 KiB writes at depth 32: two to eight times as many), the host does not keep everything twice, and
 /// what others write to the disk is seen. The kernel that cannot goes through the page cache by itself.
 pub fn attach(file: &Path, sector_len: u32, read_only: bool) -> io::Result<PathBuf> {
@@ -98,7 +98,7 @@ pub fn attach(file: &Path, sector_len: u32, read_only: bool) -> io::Result<PathB
         });
         match configured {
             Ok(_) => return Ok(path),
-            // Somebody else was faster.
+            // Another process took the device first.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => last = error,
             Err(error) => return Err(named(&path, &error)),
         }
@@ -116,8 +116,8 @@ pub fn backing_file(device: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(text)))
 }
 
-/// Takes a loop device off its file, if it still is over `file`, and waits until it is free. False when somebody still
-/// uses it: then the kernel frees it after its last user.
+/// Takes a loop device off its file, if it still is over `file`, and waits until it is free. False when it is still
+/// in use: then the kernel frees it after its last user.
 pub fn detach(device: &Path, file: &Path, within: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + within;
     loop {
@@ -130,7 +130,7 @@ pub fn detach(device: &Path, file: &Path, within: Duration) -> io::Result<bool> 
             // ENXIO: it is free by now.
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO)) => return Ok(true),
-            // EBUSY: another detaching is under way.
+            // EBUSY: another detach is in progress.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(named(device, &error)),
         }
@@ -164,7 +164,7 @@ pub fn below(dir: &Path) -> Vec<(PathBuf, PathBuf)> {
         .collect()
 }
 
-/// Whether somebody has claimed a block device for itself: a mount, a volume manager, another disk process.
+/// Whether a block device is claimed for exclusive use: by a mount, a volume manager, another disk process.
 pub fn is_claimed(device: &Path) -> bool {
     let claimed = open(device, false, libc::O_EXCL | libc::O_NONBLOCK);
     claimed.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Three ways, by what the kernel has; [`probe()`] says what works here and why the rest does not. All are made and
-//! taken away within a time limit, and none leaves the host hanging when the process dies: what is left is either
+//! detached within a time limit, and none leaves the host hanging when the process dies: what is left is either
 //! waited for ([`ublk`], [`nbd`]: a restarted process goes on with it) or cleaned up by the next process ([`stale`]).
 
 pub mod aside;
@@ -53,7 +53,7 @@ pub struct DeviceOptions {
 }
 
 /// A disk as a device of this host. [`LocalDevice::detach`] takes it away; a value that is dropped leaves the device to
-/// whoever cleans up.
+/// the next clean-up.
 #[derive(Debug)]
 pub enum LocalDevice {
     /// A file exported by FUSE, with or without a loop device.
@@ -138,8 +138,8 @@ impl LocalDevice {
         }
     }
 
-    /// Takes it away, in bounded time whatever its users do. Tells whether nobody used it any more; who still does gets
-    /// errors.
+    /// Takes it away, in bounded time whatever its users do. Returns whether it had no user any more; one that stays
+    /// gets errors.
     pub fn detach(self) -> bool {
         match self {
             Self::Fuse(fuse) => fuse.detach(),
@@ -149,14 +149,14 @@ impl LocalDevice {
     }
 }
 
-/// Whether somebody has claimed a block device for itself: a mount, a volume manager. Where that cannot be found out in
-/// time, somebody has.
+/// Whether a block device is claimed for exclusive use: by a mount, a volume manager. True also where that cannot be
+/// found out in time.
 pub fn is_claimed(device: &Path) -> bool {
     let device = device.to_path_buf();
     aside::aside(CALL_MAX, move || Ok(loop_device::is_claimed(&device))).unwrap_or(true)
 }
 
-/// Takes away what processes that died left: mounts and loop devices at once; with `waiting` also devices that wait for
+/// Removes what processes that died left: mounts and loop devices at once; with `waiting` also devices that wait for
 /// their process to come back, whose users then get errors. `dir` is [`DeviceOptions::dir`].
 ///
 /// # Errors

@@ -76,7 +76,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Takes away what dead processes left below `dir`, the directory of mounts; gives what was taken away.
+/// Removes what dead processes left below `dir`, the directory of mounts; returns what was removed.
 ///
 /// # Errors
 /// The lists of the kernel cannot be read, or it takes too long.

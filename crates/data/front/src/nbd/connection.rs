@@ -101,7 +101,7 @@ pub struct Connection {
     pub(super) stream_failed: Cell<bool>,
     /// Its place among the connections there may be.
     _permit: Permit,
-    /// A slot or memory came back, or the state changed: the receiver looks again, and so does who waits for quiet.
+    /// A slot or memory came back, or the state changed: the receiver looks again, and so does a waiter for quiescence.
     freed: Notify,
     /// Something is ready, or the state changed: the sender looks again.
     outgoing: Notify,
@@ -127,7 +127,7 @@ impl Connection {
     /// where the receiver and the sender of the connection then have to run.
     pub(super) fn open(world: &World, start: Start) -> Option<Rc<Self>> {
         let Start { fd, session, shared, permit, held } = start;
-        // A server counts its own clients; the pool's promise is for all servers of the disk together.
+        // A server counts its own clients; the pool's shares are for all servers of the disk together.
         if shared.is_cancelled() || CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
             shared.note_closed();
             return None;
@@ -157,7 +157,7 @@ impl Connection {
         Some(connection)
     }
 
-    /// The living connections of this thread that `wanted` names.
+    /// The open connections of this thread that `wanted` names.
     pub(super) fn on_this_thread(wanted: impl Fn(&Shared) -> bool) -> Vec<Rc<Self>> {
         CONNECTIONS.with_borrow(|list| {
             list.iter().filter_map(Weak::upgrade).filter(|connection| wanted(&connection.shared)).collect()
@@ -176,13 +176,13 @@ impl Connection {
         self.broken.get()
     }
 
-    /// Lets everyone who waits for this connection look again.
+    /// Lets all waiters of this connection look again.
     pub(super) fn changed(&self) {
         self.freed.notify_all(self.tasks());
         self.outgoing.notify_all(self.tasks());
     }
 
-    /// Ends it now: what the disk has comes to its end, nothing more is sent.
+    /// Ends it now: what the disk has taken still ends, nothing more is sent.
     pub(super) fn break_off(&self) {
         if !self.broken.replace(true) {
             self.shut_down();

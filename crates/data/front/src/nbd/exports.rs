@@ -126,7 +126,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Takes an export out, so that nobody new finds it.
+    /// Takes an export out, so that no new client finds it.
     pub(super) fn remove(&self, name: &str, force: bool) -> Result<Arc<Entry>, ExportError> {
         let mut table = self.table();
         let entry = table.get(name).ok_or_else(|| ExportError::Unknown(name.to_string()))?;

@@ -348,7 +348,7 @@ impl Handshake {
         })
     }
 
-    /// What was agreed before counts no more inside: somebody in the middle may have said it.
+    /// What was agreed before counts no more inside: an attacker on the network may have sent it.
     fn start_tls(&mut self, data: &[u8], out: &mut Vec<u8>) -> Step {
         let (error, why) = match self.tls {
             Tls::Off => (option_reply::ERR_POLICY, "TLS is not configured"),

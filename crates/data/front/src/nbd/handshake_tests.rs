@@ -197,7 +197,7 @@ proptest! {
         }
         let (_, out, taken) = run(&stream);
         prop_assert!(taken <= stream.len());
-        // Answers are a small multiple of questions: nobody is flooded through us.
+        // Answers are a small multiple of questions: a client cannot use the server to flood another host.
         prop_assert!(out.len() <= 64 + 400 * (options.len() + 1));
     }
 }

@@ -36,7 +36,7 @@ const EXHAUSTED_TIME: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(u32);
 
-/// A handshake under way.
+/// A handshake in progress.
 #[derive(Debug)]
 struct Visitor {
     id: u64,
@@ -86,7 +86,7 @@ impl Acceptor {
             listeners: Mutex::default(),
             visitors: Mutex::default(),
             threads: Arc::default(),
-            // SAFETY: the descriptor was just made and belongs to nobody else.
+            // SAFETY: the descriptor was just made and has no other owner.
             event: unsafe { File::from_raw_fd(fd) },
             stop: AtomicBool::new(false),
         });
@@ -143,7 +143,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Closes every socket, ends the handshakes under way and waits for the thread.
+    /// Closes every socket, ends the handshakes in progress and waits for the thread.
     pub(super) fn stop(&self) {
         self.inner.stop.store(true, Ordering::Release);
         lock(&self.inner.listeners).list.clear();
@@ -203,7 +203,7 @@ impl Inner {
         }
     }
 
-    /// Indexes of listeners with somebody waiting.
+    /// Indexes of listeners with a waiting client.
     fn wait(&self, listeners: &[Arc<Listener>], retry: Option<Duration>) -> Vec<usize> {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut entries: Vec<_> =
@@ -269,7 +269,7 @@ impl Inner {
     fn handshake(&self, id: u64, fd: Arc<OwnedFd>, peer: String) {
         let mut visit = Visit::new(&self.state.exports);
         let outcome = self.converse(&fd, &peer, &mut visit);
-        // From here on nobody else holds the descriptor.
+        // From here on this thread alone holds the descriptor.
         self.leave(id);
         match (outcome, visit.entered) {
             (Ok(Some((agreed, plain))), Some(entered)) if !self.stop.load(Ordering::Acquire) => {
@@ -327,9 +327,9 @@ impl Inner {
             fast_zero: entered.entry.export.fast_zero,
         };
         count(&self.state.totals.sessions);
-        // In the list before it runs, so that whoever closes the server finds it.
+        // In the list before it runs, so that closing the server finds it.
         self.state.sessions().push(Session { shared: Arc::clone(&shared), disk: disk.clone() });
-        // And whoever closed it, or took the export away, before it was in the list is seen here.
+        // A close of the server, or a removal of the export, before it was in the list is seen here.
         if self.stop.load(Ordering::Acquire) || entered.entry.removed.load(Ordering::Acquire) {
             return shared.note_closed();
         }
@@ -356,7 +356,7 @@ fn serve(world: &World, start: Start) {
 fn into_sole(fd: Arc<OwnedFd>) -> Option<OwnedFd> {
     match Arc::try_unwrap(fd) {
         Ok(fd) => Some(fd),
-        // Somebody is turning it away at this moment.
+        // The acceptor is turning the client away at this moment.
         Err(shared) => shared.try_clone().ok(),
     }
 }

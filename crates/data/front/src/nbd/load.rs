@@ -1,4 +1,4 @@
-//! A load generator: some connections, each with some requests under way, for some time.
+//! A load generator: some connections, each with some requests in flight, for some time.
 //!
 //! Each connection is a thread that receives what has come, answers every reply with a new request and sends all of
 //! these at once, so that it costs less than any server it measures.
@@ -100,7 +100,7 @@ impl Driver {
         result
     }
 
-    /// Receives replies until the time is over and nothing is under way any more.
+    /// Receives replies until the time is over and nothing is in flight any more.
     fn pump(&mut self, fd: &OwnedFd, begin: Instant) -> Result<(), ClientError> {
         let mut buffer = vec![0; 256 << 10];
         let (mut len, mut skip, mut running) = (0, 0u64, self.load.depth as usize);

@@ -1,9 +1,9 @@
 //! What one connection may hold of the data thread's pool.
 //!
 //! Half of the pool is set aside so that every connection that may exist can hold a share of its own; the rest is
-//! for whoever needs more, first come, first served. A client that sends half a write and stops, or never reads its
-//! replies, can so keep what it holds, but it cannot keep the others from going on: the memory that is promised to
-//! them is never lent.
+//! for any that needs more, first come, first served. A client that sends half a write and stops, or never reads its
+//! replies, can so keep what it holds, but it cannot keep the others from going on: the memory that is reserved for
+//! them is never given to others.
 //!
 //! With F bytes free, C connections at most and U(i) what connection i has not used of its share S, F >= sum of U(i)
 //! always: taking from a share lowers both sides alike, and taking more needs F >= C x S afterwards.
@@ -24,7 +24,7 @@ pub struct Memory {
     held: Rc<Cell<usize>>,
     /// Bytes this connection can count on.
     share: usize,
-    /// Bytes that are never lent beyond the shares.
+    /// Bytes that are never given out beyond the shares.
     reserve: usize,
 }
 

@@ -91,7 +91,7 @@ pub fn check(session: &Session, geometry: &Geometry, request: &RequestHeader) ->
     }
     let span = Span::new(request.offset, request.len);
     if !span.fits(geometry.len) {
-        // "ENOSPC for writes past the end" is the protocol's wish; TRIM is no write.
+        // The protocol wants ENOSPC for writes past the end; TRIM is no write.
         let grows = matches!(request.command, command::WRITE | command::WRITE_ZEROES);
         return refuse(
             if grows { error::NOSPC } else { error::INVAL },

@@ -132,7 +132,7 @@ async fn some_memory(connection: &Connection, len: usize, own: usize) -> Result<
     }
 }
 
-/// Memory for `len` bytes in one piece; `None` when that is not to be had even with nothing else under way.
+/// Memory for `len` bytes in one piece; `None` when that is not to be had even with nothing else in flight.
 async fn whole_memory(connection: &Connection, len: usize, own: usize) -> Result<Option<Held>, End> {
     loop {
         if let Some(memory) = connection.memory.take(len) {

@@ -29,7 +29,7 @@ pub enum Drained {
     Close,
 }
 
-/// Why a drain did not come to its end.
+/// Why a drain did not finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrainError {
     /// There is no such export.
@@ -78,7 +78,7 @@ impl NbdServer {
     }
 
     /// Takes an export away. With clients connected only if `force`: then they are cut off, what the disk has
-    /// taken from them comes to its end unanswered. See [`NbdServer::drain`] for the gentle way.
+    /// taken from them ends unanswered. See [`NbdServer::drain`] for the gentle way.
     pub fn remove_export(&self, name: &str, force: bool) -> Result<(), ExportError> {
         let entry = self.state.exports.remove(name, force)?;
         let name = entry.export.name.clone();
@@ -94,13 +94,13 @@ impl NbdServer {
         self.state.exports.names()
     }
 
-    /// Listens on a UNIX socket with these permissions (0o600 lets in its owner alone). A socket file that nobody
-    /// answers is replaced.
+    /// Listens on a UNIX socket with these permissions (0o600 lets in its owner alone). A socket file without a server
+    /// is replaced.
     pub fn listen_unix(&self, path: &Path, mode: u32) -> io::Result<ListenerId> {
         self.acceptor.listen_unix(path, mode)
     }
 
-    /// Listens on a TCP address; returns where it really is, if the port was 0. Whoever can reach the address can
+    /// Listens on a TCP address; returns where it really is, if the port was 0. Any client that reaches the address can
     /// use every export, unless TLS keeps strangers out.
     pub fn listen_tcp(&self, address: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         self.acceptor.listen_tcp(address)

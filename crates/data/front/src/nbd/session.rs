@@ -84,7 +84,7 @@ pub(super) struct Shared {
     pub(super) id: u64,
     /// Name of its export.
     pub(super) export: String,
-    /// Who the client is, as far as the socket tells.
+    /// The client's identity, as far as the socket tells.
     pub(super) peer: String,
     pub(super) totals: Arc<Totals>,
     since: Instant,
@@ -104,7 +104,7 @@ pub struct ConnectionInfo {
     pub id: u64,
     /// Name of its export.
     pub export: String,
-    /// Who the client is: `unix:pid=123,uid=0` or an address with its port.
+    /// The client: `unix:pid=123,uid=0` or an address with its port.
     pub peer: String,
     /// Seconds since the handshake was done.
     pub age_s: u64,
@@ -166,7 +166,7 @@ impl Shared {
         add(&self.failures, 1);
     }
 
-    /// Keeps it from starting; whoever calls this then ends it if it has started already.
+    /// Keeps it from starting; the caller then ends it if it has started already.
     pub(super) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
     }

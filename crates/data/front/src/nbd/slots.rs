@@ -1,4 +1,4 @@
-//! The requests of one connection that are under way: a table of fixed size, made once.
+//! The requests in flight of one connection: a table of fixed size, made once.
 
 use tapio_block::{DiskError, Extent};
 
@@ -60,7 +60,7 @@ pub struct Slot {
     pub memory: Option<Held>,
     /// What BLOCK_STATUS found.
     pub extents: Vec<Extent>,
-    /// The client was told that the request failed, and what the disk says later concerns nobody.
+    /// The client was told that the request failed; what the disk reports later is dropped.
     pub told: bool,
 }
 
@@ -71,7 +71,7 @@ pub enum Outcome {
     Nothing,
     /// The slot has something to say to the client.
     Answer(u32),
-    /// All parts are done, and a flush must follow before the client hears of it.
+    /// All parts are done, and a flush must follow before the client is answered.
     FlushFirst(u32),
 }
 

@@ -27,13 +27,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a UNIX socket that users allowed by `mode` can connect to. A socket file that nobody answers is
+    /// Listens on a UNIX socket that users allowed by `mode` can connect to. A socket file without a server is
     /// replaced; anything else in the way is an error.
     pub fn unix(path: &Path, mode: u32) -> io::Result<Self> {
         let (address, len) = unix_address(path)?;
         // SAFETY: socket takes no pointers.
         let fd = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the descriptor was just made and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // The file that bind makes takes the mode of the socket, so that it is never open to more users than it may.
         // SAFETY: the descriptor is open.
@@ -74,7 +74,7 @@ impl Listener {
         // SAFETY: the address is not asked for.
         match check(unsafe { libc::accept4(self.fd.as_raw_fd(), null, std::ptr::null_mut(), flags) }) {
             Ok(fd) => {
-                // SAFETY: the descriptor was just made and belongs to nobody else.
+                // SAFETY: the descriptor was just made and has no other owner.
                 let fd = unsafe { OwnedFd::from_raw_fd(fd) };
                 let peer = if self.is_unix() { unix_peer(&fd) } else { tcp_peer(&fd) };
                 Ok(Some((fd, peer)))
@@ -126,7 +126,7 @@ fn unix_address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)>
     Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
 }
 
-/// Removes a socket file that nobody listens on.
+/// Removes a socket file without a server.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let refuse = |why: &str| {
         let why = format!("cannot listen on {}: {why}", path.display());

@@ -9,7 +9,7 @@ use tapio_nbd::tls::TlsServer;
 use super::exports::Exports;
 use super::session::{Shared, Totals};
 
-/// A living connection and the disk it is on.
+/// An open connection and the disk it is on.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,

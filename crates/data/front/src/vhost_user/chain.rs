@@ -100,7 +100,7 @@ pub struct Chain {
     pub status_at: Option<u64>,
     /// The first thing that is wrong.
     pub fault: Option<Fault>,
-    /// The descriptors in the ring itself, where somebody asked for them.
+    /// The descriptors in the ring itself, if the caller asked for them.
     pub direct: Vec<Descriptor>,
 }
 

@@ -15,7 +15,7 @@ const MESSAGE_MAX: Duration = Duration::from_secs(10);
 #[repr(align(8))]
 struct ControlSpace([u8; 128]);
 
-/// Why a connection came to its end.
+/// Why a connection ended.
 #[derive(Debug)]
 pub enum ChannelError {
     /// The other side closed it between two messages.

@@ -54,7 +54,7 @@ thread_local! {
 }
 
 thread_local! {
-    /// Somebody on this data thread waits for the disk to get another size.
+    /// [`watch_geometry`] runs on this data thread.
     static WATCHED: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -53,10 +53,10 @@ pub struct Kick {
 }
 
 impl Kick {
-    /// Takes a descriptor over, if it is an event counter, which wakes at every signal though nobody reads it.
+    /// Takes a descriptor over, if it is an event counter, which wakes at every signal even if it is never read.
     pub fn new(fd: OwnedFd) -> Result<Self, &'static str> {
         let file = File::from(fd.try_clone().map_err(|_| "the descriptor cannot be duplicated")?);
-        // A pipe that nobody reads would run full, and other anonymous files are always ready or never. Adding nothing
+        // A pipe without a reader would run full, and other anonymous files are always ready or never. Adding nothing
         // to a counter always works, and to nothing else.
         let counter =
             kind(&fd)? == Kind::Event && (&file).write(&0u64.to_ne_bytes()).is_ok_and(|len| len == 8);
@@ -101,7 +101,7 @@ pub fn eventfd() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and belongs to nobody else.
+    // SAFETY: the descriptor was just made and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

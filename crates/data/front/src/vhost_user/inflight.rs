@@ -67,7 +67,7 @@ impl InflightRegion {
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the descriptor was just made and has no other owner.
         let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         file.set_len(len)?;
         Ok((InflightSpec { len, offset: 0, queues, queue_size }, file.into()))
@@ -126,7 +126,7 @@ pub struct InflightQueue {
     _region: Arc<Mapping>,
 }
 
-// SAFETY: the memory belongs to no thread; it is accessed by atomic operations alone, from whoever owns the value.
+// SAFETY: the memory belongs to no thread; it is accessed by atomic operations alone, from the owner of the value.
 unsafe impl Send for InflightQueue {}
 
 /// What the last back end left behind.
@@ -182,7 +182,7 @@ impl InflightQueue {
             self.word(AT_VERSION).store(VERSION, Ordering::Release);
             return Recovered { heads: Vec::new(), next_avail: base };
         }
-        // Answers that were published but whose marks were not yet taken away.
+        // Answers that were published but whose marks were not yet cleared.
         let behind = used_index.wrapping_sub(self.word(AT_USED_INDEX).load(Ordering::Relaxed));
         let mut head = self.word(AT_LAST_BATCH_HEAD).load(Ordering::Relaxed);
         for _ in 0..behind.min(self.size) {

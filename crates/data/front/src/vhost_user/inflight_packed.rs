@@ -61,7 +61,7 @@ pub struct PackedInflight {
     _region: Arc<Mapping>,
 }
 
-// SAFETY: the memory belongs to no thread; it is accessed by atomic operations alone, from whoever owns the value.
+// SAFETY: the memory belongs to no thread; it is accessed by atomic operations alone, from the owner of the value.
 unsafe impl Send for PackedInflight {}
 
 /// What the last back end left behind.
@@ -149,7 +149,7 @@ impl PackedInflight {
             // The guest has seen the batch.
             (old, free) = (used, load(AT_FREE_HEAD));
         }
-        // What is free is not in flight, whatever its mark says: that was about to be taken away, or to be set.
+        // What is free is not in flight, whatever its mark says: that was about to be cleared, or to be set.
         for _ in 0..self.size {
             if free >= self.size {
                 break;
@@ -187,7 +187,7 @@ impl PackedInflight {
     }
 
     /// The chains that are in flight, oldest first, and how many entries they have together. A chain that contradicts
-    /// itself or an earlier one was written by nobody of ours, and is forgotten.
+    /// itself or an earlier one was not written by this code, and is forgotten.
     fn claim(&mut self) -> (Vec<u16>, u16) {
         let mut heads: Vec<(u64, u16)> = (0..self.size)
             .filter(|head| self.byte(self.entry(*head)).load(Ordering::Relaxed) == 1)
@@ -327,7 +327,7 @@ impl PackedInflight {
         self.links[usize::from(mark)].count
     }
 
-    /// The descriptors of a request as they were when it was taken; anybody may have changed them since.
+    /// The descriptors of a request as they were when it was taken; the front end may have changed them since.
     pub fn descriptors(&self, mark: u16) -> impl Iterator<Item = Descriptor> + '_ {
         let mut index = mark;
         (0..self.count(mark)).map(move |_| {

@@ -1,4 +1,4 @@
-//! What a killed process leaves behind, at every step where it can be killed, and what nobody of ours wrote.
+//! What a killed process leaves behind, at every step where it can be killed, and what this code never wrote.
 
 use super::super::inflight::InflightRegion;
 use super::super::memory::tests::memfd;
@@ -152,7 +152,7 @@ fn a_process_killed_at_any_store_loses_no_request_and_answers_none_twice() {
         if stage < 3 {
             assert_eq!(ids(&next, &left.marks), [(1, 2), (2, 1), (3, 3)], "stage {stage}");
             assert_eq!((left.next_used, left.outstanding), (Position::START, 6));
-            // The second answer of the batch, which nobody saw, is gone from the ring.
+            // The second answer of the batch, which the driver has not seen, is gone from the ring.
             assert!(rig.ring.is_available(Position { index: 3, wrap: true }), "stage {stage}");
         } else {
             assert_eq!(ids(&next, &left.marks), [(1, 2)], "stage {stage}");

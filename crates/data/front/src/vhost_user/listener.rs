@@ -65,7 +65,7 @@ impl fmt::Debug for VhostUserOptions {
 /// Where a server listens.
 #[derive(Debug)]
 pub enum Listen<'a> {
-    /// A path to bind, readable and writable for the owner alone. A socket that nobody serves any more is replaced;
+    /// A path to bind, readable and writable for the owner alone. A socket file without a server is replaced;
     /// the path is removed at the end.
     Path(&'a Path),
     /// A UNIX stream socket that listens already.

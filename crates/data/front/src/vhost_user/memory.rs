@@ -9,7 +9,7 @@ use super::message::RegionSpec;
 
 /// Regions at once; what `GET_MAX_MEM_SLOTS` answers.
 pub const REGIONS_MAX: usize = 256;
-/// The longest region taken: more than any machine has.
+/// The longest region taken: more than any host has.
 const REGION_LEN_MAX: u64 = 1 << 46;
 const PAGE_LEN: u64 = 4096;
 
@@ -132,7 +132,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new`; whoever holds pointers into it holds the mapping too.
+        // SAFETY: the mapping was made in `new`; a holder of pointers into it holds the mapping too.
         unsafe { libc::munmap(self.base.cast(), self.map_len) };
     }
 }

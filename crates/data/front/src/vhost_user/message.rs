@@ -1,7 +1,7 @@
 //! The messages of vhost-user: headers, payloads, descriptors; pure functions on bytes.
 //!
 //! Layouts and numbers follow the vhost-user protocol specification ("Vhost-user Protocol", sections *Message
-//! Specification* and *Front-end message types*). Everything is in the byte order of the machine.
+//! Specification* and *Front-end message types*). Everything is in the host's byte order.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The packed virtqueue: one ring of descriptors for requests and answers, two words that say who wants to be woken.
+//! The packed virtqueue: one ring of descriptors for requests and answers, two words by which a side asks to be woken.
 //!
 //! Layouts: virtio 1.2, section 2.8 "Packed Virtqueues". As with the split ring, the driver may write anything at any
 //! time: every value is loaded once, then checked, then used.
@@ -207,7 +207,7 @@ impl PackedRing {
     /// Whether the driver wants an interrupt for the answers from `old` to `new`.
     #[inline]
     pub fn wants_interrupt(&self, old: Position, new: Position) -> bool {
-        // The answers must be visible before the driver's wish is read; the driver does it the other way round.
+        // The answers must be visible before the driver's event word is read; the driver does it the other way round.
         fence(Ordering::SeqCst);
         // SAFETY: `new` found four aligned bytes there; they are only ever accessed by atomic operations.
         let word = unsafe { AtomicU32::from_ptr(self.driver.cast_mut().cast()) };

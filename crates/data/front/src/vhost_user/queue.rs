@@ -80,7 +80,7 @@ enum State {
     Halted,
     /// The guest wrote nonsense; takes nothing until it is set up anew.
     Broken(RingError),
-    /// Nobody is there to be answered, and the memory of the ring may belong to another by now.
+    /// There is no peer to answer, and the memory of the ring may belong to another by now.
     Dead,
 }
 

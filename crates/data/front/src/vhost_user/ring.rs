@@ -77,7 +77,7 @@ pub struct Packed {
     next_avail: Position,
     next_used: Position,
     published: Position,
-    /// Descriptors taken and not yet answered. Ids are the driver's own affair: using one twice confuses nobody else.
+    /// Descriptors taken and not yet answered. Ids are the driver's own affair: using one twice confuses it alone.
     outstanding: u16,
     inflight: Option<PackedInflight>,
     batch: Vec<u16>,

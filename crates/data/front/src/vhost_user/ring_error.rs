@@ -33,7 +33,7 @@ pub enum RingError {
     IndirectNested,
     /// An indirect descriptor that was not negotiated.
     IndirectRefused,
-    /// A request without a status byte that can be written: there is nobody to tell.
+    /// A request without a status byte that can be written: it cannot be answered.
     NoStatus,
     /// The event counter that kicks the queue cannot be read.
     Kick(i32),

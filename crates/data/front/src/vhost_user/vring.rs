@@ -80,7 +80,7 @@ impl SplitRing {
     /// Whether the driver wants an interrupt for the answers from `old` to `new`.
     #[inline]
     pub fn wants_interrupt(&self, event_index: bool, old: u16, new: u16) -> bool {
-        // The new used index must be visible before the driver's wish is read; the driver does it the other way round.
+        // The new used index must be visible before the driver's flags are read; it does so the other way round.
         fence(Ordering::SeqCst);
         if !event_index {
             return u16::from_le(self.avail_word(0).load(Ordering::Relaxed)) & AVAIL_F_NO_INTERRUPT == 0;

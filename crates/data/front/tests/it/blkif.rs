@@ -459,7 +459,7 @@ fn while_the_thread_is_awake_the_guest_is_not_asked_to_notify() {
     };
     let report = load.run(queue).unwrap();
     assert_eq!((report.count, report.errors), (3_000, 0));
-    // How long the thread really spins is the machine's affair, so it is kept awake in another way: it asked for one
+    // How long the thread really spins depends on the host, so it is kept awake in another way: it asked for one
     // notification before it slept, and asks for no other while it is awake.
     let remote = rig.disk.as_ref().unwrap().remote().clone();
     let (awake, is_awake) = std::sync::mpsc::channel();

@@ -28,7 +28,7 @@ struct Hand {
 impl Hand {
     fn new() -> Self {
         let machine = Machine::new(64).unwrap();
-        // SAFETY: the page stays as long as the machine, which lives as long as the ring; nobody refers into it.
+        // SAFETY: the page stays as long as `machine`, which lives as long as the ring; nothing else refers into it.
         let ring = unsafe { FrontRing::new(machine.page(0), 4096, Abi::X86_64).unwrap() };
         let (wire, theirs) = Wire::pair().unwrap();
         let grant = machine.grant(0, Rights::Write, 0).unwrap();
@@ -503,7 +503,7 @@ fn requests_that_make_no_sense_are_refused_one_by_one() {
     assert!(rig.close());
 }
 
-/// The guest's memory is gone while requests are under way: they fail or do not, the disk lives on.
+/// The guest's memory is gone while requests are in flight: they fail or do not, the disk lives on.
 #[test]
 fn a_guest_whose_grants_go_while_it_is_served_hurts_itself_alone() {
     for movement in MOVEMENTS {

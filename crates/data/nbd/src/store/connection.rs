@@ -53,7 +53,7 @@ impl Connection {
         let header = RequestHeader { flags: 0, command: command::DISC, cookie: 0, offset: 0, len: 0 };
         let mut bytes = Vec::new();
         put_request(self.style, &header, &mut bytes);
-        // SAFETY: the bytes are valid for their length. A server that does not hear it sees the end of the stream.
+        // SAFETY: the bytes are valid for their length. A server that does not read it sees the end of the stream.
         unsafe {
             libc::send(
                 self.fd(),
@@ -138,7 +138,7 @@ impl Inner {
         self.busy.notify_all(self.tasks());
     }
 
-    /// What a connection that is no more had under way goes to the next, or fails.
+    /// What a lost connection had in flight goes to the next, or fails.
     pub(super) fn lost(self: &Rc<Self>, connection: &Rc<Connection>) {
         self.connections.borrow_mut().retain(|other| !Rc::ptr_eq(other, connection));
         let mut ended = Vec::new();
@@ -160,7 +160,7 @@ impl Inner {
                     slot.outcome = Outcome::Unreachable;
                     ended.push(index);
                 } else {
-                    // Reads and writes alike: nobody has heard of an end, so doing it again changes nothing.
+                    // Reads and writes alike: the caller got no reply, so doing it again changes nothing.
                     (slot.state, slot.got, slot.outcome) = (State::Queued, 0, Outcome::Done);
                     queue.push_back(index);
                 }
@@ -221,7 +221,7 @@ impl Inner {
         why.clone_into(&mut self.last_failure.borrow_mut());
     }
 
-    /// Cuts connections on which a request has waited too long for its answer. Sleeps as long as nothing is under way.
+    /// Cuts connections on which a request has waited too long for its answer. Sleeps as long as nothing is in flight.
     pub(super) async fn watch(self: Rc<Self>, patience_ns: u64) {
         while !self.closing.get() {
             let oldest = {

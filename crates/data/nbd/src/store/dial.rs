@@ -1,5 +1,5 @@
 //! Connecting, on a thread of its own: resolving a name and talking through a handshake may take seconds, and the data
-//! thread has other things to do meanwhile. It hears of the end through an event counter on its ring.
+//! thread has other things to do meanwhile. An event counter on its ring tells it of the end.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -47,7 +47,7 @@ pub async fn dial(uring: &Uring, target: &Target, tls: Option<&TlsClient>) -> io
     if event < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and belongs to nobody else.
+    // SAFETY: the descriptor was just made and has no other owner.
     let event = Arc::new(unsafe { File::from_raw_fd(event) });
     let answer = Answer::default();
     let (target, tls) = (target.clone(), tls.cloned());

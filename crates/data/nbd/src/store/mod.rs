@@ -6,14 +6,14 @@
 //!
 //! # What a lost connection means for data
 //!
-//! Asking again is safe: a request without an answer has promised nothing, and doing it twice is doing it once. What is
+//! Asking again is safe: a request without an answer guarantees nothing, and doing it twice is doing it once. What is
 //! not safe is a write that *was* answered, and not flushed: a server that was restarted may have lost it, and the
 //! protocol has no way to tell a restart from a broken cable. So after a reconnection with such writes the next flush
 //! fails with EIO, once, like `fsync` on a file whose pages could not be written; the guest then knows that something
 //! is gone. `unflushed=keep` leaves that out, for servers that are known to keep what they answered.
 //!
 //! One hazard remains, and is the protocol's: a server that was *silent*, not dead, may still execute what it has of a
-//! connection that was given up, after newer writes through another one. It can happen only with a time limit
+//! connection that was closed, after newer writes through another one. It can happen only with a time limit
 //! (`timeout=`), or when the network between breaks while the server goes on and is slow; so there is no time limit
 //! unless one is asked for.
 
@@ -90,7 +90,7 @@ pub(crate) struct Inner {
     suspect: Cell<Option<u64>>,
     /// Such writes may be gone, and no flush has said so yet.
     writes_lost: Cell<bool>,
-    /// Writes under way, and how many there have been.
+    /// Writes in flight, and how many there have been.
     writing: Cell<u64>,
     changes: Cell<u64>,
     status: RefCell<Status>,
@@ -116,7 +116,7 @@ impl Inner {
         false
     }
 
-    /// A request has come to its end: whoever asked hears of it.
+    /// A request has ended: its task is woken.
     fn finish(&self, index: u32) {
         let task = {
             let mut slots = self.slots.borrow_mut();
@@ -173,7 +173,7 @@ impl Drop for NbdStore {
 }
 
 impl NbdStore {
-    /// Connects to `target`, by one attempt, and keeps connected from then on. `report` hears of connections lost and
+    /// Connects to `target`, by one attempt, and keeps connected from then on. `report` is told of connections lost and
     /// found.
     ///
     /// # Errors

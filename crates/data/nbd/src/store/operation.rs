@@ -90,7 +90,7 @@ impl Future for Request<'_> {
                     }
                     let taken = inner.slots.borrow_mut().take(self.ask, tasks.current());
                     let Some(index) = taken else {
-                        // Leaves its name with those who wait, and is asked again when a place is free.
+                        // Joins the waiters, and is asked again when a place is free.
                         let mut freed = inner.freed.wait(tasks);
                         let _ = Pin::new(&mut freed).poll(context);
                         return Poll::Pending;

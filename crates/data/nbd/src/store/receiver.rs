@@ -263,7 +263,7 @@ impl Receiver<'_> {
             }
             kind if kind & chunk::ERROR_BIT != 0 && (6..=MESSAGE_LEN_MAX).contains(&len) => {
                 let bytes = self.take::<4>().await?;
-                // What it says about it is for people who are not here.
+                // The server's message is text for a user; nothing here shows it.
                 self.skip(len - 4).await?;
                 self.note_error(index, u32::from_be_bytes(bytes))?;
             }

@@ -3,7 +3,7 @@
 
 use tapio_ring::{Segments, TaskId};
 
-/// Requests under way at once, over all connections; more wait for a place.
+/// Requests in flight at once, over all connections; more wait for a place.
 pub const SLOTS: usize = 128;
 
 /// Where a request is in its life.
@@ -53,7 +53,7 @@ pub struct Slot {
     generation: u32,
     /// See there.
     pub state: State,
-    /// Who waits.
+    /// The waiter.
     pub task: TaskId,
     /// What was asked.
     pub ask: Ask,
@@ -136,7 +136,7 @@ impl Slots {
         u64::from(self.slots[index as usize].generation) << 32 | u64::from(index)
     }
 
-    /// The request that a cookie names, if it is under way on that connection and has no answer yet.
+    /// The request that a cookie names, if it is in flight on that connection and has no answer yet.
     pub fn find(&mut self, cookie: u64, connection: u64) -> Option<u32> {
         let index = (cookie & u64::from(u32::MAX)) as u32;
         let slot = self.slots.get(index as usize)?;

@@ -14,7 +14,7 @@ pub struct Status {
     extents: Vec<(u64, bool)>,
     /// There is no room for more of the answer.
     full: bool,
-    /// A question is under way.
+    /// A question is in flight.
     pub busy: bool,
     /// The server has no answers.
     pub useless: bool,

@@ -131,7 +131,7 @@ impl Keys {
     /// The keys of a file.
     ///
     /// # Errors
-    /// It cannot be read, everybody can read it, or it is not of that form.
+    /// It cannot be read, every user can read it, or it is not of that form.
     pub fn load(path: &Path) -> Result<Self, TlsError> {
         use std::os::unix::fs::PermissionsExt;
         let mode = std::fs::metadata(path).map_err(|error| bad(path, error))?.permissions().mode();

@@ -35,7 +35,7 @@ pub struct TlsFiles {
     pub psk: Option<PathBuf>,
 }
 
-/// What a client needs to know beside its files.
+/// What a client needs to know in addition to its files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsOptions {
     /// Where certificates or keys are.
@@ -162,7 +162,7 @@ pub struct TlsServer {
     kind: ServerKind,
     /// What clients without it are told.
     pub policy: TlsPolicy,
-    /// Hears why a client was refused; at most once a second.
+    /// Called with why a client was refused; at most once a second.
     report: fn(&str),
 }
 
@@ -218,7 +218,7 @@ impl TlsServer {
         Ok(Self { kind: ServerKind::Certificates(Arc::new(config)), policy, report })
     }
 
-    /// Begins TLS with a client who has been told to; gives the plain end. `peer` names it in what is reported.
+    /// Begins TLS with a client that has been told to; gives the plain end. `peer` names it in what is reported.
     ///
     /// # Errors
     /// No thread or socket to be had.
@@ -254,7 +254,7 @@ fn seldom() -> bool {
     true
 }
 
-/// A session of either side with pre-shared keys that hears arbitrary bytes: for fuzzers and no one else.
+/// A session of either side with pre-shared keys that receives arbitrary bytes: for fuzzers alone.
 #[doc(hidden)]
 pub fn psk_hears(keys: &Arc<Keys>, bytes: &[u8]) {
     let (mut plain, mut wire) = (Vec::new(), Vec::new());

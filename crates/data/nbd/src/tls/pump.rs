@@ -18,7 +18,7 @@ const STACK_LEN: usize = 1 << 20;
 /// How long the last bytes may take when one side has gone.
 const LAST_TIME: Duration = Duration::from_secs(5);
 
-/// What became of a connection, for whoever wonders why its socket ended.
+/// What became of a connection, for its owner to report why the socket ended.
 #[derive(Clone, Debug, Default)]
 pub struct Status(Arc<Mutex<Option<String>>>);
 
@@ -33,7 +33,7 @@ impl Status {
     }
 }
 
-/// Starts the thread; gives the plain end. The session must be open by `deadline`. `failed` hears why it never was, or
+/// Starts the thread; gives the plain end. The session must be open by `deadline`. `failed` gets why it never was, or
 /// ended badly.
 pub fn start(
     session: Session,
@@ -48,7 +48,7 @@ pub fn start(
     if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptors were just made and belong to nobody else.
+    // SAFETY: the descriptors were just made and have no other owner.
     let (ours, theirs) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
     let status = Status::default();
     let told = status.clone();
@@ -145,7 +145,7 @@ fn receive(fd: &OwnedFd, into: &mut [u8]) -> io::Result<Got> {
 }
 
 impl Pump {
-    /// Runs until either side has ended and heard what there was for it.
+    /// Runs until either side has ended and got what there was for it.
     fn run(&mut self) -> Result<(), String> {
         let network = |error: io::Error| format!("the network: {error}");
         let mut failure = None;
@@ -155,7 +155,7 @@ impl Pump {
                 self.deadline = None;
             }
             self.wire.send(&self.net).map_err(network)?;
-            // Whoever is not there any more needs no bytes.
+            // A plain end that is closed takes no bytes.
             let gone = self.plain.send(&self.plain_end).is_err();
             self.plain_ended |= gone;
             if let Some(why) = failure.take_if(|_| self.wire.is_empty()) {
@@ -174,7 +174,7 @@ impl Pump {
                         match heard {
                             Ok(Heard::More) => {}
                             Ok(Heard::End) => self.end_of_net(),
-                            // The other side shall hear of it before the socket closes.
+                            // The peer shall read it before the socket closes.
                             Err(why) => {
                                 failure = Some(why);
                                 self.deadline.get_or_insert_with(|| Instant::now() + LAST_TIME);

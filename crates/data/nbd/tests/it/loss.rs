@@ -1,4 +1,4 @@
-//! Servers that die, stall and come back while requests are under way.
+//! Servers that die, stall and come back while requests are in flight.
 
 use std::cell::Cell;
 use std::fs::File;

@@ -137,7 +137,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a program that listens on the place's socket, and waits until somebody answers there.
+    /// Starts a program that listens on the place's socket, and waits until it takes a connection.
     pub fn start(place: &Place, program: &str, arguments: &[&str]) -> Self {
         let mut child =
             Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! A simulated file: what everybody sees, and what would survive a power cut.
+//! A simulated file: what its readers see, and what would survive a power cut.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -111,7 +111,7 @@ impl Durable {
     }
 }
 
-/// A change that is done, as far as anybody can see, but not flushed.
+/// A change that is done, as far as a reader can see, but not flushed.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
     Write { at: u64, data: Rc<[u8]> },
@@ -164,7 +164,7 @@ impl SimFile {
         }
     }
 
-    /// Whoever kept it was restarted, and this is what was left.
+    /// The file's server was restarted, and this is what was left.
     pub(super) fn restart(&mut self, left: Durable) {
         *self = Self { seen: left.clone(), safe: left, pending: Vec::new() };
     }

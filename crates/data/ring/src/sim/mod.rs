@@ -6,16 +6,16 @@
 //!
 //! | event | what may happen | because |
 //! |---|---|---|
-//! | write under way or done, not flushed, power cut | each sector on its own: old or new | volatile caches, torn transfers |
+//! | write in flight or done, not flushed, power cut | each sector on its own: old or new | volatile caches, torn transfers |
 //! | length, zeroing and space, not flushed, power cut | a prefix of them survives, in order | file systems journal metadata in order |
-//! | flush done | everything done before it began survives | that is what it promises |
-//! | process killed | what is done stays, what is under way happens or not | the kernel goes on |
-//! | operations under way | end in any order, some very late | queues, retries |
+//! | flush done | everything done before it began survives | that is what it guarantees |
+//! | process killed | what is done stays, what is in flight happens or not | the kernel goes on |
+//! | operations in flight | end in any order, some very late | queues, retries |
 //! | a file breaks | every operation on it fails, or is stuck | storage that dies |
-//! | connection to a remote file lost | what was under way is done again later, or fails; the server may have been restarted, which is a power cut for that file, and then the next flush fails | see `tapio_nbd::NbdStore` |
+//! | connection to a remote file lost | what was in flight is done again later, or fails; the server may have been restarted, which is a power cut for that file, and then the next flush fails | see `tapio_nbd::NbdStore` |
 //! | EIO, ENOSPC | by plan, also in the middle of a write | media, quotas |
 //!
-//! A sector (512 bytes) is never torn: that is what disks promise and what VHD relies on.
+//! A sector (512 bytes) is never torn: that is what disks guarantee and what VHD relies on.
 
 mod file;
 mod host;

@@ -1,6 +1,6 @@
 //! The one source of chance of a simulation.
 
-/// A small generator (SplitMix64): the same numbers for the same seed on every machine.
+/// A small generator (SplitMix64): the same numbers for the same seed on every host.
 #[derive(Clone, Debug)]
 pub struct Random {
     state: u64,

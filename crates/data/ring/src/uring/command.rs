@@ -27,7 +27,7 @@ impl Uring {
         unsafe { self.start(|_| entry) }
     }
 
-    /// Cancels every operation under way on the open file behind `fd`: their futures end with ECANCELED, unless they
+    /// Cancels every operation in flight on the open file behind `fd`: their futures end with ECANCELED, unless they
     /// have ended by themselves.
     pub fn cancel_fd(&self, fd: RawFd) {
         let entry = opcode::AsyncCancel2::new(CancelBuilder::fd(types::Fd(fd)).all()).build();
@@ -64,7 +64,7 @@ impl CommandRing {
     /// the device may read and write.
     ///
     /// # Errors
-    /// What the device answers, or `TimedOut`: then the command is still under way, and this ring and the memory are
+    /// What the device answers, or `TimedOut`: then the command is still in flight, and this ring and the memory are
     /// left to it for good.
     pub fn run(
         mut self,

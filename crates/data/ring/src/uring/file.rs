@@ -63,7 +63,7 @@ enum ZeroSupport {
     ByHand,
 }
 
-/// A file that is open and not yet in anybody's ring: it may come from another thread.
+/// A file that is open and not yet in any thread's ring: it may come from another thread.
 #[derive(Debug)]
 pub(super) struct OpenedFile {
     file: File,
@@ -181,7 +181,7 @@ impl UringFile {
             }
             let fd = types::Fd(self.fd());
             let flags = self.flags(write);
-            // SAFETY: the maker of `data` promised that its memory stays valid until the operation, awaited here,
+            // SAFETY: the maker of `data` guaranteed that its memory stays valid until the operation, awaited here,
             // has completed; the iovec table lives in the operation's own slot.
             let op = unsafe {
                 match piece.flat() {
@@ -246,7 +246,7 @@ impl UringFile {
         };
         let (fd, base, len, offset) = (self.fd(), base.cast(), len as usize, offset as libc::off64_t);
         loop {
-            // SAFETY: the maker of the segments promised that the memory is valid.
+            // SAFETY: the maker of the segments guaranteed that the memory is valid.
             let moved = unsafe {
                 if write {
                     libc::pwrite64(fd, base, len, offset)
@@ -328,7 +328,7 @@ unsafe impl Storage for UringFile {
             return (span.len, true);
         }
         let seek = |whence| {
-            // SAFETY: `lseek` takes no pointers; the offset of this descriptor is used by nobody.
+            // SAFETY: `lseek` takes no pointers; the offset of this descriptor is never used.
             unsafe { libc::lseek(self.fd(), span.start as i64, whence) }
         };
         let end = span.start + span.len;
@@ -417,7 +417,7 @@ unsafe impl Storage for UringFile {
                     self.len.set(self.len.get().max(end));
                     return Ok(());
                 }
-                // A file system that cannot promise space can still grow the file.
+                // A file system that cannot reserve space can still grow the file.
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
                 Err(error) => return Err(error),
             }
@@ -430,7 +430,7 @@ unsafe impl Storage for UringFile {
 
     async fn set_len(&self, len: u64) -> io::Result<()> {
         if !self.info.resizable {
-            // Whoever manages the device has made it longer, or not.
+            // The administrator has made the device longer, or not.
             let now = current_len(&self.file)?;
             if now < len {
                 let why = format!("the device has {now} bytes: make it longer first");
@@ -463,7 +463,7 @@ fn direct_align(file: &File) -> Option<(u32, u32)> {
         return None;
     }
     if stat.stx_mask & libc::STATX_DIOALIGN == 0 {
-        // The file system does not say (tmpfs, older kernels): 512 is what everyone takes who takes O_DIRECT at all.
+        // The file system does not say (tmpfs, older kernels): 512 works wherever O_DIRECT works at all.
         return Some((SECTOR_LEN as u32, SECTOR_LEN as u32));
     }
     (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))

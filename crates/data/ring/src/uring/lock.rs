@@ -1,4 +1,4 @@
-//! One writer for an image: its lock, and who has it.
+//! One writer for an image: its lock, and the lock's holder.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -12,13 +12,13 @@ use tapio_sys::process::is_running;
 
 /// Between two attempts to get a lock that another has.
 pub const LOCK_RETRY: Duration = Duration::from_millis(10);
-/// How long a lock is asked for that may just be given up: whoever has it may have been killed a moment ago.
+/// How long to wait for a lock whose holder lives: it may have been killed a moment ago.
 const HELD_MAX: Duration = Duration::from_secs(2);
 /// How long a lock is asked for that no other living process is known to have: the kernel ends the operations of a
 /// killed process, and with them its locks, after the process.
 const LEFT_MAX: Duration = Duration::from_secs(5);
 
-/// The lock of a writer on an image: two writers would destroy it. Given up when dropped.
+/// The lock of a writer on an image: two writers would destroy it. Released when dropped.
 #[derive(Debug)]
 pub struct WriterLock(File);
 
@@ -76,7 +76,7 @@ pub fn lock_may_come(path: &Path, waited: Duration) -> bool {
     waited < HELD_MAX || (waited < LEFT_MAX && !matches!(LockHolder::of(path), LockHolder::Other(_)))
 }
 
-/// Who has the lock of an image, in words that follow its name.
+/// The holder of an image's lock, in words that follow its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockHolder {
     /// This process: another disk of it, or requests of a moment ago.
@@ -85,13 +85,13 @@ pub enum LockHolder {
     Other(u32),
     /// A process that has died, whose operations the kernel has not ended yet.
     Gone(u32),
-    /// Nobody that can be seen: a process on another host, outside this container, or on a file system that has other
+    /// A holder out of sight: a process on another host, outside this container, or on a file system that has other
     /// numbers for locks.
     Unseen,
 }
 
 impl LockHolder {
-    /// Who has the lock on the file at `path`, by `/proc/locks`.
+    /// The holder of the lock on the file at `path`, by `/proc/locks`.
     pub fn of(path: &Path) -> Self {
         let Ok(file) = fs::metadata(path) else { return Self::Unseen };
         let Ok(locks) = fs::read_to_string("/proc/locks") else { return Self::Unseen };

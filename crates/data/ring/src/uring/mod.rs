@@ -28,7 +28,7 @@ pub use file::{Caching, UringFile};
 pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
 pub use socket::PollStream;
 
-/// Completions with this mark concern nobody: notifications that cannot usefully fail.
+/// Completions with this mark have no waiter: notifications that cannot usefully fail.
 const FORGET: u64 = u64::MAX;
 /// How long a thread that ends waits for the kernel to let go of its memory.
 const QUIESCE_MAX: Duration = Duration::from_secs(2);
@@ -143,10 +143,10 @@ impl Uring {
         Op::new(tasks, id)
     }
 
-    /// Queues an operation whose result nobody needs.
+    /// Queues an operation whose result has no reader.
     ///
     /// # Safety
-    /// As [`Uring::start`], with nobody to tell when it is over: the memory must be static, the descriptor is
+    /// As [`Uring::start`], with no task to tell when it is over: the memory must be static, the descriptor is
     /// resolved when the batch is submitted.
     pub(crate) unsafe fn start_forgotten(&self, entry: squeue::Entry) {
         // SAFETY: the caller vouches for the memory behind the entry.

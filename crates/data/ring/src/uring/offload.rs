@@ -1,4 +1,4 @@
-//! Calls that may block, beside the data thread.
+//! Calls that may block, on threads of their own.
 //!
 //! Opening, cutting and removing files, and making names durable, wait for a file system: for its journal, for space
 //! to be freed, for a server. For some of them the ring has no operation, for others only on new kernels. They are

@@ -44,7 +44,7 @@ impl Uring {
         };
         let flags = if all { libc::MSG_WAITALL } else { 0 };
         let entry = opcode::Recv::new(types::Fd(fd), base, len).flags(flags).build();
-        // SAFETY: the maker of `into` promised that its memory stays valid until the operation has completed.
+        // SAFETY: the maker of `into` guaranteed that its memory stays valid until the operation has completed.
         let op = unsafe { self.start(|_| entry) };
         async move { result(op.await) }
     }
@@ -52,7 +52,7 @@ impl Uring {
     /// Receives into the memory that `message` describes, as much as there is; 0 is the end of the stream.
     ///
     /// # Safety
-    /// `message`, its iovec table and the memory that names stay valid, and nobody else uses that memory, until the
+    /// `message`, its iovec table and the memory that names stay valid, and nothing else uses that memory, until the
     /// future is ready.
     pub unsafe fn recvmsg(
         &self,
@@ -93,7 +93,7 @@ impl Uring {
             unreachable!("sending from scattered memory")
         };
         let entry = opcode::Send::new(types::Fd(fd), base, len).flags(flags | libc::MSG_NOSIGNAL).build();
-        // SAFETY: the maker of `from` promised that its memory stays valid until the operation has completed.
+        // SAFETY: the maker of `from` guaranteed that its memory stays valid until the operation has completed.
         let op = unsafe { self.start(|_| entry) };
         async move { result(op.await) }
     }
@@ -106,8 +106,8 @@ impl Uring {
         async move { result(op.await).map(|events| events as u32) }
     }
 
-    /// Lets the thread wake up whenever `fd` becomes readable again, from now on: one operation for all of them, which
-    /// nobody has to renew. The stream ends, with an error, when the kernel gives up or [`PollStream::cancel`] is
+    /// Lets the thread wake up whenever `fd` becomes readable again, from now on: one multishot operation, which
+    /// need not be renewed. The stream ends, with an error, when the kernel gives up or [`PollStream::cancel`] is
     /// called; an eventfd need not be read, because every signal wakes anew.
     pub fn poll_stream(&self, fd: RawFd) -> (PollStream, impl Future<Output = io::Error> + use<>) {
         let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).multi(true).build();
@@ -136,7 +136,7 @@ impl Uring {
         value: &mut Box<u64>,
     ) -> impl Future<Output = io::Result<usize>> + use<> {
         let entry = opcode::Read::new(types::Fd(fd), (&raw mut **value).cast(), 8).build();
-        // SAFETY: the box is owned by the caller, who awaits the operation before dropping it.
+        // SAFETY: the box is owned by the caller, which awaits the operation before dropping it.
         let op = unsafe { self.start(|_| entry) };
         async move { result(op.await) }
     }

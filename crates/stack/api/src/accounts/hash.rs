@@ -1,6 +1,6 @@
 //! Hashes of passwords, and the one thread that makes them.
 //!
-//! argon2 takes 19 MiB for each password, and whoever does not know one can ask for it to be checked. So all passwords
+//! argon2 takes 19 MiB for each password, and a client that knows none can ask for checks. So all passwords
 //! of a daemon are checked by one thread, one after the other, in memory that is taken once, wiped after each, and
 //! given back when no password came for some seconds. What a hash of the file asks for is bounded before it is used.
 
@@ -26,12 +26,12 @@ pub(super) const MEMORY_KIB_MAX: u32 = 64 << 10;
 const ROUNDS_MAX: u32 = 8;
 /// Lanes that a hash may ask for.
 const LANES_MAX: u32 = 4;
-/// Jobs that wait for the thread, beside those that are sent to it: the queue of logins is the server's.
+/// Jobs in the thread's channel, at most: the queue of logins is the server's.
 const JOBS_MAX: usize = 1;
-/// The memory is given back when nobody logged in for so long.
+/// The memory is given back after so long without a login.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// Of a password that nobody knows: an account that is not there takes as long as one that is.
+/// Of a password that no client knows: an account that is not there takes as long as one that is.
 const NOBODY: &str =
     "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5bm9ib2R5bm8$6Dn1UEcWrqW4ESXVDoBm4jmBmgPf7zNjDYhLT9Gf4nM";
 

@@ -1,4 +1,4 @@
-//! Who may log in, and as what.
+//! The accounts that may log in, and their roles.
 //!
 //! An account is either one of the toolstack's own, in a file of argon2id hashes, or one of the system, whose password
 //! PAM checks; then the same file says what it may do, by its name or by a group. A name that the file holds a hash for

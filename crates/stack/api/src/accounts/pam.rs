@@ -192,7 +192,7 @@ impl Pam {
         // of the type that PAM documents for this item.
         unsafe {
             (self.set_item)(handle, ITEM_REMOTE_HOST, from.as_ptr().cast());
-            // Whoever is wrong waits in the server, without a thread.
+            // After a wrong password the client waits in the server, without a thread.
             (self.set_item)(handle, ITEM_FAIL_DELAY, no_delay as *const c_void);
             status = (self.authenticate)(handle, SILENT | NO_EMPTY_PASSWORD);
             if status == SUCCESS {
@@ -291,7 +291,7 @@ unsafe extern "C" fn converse(
             libc::free(text.cast());
         }
     }
-    // SAFETY: made above, and nobody else has it.
+    // SAFETY: made above, and nothing else holds it.
     unsafe { libc::free(made.cast()) };
     status
 }

@@ -62,8 +62,8 @@ impl Stamps {
     }
 }
 
-/// Makes numbers of what opens an account. The key is of this run of the daemon, so that nobody learns anything of a
-/// hash by its print.
+/// Makes numbers of what opens an account. The key is of this run of the daemon, so that a print tells nothing of the
+/// hash it was made from.
 #[derive(Debug, Default)]
 pub(super) struct Prints(RandomState);
 

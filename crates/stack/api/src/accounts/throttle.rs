@@ -1,7 +1,7 @@
-//! How often somebody may be wrong.
+//! The rate limit of wrong passwords.
 //!
 //! Three wrong passwords for one account from one address, and twenty from one address in all, are free. After that
-//! each doubles the time in which nothing from there is tried, up to a minute. Nobody can lock out somebody else: what
+//! each doubles the time in which nothing from there is tried, up to a minute. No address can lock out another: what
 //! is counted is bound to an address.
 
 use std::collections::HashMap;
@@ -73,8 +73,8 @@ impl Throttle {
         }
     }
 
-    /// The account's failures from there are forgotten; those of the address are not, because who knows one password
-    /// may be guessing at others.
+    /// The account's failures from there are forgotten; those of the address are not, because the client may
+    /// be guessing at others.
     pub(super) fn succeeded(&self, user: &str, address: &str) {
         let [(key, _), _] = keys(user, address);
         self.lock().remove(&key);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Room for some events; each names a file.
 const BUFFER_LEN: usize = 16 << 10;
 
-/// What is heard of in a directory: a file that gets a name or loses one, and one that was written.
+/// The events of a directory that are watched: a file that gets a name or loses one, and one that was written.
 const MASK: u32 = libc::IN_MOVED_TO | libc::IN_MOVED_FROM | libc::IN_CLOSE_WRITE | libc::IN_DELETE;
 
 /// The directories of some files, watched by inotify: a file that is replaced is another inode each time.
@@ -31,7 +31,7 @@ impl Watch {
         if fd < 0 {
             return Err(format!("inotify: {}", io::Error::last_os_error()));
         }
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else holds it.
         let events = unsafe { File::from_raw_fd(fd) };
         let dirs: BTreeSet<&Path> = files.iter().filter_map(|file| file.parent()).collect();
         for dir in dirs {

@@ -25,7 +25,7 @@ pub(super) enum Payer {
 pub(super) enum Full {
     /// For this account or address.
     Share,
-    /// For anybody.
+    /// For any account or address.
     All,
 }
 

@@ -111,7 +111,7 @@ impl Calls {
             }
         };
         if refused && limits.refusal_delay > Duration::ZERO {
-            // Who guesses waits, without a thread.
+            // After a wrong password the client waits, without a thread.
             tokio::time::sleep(limits.refusal_delay).await;
         }
         self.told(peer, session, done, language)

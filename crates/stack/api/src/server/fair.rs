@@ -1,6 +1,6 @@
 //! A queue in which addresses take turns.
 //!
-//! Whoever does not know a password can ask for many to be checked. So passwords wait in a queue of each address, and
+//! A client without a password can ask for many to be checked. So passwords wait in a queue of each address, and
 //! addresses take turns: one that asks for a hundred delays another one by one password. When all places are taken, the
 //! newest of the address that has most of them is sent away for an address that has fewer.
 
@@ -210,7 +210,7 @@ mod tests {
         let modest = waiter(&fair, "modest").await;
         assert!(got(greedy.pop().expect("three")).await.is_err(), "the newest is sent away");
         assert_eq!(fair.waiting(), 3);
-        // Two and one: nobody has more than a newcomer of the modest address would have.
+        // Two and one: no address has more than a newcomer of the modest address would have.
         assert!(fair.enter("modest").await.is_err());
         drop(turn);
         let first = got(greedy.remove(0)).await.expect("the first of all");

@@ -1,8 +1,8 @@
-//! Which calls run beside which.
+//! Which calls run in parallel with which.
 //!
-//! A call holds a thread while it runs. If all shared one pool, 128 machines that start would keep a client from
+//! A call holds a thread while it runs. If all shared one pool, 128 VMs that start would keep a client from
 //! reading a name; so calls that may also be made asynchronously (those of the object table that work on disks and
-//! machines) have threads of their own, and so have passwords, because whoever does not know one can ask for it to be
+//! VMs) have threads of their own, and so have passwords, because a client without one can ask for it to be
 //! checked. Those wait in turns of their addresses ([`super::fair`]); root on the UNIX socket has no password and does
 //! not wait for those of others.
 
@@ -72,7 +72,7 @@ impl Lanes {
         Self { quick: Gate::new(limits.quick), slow: Gate::new(limits.slow), login: Fair::new(limits.login) }
     }
 
-    /// Waits for a place; whoever holds it may block a thread.
+    /// Waits for a place; the holder of a place may block a thread.
     pub(super) async fn enter(&self, lane: Lane, peer: &Peer) -> Result<Place, Busy> {
         let gate = match lane {
             Lane::Quick => &self.quick,

@@ -42,7 +42,7 @@ pub struct ServerLimits {
     pub refusal_delay: Duration,
     /// Short calls at a time.
     pub quick: LaneLimits,
-    /// Calls that work on disks and machines, at a time.
+    /// Calls that work on disks and VMs, at a time.
     pub slow: LaneLimits,
     /// Logins, at a time; those that wait take turns by address.
     pub login: LaneLimits,

@@ -70,7 +70,7 @@ struct Shared {
     alive: watch::Sender<()>,
 }
 
-/// A running server. Dropping it ends its listeners; [`Self::close`] also waits for what is under way.
+/// A running server. Dropping it ends its listeners; [`Self::close`] also waits for calls in flight.
 pub struct Server {
     shared: Arc<Shared>,
     end: watch::Sender<bool>,
@@ -150,8 +150,8 @@ impl Server {
         });
     }
 
-    /// Takes no more connections, lets calls that are under way end, at most so long; whoever waits for events is told
-    /// to come back. Answers whether everything ended.
+    /// Takes no more connections, and lets calls in flight end within `patience`. A client that waits for events is
+    /// told to come back. Returns whether everything ended.
     pub async fn close(self, patience: Duration) -> bool {
         self.end.send_replace(true);
         let Self { shared, end: _end } = self;
@@ -272,7 +272,7 @@ impl Shared {
 }
 
 /// Ends a connection so that the client has its answer: while something that it sent is unread, a close would be a
-/// reset, which takes away what the client has not read yet.
+/// reset, which discards what the client has not read yet.
 async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let mut dropped = [0; 4096];
     if stream.shutdown().await.is_ok() {
@@ -283,7 +283,7 @@ async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
 /// Says that there is no room, without waiting for anything.
 async fn refuse(stream: &mut (impl AsyncWrite + Unpin)) {
     let saying = async {
-        // Who does not listen misses it.
+        // A client that does not read misses it.
         let _ = stream.write_all(http::no_room()).await;
         let _ = stream.shutdown().await;
     };

@@ -28,7 +28,7 @@ pub(super) const PIECE_LEN: usize = 64 << 10;
 /// Pieces of an answer that are there at a time: one that is made, and two that hyper and the connection hold.
 const PIECES: usize = 3;
 
-/// For the room of a part that is longer than a piece: whoever holds it is cut off before, unless it reads.
+/// Timeout for room for a part longer than a piece. A client that does not read loses its room before.
 const ROOM_TIME: Duration = Duration::from_secs(120);
 
 /// What an answer holds while its client takes it.

@@ -426,7 +426,7 @@ fn whoever_does_not_read_its_answer_loses_it() {
     }));
     let mut deaf = fixture.connect();
     deaf.write_all(&post("/", &xml("large"))).expect("sent");
-    // It has the one place until it is given up.
+    // It has the one place until it is closed.
     let until = Instant::now() + PATIENCE;
     while fixture.ask(&post("/", &xml("echo"))).0 != 200 {
         assert!(Instant::now() < until, "it keeps its place");

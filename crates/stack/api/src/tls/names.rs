@@ -36,7 +36,7 @@ fn addresses() -> Vec<IpAddr> {
     let mut found = Vec::new();
     let mut at = first;
     while !at.is_null() {
-        // SAFETY: the list is the one that getifaddrs made and nobody has freed it.
+        // SAFETY: the list is the one that getifaddrs made, and it is freed after this loop.
         let entry = unsafe { &*at };
         // SAFETY: an entry's address is null, or a sockaddr of the family it says.
         let family = (!entry.ifa_addr.is_null()).then(|| i32::from(unsafe { (*entry.ifa_addr).sa_family }));
@@ -50,7 +50,7 @@ fn addresses() -> Vec<IpAddr> {
                 // SAFETY: of this family it is a sockaddr_in6; it may lie anywhere.
                 let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
                 let address = Ipv6Addr::from(address.sin6_addr.s6_addr);
-                // Nobody can call an address that needs an interface's name.
+                // A client elsewhere cannot use an address that needs an interface's name.
                 if !address.is_unicast_link_local() {
                     found.push(IpAddr::from(address));
                 }

@@ -1,4 +1,4 @@
-//! What belongs to a machine beside its disks and interfaces.
+//! What belongs to a VM apart from its disks and interfaces.
 
 use super::row::*;
 use crate::table::{Class, Enum, Kind, Role, Type};

@@ -117,7 +117,7 @@ pub const fn creator(name: &'static str, ty: Type, doc: &'static str) -> Field {
     field(name, ty, FieldAccess::Constructor, doc)
 }
 
-/// A field that anybody may set whose role allows it.
+/// A field that a caller may set if its role allows it.
 pub const fn writable(name: &'static str, ty: Type, doc: &'static str) -> Field {
     field(name, ty, FieldAccess::ReadWrite, doc)
 }

@@ -1,4 +1,4 @@
-//! Disks and drives of machines.
+//! Disks and drives of VMs.
 
 use super::row::*;
 use crate::Role::{ReadOnly, VmAdmin};

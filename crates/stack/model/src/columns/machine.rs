@@ -1,4 +1,4 @@
-//! Machines, templates, snapshots, consoles.
+//! VMs, templates, snapshots, consoles.
 
 use super::{Column, Show, Table, ro, rw};
 

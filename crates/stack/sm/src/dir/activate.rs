@@ -59,7 +59,7 @@ impl ImageDir {
         if let Some(layers) = self.chain_by_names(vdi, leaf) {
             return Ok(layers);
         }
-        // Parents of other names are found by their locators; and what is wrong is said by who looks closely.
+        // Parents of other names are found by their locators; `resolve_chain` also reports what is wrong with it.
         let layers =
             offline::resolve_chain(&path, Access::ReadOnly).map_err(|error| unusable(&error))?.layers;
         // A locator may name any file of the host, and a raw parent is shown to the guest as it is.

@@ -1,4 +1,4 @@
-//! New images, and images that somebody put into the directory.
+//! New images, and images that a user put into the directory.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -101,7 +101,7 @@ impl ImageDir {
 
     fn create_raw(&self, ctx: &dyn Ctx, vdi: Uuid, path: &Path, size: u64) -> Result<(), ApiError> {
         let partial = self.path.join(partial_raw_name(vdi));
-        // One that a kill left behind: whoever makes one holds the lock.
+        // One that a killed process left: the SR's lock is held, so no process writes to it.
         let _ = std::fs::remove_file(&partial);
         let made =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial).and_then(|file| {

@@ -74,7 +74,7 @@ pub(crate) struct Facts {
     pub(crate) parent: Option<ParentName>,
     /// Why it cannot be used.
     pub(crate) damage: Option<String>,
-    /// A resize was broken off; whoever opens it next takes it back.
+    /// A resize was interrupted; the next process that opens the image undoes it.
     pub(crate) disabled: bool,
 }
 

@@ -20,7 +20,7 @@ const CLONE: &str = "clone";
 /// Changes of other storage managers, which they must finish themselves.
 const FOREIGN: [&str; 3] = ["leaf", "coalesce", "relink"];
 
-/// A fork under way: `clone_<vdi>` holds `<base>_<new>`, or `<base>` alone where nothing new is made.
+/// An unfinished fork: `clone_<vdi>` holds `<base>_<new>`, or `<base>` alone where nothing new is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloneJournal {
     /// The VDI that is forked.

@@ -7,7 +7,7 @@
 //! fork       the journal; the image's second name; the leaf; the sibling; the exchange of names (done from here on);
 //!            the base copy's flag; the journal's removal
 //! resize     the journal beside the image; see tapio_format::vhd::offline
-//! destroy    the image's name; then its companions; then parents that nobody needs
+//! destroy    the image's name; then its companions; then parents without children
 //! ```
 //!
 //! A running disk is paused for the exchange of names in a fork, and not for what comes before it. A disk process
@@ -170,7 +170,7 @@ impl ImageDir {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses what cannot be done while somebody has the VDI open whom this driver cannot ask to wait.
+    /// Refuses an operation that needs the VDI closed: while it is active here, or open in a disk process.
     fn check_unused(&self, ctx: &dyn Ctx, vdi: Uuid, operation: &str) -> Result<(), ApiError> {
         if self.active().contains_key(&vdi) || ctx.live(vdi).is_some() {
             return Err(errors::vdi_in_use(vdi, operation));

@@ -124,7 +124,7 @@ impl ImageDir {
         Ok(())
     }
 
-    /// Whether nothing is left in the SR; removes what nobody needs.
+    /// Refuses unless the SR is empty; base copies without children are removed first.
     pub(super) fn erase_images(&self, ctx: &dyn Ctx) -> Result<(), ApiError> {
         let _held = self.lock(ctx, Share::Exclusive)?;
         let mut listing = self.list()?;

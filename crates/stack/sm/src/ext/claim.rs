@@ -25,7 +25,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Looks at a device; nothing is changed. With `force` what it holds is given up, unless it is in use.
+    /// Looks at a device; nothing is changed. With `force` what it holds may be destroyed, unless it is in use.
     ///
     /// # Errors
     /// 91 no such device, or it holds something; 60 too small; 42 an SR; `SR_DEVICE_IN_USE`.

@@ -134,7 +134,7 @@ impl Device {
     }
 }
 
-/// Devices of this machine that could become an SR, as a document.
+/// Devices of this host that could become an SR, as a document.
 pub(super) fn candidates() -> String {
     let mut xml = String::from("<?xml version=\"1.0\" ?>\n<Devlist>\n");
     let mut names: Vec<_> = fs::read_dir("/sys/class/block")

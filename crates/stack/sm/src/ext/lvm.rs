@@ -19,16 +19,16 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const PREFIX: &str = "XSLocalEXT-";
 /// Data of a volume over several devices change the device after so many KiB.
 const STRIPE_KIB: &str = "2048";
-/// Where udev listens, on machines that have it.
+/// Where udev listens, on hosts that have it.
 const UDEV: &str = "/run/udev/control";
 /// Without udev LVM makes its device nodes itself, and looks for devices in `/dev`.
 const WITHOUT_UDEV: &str = "activation { udev_sync=0 udev_rules=0 } \
      devices { obtain_device_list_from_udev=0 external_device_info_source=\"none\" }";
 
-/// To whom a device belongs that carries LVM's mark.
+/// The owner of a device that carries LVM's mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// To nobody: a group was about to be made of it, or is gone.
+    /// No group: one was about to be made of the device, or is gone.
     Nobody,
     /// To the group of this SR.
     Sr(Uuid),
@@ -46,7 +46,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, Failure> {
     command::run_well(program, &[&["--config", WITHOUT_UDEV], arguments].concat(), PATIENCE)
 }
 
-/// Whether this machine can do it: the kernel's device-mapper and the tools.
+/// Whether this host can do it: the kernel's device-mapper and the tools.
 pub(super) fn is_there() -> bool {
     static TOOLS: OnceLock<()> = OnceLock::new();
     // Opening loads the kernel's module where it is one. The node alone says nothing: LVM's programs make it
@@ -192,7 +192,7 @@ pub(super) fn remove(sr: Uuid, between: impl Fn()) -> Result<(), ApiError> {
     }
     between();
     for device in devices.lines().map(str::trim).filter(|line| line.starts_with('/')) {
-        // Such a mark is no harm: the device belongs to nobody.
+        // Such a mark is no harm: the device belongs to no group.
         if let Err(error) = run("pvremove", &["-y", device]) {
             tracing::warn!("{device} still carries LVM's mark: {error}");
         }

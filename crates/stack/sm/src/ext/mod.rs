@@ -1,6 +1,6 @@
 //! `ext` and `xfs`: a device or partition made into a file system of its own, mounted at `<mount_dir>/<sr uuid>`.
 //!
-//! Where this machine has device-mapper and LVM the file system lies on the logical volume
+//! Where this host has device-mapper and LVM the file system lies on the logical volume
 //! `XSLocalEXT-<sr>/<sr>`, as XenServer's storage manager makes it (sm-layout.md section 1), and one such SR can be
 //! introduced there and here. Elsewhere it lies on the device itself, and the file system's own UUID is the SR's.
 //! Either is recognised by what is on the device, whatever the device is called today.
@@ -365,7 +365,7 @@ impl Mount {
         };
         match unmounted {
             Ok(()) => {}
-            // Somebody else has done it.
+            // Another process has unmounted it.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => return Err(errors::io(53, "cannot unmount", &self.point, &error)),
         }

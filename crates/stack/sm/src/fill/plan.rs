@@ -133,7 +133,7 @@ fn add_raw(medium: &FileMedium, span: Span, offset: u64, wanted: &mut Vec<(Span,
 fn seek(medium: &FileMedium, at: u64, what: libc::c_int) -> Result<u64, i32> {
     let at = i64::try_from(at).map_err(|_| libc::EINVAL)?;
     // SAFETY: the descriptor is open for as long as `medium` lives; no memory is passed. The file's position is of no
-    // interest: everybody reads and writes at places of their own.
+    // interest: all threads read and write at offsets of their own.
     let found = unsafe { libc::lseek64(medium.file().as_raw_fd(), at, what) };
     u64::try_from(found).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }

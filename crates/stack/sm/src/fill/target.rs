@@ -27,7 +27,7 @@ enum Leaf {
 
 impl Target {
     /// # Errors
-    /// `VDI_IN_USE`-like where somebody has it open, those of the images.
+    /// `VDI_IN_USE`-like where a process has it open, those of the images.
     pub(super) fn open(spec: &ChainSpec) -> Result<Self, ApiError> {
         let fail = |error: FormatError| match error.errno() {
             libc::EBUSY => errors::fail(46, error),

@@ -19,7 +19,7 @@ use crate::traits::{Ctx, LiveDisk, VdiInfo};
 /// Calls that one worker does at a time; each is a thread there.
 const CALLS_MAX: usize = 128;
 
-/// How often a waiting call looks whether it was cancelled, or its worker given up.
+/// How often a waiting call looks whether it was cancelled, or its worker abandoned.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// How long a call that was cancelled may take to undo what it did. Reading a piece of a copy, or putting back a few
@@ -40,7 +40,7 @@ type Disks = HashMap<usize, Box<dyn LiveDisk>>;
 pub(super) enum Failure {
     /// The driver's error.
     Refused(ApiError),
-    /// Nothing was heard for too long.
+    /// Nothing was received for too long.
     Silent,
     /// It was cancelled, and went on.
     Cancelled,

@@ -167,7 +167,7 @@ impl Pool {
     /// Ends a worker; one that does not end is left behind. Answers what became of it.
     fn abandon(&self, worker: &Worker, sr: Option<Uuid>, doing: &'static str) -> &'static str {
         if !worker.give_up() {
-            // Somebody else does.
+            // Another thread ends it.
             return "is ended";
         }
         let process = worker.process();
@@ -411,8 +411,8 @@ impl Sr for RemoteSr {
         }
     }
 
-    /// What a worker knows of active VDIs ends with it: there is nothing to undo in another one, and nobody who gives
-    /// a disk up waits for a storage that hangs.
+    /// What a worker knows of active VDIs ends with it: there is nothing to undo in another worker, and a caller that
+    /// deactivates a VDI does not wait for a storage that hangs.
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
         let worker = self.state().worker.clone().filter(|worker| worker.is_usable());
         let Some(worker) = worker else { return Ok(()) };

@@ -203,7 +203,7 @@ impl Ctx for Remote {
         if self.link.is_cancelled.load(Ordering::Acquire) {
             return true;
         }
-        // Another thread that talks hears it.
+        // Another thread that uses the link reads it.
         let Ok(mut inner) = self.link.inner.try_lock() else { return false };
         if inner.has_news() {
             // A daemon that is gone wants nothing any more.
@@ -215,7 +215,7 @@ impl Ctx for Remote {
 
     fn progress(&self, fraction: f64) {
         let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { return };
-        // Where nobody listens the call's answer fails, too.
+        // If the daemon does not listen, sending the call's reply fails, too.
         let _ = self.link.lock().send(&FromWorker::Progress(fraction));
     }
 

@@ -198,7 +198,7 @@ fn new_vdi() -> NewVdi {
     }
 }
 
-/// Hears the call and says nothing, until the daemon gives up.
+/// Reads the call and says nothing, until the daemon gives up.
 fn is_silent(link: &mut UnixStream) {
     let mut piece = [0; 1024];
     while link.read(&mut piece).is_ok_and(|len| len > 0) {}

@@ -166,7 +166,7 @@ fn devices_that_will_not_do_are_refused() {
     if !has_device_mapper() {
         assert_eq!(create(&with(&format!("{0},{0}", used.path.display()))), "SR_BACKEND_FAILURE_91");
     }
-    // Somebody's file system.
+    // A user's file system.
     let formatted =
         Command::new("mkfs.ext4").args(["-q", "-F", "-L", "mine"]).arg(&used.path).status().unwrap();
     assert!(formatted.success());

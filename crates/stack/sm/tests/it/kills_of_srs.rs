@@ -72,7 +72,7 @@ fn kills(sr_type: &str, device_len: u64) -> Option<BTreeSet<&'static str>> {
         }
         let sr = match found {
             Ok(sr) => sr,
-            // What is left is in nobody's way, whoever comes next.
+            // What is left of it does not hinder a new SR.
             Err(_) => {
                 driver.create(&ctx, place.sr, &config, 0).unwrap_or_else(|error| panic!("{what}: {error}"));
                 driver.attach(&ctx, place.sr, &config).unwrap()

@@ -235,7 +235,7 @@ pub fn blocks(chain: &ChainSpec) -> u32 {
 /// What a child that is to die may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whether a child died at its step, rather than come to its end; `what` it was to do.
+/// Whether a child died at its step, rather than finish; `what` it was to do.
 pub fn died(mut child: Child, what: &str) -> bool {
     let until = Instant::now() + PATIENCE;
     loop {

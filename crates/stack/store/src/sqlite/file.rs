@@ -139,7 +139,7 @@ fn connect(path: &Path, is_reader: bool) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Every row of a file whose file system is full: nothing is written, not even beside it. The index of SQLite's log is
+/// Every row of a file whose file system is full: nothing is written, not even next to it. The index of SQLite's log is
 /// in memory, which takes a connection that is alone.
 pub(super) fn read_all(path: &Path) -> Result<Memory, StoreError> {
     let told = |error: rusqlite::Error| failed(path, "reading", &error);

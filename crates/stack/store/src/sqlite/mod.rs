@@ -45,7 +45,7 @@ pub struct Sqlite {
     writer: Mutex<Connection>,
     reader: Mutex<Connection>,
     queue: Mutex<Queue>,
-    /// Somebody's commit was answered, or a new writer is wanted.
+    /// A waiter's commit was answered, or a new writer is wanted.
     answered: Condvar,
     /// The last commit.
     revision: (Mutex<Revision>, Condvar),

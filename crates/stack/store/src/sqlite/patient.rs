@@ -57,7 +57,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether there is room beside the file; the cause where not.
+/// Whether there is room in the file's directory; the cause where not.
 fn room(path: &Path) -> Result<(), String> {
     let probe = file::beside(path, ".room");
     let write = || {

@@ -1,4 +1,4 @@
-//! SQLite's file: who may open it, and what becomes of a bad one.
+//! SQLite's file: its mode, its lock, and what becomes of a bad one.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

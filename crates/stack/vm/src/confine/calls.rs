@@ -97,7 +97,7 @@ const REFUSED: &[(c_long, &str)] = &[
     (libc::SYS_vhangup, "terminals"),
 ];
 
-/// The same, of calls that newer machines do not have.
+/// The same, of calls that newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_OF_MACHINE: &[(c_long, &str)] = &[
     (libc::SYS_ioperm, "the host's ports"),
@@ -108,7 +108,7 @@ const REFUSED_OF_MACHINE: &[(c_long, &str)] = &[
     (libc::SYS_symlink, "names that lead elsewhere, for others to follow"),
 ];
 
-/// The same, of calls that newer machines do not have.
+/// The same, of calls that newer architectures do not have.
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_OF_MACHINE: &[(c_long, &str)] = &[];
 

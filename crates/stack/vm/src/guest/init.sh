@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # First program of a guest that brings no ramdisk of its own: an initramfs with busybox and the drivers of its disks.
 # With root=DEVICE on the kernel's command line it goes on with what is on that disk; without, it offers a shell on
-# the console. Either way the agent (crates/stack/vm/src/guest/agent) stays, which the driver of the machine talks to over a
+# the console. Either way the agent (crates/stack/vm/src/guest/agent) stays, which the VM's driver talks to over a
 # serial line (tapio_agent=DEVICE). It ends the guest by this program: init --end poweroff|reboot.
 bb=/bin/busybox
 
@@ -34,7 +34,7 @@ export PATH=/bin HOME=/root
 umask 022
 mount -t proc proc /proc
 mount -t sysfs sys /sys
-# Nobody here wants to hear of new devices; where a kernel has a program for that, it would be tried for each.
+# No program here handles events of new devices; where a kernel names one for that, it would run it for each.
 [ ! -e /proc/sys/kernel/hotplug ] || echo >/proc/sys/kernel/hotplug
 [ -c /dev/null ] || mount -t devtmpfs dev /dev
 mount -t tmpfs tmpfs /mnt

@@ -59,7 +59,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds a file of this machine.
+    /// Adds a file of this host.
     ///
     /// # Errors
     /// It cannot be read.
@@ -111,7 +111,7 @@ pub fn embedded(busybox: &Path, modules: &[PathBuf]) -> io::Result<Vec<u8>> {
     archive.finish()
 }
 
-/// Where the modules of a kernel can be: beside it, or in this machine's tree of its version.
+/// Where the modules of a kernel can be: beside it, or in this host's tree of its version.
 pub(crate) fn modules_of(kernel: &Path) -> Vec<PathBuf> {
     let beside = kernel.parent().map(Path::to_path_buf);
     let own = version(kernel).map(|version| Path::new("/lib/modules").join(version));

@@ -1,4 +1,4 @@
-//! The guest that machines run which bring none: busybox, a first program ([`INIT`]) and an agent ([`AGENT`]) in an
+//! The guest of a VM that brings no ramdisk: busybox, a first program ([`INIT`]) and an agent ([`AGENT`]) in an
 //! initramfs.
 
 pub mod initramfs;

@@ -13,11 +13,11 @@ const PER_BRIDGE: u16 = 31;
 /// does not start.
 const BRIDGES_MAX: u16 = 8;
 
-/// First place of the bridges on the machine's own bus, and of the disks for which no bridge is left.
+/// First slot of the bridges on the root bus, and of the disks for which no bridge is left.
 const BRIDGES_AT: u16 = 0x8;
 const REST_AT: u16 = 0x18;
 
-/// Places that a machine has for disks where it says nothing.
+/// Slots for disks if `VM.platform` does not set their number.
 const PLACES: u16 = 255;
 
 /// Disks up to this place have interrupts of their own. A processor has some 200 of them, a disk takes one for each
@@ -65,7 +65,7 @@ pub(super) fn queues(spec: &VmSpec) -> u16 {
     queues.clamp(1, processors)
 }
 
-/// Bridges for as many disks as the machine shall have.
+/// Bridges for as many disks as the VM shall have.
 pub(super) fn bridges(spec: &VmSpec) -> u16 {
     let places = spec.platform.get("max_disks").and_then(|text| text.parse().ok()).unwrap_or(PLACES);
     places.clamp(1, PLACES).div_ceil(PER_BRIDGE).min(BRIDGES_MAX)
@@ -145,9 +145,9 @@ pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> R
     option("-m", &format!("{mib}M"));
     option("-display", "none");
     option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
-    // The emulator waits until somebody has heard that its guest ended, and why.
+    // The emulator stays, paused, until the daemon has read that its guest ended, and why.
     option("-action", "shutdown=pause,panic=pause");
-    // Relative names: it is started in its own part of the machine's directory.
+    // Relative names: it is started in its own part of the VM's directory.
     option("-chardev", "socket,id=qmp,path=qmp,server=on,wait=off");
     option("-mon", "chardev=qmp,mode=control");
     option(
@@ -223,14 +223,14 @@ mod tests {
         assert!(super::line(&VmSpec { kernel_args: "a\nb".into(), ..spec(&[]) }, None, "kvm").is_err());
     }
 
-    /// Whatever a machine's text says, it is refused or stays within the one value that it belongs to.
+    /// Whatever text a VM carries, it is refused or stays within the one value that it belongs to.
     #[test]
     fn hostile_text_becomes_no_option() {
         let kernel =
             Kernel { file: Path::new("/boot/k"), ramdisk: Some(Path::new("/boot/r")), has_agent: true };
         let words = |spec: &VmSpec| line(spec, Some(&kernel), "kvm");
         let bare = words(&VmSpec { name: String::new(), ..spec(&[]) }).unwrap();
-        // Where a machine's text may be: after -name, -machine, -cpu and -append.
+        // Where a VM's text may be: after -name, -machine, -cpu and -append.
         let own: Vec<usize> = ["-name", "-machine", "-cpu", "-append"]
             .map(|option| 1 + bare.iter().position(|w| w == option).unwrap())
             .into();

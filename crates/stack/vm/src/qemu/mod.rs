@@ -1,7 +1,7 @@
 //! QEMU, with KVM where that really works and its emulator elsewhere.
 //!
-//! The emulator is started when the machine is made, with its processors stopped, and told everything else over its
-//! machine protocol. A disk is a device behind a bridge, in a place that follows from its position; bridges are there
+//! The emulator is started when the VM is made, with its processors stopped, and is controlled over QMP (QEMU's
+//! machine protocol). A disk is a device behind a bridge, in a slot that follows from its position; bridges are there
 //! from the start, because the firmware must know them for disks to come later.
 
 mod command;
@@ -95,7 +95,7 @@ impl Qemu {
         driver
     }
 
-    /// `kvm` or `tcg`: found out by trying, once until the machine is started anew.
+    /// `kvm` or `tcg`: found out by trying, once until the VM is started anew.
     fn accel(&self) -> &'static str {
         self.accel.get_or_init(|| {
             let settings = &self.fleet.settings;
@@ -136,7 +136,7 @@ impl Qemu {
             Some("running") => Phase::Running,
             Some("prelaunch") => Phase::Made,
             Some("shutdown" | "guest-panicked" | "internal-error") => {
-                // It ended while nobody listened; its end is told when the emulator has gone.
+                // It ended while no daemon listened; the event is reported when the emulator's process has ended.
                 let _ = machine.run("quit", json!({}));
                 return Ok(());
             }
@@ -225,13 +225,13 @@ impl Qemu {
         let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel)).map_err(told)?;
         let file = machine.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
-        // For its user; nobody else passes through its directory.
+        // For the guest's user; no other user passes through the directory.
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).map_err(told)?;
         Ok(file)
     }
 }
 
-/// What the end of a machine's process meant: what the emulator told, or its guest.
+/// What the end of a VM's process meant: what the emulator told, or its guest.
 fn end(machine: &Machine, how: &str) -> VmEvent {
     let said = verdict(machine.vm, &machine.place, how);
     // What came last may still be on its way through the reader's thread, which ends with the connection.
@@ -359,7 +359,7 @@ impl Machine {
         })
     }
 
-    /// Waits until the guest shows a disk, where there is somebody to ask.
+    /// Waits until the guest shows a disk; returns at once if it has no agent.
     fn wait_for_disk(&self, disk: &PluggedDisk) -> Result<(), ApiError> {
         if !has_agent(&self.saved().spec) {
             return Ok(());
@@ -510,7 +510,7 @@ impl VmDriver for Qemu {
             let why = "the guest is paused and cannot be asked; unpause it, or use force";
             return Err(detach_rejected(vbd, why));
         }
-        // Linux lets a device go whatever is mounted on it: somebody has to ask first.
+        // Linux releases a device even while a file system on it is mounted: the agent is asked first.
         if phase == Phase::Running
             && !force
             && has_agent(&machine.saved().spec)
@@ -548,7 +548,7 @@ impl VmDriver for Qemu {
         if machine.phase() == Phase::Made {
             // The firmware shall see what was plugged since, and in which order to boot from it.
             machine.run("system_reset", json!({}))?;
-            // From now on a guest that wants to start anew says so to whoever looks after it.
+            // From now on a reboot of the guest is an event for the daemon, which makes the VM again.
             machine.run("set-action", json!({ "reboot": "shutdown" }))?;
         }
         machine.run("cont", json!({}))?;

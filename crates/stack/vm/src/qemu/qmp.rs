@@ -146,7 +146,7 @@ impl Qmp {
     fn take(&self, mut line: Value) {
         let mut state = lock(&self.state);
         if let Some(id) = line.get("id").and_then(Value::as_u64) {
-            // Nobody waits for a late one any more.
+            // A reply after its command's timeout has no waiter.
             if state.waiting.remove(&id) {
                 let text = |error: &Value, key: &str| error[key].as_str().unwrap_or_default().to_owned();
                 let reply = match line.get("error") {
@@ -165,7 +165,7 @@ impl Qmp {
                     let reason = line["data"]["reason"].as_str().unwrap_or("unknown").to_owned();
                     state.ended.get_or_insert(reason);
                     drop(state);
-                    // It waits for us to have heard why.
+                    // The paused emulator waits until the reason has been read here.
                     let _ = self.send("{\"execute\":\"quit\"}\n");
                     self.changed.notify_all();
                     return;
@@ -211,12 +211,12 @@ impl Qmp {
         }
     }
 
-    /// What was heard of a device before does not count any more.
+    /// Earlier events of a device do not count any more.
     pub(super) fn forget_fate(&self, device: &str) {
         lock(&self.state).fates.remove(device);
     }
 
-    /// Waits for what becomes of a device; none when nothing has been heard by `until`.
+    /// Waits for what becomes of a device; none without an event by `until`.
     pub(super) fn fate(&self, device: &str, until: Instant) -> Option<Fate> {
         let mut state = lock(&self.state);
         loop {

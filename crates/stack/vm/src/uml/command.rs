@@ -13,7 +13,7 @@ const LINE_LEN_MAX: usize = 4096;
 /// Room for what the kernel puts before the arguments: its own name, or `root=98:0`.
 const KERNEL_NAME_LEN: usize = 64;
 
-/// Devices prepared for disks that come later, beyond those at the start, where the machine says nothing.
+/// Devices prepared for disks that come later, beyond those at the start, if `VM.platform` sets no more.
 pub(super) const SPARE_SLOTS: u16 = 16;
 
 /// As many devices as the kernel copes with. It is compiled with 64 interrupts (`NR_IRQS` of arch/um), the first 19 of
@@ -24,7 +24,7 @@ pub(super) const SLOTS_MAX: u16 = 40;
 /// Least memory of a guest with our initramfs.
 const MEMORY_MIN: u64 = 48 << 20;
 
-/// Arguments that reach out of the guest into this machine, or that the driver sets itself: their beginnings, with `_`
+/// Arguments that reach out of the guest into this host, or that the driver sets itself: their beginnings, with `_`
 /// for `-`, which the kernel reads alike. The tables `.uml.setup.init` and `.init.setup` of Debian's 6.1 were read word
 /// by word for what names something of the host (files, sockets, descriptors, programs) or prints something and ends
 /// (`--help`); the others belong to older and newer kernels.
@@ -79,7 +79,7 @@ pub(super) struct Wires {
     pub agent: (RawFd, RawFd),
 }
 
-/// Why a machine's own arguments cannot be used. `initrd` is what it would boot.
+/// Why a VM's own arguments cannot be used. `initrd` is what it would boot.
 pub(super) fn refused(spec: &VmSpec, initrd: &Path) -> Option<String> {
     if spec.memory < MEMORY_MIN {
         return Some(format!("{} bytes of memory are too few: at least {MEMORY_MIN}", spec.memory));
@@ -110,7 +110,7 @@ fn reaches_out(word: &str) -> bool {
     (is_reserved && !begins(ALLOWED)) || (plain.starts_with("rootfstype=") && plain.contains("hostfs"))
 }
 
-/// How many devices a machine is started with: as it says, at least those in use and some to spare.
+/// How many devices a guest is started with: as `max_disks` says, at least those in use and some to spare.
 pub(super) fn slots(spec: &VmSpec, used: u16) -> u16 {
     let wanted: u16 = spec.platform.get("max_disks").and_then(|text| text.parse().ok()).unwrap_or(0);
     wanted.max(used.saturating_add(SPARE_SLOTS)).min(SLOTS_MAX)
@@ -118,11 +118,11 @@ pub(super) fn slots(spec: &VmSpec, used: u16) -> u16 {
 
 /// The arguments, and the number of devices among them. `used` devices have disks at the start.
 ///
-/// The driver's own words come first, all of them: `--` in a machine's own ends what the kernel reads. A line that does
+/// The driver's own words come first, all of them: `--` in a VM's own ends what the kernel reads. A line that does
 /// not fit as a whole is refused, never shortened.
 ///
 /// # Errors
-/// A sentence: the line is too long, or the machine has more disks than the kernel has devices.
+/// A sentence: the line is too long, or the VM has more disks than the kernel has devices.
 pub(super) fn line(
     spec: &VmSpec,
     initrd: &Path,
@@ -155,7 +155,7 @@ pub(super) fn line(
     if !host_name.is_empty() {
         line.push(format!("tapio_name={host_name}").into());
     }
-    // Relative names: the kernel is started in its own part of the machine's directory. 2 is a block device.
+    // Relative names: the kernel is started in its own part of the VM's directory. 2 is a block device.
     line.extend((0..slots).map(|slot| OsString::from(format!("virtio_uml.device=../{slot}:2"))));
     if !spec.kernel_args.split(' ').any(|word| word.starts_with("loglevel=") || word == "quiet") {
         line.push("quiet".into());
@@ -238,7 +238,7 @@ mod tests {
         assert!(refused(&VmSpec { memory: 1 << 20, ..spec("") }, Path::new("/i")).is_some());
     }
 
-    /// Whatever a machine says: either it is refused, or all of the driver's words are there, first and in order, and
+    /// Any arguments of a VM: either it is refused, or all of the driver's words are there, first and in order, and
     /// the line fits.
     #[test]
     fn no_arguments_displace_the_drivers_words() {
@@ -248,7 +248,7 @@ mod tests {
             line(&spec, Path::new("/run/tapio/vm/x/initramfs"), WIRES, 8)
         };
         let (bare, _) = own("quiet", "255").unwrap();
-        // The last word is the machine's.
+        // The last word is the VM's.
         let bare = &bare[..bare.len() - 1];
         let mut refused = 0;
         for len in 0..5000 {

@@ -1,7 +1,7 @@
 //! User-mode Linux: a kernel that runs as an ordinary process, without any help from the processor or from root.
 //!
 //! Its disks are vhost-user devices, which it knows by the names of their sockets from the start. It is started with
-//! some more than it has disks (*slots*): a device whose socket nobody listens at stays without a driver, and is
+//! some more than it has disks (*slots*): a device without a server on its socket stays without a driver, and is
 //! given one when the disk has come, by the agent in the guest. A slot has the number of its disk's position where
 //! that is free.
 
@@ -50,13 +50,13 @@ const KERNEL_LIMIT: Duration = Duration::from_secs(20);
 /// How long a guest may take to get a disk.
 const PLUG_LIMIT: Duration = Duration::from_secs(30);
 
-/// The same where the machine brings its own initramfs, which may have no agent.
+/// The same where the VM brings its own initramfs, which may have no agent.
 const STRANGER_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a guest is asked to let go of a disk that is taken from it by force.
 const FORCE_LIMIT: Duration = Duration::from_secs(3);
 
-/// Slots that were promised to disks which are not plugged yet, by position.
+/// Slots that are reserved for disks which are not plugged yet, by position.
 #[derive(Debug, Default)]
 struct Slots(Mutex<BTreeMap<u8, u16>>);
 
@@ -95,7 +95,7 @@ impl Uml {
         })
     }
 
-    /// The guest of machines without a ramdisk, made when it is first needed.
+    /// The guest of VMs without a ramdisk, made when it is first needed.
     fn embedded(&self, machine: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
         let settings = &self.0.settings;
         let told = |error: std::io::Error| failed(machine.vm, "cannot make its initramfs", error);
@@ -105,7 +105,7 @@ impl Uml {
         let image = initramfs::embedded(&settings.busybox, &modules).map_err(told)?;
         let file = machine.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
-        // For its user; nobody else passes through its directory.
+        // For the guest's user; no other user passes through the directory.
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).map_err(told)?;
         Ok(file)
     }
@@ -207,7 +207,7 @@ impl Machine {
         }
     }
 
-    /// The slot of a disk: the one that it has or was promised, that of its position, or another.
+    /// The slot of a disk: the one that it has or that is reserved, that of its position, or another.
     fn slot(&self, disk: &DiskSpec) -> Result<u16, ApiError> {
         let (saved, mut promised) = (self.saved(), lock(&self.own.0));
         let position = disk.position;
@@ -272,7 +272,7 @@ impl Machine {
         self.place.give_away(socket)
     }
 
-    /// Keeps that the machine has this disk; the same disk again is no error.
+    /// Keeps that the VM has this disk; the same disk again is no error.
     fn add_disk(&self, disk: &PluggedDisk, slot: u16) -> Result<(), ApiError> {
         let position = disk.spec.position;
         if self.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
@@ -428,7 +428,7 @@ impl VmDriver for Uml {
             Phase::Made => {
                 let started = self.start(&machine);
                 if started.is_err() {
-                    // Not by itself: whoever started it hears of it here, and may try again.
+                    // No event for this end: the caller gets the error, and may try again.
                     let _ = machine.change(|saved| saved.is_ending = true);
                     if let Some(process) = machine.process() {
                         process.kill();

@@ -125,7 +125,7 @@ impl Bus {
         self.0
     }
 
-    /// The domain of a machine, if it has one.
+    /// The domain of a VM, if it has one.
     pub(super) fn find(&mut self, vm: Uuid) -> Result<Option<u32>> {
         let wanted = vm_path(vm);
         self.0.transaction(|t| {

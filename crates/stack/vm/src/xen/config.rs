@@ -15,7 +15,7 @@ const CMDLINE_LEN_MAX: usize = 1023;
 /// Most processors (`HVM_MAX_VCPUS` is less; Xen says so itself then).
 const VCPUS_MAX: u32 = 512;
 
-/// Longest part of a domain's name that is the machine's.
+/// Longest part of a domain's name that comes from the VM's name.
 const LABEL_LEN_MAX: usize = 40;
 
 /// Ways to run a guest (`platform:xen-type`).
@@ -28,7 +28,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What a machine's platform says; PV where it says nothing.
+    /// What `VM.platform` says; PV if it has no `xen-type`.
     pub(super) fn of(spec: &VmSpec) -> Result<Self, String> {
         match spec.platform.get("xen-type").map(String::as_str) {
             None | Some("" | "pv") => Ok(Self::Pv),
@@ -45,7 +45,7 @@ impl Kind {
     }
 }
 
-/// The name of a machine's domain: for people, and never another domain's. xl wants names that differ and are no
+/// The name of a VM's domain: for people, and never another domain's. xl wants names that differ and are no
 /// numbers.
 pub(super) fn name(spec: &VmSpec) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
@@ -100,10 +100,10 @@ pub(super) fn arguments(spec: &VmSpec) -> Result<String, String> {
     Ok(arguments)
 }
 
-/// The configuration; `ramdisk` is the machine's, or ours.
+/// The configuration; `ramdisk` is the VM's, or ours.
 ///
 /// # Errors
-/// What of the machine cannot be, as a sentence.
+/// What of the VM is not possible, as a sentence.
 pub(super) fn text(spec: &VmSpec, ramdisk: Option<&Path>) -> Result<String, String> {
     let kind = Kind::of(spec)?;
     let kernel = spec
@@ -131,7 +131,7 @@ pub(super) fn text(spec: &VmSpec, ramdisk: Option<&Path>) -> Result<String, Stri
         lines.push(format!("ramdisk = {}", path("PV_ramdisk", file)?));
     }
     lines.push(format!("cmdline = {}", quoted("PV_args", &arguments)?));
-    // Whoever started it looks why it ended, and takes it away.
+    // The driver looks why the domain ended, and destroys it.
     for event in ["poweroff", "reboot", "crash", "watchdog", "soft_reset"] {
         lines.push(format!("on_{event} = \"preserve\""));
     }

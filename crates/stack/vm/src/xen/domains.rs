@@ -1,4 +1,4 @@
-//! The machines of the driver, and what is known of their ends.
+//! The VMs of the driver, and what is known of their ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -26,7 +26,7 @@ pub(super) const NAME: &str = "xen";
 /// How long xl may take for anything but making a domain.
 const XL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Between two looks without anything having been heard.
+/// Between two looks without an event.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Until the next try where xenstored cannot be reached.
@@ -37,7 +37,7 @@ pub(super) fn soon() -> Instant {
     Instant::now() + XL_LIMIT
 }
 
-/// A machine.
+/// A VM of this driver.
 #[derive(Debug)]
 pub(super) struct Machine {
     pub vm: Uuid,
@@ -129,7 +129,7 @@ impl Machine {
         true
     }
 
-    /// Nobody else takes its domain apart meanwhile.
+    /// While the guard is held, no other thread destroys the domain.
     pub(super) fn life(&self) -> MutexGuard<'_, ()> {
         lock(&self.life)
     }
@@ -150,7 +150,7 @@ impl Machine {
     }
 }
 
-/// The machines of the driver.
+/// The VMs of the driver.
 #[derive(Debug)]
 pub(super) struct Domains {
     pub settings: Settings,
@@ -201,7 +201,7 @@ impl Domains {
         Bus::open(self.settings.xen.store.as_deref())
     }
 
-    /// A connection for a machine, with its errors.
+    /// A connection for a VM, with its errors.
     pub(super) fn bus_for(&self, vm: Uuid) -> Result<Bus, ApiError> {
         self.bus().map_err(|error| failed(vm, "xenstore", error))
     }
@@ -210,7 +210,7 @@ impl Domains {
         lock(&self.machines).get(&vm).cloned()
     }
 
-    /// The machine, which must be there.
+    /// The VM, which must be there.
     pub(super) fn machine(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
         self.find(vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
@@ -219,7 +219,7 @@ impl Domains {
         lock(&self.machines).values().cloned().collect()
     }
 
-    /// Makes the record and the directory of a new machine.
+    /// Makes the record and the directory of a new VM.
     pub(super) fn add(&self, vm: &VmSpec) -> Result<Arc<Machine>, ApiError> {
         let place = Place::of(&self.settings, vm.uuid)?;
         let mut machines = lock(&self.machines);
@@ -235,7 +235,7 @@ impl Domains {
         Ok(machine)
     }
 
-    /// Forgets a machine.
+    /// Forgets a VM.
     pub(super) fn forget(&self, machine: &Machine) {
         let mut machines = lock(&self.machines);
         // Another one with its name may have been made meanwhile.
@@ -245,7 +245,7 @@ impl Domains {
         }
     }
 
-    /// Finds the domain of a machine whose daemon died, and which disks it really has.
+    /// Finds the domain of a VM whose daemon died, and which disks it really has.
     fn adopt(&self, machine: &Machine) -> Result<(), ApiError> {
         let told = |error: XsError| failed(machine.vm, "xenstore", error);
         let mut bus = self.bus().map_err(told)?;
@@ -261,7 +261,7 @@ impl Domains {
         machine.change(|saved| saved.disks.retain(|position, _| present.contains(position)))
     }
 
-    /// Takes the domain of a machine apart, with its back ends; one that is gone already is fine.
+    /// Takes the domain of a VM apart, with its back ends; one that is gone already is fine.
     pub(super) fn destroy(&self, machine: &Machine) -> Result<(), ApiError> {
         let vm = machine.vm;
         let mut bus = self.bus_for(vm)?;
@@ -271,7 +271,7 @@ impl Domains {
             None => bus.find(vm).map_err(told)?,
         };
         let Some(domid) = domid else { return Ok(()) };
-        // Numbers are used again: only a domain with this UUID is this machine's.
+        // Numbers are used again: only a domain with this UUID is this VM's.
         let is_there = |found: &Listed| found.domid == domid && found.uuid == vm && !found.is_dying;
         let list = |cause: Option<String>| -> Result<bool, ApiError> {
             let all = self.xl.list(soon());
@@ -310,7 +310,7 @@ impl Domains {
         if machines.is_empty() {
             return;
         }
-        // A machine that is being made has no number yet, one that just got it is in the list.
+        // A VM that is being made has no number yet, one that just got it is in the list.
         let numbered: Vec<_> =
             machines.into_iter().filter_map(|machine| Some((machine.domid()?, machine))).collect();
         let listed = match self.xl.list(soon()) {
@@ -344,7 +344,7 @@ impl Domains {
         }
     }
 
-    /// Whoever asked a guest to end has not seen it through: what has happened meanwhile is told.
+    /// Reports an end of the guest that was held back while the toolstack asked for one.
     pub(super) fn retell(&self, machine: &Machine) {
         let end = *lock(&machine.end);
         if let Some(end) = end {
@@ -352,7 +352,7 @@ impl Domains {
         }
     }
 
-    /// A domain has ended: it is taken apart and told, unless somebody asked for it and does that.
+    /// A domain has ended: it is destroyed and reported, unless the toolstack asked for the end and does both.
     fn ended(&self, machine: &Machine, end: End) {
         let _life = machine.life();
         if machine.record.is_gone() || machine.saved().is_ending {
@@ -360,7 +360,7 @@ impl Domains {
         }
         let event = machine.event(end);
         if let Err(error) = self.destroy(machine) {
-            // Whoever hears of the event asks for it again.
+            // The caller that reads the event asks for it again.
             tracing::warn!(vm = %machine.vm, "the domain of a guest that ended stays: {error}");
         } else {
             self.forget(machine);

@@ -68,7 +68,7 @@ impl Xen {
         Self(Domains::new(settings))
     }
 
-    /// The guest of machines without a ramdisk: a shell on the console.
+    /// The guest of VMs without a ramdisk: a shell on the console.
     fn embedded(&self, machine: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
         let told = |error: std::io::Error| failed(machine.vm, "cannot make its initramfs", error);
         let image =
@@ -78,7 +78,7 @@ impl Xen {
         Ok(file)
     }
 
-    /// Makes the domain of a machine that was written down.
+    /// Makes the domain of a VM whose record is written.
     fn make(&self, machine: &Machine, spec: &VmSpec) -> Result<(), ApiError> {
         let vm = spec.uuid;
         let told = |why: String| failed(vm, "cannot be made", why);
@@ -367,7 +367,7 @@ impl VmDriver for Xen {
         let mut bus = self.0.bus().ok()?;
         loop {
             match bus.console(domid) {
-                // xenconsoled makes it when it hears of the domain.
+                // xenconsoled makes it when it learns of the domain.
                 Ok(None) if Instant::now() < until => {
                     poll(&mut [], Instant::now() + Duration::from_millis(20));
                 }

@@ -1,4 +1,4 @@
-//! tapback, which brings guests and disk processes together: started where nobody serves the back end, and found again
+//! tapback, which connects guests to disk processes: started if no process serves the back end, and found again
 //! by the lock that it holds as long as it does.
 
 use std::fs::{self, OpenOptions};
@@ -27,7 +27,7 @@ fn lock_file(settings: &Settings) -> PathBuf {
     settings.xen.control_dir.join(format!("tapback-{BACKEND}.lock"))
 }
 
-/// Whether somebody holds the lock.
+/// Whether a process holds the lock.
 fn is_served(settings: &Settings) -> io::Result<bool> {
     let file = match OpenOptions::new().read(true).open(lock_file(settings)) {
         Ok(file) => file,
@@ -43,7 +43,7 @@ fn is_served(settings: &Settings) -> io::Result<bool> {
     if error.kind() == io::ErrorKind::WouldBlock { Ok(true) } else { Err(error) }
 }
 
-/// Makes sure that somebody serves the disks of guests.
+/// Makes sure that a tapback process serves the disks of guests.
 ///
 /// # Errors
 /// The program is not there, ends at once, or does not begin.
@@ -83,7 +83,7 @@ pub(super) fn ensure(settings: &Settings) -> Result<(), ApiError> {
     let has_begun = || fs::read_to_string(&path).is_ok_and(|written| written.trim() == pid);
     loop {
         if has_begun() && served()? {
-            // It is collected when it ends, whoever is its parent then.
+            // This thread collects its exit status, as long as this daemon is its parent.
             let waiting = std::thread::Builder::new().name("tapback".into());
             let _ = waiting.stack_size(64 << 10).spawn(move || child.wait());
             return Ok(());

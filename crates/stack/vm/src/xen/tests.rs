@@ -51,7 +51,7 @@ fn a_guest_lives_and_its_disks_come_and_go() {
     assert_eq!(driver.create(&vm).unwrap_err().code, "VM_BAD_POWER_STATE");
     let domid = driver.domid(vm.uuid).expect("a number");
     assert_eq!(driver.console(vm.uuid), Some(format!("/dev/pts/{domid}").into()));
-    // Before it runs: nobody answers, nobody is waited for.
+    // Before it runs: no front end replies, and no call waits for one.
     let (root, data, late) = (disk(0), disk(1), disk(20));
     for disk in [&root, &data] {
         assert_eq!(driver.front(vm.uuid, &disk.spec).unwrap(), FrontSpec::Xen);
@@ -130,7 +130,7 @@ fn a_guest_that_keeps_a_disk_or_says_nothing_keeps_it_until_it_is_forced() {
         (state(&back).as_deref(), host.read(&format!("{back}/online")).as_deref()),
         (Some("4"), Some("1"))
     );
-    // And as clean shutdowns are not heard, they are not heard later either.
+    // A guest that ignores clean shutdowns finds no request left behind.
     let error = driver.shutdown(vm.uuid, ShutdownKind::Clean, shortly()).unwrap_err();
     assert_eq!(error.code, "VM_SHUTDOWN_TIMEOUT");
     assert_eq!(host.read(&format!("/local/domain/{domid}/control/shutdown")).as_deref(), Some(""));

@@ -59,7 +59,7 @@ fn scratch() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has just made it, nobody else knows it.
+    // SAFETY: the call has just made it, and nothing else holds it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
@@ -110,7 +110,7 @@ impl Xl {
         Err(format!("{}: {status}: {last}", shown()))
     }
 
-    /// Makes a domain, paused; nobody stays to look after it.
+    /// Makes a domain, paused; no xl process stays to supervise it.
     pub(super) fn create(&self, config: &Path, until: Instant) -> Result<(), String> {
         let arguments = [OsStr::new("create"), OsStr::new("-p"), OsStr::new("-e"), config.as_os_str()];
         self.run(&arguments, until).map(drop)

@@ -1,4 +1,4 @@
-//! A virtual machine in which our disks are devices of the machine itself, for the drivers that the hosts of the tests
+//! A VM in which our disks are devices of its own kernel, for the drivers that the hosts of the tests
 //! lack: ublk and nbd.
 
 use std::path::{Path, PathBuf};

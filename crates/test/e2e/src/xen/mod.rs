@@ -24,7 +24,7 @@ use crate::scratch::Scratch;
 use crate::slots;
 use crate::tools::repository;
 
-/// Between two looks at a console. Behind it a machine works that needs the processor more.
+/// Between two looks at a console. The emulator behind it needs the processor more.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the emulated processor can do. Each word is from experience: with SMAP dom0 crashes, with AVX and XSAVE
@@ -32,7 +32,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// PVH guests run by.
 const PROCESSOR: &str = "max,-smap,-avx,-avx2,-xsave,-xsaveopt,-xsavec,-xsaves,-rdtscp";
 
-/// A machine with Xen.
+/// An emulated host with Xen.
 #[derive(Debug)]
 pub struct XenHost {
     stories: String,
@@ -42,7 +42,7 @@ pub struct XenHost {
     is_tried_again: bool,
 }
 
-/// Where `scripts/setup` unpacked Xen, and what this machine adds.
+/// Where `scripts/setup` unpacked Xen, and what this host adds.
 #[derive(Clone, Debug)]
 pub struct Lane {
     dir: PathBuf,
@@ -96,7 +96,7 @@ impl XenHost {
         self
     }
 
-    /// A machine that stands still is not tried once more: for who wants to know why.
+    /// A host that stands still is not tried once more: for a developer who wants to know why.
     #[must_use]
     pub fn once(mut self) -> Self {
         self.is_tried_again = false;
@@ -112,7 +112,7 @@ impl XenHost {
 
     /// Runs it to its good end and gives what was reported.
     ///
-    /// The emulator hangs now and then, so a machine that is late is tried once more.
+    /// The emulator hangs now and then, so a host that is late is tried once more.
     #[track_caller]
     pub fn run(&self, lane: &Lane) -> Report {
         let scratch = Scratch::in_memory();
@@ -141,7 +141,7 @@ impl XenHost {
         report
     }
 
-    /// One run: what the console said, and what was late if the machine did not come to an end by itself.
+    /// One run: what the console said, and what was late if the emulated host did not end by itself.
     #[track_caller]
     fn boot(&self, lane: &Lane, image: &Path, console: &Path) -> (String, Result<(), Late>) {
         let mut command = self.command(lane, image);
@@ -161,7 +161,7 @@ impl XenHost {
         (machine.log(), ended)
     }
 
-    /// A line of the lane's log, past the capture of the test harness: it is the last that is seen of a machine when
+    /// A line of the lane's log, past the capture of the test harness: it is the last that is seen of a run when
     /// the lane is ended.
     fn tell(&self, line: &str) {
         let _ = std::io::stderr().write_all(format!("\nxen {}: {line}\n", self.stories).as_bytes());

@@ -1,12 +1,12 @@
-//! How long a machine with Xen may take: its boot a fixed time, and each story as many times the seconds of a machine
-//! with nothing else to do as the boot took longer than there.
+//! How long an emulated host with Xen may take: its boot a fixed time, and each story the time that it takes on an idle
+//! processor, times the factor by which the boot took longer than there.
 //!
 //! ```text
 //!   start ---- boot ----> RESULT boot=.. | RESULT begun=chain | RESULT begun=rings | ... | begun=end | power off
 //!         BOOT_LIMIT         measured here    bound of chain       bound of rings      END_LIMIT
 //! ```
 //!
-//! A boot is waited for longer than any that works takes; so a machine that stands still is told apart from one that is
+//! A boot is waited for longer than any that works takes; so a host that stands still is told apart from one that is
 //! slow, and what is said about it names the story.
 
 use std::fmt;
@@ -18,10 +18,10 @@ const QUIET_BOOT: Duration = Duration::from_secs(13);
 /// A boot that takes longer than this hangs.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
-/// From the end of the last story to the end of the machine, with nothing else to do.
+/// From the end of the last story to the end of the emulator, with nothing else to do.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// What stories may take with nothing else to do: many times what they take there, since what else a machine has to do
+/// What stories may take with nothing else to do: many times what they take there, since other work of the processor
 /// may come after the boot.
 const STORIES: &[(&str, u64)] = &[
     ("devices", 60),
@@ -44,7 +44,7 @@ const STORIES: &[(&str, u64)] = &[
 /// A story that is not in the table.
 const OTHER_STORY: u64 = 300;
 
-/// What a machine is doing, and until when it may.
+/// What an emulated host is doing, and its deadline.
 #[derive(Debug)]
 pub(super) struct Pace {
     began: Instant,
@@ -55,7 +55,7 @@ pub(super) struct Pace {
     bound: Duration,
 }
 
-/// A machine that did not get on in time.
+/// An emulated host that missed its deadline.
 #[derive(Debug)]
 pub(super) struct Late(String);
 
@@ -66,13 +66,13 @@ impl fmt::Display for Late {
 }
 
 impl Pace {
-    /// A machine that starts now.
+    /// An emulated host that starts now.
     pub(super) fn new() -> Self {
         let now = Instant::now();
         Self { began: now, boot: None, part: "boot".into(), part_began: now, bound: BOOT_LIMIT }
     }
 
-    /// How often longer than on a machine with nothing else to do everything may take.
+    /// The factor by which everything may take longer than on an idle processor.
     fn factor(boot: Duration) -> f64 {
         (boot.as_secs_f64() / QUIET_BOOT.as_secs_f64()).max(1.0)
     }

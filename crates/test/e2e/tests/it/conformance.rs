@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 pub const MIB: u64 = 1 << 20;
 
-/// A machine under a driver, with real disk processes.
+/// A VM under a driver, with real disk processes.
 pub struct Lab {
     pub scratch: Scratch,
     pub spec: VmSpec,
@@ -45,7 +45,7 @@ pub struct Plugged {
 }
 
 impl Lab {
-    /// A machine of a driver; `change` completes its specification.
+    /// A VM of a driver; `change` completes its specification.
     pub fn new(name: &'static str, limit: Duration, change: impl FnOnce(&mut VmSpec)) -> Self {
         let mut spec = VmSpec {
             uuid: Uuid::new_v4(),
@@ -159,7 +159,7 @@ impl Lab {
         std::fs::read_to_string(file).expect("the pid file").trim().parse().expect("a number")
     }
 
-    /// Nothing of the machine is left but sockets of disk processes.
+    /// Nothing of the VM is left but sockets of disk processes.
     #[track_caller]
     pub fn assert_gone(&self) {
         let dir = self.scratch.join("run/vm").join(self.vm().simple().to_string());

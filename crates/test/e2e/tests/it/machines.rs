@@ -15,7 +15,7 @@ const SLOTS: usize = 2000;
 /// How much of each disk is filled with a pattern, in MiB.
 const PATTERN_MIB: u64 = 2;
 
-/// A machine of the daemon's, with a shell on its console.
+/// A VM of the daemon's, with a shell on its console.
 pub struct Guest {
     pub world: World,
     limit: Duration,
@@ -23,7 +23,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Installs a machine with three disks; `more` are further words for `vm-param-set`.
+    /// Installs a VM with three disks; `more` are further words for `vm-param-set`.
     #[track_caller]
     pub fn install(template: &str, limit: Duration, more: &[&str]) -> Self {
         // The kernel of the QEMU lane lies in no directory for kernels.
@@ -222,7 +222,7 @@ fn vdi_and_snapshots(guest: &Guest, written: &dyn Fn() -> u64) -> (String, Vec<(
         let now = poll_until(Duration::from_secs(30), || Some(written()).filter(|now| *now >= before + 20));
         let now = now.unwrap_or_else(|| panic!("the load does not get on after {before}"));
         let snapshot = if round == 1 {
-            // The whole machine at once.
+            // The whole VM at once.
             let kept = guest.value(&["vm-snapshot", "vm=guest", "new-name-label=kept"]);
             let (kept, place) = (format!("vm-uuid={kept}"), "userdevice=2");
             guest.value(&["vbd-list", &kept, place, "params=vdi-uuid", "--minimal"])

@@ -1,4 +1,4 @@
-//! End-to-end tests, by lane: `host` (real clients), `uml` and `qemu` (real guests), `vm` (a machine
+//! End-to-end tests, by lane: `host` (real clients), `uml` and `qemu` (real guests), `vm` (a VM
 //! of our own with the drivers that hosts lack), `xen` (a real hypervisor with real guests).
 //!
 //! The lanes are modules so that `cargo test -p tapio-e2e -- host::` runs one of them.

@@ -159,7 +159,7 @@ fn a_guest_with_packed_rings_migrates_live() {
     migrated_under_load(Qemu::packed);
 }
 
-/// The kernel hears of a disk that grows while it is used, and can use what was added.
+/// The guest's kernel notices a disk that grows while it is used, and can use what was added.
 #[test]
 fn a_guest_hears_of_a_disk_that_grows() {
     needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);

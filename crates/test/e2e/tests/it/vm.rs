@@ -1,4 +1,4 @@
-//! Disks as devices of a host with ublk and nbd: a virtual machine with our programs inside.
+//! Disks as devices of a host with ublk and nbd: a VM with our programs inside.
 
 use tapio_e2e::guest::{DeviceVm, Report};
 use tapio_e2e::needs;

@@ -7,7 +7,7 @@ use tapio_e2e::guest::Report;
 use tapio_e2e::tools::skip;
 use tapio_e2e::xen::{Lane, XenHost};
 
-/// What a machine with the stories has to report, or nothing when there is no Xen here.
+/// What an emulated host with the stories has to report, or nothing when there is no Xen here.
 #[track_caller]
 fn told(host: &XenHost) -> Option<Report> {
     match Lane::find() {
@@ -188,7 +188,7 @@ fn the_toolstack_starts_guests_of_every_kind() {
     assert_eq!(report.text("embedded.power"), "halted");
 }
 
-/// For who works on the lane: `TAPIO_STORIES="chain rings" TAPIO_PROGRAMS="tapio tapio-disk tapio-tapback"`, and
+/// For work on the lane: `TAPIO_STORIES="chain rings" TAPIO_PROGRAMS="tapio tapio-disk tapio-tapback"`, and
 /// `TAPIO_XENSTORED=ours` for our xenstored, `TAPIO_DISKS=64` for the story `many`.
 #[test]
 #[ignore = "by hand: stories named in TAPIO_STORIES"]

@@ -17,7 +17,7 @@ const LEN_MAX: u64 = 160 << 20;
 
 const MIB: u64 = 1 << 20;
 
-/// A machine that is busy may not manage to hold requests back for so short a time: then nothing has changed.
+/// A busy host may not manage to hold requests back for so short a time: then nothing has changed.
 const LATE: i32 = libc::ETIMEDOUT;
 
 pub fn snapshot(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
@@ -186,7 +186,7 @@ pub fn kill_in_commit(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
         (false, 0) => vec![old.clone(), new],
         (false, _) => vec![old.clone()],
     })?;
-    // It may have been done before the command has heard of it. Asked only now: the kernel ends the writes of a process
+    // It may have been done before the command was told. Asked only now: the kernel ends the writes of a process
     // that was killed a little later, and what it still owed is put in place by the next.
     if !was_done && index > 0 && !has_parent(subject, &old[index - 1], &image)? {
         subject.chain.remove(index);
@@ -305,7 +305,7 @@ pub fn offline_coalesce(subject: &mut Subject<'_>) -> Outcome {
     subject.chain.remove(index);
     subject.check_images()?;
     subject.remove(&[image]);
-    // Whoever puts the parent of a leaf into its place takes the note away that leads to the leaf, as the refusal says.
+    // Putting the parent of a leaf into its place means to remove the note that leads to the leaf, as the refusal says.
     let leaf = &subject.leaf().path;
     if let (Some(dir), Some(name)) = (leaf.parent(), leaf.file_name().and_then(|name| name.to_str())) {
         subject.remove(&[Image::raw(dir.join(format!(".{name}.continued")))]);

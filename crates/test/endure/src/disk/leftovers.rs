@@ -25,7 +25,7 @@ fn others(subject: &Subject<'_>) -> Outcome<Vec<PathBuf>> {
     Ok(others)
 }
 
-/// Makes what is there look as if nobody had touched it for a while.
+/// Makes what is there look as if no process had touched it for a while.
 pub fn age(subject: &Subject<'_>) -> Outcome {
     for path in others(subject)? {
         let aged = File::options().write(true).open(&path);

@@ -73,7 +73,7 @@ impl Storage {
         matches!(self, Self::Small(_))
     }
 
-    /// Errors that commands may answer here, beside those that they may answer anywhere.
+    /// Errors that commands may answer here, in addition to those that they may answer anywhere.
     pub const fn allowed<'a>(&self, anywhere: &'a [i32]) -> &'a [i32] {
         match self {
             Self::Small(_) => &[libc::ENOSPC, libc::ETIMEDOUT],

@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::random::Random;
 use crate::report::{Finding, Report};
 
-/// How long a command may take on a busy machine.
+/// How long a command may take on a busy host.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 
 /// How long a disk process may take to start or to end.
@@ -74,7 +74,7 @@ pub struct Setup {
     pub len: u64,
     /// More arguments of the disk process.
     pub arguments: Vec<String>,
-    /// A client rests this long after each request.
+    /// A client waits this long after each request.
     pub rest: Duration,
     /// Whether clients discard and zero.
     pub discards: bool,
@@ -178,7 +178,7 @@ impl<'a> Subject<'a> {
         run_within(&mut command, COMMAND_LIMIT)
     }
 
-    /// `tapio ARGS`, which goes on beside what the schedule does.
+    /// `tapio ARGS`, which goes on while the schedule does other things.
     pub fn tapio_beside(&self, args: &[&str]) -> Running {
         let mut command = tapio(args);
         self.on_host(&mut command);
@@ -197,7 +197,7 @@ impl<'a> Subject<'a> {
         self.tapio(&[&["disk"], words, &["-p", &pid, "-m", &minor], args].concat())
     }
 
-    /// The same beside what the schedule does.
+    /// The same while the schedule does other things.
     pub fn disk_beside(&self, words: &[&str], args: &[&str]) -> Running {
         let (pid, minor) = self.which();
         self.tapio_beside(&[&["disk"], words, &["-p", &pid, "-m", &minor], args].concat())
@@ -286,7 +286,7 @@ impl<'a> Subject<'a> {
         self.was_killed();
     }
 
-    /// The process is gone. What it answered before is noted first: its clients hear of the end by themselves.
+    /// The process is gone. What it answered before is noted first: its clients notice the end by themselves.
     fn was_killed(&self) {
         let _gate = self.target.gate.write().expect("no holder panics");
         self.target.model.lock().expect("no holder panics").killed();

@@ -29,7 +29,7 @@ pub const NAME: &str = "xenstored";
 
 const CLIENTS: u64 = 3;
 
-/// How long an answer, a start, an end or an update may take on a busy machine.
+/// How long an answer, a start, an end or an update may take on a busy host.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A client looks at all of its part once in so many times.

@@ -130,7 +130,7 @@ thread_local! {
     static RIG: Rig = Rig::new();
 }
 
-/// Both sides of a ring in memory that somebody changes between their steps.
+/// Both sides of a ring in memory that the input changes between their steps.
 ///
 /// A byte for the kind, two for how much content there is, the content of the first pages; then steps of a byte each,
 /// some with more: what one side does, or what is written where.

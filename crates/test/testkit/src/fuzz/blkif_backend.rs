@@ -21,7 +21,7 @@ const PAGES: u32 = 16;
 const SLOTS: usize = 32;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// One disk for all inputs: what it holds is nobody's business.
+/// One disk for all inputs: what it holds is not looked at.
 fn disk() -> &'static Mutex<Disk> {
     static DISK: OnceLock<Mutex<Disk>> = OnceLock::new();
     DISK.get_or_init(|| {
@@ -32,7 +32,7 @@ fn disk() -> &'static Mutex<Disk> {
         let layer = LayerSpec { kind: ImageKind::Raw, path: path.clone() };
         let chain = ChainSpec { layers: vec![layer], access: Access::ReadWrite };
         let disk = Disk::start(chain, DiskOptions::default()).expect("a disk on it");
-        // It is open; nobody else needs the name.
+        // It is open; the name is not needed any more.
         let _ = std::fs::remove_file(path);
         Mutex::new(disk)
     })
@@ -46,7 +46,7 @@ pub fn blkif_backend(bytes: &[u8]) {
     let [flags] = take::<1>(&mut rest);
     let abi = if flags & 4 != 0 { Abi::X86_32 } else { Abi::X86_64 };
     let machine = Machine::new(PAGES + 1).expect("memory");
-    // SAFETY: the page stays as long as the machine, which outlives the ring; nobody refers into it.
+    // SAFETY: the page stays as long as `machine`, which outlives the ring; nothing else refers into it.
     let mut ring = unsafe { FrontRing::new(machine.page(0), 4096, abi).expect("one page") };
     let ring_grant = machine.grant(0, Rights::Write, 0).expect("a grant");
     let grants: Vec<GrantRef> = (1..=PAGES)

@@ -21,7 +21,7 @@ use super::take;
 /// The longest file that a target lets a tool make: an allocation is at most a block of 2 MiB and its metadata.
 const FILE_LEN_MAX: u64 = 16 << 20;
 
-/// Memory that fills up, as a disk does: an offset out of a damaged header must not take the machine's memory.
+/// Memory that fills up, as a disk does: an offset out of a damaged header must not take the host's memory.
 #[derive(Debug)]
 pub struct Bounded(pub Vec<u8>);
 
@@ -64,7 +64,7 @@ fn heard(error: &FormatError) {
     assert!(!text.is_empty() && text.len() < 16 << 10, "an error of {} bytes", text.len());
 }
 
-/// The image with all of its checksums put right, as somebody who means harm would write it.
+/// The image with all of its checksums put right, as an attacker would write it.
 pub fn healed(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let len = bytes.len();

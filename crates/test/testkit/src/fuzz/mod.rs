@@ -1,6 +1,6 @@
 //! The fuzz targets: one function a parser of foreign bytes.
 //!
-//! A target never fails for bad bytes; it panics when our code breaks a promise: arithmetic that overflows, an index
+//! A target never fails for bad bytes; it panics when our code breaks a guarantee: arithmetic that overflows, an index
 //! outside, a loop without end, an answer that contradicts itself, memory out of proportion to the input.
 
 mod api;

@@ -76,7 +76,7 @@ async fn story(store: &NbdStore) {
     }
 }
 
-/// Bytes of somebody who has no key.
+/// Bytes of a client without a key.
 pub fn tls_psk(bytes: &[u8]) {
     let keys = format!("alice:{}", "5a".repeat(32));
     if let Ok(keys) = Keys::parse(&keys) {

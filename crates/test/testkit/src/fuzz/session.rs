@@ -23,7 +23,7 @@ pub fn memfd(len: u64) -> OwnedFd {
     // SAFETY: the name is a C string.
     let fd = unsafe { libc::memfd_create(c"fuzz".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     assert!(fd >= 0, "no memory file");
-    // SAFETY: the descriptor was just made and belongs to nobody else.
+    // SAFETY: the descriptor was just made and has no other owner.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(len).expect("room");
     file.into()
@@ -33,7 +33,7 @@ fn eventfd() -> OwnedFd {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     assert!(fd >= 0, "no event descriptor");
-    // SAFETY: the descriptor was just made and belongs to nobody else.
+    // SAFETY: the descriptor was just made and has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

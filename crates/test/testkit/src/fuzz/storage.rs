@@ -28,7 +28,7 @@ pub fn sm_journal(bytes: &[u8]) {
     assert!(len <= text.len(), "more than there was");
 }
 
-/// What a storage worker and its daemon hear from each other, in pieces whose length the first byte says.
+/// What a storage worker and its daemon receive from each other, in pieces whose length the first byte says.
 pub fn sm_worker(bytes: &[u8]) {
     let Some((step, bytes)) = bytes.split_first() else { return };
     let step = usize::from(*step).max(1);

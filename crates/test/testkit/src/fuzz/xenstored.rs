@@ -9,7 +9,7 @@ use super::take;
 
 /// Nodes that each guest may own.
 const NODES: u64 = 20;
-/// Bytes kept for a guest, beside its nodes.
+/// Bytes kept for a guest, apart from its nodes.
 const MEMORY: u64 = 16 << 10;
 /// Words that requests are made of: what is short enough to meet itself again.
 const WORDS: [&str; 16] = [
@@ -159,7 +159,7 @@ pub(super) fn xenstored_session(mut bytes: &[u8]) {
                     Header { kind, request: 9, transaction: u32::from(transaction) % 5, len }.encode();
                 world.server.receive(id, &[&header[..], payload.as_bytes()].concat());
                 debug_assert_eq!(header.len(), HEADER_LEN);
-                // Nobody carries wishes out here.
+                // The target carries no requests out that the server leaves open.
                 world.server.wishes.clear();
             }
         }

@@ -54,7 +54,7 @@ fn connect(daemon: &Daemon, door: Door, encoding: Encoding) -> Result<Client, St
     }
 }
 
-/// All combinations of message, words, door, and number of connections.
+/// All combinations of message, encoding, [`Door`], and number of connections.
 pub fn rates(
     daemon: &Daemon,
     time: Duration,

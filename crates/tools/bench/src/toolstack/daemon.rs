@@ -152,7 +152,7 @@ impl Daemon {
         client.text("VDI.create", &[record])
     }
 
-    /// Steps at a time: on the host and for one machine.
+    /// Steps at a time: on the host and for one VM.
     pub fn set_limits(&self, client: &mut Client, host: usize, per_vm: usize) -> Result<(), String> {
         let all = client.call("host.get_all", &[])?;
         let this = all.as_array().and_then(|all| all.first()).cloned().ok_or("there is no host")?;
@@ -173,7 +173,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A machine of this driver.
+    /// A VM of this driver.
     pub fn make_vm(&self, client: &mut Client, driver: &str, platform: Value) -> Result<String, String> {
         let memory = (128_u64 << 20).to_string();
         let record = json!({
@@ -184,7 +184,7 @@ impl Daemon {
         client.text("VM.create", &[record])
     }
 
-    /// Gives a machine a VBD.
+    /// Makes a VBD of a VM.
     pub fn make_vbd(
         &self,
         client: &mut Client,
@@ -199,7 +199,7 @@ impl Daemon {
         client.text("VBD.create", &[record])
     }
 
-    /// Ends every machine, so that no disk process and no guest outlives the run.
+    /// Ends every VM, so that no disk process and no guest outlives the run.
     fn end_machines(&self) -> Result<(), String> {
         let mut client = self.client()?;
         let running = client.call("VM.get_all_records", &[])?;

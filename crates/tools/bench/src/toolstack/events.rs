@@ -32,14 +32,14 @@ pub struct Events {
     pub caught_up_ms: f64,
 }
 
-/// What each listener has heard last.
+/// The last change that each listener has received.
 struct Ears {
     heard: Vec<AtomicU64>,
     trouble: Mutex<Option<String>>,
 }
 
 impl Ears {
-    /// Waits until so many have heard this change.
+    /// Waits until so many have received this change.
     fn wait(&self, change: u64, listeners: usize) -> Result<(), String> {
         let begun = Instant::now();
         loop {

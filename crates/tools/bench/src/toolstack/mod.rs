@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Place ─▶ Daemon ◀─ Client ── plug      one disk, beside qemu-storage-daemon
-//!                               ├─ starts   many disks in parallel beside one at a time; many machines
+//!                               ├─ starts   many disks in parallel beside one at a time; many VMs
 //!                               ├─ events   many listeners
 //!                               └─ calls    calls per second; ten thousand disks
 //!   all of them ─▶ Report: tables, JSON, goals
@@ -34,7 +34,7 @@ use starts::Kind;
 use tapio_report::failure::Result;
 
 const MIB: u64 = 1 << 20;
-/// Steps at a time on the host: enough that the limit of a machine is what counts.
+/// Steps at a time on the host: enough that the limit of a VM is what counts.
 const POOL: usize = 64;
 /// The parts, as `--only` names them.
 const PARTS: [&str; 7] = ["plug", "start", "real", "storm", "calls", "events", "vdis"];
@@ -46,10 +46,10 @@ const VDIS_MAX: usize = 1_000_000;
 const LISTENERS_MAX: usize = 1000;
 /// `VBD.userdevice` ends at 254.
 const VBDS_MAX: usize = 255;
-/// What a plug waits for its storage, in milliseconds: what XenServer's own took, whose start of a machine with 8 disks
+/// What a plug waits for its storage, in milliseconds: what XenServer's own took, whose start of a VM with 8 disks
 /// on local SSDs became two seconds shorter when the other seven no longer waited.
 const LATENCY_MS: u64 = 285;
-/// Disks of each machine of the storm.
+/// Disks of each VM of the storm.
 const STORM_DISKS: usize = 8;
 
 #[derive(Debug, Args)]
@@ -67,10 +67,10 @@ pub struct Arguments {
     /// How long the simulated storage makes each plug wait; 285 without, as XenServer's did on local SSDs
     #[arg(long, value_name = "MILLISECONDS")]
     latency_ms: Option<u64>,
-    /// Numbers of disks to start a machine with
+    /// Numbers of disks to start a VM with
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',')]
     vbds: Vec<usize>,
-    /// Machines of the storm, each with 8 disks
+    /// VMs of the storm, each with 8 disks
     #[arg(long, value_name = "COUNT")]
     machines: Option<usize>,
     /// Listeners for events

@@ -60,7 +60,7 @@ impl Times {
     }
 }
 
-/// Waits until whoever listens at `socket` answers a vhost-user front end's first question.
+/// Waits until the server at `socket` answers a vhost-user front end's first question.
 fn wait_for_answer(socket: &Path, mut is_alive: impl FnMut() -> bool) -> Result<(), String> {
     // GET_FEATURES, version 1, without a payload; the answer has 8 bytes of it (QEMU docs/interop/vhost-user.rst).
     let question: Vec<u8> = [1_u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -80,7 +80,7 @@ fn wait_for_answer(socket: &Path, mut is_alive: impl FnMut() -> bool) -> Result<
     }
 }
 
-/// A machine that runs, and a disk for it.
+/// A running VM, and a disk for it.
 struct Pair {
     vm: String,
     vbd: String,

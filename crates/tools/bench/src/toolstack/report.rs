@@ -10,7 +10,7 @@ use super::events::Events;
 use super::plug::{FRONT, GUEST, PEER, Plugs};
 use super::starts::{Kind, PER_VM, Start, Storm};
 
-/// The machine and what it was told.
+/// The host and the settings of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! How much is gained by plugging disks beside each other, and how long a storm of machines takes.
+//! How much is gained by plugging disks in parallel, and how long a storm of VM starts takes.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use super::{MIB, POOL, ms};
 use crate::measure::interrupted;
 use crate::medians::median;
 
-/// Steps at a time for one machine: XenServer's number, and our default.
+/// Steps at a time for one VM: XenServer's number, and our default.
 pub const PER_VM: usize = 10;
 /// Between two looks at a task.
 const LOOK: Duration = Duration::from_millis(5);
@@ -26,12 +26,12 @@ pub enum Kind {
     Real,
 }
 
-/// Starts of a machine with so many disks.
+/// Starts of a VM with so many disks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Start {
     pub kind: Kind,
     pub vbds: usize,
-    /// With one step at a time for the machine.
+    /// With one step at a time for the VM.
     pub serial_ms: f64,
     /// With ten.
     pub parallel_ms: f64,
@@ -41,7 +41,7 @@ pub struct Start {
     pub of_ideal: f64,
 }
 
-/// Many machines started at once, and ended.
+/// Many VMs started at once, and ended.
 #[derive(Clone, Debug, Serialize)]
 pub struct Storm {
     pub machines: usize,
@@ -62,7 +62,7 @@ fn platform(kind: Kind) -> Value {
     }
 }
 
-/// Starts and ends the machine; answers how long the start took.
+/// Starts and ends the VM; returns how long the start took.
 fn start(client: &mut Client, vm: &str) -> Result<Duration, String> {
     let begun = Instant::now();
     client.call("VM.start", &[json!(vm), json!(false), json!(false)])?;
@@ -135,7 +135,7 @@ pub fn series(
     Ok(rows)
 }
 
-/// Calls a message for each machine as a task, and waits for all; answers how long that took.
+/// Calls a message for each VM as a task, and waits for all; returns how long that took.
 fn all(client: &mut Client, vms: &[String], method: &str, more: &[Value]) -> Result<f64, String> {
     let begun = Instant::now();
     let mut tasks = Vec::new();
@@ -159,7 +159,7 @@ fn all(client: &mut Client, vms: &[String], method: &str, more: &[Value]) -> Res
     Ok(ms(begun.elapsed()))
 }
 
-/// Starts `machines` with `disks` each, all at once; they share read-only disks.
+/// Starts `machines` VMs with `disks` each, all at once; they share read-only disks.
 pub fn storm(daemon: &Daemon, machines: usize, disks: usize, latency_ms: u64) -> Result<Storm, String> {
     let client = &mut daemon.client()?;
     let mut vdis = Vec::new();

@@ -24,7 +24,7 @@ pub struct Work {
     pub name: &'static str,
     pub mix: Mix,
     pub block_len: u32,
-    /// Requests under way on each ring; 0: as many as the ring holds.
+    /// Requests in flight on each ring; 0: as many as the ring holds.
     pub depth: u32,
     pub backing: Backing,
 }
@@ -171,7 +171,7 @@ pub fn movements() -> Vec<Movement> {
 }
 
 impl Variant {
-    /// The load on each of its rings: bytes of a request, and requests under way.
+    /// The load on each of its rings: bytes of a request, and requests in flight.
     pub fn shape(&self, work: &Work) -> (u32, u32) {
         let block_len = if work.block_len == 0 { self.segments * PAGE } else { work.block_len };
         let full = self.options(block_len, 1).ring_size();
@@ -195,7 +195,7 @@ impl Variant {
 }
 
 /// A front end with one small ring: how its data is moved, the most segments and bytes of a request, and the most
-/// requests under way.
+/// requests in flight.
 pub fn front(movement: Movement, segments: u32, block_len: u32, depth: u32) -> FrontOptions {
     FrontOptions {
         depth,

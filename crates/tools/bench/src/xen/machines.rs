@@ -21,7 +21,7 @@ use crate::progress::Progress;
 
 /// Bytes of each guest's image.
 const IMAGE_LEN: u64 = 16 << 20;
-/// Requests under way in each guest: of large ones fewer, so that all together never take more than a gigabyte.
+/// Requests in flight in each guest: of large ones fewer, so that all together never take more than a gigabyte.
 const DEPTH: u32 = 8;
 /// Pages of 4 KiB that the disks of a storage repository share.
 const POOL_PAGES: u32 = 2816;

@@ -1,4 +1,4 @@
-//! `tapio bench xen`: what the path of Xen's block rings costs, on any machine.
+//! `tapio bench xen`: what the path of Xen's block rings costs, on any host.
 //!
 //! ```text
 //!   case:      part ─ variants x works ─┐

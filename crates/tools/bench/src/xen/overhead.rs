@@ -19,7 +19,7 @@ use tapio_report::trace::rows;
 
 /// Bytes of the requests.
 const SIZES: [u32; 5] = [512, 4096, 16 << 10, 64 << 10, 1 << 20];
-/// Requests under way.
+/// Requests in flight.
 const DEPTHS: [u32; 2] = [1, 8];
 
 pub fn run(plan: &Plan, place: &Place<'_>, report: &mut Report) {
@@ -49,7 +49,7 @@ pub fn run(plan: &Plan, place: &Place<'_>, report: &mut Report) {
     progress.end();
 }
 
-/// Write or read, bytes of a request, requests under way.
+/// Write or read, bytes of a request, requests in flight.
 type Shape = (bool, u32, u32);
 
 fn one(plan: &Plan, place: &Place<'_>, way: Way, shape: Shape) -> Result<One, String> {
@@ -107,7 +107,7 @@ fn measured(
         let done = Load { time, ..load }.run_watched(queue, ring);
         done.map(|report| report.count).map_err(|error| error.to_string())
     };
-    // The front end writes its own points in all runs, into memory that nobody reads where the disk is not traced.
+    // The front end writes its own points in all runs, into memory that has no reader where the disk is not traced.
     let made = || TraceRing::private(EVENTS_DEFAULT).map_err(|error| error.to_string());
     let (idle, ring) = (made()?, made()?);
     load(&idle, time / 5)?;

@@ -18,7 +18,7 @@ use tapio_report::plot::{Axis, Line, Lines};
 use tapio_report::size::size;
 use tapio_report::trace;
 
-/// The machine and the settings of a run.
+/// The host and the settings of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     #[serde(flatten)]

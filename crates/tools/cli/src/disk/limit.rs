@@ -146,7 +146,7 @@ fn text(report: &LimitsReport) -> String {
     out
 }
 
-/// The pools of this machine and who shares them, read from shared memory.
+/// The pools of this host and the disks that share them, read from shared memory.
 pub fn show_pools(json: bool) -> Result<()> {
     let root = ShmRoot::from_env();
     let pools = pools(&root)

@@ -53,7 +53,7 @@ pub enum Command {
     },
     /// Switch over: the disk goes on on the second side
     ///
-    /// The guest waits for its requests under way and one flush. Refused unless the mirror is in sync.
+    /// The guest waits for its requests in flight and one flush. Refused unless the mirror is in sync.
     Pivot {
         #[command(flatten)]
         which: Which,

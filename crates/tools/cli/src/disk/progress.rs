@@ -40,7 +40,7 @@ pub struct Stand<T> {
 /// Asks how far some work is until it has ended, and shows that on a terminal; what came of it.
 ///
 /// # Errors
-/// The work failed, or nobody knows how far it is.
+/// The work failed, or its progress is not known.
 pub fn follow<T>(mut ask: impl FnMut() -> Result<Stand<T>>) -> Result<T> {
     let mut err = std::io::stderr();
     let (shown, begun, mut first) = (err.is_terminal(), Instant::now(), None);

@@ -110,7 +110,7 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
             plan(run, arguments.pid, disk, arguments.key_file.as_ref(), &bounds)
         })
         .collect::<Result<Vec<_>>>()?;
-    // It stands ready before the old one goes: a program that does not start harms nobody.
+    // It stands ready before the old one goes: a program that does not start does no harm.
     let pid = spawn(&SpawnOptions::new(disk_program()))?;
     let mut new = OwnClient::connect(run, pid)?;
     let patience = Some(Duration::from_secs(arguments.timeout));

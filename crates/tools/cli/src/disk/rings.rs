@@ -33,7 +33,7 @@ fn op(number: u8) -> &'static str {
     }
 }
 
-/// A device: what it cost, where its rings stand, what is under way for how long.
+/// A device: what it cost, where its rings stand, which requests are in flight for how long.
 pub fn text(device: &BlkifReport) -> String {
     let (mut out, counts) = (String::new(), &device.counts);
     // Writing to a string cannot fail, here and below.

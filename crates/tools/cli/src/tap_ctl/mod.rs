@@ -39,7 +39,7 @@ States are bits: 0x1 dead, 0x2 closed, 0x4 quiesce requested, 0x8 quiesced, 0x10
 TAPIO_RUN_DIR names the directory of control sockets (default /run/blktap-control), TAPIO_DISK the
 program that 'spawn' and 'create' start (default: tapio-disk beside this one).")]
 struct Arguments {
-    /// Say on standard error what is asked, of whom, and how long it takes
+    /// Say on standard error what each disk process is asked, and how long it takes
     #[arg(long, global = true)]
     debug: bool,
     #[command(subcommand)]
@@ -59,7 +59,7 @@ struct Which {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List processes, disks and numbers that nobody attached
+    /// List processes, disks and allocated numbers that are not attached
     ///
     /// On a terminal a table of pid, minor number, state, type and file; into a pipe lines of 'key=value', where what
     /// is not known is left out.

@@ -26,7 +26,7 @@ pub(super) struct Set {
 enum Field {
     /// 1: a node that waits to be coalesced and is not shown
     Hidden,
-    /// A byte for whoever needs a mark
+    /// A byte for any program's use
     Marker,
 }
 

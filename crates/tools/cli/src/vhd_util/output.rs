@@ -91,7 +91,7 @@ impl From<serde_json::Error> for Failure {
     }
 }
 
-/// Prints on standard output; a reader that has gone away hears nothing.
+/// Prints on standard output; a reader that has gone away is no error.
 fn say(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{Failure, Result};
 
-/// Where to connect, and as whom.
+/// The server and the account.
 #[derive(Clone, Debug, Default)]
 pub struct Connection {
     /// Host name or address; none for the socket of this host.

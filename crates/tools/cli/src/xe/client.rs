@@ -115,7 +115,7 @@ impl Client {
             };
         }
         match self.target {
-            // Whoever may open the socket as root needs none.
+            // Root on the socket needs none.
             Target::Unix(_) if connection.user.is_none() => Ok((user, String::new())),
             _ if connection.quiet => Err(Failure::other("no password")),
             _ => {
@@ -133,7 +133,7 @@ impl Client {
         self.wait(self.call_async(method, params))
     }
 
-    /// As [`Self::call`], to be awaited beside something else. Dropping it ends the connection.
+    /// As [`Self::call`], to be awaited together with something else. Dropping it ends the connection.
     pub async fn call_async(&self, method: &str, params: &[Value]) -> Result<Value> {
         let mut all = vec![Value::from(self.session.as_str())];
         all.extend_from_slice(params);

@@ -1,4 +1,4 @@
-//! A command under way: what was typed, and the connection.
+//! A command that runs: what was typed, and the connection.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::error::{Failure, Result};
 use super::printer::{self, Cell};
 use super::{size, task};
 
-/// A command under way.
+/// A command that runs.
 #[derive(Debug)]
 pub struct Session {
     pub arguments: Arguments,

@@ -24,7 +24,7 @@ enum State {
 }
 
 /// Sends `Async.<method>` and waits for its end; Ctrl-C cancels it. Answers the result: a reference, or an empty text.
-/// The task is destroyed when its end is known: nobody else waits for it. Its steps stay for `tapio timeline`.
+/// The task is destroyed when its end is known: it has no other waiter. Its steps stay for `tapio timeline`.
 pub fn run(client: &Client, method: &str, params: &[Value]) -> Result<String> {
     let task = client.call(&format!("Async.{method}"), params)?;
     let task = task.as_str().unwrap_or_default().to_owned();
@@ -45,7 +45,7 @@ fn style(method: &str) -> ProgressStyle {
         .progress_chars("#>.")
 }
 
-/// What the task came to; an error where that is not known, so that the task may still be under way.
+/// What the task came to; an error where that is not known, so that the task may still run.
 async fn watch(client: &Client, task: &str, bar: &ProgressBar) -> Result<Result<String>> {
     let mut token = String::new();
     let mut cancelled = false;

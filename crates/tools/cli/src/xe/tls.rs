@@ -1,4 +1,4 @@
-//! Whom to trust: certificates from a file, or the one that was seen first.
+//! Trust in a server: by certificates from a file, or by the one that was seen first.
 
 use std::fs;
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use tokio_rustls::client::TlsStream;
 use super::arguments::Connection;
 use super::error::{Failure, Result};
 
-/// Whom to trust.
+/// How a server is trusted.
 #[derive(Clone, Debug)]
 pub struct Trust {
     provider: Arc<CryptoProvider>,

@@ -29,7 +29,7 @@ const FIRST: Duration = Duration::from_millis(100);
 /// Print the I/O statistics of virtual disks.
 ///
 /// Each sample has a row for every virtual disk: requests and megabytes (10^6) a second, and the average number of
-/// requests under way. Disks are known by domain and device; without a hypervisor the domain is 0 and the device is
+/// requests in flight. Disks are known by domain and device; without a hypervisor the domain is 0 and the device is
 /// the disk's minor number. A disk that is unplugged drops out.
 #[derive(Debug, Parser)]
 #[command(name = "xsiostat", disable_version_flag = true)]

@@ -51,10 +51,10 @@ pub struct Row {
     /// Megabytes a second.
     pub read_mb_per_s: f64,
     pub write_mb_per_s: f64,
-    /// Requests under way, on average.
+    /// Requests in flight, on average.
     pub read_queue: f64,
     pub write_queue: f64,
-    /// Requests under way at the moment.
+    /// Requests in flight at the moment.
     pub read_in_flight: u64,
     pub write_in_flight: u64,
     /// Slots of the guest's ring, all and used; 0 where there is no ring.

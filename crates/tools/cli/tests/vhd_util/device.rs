@@ -112,7 +112,7 @@ fn a_full_file_system_leaves_images_whole() {
     let (status, said) = limited("coalesce -n leaf.vhd");
     assert_eq!(status, Some(libc::EFBIG), "{said}");
     assert!(said.contains("base.vhd: cannot write"), "{said}");
-    // The parent was written after the child was made, which a slow machine shows in its time.
+    // The parent was written after the child was made, which a slow host shows in its time.
     place.ok("check -p -t -n leaf.vhd");
     place.ok("coalesce -n leaf.vhd");
     let (status, said) = limited("create -r -n new.vhd -s 20");

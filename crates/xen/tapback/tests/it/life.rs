@@ -176,7 +176,7 @@ fn a_restarted_program_takes_over_what_works() {
     world.fakes.start(4, 4004);
     world.offer_ring(waits, 9);
     world.until_state(waits, "4");
-    // One that died while nobody looked, and whose ring is served by nobody.
+    // One that died while no tapback ran, and whose ring is not served.
     world.fakes.kill(3);
     world.fakes.start(3, 4003);
     world.restart();

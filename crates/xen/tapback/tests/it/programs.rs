@@ -114,7 +114,7 @@ fn a_real_disk_process_is_found_asked_and_obeyed() {
         });
     };
     state(&mut client, "2");
-    // The ring is refused here, by the disk process and for a reason of this machine: there is no such domain, and
+    // The ring is refused here, by the disk process and for a reason of this host: there is no such domain, and
     // mostly no hypervisor. What it says comes from there.
     let ring = [("ring-ref", "8"), ("event-channel", "9"), ("protocol", "x86_64-abi"), ("state", "3")];
     let ring = ring.map(|(name, value)| (World::front(id, name), value));

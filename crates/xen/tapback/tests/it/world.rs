@@ -13,7 +13,7 @@ use tapio_tapback::{DiskAt, Disks, Link, Linked, Order, Plugged, Settings, Tapba
 use tapio_xenstore::{Client, Nodes};
 use tapio_xenstored::serve::Running;
 
-/// How long anything may take on a machine that is busy with other things.
+/// How long anything may take on a host that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Disk processes that exist only here, as one process of the program reaches them: the threads of one that has ended
@@ -30,7 +30,7 @@ pub struct State {
     pub info: Option<DiskInfo>,
     /// The processes are foreign: they tell nothing.
     pub foreign: bool,
-    /// Who is told of a disk that grows, and how often one was asked.
+    /// The connections that are told of a disk that grows, and how often a disk process was asked.
     pub followers: BTreeMap<VbdId, UnixStream>,
     pub asked: usize,
     pub refuse: Option<Trouble>,
@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    /// Works until there is nothing to do; events that are under way may come later.
+    /// Works until there is nothing to do; events on their way may come later.
     pub fn settle(&mut self) {
         for _ in 0..3 {
             self.turn();

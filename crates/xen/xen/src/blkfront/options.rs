@@ -104,7 +104,7 @@ impl FrontOptions {
         options
     }
 
-    /// Requests under way on a ring, at most.
+    /// Requests in flight on a ring, at most.
     pub fn ring_size(&self) -> u32 {
         match self.split {
             Some(order) => split::response_slots(1 << order),

@@ -51,7 +51,7 @@ pub enum Command {
         at: u64,
         /// How much.
         len: u64,
-        /// So that nobody can bring it back.
+        /// So that the data cannot be recovered.
         secure: bool,
     },
 }
@@ -132,7 +132,7 @@ fn broken(error: RingError) -> io::Error {
 
 fn ring_in(machine: &Machine, areas: &(Area, Option<Area>), abi: Abi) -> io::Result<FrontRing> {
     let requests = areas.0.bounds(machine);
-    // SAFETY: the queue keeps the machine, and the areas are taken from it for the ring alone.
+    // SAFETY: the queue keeps `machine`, and the areas are taken from it for the ring alone.
     let ring = unsafe {
         match &areas.1 {
             Some(responses) => FrontRing::new_split(requests, responses.bounds(machine)),
@@ -209,11 +209,11 @@ impl FrontQueue {
         self.request_len_max
     }
 
-    /// The buffer of a slot. Not to be touched while the slot's request is under way.
+    /// The buffer of a slot. Not to be touched while the slot's request is in flight.
     pub fn buffer(&mut self, slot: u32) -> &mut [u8] {
         let len = self.request_len_max as usize;
         // SAFETY: the buffer lies inside this queue's pages, which `self` alone hands out. A back end that writes there
-        // without being asked breaks the promise that it made to the guest, and the test that looks sees it.
+        // without being asked breaks the protocol, and the test that looks sees it.
         unsafe { std::slice::from_raw_parts_mut(self.slots.buffer(slot), len) }
     }
 
@@ -357,7 +357,7 @@ impl FrontQueue {
     }
 
     /// Submits one request, waits for its answer, and gives that: for tests of single requests. Nothing else may be
-    /// under way.
+    /// in flight.
     ///
     /// # Errors
     /// As of the steps; `TimedOut` when no answer comes in ten seconds.
@@ -402,7 +402,7 @@ impl FrontQueue {
     }
 
     /// Puts what is to be asked once more into the ring, as far as it fits: a split ring has fewer slots for requests
-    /// than may be under way.
+    /// than may be in flight.
     #[cold]
     fn ask_again(&mut self) {
         while let Some(request) = self.again.front()

@@ -1,4 +1,4 @@
-//! The slots of a queue: buffers, their grants, and what is under way in them.
+//! The slots of a queue: buffers, their grants, and the requests in flight in them.
 
 use std::io;
 
@@ -30,7 +30,7 @@ pub(super) struct Slots {
     /// Of each page of each buffer, and then of each page of segments.
     grants: Vec<GrantRef>,
     uses: Vec<Use>,
-    /// What is under way, to be asked once more by [`super::FrontQueue::reconnect`].
+    /// The requests in flight, to be asked once more by [`super::FrontQueue::reconnect`].
     requests: Vec<Request>,
     free: Vec<u32>,
     turn: u32,
@@ -143,7 +143,7 @@ impl Slots {
         Ok(slot)
     }
 
-    /// The slot of a request that was answered, free again. `None` if no such request is under way.
+    /// The slot of a request that was answered, free again. `None` if no such request is in flight.
     pub(super) fn release(&mut self, id: u64) -> Option<u32> {
         let (slot, answered) = (id as u32, (id >> 32) as u32);
         let Use::Request { turn, pages, indirect_pages } = *self.uses.get(slot as usize)? else {

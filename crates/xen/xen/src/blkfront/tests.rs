@@ -121,7 +121,7 @@ impl Backend {
         requests.len()
     }
 
-    /// Serves until told to end (and woken), asleep between. Who sleeps for ten seconds was not woken when he should.
+    /// Serves until told to end (and woken), asleep between. A sleep of ten seconds means that a wake-up is missing.
     fn run(mut self, stop: Arc<AtomicBool>) -> JoinHandle<()> {
         thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
@@ -345,7 +345,7 @@ fn what_has_no_answer_is_asked_again_after_a_reconnect() {
         backend.ring.look().unwrap();
         let error = queue.reconnect().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy, "the old ring is mapped");
-        // Killed: nobody unmaps for it but the hypervisor.
+        // Killed: only the hypervisor unmaps for it.
         std::mem::forget(backend);
         front.machine().back_end_died();
         assert_eq!(queue.reconnect().unwrap(), depth);

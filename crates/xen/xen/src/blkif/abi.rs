@@ -32,7 +32,7 @@ pub enum Abi {
 
 impl Abi {
     /// What `protocol` in the front end's directory means; `None` for a layout that is not served (`arm-abi` is
-    /// another machine's). A front end without the node means what its toolstack says it means: for `tapdisk` that is
+    /// another processor's). A front end without the node means what its toolstack says it means: for `tapdisk` that is
     /// [`Abi::X86_32`], for Linux' back end the native one.
     pub fn from_word(word: &str) -> Option<Self> {
         match word {

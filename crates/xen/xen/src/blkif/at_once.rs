@@ -1,7 +1,7 @@
 //! One side shows what it has while the other goes to sleep, on two processors at the same moment: the barriers.
 //!
 //! `every_order` tries all orders of steps, but as if memory had one order for all; a processor may let a read pass an
-//! earlier write of its own. Then the one who shows sees an old event, the other an old producer, and both wait.
+//! earlier write of its own. Then the side that shows sees an old event, the other an old producer, and both wait.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::{Abi, BackRing, FrontRing, Request, op, status};
 use crate::domain::PAGE_LEN;
 
-/// Rounds, if there is time for so many; a machine that is busy with other things makes the fewer.
+/// Rounds, if there is time for so many; a host that is busy with other things makes fewer.
 const ROUNDS: u32 = 200_000;
 const ROUNDS_MIN: u32 = 256;
 const TIME: Duration = Duration::from_millis(500);

@@ -9,7 +9,7 @@ use super::abi::{Abi, Response, Slot};
 use super::ring_error::RingError;
 use super::shared::Shared;
 
-/// The front end's side of a ring, ordinary or split, in memory that somebody else keeps.
+/// The front end's side of a ring, ordinary or split, in memory that the caller keeps.
 #[derive(Debug)]
 pub struct FrontRing {
     shared: Shared,
@@ -82,7 +82,7 @@ impl FrontRing {
         self.shared.abi
     }
 
-    /// Requests under way at most.
+    /// Requests in flight at most.
     pub fn size(&self) -> u32 {
         self.shared.responses
     }
@@ -157,7 +157,7 @@ impl FrontRing {
     /// Responses that wait to be taken. Reads the back end's producer once.
     ///
     /// # Errors
-    /// More than there are requests under way.
+    /// More than there are requests in flight.
     #[inline]
     pub fn look(&mut self) -> Result<u32, RingError> {
         let rsp_prod = self.shared.rsp_prod.load();

@@ -30,7 +30,7 @@ enum Pages {
 ///    └────────────── true: some slipped in ── arm  <── nothing to do ──────────┘
 /// ```
 ///
-/// Who polls does not arm: the guest then sees an old event and does not notify.
+/// A back end that polls does not arm: the guest then sees an old event and does not notify.
 #[derive(Debug)]
 pub struct BackRing {
     shared: Shared,
@@ -59,7 +59,7 @@ impl BackRing {
     /// # Errors
     /// The number of pages.
     pub fn new(pages: Mapped, abi: Abi) -> Result<Self, RingError> {
-        // SAFETY: the ring keeps the mapping for its life, and it belongs to nobody else here.
+        // SAFETY: the ring keeps the mapping for its life, and it has no other owner here.
         let shared = unsafe { Shared::ordinary(base_of(&pages)?, pages.len(), abi)? };
         Ok(Self::start(shared, Pages::One(pages)))
     }
@@ -70,12 +70,12 @@ impl BackRing {
     /// The numbers of pages.
     pub fn new_split(requests: Mapped, responses: Mapped) -> Result<Self, RingError> {
         let areas = ((base_of(&requests)?, requests.len()), (base_of(&responses)?, responses.len()));
-        // SAFETY: the ring keeps both mappings for its life, and they belong to nobody else here.
+        // SAFETY: the ring keeps both mappings for its life, and they have no other owner here.
         let shared = unsafe { Shared::split(areas.0, areas.1)? };
         Ok(Self::start(shared, Pages::Two(requests, responses)))
     }
 
-    /// A ring in memory that somebody else keeps.
+    /// A ring in memory that the caller keeps.
     ///
     /// # Errors
     /// The length.
@@ -88,7 +88,7 @@ impl BackRing {
         Ok(Self::start(unsafe { Shared::ordinary(base, len, abi)? }, Pages::Elsewhere))
     }
 
-    /// A split ring in memory that somebody else keeps: requests, then responses.
+    /// A split ring in memory that the caller keeps: requests, then responses.
     ///
     /// # Errors
     /// The lengths.
@@ -121,7 +121,7 @@ impl BackRing {
     /// The ring says which requests are answered (those before `rsp_prod`), but not which: responses come in any order,
     /// and response *n* lies on top of request *n*, whichever request it answers. So after a death the requests between
     /// `rsp_prod` and `rsp_prod + under_way`, counted in slots, are partly gone from the ring and partly such that were
-    /// answered: they must not be read again, and are not. What was under way has to be known from elsewhere:
+    /// answered: they must not be read again, and are not. What was in flight has to be known from elsewhere:
     /// a journal kept beside the ring. Everything behind was never taken and is read from the ring.
     ///
     /// To be called before the first [`BackRing::look`]. Then notify the guest once, whatever [`BackRing::publish`]
@@ -145,7 +145,7 @@ impl BackRing {
         self.shared.abi
     }
 
-    /// Requests under way at most.
+    /// Requests in flight at most.
     pub fn size(&self) -> u32 {
         self.shared.responses
     }
@@ -187,7 +187,7 @@ impl BackRing {
     /// Copies the next request that the last look found out of the ring, each byte once.
     ///
     /// In a split ring the guest may use the slot again only when this has returned `None`, or after
-    /// [`BackRing::publish`] or [`BackRing::arm`]: who keeps a record of what is under way has written it by then.
+    /// [`BackRing::publish`] or [`BackRing::arm`]: a record of what is in flight is written by then.
     #[inline]
     pub fn take(&mut self) -> Option<Slot> {
         if self.seen == self.req_cons {

@@ -53,7 +53,7 @@ pub(super) struct Shared {
     pub req_cons: Option<Word>,
     /// Slots of requests.
     pub requests: u32,
-    /// Slots of responses, and so requests under way at most. In an ordinary ring the same slots.
+    /// Slots of responses, and so requests in flight at most. In an ordinary ring the same slots.
     pub responses: u32,
     request_at: NonNull<u8>,
     response_at: NonNull<u8>,

@@ -2,7 +2,7 @@
 //!
 //! In an ordinary ring a response is written over a request, so that a slot of 112 bytes carries 12, a request's slot
 //! is taken until its answer was seen, and both sides write to the same cache lines all the time. Split, the request's
-//! slot is free as soon as the back end has copied it, requests under way are bounded by the responses' 16-byte slots,
+//! slot is free as soon as the back end has copied it, requests in flight are bounded by the responses' 16-byte slots,
 //! and each cache line has one writer.
 //!
 //! # Negotiation
@@ -24,7 +24,7 @@
 //! ```
 //!
 //! As many slots as fit, rounded down to a power of two: 32, 64, 128 or 256 requests, and 128, 256, 512 or 1024
-//! responses. One page for each carries 32 requests that wait and 128 that are under way.
+//! responses. One page for each carries 32 requests that wait and 128 that are in flight.
 //!
 //! # Rules
 //! - Numbers run freely modulo 2^32; a slot is the number modulo the slots of its area. The front end starts all
@@ -32,10 +32,10 @@
 //! - `req_prod - req_cons` is never above the slots of requests, `req_prod - rsp_prod` never above those of responses.
 //!   The back end checks both against its own numbers and stops at once if they are broken.
 //! - The back end moves `req_cons` after it has copied the requests before it, and before it shows a response to any of
-//!   them: who waits for room can wait for a response.
-//! - The front end checks `rsp_prod`: no more responses than requests under way.
-//! - Events are those of the ordinary ring: whoever moves a producer from `old` to `new` notifies if
-//!   `new - event < new - old` (all modulo 2^32) with the other side's event; whoever goes to sleep sets its event to
+//! them: a front end that waits for room can wait for a response.
+//! - The front end checks `rsp_prod`: no more responses than requests in flight.
+//! - Events are those of the ordinary ring: a side that moves a producer from `old` to `new` notifies if
+//! `new - event < new - old` (all modulo 2^32) with the other side's event; a side that goes to sleep sets its event to
 //!   its consumer plus one and looks once more.
 
 use super::abi::{REQUEST_LEN_MAX, RESPONSE_LEN_MAX};

@@ -35,7 +35,7 @@ impl Guest {
         Ok(Self { memory: Arc::new(Memory::open(fd)?), domid, us })
     }
 
-    /// A machine of this process.
+    /// The domain of `machine`, as a back end in domain 0 sees it.
     ///
     /// # Errors
     /// No descriptor or no memory is left.
@@ -126,8 +126,8 @@ impl Guest {
         let page = self.memory.pin(grant, self.us, rights)?;
         let theirs = self.memory.page(page).wrapping_add(usize::from(offset));
         // SAFETY: the page is the domain's and `offset + len` inside it (`is_well_formed`); our end is valid by the
-        // promise of `CopyBatch::push`. The domain may change its page meanwhile: the bytes are then a mixture, which
-        // nobody but the domain cares for.
+        // contract of `CopyBatch::push`. The domain may change its page meanwhile: the bytes are then a mixture, which
+        // only the domain itself can notice.
         unsafe {
             match direction {
                 Direction::FromDomain => ptr::copy_nonoverlapping(theirs, local, len),
@@ -231,7 +231,7 @@ impl MappedPages {
 impl Drop for MappedPages {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: made by `Guest::map` with this length; whoever uses it keeps this value.
+            // SAFETY: made by `Guest::map` with this length; every user of it keeps this value.
             unsafe { libc::munmap(self.base.cast(), self.len) };
         }
     }

@@ -6,8 +6,8 @@
 //!   ...    the pages, from the next border of a page
 //! ```
 //!
-//! A grant is one word, so that every change of it is one atomic step: the page, who may map it, whether only for
-//! reading, and how often it is in use. A domain cannot take a grant back that is in use, as on Xen.
+//! A grant is one word, so that every change of it is one atomic step: the page, the domain that may map it, whether
+//! only for reading, and how often it is in use. A domain cannot take a grant back that is in use, as on Xen.
 
 use std::fmt;
 use std::fs::File;
@@ -60,8 +60,8 @@ unsafe impl Sync for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by us with this length, and nobody holds a pointer into it any longer: all who
-        // do keep this value alive.
+        // SAFETY: the mapping was made by us with this length, and there is no pointer into it any longer: every
+        // holder of one keeps this value alive.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -102,7 +102,7 @@ impl Memory {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the descriptor was just made and has no other owner.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let grants = GRANTS_MIN.max(2 * pages + GRANTS_RESERVED);
         file.set_len((data_at(grants) + pages as usize * PAGE_LEN) as u64)?;
@@ -245,7 +245,7 @@ impl Machine {
         self.memory.pages
     }
 
-    /// Sets `count` pages in a row aside that nobody else got; the first one. `None` if there are not so many.
+    /// Sets `count` pages in a row aside, each for one caller; the first one. `None` if there are not so many.
     pub fn take_pages(&self, count: u32) -> Option<u32> {
         let more = |taken: u32| taken.checked_add(count).filter(|end| *end <= self.pages());
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()

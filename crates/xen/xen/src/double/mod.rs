@@ -1,6 +1,6 @@
 //! A double of the hypervisor: a domain is a memfd with a grant table in it, event channels are pairs of eventfds.
 //!
-//! The other side of [`crate::Domain`] and [`crate::Channel`] for tests, fuzzers and benchmarks on any machine. Both
+//! The other side of [`crate::Domain`] and [`crate::Channel`] for tests, fuzzers and benchmarks on any host. Both
 //! sides may be processes of their own: what they share are descriptors. [`Machine`] is the domain as it sees itself,
 //! [`Guest`] the same as a back end sees it, [`Wire`] an end of an event channel.
 //!

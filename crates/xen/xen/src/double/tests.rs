@@ -1,4 +1,4 @@
-//! The double keeps the hypervisor's promises.
+//! The double behaves as the hypervisor guarantees.
 
 use super::*;
 use crate::domain::{CopyBatch, Direction, Domain, GrantRef, PAGE_LEN, Rights, grant_status};
@@ -156,7 +156,7 @@ fn only_a_machines_memfd_is_a_guest() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
     assert!(Guest::from_fd(file.into(), 1).is_err(), "it could shrink below us");
-    // SAFETY: the name is a C string; the descriptor is nobody else's.
+    // SAFETY: the name is a C string; the descriptor has no other owner.
     let fd: std::os::fd::OwnedFd = unsafe {
         let fd = libc::memfd_create(c"none".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         std::os::fd::FromRawFd::from_raw_fd(fd)

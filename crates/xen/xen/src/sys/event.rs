@@ -10,7 +10,7 @@ const PATH: &str = "/dev/xen/evtchn";
 const PORTS: usize = 16;
 
 /// One event channel on an open `/dev/xen/evtchn` of its own. Closed when dropped: the other end is then unbound, and
-/// whoever has its number may bind it anew.
+/// the holder of its number may bind it anew.
 #[derive(Debug)]
 pub struct EventDevice {
     device: OwnedFd,
@@ -53,7 +53,7 @@ impl EventDevice {
         Ok(Self { device, port })
     }
 
-    /// A channel that somebody else has bound on this device, alone there.
+    /// A channel that another process has bound on this device, alone there.
     pub fn from_fd(device: OwnedFd, port: u32) -> Self {
         Self { device, port }
     }

@@ -173,7 +173,7 @@ impl GrantDevice {
         let count = u32::try_from(segments.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
         let mut argument = CopyArgument { count, segments: segments.as_mut_ptr() };
         // SAFETY: `ioctl_gntdev_grant_copy` with as many segments as it says; their ends on our side are valid by the
-        // promise of `CopyBatch::push`.
+        // contract of `CopyBatch::push`.
         unsafe { call(self.device.as_raw_fd(), request::GRANT_COPY, &raw mut argument) }.map(drop)
     }
 
@@ -260,7 +260,7 @@ impl MappedGrants {
 impl Drop for MappedGrants {
     fn drop(&mut self) {
         if !self.base.is_null() {
-            // SAFETY: made by `GrantDevice::map` with this length; whoever uses it keeps this value.
+            // SAFETY: made by `GrantDevice::map` with this length; every user of it keeps this value.
             unsafe { libc::munmap(self.base.cast(), self.len) };
         }
         let mut argument = [self.index, (self.len / PAGE_LEN) as u64];

@@ -2,7 +2,7 @@
 //!
 //! [`GrantDevice`] is another domain's memory, [`EventDevice`] an event channel, [`SharedPages`] memory of our own that
 //! another domain may use. Each can be made of an open descriptor too: a process in a sandbox is given those.
-//! [`request`] has the numbers of the ioctls, for whoever filters them.
+//! [`request`] has the numbers of the ioctls, for a system call filter.
 
 mod event;
 mod grant;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Whether this machine runs on Xen.
+/// Whether this host runs on Xen.
 pub fn is_xen() -> bool {
     is_xen_below(Path::new("/"))
 }

@@ -83,7 +83,7 @@ impl SharedPages {
 
 impl Drop for SharedPages {
     fn drop(&mut self) {
-        // SAFETY: made by `new` with this length; whoever uses it keeps this value.
+        // SAFETY: made by `new` with this length; every user of it keeps this value.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len()) };
         let mut argument = [self.index, self.grants.len() as u64];
         // SAFETY: `ioctl_gntalloc_dealloc_gref`: a number of 64 bits, one of 32.

@@ -27,9 +27,9 @@ use link::Link;
 
 /// How long an answer may take: the daemon is busy for milliseconds, never for this long.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Requests that are under way at once. It bounds what a daemon has to keep for us.
+/// Requests in flight at once. It bounds what a daemon has to keep for us.
 const WINDOW: usize = 64;
-/// Events kept, at most. Equal ones that nobody has taken are kept once, so this is far above any number of nodes.
+/// Events kept, at most. Equal ones that were not taken yet are kept once, so this is far above any number of nodes.
 const EVENTS_MAX: usize = 1 << 20;
 
 /// A watch that was set.
@@ -154,7 +154,7 @@ impl Client {
         self.link.raw_fd()
     }
 
-    /// Does something in a transaction, as often as it takes until nobody has changed the same at the same time.
+    /// Does something in a transaction, and repeats it as long as other clients change the same nodes meanwhile.
     /// Nothing is changed if it fails.
     ///
     /// # Errors

@@ -141,7 +141,7 @@ pub trait Nodes: Sized {
         }
     }
 
-    /// Who may read and write a node; the first is the owner.
+    /// The domains that may read and write a node; the first is the owner.
     ///
     /// # Errors
     /// The daemon refuses.
@@ -151,7 +151,7 @@ pub trait Nodes: Sized {
         Ok(there(&request, answer)?.map(|payload| reply::read_permissions(&payload)).transpose()?)
     }
 
-    /// Says who may read and write a node; the first is the owner.
+    /// Sets the domains that may read and write a node; the first is the owner.
     ///
     /// # Errors
     /// The daemon refuses.

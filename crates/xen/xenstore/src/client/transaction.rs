@@ -12,7 +12,7 @@ const TRIES_AT_ONCE: u32 = 4;
 /// Longest wait between two tries.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// A transaction under way; [`Client::transaction`] begins and ends it.
+/// A transaction that has begun; [`Client::transaction`] begins and ends it.
 #[derive(Debug)]
 pub struct Transaction<'a> {
     client: &'a mut Client,

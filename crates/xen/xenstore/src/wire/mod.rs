@@ -6,7 +6,7 @@
 //!   u32    id u32   action u32    at most 4096 bytes, both ways
 //! ```
 //!
-//! Numbers are in the machine's order. [`Decoder`] cuts a stream into messages, [`Request`] reads and writes what they
+//! Numbers are in the host's order. [`Decoder`] cuts a stream into messages, [`Request`] reads and writes what they
 //! ask, [`reply`] what they answer, [`Errno`] names refusals.
 
 mod errno;
@@ -22,7 +22,7 @@ pub use strings::{Pieces, decimal};
 
 use std::fmt;
 
-/// Bytes of a header: type, request, transaction, length; four `u32` of the machine.
+/// Bytes of a header: type, request, transaction, length; four `u32` in the host's order.
 pub const HEADER_LEN: usize = 16;
 /// Longest payload in bytes.
 pub const PAYLOAD_MAX: usize = 4096;
@@ -58,7 +58,7 @@ kinds! {
     Directory = 1 "DIRECTORY",
     /// A node's value.
     Read = 2 "READ",
-    /// Who may read and write a node.
+    /// The domains that may read and write a node.
     GetPerms = 3 "GET_PERMS",
     /// Tells of changes to a node and all below it.
     Watch = 4 "WATCH",
@@ -80,7 +80,7 @@ kinds! {
     Mkdir = 12 "MKDIR",
     /// Removes a node and all below it.
     Rm = 13 "RM",
-    /// Sets who may read and write a node.
+    /// Sets the domains that may read and write a node.
     SetPerms = 14 "SET_PERMS",
     /// Something below a watch changed; only from the daemon.
     WatchEvent = 15 "WATCH_EVENT",

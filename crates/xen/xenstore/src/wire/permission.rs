@@ -1,4 +1,4 @@
-//! Who may read and write a node.
+//! The domains that may read and write a node.
 
 use std::fmt;
 
@@ -42,13 +42,13 @@ impl Access {
     }
 }
 
-/// One entry of a node's list. The first names the owner, who may do everything, and what domains may that are not
+/// One entry of a node's list. The first names the owner, which may do everything, and what domains may that are not
 /// listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Permission {
     /// What is allowed.
     pub access: Access,
-    /// To whom.
+    /// The domain.
     pub domid: u32,
 }
 

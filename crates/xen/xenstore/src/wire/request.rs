@@ -160,7 +160,7 @@ impl<'a> Request<'a> {
                 let [path, token] = exactly(payload)?;
                 Self::Unwatch { path: utf8(path)?, token }
             }
-            // Their payload is an empty string by the book; nobody looks.
+            // Their payload is an empty string by the book; it is not looked at.
             Kind::TransactionStart => Self::TransactionStart,
             Kind::ResetWatches => Self::ResetWatches,
             Kind::TransactionEnd => match one()? {

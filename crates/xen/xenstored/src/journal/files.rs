@@ -50,7 +50,7 @@ pub trait Files {
     fn sync_names(&mut self) -> io::Result<()>;
 }
 
-/// A directory of the machine, for one daemon at a time.
+/// A directory of the host, for one daemon at a time.
 #[derive(Debug)]
 pub struct Dir {
     path: PathBuf,

@@ -1,7 +1,7 @@
 //! The tree and the domains on disk, for a daemon that is killed or a host that loses power.
 //!
 //! ```text
-//!   tree.7   all of it when generation 7 began            written beside, synced, renamed, directory synced
+//!   tree.7   all of it when generation 7 began            written apart, synced, renamed, directory synced
 //!   log.7    what changed since: one record a step         appended and synced before the answers are sent
 //! ```
 //!
@@ -9,7 +9,7 @@
 //! that is torn ends the log, and what comes behind it was never acknowledged. A daemon that starts reads both, begins
 //! another generation and only then removes the old one, so a crash at any moment leaves one generation that is whole.
 //!
-//! What is kept is the tree, what was set of quotas and of who may watch special names, and of each domain how it was
+//! What is kept is the tree, the quotas and permissions of special names that were set, and of each domain how it was
 //! introduced, what was set for it and its watches. Connections by socket end with the daemon, and open transactions of
 //! all, as they do with any xenstored; a live update keeps those too.
 

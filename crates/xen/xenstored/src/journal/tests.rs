@@ -33,7 +33,7 @@ struct Disk {
 struct Shared(Rc<RefCell<Disk>>);
 
 impl Shared {
-    /// One operation more; false when it is the one that does not come to its end.
+    /// One operation more; false when it is the one that is cut off.
     fn step(&self) -> bool {
         let mut disk = self.0.borrow_mut();
         disk.done += 1;

@@ -103,7 +103,7 @@ pub fn hold_updates() -> io::Result<()> {
 }
 
 impl Daemon {
-    /// A daemon that serves nobody yet.
+    /// A daemon without clients.
     ///
     /// # Errors
     /// The system has no descriptors left.
@@ -123,7 +123,7 @@ impl Daemon {
         })
     }
 
-    /// Serves who connects here.
+    /// Serves the clients that connect here.
     ///
     /// # Errors
     /// It cannot be waited for.
@@ -143,7 +143,7 @@ impl Daemon {
     /// # Errors
     /// Of the system calls.
     pub fn take_signals(&mut self) -> io::Result<()> {
-        // Who goes away while we write is told by the error of the write.
+        // A peer that goes away during a write is noticed by the write's error.
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
         let signals = poll::signals(&[libc::SIGTERM, libc::SIGINT, libc::SIGUSR1])?;
@@ -368,7 +368,7 @@ impl Daemon {
         }
     }
 
-    /// Reads requests of a ring, for some turns; what is to be sent goes out with everybody's.
+    /// Reads requests of a ring, for some turns; replies are sent with those of all connections.
     fn serve_ring(&mut self, domid: u32) {
         for _ in 0..RING_TURNS {
             let Some(id) = self.read_ring(domid) else { return };

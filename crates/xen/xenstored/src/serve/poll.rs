@@ -54,7 +54,7 @@ fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: made by the caller just now and owned by nobody else.
+    // SAFETY: made by the caller just now and without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -128,7 +128,7 @@ pub fn waker() -> io::Result<OwnedFd> {
     owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Wakes who waits for this waker.
+/// Wakes the thread that waits for this waker.
 pub fn wake(waker: &impl AsRawFd) {
     let one = 1u64;
     // SAFETY: eight bytes of ours. It can only fail because it is awake already.

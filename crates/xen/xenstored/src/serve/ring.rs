@@ -107,7 +107,7 @@ impl FilePage {
 
 impl Drop for FilePage {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` and named by nobody else.
+        // SAFETY: mapped by `map`; nothing else refers to it.
         unsafe { libc::munmap(self.base.cast(), 4096) };
     }
 }
@@ -259,7 +259,7 @@ impl Ring {
         if self.failed.is_none() {
             self.failed = Some(error);
             self.word(ERROR).store(error as u32, Ordering::Release);
-            // Whether the guest hears of it is the guest's loss alone.
+            // A guest that is not notified harms itself alone.
             let _ = self.channel.notify();
         }
         error

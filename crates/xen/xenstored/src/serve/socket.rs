@@ -49,7 +49,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, String> {
         Ok(_) => fs::remove_file(path).map_err(|error| failed("remove the stale socket", error))?,
     }
     let listener = UnixListener::bind(path).map_err(|error| failed("listen at", error))?;
-    // Who can connect can do everything.
+    // A client that can connect can do everything.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(|error| failed("protect", error))?;
     listener.set_nonblocking(true).map_err(|error| failed("prepare", error))?;
     Ok(listener)

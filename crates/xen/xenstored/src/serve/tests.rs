@@ -34,8 +34,8 @@ impl Source for Doubles {
     }
 }
 
-/// A daemon with domains 1 and 2, both introduced, the control domain's own ring (the third), a domain 3 that nobody
-/// has introduced, and a client on its socket.
+/// A daemon with domains 1 and 2, both introduced, the control domain's own ring (the third), a domain 3 that is not
+/// introduced, and a client on its socket.
 struct World {
     scratch: tempfile::TempDir,
     /// What a hypervisor keeps when the daemon is gone.

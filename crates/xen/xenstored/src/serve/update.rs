@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Until the exec nothing has changed: a program that cannot be run, or that does not understand the state, is an error
-//! for who asked, and this one serves on.
+//! for the client that asked, and this one serves on.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -33,7 +33,7 @@ const STATE_LEN_MAX: u64 = 4 << 30;
 /// What was asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Update {
-    /// Who asked, and the number of the request, if it was a request.
+    /// The connection that asked, and the number of the request, if it was a request.
     pub asked: Option<(ConnId, u32)>,
     /// The program; the one that runs when it is not named.
     pub program: Option<String>,
@@ -53,7 +53,7 @@ fn memfd() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and without another owner.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
@@ -162,7 +162,7 @@ pub fn read_state(fd: RawFd) -> Result<Vec<u8>, String> {
 pub struct Restored {
     /// It.
     pub daemon: Daemon,
-    /// Who waits for an answer.
+    /// The connection that waits for an answer.
     pub asked: Option<(ConnId, u32)>,
     /// The channel by which the hypervisor tells of domains.
     pub domain_events: Option<Channel>,

@@ -28,12 +28,12 @@ use crate::store::{Change, Op, Store};
 use crate::tree::{Access, Caller, Node, Perms, Tree, split};
 use crate::watches::{ConnId, Watch, Watches};
 
-/// What somebody asked for that the server cannot do alone.
+/// A request that the server cannot carry out alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// Another program is to go on in this one's place; the request is answered by that.
     LiveUpdate {
-        /// Who asked.
+        /// The connection that asked.
         conn: ConnId,
         /// The request's number.
         request: u32,
@@ -181,7 +181,7 @@ impl Server {
     pub fn go_on(&mut self, id: ConnId) {
         while self.wants_more(id) {
             let Some(conn) = self.conn_mut(id) else { return };
-            // Lent out, because the message lies in it and the request may be about any connection.
+            // Taken out meanwhile, because the message lies in it and the request may be about any connection.
             let mut decoder = std::mem::take(&mut conn.decoder);
             let found = match decoder.next() {
                 Ok(Some(message)) => {
@@ -337,7 +337,7 @@ impl Server {
                             told.push((watch.conn, path[watch.relative..].into(), watch.token.clone()));
                         }
                     });
-                    // Who watches something below hears of that, not of what took it away.
+                    // A watch below fires for the node it names, not for the one that was removed above it.
                     let gone = Tree::new(node.clone());
                     let top = if &**path == "/" { 0 } else { path.len() };
                     self.watches.below(path, |below, watch| {
@@ -355,7 +355,7 @@ impl Server {
         }
     }
 
-    /// Whether a connection may hear of a node: it can read it, could read it, or can read what it is in.
+    /// Whether a connection may be told of a node: it can read it, could read it, or can read what it is in.
     fn may_know(&self, id: ConnId, path: &str, node: Option<&Node>, before: Option<&Perms>) -> bool {
         let Some(conn) = self.conn(id) else { return false };
         let reads = |perms: &Perms| perms.of(&conn.caller).has(Access::READ);
@@ -381,7 +381,7 @@ impl Server {
         self.mark(id);
     }
 
-    /// Tells who watches a special name, `@releaseDomain` as an example, about a domain.
+    /// Fires the watches of a special name, `@releaseDomain` as an example, for a domain.
     fn fire_special(&mut self, name: &str, domid: u32) {
         let whole = format!("{name}/{domid}");
         let mut told: Vec<(ConnId, bool, Rc<[u8]>)> = Vec::new();
@@ -454,9 +454,9 @@ impl Server {
         self.fire_special("@releaseDomain", domid);
     }
 
-    /// Goes on with what a daemon before this one has kept, before anybody is served. Domains are served by their rings
+    /// Goes on with what a daemon before this one has kept, before any request. Domains are served by their rings
     /// where these can be had; `life` says how each is. A watch is told once, as when it was made: what it was about
-    /// may have changed since its domain last heard of it.
+    /// may have changed since its domain was last told.
     pub fn take_up(&mut self, mut kept: Kept, mut life: impl FnMut(u32) -> Life) {
         // The control domain's ring is there already.
         let control = self.domains.get(0).and_then(|domain| domain.conn);

@@ -13,7 +13,7 @@ use crate::store::{Change, Transaction};
 use crate::tree::{Caller, Perms};
 use crate::watches::{ConnId, Watch};
 
-/// Bytes of a token, at most: what is longer could never come back beside a path.
+/// Bytes of a token, at most: an event with a longer one has no room for a path.
 const TOKEN_LEN_MAX: usize = 3072;
 /// Bytes of an absolute path (`XENSTORE_ABS_PATH_MAX`).
 const ABSOLUTE_LEN_MAX: usize = 3072;

@@ -182,7 +182,7 @@ fn watches_hear_what_they_asked_for() {
     }
     let heard = ["/a/b/c/d|deep|", "/a/b/c/d|t|", "/b/c|near|", "x/y/z|rel|"];
     assert_eq!(watcher.events(&mut server), heard);
-    // A removal is told to who watches what it takes along, under the names they know.
+    // A removal fires the watches of nodes that go with it, under the names that their clients use.
     root.ask(&mut server, Kind::Rm, "/a|");
     assert_eq!(watcher.events(&mut server), ["/a|t|", "/a/b/c|deep|"]);
     root.ask(&mut server, Kind::Rm, "/a|");

@@ -114,7 +114,7 @@ pub fn get_caller(bytes: &mut Reader<'_>) -> Result<Caller, Damaged> {
     Ok(Caller { domid, target, privileged: bytes.u8()? != 0 })
 }
 
-/// One change with who made it.
+/// One change with its caller.
 pub fn put_op(out: &mut Writer, caller: &Caller, op: &Op) {
     put_caller(out, caller);
     match op {

@@ -71,7 +71,7 @@ fn transactions_watches_and_half_messages_go_along() {
     send(&mut server, one, 0, &Request::IsDomainIntroduced { domid: 3 });
     send(&mut server, one, 0, &Request::GetQuota { domid: Some(3), quota: Some("nodes") });
     assert_eq!(answers(&mut server, one), ["T\0", "77\0"]);
-    // Somebody else adds a child: the first transaction merges, the second wanted to remove all of it.
+    // Another client adds a child: the first transaction merges, the second wanted to remove all of it.
     send(&mut server, other, 0, &Request::Mkdir { path: "/a/theirs" });
     assert_eq!(answers(&mut server, other), ["OK\0", "/a/theirs\0t\0"]);
     send(&mut server, one, 1, &Request::TransactionEnd { commit: true });

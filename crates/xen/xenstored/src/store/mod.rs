@@ -157,7 +157,7 @@ impl View<'_> {
         self.transaction.as_mut().map_or(Ok(()), |transaction| transaction.note(path, aspect, max))
     }
 
-    /// The node of a path if the caller has this access. Who could not see a node if it were there is told nothing.
+    /// The node of a path if the caller has this access. A missing one is `EACCES` without access to the node above it.
     fn find(&mut self, path: &str, wanted: Access, aspect: Aspect) -> Result<&Rc<Node>, Errno> {
         self.note(path, OWN | aspect)?;
         if self.tree().get(path).is_none() {
@@ -254,7 +254,7 @@ impl View<'_> {
         }
     }
 
-    /// Sets permissions. Only who may do everything can give a node away.
+    /// Sets permissions. Only a privileged caller can give a node away.
     ///
     /// # Errors
     /// `ENOENT`, `EACCES`, `EPERM`, `ENOSPC`.

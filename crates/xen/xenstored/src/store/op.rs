@@ -1,14 +1,14 @@
 //! Changes of the tree, and carrying them out.
 //!
 //! Every change is one of these, whether it comes from a request, from the commit of a transaction or from the log on
-//! disk, so all three do the same. Who may make it was decided before.
+//! disk, so all three do the same. The caller's permission was checked before.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::tree::{Caller, Children, Node, Perms, Tree, Value, parts, split, walk};
 
-/// What a node costs beside its value, name and permissions, in bytes of the memory quota.
+/// What a node costs in addition to its value, name and permissions, in bytes of the memory quota.
 const NODE_COST: usize = 96;
 
 /// A change.
@@ -66,7 +66,7 @@ pub struct Usage {
     pub bytes: i64,
 }
 
-/// What changes bring about beside the new tree.
+/// What changes bring about in addition to the new tree.
 #[derive(Clone, Debug, Default)]
 pub struct Effects {
     /// For the watches, in order.
@@ -172,7 +172,7 @@ fn remove(tree: &mut Tree, path: &Rc<str>, clock: &mut u64, effects: &mut Effect
     effects.changes.push(Change::Gone { path: path.clone(), node });
 }
 
-/// A number that is given to a new domain must not open doors that were the old one's.
+/// A domain that gets a number again must not get what the number's earlier domain could reach.
 fn forget(tree: &mut Tree, domid: u32, clock: &mut u64, effects: &mut Effects) {
     let mut owned: Vec<String> = Vec::new();
     let mut named = Vec::new();

@@ -25,7 +25,7 @@ pub struct Transaction {
     pub tree: Tree,
     /// What it depends on.
     pub seen: HashMap<Box<str>, Aspect>,
-    /// What it changed, by whom, in order.
+    /// What it changed, by which caller, in order.
     pub log: Vec<(Caller, Op)>,
     /// What its changes brought about.
     pub effects: Effects,

@@ -1,4 +1,4 @@
-//! The tree of nodes: values that never change, shared by every version of it that somebody still looks at.
+//! The tree of nodes: values that never change, shared by every version of it that is still in use.
 //!
 //! ```text
 //!   live ──▶ root' ──▶ local' ──▶ domain' ──▶ 7'        a change copies the nodes above it, and of each directory on
@@ -24,7 +24,7 @@ pub use value::Value;
 pub struct Node {
     /// What `READ` answers.
     pub value: Value,
-    /// Who may do what.
+    /// The permissions.
     pub perms: Perms,
     /// Changes with value and permissions; no two states of any node have the same number.
     pub own: u64,

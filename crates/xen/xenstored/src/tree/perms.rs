@@ -1,6 +1,6 @@
-//! Who may do what with a node.
+//! What a caller may do with a node.
 //!
-//! The first entry names the owner, who may do everything, and what everybody may who is not named after it.
+//! The first entry names the owner, which may do everything, and what every domain may that is not named after it.
 
 use std::rc::Rc;
 
@@ -69,7 +69,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Who may do everything.
+    /// The control domain, which may do everything.
     pub const CONTROL: Self = Self { domid: 0, target: None, privileged: true };
 
     /// An ordinary domain.

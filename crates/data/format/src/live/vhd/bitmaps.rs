@@ -37,7 +37,7 @@ pub(super) struct Bitmaps {
 }
 
 impl Bitmaps {
-    /// Room for `kept` and for those that cannot be given up.
+    /// Room for `kept` and for those that must stay.
     pub(super) fn new(kept: usize) -> Self {
         // Room at once, so that no request pays for growing: the memory is not touched before it is used.
         let place = HashMap::with_capacity_and_hasher(2 * kept, BuildHasherDefault::default());

@@ -18,7 +18,7 @@
 //! | step | what | why it must come here |
 //! |---|---|---|
 //! | 1 | what the old log says is in place and durable | until step 3 the old mark counts: a death repeats this |
-//! | 2 | the log has the new mark beside the old one | a death right after step 3 must find it there |
+//! | 2 | the log has the new mark and the old one | a death right after step 3 must find it there |
 //! | 3 | the copy of the footer has the new mark | |
 //! | 4 | the log has only the new mark, and no records | from here on records belong to the new mark |
 //! | 5 | at closing: all is durable and the log cleared, then the mark goes, then the log | no records, no log |

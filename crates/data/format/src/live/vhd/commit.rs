@@ -12,9 +12,9 @@ use super::{CAPACITY, Sleeping, VhdLayer, Writer};
 use crate::error::{FormatError, FormatErrorKind, Result};
 use crate::vhd::{BitOrder, FOOTER_LEN, bitmap};
 
-/// Metadata that nobody flushes is written back after this long.
+/// Metadata that no flush writes is written back after this long.
 const WRITEBACK_AFTER_NS: u64 = 1_000_000_000;
-/// Writes of metadata under way at once.
+/// Metadata writes in flight at once.
 const PARALLEL: usize = 16;
 /// Table sectors this close to each other are written in one piece, with what lies between.
 const TABLE_GAP: u32 = 8;
@@ -90,7 +90,7 @@ impl Writer {
         self.dirty.borrow().is_clean() && self.freed.is_settled()
     }
 
-    /// Whether whoever has written must await [`VhdLayer::settle`].
+    /// Whether a writer must await [`VhdLayer::settle`].
     pub(super) fn must_settle(&self) -> bool {
         self.log.used() >= CAPACITY / 2 || self.owes_table.get()
     }
@@ -311,7 +311,7 @@ impl<S: Storage> VhdLayer<S> {
         join_all(futures.collect()).await
     }
 
-    /// The service that writes metadata back when nobody flushes. Sleeps while there is nothing to write.
+    /// The service that writes metadata back when no flush does. Sleeps while there is nothing to write.
     pub(super) async fn keep_written(self: Rc<Self>) {
         let Some(writer) = &self.writer else { return };
         while !writer.closing.get() {

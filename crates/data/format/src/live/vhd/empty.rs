@@ -13,7 +13,7 @@ use crate::error::{FormatError, FormatErrorKind, Result};
 
 impl<S: Storage> VhdLayer<S> {
     /// Lets go of everything the image holds: from now on it reads as its parent alone, or as zero. Nothing may be
-    /// under way, and whatever is below must read the same, durably. Durable when it returns; a power cut before leaves
+    /// in flight, and whatever is below must read the same, durably. Durable when it returns; a power cut before leaves
     /// some blocks there and others not.
     ///
     /// # Errors
@@ -21,7 +21,7 @@ impl<S: Storage> VhdLayer<S> {
     /// so again no write to it is answered.
     pub async fn empty(&self) -> Result<()> {
         let writer = self.writer()?;
-        // Who looks for free places must not find those of blocks that may come back.
+        // A search for free places must not find those of blocks that may come back.
         while writer.reserve.busy.replace(true) {
             writer.reserve.done.wait(&self.tasks).await;
         }

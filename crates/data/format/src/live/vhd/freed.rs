@@ -9,7 +9,7 @@
 //!             cleared and made durable, then its table entry; and until no record of the block is left in the
 //!             intent log, it gets no other place.
 //!   cooling   a request that began earlier may still be reading or writing at the old place
-//!   free      nobody knows the place: what is left there is punched out of the file, and a new block may have it
+//! free      no request holds the place: what is left there is punched out of the file, and a new block may have it
 //! ```
 //!
 //! A place is used again like one at the end of the file: its bitmap and, in a file, its data read as zero, and that
@@ -27,7 +27,7 @@ use super::{VhdLayer, Writer};
 use crate::error::Result;
 use crate::vhd::layout;
 
-/// Blocks that may be on their way out before whoever gives back another waits for a batch.
+/// Blocks that may be leaving before a request that gives another back waits for a batch.
 const LEAVING_MAX: usize = 4096;
 /// Free places that are remembered. More are found again by looking at the table.
 const FREE_MAX: usize = 16384;
@@ -57,9 +57,9 @@ pub(super) struct Freed {
     leaving: RefCell<BTreeMap<u32, Leaving>>,
     /// A block that is leaving has data that are not zero.
     has_data: Cell<bool>,
-    /// Places of which the table knows nothing any more: those of this shift, and of the one before.
+    /// Places that the table no longer names: those freed in this epoch, and in the one before.
     cooling: [RefCell<Vec<u32>>; 2],
-    /// Places that nobody knows, not yet punched out.
+    /// Places that no request holds, not yet punched out.
     left: RefCell<Vec<u32>>,
     places: RefCell<BTreeSet<u32>>,
     /// There were more places than are remembered.
@@ -165,7 +165,7 @@ impl Freed {
         first
     }
 
-    /// A place that nobody knows.
+    /// Takes a place that no request holds.
     pub(super) fn put(&self, sector: u32) {
         let mut places = self.places.borrow_mut();
         if places.len() < FREE_MAX {
@@ -208,7 +208,7 @@ impl<S: Storage> VhdLayer<S> {
 
     /// Whether the storage keeps nothing at the place of `block`.
     fn is_hole(&self, block: u32, sector: u32) -> bool {
-        // A hole in an encrypted image is not zero, and a write under way may fill it.
+        // A hole in an encrypted image is not zero, and a write in flight may fill it.
         if self.cipher.is_some() || !self.flying.is_quiet(block) {
             return false;
         }
@@ -223,7 +223,7 @@ impl<S: Storage> VhdLayer<S> {
             return false;
         };
         let Some(sector) = self.table.sector(block) else { return false };
-        // A write under way may still put data there, and one that ended since a sector was made zero has done so: they
+        // A write in flight may still put data there, and one that ended since a sector was made zero has done so: they
         // come before what gave the block back.
         let is_zero = self.is_hole(block, sector);
         let leaving = Leaving { sector, blank: is_zero && self.table.is_full(block), stage: Stage::Fresh };
@@ -236,7 +236,7 @@ impl<S: Storage> VhdLayer<S> {
         writer.freed.is_crowded()
     }
 
-    /// Whether data that a guest does not see any more could come back if the process died: before it is promised that
+    /// Whether data that a guest does not see any more could come back if the process died: before a reply says that
     /// they read as zero, [`VhdLayer::forget_freed`] must be awaited.
     pub fn has_freed_data(&self) -> bool {
         self.writer.as_ref().is_some_and(|writer| writer.freed.has_data.get())
@@ -268,7 +268,7 @@ impl<S: Storage> VhdLayer<S> {
         drop(all);
         self.table.set_sector(block, sector);
         self.table.set_full(block);
-        // A batch under way may have passed the block over, and its records will be cleared with that batch.
+        // A batch being written may have passed the block over, and its records will be cleared with that batch.
         let mut dirty = writer.dirty.borrow_mut();
         dirty.mark_table(block);
         dirty.mark_whole(block);
@@ -277,7 +277,7 @@ impl<S: Storage> VhdLayer<S> {
         Again::Back(sector)
     }
 
-    /// Punches out what is left at places that nobody uses any more.
+    /// Punches out what is left at places that no request holds any more.
     pub(super) async fn reclaim(&self, writer: &Writer) {
         writer.freed.advance(&writer.visits);
         let is_file = self.store.info().resizable;

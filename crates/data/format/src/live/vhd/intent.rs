@@ -4,8 +4,8 @@
 //! in a batch, at the guest's next flush or a second later. If the *host* dies in between, the write is lost, as any
 //! write that
 //! was not flushed may be. If only the *process* dies, the guest goes on and must not lose anything that it was told is
-//! written: so every such write first leaves a record here, in shared memory. Who opens the image next applies the
-//! records.
+//! written: so every such write first leaves a record here, in shared memory. The next process that opens the image
+//! applies the records.
 //!
 //! A log belongs to one state of one image: to what the process left that wrote it. The image shows that state by the
 //! process's mark in it ([`crate::vhd::mark`]), which every other writer destroys, and by its length. `claim` compares
@@ -98,7 +98,7 @@ pub fn count(bytes: &[u8], uuid: Uuid) -> usize {
     records(bytes, uuid).map_or(0, |found| found.count)
 }
 
-/// A log as somebody else than its owner finds it.
+/// A log as a process finds it that is not its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     count: usize,
@@ -213,7 +213,7 @@ impl IntentPlace {
 }
 
 impl IntentMemory {
-    /// A log on the heap: lost with the process unless somebody else holds `memory`.
+    /// A log on the heap: lost with the process unless another holder keeps `memory`.
     pub fn heap(memory: &Arc<HeapMemory>) -> Self {
         // Atomics may be written through a shared reference, and the vector is never resized.
         let base = NonNull::from(memory.0.as_slice()).cast();

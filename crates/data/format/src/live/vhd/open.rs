@@ -29,7 +29,7 @@ const TABLE_PIECE: usize = 256 << 10;
 /// Whether new blocks get real space from the file system at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SpaceMode {
-    /// Where the file system can promise space without touching it.
+    /// Where the file system can reserve space without touching it.
     #[default]
     Auto,
     /// Always: a full disk shows when a block is set aside, never in the middle of it.
@@ -460,7 +460,7 @@ async fn make_writable<S: Storage>(
         }
     }
     if let Some(batmap) = vhd.batmap.as_ref().filter(|_| info.resizable) {
-        // Written at closing, when there may be no space left. A storage that cannot promise this loses nothing by it.
+        // Written at closing, when there may be no space left. A storage that cannot reserve it loses nothing by it.
         let at = batmap::header_offset(&vhd.header.borrow());
         let _ = vhd.store.allocate(tapio_types::Span::new(at, batmap.offset + batmap.len() - at), true).await;
     }

@@ -1,10 +1,10 @@
 //! Space for new blocks, set aside ahead of need.
 //!
-//! On a file: the file grows by a run of blocks in one step, the file system promises that the new range reads as
+//! On a file: the file grows by a run of blocks in one step, the file system guarantees that the new range reads as
 //! zero, a footer is
 //! written at the new end, and all that is made durable *before* the first of those blocks is used. The old footer
 //! stays
-//! where it is until the new one is durable, in a gap that no block uses; so whoever opens the file after a
+//! where it is until the new one is durable, in a gap that no block uses; so a process that opens the file after a
 //! power cut finds a footer at its end. On a device the footer never moves and the bitmaps of the run are zeroed.
 
 use std::cell::{Cell, RefCell};
@@ -114,7 +114,7 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
-    /// The service that keeps the reserve filled. Sleeps while nobody allocates.
+    /// The service that keeps the reserve filled. Sleeps while no block is allocated.
     pub(super) async fn keep_reserve(self: Rc<Self>) {
         let Some(writer) = &self.writer else { return };
         let reserve = &writer.reserve;
@@ -129,7 +129,7 @@ impl<S: Storage> VhdLayer<S> {
                 continue;
             }
             reserve.busy.set(true);
-            // Who finds nothing afterwards asks again; who is slow to look must not make this go round and round.
+            // A waiter that finds nothing afterwards asks again; one that is slow to look must not make this loop spin.
             reserve.wanted.set(false);
             let result = self.make_room(writer).await;
             reserve.busy.set(false);
@@ -140,17 +140,17 @@ impl<S: Storage> VhdLayer<S> {
             }
             reserve.done.notify_all(&self.tasks);
             if failed && writer.closing.get() {
-                // Whoever closes has rung already.
+                // The closing task has rung already.
                 break;
             } else if failed {
-                // Nobody is helped by trying again at once; the next who needs a block asks.
+                // Another attempt at once would fail as well; the next request that needs a block asks.
                 reserve.work.wait(&self.tasks).await;
             } else {
-                // Those who waited take what they need before the reserve is looked at again.
+                // Waiters take what they need before the reserve is looked at again.
                 self.tasks.yield_now().await;
             }
         }
-        // Whoever still waits must not wait for ever.
+        // The remaining waiters must not wait for ever.
         reserve.failures.set(reserve.failures.get() + 1);
         reserve.done.notify_all(&self.tasks);
         writer.service_ends(&self.tasks);
@@ -249,7 +249,7 @@ impl<S: Storage> VhdLayer<S> {
             .map_err(failed("cannot set space aside for new blocks"))?;
         if resizable {
             if !writer.reserve.space {
-                // Data may find the storage full, and the guest hears of it. Metadata of data that was accepted may
+                // Data may find the storage full, and the guest gets an error. Metadata of data that was accepted may
                 // not.
                 for &sector in &places {
                     let bitmap = Span::new(u64::from(sector) * SECTOR_LEN, self.bitmap_len);

@@ -1,11 +1,11 @@
-//! Who is at work in an image: what must be known before the place of a block may serve another.
+//! The requests in an image: what must be known before the place of a block may serve another.
 
 use std::cell::Cell;
 
-/// Requests that may still use a place they looked up earlier, counted in two shifts.
+/// Requests that may still use a place they looked up earlier, counted in two epochs.
 ///
-/// A request belongs to the shift in which it began. When the shifts change, those of the earlier one can only leave;
-/// once all have left, nobody knows a place that was given back before the change.
+/// A request belongs to the epoch in which it began. When the epoch changes, the earlier one gets no more requests;
+/// once all of it have ended, no request holds a place that was given back before the change.
 #[derive(Debug, Default)]
 pub(super) struct Visits {
     shift: Cell<usize>,
@@ -29,12 +29,12 @@ impl Visits {
         Visit(inside)
     }
 
-    /// Whether everybody of the earlier shift has left.
+    /// Whether all requests of the earlier epoch have ended.
     pub(super) fn earlier_left(&self) -> bool {
         self.inside[1 - self.shift.get()].get() == 0
     }
 
-    /// Begins another shift. The earlier one must have left.
+    /// Begins another epoch. All requests of the earlier one must have ended.
     pub(super) fn change_shift(&self) {
         debug_assert!(self.earlier_left());
         self.shift.set(1 - self.shift.get());
@@ -44,7 +44,7 @@ impl Visits {
 /// Places for the counts of [`Flying`].
 const COUNTS: usize = 512;
 
-/// Writes under way, counted by block. Blocks that are far apart share a count, so that the memory is bounded: one that
+/// Writes in flight, counted by block. Blocks that are far apart share a count, so that the memory is bounded: one that
 /// is busy makes its mates look busy.
 #[derive(Debug)]
 pub(super) struct Flying(Box<[Cell<u32>]>);
@@ -70,7 +70,7 @@ impl Flying {
         count.set(count.get().saturating_sub(1));
     }
 
-    /// Whether no write to the block is under way.
+    /// Whether no write to the block is in flight.
     pub(super) fn is_quiet(&self, block: u32) -> bool {
         self.count(block).get() == 0
     }

@@ -1,7 +1,7 @@
 //! A child into its parent, so that the child can be taken out of the chain.
 //!
-//! What the child has, it hides from the parent: writing it into the parent changes nothing that anyone sees through
-//! the child, at no moment. A kill therefore leaves both valid, and a second run writes the same bytes again.
+//! What the child has, it hides from the parent: writing it into the parent changes nothing that a reader of the child
+//! sees, at no moment. A kill therefore leaves both valid, and a second run writes the same bytes again.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub struct Coalesced {
     pub sectors_skipped: u64,
 }
 
-/// Merges the image at `path` into its parent. `progress` hears blocks done and blocks in all.
+/// Merges the image at `path` into its parent. `progress` is called with blocks done and blocks in all.
 ///
 /// # Errors
 /// `InvalidArgument` without a parent; those of finding and opening it; as [`coalesce`].

@@ -113,7 +113,7 @@ impl ParentFacts {
 /// Makes an image of `len` bytes at `path`, with room in its table to grow to `len_max`. A file that is there is
 /// replaced.
 ///
-/// The size is kept as it is: a child has its parent's, to the byte, and a copy its source's. Whoever wants whole
+/// The size is kept as it is: a child has its parent's, to the byte, and a copy its source's. A caller that wants whole
 /// blocks asks for them, see [`whole_blocks`](crate::vhd::layout::whole_blocks).
 ///
 /// # Errors

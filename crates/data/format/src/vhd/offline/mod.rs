@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! image     open: footer, header, table, batmap, with every tolerance    write      sectors into an image, crash-safe
-//! create    new images                  parent     who the parent is, whole chains
+//! create    new images                  parent     which the parent is, whole chains
 //! chain     sectors through a chain     coalesce   a child into its parent
 //! check     the rules, as findings      scan       many images in a line each
 //! modify    single facts                reparent   another parent (relink: its steps)

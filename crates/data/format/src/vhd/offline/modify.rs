@@ -27,7 +27,7 @@ pub fn set_hidden<M: Medium>(image: &mut Image<M>, hidden: u8) -> Result<()> {
     }
 }
 
-/// Sets the marker, a byte in the batmap's header for whoever needs one.
+/// Sets the marker, a byte in the batmap's header for any program's use.
 ///
 /// # Errors
 /// `Unsupported` in an image without a batmap; those of the medium.

@@ -1,4 +1,4 @@
-//! Who the parent is: locators to paths, paths to locators, whole chains.
+//! Which image the parent is: locators to paths, paths to locators, whole chains.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;

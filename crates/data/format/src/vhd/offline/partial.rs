@@ -1,7 +1,7 @@
 //! New images, and notes beside images, that a killed process left unfinished.
 //!
 //! An image is made under a name that says whose it is, `.vhd-PID-NUMBER.partial`, with its writer's lock held until it
-//! has its own name. What such a name leads to is nobody's when no process has the number here, no process anywhere has
+//! has its own name. Such a file is orphaned when no process has the number here, no process anywhere has
 //! the lock, and nothing was written for a while: on a storage of several hosts the number may be another host's.
 
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! A resize that was broken off, put in order by whoever opens the image next.
+//! A resize that was interrupted: the next process that opens the image undoes it.
 
 use std::path::{Path, PathBuf};
 

@@ -23,7 +23,7 @@
 //! A power cut that tears that header leaves an image that does not open, here as with every tool of this format. A
 //! kill cannot.
 //!
-//! Computed here, without a storage; carried out by `reparent` on an image that nobody uses, and by
+//! Computed here, without a storage; carried out by `reparent` on an image that is not in use, and by
 //! [`VhdLayer`](crate::live::vhd::VhdLayer) under a guest.
 
 use tapio_types::Span;

@@ -1,4 +1,4 @@
-//! Another parent for an image that nobody uses; see `relink` for the order of writes.
+//! Another parent for an image that is not in use; see `relink` for the order of writes.
 
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 1  the journal gets whatever is going to be overwritten      flush: from here on the image can be brought back
-//! 2  both footers are made 'v_poison'                          flush: nobody opens what is half done
+//! 2  both footers are made 'v_poison'                          flush: what is half done does not open
 //! 3  blocks in the way are copied behind the last one          flush
 //! 4  locators, batmap, table, header                           flush
 //! 5  the footer's copy, the footer, the end of the file        flush after each

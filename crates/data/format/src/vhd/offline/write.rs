@@ -11,7 +11,7 @@
 //!         flush
 //! ```
 //!
-//! Sectors that an old block held already are written in place; whoever needs the old contents after a kill must not
+//! Sectors that an old block held already are written in place; a caller that needs them after a kill must not
 //! write here. Only a command that has written all it wants touches the batmap, once: a bit not set costs a look at a
 //! bitmap. A power cut within that write leaves a checksum that does not fit; every reader then goes by the bitmaps,
 //! and

@@ -23,7 +23,7 @@ use super::{CALL_MAX, DeviceError, DeviceOptions, loop_device, stale};
 
 /// How long making a device may take.
 const ATTACH_MAX: Duration = Duration::from_secs(15);
-/// How long requests that are under way may hold up taking a device away.
+/// How long requests in flight may delay a detach.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long it may take once everything is refused.
 const DETACH_MAX: Duration = Duration::from_secs(10);
@@ -154,8 +154,8 @@ impl FuseDevice {
         })
     }
 
-    /// Takes device and file away. Requests under way come to their end if that does not take long; then they fail.
-    /// Tells whether nobody used it any more.
+    /// Takes device and file away. Requests in flight may end if that does not take long; then they fail.
+    /// Returns whether no program used it any more.
     pub fn detach(self) -> bool {
         let free = self.detach_loop();
         self.end();
@@ -179,7 +179,7 @@ impl FuseDevice {
     }
 
     fn end(&self) {
-        // Who still uses the file keeps it, and gets errors; the name is gone.
+        // A program that still uses the file keeps it, and gets errors; the name is gone.
         let dir = self.dir.clone();
         let _ = aside(DETACH_MAX, move || unmount(&dir));
         let id = self.id;

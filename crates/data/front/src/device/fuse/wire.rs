@@ -1,6 +1,6 @@
 //! The FUSE protocol as far as one file needs it: `linux/fuse.h` of the kernel's user interface, version 7.
 //!
-//! Everything is in the byte order of the machine. Requests begin with a header of 40 bytes, answers with one of 16.
+//! Everything is in the host's byte order. Requests begin with a header of 40 bytes, answers with one of 16.
 
 /// Bytes of a request's header (`fuse_in_header`).
 pub const IN_HEADER_LEN: usize = 40;
@@ -56,7 +56,7 @@ mod opcode {
 
 /// Bits of INIT that are asked for where the kernel has them: reads in parallel, direct I/O in parallel, long requests.
 const INIT_FLAGS: u32 = 1 << 0 | 1 << 5 | 1 << 15 | 1 << 18 | 1 << 22;
-/// Of `fuse_open_out`: no page cache, and writers beside each other.
+/// Of `fuse_open_out`: no page cache, and writers in parallel.
 pub const OPEN_DIRECT: u32 = 1 << 0 | 1 << 6;
 /// Of `fuse_open_out`: what the page cache holds stays.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;

@@ -38,7 +38,7 @@ impl Keeper {
         if fd < 0 {
             return Err(failed(&io::Error::last_os_error()));
         }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the descriptor was just made and has no other owner.
         let stop = unsafe { OwnedFd::from_raw_fd(fd) };
         let seen = stop.as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
         let shared = Arc::<Shared>::default();
@@ -82,7 +82,7 @@ fn watch(
     stopping: &AtomicBool,
 ) {
     while wait_for_end(&socket, stop) {
-        // Disconnected for good, by us or by somebody's nbd-client -d.
+        // Disconnected for good, by us or by an administrator's nbd-client -d.
         if !is_connected(index) {
             return;
         }

@@ -51,7 +51,7 @@ pub trait Server: Send + Sync {
     /// # Errors
     /// The server takes no more connections.
     fn serve(&self, socket: OwnedFd) -> Result<(), DeviceError>;
-    /// Ends the connections there are, when everything they asked for has come to its end: what is asked again on
+    /// Ends the connections there are, when all their requests have ended: what is asked again on
     /// another connection must not be overtaken by its former self.
     ///
     /// # Errors
@@ -294,7 +294,7 @@ impl NbdDevice {
     }
 }
 
-/// Gives up devices whose processes died and whose disks nobody started again: who uses them gets errors.
+/// Gives up devices whose processes died and whose disks were not started again: their users get errors.
 pub(super) fn clean(dir: &Path) -> Vec<PathBuf> {
     let mut cleaned = Vec::new();
     for (place, note) in

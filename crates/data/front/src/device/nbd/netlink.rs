@@ -169,7 +169,7 @@ impl Netlink {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the descriptor was just made and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let limit = libc::timeval { tv_sec: ANSWER_MAX.as_secs() as libc::time_t, tv_usec: 0 };
         let len = size_of::<libc::timeval>() as libc::socklen_t;

@@ -77,12 +77,12 @@ impl Driver {
         run(control::START_DEV, with_value(device, own_pid()), Vec::new()).map(drop)
     }
 
-    /// Begins to stop a device: it waits for the requests under way.
+    /// Begins to stop a device: it waits for the requests in flight.
     pub(super) fn stop(device: u32) -> io::Result<Aside<Vec<u8>>> {
         begin(control::STOP_DEV, of(device), Vec::new())
     }
 
-    /// Takes a device that has stopped away. Does not wait for who still has its node open.
+    /// Takes a device that has stopped away. Does not wait for programs that still have its node open.
     pub(super) fn delete(device: u32) -> io::Result<()> {
         run(control::DEL_DEV_ASYNC, of(device), Vec::new()).map(drop)
     }

@@ -1,8 +1,8 @@
 //! A disk as `/dev/ublkbN`, by the kernel's user-space block driver (Linux 6.5 or later).
 //!
-//! The device outlives its process: when that dies, the driver keeps requests waiting, and those under way are asked
-//! again as soon as a process of the same disk takes the device over ([`Note`] is how it finds it). Who used the
-//! device notices a pause.
+//! The device outlives its process: when that dies, the driver keeps requests waiting, and those in flight are asked
+//! again as soon as a process of the same disk takes the device over ([`Note`] is how it finds it). The device's
+//! users notice a pause.
 
 mod control;
 mod queue;
@@ -32,7 +32,7 @@ const NODE_MAX: Duration = Duration::from_secs(5);
 const NOTICE_MAX: Duration = Duration::from_secs(10);
 /// Between two looks.
 const LOOK_TIME: Duration = Duration::from_millis(10);
-/// How long requests that are under way may hold up the end of a device.
+/// How long requests in flight may delay the end of a device.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long stopping a device may take once everything is refused.
 const STOP_MAX: Duration = Duration::from_secs(10);
@@ -128,7 +128,7 @@ impl UblkDevice {
                     Driver::delete(note.device).map_err(failed("taking a dead device away"))?;
                     return Ok(None);
                 }
-                // The process has died just now, and the driver has not noticed; or the number is somebody else's.
+                // The process has died just now, and the driver has not noticed; or the number is another device's.
                 Ok(_) if Instant::now() >= deadline => return Ok(None),
                 Ok(_) => std::thread::sleep(LOOK_TIME),
             }
@@ -240,7 +240,7 @@ impl UblkDevice {
         Ok(())
     }
 
-    /// Takes the device away. Tells whether that came to its end.
+    /// Removes the device. Returns whether that succeeded.
     pub fn detach(self) -> bool {
         self.take_away()
     }
@@ -294,7 +294,7 @@ fn open_node(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
 
-/// Gives up devices whose processes died and whose disks nobody started again: who uses them gets errors.
+/// Gives up devices whose processes died and whose disks were not started again: their users get errors.
 pub(super) fn clean(dir: &Path) -> Vec<PathBuf> {
     let mut cleaned = Vec::new();
     for (place, note) in

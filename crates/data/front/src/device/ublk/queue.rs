@@ -2,7 +2,7 @@
 //!
 //! Each tag of the queue is a task that hands the driver a command ("here is the answer, give me the next") and the
 //! disk a request, in turn. Both go with the batches of the thread's ring, so that a request costs no system call of
-//! its own; the kernel copies data between the pages of whoever asked and the tag's own piece of memory.
+//! its own; the kernel copies data between the requester's pages and the tag's own piece of memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,7 +21,7 @@ use tapio_types::{SECTOR_LEN, Span};
 
 use super::uapi::{self, DESCRIPTOR_LEN, Descriptor, FLAG_FUA, FLAG_NOUNMAP};
 
-/// Requests under way at once.
+/// Requests in flight at once.
 pub(super) const DEPTH: u16 = 128;
 /// Bytes of the longest request.
 pub(super) const REQUEST_LEN_MAX: u32 = 1 << 20;
@@ -294,7 +294,7 @@ impl Queue {
             if state.touched && !state.busy {
                 state.touched = false;
                 let memory = self.memory_of(tag as u16).cast();
-                // SAFETY: the piece is this tag's, and nothing is under way on this thread that uses it.
+                // SAFETY: the piece is this tag's, and nothing in flight on this thread uses it.
                 unsafe { libc::madvise(memory, REQUEST_LEN_MAX as usize, libc::MADV_DONTNEED) };
             }
         }

@@ -1,5 +1,5 @@
-//! Numbers and layouts of the kernel's user-space block driver (`linux/ublk_cmd.h`). Everything is in the byte order of
-//! the machine.
+//! Numbers and layouts of the kernel's user-space block driver (`linux/ublk_cmd.h`). Everything is in the host's
+//! byte order.
 
 /// Bytes of `struct ublksrv_ctrl_cmd`.
 pub const CONTROL_LEN: usize = 32;

@@ -131,7 +131,7 @@ impl DriverQueue {
         self.ring.head_of(slot)
     }
 
-    /// The buffer of a slot. Not to be touched while the slot's request is under way.
+    /// The buffer of a slot. Not to be touched while the slot's request is in flight.
     pub fn buffer(&mut self, slot: u16) -> &mut [u8] {
         let (offset, len) = (self.buffer_at(slot), self.buffer_len as usize);
         // SAFETY: the buffer lies inside this queue's part of the memory, which `self` alone hands out.

@@ -88,7 +88,7 @@ fn there_are_at_most_sixty_four_connections_and_one_place_is_free_again_after_ea
     for client in &mut clients {
         client.read(0, 4096).unwrap();
     }
-    // Another server of the same disk has places of its own, but the disk's memory is promised already.
+    // Another server of the same disk has places of its own, but the disk's memory is reserved already.
     let other = NbdServer::new().unwrap();
     other.add_export(Export::new("", rig.disk.remote().clone())).unwrap();
     let socket = rig.socket.with_extension("other");

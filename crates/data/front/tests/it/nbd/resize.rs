@@ -27,7 +27,7 @@ fn who_asks_sees_the_new_size_and_who_is_there_can_use_it() {
     // GO.
     let mut newcomer = rig.client();
     assert_eq!(newcomer.export().len, 2 << 20);
-    // The one who was there is not told, for which the protocol has no word, but may go there.
+    // The client that was connected is not told, for which the protocol has no word, but may go there.
     let bytes = pattern(1, 64 << 10);
     client.write(3 << 19, &bytes, true).unwrap();
     assert!(newcomer.read(3 << 19, 64 << 10).unwrap() == bytes);

@@ -81,12 +81,12 @@ fn certificates_let_in_those_who_check_them() {
     if let Some(text) = good("nbdinfo", &[&uri]) {
         assert!(text.contains("protocol: newstyle-fixed with TLS"), "{text}");
     }
-    // Somebody else's authority.
+    // The authority of a stranger.
     let other = pki.with_extension("other");
     certificates(&other, false);
     let error = secured.client(files(Some(&other), None), None).unwrap_err();
     assert!(error.contains("not signed by the authority"), "{error}");
-    // Nobody's.
+    // A directory that is not there.
     let error = secured.client(files(Some(&pki.with_extension("none")), None), None).unwrap_err();
     assert!(error.contains("no such directory"), "{error}");
     fs::remove_file(other.join("ca-cert.pem")).unwrap();

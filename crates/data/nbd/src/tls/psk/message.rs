@@ -23,7 +23,7 @@ mod extension {
     pub const KEY_SHARE: u16 = 51;
 }
 
-/// TLS 1.3 where it is meant, and what stands there for those who do not look.
+/// TLS 1.3 in the extension that names it, and the version that stands in the field for older peers.
 const VERSION: u16 = 0x0304;
 const LEGACY_VERSION: u16 = 0x0303;
 /// The shared key comes with a key exchange of its own.

@@ -66,7 +66,7 @@ impl fmt::Display for Alert {
 /// Why a session ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What to tell the other side, unless it was the one who said it.
+    /// What to tell the peer, unless the peer's own alert was the cause.
     pub alert: Option<Alert>,
     /// For people.
     pub why: String,
@@ -243,7 +243,7 @@ impl Session {
 
     /// Says the last word.
     pub fn close(&mut self, wire: &mut Vec<u8>) {
-        // Whoever does not hear it sees the end of the stream.
+        // A peer that does not read it sees the end of the stream.
         let _ = record::put(self.writing.as_mut(), content::ALERT, &[1, Alert::CLOSE_NOTIFY.0], wire);
     }
 
@@ -324,7 +324,7 @@ impl Session {
             keys.of(name).map(|key| (index, name, Early::new(key), *proof))
         });
         let Some((selected, user, early, proof)) = known else {
-            // The same alert as for a wrong key: who asks shall not learn who there is.
+            // The same alert as for a wrong key: a client shall not learn which users there are.
             return Err(Failure::ours(Alert::DECRYPT_ERROR, "the client named no user that has a key here"));
         };
         if !early.binder_key().is_finished(&proven, proof) {
@@ -353,7 +353,7 @@ impl Session {
         Ok(())
     }
 
-    /// A client hears which of its offers the server took.
+    /// A client reads which of its offers the server took.
     fn hear(&mut self, whole: &[u8], start: ClientStart) -> Result<(), Failure> {
         let hello = ServerHello::parse(&whole[4..])?;
         self.transcript.0.update(whole);

@@ -202,7 +202,7 @@ impl Input {
                 let (kind, len) = protection.open(header, body)?;
                 Ok(Some((kind, &body[..len])))
             }
-            // An alert in the clear is from somebody who has no keys yet; anything else is not for one who has.
+            // An alert in the clear is from a peer that has no keys yet; any other record must be protected.
             Some(_) if !matches!(header[0], content::CHANGE_CIPHER_SPEC | content::ALERT) => {
                 Err(Failure::ours(Alert::UNEXPECTED_MESSAGE, "a record without protection"))
             }

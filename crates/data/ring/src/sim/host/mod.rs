@@ -1,4 +1,4 @@
-//! The simulated host: files, operations under way, faults and time.
+//! The simulated host: files, operations in flight, faults and time.
 
 mod remote;
 
@@ -35,7 +35,7 @@ pub struct Faults {
     pub stuck: u64,
     /// The connection to a remote file is lost, and perhaps its server restarted.
     pub connection_loss: u64,
-    /// An operation that is to be given up is, with ECANCELED, and nothing of it happens.
+    /// An operation that is to be cancelled is, with ECANCELED, and nothing of it happens.
     pub cancels: u64,
 }
 
@@ -176,7 +176,7 @@ impl SimHost {
         self.put_content(path, Durable::new(bytes), false);
     }
 
-    /// Puts a file there, or a block device: that has its length for good, and what nobody has written yet is whatever
+    /// Puts a file there, or a block device: that has its length for good, and what was never written yet is whatever
     /// `content` has.
     pub fn put_content(&self, path: &Path, content: Durable, is_device: bool) {
         let mut inner = self.inner.borrow_mut();
@@ -267,13 +267,13 @@ impl SimHost {
         inner.random = random;
         inner.changes.fill(0);
         for remote in &mut inner.remotes {
-            // Whoever could be told is gone too.
+            // The process that would be told is gone too.
             remote.writes_lost = false;
         }
         inner.cut_after = None;
     }
 
-    /// The process dies: what it had under way happens or not.
+    /// The process dies: what it had in flight happens or not.
     pub fn process_killed(&self) {
         self.inner.borrow_mut().flying_may_happen();
     }

@@ -21,7 +21,7 @@ impl Inner {
             return None;
         }
         if !self.files[file].pending.is_empty() {
-            // Whoever is on the other side cannot know whether something is gone.
+            // The client cannot know whether something is gone.
             self.remotes[file].writes_lost = true;
             if self.random.chance(1, 2) {
                 let mut random = self.random.clone();

@@ -61,7 +61,7 @@ fn panic(_: &PanicInfo<'_>) -> ! {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
     for at in 0..len {
-        // SAFETY: within what the caller promised. Volatile, or this loop would become a call of itself.
+        // SAFETY: within what the caller guarantees. Volatile, or this loop would become a call of itself.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
     }
     to
@@ -78,7 +78,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, len: usize) -> *mut u
         return unsafe { memcpy(to, from, len) };
     }
     for at in (0..len).rev() {
-        // SAFETY: within what the caller promised; backwards, each byte is read before its place is written.
+        // SAFETY: within what the caller guarantees; backwards, each byte is read before its place is written.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
     }
     to
@@ -91,7 +91,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, len: usize) -> *mut u
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memset(to: *mut u8, value: i32, len: usize) -> *mut u8 {
     for at in 0..len {
-        // SAFETY: within what the caller promised.
+        // SAFETY: within what the caller guarantees.
         unsafe { to.add(at).write_volatile(value as u8) };
     }
     to
@@ -104,7 +104,7 @@ unsafe extern "C" fn memset(to: *mut u8, value: i32, len: usize) -> *mut u8 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(one: *const u8, other: *const u8, len: usize) -> i32 {
     for at in 0..len {
-        // SAFETY: within what the caller promised.
+        // SAFETY: within what the caller guarantees.
         let (a, b) = unsafe { (one.add(at).read_volatile(), other.add(at).read_volatile()) };
         if a != b {
             return i32::from(a) - i32::from(b);
@@ -133,6 +133,6 @@ unsafe extern "C" fn strlen(text: *const u8) -> usize {
 /// `len` bytes can be read at both.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bcmp(one: *const u8, other: *const u8, len: usize) -> i32 {
-    // SAFETY: as the caller promised.
+    // SAFETY: as the caller guarantees.
     unsafe { memcmp(one, other, len) }
 }

@@ -6,7 +6,7 @@
 //! | `ping` | answers |
 //! | `bind DEVICE` | a device of User-mode Linux whose disk has come gets its driver; `ok NAME` of the disk |
 //! | `unbind DEVICE [force]` | loses it again, unless something uses the disk |
-//! | `appears PATH` | waits for the disk of a device that the machine has added; `ok NAME` |
+//! | `appears PATH` | waits for the disk of a device that the emulator has added; `ok NAME` |
 //! | `idle PATH` | whether nothing uses the disk of a device |
 //! | `poweroff`, `reboot` | answers, then ends the guest by `/init --end` |
 
@@ -68,7 +68,7 @@ impl Agent {
         // The end of the line must be there, whatever was left out.
         whole.push(b"\n");
         let _ = self.line.write(whole.bytes());
-        // After the answer: nobody hears one that comes later.
+        // After the reply: the end of the guest would lose it.
         if let Some(how) = end {
             let _ = sys::start([b"/bin/sh\0", b"/init\0", b"--end\0", how]);
         }
@@ -204,7 +204,7 @@ fn is_used(disk: &[u8], answer: &mut Answer) -> bool {
     if is_one_used {
         return true;
     }
-    // Whoever has claimed the disk for itself and shows nowhere above; or has a partition open.
+    // A program that opened the disk for itself alone is in no list above; nor is one that has a partition open.
     place.clear();
     place.push(b"/dev/");
     place.push(disk);

@@ -44,7 +44,7 @@ pub const READ_WRITE: usize = 2;
 pub const EXCLUSIVE: usize = 0o200;
 pub const NO_TERMINAL: usize = 0o400;
 
-/// Somebody else has it.
+/// The file is in use.
 pub const EBUSY: usize = 16;
 
 /// Reads partitions anew; refused while one is open (`linux/fs.h`).
@@ -88,7 +88,7 @@ pub struct File(usize);
 
 impl Drop for File {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours, and nobody uses it any more.
+        // SAFETY: the descriptor is this file's own, and nothing uses it any more.
         let _ = unsafe { call(number::CLOSE, self.0, 0, 0, 0, 0) };
     }
 }
@@ -167,7 +167,7 @@ pub fn sleep(milliseconds: u32) {
     let _ = unsafe { call(number::NANOSLEEP, time.as_ptr() as usize, 0, 0, 0, 0) };
 }
 
-/// Starts a program that nobody waits for; each word ends with NUL, the first is the program.
+/// Starts a program without waiting for its end; each word ends with NUL, the first is the program.
 pub fn start(words: [&[u8]; 4]) -> Result<(), usize> {
     assert!(words.iter().all(|word| word.last() == Some(&0)), "words end with NUL");
     let arguments = [

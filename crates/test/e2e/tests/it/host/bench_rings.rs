@@ -7,7 +7,7 @@ use tapio_e2e::disk::{tapio, text};
 use tapio_e2e::process::{run, run_within};
 use tapio_e2e::scratch::Scratch;
 
-/// Generous for a busy machine; it takes a few seconds.
+/// Generous for a busy host; it takes a few seconds.
 const LIMIT: Duration = Duration::from_secs(100);
 
 fn number(row: &Value, name: &str) -> f64 {

@@ -7,7 +7,7 @@ use tapio_e2e::disk::{tapio, text};
 use tapio_e2e::process::{run, run_within};
 use tapio_e2e::scratch::Scratch;
 
-/// Generous for a busy machine; it takes some seconds.
+/// Generous for a busy host; it takes some seconds.
 const LIMIT: Duration = Duration::from_secs(90);
 
 fn number(row: &Value, name: &str) -> f64 {
@@ -48,7 +48,7 @@ fn a_quick_run_measures_every_part_and_leaves_nothing() {
     for (found, (kind, vbds)) in starts.iter().zip(expected) {
         assert!(found.0 == Some(kind) && *found.1 == vbds, "{found:?}");
     }
-    // A simulated storage is as late as it was told, however fast the machine.
+    // A simulated storage is as late as it was told, however fast the host.
     for row in rows(&report, "starts").iter().filter(|row| row["kind"] == "latency") {
         let latency = number(&report["setting"], "latency_ms");
         assert!(number(row, "serial_ms") >= latency * number(row, "vbds"), "{row}");

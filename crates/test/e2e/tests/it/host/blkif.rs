@@ -136,7 +136,7 @@ fn who_serves_a_guest_is_told_when_its_disk_grows() {
     let (grown, mut second) = follow(entry.id).expect("it tells another");
     assert_eq!(grown.sectors, 32 << 11);
     assert_eq!(first(&mut [0; 8]), 0, "and the first no more");
-    // Words that nobody takes are no reason to wait.
+    // The disk does not wait for a reader that takes no news.
     grow("48MiB");
     grow("64MiB");
     assert!(matches!(second(&mut [0; 8]), 1 | 2));
@@ -176,7 +176,7 @@ fn a_guest_works_on_its_disk_and_everybody_can_see_it() {
         }
         verify(queue, &generations);
 
-        // The disk is paused: requests wait in the ring, and everybody can look at it.
+        // The disk is paused: requests wait in the ring, and reports show it.
         tap.ctl("pause", &[]).ok();
         for block in 0..8 {
             write(queue, block, 9);

@@ -79,7 +79,7 @@ impl Service {
     }
 }
 
-/// The old leaf is only read, and whoever wants to write it hears why not.
+/// The old leaf is only read, and a command that would write it is told why not.
 fn assert_refused(service: &Service, image: &str, newest: &Path) {
     let refused = service.host.tap_ctl(&["create", "-a", image]);
     assert_eq!(refused.status.code(), Some(libc::EINVAL), "{refused}");

@@ -90,7 +90,7 @@ fn a_raw_image_gives_enospc_and_recovers() {
     fill(false, 1 << 20);
 }
 
-/// With `--no-space wait` the guest's write waits until there is room, and nobody sees an error.
+/// With `--no-space wait` the guest's write waits until there is room, and gets no error.
 #[test]
 fn a_write_waits_for_space_if_that_is_wished() {
     needs!("nbdsh");

@@ -178,11 +178,11 @@ fn the_leaf_is_committed_under_load() {
     let ended = tapio_disk(&host, &tap, &["job", "wait", &id]);
     assert_eq!(ended.status.code(), Some(libc::ECANCELED), "{ended}");
     assert_chain_valid(&leaf, 2);
-    // The next comes to its end.
+    // The next one finishes.
     tapio_disk(&host, &tap, &["commit", text(&leaf)]).ok();
     let row = tap.row().expect("it is listed");
     assert_eq!(row.args, Some(format!("vhd:{}", text(&base))));
-    // Whoever still has the old leaf on top of it loses nothing by that.
+    // A disk that still has the old leaf on top of it loses nothing by that.
     holds_nothing(&leaf);
     std::fs::remove_file(&leaf).expect("nobody needs it any more");
     let before = reached(&recorder, before + 200);

@@ -1,4 +1,4 @@
-//! `xsiostat` beside disks that work, come and go.
+//! `xsiostat` while disks work, come and go.
 
 use std::process::Command;
 use std::time::Duration;
@@ -94,7 +94,7 @@ fn disks_may_come_and_go_while_it_runs() {
             (read().lines().filter_map(numbers).count() > before + 2).then_some(())
         });
         tap.destroy();
-        // Let the sample that was under way pass; then there must be silence.
+        // Let the sample in progress pass; then there must be silence.
         std::thread::sleep(Duration::from_millis(700));
         let after = read().lines().filter_map(numbers).count();
         std::thread::sleep(Duration::from_millis(700));

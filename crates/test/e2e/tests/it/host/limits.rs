@@ -46,7 +46,7 @@ fn a_limited_disk_does_what_it_may_and_the_limit_can_be_changed() {
     let image = scratch.raw_image("a.raw", 64 << 20);
     let options = DiskOptions::raw(&image).arg("--minor").arg("3").arg("--limit").arg("iops=500");
     let disk = start_on(&host, &options, &scratch);
-    // The simulator holds the limit to a few percent; here a busy machine may do less, and what it does is measured by
+    // The simulator holds the limit to a few percent; here a busy host may do less, and what it does is measured by
     // another process.
     let close = |measured: f64, wanted: f64| measured < wanted * 1.25 && measured > wanted * 0.2;
     let measured = rate(&disk.uri(), "randread", "4k", scratch.path());
@@ -82,7 +82,7 @@ fn disks_of_a_pool_get_the_same_number_of_pages_whatever_their_requests() {
     needs!("nbdkit");
     let scratch = Scratch::in_memory();
     let host = Host::new(&scratch);
-    // A storage that takes its time: what is under way decides what a disk gets.
+    // A storage that takes its time: what is in flight decides what a disk gets.
     let mut disks = Vec::new();
     let mut storages = Vec::new();
     for number in 0..4 {

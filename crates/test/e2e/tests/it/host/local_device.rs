@@ -146,7 +146,7 @@ fn who_may_not_make_a_device_is_told_what_is_missing() {
     let scratch = Scratch::on_disk();
     // SAFETY: takes no pointers and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
-        // What an ordinary user is told is then what everybody here is told.
+        // The test itself runs as an ordinary user, so the refusal is seen without another one.
         let image = create_vhd(scratch.join("a.vhd"), 16);
         let said = DiskOptions::vhd(&image).arg("--device").arg("fuse").refused(scratch.path());
         assert!(said.contains("run as root"), "{said}");

@@ -81,7 +81,7 @@ fn a_disk_moves_to_another_image_under_verified_load() {
     // What fio did not touch came over too.
     let check = "for mib in range(66, 96, 3): assert h.pread(1 << 20, mib << 20) == bytes([mib + 1]) * (1 << 20), mib";
     nbdsh(&tap.uri(), check);
-    // The first side is free: nobody has it open.
+    // The first side is free: no process has it open.
     assert_vhd_valid(&leaf);
     tap.destroy();
     assert_vhd_valid(&target);
@@ -110,7 +110,7 @@ fn a_second_side_that_fills_up_is_lost_quietly_and_taken_up_again() {
     assert!(said.contains("lost"), "{said}");
     assert_eq!(status(&host, &tap)["state"], "degraded");
     assert!(tap.ctl("stats", &[]).ok().contains("\"nbd_mirror_failed\": 1"));
-    // The guest hears of nothing.
+    // The guest gets no error.
     nbdsh(&tap.uri(), "for mib in range(16): h.pwrite(b'g' * 5120, (mib << 20) + 512)\nh.flush()");
     let refused = mirror(&host, &tap, "pivot", &[]).fails();
     assert!(refused.contains("resume the mirror first"), "{refused}");

@@ -15,7 +15,7 @@ use tapio_e2e::scratch::Scratch;
 use super::MIB;
 
 fn free_port() -> SocketAddr {
-    // Asked from the kernel and given back: nothing else on the machine is given it again so soon.
+    // Asked from the kernel and given back: nothing else on the host is given it again so soon.
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
 

@@ -151,7 +151,7 @@ fn a_client_that_never_reads_its_replies_stops_only_itself() {
     let mut disk = vhd_disk(&scratch);
     let mut stream = connect(&disk);
     stream.set_write_timeout(Some(Duration::from_secs(2))).expect("a timeout can be set");
-    // 4096 reads of 1 MiB: 4 GiB of replies that nobody fetches. At some point the server stops listening.
+    // 4096 reads of 1 MiB: 4 GiB of replies that the client never reads. At some point the server stops listening.
     for cookie in 0..4096 {
         if stream.write_all(&request(CMD_READ, cookie, 0, 1 << 20)).is_err() {
             break;

@@ -149,7 +149,7 @@ fn qemu_img_reads_over_nbd_what_it_reads_from_the_file() {
 fn tcp_serves_as_the_socket_file_does() {
     needs!("nbdinfo", "nbdcopy");
     let scratch = Scratch::on_disk();
-    // Asked from the kernel and given back: nothing else on the machine is given it again so soon.
+    // Asked from the kernel and given back: nothing else on the host is given it again so soon.
     let address =
         TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let image = scratch.raw_image("a.raw", 16 * MIB);

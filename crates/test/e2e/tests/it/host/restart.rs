@@ -1,7 +1,7 @@
 //! The disk process dies again and again under a guest that goes on: the guest notices a pause and nothing else.
 //!
 //! The guest is our vhost-user driver: like QEMU it keeps its memory and the in-flight region, connects again, and is
-//! never told of an error. It writes and reads at random with many requests under way and compares every answer.
+//! never told of an error. It writes and reads at random with many requests in flight and compares every answer.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -17,7 +17,7 @@ use tapio_front::vhost_user::feature;
 const DISK_LEN: u64 = 64 << 20;
 const BLOCK_LEN: u64 = 4096;
 const KILLS: u64 = 25;
-/// Everything that happens here takes milliseconds; other things on the machine may take seconds.
+/// Everything that happens here takes milliseconds; other things on the host may take seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Random(u64);
@@ -162,7 +162,7 @@ fn killed_under_load(packed: bool) {
             guest
         });
         for _ in 0..KILLS {
-            // Some processes die before they have served anybody, most in the middle of work.
+            // Some processes die before they have served a request, most in the middle of work.
             let target = progress.load(Ordering::Relaxed) + moments.next() % 200 * (moments.next() % 4);
             let reached =
                 || (progress.load(Ordering::Relaxed) >= target || worker.is_finished()).then_some(());

@@ -1,4 +1,4 @@
-//! The process as a service: what the manager hears, how much memory it takes, how it ends.
+//! The process as a service: what it reports to the manager, how much memory it takes, how it ends.
 
 use std::io::Write;
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -102,7 +102,7 @@ fn what_a_command_writes_is_its_users_whatever_the_shell_allows() {
     assert_eq!(mode("record"), 0o600);
     open("vhd-util snapshot -n b.vhd -p a.vhd");
     assert_eq!(mode("b.vhd"), 0o600);
-    // Pages of the manual are everybody's.
+    // Every user may read the pages of the manual.
     open("man man");
     assert_eq!((mode("man"), mode("man/tapio.1"), mode("man/tapio-disk.8")), (0o755, 0o644, 0o644));
     tap.destroy();
@@ -171,7 +171,7 @@ fn hostile_clients_cannot_make_it_grow_past_its_bound() {
     for number in 0..70 {
         let Ok(mut stream) = UnixStream::connect(&disk.nbd) else { continue };
         stream.set_write_timeout(Some(Duration::from_millis(200))).expect("a timeout can be set");
-        // EXPORT_NAME of the default export, then requests at once; nobody reads what comes back.
+        // EXPORT_NAME of the default export, then requests at once; the client reads no reply.
         let mut bytes = 3_u32.to_be_bytes().to_vec();
         bytes.extend(b"IHAVEOPT");
         bytes.extend(1_u32.to_be_bytes());

@@ -246,7 +246,7 @@ fn requests_behind_a_flush_that_hangs_are_answered_in_time() {
     }
 }
 
-/// An orderly end waits for what is stuck, for as long as the one who asks does; a forced one does not.
+/// An orderly end waits for what is stuck, for as long as its caller does; a forced one does not.
 #[test]
 fn a_disk_whose_storage_hangs_is_closed_by_force() {
     needs!("nbdsh");

@@ -16,7 +16,7 @@ use tapio_e2e::toolstack::{Daemon, DaemonOptions, Session};
 
 use super::MIB;
 
-/// What anything that must not wait for the storage may take on a busy machine.
+/// What anything that must not wait for the storage may take on a busy host.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A file system on a device that hangs when it is told to.
@@ -107,7 +107,7 @@ fn until<T>(what: &str, limit: Duration, ready: impl FnMut() -> Option<T>) -> T 
     poll_until(limit, ready).unwrap_or_else(|| panic!("{what} did not come within {limit:?}"))
 }
 
-/// An end that must come although storage hangs: nobody can wait for what the kernel holds.
+/// An end that must come although storage hangs: it cannot wait for what the kernel holds.
 fn stop(mut daemon: Daemon) {
     daemon.process.stop(LIMIT);
 }
@@ -301,7 +301,7 @@ fn force_overrides_an_unplug_that_hangs() {
     for vbd in [&vbd, &other] {
         assert_eq!(session.call("VBD.get_currently_attached", &[json!(vbd)]), json!(true));
     }
-    // What hung has come to its end meanwhile, and changed nothing.
+    // What hung has ended meanwhile, and changed nothing.
     for (vm, vbd) in [(&one, &vbd), (&two, &other)] {
         session.call("VBD.unplug", &[json!(vbd), json!(0)]);
         session.call("VM.hard_shutdown", &[json!(vm)]);

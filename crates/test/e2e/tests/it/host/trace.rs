@@ -1,4 +1,4 @@
-//! `tapio trace` follows the requests of clients that know nothing of it.
+//! `tapio trace` follows the requests of clients that do no tracing.
 
 use std::process::Command;
 use std::time::Duration;
@@ -142,7 +142,7 @@ while True:
     let mut load = Running::start(&mut nbdsh, &scratch.join("load.log"));
     let pid = disk.process.pid().to_string();
     let mut report = Value::Null;
-    // The client takes its time to start on a busy machine.
+    // The client takes its time to start on a busy host.
     for _ in 0..20 {
         let arguments = ["trace", "run", "-p", &pid, "-m", "0", "--time", "0.3", "--json"];
         report = serde_json::from_str(&run(&mut host.tapio(&arguments)).ok()).expect("JSON");

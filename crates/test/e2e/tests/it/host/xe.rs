@@ -18,7 +18,7 @@ impl Xe<'_> {
     fn command(&self) -> Command {
         let mut command = Command::new(our("tapio"));
         command.arg("xe").env("TAPIO_SOCKET", &self.daemon.socket);
-        // Nothing of whoever runs the test.
+        // No settings of the user that runs the test.
         command.env("HOME", self.scratch.path()).env_remove("XDG_CONFIG_HOME").env_remove("XE_EXTRA_ARGS");
         command.env_remove("XE_PASSWORD");
         command
@@ -154,7 +154,7 @@ fn a_machine_with_disks_and_its_timeline() {
     let sr = xe.value("sr-list --minimal");
     let install = xe.run(&["vm-install", "template=Simulated guest", "new-name-label=one"]).ok();
     let vm = install.trim();
-    // One disk that is the machine's own, and one that was there before it.
+    // One disk that is the VM's own, and one that was there before it.
     xe.ok("vm-disk-add vm=one device=0 disk-size=4MiB");
     let before = xe.value(&format!("vdi-create sr-uuid={sr} name-label=before virtual-size=4MiB"));
     xe.ok(&format!("vbd-create vm-uuid={vm} device=1 vdi-uuid={before}"));
@@ -170,7 +170,7 @@ fn a_machine_with_disks_and_its_timeline() {
         2
     );
 
-    // A task that nobody clears away, so that its steps can be looked at.
+    // A task that its client does not destroy, so that its steps can be looked at.
     let session = daemon.login();
     let machine = session.text("VM.get_by_uuid", &[vm.into()]);
     let task = session.text("Async.VM.hard_shutdown", &[machine.into()]);

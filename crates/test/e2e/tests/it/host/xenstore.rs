@@ -145,7 +145,7 @@ fn a_live_update_is_noticed_by_nobody() {
     xenstored.xs("xenstore-control", &["live-update", text(&ours)]).ok();
     assert_eq!(xenstored.xs("xenstore-read", &["/w/before"]).ok(), "1\n");
     xenstored.xs("xenstore-write", &["/w/after", "2"]).ok();
-    // A program that is none changes nothing, and who asked hears why.
+    // A program that is none changes nothing, and the caller is told why.
     let refused = xenstored.xs("xenstore-control", &["live-update", "/bin/false"]);
     let said = format!("{}{}", refused.stdout, refused.stderr);
     assert!(!refused.status.success() && said.contains("/bin/false"), "{said}");

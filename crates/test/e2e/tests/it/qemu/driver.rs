@@ -10,7 +10,7 @@ use crate::conformance::{Lab, confined, disks, ends, many, places, replaced, roo
 
 const LIMIT: Duration = Duration::from_secs(45);
 
-/// A machine with the lane's kernel, emulated whatever the host could do.
+/// A VM with the lane's kernel, emulated whatever the host could do.
 fn lab() -> Option<Lab> {
     let kernel = kernel()?;
     Some(Lab::new("qemu", LIMIT, |spec| {

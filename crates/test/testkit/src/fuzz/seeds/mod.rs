@@ -1,4 +1,4 @@
-//! The inputs that every target starts from: one for each thing that a parser knows, small, the same on every machine.
+//! The inputs that every target starts from: one for each thing that a parser knows, small, the same on every host.
 //!
 //! `cargo run -p tapio-testkit --example seeds` writes them into `fuzz/corpus`.
 

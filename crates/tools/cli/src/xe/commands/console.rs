@@ -1,4 +1,4 @@
-//! `console`: the terminal of a machine.
+//! `console`: the terminal of a VM.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
@@ -155,7 +155,7 @@ fn scripted(session: &Session, mut line: File, path: &str) -> Result<()> {
     }
 }
 
-/// Copies to standard output until the other side ends, `limit`, somebody left, or a line that `is_last`; whether
+/// Copies to standard output until the console ends, `limit`, a sign on `left`, or a line that `is_last`; whether
 /// that came.
 fn show(
     mut from: File,

@@ -1,4 +1,4 @@
-//! Disks and drives of machines.
+//! Disks and drives of VMs.
 
 use std::time::{Duration, Instant};
 
@@ -49,10 +49,10 @@ fn on_drive(session: &Session, method: &str) -> Result<()> {
     session.long(method, &[vbd.into()]).map(drop)
 }
 
-/// The key of a VBD's `other_config` that says: the disk goes with the machine when that is uninstalled.
+/// The key of a VBD's `other_config` that says: the disk is destroyed with the VM when that is uninstalled.
 pub(super) const OWNER: &str = "owner";
 
-/// Makes a VBD; `kind` is `Disk` or `CD`. `own` are keys of its `other_config` beside those of the parameters.
+/// Makes a VBD; `kind` is `Disk` or `CD`. `own` are keys of its `other_config` in addition to those of the parameters.
 pub(super) fn make(
     session: &Session,
     vm: &str,

@@ -1,4 +1,4 @@
-//! Machines, templates and snapshots.
+//! VMs, templates and snapshots.
 
 mod disks;
 
@@ -196,7 +196,7 @@ pub(super) static COMMANDS: &[Command] = &[
     ),
 ];
 
-/// Parameters of commands that name the new machine.
+/// Parameters of commands that name the new VM.
 const NEW: [&str; 3] = ["new-name-label", "new-name-description", "sr-uuid"];
 
 fn one(mut found: Vec<String>) -> Result<String> {
@@ -350,7 +350,7 @@ fn uninstall(session: &Session, chosen: &[String]) -> Result<()> {
     for machine in chosen {
         told.push_str(&title(session, "VM", machine)?);
         for (_, record) in drives(session, machine, "Disk")?.into_values() {
-            // A disk that was given to the machine by `vbd-create` was there before it, and stays.
+            // A disk that was attached to the VM by `vbd-create` was there before it, and stays.
             if record.get("other_config").and_then(|config| config.get(drive::OWNER)).is_none() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Which machines and hosts a command is about.
+//! Which VMs and hosts a command is about.
 
 use std::collections::BTreeMap;
 
@@ -31,18 +31,18 @@ pub(super) fn pool(session: &Session) -> Result<String> {
     pool.map(str::to_owned).ok_or_else(|| Failure::other("the toolstack has no pool"))
 }
 
-/// The machines that the command is about: `vm=` with a name or UUID, `uuid=`, or fields as in `vm-list`. More than one
+/// The VMs that the command is about: `vm=` with a name or UUID, `uuid=`, or fields as in `vm-list`. More than one
 /// needs `--multiple`. `own` are parameters of the command, which choose nothing. The host itself is never among them.
 pub(super) fn machines(session: &Session, own: &[&str]) -> Result<Vec<String>> {
     choose(session, "vm", own, false)
 }
 
-/// As [`machines`], for commands that only look, or that the host's own machine may be meant by.
+/// As [`machines`], for commands that only look, or that may also be about the host's own VM (its control domain).
 pub(super) fn machines_and_host(session: &Session, own: &[&str]) -> Result<Vec<String>> {
     choose(session, "vm", own, true)
 }
 
-/// As [`machines`], for objects of any table of machines.
+/// As [`machines`], for objects of any table of VMs.
 pub(super) fn of_table(session: &Session, name: &str, own: &[&str]) -> Result<Vec<String>> {
     choose(session, name, own, false)
 }
@@ -90,7 +90,7 @@ pub(super) fn each(machines: &[String], mut what: impl FnMut(&str) -> Result<()>
     failed.map_or(Ok(()), Err)
 }
 
-/// The VBDs of a machine of one type, by place.
+/// The VBDs of a VM of one type, by place.
 pub(super) fn drives(session: &Session, vm: &str, kind: &str) -> Result<BTreeMap<u32, (String, Value)>> {
     let vbds = session.call("VM.get_VBDs", &[vm.into()])?;
     let mut drives = BTreeMap::new();

@@ -119,7 +119,7 @@ pub(super) fn check_bitmaps<M: Medium>(
                 for (sector, _) in
                     sectors.filter(|(_, bytes)| !present && bytes.iter().any(|&byte| byte != 0))
                 {
-                    // What a writer stopped between data and bitmap leaves: odd, and read by nobody.
+                    // What a writer stopped between data and bitmap leaves: odd, and never read.
                     report.warn(
                         FindingKind::Bitmap,
                         format!("sector {sector:#x} of block {block:#x} has data where bitmap is clear"),

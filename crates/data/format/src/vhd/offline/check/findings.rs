@@ -70,7 +70,7 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// The kind as one word, for machines.
+    /// The kind as one word, for programs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Length => "length",

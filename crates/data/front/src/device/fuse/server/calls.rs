@@ -8,9 +8,9 @@ use tapio_types::{SECTOR_LEN, Span};
 use super::Server;
 use crate::device::fuse::wire::{Answer, Call, Header, OPEN_DIRECT, OPEN_KEEP_CACHE};
 
-/// The handle of those who opened the file past the page cache.
+/// The handle of a file that was opened past the page cache.
 pub(super) const DIRECT: u64 = 1;
-/// The handle of everyone else.
+/// The handle of every other open file.
 const CACHED: u64 = 0;
 /// Searches for holes at once; more are told to try again.
 const SEEKS_MAX: u32 = 16;
@@ -50,7 +50,7 @@ impl Server {
             Call::Fallocate { offset, len, mode } => {
                 let span = Span::new(offset, len);
                 let unmap = match mode {
-                    // Who punches a hole may read it and count on zeroes, so that it is more than a hint.
+                    // A program that punches a hole may read it and count on zeroes, so that it is more than a hint.
                     mode if mode == PUNCH_HOLE | KEEP_SIZE => true,
                     mode if mode == ZERO_RANGE | KEEP_SIZE => false,
                     _ => return self.answer(unique, libc::EOPNOTSUPP),

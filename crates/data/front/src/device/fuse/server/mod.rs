@@ -29,7 +29,7 @@ use super::wire::{
 const POOL_LEN: usize = 32 << 20;
 /// Memory for one request as the kernel wants it offered: the longest data, and what is not data.
 const RECEIVE_LEN: usize = TRANSFER_MAX + 4096;
-/// Requests that the kernel has under way at once on its own behalf: read-ahead and asynchronous direct I/O.
+/// Requests that the kernel has in flight at once on its own behalf: read-ahead and asynchronous direct I/O.
 const BACKGROUND_MAX: u16 = 256;
 
 thread_local! {
@@ -78,7 +78,7 @@ pub(super) struct Server {
     inner: RefCell<Inner>,
     /// What the disk has finished since the last publication.
     done: RefCell<Vec<(u32, Result<(), DiskError>)>>,
-    /// There may be requests to read; the poll rests meanwhile.
+    /// There may be requests to read; the poll is idle meanwhile.
     ready: Cell<bool>,
     drained: Notify,
     /// There was no memory for the next request.
@@ -173,7 +173,7 @@ pub(super) fn refuse(id: u64) {
     });
 }
 
-/// Ends a server: the kernel's connection closes with it, and who still uses the file gets errors.
+/// Ends a server: the kernel's connection closes with it, and programs that still use the file get errors.
 pub(super) fn end(world: &World, id: u64) {
     let found = SERVERS.with_borrow_mut(|servers| servers.remove(&id));
     if let Some((server, front)) = found {
@@ -293,7 +293,7 @@ impl Server {
                 // ENOENT: the request was withdrawn before it was read.
                 Some(libc::EINTR | libc::ENOENT) => {}
                 Some(libc::EAGAIN) => return Received::Nothing,
-                // ENODEV: unmounted and closed by everyone, or aborted.
+                // ENODEV: unmounted and closed by all its users, or aborted.
                 _ => {
                     self.dead.set(true);
                     return Received::Nothing;
@@ -495,7 +495,7 @@ impl Server {
         self.send_with(answer, &[]);
     }
 
-    /// Sends an answer. One that the kernel does not take belongs to a request that nobody waits for any more.
+    /// Sends an answer. One that the kernel does not take belongs to a request that no longer has a waiter.
     fn send_with(&self, answer: &mut Answer, data: &[u8]) {
         let head = answer.finish(data.len());
         let table = [

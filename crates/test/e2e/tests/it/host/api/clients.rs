@@ -74,7 +74,7 @@ print('done')
     daemon.stop();
 }
 
-/// A machine from a template, with disks: made, started, plugged, snapshot, unplugged, ended, removed.
+/// A VM from a template, with disks: made, started, plugged, snapshot, unplugged, ended, removed.
 const LIFE: &str = r#"
 def life(call, wait):
     pool = call("pool.get_all")[0]

@@ -56,7 +56,7 @@ fn hostile_clients_cost_little_and_others_are_served() {
         session.call("pool.get_all", &[]);
         assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
     }
-    // All those who owe something are gone in time.
+    // The connections of all clients that owe something are closed in time.
     for (number, stream) in held.iter_mut().enumerate().filter(|(number, _)| number % 4 < 3) {
         let mut text = Vec::new();
         let _ = stream.read_to_end(&mut text);

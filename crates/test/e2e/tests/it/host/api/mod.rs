@@ -1,4 +1,4 @@
-//! The toolstack's doors: real clients, wrong ones, and the daemon's own life.
+//! The servers of the toolstack's API: real clients, wrong ones, and the daemon's own life.
 
 mod accounts;
 mod clients;

@@ -26,7 +26,7 @@ fn what_makes_no_sense_is_refused_by_both_doors() {
 fn a_full_file_system() {
     needs_python_xenapi!(_wheel);
     let world = World::new();
-    // Taken away with all that is mounted below the world.
+    // Unmounted with all that is mounted below the world.
     let small = world.scratch.join("small");
     std::fs::create_dir(&small).expect("made");
     let mounted =

@@ -13,7 +13,7 @@ use std::path::Path;
 /// The user that has nothing.
 const NOBODY: libc::uid_t = 65534;
 
-/// Runs `work` in a thread that is nobody: no groups, no capabilities. Credentials are a thread's own as long as the
+/// Runs `work` in a thread of user nobody: no groups, no capabilities. Credentials are a thread's own as long as the
 /// system calls are made directly, so the rest of the test stays root.
 pub fn as_nobody<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = std::thread::spawn(move || {
@@ -30,7 +30,7 @@ pub fn as_nobody<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A thread that says it is nobody is.
+/// A thread of the user nobody has that user's credentials, and the test's other threads keep theirs.
 pub fn nobody_dares() {
     let (uid, status) = as_nobody(|| {
         // SAFETY: geteuid(2) takes nothing and cannot fail.

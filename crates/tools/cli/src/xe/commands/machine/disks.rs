@@ -1,4 +1,4 @@
-//! Disks and CD drives of machines, found by the machine rather than by UUID.
+//! Disks and CD drives of VMs, found by the VM rather than by UUID.
 
 use serde_json::{Value, json};
 use tapio_model::NULL_REF;
