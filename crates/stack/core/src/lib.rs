@@ -1,8 +1,13 @@
 //! The toolstack: objects, sessions, tasks, events, plans, operations.
 //!
-//! [`Toolstack`] is everything a daemon holds. A call comes in through [`Toolstack::call`], is checked against the
-//! object table and goes to the handler registered under its name; generic messages (getters, setters, records) have
-//! one handler for all classes.
+//! [`Toolstack`] is all that a daemon holds. A call comes in through [`Toolstack::call`], is checked against the object
+//! table and goes to the handler registered under its name; generic messages (getters, setters, records) have one
+//! handler for all classes. A handler works with the part it was registered for and has no other ([`call`]); a part is
+//! given the parts below it when it is made:
+//!
+//! ```text
+//!   machines -> storage -> disks, db      events -> sessions -> tasks -> db
+//! ```
 
 mod accounts;
 mod answers;
@@ -19,6 +24,7 @@ mod dispatch;
 pub mod events;
 mod generic;
 pub mod machines;
+mod methods;
 pub mod plan;
 mod progress;
 pub mod query;
@@ -32,5 +38,5 @@ mod toolstack;
 
 pub use accounts::{Accounts, Credential, Login, NoAccounts, Peer};
 pub use basics::messages::tell;
-pub use dispatch::Methods;
+pub use methods::Methods;
 pub use toolstack::Toolstack;

@@ -174,7 +174,7 @@ fn say_full(stack: &Toolstack, why: &str) {
     tracing::error!("{body}");
     let host = stack.db.all("host");
     let uuid = host.first().map_or("", |host| host.text("uuid"));
-    if let Err(error) = tapio_core::tell(stack, "DATABASE_FULL", 1, "Host", uuid, &body) {
+    if let Err(error) = tapio_core::tell(&stack.db, "DATABASE_FULL", 1, "Host", uuid, &body) {
         tracing::warn!(%error, "the message DATABASE_FULL could not be kept");
     }
 }

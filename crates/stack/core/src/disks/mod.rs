@@ -23,7 +23,6 @@ use tapio_types::{Access, ChainSpec};
 use tapio_vm::{DiskFacts, FrontSpec, PluggedDisk};
 use uuid::Uuid;
 
-use crate::Toolstack;
 use crate::config::Config;
 use crate::plan::steps::step;
 
@@ -416,7 +415,7 @@ impl Disks {
 
     /// Finds what an earlier daemon left: its notes are known from now on, and processes that nobody knows are
     /// ended. What runs is not touched.
-    pub fn adopt(&self, _: &Arc<Toolstack>) {
+    pub fn adopt(&self) {
         // Processes are started with the promise that somebody does this.
         self.0.backend.clean_up();
         let notes = self.0.notes.read();

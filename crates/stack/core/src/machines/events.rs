@@ -11,9 +11,8 @@ use uuid::Uuid;
 
 use super::operation::Running;
 use super::plug::record;
-use super::{lookup, power, recover};
-use crate::Toolstack;
-use crate::call::Call;
+
+use super::{Call, Machines, lookup, power, recover};
 use crate::db::{Change, Object};
 use crate::disks::{Note, Phase};
 
@@ -30,31 +29,31 @@ const RESTARTS_MAX: u32 = 4;
 const RESTART_PAUSE: Duration = Duration::from_millis(250);
 
 /// One thread for each driver, and one for disk processes. They end with the toolstack.
-pub fn spawn(stack: &Arc<Toolstack>) {
-    for driver in stack.machines.drivers() {
-        let weak = Arc::downgrade(stack);
+pub fn spawn(vms: &Arc<Machines>) {
+    for driver in vms.drivers() {
+        let weak = Arc::downgrade(vms);
         let name = format!("events-{}", driver.name());
         let spawned = thread::Builder::new().name(name).spawn(move || guests(&weak, &*driver));
         if let Err(error) = spawned {
             tracing::error!(%error, "nobody listens to guests: their ends will be noticed at the next start");
         }
     }
-    let weak = Arc::downgrade(stack);
+    let weak = Arc::downgrade(vms);
     let spawned = thread::Builder::new().name("disk-deaths".into()).spawn(move || processes(&weak));
     if let Err(error) = spawned {
         tracing::error!(%error, "nobody watches disk processes");
     }
 }
 
-fn guests(stack: &Weak<Toolstack>, driver: &dyn VmDriver) {
+fn guests(vms: &Weak<Machines>, driver: &dyn VmDriver) {
     let mut pending: VecDeque<VmEvent> = VecDeque::new();
     loop {
         let turn = if pending.is_empty() { TURN } else { AGAIN };
         pending.extend(driver.wait_event(Instant::now() + turn));
-        let Some(stack) = stack.upgrade() else { return };
+        let Some(vms) = vms.upgrade() else { return };
         for _ in 0..pending.len() {
             let Some(event) = pending.pop_front() else { break };
-            match ended(&stack, driver, &event) {
+            match ended(&vms, driver, &event) {
                 Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => pending.push_back(event),
                 Err(error) => tracing::warn!(?event, %error, "the end of a guest could not be followed"),
                 Ok(()) => {}
@@ -64,14 +63,14 @@ fn guests(stack: &Weak<Toolstack>, driver: &dyn VmDriver) {
 }
 
 /// A guest ended without having been told to.
-fn ended(stack: &Arc<Toolstack>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), ApiError> {
+fn ended(vms: &Arc<Machines>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), ApiError> {
     let (uuid, field, operation) = match event {
         VmEvent::Halted(vm) => (*vm, "actions_after_shutdown", "hard_shutdown"),
         VmEvent::Rebooted(vm) => (*vm, "actions_after_reboot", "hard_reboot"),
         VmEvent::Crashed(vm, _) => (*vm, "actions_after_crash", "hard_shutdown"),
     };
-    let call = lookup::own_call(stack);
-    let Ok(vm) = stack.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };
+    let call = Call::own(vms);
+    let Ok(vm) = vms.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };
     let (_running, vm) =
         Running::begin(&call, "VM", &vm.reference, operation, |change, vm| change.get("VM", &vm.reference))?;
     // Whoever told it to end has seen to everything by now.
@@ -79,7 +78,7 @@ fn ended(stack: &Arc<Toolstack>, driver: &dyn VmDriver, event: &VmEvent) -> Resu
         return Ok(());
     }
     if let VmEvent::Crashed(_, why) = event {
-        lookup::tell(stack, "VM_CRASHED", &vm, why);
+        lookup::tell(vms, "VM_CRASHED", &vm, why);
     }
     driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + RESTART)?;
     power::take_disks(&call, &vm, &format!("VM.{operation}"));
@@ -91,52 +90,52 @@ fn ended(stack: &Arc<Toolstack>, driver: &dyn VmDriver, event: &VmEvent) -> Resu
     Ok(())
 }
 
-fn processes(stack: &Weak<Toolstack>) {
+fn processes(vms: &Weak<Machines>) {
     loop {
-        let Some(disks) = stack.upgrade().map(|stack| stack.disks.clone()) else { return };
+        let Some(disks) = vms.upgrade().map(|vms| vms.disks.clone()) else { return };
         let Some(vbd) = disks.wait_for_death(Instant::now() + TURN) else { continue };
-        let Some(stack) = stack.upgrade() else { return };
-        if let Err(error) = died(&stack, vbd) {
+        let Some(vms) = vms.upgrade() else { return };
+        if let Err(error) = died(&vms, vbd) {
             tracing::warn!(%vbd, %error, "the death of a disk process could not be followed");
         }
     }
 }
 
 /// The process of a plugged disk has died: another takes its place, or the guest has lost its disk.
-fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
-    let call = lookup::own_call(stack);
-    let Some(note) = stack.disks.of_vbd(uuid) else { return Ok(()) };
+fn died(vms: &Arc<Machines>, uuid: Uuid) -> Result<(), ApiError> {
+    let call = Call::own(vms);
+    let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(()) };
     if note.phase != Phase::Running {
-        return left_ended(stack, &call, &note);
+        return left_ended(vms, &call, &note);
     }
-    let vbd = stack.db.by_uuid("VBD", &uuid.to_string())?;
-    let Err(error) = restart_patiently(stack, &note) else {
+    let vbd = vms.db.by_uuid("VBD", &uuid.to_string())?;
+    let Err(error) = restart_patiently(vms, &note) else {
         tracing::warn!(vbd = %uuid, "its disk process had died and was started again");
         let told = format!(
             "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause."
         );
-        lookup::tell(stack, "VBD_DISK_PROCESS_RESTARTED", &*stack.db.get("VM", vbd.text("VM"))?, &told);
+        lookup::tell(vms, "VBD_DISK_PROCESS_RESTARTED", &*vms.db.get("VM", vbd.text("VM"))?, &told);
         return Ok(());
     };
-    let Some(note) = stack.disks.of_vbd(uuid) else { return Ok(()) };
+    let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(()) };
     if note.phase != Phase::Running {
         // An unplug came first.
-        return left_ended(stack, &call, &note);
+        return left_ended(vms, &call, &note);
     }
     let why = format!("The disk process of VBD {uuid} died and cannot be started again: {error}");
     recover::remove(&call, &note, Some(&vbd))?;
     record(&call, &vbd.reference, None, Some(&why))?;
-    lookup::tell(stack, "VBD_DISK_PROCESS_DIED", &*stack.db.get("VM", vbd.text("VM"))?, &why);
+    lookup::tell(vms, "VBD_DISK_PROCESS_DIED", &*vms.db.get("VM", vbd.text("VM"))?, &why);
     Ok(())
 }
 
 /// Starts a process in place of one that died, several times if it has to be.
-fn restart_patiently(stack: &Toolstack, note: &Note) -> Result<(), ApiError> {
+fn restart_patiently(vms: &Machines, note: &Note) -> Result<(), ApiError> {
     let until = Instant::now() + RESTART;
     let mut pause = RESTART_PAUSE;
     for attempt in 1.. {
-        let Err(error) = recover::restart(stack, note, until) else { break };
-        let is_wanted = stack.disks.of_vbd(note.spec.vbd).is_some_and(|note| note.phase == Phase::Running);
+        let Err(error) = recover::restart(vms, note, until) else { break };
+        let is_wanted = vms.disks.of_vbd(note.spec.vbd).is_some_and(|note| note.phase == Phase::Running);
         if !is_wanted || attempt == RESTARTS_MAX || Instant::now() + pause >= until {
             return Err(error);
         }
@@ -148,8 +147,8 @@ fn restart_patiently(stack: &Toolstack, note: &Note) -> Result<(), ApiError> {
 }
 
 /// A process that a forced unplug left behind has ended: its VDI is free again.
-fn left_ended(stack: &Arc<Toolstack>, call: &Call, note: &Note) -> Result<(), ApiError> {
-    let vbd = stack.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
+fn left_ended(vms: &Arc<Machines>, call: &Call, note: &Note) -> Result<(), ApiError> {
+    let vbd = vms.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
     let Some(record) = &vbd else { return recover::remove(call, note, None) };
     let check = |_: &mut Change<'_>, vbd: &Object| Ok(vbd.bool("currently_attached"));
     match Running::begin(call, "VBD", &record.reference, "unplug", check) {

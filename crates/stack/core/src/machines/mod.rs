@@ -35,15 +35,29 @@ use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::VmDriver;
 
 use crate::args::Args;
-use crate::call::{Call, Handlers};
 use crate::config::Config;
+use crate::db::Db;
+use crate::disks::Disks;
+use crate::plan::Plans;
+use crate::storage::Storage;
 
 pub(crate) use events::spawn as listen;
 pub use recover::recover;
 
+/// A call to the VMs.
+type Call = crate::call::Call<Machines>;
+/// A call of theirs to the storage.
+type StorageCall = crate::call::Call<Storage>;
+/// Their handlers.
+type Handlers<'a> = crate::call::HandlersOf<'a, Machines>;
+
 /// Guests of this host.
-#[derive(Default)]
 pub struct Machines {
+    config: Config,
+    db: Arc<Db>,
+    plans: Plans,
+    disks: Disks,
+    storage: Arc<Storage>,
     drivers: RwLock<BTreeMap<&'static str, Arc<dyn VmDriver>>>,
     claims: operation::Claims,
 }
@@ -55,19 +69,20 @@ impl fmt::Debug for Machines {
 }
 
 /// Registers the messages of this part.
-pub fn register(handlers: &mut Handlers) {
-    vbd::register(handlers);
-    vif::register(handlers);
-    vm::register(handlers);
-    power::register(handlers);
-    copy::register(handlers);
+pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Machines>) {
+    let mut handlers = handlers.of(vms);
+    vbd::register(&mut handlers);
+    vif::register(&mut handlers);
+    vm::register(&mut handlers);
+    power::register(&mut handlers);
+    copy::register(&mut handlers);
     handlers.on("task.get_timeline", timeline);
 }
 
 /// `task.get_timeline`: the steps of an operation as JSON, or nothing where a task had none. The task itself may be
 /// gone; for no task it is the latest operation that had steps.
 fn timeline(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let plans = &call.stack.plans;
+    let plans = &call.part.plans;
     let timeline = match args.text(0)? {
         NULL_REF => plans.latest_timeline(),
         task => plans.timeline(task),
@@ -77,8 +92,22 @@ fn timeline(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 impl Machines {
     /// No driver is known yet.
-    pub fn new(_: &Config) -> Self {
-        Self::default()
+    pub(crate) fn new(
+        config: Config,
+        db: &Arc<Db>,
+        plans: &Plans,
+        disks: &Disks,
+        storage: &Arc<Storage>,
+    ) -> Self {
+        Self {
+            config,
+            db: Arc::clone(db),
+            plans: plans.clone(),
+            disks: disks.clone(),
+            storage: Arc::clone(storage),
+            drivers: RwLock::default(),
+            claims: operation::Claims::default(),
+        }
     }
 
     /// Adds a kind of guests, or puts it in the place of the one with its name.

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
 
-use crate::Toolstack;
-use crate::call::Call;
+use super::{Call, Machines};
 use crate::db::{Change, Object};
 
 /// How long an operation that is in the way of a forced one may take to end by itself.
@@ -82,7 +81,7 @@ pub type Claims = Mutex<Vec<(String, String, Arc<Claim>)>>;
 /// An operation that runs; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Running {
-    stack: Arc<Toolstack>,
+    vms: Arc<Machines>,
     class: &'static str,
     reference: String,
     key: String,
@@ -105,7 +104,7 @@ impl Running {
             .progress
             .task()
             .map_or_else(|| format!("OpaqueRef:{}", uuid::Uuid::new_v4()), ToOwned::to_owned);
-        let answer = call.stack.db.change(|change| {
+        let answer = call.part.db.change(|change| {
             let object = change.get(class, reference)?;
             refuse_beside(change, &object, operation)?;
             let answer = check(change, &object)?;
@@ -116,9 +115,9 @@ impl Running {
             Ok(answer)
         })?;
         let claim = Arc::<Claim>::default();
-        claims(&call.stack).push((reference.to_owned(), key.clone(), Arc::clone(&claim)));
+        claims(&call.part).push((reference.to_owned(), key.clone(), Arc::clone(&claim)));
         let running =
-            Self { stack: Arc::clone(&call.stack), class, reference: reference.to_owned(), key, claim };
+            Self { vms: Arc::clone(&call.part), class, reference: reference.to_owned(), key, claim };
         Ok((running, answer))
     }
 
@@ -191,14 +190,14 @@ impl Running {
     }
 }
 
-fn claims(stack: &Toolstack) -> MutexGuard<'_, Vec<(String, String, Arc<Claim>)>> {
-    stack.machines.claims.lock().unwrap_or_else(PoisonError::into_inner)
+fn claims(vms: &Machines) -> MutexGuard<'_, Vec<(String, String, Arc<Claim>)>> {
+    vms.claims.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Takes the claims of all operations on a VBD, or on the VBDs of a VM, and of one on the VM that waits for the guest;
 /// false where there are none.
 fn take_claims(call: &Call, class: &str, reference: &str) -> Result<bool, ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let (vbds, vm) = match class {
         "VBD" => (vec![reference.to_owned()], db.get("VBD", reference)?.text("VM").to_owned()),
         _ => {
@@ -207,7 +206,7 @@ fn take_claims(call: &Call, class: &str, reference: &str) -> Result<bool, ApiErr
         }
     };
     let mut taken = Vec::new();
-    claims(&call.stack).retain(|(of, key, claim)| {
+    claims(&call.part).retain(|(of, key, claim)| {
         let class = if vbds.contains(of) {
             claim.take_away();
             "VBD"
@@ -247,8 +246,8 @@ fn end(change: &mut Change<'_>, class: &'static str, reference: &str, key: &str)
 
 impl Drop for Running {
     fn drop(&mut self) {
-        claims(&self.stack).retain(|(_, _, claim)| !Arc::ptr_eq(claim, &self.claim));
-        let ended = self.stack.db.change(|change| end(change, self.class, &self.reference, &self.key));
+        claims(&self.vms).retain(|(_, _, claim)| !Arc::ptr_eq(claim, &self.claim));
+        let ended = self.vms.db.change(|change| end(change, self.class, &self.reference, &self.key));
         if let Err(error) = ended {
             tracing::warn!(object = self.reference, %error, "the end of an operation could not be written");
         }

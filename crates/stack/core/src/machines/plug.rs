@@ -10,14 +10,13 @@ use tapio_vm::{DiskSpec, FrontSpec, PluggedDisk, VmDriver};
 use uuid::Uuid;
 
 use super::operation::{Claim, refresh};
-use super::{devices, lookup, tuning};
-use crate::call::Call;
+use super::{Call, StorageCall, devices, lookup, tuning};
 use crate::db::Object;
 use crate::disks::{Note, Offer, Phase};
 use crate::plan::steps::step;
 use crate::plan::{Doing, Permits, Plan};
 use crate::progress::{Progress, Unwatched};
-use crate::storage::{Hold, Opening};
+use crate::storage::{self, Hold, Opening};
 
 /// How long one step of a plug may take.
 const PLUG: Duration = Duration::from_secs(120);
@@ -63,8 +62,10 @@ impl Patience {
 /// A disk of a machine, on its way in or out.
 pub struct Disk {
     call: Call,
-    /// The same, which nobody cancels: for what takes back.
-    calm: Call,
+    /// The same to the storage.
+    storage: StorageCall,
+    /// The same, which no client cancels: for what takes back.
+    uncancelled: StorageCall,
     driver: Arc<dyn VmDriver>,
     vm: Uuid,
     domid: u32,
@@ -111,11 +112,12 @@ impl Disk {
     /// # Errors
     /// As there.
     pub fn claimed(call: &Call, vbd: &Arc<Object>, claim: Arc<Claim>) -> Result<Arc<Self>, ApiError> {
-        let db = &call.stack.db;
+        let db = &call.part.db;
         let vm = db.get("VM", vbd.text("VM"))?;
         let vdi = db.get("VDI", vbd.text("VDI"))?;
         let sr = db.get("SR", vdi.text("SR"))?;
         let is_cd = vbd.text("type") == "CD";
+        let storage = lookup::to_storage(call);
         let spec = DiskSpec {
             vbd: vbd.uuid()?,
             position: devices::place(vbd.text("userdevice"))?,
@@ -125,8 +127,9 @@ impl Disk {
         };
         Ok(Arc::new(Self {
             call: call.clone(),
-            calm: Call { progress: Arc::new(Unwatched::default()), ..call.clone() },
-            driver: lookup::driver(&call.stack, &vm)?,
+            uncancelled: storage.with(Arc::new(Unwatched::default())),
+            storage,
+            driver: lookup::driver(&call.part, &vm)?,
             vm: vm.uuid()?,
             domid: u32::try_from(vm.int("domid")).unwrap_or(0),
             is_host: vm.bool("is_control_domain"),
@@ -190,7 +193,7 @@ impl Disk {
 
     /// Makes the VDI ready, and a process for it meanwhile: storage takes its time, a process a processor's.
     fn activate(&self, doing: &Doing) -> Result<(), ApiError> {
-        let disks = &self.call.stack.disks;
+        let disks = &self.call.part.disks;
         let uuid = self.spec.vbd;
         if disks.of_vbd(uuid).is_some_and(|note| note.phase != Phase::Running) {
             // What an earlier attempt could not end is ended first.
@@ -210,7 +213,7 @@ impl Disk {
             front: None,
             offer: Offer::default(),
             size: 0,
-            tuning: tuning::of(&self.record, &self.sr, &self.call.stack.config),
+            tuning: tuning::of(&self.record, &self.sr, &self.call.part.config),
         })?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let start = || {
@@ -218,7 +221,7 @@ impl Disk {
             disks.start(uuid, devices, Instant::now() + PLUG)
         };
         let (started, activated) = doing.beside("start a disk process", start, || {
-            let opening = self.call.stack.storage.activate(&self.call, &self.vdi, &self.vbd, access)?;
+            let opening = storage::activate(&self.storage, &self.vdi, &self.vbd, access)?;
             put(&self.opening, opening);
             step("vbd-plug:activated");
             Ok(())
@@ -240,9 +243,9 @@ impl Disk {
             // The forced operation has done it, and another plug may have come since.
             return Ok(());
         }
-        self.call.stack.disks.end(self.spec.vbd, true, Instant::now() + UNDO)?;
-        self.call.stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
-        self.call.stack.disks.forget(self.spec.vbd);
+        self.call.part.disks.end(self.spec.vbd, true, Instant::now() + UNDO)?;
+        storage::deactivate(&self.uncancelled, &self.vdi, &self.vbd)?;
+        self.call.part.disks.forget(self.spec.vbd);
         Ok(())
     }
 
@@ -250,12 +253,12 @@ impl Disk {
         let opening = taken(&self.opening);
         let chain = opening.as_ref().map(|opening| opening.chain.clone());
         let chain = chain.ok_or_else(|| ApiError::internal("a disk is opened that is not active"))?;
-        self.call.stack.disks.open(self.spec.vbd, &chain, Instant::now() + PLUG)?;
+        self.call.part.disks.open(self.spec.vbd, &chain, Instant::now() + PLUG)?;
         self.if_mine(|| Ok(()))
     }
 
     fn give(&self) -> Result<(), ApiError> {
-        let disks = &self.call.stack.disks;
+        let disks = &self.call.part.disks;
         let uuid = self.spec.vbd;
         let front = self.driver.front(self.vm, &self.spec)?;
         let number = VbdId { domid: self.domid, devid: devices::number(self.spec.position) };
@@ -283,7 +286,7 @@ impl Disk {
     }
 
     fn take_back(&self) -> Result<(), ApiError> {
-        let disks = &self.call.stack.disks;
+        let disks = &self.call.part.disks;
         if !self.is_mine() {
             return Ok(());
         }
@@ -322,7 +325,7 @@ impl Disk {
     }
 
     fn let_go(&self, force: bool, until: Instant) -> Result<(), ApiError> {
-        let disks = &self.call.stack.disks;
+        let disks = &self.call.part.disks;
         let uuid = self.spec.vbd;
         if disks.of_vbd(uuid).is_none() {
             return Ok(());
@@ -353,13 +356,13 @@ impl Disk {
     }
 
     fn close(&self, force: bool, until: Instant) -> Result<(), ApiError> {
-        let Call { stack, .. } = &self.call;
+        let vms = &self.call.part;
         let uuid = self.spec.vbd;
         // A snapshot of the VDI that runs is waited for: it needs the process. Not for long where force is meant: then
         // it finds that the disk is gone.
         let hold =
-            if force { self.closing_soon() } else { Some(stack.storage.closing(&self.calm, &self.vdi)?) };
-        let ended = stack.disks.end(uuid, force, until);
+            if force { self.closing_soon() } else { Some(storage::closing(&self.uncancelled, &self.vdi)?) };
+        let ended = vms.disks.end(uuid, force, until);
         drop(hold);
         match ended {
             Ok(()) => {}
@@ -368,21 +371,21 @@ impl Disk {
         }
         self.if_mine(|| Ok(()))?;
         if force {
-            stack.storage.release(&self.calm, &self.vdi, &self.vbd)?;
+            storage::release(&self.uncancelled, &self.vdi, &self.vbd)?;
         } else {
-            stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
+            storage::deactivate(&self.uncancelled, &self.vdi, &self.vbd)?;
         }
         step("vbd-unplug:deactivated");
         self.if_mine(|| {
             self.record_plugged(None)?;
-            stack.disks.forget(uuid);
+            vms.disks.forget(uuid);
             Ok(())
         })
     }
 
     fn closing_soon(&self) -> Option<Hold> {
-        let call = Call { progress: Arc::new(Until(Instant::now() + SNAPSHOT)), ..self.calm.clone() };
-        let hold = self.call.stack.storage.closing(&call, &self.vdi);
+        let call = self.storage.with(Arc::new(Until(Instant::now() + SNAPSHOT)));
+        let hold = storage::closing(&call, &self.vdi);
         hold.inspect_err(|error| {
             tracing::warn!(vbd = %self.spec.vbd, %error, "a disk is closed under an operation that hangs");
         })
@@ -392,7 +395,7 @@ impl Disk {
     /// The process does not end, because the kernel waits for its storage. It holds the image's lock, and its VDI stays
     /// in use, until it does; the VBD is unplugged all the same.
     fn leave_behind(&self, error: &ApiError) -> Result<(), ApiError> {
-        let stack = &self.call.stack;
+        let vms = &self.call.part;
         self.if_mine(|| {
             let why = format!(
                 "Its disk process was left behind: {error}. The VDI stays in use until that process ends; see to the \
@@ -400,7 +403,7 @@ impl Disk {
             );
             tracing::error!(vbd = %self.spec.vbd, "{why}");
             record(&self.call, &self.vbd, None, Some(&why))?;
-            stack.disks.is_left(self.spec.vbd);
+            vms.disks.is_left(self.spec.vbd);
             Ok(())
         })
     }
@@ -423,7 +426,7 @@ impl Disk {
 /// # Errors
 /// The store's.
 pub fn record(call: &Call, vbd: &str, device: Option<&str>, trouble: Option<&str>) -> Result<(), ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let Ok(before) = change.get("VBD", vbd) else { return Ok(()) };
         change.set("VBD", vbd, "currently_attached", device.is_some())?;
         change.set("VBD", vbd, "device", device.unwrap_or_default())?;

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::{ShutdownKind, VmDriver, VmSpec};
 
-use super::devices;
-use super::lookup;
 use super::operation::{Running, bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Patience, record};
-use crate::Toolstack;
+
+use super::{Call, Handlers, Machines, devices, lookup};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
+use crate::basics::this_host;
 use crate::db::{Change, Object};
 use crate::plan::steps::step;
 use crate::plan::{Permits, Plan};
@@ -25,7 +24,7 @@ const HARD: Duration = Duration::from_secs(30);
 /// How long each disk of a machine that has ended may take.
 const DISK: Duration = Duration::from_secs(60);
 
-pub fn register(handlers: &mut Handlers) {
+pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.start", |call, args| start(call, args.text(0)?, args.bool(1)?));
     handlers.on("VM.start_on", start_on);
     handlers.on("VM.pause", pause);
@@ -65,15 +64,15 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
 }
 
 fn start_on(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let host = call.stack.db.get("host", args.text(1)?)?;
-    if host.reference != lookup::this_host(&call.stack.db) {
+    let host = call.part.db.get("host", args.text(1)?)?;
+    if host.reference != this_host(&call.part.db) {
         return Err(ApiError::new("HOST_OFFLINE", [&host.reference]));
     }
     start(call, args.text(0)?, args.bool(2)?)
 }
 
 fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiError> {
-    let published = numbers_below(&call.stack);
+    let published = numbers_below(&call.part);
     let (_running, vm) = Running::begin(call, "VM", reference, "start", |change, vm| {
         refuse_special(vm)?;
         if vm.text("power_state") != "Halted" {
@@ -103,10 +102,10 @@ fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<
 
 /// The highest number that a machine of another driver than Xen's must not have: those of disks that are published
 /// here, and those that Xen gives (below `DOMID_FIRST_RESERVED`) where there is one.
-fn numbers_below(stack: &Toolstack) -> u32 {
+fn numbers_below(vms: &Machines) -> u32 {
     const FIRST_RESERVED: u32 = 0x7ff0;
-    let has_xen = stack.machines.driver("xen").is_some_and(|driver| driver.check().is_ok());
-    stack.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
+    let has_xen = vms.driver("xen").is_some_and(|driver| driver.check().is_ok());
+    vms.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
 }
 
 /// Starts a machine that was [`announce`]d.
@@ -115,7 +114,7 @@ fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> R
     let begun = boot_steps(call, vm, operation, start_paused);
     if begun.is_err() {
         // All steps are undone; what cannot be written now is done by the next start.
-        let ended = call.stack.db.change(|change| {
+        let ended = call.part.db.change(|change| {
             change.drop_note(note_key("start", vm));
             change.set("VM", &vm.reference, "domid", -1)
         });
@@ -127,13 +126,13 @@ fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> R
 }
 
 fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> Result<(), ApiError> {
-    let driver = lookup::driver(&call.stack, vm)?;
-    assert_can_boot(&call.stack, vm)?;
+    let driver = lookup::driver(&call.part, vm)?;
+    assert_can_boot(&call.part, vm)?;
     lookup::apply_limits(call);
     let machine = spec(vm)?;
     let uuid = machine.uuid;
     let mut plugs = Vec::new();
-    for vbd in call.stack.db.find("VBD", "VM", &vm.reference) {
+    for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
         if vbd.bool("empty") {
             let name = devices::name(devices::place(vbd.text("userdevice"))?);
             record(call, &vbd.reference, Some(&name), None)?;
@@ -159,14 +158,14 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
             unpause.unpause(uuid)
         }));
     }
-    call.stack.plans.run(operation, Plan::Serial(steps), &call.progress)?;
+    call.part.plans.run(operation, Plan::Serial(steps), &call.progress)?;
     step("vm-start:running");
     let state = if start_paused { "Paused" } else { "Running" };
     let (console, domid) = (driver.console(uuid), driver.domid(uuid));
-    let recorded = call.stack.db.change(|change| {
+    let recorded = call.part.db.change(|change| {
         change.drop_note(note_key("start", vm));
         change.set("VM", &vm.reference, "power_state", Value::string(state))?;
-        change.set("VM", &vm.reference, "resident_on", Value::string(lookup::this_host(&call.stack.db)))?;
+        change.set("VM", &vm.reference, "resident_on", Value::string(this_host(&call.part.db)))?;
         if let Some(domid) = domid {
             change.set("VM", &vm.reference, "domid", i64::from(domid))?;
         }
@@ -200,8 +199,8 @@ fn location(console: &Path) -> String {
 ///
 /// # Errors
 /// Its driver's; `HOST_NOT_ENOUGH_FREE_MEMORY`.
-pub fn assert_can_boot(stack: &Toolstack, vm: &Object) -> Result<(), ApiError> {
-    let driver = lookup::driver(stack, vm)?;
+pub fn assert_can_boot(vms: &Machines, vm: &Object) -> Result<(), ApiError> {
+    let driver = lookup::driver(vms, vm)?;
     driver.check()?;
     // Xen has memory of its own, of which it says itself whether it suffices.
     if matches!(driver.name(), "sim" | "xen") { Ok(()) } else { enough_memory(vm) }
@@ -274,7 +273,7 @@ fn begin_end(
 /// Ends a guest, as the operation says, and takes its disks away.
 fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
     step("vm-shutdown:noted");
-    let driver = lookup::driver(&call.stack, vm)?;
+    let driver = lookup::driver(&call.part, vm)?;
     let uuid = vm.uuid()?;
     let patience = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
     // A guest that does not answer may be ended by force meanwhile, and be started again.
@@ -295,7 +294,7 @@ fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Re
     };
     if let Err(error) = ended {
         if running.is_mine() {
-            call.stack.db.change(|change| {
+            call.part.db.change(|change| {
                 change.drop_note(note_key("shutdown", vm));
                 Ok(())
             })?;
@@ -312,8 +311,8 @@ fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Re
 pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
     lookup::apply_limits(call);
     let mut plans = Vec::new();
-    for vbd in call.stack.db.find("VBD", "VM", &vm.reference) {
-        let is_known = vbd.uuid().is_ok_and(|uuid| call.stack.disks.of_vbd(uuid).is_some());
+    for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
+        let is_known = vbd.uuid().is_ok_and(|uuid| call.part.disks.of_vbd(uuid).is_some());
         if !vbd.bool("empty") && (vbd.bool("currently_attached") || is_known) {
             match Disk::of(call, &vbd) {
                 Ok(disk) => plans.push(disk.unplug(true, Patience::Each(DISK)).best_effort()),
@@ -326,15 +325,15 @@ pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
         }
     }
     // Nobody may cancel this: a guest that has ended shall not keep its disks.
-    let progress: Arc<dyn crate::call::Progress> = Arc::new(Uncancelled(Arc::clone(&call.progress)));
-    if let Err(error) = call.stack.plans.run(operation, Plan::Parallel(plans), &progress) {
+    let progress: Arc<dyn crate::progress::Progress> = Arc::new(Uncancelled(Arc::clone(&call.progress)));
+    if let Err(error) = call.part.plans.run(operation, Plan::Parallel(plans), &progress) {
         tracing::warn!(vm = vm.text("uuid"), %error, "disks stay");
     }
 }
 
-struct Uncancelled(Arc<dyn crate::call::Progress>);
+struct Uncancelled(Arc<dyn crate::progress::Progress>);
 
-impl crate::call::Progress for Uncancelled {
+impl crate::progress::Progress for Uncancelled {
     fn is_cancelled(&self) -> bool {
         false
     }
@@ -353,7 +352,7 @@ impl crate::call::Progress for Uncancelled {
 /// # Errors
 /// The store's.
 pub fn halted(call: &Call, vm: &Object) -> Result<(), ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.drop_note(note_key("shutdown", vm));
         change.drop_note(note_key("start", vm));
         change.set("VM", &vm.reference, "power_state", Value::string("Halted"))?;
@@ -389,8 +388,8 @@ fn reboot(call: &Call, args: &Args, operation: &'static str) -> Result<Value, Ap
 /// # Errors
 /// As starting it.
 pub fn restart(call: &Call, vm: &Object, operation: &str) -> Result<(), ApiError> {
-    let published = numbers_below(&call.stack);
-    let vm = call.stack.db.change(|change| {
+    let published = numbers_below(&call.part);
+    let vm = call.part.db.change(|change| {
         let vm = change.get("VM", &vm.reference)?;
         announce(change, &vm, published)
     })?;
@@ -419,10 +418,10 @@ fn hold(
         }
         change.get("VM", &vm.reference)
     })?;
-    let driver = lookup::driver(&call.stack, &vm)?;
+    let driver = lookup::driver(&call.part, &vm)?;
     let uuid = vm.uuid()?;
     if operation == "pause" { driver.pause(uuid) } else { driver.unpause(uuid) }?;
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.set("VM", reference, "power_state", Value::string(to))?;
         refresh(change, "VM", reference)
     })?;
@@ -435,7 +434,7 @@ fn power_state_reset(call: &Call, args: &Args) -> Result<Value, ApiError> {
         change.get("VM", &vm.reference)
     };
     let (_running, vm) = Running::begin_by_force(call, "VM", args.text(0)?, "power_state_reset", check)?;
-    let driver = lookup::driver(&call.stack, &vm)?;
+    let driver = lookup::driver(&call.part, &vm)?;
     clear(call, &vm, &driver, "VM.power_state_reset")?;
     Ok(Value::Void)
 }

@@ -7,9 +7,8 @@ use tapio_model::{ApiError, Value};
 
 use super::operation::{Claim, Running, bad_power_state, is_live, refresh};
 use super::plug::{Disk, Patience, record};
-use super::{devices, lookup, tuning};
+use super::{Call, Handlers, devices, lookup, tuning};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
 use crate::db::{Change, Object};
 
 /// How long `VBD.unplug` waits for guest and storage where `other_config:unplug-timeout` says nothing, in seconds.
@@ -19,7 +18,7 @@ const UNPLUG_SECONDS_MAX: u64 = 86_400;
 /// And `VBD.unplug_force`.
 const FORCE_SECONDS: u64 = 30;
 
-pub fn register(handlers: &mut Handlers) {
+pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VBD.create", create);
     handlers.on("VBD.destroy", destroy);
     handlers.on("VBD.plug", plug);
@@ -58,7 +57,7 @@ const GIVEN: [&str; 11] = [
 
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let record = args.value(0)?.as_map().cloned().unwrap_or_default();
-    let made = call.stack.db.change(|change| {
+    let made = call.part.db.change(|change| {
         let fields: Vec<(&str, Value)> =
             GIVEN.iter().filter_map(|name| Some((*name, record.get(*name)?.clone()))).collect();
         create_in(change, fields)
@@ -145,7 +144,7 @@ fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<(), ApiE
 
 fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let vbd = change.get("VBD", reference)?;
         if vbd.get("current_operations").as_map().is_some_and(|running| !running.is_empty()) {
             let operation = vbd.get("current_operations").as_map().into_iter().flatten().next();
@@ -209,7 +208,7 @@ fn put_in(call: &Call, vbd: &Arc<Object>, claim: Arc<Claim>) -> Result<(), ApiEr
     }
     lookup::apply_limits(call);
     let disk = Disk::claimed(call, vbd, claim)?;
-    call.stack.plans.run("VBD.plug", disk.plug(), &call.progress)
+    call.part.plans.run("VBD.plug", disk.plug(), &call.progress)
 }
 
 fn unplug(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -257,7 +256,7 @@ fn take_out(
     lookup::apply_limits(call);
     let disk = Disk::claimed(call, &vbd, running.claim())?;
     let plan = disk.unplug(force, Patience::Until(Instant::now() + patience));
-    call.stack.plans.run(if force { "VBD.unplug_force" } else { "VBD.unplug" }, plan, &call.progress)?;
+    call.part.plans.run(if force { "VBD.unplug_force" } else { "VBD.unplug" }, plan, &call.progress)?;
     Ok(Value::Void)
 }
 
@@ -272,7 +271,7 @@ fn insert(call: &Call, args: &Args) -> Result<Value, ApiError> {
         change.get("VBD", &vbd.reference)
     })?;
     let medium = |vdi: &str, empty: bool| {
-        call.stack.db.change(|change| {
+        call.part.db.change(|change| {
             change.set("VBD", reference, "VDI", Value::string(vdi))?;
             change.set("VBD", reference, "empty", empty)?;
             refresh(change, "VBD", reference)
@@ -280,7 +279,7 @@ fn insert(call: &Call, args: &Args) -> Result<Value, ApiError> {
     };
     medium(vdi, false)?;
     if vbd.bool("currently_attached") {
-        let full = call.stack.db.get("VBD", reference)?;
+        let full = call.part.db.get("VBD", reference)?;
         if let Err(error) = put_in(call, &full, running.claim()) {
             medium(tapio_model::NULL_REF, true)?;
             record(call, reference, Some(vbd.text("device")), None)?;
@@ -305,9 +304,9 @@ fn eject(call: &Call, args: &Args) -> Result<Value, ApiError> {
         lookup::apply_limits(call);
         let disk = Disk::claimed(call, &vbd, running.claim())?;
         let plan = disk.unplug(false, Patience::Until(Instant::now() + patience));
-        call.stack.plans.run("VBD.eject", plan, &call.progress)?;
+        call.part.plans.run("VBD.eject", plan, &call.progress)?;
     }
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.set("VBD", reference, "VDI", Value::string(tapio_model::NULL_REF))?;
         change.set("VBD", reference, "empty", true)?;
         change.set("VBD", reference, "currently_attached", is_plugged)?;
@@ -324,7 +323,7 @@ fn refuse_fixed(vbd: &Object) -> Result<(), ApiError> {
 }
 
 fn assert_attachable(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let vbd = db.get("VBD", args.text(0)?)?;
     if vbd.bool("empty") {
         return Ok(Value::Void);
@@ -333,7 +332,7 @@ fn assert_attachable(call: &Call, args: &Args) -> Result<Value, ApiError> {
     db.change(|change| check_vdi(change, vbd.text("VDI"), reads))?;
     let vdi = db.get("VDI", vbd.text("VDI"))?;
     if !vdi.bool("sharable") {
-        let in_use = call.stack.storage.holders().into_iter().any(|(of, holder, access)| {
+        let in_use = call.part.storage.holders().into_iter().any(|(of, holder, access)| {
             let other_writes = access == tapio_types::Access::ReadWrite;
             of == vdi.reference && holder != vbd.reference && (!reads || other_writes)
         });
@@ -359,7 +358,7 @@ fn set_while_out(
     value: Value,
     check: impl FnOnce(&Change<'_>, &Object) -> Result<(), ApiError>,
 ) -> Result<Value, ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let vbd = change.get("VBD", reference)?;
         if vbd.bool("currently_attached") {
             let vm = change.get("VM", vbd.text("VM"))?;
@@ -397,7 +396,7 @@ fn set_type(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn set_userdevice(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, asked) = (args.text(0)?, args.text(1)?);
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let vbd = db.get("VBD", reference)?;
     let others = || {
         let all = db.find("VBD", "VM", vbd.text("VM"));
@@ -419,7 +418,7 @@ fn set_userdevice(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn set_unpluggable(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, value) = (args.text(0)?, args.bool(1)?);
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.set("VBD", reference, "unpluggable", value)?;
         refresh(change, "VBD", reference)
     })?;
@@ -432,7 +431,7 @@ fn set_tuned(
     reference: &str,
     change_fields: impl FnOnce(&mut Change<'_>, &Object) -> Result<(), ApiError>,
 ) -> Result<Value, ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let vbd = db.change(|change| {
         let vbd = change.get("VBD", reference)?;
         change_fields(change, &vbd)?;
@@ -443,10 +442,10 @@ fn set_tuned(
     if vbd.bool("currently_attached") && !vbd.bool("empty") {
         let vdi = db.get("VDI", vbd.text("VDI"))?;
         let sr = db.get("SR", vdi.text("SR"))?;
-        let again = call.stack.disks.tune(vbd.uuid()?, &tuning::of(&vbd, &sr, &call.stack.config))?;
+        let again = call.part.disks.tune(vbd.uuid()?, &tuning::of(&vbd, &sr, &call.part.config))?;
         if let Some(disk) = again {
             let vm = db.get("VM", vbd.text("VM"))?;
-            lookup::driver(&call.stack, &vm)?.plug(vm.uuid()?, &disk)?;
+            lookup::driver(&call.part, &vm)?.plug(vm.uuid()?, &disk)?;
         }
     }
     Ok(Value::Void)

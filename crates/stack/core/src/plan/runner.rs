@@ -65,7 +65,8 @@ struct Shared {
     epoch: Instant,
 }
 
-/// Steps that run and wait.
+/// Steps that run and wait; a handle that can be cloned.
+#[derive(Clone)]
 pub struct Plans(Arc<Shared>);
 
 impl fmt::Debug for Plans {

@@ -18,6 +18,7 @@ mod notes;
 mod operation;
 mod pbd;
 mod plug;
+mod pool;
 mod probe;
 mod reconcile;
 mod records;
@@ -27,31 +28,40 @@ mod setters;
 mod sr;
 mod steps;
 mod unfinished;
-mod vdi;
+pub(crate) mod vdi;
 mod work;
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use tapio_model::{ApiError, NULL_REF};
+use tapio_model::ApiError;
 use tapio_sm::SrDriver;
 use tapio_types::Access;
 
-pub use activate::{Hold, Opening};
+pub use activate::{Hold, Opening, activate, closing, deactivate, release};
+pub(crate) use copy::{Copy, copy as copy_vdi};
+pub(crate) use fork::fork as fork_vdi;
+pub(crate) use pool::pool_pages;
 pub use recover::{open, recover};
 pub use steps::STEPS;
 
-use crate::Toolstack;
-use crate::call::{Call, Handlers};
-use crate::caller::Caller;
+use crate::basics::this_host;
 use crate::config::Config;
 use crate::db::Db;
-use crate::progress::Unwatched;
+use crate::disks::Disks;
 use attached::Attached;
 use gate::Gate;
 
+/// A call to the storage.
+type Call = crate::call::Call<Storage>;
+/// Its handlers.
+type Handlers<'a> = crate::call::HandlersOf<'a, Storage>;
+
 /// Drivers, attached SRs, and what runs on them.
 pub struct Storage {
+    db: Arc<Db>,
+    /// A driver asks for the running disk of a VDI that it changes.
+    disks: Disks,
     drivers: RwLock<Vec<Arc<dyn SrDriver>>>,
     gate: Arc<Gate>,
     recovering: retry::Recovering,
@@ -64,20 +74,23 @@ impl fmt::Debug for Storage {
 }
 
 /// Registers the messages of this part.
-pub fn register(handlers: &mut Handlers) {
-    sr::register(handlers);
-    probe::register(handlers);
-    pbd::register(handlers);
-    vdi::register(handlers);
-    fork::register(handlers);
-    copy::register(handlers);
-    setters::register(handlers);
+pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Storage>) {
+    let mut handlers = handlers.of(storage);
+    sr::register(&mut handlers);
+    probe::register(&mut handlers);
+    pbd::register(&mut handlers);
+    vdi::register(&mut handlers);
+    fork::register(&mut handlers);
+    copy::register(&mut handlers);
+    setters::register(&mut handlers);
 }
 
 impl Storage {
     /// None is attached yet; [`recover()`] attaches what was.
-    pub fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, db: &Arc<Db>, disks: &Disks) -> Self {
         Self {
+            db: Arc::clone(db),
+            disks: disks.clone(),
             drivers: RwLock::new(drivers::all(config)),
             gate: Arc::default(),
             recovering: retry::Recovering::default(),
@@ -95,12 +108,12 @@ impl Storage {
     ///
     /// # Errors
     /// `HANDLE_INVALID`, `SR_HAS_NO_PBDS`, `SR_NOT_ATTACHED`.
-    fn attached(&self, db: &Db, sr: &str) -> Result<Arc<Attached>, ApiError> {
+    fn attached(&self, sr: &str) -> Result<Arc<Attached>, ApiError> {
         if let Some(attached) = self.gate.state().attached.get(sr) {
             return Ok(Arc::clone(attached));
         }
-        db.get("SR", sr)?;
-        let is_without = db.find("PBD", "SR", sr).is_empty();
+        self.db.get("SR", sr)?;
+        let is_without = self.db.find("PBD", "SR", sr).is_empty();
         Err(ApiError::new(if is_without { "SR_HAS_NO_PBDS" } else { "SR_NOT_ATTACHED" }, [sr]))
     }
 
@@ -112,18 +125,4 @@ impl Storage {
         });
         each.collect()
     }
-}
-
-/// The reference of this host; the null reference before there is a record of it.
-fn this_host(db: &Db) -> String {
-    let master = db.all("pool").first().map(|pool| pool.text("master").to_owned());
-    let host = master.filter(|master| db.get("host", master).is_ok());
-    let only = || db.all("host").first().map(|host| host.reference.clone());
-    host.or_else(only).unwrap_or_else(|| NULL_REF.to_owned())
-}
-
-/// A call of the toolstack's own, at start.
-fn own_call(stack: &Arc<Toolstack>) -> Call {
-    let caller = Caller::toolstack();
-    Call { stack: Arc::clone(stack), caller, progress: Arc::new(Unwatched::default()), made_for: None }
 }

@@ -5,11 +5,10 @@ use std::cell::Cell;
 use tapio_model::ApiError;
 use tapio_sm::worker::is_unfinished;
 
-use super::allowed;
 use super::attached::Attached;
 use super::gate::{Entered, State, Target};
 use super::notes::Note;
-use crate::call::Call;
+use super::{Call, allowed};
 use crate::db::Change;
 use crate::plan::steps::step;
 
@@ -33,7 +32,7 @@ impl<'a> Operation<'a> {
         targets: &[Target<'_>],
         check: impl FnMut(&mut State) -> Result<(), ApiError>,
     ) -> Result<Self, ApiError> {
-        let entered = call.stack.storage.gate.enter(&*call.progress, targets, check)?;
+        let entered = call.part.gate.enter(&*call.progress, targets, check)?;
         Ok(Self { call, entered, is_shown: Cell::new(false) })
     }
 
@@ -48,7 +47,7 @@ impl<'a> Operation<'a> {
     /// The store's; then nothing was noted.
     pub(super) fn note(&self, note: Option<&Note>, name: Option<&'static str>) -> Result<(), ApiError> {
         self.is_shown.set(true);
-        self.call.stack.db.change(|change| {
+        self.call.part.db.change(|change| {
             self.refresh(change)?;
             note.map_or(Ok(()), |note| note.put(change))
         })?;
@@ -68,7 +67,7 @@ impl<'a> Operation<'a> {
         name: &'static str,
     ) -> Result<Note, ApiError> {
         self.is_shown.set(true);
-        let note = self.call.stack.db.change(|change| {
+        let note = self.call.part.db.change(|change| {
             let note = make(change)?;
             self.refresh(change)?;
             note.put(change)?;
@@ -87,7 +86,7 @@ impl<'a> Operation<'a> {
         note: Option<&Note>,
         make: impl FnOnce(&mut Change<'_>) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let answer = self.call.stack.db.change(|change| {
+        let answer = self.call.part.db.change(|change| {
             let answer = make(change)?;
             note.inspect(|note| note.drop_from(change));
             self.entered.is_ending();
@@ -118,7 +117,7 @@ impl<'a> Operation<'a> {
 
     fn refresh(&self, change: &mut Change<'_>) -> Result<(), ApiError> {
         for (class, reference) in self.entered.targets() {
-            allowed::refresh(&self.call.stack.storage, change, class, reference)?;
+            allowed::refresh(&self.call.part, change, class, reference)?;
         }
         Ok(())
     }

@@ -6,11 +6,10 @@ use tapio_model::{ApiError, NULL_REF, Value};
 
 use super::gate::on_sr;
 use super::operation::Operation;
-use super::{allowed, drivers, plug};
+use super::{Call, Handlers, allowed, drivers, plug};
 use crate::args::{Args, text_in};
-use crate::call::{Call, Handlers};
 
-pub(super) fn register(handlers: &mut Handlers) {
+pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("PBD.create", create);
     handlers.on("PBD.destroy", destroy);
     handlers.on("PBD.plug", |call, args| plug::plug(call, args.text(0)?).map(|()| Value::Void));
@@ -19,7 +18,7 @@ pub(super) fn register(handlers: &mut Handlers) {
 }
 
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (db, record) = (&call.stack.db, args.record()?);
+    let (db, record) = (&call.part.db, args.record()?);
     let (sr, host) = (text_in(record, "SR"), text_in(record, "host"));
     db.get("SR", sr)?;
     db.get("host", host)?;
@@ -42,7 +41,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    let pbd = call.stack.db.get("PBD", reference)?;
+    let pbd = call.part.db.get("PBD", reference)?;
     let operation = Operation::enter(call, &[on_sr(pbd.text("SR"), "pbd_destroy")], |_| Ok(()))?;
     operation.commit(None, |change| {
         detached(&*change.get("PBD", reference)?)?;
@@ -71,7 +70,7 @@ fn detached(pbd: &crate::db::Object) -> Result<(), ApiError> {
 
 fn set_device_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, config) = (args.text(0)?, args.map(1)?);
-    let pbd = call.stack.db.get("PBD", reference)?;
+    let pbd = call.part.db.get("PBD", reference)?;
     let sr = pbd.text("SR").to_owned();
     if sr == NULL_REF {
         return Err(ApiError::new("HANDLE_INVALID", ["SR", NULL_REF]));
@@ -82,7 +81,7 @@ fn set_device_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
         let kept = drivers::without_passwords(change, &config)?;
         drivers::drop_secrets(change, reference)?;
         change.set("PBD", reference, "device_config", Value::string_map(kept))?;
-        allowed::refresh(&call.stack.storage, change, "SR", &sr)
+        allowed::refresh(&call.part, change, "SR", &sr)
     })?;
     Ok(Value::Void)
 }

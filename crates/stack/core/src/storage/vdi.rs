@@ -13,16 +13,15 @@ use super::attached::Attached;
 use super::gate::{State, on_sr, on_vdi};
 use super::notes::Note;
 use super::operation::Operation;
-use super::records;
 use super::work::{Names, Work, is_missing};
+use super::{Call, Handlers, records};
 use crate::args::{Args, text_in};
-use crate::call::{Call, Handlers};
 use crate::db::{Change, Db, Object, reference_of};
 use crate::plan::steps::step;
 
-pub(super) fn register(handlers: &mut Handlers) {
-    handlers.on("VDI.create", create);
-    handlers.on("VDI.destroy", destroy);
+pub(super) fn register(handlers: &mut Handlers<'_>) {
+    handlers.on("VDI.create", |call, args| create(call, args.record()?, None).map(Value::String));
+    handlers.on("VDI.destroy", |call, args| destroy(call, args.text(0)?).map(|()| Value::Void));
     handlers.on("VDI.introduce", introduce);
     handlers.on("VDI.forget", forget);
     handlers.on("VDI.update", update);
@@ -71,9 +70,9 @@ impl Subject {
     /// # Errors
     /// `HANDLE_INVALID`, `SR_NOT_ATTACHED`, `SR_HAS_NO_PBDS`.
     pub(super) fn find_at_all(call: &Call, reference: &str) -> Result<Self, ApiError> {
-        let db = &call.stack.db;
+        let db = &call.part.db;
         let vdi = db.get("VDI", reference)?;
-        let sr = call.stack.storage.attached(db, vdi.text("SR"))?;
+        let sr = call.part.attached(vdi.text("SR"))?;
         Ok(Self { uuid: vdi.uuid()?, vdi, sr })
     }
 
@@ -129,10 +128,17 @@ fn given(record: &BTreeMap<String, Value>) -> Vec<(&'static str, Value)> {
     fields
 }
 
-fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (db, record) = (&call.stack.db, args.record()?);
+/// Makes a VDI from a record, for a VM where one is named; see [`made_note`]. Returns its reference.
+///
+/// # Errors
+/// Those of `VDI.create`.
+pub(crate) fn create(
+    call: &Call,
+    record: &BTreeMap<String, Value>,
+    vm: Option<&str>,
+) -> Result<String, ApiError> {
     let sr = text_in(record, "SR");
-    let attached = call.stack.storage.attached(db, sr)?;
+    let attached = call.part.attached(sr)?;
     attached.needs("VDI_CREATE")?;
     let size = record.get("virtual_size").and_then(Value::as_int).unwrap_or_default();
     let uuid = Uuid::new_v4();
@@ -158,10 +164,26 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     sm_config.extend(made.sm_config.clone());
     let mut fields = given(record);
     fields.push(("sm_config", Value::string_map(sm_config)));
-    record_made(call, &operation, &note, &attached, &made, fields)
+    record_made(call, &operation, &note, &attached, &made, (fields, vm))
 }
 
-/// Makes the record of an image that was made; where that fails the image goes.
+/// Notes about VDIs that were made for a VM and that no VBD leads to yet: each is written with the record of the VDI,
+/// and dropped with the record of the VBD.
+pub(crate) const MADE_NOTES: &str = "machines/disk/";
+
+/// The key of such a note.
+pub(crate) fn made_note(vdi: &str) -> String {
+    format!("{MADE_NOTES}{vdi}")
+}
+
+/// Writes it, if the VDI is made for a VM.
+pub(super) fn note_made(change: &mut Change<'_>, vdi: &str, vm: Option<&str>) {
+    if let Some(vm) = vm {
+        change.put_note(made_note(vdi), vm);
+    }
+}
+
+/// Makes the record of an image that was made, for a VM where one is named; where that fails the image goes.
 ///
 /// # Errors
 /// The store's.
@@ -171,17 +193,17 @@ pub(super) fn record_made(
     note: &Note,
     attached: &Attached,
     made: &VdiInfo,
-    fields: Vec<(&'static str, Value)>,
-) -> Result<Value, ApiError> {
+    (fields, vm): (Vec<(&'static str, Value)>, Option<&str>),
+) -> Result<String, ApiError> {
     let work = Work::new(call);
     let sizes = attached.measure(&work);
     let size = i64::try_from(made.virtual_size).unwrap_or(i64::MAX);
     let recorded = operation.commit(Some(note), |change| {
         let reference = records::create(change, &attached.reference, made, fields)?;
         attached.record(change, sizes, size)?;
-        super::allowed::refresh(&call.stack.storage, change, "VDI", &reference)?;
-        call.note_made(change, &reference);
-        Ok(Value::String(reference))
+        super::allowed::refresh(&call.part, change, "VDI", &reference)?;
+        note_made(change, &reference, vm);
+        Ok(reference)
     });
     recorded.inspect_err(|_| discard(call, operation, note, attached, made.uuid))
 }
@@ -199,15 +221,18 @@ pub(super) fn discard(call: &Call, operation: &Operation<'_>, note: &Note, attac
     }
 }
 
-fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let reference = args.text(0)?;
+/// Removes a VDI with its image.
+///
+/// # Errors
+/// Those of `VDI.destroy`.
+pub(crate) fn destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     let subject = Subject::find_at_all(call, reference)?;
     if !subject.vdi.bool("managed") {
         return Err(ApiError::new("VDI_NOT_MANAGED", [reference]));
     }
     subject.sr.needs("VDI_DELETE")?;
     let sr = &subject.sr.reference;
-    not_plugged(&call.stack.db, reference, "destroy")?;
+    not_plugged(&call.part.db, reference, "destroy")?;
     let targets = [on_sr(sr, "vdi_destroy"), on_vdi(reference, "destroy")];
     let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, "destroy"))?;
     let note = Note::VdiDestroy { sr: sr.clone(), vdi: reference.to_owned() };
@@ -220,8 +245,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     step("vdi-destroy:image-gone");
     let gone = gone_bases(call, &subject);
     let sizes = subject.sr.measure(&Work::new(call));
-    operation.commit(Some(&note), |change| remove_records(change, &subject, &gone, sizes))?;
-    Ok(Value::Void)
+    operation.commit(Some(&note), |change| remove_records(change, &subject, &gone, sizes))
 }
 
 /// Removes an image; that it is gone already is fine.
@@ -239,7 +263,7 @@ pub(super) fn remove_image(call: &Call, attached: &Attached, image: Uuid) -> Res
 pub(super) fn gone_bases(call: &Call, subject: &Subject) -> Vec<String> {
     let mut gone = Vec::new();
     let mut below = subject.vdi.text("parent").to_owned();
-    while let Ok(base) = call.stack.db.get("VDI", &below) {
+    while let Ok(base) = call.part.db.get("VDI", &below) {
         let Ok(uuid) = base.uuid() else { break };
         let is_gone = |error: &ApiError| is_missing(error);
         let look = subject.sr.with(|sr| sr.vdi(&Work::new(call), uuid));
@@ -312,7 +336,7 @@ fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn forget(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let (db, storage) = (&call.part.db, &call.part);
     let vdi = db.get("VDI", reference)?;
     let sr = vdi.text("SR").to_owned();
     let attached = storage.gate.state().attached.get(&sr).cloned();
@@ -350,10 +374,9 @@ mod introduced {
 }
 
 fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let db = &call.stack.db;
     let (text, sr) = (args.text(introduced::UUID)?, args.text(introduced::SR)?);
     let location = args.text(introduced::LOCATION)?;
-    let attached = call.stack.storage.attached(db, sr)?;
+    let attached = call.part.attached(sr)?;
     let uuid = match text {
         "" => Uuid::new_v4(),
         _ => Uuid::parse_str(text).map_err(|_| ApiError::new("UUID_INVALID", ["VDI", text]))?,
@@ -401,7 +424,7 @@ fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
         is_free(change)?;
         let reference = records::create(change, sr, &taken, fields)?;
         attached.record(change, sizes, size)?;
-        super::allowed::refresh(&call.stack.storage, change, "VDI", &reference)?;
+        super::allowed::refresh(&call.part, change, "VDI", &reference)?;
         Ok(reference)
     })?;
     Ok(Value::String(made))

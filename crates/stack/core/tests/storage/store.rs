@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tapio_core::Toolstack;
 use tapio_core::db::Db;
+use tapio_core::storage;
 use tapio_model::{ApiError, Value};
 use tapio_store::{Memory, Revision, Row, Sqlite, Store, StoreError, Txn};
 use tapio_types::Access;
@@ -114,9 +115,9 @@ fn a_restarted_daemon_knows_who_has_what_open() {
             (&other, ONE, Access::ReadOnly),
             (&other, "two", Access::ReadOnly),
         ] {
-            drop(rig.stack.storage.activate(&rig.own_call(), vdi, holder, access).expect("nobody else"));
+            drop(storage::activate(&rig.own_call(), vdi, holder, access).expect("nobody else"));
         }
-        rig.stack.storage.deactivate(&rig.own_call(), &other, "two").expect("it lets go");
+        storage::deactivate(&rig.own_call(), &other, "two").expect("it lets go");
         (sr, vdi, other)
     };
     {
