@@ -25,6 +25,7 @@ pub mod events;
 mod generic;
 pub mod machines;
 mod methods;
+pub mod operations;
 pub mod plan;
 mod progress;
 pub mod query;

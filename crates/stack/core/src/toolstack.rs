@@ -59,8 +59,9 @@ impl Toolstack {
         let tasks = Arc::new(Tasks::new(&db));
         let sessions = Arc::new(Sessions::new(accounts, &db, &tasks));
         let events = Arc::new(Events::new(&db, &sessions));
-        let storage = Arc::new(Storage::new(&config, &db, &disks));
-        let machines = Arc::new(Machines::new(config, &db, &plans, &disks, &storage));
+        let operations = Arc::default();
+        let storage = Arc::new(Storage::new(&config, &db, &disks, &operations));
+        let machines = Arc::new(Machines::new(config, &db, &plans, &disks, &storage, &operations));
         let mut handlers = Handlers::default();
         basics::register(&mut handlers, &db);
         events::register(&mut handlers, &events);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_sm::ForkKind;
 
-use super::operation::{Running, bad_power_state, refresh, with};
+use super::allowed::{bad_power_state, refresh, with};
+use super::running::Running;
 
 use super::{Call, Handlers, Machines, fields, lookup, vbd, vif, vm};
 use crate::args::Args;
@@ -63,7 +64,7 @@ fn snapshot(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let ignored = args.value(2).ok().and_then(Value::as_set).unwrap_or_default();
     let ignored = ignored.iter().filter_map(|vdi| Some(vdi.as_str()?.to_owned())).collect();
     let (_running, source) = Running::begin(call, "VM", args.text(0)?, "snapshot", |change, vm| {
-        super::operation::refuse_special(vm)?;
+        super::allowed::refuse_special(vm)?;
         change.get("VM", &vm.reference)
     })?;
     make(call, &source, args.text(1)?, &How::Snapshot(ignored))

@@ -9,8 +9,8 @@ use tapio_model::ApiError;
 use tapio_vm::{ShutdownKind, VmDriver, VmEvent, VmState};
 use uuid::Uuid;
 
-use super::operation::Running;
 use super::plug::record;
+use super::running::Running;
 
 use super::{Call, Machines, lookup, power, recover};
 use crate::db::{Change, Object};

@@ -2,7 +2,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `operation` | what runs on a machine or a disk, and what may |
+//! | `running` | operations on VMs and VBDs, forced ones too |
+//! | `allowed` | what may be done in which state |
 //! | `power` | start, shutdown, reboot, pause, as plans |
 //! | `plug` | a disk on its way into a machine and out of it |
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
@@ -12,15 +13,16 @@
 //! | `events` | guests that end, disk processes that die |
 //! | `recover`, `templates` | what a start of the daemon finds and makes |
 
+mod allowed;
 mod copy;
 mod devices;
 mod events;
 mod fields;
 mod lookup;
-mod operation;
 mod plug;
 mod power;
 mod recover;
+mod running;
 mod templates;
 pub(crate) mod tuning;
 mod vbd;
@@ -38,6 +40,7 @@ use crate::args::Args;
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
+use crate::operations::Operations;
 use crate::plan::Plans;
 use crate::storage::Storage;
 
@@ -59,7 +62,7 @@ pub struct Machines {
     disks: Disks,
     storage: Arc<Storage>,
     drivers: RwLock<BTreeMap<&'static str, Arc<dyn VmDriver>>>,
-    claims: operation::Claims,
+    operations: Arc<Operations>,
 }
 
 impl fmt::Debug for Machines {
@@ -98,6 +101,7 @@ impl Machines {
         plans: &Plans,
         disks: &Disks,
         storage: &Arc<Storage>,
+        operations: &Arc<Operations>,
     ) -> Self {
         Self {
             config,
@@ -106,7 +110,7 @@ impl Machines {
             disks: disks.clone(),
             storage: Arc::clone(storage),
             drivers: RwLock::default(),
-            claims: operation::Claims::default(),
+            operations: Arc::clone(operations),
         }
     }
 

@@ -9,14 +9,15 @@ use tapio_types::Access;
 use tapio_vm::{DiskSpec, FrontSpec, PluggedDisk, VmDriver};
 use uuid::Uuid;
 
-use super::operation::{Claim, refresh};
+use super::allowed::refresh;
 use super::{Call, StorageCall, devices, lookup, tuning};
 use crate::db::Object;
 use crate::disks::{Note, Offer, Phase};
+use crate::operations::{Claim, Held};
 use crate::plan::steps::step;
 use crate::plan::{Doing, Permits, Plan};
 use crate::progress::{Progress, Unwatched};
-use crate::storage::{self, Hold, Opening};
+use crate::storage::{self, Opening};
 
 /// How long one step of a plug may take.
 const PLUG: Duration = Duration::from_secs(120);
@@ -383,7 +384,7 @@ impl Disk {
         })
     }
 
-    fn closing_soon(&self) -> Option<Hold> {
+    fn closing_soon(&self) -> Option<Held> {
         let call = self.storage.with(Arc::new(Until(Instant::now() + SNAPSHOT)));
         let hold = storage::closing(&call, &self.vdi);
         hold.inspect_err(|error| {

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::{ShutdownKind, VmDriver, VmSpec};
 
-use super::operation::{Running, bad_power_state, refresh, refuse_special};
+use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Patience, record};
+use super::running::Running;
 
 use super::{Call, Handlers, Machines, devices, lookup};
 use crate::args::Args;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, Value};
 use tapio_vm::{ShutdownKind, VmState};
 
-use super::operation::refresh;
+use super::allowed::refresh;
 use super::plug::record;
 
 use super::{Call, Machines, copy, fields, lookup, power, templates, vif};

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
 
-use super::operation::{Claim, Running, bad_power_state, is_live, refresh};
+use super::allowed::{bad_power_state, is_live, refresh};
 use super::plug::{Disk, Patience, record};
+use super::running::Running;
 use super::{Call, Handlers, devices, lookup, tuning};
 use crate::args::Args;
 use crate::db::{Change, Object};
+use crate::operations::Claim;
 
 /// How long `VBD.unplug` waits for guest and storage where `other_config:unplug-timeout` says nothing, in seconds.
 const UNPLUG_SECONDS: u64 = 60;
@@ -146,15 +148,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
     call.part.db.change(|change| {
         let vbd = change.get("VBD", reference)?;
-        if vbd.get("current_operations").as_map().is_some_and(|running| !running.is_empty()) {
-            let operation = vbd.get("current_operations").as_map().into_iter().flatten().next();
-            let (task, what) =
-                operation.map(|(task, what)| (task.as_str(), what.as_str())).unwrap_or_default();
-            return Err(ApiError::new(
-                "OTHER_OPERATION_IN_PROGRESS",
-                ["VBD", reference, what.unwrap_or_default(), task],
-            ));
-        }
+        call.part.operations.check_free("VBD", reference)?;
         if vbd.bool("currently_attached") {
             let why = format!("VBD {} is plugged; unplug it first", vbd.text("uuid"));
             return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));

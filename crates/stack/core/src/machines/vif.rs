@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
 
-use super::operation::{is_live, refresh};
+use super::allowed::{is_live, refresh};
 use super::{Call, Handlers};
 use crate::args::Args;
 use crate::db::{Change, Object};

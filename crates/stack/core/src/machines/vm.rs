@@ -3,8 +3,10 @@
 use tapio_model::{ApiError, Value};
 use tapio_vm::BootField;
 
-use super::operation::{self, Running, bad_power_state, refresh};
+use super::allowed;
+use super::allowed::{bad_power_state, refresh};
 use super::power::spec;
+use super::running::Running;
 use super::{Call, Handlers, devices, lookup, power, vbd, vif};
 use crate::args::Args;
 use crate::basics::this_host;
@@ -277,10 +279,10 @@ fn assert_can_boot_here(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn assert_operation_valid(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (vm, wanted) = (call.part.db.get("VM", args.text(0)?)?, args.text(1)?);
-    if operation::of_vm(&vm).contains(&wanted) {
+    if allowed::of_vm(&vm).contains(&wanted) {
         return Ok(Value::Void);
     }
-    operation::refuse_special(&vm)?;
+    allowed::refuse_special(&vm)?;
     let state = vm.text("power_state").to_lowercase();
     Err(ApiError::new("OPERATION_NOT_ALLOWED", [format!("{wanted} is not possible while the VM is {state}")]))
 }

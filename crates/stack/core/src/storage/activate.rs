@@ -1,4 +1,4 @@
-//! Who has a VDI open: one writer or many readers, unless it may be shared.
+//! VDIs are opened for disk processes: one writer or many readers, unless it may be shared.
 
 use std::thread;
 use std::time::Duration;
@@ -6,12 +6,13 @@ use std::time::Duration;
 use tapio_model::{ApiError, Value};
 use tapio_types::{Access, ChainSpec, ImageKind};
 
-use super::gate::{ACTIVATE, CLOSING, DEACTIVATE, Entered, State, on_sr, on_vdi};
 use super::notes::Note;
+use super::state::State;
 use super::vdi::Subject;
 use super::work::Work;
 use super::{Call, Storage, allowed, this_host};
 use crate::db::Change;
+use crate::operations::{ACTIVATE, CLOSING, DEACTIVATE, Held, on_sr, on_vdi};
 
 /// A VDI that is ready to be opened. Its chain does not change until this goes: keep it until the disk process has
 /// opened the images, or failed to.
@@ -19,13 +20,7 @@ use crate::db::Change;
 pub struct Opening {
     /// The images, leaf first.
     pub chain: ChainSpec,
-    _entered: Entered,
-}
-
-/// A VDI whose chain does not change until this goes; see [`Storage::closing`].
-#[derive(Debug)]
-pub struct Hold {
-    _entered: Entered,
+    _held: Held,
 }
 
 const fn word(access: Access) -> &'static str {
@@ -78,8 +73,9 @@ pub fn activate(call: &Call, vdi: &str, holder: &str, access: Access) -> Result<
     let is_sharable = subject.vdi.bool("sharable");
     let mut before = None;
     let targets = [on_sr(&subject.sr.reference, ACTIVATE), on_vdi(vdi, ACTIVATE)];
-    let entered = call.part.gate.enter(&*call.progress, &targets, |state| {
-        if !is_sharable && !shares(state, vdi, holder, access) {
+    let held = call.part.operations.enter(&*call.progress, &targets, || {
+        let mut state = call.part.state();
+        if !is_sharable && !shares(&state, vdi, holder, access) {
             return Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]));
         }
         let holders = state.holders.entry(vdi.to_owned()).or_default();
@@ -87,7 +83,7 @@ pub fn activate(call: &Call, vdi: &str, holder: &str, access: Access) -> Result<
         Ok(())
     })?;
     match open(call, vdi, holder, (access, before)) {
-        Ok(chain) => Ok(Opening { chain, _entered: entered }),
+        Ok(chain) => Ok(Opening { chain, _held: held }),
         Err(error) => {
             call.part.put_holder(vdi, holder, before);
             Err(error)
@@ -131,13 +127,13 @@ fn open(
     let chain = opened.map_err(|error| subject.told(call, "attach", error))?;
     // Several writers can share bytes, not the metadata of an image.
     let is_plain = matches!(&chain.layers[..], [only] if only.kind != ImageKind::Vhd);
-    let written = if !is_plain && !shares(&call.part.gate.state(), vdi, holder, access) {
+    let written = if !is_plain && !shares(&call.part.state(), vdi, holder, access) {
         Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]))
     } else {
         let host = this_host(&call.part.db);
         let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
         call.part.db.change(|change| {
-            if !call.part.gate.state().holders.get(vdi).is_some_and(|holders| holders.contains_key(holder)) {
+            if !call.part.state().holders.get(vdi).is_some_and(|holders| holders.contains_key(holder)) {
                 // A forced unplug did not wait for the storage.
                 return Err(ApiError::new("TASK_CANCELLED", [call.progress.task().unwrap_or_default()]));
             }
@@ -157,10 +153,9 @@ fn open(
 ///
 /// # Errors
 /// `HANDLE_INVALID`, `OTHER_OPERATION_IN_PROGRESS`, `TASK_CANCELLED`.
-pub fn closing(call: &Call, vdi: &str) -> Result<Hold, ApiError> {
+pub fn closing(call: &Call, vdi: &str) -> Result<Held, ApiError> {
     call.part.db.get("VDI", vdi)?;
-    let entered = call.part.gate.enter(&*call.progress, &[on_vdi(vdi, CLOSING)], |_| Ok(()))?;
-    Ok(Hold { _entered: entered })
+    call.part.operations.enter(&*call.progress, &[on_vdi(vdi, CLOSING)], || Ok(()))
 }
 
 /// Undoes [`activate`]; that `holder` does not have it is fine.
@@ -169,7 +164,7 @@ pub fn closing(call: &Call, vdi: &str) -> Result<Hold, ApiError> {
 /// The driver's, the store's; then the holder still has it.
 pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
     let has = |state: &State| state.holders.get(vdi)?.get(holder).copied();
-    if has(&call.part.gate.state()).is_none() {
+    if has(&call.part.state()).is_none() {
         return Ok(());
     }
     let Ok(record) = call.part.db.get("VDI", vdi) else {
@@ -182,9 +177,9 @@ pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> 
     };
     let targets = [on_vdi(vdi, DEACTIVATE), on_sr(record.text("SR"), ACTIVATE)];
     // An SR that is being attached, for as long as its storage takes, does not know of this VDI yet.
-    let is_attached = call.part.gate.state().attached.contains_key(record.text("SR"));
+    let is_attached = call.part.state().attached.contains_key(record.text("SR"));
     let targets = if is_attached { &targets[..] } else { &targets[..1] };
-    let entered = call.part.gate.enter(&*call.progress, targets, |_| Ok(()))?;
+    let held = call.part.operations.enter(&*call.progress, targets, || Ok(()))?;
     if let Ok(sr) = call.part.attached(record.text("SR")) {
         let uuid = record.uuid()?;
         sr.with(|device| device.deactivate(&Work::new(call), uuid))?;
@@ -196,7 +191,7 @@ pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> 
         note.drop_from(change);
         call.part.tag(&host, change, vdi)
     });
-    drop(entered);
+    drop(held);
     written.inspect_err(|_| {
         call.part.put_holder(vdi, holder, Some(access));
     })
@@ -205,7 +200,7 @@ pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> 
 impl Storage {
     /// Sets or removes a holder; answers what it was before.
     pub(super) fn put_holder(&self, vdi: &str, holder: &str, access: Option<Access>) -> Option<Access> {
-        let mut state = self.gate.state();
+        let mut state = self.state();
         let holders = state.holders.entry(vdi.to_owned()).or_default();
         let before = match access {
             Some(access) => holders.insert(holder.to_owned(), access),
@@ -221,7 +216,7 @@ impl Storage {
     fn tag(&self, host: &str, change: &mut Change<'_>, vdi: &str) -> Result<(), ApiError> {
         let key = format!("host_{host}");
         let mut sm_config = change.get("VDI", vdi)?.map("sm_config");
-        let now = self.gate.state().use_of(vdi).map(|access| word(access).to_owned());
+        let now = self.state().use_of(vdi).map(|access| word(access).to_owned());
         if sm_config.get(&key) != now.as_ref() {
             match now {
                 Some(now) => sm_config.insert(key, now),

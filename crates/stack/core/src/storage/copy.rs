@@ -8,14 +8,14 @@ use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
 use super::attached::Attached;
-use super::gate::{ACTIVATE, INTO, on_sr, on_vdi};
 use super::notes::Note;
-use super::operation::Operation;
 use super::records::{self, Alert};
+use super::transaction::Transaction;
 use super::vdi::{Subject, discard, not_in_use, not_plugged, record_made};
 use super::work::{Names, Work};
 use super::{Call, Handlers, Storage};
 use crate::db::Object;
+use crate::operations::{ACTIVATE, INTO, on_sr, on_vdi};
 use crate::plan::steps::step;
 
 pub(super) fn register(handlers: &mut Handlers<'_>) {
@@ -90,7 +90,8 @@ impl<'a> Reading<'a> {
         let storage = &self.call.part;
         let vdi = subject.reference();
         let targets = [on_sr(&subject.sr.reference, ACTIVATE), on_vdi(vdi, ACTIVATE)];
-        let _entered = storage.gate.enter(&*self.call.progress, &targets, |state| {
+        let _held = storage.operations.enter(&*self.call.progress, &targets, || {
+            let mut state = storage.state();
             if state.use_of(vdi) == Some(Access::ReadWrite) {
                 return Err(ApiError::new("VDI_IN_USE", [vdi, "copy"]));
             }
@@ -122,7 +123,7 @@ impl Drop for Reading<'_> {
 /// Chains of the source, and of what the copy is a difference to.
 fn open<'a>(
     call: &'a Call,
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     source: &Subject,
     base: Option<&Subject>,
 ) -> Result<(Reading<'a>, ChainSpec, Option<ChainSpec>), ApiError> {
@@ -179,13 +180,13 @@ fn begin<'a>(
     base: Option<&Subject>,
     sr: &str,
     into: Option<&str>,
-) -> Result<Operation<'a>, ApiError> {
+) -> Result<Transaction<'a>, ApiError> {
     let mut targets = vec![on_vdi(source.reference(), "copy"), on_sr(sr, "vdi_create")];
     if let Some(base) = base.filter(|base| base.reference() != source.reference()) {
         targets.push(on_vdi(base.reference(), "copy"));
     }
     targets.extend(into.map(|into| on_vdi(into, INTO)));
-    Operation::enter(call, &targets, |state| {
+    Transaction::enter(call, &targets, |state| {
         let read = [Some(source), base];
         for vdi in read.into_iter().flatten().map(Subject::reference) {
             if state.use_of(vdi) == Some(Access::ReadWrite) {
@@ -252,7 +253,7 @@ fn copy_into(
 
 fn fill_into(
     call: &Call,
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     note: &Note,
     (source, base, target): (&Subject, Option<&Subject>, &Subject),
 ) -> Result<(), ApiError> {

@@ -6,12 +6,12 @@ use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_sm::{Fork, ForkKind};
 use uuid::Uuid;
 
-use super::gate::{on_sr, on_vdi};
 use super::notes::Note;
-use super::operation::Operation;
+use super::transaction::Transaction;
 use super::vdi::{Subject, discard, note_made};
 use super::work::Work;
 use super::{Call, Handlers, allowed, records};
+use crate::operations::{on_sr, on_vdi};
 use crate::plan::steps::step;
 
 pub(super) fn register(handlers: &mut Handlers<'_>) {
@@ -52,10 +52,11 @@ pub(crate) fn fork(
     subject.sr.needs(capability)?;
     let sr = &subject.sr;
     let targets = [on_sr(&sr.reference, sr_op), on_vdi(reference, op)];
-    let operation = Operation::enter(call, &targets, |state| match state.has_writers_beside(reference) {
-        true => Err(ApiError::new("VDI_IN_USE", [reference, op])),
-        false => Ok(()),
-    })?;
+    let operation =
+        Transaction::enter(call, &targets, |state| match state.is_shared_by_a_writer(reference) {
+            true => Err(ApiError::new("VDI_IN_USE", [reference, op])),
+            false => Ok(()),
+        })?;
     let image = Uuid::new_v4();
     let is_single = kind == ForkKind::Single;
     let note = (!is_single).then(|| Note::ImageMade { sr: sr.reference.clone(), image });
@@ -82,7 +83,7 @@ pub(crate) fn fork(
 /// Writes what a fork made; answers the reference of the new VDI, or of the old one where none is new.
 fn record(
     call: &Call,
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     note: Option<&Note>,
     subject: &Subject,
     forked: &Fork,

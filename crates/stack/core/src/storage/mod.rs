@@ -1,10 +1,10 @@
 //! SRs, PBDs and VDIs: what their messages do.
 //!
-//! Every message follows one pattern. It enters what it is about to do into the table of running operations
-//! ([`gate`]), which answers `OTHER_OPERATION_IN_PROGRESS` or `VDI_IN_USE` where that would do harm; one transaction
-//! shows it to clients and writes a note of what is half done ([`notes`]); the driver works; one transaction writes
-//! the result, the sizes, what is allowed now, and removes the note. Notes that a killed daemon left are finished or
-//! undone when the SR is attached again ([`recover()`]).
+//! Every message follows one pattern. It takes the objects that it is about to change ([`crate::operations`]), which is
+//! refused with `OTHER_OPERATION_IN_PROGRESS` or `VDI_IN_USE` where that would do harm; one transaction shows it to
+//! clients and writes a note of what is half done ([`notes`]); the driver works; one transaction writes the result, the
+//! sizes, what is allowed now, and removes the note. Notes that a killed daemon left are finished or undone when the SR
+//! is attached again ([`recover()`]).
 
 mod activate;
 mod allowed;
@@ -12,10 +12,8 @@ mod attached;
 mod copy;
 mod drivers;
 mod fork;
-mod gate;
 mod half_done;
 mod notes;
-mod operation;
 mod pbd;
 mod plug;
 mod pool;
@@ -26,19 +24,21 @@ mod recover;
 mod retry;
 mod setters;
 mod sr;
+mod state;
 mod steps;
+mod transaction;
 mod unfinished;
 pub(crate) mod vdi;
 mod work;
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use tapio_model::ApiError;
 use tapio_sm::SrDriver;
 use tapio_types::Access;
 
-pub use activate::{Hold, Opening, activate, closing, deactivate, release};
+pub use activate::{Opening, activate, closing, deactivate, release};
 pub(crate) use copy::{Copy, copy as copy_vdi};
 pub(crate) use fork::fork as fork_vdi;
 pub(crate) use pool::pool_pages;
@@ -49,21 +49,23 @@ use crate::basics::this_host;
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
+use crate::operations::Operations;
 use attached::Attached;
-use gate::Gate;
+use state::State;
 
 /// A call to the storage.
 type Call = crate::call::Call<Storage>;
 /// Its handlers.
 type Handlers<'a> = crate::call::HandlersOf<'a, Storage>;
 
-/// Drivers, attached SRs, and what runs on them.
+/// Drivers, attached SRs, and what has their VDIs open.
 pub struct Storage {
     db: Arc<Db>,
     /// A driver asks for the running disk of a VDI that it changes.
     disks: Disks,
     drivers: RwLock<Vec<Arc<dyn SrDriver>>>,
-    gate: Arc<Gate>,
+    operations: Arc<Operations>,
+    state: Mutex<State>,
     recovering: retry::Recovering,
 }
 
@@ -87,12 +89,13 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
 
 impl Storage {
     /// None is attached yet; [`recover()`] attaches what was.
-    pub(crate) fn new(config: &Config, db: &Arc<Db>, disks: &Disks) -> Self {
+    pub(crate) fn new(config: &Config, db: &Arc<Db>, disks: &Disks, operations: &Arc<Operations>) -> Self {
         Self {
             db: Arc::clone(db),
             disks: disks.clone(),
             drivers: RwLock::new(drivers::all(config)),
-            gate: Arc::default(),
+            operations: Arc::clone(operations),
+            state: Mutex::default(),
             recovering: retry::Recovering::default(),
         }
     }
@@ -109,7 +112,7 @@ impl Storage {
     /// # Errors
     /// `HANDLE_INVALID`, `SR_HAS_NO_PBDS`, `SR_NOT_ATTACHED`.
     fn attached(&self, sr: &str) -> Result<Arc<Attached>, ApiError> {
-        if let Some(attached) = self.gate.state().attached.get(sr) {
+        if let Some(attached) = self.state().attached.get(sr) {
             return Ok(Arc::clone(attached));
         }
         self.db.get("SR", sr)?;
@@ -117,9 +120,9 @@ impl Storage {
         Err(ApiError::new(if is_without { "SR_HAS_NO_PBDS" } else { "SR_NOT_ATTACHED" }, [sr]))
     }
 
-    /// Who has VDIs open: the VDI's reference, the holder's name, and what it may do.
+    /// What has VDIs open: the VDI's reference, the holder's name, and what it may do.
     pub fn holders(&self) -> Vec<(String, String, Access)> {
-        let state = self.gate.state();
+        let state = self.state();
         let each = state.holders.iter().flat_map(|(vdi, holders)| {
             holders.iter().map(|(holder, access)| (vdi.clone(), holder.clone(), *access))
         });

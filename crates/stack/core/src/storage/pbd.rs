@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, NULL_REF, Value};
 
-use super::gate::on_sr;
-use super::operation::Operation;
+use super::transaction::Transaction;
 use super::{Call, Handlers, allowed, drivers, plug};
 use crate::args::{Args, text_in};
+use crate::operations::on_sr;
 
 pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("PBD.create", create);
@@ -24,7 +24,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     db.get("host", host)?;
     let config = record.get("device_config").map(Value::to_string_map).unwrap_or_default();
     let other = record.get("other_config").cloned().unwrap_or_else(|| Value::Map(BTreeMap::new()));
-    let operation = Operation::enter(call, &[on_sr(sr, "pbd_create")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(sr, "pbd_create")], |_| Ok(()))?;
     let made = operation.commit(None, |change| {
         change.get("SR", sr)?;
         let known = change.find("PBD", "SR", sr).into_iter().find(|pbd| pbd.text("host") == host);
@@ -42,7 +42,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
 fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
     let pbd = call.part.db.get("PBD", reference)?;
-    let operation = Operation::enter(call, &[on_sr(pbd.text("SR"), "pbd_destroy")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(pbd.text("SR"), "pbd_destroy")], |_| Ok(()))?;
     operation.commit(None, |change| {
         detached(&*change.get("PBD", reference)?)?;
         remove(change, reference)
@@ -75,7 +75,7 @@ fn set_device_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
     if sr == NULL_REF {
         return Err(ApiError::new("HANDLE_INVALID", ["SR", NULL_REF]));
     }
-    let operation = Operation::enter(call, &[on_sr(&sr, "pbd_create")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(&sr, "pbd_create")], |_| Ok(()))?;
     operation.commit(None, |change| {
         detached(&*change.get("PBD", reference)?)?;
         let kept = drivers::without_passwords(change, &config)?;

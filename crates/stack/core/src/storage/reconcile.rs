@@ -84,7 +84,7 @@ fn compare(
 }
 
 fn vanished(call: &Call, change: &mut Change<'_>, reference: &str, old: &Object) -> Result<(), ApiError> {
-    let is_held = call.part.gate.state().use_of(reference).is_some();
+    let is_held = call.part.state().use_of(reference).is_some();
     if !old.bool("managed") && !is_held {
         return records::remove(change, reference);
     }

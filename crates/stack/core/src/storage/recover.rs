@@ -32,7 +32,7 @@ pub fn open(storage: &Arc<Storage>) -> Result<(), ApiError> {
     let mut wanted = wanted(&call, &notes);
     wanted.retain(|pbd| {
         let sr = db.get("PBD", pbd).map(|pbd| pbd.text("SR").to_owned());
-        sr.is_ok_and(|sr| !storage.gate.state().attached.contains_key(&sr))
+        sr.is_ok_and(|sr| !storage.state().attached.contains_key(&sr))
     });
     db.change(|change| {
         for pbd in &wanted {

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, Value};
 
-use super::gate::{on_sr, on_vdi};
-use super::operation::Operation;
 use super::pool::{POOL_RINGS, pool_pages};
+use super::transaction::Transaction;
 use super::vdi::{Subject, not_in_use, not_plugged};
 use super::{Call, Handlers};
 use crate::args::Args;
 use crate::db::Object;
+use crate::operations::{on_sr, on_vdi};
 
 pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.set_shared", set_shared);
@@ -96,7 +96,7 @@ fn set_unused(call: &Call, args: &Args, field: &'static str) -> Result<Value, Ap
     }
     not_plugged(db, reference, field)?;
     let targets = [on_sr(vdi.text("SR"), "update"), on_vdi(reference, "set")];
-    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, field))?;
+    let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, field))?;
     operation.commit(None, |change| change.set("VDI", reference, field, value))?;
     Ok(Value::Void)
 }
@@ -110,7 +110,7 @@ fn set_on_boot(call: &Call, args: &Args) -> Result<Value, ApiError> {
     subject.sr.needs("VDI_RESET_ON_BOOT")?;
     not_plugged(&call.part.db, reference, "set_on_boot")?;
     let targets = [on_sr(&subject.sr.reference, "vdi_set_on_boot"), on_vdi(reference, "set_on_boot")];
-    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, "set_on_boot"))?;
+    let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, "set_on_boot"))?;
     operation.commit(None, |change| change.set("VDI", reference, "on_boot", value))?;
     Ok(Value::Void)
 }

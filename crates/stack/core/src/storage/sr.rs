@@ -7,14 +7,14 @@ use tapio_sm::worker::is_unfinished;
 use uuid::Uuid;
 
 use super::attached::Attached;
-use super::gate::on_sr;
 use super::notes::{NewSr, Note};
-use super::operation::Operation;
 use super::retry::{self, Job};
+use super::transaction::Transaction;
 use super::work::{Names, Work};
 use super::{Call, Handlers, allowed, drivers, pbd, plug, reconcile, records, this_host};
 use crate::args::Args;
 use crate::db::{Change, reference_of};
+use crate::operations::on_sr;
 use crate::plan::steps::step;
 
 pub(super) fn register(handlers: &mut Handlers<'_>) {
@@ -55,7 +55,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     }
     let uuid = Uuid::new_v4();
     let reference = reference_of(uuid);
-    let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
     let mut new = NewSr {
         uuid,
         host: host.to_owned(),
@@ -106,7 +106,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
 /// # Errors
 /// The store's; then it is detached.
 fn record_new(
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     note: &Note,
     new: &NewSr,
     attached: &Attached,
@@ -138,7 +138,7 @@ pub(super) fn create_job(new: NewSr) -> Job {
 fn finish_create(call: &Call, new: &NewSr) -> Result<(), ApiError> {
     let note = Note::SrCreate(new.clone());
     let reference = reference_of(new.uuid);
-    let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
     if call.part.db.get("SR", &reference).is_ok() {
         return operation.commit(Some(&note), |_| Ok(()));
     }
@@ -261,7 +261,7 @@ pub(super) fn remove_records(change: &mut Change<'_>, sr: &str) -> Result<(), Ap
 fn forget(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
     call.part.db.get("SR", reference)?;
-    let operation = Operation::enter(call, &[on_sr(reference, "forget")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "forget")], |_| Ok(()))?;
     operation.commit(None, |change| {
         let attached = |pbd: &std::sync::Arc<crate::db::Object>| pbd.bool("currently_attached");
         if change.find("PBD", "SR", reference).iter().any(attached) {
@@ -284,7 +284,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         return Err(ApiError::new("SR_HAS_MULTIPLE_PBDS", [second.reference.as_str()]));
     }
     let attached = storage.attached(reference)?;
-    let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
     // What lies there decides, not what the database believes.
     reconcile::scan(call, &attached)?;
     if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {
@@ -309,7 +309,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
 fn erase(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let names = Names { sr: &attached.reference, vdi: "", op: "destroy" };
     attached.end(|device| device.erase(&Work::new(call))).map_err(|error| names.translate(call, error))?;
-    call.part.gate.state().attached.remove(&attached.reference);
+    call.part.state().attached.remove(&attached.reference);
     Ok(())
 }
 
@@ -326,13 +326,13 @@ pub(super) fn destroy_job(sr: String) -> Job {
 fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     let (db, storage) = (&call.part.db, &call.part);
     let note = Note::SrDestroy { sr: reference.to_owned() };
-    let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
     let Ok(sr) = db.get("SR", reference) else { return operation.commit(Some(&note), |_| Ok(())) };
     if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {
         tracing::warn!(sr = sr.text("uuid"), "an SR that was being destroyed has a VDI again, and stays");
         return operation.commit(Some(&note), |_| Ok(()));
     }
-    let known = storage.gate.state().attached.get(reference).cloned();
+    let known = storage.state().attached.get(reference).cloned();
     let pbd = db.find("PBD", "SR", reference).into_iter().next();
     if let Some(attached) = known {
         erase(call, &attached)?;
@@ -357,7 +357,7 @@ fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
 fn scan(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
     let attached = call.part.attached(reference)?;
-    let operation = Operation::enter(call, &[on_sr(reference, "scan")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "scan")], |_| Ok(()))?;
     operation.note(None, None)?;
     reconcile::scan(call, &attached)?;
     operation.commit(None, |_| Ok(()))?;
@@ -367,7 +367,7 @@ fn scan(call: &Call, args: &Args) -> Result<Value, ApiError> {
 fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
     let attached = call.part.attached(reference)?;
-    let operation = Operation::enter(call, &[on_sr(reference, "update")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "update")], |_| Ok(()))?;
     let stat = attached.with(|sr| sr.stat(&Work::new(call)));
     let names = Names { sr: reference, vdi: "", op: "update" };
     stat.map_err(|error| names.translate(call, error))?;

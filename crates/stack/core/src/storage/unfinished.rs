@@ -20,7 +20,7 @@ impl Storage {
     /// Looks after SRs whose operations were broken off: tells of each, and waits on a thread for the storage to
     /// answer. Waits for nothing itself.
     pub(crate) fn tend(self: &Arc<Self>) {
-        let attached: Vec<Arc<Attached>> = self.gate.state().attached.values().cloned().collect();
+        let attached: Vec<Arc<Attached>> = self.state().attached.values().cloned().collect();
         for attached in attached {
             let Some(trouble) = attached.tend() else { continue };
             let (same, storage) = (Arc::clone(&attached), Arc::clone(self));
@@ -36,7 +36,7 @@ impl Storage {
     }
 
     fn is_attached(&self, attached: &Attached) -> bool {
-        let state = self.gate.state();
+        let state = self.state();
         state
             .attached
             .get(&attached.reference)

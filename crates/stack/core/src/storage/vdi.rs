@@ -10,13 +10,14 @@ use uuid::Uuid;
 
 use super::allowed::{NoResize, can_resize};
 use super::attached::Attached;
-use super::gate::{State, on_sr, on_vdi};
 use super::notes::Note;
-use super::operation::Operation;
+use super::state::State;
+use super::transaction::Transaction;
 use super::work::{Names, Work, is_missing};
 use super::{Call, Handlers, records};
 use crate::args::{Args, text_in};
 use crate::db::{Change, Db, Object, reference_of};
+use crate::operations::{on_sr, on_vdi};
 use crate::plan::steps::step;
 
 pub(super) fn register(handlers: &mut Handlers<'_>) {
@@ -149,7 +150,7 @@ pub(crate) fn create(
         name_label: text_in(record, "name_label").to_owned(),
         name_description: text_in(record, "name_description").to_owned(),
     };
-    let operation = Operation::enter(call, &[on_sr(sr, "vdi_create")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(sr, "vdi_create")], |_| Ok(()))?;
     let note = Note::ImageMade { sr: sr.to_owned(), image: uuid };
     operation.note(Some(&note), Some("vdi-create:noted"))?;
     let reference = reference_of(uuid);
@@ -189,7 +190,7 @@ pub(super) fn note_made(change: &mut Change<'_>, vdi: &str, vm: Option<&str>) {
 /// The store's.
 pub(super) fn record_made(
     call: &Call,
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     note: &Note,
     attached: &Attached,
     made: &VdiInfo,
@@ -209,7 +210,13 @@ pub(super) fn record_made(
 }
 
 /// Removes an image that has no record. Where that fails its note stays, and the next attach tries again.
-pub(super) fn discard(call: &Call, operation: &Operation<'_>, note: &Note, attached: &Attached, image: Uuid) {
+pub(super) fn discard(
+    call: &Call,
+    operation: &Transaction<'_>,
+    note: &Note,
+    attached: &Attached,
+    image: Uuid,
+) {
     match attached.with(|sr| sr.destroy(&Work::new(call), image)) {
         Err(error) if !is_missing(&error) => {
             tracing::warn!(%image, %error, "an image without a record stays until its SR is attached again");
@@ -234,7 +241,7 @@ pub(crate) fn destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     let sr = &subject.sr.reference;
     not_plugged(&call.part.db, reference, "destroy")?;
     let targets = [on_sr(sr, "vdi_destroy"), on_vdi(reference, "destroy")];
-    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, "destroy"))?;
+    let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, "destroy"))?;
     let note = Note::VdiDestroy { sr: sr.clone(), vdi: reference.to_owned() };
     operation.note(Some(&note), Some("vdi-destroy:noted"))?;
     let _changing = subject.sr.changing();
@@ -297,7 +304,7 @@ fn resize(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let subject = Subject::find(call, reference)?;
     let sr = &subject.sr;
     let targets = [on_sr(&sr.reference, "vdi_resize"), on_vdi(reference, "resize")];
-    let operation = Operation::enter(call, &targets, |state| {
+    let operation = Transaction::enter(call, &targets, |state| {
         can_resize(sr, state.use_of(reference)).map_err(|why| match why {
             NoResize::Unsupported => ApiError::new("SR_OPERATION_NOT_SUPPORTED", [sr.reference.as_str()]),
             NoResize::InUse => ApiError::new("VDI_IN_USE", [reference, "resize"]),
@@ -321,7 +328,7 @@ fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let subject = Subject::find_at_all(call, reference)?;
     let sr = &subject.sr;
     let targets = [on_sr(&sr.reference, "update"), on_vdi(reference, "update")];
-    let operation = Operation::enter(call, &targets, |_| Ok(()))?;
+    let operation = Transaction::enter(call, &targets, |_| Ok(()))?;
     let _changing = sr.changing();
     let info = sr.with(|device| device.vdi(&Work::new(call), subject.uuid));
     let info = info.map_err(|error| subject.told(call, "update", error))?;
@@ -339,10 +346,10 @@ fn forget(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (db, storage) = (&call.part.db, &call.part);
     let vdi = db.get("VDI", reference)?;
     let sr = vdi.text("SR").to_owned();
-    let attached = storage.gate.state().attached.get(&sr).cloned();
+    let attached = storage.state().attached.get(&sr).cloned();
     let targets = [on_sr(&sr, "vdi_destroy"), on_vdi(reference, "forget")];
     not_plugged(db, reference, "forget")?;
-    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, "forget"))?;
+    let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, "forget"))?;
     let _changing = attached.as_ref().map(|attached| attached.changing());
     operation.commit(None, |change| {
         let counted = records::counted(&*change.get("VDI", reference)?);
@@ -392,7 +399,7 @@ fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
             false => Ok(()),
         }
     };
-    let operation = Operation::enter(call, &[on_sr(sr, "vdi_introduce")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(sr, "vdi_introduce")], |_| Ok(()))?;
     let names = [(1, "name_label"), (2, "name_description")];
     let mut kept = BTreeMap::new();
     for (at, field) in names {
