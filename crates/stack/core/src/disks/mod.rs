@@ -76,10 +76,23 @@ impl Table {
     /// Changes what is known of a disk, on disk first.
     fn update(&self, vbd: Uuid, change: impl FnOnce(&mut Note)) -> Result<Note, ApiError> {
         let mut disks = self.lock();
-        let mut note = noted(&disks, vbd)?;
+        let note = noted(&disks, vbd)?;
+        self.put(&mut disks, note, change)
+    }
+
+    /// Writes a note down if `change` changes it.
+    fn put(
+        &self,
+        disks: &mut BTreeMap<Uuid, Note>,
+        before: Note,
+        change: impl FnOnce(&mut Note),
+    ) -> Result<Note, ApiError> {
+        let mut note = before.clone();
         change(&mut note);
-        self.notes.write(&note)?;
-        disks.insert(vbd, note.clone());
+        if note != before {
+            self.notes.write(&note)?;
+            disks.insert(note.spec.vbd, note.clone());
+        }
         Ok(note)
     }
 
@@ -92,14 +105,11 @@ impl Table {
         change: impl FnOnce(&mut Note),
     ) -> Result<Note, ApiError> {
         let mut disks = self.lock();
-        let mut note = noted(&disks, vbd)?;
+        let note = noted(&disks, vbd)?;
         if note.process != Some(process) {
             return Err(ApiError::internal(format!("VBD {vbd} has another disk process by now")));
         }
-        change(&mut note);
-        self.notes.write(&note)?;
-        disks.insert(vbd, note.clone());
-        Ok(note)
+        self.put(&mut disks, note, change)
     }
 
     fn forget(&self, vbd: Uuid) -> Option<Note> {

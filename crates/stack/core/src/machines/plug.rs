@@ -1,12 +1,12 @@
 //! Giving a machine a disk and taking it away, as plans.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
 use tapio_stat::VbdId;
 use tapio_types::Access;
-use tapio_vm::{DiskSpec, FrontSpec, PluggedDisk, VmDriver};
+use tapio_vm::{DiskSpec, FrontSpec, VmDriver};
 use uuid::Uuid;
 
 use super::allowed::refresh;
@@ -75,14 +75,15 @@ pub struct Disk {
     /// The VBD's reference.
     vbd: String,
     vm_reference: String,
-    vdi: String,
+    vdi: Arc<Object>,
     vdi_uuid: Uuid,
     sr: Arc<Object>,
     record: Arc<Object>,
     claim: Arc<Claim>,
     /// Keeps the chain as it is until a process has it open.
     opening: Mutex<Option<Opening>>,
-    offered: Mutex<Option<PluggedDisk>>,
+    /// As the driver said when it was asked first.
+    front: OnceLock<FrontSpec>,
 }
 
 impl std::fmt::Debug for Disk {
@@ -105,17 +106,22 @@ impl Disk {
     /// # Errors
     /// `HANDLE_INVALID`, an unknown driver, `INVALID_DEVICE`.
     pub fn of(call: &Call, vbd: &Arc<Object>) -> Result<Arc<Self>, ApiError> {
-        Self::claimed(call, vbd, Arc::default())
+        let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
+        Self::claimed(call, vbd, vdi, Arc::default())
     }
 
-    /// [`Self::of`] an operation that may be overridden by a forced one.
+    /// [`Self::of`] an operation that may be overridden by a forced one, with the VDI as the operation found it.
     ///
     /// # Errors
     /// As there.
-    pub fn claimed(call: &Call, vbd: &Arc<Object>, claim: Arc<Claim>) -> Result<Arc<Self>, ApiError> {
+    pub fn claimed(
+        call: &Call,
+        vbd: &Arc<Object>,
+        vdi: Arc<Object>,
+        claim: Arc<Claim>,
+    ) -> Result<Arc<Self>, ApiError> {
         let db = &call.part.db;
         let vm = db.get("VM", vbd.text("VM"))?;
-        let vdi = db.get("VDI", vbd.text("VDI"))?;
         let sr = db.get("SR", vdi.text("SR"))?;
         let is_cd = vbd.text("type") == "CD";
         let storage = lookup::to_storage(call);
@@ -137,13 +143,13 @@ impl Disk {
             spec,
             vbd: vbd.reference.clone(),
             vm_reference: vm.reference.clone(),
-            vdi: vdi.reference.clone(),
             vdi_uuid: vdi.uuid()?,
+            vdi,
             sr,
             record: Arc::clone(vbd),
             claim,
             opening: Mutex::new(None),
-            offered: Mutex::new(None),
+            front: OnceLock::new(),
         }))
     }
 
@@ -159,6 +165,15 @@ impl Disk {
                 ["VBD", self.vbd.as_str(), "unplug_force", self.call.progress.task().unwrap_or_default()],
             )),
         }
+    }
+
+    /// How the guest gets the disk. The driver is asked once.
+    fn front(&self) -> Result<&FrontSpec, ApiError> {
+        if let Some(front) = self.front.get() {
+            return Ok(front);
+        }
+        let front = self.driver.front(self.vm, &self.spec)?;
+        Ok(self.front.get_or_init(|| front))
     }
 
     fn is_mine(&self) -> bool {
@@ -204,7 +219,7 @@ impl Disk {
             spec: self.spec.clone(),
             vm: self.vm,
             driver: self.driver.name().to_owned(),
-            vdi: self.vdi.clone(),
+            vdi: self.vdi.reference.clone(),
             vdi_uuid: self.vdi_uuid,
             sr: self.sr.uuid()?,
             phase: Phase::Starting,
@@ -218,7 +233,7 @@ impl Disk {
         })?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let start = || {
-            let devices = self.driver.front(self.vm, &self.spec)? == FrontSpec::Device;
+            let devices = *self.front()? == FrontSpec::Device;
             disks.start(uuid, devices, Instant::now() + PLUG)
         };
         let (started, activated) = doing.beside("start a disk process", start, || {
@@ -245,7 +260,7 @@ impl Disk {
             return Ok(());
         }
         self.call.part.disks.end(self.spec.vbd, true, Instant::now() + UNDO)?;
-        storage::deactivate(&self.uncancelled, &self.vdi, &self.vbd)?;
+        storage::deactivate(&self.uncancelled, &self.vdi.reference, &self.vbd)?;
         self.call.part.disks.forget(self.spec.vbd);
         Ok(())
     }
@@ -261,11 +276,11 @@ impl Disk {
     fn give(&self) -> Result<(), ApiError> {
         let disks = &self.call.part.disks;
         let uuid = self.spec.vbd;
-        let front = self.driver.front(self.vm, &self.spec)?;
+        let front = self.front()?;
         let number = VbdId { domid: self.domid, devid: devices::number(self.spec.position) };
         let has_number = !matches!(front, FrontSpec::Nothing | FrontSpec::Xen);
         let id = (!self.is_host && has_number).then_some(number);
-        let offered = disks.offer(uuid, &front, id, Instant::now() + PLUG)?;
+        let offered = disks.offer(uuid, front, id, Instant::now() + PLUG)?;
         let given = self.driver.plug(self.vm, &offered).and_then(|()| {
             step("vbd-plug:plugged");
             let node = offered.node.as_ref().filter(|_| offered.front == FrontSpec::Device);
@@ -273,7 +288,6 @@ impl Disk {
                 || devices::name(self.spec.position),
                 |name| name.to_string_lossy().into_owned(),
             );
-            put(&self.offered, offered.clone());
             self.if_mine(|| {
                 disks.is_running(uuid)?;
                 self.record_plugged(Some(&device))
@@ -361,8 +375,11 @@ impl Disk {
         let uuid = self.spec.vbd;
         // A snapshot of the VDI that runs is waited for: it needs the process. Not for long where force is meant: then
         // it finds that the disk is gone.
-        let hold =
-            if force { self.closing_soon() } else { Some(storage::closing(&self.uncancelled, &self.vdi)?) };
+        let hold = if force {
+            self.closing_soon()
+        } else {
+            Some(storage::closing(&self.uncancelled, &self.vdi.reference)?)
+        };
         let ended = vms.disks.end(uuid, force, until);
         drop(hold);
         match ended {
@@ -372,9 +389,9 @@ impl Disk {
         }
         self.if_mine(|| Ok(()))?;
         if force {
-            storage::release(&self.uncancelled, &self.vdi, &self.vbd)?;
+            storage::release(&self.uncancelled, &self.vdi.reference, &self.vbd)?;
         } else {
-            storage::deactivate(&self.uncancelled, &self.vdi, &self.vbd)?;
+            storage::deactivate(&self.uncancelled, &self.vdi.reference, &self.vbd)?;
         }
         step("vbd-unplug:deactivated");
         self.if_mine(|| {
@@ -386,7 +403,7 @@ impl Disk {
 
     fn closing_soon(&self) -> Option<Held> {
         let call = self.storage.with(Arc::new(Until(Instant::now() + SNAPSHOT)));
-        let hold = storage::closing(&call, &self.vdi);
+        let hold = storage::closing(&call, &self.vdi.reference);
         hold.inspect_err(|error| {
             tracing::warn!(vbd = %self.spec.vbd, %error, "a disk is closed under an operation that hangs");
         })

@@ -130,7 +130,8 @@ fn is_set_in(fields: &[(&str, Value)], name: &str) -> bool {
     fields.iter().any(|(known, value)| *known == name && value.as_bool() == Some(true))
 }
 
-fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<(), ApiError> {
+/// The VDI of a VBD, which must be one that can be opened so.
+fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<Arc<Object>, ApiError> {
     let vdi = change.get("VDI", vdi)?;
     if !vdi.bool("managed") {
         return Err(ApiError::new("VDI_NOT_MANAGED", [&vdi.reference]));
@@ -141,7 +142,7 @@ fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<(), ApiE
     if vdi.bool("missing") {
         return Err(ApiError::new("VDI_MISSING", [vdi.text("SR"), &vdi.reference]));
     }
-    Ok(())
+    Ok(vdi)
 }
 
 fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -180,28 +181,31 @@ fn live_vm(change: &Change<'_>, vbd: &Object) -> Result<Arc<Object>, ApiError> {
 
 fn plug(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    let (running, vbd) = Running::begin(call, "VBD", reference, "plug", |change, vbd| {
+    let (running, (vbd, vdi)) = Running::begin(call, "VBD", reference, "plug", |change, vbd| {
         live_vm(change, vbd)?;
         if vbd.bool("currently_attached") {
             return Err(ApiError::new("DEVICE_ALREADY_ATTACHED", [&vbd.reference]));
         }
-        if !vbd.bool("empty") {
-            check_vdi(change, vbd.text("VDI"), vbd.text("mode") == "RO")?;
-        }
-        change.get("VBD", &vbd.reference)
+        let vdi = match vbd.bool("empty") {
+            true => None,
+            false => Some(check_vdi(change, vbd.text("VDI"), vbd.text("mode") == "RO")?),
+        };
+        Ok((change.get("VBD", &vbd.reference)?, vdi))
     })?;
-    put_in(call, &vbd, running.claim())?;
+    let Some(vdi) = vdi else {
+        // An empty drive has no disk, and is there all the same.
+        let name = devices::name(devices::place(vbd.text("userdevice"))?);
+        record(call, reference, Some(&name), None)?;
+        return Ok(Value::Void);
+    };
+    put_in(call, &vbd, vdi, running.claim())?;
     Ok(Value::Void)
 }
 
-/// Plugs the disk of a VBD; an empty drive has none, and is there all the same.
-fn put_in(call: &Call, vbd: &Arc<Object>, claim: Arc<Claim>) -> Result<(), ApiError> {
-    if vbd.bool("empty") {
-        let name = devices::name(devices::place(vbd.text("userdevice"))?);
-        return record(call, &vbd.reference, Some(&name), None);
-    }
+/// Plugs the disk of a VBD.
+fn put_in(call: &Call, vbd: &Arc<Object>, vdi: Arc<Object>, claim: Arc<Claim>) -> Result<(), ApiError> {
     lookup::apply_limits(call);
-    let disk = Disk::claimed(call, vbd, claim)?;
+    let disk = Disk::claimed(call, vbd, vdi, claim)?;
     call.part.plans.run("VBD.plug", disk.plug(), &call.progress)
 }
 
@@ -248,7 +252,8 @@ fn take_out(
     let default = if force { FORCE_SECONDS } else { UNPLUG_SECONDS };
     let patience = chosen.unwrap_or_else(|| lookup::seconds(&[&vbd, &vm], "unplug-timeout", default));
     lookup::apply_limits(call);
-    let disk = Disk::claimed(call, &vbd, running.claim())?;
+    let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
+    let disk = Disk::claimed(call, &vbd, vdi, running.claim())?;
     let plan = disk.unplug(force, Patience::Until(Instant::now() + patience));
     call.part.plans.run(if force { "VBD.unplug_force" } else { "VBD.unplug" }, plan, &call.progress)?;
     Ok(Value::Void)
@@ -256,26 +261,26 @@ fn take_out(
 
 fn insert(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, vdi) = (args.text(0)?, args.text(1)?);
-    let (running, vbd) = Running::begin(call, "VBD", reference, "insert", |change, vbd| {
+    let (running, (vbd, medium)) = Running::begin(call, "VBD", reference, "insert", |change, vbd| {
         refuse_fixed(vbd)?;
         if !vbd.bool("empty") {
             return Err(ApiError::new("VBD_NOT_EMPTY", [&vbd.reference]));
         }
-        check_vdi(change, vdi, true)?;
-        change.get("VBD", &vbd.reference)
+        let medium = check_vdi(change, vdi, true)?;
+        Ok((change.get("VBD", &vbd.reference)?, medium))
     })?;
-    let medium = |vdi: &str, empty: bool| {
+    let set = |vdi: &str, empty: bool| {
         call.part.db.change(|change| {
             change.set("VBD", reference, "VDI", Value::string(vdi))?;
             change.set("VBD", reference, "empty", empty)?;
             refresh(change, "VBD", reference)
         })
     };
-    medium(vdi, false)?;
+    set(vdi, false)?;
     if vbd.bool("currently_attached") {
         let full = call.part.db.get("VBD", reference)?;
-        if let Err(error) = put_in(call, &full, running.claim()) {
-            medium(tapio_model::NULL_REF, true)?;
+        if let Err(error) = put_in(call, &full, medium, running.claim()) {
+            set(tapio_model::NULL_REF, true)?;
             record(call, reference, Some(vbd.text("device")), None)?;
             return Err(error);
         }
@@ -296,7 +301,8 @@ fn eject(call: &Call, args: &Args) -> Result<Value, ApiError> {
     if is_plugged && is_live(&vm) {
         let patience = lookup::seconds(&[&vbd, &vm], "unplug-timeout", UNPLUG_SECONDS);
         lookup::apply_limits(call);
-        let disk = Disk::claimed(call, &vbd, running.claim())?;
+        let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
+        let disk = Disk::claimed(call, &vbd, vdi, running.claim())?;
         let plan = disk.unplug(false, Patience::Until(Instant::now() + patience));
         call.part.plans.run("VBD.eject", plan, &call.progress)?;
     }
@@ -371,7 +377,7 @@ fn set_mode(call: &Call, args: &Args) -> Result<Value, ApiError> {
         if vbd.text("type") == "CD" && mode != "RO" {
             return Err(ApiError::bare("VBD_CDS_MUST_BE_READONLY"));
         }
-        if vbd.bool("empty") { Ok(()) } else { check_vdi(change, vbd.text("VDI"), mode == "RO") }
+        if vbd.bool("empty") { Ok(()) } else { check_vdi(change, vbd.text("VDI"), mode == "RO").map(drop) }
     })
 }
 

@@ -1,5 +1,6 @@
 //! VDIs are opened for disk processes: one writer or many readers, unless it may be shared.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::state::State;
 use super::vdi::Subject;
 use super::work::Work;
 use super::{Call, Storage, allowed, this_host};
-use crate::db::Change;
+use crate::db::{Change, Object};
 use crate::operations::{ACTIVATE, CLOSING, DEACTIVATE, Held, on_sr, on_vdi};
 
 /// A VDI that is ready to be opened. Its chain does not change until this goes: keep it until the disk process has
@@ -61,15 +62,16 @@ fn close(call: &Call, subject: &Subject) {
     }
 }
 
-/// Makes a VDI ready for a disk process on behalf of `holder`, a VBD's reference. Repeating it counts once. Waits
-/// for an operation that changes the chain, at most two minutes. The holder is kept over a restart, until
-/// [`deactivate`].
+/// Makes a VDI, as the caller found it, ready for a disk process on behalf of `holder`, a VBD's reference. Repeating it
+/// counts once. Waits for an operation that changes the chain, at most two minutes. The holder is kept over a restart,
+/// until [`deactivate`].
 ///
 /// # Errors
 /// `VDI_IN_USE`, `VDI_READONLY`, `VDI_MISSING`, `VDI_NOT_MANAGED`, `SR_NOT_ATTACHED`, `TASK_CANCELLED`, the
 /// driver's.
-pub fn activate(call: &Call, vdi: &str, holder: &str, access: Access) -> Result<Opening, ApiError> {
-    let subject = Subject::find(call, vdi)?;
+pub fn activate(call: &Call, vdi: &Arc<Object>, holder: &str, access: Access) -> Result<Opening, ApiError> {
+    let subject = Subject::usable(call, Arc::clone(vdi))?;
+    let vdi = subject.reference();
     let is_sharable = subject.vdi.bool("sharable");
     let mut before = None;
     let targets = [on_sr(&subject.sr.reference, ACTIVATE), on_vdi(vdi, ACTIVATE)];
@@ -117,7 +119,7 @@ fn open(
     holder: &str,
     (access, before): (Access, Option<Access>),
 ) -> Result<ChainSpec, ApiError> {
-    // What was waited for may have changed it.
+    // What was waited for may have changed it; from here on nothing does.
     let subject = Subject::find(call, vdi)?;
     if access == Access::ReadWrite && subject.vdi.bool("read_only") {
         return Err(ApiError::new("VDI_READONLY", [vdi]));

@@ -56,12 +56,20 @@ impl Subject {
     /// # Errors
     /// `HANDLE_INVALID`, `VDI_NOT_MANAGED`, `VDI_MISSING`, `SR_NOT_ATTACHED`, `SR_HAS_NO_PBDS`.
     pub(super) fn find(call: &Call, reference: &str) -> Result<Self, ApiError> {
-        let subject = Self::find_at_all(call, reference)?;
+        Self::usable(call, call.part.db.get("VDI", reference)?)
+    }
+
+    /// [`Self::find`] of a VDI that is known.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn usable(call: &Call, vdi: Arc<Object>) -> Result<Self, ApiError> {
+        let subject = Self::of(call, vdi)?;
         if subject.vdi.bool("missing") {
-            return Err(ApiError::new("VDI_MISSING", [subject.vdi.text("SR"), reference]));
+            return Err(ApiError::new("VDI_MISSING", [subject.vdi.text("SR"), subject.reference()]));
         }
         if !subject.vdi.bool("managed") {
-            return Err(ApiError::new("VDI_NOT_MANAGED", [reference]));
+            return Err(ApiError::new("VDI_NOT_MANAGED", [subject.reference()]));
         }
         Ok(subject)
     }
@@ -71,8 +79,10 @@ impl Subject {
     /// # Errors
     /// `HANDLE_INVALID`, `SR_NOT_ATTACHED`, `SR_HAS_NO_PBDS`.
     pub(super) fn find_at_all(call: &Call, reference: &str) -> Result<Self, ApiError> {
-        let db = &call.part.db;
-        let vdi = db.get("VDI", reference)?;
+        Self::of(call, call.part.db.get("VDI", reference)?)
+    }
+
+    fn of(call: &Call, vdi: Arc<Object>) -> Result<Self, ApiError> {
         let sr = call.part.attached(vdi.text("SR"))?;
         Ok(Self { uuid: vdi.uuid()?, vdi, sr })
     }

@@ -330,10 +330,10 @@ fn a_copy_is_cancelled() {
     // Readers go with it, writers do not.
     let (storage, call) = (&rig.stack.storage, rig.own_call());
     assert_eq!(
-        storage::activate(&call, &vdi, "vbd", Access::ReadWrite).expect_err("it is read").code,
+        storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect_err("it is read").code,
         "VDI_IN_USE"
     );
-    drop(storage::activate(&call, &vdi, "vbd", Access::ReadOnly).expect("a second reader"));
+    drop(storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadOnly).expect("a second reader"));
     storage::deactivate(&call, &vdi, "vbd").expect("it lets go");
     rig.call("task.cancel", vec![task.as_str().into()]).expect("it can be");
     let began = Instant::now();
@@ -352,11 +352,11 @@ fn an_activation_that_fails_leaves_nobody() {
     let vdi = rig.make_vdi(&sr, 4 * MIB);
     let (storage, call) = (&rig.stack.storage, rig.own_call());
     plan.fail("activate");
-    let error = storage::activate(&call, &vdi, "vbd", Access::ReadWrite).expect_err("it fails");
+    let error = storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect_err("it fails");
     assert_eq!(error.code, "SR_BACKEND_FAILURE_200");
     assert!(storage.holders().is_empty());
     plan.heal();
-    drop(storage::activate(&call, &vdi, "vbd", Access::ReadWrite).expect("nobody has it"));
+    drop(storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect("nobody has it"));
     plan.fail("deactivate");
     storage::deactivate(&call, &vdi, "vbd").expect_err("it fails");
     assert_eq!(storage.holders().len(), 1, "it still has it");

@@ -18,11 +18,12 @@ fn one_writer_or_many_readers() {
     let (storage, call) = (&rig.stack.storage, rig.own_call());
     let tag = || rig.vdi(&vdi).map("sm_config").get(&format!("host_{}", rig.host)).cloned();
     for reader in 0..20 {
-        let opening = storage::activate(&call, &vdi, &format!("vbd {reader}"), ReadOnly).expect("a reader");
+        let opening =
+            storage::activate(&call, &rig.vdi(&vdi), &format!("vbd {reader}"), ReadOnly).expect("a reader");
         assert_eq!(opening.chain.layers.len(), 1);
     }
     assert_eq!(tag().as_deref(), Some("RO"));
-    assert_eq!(code(storage::activate(&call, &vdi, "writer", ReadWrite)), "VDI_IN_USE");
+    assert_eq!(code(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite)), "VDI_IN_USE");
     assert_eq!(
         rig.refused("VDI.destroy", vec![vdi.as_str().into()]),
         ("VDI_IN_USE".into(), vec![vdi.clone(), "destroy".into()])
@@ -38,16 +39,16 @@ fn one_writer_or_many_readers() {
     }
     assert_eq!(tag(), None);
     assert!(rig.words("VDI", &vdi, "allowed_operations").contains(&"destroy".to_owned()));
-    drop(storage::activate(&call, &vdi, "writer", ReadWrite).expect("a writer"));
-    drop(storage::activate(&call, &vdi, "writer", ReadWrite).expect("the same once more"));
+    drop(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite).expect("a writer"));
+    drop(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite).expect("the same once more"));
     assert_eq!(tag().as_deref(), Some("RW"));
-    assert_eq!(code(storage::activate(&call, &vdi, "reader", ReadOnly)), "VDI_IN_USE");
+    assert_eq!(code(storage::activate(&call, &rig.vdi(&vdi), "reader", ReadOnly)), "VDI_IN_USE");
     assert_eq!(storage.holders(), [(vdi.clone(), "writer".to_owned(), ReadWrite)]);
     assert_eq!(code(rig.call("VDI.copy", Rig::copy_params(&vdi, &sr))), "VDI_IN_USE");
     assert_eq!(rig.refused("VDI.set_sharable", vec![vdi.as_str().into(), true.into()]).0, "VDI_IN_USE");
     storage::deactivate(&call, &vdi, "writer").expect("it lets go");
     rig.call("VDI.set_read_only", vec![vdi.as_str().into(), true.into()]).expect("nobody uses it");
-    assert_eq!(code(storage::activate(&call, &vdi, "writer", ReadWrite)), "VDI_READONLY");
+    assert_eq!(code(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite)), "VDI_READONLY");
     assert!(storage.holders().is_empty() && rig.stack.db.notes("storage/").is_empty());
 }
 
@@ -60,11 +61,11 @@ fn writers_share_plain_bytes_where_they_may() {
         (rig.make_vdi(&sr, 4 * MIB), rig.try_vdi(&sr, 4 * MIB, &[("type", "raw")]).expect("raw"));
     for vdi in [&vhd, &raw] {
         rig.call("VDI.set_sharable", vec![vdi.as_str().into(), true.into()]).expect("nobody uses it");
-        drop(storage::activate(&call, vdi, "one", ReadWrite).expect("the first"));
+        drop(storage::activate(&call, &rig.vdi(vdi), "one", ReadWrite).expect("the first"));
     }
-    drop(storage::activate(&call, &raw, "two", ReadWrite).expect("bytes can be shared"));
+    drop(storage::activate(&call, &rig.vdi(&raw), "two", ReadWrite).expect("bytes can be shared"));
     // Two writers of one VHD would each have their own idea of its blocks.
-    assert_eq!(code(storage::activate(&call, &vhd, "two", ReadWrite)), "VDI_IN_USE");
+    assert_eq!(code(storage::activate(&call, &rig.vdi(&vhd), "two", ReadWrite)), "VDI_IN_USE");
     assert_eq!(storage.holders().len(), 3);
 }
 

@@ -115,7 +115,7 @@ fn a_restarted_daemon_knows_who_has_what_open() {
             (&other, ONE, Access::ReadOnly),
             (&other, "two", Access::ReadOnly),
         ] {
-            drop(storage::activate(&rig.own_call(), vdi, holder, access).expect("nobody else"));
+            drop(storage::activate(&rig.own_call(), &rig.vdi(vdi), holder, access).expect("nobody else"));
         }
         storage::deactivate(&rig.own_call(), &other, "two").expect("it lets go");
         (sr, vdi, other)
