@@ -94,7 +94,7 @@ impl Toolstack {
         }
     }
 
-    /// A call of a message that [`Self::waits`], without a thread while it waits. Whoever drops it ends the wait.
+    /// A call of a message that [`Self::waits`], without a thread while it waits. Dropping it ends the wait.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -114,7 +114,7 @@ impl Toolstack {
         loop {
             news.mark_unchanged();
             let answer = if wait.is_large() {
-                // Those who ask for everything take turns, so that they leave the processors to others.
+                // Listeners that ask for everything take turns, so that they leave the processors to others.
                 let _turn = self.looks.acquire().await;
                 let events = Arc::clone(&self.events);
                 let looked = tokio::task::spawn_blocking(move || {

@@ -187,7 +187,7 @@ pub(crate) fn register(handlers: &mut Handlers, events: &Arc<Events>) {
             return Err(roles::denied("event.inject"));
         }
         call.part.db.change(|change| change.touch(class.name, reference))?;
-        // From before it, so that whoever asks with this token hears of it at once.
+        // From before it, so that a client that asks with this token hears of it at once.
         let generation = call.part.db.get(class.name, reference)?.modified.saturating_sub(1);
         Ok(Value::string(Token { generation, volatile: 0 }.text()))
     });

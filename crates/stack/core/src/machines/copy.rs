@@ -1,4 +1,4 @@
-//! Machines made from machines: clones, copies, snapshots, and templates that become machines.
+//! VMs made from VMs: clones, copies, snapshots, and templates that become VMs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn snapshot(call: &Call, args: &Args) -> Result<Value, ApiError> {
     make(call, &source, args.text(1)?, &How::Snapshot(ignored))
 }
 
-/// Makes a machine like `source`: the record first, with a note that it is not finished, then disk by disk.
+/// Makes a VM like `source`: the record first, with a note that it is not finished, then disk by disk.
 fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Value, ApiError> {
     let is_snapshot = matches!(how, How::Snapshot(_));
     let db = &call.part.db;
@@ -97,7 +97,7 @@ fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Valu
     db.change(|change| {
         change.drop_note(format!("machines/make/{made}"));
         if is_snapshot && change.get("VM", &source.reference).is_ok() {
-            // The line of snapshots: each is the child of the one before, and the machine that of the last.
+            // The line of snapshots: each is the child of the one before, and the VM that of the last.
             change.set("VM", &source.reference, "parent", Value::string(&made))?;
         }
         refresh(change, "VM", &made)
@@ -161,10 +161,10 @@ fn copy_of(call: &Call, vdi: &str, how: &How, vm: &str) -> Result<String, ApiErr
     }
 }
 
-/// The key of a VBD's `other_config` by which clients know that its disk goes with its machine.
+/// The key of a VBD's `other_config` by which clients know that its disk goes with its VM.
 const OWNER: &str = "owner";
 
-/// Gives a new machine a VBD like another's; a disk that was made for it goes with it.
+/// Gives a new VM a VBD like another's; a disk that was made for it goes with it.
 fn add(change: &mut Change<'_>, vm: &str, like: &Object, vdi: &str) -> Result<(), ApiError> {
     let same = ["userdevice", "bootable", "mode", "type", "unpluggable", "empty", "other_config"];
     let qos = ["qos_algorithm_type", "qos_algorithm_params"];
@@ -180,7 +180,7 @@ fn add(change: &mut Change<'_>, vm: &str, like: &Object, vdi: &str) -> Result<()
     vbd::create_in(change, fields).map(drop)
 }
 
-/// Makes a VDI for a machine and a VBD that leads to it; both or none, whenever the daemon ends.
+/// Makes a VDI for a VM and a VBD that leads to it; both or none, whenever the daemon ends.
 fn make_disk(
     call: &Call,
     make: impl FnOnce() -> Result<String, ApiError>,
@@ -198,7 +198,7 @@ fn make_disk(
     recorded
 }
 
-/// Removes a VDI that was made for a machine, and that nothing leads to.
+/// Removes a VDI that was made for a VM, and that nothing leads to.
 fn remove_unused(call: &Call, vdi: &str) -> Result<(), ApiError> {
     let db = &call.part.db;
     if db.get("VDI", vdi).is_ok() && db.find("VBD", "VDI", vdi).is_empty() {
@@ -210,7 +210,7 @@ fn remove_unused(call: &Call, vdi: &str) -> Result<(), ApiError> {
     })
 }
 
-/// Removes the disk in a place of a new machine, VBD and VDI.
+/// Removes the disk in a place of a new VM, VBD and VDI.
 fn remove(call: &Call, vm: &str, place: &str) -> Result<(), ApiError> {
     let vbds = call.part.db.find("VBD", "VM", vm);
     let Some(vbd) = vbds.into_iter().find(|vbd| vbd.text("userdevice") == place) else { return Ok(()) };

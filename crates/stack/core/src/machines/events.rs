@@ -73,7 +73,7 @@ fn ended(vms: &Arc<Machines>, driver: &dyn VmDriver, event: &VmEvent) -> Result<
     let Ok(vm) = vms.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };
     let (_running, vm) =
         Running::begin(&call, "VM", &vm.reference, operation, |change, vm| change.get("VM", &vm.reference))?;
-    // Whoever told it to end has seen to everything by now.
+    // The operation that ended it has done all of this by now.
     if vm.text("power_state") == "Halted" || driver.state(uuid)? != VmState::Halted {
         return Ok(());
     }
@@ -83,7 +83,7 @@ fn ended(vms: &Arc<Machines>, driver: &dyn VmDriver, event: &VmEvent) -> Result<
     driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + RESTART)?;
     power::take_disks(&call, &vm, &format!("VM.{operation}"));
     power::halted(&call, &vm)?;
-    // The words of a crash are many, those that keep the machine as it is cannot be followed: its process is gone.
+    // The words of a crash are many, those that keep the VM as it is cannot be followed: its process is gone.
     if vm.text(field).ends_with("restart") {
         power::restart(&call, &vm, operation)?;
     }
@@ -109,7 +109,7 @@ fn died(vms: &Arc<Machines>, uuid: Uuid) -> Result<(), ApiError> {
         return left_ended(vms, &call, &note);
     }
     let vbd = vms.db.by_uuid("VBD", &uuid.to_string())?;
-    let Err(error) = restart_patiently(vms, &note) else {
+    let Err(error) = restart_with_retries(vms, &note) else {
         tracing::warn!(vbd = %uuid, "its disk process had died and was started again");
         let told = format!(
             "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause."
@@ -130,7 +130,7 @@ fn died(vms: &Arc<Machines>, uuid: Uuid) -> Result<(), ApiError> {
 }
 
 /// Starts a process in place of one that died, several times if it has to be.
-fn restart_patiently(vms: &Machines, note: &Note) -> Result<(), ApiError> {
+fn restart_with_retries(vms: &Machines, note: &Note) -> Result<(), ApiError> {
     let until = Instant::now() + RESTART;
     let mut pause = RESTART_PAUSE;
     for attempt in 1.. {

@@ -11,10 +11,10 @@ use crate::basics::this_host;
 use crate::db::Object;
 use crate::plan::Limits;
 
-/// The driver of machines that name none.
+/// The driver of VMs that name none.
 const DRIVER: &str = "uml";
 
-/// The name of a machine's driver.
+/// The name of a VM's driver.
 pub fn driver_name(vm: &Object) -> String {
     if vm.bool("is_control_domain") {
         return "host".into();
@@ -23,7 +23,7 @@ pub fn driver_name(vm: &Object) -> String {
     named.unwrap_or_else(|| DRIVER.into())
 }
 
-/// The driver of a machine.
+/// The driver of a VM.
 ///
 /// # Errors
 /// `INVALID_VALUE`: there is none of that name.

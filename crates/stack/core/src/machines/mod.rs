@@ -5,10 +5,10 @@
 //! | `running` | operations on VMs and VBDs, forced ones too |
 //! | `allowed` | what may be done in which state |
 //! | `power` | start, shutdown, reboot, pause, as plans |
-//! | `plug` | a disk on its way into a machine and out of it |
+//! | `plug` | a disk on its way into a VM and out of it |
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
-//! | `fields` | what a machine takes over of the one it is made from |
-//! | `copy` | clones, copies, snapshots, templates that become machines |
+//! | `fields` | what a VM takes over of the one it is made from |
+//! | `copy` | clones, copies, snapshots, templates that become VMs |
 //! | `devices`, `tuning` | places and names of disks; limits, polling, priority |
 //! | `events` | guests that end, disk processes that die |
 //! | `recover`, `templates` | what a start of the daemon finds and makes |

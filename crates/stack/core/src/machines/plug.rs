@@ -1,4 +1,4 @@
-//! Giving a machine a disk and taking it away, as plans.
+//! Giving a VM a disk and taking it away, as plans.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -42,25 +42,25 @@ impl Progress for Until {
     }
 }
 
-/// Until when.
+/// When an unplug gives up.
 #[derive(Clone, Copy, Debug)]
-pub enum Patience {
+pub enum Timeout {
     /// The whole operation, as its caller chose.
     Until(Instant),
     /// Each disk, once it is its turn.
     Each(Duration),
 }
 
-impl Patience {
+impl Timeout {
     fn until(self) -> Instant {
         match self {
             Self::Until(until) => until,
-            Self::Each(patience) => Instant::now() + patience,
+            Self::Each(timeout) => Instant::now() + timeout,
         }
     }
 }
 
-/// A disk of a machine, on its way in or out.
+/// A disk of a VM, on its way in or out.
 pub struct Disk {
     call: Call,
     /// The same to the storage.
@@ -236,7 +236,7 @@ impl Disk {
             let devices = *self.front()? == FrontSpec::Device;
             disks.start(uuid, devices, Instant::now() + PLUG)
         };
-        let (started, activated) = doing.beside("start a disk process", start, || {
+        let (started, activated) = doing.alongside("start a disk process", start, || {
             let opening = storage::activate(&self.storage, &self.vdi, &self.vbd, access)?;
             put(&self.opening, opening);
             step("vbd-plug:activated");
@@ -316,10 +316,10 @@ impl Disk {
         record(&self.call, &self.vbd, device, None)
     }
 
-    /// Everything from the guest to the storage. With `force` nobody is asked, and no permit but the host's is needed:
-    /// those of the VM and of the SR may be held by steps that hang. The record says that the VBD is not
+    /// Everything from the guest to the storage. With `force` the guest is not asked, and no permit but the host's is
+    /// needed: those of the VM and of the SR may be held by steps that hang. The record says that the VBD is not
     /// plugged when it has ended; of what fails before the guest has let go, nothing has happened.
-    pub fn unplug(self: &Arc<Self>, force: bool, patience: Patience) -> Plan {
+    pub fn unplug(self: &Arc<Self>, force: bool, timeout: Timeout) -> Plan {
         let (first, second) = (Arc::clone(self), Arc::clone(self));
         let until: Arc<Mutex<Option<Instant>>> = Arc::default();
         let same = Arc::clone(&until);
@@ -329,12 +329,12 @@ impl Disk {
         };
         Plan::Serial(vec![
             Plan::leaf("take the disk from the machine", self.subject(), of_vm, move |_| {
-                let end = patience.until();
+                let end = timeout.until();
                 put(&until, end);
                 first.let_go(force, end)
             }),
             Plan::leaf("end the disk process", self.subject(), of_both, move |_| {
-                second.close(force, taken(&same).unwrap_or_else(|| patience.until()))
+                second.close(force, taken(&same).unwrap_or_else(|| timeout.until()))
             }),
         ])
     }

@@ -1,4 +1,4 @@
-//! Machines are started, stopped, and held.
+//! VMs are started, stopped, and held.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::{ShutdownKind, VmDriver, VmSpec};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
-use super::plug::{Disk, Patience, record};
+use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
 use super::{Call, Handlers, Machines, devices, lookup};
@@ -22,7 +22,7 @@ use crate::plan::{Permits, Plan};
 const SHUTDOWN_SECONDS: u64 = 300;
 /// How long one that was not asked may.
 const HARD: Duration = Duration::from_secs(30);
-/// How long each disk of a machine that has ended may take.
+/// How long each disk of a VM that has ended may take.
 const DISK: Duration = Duration::from_secs(60);
 
 pub fn register(handlers: &mut Handlers<'_>) {
@@ -42,7 +42,7 @@ fn note_key(operation: &str, vm: &Object) -> String {
     format!("machines/{operation}/{}", vm.text("uuid"))
 }
 
-/// What the driver is told of a machine.
+/// What the driver is told of a VM.
 pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
     let path = |field: &str| Some(vm.text(field)).filter(|text| !text.is_empty()).map(PathBuf::from);
     let mut platform = vm.map("platform");
@@ -88,7 +88,7 @@ fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiE
     Ok(Value::Void)
 }
 
-/// Writes down that a machine is about to start: a daemon that finds this ends what was begun.
+/// Writes down that a VM is about to start: a daemon that finds this ends what was begun.
 /// `published` is the highest domain number that disks of this host have, because another toolstack may be there. A
 /// domain of Xen has no number before Xen has given it one: clients would take ours for another domain's.
 fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<Object>, ApiError> {
@@ -101,7 +101,7 @@ fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<
     change.get("VM", &vm.reference)
 }
 
-/// The highest number that a machine of another driver than Xen's must not have: those of disks that are published
+/// The highest number that a VM of another driver than Xen's must not have: those of disks that are published
 /// here, and those that Xen gives (below `DOMID_FIRST_RESERVED`) where there is one.
 fn numbers_below(vms: &Machines) -> u32 {
     const FIRST_RESERVED: u32 = 0x7ff0;
@@ -109,7 +109,7 @@ fn numbers_below(vms: &Machines) -> u32 {
     vms.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
 }
 
-/// Starts a machine that was [`announce`]d.
+/// Starts a VM that was [`announce`]d.
 fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> Result<(), ApiError> {
     step("vm-start:noted");
     let begun = boot_steps(call, vm, operation, start_paused);
@@ -130,8 +130,8 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     let driver = lookup::driver(&call.part, vm)?;
     assert_can_boot(&call.part, vm)?;
     lookup::apply_limits(call);
-    let machine = spec(vm)?;
-    let uuid = machine.uuid;
+    let spec = spec(vm)?;
+    let uuid = spec.uuid;
     let mut plugs = Vec::new();
     for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
         if vbd.bool("empty") {
@@ -146,7 +146,7 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     let (create, undo, unpause) = (Arc::clone(&driver), Arc::clone(&driver), Arc::clone(&driver));
     let mut steps = vec![
         Plan::leaf("create the machine", &subject, permit.clone(), move |_| {
-            create.create(&machine)?;
+            create.create(&spec)?;
             step("vm-start:created");
             Ok(())
         })
@@ -276,15 +276,15 @@ fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Re
     step("vm-shutdown:noted");
     let driver = lookup::driver(&call.part, vm)?;
     let uuid = vm.uuid()?;
-    let patience = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
+    let timeout = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
     // A guest that does not answer may be ended by force meanwhile, and be started again.
     let clean =
-        |patience| running.waiting(|| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + patience));
+        |timeout| running.waiting(|| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + timeout));
     let hard = || driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + HARD);
     let paused = vm.text("power_state") == "Paused";
     let ended = match operation {
-        "clean_shutdown" | "clean_reboot" => clean(patience),
-        "shutdown" if !paused => clean(patience).or_else(|error| {
+        "clean_shutdown" | "clean_reboot" => clean(timeout),
+        "shutdown" if !paused => clean(timeout).or_else(|error| {
             if !running.is_mine() {
                 return Err(error);
             }
@@ -308,7 +308,7 @@ fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Re
     halted(call, vm)
 }
 
-/// Unplugs all disks of a guest that has ended. One that cannot be unplugged keeps nobody from the rest.
+/// Unplugs all disks of a guest that has ended. The rest are unplugged even if one cannot be.
 pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
     lookup::apply_limits(call);
     let mut plans = Vec::new();
@@ -316,7 +316,7 @@ pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
         let is_known = vbd.uuid().is_ok_and(|uuid| call.part.disks.of_vbd(uuid).is_some());
         if !vbd.bool("empty") && (vbd.bool("currently_attached") || is_known) {
             match Disk::of(call, &vbd) {
-                Ok(disk) => plans.push(disk.unplug(true, Patience::Each(DISK)).best_effort()),
+                Ok(disk) => plans.push(disk.unplug(true, Timeout::Each(DISK)).best_effort()),
                 Err(error) => tracing::warn!(vbd = vbd.text("uuid"), %error, "a disk stays"),
             }
         } else if vbd.bool("currently_attached")
@@ -325,7 +325,7 @@ pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
             tracing::warn!(vbd = vbd.text("uuid"), %error, "a drive stays");
         }
     }
-    // Nobody may cancel this: a guest that has ended shall not keep its disks.
+    // No client may cancel this: a guest that has ended shall not keep its disks.
     let progress: Arc<dyn crate::progress::Progress> = Arc::new(Uncancelled(Arc::clone(&call.progress)));
     if let Err(error) = call.part.plans.run(operation, Plan::Parallel(plans), &progress) {
         tracing::warn!(vm = vm.text("uuid"), %error, "disks stay");
@@ -348,7 +348,7 @@ impl crate::progress::Progress for Uncancelled {
     }
 }
 
-/// Writes down that a machine does not run.
+/// Writes down that a VM does not run.
 ///
 /// # Errors
 /// The store's.
@@ -367,7 +367,7 @@ pub fn halted(call: &Call, vm: &Object) -> Result<(), ApiError> {
     })
 }
 
-/// Whatever there is of a machine goes, and the record says so.
+/// Whatever there is of a VM goes, and the record says so.
 ///
 /// # Errors
 /// The emulator does not end, or the store fails.
@@ -384,7 +384,7 @@ fn reboot(call: &Call, args: &Args, operation: &'static str) -> Result<Value, Ap
     Ok(Value::Void)
 }
 
-/// Starts a machine again that has just ended, within the operation that ended it.
+/// Starts a VM again that has just ended, within the operation that ended it.
 ///
 /// # Errors
 /// As starting it.

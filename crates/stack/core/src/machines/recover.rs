@@ -1,4 +1,4 @@
-//! A daemon that starts finds machines and disks of one before it: what runs goes on, what was half done is undone or
+//! A daemon that starts finds VMs and disks of one before it: what runs goes on, what was half done is undone or
 //! finished.
 
 use std::collections::BTreeSet;
@@ -22,14 +22,14 @@ const TIDY: Duration = Duration::from_secs(20);
 /// VMs and disks that are put in order at a time.
 const PARALLEL: usize = 16;
 
-/// Puts machines and disks in order. `Disks::adopt` and the storage's recovery have run before.
+/// Puts VMs and disks in order. `Disks::adopt` and the storage's recovery have run before.
 ///
 /// # Errors
 /// The store cannot be written.
 pub fn recover(vms: &Arc<Machines>) -> Result<(), ApiError> {
     let call = Call::own(vms);
     templates::ensure(vms)?;
-    machines(&call);
+    recover_vms(&call);
     disks(&call);
     holders(&call);
     copy::recover(vms);
@@ -45,20 +45,20 @@ pub fn recover(vms: &Arc<Machines>) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn machines(call: &Call) {
+fn recover_vms(call: &Call) {
     let special = |vm: &Arc<Object>| {
         vm.bool("is_control_domain") || vm.bool("is_a_template") || vm.bool("is_a_snapshot")
     };
     let all: Vec<_> = call.part.db.all("VM").into_iter().filter(|vm| !special(vm)).collect();
-    beside(&all, |vm| {
-        if let Err(error) = machine(call, vm) {
+    for_each(&all, |vm| {
+        if let Err(error) = recover_vm(call, vm) {
             tracing::warn!(vm = vm.text("uuid"), %error, "a machine could not be put in order");
         }
     });
 }
 
 /// Does something with each of these on a few threads: one whose disks hang takes its time alone.
-fn beside<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
+fn for_each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..PARALLEL.min(all.len()) {
@@ -71,14 +71,14 @@ fn beside<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     });
 }
 
-fn machine(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
+fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
     let db = &call.part.db;
     let uuid = vm.uuid()?;
     let is_noted = |what: &str| !db.notes(&format!("machines/{what}/{uuid}")).is_empty();
     let told = vm.text("power_state");
     let (was_starting, was_ending) = (is_noted("start"), is_noted("shutdown"));
     let Ok(driver) = lookup::driver(&call.part, vm) else {
-        // Nobody can say what it does: then it does nothing.
+        // Without its driver nothing is known of it: it counts as halted.
         return if told == "Halted" { Ok(()) } else { power::halted(call, vm) };
     };
     let state = driver.state(uuid)?;
@@ -112,7 +112,7 @@ fn disks(call: &Call) {
     let vms = &call.part;
     let notes = vms.disks.all();
     let known: BTreeSet<String> = notes.iter().map(|note| note.spec.vbd.to_string()).collect();
-    beside(&notes, |note| disk(call, note));
+    for_each(&notes, |note| disk(call, note));
     for vbd in vms.db.all("VBD") {
         let is_left =
             vbd.bool("currently_attached") && !vbd.bool("empty") && !known.contains(vbd.text("uuid"));
@@ -132,7 +132,7 @@ fn disk(call: &Call, note: &Note) {
     }
     let sr = crate::db::reference_of(note.sr);
     if runs && vms.storage.is_recovering(&sr) {
-        // Its images cannot be opened yet. The guest waits; nobody else does.
+        // Its images cannot be opened yet. The guest waits; nothing else does.
         return later(vms, note, sr);
     }
     if runs && restart(vms, note, Instant::now() + TIDY).is_ok() {
@@ -173,7 +173,7 @@ pub fn restart(vms: &Machines, note: &Note, until: Instant) -> Result<(), ApiErr
     }
 }
 
-/// Takes a disk away from whoever has it.
+/// Takes a disk away from its guest, and ends its process.
 ///
 /// # Errors
 /// The process does not end, the store fails.
@@ -187,7 +187,7 @@ pub fn remove(call: &Call, note: &Note, vbd: Option<&Object>) -> Result<(), ApiE
     });
     vms.disks.end(uuid, true, Instant::now() + TIDY)?;
     let holder = crate::db::reference_of(uuid);
-    // A VDI that is gone has nobody who holds it.
+    // A VDI that is gone has no holder.
     if vms.db.get("VDI", &note.vdi).is_ok()
         && let Err(error) = storage::deactivate(&lookup::to_storage(call), &note.vdi, &holder)
     {
@@ -200,11 +200,11 @@ pub fn remove(call: &Call, note: &Note, vbd: Option<&Object>) -> Result<(), ApiE
     Ok(())
 }
 
-/// VDIs that somebody holds of whom no process is known.
+/// VDIs with a holder that has no process.
 fn holders(call: &Call) {
     let vms = &call.part;
     for (vdi, holder, _) in vms.storage.holders() {
-        // Those that are no VBD's are somebody else's to give up.
+        // A holder that is no VBD gives them up itself.
         let uuid = holder.strip_prefix("OpaqueRef:").and_then(|uuid| uuid::Uuid::parse_str(uuid).ok());
         let is_left = uuid.is_some_and(|uuid| vms.disks.of_vbd(uuid).is_none());
         if is_left && let Err(error) = storage::deactivate(&lookup::to_storage(call), &vdi, &holder) {

@@ -1,4 +1,4 @@
-//! What is there at the first start: templates, and the machine that stands for this host.
+//! What is there at the first start: templates, and the VM that stands for this host.
 
 use std::sync::Arc;
 
@@ -124,7 +124,7 @@ fn make(change: &mut Change<'_>, template: &Template) -> Result<(), ApiError> {
     vm::create_in(change, fields).map(drop)
 }
 
-/// The machine to which disks of this host itself are plugged.
+/// The VM to which disks of this host itself are plugged.
 fn control_domain(vms: &Arc<Machines>) -> Result<(), ApiError> {
     let host = this_host(&vms.db);
     let domain = vms.db.change(|change| {

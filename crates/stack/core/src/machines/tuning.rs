@@ -72,7 +72,7 @@ fn not_supported(key: &str, value: &str, why: impl ToString) -> ApiError {
     )
 }
 
-/// How the disk of this VBD shall behave. What cannot be is left out: it was refused when somebody set it, and a
+/// How the disk of this VBD shall behave. What cannot be is left out: it was refused when it was set, and a
 /// disk that is plugged late is worth more than one that is not.
 pub fn of(vbd: &Object, sr: &Object, config: &Config) -> Tuning {
     let (own, shared) = (vbd.map("other_config"), sr.map("other_config"));

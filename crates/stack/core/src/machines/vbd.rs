@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, Value};
 
 use super::allowed::{bad_power_state, is_live, refresh};
-use super::plug::{Disk, Patience, record};
+use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 use super::{Call, Handlers, devices, lookup, tuning};
 use crate::args::Args;
@@ -170,7 +170,7 @@ pub fn remove_in(change: &mut Change<'_>, vbd: &Object) -> Result<(), ApiError> 
     change.destroy("VBD", &vbd.reference)
 }
 
-/// The VBD and its machine, which must be able to take or give disks.
+/// The VBD and its VM, which must be able to take or give disks.
 fn live_vm(change: &Change<'_>, vbd: &Object) -> Result<Arc<Object>, ApiError> {
     let vm = change.get("VM", vbd.text("VM"))?;
     if vm.bool("is_a_template") {
@@ -250,11 +250,11 @@ fn take_out(
         return Ok(Value::Void);
     }
     let default = if force { FORCE_SECONDS } else { UNPLUG_SECONDS };
-    let patience = chosen.unwrap_or_else(|| lookup::seconds(&[&vbd, &vm], "unplug-timeout", default));
+    let timeout = chosen.unwrap_or_else(|| lookup::seconds(&[&vbd, &vm], "unplug-timeout", default));
     lookup::apply_limits(call);
     let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
     let disk = Disk::claimed(call, &vbd, vdi, running.claim())?;
-    let plan = disk.unplug(force, Patience::Until(Instant::now() + patience));
+    let plan = disk.unplug(force, Timeout::Until(Instant::now() + timeout));
     call.part.plans.run(if force { "VBD.unplug_force" } else { "VBD.unplug" }, plan, &call.progress)?;
     Ok(Value::Void)
 }
@@ -299,11 +299,11 @@ fn eject(call: &Call, args: &Args) -> Result<Value, ApiError> {
     })?;
     let is_plugged = vbd.bool("currently_attached");
     if is_plugged && is_live(&vm) {
-        let patience = lookup::seconds(&[&vbd, &vm], "unplug-timeout", UNPLUG_SECONDS);
+        let timeout = lookup::seconds(&[&vbd, &vm], "unplug-timeout", UNPLUG_SECONDS);
         lookup::apply_limits(call);
         let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
         let disk = Disk::claimed(call, &vbd, vdi, running.claim())?;
-        let plan = disk.unplug(false, Patience::Until(Instant::now() + patience));
+        let plan = disk.unplug(false, Timeout::Until(Instant::now() + timeout));
         call.part.plans.run("VBD.eject", plan, &call.progress)?;
     }
     call.part.db.change(|change| {

@@ -1,4 +1,4 @@
-//! Network interfaces of machines, and networks that end. No driver plugs one: they are records, under the rules that
+//! Network interfaces of VMs, and networks that end. No driver plugs one: they are records, under the rules that
 //! products rely on.
 
 use std::sync::Arc;
@@ -102,7 +102,7 @@ fn places(vifs: &[Arc<Object>]) -> impl Iterator<Item = u16> {
     vifs.iter().filter_map(|vif| place(vif.text("device")).ok())
 }
 
-/// The places that `VM.get_allowed_VIF_devices` offers of a machine that has these.
+/// The places that `VM.get_allowed_VIF_devices` offers of a VM that has these.
 pub fn free(vifs: &[Arc<Object>]) -> Vec<String> {
     (0..OFFERED)
         .filter(|free| !places(vifs).any(|taken| taken == *free))
@@ -133,7 +133,7 @@ fn drawn() -> String {
     octets.map(|octet| format!("{octet:02x}")).join(":")
 }
 
-/// Gives a new machine a VIF like another's: a snapshot keeps the address, a machine of its own gets one of its own.
+/// Gives a new VM a VIF like another's: a snapshot keeps the address, a VM of its own gets one of its own.
 ///
 /// # Errors
 /// The store's.
@@ -193,7 +193,7 @@ fn destroy_network(call: &Call, args: &Args) -> Result<Value, ApiError> {
     Ok(Value::Void)
 }
 
-/// Puts in order what earlier versions left: VIFs without their machine go, others get measurements and an address.
+/// Puts in order what earlier versions left: VIFs without their VM go, others get measurements and an address.
 ///
 /// # Errors
 /// The store's.

@@ -1,4 +1,4 @@
-//! Records of machines: made, changed, removed.
+//! Records of VMs: made, changed, removed.
 
 use tapio_model::{ApiError, Value};
 use tapio_vm::BootField;
@@ -73,7 +73,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     made.map(Value::String)
 }
 
-/// Makes the record of a machine that does not run.
+/// Makes the record of a VM that does not run.
 ///
 /// # Errors
 /// `MEMORY_CONSTRAINT_VIOLATION`, `VALUE_NOT_SUPPORTED`.
@@ -207,12 +207,12 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     Ok(Value::Void)
 }
 
-/// Whether `other_config` says that the machine is a template that came with the toolstack.
+/// Whether `other_config` says that the VM is a template that came with the toolstack.
 fn is_marked_default(vm: &Object) -> bool {
     vm.map("other_config").get("default_template").is_some_and(|word| word == "true")
 }
 
-/// Removes the record of a machine and what belongs to it alone; its VDIs stay.
+/// Removes the record of a VM and what belongs to it alone; its VDIs stay.
 ///
 /// # Errors
 /// `OPERATION_NOT_ALLOWED` while a disk is plugged; the store's.

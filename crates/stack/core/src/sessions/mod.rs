@@ -61,7 +61,7 @@ impl Session {
         roles::from_rank(self.role.load(Ordering::Acquire))
     }
 
-    /// Who calls with it now.
+    /// The caller that it stands for now.
     pub fn caller(&self) -> Caller {
         Caller {
             session: self.reference.clone(),
@@ -236,7 +236,7 @@ impl Sessions {
         Ok(reference)
     }
 
-    /// Ends a session; those who wait for events by it are released.
+    /// Ends a session; calls that wait for events by it end.
     pub fn end(&self, reference: &str) {
         let Some(session) = self.lock().remove(reference) else { return };
         session.is_over.store(true, Ordering::Release);
@@ -245,7 +245,7 @@ impl Sessions {
         self.db.announce();
     }
 
-    /// Ends sessions that nobody used for too long. A call that is under way ends as if nothing had happened.
+    /// Ends sessions that were not used for too long. A call that is under way ends as if nothing had happened.
     pub fn expire(&self) {
         let idle: Vec<String> = {
             let mut all = self.lock();
@@ -261,7 +261,7 @@ impl Sessions {
         }
     }
 
-    /// Writes when it was used last into the object of a session, which somebody is about to look at.
+    /// Writes when it was used last into the object of a session, which a client is about to read.
     pub(crate) fn refresh(&self, reference: &str) {
         let Some(session) = self.lock().get(reference).cloned() else { return };
         let used = i64::try_from(session.used_at.load(Ordering::Relaxed)).unwrap_or_default();

@@ -214,7 +214,7 @@ impl Storage {
         before
     }
 
-    /// Makes `sm_config` say who has it open, as sm's activation protocol does, and what is allowed now.
+    /// Makes `sm_config` say how it is open, as sm's activation protocol does, and what is allowed now.
     fn tag(&self, host: &str, change: &mut Change<'_>, vdi: &str) -> Result<(), ApiError> {
         let key = format!("host_{host}");
         let mut sm_config = change.get("VDI", vdi)?.map("sm_config");

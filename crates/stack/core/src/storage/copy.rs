@@ -73,7 +73,7 @@ fn is_raw(sm_config: &std::collections::BTreeMap<String, String>) -> bool {
         || sm_config.get("vdi_type").is_some_and(|value| value == "aio")
 }
 
-/// VDIs that a copy reads; nobody writes to them until this goes.
+/// VDIs that a copy reads; nothing writes to them until this goes.
 struct Reading<'a> {
     call: &'a Call,
     holder: String,
@@ -273,7 +273,7 @@ fn fill_into(
     })
 }
 
-/// Does once more, in the background, what a killed daemon had begun to copy into a VDI. When this returns nobody else
+/// Does once more, in the background, what a killed daemon had begun to copy into a VDI. When this returns nothing else
 /// can use the VDIs until that is done.
 pub(super) fn resume(storage: &Arc<Storage>, note: &Note) {
     let (entered, is_entered) = std::sync::mpsc::channel();

@@ -6,7 +6,7 @@ use tapio_stat::pool::PAGES_MAX;
 
 /// How large an SR's page pool is: in full rings of 32 requests.
 pub(super) const POOL_RINGS: &str = "blkback-mem-pool-size-rings";
-/// The same in pages, for those who need another size.
+/// The same in pages, for hosts that need another size.
 const POOL_PAGES: &str = "mem-pool-pages";
 /// Pages of a ring: 32 requests of 11 pages.
 const PAGES_PER_RING: u32 = 352;

@@ -111,7 +111,7 @@ pub(super) fn put(change: &mut Change<'_>, sr: &str, info: &VdiInfo) -> Result<i
     }
 }
 
-/// Removes the record of a VDI. Disks of machines that were made of it and are not plugged go as well, CD drives
+/// Removes the record of a VDI. Disks of VMs that were made of it and are not plugged go as well, CD drives
 /// become empty.
 ///
 /// # Errors

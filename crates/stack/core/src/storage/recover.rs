@@ -15,8 +15,8 @@ use super::retry::{AGAIN, Job, spawn, until_done};
 use super::{Call, Storage, allowed, copy, plug, sr, this_host};
 use crate::db::reference_of;
 
-/// Makes the records true before the first call: drivers are known, so is who has VDIs open, and no SR is attached yet.
-/// Touches no storage. Disk processes that run must be known by now.
+/// Makes the records true before the first call: drivers are known, so are the holders of VDIs, and no SR is attached
+/// yet. Touches no storage. Disk processes that run must be known by now.
 ///
 /// # Errors
 /// The store's.

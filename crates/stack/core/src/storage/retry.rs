@@ -34,11 +34,11 @@ impl Recovering {
     pub(super) fn wait(&self, until: Option<Instant>, are_over: impl Fn(&BTreeSet<String>) -> bool) -> bool {
         let mut left = self.left();
         while !are_over(&left) {
-            let patience = until.map_or(AGAIN, |until| until.saturating_duration_since(Instant::now()));
-            if patience.is_zero() {
+            let timeout = until.map_or(AGAIN, |until| until.saturating_duration_since(Instant::now()));
+            if timeout.is_zero() {
                 return false;
             }
-            left = self.changed.wait_timeout(left, patience).unwrap_or_else(PoisonError::into_inner).0;
+            left = self.changed.wait_timeout(left, timeout).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }

@@ -97,7 +97,7 @@ impl Subject {
     }
 }
 
-/// Nobody may have the VDI open.
+/// The VDI must not be open.
 ///
 /// # Errors
 /// `VDI_IN_USE`.
@@ -108,7 +108,7 @@ pub(super) fn not_in_use(state: &State, vdi: &str, op: &str) -> Result<(), ApiEr
     }
 }
 
-/// No machine may have the VDI plugged.
+/// The VDI must not be plugged into a VM.
 ///
 /// # Errors
 /// `VDI_IN_USE`.

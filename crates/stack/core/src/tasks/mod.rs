@@ -40,7 +40,7 @@ const KEEP_SECONDS: i64 = 65 * 60;
 /// and so many of them.
 const FINISHED_MAX: usize = 1_000;
 
-/// A pending task that nobody works on here is forgotten after so long without a change (xapi's
+/// A pending task that nothing works on here is forgotten after so long without a change (xapi's
 /// `pending_task_timeout`): its client is gone.
 const PENDING_SECONDS: i64 = 24 * 3600;
 
@@ -101,7 +101,7 @@ impl Progress for Running {
 pub struct Tasks {
     db: Arc<Db>,
     running: Mutex<HashMap<String, Arc<Running>>>,
-    /// Pending tasks that nobody works on here: as which change they were seen, and since when.
+    /// Pending tasks that nothing works on here: as which change they were seen, and since when.
     still: Mutex<HashMap<String, (Generation, i64)>>,
     pub(crate) workers: Workers,
 }
@@ -146,8 +146,8 @@ impl Tasks {
         Ok(self.watch(reference, Some(owner)))
     }
 
-    /// Takes up a task of an earlier run of the daemon, at start: it does not count as interrupted, and whoever takes
-    /// it up ends it by [`Self::finish`].
+    /// Takes up a task of an earlier run of the daemon, at start: it does not count as interrupted, and the caller
+    /// ends it by [`Self::finish`].
     ///
     /// # Errors
     /// `HANDLE_INVALID`: it is not there; `OPERATION_NOT_ALLOWED`: it is over.
@@ -232,7 +232,7 @@ impl Tasks {
         }
     }
 
-    /// Tasks of an earlier run of the daemon that nobody took up again have failed.
+    /// Tasks of an earlier run of the daemon that were not taken up again have failed.
     ///
     /// # Errors
     /// The store's.
@@ -298,7 +298,7 @@ impl Tasks {
         })
     }
 
-    /// Which of the pending tasks nobody works on and nobody changed for too long, as far as this run has seen.
+    /// Which of the pending tasks nothing works on and no client changed for too long, as far as this run has seen.
     fn left(&self, pending: &[Arc<Object>], now: i64) -> Vec<String> {
         let running: HashSet<String> = self.lock().keys().cloned().collect();
         let mut still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
@@ -525,7 +525,7 @@ fn cancel(call: &Call<Tasks>, args: &Args) -> Result<Value, ApiError> {
             change.set("task", reference, "status", "cancelling")?;
             return change.set("task", reference, "current_operations", Value::string_map([(&me, "cancel")]));
         }
-        // Nobody works on it here: whoever made it finds this out by its status.
+        // Nothing works on it here: the client that made it reads its status.
         let cancelled = Err(ApiError::new("TASK_CANCELLED", [reference]));
         end(change, reference, &cancelled, Type::Void)
     })?;
