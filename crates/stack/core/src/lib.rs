@@ -6,7 +6,7 @@
 //! given the parts below it when it is made:
 //!
 //! ```text
-//!   machines -> storage -> disks, db      events -> sessions -> tasks -> db
+//!   vms -> storage -> disks, db      events -> sessions -> tasks -> db
 //! ```
 
 mod accounts;
@@ -23,7 +23,6 @@ pub mod disks;
 mod dispatch;
 pub mod events;
 mod generic;
-pub mod machines;
 mod methods;
 pub mod operations;
 pub mod plan;
@@ -36,6 +35,7 @@ pub mod storage;
 mod subscriptions;
 pub mod tasks;
 mod toolstack;
+pub mod vms;
 
 pub use accounts::{Accounts, Credential, Login, NoAccounts, Peer};
 pub use basics::messages::tell;

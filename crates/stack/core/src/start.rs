@@ -9,7 +9,7 @@ use crate::accounts::{Accounts, NoAccounts};
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
-use crate::{Toolstack, basics, dates, machines, storage};
+use crate::{Toolstack, basics, dates, storage, vms};
 
 /// What is old is looked for so often.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -68,8 +68,8 @@ impl Toolstack {
     /// The store's, or a part cannot be recovered.
     pub fn recover(self: &Arc<Self>, until: Instant) -> Result<(), ApiError> {
         storage::recover(&self.storage, until)?;
-        machines::recover(&self.machines)?;
-        machines::listen(&self.machines);
+        vms::recover(&self.vms)?;
+        vms::listen(&self.vms);
         // A task that was resumed or finished is noted as such by now.
         self.tasks.fail_interrupted()?;
         self.sweep()?;

@@ -10,13 +10,13 @@ use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
 use crate::events::Events;
-use crate::machines::Machines;
 use crate::methods::Methods;
 use crate::plan::Plans;
 use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
-use crate::{basics, events, machines, sessions, storage, tasks};
+use crate::vms::Vms;
+use crate::{basics, events, sessions, storage, tasks, vms};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct Toolstack {
     /// Disk processes.
     pub disks: Disks,
     /// Guests.
-    pub machines: Arc<Machines>,
+    pub vms: Arc<Vms>,
     /// Accounts that are logged in.
     pub sessions: Arc<Sessions>,
     /// Calls that can be watched.
@@ -61,21 +61,21 @@ impl Toolstack {
         let events = Arc::new(Events::new(&db, &sessions));
         let operations = Arc::default();
         let storage = Arc::new(Storage::new(&config, &db, &disks, &operations));
-        let machines = Arc::new(Machines::new(config, &db, &plans, &disks, &storage, &operations));
+        let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let mut handlers = Handlers::default();
         basics::register(&mut handlers, &db);
         events::register(&mut handlers, &events);
         sessions::register(&mut handlers, &sessions);
         tasks::register(&mut handlers, &tasks);
         storage::register(&mut handlers, &storage);
-        machines::register(&mut handlers, &machines);
+        vms::register(&mut handlers, &vms);
         Self {
             methods: Methods::new(&handlers),
             db,
             plans,
             storage,
             disks,
-            machines,
+            vms,
             sessions,
             tasks,
             events,

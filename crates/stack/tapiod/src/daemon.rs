@@ -155,7 +155,7 @@ fn toolstack(
     // None without root.
     machines.guest_users = machines.guest_users.and(settings.guest_users);
     for driver in tapio_vm::registry(&machines) {
-        stack.machines.add_driver(driver);
+        stack.vms.add_driver(driver);
     }
     stack.open().map_err(|error| format!("what an earlier daemon left: {error}"))?;
     if let Some(why) = store.full() {

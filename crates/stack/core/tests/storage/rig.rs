@@ -75,7 +75,7 @@ impl Rig {
         let disks = Disks::with_backend(&config, Arc::new(backend));
         let drivers = tapio_vm::registry(&tapio_vm::Settings::new(&config.run_dir));
         let stack = Toolstack::with_disks(config, Db::default(), Box::new(NoAccounts), disks);
-        drivers.into_iter().for_each(|driver| stack.machines.add_driver(driver));
+        drivers.into_iter().for_each(|driver| stack.vms.add_driver(driver));
         Self { _scratch: Some(scratch), ..Self::start(&dir, stack) }
     }
 

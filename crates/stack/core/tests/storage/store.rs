@@ -135,7 +135,7 @@ fn a_restarted_daemon_knows_who_has_what_open() {
         assert!(!allowed.contains(&"destroy".into()) && allowed.contains(&"snapshot".into()), "{allowed:?}");
         assert!(record.map("sm_config").iter().any(|(key, value)| key.starts_with("host_") && value == "RW"));
     }
-    // No disk process runs for them, so the machines' recovery gives them up.
+    // No disk process runs for them, so the recovery of VMs gives them up.
     let rig = open(scratch.path());
     assert!(rig.stack.storage.holders().is_empty());
     assert!(!rig.vdi(&vdi).map("sm_config").keys().any(|key| key.starts_with("host_")));

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::plug::record;
 use super::running::Running;
 
-use super::{Call, Machines, lookup, power, recover};
+use super::{Call, Vms, lookup, power, recover};
 use crate::db::{Change, Object};
 use crate::disks::{Note, Phase};
 
@@ -29,7 +29,7 @@ const RESTARTS_MAX: u32 = 4;
 const RESTART_PAUSE: Duration = Duration::from_millis(250);
 
 /// One thread for each driver, and one for disk processes. They end with the toolstack.
-pub fn spawn(vms: &Arc<Machines>) {
+pub fn spawn(vms: &Arc<Vms>) {
     for driver in vms.drivers() {
         let weak = Arc::downgrade(vms);
         let name = format!("events-{}", driver.name());
@@ -45,7 +45,7 @@ pub fn spawn(vms: &Arc<Machines>) {
     }
 }
 
-fn guests(vms: &Weak<Machines>, driver: &dyn VmDriver) {
+fn guests(vms: &Weak<Vms>, driver: &dyn VmDriver) {
     let mut pending: VecDeque<VmEvent> = VecDeque::new();
     loop {
         let turn = if pending.is_empty() { TURN } else { AGAIN };
@@ -63,7 +63,7 @@ fn guests(vms: &Weak<Machines>, driver: &dyn VmDriver) {
 }
 
 /// A guest ended without having been told to.
-fn ended(vms: &Arc<Machines>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), ApiError> {
+fn ended(vms: &Arc<Vms>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), ApiError> {
     let (uuid, field, operation) = match event {
         VmEvent::Halted(vm) => (*vm, "actions_after_shutdown", "hard_shutdown"),
         VmEvent::Rebooted(vm) => (*vm, "actions_after_reboot", "hard_reboot"),
@@ -90,7 +90,7 @@ fn ended(vms: &Arc<Machines>, driver: &dyn VmDriver, event: &VmEvent) -> Result<
     Ok(())
 }
 
-fn processes(vms: &Weak<Machines>) {
+fn processes(vms: &Weak<Vms>) {
     loop {
         let Some(disks) = vms.upgrade().map(|vms| vms.disks.clone()) else { return };
         let Some(vbd) = disks.wait_for_death(Instant::now() + TURN) else { continue };
@@ -102,7 +102,7 @@ fn processes(vms: &Weak<Machines>) {
 }
 
 /// The process of a plugged disk has died: another takes its place, or the guest has lost its disk.
-fn died(vms: &Arc<Machines>, uuid: Uuid) -> Result<(), ApiError> {
+fn died(vms: &Arc<Vms>, uuid: Uuid) -> Result<(), ApiError> {
     let call = Call::own(vms);
     let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(()) };
     if note.phase != Phase::Running {
@@ -130,7 +130,7 @@ fn died(vms: &Arc<Machines>, uuid: Uuid) -> Result<(), ApiError> {
 }
 
 /// Starts a process in place of one that died, several times if it has to be.
-fn restart_with_retries(vms: &Machines, note: &Note) -> Result<(), ApiError> {
+fn restart_with_retries(vms: &Vms, note: &Note) -> Result<(), ApiError> {
     let until = Instant::now() + RESTART;
     let mut pause = RESTART_PAUSE;
     for attempt in 1.. {
@@ -147,7 +147,7 @@ fn restart_with_retries(vms: &Machines, note: &Note) -> Result<(), ApiError> {
 }
 
 /// A process that a forced unplug left behind has ended: its VDI is free again.
-fn left_ended(vms: &Arc<Machines>, call: &Call, note: &Note) -> Result<(), ApiError> {
+fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<(), ApiError> {
     let vbd = vms.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
     let Some(record) = &vbd else { return recover::remove(call, note, None) };
     let check = |_: &mut Change<'_>, vbd: &Object| Ok(vbd.bool("currently_attached"));

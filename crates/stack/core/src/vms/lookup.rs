@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tapio_model::ApiError;
 use tapio_vm::VmDriver;
 
-use super::{Call, Machines, StorageCall};
+use super::{Call, StorageCall, Vms};
 use crate::basics::this_host;
 use crate::db::Object;
 use crate::plan::Limits;
@@ -27,7 +27,7 @@ pub fn driver_name(vm: &Object) -> String {
 ///
 /// # Errors
 /// `INVALID_VALUE`: there is none of that name.
-pub fn driver(vms: &Machines, vm: &Object) -> Result<Arc<dyn VmDriver>, ApiError> {
+pub fn driver(vms: &Vms, vm: &Object) -> Result<Arc<dyn VmDriver>, ApiError> {
     let name = driver_name(vm);
     vms.driver(&name).ok_or_else(|| {
         let known = vms.driver_names().join(", ");
@@ -74,7 +74,7 @@ pub fn seconds(objects: &[&Object], key: &str, default: u64) -> Duration {
 }
 
 /// Tells people what happened by itself.
-pub fn tell(vms: &Machines, name: &str, vm: &Object, body: &str) {
+pub fn tell(vms: &Vms, name: &str, vm: &Object, body: &str) {
     tracing::warn!(name, vm = vm.text("uuid"), "{body}");
     // A guest's last words may be long.
     let body: String = body.chars().take(4_000).collect();

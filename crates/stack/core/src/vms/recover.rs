@@ -12,7 +12,7 @@ use tapio_vm::{ShutdownKind, VmState};
 use super::allowed::refresh;
 use super::plug::record;
 
-use super::{Call, Machines, copy, fields, lookup, power, templates, vif};
+use super::{Call, Vms, copy, fields, lookup, power, templates, vif};
 use crate::db::Object;
 use crate::disks::{Note, Phase};
 use crate::storage;
@@ -26,7 +26,7 @@ const PARALLEL: usize = 16;
 ///
 /// # Errors
 /// The store cannot be written.
-pub fn recover(vms: &Arc<Machines>) -> Result<(), ApiError> {
+pub fn recover(vms: &Arc<Vms>) -> Result<(), ApiError> {
     let call = Call::own(vms);
     templates::ensure(vms)?;
     recover_vms(&call);
@@ -147,7 +147,7 @@ fn disk(call: &Call, note: &Note) {
 }
 
 /// Looks at a disk again when its SR is attached.
-fn later(vms: &Arc<Machines>, note: &Note, sr: String) {
+fn later(vms: &Arc<Vms>, note: &Note, sr: String) {
     let (vbd, vms) = (note.spec.vbd, Arc::clone(vms));
     let waiting = move || {
         vms.storage.wait_until_recovered(&sr);
@@ -165,7 +165,7 @@ fn later(vms: &Arc<Machines>, note: &Note, sr: String) {
 ///
 /// # Errors
 /// As [`crate::disks::Disks::restart`]; the driver's.
-pub fn restart(vms: &Machines, note: &Note, until: Instant) -> Result<(), ApiError> {
+pub fn restart(vms: &Vms, note: &Note, until: Instant) -> Result<(), ApiError> {
     let again = vms.disks.restart(note.spec.vbd, until)?;
     match (again, vms.driver(&note.driver)) {
         (Some(disk), Some(driver)) => driver.plug(note.vm, &disk),

@@ -48,14 +48,14 @@ pub(crate) use events::spawn as listen;
 pub use recover::recover;
 
 /// A call to the VMs.
-type Call = crate::call::Call<Machines>;
+type Call = crate::call::Call<Vms>;
 /// A call of theirs to the storage.
 type StorageCall = crate::call::Call<Storage>;
 /// Their handlers.
-type Handlers<'a> = crate::call::HandlersOf<'a, Machines>;
+type Handlers<'a> = crate::call::HandlersOf<'a, Vms>;
 
 /// Guests of this host.
-pub struct Machines {
+pub struct Vms {
     config: Config,
     db: Arc<Db>,
     plans: Plans,
@@ -65,14 +65,14 @@ pub struct Machines {
     operations: Arc<Operations>,
 }
 
-impl fmt::Debug for Machines {
+impl fmt::Debug for Vms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machines").field("drivers", &self.driver_names()).finish()
+        f.debug_struct("Vms").field("drivers", &self.driver_names()).finish()
     }
 }
 
 /// Registers the messages of this part.
-pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Machines>) {
+pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     let mut handlers = handlers.of(vms);
     vbd::register(&mut handlers);
     vif::register(&mut handlers);
@@ -93,7 +93,7 @@ fn timeline(call: &Call, args: &Args) -> Result<Value, ApiError> {
     Ok(Value::string(timeline.map(|timeline| timeline.json()).unwrap_or_default()))
 }
 
-impl Machines {
+impl Vms {
     /// No driver is known yet.
     pub(crate) fn new(
         config: Config,

@@ -112,9 +112,9 @@ impl VmDriver for Counted {
 fn a_plug_asks_for_its_front_end_once_and_a_note_is_written_when_it_changes() {
     let backend = Arc::new(Pretend::default());
     let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);
-    let inner = rig.stack.machines.driver("host").expect("the host takes disks");
+    let inner = rig.stack.vms.driver("host").expect("the host takes disks");
     let driver = Arc::new(Counted { inner, fronts: AtomicUsize::new(0) });
-    rig.stack.machines.add_driver(Arc::clone(&driver) as Arc<dyn VmDriver>);
+    rig.stack.vms.add_driver(Arc::clone(&driver) as Arc<dyn VmDriver>);
     let vbd = rig.make_vbd(&rig.control_domain(), &rig.make_vdi(&rig.make_sr(), MIB));
     rig.call("VBD.plug", vec![vbd.as_str().into()]);
     assert_eq!(driver.fronts.load(Ordering::Relaxed), 1);

@@ -11,7 +11,7 @@ use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
-use super::{Call, Handlers, Machines, devices, lookup};
+use super::{Call, Handlers, Vms, devices, lookup};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -38,6 +38,7 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.power_state_reset", power_state_reset);
 }
 
+/// The key of a note about a VM. Keys of this part begin as those of earlier versions, whose notes are read.
 fn note_key(operation: &str, vm: &Object) -> String {
     format!("machines/{operation}/{}", vm.text("uuid"))
 }
@@ -103,7 +104,7 @@ fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<
 
 /// The highest number that a VM of another driver than Xen's must not have: those of disks that are published
 /// here, and those that Xen gives (below `DOMID_FIRST_RESERVED`) where there is one.
-fn numbers_below(vms: &Machines) -> u32 {
+fn numbers_below(vms: &Vms) -> u32 {
     const FIRST_RESERVED: u32 = 0x7ff0;
     let has_xen = vms.driver("xen").is_some_and(|driver| driver.check().is_ok());
     vms.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
@@ -200,7 +201,7 @@ fn location(console: &Path) -> String {
 ///
 /// # Errors
 /// Its driver's; `HOST_NOT_ENOUGH_FREE_MEMORY`.
-pub fn assert_can_boot(vms: &Machines, vm: &Object) -> Result<(), ApiError> {
+pub fn assert_can_boot(vms: &Vms, vm: &Object) -> Result<(), ApiError> {
     let driver = lookup::driver(vms, vm)?;
     driver.check()?;
     // Xen has memory of its own, of which it says itself whether it suffices.

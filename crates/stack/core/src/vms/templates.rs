@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tapio_model::{ApiError, Value};
 use tapio_vm::VmSpec;
 
-use super::{Machines, lookup, power, vm};
+use super::{Vms, lookup, power, vm};
 
 use crate::basics::this_host;
 use crate::db::Change;
@@ -82,7 +82,7 @@ const TEMPLATES: &[Template] = &[
 ///
 /// # Errors
 /// The store's.
-pub fn ensure(vms: &Arc<Machines>) -> Result<(), ApiError> {
+pub fn ensure(vms: &Arc<Vms>) -> Result<(), ApiError> {
     let is_possible = |template: &&Template| {
         !template.optional || vms.driver(template.driver).is_some_and(|driver| driver.check().is_ok())
     };
@@ -125,7 +125,7 @@ fn make(change: &mut Change<'_>, template: &Template) -> Result<(), ApiError> {
 }
 
 /// The VM to which disks of this host itself are plugged.
-fn control_domain(vms: &Arc<Machines>) -> Result<(), ApiError> {
+fn control_domain(vms: &Arc<Vms>) -> Result<(), ApiError> {
     let host = this_host(&vms.db);
     let domain = vms.db.change(|change| {
         let found = change.all("VM").into_iter().find(|vm| vm.bool("is_control_domain"));

@@ -9,7 +9,7 @@ use tapio_sm::ForkKind;
 use super::allowed::{bad_power_state, refresh, with};
 use super::running::Running;
 
-use super::{Call, Handlers, Machines, fields, lookup, vbd, vif, vm};
+use super::{Call, Handlers, Vms, fields, lookup, vbd, vif, vm};
 use crate::args::Args;
 use crate::db::{Change, Object};
 use crate::plan::steps::step;
@@ -222,7 +222,7 @@ fn remove(call: &Call, vm: &str, place: &str) -> Result<(), ApiError> {
 }
 
 /// Removes what an earlier daemon began to make and did not finish.
-pub fn recover(vms: &Arc<Machines>) {
+pub fn recover(vms: &Arc<Vms>) {
     let call = Call::own(vms);
     for (key, _) in vms.db.notes(MADE_NOTES) {
         let vdi = key.trim_start_matches(MADE_NOTES);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tapio_model::ApiError;
 
 use super::allowed::refresh;
-use super::{Call, Machines};
+use super::{Call, Vms};
 use crate::db::{Change, Object};
 use crate::operations::{Claim, Held, Operations, Target};
 
@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// An operation that runs; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Running {
-    vms: Arc<Machines>,
+    vms: Arc<Vms>,
     class: &'static str,
     reference: String,
     held: Held,
@@ -145,7 +145,7 @@ fn yields(error: &ApiError) -> bool {
 
 /// Takes a VBD, or the VBDs of a VM, from all operations on them, and the VM from one that waits for the guest; false
 /// if there are none.
-fn take_over(vms: &Machines, class: &str, reference: &str) -> Result<bool, ApiError> {
+fn take_over(vms: &Vms, class: &str, reference: &str) -> Result<bool, ApiError> {
     let (vbds, vm) = match class {
         "VBD" => (vec![reference.to_owned()], vms.db.get("VBD", reference)?.text("VM").to_owned()),
         _ => {
