@@ -10,9 +10,8 @@ use std::sync::Arc;
 
 use tapio_model::{Answer, ApiError, Class, Field, ImpliedKind, Large, Part, Shape, Value};
 
-use crate::Toolstack;
 use crate::args::Args;
-use crate::db::{Happening, Object, Operation};
+use crate::db::{Db, Happening, Object, Operation};
 use crate::generic;
 use crate::sessions::Session;
 
@@ -28,10 +27,10 @@ const EVENT_HELD_LEN: usize = size_of::<Event>();
 /// Text of an event beside its snapshot.
 const EVENT_LEN: usize = 600;
 
-/// For whom an answer is made: it ends with its session.
+/// The session that an answer is made for, and ends with; and where its parts are read.
 #[derive(Clone)]
 pub(crate) struct Reader {
-    pub(crate) stack: Arc<Toolstack>,
+    pub(crate) db: Arc<Db>,
     pub(crate) session: Arc<Session>,
 }
 
@@ -63,9 +62,9 @@ impl Reader {
     /// Records by reference.
     pub(crate) fn records(self, mut objects: Vec<Arc<Object>>) -> Result<Answer, ApiError> {
         objects.sort_unstable_by(|one, other| one.reference.cmp(&other.reference));
-        let len = self.stack.db.text_len(&objects);
+        let len = self.db.text_len(&objects);
         self.large(Shape::Map, objects, len, |reader, object| {
-            (object.reference.clone(), reader.stack.db.record(&object))
+            (object.reference.clone(), reader.db.record(&object))
         })
     }
 
@@ -78,18 +77,18 @@ impl Reader {
     fn record(self, object: &Arc<Object>) -> Result<Answer, ApiError> {
         let mut fields: Vec<&'static Field> = object.class.fields.iter().collect();
         fields.sort_unstable_by_key(|field| field.name);
-        let len = self.stack.db.text_len(std::slice::from_ref(object));
+        let len = self.db.text_len(std::slice::from_ref(object));
         let object = Arc::clone(object);
         self.large(Shape::Map, fields, len, move |reader, field| {
-            (field.name.to_owned(), reader.stack.db.value(&object, field.name).unwrap_or(Value::Void))
+            (field.name.to_owned(), reader.db.value(&object, field.name).unwrap_or(Value::Void))
         })
     }
 
     /// The field of an object.
     fn field(self, object: Arc<Object>, field: &'static Field) -> Result<Answer, ApiError> {
-        let len = self.stack.db.field_len(&object, field.name);
+        let len = self.db.field_len(&object, field.name);
         self.large(Shape::One, vec![object], (len, len), |reader, object| {
-            (String::new(), reader.stack.db.value(&object, field.name).unwrap_or(Value::Void))
+            (String::new(), reader.db.value(&object, field.name).unwrap_or(Value::Void))
         })
     }
 
@@ -100,7 +99,7 @@ impl Reader {
         kind: ImpliedKind,
         args: &Args,
     ) -> Option<Result<Answer, ApiError>> {
-        let db = &self.stack.db;
+        let db = &self.db;
         let read = || -> Result<Option<Answer>, ApiError> {
             Ok(Some(match kind {
                 ImpliedKind::GetAll => self.clone().references(db.all(class.name))?,
@@ -123,12 +122,12 @@ impl Reader {
     pub(crate) fn events(self, shape: Shape, happenings: Vec<Happening>) -> Result<Answer, ApiError> {
         let objects: Vec<Arc<Object>> =
             happenings.iter().filter_map(|happening| happening.object.clone()).collect();
-        let (len, part_len) = self.stack.db.text_len(&objects);
+        let (len, part_len) = self.db.text_len(&objects);
         drop(objects);
         let events: Vec<Event> = happenings.into_iter().map(Event::from).collect();
         let len = (len + events.len() * EVENT_LEN, part_len + EVENT_LEN);
         self.large(shape, events, len, |reader, event| {
-            (String::new(), clients_event(&reader.stack, event.into()))
+            (String::new(), clients_event(&reader.db, event.into()))
         })
     }
 }
@@ -165,7 +164,7 @@ impl From<Event> for Happening {
 }
 
 /// An event as clients see it.
-fn clients_event(stack: &Toolstack, happening: Happening) -> Value {
+fn clients_event(db: &Db, happening: Happening) -> Value {
     let operation = match happening.operation {
         Operation::Add => "add",
         Operation::Mod => "mod",
@@ -181,7 +180,7 @@ fn clients_event(stack: &Toolstack, happening: Happening) -> Value {
         ("obj_uuid".to_owned(), Value::string(uuid)),
     ]);
     if let Some(object) = &happening.object {
-        pairs.insert("snapshot".to_owned(), stack.db.record(object));
+        pairs.insert("snapshot".to_owned(), db.record(object));
     }
     Value::Map(pairs)
 }

@@ -1,10 +1,10 @@
-//! Who calls.
+//! The caller: an account with its session and its role.
 
 use tapio_model::Role;
 
 use crate::accounts::Credential;
 
-/// Who calls.
+/// The account that calls.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// The session's reference; empty before login.

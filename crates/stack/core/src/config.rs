@@ -13,14 +13,14 @@ pub struct Config {
     pub mount_dir: PathBuf,
     /// Steps at a time on this host (`worker-pool-size`).
     pub worker_pool_size: usize,
-    /// Steps at a time for one machine.
+    /// Steps at a time for one VM.
     pub per_vm_parallel: usize,
     /// Longest spin of a disk's thread in microseconds, and least idle share of the host for it in percent, where
     /// neither VBD nor SR say otherwise.
     pub polling: (u32, u8),
 }
 
-/// Longest spin where nobody says otherwise, in microseconds. XenServer has 8000; but waking up costs tens of
+/// Longest spin if none is configured, in microseconds. XenServer has 8000; but waking up costs tens of
 /// microseconds, and a disk whose requests are milliseconds apart would give a whole processor to save these.
 pub const POLLING_US: u32 = 1_000;
 /// Least idle share of the host for it, in percent.

@@ -1,179 +1,19 @@
-//! From a message's name to who does it.
+//! From a message's name to the work.
 
-use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use tapio_model::{Answer, ApiError, Class, ImpliedKind, Initial, NULL_REF, Role, Type, Value};
+use tapio_model::{Answer, ApiError, ImpliedKind, NULL_REF, Value};
 
 use crate::accounts::Peer;
 use crate::answers::Reader;
 use crate::args::Args;
-use crate::call::{Call, Handler, Handlers};
 use crate::events::Wait;
-use crate::progress::Unwatched;
+use crate::methods::{Method, Work};
+use crate::progress::{Progress, Unwatched};
 use crate::sessions::Session;
 use crate::tasks::Owner;
 use crate::{Toolstack, check, generic, roles};
-
-/// Who does it.
-#[derive(Clone, Copy, Debug)]
-enum Doer {
-    /// A handler.
-    Handler(Handler),
-    /// The table itself.
-    Generic(ImpliedKind),
-    /// The dispatcher: logins.
-    Login,
-    /// The dispatcher: waits for events.
-    Wait,
-    /// The dispatcher: records of messages.
-    Messages,
-    /// Nobody yet.
-    Nobody,
-}
-
-/// One message.
-#[derive(Debug)]
-pub(crate) struct Method {
-    /// As `VDI.snapshot`.
-    pub(crate) name: String,
-    pub(crate) class: &'static Class,
-    doer: Doer,
-    role: Role,
-    is_async: bool,
-    /// Whether its one parameter is the record of a new object.
-    is_create: bool,
-    needs_session: bool,
-    params: Vec<(&'static str, Type, Option<Initial>)>,
-    result: Type,
-    doc: &'static str,
-}
-
-impl Method {
-    /// Whether it does anything to what a start puts in order. What only looks, and sessions, tasks and events, do not.
-    fn changes(&self) -> bool {
-        let looks = |word: &str| word.starts_with("get_") || word.starts_with("assert_");
-        match self.doer {
-            Doer::Login | Doer::Wait | Doer::Messages | Doer::Nobody => false,
-            Doer::Generic(_) | Doer::Handler(_) => {
-                let word = self.name.split_once('.').map_or("", |(_, word)| word);
-                !looks(word) && !matches!(self.class.name, "session" | "task" | "event")
-            }
-        }
-    }
-}
-
-/// All messages by name.
-#[derive(Debug)]
-pub struct Methods(BTreeMap<String, Arc<Method>>);
-
-impl Methods {
-    /// The messages of the object table, done by these handlers where they are registered.
-    pub fn new(handlers: &Handlers) -> Self {
-        let mut methods = BTreeMap::new();
-        for class in tapio_model::CLASSES {
-            for message in class.messages {
-                let name = format!("{}.{}", class.name, message.name);
-                let method = Method {
-                    doer: doer_of(handlers, &name, || setter_of(class, message.name)),
-                    class,
-                    role: message.role,
-                    is_async: message.is_async,
-                    is_create: false,
-                    needs_session: message.needs_session,
-                    params: message
-                        .params
-                        .iter()
-                        .map(|param| (param.name, param.ty, param.default))
-                        .collect(),
-                    result: message.result,
-                    doc: message.doc,
-                    name: name.clone(),
-                };
-                methods.insert(name, Arc::new(method));
-            }
-            for message in tapio_model::implied(class) {
-                let name = format!("{}.{}", class.name, message.name);
-                let (params, result, doc) = generic::shape(class, message.kind);
-                let method = Method {
-                    doer: doer_of(handlers, &name, || Some(message.kind)),
-                    class,
-                    role: message.role,
-                    is_async: matches!(message.kind, ImpliedKind::Create | ImpliedKind::Destroy),
-                    is_create: matches!(message.kind, ImpliedKind::Create),
-                    needs_session: true,
-                    params,
-                    result,
-                    doc,
-                    name: name.clone(),
-                };
-                methods.insert(name, Arc::new(method));
-            }
-        }
-        Self(methods)
-    }
-
-    /// Names of handlers that no message of the table has: nobody could ever call them.
-    pub fn unreachable<'a>(&self, handlers: &'a Handlers) -> Vec<&'a str> {
-        handlers.0.keys().filter(|name| !self.0.contains_key(**name)).copied().collect()
-    }
-
-    /// Names of messages that nobody does.
-    pub fn undone(&self) -> Vec<&str> {
-        let undone = self.0.values().filter(|method| matches!(method.doer, Doer::Nobody));
-        undone.map(|method| method.name.as_str()).collect()
-    }
-
-    /// Names of all messages, with `Async.` and `system.`, in order. What nobody does is not among them.
-    pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = ["system.listMethods", "system.methodHelp"].map(str::to_owned).to_vec();
-        for method in self.0.values().filter(|method| !matches!(method.doer, Doer::Nobody)) {
-            names.push(method.name.clone());
-            if method.is_async {
-                names.push(format!("Async.{}", method.name));
-            }
-        }
-        names.sort();
-        names
-    }
-
-    fn get(&self, name: &str) -> Option<&Arc<Method>> {
-        self.0.get(name)
-    }
-}
-
-fn doer_of(handlers: &Handlers, name: &str, generic: impl Fn() -> Option<ImpliedKind>) -> Doer {
-    match name {
-        "session.login_with_password" | "session.slave_local_login_with_password" => Doer::Login,
-        "event.from" | "event.next" => Doer::Wait,
-        "message.get" | "message.get_since" => Doer::Messages,
-        _ => match handlers.0.get(name) {
-            Some(handler) => Doer::Handler(*handler),
-            None => generic().map_or(Doer::Nobody, Doer::Generic),
-        },
-    }
-}
-
-/// What a message without a handler does where its name is that of a getter or setter of a field that has none of
-/// its own.
-fn setter_of(class: &'static Class, message: &str) -> Option<ImpliedKind> {
-    type Make = fn(&'static tapio_model::Field) -> ImpliedKind;
-    let kinds: [(&str, Make); 6] = [
-        ("add_to_", ImpliedKind::AddTo),
-        ("remove_from_", ImpliedKind::RemoveFrom),
-        ("set_", ImpliedKind::Set),
-        ("add_", ImpliedKind::Add),
-        ("remove_", ImpliedKind::Remove),
-        ("get_", ImpliedKind::Get),
-    ];
-    let found = kinds.iter().find_map(|(prefix, make)| {
-        let field = class.field(message.strip_prefix(prefix)?)?;
-        Some(make(field))
-    })?;
-    let declared = class.message(message)?.params.len();
-    (declared == generic::shape(class, found).0.len()).then_some(found)
-}
 
 /// A call that was let in.
 struct Entered {
@@ -226,18 +66,18 @@ impl Toolstack {
         if entered.method.changes() {
             self.wait_until_recovered();
         }
-        match entered.method.doer {
-            Doer::Login => self.login(peer, &entered).map(Answer::Whole),
-            Doer::Messages => {
-                let found = crate::basics::messages::found(self, &entered.args)?;
+        match &entered.method.work {
+            Work::Login => self.login(peer, &entered).map(Answer::Whole),
+            Work::Messages => {
+                let found = crate::basics::messages::found(&self.db, &entered.args)?;
                 self.reader(&entered)?.records(found)
             }
-            Doer::Wait => {
+            Work::Wait => {
                 let mut wait = begin_wait(&entered)?;
                 loop {
                     let before = self.db.generation();
                     let is_late = wait.until().is_some_and(|until| until <= std::time::Instant::now());
-                    if let Some(answer) = wait.poll(self, is_late)? {
+                    if let Some(answer) = wait.poll(&self.events, is_late)? {
                         return Ok(answer);
                     }
                     // A logout that comes between the look and the wait is seen a moment later.
@@ -246,15 +86,15 @@ impl Toolstack {
                 }
             }
             _ if entered.is_async => self.begin(entered).map(Answer::Whole),
-            Doer::Generic(kind) => {
-                let read = self.reader(&entered)?.read(entered.method.class, kind, &entered.args);
+            Work::Generic(kind) => {
+                let read = self.reader(&entered)?.read(entered.method.class, *kind, &entered.args);
                 read.unwrap_or_else(|| self.run_watched(&entered).map(Answer::Whole))
             }
             _ => self.run_watched(&entered).map(Answer::Whole),
         }
     }
 
-    /// A call of a message that [`Self::waits`], without a thread while it waits. Whoever drops it ends the wait.
+    /// A call of a message that [`Self::waits`], without a thread while it waits. Dropping it ends the wait.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -274,11 +114,11 @@ impl Toolstack {
         loop {
             news.mark_unchanged();
             let answer = if wait.is_large() {
-                // Those who ask for everything take turns, so that they leave the processors to others.
+                // Listeners that ask for everything take turns, so that they leave the processors to others.
                 let _turn = self.looks.acquire().await;
-                let stack = Arc::clone(&self);
+                let events = Arc::clone(&self.events);
                 let looked = tokio::task::spawn_blocking(move || {
-                    let answer = wait.poll(&stack, is_late);
+                    let answer = wait.poll(&events, is_late);
                     (wait, answer)
                 });
                 let answer;
@@ -286,7 +126,7 @@ impl Toolstack {
                     looked.await.map_err(|error| ApiError::internal(format!("events: {error}")))?;
                 answer?
             } else {
-                wait.poll(&self, is_late)?
+                wait.poll(&self.events, is_late)?
             };
             if let Some(answer) = answer {
                 return Ok(answer);
@@ -299,10 +139,10 @@ impl Toolstack {
         }
     }
 
-    fn reader(self: &Arc<Self>, entered: &Entered) -> Result<Reader, ApiError> {
+    fn reader(&self, entered: &Entered) -> Result<Reader, ApiError> {
         let session = entered.session.clone();
         let session = session.ok_or_else(|| ApiError::internal("records need a session"))?;
-        Ok(Reader { stack: Arc::clone(self), session })
+        Ok(Reader { db: Arc::clone(&self.db), session })
     }
 
     /// The account of a session; none for one that is not open. Root of the socket is an account of its own.
@@ -343,8 +183,8 @@ impl Toolstack {
                 _ => return Err(ApiError::new("FIELD_TYPE_ERROR", ["session_id"])),
             };
             // What the account may do is what its file says now.
-            let reviewed = self.sessions.review(self);
-            let entered = self.sessions.enter(&self.db, &reference)?;
+            let reviewed = self.sessions.review();
+            let entered = self.sessions.enter(&reference)?;
             entered.admit(reviewed)?;
             roles::check(&entered.caller(), method.role, &method.name)?;
             session = Some(entered);
@@ -354,19 +194,19 @@ impl Toolstack {
             args = generic::prepare_create(method.class, args)?;
         }
         if method.class.name == "session"
-            && let (Doer::Generic(_), Some(session)) = (method.doer, &session)
+            && let (Work::Generic(_), Some(session)) = (&method.work, &session)
         {
-            // Whoever knows the reference of a session can use it: nobody looks at those of others.
+            // The reference of a session is enough to use it: no client looks at those of others.
             if args.text(0)? != session.reference {
                 return Err(roles::denied(&method.name));
             }
-            self.sessions.refresh(&self.db, &session.reference);
+            self.sessions.refresh(&session.reference);
         }
         if method.class.name == "task"
-            && let (Doer::Generic(kind), Some(session)) = (method.doer, &session)
-            && is_change(kind)
+            && let (Work::Generic(kind), Some(session)) = (&method.work, &session)
+            && is_change(*kind)
         {
-            crate::tasks::check_owner(self, &session.caller(), &method.name, args.text(0)?)?;
+            crate::tasks::check_owner(&self.tasks, &session.caller(), &method.name, args.text(0)?)?;
         }
         Ok(Entered { method, session, args, is_async })
     }
@@ -374,55 +214,51 @@ impl Toolstack {
     fn login(&self, peer: &Peer, entered: &Entered) -> Result<Value, ApiError> {
         let (user, password) = (entered.args.text(0)?, entered.args.text(1)?);
         let originator = entered.args.0.get(3).and_then(Value::as_str).unwrap_or_default();
-        self.sessions.login(self, peer, user, password, originator).map(Value::String)
+        self.sessions.login(peer, user, password, originator).map(Value::String)
     }
 
     /// A call whose client waits for it. Long ones can be seen and cancelled as tasks meanwhile.
     fn run_watched(self: &Arc<Self>, entered: &Entered) -> Result<Value, ApiError> {
-        let is_seen = entered.method.is_async && matches!(entered.method.doer, Doer::Handler(_));
+        let is_seen = entered.method.is_async && matches!(entered.method.work, Work::Handler(_));
         if !is_seen {
             return self.run(entered, Arc::new(Unwatched::default()));
         }
         let owner = entered.owner();
-        let task = self.tasks.begin(self, &entered.method.name, owner, false)?;
+        let task = self.tasks.begin(&entered.method.name, owner, false)?;
         let answer = self.run(entered, Arc::clone(&task) as _);
-        self.tasks.drop_volatile(self, &task);
+        self.tasks.drop_volatile(&task);
         answer
     }
 
     /// A call whose client looks at its task.
     fn begin(self: &Arc<Self>, entered: Entered) -> Result<Value, ApiError> {
         let label = format!("Async.{}", entered.method.name);
-        let task = self.tasks.begin(self, &label, entered.owner(), true)?;
-        let reference = crate::call::Progress::task(&*task).unwrap_or_default().to_owned();
+        let task = self.tasks.begin(&label, entered.owner(), true)?;
+        let reference = task.task().unwrap_or_default().to_owned();
         let result = entered.method.result;
         let stack = Arc::clone(self);
         let running = Arc::clone(&task);
         let is_taken = self.tasks.workers.run(move || {
             let answer = stack.run(&entered, Arc::clone(&running) as _);
-            stack.tasks.finish(&stack, &running, &answer, result);
+            stack.tasks.finish(&running, &answer, result);
         });
         if !is_taken {
-            self.tasks.drop_volatile(self, &task);
+            self.tasks.drop_volatile(&task);
             return Err(ApiError::bare("TOO_MANY_PENDING_TASKS"));
         }
         Ok(Value::String(reference))
     }
 
-    fn run(
-        self: &Arc<Self>,
-        entered: &Entered,
-        progress: Arc<dyn crate::call::Progress>,
-    ) -> Result<Value, ApiError> {
+    fn run(&self, entered: &Entered, progress: Arc<dyn Progress>) -> Result<Value, ApiError> {
         let Some(session) = &entered.session else {
             return Err(ApiError::new("NOT_IMPLEMENTED", [entered.method.name.as_str()]));
         };
-        let call = Call { stack: Arc::clone(self), caller: session.caller(), progress, made_for: None };
         // A defect in one message must not take the daemon, and the task, with it.
-        let done = std::panic::catch_unwind(AssertUnwindSafe(|| match entered.method.doer {
-            Doer::Handler(handler) => handler(&call, &entered.args),
-            Doer::Generic(kind) => generic::run(&call.stack.db, entered.method.class, kind, &entered.args),
-            Doer::Login | Doer::Wait | Doer::Messages | Doer::Nobody => {
+        let done = std::panic::catch_unwind(AssertUnwindSafe(|| match &entered.method.work {
+            Work::Handler(handler) => handler.run(session.caller(), progress, &entered.args),
+            Work::Generic(kind) => generic::run(&self.db, entered.method.class, *kind, &entered.args),
+            Work::Names => Ok(Value::strings(self.methods.names())),
+            Work::Login | Work::Wait | Work::Messages | Work::Missing => {
                 Err(ApiError::new("NOT_IMPLEMENTED", [entered.method.name.as_str()]))
             }
         }));

@@ -11,19 +11,25 @@ use std::time::{Duration, Instant};
 
 use tapio_model::{Answer, ApiError, Role, Shape, Value};
 
-use crate::Toolstack;
 use crate::answers::Reader;
 use crate::args::Args;
 use crate::call::{Call, Handlers};
-use crate::db::History;
+use crate::db::{Db, History};
 use crate::roles;
-use crate::sessions::Session;
+use crate::sessions::{Session, Sessions};
 use crate::subscriptions::{Registration, has_events};
 
 pub use crate::subscriptions::{Filter, Token};
 
 /// Longest wait of `event.from`; what asks for more is answered after that.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+/// What messages of events need: the objects, and the sessions that they happen for.
+#[derive(Debug)]
+pub struct Events {
+    db: Arc<Db>,
+    sessions: Arc<Sessions>,
+}
 
 /// A client that waits.
 #[derive(Debug)]
@@ -36,6 +42,13 @@ pub(crate) struct Wait {
 enum Kind {
     From { filter: Filter, token: Token, until: Instant },
     Next,
+}
+
+impl Events {
+    /// Those of this database, for these sessions.
+    pub(crate) fn new(db: &Arc<Db>, sessions: &Arc<Sessions>) -> Self {
+        Self { db: Arc::clone(db), sessions: Arc::clone(sessions) }
+    }
 }
 
 impl Wait {
@@ -74,22 +87,22 @@ impl Wait {
     ///
     /// # Errors
     /// `SESSION_INVALID` after a logout, `EVENTS_LOST`, `SESSION_NOT_REGISTERED`.
-    pub(crate) fn poll(&mut self, stack: &Arc<Toolstack>, is_late: bool) -> Result<Option<Answer>, ApiError> {
+    pub(crate) fn poll(&mut self, events: &Events, is_late: bool) -> Result<Option<Answer>, ApiError> {
         let session = &self.session;
-        session.admit(stack.sessions.review(stack))?;
+        session.admit(events.sessions.review())?;
         if session.is_over() {
             return Err(ApiError::new("SESSION_INVALID", [session.reference.as_str()]));
         }
         match &mut self.kind {
             Kind::From { filter, token, .. } => {
-                let history = look(stack, session.role(), filter, *token)
+                let history = look(&events.db, session.role(), filter, *token)
                     .ok_or_else(|| ApiError::bare("EVENTS_LOST"))?;
                 if history.happenings.is_empty() && !is_late && token.generation != 0 {
                     // Nothing that concerns this one: the next look starts here.
                     *token = Token::of(&history);
                     return Ok(None);
                 }
-                let reader = Reader { stack: Arc::clone(stack), session: Arc::clone(session) };
+                let reader = Reader { db: Arc::clone(&events.db), session: Arc::clone(session) };
                 batch(reader, history).map(Some)
             }
             Kind::Next => {
@@ -97,24 +110,24 @@ impl Wait {
                 let Some(Registration { filter, token }) = registration.as_mut() else {
                     return Err(ApiError::new("SESSION_NOT_REGISTERED", [session.reference.as_str()]));
                 };
-                let Some(history) = look(stack, session.role(), filter, *token) else {
-                    token.generation = stack.db.generation();
+                let Some(history) = look(&events.db, session.role(), filter, *token) else {
+                    token.generation = events.db.generation();
                     return Err(ApiError::bare("EVENTS_LOST"));
                 };
                 *token = Token::of(&history);
                 if history.happenings.is_empty() {
                     return Ok(None);
                 }
-                let reader = Reader { stack: Arc::clone(stack), session: Arc::clone(session) };
+                let reader = Reader { db: Arc::clone(&events.db), session: Arc::clone(session) };
                 reader.events(Shape::List, history.happenings).map(Some)
             }
         }
     }
 }
 
-fn look(stack: &Toolstack, role: Role, filter: &Filter, token: Token) -> Option<History> {
+fn look(db: &Db, role: Role, filter: &Filter, token: Token) -> Option<History> {
     let classes = filter.classes(role);
-    stack.db.history(token.generation, token.volatile, &classes, |class, reference| {
+    db.history(token.generation, token.volatile, &classes, |class, reference| {
         filter.wants(class, reference) && classes.iter().any(|wanted| wanted.name == class.name)
     })
 }
@@ -132,7 +145,8 @@ fn batch(reader: Reader, history: History) -> Result<Answer, ApiError> {
 }
 
 /// Registers the messages of events; those that wait are the dispatcher's.
-pub(crate) fn register(handlers: &mut Handlers) {
+pub(crate) fn register(handlers: &mut Handlers, events: &Arc<Events>) {
+    let mut handlers = handlers.of(events);
     handlers.on("event.register", |call, args| {
         let filter = Filter::parse(args.value(0)?)?;
         let session = session_of(call)?;
@@ -140,7 +154,7 @@ pub(crate) fn register(handlers: &mut Handlers) {
         match registration.as_mut() {
             Some(registration) => registration.filter.add(filter),
             None => {
-                let token = Token { generation: call.stack.db.generation(), volatile: 0 };
+                let token = Token { generation: call.part.db.generation(), volatile: 0 };
                 *registration = Some(Registration { filter, token });
             }
         }
@@ -157,11 +171,11 @@ pub(crate) fn register(handlers: &mut Handlers) {
             }
         }
         drop(registration);
-        call.stack.db.announce();
+        call.part.db.announce();
         Ok(Value::Void)
     });
     handlers.on("event.get_current_id", |call, _| {
-        Ok(Value::Int(i64::try_from(call.stack.db.generation()).unwrap_or(i64::MAX)))
+        Ok(Value::Int(i64::try_from(call.part.db.generation()).unwrap_or(i64::MAX)))
     });
     handlers.on("event.inject", |call, args| {
         let (class, reference) = (args.text(0)?, args.text(1)?);
@@ -172,13 +186,13 @@ pub(crate) fn register(handlers: &mut Handlers) {
         if call.caller.role < class.reader_role {
             return Err(roles::denied("event.inject"));
         }
-        call.stack.db.change(|change| change.touch(class.name, reference))?;
-        // From before it, so that whoever asks with this token hears of it at once.
-        let generation = call.stack.db.get(class.name, reference)?.modified.saturating_sub(1);
+        call.part.db.change(|change| change.touch(class.name, reference))?;
+        // From before it, so that a client that asks with this token hears of it at once.
+        let generation = call.part.db.get(class.name, reference)?.modified.saturating_sub(1);
         Ok(Value::string(Token { generation, volatile: 0 }.text()))
     });
 }
 
-fn session_of(call: &Call) -> Result<Arc<Session>, ApiError> {
-    call.stack.sessions.enter(&call.stack.db, &call.caller.session)
+fn session_of(call: &Call<Events>) -> Result<Arc<Session>, ApiError> {
+    call.part.sessions.enter(&call.caller.session)
 }

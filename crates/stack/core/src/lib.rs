@@ -1,8 +1,13 @@
 //! The toolstack: objects, sessions, tasks, events, plans, operations.
 //!
-//! [`Toolstack`] is everything a daemon holds. A call comes in through [`Toolstack::call`], is checked against the
-//! object table and goes to the handler registered under its name; generic messages (getters, setters, records) have
-//! one handler for all classes.
+//! [`Toolstack`] is all that a daemon holds. A call comes in through [`Toolstack::call`], is checked against the object
+//! table and goes to the handler registered under its name; generic messages (getters, setters, records) have one
+//! handler for all classes. A handler works with the part it was registered for and has no other ([`call`]); a part is
+//! given the parts below it when it is made:
+//!
+//! ```text
+//!   vms -> storage -> disks, db      events -> sessions -> tasks -> db
+//! ```
 
 mod accounts;
 mod answers;
@@ -18,7 +23,8 @@ pub mod disks;
 mod dispatch;
 pub mod events;
 mod generic;
-pub mod machines;
+mod methods;
+pub mod operations;
 pub mod plan;
 mod progress;
 pub mod query;
@@ -29,8 +35,9 @@ pub mod storage;
 mod subscriptions;
 pub mod tasks;
 mod toolstack;
+pub mod vms;
 
 pub use accounts::{Accounts, Credential, Login, NoAccounts, Peer};
 pub use basics::messages::tell;
-pub use dispatch::Methods;
+pub use methods::Methods;
 pub use toolstack::Toolstack;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Progress and cancel of a running call. Every call has one; that of an `Async.` call shows in its task.
 pub trait Progress: Send + Sync {
-    /// Whether somebody cancelled the task.
+    /// Whether the task was cancelled.
     fn is_cancelled(&self) -> bool;
     /// How far it is, 0 to 1.
     fn set(&self, fraction: f64);
@@ -12,7 +12,7 @@ pub trait Progress: Send + Sync {
     fn task(&self) -> Option<&str>;
 }
 
-/// Progress of a call that nobody watches.
+/// Progress of a call without a task.
 #[derive(Debug, Default)]
 pub struct Unwatched(AtomicBool);
 

@@ -1,4 +1,4 @@
-//! Who may do what.
+//! What a role may do.
 
 use tapio_model::{ApiError, Role, Value};
 

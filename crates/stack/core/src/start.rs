@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use tapio_model::ApiError;
 
 use crate::accounts::{Accounts, NoAccounts};
-use crate::call::Handlers;
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
-use crate::{Toolstack, basics, dates, events, machines, sessions, storage, tasks};
+use crate::{Toolstack, basics, dates, storage, vms};
 
 /// What is old is looked for so often.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -36,14 +35,7 @@ impl Toolstack {
 
     /// The same, with disk processes of another kind or in another place.
     pub fn with_disks(config: Config, db: Db, accounts: Box<dyn Accounts>, disks: Disks) -> Arc<Self> {
-        let mut handlers = Handlers::default();
-        basics::register(&mut handlers);
-        events::register(&mut handlers);
-        sessions::register(&mut handlers);
-        tasks::register(&mut handlers);
-        storage::register(&mut handlers);
-        machines::register(&mut handlers);
-        Self::of(config, db, accounts, disks, handlers)
+        Arc::new(Self::of(config, db, accounts, disks))
     }
 
     /// Everything a start does: [`Self::open`], then [`Self::recover`] without haste. Comes before the first call.
@@ -63,10 +55,10 @@ impl Toolstack {
     /// The store's.
     pub fn open(self: &Arc<Self>) -> Result<(), ApiError> {
         self.set_recovering(true);
-        basics::start(self)?;
-        // Storage asks who uses its disks; machines need storage to give disks up.
-        self.disks.adopt(self);
-        storage::open(self)
+        basics::start(&self.db)?;
+        // Storage asks for the disk processes of its VDIs; recovery of VMs needs storage to deactivate VDIs.
+        self.disks.adopt();
+        storage::open(&self.storage)
     }
 
     /// Recovers what an earlier run left half done, and begins to look after what gets old. SRs that are not attached
@@ -75,11 +67,11 @@ impl Toolstack {
     /// # Errors
     /// The store's, or a part cannot be recovered.
     pub fn recover(self: &Arc<Self>, until: Instant) -> Result<(), ApiError> {
-        storage::recover(self, until)?;
-        machines::recover(self)?;
-        machines::listen(self);
-        // Whoever finished or resumed its task has said so by now.
-        self.tasks.fail_interrupted(self)?;
+        storage::recover(&self.storage, until)?;
+        vms::recover(&self.vms)?;
+        vms::listen(&self.vms);
+        // A task that was resumed or finished is noted as such by now.
+        self.tasks.fail_interrupted()?;
         self.sweep()?;
         // Before a client changes anything: what it is told is done must be.
         self.db.started();
@@ -95,19 +87,19 @@ impl Toolstack {
                 let Some(stack) = stack.upgrade() else { return };
                 let is_due = turn.is_multiple_of(SWEEPS_PER_REVIEW);
                 let reviewed = match is_due {
-                    true => stack.sessions.review_again(&stack),
-                    false => stack.sessions.review(&stack),
+                    true => stack.sessions.review_again(),
+                    false => stack.sessions.review(),
                 };
                 if let Err(error) = reviewed {
                     tracing::error!(%error, "sessions of accounts are refused until the accounts can be read");
                 }
-                stack.sessions.expire(&stack.db);
-                let swept = stack.tasks.sweep(&stack, dates::now());
-                let swept = swept.and_then(|()| basics::messages::sweep(&stack));
+                stack.sessions.expire();
+                let swept = stack.tasks.sweep(dates::now());
+                let swept = swept.and_then(|()| basics::messages::sweep(&stack.db));
                 if let Err(error) = swept {
                     tracing::warn!(%error, "old tasks and messages stay");
                 }
-                stack.storage.tend(&stack);
+                stack.storage.tend();
                 drop(stack);
                 std::thread::sleep(SWEEP_EVERY);
             }

@@ -1,4 +1,4 @@
-//! Everything a daemon holds.
+//! All that a daemon holds.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -9,33 +9,35 @@ use crate::call::Handlers;
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
-use crate::dispatch::Methods;
-use crate::machines::Machines;
+use crate::events::Events;
+use crate::methods::Methods;
 use crate::plan::Plans;
 use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
+use crate::vms::Vms;
+use crate::{basics, events, sessions, storage, tasks, vms};
 
-/// The toolstack.
+/// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
 pub struct Toolstack {
-    /// Settings.
-    pub config: Config,
     /// Objects.
-    pub db: Db,
+    pub db: Arc<Db>,
     /// Steps that run and wait.
     pub plans: Plans,
     /// Attached SRs.
-    pub storage: Storage,
+    pub storage: Arc<Storage>,
     /// Disk processes.
     pub disks: Disks,
     /// Guests.
-    pub machines: Machines,
-    /// Who is logged in.
-    pub sessions: Sessions,
+    pub vms: Arc<Vms>,
+    /// Accounts that are logged in.
+    pub sessions: Arc<Sessions>,
     /// Calls that can be watched.
-    pub tasks: Tasks,
-    /// Who does what.
+    pub tasks: Arc<Tasks>,
+    /// What messages of events need.
+    pub(crate) events: Arc<Events>,
+    /// What does the work of which message.
     pub handlers: Handlers,
     /// All messages.
     pub methods: Methods,
@@ -50,29 +52,38 @@ pub struct Toolstack {
 const LOOKS_MAX: usize = 2;
 
 impl Toolstack {
-    /// The parts, put together.
-    pub(crate) fn of(
-        config: Config,
-        db: Db,
-        accounts: Box<dyn Accounts>,
-        disks: Disks,
-        handlers: Handlers,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            plans: Plans::new(config.worker_pool_size, config.per_vm_parallel),
-            storage: Storage::new(&config),
-            disks,
-            machines: Machines::new(&config),
-            sessions: Sessions::new(accounts),
-            tasks: Tasks::default(),
+    /// Puts the parts together; nothing runs yet.
+    pub(crate) fn of(config: Config, db: Db, accounts: Box<dyn Accounts>, disks: Disks) -> Self {
+        let db = Arc::new(db);
+        let plans = Plans::new(config.worker_pool_size, config.per_vm_parallel);
+        let tasks = Arc::new(Tasks::new(&db));
+        let sessions = Arc::new(Sessions::new(accounts, &db, &tasks));
+        let events = Arc::new(Events::new(&db, &sessions));
+        let operations = Arc::default();
+        let storage = Arc::new(Storage::new(&config, &db, &disks, &operations));
+        let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
+        let mut handlers = Handlers::default();
+        basics::register(&mut handlers, &db);
+        events::register(&mut handlers, &events);
+        sessions::register(&mut handlers, &sessions);
+        tasks::register(&mut handlers, &tasks);
+        storage::register(&mut handlers, &storage);
+        vms::register(&mut handlers, &vms);
+        Self {
             methods: Methods::new(&handlers),
+            db,
+            plans,
+            storage,
+            disks,
+            vms,
+            sessions,
+            tasks,
+            events,
             handlers,
             is_recovering: Mutex::new(false),
             recovered: Condvar::new(),
             looks: Semaphore::new(LOOKS_MAX),
-            db,
-            config,
-        })
+        }
     }
 
     /// Waits until [`Self::recover`] is over.

@@ -160,7 +160,7 @@ fn toolstack(
     // None without root.
     machines.guest_users = machines.guest_users.and(settings.guest_users);
     for driver in tapio_vm::registry(&machines) {
-        stack.machines.add_driver(driver);
+        stack.vms.add_driver(driver);
     }
     stack.open().map_err(|error| format!("what an earlier daemon left: {error}"))?;
     if let Some(why) = store.full() {
@@ -179,7 +179,7 @@ fn say_full(stack: &Toolstack, why: &str) {
     tracing::error!("{body}");
     let host = stack.db.all("host");
     let uuid = host.first().map_or("", |host| host.text("uuid"));
-    if let Err(error) = tapio_core::tell(stack, "DATABASE_FULL", 1, "Host", uuid, &body) {
+    if let Err(error) = tapio_core::tell(&stack.db, "DATABASE_FULL", 1, "Host", uuid, &body) {
         tracing::warn!(%error, "the message DATABASE_FULL could not be kept");
     }
 }

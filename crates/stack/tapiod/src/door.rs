@@ -87,7 +87,7 @@ pub fn watch_accounts(accounts: &Arc<Accounts>, stack: &Arc<Toolstack>) {
     let watching = std::thread::Builder::new().name("tapiod-accounts".into()).spawn(move || {
         while let Ok(()) = watch.wait() {
             let Some(stack) = stack.upgrade() else { return };
-            if let Err(error) = stack.sessions.review(&stack) {
+            if let Err(error) = stack.sessions.review() {
                 tracing::error!(%error, "sessions of accounts are refused until the accounts can be read");
             }
         }

@@ -2,11 +2,12 @@
 
 use tapio_model::Value;
 
-use crate::call::Handlers;
+use crate::call::HandlersOf;
 use crate::dates;
+use crate::db::Db;
 
 /// Registers the messages of blobs.
-pub(crate) fn register(handlers: &mut Handlers) {
+pub(crate) fn register(handlers: &mut HandlersOf<'_, Db>) {
     handlers.on("blob.create", |call, args| {
         let mime = match args.text(0)? {
             "" => "application/octet-stream",
@@ -17,10 +18,10 @@ pub(crate) fn register(handlers: &mut Handlers) {
             ("public", args.bool(1)?.into()),
             ("last_updated", Value::DateTime(dates::now())),
         ];
-        call.stack.db.create("blob", &fields).map(Value::String)
+        call.part.create("blob", &fields).map(Value::String)
     });
     handlers.on("blob.destroy", |call, args| {
-        call.stack.db.destroy("blob", args.text(0)?)?;
+        call.part.destroy("blob", args.text(0)?)?;
         Ok(Value::Void)
     });
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, Value};
 
-use crate::call::Handlers;
+use crate::call::HandlersOf;
 use crate::dates;
 use crate::db::Db;
 
@@ -185,30 +185,29 @@ fn offset() -> i64 {
 }
 
 /// Registers the messages of hosts.
-pub(crate) fn register(handlers: &mut Handlers) {
-    handlers.on("host.list_methods", |call, _| Ok(Value::strings(call.stack.methods.names())));
+pub(crate) fn register(handlers: &mut HandlersOf<'_, Db>) {
     handlers.on("host.get_servertime", |call, args| {
-        call.stack.db.get("host", args.text(0)?)?;
+        call.part.get("host", args.text(0)?)?;
         Ok(Value::DateTime(dates::now()))
     });
     handlers.on("host.get_server_localtime", |call, args| {
-        call.stack.db.get("host", args.text(0)?)?;
+        call.part.get("host", args.text(0)?)?;
         Ok(Value::DateTime(dates::now().saturating_add(offset())))
     });
     handlers.on("host.compute_free_memory", |call, args| {
-        let metrics = call.stack.db.get("host", args.text(0)?)?.text("metrics").to_owned();
-        call.stack.db.change(|change| measure(change, &metrics))?;
+        let metrics = call.part.get("host", args.text(0)?)?.text("metrics").to_owned();
+        call.part.change(|change| measure(change, &metrics))?;
         Ok(Value::Int(memory("MemAvailable")))
     });
     handlers.on("host.compute_memory_overhead", |call, args| {
-        Ok(Value::Int(call.stack.db.get("host", args.text(0)?)?.int("memory_overhead")))
+        Ok(Value::Int(call.part.get("host", args.text(0)?)?.int("memory_overhead")))
     });
     handlers.on("host.enable", |call, args| {
-        call.stack.db.set("host", args.text(0)?, "enabled", true)?;
+        call.part.set("host", args.text(0)?, "enabled", true)?;
         Ok(Value::Void)
     });
     handlers.on("host.disable", |call, args| {
-        call.stack.db.set("host", args.text(0)?, "enabled", false)?;
+        call.part.set("host", args.text(0)?, "enabled", false)?;
         Ok(Value::Void)
     });
 }

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
 
-use crate::Toolstack;
 use crate::args::Args;
-use crate::call::Handlers;
+use crate::call::HandlersOf;
 use crate::dates;
-use crate::db::Object;
+use crate::db::{Db, Object};
 
 /// The oldest beyond so many are forgotten.
 const MESSAGES_MAX: usize = 10_000;
@@ -23,7 +22,7 @@ const BODY_MAX: usize = 64 << 10;
 /// # Errors
 /// `UUID_INVALID`, `INVALID_VALUE`, the store's.
 pub fn tell(
-    stack: &Toolstack,
+    db: &Db,
     name: &str,
     priority: i64,
     cls: &str,
@@ -40,7 +39,7 @@ pub fn tell(
         return Err(ApiError::new("INVALID_VALUE", ["body", "it is too long"]));
     }
     let class = tapio_model::class(cls);
-    stack.db.change(|change| {
+    db.change(|change| {
         if let Some(class) = class {
             change.by_uuid(class.name, uuid)?;
         }
@@ -57,14 +56,14 @@ pub fn tell(
 }
 
 /// Forgets the oldest messages where there are too many.
-pub(crate) fn sweep(stack: &Toolstack) -> Result<(), ApiError> {
-    if stack.db.count("message") <= MESSAGES_MAX {
+pub(crate) fn sweep(db: &Db) -> Result<(), ApiError> {
+    if db.count("message") <= MESSAGES_MAX {
         return Ok(());
     }
-    let mut all = stack.db.all("message");
+    let mut all = db.all("message");
     all.sort_by_key(|message| message.created);
     let too_many = all.len().saturating_sub(MESSAGES_MAX);
-    stack.db.change(|change| {
+    db.change(|change| {
         for message in &all[..too_many] {
             if change.get("message", &message.reference).is_ok() {
                 change.destroy("message", &message.reference)?;
@@ -75,35 +74,35 @@ pub(crate) fn sweep(stack: &Toolstack) -> Result<(), ApiError> {
 }
 
 /// The messages that `message.get` (of a class and an object) and `message.get_since` answer the records of.
-pub(crate) fn found(stack: &Toolstack, args: &Args) -> Result<Vec<Arc<Object>>, ApiError> {
+pub(crate) fn found(db: &Db, args: &Args) -> Result<Vec<Arc<Object>>, ApiError> {
     if args.0.len() == 1 {
-        return Ok(since(stack, args.value(0)?, |_| true));
+        return Ok(since(db, args.value(0)?, |_| true));
     }
     let (cls, uuid) = (args.text(0)?, args.text(1)?);
-    Ok(since(stack, args.value(2)?, |message| message.text("cls") == cls && message.text("obj_uuid") == uuid))
+    Ok(since(db, args.value(2)?, |message| message.text("cls") == cls && message.text("obj_uuid") == uuid))
 }
 
-fn since(stack: &Toolstack, since: &Value, fits: impl Fn(&Object) -> bool) -> Vec<Arc<Object>> {
+fn since(db: &Db, since: &Value, fits: impl Fn(&Object) -> bool) -> Vec<Arc<Object>> {
     let Value::DateTime(since) = since else { return Vec::new() };
     let is_since = |message: &Arc<Object>| {
         matches!(message.get("timestamp"), Value::DateTime(at) if at >= since) && fits(message)
     };
-    stack.db.all("message").into_iter().filter(is_since).collect()
+    db.all("message").into_iter().filter(is_since).collect()
 }
 
 /// Registers the messages of messages.
-pub(crate) fn register(handlers: &mut Handlers) {
+pub(crate) fn register(handlers: &mut HandlersOf<'_, Db>) {
     handlers.on("message.create", |call, args| {
         let (name, priority, cls) = (args.text(0)?, args.int(1)?, args.text(2)?);
-        tell(&call.stack, name, priority, cls, args.text(3)?, args.text(4)?).map(Value::String)
+        tell(&call.part, name, priority, cls, args.text(3)?, args.text(4)?).map(Value::String)
     });
     handlers.on("message.destroy", |call, args| {
-        call.stack.db.destroy("message", args.text(0)?)?;
+        call.part.destroy("message", args.text(0)?)?;
         Ok(Value::Void)
     });
     handlers.on("message.destroy_many", |call, args| {
         let messages = args.value(0)?.as_set().unwrap_or_default();
-        call.stack.db.change(|change| {
+        call.part.change(|change| {
             for message in messages.iter().filter_map(Value::as_str) {
                 change.destroy("message", message)?;
             }

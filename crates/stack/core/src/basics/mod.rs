@@ -7,36 +7,45 @@ mod network;
 
 use std::sync::Arc;
 
-use tapio_model::{ApiError, Value};
+use tapio_model::{ApiError, NULL_REF, Value};
 
-use crate::Toolstack;
 use crate::call::Handlers;
+use crate::db::Db;
 use crate::roles;
 
 /// Registers the messages of this part.
-pub(crate) fn register(handlers: &mut Handlers) {
-    blobs::register(handlers);
-    host::register(handlers);
-    messages::register(handlers);
+pub(crate) fn register(handlers: &mut Handlers, db: &Arc<Db>) {
+    let mut handlers = handlers.of(db);
+    blobs::register(&mut handlers);
+    host::register(&mut handlers);
+    messages::register(&mut handlers);
 }
 
-/// Makes what is not there yet, and brings the rest up to date with the machine.
-pub(crate) fn start(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
-    roles::make_records(&stack.db)?;
-    let host = host::make_record(&stack.db)?;
-    make_pool(stack, &host)?;
-    network::make_records(&stack.db, &host)
+/// Makes what is not there yet, and brings the rest up to date with the host.
+pub(crate) fn start(db: &Db) -> Result<(), ApiError> {
+    roles::make_records(db)?;
+    let host = host::make_record(db)?;
+    make_pool(db, &host)?;
+    network::make_records(db, &host)
+}
+
+/// The reference of this host; the null reference before there is a record of it.
+pub(crate) fn this_host(db: &Db) -> String {
+    let master = db.all("pool").first().map(|pool| pool.text("master").to_owned());
+    let host = master.filter(|master| db.get("host", master).is_ok());
+    let only = || db.all("host").first().map(|host| host.reference.clone());
+    host.or_else(only).unwrap_or_else(|| NULL_REF.to_owned())
 }
 
 /// Exactly one pool, and this host its master.
-fn make_pool(stack: &Toolstack, host: &str) -> Result<(), ApiError> {
-    let pools = stack.db.all("pool");
+fn make_pool(db: &Db, host: &str) -> Result<(), ApiError> {
+    let pools = db.all("pool");
     match pools.as_slice() {
         [] => {
             let fields = [("name_label", Value::from("")), ("master", host.into())];
-            stack.db.create("pool", &fields).map(drop)
+            db.create("pool", &fields).map(drop)
         }
-        [pool] => stack.db.set("pool", &pool.reference, "master", host),
+        [pool] => db.set("pool", &pool.reference, "master", host),
         _ => Err(ApiError::internal(
             "the database has several pools: it is damaged, put the row /pool/... that is right back alone",
         )),

@@ -28,7 +28,7 @@ pub struct Tuning {
     pub limits: IoLimits,
     /// Longest spin in microseconds, and least idle share of the host in percent.
     pub polling: (u32, u8),
-    /// Pages of the SR's pool, where somebody chose a number.
+    /// Pages of the SR's pool, where a number is set.
     pub pool_pages: Option<u32>,
     /// Class and level of the kernel's I/O scheduler, as `ioprio_set` takes it.
     pub io_priority: Option<u16>,
@@ -53,18 +53,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// It does not start.
     fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<Process, ApiError>;
 
-    /// A minor number that neither `used` nor anybody else has. Nothing is taken yet.
+    /// A minor number that is not in `used`, nor taken by another process. Nothing is taken yet.
     ///
     /// # Errors
     /// All are taken.
     fn free_minor(&self, used: &dyn Fn(u16) -> bool) -> Result<u16, ApiError>;
 
-    /// Takes a minor number for the process; false when somebody else was quicker. Undone by [`Self::end`].
+    /// Takes a minor number for the process; false when another process was quicker. Undone by [`Self::end`].
     ///
     /// # Errors
     /// The process does not answer.
     fn take_minor(&self, _process: Process, _minor: u16, _until: Instant) -> Result<bool, ApiError> {
-        // Whoever gives out numbers of its own has nobody to share them with.
+        // A backend with numbers of its own shares them with no other process.
         Ok(true)
     }
 
@@ -96,7 +96,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         until: Instant,
     ) -> Result<Offer, ApiError>;
 
-    /// No longer offers it. Without `force` a device that somebody uses stays.
+    /// No longer offers it. Without `force` a device in use stays.
     ///
     /// # Errors
     /// It is in use, or the process does not answer.

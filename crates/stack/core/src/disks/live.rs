@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{Note, Table, ids};
 
 /// How long a guest's requests may take to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct Live {
     table: Arc<Table>,
@@ -38,7 +38,7 @@ impl Live {
         for (at, vbd) in vbds.iter().enumerate() {
             let paused = self.note_of(*vbd).and_then(|note| {
                 let (process, minor) = ids(&note)?;
-                self.table.backend.pause(process, minor, Instant::now() + PATIENCE)
+                self.table.backend.pause(process, minor, Instant::now() + TIMEOUT)
             });
             if let Err(error) = paused {
                 for before in &vbds[..at] {
@@ -46,7 +46,7 @@ impl Live {
                         let (process, minor) = ids(&note)?;
                         let chain =
                             note.chain.ok_or_else(|| ApiError::internal("its images are not known"))?;
-                        self.table.backend.resume(process, minor, &chain, Instant::now() + PATIENCE)
+                        self.table.backend.resume(process, minor, &chain, Instant::now() + TIMEOUT)
                     });
                     if let Err(error) = resumed {
                         tracing::error!(vbd = %before, %error, "a disk stays paused");
@@ -64,7 +64,7 @@ impl Live {
         // Each as it was opened; the images are the same.
         let access = note.chain.as_ref().map_or(chain.access, |before| before.access);
         let chain = ChainSpec { access, ..chain.clone() };
-        self.table.backend.resume(process, minor, &chain, Instant::now() + PATIENCE)?;
+        self.table.backend.resume(process, minor, &chain, Instant::now() + TIMEOUT)?;
         self.table.update(vbd, |note| note.chain = Some(chain)).map(drop)
     }
 
@@ -97,7 +97,7 @@ impl LiveDisk for Live {
 
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
         let (process, minor) = ids(&self.note()?)?;
-        self.table.backend.grow(process, minor, bytes, Instant::now() + PATIENCE)?;
+        self.table.backend.grow(process, minor, bytes, Instant::now() + TIMEOUT)?;
         self.table.update(self.vbd, |note| note.size = note.size.max(bytes)).map(drop)
     }
 }

@@ -23,7 +23,6 @@ use tapio_types::{Access, ChainSpec};
 use tapio_vm::{DiskFacts, FrontSpec, PluggedDisk};
 use uuid::Uuid;
 
-use crate::Toolstack;
 use crate::config::Config;
 use crate::plan::steps::step;
 
@@ -77,10 +76,23 @@ impl Table {
     /// Changes what is known of a disk, on disk first.
     fn update(&self, vbd: Uuid, change: impl FnOnce(&mut Note)) -> Result<Note, ApiError> {
         let mut disks = self.lock();
-        let mut note = noted(&disks, vbd)?;
+        let note = noted(&disks, vbd)?;
+        self.put(&mut disks, note, change)
+    }
+
+    /// Writes a note down if `change` changes it.
+    fn put(
+        &self,
+        disks: &mut BTreeMap<Uuid, Note>,
+        before: Note,
+        change: impl FnOnce(&mut Note),
+    ) -> Result<Note, ApiError> {
+        let mut note = before.clone();
         change(&mut note);
-        self.notes.write(&note)?;
-        disks.insert(vbd, note.clone());
+        if note != before {
+            self.notes.write(&note)?;
+            disks.insert(note.spec.vbd, note.clone());
+        }
         Ok(note)
     }
 
@@ -93,14 +105,11 @@ impl Table {
         change: impl FnOnce(&mut Note),
     ) -> Result<Note, ApiError> {
         let mut disks = self.lock();
-        let mut note = noted(&disks, vbd)?;
+        let note = noted(&disks, vbd)?;
         if note.process != Some(process) {
             return Err(ApiError::internal(format!("VBD {vbd} has another disk process by now")));
         }
-        change(&mut note);
-        self.notes.write(&note)?;
-        disks.insert(vbd, note.clone());
-        Ok(note)
+        self.put(&mut disks, note, change)
     }
 
     fn forget(&self, vbd: Uuid) -> Option<Note> {
@@ -119,7 +128,7 @@ impl Table {
 impl Disks {
     /// None is known yet.
     pub fn new(config: &Config) -> Self {
-        // Whoever has the same run directory is the same toolstack.
+        // A toolstack is known by its run directory.
         let owner = config.run_dir.display().to_string();
         // Control sockets are where every tool looks for them.
         let (run, shm) = (RunDir::from_env(), ShmRoot::from_env());
@@ -148,7 +157,7 @@ impl Disks {
         self.0.lock().get(&vbd).cloned()
     }
 
-    /// What is known of the disks of a machine.
+    /// What is known of the disks of a VM.
     pub fn of_vm(&self, vm: Uuid) -> Vec<Note> {
         self.0.lock().values().filter(|note| note.vm == vm).cloned().collect()
     }
@@ -299,10 +308,10 @@ impl Disks {
     /// # Errors
     /// The note cannot be written.
     pub fn is_ending(&self, vbd: Uuid, until: Instant) -> Result<(), ApiError> {
-        let patience = until.saturating_duration_since(Instant::now());
+        let timeout = until.saturating_duration_since(Instant::now());
         let restarting = self.0.restarting();
         let waited =
-            self.0.restarted.wait_timeout_while(restarting, patience, |restarting| restarting.contains(&vbd));
+            self.0.restarted.wait_timeout_while(restarting, timeout, |restarting| restarting.contains(&vbd));
         let (restarting, _) = waited.unwrap_or_else(PoisonError::into_inner);
         self.0.watch.remove(vbd);
         self.0.update(vbd, |note| note.phase = Phase::Ending)?;
@@ -325,7 +334,7 @@ impl Disks {
         }
     }
 
-    /// No longer offers a disk; without `force` a device that somebody uses stays.
+    /// No longer offers a disk; without `force` a device in use stays.
     ///
     /// # Errors
     /// `DEVICE_DETACH_REJECTED`, or the process does not answer.
@@ -430,9 +439,9 @@ impl Disks {
         Ok(names_process.then_some(after))
     }
 
-    /// Finds what an earlier daemon left: its notes are known from now on, and processes that nobody knows are
+    /// Finds what an earlier daemon left: its notes are known from now on, and processes without a note are
     /// ended. What runs is not touched.
-    pub fn adopt(&self, _: &Arc<Toolstack>) {
+    pub fn adopt(&self) {
         // Processes are started with the promise that somebody does this.
         self.0.backend.clean_up();
         let notes = self.0.notes.read();
@@ -446,7 +455,7 @@ impl Disks {
                 continue;
             }
             // It was started and not written down.
-            tracing::info!(pid = process.pid, %vbd, "a disk process that nobody knows is ended");
+            tracing::info!(pid = process.pid, %vbd, "a disk process without a note is ended");
             if let Err(error) = self.0.backend.end(process, None, true, Instant::now() + TIDY) {
                 tracing::warn!(pid = process.pid, %error, "it does not end");
             }

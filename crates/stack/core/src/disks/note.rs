@@ -80,16 +80,16 @@ impl Notes {
     /// The run directory is full or gone.
     pub fn write(&self, note: &Note) -> Result<(), ApiError> {
         let path = self.path(note.spec.vbd);
-        let beside = path.with_extension("new");
+        let fresh = path.with_extension("new");
         let written = serde_json::to_vec(note).map_err(io::Error::from).and_then(|text| {
             // The directory is there but for the first time.
-            fs::write(&beside, &text).or_else(|error| match error.kind() {
+            fs::write(&fresh, &text).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => {
-                    fs::create_dir_all(&self.0).and_then(|()| fs::write(&beside, &text))
+                    fs::create_dir_all(&self.0).and_then(|()| fs::write(&fresh, &text))
                 }
                 _ => Err(error),
             })?;
-            fs::rename(&beside, &path)
+            fs::rename(&fresh, &path)
         });
         written.map_err(|error| {
             ApiError::internal(format!("cannot write {}: {error}; the disk is not changed", path.display()))

@@ -346,11 +346,11 @@ impl Backend for Processes {
             return Ok(());
         };
         // A forced end leaves time to kill what does not end.
-        let patience = if force { Instant::now() + left(until) / 2 } else { until };
+        let deadline = if force { Instant::now() + left(until) / 2 } else { until };
         let asked = (|| {
             let mut client = OwnClient::connect(&self.run, process.pid)?;
             if let (Some(minor), false) = (minor, force) {
-                match client.call::<Value>(&Command::Close { minor, force: false }, &[], Some(left(patience)))
+                match client.call::<Value>(&Command::Close { minor, force: false }, &[], Some(left(deadline)))
                 {
                     Ok(_) => {}
                     // Nothing was open, or the disk was not there.
@@ -358,7 +358,7 @@ impl Backend for Processes {
                     Err(error) => return Err(error),
                 }
             }
-            client.call::<Value>(&Command::Quit { force }, &[], Some(left(patience)))
+            client.call::<Value>(&Command::Quit { force }, &[], Some(left(deadline)))
         })();
         match asked {
             Ok(_) => {}
@@ -366,7 +366,7 @@ impl Backend for Processes {
             Err(_) if force => {}
             Err(error) => return Err(failed(&error)),
         }
-        if !wait_for_end(&fd, patience) {
+        if !wait_for_end(&fd, deadline) {
             if !force {
                 let why = format!("disk process {} still waits for its storage", process.pid);
                 return Err(ApiError::backend(453, why, ""));

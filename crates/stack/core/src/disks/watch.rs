@@ -49,21 +49,21 @@ impl Watch {
             let fds: Vec<(Uuid, OwnedFd)> =
                 watched.iter().filter_map(|(vbd, fd)| Some((*vbd, fd.as_ref()?.try_clone().ok()?))).collect();
             drop(watched);
-            let patience = until.saturating_duration_since(Instant::now()).min(TURN);
-            if patience.is_zero() {
+            let left = until.saturating_duration_since(Instant::now()).min(TURN);
+            if left.is_zero() {
                 return None;
             }
             if fds.is_empty() {
-                thread::sleep(patience);
+                thread::sleep(left);
                 continue;
             }
             let mut polls: Vec<libc::pollfd> = fds
                 .iter()
                 .map(|(_, fd)| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
                 .collect();
-            let timeout = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX).max(1);
+            let timeout_ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1);
             // SAFETY: the vector is passed with its length, and its descriptors are open until the end of the turn.
-            let ready = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout) };
+            let ready = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout_ms) };
             if ready <= 0 {
                 continue;
             }

@@ -45,7 +45,7 @@ impl Doing {
 
     /// Does `part` on a thread of its own while this one does `rest`; answers, once both have ended, what they did.
     /// It takes no permits: there are never more parts than steps that run.
-    pub fn beside<T>(
+    pub fn alongside<T>(
         &self,
         name: &'static str,
         part: impl FnOnce() -> Result<(), ApiError> + Send,
@@ -64,10 +64,10 @@ impl Doing {
             done
         };
         thread::scope(|scope| {
-            let beside = thread::Builder::new().name("part".into()).spawn_scoped(scope, timed);
+            let spawned = thread::Builder::new().name("part".into()).spawn_scoped(scope, timed);
             let rest = rest();
-            let done = match beside {
-                Ok(beside) => beside.join().unwrap_or_else(|_| Err(ApiError::internal("a part was lost"))),
+            let done = match spawned {
+                Ok(spawned) => spawned.join().unwrap_or_else(|_| Err(ApiError::internal("a part was lost"))),
                 Err(error) => Err(ApiError::internal(format!("no thread can be started to {name}: {error}"))),
             };
             (done, rest)

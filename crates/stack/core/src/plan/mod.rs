@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Serial ─┬─ create                       a leaf does the work, and it alone takes permits: one of the host,
-//!           ├─ Parallel ─┬─ plug vda        one of its machine, one of its SR. All at once or none, so whoever
+//!           ├─ Parallel ─┬─ plug vda        one of its VM, one of its SR. All at once or none, so what
 //!           │            └─ plug vdb        waits holds nothing, and no nesting can starve.
 //!           └─ unpause
 //! ```
@@ -11,13 +11,13 @@
 //! undone in reverse. Below [`Plan::BestEffort`] that happens too, and the rest goes on as if it had not been asked
 //! for.
 //!
-//! A leaf may do a part of its work on a thread of its own ([`Doing::beside`]), which takes no permits of its own.
+//! A leaf may do a part of its work on a thread of its own ([`Doing::alongside`]), which takes no permits of its own.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `tree` | what a plan is |
 //! | `doing` | what a running step is told |
-//! | `schedule` | who may run next: a state machine without threads and clocks |
+//! | `schedule` | what may run next: a state machine without threads and clocks |
 //! | `runner` | the threads around it |
 //! | `timeline` | what ran when, for people |
 //! | `steps` | named places at which tests end the process |

@@ -65,7 +65,8 @@ struct Shared {
     epoch: Instant,
 }
 
-/// Steps that run and wait.
+/// Steps that run and wait; a handle that can be cloned.
+#[derive(Clone)]
 pub struct Plans(Arc<Shared>);
 
 impl fmt::Debug for Plans {
@@ -80,7 +81,7 @@ impl fmt::Debug for Plans {
 }
 
 impl Plans {
-    /// So many steps at a time on this host, and so many for one machine; an SR has as many as the host.
+    /// So many steps at a time on this host, and so many for one VM; an SR has as many as the host.
     pub fn new(host: usize, per_vm: usize) -> Self {
         let state = State {
             schedule: Schedule::new(Limits { host, vm: per_vm, sr: host }),
@@ -172,7 +173,7 @@ impl Plans {
             state = shared.done.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
             let (ended, all) = state.schedule.progress(id);
             let (is_new, fraction) = (!cancelled.load(Ordering::Relaxed), ended as f64 / all.max(1) as f64);
-            // Whoever keeps the task may have to wait for a disk.
+            // The progress of a task may wait for a disk.
             drop(state);
             let stop = is_new && progress.is_cancelled();
             progress.set(fraction.min(0.99));
@@ -225,9 +226,7 @@ impl State {
             let error = if record.undo { &slot.undo_error } else { &slot.error };
             steps.push(step(&record, job.began, now, slot.name, &slot.subject, error.clone()));
             let parts = slot.parts.lock().unwrap_or_else(PoisonError::into_inner);
-            steps.extend(
-                parts.iter().filter_map(|beside| part(beside, &record, job.began, now, &slot.subject)),
-            );
+            steps.extend(parts.iter().filter_map(|made| part(made, &record, job.began, now, &slot.subject)));
         }
         Some(Timeline { operation: job.operation.clone(), total_us: now - job.began, steps })
     }
@@ -263,7 +262,7 @@ impl Shared {
         micros(self.epoch)
     }
 
-    /// Sees to it that somebody does what waits.
+    /// Starts a worker for what waits.
     fn help(self: &Arc<Self>, state: &mut State) -> std::io::Result<()> {
         let wanted =
             state.schedule.waiting() > state.idle && state.workers < state.schedule.limits.host.max(1);

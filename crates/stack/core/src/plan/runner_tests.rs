@@ -170,7 +170,7 @@ fn a_part_of_a_step_runs_beside_it_and_is_in_the_timeline() {
             here.send(()).map_err(|_| ApiError::internal("nobody hears"))?;
             says.recv_timeout(Duration::from_secs(60)).map_err(|_| ApiError::internal("nobody answers"))
         };
-        let (part, rest) = doing.beside("the part", part, || {
+        let (part, rest) = doing.alongside("the part", part, || {
             let heard = there.recv_timeout(Duration::from_secs(60));
             hears.send(()).is_ok() && heard.is_ok()
         });
@@ -179,9 +179,9 @@ fn a_part_of_a_step_runs_beside_it_and_is_in_the_timeline() {
     })
     .undone_by(|_| Ok(()));
     let fail = Plan::leaf("fail", "VBD 1", of("1"), |doing| {
-        let (fine, number) = doing.beside("fine", || Ok(()), || 7);
+        let (fine, number) = doing.alongside("fine", || Ok(()), || 7);
         assert_eq!((fine, number), (Ok(()), 7));
-        doing.beside("broken", || panic!("on purpose"), || ()).0
+        doing.alongside("broken", || panic!("on purpose"), || ()).0
     });
     let error = plans.run("test", Plan::Serial(vec![meet, fail]), &task).expect_err("a part fails");
     assert!(error.to_string().contains("'broken' failed"), "{error}");

@@ -1,4 +1,4 @@
-//! Who may run next: the state of all plans and permits, without threads and clocks.
+//! What may run next: the state of all plans and permits, without threads and clocks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ const PASSED_MAX: u32 = 64;
 /// What a leaf needs beside the host's permit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permits {
-    /// One of this machine.
+    /// One of this VM.
     pub vm: Option<Arc<str>>,
     /// One of this SR.
     pub sr: Option<Arc<str>>,
@@ -20,7 +20,7 @@ pub struct Permits {
 pub struct Limits {
     /// On this host.
     pub host: usize,
-    /// For one machine.
+    /// For one VM.
     pub vm: usize,
     /// On one SR.
     pub sr: usize,

@@ -1,4 +1,4 @@
-//! Who is logged in.
+//! Sessions: accounts that are logged in.
 
 mod review;
 
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Role, Value};
 
-use crate::Toolstack;
 use crate::accounts::{Accounts, Credential, Login, Peer, refused};
 use crate::call::{Call, Handlers};
 use crate::caller::Caller;
 use crate::db::Db;
 use crate::subscriptions::Registration;
+use crate::tasks::Tasks;
 use crate::{dates, roles};
 
 /// A session ends after so long without a call.
@@ -61,7 +61,7 @@ impl Session {
         roles::from_rank(self.role.load(Ordering::Acquire))
     }
 
-    /// Who calls with it now.
+    /// The caller that it stands for now.
     pub fn caller(&self) -> Caller {
         Caller {
             session: self.reference.clone(),
@@ -90,6 +90,9 @@ impl Session {
 /// Sessions, and the accounts they belong to.
 pub struct Sessions {
     accounts: Box<dyn Accounts>,
+    db: Arc<Db>,
+    /// What runs for an account that may not do it any more is cancelled.
+    tasks: Arc<Tasks>,
     began: Instant,
     idle_max_ms: AtomicU64,
     all: Mutex<HashMap<String, Arc<Session>>>,
@@ -106,11 +109,13 @@ impl fmt::Debug for Sessions {
 }
 
 impl Sessions {
-    /// Nobody is logged in yet.
-    pub fn new(accounts: Box<dyn Accounts>) -> Self {
+    /// None is open yet.
+    pub(crate) fn new(accounts: Box<dyn Accounts>, db: &Arc<Db>, tasks: &Arc<Tasks>) -> Self {
         let reviewed = AtomicU64::new(accounts.generation());
         let sessions = Self {
             accounts,
+            db: Arc::clone(db),
+            tasks: Arc::clone(tasks),
             began: Instant::now(),
             idle_max_ms: AtomicU64::new(0),
             all: Mutex::default(),
@@ -149,11 +154,11 @@ impl Sessions {
     ///
     /// # Errors
     /// `SESSION_INVALID`.
-    pub fn enter(&self, db: &Db, reference: &str) -> Result<Arc<Session>, ApiError> {
+    pub fn enter(&self, reference: &str) -> Result<Arc<Session>, ApiError> {
         let found = self.lock().get(reference).cloned();
         let session = found.ok_or_else(|| ApiError::new("SESSION_INVALID", [reference]))?;
         if self.is_idle(&session) {
-            self.end(db, reference);
+            self.end(reference);
             return Err(ApiError::new("SESSION_INVALID", [reference]));
         }
         session.used_ms.store(self.now_ms(), Ordering::Relaxed);
@@ -172,7 +177,6 @@ impl Sessions {
     /// What the accounts say.
     pub fn login(
         &self,
-        stack: &Toolstack,
         peer: &Peer,
         user: &str,
         password: &str,
@@ -181,7 +185,7 @@ impl Sessions {
         if [user, password, originator].iter().any(|text| text.len() > TEXT_MAX) {
             return Err(refused(&user.chars().take(64).collect::<String>()));
         }
-        let db = &stack.db;
+        let db = &self.db;
         // Read before the password is checked: an account that changes meanwhile is looked at once more below.
         let before = self.accounts.generation();
         let (user, role, credential) = if peer.superuser {
@@ -221,10 +225,10 @@ impl Sessions {
         };
         if let Some(oldest) = crowded {
             tracing::warn!(user, "too many sessions: the one that was idle longest ends");
-            self.end(db, &oldest);
+            self.end(&oldest);
         }
         if credential.is_some() && self.accounts.generation() != before {
-            self.review_again(stack)?;
+            self.review_again()?;
             if !self.lock().contains_key(&reference) {
                 return Err(refused(user));
             }
@@ -232,17 +236,17 @@ impl Sessions {
         Ok(reference)
     }
 
-    /// Ends a session; those who wait for events by it are released.
-    pub fn end(&self, db: &Db, reference: &str) {
+    /// Ends a session; calls that wait for events by it end.
+    pub fn end(&self, reference: &str) {
         let Some(session) = self.lock().remove(reference) else { return };
         session.is_over.store(true, Ordering::Release);
         // A session without its object is no error: the object is for display.
-        let _ = db.destroy("session", reference);
-        db.announce();
+        let _ = self.db.destroy("session", reference);
+        self.db.announce();
     }
 
-    /// Ends sessions that nobody used for too long. A call that is under way ends as if nothing had happened.
-    pub fn expire(&self, db: &Db) {
+    /// Ends sessions that were not used for too long. A call that is under way ends as if nothing had happened.
+    pub fn expire(&self) {
         let idle: Vec<String> = {
             let mut all = self.lock();
             let idle = all.iter().filter(|(_, session)| self.is_idle(session));
@@ -253,15 +257,15 @@ impl Sessions {
             idle
         };
         for reference in idle {
-            let _ = db.destroy("session", &reference);
+            let _ = self.db.destroy("session", &reference);
         }
     }
 
-    /// Writes when it was used last into the object of a session, which somebody is about to look at.
-    pub(crate) fn refresh(&self, db: &Db, reference: &str) {
+    /// Writes when it was used last into the object of a session, which a client is about to read.
+    pub(crate) fn refresh(&self, reference: &str) {
         let Some(session) = self.lock().get(reference).cloned() else { return };
         let used = i64::try_from(session.used_at.load(Ordering::Relaxed)).unwrap_or_default();
-        let _ = db.set("session", reference, "last_active", Value::DateTime(used));
+        let _ = self.db.set("session", reference, "last_active", Value::DateTime(used));
     }
 }
 
@@ -276,16 +280,17 @@ fn crowded(all: &HashMap<String, Arc<Session>>, user: &str) -> Option<String> {
 }
 
 /// Registers the messages of sessions; logins are the dispatcher's.
-pub(crate) fn register(handlers: &mut Handlers) {
+pub(crate) fn register(handlers: &mut Handlers, sessions: &Arc<Sessions>) {
+    let mut handlers = handlers.of(sessions);
     handlers.on("session.logout", |call, _| logout(call));
     handlers.on("session.local_logout", |call, _| logout(call));
     handlers.on("session.change_password", |call, args| {
         let (old, new) = (args.text(0)?, args.text(1)?);
-        call.stack.sessions.change_password(call, old, new)?;
+        call.part.change_password(&call.caller, old, new)?;
         Ok(Value::Void)
     });
     handlers.on("session.get_all_subject_identifiers", |call, _| {
-        let all = call.stack.sessions.lock();
+        let all = call.part.lock();
         let mut names: Vec<&str> = all
             .values()
             .filter(|session| !session.is_superuser())
@@ -298,18 +303,18 @@ pub(crate) fn register(handlers: &mut Handlers) {
     handlers.on("session.logout_subject_identifier", |call, args| {
         let user = args.text(0)?;
         let theirs: Vec<String> = {
-            let all = call.stack.sessions.lock();
+            let all = call.part.lock();
             let theirs = all.iter().filter(|(_, session)| session.user == user && !session.is_superuser());
             theirs.map(|(reference, _)| reference.clone()).collect()
         };
         for reference in theirs {
-            call.stack.sessions.end(&call.stack.db, &reference);
+            call.part.end(&reference);
         }
         Ok(Value::Void)
     });
 }
 
-fn logout(call: &Call) -> Result<Value, ApiError> {
-    call.stack.sessions.end(&call.stack.db, &call.caller.session);
+fn logout(call: &Call<Sessions>) -> Result<Value, ApiError> {
+    call.part.end(&call.caller.session);
     Ok(Value::Void)
 }

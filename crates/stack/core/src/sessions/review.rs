@@ -19,15 +19,15 @@ use tapio_model::ApiError;
 
 use super::{Session, Sessions};
 use crate::accounts::Credential;
-use crate::call::Call;
-use crate::{Toolstack, roles};
+use crate::caller::Caller;
+use crate::roles;
 
 impl Sessions {
     /// Holds all sessions against the accounts, if those changed since it was done last.
     ///
     /// # Errors
     /// The accounts cannot be read: no session of theirs may do anything.
-    pub fn review(&self, stack: &Toolstack) -> Result<(), ApiError> {
+    pub fn review(&self) -> Result<(), ApiError> {
         if self.accounts.generation() == self.reviewed.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -36,7 +36,7 @@ impl Sessions {
         if generation == self.reviewed.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.hold(stack)?;
+        self.hold()?;
         // What changed while it was read has another number: the next call looks again.
         self.reviewed.store(generation, Ordering::Release);
         Ok(())
@@ -46,12 +46,12 @@ impl Sessions {
     ///
     /// # Errors
     /// As [`Self::review`].
-    pub fn review_again(&self, stack: &Toolstack) -> Result<(), ApiError> {
+    pub fn review_again(&self) -> Result<(), ApiError> {
         let _turn = self.reviewing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.hold(stack)
+        self.hold()
     }
 
-    fn hold(&self, stack: &Toolstack) -> Result<(), ApiError> {
+    fn hold(&self) -> Result<(), ApiError> {
         let open: Vec<(Arc<Session>, Credential)> = {
             let all = self.lock();
             all.values().filter_map(|session| Some((Arc::clone(session), session.credential()?))).collect()
@@ -65,7 +65,7 @@ impl Sessions {
             match role {
                 None => {
                     tracing::warn!(user, "a session ends: its account is gone or has another password");
-                    self.end(&stack.db, &session.reference);
+                    self.end(&session.reference);
                 }
                 Some(role) if role != session.role() => {
                     tracing::warn!(user, role = roles::name(role), "a session goes on with another role");
@@ -76,24 +76,24 @@ impl Sessions {
             }
         }
         if changed {
-            // Whoever waits for events looks again at what it may see.
-            stack.db.announce();
+            // A call that waits for events looks again at what it may see.
+            self.db.announce();
         }
-        stack.tasks.hold(stack, |asked| self.accounts.standings(asked))
+        self.tasks.hold(|asked| self.accounts.standings(asked))
     }
 
     /// Changes the password of the account of a session, which goes on; other sessions of the account end.
-    pub(super) fn change_password(&self, call: &Call, old: &str, new: &str) -> Result<(), ApiError> {
+    pub(super) fn change_password(&self, caller: &Caller, old: &str, new: &str) -> Result<(), ApiError> {
         {
             // No review between the account's change and the session's.
             let _turn = self.reviewing.lock().unwrap_or_else(PoisonError::into_inner);
-            let credential = self.accounts.change_password(&call.caller.user, old, new)?;
-            if let Some(session) = self.lock().get(&call.caller.session) {
+            let credential = self.accounts.change_password(&caller.user, old, new)?;
+            if let Some(session) = self.lock().get(&caller.session) {
                 let mut known = session.credential.lock().unwrap_or_else(PoisonError::into_inner);
                 // The local superuser is none of the account's sessions, whatever it calls itself.
                 *known = known.map(|_| credential);
             }
         }
-        self.review(&call.stack)
+        self.review()
     }
 }

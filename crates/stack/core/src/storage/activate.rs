@@ -1,18 +1,19 @@
-//! Who has a VDI open: one writer or many readers, unless it may be shared.
+//! VDIs are opened for disk processes: one writer or many readers, unless it may be shared.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use tapio_model::{ApiError, Value};
 use tapio_types::{Access, ChainSpec, ImageKind};
 
-use super::gate::{ACTIVATE, CLOSING, DEACTIVATE, Entered, State, on_sr, on_vdi};
 use super::notes::Note;
+use super::state::State;
 use super::vdi::Subject;
 use super::work::Work;
-use super::{Storage, allowed, this_host};
-use crate::call::Call;
-use crate::db::Change;
+use super::{Call, Storage, allowed, this_host};
+use crate::db::{Change, Object};
+use crate::operations::{ACTIVATE, CLOSING, DEACTIVATE, Held, on_sr, on_vdi};
 
 /// A VDI that is ready to be opened. Its chain does not change until this goes: keep it until the disk process has
 /// opened the images, or failed to.
@@ -20,13 +21,7 @@ use crate::db::Change;
 pub struct Opening {
     /// The images, leaf first.
     pub chain: ChainSpec,
-    _entered: Entered,
-}
-
-/// A VDI whose chain does not change until this goes; see [`Storage::closing`].
-#[derive(Debug)]
-pub struct Hold {
-    _entered: Entered,
+    _held: Held,
 }
 
 const fn word(access: Access) -> &'static str {
@@ -53,7 +48,7 @@ const SIMULATED_LATENCY: &str = "simulated-latency-ms";
 const SIMULATED_LATENCY_MAX: Duration = Duration::from_secs(60);
 
 fn simulated_latency(call: &Call, sr: &str) {
-    let Ok(sr) = call.stack.db.get("SR", sr) else { return };
+    let Ok(sr) = call.part.db.get("SR", sr) else { return };
     let wanted =
         sr.get("other_config").as_map().and_then(|map| map.get(SIMULATED_LATENCY)?.as_str()?.parse().ok());
     if let Some(ms) = wanted {
@@ -67,153 +62,147 @@ fn close(call: &Call, subject: &Subject) {
     }
 }
 
-impl Storage {
-    /// Makes a VDI ready for a disk process on behalf of `holder`, a VBD's reference. Repeating it counts once. Waits
-    /// for an operation that changes the chain, at most two minutes. The holder is kept over a restart, until
-    /// [`Self::deactivate`].
-    ///
-    /// # Errors
-    /// `VDI_IN_USE`, `VDI_READONLY`, `VDI_MISSING`, `VDI_NOT_MANAGED`, `SR_NOT_ATTACHED`, `TASK_CANCELLED`, the
-    /// driver's.
-    pub fn activate(
-        &self,
-        call: &Call,
-        vdi: &str,
-        holder: &str,
-        access: Access,
-    ) -> Result<Opening, ApiError> {
-        let subject = Subject::find(call, vdi)?;
-        let is_sharable = subject.vdi.bool("sharable");
-        let mut before = None;
-        let targets = [on_sr(&subject.sr.reference, ACTIVATE), on_vdi(vdi, ACTIVATE)];
-        let entered = self.gate.enter(&*call.progress, &targets, |state| {
-            if !is_sharable && !shares(state, vdi, holder, access) {
-                return Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]));
+/// Makes a VDI, as the caller found it, ready for a disk process on behalf of `holder`, a VBD's reference. Repeating it
+/// counts once. Waits for an operation that changes the chain, at most two minutes. The holder is kept over a restart,
+/// until [`deactivate`].
+///
+/// # Errors
+/// `VDI_IN_USE`, `VDI_READONLY`, `VDI_MISSING`, `VDI_NOT_MANAGED`, `SR_NOT_ATTACHED`, `TASK_CANCELLED`, the
+/// driver's.
+pub fn activate(call: &Call, vdi: &Arc<Object>, holder: &str, access: Access) -> Result<Opening, ApiError> {
+    let subject = Subject::usable(call, Arc::clone(vdi))?;
+    let vdi = subject.reference();
+    let is_sharable = subject.vdi.bool("sharable");
+    let mut before = None;
+    let targets = [on_sr(&subject.sr.reference, ACTIVATE), on_vdi(vdi, ACTIVATE)];
+    let held = call.part.operations.enter(&*call.progress, &targets, || {
+        let mut state = call.part.state();
+        if !is_sharable && !shares(&state, vdi, holder, access) {
+            return Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]));
+        }
+        let holders = state.holders.entry(vdi.to_owned()).or_default();
+        before = holders.insert(holder.to_owned(), access);
+        Ok(())
+    })?;
+    match open(call, vdi, holder, (access, before)) {
+        Ok(chain) => Ok(Opening { chain, _held: held }),
+        Err(error) => {
+            call.part.put_holder(vdi, holder, before);
+            Err(error)
+        }
+    }
+}
+
+/// [`deactivate`], which waits neither for the storage nor for an operation that waits for it.
+///
+/// # Errors
+/// The store's.
+pub fn release(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
+    let Some(access) = call.part.put_holder(vdi, holder, None) else { return Ok(()) };
+    if let Ok(subject) = Subject::find_at_all(call, vdi) {
+        close(call, &subject);
+    }
+    let host = this_host(&call.part.db);
+    let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
+    call.part.db.change(|change| {
+        note.drop_from(change);
+        match change.get("VDI", vdi) {
+            Ok(_) => call.part.tag(&host, change, vdi),
+            Err(_) => Ok(()),
+        }
+    })
+}
+
+fn open(
+    call: &Call,
+    vdi: &str,
+    holder: &str,
+    (access, before): (Access, Option<Access>),
+) -> Result<ChainSpec, ApiError> {
+    // What was waited for may have changed it; from here on nothing does.
+    let subject = Subject::find(call, vdi)?;
+    if access == Access::ReadWrite && subject.vdi.bool("read_only") {
+        return Err(ApiError::new("VDI_READONLY", [vdi]));
+    }
+    simulated_latency(call, &subject.sr.reference);
+    let opened = subject.sr.with(|sr| sr.activate(&Work::new(call), subject.uuid, access));
+    let chain = opened.map_err(|error| subject.told(call, "attach", error))?;
+    // Several writers can share bytes, not the metadata of an image.
+    let is_plain = matches!(&chain.layers[..], [only] if only.kind != ImageKind::Vhd);
+    let written = if !is_plain && !shares(&call.part.state(), vdi, holder, access) {
+        Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]))
+    } else {
+        let host = this_host(&call.part.db);
+        let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
+        call.part.db.change(|change| {
+            if !call.part.state().holders.get(vdi).is_some_and(|holders| holders.contains_key(holder)) {
+                // A forced unplug did not wait for the storage.
+                return Err(ApiError::new("TASK_CANCELLED", [call.progress.task().unwrap_or_default()]));
             }
-            let holders = state.holders.entry(vdi.to_owned()).or_default();
-            before = holders.insert(holder.to_owned(), access);
+            note.put(change)?;
+            call.part.tag(&host, change, vdi)
+        })
+    };
+    // The driver counts; a holder that comes again has been counted.
+    if written.is_err() || before.is_some() {
+        close(call, &subject);
+    }
+    written.map(|()| chain)
+}
+
+/// Keeps the chain of a VDI as it is, from before its disk process closes the images until after. Waits for an
+/// operation that changes the chain.
+///
+/// # Errors
+/// `HANDLE_INVALID`, `OTHER_OPERATION_IN_PROGRESS`, `TASK_CANCELLED`.
+pub fn closing(call: &Call, vdi: &str) -> Result<Held, ApiError> {
+    call.part.db.get("VDI", vdi)?;
+    call.part.operations.enter(&*call.progress, &[on_vdi(vdi, CLOSING)], || Ok(()))
+}
+
+/// Undoes [`activate`]; that `holder` does not have it is fine.
+///
+/// # Errors
+/// The driver's, the store's; then the holder still has it.
+pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
+    let has = |state: &State| state.holders.get(vdi)?.get(holder).copied();
+    if has(&call.part.state()).is_none() {
+        return Ok(());
+    }
+    let Ok(record) = call.part.db.get("VDI", vdi) else {
+        let access = call.part.put_holder(vdi, holder, None);
+        let note = access.map(|access| Note::Holder { vdi: vdi.into(), holder: holder.into(), access });
+        return call.part.db.change(|change| {
+            note.inspect(|note| note.drop_from(change));
             Ok(())
-        })?;
-        match self.open(call, vdi, holder, (access, before)) {
-            Ok(chain) => Ok(Opening { chain, _entered: entered }),
-            Err(error) => {
-                self.put_holder(vdi, holder, before);
-                Err(error)
-            }
-        }
-    }
-
-    /// [`Self::deactivate`], which waits neither for the storage nor for an operation that waits for it.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn release(&self, call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
-        let Some(access) = self.put_holder(vdi, holder, None) else { return Ok(()) };
-        if let Ok(subject) = Subject::find_at_all(call, vdi) {
-            close(call, &subject);
-        }
-        let host = this_host(&call.stack.db);
-        let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
-        call.stack.db.change(|change| {
-            note.drop_from(change);
-            match change.get("VDI", vdi) {
-                Ok(_) => self.tag(&host, change, vdi),
-                Err(_) => Ok(()),
-            }
-        })
-    }
-
-    fn open(
-        &self,
-        call: &Call,
-        vdi: &str,
-        holder: &str,
-        (access, before): (Access, Option<Access>),
-    ) -> Result<ChainSpec, ApiError> {
-        // What was waited for may have changed it.
-        let subject = Subject::find(call, vdi)?;
-        if access == Access::ReadWrite && subject.vdi.bool("read_only") {
-            return Err(ApiError::new("VDI_READONLY", [vdi]));
-        }
-        simulated_latency(call, &subject.sr.reference);
-        let opened = subject.sr.with(|sr| sr.activate(&Work::new(call), subject.uuid, access));
-        let chain = opened.map_err(|error| subject.told(call, "attach", error))?;
-        // Several writers can share bytes, not the metadata of an image.
-        let is_plain = matches!(&chain.layers[..], [only] if only.kind != ImageKind::Vhd);
-        let written = if !is_plain && !shares(&self.gate.state(), vdi, holder, access) {
-            Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]))
-        } else {
-            let host = this_host(&call.stack.db);
-            let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
-            call.stack.db.change(|change| {
-                if !self.gate.state().holders.get(vdi).is_some_and(|holders| holders.contains_key(holder)) {
-                    // A forced unplug did not wait for the storage.
-                    return Err(ApiError::new("TASK_CANCELLED", [call.progress.task().unwrap_or_default()]));
-                }
-                note.put(change)?;
-                self.tag(&host, change, vdi)
-            })
-        };
-        // The driver counts; a holder that comes again has been counted.
-        if written.is_err() || before.is_some() {
-            close(call, &subject);
-        }
-        written.map(|()| chain)
-    }
-
-    /// Keeps the chain of a VDI as it is, from before its disk process closes the images until after. Waits for an
-    /// operation that changes the chain.
-    ///
-    /// # Errors
-    /// `HANDLE_INVALID`, `OTHER_OPERATION_IN_PROGRESS`, `TASK_CANCELLED`.
-    pub fn closing(&self, call: &Call, vdi: &str) -> Result<Hold, ApiError> {
-        call.stack.db.get("VDI", vdi)?;
-        let entered = self.gate.enter(&*call.progress, &[on_vdi(vdi, CLOSING)], |_| Ok(()))?;
-        Ok(Hold { _entered: entered })
-    }
-
-    /// Undoes [`Self::activate`]; that `holder` does not have it is fine.
-    ///
-    /// # Errors
-    /// The driver's, the store's; then the holder still has it.
-    pub fn deactivate(&self, call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
-        let has = |state: &State| state.holders.get(vdi)?.get(holder).copied();
-        if has(&self.gate.state()).is_none() {
-            return Ok(());
-        }
-        let Ok(record) = call.stack.db.get("VDI", vdi) else {
-            let access = self.put_holder(vdi, holder, None);
-            let note = access.map(|access| Note::Holder { vdi: vdi.into(), holder: holder.into(), access });
-            return call.stack.db.change(|change| {
-                note.inspect(|note| note.drop_from(change));
-                Ok(())
-            });
-        };
-        let targets = [on_vdi(vdi, DEACTIVATE), on_sr(record.text("SR"), ACTIVATE)];
-        // An SR that is being attached, for as long as its storage takes, does not know of this VDI yet.
-        let is_attached = self.gate.state().attached.contains_key(record.text("SR"));
-        let targets = if is_attached { &targets[..] } else { &targets[..1] };
-        let entered = self.gate.enter(&*call.progress, targets, |_| Ok(()))?;
-        if let Ok(sr) = self.attached(&call.stack.db, record.text("SR")) {
-            let uuid = record.uuid()?;
-            sr.with(|device| device.deactivate(&Work::new(call), uuid))?;
-        }
-        let Some(access) = self.put_holder(vdi, holder, None) else { return Ok(()) };
-        let host = this_host(&call.stack.db);
-        let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
-        let written = call.stack.db.change(|change| {
-            note.drop_from(change);
-            self.tag(&host, change, vdi)
         });
-        drop(entered);
-        written.inspect_err(|_| {
-            self.put_holder(vdi, holder, Some(access));
-        })
+    };
+    let targets = [on_vdi(vdi, DEACTIVATE), on_sr(record.text("SR"), ACTIVATE)];
+    // An SR that is being attached, for as long as its storage takes, does not know of this VDI yet.
+    let is_attached = call.part.state().attached.contains_key(record.text("SR"));
+    let targets = if is_attached { &targets[..] } else { &targets[..1] };
+    let held = call.part.operations.enter(&*call.progress, targets, || Ok(()))?;
+    if let Ok(sr) = call.part.attached(record.text("SR")) {
+        let uuid = record.uuid()?;
+        sr.with(|device| device.deactivate(&Work::new(call), uuid))?;
     }
+    let Some(access) = call.part.put_holder(vdi, holder, None) else { return Ok(()) };
+    let host = this_host(&call.part.db);
+    let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };
+    let written = call.part.db.change(|change| {
+        note.drop_from(change);
+        call.part.tag(&host, change, vdi)
+    });
+    drop(held);
+    written.inspect_err(|_| {
+        call.part.put_holder(vdi, holder, Some(access));
+    })
+}
 
+impl Storage {
     /// Sets or removes a holder; answers what it was before.
     pub(super) fn put_holder(&self, vdi: &str, holder: &str, access: Option<Access>) -> Option<Access> {
-        let mut state = self.gate.state();
+        let mut state = self.state();
         let holders = state.holders.entry(vdi.to_owned()).or_default();
         let before = match access {
             Some(access) => holders.insert(holder.to_owned(), access),
@@ -225,11 +214,11 @@ impl Storage {
         before
     }
 
-    /// Makes `sm_config` say who has it open, as sm's activation protocol does, and what is allowed now.
+    /// Makes `sm_config` say how it is open, as sm's activation protocol does, and what is allowed now.
     fn tag(&self, host: &str, change: &mut Change<'_>, vdi: &str) -> Result<(), ApiError> {
         let key = format!("host_{host}");
         let mut sm_config = change.get("VDI", vdi)?.map("sm_config");
-        let now = self.gate.state().use_of(vdi).map(|access| word(access).to_owned());
+        let now = self.state().use_of(vdi).map(|access| word(access).to_owned());
         if sm_config.get(&key) != now.as_ref() {
             match now {
                 Some(now) => sm_config.insert(key, now),

@@ -5,7 +5,7 @@ use tapio_types::Access;
 
 use super::Storage;
 use super::attached::Attached;
-use super::gate::State;
+use super::state::State;
 use crate::db::{Change, Object};
 
 /// Operations of an attached SR, with the capability each needs.
@@ -38,21 +38,16 @@ pub(super) fn refresh(
     reference: &str,
 ) -> Result<(), ApiError> {
     let Ok(object) = change.get(class, reference) else { return Ok(()) };
-    let state = storage.gate.state();
-    let words = match class {
-        "SR" => of_sr(&state, &object),
-        _ => of_vdi(&state, &object),
+    let mut words = match class {
+        "SR" => of_sr(&storage.state(), &object),
+        _ => of_vdi(&storage.state(), &object),
     };
-    let running = Value::Map(state.current(reference));
-    drop(state);
+    words.retain(|word| storage.operations.could_begin(class, reference, word));
     let allowed = Value::strings(words);
     if object.get("allowed_operations") != &allowed {
         change.set(class, reference, "allowed_operations", allowed)?;
     }
-    if object.get("current_operations") != &running {
-        change.set(class, reference, "current_operations", running)?;
-    }
-    Ok(())
+    storage.operations.show(change, class, reference)
 }
 
 /// [`refresh`] of an SR and of all its VDIs.
@@ -68,14 +63,13 @@ pub(super) fn refresh_all(storage: &Storage, change: &mut Change<'_>, sr: &str) 
 }
 
 fn of_sr(state: &State, sr: &Object) -> Vec<&'static str> {
-    let words: Vec<_> = match state.attached.get(&sr.reference) {
+    match state.attached.get(&sr.reference) {
         Some(attached) => {
             let can = |needs: &str| needs.is_empty() || attached.can(needs);
             OF_ATTACHED_SR.iter().filter(|(_, needs)| can(needs)).map(|(word, _)| *word).collect()
         }
         None => OF_DETACHED_SR.to_vec(),
-    };
-    words.into_iter().filter(|word| state.could_begin("SR", &sr.reference, word)).collect()
+    }
 }
 
 fn of_vdi(state: &State, vdi: &Object) -> Vec<&'static str> {
@@ -86,7 +80,7 @@ fn of_vdi(state: &State, vdi: &Object) -> Vec<&'static str> {
     let in_use = state.use_of(&vdi.reference);
     let is_there = !vdi.bool("missing");
     let can_resize = can_resize(attached, in_use).is_ok();
-    let can_fork = is_there && !state.has_writers_beside(&vdi.reference);
+    let can_fork = is_there && !state.is_shared_by_a_writer(&vdi.reference);
     let words = [
         ("clone", can_fork && attached.can("VDI_CLONE")),
         ("copy", is_there && in_use != Some(Access::ReadWrite)),
@@ -98,8 +92,7 @@ fn of_vdi(state: &State, vdi: &Object) -> Vec<&'static str> {
         ("update", true),
         ("set_on_boot", in_use.is_none() && attached.can("VDI_RESET_ON_BOOT")),
     ];
-    let words = words.into_iter().filter(|(_, is_possible)| *is_possible).map(|(word, _)| word);
-    words.filter(|word| state.could_begin("VDI", &vdi.reference, word)).collect()
+    words.into_iter().filter(|(_, is_possible)| *is_possible).map(|(word, _)| word).collect()
 }
 
 /// Why a VDI that is used so cannot be resized.

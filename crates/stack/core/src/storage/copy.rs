@@ -8,21 +8,24 @@ use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
 use super::attached::Attached;
-use super::gate::{ACTIVATE, INTO, on_sr, on_vdi};
 use super::notes::Note;
-use super::operation::Operation;
-use super::own_call;
 use super::records::{self, Alert};
+use super::transaction::Transaction;
 use super::vdi::{Subject, discard, not_in_use, not_plugged, record_made};
 use super::work::{Names, Work};
-use crate::Toolstack;
-use crate::args::Args;
-use crate::call::{Call, Handlers};
+use super::{Call, Handlers, Storage};
 use crate::db::Object;
+use crate::operations::{ACTIVATE, INTO, on_sr, on_vdi};
 use crate::plan::steps::step;
 
-pub(super) fn register(handlers: &mut Handlers) {
-    handlers.on("VDI.copy", copy);
+pub(super) fn register(handlers: &mut Handlers<'_>) {
+    handlers.on("VDI.copy", |call, args| {
+        let named = |at: usize| {
+            args.text(at).map(|text| Some(text).filter(|text| *text != NULL_REF && !text.is_empty()))
+        };
+        let to = Copy { sr: named(1)?, base: named(2)?, into: named(3)? };
+        copy(call, args.text(0)?, &to, None).map(Value::String)
+    });
 }
 
 /// What of a VDI's record its copy gets as well.
@@ -37,17 +40,29 @@ const INHERITED: &[&str] = &[
     "tags",
 ];
 
-fn copy(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let source = Subject::find(call, args.text(0)?)?;
-    let named =
-        |at: usize| args.text(at).map(|text| Some(text).filter(|text| *text != NULL_REF && !text.is_empty()));
-    let (sr, base, into) = (named(1)?, named(2)?, named(3)?);
-    let base = base.map(|base| Subject::find(call, base)).transpose()?;
-    match into {
-        Some(into) => copy_into(call, &source, base.as_ref(), into, sr),
+/// Where a VDI is copied to: references.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Copy<'a> {
+    /// The SR of a new VDI.
+    pub(crate) sr: Option<&'a str>,
+    /// The VDI that the copy is a difference to.
+    pub(crate) base: Option<&'a str>,
+    /// The VDI that it goes into, in the place of a new one.
+    pub(crate) into: Option<&'a str>,
+}
+
+/// Copies a VDI; a new one may be made for a VM, see [`super::vdi::made_note`]. Returns the reference of the copy.
+///
+/// # Errors
+/// Those of `VDI.copy`.
+pub(crate) fn copy(call: &Call, source: &str, to: &Copy<'_>, vm: Option<&str>) -> Result<String, ApiError> {
+    let source = Subject::find(call, source)?;
+    let base = to.base.map(|base| Subject::find(call, base)).transpose()?;
+    match to.into {
+        Some(into) => copy_into(call, &source, base.as_ref(), into, to.sr),
         None => {
-            let sr = sr.ok_or_else(|| ApiError::new("HANDLE_INVALID", ["SR", NULL_REF]))?;
-            copy_new(call, &source, base.as_ref(), sr)
+            let sr = to.sr.ok_or_else(|| ApiError::new("HANDLE_INVALID", ["SR", NULL_REF]))?;
+            copy_new(call, &source, base.as_ref(), sr, vm)
         }
     }
 }
@@ -58,7 +73,7 @@ fn is_raw(sm_config: &std::collections::BTreeMap<String, String>) -> bool {
         || sm_config.get("vdi_type").is_some_and(|value| value == "aio")
 }
 
-/// VDIs that a copy reads; nobody writes to them until this goes.
+/// VDIs that a copy reads; nothing writes to them until this goes.
 struct Reading<'a> {
     call: &'a Call,
     holder: String,
@@ -72,10 +87,11 @@ impl<'a> Reading<'a> {
     /// # Errors
     /// `VDI_IN_USE`, the driver's.
     fn open(&mut self, subject: &Subject) -> Result<ChainSpec, ApiError> {
-        let storage = &self.call.stack.storage;
+        let storage = &self.call.part;
         let vdi = subject.reference();
         let targets = [on_sr(&subject.sr.reference, ACTIVATE), on_vdi(vdi, ACTIVATE)];
-        let _entered = storage.gate.enter(&*self.call.progress, &targets, |state| {
+        let _held = storage.operations.enter(&*self.call.progress, &targets, || {
+            let mut state = storage.state();
             if state.use_of(vdi) == Some(Access::ReadWrite) {
                 return Err(ApiError::new("VDI_IN_USE", [vdi, "copy"]));
             }
@@ -92,7 +108,7 @@ impl<'a> Reading<'a> {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         for (vdi, sr) in std::mem::take(&mut self.opened) {
-            self.call.stack.storage.put_holder(&vdi.reference, &self.holder, None);
+            self.call.part.put_holder(&vdi.reference, &self.holder, None);
             let closed = sr
                 .zip(vdi.uuid().ok())
                 .map(|(sr, uuid)| sr.with(|device| device.deactivate(&Work::new(self.call), uuid)));
@@ -107,7 +123,7 @@ impl Drop for Reading<'_> {
 /// Chains of the source, and of what the copy is a difference to.
 fn open<'a>(
     call: &'a Call,
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     source: &Subject,
     base: Option<&Subject>,
 ) -> Result<(Reading<'a>, ChainSpec, Option<ChainSpec>), ApiError> {
@@ -117,8 +133,14 @@ fn open<'a>(
     Ok((reading, chain, below))
 }
 
-fn copy_new(call: &Call, source: &Subject, base: Option<&Subject>, sr: &str) -> Result<Value, ApiError> {
-    let attached = call.stack.storage.attached(&call.stack.db, sr)?;
+fn copy_new(
+    call: &Call,
+    source: &Subject,
+    base: Option<&Subject>,
+    sr: &str,
+    vm: Option<&str>,
+) -> Result<String, ApiError> {
+    let attached = call.part.attached(sr)?;
     attached.needs("VDI_CREATE")?;
     let operation = begin(call, source, base, sr, None)?;
     let image = Uuid::new_v4();
@@ -149,7 +171,7 @@ fn copy_new(call: &Call, source: &Subject, base: Option<&Subject>, sr: &str) -> 
     step("vdi-copy:filled");
     let _changing = attached.changing();
     let fields = INHERITED.iter().map(|field| (*field, source.vdi.get(field).clone())).collect();
-    record_made(call, &operation, &note, &attached, &filled, fields)
+    record_made(call, &operation, &note, &attached, &filled, (fields, vm))
 }
 
 fn begin<'a>(
@@ -158,13 +180,13 @@ fn begin<'a>(
     base: Option<&Subject>,
     sr: &str,
     into: Option<&str>,
-) -> Result<Operation<'a>, ApiError> {
+) -> Result<Transaction<'a>, ApiError> {
     let mut targets = vec![on_vdi(source.reference(), "copy"), on_sr(sr, "vdi_create")];
     if let Some(base) = base.filter(|base| base.reference() != source.reference()) {
         targets.push(on_vdi(base.reference(), "copy"));
     }
     targets.extend(into.map(|into| on_vdi(into, INTO)));
-    Operation::enter(call, &targets, |state| {
+    Transaction::enter(call, &targets, |state| {
         let read = [Some(source), base];
         for vdi in read.into_iter().flatten().map(Subject::reference) {
             if state.use_of(vdi) == Some(Access::ReadWrite) {
@@ -194,7 +216,7 @@ fn copy_into(
     base: Option<&Subject>,
     into: &str,
     sr: Option<&str>,
-) -> Result<Value, ApiError> {
+) -> Result<String, ApiError> {
     let target = Subject::find(call, into)?;
     let attached = &target.sr;
     if into == source.reference() || base.is_some_and(|base| base.reference() == into) {
@@ -214,7 +236,7 @@ fn copy_into(
     if base.is_some() && is_raw(&target.vdi.map("sm_config")) {
         return Err(ApiError::new("VDI_NOT_SPARSE", [into]));
     }
-    not_plugged(&call.stack.db, into, "copy")?;
+    not_plugged(&call.part.db, into, "copy")?;
     let operation = begin(call, source, base, &attached.reference, Some(into))?;
     let note = Note::CopyInto {
         sr: attached.reference.clone(),
@@ -226,12 +248,12 @@ fn copy_into(
     // A copy that failed has told its caller that the VDI holds a part; one that was killed could not.
     fill_into(call, &operation, &note, (source, base, &target))
         .inspect_err(|_| operation.give_up(Some(&note)))?;
-    Ok(Value::string(into))
+    Ok(into.to_owned())
 }
 
 fn fill_into(
     call: &Call,
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     note: &Note,
     (source, base, target): (&Subject, Option<&Subject>, &Subject),
 ) -> Result<(), ApiError> {
@@ -251,13 +273,13 @@ fn fill_into(
     })
 }
 
-/// Does once more, in the background, what a killed daemon had begun to copy into a VDI. When this returns nobody else
+/// Does once more, in the background, what a killed daemon had begun to copy into a VDI. When this returns nothing else
 /// can use the VDIs until that is done.
-pub(super) fn resume(stack: &Arc<Toolstack>, note: &Note) {
+pub(super) fn resume(storage: &Arc<Storage>, note: &Note) {
     let (entered, is_entered) = std::sync::mpsc::channel();
-    let (stack, note) = (Arc::clone(stack), note.clone());
+    let (storage, note) = (Arc::clone(storage), note.clone());
     let copying = move || {
-        let call = own_call(&stack);
+        let call = Call::own(&storage);
         if let Err(error) = copy_again(&call, &note, entered) {
             tracing::warn!(?note, %error, "a copy that was interrupted cannot be finished");
         }
@@ -271,7 +293,7 @@ pub(super) fn resume(stack: &Arc<Toolstack>, note: &Note) {
 
 fn copy_again(call: &Call, note: &Note, entered: std::sync::mpsc::Sender<()>) -> Result<(), ApiError> {
     let Note::CopyInto { source, base, into, sr } = note else { return Ok(()) };
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let drop_note = || {
         db.change(|change| {
             note.drop_from(change);
@@ -294,6 +316,6 @@ fn copy_again(call: &Call, note: &Note, entered: std::sync::mpsc::Sender<()>) ->
         "The copy into VDI '{name}' ({uuid}) was interrupted and cannot be repeated: {error}. The VDI holds a part of it; \
          copy again, or destroy it."
     );
-    Alert { name: "VDI_COPY_INTERRUPTED", priority: 3, class: "VDI", about: uuid }.post(&call.stack, &body);
+    Alert { name: "VDI_COPY_INTERRUPTED", priority: 3, class: "VDI", about: uuid }.post(&call.part.db, &body);
     drop_note()
 }

@@ -42,9 +42,9 @@ impl Storage {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn record_drivers(&self, db: &Db) -> Result<(), ApiError> {
+    pub(super) fn record_drivers(&self) -> Result<(), ApiError> {
         let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner).clone();
-        db.change(|change| {
+        self.db.change(|change| {
             let known = change.all("SM");
             for old in &known {
                 if !drivers.iter().any(|driver| driver.info().sr_type == old.text("type")) {

@@ -1,31 +1,44 @@
 //! Snapshots and clones.
 
+use std::collections::BTreeMap;
+
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_sm::{Fork, ForkKind};
 use uuid::Uuid;
 
-use super::allowed;
-use super::gate::{on_sr, on_vdi};
 use super::notes::Note;
-use super::operation::Operation;
-use super::records;
-use super::vdi::{Subject, discard};
+use super::transaction::Transaction;
+use super::vdi::{Subject, discard, note_made};
 use super::work::Work;
-use crate::args::Args;
-use crate::call::{Call, Handlers};
+use super::{Call, Handlers, allowed, records};
+use crate::operations::{on_sr, on_vdi};
 use crate::plan::steps::step;
 
-pub(super) fn register(handlers: &mut Handlers) {
-    handlers.on("VDI.snapshot", |call, args| fork(call, args, ForkKind::Snapshot));
-    handlers.on("VDI.clone", |call, args| fork(call, args, ForkKind::Clone));
+pub(super) fn register(handlers: &mut Handlers<'_>) {
+    handlers.on("VDI.snapshot", |call, args| {
+        fork(call, args.text(0)?, &args.map(1)?, ForkKind::Snapshot, None).map(Value::String)
+    });
+    handlers.on("VDI.clone", |call, args| {
+        fork(call, args.text(0)?, &args.map(1)?, ForkKind::Clone, None).map(Value::String)
+    });
 }
 
 /// What of a VDI's record its snapshot or clone gets as well.
 const INHERITED: &[&str] =
     &["name_label", "name_description", "type", "sharable", "other_config", "xenstore_data", "tags"];
 
-fn fork(call: &Call, args: &Args, asked: ForkKind) -> Result<Value, ApiError> {
-    let (reference, params) = (args.text(0)?, args.map(1)?);
+/// Makes a snapshot or a clone of a VDI, for a VM where one is named; see [`super::vdi::made_note`]. Returns its
+/// reference.
+///
+/// # Errors
+/// Those of `VDI.snapshot` and `VDI.clone`.
+pub(crate) fn fork(
+    call: &Call,
+    reference: &str,
+    params: &BTreeMap<String, String>,
+    asked: ForkKind,
+    vm: Option<&str>,
+) -> Result<String, ApiError> {
     let kind = match params.get("type").map(String::as_str) {
         None | Some("" | "double") => asked,
         Some("single") if asked == ForkKind::Snapshot => ForkKind::Single,
@@ -39,10 +52,11 @@ fn fork(call: &Call, args: &Args, asked: ForkKind) -> Result<Value, ApiError> {
     subject.sr.needs(capability)?;
     let sr = &subject.sr;
     let targets = [on_sr(&sr.reference, sr_op), on_vdi(reference, op)];
-    let operation = Operation::enter(call, &targets, |state| match state.has_writers_beside(reference) {
-        true => Err(ApiError::new("VDI_IN_USE", [reference, op])),
-        false => Ok(()),
-    })?;
+    let operation =
+        Transaction::enter(call, &targets, |state| match state.is_shared_by_a_writer(reference) {
+            true => Err(ApiError::new("VDI_IN_USE", [reference, op])),
+            false => Ok(()),
+        })?;
     let image = Uuid::new_v4();
     let is_single = kind == ForkKind::Single;
     let note = (!is_single).then(|| Note::ImageMade { sr: sr.reference.clone(), image });
@@ -58,8 +72,8 @@ fn fork(call: &Call, args: &Args, asked: ForkKind) -> Result<Value, ApiError> {
             subject.told(call, op, error)
         })?;
     step(if is_single { "vdi-single:image-made" } else { "vdi-fork:image-made" });
-    let made = record(call, &operation, note.as_ref(), &subject, &forked, (kind, began));
-    made.map(Value::String).inspect_err(|_| {
+    let made = record(call, &operation, note.as_ref(), &subject, &forked, (kind, began, vm));
+    made.inspect_err(|_| {
         if let Some(note) = &note {
             discard(call, &operation, note, sr, image);
         }
@@ -69,13 +83,13 @@ fn fork(call: &Call, args: &Args, asked: ForkKind) -> Result<Value, ApiError> {
 /// Writes what a fork made; answers the reference of the new VDI, or of the old one where none is new.
 fn record(
     call: &Call,
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     note: Option<&Note>,
     subject: &Subject,
     forked: &Fork,
-    (kind, began): (ForkKind, i64),
+    (kind, began, vm): (ForkKind, i64, Option<&str>),
 ) -> Result<String, ApiError> {
-    let (sr, storage) = (&subject.sr, &call.stack.storage);
+    let (sr, storage) = (&subject.sr, &call.part);
     let sizes = sr.measure(&Work::new(call));
     operation.commit(note, |change| {
         let old = change.get("VDI", subject.reference())?;
@@ -98,7 +112,7 @@ fn record(
         more += i64::try_from(forked.made.virtual_size).unwrap_or(i64::MAX);
         sr.record(change, sizes, more)?;
         allowed::refresh(storage, change, "VDI", &reference)?;
-        call.note_made(change, &reference);
+        note_made(change, &reference, vm);
         Ok(reference)
     })
 }

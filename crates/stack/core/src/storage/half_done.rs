@@ -7,15 +7,14 @@ use uuid::Uuid;
 
 use super::attached::Attached;
 use super::notes::{self, Note};
-use super::records;
 use super::vdi::{Subject, gone_bases, remove_image, remove_records};
 use super::work::{Work, is_missing};
-use crate::call::Call;
+use super::{Call, records};
 use crate::db::reference_of;
 
 /// Finishes or undoes what was half done with images of an SR that is attached now.
 pub(super) fn images(call: &Call, attached: &Attached) {
-    let here = notes::all(&call.stack.db).into_iter();
+    let here = notes::all(&call.part.db).into_iter();
     for note in here.filter(|note| note.sr() == Some(attached.reference.as_str())) {
         if let Err(error) = image(call, attached, &note) {
             tracing::error!(?note, %error, "what was half done stays so until the SR is attached again");
@@ -24,7 +23,7 @@ pub(super) fn images(call: &Call, attached: &Attached) {
 }
 
 pub(super) fn image(call: &Call, attached: &Attached, note: &Note) -> Result<(), ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let _changing = attached.changing();
     match note {
         // Something of this daemon's own that runs.
@@ -58,7 +57,7 @@ fn introduced(
     image: Uuid,
     fields: &BTreeMap<String, String>,
 ) -> Result<(), ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let info = match attached.with(|sr| sr.vdi(&Work::new(call), image)) {
         Ok(info) => info,
         Err(error) if is_missing(&error) => return drop_note(call, note),
@@ -76,7 +75,7 @@ fn introduced(
 }
 
 pub(super) fn drop_note(call: &Call, note: &Note) -> Result<(), ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         note.drop_from(change);
         Ok(())
     })

@@ -1,10 +1,10 @@
 //! SRs, PBDs and VDIs: what their messages do.
 //!
-//! Every message follows one pattern. It enters what it is about to do into the table of running operations
-//! ([`gate`]), which answers `OTHER_OPERATION_IN_PROGRESS` or `VDI_IN_USE` where that would do harm; one transaction
-//! shows it to clients and writes a note of what is half done ([`notes`]); the driver works; one transaction writes
-//! the result, the sizes, what is allowed now, and removes the note. Notes that a killed daemon left are finished or
-//! undone when the SR is attached again ([`recover()`]).
+//! Every message follows one pattern. It takes the objects that it is about to change ([`crate::operations`]), which is
+//! refused with `OTHER_OPERATION_IN_PROGRESS` or `VDI_IN_USE` where that would do harm; one transaction shows it to
+//! clients and writes a note of what is half done ([`notes`]); the driver works; one transaction writes the result, the
+//! sizes, what is allowed now, and removes the note. Notes that a killed daemon left are finished or undone when the SR
+//! is attached again ([`recover()`]).
 
 mod activate;
 mod allowed;
@@ -12,12 +12,11 @@ mod attached;
 mod copy;
 mod drivers;
 mod fork;
-mod gate;
 mod half_done;
 mod notes;
-mod operation;
 mod pbd;
 mod plug;
+mod pool;
 mod probe;
 mod reconcile;
 mod records;
@@ -25,35 +24,48 @@ mod recover;
 mod retry;
 mod setters;
 mod sr;
+mod state;
 mod steps;
+mod transaction;
 mod unfinished;
-mod vdi;
+pub(crate) mod vdi;
 mod work;
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use tapio_model::{ApiError, NULL_REF};
+use tapio_model::ApiError;
 use tapio_sm::SrDriver;
 use tapio_types::Access;
 
-pub use activate::{Hold, Opening};
+pub use activate::{Opening, activate, closing, deactivate, release};
+pub(crate) use copy::{Copy, copy as copy_vdi};
+pub(crate) use fork::fork as fork_vdi;
+pub(crate) use pool::pool_pages;
 pub use recover::{open, recover};
 pub use steps::STEPS;
 
-use crate::Toolstack;
-use crate::call::{Call, Handlers};
-use crate::caller::Caller;
+use crate::basics::this_host;
 use crate::config::Config;
 use crate::db::Db;
-use crate::progress::Unwatched;
+use crate::disks::Disks;
+use crate::operations::Operations;
 use attached::Attached;
-use gate::Gate;
+use state::State;
 
-/// Drivers, attached SRs, and what runs on them.
+/// A call to the storage.
+type Call = crate::call::Call<Storage>;
+/// Its handlers.
+type Handlers<'a> = crate::call::HandlersOf<'a, Storage>;
+
+/// Drivers, attached SRs, and what has their VDIs open.
 pub struct Storage {
+    db: Arc<Db>,
+    /// A driver asks for the running disk of a VDI that it changes.
+    disks: Disks,
     drivers: RwLock<Vec<Arc<dyn SrDriver>>>,
-    gate: Arc<Gate>,
+    operations: Arc<Operations>,
+    state: Mutex<State>,
     recovering: retry::Recovering,
 }
 
@@ -64,22 +76,26 @@ impl fmt::Debug for Storage {
 }
 
 /// Registers the messages of this part.
-pub fn register(handlers: &mut Handlers) {
-    sr::register(handlers);
-    probe::register(handlers);
-    pbd::register(handlers);
-    vdi::register(handlers);
-    fork::register(handlers);
-    copy::register(handlers);
-    setters::register(handlers);
+pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Storage>) {
+    let mut handlers = handlers.of(storage);
+    sr::register(&mut handlers);
+    probe::register(&mut handlers);
+    pbd::register(&mut handlers);
+    vdi::register(&mut handlers);
+    fork::register(&mut handlers);
+    copy::register(&mut handlers);
+    setters::register(&mut handlers);
 }
 
 impl Storage {
     /// None is attached yet; [`recover()`] attaches what was.
-    pub fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, db: &Arc<Db>, disks: &Disks, operations: &Arc<Operations>) -> Self {
         Self {
+            db: Arc::clone(db),
+            disks: disks.clone(),
             drivers: RwLock::new(drivers::all(config)),
-            gate: Arc::default(),
+            operations: Arc::clone(operations),
+            state: Mutex::default(),
             recovering: retry::Recovering::default(),
         }
     }
@@ -95,35 +111,21 @@ impl Storage {
     ///
     /// # Errors
     /// `HANDLE_INVALID`, `SR_HAS_NO_PBDS`, `SR_NOT_ATTACHED`.
-    fn attached(&self, db: &Db, sr: &str) -> Result<Arc<Attached>, ApiError> {
-        if let Some(attached) = self.gate.state().attached.get(sr) {
+    fn attached(&self, sr: &str) -> Result<Arc<Attached>, ApiError> {
+        if let Some(attached) = self.state().attached.get(sr) {
             return Ok(Arc::clone(attached));
         }
-        db.get("SR", sr)?;
-        let is_without = db.find("PBD", "SR", sr).is_empty();
+        self.db.get("SR", sr)?;
+        let is_without = self.db.find("PBD", "SR", sr).is_empty();
         Err(ApiError::new(if is_without { "SR_HAS_NO_PBDS" } else { "SR_NOT_ATTACHED" }, [sr]))
     }
 
-    /// Who has VDIs open: the VDI's reference, the holder's name, and what it may do.
+    /// What has VDIs open: the VDI's reference, the holder's name, and what it may do.
     pub fn holders(&self) -> Vec<(String, String, Access)> {
-        let state = self.gate.state();
+        let state = self.state();
         let each = state.holders.iter().flat_map(|(vdi, holders)| {
             holders.iter().map(|(holder, access)| (vdi.clone(), holder.clone(), *access))
         });
         each.collect()
     }
-}
-
-/// The reference of this host; the null reference before there is a record of it.
-fn this_host(db: &Db) -> String {
-    let master = db.all("pool").first().map(|pool| pool.text("master").to_owned());
-    let host = master.filter(|master| db.get("host", master).is_ok());
-    let only = || db.all("host").first().map(|host| host.reference.clone());
-    host.or_else(only).unwrap_or_else(|| NULL_REF.to_owned())
-}
-
-/// A call of the toolstack's own, at start.
-fn own_call(stack: &Arc<Toolstack>) -> Call {
-    let caller = Caller::toolstack();
-    Call { stack: Arc::clone(stack), caller, progress: Arc::new(Unwatched::default()), made_for: None }
 }

@@ -34,7 +34,7 @@ pub(super) enum Note {
     VdiDestroy { sr: String, vdi: String },
     /// An image is taken in.
     Introduce { sr: String, image: Uuid, fields: BTreeMap<String, String> },
-    /// Somebody has a VDI open.
+    /// A disk process has a VDI open.
     Holder { vdi: String, holder: String, access: Access },
 }
 

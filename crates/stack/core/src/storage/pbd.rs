@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, NULL_REF, Value};
 
-use super::gate::on_sr;
-use super::operation::Operation;
-use super::{allowed, drivers, plug};
+use super::transaction::Transaction;
+use super::{Call, Handlers, allowed, drivers, plug};
 use crate::args::{Args, text_in};
-use crate::call::{Call, Handlers};
+use crate::operations::on_sr;
 
-pub(super) fn register(handlers: &mut Handlers) {
+pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("PBD.create", create);
     handlers.on("PBD.destroy", destroy);
     handlers.on("PBD.plug", |call, args| plug::plug(call, args.text(0)?).map(|()| Value::Void));
@@ -19,13 +18,13 @@ pub(super) fn register(handlers: &mut Handlers) {
 }
 
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (db, record) = (&call.stack.db, args.record()?);
+    let (db, record) = (&call.part.db, args.record()?);
     let (sr, host) = (text_in(record, "SR"), text_in(record, "host"));
     db.get("SR", sr)?;
     db.get("host", host)?;
     let config = record.get("device_config").map(Value::to_string_map).unwrap_or_default();
     let other = record.get("other_config").cloned().unwrap_or_else(|| Value::Map(BTreeMap::new()));
-    let operation = Operation::enter(call, &[on_sr(sr, "pbd_create")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(sr, "pbd_create")], |_| Ok(()))?;
     let made = operation.commit(None, |change| {
         change.get("SR", sr)?;
         let known = change.find("PBD", "SR", sr).into_iter().find(|pbd| pbd.text("host") == host);
@@ -42,8 +41,8 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    let pbd = call.stack.db.get("PBD", reference)?;
-    let operation = Operation::enter(call, &[on_sr(pbd.text("SR"), "pbd_destroy")], |_| Ok(()))?;
+    let pbd = call.part.db.get("PBD", reference)?;
+    let operation = Transaction::enter(call, &[on_sr(pbd.text("SR"), "pbd_destroy")], |_| Ok(()))?;
     operation.commit(None, |change| {
         detached(&*change.get("PBD", reference)?)?;
         remove(change, reference)
@@ -71,18 +70,18 @@ fn detached(pbd: &crate::db::Object) -> Result<(), ApiError> {
 
 fn set_device_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, config) = (args.text(0)?, args.map(1)?);
-    let pbd = call.stack.db.get("PBD", reference)?;
+    let pbd = call.part.db.get("PBD", reference)?;
     let sr = pbd.text("SR").to_owned();
     if sr == NULL_REF {
         return Err(ApiError::new("HANDLE_INVALID", ["SR", NULL_REF]));
     }
-    let operation = Operation::enter(call, &[on_sr(&sr, "pbd_create")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(&sr, "pbd_create")], |_| Ok(()))?;
     operation.commit(None, |change| {
         detached(&*change.get("PBD", reference)?)?;
         let kept = drivers::without_passwords(change, &config)?;
         drivers::drop_secrets(change, reference)?;
         change.set("PBD", reference, "device_config", Value::string_map(kept))?;
-        allowed::refresh(&call.stack.storage, change, "SR", &sr)
+        allowed::refresh(&call.part, change, "SR", &sr)
     })?;
     Ok(Value::Void)
 }

@@ -7,13 +7,12 @@ use tapio_sm::SrDriver;
 use uuid::Uuid;
 
 use super::attached::Attached;
-use super::gate::on_sr;
 use super::notes::Note;
-use super::operation::Operation;
 use super::records::Alert;
+use super::transaction::Transaction;
 use super::work::{Names, Work};
-use super::{allowed, drivers, half_done, reconcile, this_host};
-use crate::call::Call;
+use super::{Call, allowed, drivers, half_done, reconcile, this_host};
+use crate::operations::on_sr;
 use crate::plan::steps::step;
 
 /// Attaches an SR and remembers it.
@@ -27,12 +26,12 @@ pub(super) fn attach(
     reference: &str,
     config: &std::collections::BTreeMap<String, String>,
 ) -> Result<Arc<Attached>, ApiError> {
-    let config = drivers::resolved(&call.stack.db, config)?;
+    let config = drivers::resolved(&call.part.db, config)?;
     let names = Names { sr: reference, vdi: "", op: "plug" };
     let device = driver.attach(&Work::new(call), uuid, &config);
     let device = device.map_err(|error| names.translate(call, error))?;
     let attached = Arc::new(Attached::new(uuid, reference.to_owned(), driver.info(), device));
-    call.stack.storage.gate.state().attached.insert(reference.to_owned(), Arc::clone(&attached));
+    call.part.state().attached.insert(reference.to_owned(), Arc::clone(&attached));
     Ok(attached)
 }
 
@@ -44,7 +43,7 @@ pub(super) fn detach(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let names = Names { sr: &attached.reference, vdi: "", op: "unplug" };
     let ended = attached.end(|device| device.detach(&Work::new(call)));
     ended.map_err(|error| names.translate(call, error))?;
-    call.stack.storage.gate.state().attached.remove(&attached.reference);
+    call.part.state().attached.remove(&attached.reference);
     Ok(())
 }
 
@@ -54,7 +53,7 @@ pub(super) fn first_scan(call: &Call, attached: &Attached) {
         let about = attached.uuid.to_string();
         let body = format!("SR {about} is attached, and what lies there could not be listed: {error}");
         Alert { name: "POST_ATTACH_SCAN_FAILED", priority: 2, class: "SR", about: &about }
-            .post(&call.stack, &body);
+            .post(&call.part.db, &body);
     }
 }
 
@@ -63,18 +62,18 @@ pub(super) fn first_scan(call: &Call, attached: &Attached) {
 /// # Errors
 /// `SR_UNKNOWN_DRIVER`, `HOST_OFFLINE`, `OTHER_OPERATION_IN_PROGRESS`, the driver's.
 pub(super) fn plug(call: &Call, reference: &str) -> Result<(), ApiError> {
-    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let (db, storage) = (&call.part.db, &call.part);
     let pbd = db.get("PBD", reference)?;
     let host = pbd.text("host");
     if host != this_host(db) {
         return Err(ApiError::new("HOST_OFFLINE", [host]));
     }
     let sr = db.get("SR", pbd.text("SR"))?;
-    if pbd.bool("currently_attached") && storage.gate.state().attached.contains_key(&sr.reference) {
+    if pbd.bool("currently_attached") && storage.state().attached.contains_key(&sr.reference) {
         return Ok(());
     }
     let driver = storage.driver(sr.text("type"))?;
-    let operation = Operation::enter(call, &[on_sr(&sr.reference, "plug")], |state| {
+    let operation = Transaction::enter(call, &[on_sr(&sr.reference, "plug")], |state| {
         let taken = state.attached.contains_key(&sr.reference);
         let params = || [sr.reference.as_str(), host, reference];
         if taken { Err(ApiError::new("PBD_EXISTS", params())) } else { Ok(()) }
@@ -108,7 +107,7 @@ pub(super) fn plug(call: &Call, reference: &str) -> Result<(), ApiError> {
 /// # Errors
 /// `VDI_IN_USE`, `OTHER_OPERATION_IN_PROGRESS`, the driver's.
 pub(super) fn unplug(call: &Call, reference: &str) -> Result<(), ApiError> {
-    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let (db, storage) = (&call.part.db, &call.part);
     let pbd = db.get("PBD", reference)?;
     let sr = pbd.text("SR").to_owned();
     if pbd.text("host") != this_host(db) {
@@ -119,13 +118,13 @@ pub(super) fn unplug(call: &Call, reference: &str) -> Result<(), ApiError> {
         };
     }
     let disks = db.find("VDI", "SR", &sr);
-    let operation = Operation::enter(call, &[on_sr(&sr, "unplug")], |state| {
+    let operation = Transaction::enter(call, &[on_sr(&sr, "unplug")], |state| {
         match disks.iter().find(|vdi| state.use_of(&vdi.reference).is_some()) {
             Some(vdi) => Err(ApiError::new("VDI_IN_USE", [vdi.reference.as_str(), "unplug"])),
             None => Ok(()),
         }
     })?;
-    let found = storage.gate.state().attached.get(&sr).cloned();
+    let found = storage.state().attached.get(&sr).cloned();
     let note = Note::PbdUnplug { pbd: reference.to_owned() };
     if found.is_some() && pbd.bool("currently_attached") {
         operation.note(Some(&note), Some("pbd-unplug:noted"))?;

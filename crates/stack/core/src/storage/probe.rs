@@ -7,28 +7,27 @@ use tapio_sm::{ProbeAnswer, ProbeResult, SrStat};
 
 use super::attached::{has_capability, int};
 use super::work::{Names, Work};
-use super::{drivers, sr};
+use super::{Call, Handlers, drivers, sr};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
 
-pub(super) fn register(handlers: &mut Handlers) {
+pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.probe", |call, args| probe(call, args).map(|answer| Value::String(answer.xml)));
     handlers.on("SR.probe_ext", |call, args| {
         Ok(Value::Set(probe(call, args)?.results.into_iter().map(result).collect()))
     });
-    handlers.on("SR.get_supported_types", |call, _| Ok(Value::strings(call.stack.storage.types())));
+    handlers.on("SR.get_supported_types", |call, _| Ok(Value::strings(call.part.types())));
     handlers.on("SR.assert_can_host_ha_statefile", unsupported);
     handlers.on("SR.assert_supports_database_replication", unsupported);
 }
 
 fn probe(call: &Call, args: &Args) -> Result<ProbeAnswer, ApiError> {
     sr::check_host(call, args.text(0)?)?;
-    let driver = call.stack.storage.driver(args.text(2)?)?;
+    let driver = call.part.driver(args.text(2)?)?;
     if !has_capability(driver.info(), "SR_PROBE") {
         let what = format!("SRs of type {} cannot be looked for: name yours in full", driver.info().sr_type);
         return Err(ApiError::new("UNIMPLEMENTED_IN_SM_BACKEND", [what]));
     }
-    let config = drivers::resolved(&call.stack.db, &args.map(1)?)?;
+    let config = drivers::resolved(&call.part.db, &args.map(1)?)?;
     let names = Names { sr: "", vdi: "", op: "probe" };
     driver.probe(&Work::new(call), &config).map_err(|error| names.translate(call, error))
 }
@@ -65,6 +64,6 @@ fn map<const N: usize>(pairs: [(&str, Value); N]) -> Value {
 /// Neither a state file of high availability nor a replica of the database can lie on any SR here.
 fn unsupported(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let sr = args.text(0)?;
-    call.stack.storage.attached(&call.stack.db, sr)?;
+    call.part.attached(sr)?;
     Err(ApiError::new("SR_OPERATION_NOT_SUPPORTED", [sr]))
 }

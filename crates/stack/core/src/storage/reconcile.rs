@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use tapio_model::ApiError;
 use tapio_sm::VdiInfo;
 
-use super::allowed;
 use super::attached::Attached;
 use super::records::{self, Alert};
 use super::work::{Names, Work};
-use crate::call::Call;
+use super::{Call, allowed};
 use crate::db::{Change, Object, reference_of};
 
 /// Looks at every image of an SR. New ones get a record, changed ones are brought up to date; a disk that is not there
@@ -20,7 +19,7 @@ use crate::db::{Change, Object, reference_of};
 pub(super) fn scan(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let work = Work::new(call);
     let names = Names { sr: &attached.reference, vdi: "", op: "scan" };
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let _comparing = attached.comparing();
     let mut images = attached.with(|sr| sr.scan(&work)).map_err(|error| names.translate(call, error))?;
     images.retain(|image| !attached.is_building(image.uuid));
@@ -28,7 +27,7 @@ pub(super) fn scan(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let strangers = db.change(|change| {
         let strangers = compare(call, change, attached, &images)?;
         attached.record(change, sizes, 0)?;
-        allowed::refresh_all(&call.stack.storage, change, &attached.reference)?;
+        allowed::refresh_all(&call.part, change, &attached.reference)?;
         Ok(strangers)
     })?;
     for uuid in strangers {
@@ -37,7 +36,8 @@ pub(super) fn scan(call: &Call, attached: &Attached) -> Result<(), ApiError> {
             attached.uuid
         );
         let sr = attached.uuid.to_string();
-        Alert { name: "VDI_UUID_NOT_UNIQUE", priority: 3, class: "SR", about: &sr }.post(&call.stack, &body);
+        Alert { name: "VDI_UUID_NOT_UNIQUE", priority: 3, class: "SR", about: &sr }
+            .post(&call.part.db, &body);
     }
     Ok(())
 }
@@ -84,7 +84,7 @@ fn compare(
 }
 
 fn vanished(call: &Call, change: &mut Change<'_>, reference: &str, old: &Object) -> Result<(), ApiError> {
-    let is_held = call.stack.storage.gate.state().use_of(reference).is_some();
+    let is_held = call.part.state().use_of(reference).is_some();
     if !old.bool("managed") && !is_held {
         return records::remove(change, reference);
     }

@@ -1,15 +1,13 @@
 //! From what the storage knows of a VDI to its record, and messages to the administrator.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_sm::VdiInfo;
 
 use super::attached::int;
-use crate::Toolstack;
-use crate::db::{Change, Object, reference_of};
+use crate::db::{Change, Db, Object, reference_of};
 
 /// Keys of `sm_config` that belong to the storage: a scan sets and removes them, all others stay as they are.
 const STORAGE_KEYS: &[&str] =
@@ -113,7 +111,7 @@ pub(super) fn put(change: &mut Change<'_>, sr: &str, info: &VdiInfo) -> Result<i
     }
 }
 
-/// Removes the record of a VDI. Disks of machines that were made of it and are not plugged go as well, CD drives
+/// Removes the record of a VDI. Disks of VMs that were made of it and are not plugged go as well, CD drives
 /// become empty.
 ///
 /// # Errors
@@ -146,9 +144,9 @@ pub(super) struct Alert<'a> {
 
 impl Alert<'_> {
     /// Posts it; that it could not be is logged only.
-    pub(super) fn post(self, stack: &Arc<Toolstack>, body: &str) {
+    pub(super) fn post(self, db: &Db, body: &str) {
         tracing::warn!(about = self.about, "{}: {body}", self.name);
-        let told = crate::tell(stack, self.name, self.priority, self.class, self.about, body);
+        let told = crate::tell(db, self.name, self.priority, self.class, self.about, body);
         if let Err(error) = told {
             tracing::warn!(%error, "the message {} could not be kept", self.name);
         }

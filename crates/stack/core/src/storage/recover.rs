@@ -12,19 +12,17 @@ use super::half_done::drop_note;
 use super::notes::{self, Note};
 use super::records::Alert;
 use super::retry::{AGAIN, Job, spawn, until_done};
-use super::{allowed, copy, own_call, plug, sr, this_host};
-use crate::Toolstack;
-use crate::call::Call;
+use super::{Call, Storage, allowed, copy, plug, sr, this_host};
 use crate::db::reference_of;
 
-/// Makes the records true before the first call: drivers are known, so is who has VDIs open, and no SR is attached yet.
-/// Touches no storage. Disk processes that run must be known by now.
+/// Makes the records true before the first call: drivers are known, so are the holders of VDIs, and no SR is attached
+/// yet. Touches no storage. Disk processes that run must be known by now.
 ///
 /// # Errors
 /// The store's.
-pub fn open(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
-    let (db, storage, call) = (&stack.db, &stack.storage, own_call(stack));
-    storage.record_drivers(db)?;
+pub fn open(storage: &Arc<Storage>) -> Result<(), ApiError> {
+    let (db, call) = (&storage.db, Call::own(storage));
+    storage.record_drivers()?;
     let notes = notes::all(db);
     for note in &notes {
         if let Note::Holder { vdi, holder, access } = note {
@@ -34,7 +32,7 @@ pub fn open(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
     let mut wanted = wanted(&call, &notes);
     wanted.retain(|pbd| {
         let sr = db.get("PBD", pbd).map(|pbd| pbd.text("SR").to_owned());
-        sr.is_ok_and(|sr| !storage.gate.state().attached.contains_key(&sr))
+        sr.is_ok_and(|sr| !storage.state().attached.contains_key(&sr))
     });
     db.change(|change| {
         for pbd in &wanted {
@@ -55,8 +53,8 @@ pub fn open(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// The store's.
-pub fn recover(stack: &Arc<Toolstack>, until: Instant) -> Result<(), ApiError> {
-    let (db, storage, call) = (&stack.db, &stack.storage, own_call(stack));
+pub fn recover(storage: &Arc<Storage>, until: Instant) -> Result<(), ApiError> {
+    let (db, call) = (&storage.db, Call::own(storage));
     let notes = notes::all(db);
     let mut jobs: BTreeMap<String, Vec<Job>> = BTreeMap::new();
     let sr_of =
@@ -75,7 +73,7 @@ pub fn recover(stack: &Arc<Toolstack>, until: Instant) -> Result<(), ApiError> {
     }
     storage.recovering.left().extend(jobs.keys().cloned());
     for (sr, jobs) in jobs {
-        spawn(stack, sr, move |call| jobs.iter().for_each(|job| until_done(call, job)));
+        spawn(storage, sr, move |call| jobs.iter().for_each(|job| until_done(call, job)));
     }
     let is_all = storage.recovering.wait(Some(until), BTreeSet::is_empty);
     if !is_all {
@@ -86,13 +84,13 @@ pub fn recover(stack: &Arc<Toolstack>, until: Instant) -> Result<(), ApiError> {
     // Last, because source and target may be on different SRs.
     for note in notes.into_iter().filter(|note| matches!(note, Note::CopyInto { .. })) {
         if is_all {
-            copy::resume(stack, &note);
+            copy::resume(storage, &note);
             continue;
         }
-        let stack = Arc::clone(stack);
+        let storage = Arc::clone(storage);
         let later = move || {
-            stack.storage.recovering.wait(None, BTreeSet::is_empty);
-            copy::resume(&stack, &note);
+            storage.recovering.wait(None, BTreeSet::is_empty);
+            copy::resume(&storage, &note);
         };
         if let Err(error) = std::thread::Builder::new().name("copy-later".to_owned()).spawn(later) {
             tracing::error!(%error, "a copy that was interrupted waits for the next start");
@@ -112,7 +110,7 @@ fn plug_until_answered(call: &Call, pbd: &str) {
     let mut is_told = false;
     loop {
         // It may have gone with an SR that was being destroyed.
-        if call.stack.db.get("PBD", pbd).is_err() {
+        if call.part.db.get("PBD", pbd).is_err() {
             return;
         }
         let Err(error) = plug::plug(call, pbd) else { return };
@@ -124,7 +122,7 @@ fn plug_until_answered(call: &Call, pbd: &str) {
             return;
         }
         std::thread::sleep(AGAIN);
-        if !notes::all(&call.stack.db).contains(&note) {
+        if !notes::all(&call.part.db).contains(&note) {
             return;
         }
     }
@@ -132,21 +130,21 @@ fn plug_until_answered(call: &Call, pbd: &str) {
 
 /// PBDs of this host that were attached, or were about to be.
 fn wanted(call: &Call, notes: &[Note]) -> Vec<String> {
-    let host = this_host(&call.stack.db);
+    let host = this_host(&call.part.db);
     let noted = |reference: &str| {
         notes.iter().any(|note| match note {
             Note::PbdPlug { pbd } | Note::PbdWanted { pbd } => pbd == reference,
             _ => false,
         })
     };
-    let here = call.stack.db.all("PBD").into_iter().filter(|pbd| pbd.text("host") == host);
+    let here = call.part.db.all("PBD").into_iter().filter(|pbd| pbd.text("host") == host);
     let wanted = here.filter(|pbd| pbd.bool("currently_attached") || noted(&pbd.reference));
     wanted.map(|pbd| pbd.reference.clone()).collect()
 }
 
 /// Tells the administrator of an SR that is not attached; the note that it is wanted stays.
 fn tell(call: &Call, pbd: &str, error: &ApiError) {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let sr = db.get("PBD", pbd).and_then(|pbd| db.get("SR", pbd.text("SR")));
     let (uuid, name) =
         sr.map(|sr| (sr.text("uuid").to_owned(), sr.text("name_label").to_owned())).unwrap_or_default();
@@ -155,7 +153,7 @@ fn tell(call: &Call, pbd: &str, error: &ApiError) {
          then pbd-plug. The next start tries again; a storage that hangs is tried until it answers."
     );
     Alert { name: "PBD_PLUG_FAILED_ON_SERVER_START", priority: 3, class: "SR", about: &uuid }
-        .post(&call.stack, &body);
+        .post(&call.part.db, &body);
 }
 
 fn unplug_job(note: Note, pbd: String) -> Job {
@@ -164,10 +162,10 @@ fn unplug_job(note: Note, pbd: String) -> Job {
 
 /// The SR may still be mounted, or not any more: afterwards it is not.
 fn finish_unplug(call: &Call, note: &Note, pbd: &str) -> Result<(), ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let Ok(record) = db.get("PBD", pbd) else { return drop_note(call, note) };
     let known = db.get("SR", record.text("SR"))?;
-    let driver = call.stack.storage.driver(known.text("type"))?;
+    let driver = call.part.driver(known.text("type"))?;
     let config = record.map("device_config");
     match plug::attach(call, &driver, known.uuid()?, &known.reference, &config) {
         Ok(attached) => plug::detach(call, &attached)?,
@@ -182,7 +180,7 @@ fn finish_unplug(call: &Call, note: &Note, pbd: &str) -> Result<(), ApiError> {
 
 /// Notes about images of an SR that has no record any more can say nothing.
 fn forget_notes_of_gone_srs(call: &Call) -> Result<(), ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let known = notes::all(db);
     let gone = known.iter().filter(|note| note.sr().is_some_and(|sr| db.get("SR", sr).is_err()));
     let gone: Vec<_> = gone.collect();

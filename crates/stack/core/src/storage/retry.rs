@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use tapio_model::ApiError;
 
 use super::notes::{self, Note};
-use super::{Storage, own_call};
-use crate::Toolstack;
-use crate::call::Call;
+use super::{Call, Storage};
 
 /// How long an SR whose storage hung is left alone before it is tried again.
 pub(super) const AGAIN: Duration = Duration::from_secs(5);
@@ -36,11 +34,11 @@ impl Recovering {
     pub(super) fn wait(&self, until: Option<Instant>, are_over: impl Fn(&BTreeSet<String>) -> bool) -> bool {
         let mut left = self.left();
         while !are_over(&left) {
-            let patience = until.map_or(AGAIN, |until| until.saturating_duration_since(Instant::now()));
-            if patience.is_zero() {
+            let timeout = until.map_or(AGAIN, |until| until.saturating_duration_since(Instant::now()));
+            if timeout.is_zero() {
                 return false;
             }
-            left = self.changed.wait_timeout(left, patience).unwrap_or_else(PoisonError::into_inner).0;
+            left = self.changed.wait_timeout(left, timeout).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
@@ -59,15 +57,15 @@ impl Storage {
 }
 
 /// Works on an SR that is among those that are left.
-pub(super) fn spawn(stack: &Arc<Toolstack>, sr: String, work: impl FnOnce(&Call) + Send + 'static) {
-    let (of, same) = (sr.clone(), Arc::clone(stack));
+pub(super) fn spawn(storage: &Arc<Storage>, sr: String, work: impl FnOnce(&Call) + Send + 'static) {
+    let (of, same) = (sr.clone(), Arc::clone(storage));
     let working = std::thread::Builder::new().name("sr-recovery".to_owned()).spawn(move || {
-        work(&own_call(&same));
-        same.storage.recovering.is_over(&of);
+        work(&Call::own(&same));
+        same.recovering.is_over(&of);
     });
     if let Err(error) = working {
         tracing::error!(sr, %error, "no thread to put an SR in order: it waits for the next start");
-        stack.storage.recovering.is_over(&sr);
+        storage.recovering.is_over(&sr);
     }
 }
 
@@ -105,7 +103,7 @@ pub(super) fn until_done(call: &Call, job: &Job) {
             is_told = true;
         }
         std::thread::sleep(AGAIN);
-        if job.note.as_ref().is_some_and(|note| !notes::all(&call.stack.db).contains(note)) {
+        if job.note.as_ref().is_some_and(|note| !notes::all(&call.part.db).contains(note)) {
             return;
         }
     }
@@ -113,8 +111,8 @@ pub(super) fn until_done(call: &Call, job: &Job) {
 
 /// Does a job of an operation that was broken off, from a moment later on, until it is done.
 pub(super) fn later(call: &Call, sr: &str, job: Job) {
-    if call.stack.storage.recovering.left().insert(sr.to_owned()) {
-        spawn(&call.stack, sr.to_owned(), move |call| {
+    if call.part.recovering.left().insert(sr.to_owned()) {
+        spawn(&call.part, sr.to_owned(), move |call| {
             std::thread::sleep(AGAIN);
             until_done(call, &job);
         });

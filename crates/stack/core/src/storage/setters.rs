@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, Value};
 
-use super::gate::{on_sr, on_vdi};
-use super::operation::Operation;
+use super::pool::{POOL_RINGS, pool_pages};
+use super::transaction::Transaction;
 use super::vdi::{Subject, not_in_use, not_plugged};
+use super::{Call, Handlers};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
 use crate::db::Object;
-use crate::machines::tuning::{POOL_RINGS, pool_pages};
+use crate::operations::{on_sr, on_vdi};
 
-pub(super) fn register(handlers: &mut Handlers) {
+pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.set_shared", set_shared);
     handlers.on("SR.set_other_config", set_other_config);
     handlers.on("SR.add_to_other_config", add_to_other_config);
@@ -25,9 +25,9 @@ pub(super) fn register(handlers: &mut Handlers) {
 
 fn set_shared(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, shared) = (args.text(0)?, args.bool(1)?);
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let sr = db.get("SR", reference)?;
-    let driver = call.stack.storage.driver(sr.text("type"))?;
+    let driver = call.part.driver(sr.text("type"))?;
     if shared && !driver.info().is_shareable {
         let host = super::this_host(db);
         return Err(ApiError::new("SR_NOT_SHARABLE", [reference, &host]));
@@ -63,7 +63,7 @@ fn change_other_config(
     reference: &str,
     change_map: impl FnOnce(&Object, BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ApiError>,
 ) -> Result<Value, ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let sr = change.get("SR", reference)?;
         let (before, fresh) = (sr.map("other_config"), change_map(&sr, sr.map("other_config"))?);
         let is_new = before.get(POOL_RINGS) != fresh.get(POOL_RINGS);
@@ -82,21 +82,21 @@ fn set_physical_size(call: &Call, args: &Args) -> Result<Value, ApiError> {
     if size < 0 {
         return Err(ApiError::new("INVALID_VALUE", ["physical_size".to_owned(), size.to_string()]));
     }
-    call.stack.db.set("SR", reference, "physical_size", size)?;
+    call.part.db.set("SR", reference, "physical_size", size)?;
     Ok(Value::Void)
 }
 
 /// A field that decides how the VDI is opened: not while it is.
 fn set_unused(call: &Call, args: &Args, field: &'static str) -> Result<Value, ApiError> {
     let (reference, value) = (args.text(0)?, args.bool(1)?);
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let vdi = db.get("VDI", reference)?;
     if vdi.bool(field) == value {
         return Ok(Value::Void);
     }
     not_plugged(db, reference, field)?;
     let targets = [on_sr(vdi.text("SR"), "update"), on_vdi(reference, "set")];
-    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, field))?;
+    let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, field))?;
     operation.commit(None, |change| change.set("VDI", reference, field, value))?;
     Ok(Value::Void)
 }
@@ -108,9 +108,9 @@ fn set_on_boot(call: &Call, args: &Args) -> Result<Value, ApiError> {
         return Ok(Value::Void);
     }
     subject.sr.needs("VDI_RESET_ON_BOOT")?;
-    not_plugged(&call.stack.db, reference, "set_on_boot")?;
+    not_plugged(&call.part.db, reference, "set_on_boot")?;
     let targets = [on_sr(&subject.sr.reference, "vdi_set_on_boot"), on_vdi(reference, "set_on_boot")];
-    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, "set_on_boot"))?;
+    let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, "set_on_boot"))?;
     operation.commit(None, |change| change.set("VDI", reference, "on_boot", value))?;
     Ok(Value::Void)
 }
@@ -118,10 +118,10 @@ fn set_on_boot(call: &Call, args: &Args) -> Result<Value, ApiError> {
 /// A cache on local storage needs a driver that has one.
 fn set_allow_caching(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, value) = (args.text(0)?, args.bool(1)?);
-    let vdi = call.stack.db.get("VDI", reference)?;
+    let vdi = call.part.db.get("VDI", reference)?;
     if value {
-        call.stack.storage.attached(&call.stack.db, vdi.text("SR"))?.needs("SR_CACHING")?;
+        call.part.attached(vdi.text("SR"))?.needs("SR_CACHING")?;
     }
-    call.stack.db.set("VDI", reference, "allow_caching", value)?;
+    call.part.db.set("VDI", reference, "allow_caching", value)?;
     Ok(Value::Void)
 }

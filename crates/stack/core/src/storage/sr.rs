@@ -7,19 +7,17 @@ use tapio_sm::worker::is_unfinished;
 use uuid::Uuid;
 
 use super::attached::Attached;
-use super::gate::on_sr;
 use super::notes::{NewSr, Note};
-use super::operation::Operation;
-use super::records;
 use super::retry::{self, Job};
+use super::transaction::Transaction;
 use super::work::{Names, Work};
-use super::{allowed, drivers, pbd, plug, reconcile, this_host};
+use super::{Call, Handlers, allowed, drivers, pbd, plug, reconcile, records, this_host};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
 use crate::db::{Change, reference_of};
+use crate::operations::on_sr;
 use crate::plan::steps::step;
 
-pub(super) fn register(handlers: &mut Handlers) {
+pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.create", create);
     handlers.on("SR.make", make);
     handlers.on("SR.introduce", introduce);
@@ -34,8 +32,8 @@ pub(super) fn register(handlers: &mut Handlers) {
 /// # Errors
 /// `HANDLE_INVALID`, `HOST_OFFLINE`.
 pub(super) fn check_host(call: &Call, host: &str) -> Result<(), ApiError> {
-    call.stack.db.get("host", host)?;
-    if host == this_host(&call.stack.db) { Ok(()) } else { Err(ApiError::new("HOST_OFFLINE", [host])) }
+    call.part.db.get("host", host)?;
+    if host == this_host(&call.part.db) { Ok(()) } else { Err(ApiError::new("HOST_OFFLINE", [host])) }
 }
 
 fn size(args: &Args, at: usize) -> Result<u64, ApiError> {
@@ -45,7 +43,7 @@ fn size(args: &Args, at: usize) -> Result<u64, ApiError> {
 }
 
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let (db, storage) = (&call.part.db, &call.part);
     let host = args.text(0)?;
     check_host(call, host)?;
     let (config, bytes) = (args.map(1)?, size(args, 2)?);
@@ -57,7 +55,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     }
     let uuid = Uuid::new_v4();
     let reference = reference_of(uuid);
-    let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
     let mut new = NewSr {
         uuid,
         host: host.to_owned(),
@@ -108,7 +106,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
 /// # Errors
 /// The store's; then it is detached.
 fn record_new(
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     note: &Note,
     new: &NewSr,
     attached: &Attached,
@@ -140,11 +138,11 @@ pub(super) fn create_job(new: NewSr) -> Job {
 fn finish_create(call: &Call, new: &NewSr) -> Result<(), ApiError> {
     let note = Note::SrCreate(new.clone());
     let reference = reference_of(new.uuid);
-    let operation = Operation::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
-    if call.stack.db.get("SR", &reference).is_ok() {
+    let operation = Transaction::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
+    if call.part.db.get("SR", &reference).is_ok() {
         return operation.commit(Some(&note), |_| Ok(()));
     }
-    let driver = call.stack.storage.driver(&new.kind)?;
+    let driver = call.part.driver(&new.kind)?;
     match plug::attach(call, &driver, new.uuid, &reference, &new.device_config) {
         Ok(attached) => {
             record_new(&operation, &note, new, &attached, call)?;
@@ -188,8 +186,8 @@ fn fields_of(new: &NewSr) -> Vec<(&'static str, Value)> {
 
 fn make(call: &Call, args: &Args) -> Result<Value, ApiError> {
     check_host(call, args.text(0)?)?;
-    let driver = call.stack.storage.driver(args.text(5)?)?;
-    let config = drivers::resolved(&call.stack.db, &args.map(1)?)?;
+    let driver = call.part.driver(args.text(5)?)?;
+    let config = drivers::resolved(&call.part.db, &args.map(1)?)?;
     let uuid = Uuid::new_v4();
     let names = Names { sr: &reference_of(uuid), vdi: "", op: "make" };
     let made = driver.create(&Work::new(call), uuid, &config, size(args, 2)?);
@@ -203,7 +201,7 @@ fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
         "" => Uuid::new_v4(),
         _ => Uuid::parse_str(text).map_err(|_| ApiError::new("UUID_INVALID", ["SR", text]))?,
     };
-    let driver = call.stack.storage.driver(args.text(3)?)?;
+    let driver = call.part.driver(args.text(3)?)?;
     let shared = args.bool(5)?;
     if shared && !driver.info().is_shareable {
         let why = format!("an SR of type {} belongs to one host", driver.info().sr_type);
@@ -221,12 +219,12 @@ fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
         sm_config: args.map(6)?,
         physical_size: 0,
     };
-    let reference = call.stack.db.change(|change| {
+    let reference = call.part.db.change(|change| {
         if change.get("SR", &reference_of(uuid)).is_ok() {
             return Err(ApiError::new("SR_UUID_EXISTS", [uuid.to_string()]));
         }
         let reference = change.create("SR", &fields_of(&new))?;
-        allowed::refresh(&call.stack.storage, change, "SR", &reference)?;
+        allowed::refresh(&call.part, change, "SR", &reference)?;
         Ok(reference)
     })?;
     Ok(Value::String(reference))
@@ -262,8 +260,8 @@ pub(super) fn remove_records(change: &mut Change<'_>, sr: &str) -> Result<(), Ap
 
 fn forget(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    call.stack.db.get("SR", reference)?;
-    let operation = Operation::enter(call, &[on_sr(reference, "forget")], |_| Ok(()))?;
+    call.part.db.get("SR", reference)?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "forget")], |_| Ok(()))?;
     operation.commit(None, |change| {
         let attached = |pbd: &std::sync::Arc<crate::db::Object>| pbd.bool("currently_attached");
         if change.find("PBD", "SR", reference).iter().any(attached) {
@@ -275,7 +273,7 @@ fn forget(call: &Call, args: &Args) -> Result<Value, ApiError> {
 }
 
 fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let (db, storage) = (&call.part.db, &call.part);
     let reference = args.text(0)?;
     let sr = db.get("SR", reference)?;
     if sr.map("other_config").get("indestructible").is_some_and(|value| value == "true") {
@@ -285,8 +283,8 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     if let [_, second, ..] = &pbds[..] {
         return Err(ApiError::new("SR_HAS_MULTIPLE_PBDS", [second.reference.as_str()]));
     }
-    let attached = storage.attached(db, reference)?;
-    let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
+    let attached = storage.attached(reference)?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
     // What lies there decides, not what the database believes.
     reconcile::scan(call, &attached)?;
     if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {
@@ -311,7 +309,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
 fn erase(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let names = Names { sr: &attached.reference, vdi: "", op: "destroy" };
     attached.end(|device| device.erase(&Work::new(call))).map_err(|error| names.translate(call, error))?;
-    call.stack.storage.gate.state().attached.remove(&attached.reference);
+    call.part.state().attached.remove(&attached.reference);
     Ok(())
 }
 
@@ -326,15 +324,15 @@ pub(super) fn destroy_job(sr: String) -> Job {
 /// # Errors
 /// The storage does not answer, or the store's: nothing is known, and it is to be tried again.
 fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
-    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let (db, storage) = (&call.part.db, &call.part);
     let note = Note::SrDestroy { sr: reference.to_owned() };
-    let operation = Operation::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
     let Ok(sr) = db.get("SR", reference) else { return operation.commit(Some(&note), |_| Ok(())) };
     if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {
         tracing::warn!(sr = sr.text("uuid"), "an SR that was being destroyed has a VDI again, and stays");
         return operation.commit(Some(&note), |_| Ok(()));
     }
-    let known = storage.gate.state().attached.get(reference).cloned();
+    let known = storage.state().attached.get(reference).cloned();
     let pbd = db.find("PBD", "SR", reference).into_iter().next();
     if let Some(attached) = known {
         erase(call, &attached)?;
@@ -358,8 +356,8 @@ fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
 
 fn scan(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    let attached = call.stack.storage.attached(&call.stack.db, reference)?;
-    let operation = Operation::enter(call, &[on_sr(reference, "scan")], |_| Ok(()))?;
+    let attached = call.part.attached(reference)?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "scan")], |_| Ok(()))?;
     operation.note(None, None)?;
     reconcile::scan(call, &attached)?;
     operation.commit(None, |_| Ok(()))?;
@@ -368,8 +366,8 @@ fn scan(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    let attached = call.stack.storage.attached(&call.stack.db, reference)?;
-    let operation = Operation::enter(call, &[on_sr(reference, "update")], |_| Ok(()))?;
+    let attached = call.part.attached(reference)?;
+    let operation = Transaction::enter(call, &[on_sr(reference, "update")], |_| Ok(()))?;
     let stat = attached.with(|sr| sr.stat(&Work::new(call)));
     let names = Names { sr: reference, vdi: "", op: "update" };
     stat.map_err(|error| names.translate(call, error))?;

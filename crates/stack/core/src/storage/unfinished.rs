@@ -11,9 +11,7 @@ use tapio_model::ApiError;
 use super::attached::Attached;
 use super::records::Alert;
 use super::work::Work;
-use super::{Storage, half_done, own_call};
-use crate::Toolstack;
-use crate::call::Call;
+use super::{Call, Storage, half_done};
 
 /// How long a storage that does not answer is left alone.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -21,13 +19,13 @@ const AGAIN: Duration = Duration::from_secs(5);
 impl Storage {
     /// Looks after SRs whose operations were broken off: tells of each, and waits on a thread for the storage to
     /// answer. Waits for nothing itself.
-    pub fn tend(&self, stack: &Arc<Toolstack>) {
-        let attached: Vec<Arc<Attached>> = self.gate.state().attached.values().cloned().collect();
+    pub(crate) fn tend(self: &Arc<Self>) {
+        let attached: Vec<Arc<Attached>> = self.state().attached.values().cloned().collect();
         for attached in attached {
             let Some(trouble) = attached.tend() else { continue };
-            let (same, stack) = (Arc::clone(&attached), Arc::clone(stack));
+            let (same, storage) = (Arc::clone(&attached), Arc::clone(self));
             let waiting = move || {
-                wait(&own_call(&stack), &same, &trouble);
+                wait(&Call::own(&storage), &same, &trouble);
                 same.is_tended();
             };
             if let Err(error) = std::thread::Builder::new().name("sr-hangs".to_owned()).spawn(waiting) {
@@ -38,7 +36,7 @@ impl Storage {
     }
 
     fn is_attached(&self, attached: &Attached) -> bool {
-        let state = self.gate.state();
+        let state = self.state();
         state
             .attached
             .get(&attached.reference)
@@ -52,9 +50,9 @@ fn wait(call: &Call, attached: &Attached, trouble: &ApiError) {
         "SR {about}: an operation was broken off: {trouble}. Other SRs are not concerned. The SR is tried again until \
          its storage answers."
     );
-    Alert { name: "SR_NOT_ANSWERING", priority: 2, class: "SR", about: &about }.post(&call.stack, &body);
+    Alert { name: "SR_NOT_ANSWERING", priority: 2, class: "SR", about: &about }.post(&call.part.db, &body);
     while let Err(error) = attached.with(|sr| sr.stat(&Work::new(call))) {
-        if !call.stack.storage.is_attached(attached) {
+        if !call.part.is_attached(attached) {
             return;
         }
         tracing::warn!(sr = about, %error, "the storage does not answer yet");
@@ -66,5 +64,5 @@ fn wait(call: &Call, attached: &Attached, trouble: &ApiError) {
         }
     }
     let body = format!("SR {about}: its storage answers again, and what was broken off is in order.");
-    Alert { name: "SR_ANSWERS_AGAIN", priority: 4, class: "SR", about: &about }.post(&call.stack, &body);
+    Alert { name: "SR_ANSWERS_AGAIN", priority: 4, class: "SR", about: &about }.post(&call.part.db, &body);
 }

@@ -10,19 +10,19 @@ use uuid::Uuid;
 
 use super::allowed::{NoResize, can_resize};
 use super::attached::Attached;
-use super::gate::{State, on_sr, on_vdi};
 use super::notes::Note;
-use super::operation::Operation;
-use super::records;
+use super::state::State;
+use super::transaction::Transaction;
 use super::work::{Names, Work, is_missing};
+use super::{Call, Handlers, records};
 use crate::args::{Args, text_in};
-use crate::call::{Call, Handlers};
 use crate::db::{Change, Db, Object, reference_of};
+use crate::operations::{on_sr, on_vdi};
 use crate::plan::steps::step;
 
-pub(super) fn register(handlers: &mut Handlers) {
-    handlers.on("VDI.create", create);
-    handlers.on("VDI.destroy", destroy);
+pub(super) fn register(handlers: &mut Handlers<'_>) {
+    handlers.on("VDI.create", |call, args| create(call, args.record()?, None).map(Value::String));
+    handlers.on("VDI.destroy", |call, args| destroy(call, args.text(0)?).map(|()| Value::Void));
     handlers.on("VDI.introduce", introduce);
     handlers.on("VDI.forget", forget);
     handlers.on("VDI.update", update);
@@ -56,12 +56,20 @@ impl Subject {
     /// # Errors
     /// `HANDLE_INVALID`, `VDI_NOT_MANAGED`, `VDI_MISSING`, `SR_NOT_ATTACHED`, `SR_HAS_NO_PBDS`.
     pub(super) fn find(call: &Call, reference: &str) -> Result<Self, ApiError> {
-        let subject = Self::find_at_all(call, reference)?;
+        Self::usable(call, call.part.db.get("VDI", reference)?)
+    }
+
+    /// [`Self::find`] of a VDI that is known.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn usable(call: &Call, vdi: Arc<Object>) -> Result<Self, ApiError> {
+        let subject = Self::of(call, vdi)?;
         if subject.vdi.bool("missing") {
-            return Err(ApiError::new("VDI_MISSING", [subject.vdi.text("SR"), reference]));
+            return Err(ApiError::new("VDI_MISSING", [subject.vdi.text("SR"), subject.reference()]));
         }
         if !subject.vdi.bool("managed") {
-            return Err(ApiError::new("VDI_NOT_MANAGED", [reference]));
+            return Err(ApiError::new("VDI_NOT_MANAGED", [subject.reference()]));
         }
         Ok(subject)
     }
@@ -71,9 +79,11 @@ impl Subject {
     /// # Errors
     /// `HANDLE_INVALID`, `SR_NOT_ATTACHED`, `SR_HAS_NO_PBDS`.
     pub(super) fn find_at_all(call: &Call, reference: &str) -> Result<Self, ApiError> {
-        let db = &call.stack.db;
-        let vdi = db.get("VDI", reference)?;
-        let sr = call.stack.storage.attached(db, vdi.text("SR"))?;
+        Self::of(call, call.part.db.get("VDI", reference)?)
+    }
+
+    fn of(call: &Call, vdi: Arc<Object>) -> Result<Self, ApiError> {
+        let sr = call.part.attached(vdi.text("SR"))?;
         Ok(Self { uuid: vdi.uuid()?, vdi, sr })
     }
 
@@ -87,7 +97,7 @@ impl Subject {
     }
 }
 
-/// Nobody may have the VDI open.
+/// The VDI must not be open.
 ///
 /// # Errors
 /// `VDI_IN_USE`.
@@ -98,7 +108,7 @@ pub(super) fn not_in_use(state: &State, vdi: &str, op: &str) -> Result<(), ApiEr
     }
 }
 
-/// No machine may have the VDI plugged.
+/// The VDI must not be plugged into a VM.
 ///
 /// # Errors
 /// `VDI_IN_USE`.
@@ -129,10 +139,17 @@ fn given(record: &BTreeMap<String, Value>) -> Vec<(&'static str, Value)> {
     fields
 }
 
-fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (db, record) = (&call.stack.db, args.record()?);
+/// Makes a VDI from a record, for a VM where one is named; see [`made_note`]. Returns its reference.
+///
+/// # Errors
+/// Those of `VDI.create`.
+pub(crate) fn create(
+    call: &Call,
+    record: &BTreeMap<String, Value>,
+    vm: Option<&str>,
+) -> Result<String, ApiError> {
     let sr = text_in(record, "SR");
-    let attached = call.stack.storage.attached(db, sr)?;
+    let attached = call.part.attached(sr)?;
     attached.needs("VDI_CREATE")?;
     let size = record.get("virtual_size").and_then(Value::as_int).unwrap_or_default();
     let uuid = Uuid::new_v4();
@@ -143,7 +160,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
         name_label: text_in(record, "name_label").to_owned(),
         name_description: text_in(record, "name_description").to_owned(),
     };
-    let operation = Operation::enter(call, &[on_sr(sr, "vdi_create")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(sr, "vdi_create")], |_| Ok(()))?;
     let note = Note::ImageMade { sr: sr.to_owned(), image: uuid };
     operation.note(Some(&note), Some("vdi-create:noted"))?;
     let reference = reference_of(uuid);
@@ -158,36 +175,58 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     sm_config.extend(made.sm_config.clone());
     let mut fields = given(record);
     fields.push(("sm_config", Value::string_map(sm_config)));
-    record_made(call, &operation, &note, &attached, &made, fields)
+    record_made(call, &operation, &note, &attached, &made, (fields, vm))
 }
 
-/// Makes the record of an image that was made; where that fails the image goes.
+/// Notes about VDIs that were made for a VM and that no VBD leads to yet: each is written with the record of the VDI,
+/// and dropped with the record of the VBD.
+pub(crate) const MADE_NOTES: &str = "machines/disk/";
+
+/// The key of such a note.
+pub(crate) fn made_note(vdi: &str) -> String {
+    format!("{MADE_NOTES}{vdi}")
+}
+
+/// Writes it, if the VDI is made for a VM.
+pub(super) fn note_made(change: &mut Change<'_>, vdi: &str, vm: Option<&str>) {
+    if let Some(vm) = vm {
+        change.put_note(made_note(vdi), vm);
+    }
+}
+
+/// Makes the record of an image that was made, for a VM where one is named; where that fails the image goes.
 ///
 /// # Errors
 /// The store's.
 pub(super) fn record_made(
     call: &Call,
-    operation: &Operation<'_>,
+    operation: &Transaction<'_>,
     note: &Note,
     attached: &Attached,
     made: &VdiInfo,
-    fields: Vec<(&'static str, Value)>,
-) -> Result<Value, ApiError> {
+    (fields, vm): (Vec<(&'static str, Value)>, Option<&str>),
+) -> Result<String, ApiError> {
     let work = Work::new(call);
     let sizes = attached.measure(&work);
     let size = i64::try_from(made.virtual_size).unwrap_or(i64::MAX);
     let recorded = operation.commit(Some(note), |change| {
         let reference = records::create(change, &attached.reference, made, fields)?;
         attached.record(change, sizes, size)?;
-        super::allowed::refresh(&call.stack.storage, change, "VDI", &reference)?;
-        call.note_made(change, &reference);
-        Ok(Value::String(reference))
+        super::allowed::refresh(&call.part, change, "VDI", &reference)?;
+        note_made(change, &reference, vm);
+        Ok(reference)
     });
     recorded.inspect_err(|_| discard(call, operation, note, attached, made.uuid))
 }
 
 /// Removes an image that has no record. Where that fails its note stays, and the next attach tries again.
-pub(super) fn discard(call: &Call, operation: &Operation<'_>, note: &Note, attached: &Attached, image: Uuid) {
+pub(super) fn discard(
+    call: &Call,
+    operation: &Transaction<'_>,
+    note: &Note,
+    attached: &Attached,
+    image: Uuid,
+) {
     match attached.with(|sr| sr.destroy(&Work::new(call), image)) {
         Err(error) if !is_missing(&error) => {
             tracing::warn!(%image, %error, "an image without a record stays until its SR is attached again");
@@ -199,17 +238,20 @@ pub(super) fn discard(call: &Call, operation: &Operation<'_>, note: &Note, attac
     }
 }
 
-fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let reference = args.text(0)?;
+/// Removes a VDI with its image.
+///
+/// # Errors
+/// Those of `VDI.destroy`.
+pub(crate) fn destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     let subject = Subject::find_at_all(call, reference)?;
     if !subject.vdi.bool("managed") {
         return Err(ApiError::new("VDI_NOT_MANAGED", [reference]));
     }
     subject.sr.needs("VDI_DELETE")?;
     let sr = &subject.sr.reference;
-    not_plugged(&call.stack.db, reference, "destroy")?;
+    not_plugged(&call.part.db, reference, "destroy")?;
     let targets = [on_sr(sr, "vdi_destroy"), on_vdi(reference, "destroy")];
-    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, "destroy"))?;
+    let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, "destroy"))?;
     let note = Note::VdiDestroy { sr: sr.clone(), vdi: reference.to_owned() };
     operation.note(Some(&note), Some("vdi-destroy:noted"))?;
     let _changing = subject.sr.changing();
@@ -220,8 +262,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     step("vdi-destroy:image-gone");
     let gone = gone_bases(call, &subject);
     let sizes = subject.sr.measure(&Work::new(call));
-    operation.commit(Some(&note), |change| remove_records(change, &subject, &gone, sizes))?;
-    Ok(Value::Void)
+    operation.commit(Some(&note), |change| remove_records(change, &subject, &gone, sizes))
 }
 
 /// Removes an image; that it is gone already is fine.
@@ -239,7 +280,7 @@ pub(super) fn remove_image(call: &Call, attached: &Attached, image: Uuid) -> Res
 pub(super) fn gone_bases(call: &Call, subject: &Subject) -> Vec<String> {
     let mut gone = Vec::new();
     let mut below = subject.vdi.text("parent").to_owned();
-    while let Ok(base) = call.stack.db.get("VDI", &below) {
+    while let Ok(base) = call.part.db.get("VDI", &below) {
         let Ok(uuid) = base.uuid() else { break };
         let is_gone = |error: &ApiError| is_missing(error);
         let look = subject.sr.with(|sr| sr.vdi(&Work::new(call), uuid));
@@ -273,7 +314,7 @@ fn resize(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let subject = Subject::find(call, reference)?;
     let sr = &subject.sr;
     let targets = [on_sr(&sr.reference, "vdi_resize"), on_vdi(reference, "resize")];
-    let operation = Operation::enter(call, &targets, |state| {
+    let operation = Transaction::enter(call, &targets, |state| {
         can_resize(sr, state.use_of(reference)).map_err(|why| match why {
             NoResize::Unsupported => ApiError::new("SR_OPERATION_NOT_SUPPORTED", [sr.reference.as_str()]),
             NoResize::InUse => ApiError::new("VDI_IN_USE", [reference, "resize"]),
@@ -297,7 +338,7 @@ fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let subject = Subject::find_at_all(call, reference)?;
     let sr = &subject.sr;
     let targets = [on_sr(&sr.reference, "update"), on_vdi(reference, "update")];
-    let operation = Operation::enter(call, &targets, |_| Ok(()))?;
+    let operation = Transaction::enter(call, &targets, |_| Ok(()))?;
     let _changing = sr.changing();
     let info = sr.with(|device| device.vdi(&Work::new(call), subject.uuid));
     let info = info.map_err(|error| subject.told(call, "update", error))?;
@@ -312,13 +353,13 @@ fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn forget(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    let (db, storage) = (&call.stack.db, &call.stack.storage);
+    let (db, storage) = (&call.part.db, &call.part);
     let vdi = db.get("VDI", reference)?;
     let sr = vdi.text("SR").to_owned();
-    let attached = storage.gate.state().attached.get(&sr).cloned();
+    let attached = storage.state().attached.get(&sr).cloned();
     let targets = [on_sr(&sr, "vdi_destroy"), on_vdi(reference, "forget")];
     not_plugged(db, reference, "forget")?;
-    let operation = Operation::enter(call, &targets, |state| not_in_use(state, reference, "forget"))?;
+    let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, "forget"))?;
     let _changing = attached.as_ref().map(|attached| attached.changing());
     operation.commit(None, |change| {
         let counted = records::counted(&*change.get("VDI", reference)?);
@@ -350,10 +391,9 @@ mod introduced {
 }
 
 fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let db = &call.stack.db;
     let (text, sr) = (args.text(introduced::UUID)?, args.text(introduced::SR)?);
     let location = args.text(introduced::LOCATION)?;
-    let attached = call.stack.storage.attached(db, sr)?;
+    let attached = call.part.attached(sr)?;
     let uuid = match text {
         "" => Uuid::new_v4(),
         _ => Uuid::parse_str(text).map_err(|_| ApiError::new("UUID_INVALID", ["VDI", text]))?,
@@ -369,7 +409,7 @@ fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
             false => Ok(()),
         }
     };
-    let operation = Operation::enter(call, &[on_sr(sr, "vdi_introduce")], |_| Ok(()))?;
+    let operation = Transaction::enter(call, &[on_sr(sr, "vdi_introduce")], |_| Ok(()))?;
     let names = [(1, "name_label"), (2, "name_description")];
     let mut kept = BTreeMap::new();
     for (at, field) in names {
@@ -401,7 +441,7 @@ fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
         is_free(change)?;
         let reference = records::create(change, sr, &taken, fields)?;
         attached.record(change, sizes, size)?;
-        super::allowed::refresh(&call.stack.storage, change, "VDI", &reference)?;
+        super::allowed::refresh(&call.part, change, "VDI", &reference)?;
         Ok(reference)
     })?;
     Ok(Value::String(made))

@@ -4,7 +4,7 @@ use tapio_model::ApiError;
 use tapio_sm::{Ctx, LiveDisk};
 use uuid::Uuid;
 
-use crate::call::Call;
+use super::Call;
 
 /// A call as a driver sees it; its progress is a part of the call's.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ impl Ctx for Work<'_> {
     }
 
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
-        self.call.stack.disks.live(vdi)
+        self.call.part.disks.live(vdi)
     }
 
     fn step(&self, name: &'static str) {

@@ -12,7 +12,7 @@ mod workers;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Role, Type, Value};
@@ -21,9 +21,9 @@ use crate::accounts::Credential;
 use crate::args::Args;
 use crate::call::{Call, Handlers};
 use crate::caller::Caller;
-use crate::db::{Change, Generation, Object};
+use crate::db::{Change, Db, Generation, Object};
 use crate::progress::Progress;
-use crate::{Toolstack, dates, roles};
+use crate::{dates, roles};
 
 pub use text::xml_text;
 pub(crate) use workers::Workers;
@@ -40,7 +40,7 @@ const KEEP_SECONDS: i64 = 65 * 60;
 /// and so many of them.
 const FINISHED_MAX: usize = 1_000;
 
-/// A pending task that nobody works on here is forgotten after so long without a change (xapi's
+/// A pending task that nothing works on here is forgotten after so long without a change (xapi's
 /// `pending_task_timeout`): its client is gone.
 const PENDING_SECONDS: i64 = 24 * 3600;
 
@@ -65,7 +65,7 @@ pub(crate) struct Owner {
 /// Progress and cancel of a task that runs here.
 #[derive(Debug)]
 pub struct Running {
-    stack: Weak<Toolstack>,
+    db: Arc<Db>,
     reference: String,
     /// None for one that an earlier run of the daemon began.
     owner: Option<Owner>,
@@ -87,10 +87,8 @@ impl Progress for Running {
             }
             *shown = (fraction, Instant::now());
         }
-        if let Some(stack) = self.stack.upgrade() {
-            // A task that its client destroyed meanwhile has nothing to show.
-            let _ = stack.db.set("task", &self.reference, "progress", fraction);
-        }
+        // A task that its client destroyed meanwhile has nothing to show.
+        let _ = self.db.set("task", &self.reference, "progress", fraction);
     }
 
     fn task(&self) -> Option<&str> {
@@ -101,23 +99,24 @@ impl Progress for Running {
 /// Tasks that run here, and their threads.
 #[derive(Debug)]
 pub struct Tasks {
+    db: Arc<Db>,
     running: Mutex<HashMap<String, Arc<Running>>>,
-    /// Pending tasks that nobody works on here: as which change they were seen, and since when.
+    /// Pending tasks that nothing works on here: as which change they were seen, and since when.
     still: Mutex<HashMap<String, (Generation, i64)>>,
     pub(crate) workers: Workers,
 }
 
-impl Default for Tasks {
-    fn default() -> Self {
+impl Tasks {
+    /// None runs yet.
+    pub(crate) fn new(db: &Arc<Db>) -> Self {
         Self {
+            db: Arc::clone(db),
             running: Mutex::default(),
             still: Mutex::default(),
             workers: Workers::new(THREADS_MAX, QUEUE_MAX),
         }
     }
-}
 
-impl Tasks {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Running>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,17 +130,11 @@ impl Tasks {
     ///
     /// # Errors
     /// The store's, `TOO_MANY_PENDING_TASKS`.
-    pub(crate) fn begin(
-        &self,
-        stack: &Arc<Toolstack>,
-        label: &str,
-        owner: Owner,
-        is_kept: bool,
-    ) -> Result<Arc<Running>, ApiError> {
-        if stack.db.count("task") >= ALL_MAX {
+    pub(crate) fn begin(&self, label: &str, owner: Owner, is_kept: bool) -> Result<Arc<Running>, ApiError> {
+        if self.db.count("task") >= ALL_MAX {
             return Err(ApiError::bare("TOO_MANY_PENDING_TASKS"));
         }
-        let reference = stack.db.change(|change| {
+        let reference = self.db.change(|change| {
             let mut fields = new_fields(change, label, "");
             fields.push(("allowed_operations", Value::strings(["cancel"])));
             if is_kept {
@@ -150,26 +143,26 @@ impl Tasks {
                 change.create_volatile("task", &fields)
             }
         })?;
-        Ok(self.watch(stack, reference, Some(owner)))
+        Ok(self.watch(reference, Some(owner)))
     }
 
-    /// Takes up a task of an earlier run of the daemon, at start: it does not count as interrupted, and whoever takes
-    /// it up ends it by [`Self::finish`].
+    /// Takes up a task of an earlier run of the daemon, at start: it does not count as interrupted, and the caller
+    /// ends it by [`Self::finish`].
     ///
     /// # Errors
     /// `HANDLE_INVALID`: it is not there; `OPERATION_NOT_ALLOWED`: it is over.
-    pub fn resume(&self, stack: &Arc<Toolstack>, reference: &str) -> Result<Arc<Running>, ApiError> {
-        let task = stack.db.get("task", reference)?;
+    pub fn resume(&self, reference: &str) -> Result<Arc<Running>, ApiError> {
+        let task = self.db.get("task", reference)?;
         if !is_pending(&task) {
             return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the task is over"]));
         }
-        stack.db.set("task", reference, "allowed_operations", Value::strings(["cancel"]))?;
-        Ok(self.watch(stack, reference.to_owned(), None))
+        self.db.set("task", reference, "allowed_operations", Value::strings(["cancel"]))?;
+        Ok(self.watch(reference.to_owned(), None))
     }
 
-    fn watch(&self, stack: &Arc<Toolstack>, reference: String, owner: Option<Owner>) -> Arc<Running> {
+    fn watch(&self, reference: String, owner: Option<Owner>) -> Arc<Running> {
         let running = Arc::new(Running {
-            stack: Arc::downgrade(stack),
+            db: Arc::clone(&self.db),
             reference: reference.clone(),
             owner,
             is_cancelled: AtomicBool::new(false),
@@ -180,14 +173,14 @@ impl Tasks {
     }
 
     /// Ends a task that was watched by the client of the call itself.
-    pub(crate) fn drop_volatile(&self, stack: &Toolstack, running: &Running) {
+    pub(crate) fn drop_volatile(&self, running: &Running) {
         self.lock().remove(&running.reference);
         let _ = match running.owner {
             // A kept one whose work could not be begun.
-            Some(_) if stack.db.get("task", &running.reference).is_ok_and(|task| task.is_stored) => {
-                stack.db.change(|change| forget(change, &running.reference))
+            Some(_) if self.db.get("task", &running.reference).is_ok_and(|task| task.is_stored) => {
+                self.db.change(|change| forget(change, &running.reference))
             }
-            _ => stack.db.destroy("task", &running.reference),
+            _ => self.db.destroy("task", &running.reference),
         };
     }
 
@@ -197,7 +190,6 @@ impl Tasks {
     /// Those of `standings`.
     pub(crate) fn hold(
         &self,
-        stack: &Toolstack,
         standings: impl FnOnce(&[(&str, Credential)]) -> Result<Vec<Option<Role>>, ApiError>,
     ) -> Result<(), ApiError> {
         let running: Vec<Arc<Running>> = self.lock().values().cloned().collect();
@@ -221,17 +213,17 @@ impl Tasks {
                     "cancelled: its account may not do it any more"
                 );
                 // One that ended meanwhile has nothing to show.
-                let _ = stack.db.set("task", &running.reference, "status", "cancelling");
+                let _ = self.db.set("task", &running.reference, "status", "cancelling");
             }
         }
         Ok(())
     }
 
     /// Ends a task with its result, whose type is `ty`.
-    pub fn finish(&self, stack: &Toolstack, running: &Running, result: &Result<Value, ApiError>, ty: Type) {
+    pub fn finish(&self, running: &Running, result: &Result<Value, ApiError>, ty: Type) {
         let reference = &running.reference;
         self.lock().remove(reference);
-        let written = stack.db.change(|change| end(change, reference, result, ty));
+        let written = self.db.change(|change| end(change, reference, result, ty));
         if let Err(error) = written
             && error.code != "HANDLE_INVALID"
         {
@@ -240,18 +232,18 @@ impl Tasks {
         }
     }
 
-    /// Tasks of an earlier run of the daemon that nobody took up again have failed.
+    /// Tasks of an earlier run of the daemon that were not taken up again have failed.
     ///
     /// # Errors
     /// The store's.
-    pub(crate) fn fail_interrupted(&self, stack: &Toolstack) -> Result<(), ApiError> {
+    pub(crate) fn fail_interrupted(&self) -> Result<(), ApiError> {
         let why = ApiError::internal(
             "the toolstack's daemon ended while this was under way; what was half done was finished or undone at \
              its start: look at the objects concerned and repeat if needed",
         );
         let failed = Err(why);
         let running = self.lock();
-        stack.db.change(|change| {
+        self.db.change(|change| {
             for task in change.all("task") {
                 if is_pending(&task) && !running.contains_key(&task.reference) {
                     end(change, &task.reference, &failed, Type::Void)?;
@@ -269,10 +261,10 @@ impl Tasks {
     ///
     /// # Errors
     /// The store's.
-    pub fn sweep(&self, stack: &Toolstack, now: i64) -> Result<(), ApiError> {
+    pub fn sweep(&self, now: i64) -> Result<(), ApiError> {
         let mut finished: Vec<(i64, String)> = Vec::new();
         let mut pending = Vec::new();
-        for task in stack.db.all("task") {
+        for task in self.db.all("task") {
             match task.get("finished") {
                 _ if is_pending(&task) => pending.push(task),
                 Value::DateTime(at) => finished.push((*at, task.reference.clone())),
@@ -295,7 +287,7 @@ impl Tasks {
         if going.is_empty() {
             return Ok(());
         }
-        stack.db.change(|change| {
+        self.db.change(|change| {
             for reference in &going {
                 // A client may have been faster.
                 if change.get("task", reference).is_ok() {
@@ -306,7 +298,7 @@ impl Tasks {
         })
     }
 
-    /// Which of the pending tasks nobody works on and nobody changed for too long, as far as this run has seen.
+    /// Which of the pending tasks nothing works on and no client changed for too long, as far as this run has seen.
     fn left(&self, pending: &[Arc<Object>], now: i64) -> Vec<String> {
         let running: HashSet<String> = self.lock().keys().cloned().collect();
         let mut still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
@@ -357,21 +349,21 @@ fn forget(change: &mut Change<'_>, reference: &str) -> Result<(), ApiError> {
 /// # Errors
 /// `HANDLE_INVALID`, `RBAC_PERMISSION_DENIED`.
 pub(crate) fn check_owner(
-    stack: &Toolstack,
+    tasks: &Tasks,
     caller: &Caller,
     method: &str,
     reference: &str,
 ) -> Result<(), ApiError> {
-    stack.db.get("task", reference)?;
+    tasks.db.get("task", reference)?;
     if caller.role >= Role::PoolOperator {
         return Ok(());
     }
-    let running = stack.tasks.progress_of(reference);
+    let running = tasks.progress_of(reference);
     let owner = match running.as_ref().and_then(|running| running.owner.as_ref()) {
         Some(owner) => owner.account.as_ref().map(|(user, _)| user.clone()),
         None => {
             let key = owner_note(reference);
-            stack.db.notes(&key).into_iter().find(|(known, _)| *known == key).map(|(_, account)| account)
+            tasks.db.notes(&key).into_iter().find(|(known, _)| *known == key).map(|(_, account)| account)
         }
     };
     if caller.account().is_some() && caller.account() == owner.as_deref() {
@@ -442,13 +434,14 @@ fn type_text(ty: Type) -> String {
 }
 
 /// Registers the messages of tasks.
-pub(crate) fn register(handlers: &mut Handlers) {
+pub(crate) fn register(handlers: &mut Handlers, tasks: &Arc<Tasks>) {
+    let mut handlers = handlers.of(tasks);
     handlers.on("task.create", |call, args| {
         let (label, description) = (args.text(0)?, args.text(1)?);
-        if call.stack.db.count("task") >= ALL_MAX {
+        if call.part.db.count("task") >= ALL_MAX {
             return Err(ApiError::bare("TOO_MANY_PENDING_TASKS"));
         }
-        let made = call.stack.db.change(|change| {
+        let made = call.part.db.change(|change| {
             let mut fields = new_fields(change, label, description);
             fields.push(("allowed_operations", Value::strings(["cancel", "destroy"])));
             create_owned(change, &fields, call.caller.account())
@@ -457,19 +450,19 @@ pub(crate) fn register(handlers: &mut Handlers) {
     });
     handlers.on("task.destroy", |call, args| {
         let reference = args.text(0)?;
-        check_owner(&call.stack, &call.caller, "task.destroy", reference)?;
+        check_owner(&call.part, &call.caller, "task.destroy", reference)?;
         // Work that its client waits for is seen as long as it runs, in memory alone.
-        if call.stack.db.get("task", reference)?.is_stored {
-            call.stack.db.change(|change| forget(change, reference))?;
+        if call.part.db.get("task", reference)?.is_stored {
+            call.part.db.change(|change| forget(change, reference))?;
         } else {
-            call.stack.db.destroy("task", reference)?;
+            call.part.db.destroy("task", reference)?;
         }
         Ok(Value::Void)
     });
     handlers.on("task.cancel", cancel);
     handlers.on("task.set_status", |call, args| {
         let (reference, status) = (own(call, args, "task.set_status")?, args.text(1)?);
-        call.stack.db.change(|change| {
+        call.part.db.change(|change| {
             change.set("task", reference, "status", status)?;
             if matches!(status, "pending" | "cancelling") {
                 return Ok(());
@@ -487,15 +480,15 @@ pub(crate) fn register(handlers: &mut Handlers) {
         if !(0.0..=1.0).contains(fraction) {
             return Err(ApiError::new("INVALID_VALUE", ["value".to_owned(), fraction.to_string()]));
         }
-        call.stack.db.set("task", reference, "progress", *fraction)?;
+        call.part.db.set("task", reference, "progress", *fraction)?;
         Ok(Value::Void)
     });
     handlers.on("task.set_result", |call, args| {
-        call.stack.db.set("task", own(call, args, "task.set_result")?, "result", args.text(1)?)?;
+        call.part.db.set("task", own(call, args, "task.set_result")?, "result", args.text(1)?)?;
         Ok(Value::Void)
     });
     handlers.on("task.set_error_info", |call, args| {
-        call.stack.db.set(
+        call.part.db.set(
             "task",
             own(call, args, "task.set_error_info")?,
             "error_info",
@@ -506,10 +499,10 @@ pub(crate) fn register(handlers: &mut Handlers) {
 }
 
 /// The task of a setter: one that a client made and brings forward itself.
-fn own<'a>(call: &Call, args: &'a Args, method: &str) -> Result<&'a str, ApiError> {
+fn own<'a>(call: &Call<Tasks>, args: &'a Args, method: &str) -> Result<&'a str, ApiError> {
     let reference = args.text(0)?;
-    check_owner(&call.stack, &call.caller, method, reference)?;
-    if call.stack.tasks.progress_of(reference).is_some() {
+    check_owner(&call.part, &call.caller, method, reference)?;
+    if call.part.progress_of(reference).is_some() {
         return Err(ApiError::new(
             "OPERATION_NOT_ALLOWED",
             ["the task is the toolstack's own, it says how it stands"],
@@ -518,12 +511,12 @@ fn own<'a>(call: &Call, args: &'a Args, method: &str) -> Result<&'a str, ApiErro
     Ok(reference)
 }
 
-fn cancel(call: &Call, args: &Args) -> Result<Value, ApiError> {
+fn cancel(call: &Call<Tasks>, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    check_owner(&call.stack, &call.caller, "task.cancel", reference)?;
-    let running = call.stack.tasks.progress_of(reference);
+    check_owner(&call.part, &call.caller, "task.cancel", reference)?;
+    let running = call.part.progress_of(reference);
     let me = call.progress.task().unwrap_or(NULL_REF).to_owned();
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let task = change.get("task", reference)?;
         if !is_pending(&task) {
             return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the task is over"]));
@@ -532,7 +525,7 @@ fn cancel(call: &Call, args: &Args) -> Result<Value, ApiError> {
             change.set("task", reference, "status", "cancelling")?;
             return change.set("task", reference, "current_operations", Value::string_map([(&me, "cancel")]));
         }
-        // Nobody works on it here: whoever made it finds this out by its status.
+        // Nothing works on it here: the client that made it reads its status.
         let cancelled = Err(ApiError::new("TASK_CANCELLED", [reference]));
         end(change, reference, &cancelled, Type::Void)
     })?;

@@ -102,15 +102,15 @@ fn a_task_that_is_taken_up_again_goes_on() {
     let dir = tempfile::tempdir().expect("a scratch directory");
     let db = Db::open(Arc::clone(&store) as _).expect("the store opens");
     let stack = Toolstack::with_accounts(crate::world::config(dir.path()), db, Box::new(crate::world::Four));
-    let running = stack.tasks.resume(&stack, &task).expect("it was pending");
+    let running = stack.tasks.resume(&task).expect("it was pending");
     stack.start().expect("a toolstack starts");
     let client = Client::login(&stack, "pool-admin");
     let status = || text(&client.call("task.get_status", vec![task.as_str().into()]));
     assert_eq!(status(), "pending");
-    stack.tasks.finish(&stack, &running, &Ok(Value::Int(3)), tapio_model::Type::Int);
+    stack.tasks.finish(&running, &Ok(Value::Int(3)), tapio_model::Type::Int);
     assert_eq!(status(), "success");
     assert_eq!(text(&client.call("task.get_result", vec![task.as_str().into()])), "<value>3</value>");
-    assert_eq!(stack.tasks.resume(&stack, &task).expect_err("it is over").code, "OPERATION_NOT_ALLOWED");
+    assert_eq!(stack.tasks.resume(&task).expect_err("it is over").code, "OPERATION_NOT_ALLOWED");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn world() -> World {
     let mut stack = Toolstack::with_accounts(config(dir.path()), Db::default(), accounts);
     let inner = Arc::get_mut(&mut stack).expect("nobody else has it yet");
     // Work that goes on until it is cancelled.
-    inner.handlers.0.insert("host.compute_free_memory", |call, _| {
+    inner.handlers.of(&Arc::new(())).replace("host.compute_free_memory", |call, _| {
         let until = Instant::now() + Duration::from_secs(60);
         while !call.progress.is_cancelled() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
@@ -186,7 +186,7 @@ fn calls_that_wait_end_or_see_what_they_may() {
         let demoted = scope.spawn(|| bob.call("event.from", vec![secrets(), at_bob.into(), 3.0.into()]));
         // What the daemon's watch of the file does.
         world.book.set(&[("bob", Role::ReadOnly, "secret")]);
-        stack.sessions.review(stack).expect("readable");
+        stack.sessions.review().expect("readable");
         assert_eq!(
             waiting.join().expect("no panic").expect_err("its account is gone").code,
             "SESSION_INVALID"
@@ -214,6 +214,6 @@ fn work_under_way_is_cancelled_when_its_account_may_not_do_it_any_more() {
     until("alice's work is cancelled", || status(&of_alice) == "cancelled");
     assert_eq!(status(&of_bob), "pending");
     world.book.set(&[]);
-    stack.sessions.review(stack).expect("readable");
+    stack.sessions.review().expect("readable");
     until("bob's work is cancelled", || status(&of_bob) == "cancelled");
 }

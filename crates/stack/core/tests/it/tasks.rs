@@ -29,7 +29,8 @@ fn slow() -> (tempfile::TempDir, std::sync::Arc<Toolstack>) {
     let (dir, _) = stack();
     let mut made = Toolstack::new(crate::world::config(dir.path()), tapio_core::db::Db::default());
     let inner = std::sync::Arc::get_mut(&mut made).expect("nobody else has it yet");
-    inner.handlers.0.insert("host.compute_free_memory", |call, args| {
+    let part = std::sync::Arc::new(());
+    inner.handlers.of(&part).replace("host.compute_free_memory", |call, args| {
         if args.text(0)? == tapio_model::NULL_REF {
             return Ok(Value::Int(7));
         }
@@ -42,7 +43,7 @@ fn slow() -> (tempfile::TempDir, std::sync::Arc<Toolstack>) {
         }
         Ok(Value::Void)
     });
-    inner.handlers.0.insert("host.compute_memory_overhead", |_, _| panic!("a defect"));
+    inner.handlers.of(&part).replace("host.compute_memory_overhead", |_, _| panic!("a defect"));
     let handlers: &Handlers = &inner.handlers;
     inner.methods = tapio_core::Methods::new(handlers);
     (dir, made)
@@ -202,7 +203,7 @@ fn old_tasks_and_too_many_go() {
             Ok(made)
         })
         .expect("many tasks");
-    stack.tasks.sweep(&stack, now).expect("the store writes");
+    stack.tasks.sweep(now).expect("the store writes");
     let left = texts(&client.call("task.get_all", vec![]));
     assert_eq!(left.len(), 1_001);
     assert!(made[..10].iter().all(|gone| !left.contains(gone)), "the oldest went");
@@ -221,7 +222,7 @@ fn pending_tasks_that_nobody_touches_go_after_a_day() {
     let now = tapio_core::dates::now();
     let hours = |hours: i64| now + hours * 3600;
     let (left, tended) = (made_by(&client), made_by(&client));
-    let sweep = |at: i64| stack.tasks.sweep(&stack, at).expect("the store writes");
+    let sweep = |at: i64| stack.tasks.sweep(at).expect("the store writes");
     sweep(hours(0));
     sweep(hours(23));
     client.call("task.set_progress", vec![tended.as_str().into(), 0.5.into()]);
@@ -247,7 +248,7 @@ fn work_that_runs_is_never_swept() {
     let task = text(&root.call("Async.host.compute_free_memory", vec!["OpaqueRef:any".into()]));
     let now = tapio_core::dates::now();
     for days in 0..5 {
-        stack.tasks.sweep(&stack, now + days * 24 * 3600).expect("the store writes");
+        stack.tasks.sweep(now + days * 24 * 3600).expect("the store writes");
     }
     root.call("task.cancel", vec![task.as_str().into()]);
     assert_eq!(text(&wait(&root, &task)["status"]), "cancelled");

@@ -3,6 +3,7 @@
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
+use tapio_core::storage;
 use tapio_model::{NULL_REF, Value};
 use tapio_types::Access;
 
@@ -100,14 +101,13 @@ fn what_a_driver_cannot_do() {
         rig.try_vdi(&sr, MIB, &[]).expect_err("nothing is made there").code,
         "SR_OPERATION_NOT_SUPPORTED"
     );
-    let (storage, call) = (&rig.stack.storage, rig.own_call());
-    let error =
-        storage.activate(&call, &iso.reference, "vbd", Access::ReadWrite).expect_err("it is read only");
+    let call = rig.own_call();
+    let error = storage::activate(&call, &rig.vdi(&iso.reference), "vbd", Access::ReadWrite)
+        .expect_err("it is read only");
     assert_eq!((&*error.code, &error.params[..]), ("VDI_READONLY", &[iso.reference.clone()][..]));
     for drive in 0..20 {
         drop(
-            storage
-                .activate(&call, &iso.reference, &format!("vbd {drive}"), Access::ReadOnly)
+            storage::activate(&call, &rig.vdi(&iso.reference), &format!("vbd {drive}"), Access::ReadOnly)
                 .expect("a reader"),
         );
     }
@@ -140,7 +140,7 @@ fn a_vanished_directory_loses_no_record() {
     let error = rig.try_vdi(&sr, 4 * MIB, &[]).expect_err("there is nowhere to make it");
     assert!(error.code.starts_with("SR_BACKEND_FAILURE_"), "{error}");
     let error =
-        rig.stack.storage.activate(&rig.own_call(), &vdi, "vbd", Access::ReadWrite).expect_err("it is away");
+        storage::activate(&rig.own_call(), &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect_err("it is away");
     assert!(error.code.starts_with("SR_BACKEND_FAILURE_") || error.code == "VDI_MISSING", "{error}");
     std::fs::rename(&aside, &there).expect("it is back");
     rig.call("SR.scan", vec![sr.as_str().into()]).expect("a scan");
@@ -158,7 +158,7 @@ fn a_damaged_image_is_told_and_harms_no_other() {
     file.write_all_at(&vec![0x5a; len as usize], 0).expect("room");
     rig.call("SR.scan", vec![sr.as_str().into()]).expect("a scan goes on");
     assert!(!rig.vdi(&damaged).map("sm_config")["damaged"].is_empty());
-    let error = rig.stack.storage.activate(&rig.own_call(), &damaged, "vbd", Access::ReadWrite);
+    let error = storage::activate(&rig.own_call(), &rig.vdi(&damaged), "vbd", Access::ReadWrite);
     let error = error.expect_err("it cannot be read");
     assert!(error.code.starts_with("SR_BACKEND_FAILURE_"), "{error}");
     rig.snapshot(&sound);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use tapio_core::storage;
 use tapio_model::{ApiError, Value};
 use tapio_sm::{Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo};
 use tapio_types::{Access, ChainSpec};
@@ -221,7 +222,7 @@ impl Sr for FaultySr {
 
 /// Adds the driver to a toolstack.
 fn add_driver(rig: &Rig, plan: &Arc<Plan>) {
-    let known = tapio_sm::registry(&rig.stack.config.mount_dir, &rig.stack.config.run_dir);
+    let known = tapio_sm::registry(&rig.dir.join("mount"), &rig.dir.join("run"));
     let inner = known.into_iter().find(|driver| driver.info().sr_type == "file").expect("the file driver");
     rig.stack.storage.add_driver(Arc::new(Faulty { inner, plan: Arc::clone(plan) }));
 }
@@ -329,11 +330,11 @@ fn a_copy_is_cancelled() {
     // Readers go with it, writers do not.
     let (storage, call) = (&rig.stack.storage, rig.own_call());
     assert_eq!(
-        storage.activate(&call, &vdi, "vbd", Access::ReadWrite).expect_err("it is read").code,
+        storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect_err("it is read").code,
         "VDI_IN_USE"
     );
-    drop(storage.activate(&call, &vdi, "vbd", Access::ReadOnly).expect("a second reader"));
-    storage.deactivate(&call, &vdi, "vbd").expect("it lets go");
+    drop(storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadOnly).expect("a second reader"));
+    storage::deactivate(&call, &vdi, "vbd").expect("it lets go");
     rig.call("task.cancel", vec![task.as_str().into()]).expect("it can be");
     let began = Instant::now();
     while rig.get("task", &task).text("status") != "cancelled" {
@@ -351,16 +352,16 @@ fn an_activation_that_fails_leaves_nobody() {
     let vdi = rig.make_vdi(&sr, 4 * MIB);
     let (storage, call) = (&rig.stack.storage, rig.own_call());
     plan.fail("activate");
-    let error = storage.activate(&call, &vdi, "vbd", Access::ReadWrite).expect_err("it fails");
+    let error = storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect_err("it fails");
     assert_eq!(error.code, "SR_BACKEND_FAILURE_200");
     assert!(storage.holders().is_empty());
     plan.heal();
-    drop(storage.activate(&call, &vdi, "vbd", Access::ReadWrite).expect("nobody has it"));
+    drop(storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect("nobody has it"));
     plan.fail("deactivate");
-    storage.deactivate(&call, &vdi, "vbd").expect_err("it fails");
+    storage::deactivate(&call, &vdi, "vbd").expect_err("it fails");
     assert_eq!(storage.holders().len(), 1, "it still has it");
     plan.heal();
-    storage.deactivate(&call, &vdi, "vbd").expect("now it lets go");
+    storage::deactivate(&call, &vdi, "vbd").expect("now it lets go");
     assert!(storage.holders().is_empty());
 }
 

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tapio_control::RunDir;
-use tapio_core::call::{Call, Caller, Unwatched};
+use tapio_core::call::Call;
 use tapio_core::config::Config;
 use tapio_core::db::{Db, Object};
 use tapio_core::disks::{Disks, Processes};
+use tapio_core::storage::Storage;
 use tapio_core::{NoAccounts, Peer, Toolstack};
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_stat::ShmRoot;
@@ -44,8 +45,11 @@ pub(crate) const MIB: i64 = 1 << 20;
 
 /// What a start does with storage.
 pub(crate) fn recover(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
-    tapio_core::storage::open(stack)?;
-    tapio_core::storage::recover(stack, std::time::Instant::now() + std::time::Duration::from_secs(120))
+    tapio_core::storage::open(&stack.storage)?;
+    tapio_core::storage::recover(
+        &stack.storage,
+        std::time::Instant::now() + std::time::Duration::from_secs(120),
+    )
 }
 
 impl Rig {
@@ -71,7 +75,7 @@ impl Rig {
         let disks = Disks::with_backend(&config, Arc::new(backend));
         let drivers = tapio_vm::registry(&tapio_vm::Settings::new(&config.run_dir));
         let stack = Toolstack::with_disks(config, Db::default(), Box::new(NoAccounts), disks);
-        drivers.into_iter().for_each(|driver| stack.machines.add_driver(driver));
+        drivers.into_iter().for_each(|driver| stack.vms.add_driver(driver));
         Self { _scratch: Some(scratch), ..Self::start(&dir, stack) }
     }
 
@@ -90,13 +94,8 @@ impl Rig {
     }
 
     /// What a handler of the toolstack gets.
-    pub(crate) fn own_call(&self) -> Call {
-        Call {
-            stack: Arc::clone(&self.stack),
-            caller: Caller::toolstack(),
-            progress: Arc::new(Unwatched::default()),
-            made_for: None,
-        }
+    pub(crate) fn own_call(&self) -> Call<Storage> {
+        Call::own(&self.stack.storage)
     }
 
     /// Sends a message.

@@ -1,5 +1,6 @@
 //! Who may have a VDI open, and what runs together.
 
+use tapio_core::storage;
 use tapio_model::Value;
 use tapio_types::Access::{ReadOnly, ReadWrite};
 
@@ -17,11 +18,12 @@ fn one_writer_or_many_readers() {
     let (storage, call) = (&rig.stack.storage, rig.own_call());
     let tag = || rig.vdi(&vdi).map("sm_config").get(&format!("host_{}", rig.host)).cloned();
     for reader in 0..20 {
-        let opening = storage.activate(&call, &vdi, &format!("vbd {reader}"), ReadOnly).expect("a reader");
+        let opening =
+            storage::activate(&call, &rig.vdi(&vdi), &format!("vbd {reader}"), ReadOnly).expect("a reader");
         assert_eq!(opening.chain.layers.len(), 1);
     }
     assert_eq!(tag().as_deref(), Some("RO"));
-    assert_eq!(code(storage.activate(&call, &vdi, "writer", ReadWrite)), "VDI_IN_USE");
+    assert_eq!(code(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite)), "VDI_IN_USE");
     assert_eq!(
         rig.refused("VDI.destroy", vec![vdi.as_str().into()]),
         ("VDI_IN_USE".into(), vec![vdi.clone(), "destroy".into()])
@@ -32,21 +34,21 @@ fn one_writer_or_many_readers() {
     // The driver's answer: nobody is there who could be told of the new chain.
     assert_eq!(rig.refused("VDI.snapshot", snapshot).0, "VDI_IN_USE");
     for reader in 0..20 {
-        storage.deactivate(&call, &vdi, &format!("vbd {reader}")).expect("it lets go");
-        storage.deactivate(&call, &vdi, &format!("vbd {reader}")).expect("once more counts nothing");
+        storage::deactivate(&call, &vdi, &format!("vbd {reader}")).expect("it lets go");
+        storage::deactivate(&call, &vdi, &format!("vbd {reader}")).expect("once more counts nothing");
     }
     assert_eq!(tag(), None);
     assert!(rig.words("VDI", &vdi, "allowed_operations").contains(&"destroy".to_owned()));
-    drop(storage.activate(&call, &vdi, "writer", ReadWrite).expect("a writer"));
-    drop(storage.activate(&call, &vdi, "writer", ReadWrite).expect("the same once more"));
+    drop(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite).expect("a writer"));
+    drop(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite).expect("the same once more"));
     assert_eq!(tag().as_deref(), Some("RW"));
-    assert_eq!(code(storage.activate(&call, &vdi, "reader", ReadOnly)), "VDI_IN_USE");
+    assert_eq!(code(storage::activate(&call, &rig.vdi(&vdi), "reader", ReadOnly)), "VDI_IN_USE");
     assert_eq!(storage.holders(), [(vdi.clone(), "writer".to_owned(), ReadWrite)]);
     assert_eq!(code(rig.call("VDI.copy", Rig::copy_params(&vdi, &sr))), "VDI_IN_USE");
     assert_eq!(rig.refused("VDI.set_sharable", vec![vdi.as_str().into(), true.into()]).0, "VDI_IN_USE");
-    storage.deactivate(&call, &vdi, "writer").expect("it lets go");
+    storage::deactivate(&call, &vdi, "writer").expect("it lets go");
     rig.call("VDI.set_read_only", vec![vdi.as_str().into(), true.into()]).expect("nobody uses it");
-    assert_eq!(code(storage.activate(&call, &vdi, "writer", ReadWrite)), "VDI_READONLY");
+    assert_eq!(code(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite)), "VDI_READONLY");
     assert!(storage.holders().is_empty() && rig.stack.db.notes("storage/").is_empty());
 }
 
@@ -59,11 +61,11 @@ fn writers_share_plain_bytes_where_they_may() {
         (rig.make_vdi(&sr, 4 * MIB), rig.try_vdi(&sr, 4 * MIB, &[("type", "raw")]).expect("raw"));
     for vdi in [&vhd, &raw] {
         rig.call("VDI.set_sharable", vec![vdi.as_str().into(), true.into()]).expect("nobody uses it");
-        drop(storage.activate(&call, vdi, "one", ReadWrite).expect("the first"));
+        drop(storage::activate(&call, &rig.vdi(vdi), "one", ReadWrite).expect("the first"));
     }
-    drop(storage.activate(&call, &raw, "two", ReadWrite).expect("bytes can be shared"));
+    drop(storage::activate(&call, &rig.vdi(&raw), "two", ReadWrite).expect("bytes can be shared"));
     // Two writers of one VHD would each have their own idea of its blocks.
-    assert_eq!(code(storage.activate(&call, &vhd, "two", ReadWrite)), "VDI_IN_USE");
+    assert_eq!(code(storage::activate(&call, &rig.vdi(&vhd), "two", ReadWrite)), "VDI_IN_USE");
     assert_eq!(storage.holders().len(), 3);
 }
 
@@ -72,7 +74,7 @@ fn a_chain_stays_while_it_is_opened_or_closed() {
     let rig = Rig::new();
     let sr = rig.make_sr("sr");
     let vdi = rig.make_vdi(&sr, 4 * MIB);
-    let closing = rig.stack.storage.closing(&rig.own_call(), &vdi).expect("nobody else");
+    let closing = storage::closing(&rig.own_call(), &vdi).expect("nobody else");
     std::thread::scope(|scope| {
         let snapshot = scope
             .spawn(|| rig.call("VDI.snapshot", vec![vdi.as_str().into(), Value::Map(Default::default())]));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tapio_core::Toolstack;
 use tapio_core::db::Db;
+use tapio_core::storage;
 use tapio_model::{ApiError, Value};
 use tapio_store::{Memory, Revision, Row, Sqlite, Store, StoreError, Txn};
 use tapio_types::Access;
@@ -114,9 +115,9 @@ fn a_restarted_daemon_knows_who_has_what_open() {
             (&other, ONE, Access::ReadOnly),
             (&other, "two", Access::ReadOnly),
         ] {
-            drop(rig.stack.storage.activate(&rig.own_call(), vdi, holder, access).expect("nobody else"));
+            drop(storage::activate(&rig.own_call(), &rig.vdi(vdi), holder, access).expect("nobody else"));
         }
-        rig.stack.storage.deactivate(&rig.own_call(), &other, "two").expect("it lets go");
+        storage::deactivate(&rig.own_call(), &other, "two").expect("it lets go");
         (sr, vdi, other)
     };
     {
@@ -134,7 +135,7 @@ fn a_restarted_daemon_knows_who_has_what_open() {
         assert!(!allowed.contains(&"destroy".into()) && allowed.contains(&"snapshot".into()), "{allowed:?}");
         assert!(record.map("sm_config").iter().any(|(key, value)| key.starts_with("host_") && value == "RW"));
     }
-    // No disk process runs for them, so the machines' recovery gives them up.
+    // No disk process runs for them, so the recovery of VMs gives them up.
     let rig = open(scratch.path());
     assert!(rig.stack.storage.holders().is_empty());
     assert!(!rig.vdi(&vdi).map("sm_config").keys().any(|key| key.starts_with("host_")));

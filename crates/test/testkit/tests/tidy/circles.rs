@@ -5,21 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Source;
 
-/// Files that still import each other in a circle, and why. Each that leaves the circle leaves this list.
-pub const ALLOWED: [(&str, &str); 11] = [
-    ("crates/stack/core/src/answers.rs", "parts of an answer are made later, from the toolstack"),
-    ("crates/stack/core/src/basics/messages.rs", "handlers get the toolstack; dispatch asks for records"),
-    ("crates/stack/core/src/call.rs", "a call carries the whole toolstack to its handler"),
-    ("crates/stack/core/src/disks/mod.rs", "the watch of disk processes tells the toolstack"),
-    ("crates/stack/core/src/dispatch.rs", "the toolstack holds the table, and takes the calls"),
-    ("crates/stack/core/src/events.rs", "handlers get the toolstack; dispatch waits for events"),
-    ("crates/stack/core/src/machines/mod.rs", "handlers get the toolstack, which holds the drivers"),
-    ("crates/stack/core/src/sessions/mod.rs", "handlers get the toolstack, which holds the sessions"),
-    ("crates/stack/core/src/storage/mod.rs", "handlers get the toolstack, which holds the SRs"),
-    ("crates/stack/core/src/tasks/mod.rs", "handlers get the toolstack, which holds the tasks"),
-    ("crates/stack/core/src/toolstack.rs", "it is all its parts"),
-];
-
 /// The segments of a path or of a module below the root of its crate.
 type Path = Vec<String>;
 
@@ -188,8 +173,8 @@ impl Crate {
     }
 }
 
-/// Complains about every file in a circle that is not in `allowed`, and about every file there that is in none.
-pub fn circles(files: &[Source], allowed: &[(&str, &str)]) -> Vec<String> {
+/// Complains about every file in a circle.
+pub fn circles(files: &[Source]) -> Vec<String> {
     let mut crates: BTreeMap<&str, Crate> = BTreeMap::new();
     let rust =
         || files.iter().filter_map(|file| module_of(&file.path).map(|(dir, module)| (file, dir, module)));
@@ -202,7 +187,6 @@ pub fn circles(files: &[Source], allowed: &[(&str, &str)]) -> Vec<String> {
         }
     }
     let mut complaints = Vec::new();
-    let mut unused: BTreeSet<&str> = allowed.iter().map(|(file, _)| *file).collect();
     for known in crates.values() {
         let imports: BTreeMap<&Path, BTreeSet<&Path>> =
             known.modules.keys().map(|module| (module, known.imports(module))).collect();
@@ -221,13 +205,10 @@ pub fn circles(files: &[Source], allowed: &[(&str, &str)]) -> Vec<String> {
         for (module, _) in reached.iter().filter(|(module, all)| all.contains(*module)) {
             let file = &known.modules[*module].file;
             let next = imports[module].iter().find(|next| reached[*next].contains(module));
-            if !unused.remove(file.as_str()) {
-                let next = next.map_or("itself", |next| &known.modules[*next].file);
-                complaints.push(format!("{file}:1: imports {next}, which leads back here: a circle"));
-            }
+            let next = next.map_or("itself", |next| &known.modules[*next].file);
+            complaints.push(format!("{file}:1: imports {next}, which leads back here: a circle"));
         }
     }
-    complaints.extend(unused.iter().map(|file| format!("{file}:1: is in no circle: take it off the list")));
     complaints
 }
 
@@ -245,13 +226,13 @@ fn a_circle_is_found_through_an_export_and_files_above_and_below_make_none() {
         file("two/part", "fn g(_: &super::super::three::Three) {}\n"),
         file("three", "use crate::one::One;\n\n#[cfg(test)]\nmod tests {\n    use crate::two::Other;\n}\n"),
     ];
-    let found = circles(&files, &[("crates/w/c/src/three.rs", "known"), ("crates/w/c/src/lib.rs", "was")]);
+    let found = circles(&files);
     assert_eq!(
         found,
         [
             "crates/w/c/src/one.rs:1: imports crates/w/c/src/two/part.rs, which leads back here: a circle",
+            "crates/w/c/src/three.rs:1: imports crates/w/c/src/one.rs, which leads back here: a circle",
             "crates/w/c/src/two/part.rs:1: imports crates/w/c/src/three.rs, which leads back here: a circle",
-            "crates/w/c/src/lib.rs:1: is in no circle: take it off the list",
         ]
     );
 }

@@ -5,41 +5,42 @@ use std::cell::Cell;
 use tapio_model::ApiError;
 use tapio_sm::worker::is_unfinished;
 
-use super::allowed;
 use super::attached::Attached;
-use super::gate::{Entered, State, Target};
 use super::notes::Note;
-use crate::call::Call;
+use super::state::State;
+use super::{Call, allowed};
 use crate::db::Change;
+use crate::operations::{Held, Target};
 use crate::plan::steps::step;
 
 /// An operation that runs; clients see it in `current_operations`. When this goes before [`Self::commit`] succeeded,
 /// the operation is over without a result.
 #[derive(Debug)]
-pub(super) struct Operation<'a> {
+pub(super) struct Transaction<'a> {
     call: &'a Call,
-    entered: Entered,
+    held: Held,
     /// Whether records show it.
     is_shown: Cell<bool>,
 }
 
-impl<'a> Operation<'a> {
-    /// Enters an operation; `check` sees the table as it is at that moment.
+impl<'a> Transaction<'a> {
+    /// Begins an operation; `check` sees the state as it is at that moment.
     ///
     /// # Errors
-    /// See [`super::gate::Gate::enter`].
+    /// See [`crate::operations::Operations::enter`].
     pub(super) fn enter(
         call: &'a Call,
         targets: &[Target<'_>],
-        check: impl FnMut(&mut State) -> Result<(), ApiError>,
+        check: impl FnOnce(&mut State) -> Result<(), ApiError>,
     ) -> Result<Self, ApiError> {
-        let entered = call.stack.storage.gate.enter(&*call.progress, targets, check)?;
-        Ok(Self { call, entered, is_shown: Cell::new(false) })
+        let storage = &call.part;
+        let held = storage.operations.enter(&*call.progress, targets, || check(&mut storage.state()))?;
+        Ok(Self { call, held, is_shown: Cell::new(false) })
     }
 
     /// The task, or a name that stands for one.
     pub(super) fn task(&self) -> &str {
-        self.entered.task()
+        self.held.task()
     }
 
     /// Shows the operation to clients and writes what will be half done, then comes to the place `name`.
@@ -48,7 +49,7 @@ impl<'a> Operation<'a> {
     /// The store's; then nothing was noted.
     pub(super) fn note(&self, note: Option<&Note>, name: Option<&'static str>) -> Result<(), ApiError> {
         self.is_shown.set(true);
-        self.call.stack.db.change(|change| {
+        self.call.part.db.change(|change| {
             self.refresh(change)?;
             note.map_or(Ok(()), |note| note.put(change))
         })?;
@@ -68,7 +69,7 @@ impl<'a> Operation<'a> {
         name: &'static str,
     ) -> Result<Note, ApiError> {
         self.is_shown.set(true);
-        let note = self.call.stack.db.change(|change| {
+        let note = self.call.part.db.change(|change| {
             let note = make(change)?;
             self.refresh(change)?;
             note.put(change)?;
@@ -87,10 +88,10 @@ impl<'a> Operation<'a> {
         note: Option<&Note>,
         make: impl FnOnce(&mut Change<'_>) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let answer = self.call.stack.db.change(|change| {
+        let answer = self.call.part.db.change(|change| {
             let answer = make(change)?;
             note.inspect(|note| note.drop_from(change));
-            self.entered.is_ending();
+            self.held.is_ending();
             self.refresh(change)?;
             Ok(answer)
         })?;
@@ -117,14 +118,14 @@ impl<'a> Operation<'a> {
     }
 
     fn refresh(&self, change: &mut Change<'_>) -> Result<(), ApiError> {
-        for (class, reference) in self.entered.targets() {
-            allowed::refresh(&self.call.stack.storage, change, class, reference)?;
+        for (class, reference) in self.held.objects() {
+            allowed::refresh(&self.call.part, change, class, reference)?;
         }
         Ok(())
     }
 }
 
-impl Drop for Operation<'_> {
+impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         if self.is_shown.get() {
             self.give_up(None);

@@ -1,4 +1,4 @@
-//! What a machine made from another takes over of its record, and what it does not.
+//! What a VM made from another takes over of its record, and what it does not.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tapio_model::{ApiError, Source, Value};
 use super::lookup;
 use crate::db::{Change, Object};
 
-/// Fields that a new machine does not take over: they get their first value, or one of their own.
+/// Fields that a new VM does not take over: they get their first value, or one of their own.
 const OWN: [&str; 36] = [
     "uuid",
     "name_label",
@@ -47,19 +47,19 @@ const OWN: [&str; 36] = [
     "generation_id",
 ];
 
-/// Sets of what to do after updates: of no new machine.
+/// Sets of what to do after updates: of no new VM.
 const GUIDANCES: [&str; 3] = ["pending_guidances", "pending_guidances_recommended", "pending_guidances_full"];
 
 /// Keys of `other_config` that a template came with, and that make clients take it for one that must stay.
 const OF_TEMPLATES: [&str; 2] = ["default_template", "xensource_internal"];
 
-/// The key from which products make hardware addresses: a machine of its own has one of its own.
+/// The key from which products make hardware addresses: a VM of its own has one of its own.
 const MAC_SEED: &str = "mac_seed";
 
-/// The key that says by which template a machine was made first.
+/// The key that says by which template a VM was made first.
 const BASE_TEMPLATE: &str = "base_template_name";
 
-/// Fields of a machine made from `source`.
+/// Fields of a VM made from `source`.
 pub fn of_new(source: &Object, name: &str, is_snapshot: bool) -> Vec<(&'static str, Value)> {
     let is_taken = |name: &str| !OWN.contains(&name) && !GUIDANCES.contains(&name) && name != "other_config";
     let kept = source.class.fields.iter().filter(|field| matches!(field.source, Source::Kept));
@@ -103,7 +103,7 @@ fn other_config(source: &Object, is_snapshot: bool) -> BTreeMap<String, String> 
     config
 }
 
-/// Two numbers by which a guest sees that it is another machine, or an earlier one; none where it had none.
+/// Two numbers by which a guest sees that it is another VM, or an earlier one; none where it had none.
 fn generation_id(of_source: &str) -> String {
     if of_source.is_empty() {
         return String::new();

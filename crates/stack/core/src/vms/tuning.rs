@@ -3,19 +3,12 @@
 use std::collections::BTreeMap;
 
 use tapio_model::ApiError;
-use tapio_stat::pool::PAGES_MAX;
 use tapio_types::IoLimits;
 
 use crate::config::Config;
 use crate::db::Object;
 use crate::disks::Tuning;
-
-/// How large an SR's page pool is: in full rings of 32 requests.
-pub const POOL_RINGS: &str = "blkback-mem-pool-size-rings";
-/// The same in pages, for those who need another size.
-const POOL_PAGES: &str = "mem-pool-pages";
-/// Pages of a ring: 32 requests of 11 pages.
-const PAGES_PER_RING: u32 = 352;
+use crate::storage::pool_pages;
 
 /// Algorithms of `VBD.qos_algorithm_type`.
 pub const ALGORITHMS: [&str; 2] = ["token-bucket", "ionice"];
@@ -79,7 +72,7 @@ fn not_supported(key: &str, value: &str, why: impl ToString) -> ApiError {
     )
 }
 
-/// How the disk of this VBD shall behave. What cannot be is left out: it was refused when somebody set it, and a
+/// How the disk of this VBD shall behave. What cannot be is left out: it was refused when it was set, and a
 /// disk that is plugged late is worth more than one that is not.
 pub fn of(vbd: &Object, sr: &Object, config: &Config) -> Tuning {
     let (own, shared) = (vbd.map("other_config"), sr.map("other_config"));
@@ -100,43 +93,9 @@ pub fn of(vbd: &Object, sr: &Object, config: &Config) -> Tuning {
     Tuning { limits, polling: (us, idle), pool_pages, io_priority }
 }
 
-/// Pages of an SR's pool as its `other_config` says; none where it says nothing.
-///
-/// # Errors
-/// What cannot be, as a sentence.
-pub fn pool_pages(other_config: &BTreeMap<String, String>) -> Result<Option<u32>, String> {
-    if let Some(rings) = other_config.get(POOL_RINGS) {
-        return match rings.as_str() {
-            "2" => Ok(Some(2 * PAGES_PER_RING)),
-            "4" => Ok(Some(4 * PAGES_PER_RING)),
-            "8" => Ok(Some(8 * PAGES_PER_RING)),
-            _ => Err(format!("{POOL_RINGS} is '{rings}'; 2, 4 or 8 is expected")),
-        };
-    }
-    let Some(pages) = other_config.get(POOL_PAGES) else { return Ok(None) };
-    let number = pages.parse().ok().filter(|pages| (1..=PAGES_MAX).contains(pages));
-    number.map(Some).ok_or_else(|| format!("{POOL_PAGES} is '{pages}'; 1 to {PAGES_MAX} is expected"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_pool_has_two_four_or_eight_rings() {
-        for (rings, pages) in [("2", 704), ("4", 1408), ("8", 2816)] {
-            assert_eq!(pool_pages(&map(&[(POOL_RINGS, rings)])), Ok(Some(pages)));
-        }
-        assert_eq!(2 * PAGES_PER_RING, tapio_stat::pool::PAGES_DEFAULT);
-        assert_eq!(pool_pages(&map(&[])), Ok(None));
-        for bad in ["0", "1", "3", "16", "", "eight", "-2", "2 "] {
-            let why = pool_pages(&map(&[(POOL_RINGS, bad)])).expect_err(bad);
-            assert!(why.contains("2, 4 or 8"), "{why}");
-        }
-        assert_eq!(pool_pages(&map(&[(POOL_PAGES, "100")])), Ok(Some(100)));
-        assert_eq!(pool_pages(&map(&[(POOL_PAGES, "100"), (POOL_RINGS, "4")])), Ok(Some(1408)));
-        assert!(pool_pages(&map(&[(POOL_PAGES, "0")])).is_err());
-    }
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()

@@ -1,23 +1,23 @@
-//! Giving a machine a disk and taking it away, as plans.
+//! Giving a VM a disk and taking it away, as plans.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
 use tapio_stat::VbdId;
 use tapio_types::Access;
-use tapio_vm::{DiskSpec, FrontSpec, PluggedDisk, VmDriver};
+use tapio_vm::{DiskSpec, FrontSpec, VmDriver};
 use uuid::Uuid;
 
-use super::operation::{Claim, refresh};
-use super::{devices, lookup, tuning};
-use crate::call::Call;
+use super::allowed::refresh;
+use super::{Call, StorageCall, devices, lookup, tuning};
 use crate::db::Object;
 use crate::disks::{Note, Offer, Phase};
+use crate::operations::{Claim, Held};
 use crate::plan::steps::step;
 use crate::plan::{Doing, Permits, Plan};
 use crate::progress::{Progress, Unwatched};
-use crate::storage::{Hold, Opening};
+use crate::storage::{self, Opening};
 
 /// How long one step of a plug may take.
 const PLUG: Duration = Duration::from_secs(120);
@@ -42,29 +42,31 @@ impl Progress for Until {
     }
 }
 
-/// Until when.
+/// When an unplug gives up.
 #[derive(Clone, Copy, Debug)]
-pub enum Patience {
+pub enum Timeout {
     /// The whole operation, as its caller chose.
     Until(Instant),
     /// Each disk, once it is its turn.
     Each(Duration),
 }
 
-impl Patience {
+impl Timeout {
     fn until(self) -> Instant {
         match self {
             Self::Until(until) => until,
-            Self::Each(patience) => Instant::now() + patience,
+            Self::Each(timeout) => Instant::now() + timeout,
         }
     }
 }
 
-/// A disk of a machine, on its way in or out.
+/// A disk of a VM, on its way in or out.
 pub struct Disk {
     call: Call,
-    /// The same, which nobody cancels: for what takes back.
-    calm: Call,
+    /// The same to the storage.
+    storage: StorageCall,
+    /// The same, which no client cancels: for what takes back.
+    uncancelled: StorageCall,
     driver: Arc<dyn VmDriver>,
     vm: Uuid,
     domid: u32,
@@ -73,14 +75,15 @@ pub struct Disk {
     /// The VBD's reference.
     vbd: String,
     vm_reference: String,
-    vdi: String,
+    vdi: Arc<Object>,
     vdi_uuid: Uuid,
     sr: Arc<Object>,
     record: Arc<Object>,
     claim: Arc<Claim>,
     /// Keeps the chain as it is until a process has it open.
     opening: Mutex<Option<Opening>>,
-    offered: Mutex<Option<PluggedDisk>>,
+    /// As the driver said when it was asked first.
+    front: OnceLock<FrontSpec>,
 }
 
 impl std::fmt::Debug for Disk {
@@ -103,19 +106,25 @@ impl Disk {
     /// # Errors
     /// `HANDLE_INVALID`, an unknown driver, `INVALID_DEVICE`.
     pub fn of(call: &Call, vbd: &Arc<Object>) -> Result<Arc<Self>, ApiError> {
-        Self::claimed(call, vbd, Arc::default())
+        let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
+        Self::claimed(call, vbd, vdi, Arc::default())
     }
 
-    /// [`Self::of`] an operation that may be overridden by a forced one.
+    /// [`Self::of`] an operation that may be overridden by a forced one, with the VDI as the operation found it.
     ///
     /// # Errors
     /// As there.
-    pub fn claimed(call: &Call, vbd: &Arc<Object>, claim: Arc<Claim>) -> Result<Arc<Self>, ApiError> {
-        let db = &call.stack.db;
+    pub fn claimed(
+        call: &Call,
+        vbd: &Arc<Object>,
+        vdi: Arc<Object>,
+        claim: Arc<Claim>,
+    ) -> Result<Arc<Self>, ApiError> {
+        let db = &call.part.db;
         let vm = db.get("VM", vbd.text("VM"))?;
-        let vdi = db.get("VDI", vbd.text("VDI"))?;
         let sr = db.get("SR", vdi.text("SR"))?;
         let is_cd = vbd.text("type") == "CD";
+        let storage = lookup::to_storage(call);
         let spec = DiskSpec {
             vbd: vbd.uuid()?,
             position: devices::place(vbd.text("userdevice"))?,
@@ -125,21 +134,22 @@ impl Disk {
         };
         Ok(Arc::new(Self {
             call: call.clone(),
-            calm: Call { progress: Arc::new(Unwatched::default()), ..call.clone() },
-            driver: lookup::driver(&call.stack, &vm)?,
+            uncancelled: storage.with(Arc::new(Unwatched::default())),
+            storage,
+            driver: lookup::driver(&call.part, &vm)?,
             vm: vm.uuid()?,
             domid: u32::try_from(vm.int("domid")).unwrap_or(0),
             is_host: vm.bool("is_control_domain"),
             spec,
             vbd: vbd.reference.clone(),
             vm_reference: vm.reference.clone(),
-            vdi: vdi.reference.clone(),
             vdi_uuid: vdi.uuid()?,
+            vdi,
             sr,
             record: Arc::clone(vbd),
             claim,
             opening: Mutex::new(None),
-            offered: Mutex::new(None),
+            front: OnceLock::new(),
         }))
     }
 
@@ -155,6 +165,15 @@ impl Disk {
                 ["VBD", self.vbd.as_str(), "unplug_force", self.call.progress.task().unwrap_or_default()],
             )),
         }
+    }
+
+    /// How the guest gets the disk. The driver is asked once.
+    fn front(&self) -> Result<&FrontSpec, ApiError> {
+        if let Some(front) = self.front.get() {
+            return Ok(front);
+        }
+        let front = self.driver.front(self.vm, &self.spec)?;
+        Ok(self.front.get_or_init(|| front))
     }
 
     fn is_mine(&self) -> bool {
@@ -190,7 +209,7 @@ impl Disk {
 
     /// Makes the VDI ready, and a process for it meanwhile: storage takes its time, a process a processor's.
     fn activate(&self, doing: &Doing) -> Result<(), ApiError> {
-        let disks = &self.call.stack.disks;
+        let disks = &self.call.part.disks;
         let uuid = self.spec.vbd;
         if disks.of_vbd(uuid).is_some_and(|note| note.phase != Phase::Running) {
             // What an earlier attempt could not end is ended first.
@@ -200,7 +219,7 @@ impl Disk {
             spec: self.spec.clone(),
             vm: self.vm,
             driver: self.driver.name().to_owned(),
-            vdi: self.vdi.clone(),
+            vdi: self.vdi.reference.clone(),
             vdi_uuid: self.vdi_uuid,
             sr: self.sr.uuid()?,
             phase: Phase::Starting,
@@ -210,15 +229,15 @@ impl Disk {
             front: None,
             offer: Offer::default(),
             size: 0,
-            tuning: tuning::of(&self.record, &self.sr, &self.call.stack.config),
+            tuning: tuning::of(&self.record, &self.sr, &self.call.part.config),
         })?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let start = || {
-            let devices = self.driver.front(self.vm, &self.spec)? == FrontSpec::Device;
+            let devices = *self.front()? == FrontSpec::Device;
             disks.start(uuid, devices, Instant::now() + PLUG)
         };
-        let (started, activated) = doing.beside("start a disk process", start, || {
-            let opening = self.call.stack.storage.activate(&self.call, &self.vdi, &self.vbd, access)?;
+        let (started, activated) = doing.alongside("start a disk process", start, || {
+            let opening = storage::activate(&self.storage, &self.vdi, &self.vbd, access)?;
             put(&self.opening, opening);
             step("vbd-plug:activated");
             Ok(())
@@ -240,9 +259,9 @@ impl Disk {
             // The forced operation has done it, and another plug may have come since.
             return Ok(());
         }
-        self.call.stack.disks.end(self.spec.vbd, true, Instant::now() + UNDO)?;
-        self.call.stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
-        self.call.stack.disks.forget(self.spec.vbd);
+        self.call.part.disks.end(self.spec.vbd, true, Instant::now() + UNDO)?;
+        storage::deactivate(&self.uncancelled, &self.vdi.reference, &self.vbd)?;
+        self.call.part.disks.forget(self.spec.vbd);
         Ok(())
     }
 
@@ -250,18 +269,18 @@ impl Disk {
         let opening = taken(&self.opening);
         let chain = opening.as_ref().map(|opening| opening.chain.clone());
         let chain = chain.ok_or_else(|| ApiError::internal("a disk is opened that is not active"))?;
-        self.call.stack.disks.open(self.spec.vbd, &chain, Instant::now() + PLUG)?;
+        self.call.part.disks.open(self.spec.vbd, &chain, Instant::now() + PLUG)?;
         self.if_mine(|| Ok(()))
     }
 
     fn give(&self) -> Result<(), ApiError> {
-        let disks = &self.call.stack.disks;
+        let disks = &self.call.part.disks;
         let uuid = self.spec.vbd;
-        let front = self.driver.front(self.vm, &self.spec)?;
+        let front = self.front()?;
         let number = VbdId { domid: self.domid, devid: devices::number(self.spec.position) };
         let has_number = !matches!(front, FrontSpec::Nothing | FrontSpec::Xen);
         let id = (!self.is_host && has_number).then_some(number);
-        let offered = disks.offer(uuid, &front, id, Instant::now() + PLUG)?;
+        let offered = disks.offer(uuid, front, id, Instant::now() + PLUG)?;
         let given = self.driver.plug(self.vm, &offered).and_then(|()| {
             step("vbd-plug:plugged");
             let node = offered.node.as_ref().filter(|_| offered.front == FrontSpec::Device);
@@ -269,7 +288,6 @@ impl Disk {
                 || devices::name(self.spec.position),
                 |name| name.to_string_lossy().into_owned(),
             );
-            put(&self.offered, offered.clone());
             self.if_mine(|| {
                 disks.is_running(uuid)?;
                 self.record_plugged(Some(&device))
@@ -283,7 +301,7 @@ impl Disk {
     }
 
     fn take_back(&self) -> Result<(), ApiError> {
-        let disks = &self.call.stack.disks;
+        let disks = &self.call.part.disks;
         if !self.is_mine() {
             return Ok(());
         }
@@ -298,10 +316,10 @@ impl Disk {
         record(&self.call, &self.vbd, device, None)
     }
 
-    /// Everything from the guest to the storage. With `force` nobody is asked, and no permit but the host's is needed:
-    /// those of the VM and of the SR may be held by steps that hang. The record says that the VBD is not
+    /// Everything from the guest to the storage. With `force` the guest is not asked, and no permit but the host's is
+    /// needed: those of the VM and of the SR may be held by steps that hang. The record says that the VBD is not
     /// plugged when it has ended; of what fails before the guest has let go, nothing has happened.
-    pub fn unplug(self: &Arc<Self>, force: bool, patience: Patience) -> Plan {
+    pub fn unplug(self: &Arc<Self>, force: bool, timeout: Timeout) -> Plan {
         let (first, second) = (Arc::clone(self), Arc::clone(self));
         let until: Arc<Mutex<Option<Instant>>> = Arc::default();
         let same = Arc::clone(&until);
@@ -311,18 +329,18 @@ impl Disk {
         };
         Plan::Serial(vec![
             Plan::leaf("take the disk from the machine", self.subject(), of_vm, move |_| {
-                let end = patience.until();
+                let end = timeout.until();
                 put(&until, end);
                 first.let_go(force, end)
             }),
             Plan::leaf("end the disk process", self.subject(), of_both, move |_| {
-                second.close(force, taken(&same).unwrap_or_else(|| patience.until()))
+                second.close(force, taken(&same).unwrap_or_else(|| timeout.until()))
             }),
         ])
     }
 
     fn let_go(&self, force: bool, until: Instant) -> Result<(), ApiError> {
-        let disks = &self.call.stack.disks;
+        let disks = &self.call.part.disks;
         let uuid = self.spec.vbd;
         if disks.of_vbd(uuid).is_none() {
             return Ok(());
@@ -353,41 +371,44 @@ impl Disk {
     }
 
     fn close(&self, force: bool, until: Instant) -> Result<(), ApiError> {
-        let Call { stack, .. } = &self.call;
+        let vms = &self.call.part;
         let uuid = self.spec.vbd;
         // A snapshot of the VDI that runs is waited for: it needs the process. Not for long where force is meant: then
         // it finds that the disk is gone.
-        let hold =
-            if force { self.closing_soon() } else { Some(stack.storage.closing(&self.calm, &self.vdi)?) };
-        let ended = stack.disks.end(uuid, force, until);
+        let hold = if force {
+            self.closing_soon()
+        } else {
+            Some(storage::closing(&self.uncancelled, &self.vdi.reference)?)
+        };
+        let ended = vms.disks.end(uuid, force, until);
         drop(hold);
         match ended {
             Ok(()) => {}
             Err(error) if force => return self.leave_behind(&error),
             Err(error) => {
                 return Err(self.if_mine(|| {
-                    stack.disks.is_left(uuid);
+                    vms.disks.is_left(uuid);
                     Ok(self.named(error, until))
                 })?);
             }
         }
         self.if_mine(|| Ok(()))?;
         if force {
-            stack.storage.release(&self.calm, &self.vdi, &self.vbd)?;
+            storage::release(&self.uncancelled, &self.vdi.reference, &self.vbd)?;
         } else {
-            stack.storage.deactivate(&self.calm, &self.vdi, &self.vbd)?;
+            storage::deactivate(&self.uncancelled, &self.vdi.reference, &self.vbd)?;
         }
         step("vbd-unplug:deactivated");
         self.if_mine(|| {
             self.record_plugged(None)?;
-            stack.disks.forget(uuid);
+            vms.disks.forget(uuid);
             Ok(())
         })
     }
 
-    fn closing_soon(&self) -> Option<Hold> {
-        let call = Call { progress: Arc::new(Until(Instant::now() + SNAPSHOT)), ..self.calm.clone() };
-        let hold = self.call.stack.storage.closing(&call, &self.vdi);
+    fn closing_soon(&self) -> Option<Held> {
+        let call = self.storage.with(Arc::new(Until(Instant::now() + SNAPSHOT)));
+        let hold = storage::closing(&call, &self.vdi.reference);
         hold.inspect_err(|error| {
             tracing::warn!(vbd = %self.spec.vbd, %error, "a disk is closed under an operation that hangs");
         })
@@ -397,7 +418,7 @@ impl Disk {
     /// The process does not end, because the kernel waits for its storage. It holds the image's lock, and its VDI stays
     /// in use, until it does; the VBD is unplugged all the same.
     fn leave_behind(&self, error: &ApiError) -> Result<(), ApiError> {
-        let stack = &self.call.stack;
+        let vms = &self.call.part;
         self.if_mine(|| {
             let why = format!(
                 "Its disk process was left behind: {error}. The VDI stays in use until that process ends; see to the \
@@ -405,7 +426,7 @@ impl Disk {
             );
             tracing::error!(vbd = %self.spec.vbd, "{why}");
             record(&self.call, &self.vbd, None, Some(&why))?;
-            stack.disks.is_left(self.spec.vbd);
+            vms.disks.is_left(self.spec.vbd);
             Ok(())
         })
     }
@@ -428,7 +449,7 @@ impl Disk {
 /// # Errors
 /// The store's.
 pub fn record(call: &Call, vbd: &str, device: Option<&str>, trouble: Option<&str>) -> Result<(), ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let Ok(before) = change.get("VBD", vbd) else { return Ok(()) };
         change.set("VBD", vbd, "currently_attached", device.is_some())?;
         change.set("VBD", vbd, "device", device.unwrap_or_default())?;

@@ -1,17 +1,19 @@
-//! Records of machines: made, changed, removed.
+//! Records of VMs: made, changed, removed.
 
 use tapio_model::{ApiError, Value};
 use tapio_vm::BootField;
 
-use super::operation::{self, Running, bad_power_state, refresh};
+use super::allowed;
+use super::allowed::{bad_power_state, refresh};
 use super::power::spec;
-use super::{devices, lookup, power, vbd, vif};
+use super::running::Running;
+use super::{Call, Handlers, devices, lookup, power, vbd, vif};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
+use crate::basics::this_host;
 use crate::db::{Change, Object};
 use crate::plan::steps::step;
 
-pub fn register(handlers: &mut Handlers) {
+pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.create", create);
     handlers.on("VM.destroy", destroy);
     handlers.on("VM.set_is_a_template", set_is_a_template);
@@ -59,7 +61,7 @@ const MEMORY: [&str; 4] =
 
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let record = args.value(0)?.as_map().cloned().unwrap_or_default();
-    let made = call.stack.db.change(|change| {
+    let made = call.part.db.change(|change| {
         let own = ["power_state", "domid", "resident_on", "metrics", "guest_metrics"];
         let fields: Vec<(&str, Value)> = record
             .iter()
@@ -71,7 +73,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     made.map(Value::String)
 }
 
-/// Makes the record of a machine that does not run.
+/// Makes the record of a VM that does not run.
 ///
 /// # Errors
 /// `MEMORY_CONSTRAINT_VIOLATION`, `VALUE_NOT_SUPPORTED`.
@@ -119,7 +121,7 @@ fn set_memory(
     reference: &str,
     choose: impl FnOnce([i64; 4]) -> [i64; 4],
 ) -> Result<Value, ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let vm = change.get("VM", reference)?;
         refuse_running(&vm)?;
         let limits = choose(MEMORY.map(|field| vm.int(field)));
@@ -142,7 +144,7 @@ fn set_limit(call: &Call, args: &Args, which: usize) -> Result<Value, ApiError> 
 
 fn set_vcpus(call: &Call, args: &Args, field: &str) -> Result<Value, ApiError> {
     let (reference, count) = (args.text(0)?, args.int(1)?);
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         refuse_running(&*change.get("VM", reference)?)?;
         change.set("VM", reference, field, count)?;
         check_vcpus(&*change.get("VM", reference)?)
@@ -154,9 +156,9 @@ fn set_vcpus(call: &Call, args: &Args, field: &str) -> Result<Value, ApiError> {
 /// does the driver.
 fn set_boot(call: &Call, args: &Args, field: &'static str, which: BootField) -> Result<Value, ApiError> {
     let (reference, value) = (args.text(0)?, args.text(1)?);
-    let vm = call.stack.db.get("VM", reference)?;
+    let vm = call.part.db.get("VM", reference)?;
     if !value.is_empty()
-        && let Ok(driver) = lookup::driver(&call.stack, &vm)
+        && let Ok(driver) = lookup::driver(&call.part, &vm)
     {
         let mut wanted = spec(&vm)?;
         match which {
@@ -166,13 +168,13 @@ fn set_boot(call: &Call, args: &Args, field: &'static str, which: BootField) -> 
         }
         driver.check_boot(&wanted, which)?;
     }
-    call.stack.db.set("VM", reference, field, Value::string(value))?;
+    call.part.db.set("VM", reference, field, Value::string(value))?;
     Ok(Value::Void)
 }
 
 fn set_is_a_template(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, value) = (args.text(0)?, args.bool(1)?);
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let vm = change.get("VM", reference)?;
         refuse_running(&vm)?;
         if vm.bool("is_control_domain") || vm.bool("is_default_template") {
@@ -198,19 +200,19 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         refuse_running(vm)
     })?;
     step("vm-destroy:noted");
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let vm = change.get("VM", reference)?;
         remove_in(change, &vm)
     })?;
     Ok(Value::Void)
 }
 
-/// Whether `other_config` says that the machine is a template that came with the toolstack.
+/// Whether `other_config` says that the VM is a template that came with the toolstack.
 fn is_marked_default(vm: &Object) -> bool {
     vm.map("other_config").get("default_template").is_some_and(|word| word == "true")
 }
 
-/// Removes the record of a machine and what belongs to it alone; its VDIs stay.
+/// Removes the record of a VM and what belongs to it alone; its VDIs stay.
 ///
 /// # Errors
 /// `OPERATION_NOT_ALLOWED` while a disk is plugged; the store's.
@@ -243,26 +245,26 @@ pub fn remove_in(change: &mut Change<'_>, vm: &Object) -> Result<(), ApiError> {
 }
 
 fn allowed_vbd_devices(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let vm = call.stack.db.get("VM", args.text(0)?)?;
-    let vbds = call.stack.db.find("VBD", "VM", &vm.reference);
+    let vm = call.part.db.get("VM", args.text(0)?)?;
+    let vbds = call.part.db.find("VBD", "VM", &vm.reference);
     Ok(Value::strings(devices::free(&vbds).into_iter().map(|place| place.to_string())))
 }
 
 fn allowed_vif_devices(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let vm = call.stack.db.get("VM", args.text(0)?)?;
-    Ok(Value::strings(vif::free(&call.stack.db.find("VIF", "VM", &vm.reference))))
+    let vm = call.part.db.get("VM", args.text(0)?)?;
+    Ok(Value::strings(vif::free(&call.part.db.find("VIF", "VM", &vm.reference))))
 }
 
 fn possible_hosts(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let vm = call.stack.db.get("VM", args.text(0)?)?;
-    let can = power::assert_can_boot(&call.stack, &vm).is_ok();
-    Ok(Value::strings(can.then(|| lookup::this_host(&call.stack.db))))
+    let vm = call.part.db.get("VM", args.text(0)?)?;
+    let can = power::assert_can_boot(&call.part, &vm).is_ok();
+    Ok(Value::strings(can.then(|| this_host(&call.part.db))))
 }
 
 fn assert_can_boot_here(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let (vm, host) = (db.get("VM", args.text(0)?)?, db.get("host", args.text(1)?)?);
-    if host.reference != lookup::this_host(db) {
+    if host.reference != this_host(db) {
         return Err(ApiError::new("HOST_OFFLINE", [&host.reference]));
     }
     for vbd in db.find("VBD", "VM", &vm.reference).iter().filter(|vbd| !vbd.bool("empty")) {
@@ -271,23 +273,23 @@ fn assert_can_boot_here(call: &Call, args: &Args) -> Result<Value, ApiError> {
             return Err(ApiError::new("VM_REQUIRES_SR", [vm.reference.as_str(), vdi.text("SR")]));
         }
     }
-    power::assert_can_boot(&call.stack, &vm)?;
+    power::assert_can_boot(&call.part, &vm)?;
     Ok(Value::Void)
 }
 
 fn assert_operation_valid(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (vm, wanted) = (call.stack.db.get("VM", args.text(0)?)?, args.text(1)?);
-    if operation::of_vm(&vm).contains(&wanted) {
+    let (vm, wanted) = (call.part.db.get("VM", args.text(0)?)?, args.text(1)?);
+    if allowed::of_vm(&vm).contains(&wanted) {
         return Ok(Value::Void);
     }
-    operation::refuse_special(&vm)?;
+    allowed::refuse_special(&vm)?;
     let state = vm.text("power_state").to_lowercase();
     Err(ApiError::new("OPERATION_NOT_ALLOWED", [format!("{wanted} is not possible while the VM is {state}")]))
 }
 
 fn update_allowed_operations(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.get("VM", reference)?;
         refresh(change, "VM", reference)
     })?;

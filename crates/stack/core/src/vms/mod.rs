@@ -2,25 +2,27 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `operation` | what runs on a machine or a disk, and what may |
+//! | `running` | operations on VMs and VBDs, forced ones too |
+//! | `allowed` | what may be done in which state |
 //! | `power` | start, shutdown, reboot, pause, as plans |
-//! | `plug` | a disk on its way into a machine and out of it |
+//! | `plug` | a disk on its way into a VM and out of it |
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
-//! | `fields` | what a machine takes over of the one it is made from |
-//! | `copy` | clones, copies, snapshots, templates that become machines |
+//! | `fields` | what a VM takes over of the one it is made from |
+//! | `copy` | clones, copies, snapshots, templates that become VMs |
 //! | `devices`, `tuning` | places and names of disks; limits, polling, priority |
 //! | `events` | guests that end, disk processes that die |
 //! | `recover`, `templates` | what a start of the daemon finds and makes |
 
+mod allowed;
 mod copy;
 mod devices;
 mod events;
 mod fields;
 mod lookup;
-mod operation;
 mod plug;
 mod power;
 mod recover;
+mod running;
 mod templates;
 pub(crate) mod tuning;
 mod vbd;
@@ -35,39 +37,55 @@ use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::VmDriver;
 
 use crate::args::Args;
-use crate::call::{Call, Handlers};
 use crate::config::Config;
+use crate::db::Db;
+use crate::disks::Disks;
+use crate::operations::Operations;
+use crate::plan::Plans;
+use crate::storage::Storage;
 
 pub(crate) use events::spawn as listen;
 pub use recover::recover;
 
+/// A call to the VMs.
+type Call = crate::call::Call<Vms>;
+/// A call of theirs to the storage.
+type StorageCall = crate::call::Call<Storage>;
+/// Their handlers.
+type Handlers<'a> = crate::call::HandlersOf<'a, Vms>;
+
 /// Guests of this host.
-#[derive(Default)]
-pub struct Machines {
+pub struct Vms {
+    config: Config,
+    db: Arc<Db>,
+    plans: Plans,
+    disks: Disks,
+    storage: Arc<Storage>,
     drivers: RwLock<BTreeMap<&'static str, Arc<dyn VmDriver>>>,
-    claims: operation::Claims,
+    operations: Arc<Operations>,
 }
 
-impl fmt::Debug for Machines {
+impl fmt::Debug for Vms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machines").field("drivers", &self.driver_names()).finish()
+        f.debug_struct("Vms").field("drivers", &self.driver_names()).finish()
     }
 }
 
 /// Registers the messages of this part.
-pub fn register(handlers: &mut Handlers) {
-    vbd::register(handlers);
-    vif::register(handlers);
-    vm::register(handlers);
-    power::register(handlers);
-    copy::register(handlers);
+pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
+    let mut handlers = handlers.of(vms);
+    vbd::register(&mut handlers);
+    vif::register(&mut handlers);
+    vm::register(&mut handlers);
+    power::register(&mut handlers);
+    copy::register(&mut handlers);
     handlers.on("task.get_timeline", timeline);
 }
 
 /// `task.get_timeline`: the steps of an operation as JSON, or nothing where a task had none. The task itself may be
 /// gone; for no task it is the latest operation that had steps.
 fn timeline(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let plans = &call.stack.plans;
+    let plans = &call.part.plans;
     let timeline = match args.text(0)? {
         NULL_REF => plans.latest_timeline(),
         task => plans.timeline(task),
@@ -75,10 +93,25 @@ fn timeline(call: &Call, args: &Args) -> Result<Value, ApiError> {
     Ok(Value::string(timeline.map(|timeline| timeline.json()).unwrap_or_default()))
 }
 
-impl Machines {
+impl Vms {
     /// No driver is known yet.
-    pub fn new(_: &Config) -> Self {
-        Self::default()
+    pub(crate) fn new(
+        config: Config,
+        db: &Arc<Db>,
+        plans: &Plans,
+        disks: &Disks,
+        storage: &Arc<Storage>,
+        operations: &Arc<Operations>,
+    ) -> Self {
+        Self {
+            config,
+            db: Arc::clone(db),
+            plans: plans.clone(),
+            disks: disks.clone(),
+            storage: Arc::clone(storage),
+            drivers: RwLock::default(),
+            operations: Arc::clone(operations),
+        }
     }
 
     /// Adds a kind of guests, or puts it in the place of the one with its name.

@@ -1,16 +1,16 @@
-//! Network interfaces of machines, and networks that end. No driver plugs one: they are records, under the rules that
+//! Network interfaces of VMs, and networks that end. No driver plugs one: they are records, under the rules that
 //! products rely on.
 
 use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
 
-use super::operation::{is_live, refresh};
+use super::allowed::{is_live, refresh};
+use super::{Call, Handlers};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
 use crate::db::{Change, Object};
 
-pub fn register(handlers: &mut Handlers) {
+pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VIF.create", create);
     handlers.on("VIF.destroy", destroy);
     handlers.on("network.destroy", destroy_network);
@@ -45,7 +45,7 @@ const COPIED: [&str; 6] = [
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let record = args.value(0)?.as_map().cloned().unwrap_or_default();
     let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let made = call.stack.db.change(|change| {
+    let made = call.part.db.change(|change| {
         let fields: Vec<(&str, Value)> =
             GIVEN.iter().filter_map(|name| Some((*name, record.get(*name)?.clone()))).collect();
         create_in(change, &text("device"), &text("MAC"), fields)
@@ -102,7 +102,7 @@ fn places(vifs: &[Arc<Object>]) -> impl Iterator<Item = u16> {
     vifs.iter().filter_map(|vif| place(vif.text("device")).ok())
 }
 
-/// The places that `VM.get_allowed_VIF_devices` offers of a machine that has these.
+/// The places that `VM.get_allowed_VIF_devices` offers of a VM that has these.
 pub fn free(vifs: &[Arc<Object>]) -> Vec<String> {
     (0..OFFERED)
         .filter(|free| !places(vifs).any(|taken| taken == *free))
@@ -133,7 +133,7 @@ fn drawn() -> String {
     octets.map(|octet| format!("{octet:02x}")).join(":")
 }
 
-/// Gives a new machine a VIF like another's: a snapshot keeps the address, a machine of its own gets one of its own.
+/// Gives a new VM a VIF like another's: a snapshot keeps the address, a VM of its own gets one of its own.
 ///
 /// # Errors
 /// The store's.
@@ -146,7 +146,7 @@ pub fn copy_in(change: &mut Change<'_>, vm: &str, like: &Object, keep_mac: bool)
 
 fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let vif = change.get("VIF", reference)?;
         let is_running = change.get("VM", vif.text("VM")).is_ok_and(|vm| is_live(&vm));
         if is_running && vif.bool("currently_attached") {
@@ -172,7 +172,7 @@ pub fn remove_in(change: &mut Change<'_>, vif: &Object) -> Result<(), ApiError> 
 
 fn destroy_network(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.get("network", reference)?;
         let names =
             |found: &[Arc<Object>]| found.iter().map(|object| object.reference.clone()).collect::<Vec<_>>();
@@ -193,7 +193,7 @@ fn destroy_network(call: &Call, args: &Args) -> Result<Value, ApiError> {
     Ok(Value::Void)
 }
 
-/// Puts in order what earlier versions left: VIFs without their machine go, others get measurements and an address.
+/// Puts in order what earlier versions left: VIFs without their VM go, others get measurements and an address.
 ///
 /// # Errors
 /// The store's.

@@ -9,11 +9,10 @@ use tapio_model::ApiError;
 use tapio_vm::{ShutdownKind, VmDriver, VmEvent, VmState};
 use uuid::Uuid;
 
-use super::operation::Running;
 use super::plug::record;
-use super::{lookup, power, recover};
-use crate::Toolstack;
-use crate::call::Call;
+use super::running::Running;
+
+use super::{Call, Vms, lookup, power, recover};
 use crate::db::{Change, Object};
 use crate::disks::{Note, Phase};
 
@@ -25,31 +24,31 @@ const AGAIN: Duration = Duration::from_millis(200);
 const CLEAR: Duration = Duration::from_secs(30);
 
 /// One thread for each driver, and one for disk processes. They end with the toolstack.
-pub fn spawn(stack: &Arc<Toolstack>) {
-    for driver in stack.machines.drivers() {
-        let weak = Arc::downgrade(stack);
+pub fn spawn(vms: &Arc<Vms>) {
+    for driver in vms.drivers() {
+        let weak = Arc::downgrade(vms);
         let name = format!("events-{}", driver.name());
         let spawned = thread::Builder::new().name(name).spawn(move || guests(&weak, &*driver));
         if let Err(error) = spawned {
             tracing::error!(%error, "nobody listens to guests: their ends will be noticed at the next start");
         }
     }
-    let weak = Arc::downgrade(stack);
+    let weak = Arc::downgrade(vms);
     let spawned = thread::Builder::new().name("disk-deaths".into()).spawn(move || processes(&weak));
     if let Err(error) = spawned {
         tracing::error!(%error, "nobody watches disk processes");
     }
 }
 
-fn guests(stack: &Weak<Toolstack>, driver: &dyn VmDriver) {
+fn guests(vms: &Weak<Vms>, driver: &dyn VmDriver) {
     let mut pending: VecDeque<VmEvent> = VecDeque::new();
     loop {
         let turn = if pending.is_empty() { TURN } else { AGAIN };
         pending.extend(driver.wait_event(Instant::now() + turn));
-        let Some(stack) = stack.upgrade() else { return };
+        let Some(vms) = vms.upgrade() else { return };
         for _ in 0..pending.len() {
             let Some(event) = pending.pop_front() else { break };
-            match ended(&stack, driver, &event) {
+            match ended(&vms, driver, &event) {
                 Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => pending.push_back(event),
                 Err(error) => tracing::warn!(?event, %error, "the end of a guest could not be followed"),
                 Ok(()) => {}
@@ -59,75 +58,75 @@ fn guests(stack: &Weak<Toolstack>, driver: &dyn VmDriver) {
 }
 
 /// A guest ended without having been told to.
-fn ended(stack: &Arc<Toolstack>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), ApiError> {
+fn ended(vms: &Arc<Vms>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), ApiError> {
     let (uuid, field, operation) = match event {
         VmEvent::Halted(vm) => (*vm, "actions_after_shutdown", "hard_shutdown"),
         VmEvent::Rebooted(vm) => (*vm, "actions_after_reboot", "hard_reboot"),
         VmEvent::Crashed(vm, _) => (*vm, "actions_after_crash", "hard_shutdown"),
     };
-    let call = lookup::own_call(stack);
-    let Ok(vm) = stack.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };
+    let call = Call::own(vms);
+    let Ok(vm) = vms.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };
     let (_running, vm) =
         Running::begin(&call, "VM", &vm.reference, operation, |change, vm| change.get("VM", &vm.reference))?;
-    // Whoever told it to end has seen to everything by now.
+    // The operation that ended it has done all of this by now.
     if vm.text("power_state") == "Halted" || driver.state(uuid)? != VmState::Halted {
         return Ok(());
     }
     if let VmEvent::Crashed(_, why) = event {
-        lookup::tell(stack, "VM_CRASHED", &vm, why);
+        lookup::tell(vms, "VM_CRASHED", &vm, why);
     }
     driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + CLEAR)?;
     power::take_disks(&call, &vm, &format!("VM.{operation}"));
     power::halted(&call, &vm)?;
-    // The words of a crash are many, those that keep the machine as it is cannot be followed: its process is gone.
+    // The words of a crash are many, those that keep the VM as it is cannot be followed: its process is gone.
     if vm.text(field).ends_with("restart") {
         power::restart(&call, &vm, operation)?;
     }
     Ok(())
 }
 
-fn processes(stack: &Weak<Toolstack>) {
+fn processes(vms: &Weak<Vms>) {
     loop {
-        let Some(disks) = stack.upgrade().map(|stack| stack.disks.clone()) else { return };
+        let Some(disks) = vms.upgrade().map(|vms| vms.disks.clone()) else { return };
         let Some(vbd) = disks.wait_for_death(Instant::now() + TURN) else { continue };
-        let Some(stack) = stack.upgrade() else { return };
-        if let Err(error) = died(&stack, vbd) {
+        let Some(vms) = vms.upgrade() else { return };
+        if let Err(error) = died(&vms, vbd) {
             tracing::warn!(%vbd, %error, "the death of a disk process could not be followed");
         }
     }
 }
 
 /// The process of a plugged disk has died: another takes its place, or the guest has lost its disk.
-fn died(stack: &Arc<Toolstack>, uuid: Uuid) -> Result<(), ApiError> {
-    let call = lookup::own_call(stack);
-    let Some(note) = stack.disks.of_vbd(uuid) else { return Ok(()) };
+fn died(vms: &Arc<Vms>, uuid: Uuid) -> Result<(), ApiError> {
+    let call = Call::own(vms);
+    let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(()) };
     if note.phase != Phase::Running {
-        return left_ended(stack, &call, &note);
+        return left_ended(vms, &call, &note);
     }
-    let vbd = stack.db.by_uuid("VBD", &uuid.to_string())?;
-    let Err(error) = recover::restart(stack, &note) else {
+    let vbd = vms.db.by_uuid("VBD", &uuid.to_string())?;
+    let Err(error) = recover::restart(vms, &note) else {
         tracing::warn!(vbd = %uuid, "its disk process had died and was started again");
         let told = format!(
             "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause."
         );
-        lookup::tell(stack, "VBD_DISK_PROCESS_RESTARTED", &*stack.db.get("VM", vbd.text("VM"))?, &told);
+        lookup::tell(vms, "VBD_DISK_PROCESS_RESTARTED", &*vms.db.get("VM", vbd.text("VM"))?, &told);
         return Ok(());
     };
-    let Some(note) = stack.disks.of_vbd(uuid) else { return Ok(()) };
+    let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(()) };
     if note.phase != Phase::Running {
         // An unplug came first.
-        return left_ended(stack, &call, &note);
+        return left_ended(vms, &call, &note);
     }
     let why = format!("The disk process of VBD {uuid} died and cannot be started again: {error}");
     recover::remove(&call, &note, Some(&vbd))?;
     record(&call, &vbd.reference, None, Some(&why))?;
-    lookup::tell(stack, "VBD_DISK_PROCESS_DIED", &*stack.db.get("VM", vbd.text("VM"))?, &why);
+    lookup::tell(vms, "VBD_DISK_PROCESS_DIED", &*vms.db.get("VM", vbd.text("VM"))?, &why);
     Ok(())
 }
 
 /// A process that an unplug left behind has ended: its VDI is free again.
-fn left_ended(stack: &Arc<Toolstack>, call: &Call, note: &Note) -> Result<(), ApiError> {
-    let vbd = stack.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
+fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<(), ApiError> {
+    let vbd = vms.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
     let Some(record) = &vbd else { return recover::remove(call, note, None) };
     let check = |_: &mut Change<'_>, vbd: &Object| Ok(vbd.bool("currently_attached"));
     match Running::begin(call, "VBD", &record.reference, "unplug", check) {
@@ -135,7 +134,7 @@ fn left_ended(stack: &Arc<Toolstack>, call: &Call, note: &Note) -> Result<(), Ap
             // Attached, and its disk ends: an unplug failed when the guest had let go. Otherwise what is plugged now is
             // another process.
             let is_ending = |note: Note| note.phase == Phase::Ending;
-            if is_attached && !stack.disks.of_vbd(note.spec.vbd).is_some_and(is_ending) {
+            if is_attached && !vms.disks.of_vbd(note.spec.vbd).is_some_and(is_ending) {
                 return Ok(());
             }
             recover::remove(call, note, Some(record))

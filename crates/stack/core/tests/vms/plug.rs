@@ -1,11 +1,15 @@
 //! A disk process is started while the storage makes its VDI ready, and either may fail.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_core::disks::Backend;
-use tapio_model::Value;
+use tapio_model::{ApiError, Value};
+use tapio_vm::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+use uuid::Uuid;
 
 use crate::pretend::Pretend;
 use crate::rig::{MIB, Rig};
@@ -45,6 +49,87 @@ fn an_unplug_waits_for_the_process_that_takes_the_place_of_one_that_died() {
     rig.check(Some(&*backend));
     // What goes has no need of another process.
     assert!(rig.stack.disks.restart(uuid, Instant::now()).is_err());
+}
+
+/// A driver that counts how often it is asked for a front end.
+struct Counted {
+    inner: Arc<dyn VmDriver>,
+    fronts: AtomicUsize,
+}
+
+impl VmDriver for Counted {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        self.inner.check()
+    }
+
+    fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
+        self.fronts.fetch_add(1, Ordering::Relaxed);
+        self.inner.front(vm, disk)
+    }
+
+    fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
+        self.inner.create(vm)
+    }
+
+    fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
+        self.inner.plug(vm, disk)
+    }
+
+    fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
+        self.inner.unplug(vm, disk, force, until)
+    }
+
+    fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
+        self.inner.unpause(vm)
+    }
+
+    fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
+        self.inner.pause(vm)
+    }
+
+    fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
+        self.inner.shutdown(vm, kind, until)
+    }
+
+    fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
+        self.inner.state(vm)
+    }
+
+    fn console(&self, vm: Uuid) -> Option<PathBuf> {
+        self.inner.console(vm)
+    }
+
+    fn wait_event(&self, until: Instant) -> Option<VmEvent> {
+        self.inner.wait_event(until)
+    }
+}
+
+#[test]
+fn a_plug_asks_for_its_front_end_once_and_a_note_is_written_when_it_changes() {
+    let backend = Arc::new(Pretend::default());
+    let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);
+    let inner = rig.stack.vms.driver("host").expect("the host takes disks");
+    let driver = Arc::new(Counted { inner, fronts: AtomicUsize::new(0) });
+    rig.stack.vms.add_driver(Arc::clone(&driver) as Arc<dyn VmDriver>);
+    let vbd = rig.make_vbd(&rig.control_domain(), &rig.make_vdi(&rig.make_sr(), MIB));
+    rig.call("VBD.plug", vec![vbd.as_str().into()]);
+    assert_eq!(driver.fronts.load(Ordering::Relaxed), 1);
+    let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
+    let path = rig.dir.join("run/disks").join(format!("{uuid}.json"));
+    // Each note that is written is a new file.
+    let file = || std::fs::metadata(&path).expect("the note").ino();
+    let before = file();
+    rig.stack.disks.is_running(uuid).expect("it runs already");
+    assert_eq!(file(), before, "nothing has changed");
+    rig.stack.disks.is_ending(uuid, Instant::now()).expect("it is noted");
+    assert_ne!(file(), before);
+    rig.stack.disks.goes_on(uuid);
+    rig.call("VBD.unplug", vec![vbd.as_str().into()]);
+    rig.check(Some(&*backend));
 }
 
 /// A VDI that one disk of the host reads, and a second that may.

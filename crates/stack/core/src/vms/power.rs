@@ -1,4 +1,4 @@
-//! Machines are started, stopped, and held.
+//! VMs are started, stopped, and held.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::{ShutdownKind, VmDriver, VmSpec};
 
-use super::devices;
-use super::lookup;
-use super::operation::{Running, bad_power_state, refresh, refuse_special};
-use super::plug::{Disk, Patience, record};
-use crate::Toolstack;
+use super::allowed::{bad_power_state, refresh, refuse_special};
+use super::plug::{Disk, Timeout, record};
+use super::running::Running;
+
+use super::{Call, Handlers, Vms, devices, lookup};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
+use crate::basics::this_host;
 use crate::db::{Change, Object};
 use crate::plan::steps::step;
 use crate::plan::{Permits, Plan};
@@ -22,10 +22,10 @@ use crate::plan::{Permits, Plan};
 const SHUTDOWN_SECONDS: u64 = 300;
 /// How long one that was not asked may.
 const HARD: Duration = Duration::from_secs(30);
-/// How long each disk of a machine that has ended may take.
+/// How long each disk of a VM that has ended may take.
 const DISK: Duration = Duration::from_secs(60);
 
-pub fn register(handlers: &mut Handlers) {
+pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.start", |call, args| start(call, args.text(0)?, args.bool(1)?));
     handlers.on("VM.start_on", start_on);
     handlers.on("VM.pause", pause);
@@ -38,11 +38,12 @@ pub fn register(handlers: &mut Handlers) {
     handlers.on("VM.power_state_reset", power_state_reset);
 }
 
+/// The key of a note about a VM. Keys of this part begin as those of earlier versions, whose notes are read.
 fn note_key(operation: &str, vm: &Object) -> String {
     format!("machines/{operation}/{}", vm.text("uuid"))
 }
 
-/// What the driver is told of a machine.
+/// What the driver is told of a VM.
 pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
     let path = |field: &str| Some(vm.text(field)).filter(|text| !text.is_empty()).map(PathBuf::from);
     let mut platform = vm.map("platform");
@@ -65,15 +66,15 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
 }
 
 fn start_on(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let host = call.stack.db.get("host", args.text(1)?)?;
-    if host.reference != lookup::this_host(&call.stack.db) {
+    let host = call.part.db.get("host", args.text(1)?)?;
+    if host.reference != this_host(&call.part.db) {
         return Err(ApiError::new("HOST_OFFLINE", [&host.reference]));
     }
     start(call, args.text(0)?, args.bool(2)?)
 }
 
 fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiError> {
-    let published = numbers_below(&call.stack);
+    let published = numbers_below(&call.part);
     let (_running, vm) = Running::begin(call, "VM", reference, "start", |change, vm| {
         refuse_special(vm)?;
         if vm.text("power_state") != "Halted" {
@@ -88,7 +89,7 @@ fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiE
     Ok(Value::Void)
 }
 
-/// Writes down that a machine is about to start: a daemon that finds this ends what was begun.
+/// Writes down that a VM is about to start: a daemon that finds this ends what was begun.
 /// `published` is the highest domain number that disks of this host have, because another toolstack may be there. A
 /// domain of Xen has no number before Xen has given it one: clients would take ours for another domain's.
 fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<Object>, ApiError> {
@@ -101,21 +102,21 @@ fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<
     change.get("VM", &vm.reference)
 }
 
-/// The highest number that a machine of another driver than Xen's must not have: those of disks that are published
+/// The highest number that a VM of another driver than Xen's must not have: those of disks that are published
 /// here, and those that Xen gives (below `DOMID_FIRST_RESERVED`) where there is one.
-fn numbers_below(stack: &Toolstack) -> u32 {
+fn numbers_below(vms: &Vms) -> u32 {
     const FIRST_RESERVED: u32 = 0x7ff0;
-    let has_xen = stack.machines.driver("xen").is_some_and(|driver| driver.check().is_ok());
-    stack.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
+    let has_xen = vms.driver("xen").is_some_and(|driver| driver.check().is_ok());
+    vms.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
 }
 
-/// Starts a machine that was [`announce`]d.
+/// Starts a VM that was [`announce`]d.
 fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> Result<(), ApiError> {
     step("vm-start:noted");
     let begun = boot_steps(call, vm, operation, start_paused);
     if begun.is_err() {
         // All steps are undone; what cannot be written now is done by the next start.
-        let ended = call.stack.db.change(|change| {
+        let ended = call.part.db.change(|change| {
             change.drop_note(note_key("start", vm));
             change.set("VM", &vm.reference, "domid", -1)
         });
@@ -127,13 +128,13 @@ fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> R
 }
 
 fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> Result<(), ApiError> {
-    let driver = lookup::driver(&call.stack, vm)?;
-    assert_can_boot(&call.stack, vm)?;
+    let driver = lookup::driver(&call.part, vm)?;
+    assert_can_boot(&call.part, vm)?;
     lookup::apply_limits(call);
-    let machine = spec(vm)?;
-    let uuid = machine.uuid;
+    let spec = spec(vm)?;
+    let uuid = spec.uuid;
     let mut plugs = Vec::new();
-    for vbd in call.stack.db.find("VBD", "VM", &vm.reference) {
+    for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
         if vbd.bool("empty") {
             let name = devices::name(devices::place(vbd.text("userdevice"))?);
             record(call, &vbd.reference, Some(&name), None)?;
@@ -146,7 +147,7 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     let (create, undo, unpause) = (Arc::clone(&driver), Arc::clone(&driver), Arc::clone(&driver));
     let mut steps = vec![
         Plan::leaf("create the machine", &subject, permit.clone(), move |_| {
-            create.create(&machine)?;
+            create.create(&spec)?;
             step("vm-start:created");
             Ok(())
         })
@@ -159,14 +160,14 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
             unpause.unpause(uuid)
         }));
     }
-    call.stack.plans.run(operation, Plan::Serial(steps), &call.progress)?;
+    call.part.plans.run(operation, Plan::Serial(steps), &call.progress)?;
     step("vm-start:running");
     let state = if start_paused { "Paused" } else { "Running" };
     let (console, domid) = (driver.console(uuid), driver.domid(uuid));
-    let recorded = call.stack.db.change(|change| {
+    let recorded = call.part.db.change(|change| {
         change.drop_note(note_key("start", vm));
         change.set("VM", &vm.reference, "power_state", Value::string(state))?;
-        change.set("VM", &vm.reference, "resident_on", Value::string(lookup::this_host(&call.stack.db)))?;
+        change.set("VM", &vm.reference, "resident_on", Value::string(this_host(&call.part.db)))?;
         if let Some(domid) = domid {
             change.set("VM", &vm.reference, "domid", i64::from(domid))?;
         }
@@ -200,8 +201,8 @@ fn location(console: &Path) -> String {
 ///
 /// # Errors
 /// Its driver's; `HOST_NOT_ENOUGH_FREE_MEMORY`.
-pub fn assert_can_boot(stack: &Toolstack, vm: &Object) -> Result<(), ApiError> {
-    let driver = lookup::driver(stack, vm)?;
+pub fn assert_can_boot(vms: &Vms, vm: &Object) -> Result<(), ApiError> {
+    let driver = lookup::driver(vms, vm)?;
     driver.check()?;
     // Xen has memory of its own, of which it says itself whether it suffices.
     if matches!(driver.name(), "sim" | "xen") { Ok(()) } else { enough_memory(vm) }
@@ -274,17 +275,17 @@ fn begin_end(
 /// Ends a guest, as the operation says, and takes its disks away.
 fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
     step("vm-shutdown:noted");
-    let driver = lookup::driver(&call.stack, vm)?;
+    let driver = lookup::driver(&call.part, vm)?;
     let uuid = vm.uuid()?;
-    let patience = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
+    let timeout = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
     // A guest that does not answer may be ended by force meanwhile, and be started again.
     let clean =
-        |patience| running.waiting(|| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + patience));
+        |timeout| running.waiting(|| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + timeout));
     let hard = || driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + HARD);
     let paused = vm.text("power_state") == "Paused";
     let ended = match operation {
-        "clean_shutdown" | "clean_reboot" => clean(patience),
-        "shutdown" if !paused => clean(patience).or_else(|error| {
+        "clean_shutdown" | "clean_reboot" => clean(timeout),
+        "shutdown" if !paused => clean(timeout).or_else(|error| {
             if !running.is_mine() {
                 return Err(error);
             }
@@ -295,7 +296,7 @@ fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Re
     };
     if let Err(error) = ended {
         if running.is_mine() {
-            call.stack.db.change(|change| {
+            call.part.db.change(|change| {
                 change.drop_note(note_key("shutdown", vm));
                 Ok(())
             })?;
@@ -308,15 +309,15 @@ fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Re
     halted(call, vm)
 }
 
-/// Unplugs all disks of a guest that has ended. One that cannot be unplugged keeps nobody from the rest.
+/// Unplugs all disks of a guest that has ended. The rest are unplugged even if one cannot be.
 pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
     lookup::apply_limits(call);
     let mut plans = Vec::new();
-    for vbd in call.stack.db.find("VBD", "VM", &vm.reference) {
-        let is_known = vbd.uuid().is_ok_and(|uuid| call.stack.disks.of_vbd(uuid).is_some());
+    for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
+        let is_known = vbd.uuid().is_ok_and(|uuid| call.part.disks.of_vbd(uuid).is_some());
         if !vbd.bool("empty") && (vbd.bool("currently_attached") || is_known) {
             match Disk::of(call, &vbd) {
-                Ok(disk) => plans.push(disk.unplug(true, Patience::Each(DISK)).best_effort()),
+                Ok(disk) => plans.push(disk.unplug(true, Timeout::Each(DISK)).best_effort()),
                 Err(error) => tracing::warn!(vbd = vbd.text("uuid"), %error, "a disk stays"),
             }
         } else if vbd.bool("currently_attached")
@@ -325,16 +326,16 @@ pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
             tracing::warn!(vbd = vbd.text("uuid"), %error, "a drive stays");
         }
     }
-    // Nobody may cancel this: a guest that has ended shall not keep its disks.
-    let progress: Arc<dyn crate::call::Progress> = Arc::new(Uncancelled(Arc::clone(&call.progress)));
-    if let Err(error) = call.stack.plans.run(operation, Plan::Parallel(plans), &progress) {
+    // No client may cancel this: a guest that has ended shall not keep its disks.
+    let progress: Arc<dyn crate::progress::Progress> = Arc::new(Uncancelled(Arc::clone(&call.progress)));
+    if let Err(error) = call.part.plans.run(operation, Plan::Parallel(plans), &progress) {
         tracing::warn!(vm = vm.text("uuid"), %error, "disks stay");
     }
 }
 
-struct Uncancelled(Arc<dyn crate::call::Progress>);
+struct Uncancelled(Arc<dyn crate::progress::Progress>);
 
-impl crate::call::Progress for Uncancelled {
+impl crate::progress::Progress for Uncancelled {
     fn is_cancelled(&self) -> bool {
         false
     }
@@ -348,12 +349,12 @@ impl crate::call::Progress for Uncancelled {
     }
 }
 
-/// Writes down that a machine does not run.
+/// Writes down that a VM does not run.
 ///
 /// # Errors
 /// The store's.
 pub fn halted(call: &Call, vm: &Object) -> Result<(), ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.drop_note(note_key("shutdown", vm));
         change.drop_note(note_key("start", vm));
         change.set("VM", &vm.reference, "power_state", Value::string("Halted"))?;
@@ -367,7 +368,7 @@ pub fn halted(call: &Call, vm: &Object) -> Result<(), ApiError> {
     })
 }
 
-/// Whatever there is of a machine goes, and the record says so.
+/// Whatever there is of a VM goes, and the record says so.
 ///
 /// # Errors
 /// The emulator does not end, or the store fails.
@@ -384,13 +385,13 @@ fn reboot(call: &Call, args: &Args, operation: &'static str) -> Result<Value, Ap
     Ok(Value::Void)
 }
 
-/// Starts a machine again that has just ended, within the operation that ended it.
+/// Starts a VM again that has just ended, within the operation that ended it.
 ///
 /// # Errors
 /// As starting it.
 pub fn restart(call: &Call, vm: &Object, operation: &str) -> Result<(), ApiError> {
-    let published = numbers_below(&call.stack);
-    let vm = call.stack.db.change(|change| {
+    let published = numbers_below(&call.part);
+    let vm = call.part.db.change(|change| {
         let vm = change.get("VM", &vm.reference)?;
         announce(change, &vm, published)
     })?;
@@ -419,10 +420,10 @@ fn hold(
         }
         change.get("VM", &vm.reference)
     })?;
-    let driver = lookup::driver(&call.stack, &vm)?;
+    let driver = lookup::driver(&call.part, &vm)?;
     let uuid = vm.uuid()?;
     if operation == "pause" { driver.pause(uuid) } else { driver.unpause(uuid) }?;
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.set("VM", reference, "power_state", Value::string(to))?;
         refresh(change, "VM", reference)
     })?;
@@ -435,7 +436,7 @@ fn power_state_reset(call: &Call, args: &Args) -> Result<Value, ApiError> {
         change.get("VM", &vm.reference)
     };
     let (_running, vm) = Running::begin_by_force(call, "VM", args.text(0)?, "power_state_reset", check)?;
-    let driver = lookup::driver(&call.stack, &vm)?;
+    let driver = lookup::driver(&call.part, &vm)?;
     clear(call, &vm, &driver, "VM.power_state_reset")?;
     Ok(Value::Void)
 }

@@ -1,12 +1,13 @@
-//! What is there at the first start: templates, and the machine that stands for this host.
+//! What is there at the first start: templates, and the VM that stands for this host.
 
 use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
 use tapio_vm::VmSpec;
 
-use super::{lookup, power, vm};
-use crate::Toolstack;
+use super::{Vms, lookup, power, vm};
+
+use crate::basics::this_host;
 use crate::db::Change;
 
 const MIB: i64 = 1 << 20;
@@ -81,13 +82,12 @@ const TEMPLATES: &[Template] = &[
 ///
 /// # Errors
 /// The store's.
-pub fn ensure(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
+pub fn ensure(vms: &Arc<Vms>) -> Result<(), ApiError> {
     let is_possible = |template: &&Template| {
-        !template.optional
-            || stack.machines.driver(template.driver).is_some_and(|driver| driver.check().is_ok())
+        !template.optional || vms.driver(template.driver).is_some_and(|driver| driver.check().is_ok())
     };
     let possible: Vec<&Template> = TEMPLATES.iter().filter(is_possible).collect();
-    stack.db.change(|change| {
+    vms.db.change(|change| {
         for template in possible {
             let same = change.find("VM", "name_label", template.name);
             if !same.iter().any(|vm| vm.bool("is_default_template")) {
@@ -96,7 +96,7 @@ pub fn ensure(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
         }
         Ok(())
     })?;
-    control_domain(stack)
+    control_domain(vms)
 }
 
 fn make(change: &mut Change<'_>, template: &Template) -> Result<(), ApiError> {
@@ -124,10 +124,10 @@ fn make(change: &mut Change<'_>, template: &Template) -> Result<(), ApiError> {
     vm::create_in(change, fields).map(drop)
 }
 
-/// The machine to which disks of this host itself are plugged.
-fn control_domain(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
-    let host = lookup::this_host(&stack.db);
-    let domain = stack.db.change(|change| {
+/// The VM to which disks of this host itself are plugged.
+fn control_domain(vms: &Arc<Vms>) -> Result<(), ApiError> {
+    let host = this_host(&vms.db);
+    let domain = vms.db.change(|change| {
         let found = change.all("VM").into_iter().find(|vm| vm.bool("is_control_domain"));
         if let Some(found) = found {
             return Ok(found);
@@ -149,7 +149,7 @@ fn control_domain(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
         }
         change.get("VM", &made)
     })?;
-    if let Ok(driver) = lookup::driver(stack, &domain) {
+    if let Ok(driver) = lookup::driver(vms, &domain) {
         driver.create(&VmSpec { ..power::spec(&domain)? })?;
     }
     Ok(())

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
 
-use super::operation::{Claim, Running, bad_power_state, is_live, refresh};
-use super::plug::{Disk, Patience, record};
-use super::{devices, lookup, tuning};
+use super::allowed::{bad_power_state, is_live, refresh};
+use super::plug::{Disk, Timeout, record};
+use super::running::Running;
+use super::{Call, Handlers, devices, lookup, tuning};
 use crate::args::Args;
-use crate::call::{Call, Handlers};
 use crate::db::{Change, Object};
+use crate::operations::Claim;
 
 /// How long `VBD.unplug` waits for guest and storage where `other_config:unplug-timeout` says nothing, in seconds.
 const UNPLUG_SECONDS: u64 = 60;
@@ -19,7 +20,7 @@ const UNPLUG_SECONDS_MAX: u64 = 86_400;
 /// And `VBD.unplug_force`.
 const FORCE_SECONDS: u64 = 30;
 
-pub fn register(handlers: &mut Handlers) {
+pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VBD.create", create);
     handlers.on("VBD.destroy", destroy);
     handlers.on("VBD.plug", plug);
@@ -58,7 +59,7 @@ const GIVEN: [&str; 11] = [
 
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let record = args.value(0)?.as_map().cloned().unwrap_or_default();
-    let made = call.stack.db.change(|change| {
+    let made = call.part.db.change(|change| {
         let fields: Vec<(&str, Value)> =
             GIVEN.iter().filter_map(|name| Some((*name, record.get(*name)?.clone()))).collect();
         create_in(change, fields)
@@ -129,7 +130,8 @@ fn is_set_in(fields: &[(&str, Value)], name: &str) -> bool {
     fields.iter().any(|(known, value)| *known == name && value.as_bool() == Some(true))
 }
 
-fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<(), ApiError> {
+/// The VDI of a VBD, which must be one that can be opened so.
+fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<Arc<Object>, ApiError> {
     let vdi = change.get("VDI", vdi)?;
     if !vdi.bool("managed") {
         return Err(ApiError::new("VDI_NOT_MANAGED", [&vdi.reference]));
@@ -140,22 +142,14 @@ fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<(), ApiE
     if vdi.bool("missing") {
         return Err(ApiError::new("VDI_MISSING", [vdi.text("SR"), &vdi.reference]));
     }
-    Ok(())
+    Ok(vdi)
 }
 
 fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let vbd = change.get("VBD", reference)?;
-        if vbd.get("current_operations").as_map().is_some_and(|running| !running.is_empty()) {
-            let operation = vbd.get("current_operations").as_map().into_iter().flatten().next();
-            let (task, what) =
-                operation.map(|(task, what)| (task.as_str(), what.as_str())).unwrap_or_default();
-            return Err(ApiError::new(
-                "OTHER_OPERATION_IN_PROGRESS",
-                ["VBD", reference, what.unwrap_or_default(), task],
-            ));
-        }
+        call.part.operations.check_free("VBD", reference)?;
         if vbd.bool("currently_attached") {
             let why = format!("VBD {} is plugged; unplug it first", vbd.text("uuid"));
             return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
@@ -176,7 +170,7 @@ pub fn remove_in(change: &mut Change<'_>, vbd: &Object) -> Result<(), ApiError> 
     change.destroy("VBD", &vbd.reference)
 }
 
-/// The VBD and its machine, which must be able to take or give disks.
+/// The VBD and its VM, which must be able to take or give disks.
 fn live_vm(change: &Change<'_>, vbd: &Object) -> Result<Arc<Object>, ApiError> {
     let vm = change.get("VM", vbd.text("VM"))?;
     if vm.bool("is_a_template") {
@@ -187,29 +181,32 @@ fn live_vm(change: &Change<'_>, vbd: &Object) -> Result<Arc<Object>, ApiError> {
 
 fn plug(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
-    let (running, vbd) = Running::begin(call, "VBD", reference, "plug", |change, vbd| {
+    let (running, (vbd, vdi)) = Running::begin(call, "VBD", reference, "plug", |change, vbd| {
         live_vm(change, vbd)?;
         if vbd.bool("currently_attached") {
             return Err(ApiError::new("DEVICE_ALREADY_ATTACHED", [&vbd.reference]));
         }
-        if !vbd.bool("empty") {
-            check_vdi(change, vbd.text("VDI"), vbd.text("mode") == "RO")?;
-        }
-        change.get("VBD", &vbd.reference)
+        let vdi = match vbd.bool("empty") {
+            true => None,
+            false => Some(check_vdi(change, vbd.text("VDI"), vbd.text("mode") == "RO")?),
+        };
+        Ok((change.get("VBD", &vbd.reference)?, vdi))
     })?;
-    put_in(call, &vbd, running.claim())?;
+    let Some(vdi) = vdi else {
+        // An empty drive has no disk, and is there all the same.
+        let name = devices::name(devices::place(vbd.text("userdevice"))?);
+        record(call, reference, Some(&name), None)?;
+        return Ok(Value::Void);
+    };
+    put_in(call, &vbd, vdi, running.claim())?;
     Ok(Value::Void)
 }
 
-/// Plugs the disk of a VBD; an empty drive has none, and is there all the same.
-fn put_in(call: &Call, vbd: &Arc<Object>, claim: Arc<Claim>) -> Result<(), ApiError> {
-    if vbd.bool("empty") {
-        let name = devices::name(devices::place(vbd.text("userdevice"))?);
-        return record(call, &vbd.reference, Some(&name), None);
-    }
+/// Plugs the disk of a VBD.
+fn put_in(call: &Call, vbd: &Arc<Object>, vdi: Arc<Object>, claim: Arc<Claim>) -> Result<(), ApiError> {
     lookup::apply_limits(call);
-    let disk = Disk::claimed(call, vbd, claim)?;
-    call.stack.plans.run("VBD.plug", disk.plug(), &call.progress)
+    let disk = Disk::claimed(call, vbd, vdi, claim)?;
+    call.part.plans.run("VBD.plug", disk.plug(), &call.progress)
 }
 
 fn unplug(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -253,36 +250,37 @@ fn take_out(
         return Ok(Value::Void);
     }
     let default = if force { FORCE_SECONDS } else { UNPLUG_SECONDS };
-    let patience = chosen.unwrap_or_else(|| lookup::seconds(&[&vbd, &vm], "unplug-timeout", default));
+    let timeout = chosen.unwrap_or_else(|| lookup::seconds(&[&vbd, &vm], "unplug-timeout", default));
     lookup::apply_limits(call);
-    let disk = Disk::claimed(call, &vbd, running.claim())?;
-    let plan = disk.unplug(force, Patience::Until(Instant::now() + patience));
-    call.stack.plans.run(if force { "VBD.unplug_force" } else { "VBD.unplug" }, plan, &call.progress)?;
+    let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
+    let disk = Disk::claimed(call, &vbd, vdi, running.claim())?;
+    let plan = disk.unplug(force, Timeout::Until(Instant::now() + timeout));
+    call.part.plans.run(if force { "VBD.unplug_force" } else { "VBD.unplug" }, plan, &call.progress)?;
     Ok(Value::Void)
 }
 
 fn insert(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, vdi) = (args.text(0)?, args.text(1)?);
-    let (running, vbd) = Running::begin(call, "VBD", reference, "insert", |change, vbd| {
+    let (running, (vbd, medium)) = Running::begin(call, "VBD", reference, "insert", |change, vbd| {
         refuse_fixed(vbd)?;
         if !vbd.bool("empty") {
             return Err(ApiError::new("VBD_NOT_EMPTY", [&vbd.reference]));
         }
-        check_vdi(change, vdi, true)?;
-        change.get("VBD", &vbd.reference)
+        let medium = check_vdi(change, vdi, true)?;
+        Ok((change.get("VBD", &vbd.reference)?, medium))
     })?;
-    let medium = |vdi: &str, empty: bool| {
-        call.stack.db.change(|change| {
+    let set = |vdi: &str, empty: bool| {
+        call.part.db.change(|change| {
             change.set("VBD", reference, "VDI", Value::string(vdi))?;
             change.set("VBD", reference, "empty", empty)?;
             refresh(change, "VBD", reference)
         })
     };
-    medium(vdi, false)?;
+    set(vdi, false)?;
     if vbd.bool("currently_attached") {
-        let full = call.stack.db.get("VBD", reference)?;
-        if let Err(error) = put_in(call, &full, running.claim()) {
-            medium(tapio_model::NULL_REF, true)?;
+        let full = call.part.db.get("VBD", reference)?;
+        if let Err(error) = put_in(call, &full, medium, running.claim()) {
+            set(tapio_model::NULL_REF, true)?;
             record(call, reference, Some(vbd.text("device")), None)?;
             return Err(error);
         }
@@ -301,13 +299,14 @@ fn eject(call: &Call, args: &Args) -> Result<Value, ApiError> {
     })?;
     let is_plugged = vbd.bool("currently_attached");
     if is_plugged && is_live(&vm) {
-        let patience = lookup::seconds(&[&vbd, &vm], "unplug-timeout", UNPLUG_SECONDS);
+        let timeout = lookup::seconds(&[&vbd, &vm], "unplug-timeout", UNPLUG_SECONDS);
         lookup::apply_limits(call);
-        let disk = Disk::claimed(call, &vbd, running.claim())?;
-        let plan = disk.unplug(false, Patience::Until(Instant::now() + patience));
-        call.stack.plans.run("VBD.eject", plan, &call.progress)?;
+        let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
+        let disk = Disk::claimed(call, &vbd, vdi, running.claim())?;
+        let plan = disk.unplug(false, Timeout::Until(Instant::now() + timeout));
+        call.part.plans.run("VBD.eject", plan, &call.progress)?;
     }
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.set("VBD", reference, "VDI", Value::string(tapio_model::NULL_REF))?;
         change.set("VBD", reference, "empty", true)?;
         change.set("VBD", reference, "currently_attached", is_plugged)?;
@@ -324,7 +323,7 @@ fn refuse_fixed(vbd: &Object) -> Result<(), ApiError> {
 }
 
 fn assert_attachable(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let vbd = db.get("VBD", args.text(0)?)?;
     if vbd.bool("empty") {
         return Ok(Value::Void);
@@ -333,7 +332,7 @@ fn assert_attachable(call: &Call, args: &Args) -> Result<Value, ApiError> {
     db.change(|change| check_vdi(change, vbd.text("VDI"), reads))?;
     let vdi = db.get("VDI", vbd.text("VDI"))?;
     if !vdi.bool("sharable") {
-        let in_use = call.stack.storage.holders().into_iter().any(|(of, holder, access)| {
+        let in_use = call.part.storage.holders().into_iter().any(|(of, holder, access)| {
             let other_writes = access == tapio_types::Access::ReadWrite;
             of == vdi.reference && holder != vbd.reference && (!reads || other_writes)
         });
@@ -359,7 +358,7 @@ fn set_while_out(
     value: Value,
     check: impl FnOnce(&Change<'_>, &Object) -> Result<(), ApiError>,
 ) -> Result<Value, ApiError> {
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         let vbd = change.get("VBD", reference)?;
         if vbd.bool("currently_attached") {
             let vm = change.get("VM", vbd.text("VM"))?;
@@ -378,7 +377,7 @@ fn set_mode(call: &Call, args: &Args) -> Result<Value, ApiError> {
         if vbd.text("type") == "CD" && mode != "RO" {
             return Err(ApiError::bare("VBD_CDS_MUST_BE_READONLY"));
         }
-        if vbd.bool("empty") { Ok(()) } else { check_vdi(change, vbd.text("VDI"), mode == "RO") }
+        if vbd.bool("empty") { Ok(()) } else { check_vdi(change, vbd.text("VDI"), mode == "RO").map(drop) }
     })
 }
 
@@ -397,7 +396,7 @@ fn set_type(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn set_userdevice(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, asked) = (args.text(0)?, args.text(1)?);
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let vbd = db.get("VBD", reference)?;
     let others = || {
         let all = db.find("VBD", "VM", vbd.text("VM"));
@@ -419,7 +418,7 @@ fn set_userdevice(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn set_unpluggable(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, value) = (args.text(0)?, args.bool(1)?);
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.set("VBD", reference, "unpluggable", value)?;
         refresh(change, "VBD", reference)
     })?;
@@ -432,7 +431,7 @@ fn set_tuned(
     reference: &str,
     change_fields: impl FnOnce(&mut Change<'_>, &Object) -> Result<(), ApiError>,
 ) -> Result<Value, ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let vbd = db.change(|change| {
         let vbd = change.get("VBD", reference)?;
         change_fields(change, &vbd)?;
@@ -443,10 +442,10 @@ fn set_tuned(
     if vbd.bool("currently_attached") && !vbd.bool("empty") {
         let vdi = db.get("VDI", vbd.text("VDI"))?;
         let sr = db.get("SR", vdi.text("SR"))?;
-        let again = call.stack.disks.tune(vbd.uuid()?, &tuning::of(&vbd, &sr, &call.stack.config))?;
+        let again = call.part.disks.tune(vbd.uuid()?, &tuning::of(&vbd, &sr, &call.part.config))?;
         if let Some(disk) = again {
             let vm = db.get("VM", vbd.text("VM"))?;
-            lookup::driver(&call.stack, &vm)?.plug(vm.uuid()?, &disk)?;
+            lookup::driver(&call.part, &vm)?.plug(vm.uuid()?, &disk)?;
         }
     }
     Ok(Value::Void)

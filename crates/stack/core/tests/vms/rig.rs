@@ -108,7 +108,7 @@ impl Rig {
         let disks = Disks::with_backend(&config, backend);
         let drivers = tapio_vm::registry(&tapio_vm::Settings::new(&config.run_dir));
         let stack = Toolstack::with_disks(config, db, Box::new(NoAccounts), disks);
-        drivers.into_iter().for_each(|driver| stack.machines.add_driver(driver));
+        drivers.into_iter().for_each(|driver| stack.vms.add_driver(driver));
         stack.start().expect("it starts");
         let peer = Peer { superuser: true, address: "test".into() };
         let login = vec![Value::string("root"), Value::string("")];

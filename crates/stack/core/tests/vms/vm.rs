@@ -1,4 +1,4 @@
-//! The life of machines.
+//! The life of VMs.
 
 use std::time::{Duration, Instant};
 

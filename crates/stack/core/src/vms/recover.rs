@@ -1,4 +1,4 @@
-//! A daemon that starts finds machines and disks of one before it: what runs goes on, what was half done is undone or
+//! A daemon that starts finds VMs and disks of one before it: what runs goes on, what was half done is undone or
 //! finished.
 
 use std::collections::BTreeSet;
@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, Value};
 use tapio_vm::{ShutdownKind, VmState};
 
-use super::operation::refresh;
+use super::allowed::refresh;
 use super::plug::record;
-use super::{copy, fields, lookup, power, templates, vif};
-use crate::Toolstack;
-use crate::call::Call;
+use super::{Call, Vms, copy, fields, lookup, power, templates, vif};
 use crate::db::Object;
 use crate::disks::{Note, Phase};
+use crate::storage;
 
 /// How long each thing that is tidied may take.
 const TIDY: Duration = Duration::from_secs(20);
@@ -30,19 +29,19 @@ const RESTART_PAUSE: Duration = Duration::from_millis(250);
 /// VMs and disks that are put in order at a time.
 const PARALLEL: usize = 16;
 
-/// Puts machines and disks in order. `Disks::adopt` and the storage's recovery have run before.
+/// Puts VMs and disks in order. `Disks::adopt` and the storage's recovery have run before.
 ///
 /// # Errors
 /// The store cannot be written.
-pub fn recover(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
-    let call = lookup::own_call(stack);
-    templates::ensure(stack)?;
-    machines(&call);
+pub fn recover(vms: &Arc<Vms>) -> Result<(), ApiError> {
+    let call = Call::own(vms);
+    templates::ensure(vms)?;
+    recover_vms(&call);
     disks(&call);
     holders(&call);
-    copy::recover(stack);
+    copy::recover(vms);
     provisions(&call)?;
-    stack.db.change(|change| {
+    vms.db.change(|change| {
         vif::recover_in(change)?;
         fields::recover_in(change)?;
         for vm in change.all("VM") {
@@ -53,20 +52,20 @@ pub fn recover(stack: &Arc<Toolstack>) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn machines(call: &Call) {
+fn recover_vms(call: &Call) {
     let special = |vm: &Arc<Object>| {
         vm.bool("is_control_domain") || vm.bool("is_a_template") || vm.bool("is_a_snapshot")
     };
-    let all: Vec<_> = call.stack.db.all("VM").into_iter().filter(|vm| !special(vm)).collect();
-    beside(&all, |vm| {
-        if let Err(error) = machine(call, vm) {
+    let all: Vec<_> = call.part.db.all("VM").into_iter().filter(|vm| !special(vm)).collect();
+    for_each(&all, |vm| {
+        if let Err(error) = recover_vm(call, vm) {
             tracing::warn!(vm = vm.text("uuid"), %error, "a machine could not be put in order");
         }
     });
 }
 
 /// Does something with each of these on a few threads: one whose disks hang takes its time alone.
-fn beside<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
+fn for_each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         for _ in 0..PARALLEL.min(all.len()) {
@@ -79,14 +78,14 @@ fn beside<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     });
 }
 
-fn machine(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
-    let db = &call.stack.db;
+fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
+    let db = &call.part.db;
     let uuid = vm.uuid()?;
     let is_noted = |what: &str| !db.notes(&format!("machines/{what}/{uuid}")).is_empty();
     let told = vm.text("power_state");
     let (was_starting, was_ending) = (is_noted("start"), is_noted("shutdown"));
-    let Ok(driver) = lookup::driver(&call.stack, vm) else {
-        // Nobody can say what it does: then it does nothing.
+    let Ok(driver) = lookup::driver(&call.part, vm) else {
+        // Without its driver nothing is known of it: it counts as halted.
         return if told == "Halted" { Ok(()) } else { power::halted(call, vm) };
     };
     let state = driver.state(uuid)?;
@@ -99,7 +98,7 @@ fn machine(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
         (_, VmState::Halted) => {
             if !was_ending {
                 let why = "The machine was not running when the toolstack was started.";
-                lookup::tell(&call.stack, "VM_CRASHED", vm, why);
+                lookup::tell(&call.part, "VM_CRASHED", vm, why);
             }
             driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + TIDY)?;
             power::take_disks(call, vm, "finish shutdown");
@@ -117,11 +116,11 @@ fn machine(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
 
 /// Each disk that is known, and each that a record speaks of.
 fn disks(call: &Call) {
-    let stack = &call.stack;
-    let notes = stack.disks.all();
+    let vms = &call.part;
+    let notes = vms.disks.all();
     let known: BTreeSet<String> = notes.iter().map(|note| note.spec.vbd.to_string()).collect();
-    beside(&notes, |note| disk(call, note));
-    for vbd in stack.db.all("VBD") {
+    for_each(&notes, |note| disk(call, note));
+    for vbd in vms.db.all("VBD") {
         let is_left =
             vbd.bool("currently_attached") && !vbd.bool("empty") && !known.contains(vbd.text("uuid"));
         if is_left && let Err(error) = record(call, &vbd.reference, None, None) {
@@ -131,37 +130,37 @@ fn disks(call: &Call) {
 }
 
 fn disk(call: &Call, note: &Note) {
-    let stack = &call.stack;
-    let vbd = stack.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
+    let vms = &call.part;
+    let vbd = vms.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
     let is_plugged = vbd.as_ref().is_some_and(|vbd| vbd.bool("currently_attached"));
     let runs = note.phase == Phase::Running && is_plugged;
-    if runs && stack.disks.serves(note.spec.vbd) {
+    if runs && vms.disks.serves(note.spec.vbd) {
         return;
     }
     let sr = crate::db::reference_of(note.sr);
-    if runs && stack.storage.is_recovering(&sr) {
-        // Its images cannot be opened yet. The guest waits; nobody else does.
-        return later(stack, note, sr);
+    if runs && vms.storage.is_recovering(&sr) {
+        // Its images cannot be opened yet. The guest waits; nothing else does.
+        return later(vms, note, sr);
     }
-    if runs && restart(stack, note).is_ok() {
+    if runs && restart(vms, note).is_ok() {
         tracing::info!(vbd = %note.spec.vbd, "its disk process had died and was started again");
         return;
     }
     tracing::info!(vbd = %note.spec.vbd, phase = ?note.phase, "a disk is taken away");
     if let Err(error) = remove(call, note, vbd.as_deref()) {
         tracing::warn!(vbd = %note.spec.vbd, %error, "a disk is not all gone");
-        stack.disks.is_left(note.spec.vbd);
+        vms.disks.is_left(note.spec.vbd);
     }
 }
 
 /// Looks at a disk again when its SR is attached.
-fn later(stack: &Arc<Toolstack>, note: &Note, sr: String) {
-    let (vbd, stack) = (note.spec.vbd, Arc::clone(stack));
+fn later(vms: &Arc<Vms>, note: &Note, sr: String) {
+    let (vbd, vms) = (note.spec.vbd, Arc::clone(vms));
     let waiting = move || {
-        stack.storage.wait_until_recovered(&sr);
+        vms.storage.wait_until_recovered(&sr);
         // It may have been unplugged meanwhile.
-        if let Some(note) = stack.disks.of_vbd(vbd) {
-            disk(&lookup::own_call(&stack), &note);
+        if let Some(note) = vms.disks.of_vbd(vbd) {
+            disk(&Call::own(&vms), &note);
         }
     };
     if let Err(error) = thread::Builder::new().name("disk-later".to_owned()).spawn(waiting) {
@@ -174,12 +173,12 @@ fn later(stack: &Arc<Toolstack>, note: &Note, sr: String) {
 ///
 /// # Errors
 /// As [`crate::disks::Disks::restart`]; the driver's. Those of the last try.
-pub fn restart(stack: &Toolstack, note: &Note) -> Result<(), ApiError> {
+pub fn restart(vms: &Vms, note: &Note) -> Result<(), ApiError> {
     let until = Instant::now() + RESTART;
     let mut pause = RESTART_PAUSE;
     for attempt in 1.. {
-        let Err(error) = restart_once(stack, note, until) else { break };
-        let is_wanted = stack.disks.of_vbd(note.spec.vbd).is_some_and(|note| note.phase == Phase::Running);
+        let Err(error) = restart_once(vms, note, until) else { break };
+        let is_wanted = vms.disks.of_vbd(note.spec.vbd).is_some_and(|note| note.phase == Phase::Running);
         if !is_wanted || attempt == RESTARTS_MAX || Instant::now() + pause >= until {
             return Err(error);
         }
@@ -190,49 +189,49 @@ pub fn restart(stack: &Toolstack, note: &Note) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn restart_once(stack: &Toolstack, note: &Note, until: Instant) -> Result<(), ApiError> {
-    let again = stack.disks.restart(note.spec.vbd, until)?;
-    match (again, stack.machines.driver(&note.driver)) {
+fn restart_once(vms: &Vms, note: &Note, until: Instant) -> Result<(), ApiError> {
+    let again = vms.disks.restart(note.spec.vbd, until)?;
+    match (again, vms.driver(&note.driver)) {
         (Some(disk), Some(driver)) => driver.plug(note.vm, &disk),
         _ => Ok(()),
     }
 }
 
-/// Takes a disk away from whoever has it.
+/// Takes a disk away from its guest, and ends its process.
 ///
 /// # Errors
 /// The process does not end, the store fails.
 pub fn remove(call: &Call, note: &Note, vbd: Option<&Object>) -> Result<(), ApiError> {
-    let (stack, uuid) = (&call.stack, note.spec.vbd);
-    if let Some(driver) = stack.machines.driver(&note.driver) {
+    let (vms, uuid) = (&call.part, note.spec.vbd);
+    if let Some(driver) = vms.driver(&note.driver) {
         driver.unplug(note.vm, &note.spec, true, Instant::now() + TIDY)?;
     }
-    stack.disks.withdraw(uuid, true, Instant::now() + TIDY).unwrap_or_else(|error| {
+    vms.disks.withdraw(uuid, true, Instant::now() + TIDY).unwrap_or_else(|error| {
         tracing::warn!(vbd = %uuid, %error, "a front end is ended with its process");
     });
-    stack.disks.end(uuid, true, Instant::now() + TIDY)?;
+    vms.disks.end(uuid, true, Instant::now() + TIDY)?;
     let holder = crate::db::reference_of(uuid);
-    // A VDI that is gone has nobody who holds it.
-    if stack.db.get("VDI", &note.vdi).is_ok()
-        && let Err(error) = stack.storage.deactivate(call, &note.vdi, &holder)
+    // A VDI that is gone has no holder.
+    if vms.db.get("VDI", &note.vdi).is_ok()
+        && let Err(error) = storage::deactivate(&lookup::to_storage(call), &note.vdi, &holder)
     {
         tracing::warn!(vbd = %uuid, %error, "its VDI stays active");
     }
     if let Some(vbd) = vbd {
         record(call, &vbd.reference, None, None)?;
     }
-    stack.disks.forget(uuid);
+    vms.disks.forget(uuid);
     Ok(())
 }
 
-/// VDIs that somebody holds of whom no process is known.
+/// VDIs with a holder that has no process.
 fn holders(call: &Call) {
-    let stack = &call.stack;
-    for (vdi, holder, _) in stack.storage.holders() {
-        // Those that are no VBD's are somebody else's to give up.
+    let vms = &call.part;
+    for (vdi, holder, _) in vms.storage.holders() {
+        // A holder that is no VBD gives them up itself.
         let uuid = holder.strip_prefix("OpaqueRef:").and_then(|uuid| uuid::Uuid::parse_str(uuid).ok());
-        let is_left = uuid.is_some_and(|uuid| stack.disks.of_vbd(uuid).is_none());
-        if is_left && let Err(error) = stack.storage.deactivate(call, &vdi, &holder) {
+        let is_left = uuid.is_some_and(|uuid| vms.disks.of_vbd(uuid).is_none());
+        if is_left && let Err(error) = storage::deactivate(&lookup::to_storage(call), &vdi, &holder) {
             tracing::warn!(vdi, holder, %error, "a VDI stays active");
         }
     }
@@ -240,18 +239,18 @@ fn holders(call: &Call) {
 
 /// Templates whose disks were being made: they are templates still, and can be provisioned again.
 fn provisions(call: &Call) -> Result<(), ApiError> {
-    for (key, _) in call.stack.db.notes("machines/provision/") {
+    for (key, _) in call.part.db.notes("machines/provision/") {
         let vm = key.trim_start_matches("machines/provision/").to_owned();
-        for vbd in call.stack.db.find("VBD", "VM", &vm) {
+        for vbd in call.part.db.find("VBD", "VM", &vm) {
             let vdi = vbd.text("VDI").to_owned();
-            call.stack.db.change(|change| super::vbd::remove_in(change, &vbd))?;
+            call.part.db.change(|change| super::vbd::remove_in(change, &vbd))?;
             if vbd.text("type") == "Disk"
-                && let Err(error) = lookup::send(call, "VDI.destroy", vec![Value::string(&vdi)])
+                && let Err(error) = storage::vdi::destroy(&lookup::to_storage(call), &vdi)
             {
                 tracing::warn!(vdi, %error, "a disk that was being made stays");
             }
         }
-        call.stack.db.change(|change| {
+        call.part.db.change(|change| {
             change.drop_note(&key);
             Ok(())
         })?;

@@ -94,30 +94,30 @@ fn the_page_pool_of_an_sr_is_as_large_as_it_says_from_the_first_plug_to_the_last
     let twice = rig.refused("SR.add_to_other_config", vec![sr.as_str().into(), key.into(), "2".into()]);
     assert_eq!(twice.code, "MAP_DUPLICATE_KEY");
     assert!(pages().is_empty(), "nothing is plugged");
-    let machines: Vec<String> = (0..2).map(|_| rig.make_vm(&[("sim-front", "vhost-user")])).collect();
-    for vm in &machines {
+    let vms: Vec<String> = (0..2).map(|_| rig.make_vm(&[("sim-front", "vhost-user")])).collect();
+    for vm in &vms {
         rig.make_vbd(vm, &rig.make_vdi(&sr, MIB));
     }
-    rig.call("VM.start", start(&machines[0]));
+    rig.call("VM.start", start(&vms[0]));
     assert_eq!(pages(), [1408]);
     // It stays as it was made, for those who come later, too.
     rig.call("SR.set_other_config", vec![sr.as_str().into(), Value::string_map([(key, "8")])]);
-    rig.call("VM.start", start(&machines[1]));
+    rig.call("VM.start", start(&vms[1]));
     assert_eq!(pages(), [1408]);
     assert_eq!(pools(&shm).expect("pools")[0].disks.len(), 2);
     let stop = |vm: &String| rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
-    stop(&machines[0]);
+    stop(&vms[0]);
     assert_eq!(pages(), [1408], "one disk is left");
-    rig.call("VM.start", start(&machines[0]));
+    rig.call("VM.start", start(&vms[0]));
     assert_eq!(pages(), [1408]);
-    machines.iter().for_each(|vm| drop(stop(vm)));
+    vms.iter().for_each(|vm| drop(stop(vm)));
     assert!(pages().is_empty(), "the last one has gone");
-    rig.call("VM.start", start(&machines[0]));
+    rig.call("VM.start", start(&vms[0]));
     assert_eq!(pages(), [2816]);
-    stop(&machines[0]);
+    stop(&vms[0]);
     rig.call("SR.remove_from_other_config", vec![sr.as_str().into(), key.into()]);
-    rig.call("VM.start", start(&machines[1]));
+    rig.call("VM.start", start(&vms[1]));
     assert_eq!(pages(), [704]);
-    stop(&machines[1]);
+    stop(&vms[1]);
     rig.check_real();
 }

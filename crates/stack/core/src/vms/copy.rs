@@ -1,19 +1,23 @@
-//! Machines made from machines: clones, copies, snapshots, and templates that become machines.
+//! VMs made from VMs: clones, copies, snapshots, and templates that become VMs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_sm::ForkKind;
 
-use super::operation::{Running, bad_power_state, refresh, with};
-use super::{fields, lookup, vbd, vif, vm};
-use crate::Toolstack;
+use super::allowed::{bad_power_state, refresh, with};
+use super::running::Running;
+
+use super::{Call, Handlers, Vms, fields, lookup, vbd, vif, vm};
 use crate::args::Args;
-use crate::call::{Call, Handlers, MADE_NOTES, made_note};
 use crate::db::{Change, Object};
 use crate::plan::steps::step;
 use crate::plan::{Permits, Plan};
+use crate::storage::vdi::{MADE_NOTES, made_note};
+use crate::storage::{self, Copy};
 
-pub fn register(handlers: &mut Handlers) {
+pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.clone", clone);
     handlers.on("VM.copy", copy);
     handlers.on("VM.snapshot", snapshot);
@@ -60,16 +64,16 @@ fn snapshot(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let ignored = args.value(2).ok().and_then(Value::as_set).unwrap_or_default();
     let ignored = ignored.iter().filter_map(|vdi| Some(vdi.as_str()?.to_owned())).collect();
     let (_running, source) = Running::begin(call, "VM", args.text(0)?, "snapshot", |change, vm| {
-        super::operation::refuse_special(vm)?;
+        super::allowed::refuse_special(vm)?;
         change.get("VM", &vm.reference)
     })?;
     make(call, &source, args.text(1)?, &How::Snapshot(ignored))
 }
 
-/// Makes a machine like `source`: the record first, with a note that it is not finished, then disk by disk.
+/// Makes a VM like `source`: the record first, with a note that it is not finished, then disk by disk.
 fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Value, ApiError> {
     let is_snapshot = matches!(how, How::Snapshot(_));
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let made = db.change(|change| {
         let made = vm::create_in(change, fields::of_new(source, name, is_snapshot))?;
         fields::copy_guest_metrics(change, source, &made)?;
@@ -93,7 +97,7 @@ fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Valu
     db.change(|change| {
         change.drop_note(format!("machines/make/{made}"));
         if is_snapshot && change.get("VM", &source.reference).is_ok() {
-            // The line of snapshots: each is the child of the one before, and the machine that of the last.
+            // The line of snapshots: each is the child of the one before, and the VM that of the last.
             change.set("VM", &source.reference, "parent", Value::string(&made))?;
         }
         refresh(change, "VM", &made)
@@ -103,7 +107,7 @@ fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Valu
 
 fn disks(call: &Call, source: &Object, made: &str, how: &How) -> Result<(), ApiError> {
     lookup::apply_limits(call);
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let mut plans = Vec::new();
     for old in db.find("VBD", "VM", &source.reference) {
         let is_cd = old.text("type") == "CD";
@@ -124,10 +128,10 @@ fn disks(call: &Call, source: &Object, made: &str, how: &How) -> Result<(), ApiE
         let plan = Plan::leaf("make the disk", subject, permits, move |_| {
             match &disk {
                 Some(vdi) => {
-                    let make = |call: &Call| copy_of(call, vdi, &how);
-                    make_disk(&this, &made, make, |change, vdi| add(change, &made, &new, vdi))?;
+                    let make = || copy_of(&this, vdi, &how, &made);
+                    make_disk(&this, make, |change, vdi| add(change, &made, &new, vdi))?;
                 }
-                None => this.stack.db.change(|change| add(change, &made, &new, new.text("VDI")))?,
+                None => this.part.db.change(|change| add(change, &made, &new, new.text("VDI")))?,
             }
             step("vm-clone:disk-made");
             Ok(())
@@ -139,27 +143,28 @@ fn disks(call: &Call, source: &Object, made: &str, how: &How) -> Result<(), ApiE
         How::Copy(_) => "VM.copy",
         How::Snapshot(_) => "VM.snapshot",
     };
-    call.stack.plans.run(operation, Plan::Parallel(plans), &call.progress)
+    call.part.plans.run(operation, Plan::Parallel(plans), &call.progress)
 }
 
-fn copy_of(call: &Call, vdi: &str, how: &How) -> Result<String, ApiError> {
-    let (vdi, none) = (Value::string(vdi), Value::Map(std::collections::BTreeMap::new()));
-    let null = || Value::string(NULL_REF);
+/// Makes a VDI like another, for this VM.
+fn copy_of(call: &Call, vdi: &str, how: &How, vm: &str) -> Result<String, ApiError> {
+    let storage = lookup::to_storage(call);
+    let fork = |kind| storage::fork_vdi(&storage, vdi, &BTreeMap::new(), kind, Some(vm));
     match how {
-        How::Clone => lookup::send_for_reference(call, "VDI.clone", vec![vdi, none]),
-        How::Snapshot(_) => lookup::send_for_reference(call, "VDI.snapshot", vec![vdi, none]),
+        How::Clone => fork(ForkKind::Clone),
+        How::Snapshot(_) => fork(ForkKind::Snapshot),
         How::Copy(sr) => {
-            let own = call.stack.db.get("VDI", vdi.as_str().unwrap_or_default())?.text("SR").to_owned();
-            let sr = Value::string(sr.as_ref().unwrap_or(&own));
-            lookup::send_for_reference(call, "VDI.copy", vec![vdi, sr, null(), null()])
+            let own = call.part.db.get("VDI", vdi)?.text("SR").to_owned();
+            let to = Copy { sr: Some(sr.as_ref().unwrap_or(&own)), ..Copy::default() };
+            storage::copy_vdi(&storage, vdi, &to, Some(vm))
         }
     }
 }
 
-/// The key of a VBD's `other_config` by which clients know that its disk goes with its machine.
+/// The key of a VBD's `other_config` by which clients know that its disk goes with its VM.
 const OWNER: &str = "owner";
 
-/// Gives a new machine a VBD like another's; a disk that was made for it goes with it.
+/// Gives a new VM a VBD like another's; a disk that was made for it goes with it.
 fn add(change: &mut Change<'_>, vm: &str, like: &Object, vdi: &str) -> Result<(), ApiError> {
     let same = ["userdevice", "bootable", "mode", "type", "unpluggable", "empty", "other_config"];
     let qos = ["qos_algorithm_type", "qos_algorithm_params"];
@@ -175,16 +180,15 @@ fn add(change: &mut Change<'_>, vm: &str, like: &Object, vdi: &str) -> Result<()
     vbd::create_in(change, fields).map(drop)
 }
 
-/// Makes a VDI for a machine and a VBD that leads to it; both or none, whenever the daemon ends.
+/// Makes a VDI for a VM and a VBD that leads to it; both or none, whenever the daemon ends.
 fn make_disk(
     call: &Call,
-    vm: &str,
-    make: impl FnOnce(&Call) -> Result<String, ApiError>,
+    make: impl FnOnce() -> Result<String, ApiError>,
     record: impl FnOnce(&mut Change<'_>, &str) -> Result<(), ApiError>,
 ) -> Result<(), ApiError> {
-    let vdi = make(&Call { made_for: Some(vm.into()), ..call.clone() })?;
+    let vdi = make()?;
     step("vm-clone:disk-alone");
-    let recorded = call.stack.db.change(|change| {
+    let recorded = call.part.db.change(|change| {
         change.drop_note(made_note(&vdi));
         record(change, &vdi)
     });
@@ -194,11 +198,11 @@ fn make_disk(
     recorded
 }
 
-/// Removes a VDI that was made for a machine, and that nothing leads to.
+/// Removes a VDI that was made for a VM, and that nothing leads to.
 fn remove_unused(call: &Call, vdi: &str) -> Result<(), ApiError> {
-    let db = &call.stack.db;
+    let db = &call.part.db;
     if db.get("VDI", vdi).is_ok() && db.find("VBD", "VDI", vdi).is_empty() {
-        lookup::send(call, "VDI.destroy", vec![Value::string(vdi)])?;
+        storage::vdi::destroy(&lookup::to_storage(call), vdi)?;
     }
     db.change(|change| {
         change.drop_note(made_note(vdi));
@@ -206,34 +210,34 @@ fn remove_unused(call: &Call, vdi: &str) -> Result<(), ApiError> {
     })
 }
 
-/// Removes the disk in a place of a new machine, VBD and VDI.
+/// Removes the disk in a place of a new VM, VBD and VDI.
 fn remove(call: &Call, vm: &str, place: &str) -> Result<(), ApiError> {
-    let vbds = call.stack.db.find("VBD", "VM", vm);
+    let vbds = call.part.db.find("VBD", "VM", vm);
     let Some(vbd) = vbds.into_iter().find(|vbd| vbd.text("userdevice") == place) else { return Ok(()) };
-    call.stack.db.change(|change| vbd::remove_in(change, &vbd))?;
+    call.part.db.change(|change| vbd::remove_in(change, &vbd))?;
     if vbd.text("type") != "CD" && !vbd.is_null("VDI") {
-        lookup::send(call, "VDI.destroy", vec![Value::string(vbd.text("VDI"))])?;
+        storage::vdi::destroy(&lookup::to_storage(call), vbd.text("VDI"))?;
     }
     Ok(())
 }
 
 /// Removes what an earlier daemon began to make and did not finish.
-pub fn recover(stack: &Arc<Toolstack>) {
-    let call = lookup::own_call(stack);
-    for (key, _) in stack.db.notes(MADE_NOTES) {
+pub fn recover(vms: &Arc<Vms>) {
+    let call = Call::own(vms);
+    for (key, _) in vms.db.notes(MADE_NOTES) {
         let vdi = key.trim_start_matches(MADE_NOTES);
         match remove_unused(&call, vdi) {
             Ok(()) => tracing::info!(vdi, "a disk that no machine came to have is removed"),
             Err(error) => tracing::warn!(vdi, %error, "a disk that no machine came to have stays"),
         }
     }
-    for (key, _) in stack.db.notes("machines/make/") {
+    for (key, _) in vms.db.notes("machines/make/") {
         let reference = key.trim_start_matches("machines/make/").to_owned();
         let removed = (|| {
-            for vbd in stack.db.find("VBD", "VM", &reference) {
+            for vbd in vms.db.find("VBD", "VM", &reference) {
                 remove(&call, &reference, vbd.text("userdevice"))?;
             }
-            stack.db.change(|change| {
+            vms.db.change(|change| {
                 change.drop_note(&key);
                 let Ok(half) = change.get("VM", &reference) else { return Ok(()) };
                 vm::remove_in(change, &half)
@@ -325,13 +329,13 @@ fn provision(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let made = wanted.and_then(|wanted| provision_disks(call, &template, wanted));
     let note = format!("machines/provision/{reference}");
     if let Err(error) = made {
-        call.stack.db.change(|change| {
+        call.part.db.change(|change| {
             change.drop_note(&note);
             Ok(())
         })?;
         return Err(error);
     }
-    call.stack.db.change(|change| {
+    call.part.db.change(|change| {
         change.drop_note(&note);
         let mut config = change.get("VM", reference)?.map("other_config");
         config.retain(|key, _| !["disks", "postinstall"].contains(&key.as_str()));
@@ -344,7 +348,7 @@ fn provision(call: &Call, args: &Args) -> Result<Value, ApiError> {
 
 fn provision_disks(call: &Call, template: &Object, wanted: Vec<WantedDisk>) -> Result<(), ApiError> {
     lookup::apply_limits(call);
-    let db = &call.stack.db;
+    let db = &call.part.db;
     let mut plans = Vec::new();
     for disk in wanted {
         let sr = if disk.sr.is_empty() {
@@ -368,8 +372,8 @@ fn provision_disks(call: &Call, template: &Object, wanted: Vec<WantedDisk>) -> R
                 ("type", Value::string(&disk.kind)),
             ];
             let record = record.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            let make = |call: &Call| lookup::send_for_reference(call, "VDI.create", vec![Value::Map(record)]);
-            make_disk(&this, &vm, make, |change, vdi| {
+            let make = || storage::vdi::create(&lookup::to_storage(&this), &record, Some(&vm));
+            make_disk(&this, make, |change, vdi| {
                 let fields = vec![
                     ("VM", Value::string(&vm)),
                     ("VDI", Value::string(vdi)),
@@ -385,7 +389,7 @@ fn provision_disks(call: &Call, template: &Object, wanted: Vec<WantedDisk>) -> R
         });
         plans.push(plan.undone_by(move |_| remove(&that, &of, &place)));
     }
-    call.stack.plans.run("VM.provision", Plan::Parallel(plans), &call.progress)
+    call.part.plans.run("VM.provision", Plan::Parallel(plans), &call.progress)
 }
 
 #[cfg(test)]

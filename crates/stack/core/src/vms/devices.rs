@@ -1,4 +1,4 @@
-//! Places of disks in a machine: numbers, and the names that guests have for them.
+//! Places of disks in a VM: numbers, and the names that guests have for them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use tapio_model::ApiError;
 
 use crate::db::{Change, Object};
 
-/// Places of a machine: 0 to 254.
+/// Places of a VM: 0 to 254.
 pub const PLACES: u16 = 255;
 /// The place that drives have by old habit; disks are put elsewhere as long as there is room.
 const DRIVE: u8 = 3;
@@ -60,10 +60,10 @@ pub fn free(vbds: &[Arc<Object>]) -> Vec<u8> {
     (0..PLACES as u8).filter(|place| !taken.contains(place)).collect()
 }
 
-/// The place for a new VBD where nobody said one.
+/// The place for a new VBD where none is given.
 ///
 /// # Errors
-/// The machine is full.
+/// The VM is full.
 pub fn choose(vbds: &[Arc<Object>], is_drive: bool) -> Result<u8, ApiError> {
     let free = free(vbds);
     let wanted = if is_drive {
@@ -76,7 +76,7 @@ pub fn choose(vbds: &[Arc<Object>], is_drive: bool) -> Result<u8, ApiError> {
     })
 }
 
-/// The VBDs of a machine.
+/// The VBDs of a VM.
 pub fn of_vm(change: &Change<'_>, vm: &str) -> Vec<Arc<Object>> {
     change.find("VBD", "VM", vm)
 }

@@ -1,4 +1,4 @@
-//! Many machines at a time.
+//! Many VMs at a time.
 
 use std::time::{Duration, Instant};
 

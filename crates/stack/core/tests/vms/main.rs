@@ -1,4 +1,4 @@
-//! Machines and their disks through the toolstack, as clients use them.
+//! VMs and their disks through the toolstack, as clients use them.
 
 mod kill;
 mod likeness;
