@@ -183,14 +183,6 @@ pub struct OpenRequest {
     pub image: ImageSource,
     /// Refuse writes.
     pub read_only: bool,
-    /// Read parents through the page cache.
-    pub page_cache: bool,
-    /// Others may have the image open too.
-    pub shared: bool,
-    /// Share the open parents of that minor: a matter of memory, not of meaning.
-    pub share_parents_of: Option<u16>,
-    /// Cache reads on the leaf: a matter of speed, not of meaning.
-    pub leaf_cache: bool,
     /// Mirror, or with `standby` the place to go on when the image is full.
     pub secondary: Option<String>,
     /// See `secondary`.
@@ -213,10 +205,6 @@ impl OpenRequest {
         Self {
             image,
             read_only: false,
-            page_cache: false,
-            shared: false,
-            share_parents_of: None,
-            leaf_cache: false,
             secondary: None,
             standby: false,
             request_timeout: None,

@@ -96,9 +96,6 @@ pub enum Command {
         /// Refuse writes.
         #[serde(default)]
         read_only: bool,
-        /// Read parents through the page cache.
-        #[serde(default)]
-        page_cache: bool,
         /// Seconds after which a request fails.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_s: Option<u16>,

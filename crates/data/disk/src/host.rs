@@ -59,9 +59,6 @@ impl Plane for Host {
     type Disk = HostDisk;
 
     fn open(&self, spec: &OpenSpec<'_>, mut stats: DiskStats) -> Result<HostDisk> {
-        if spec.page_cache {
-            log::line("parents are read past the page cache all the same");
-        }
         let access = if spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let options = DiskOptions {
             core: CoreOptions {
@@ -147,7 +144,6 @@ impl PlaneDisk for HostDisk {
             in_flight: status.in_flight as u64,
             stuck: status.stuck as u64,
             images: layers.into_iter().zip(&status.layers).map(image).collect(),
-            page_cache: false,
             redirected: status.redirected_sectors,
             on_standby: status.on_standby,
             mirror_lost: status.mirror_lost,

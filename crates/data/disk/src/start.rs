@@ -163,7 +163,6 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
     table.attach_own(minor)?;
     let request = OpenRequest {
         read_only: options.read_only,
-        page_cache: options.page_cache,
         key: options.key_file.as_deref().map(Key::in_file).transpose()?,
         request_timeout: options.request_timeout,
         pool: options.pool.clone(),

@@ -39,8 +39,6 @@ pub struct OpenSpec<'a> {
     pub image: &'a ImageSource,
     /// Refuse writes.
     pub read_only: bool,
-    /// Read parents through the page cache.
-    pub page_cache: bool,
     /// Time after which a request fails; the data plane's own default without.
     pub request_timeout: Option<Duration>,
     /// What it has beside the image.
@@ -75,8 +73,6 @@ pub struct PlaneStatus {
     pub stuck: u64,
     /// Images, leaf first; none while paused.
     pub images: Vec<PlaneImage>,
-    /// Parents are read through the page cache.
-    pub page_cache: bool,
     /// Sectors written to the second image because the first is full.
     pub redirected: u64,
     /// The first image is the standby, which took over from the second.
@@ -436,7 +432,6 @@ impl<P: Plane> DiskHost for Table<P> {
             secs: [counters.kind(Kind::Read).bytes / 512, counters.kind(Kind::Write).bytes / 512],
             images: status.images.clone().into_iter().map(image).collect(),
             outstanding: status.in_flight,
-            read_caching: status.page_cache,
             enospc_redirects: status.redirected,
             mirror_failed: status.mirror_lost,
             xenbus: plane.rings().first().map(xenbus),
@@ -518,14 +513,6 @@ impl<P: Plane> DiskHost for Table<P> {
             )
             .next("close it first, or pause and unpause onto the other image"));
         }
-        if let Some(other) = request.share_parents_of.filter(|other| self.disk(*other).is_err()) {
-            let text = format!(
-                "disk {minor} cannot share the parents of disk {other}, which is not in this process"
-            );
-            return Err(
-                ControlError::new(Errno::ENOENT, text).next("leave out -e, or give a disk of 'tap-ctl list'")
-            );
-        }
         let marker = self.marker(minor, request.standby);
         let wishes = Wishes::of(request.secondary.as_ref(), marker, request.log_path.as_ref())?;
         request.image.check()?;
@@ -536,7 +523,6 @@ impl<P: Plane> DiskHost for Table<P> {
             minor,
             image: &request.image,
             read_only: request.read_only,
-            page_cache: request.page_cache,
             request_timeout: request.request_timeout,
             wishes: &wishes,
             key: request.key.as_ref(),

@@ -83,7 +83,6 @@ fn every_command_survives_the_wire() {
             minor: 1,
             image: image.clone(),
             read_only: true,
-            page_cache: true,
             timeout_s: Some(9),
             default_nbd: true,
             secondary: Some("nbd:/s".into()),

@@ -140,7 +140,7 @@ fn change(connection: &mut Connection<'_>, request: &Message, ends: &mut Option<
             done(MessageKind::DetachRsp, cookie)
         }
         (MessageKind::Open, Body::Params(params)) => {
-            let open = open_request(connection, params)?;
+            let open = open_request(connection, cookie, params)?;
             let info = shared.in_turn(|| host.open(cookie, &open))?;
             let image = Image { sectors: info.sectors, sector_size: info.sector_size, info: info.info };
             one(Message { kind: MessageKind::OpenRsp, cookie, body: Body::Image(image) })
@@ -221,7 +221,21 @@ fn log_path(connection: &mut Connection<'_>, params: &Params) -> Result<Option<S
     }
 }
 
-fn open_request(connection: &mut Connection<'_>, params: &Params) -> Result<OpenRequest> {
+/// Sharing the open parents of another disk saved tapdisk memory and changed nothing else, so that only a disk that is
+/// not there is worth a word.
+fn check_parents(shared: &Shared<'_>, minor: u16, other: u32) -> Result<()> {
+    let number = u16::try_from(other)
+        .map_err(|_| ControlError::new(Errno::EINVAL, format!("minor {other} does not exist")))?;
+    if shared.host.list().iter().any(|disk| disk.minor == number) {
+        return Ok(());
+    }
+    let text = format!("disk {minor} cannot share the parents of disk {other}, which is not in this process");
+    Err(ControlError::new(Errno::ENOENT, text).next("leave out -e, or give a disk of 'tap-ctl list'"))
+}
+
+/// OPEN. The flags for the page cache, a shared image and a cache on the leaf are a matter of speed: they are taken, and
+/// change nothing.
+fn open_request(connection: &mut Connection<'_>, minor: u16, params: &Params) -> Result<OpenRequest> {
     let set = |flag: u32| params.flags & flag != 0;
     // What follows the message is read in the order in which clients send it, before anything is judged.
     let log_path = log_path(connection, params)?;
@@ -239,18 +253,11 @@ fn open_request(connection: &mut Connection<'_>, params: &Params) -> Result<Open
     };
     let image = ImageSource::Leaf(params.path.clone());
     image.check()?;
-    let share_parents_of = match set(flags::REUSE_PRT) {
-        false => None,
-        true => Some(u16::try_from(params.prt_devnum).map_err(|_| {
-            ControlError::new(Errno::EINVAL, format!("minor {} does not exist", params.prt_devnum))
-        })?),
-    };
+    if set(flags::REUSE_PRT) {
+        check_parents(connection.shared, minor, params.prt_devnum)?;
+    }
     Ok(OpenRequest {
         read_only: set(flags::RDONLY),
-        page_cache: set(flags::NO_O_DIRECT),
-        shared: set(flags::SHARED),
-        share_parents_of,
-        leaf_cache: set(flags::ADD_LCACHE),
         secondary: secondary(params)?,
         standby: set(flags::STANDBY),
         request_timeout: (params.req_timeout > 0).then(|| Duration::from_secs(params.req_timeout.into())),

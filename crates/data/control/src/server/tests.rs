@@ -289,14 +289,16 @@ fn a_disk_lives_its_life_over_the_tapdisk_protocol() {
             log_path: Some("/sr/a.cbtlog".into()),
             key: Some(Key(vec![7; 32])),
         };
+        // The parents of a disk that is not there cannot be shared.
+        let error = client.open(3, &open).expect_err("no disk 2");
+        assert!(error.errno == Errno::ENOENT && error.message.contains("the parents of disk 2"), "{error}");
+        let open = OpenArguments { parent_minor: Some(3), ..open };
         assert_eq!(client.open(3, &open), Ok(INFO));
         let seen = lock(&host.disks)[&3].open.clone().expect("open");
         assert_eq!(
             seen,
             OpenRequest {
                 read_only: true,
-                page_cache: true,
-                share_parents_of: Some(2),
                 secondary: Some("nbd:/s".into()),
                 request_timeout: Some(Duration::from_secs(30)),
                 log_path: Some("/sr/a.cbtlog".into()),
@@ -423,7 +425,6 @@ fn our_own_protocol_carries_everything() {
             minor: 4,
             image,
             read_only: true,
-            page_cache: false,
             timeout_s: None,
             default_nbd: false,
             secondary: None,

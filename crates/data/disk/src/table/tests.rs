@@ -24,7 +24,6 @@ struct DoubleDisk {
     moved: Arc<Mutex<Option<Vec<LayerSpec>>>>,
     stats: Mutex<DiskStats>,
     image: Mutex<Option<String>>,
-    page_cache: bool,
     limits: Mutex<LimitsReport>,
     wishes: Mutex<Wishes>,
 }
@@ -47,7 +46,6 @@ impl Plane for Double {
             moved: Arc::clone(&self.moved),
             stats: Mutex::new(stats),
             image: Mutex::new(Some(spec.image.text())),
-            page_cache: spec.page_cache,
             limits: Mutex::default(),
             wishes: Mutex::new(spec.wishes.clone()),
         })
@@ -106,7 +104,6 @@ impl PlaneDisk for DoubleDisk {
             in_flight: 2,
             stuck: 0,
             images: image.iter().map(layer).collect(),
-            page_cache: self.page_cache,
             redirected: 0,
             on_standby: false,
             mirror_lost: false,
@@ -264,13 +261,7 @@ fn wishes_that_would_lose_data_are_refused_and_the_others_granted() {
     ] {
         assert_eq!(errno(table.open(*minor, &wish.0)), wish.1);
     }
-    // The parents of a disk that is not there cannot be shared.
-    let stray = OpenRequest { share_parents_of: Some(99), ..image("vhd:/a") };
-    assert_eq!(errno(table.open(*minor, &stray)), Errno::ENOENT);
-    let harmless =
-        OpenRequest { leaf_cache: true, share_parents_of: Some(*minor), page_cache: true, ..image("vhd:/a") };
-    table.open(*minor, &harmless).expect("opens");
-    assert!(table.stats(*minor).expect("stats").read_caching);
+    table.open(*minor, &image("vhd:/a")).expect("opens");
 }
 
 #[test]

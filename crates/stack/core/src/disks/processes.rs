@@ -252,7 +252,6 @@ impl Backend for Processes {
             minor,
             image: ImageSource::Chain(chain.layers.clone()),
             read_only: chain.access == Access::ReadOnly,
-            page_cache: false,
             timeout_s: None,
             default_nbd: false,
             pool: Some(pool.clone()),

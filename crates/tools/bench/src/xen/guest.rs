@@ -169,7 +169,6 @@ fn open(client: &mut OwnClient, run: &RunDir, image: &str, pool: Option<&str>) -
         minor,
         image: ImageSource::Leaf(image.to_owned()),
         read_only: false,
-        page_cache: false,
         timeout_s: None,
         default_nbd: false,
         pool,

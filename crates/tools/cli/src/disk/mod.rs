@@ -87,9 +87,6 @@ enum Command {
         /// Refuse writes
         #[arg(long)]
         read_only: bool,
-        /// Read parents through the page cache
-        #[arg(long)]
-        page_cache: bool,
         #[command(flatten)]
         beside: Beside,
         /// Go on with the second image when the first is full, instead of writing to both
@@ -333,16 +330,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
         Command::Grow(arguments) => grow::run(&run, &arguments),
-        Command::Open {
-            which: Which { pid, minor },
-            images,
-            read_only,
-            page_cache,
-            beside,
-            standby,
-            key_file,
-            pool,
-        } => {
+        Command::Open { which: Which { pid, minor }, images, read_only, beside, standby, key_file, pool } => {
             let image =
                 source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
             // The process may not be allowed to open it by itself.
@@ -351,7 +339,6 @@ pub fn run(arguments: Arguments) -> Result<()> {
                 minor,
                 image,
                 read_only,
-                page_cache,
                 timeout_s: None,
                 default_nbd: false,
                 log: beside.log()?,

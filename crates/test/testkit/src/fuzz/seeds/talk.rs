@@ -430,7 +430,6 @@ fn lines(shelf: &mut Shelf) {
             minor,
             image: leaf.clone(),
             read_only: false,
-            page_cache: true,
             timeout_s: Some(9),
             default_nbd: true,
             secondary: None,
