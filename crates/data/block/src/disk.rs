@@ -275,6 +275,8 @@ pub struct DiskStatus {
     pub on_standby: bool,
     /// The mirror was lost.
     pub mirror_lost: bool,
+    /// The disk had a standby that had not taken over when it was paused the last time.
+    pub standby_waited: bool,
     /// What the ring cost.
     pub ring: tapio_ring::uring::UringCounters,
     /// What polling cost and brought.
@@ -339,6 +341,7 @@ impl World {
             redirected_sectors: self.core.redirected_sectors(),
             on_standby: self.core.is_on_standby(),
             mirror_lost: self.core.mirror_was_lost(),
+            standby_waited: self.core.standby_waited(),
             ring: self.uring.counters(),
             polling: self.polling.borrow().counters(),
         }

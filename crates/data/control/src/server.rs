@@ -19,7 +19,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::host::{Caller, DiskHost};
+use crate::command::Caller;
+use crate::host::DiskHost;
 use crate::socket::{Deadline, FDS_MAX, peer_uid, receive, wait};
 use crate::{ControlError, Errno, Result};
 

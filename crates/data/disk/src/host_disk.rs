@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use tapio_block::{Disk, DiskFailure, Geometry, Gone, Remote, StandbyOptions};
-use tapio_control::{ControlError, Errno, ImageSource, Result};
+use tapio_block::{Disk, DiskFailure, DiskStatus, Geometry, Gone, Remote, StandbyOptions};
+use tapio_control::{ControlError, Errno, ImageSource, Polling, Result};
+use tapio_ring::PollingConfig;
 use tapio_types::Access;
 
-use crate::failure::failure;
+use crate::counter::Counter;
+use crate::failure::{failure, unreachable_thread};
 use crate::fronts::Fronts;
 use crate::limits::SOON;
 use crate::memory::{Budget, Share};
@@ -48,6 +50,24 @@ impl HostDisk {
             Some(disk) => run(disk).map_err(|error| failure(&error)),
             None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
         }
+    }
+
+    /// What the disk does now, with fresh counters.
+    pub(crate) fn ask_status(&self) -> Result<DiskStatus> {
+        let asked = self.remote.call(SOON, |world| {
+            Counter::refresh(world);
+            world.status()
+        });
+        asked.map_err(unreachable_thread)
+    }
+
+    /// Adaptive polling.
+    pub(crate) fn set_polling(&self, polling: Polling) -> Result<()> {
+        let config = PollingConfig {
+            max_ns: u64::from(polling.max_us) * 1_000,
+            idle_min_percent: polling.idle_percent,
+        };
+        self.with(|disk| disk.set_polling(config, SOON))
     }
 
     /// Takes note of how long the disk is now.
