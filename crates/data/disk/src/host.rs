@@ -245,7 +245,7 @@ impl PlaneDisk for HostDisk {
     }
 
     fn mirror_pivot(&self) -> Result<(ImageSource, MirrorPivoted)> {
-        let pivoted = self.with(|disk| disk.mirror_pivot(LATE))?;
+        let pivoted = self.order(LATE, |world| async move { world.core().mirror_pivot().await })?;
         let image = name(&pivoted.spec);
         let shown = image.clone();
         self.remote

@@ -18,7 +18,7 @@ use crate::counter::Counter;
 use crate::failure::{bad_image, unreachable_thread};
 use crate::host::Host;
 use crate::host_disk::HostDisk;
-use crate::limits::{LATE, SOON};
+use crate::limits::LATE;
 use crate::log;
 use crate::memory::new_leaf_len;
 use crate::table::{Plane, PlaneDisk, Table, lock};
@@ -51,7 +51,7 @@ impl Handle<Commit> for Table<Host> {
 
 impl Handle<JobList> for Table<Host> {
     fn handle(&self, command: JobList, _: &mut Call<'_>) -> Result<Vec<JobReport>> {
-        let list = |disk: &HostDisk| ask(disk, |world| Ok(world.core().jobs().infos()));
+        let list = |disk: &HostDisk| disk.ask(|world| Ok(world.core().jobs().infos()));
         Ok(self.on_images(command.minor, list)?.iter().map(report).collect())
     }
 }
@@ -83,16 +83,8 @@ impl Table<Host> {
     }
 }
 
-/// Asks the data thread for something that takes no time.
-fn ask<T: Send + 'static>(
-    disk: &HostDisk,
-    question: impl FnOnce(&World) -> std::result::Result<T, FormatError> + Send + 'static,
-) -> Result<T> {
-    disk.remote.call(SOON, question).map_err(unreachable_thread)?.map_err(|error| bad_image(&error))
-}
-
 fn with_job(disk: &HostDisk, id: u32, run: impl FnOnce(&World, &Job) + Send + 'static) -> Result<JobReport> {
-    let info = ask(disk, move |world| {
+    let info = disk.ask(move |world| {
         Ok(world.core().jobs().get(id).map(|job| {
             run(world, &job);
             job.info()
@@ -124,7 +116,7 @@ fn report(info: &JobInfo) -> JobReport {
 }
 
 fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<SnapshotReport> {
-    let facts = ask(disk, |world| world.core().leaf_facts())?;
+    let facts = disk.ask(|world| world.core().leaf_facts())?;
     // Somebody's image is never written over. A device is there always, and is made into an image in place.
     if std::fs::symlink_metadata(path).is_ok_and(|there| !is_device(&there)) {
         return Err(ControlError::new(Errno::EEXIST, format!("{} exists already", path.display()))
@@ -188,7 +180,7 @@ fn make_child(path: &Path, leaf: &LeafFacts) -> std::result::Result<(), FormatEr
 
 fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobReport> {
     let image = path.to_path_buf();
-    let forecast = ask(disk, move |world| world.core().forecast(&image))?;
+    let forecast = disk.ask(move |world| world.core().forecast(&image))?;
     if !force {
         check_space(&forecast)?;
     }
@@ -199,7 +191,7 @@ fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobRep
     };
     let (share, moved) = (disk.memory().take(len)?, disk.notebook());
     let image = path.to_path_buf();
-    let info = ask(disk, move |world| {
+    let info = disk.ask(move |world| {
         let before = world.core().spec().map_or_else(Vec::new, |spec| spec.layers);
         let job = world.core().commit(&image, rate)?;
         let (info, tasks) = (job.info(), world.port.tasks().clone());

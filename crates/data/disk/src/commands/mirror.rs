@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tapio_block::{CopyWhat, MirrorOptions, MirrorPhase, MirrorStatus as Status};
+use tapio_block::{CopyWhat, MirrorOptions, MirrorPhase, MirrorStatus as Status, World};
 use tapio_control::command::{
     Call, Done, Handle, MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus,
 };
@@ -12,7 +12,7 @@ use tapio_types::Access;
 use crate::chain::chain;
 use crate::host::Host;
 use crate::host_disk::HostDisk;
-use crate::limits::{LATE, SOON};
+use crate::limits::LATE;
 use crate::table::{Plane, PlaneDisk, Table, lock};
 
 /// Added to the patience with the second side: opening it, or closing it, may use that up more than once.
@@ -32,7 +32,10 @@ impl Handle<MirrorStart> for Table<Host> {
             rate: command.rate,
             patience: Duration::from_millis(command.patience_ms.into()),
         };
-        disk.with(|disk| disk.mirror_start(target, options, LATE))?;
+        disk.order(
+            LATE,
+            move |world| async move { world.core().mirror_start(&target, options).await.map(drop) },
+        )?;
         let ended = || ControlError::new(Errno::EIO, "the mirror ended as soon as it had begun");
         status(&disk)?.ok_or_else(ended)
     }
@@ -46,14 +49,15 @@ impl Handle<MirrorStatus> for Table<Host> {
 
 impl Handle<MirrorResume> for Table<Host> {
     fn handle(&self, command: MirrorResume, _: &mut Call<'_>) -> Result<Done> {
-        self.running(command.minor)?.with(|disk| disk.mirror_resume(LATE)).map(|()| Done {})
+        let resume = |world: World| async move { world.core().mirror_resume().await };
+        self.running(command.minor)?.order(LATE, resume).map(|()| Done {})
     }
 }
 
 impl Handle<MirrorRate> for Table<Host> {
     fn handle(&self, command: MirrorRate, _: &mut Call<'_>) -> Result<Done> {
-        let disk = self.running(command.minor)?;
-        disk.with(|disk| disk.mirror_set_rate(command.rate, SOON)).map(|()| Done {})
+        let set = move |world: &World| world.core().mirror_set_rate(command.rate);
+        self.running(command.minor)?.ask(set).map(|()| Done {})
     }
 }
 
@@ -69,12 +73,13 @@ impl<P: Plane> Handle<MirrorPivot> for Table<P> {
 
 impl Handle<MirrorCancel> for Table<Host> {
     fn handle(&self, command: MirrorCancel, _: &mut Call<'_>) -> Result<Done> {
-        self.opened(command.minor)?.with(|disk| disk.mirror_cancel(LATE + MARGIN)).map(|()| Done {})
+        let cancel = |world: World| async move { world.core().mirror_cancel().await };
+        self.opened(command.minor)?.order(LATE + MARGIN, cancel).map(|()| Done {})
     }
 }
 
 fn status(disk: &HostDisk) -> Result<Option<MirrorReport>> {
-    Ok(disk.with(|disk| disk.mirror_status(SOON))?.as_ref().and_then(report))
+    Ok(disk.ask(|world| Ok(world.core().mirror_status()))?.as_ref().and_then(report))
 }
 
 fn report(status: &Status) -> Option<MirrorReport> {

@@ -19,7 +19,7 @@ impl Handle<SetPolling> for Table<Host> {
 impl Handle<SetLimits> for Table<Host> {
     fn handle(&self, command: SetLimits, _: &mut Call<'_>) -> Result<Done> {
         let set = move |world: &World| {
-            world.core().set_limits(&command.limits);
+            world.admission().set_limits(&command.limits);
             Counter::refresh(world);
         };
         self.opened(command.minor)?.remote.call(SOON, set).map_err(unreachable_thread)?;
