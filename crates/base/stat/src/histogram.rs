@@ -1,7 +1,8 @@
 //! Latency histograms with a bucket per power of two.
 
+use serde::de::Error as _;
 use serde::ser::SerializeStruct;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Buckets of a histogram. Bucket `i` counts durations from 2^i up to 2^(i+1) nanoseconds, bucket 0 also counts
 /// zero, and the last bucket everything from 2^39 ns (nine minutes) on.
@@ -87,9 +88,39 @@ impl Serialize for Histogram {
     }
 }
 
+impl<'de> Deserialize<'de> for Histogram {
+    /// The counts and their sum; the other figures follow from them.
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Written {
+            sum_ns: u64,
+            log2_ns: Vec<u64>,
+        }
+        let Written { sum_ns, log2_ns } = Written::deserialize(from)?;
+        if log2_ns.len() > BUCKETS {
+            return Err(D::Error::invalid_length(log2_ns.len(), &"at most 40 buckets"));
+        }
+        let mut read = Self { sum_ns, ..Self::default() };
+        read.counts[..log2_ns.len()].copy_from_slice(&log2_ns);
+        Ok(read)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_written_is_read() {
+        let mut histogram = Histogram { sum_ns: 7, ..Histogram::default() };
+        for counts in [0, 3, BUCKETS] {
+            histogram.counts[..counts].fill(5);
+            let text = serde_json::to_string(&histogram).expect("writable");
+            assert_eq!(serde_json::from_str::<Histogram>(&text).expect(&text), histogram);
+        }
+        let long = format!(r#"{{"sum_ns":0,"log2_ns":{:?}}}"#, [0; BUCKETS + 1]);
+        assert!(serde_json::from_str::<Histogram>(&long).is_err());
+    }
 
     #[test]
     fn every_power_of_two_opens_a_bucket() {

@@ -47,7 +47,7 @@ pub use stale::{Cleaned, clean_stale};
 pub use vbd::{VbdId, VbdPages};
 pub use writer::{DiskName, DiskStats, StatsView};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tapio_types::IoLimits;
 
 /// What a request does. The order is that of the arrays in the page.
@@ -150,7 +150,7 @@ impl Stages {
 }
 
 /// What happened to the requests of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindCounts {
     /// Taken from the guest.
     pub submitted: u64,
@@ -163,7 +163,7 @@ pub struct KindCounts {
 }
 
 /// What waiting cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PollCounts {
     /// Time spent spinning, in nanoseconds.
     pub spin_ns: u64,
@@ -180,7 +180,7 @@ pub struct PollCounts {
 }
 
 /// What waiting for limits and for pages came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DelayCounts {
     /// Requests that had to wait for their turn.
     pub requests: u64,
@@ -191,7 +191,7 @@ pub struct DelayCounts {
 }
 
 /// All a page says at one moment.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Process that writes the page.
     pub pid: u32,

@@ -46,7 +46,7 @@ impl<I: Io> Drop for Gate<I> {
         // A pause that came meanwhile keeps it closed.
         if self.core.state() == DiskState::Running {
             self.core.inbox.set_open(true);
-            self.core.door.knock();
+            self.core.admission.look();
             self.core.ended.notify_all(self.core.io.tasks());
         }
     }

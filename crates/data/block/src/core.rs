@@ -13,9 +13,9 @@ use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
 use tapio_stat::trace::Clock;
-use tapio_types::{Access, ChainSpec, IoLimits, SECTOR_LEN};
+use tapio_types::{Access, ChainSpec, SECTOR_LEN};
 
-use crate::admission::{Delays, Door, Origin, Pages, PoolFacts, Taken};
+use crate::admission::{Admission, Origin, Taken};
 use crate::chain::{Chain, LayerCounters};
 use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
@@ -121,7 +121,7 @@ pub struct Core<I: Io> {
     pub(crate) io: I,
     pub(crate) options: CoreOptions,
     pub(crate) inbox: Rc<Inbox<Taken>>,
-    pub(crate) door: Rc<Door>,
+    pub(crate) admission: Rc<Admission>,
     chain: RefCell<Option<Rc<Chain<I::Store>>>>,
     /// Who else hears of changes; `tapped` says whether there is anybody, in one load.
     pub(crate) tap: RefCell<Option<Rc<Tap<I::Store>>>>,
@@ -165,7 +165,7 @@ impl<I: Io> Core<I> {
         inbox.set_open(false);
         let patience = Patience::new(options.request_timeout, inbox.capacity());
         let ended = Rc::new(Notify::default());
-        let door = Door::new(Rc::clone(&inbox), io.tasks().clone(), Rc::clone(&ended));
+        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone(), Rc::clone(&ended));
         Rc::new(Self {
             io,
             patience,
@@ -173,7 +173,7 @@ impl<I: Io> Core<I> {
             trace: Rc::default(),
             options,
             inbox,
-            door,
+            admission,
             chain: RefCell::new(None),
             tap: RefCell::new(None),
             tapped: Cell::new(false),
@@ -234,41 +234,9 @@ impl<I: Io> Core<I> {
         self.standby_waited.get()
     }
 
-    /// Limits the disk from now on; requests wait for their turn, most of them where the guest put them.
-    pub fn set_limits(&self, limits: &IoLimits) {
-        self.door.set_limits(limits);
-    }
-
-    /// Whether requests may have to wait for their turn.
-    pub fn is_limited(&self) -> bool {
-        self.door.is_shut()
-    }
-
-    /// The limits in force.
-    pub fn limits(&self) -> IoLimits {
-        self.door.limits()
-    }
-
-    /// What limits and the pool have cost.
-    pub fn delays(&self) -> Delays {
-        self.door.delays()
-    }
-
-    /// Shares a pool of pages with other disks until it is closed. Who is told that the pool's bell rang calls
-    /// [`Core::bell_rang`].
-    pub fn set_pages(&self, pages: Box<dyn Pages>) {
-        drop(self.door.set_pages(Some(pages)));
-    }
-
-    /// The pool that the disk shares.
-    pub fn pool(&self) -> Option<PoolFacts> {
-        self.door.pool()
-    }
-
-    /// Looks whether there are pages now.
-    pub fn bell_rang(&self) {
-        self.door.with_pages(|pages| pages.quiet());
-        self.door.knock();
+    /// Where requests wait for limits and for pages of a pool.
+    pub const fn admission(&self) -> &Rc<Admission> {
+        &self.admission
     }
 
     /// Long work beside the guest's.
@@ -297,7 +265,7 @@ impl<I: Io> Core<I> {
         let map = Rc::new(Map(Rc::clone(self)));
         Some(Port::new(
             Rc::clone(&self.inbox),
-            Rc::clone(&self.door),
+            Rc::clone(&self.admission),
             self.io.tasks().clone(),
             geometry,
             map,
@@ -395,7 +363,7 @@ impl<I: Io> Core<I> {
             }
         }
         // What has been taken comes to its end without waiting for its turn.
-        self.door.let_all_in();
+        self.admission.admit_all();
         self.inbox.set_open(false);
         self.ended.notify_all(self.io.tasks());
         self.jobs.stop_all(self.io.tasks()).await;
@@ -434,7 +402,7 @@ impl<I: Io> Core<I> {
         while self.inbox.in_flight() > 0 {
             self.ended.wait(self.io.tasks()).await;
         }
-        drop(self.door.set_pages(None));
+        drop(self.admission.set_pages(None));
         result
     }
 
@@ -462,8 +430,8 @@ impl<I: Io> Core<I> {
             self.trace.served((client, request.tag), (request.op, bytes), stamp, &meter);
         }
         request.client.complete(request.tag, result);
-        if self.door.is_shut() {
-            self.door.ended(pages);
+        if self.admission.is_on() {
+            self.admission.ended(pages);
         }
         // Heard by connections that wait for room, by a pause, by a close.
         self.ended.notify_all(self.io.tasks());

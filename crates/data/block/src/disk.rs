@@ -13,7 +13,7 @@ use tapio_ring::{Executor, Inbox, Io, Polling, PollingConfig};
 use tapio_stat::pool::PoolMember;
 use tapio_types::{ChainSpec, IoLimits};
 
-use crate::admission::{Delays, PoolFacts, Taken};
+use crate::admission::{Admission, Delays, PoolFacts, Taken};
 use crate::core::{Core, CoreOptions, DiskState, Observer};
 use crate::front::Fronts;
 use crate::io::DiskIo;
@@ -194,22 +194,6 @@ impl Disk {
         Ok(self.remote.call(within, |world| world.status())?)
     }
 
-    /// Sets adaptive polling.
-    ///
-    /// # Errors
-    /// The thread does not answer.
-    pub fn set_polling(&self, config: PollingConfig, within: Duration) -> Result<(), DiskFailure> {
-        Ok(self.remote.call(within, move |world| world.polling.borrow_mut().set(config))?)
-    }
-
-    /// Limits the disk from now on.
-    ///
-    /// # Errors
-    /// The thread does not answer.
-    pub fn set_limits(&self, limits: IoLimits, within: Duration) -> Result<(), DiskFailure> {
-        Ok(self.remote.call(within, move |world| world.core.set_limits(&limits))?)
-    }
-
     /// Shares a pool of pages with other disks until it is closed.
     ///
     /// # Errors
@@ -275,6 +259,8 @@ pub struct DiskStatus {
     pub on_standby: bool,
     /// The mirror was lost.
     pub mirror_lost: bool,
+    /// The disk had a standby that had not taken over when it was paused the last time.
+    pub standby_waited: bool,
     /// What the ring cost.
     pub ring: tapio_ring::uring::UringCounters,
     /// What polling cost and brought.
@@ -287,19 +273,14 @@ impl World {
         self.polling.borrow().counters()
     }
 
-    /// The limits in force.
-    pub fn limits(&self) -> IoLimits {
-        self.core.limits()
+    /// Sets adaptive polling.
+    pub fn set_polling(&self, config: PollingConfig) {
+        self.polling.borrow_mut().set(config);
     }
 
-    /// What limits and the pool have cost.
-    pub fn delays(&self) -> Delays {
-        self.core.delays()
-    }
-
-    /// Whether requests may have to wait for their turn; a load.
-    pub fn is_limited(&self) -> bool {
-        self.core.is_limited()
+    /// Where requests wait for limits and for pages of a pool.
+    pub fn admission(&self) -> &Rc<Admission> {
+        self.core.admission()
     }
 
     /// Where the trace points of the disk go.
@@ -310,13 +291,13 @@ impl World {
     /// Shares a pool, and listens to its bell: an operation in the ring, no timer and no thread.
     fn share_pages(&self, member: PoolMember) {
         let bell = member.wake_fd();
-        self.core.set_pages(Box::new(member));
+        drop(self.admission().set_pages(Some(Box::new(member))));
         let (uring, core) = (self.uring.clone(), Rc::downgrade(&self.core));
         self.port.tasks().spawn(async move {
             // The descriptor lives as long as the core has the pool, and a closed one ends this.
             while uring.poll(bell, libc::POLLIN).await.is_ok() {
                 match core.upgrade() {
-                    Some(core) if core.pool().is_some() => core.bell_rang(),
+                    Some(core) if core.admission().pool().is_some() => core.admission().bell_rang(),
                     _ => return,
                 }
             }
@@ -333,12 +314,13 @@ impl World {
             waiting_for_space: self.core.waiting_for_space(),
             stuck: self.core.stuck(),
             failures: self.core.failures(),
-            limits: self.core.limits(),
-            delays: self.core.delays(),
-            pool: self.core.pool(),
+            limits: self.admission().limits(),
+            delays: self.admission().delays(),
+            pool: self.admission().pool(),
             redirected_sectors: self.core.redirected_sectors(),
             on_standby: self.core.is_on_standby(),
             mirror_lost: self.core.mirror_was_lost(),
+            standby_waited: self.core.standby_waited(),
             ring: self.uring.counters(),
             polling: self.polling.borrow().counters(),
         }

@@ -1,9 +1,9 @@
 //! Chains of images, requests and their stages, the life of a plugged disk.
 //!
 //! ```text
-//!  front end ── Port ──▶ door ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ tap ──▶ chain walk ──▶ storages
-//!      ▲                                                                             │
-//!      └─────────────────────── Client::complete(tag, result) ◀──────────────────────┘
+//!  front end ── Port ──▶ admission ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ tap ──▶ chain walk ──▶ storages
+//!      ▲                                                                                  │
+//!      └─────────────────────── Client::complete(tag, result) ◀───────────────────────────┘
 //!  control thread ── Remote ──▶ World (the data thread's own view)
 //! ```
 //!
@@ -40,7 +40,7 @@ mod tap;
 mod trace;
 mod window;
 
-pub use admission::{Delays, Origin, Pages, PoolFacts, Taken};
+pub use admission::{Admission, Delays, Origin, Pages, PoolFacts, Taken};
 pub use chain::{Chain, LayerCounters, Link};
 pub use commit::Forecast;
 pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};

@@ -9,7 +9,7 @@ use tapio_ring::{Inbox, Notify, Tasks};
 use tapio_stat::trace::Point;
 use tapio_types::Span;
 
-use crate::admission::{Client, Door, Origin, Taken};
+use crate::admission::{Admission, Client, Origin, Taken};
 use crate::request::{DiskError, Request};
 use crate::trace::Trace;
 
@@ -50,7 +50,7 @@ pub trait AllocationMap {
 
 struct Inner {
     inbox: Rc<Inbox<Taken>>,
-    door: Rc<Door>,
+    admission: Rc<Admission>,
     tasks: Tasks,
     geometry: Cell<Geometry>,
     map: Rc<dyn AllocationMap>,
@@ -82,7 +82,7 @@ impl Port {
     /// the gate opens.
     pub(crate) fn new(
         inbox: Rc<Inbox<Taken>>,
-        door: Rc<Door>,
+        admission: Rc<Admission>,
         tasks: Tasks,
         geometry: Geometry,
         map: Rc<dyn AllocationMap>,
@@ -92,7 +92,7 @@ impl Port {
         Self {
             inner: Rc::new(Inner {
                 inbox,
-                door,
+                admission,
                 tasks,
                 geometry: Cell::new(geometry),
                 map,
@@ -151,7 +151,7 @@ impl Port {
     #[inline]
     pub fn room(&self) -> usize {
         let room = self.inner.inbox.room();
-        if self.inner.door.is_shut() { self.inner.door.room(&self.client, room) } else { room }
+        if self.inner.admission.is_on() { self.inner.admission.room(&self.client, room) } else { room }
     }
 
     /// Whether nothing is let in because the disk is paused.
@@ -172,16 +172,16 @@ impl Port {
     #[inline]
     pub fn submit(&self, request: Request) -> Result<(), Request> {
         let taken = Taken { request, origin: self.origin, pages: 0, client: self.number };
-        if self.inner.door.is_shut() {
-            return self.inner.door.submit(&self.client, taken);
+        if self.inner.admission.is_on() {
+            return self.inner.admission.submit(&self.client, taken);
         }
         self.inner.inbox.push(taken).map_err(|taken| taken.request)
     }
 
     /// Lets in what waits for its turn, whatever it costs, which stays to be paid: when a client must come to an end.
     pub fn hurry(&self) {
-        if self.inner.door.is_shut() {
-            self.inner.door.let_all_in();
+        if self.inner.admission.is_on() {
+            self.inner.admission.admit_all();
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::disk_info::DiskInfo;
-use crate::host::Key;
+use crate::key::Key;
 use crate::message::{Blkif, Body, MESSAGE_LEN, Message, MessageKind, Params, encode_log_path, flags};
 use crate::paths::RunDir;
 use crate::socket::{Deadline, read_exact, send_all};

@@ -1,60 +1,6 @@
-//! Changes of an open chain of images, and the jobs that do them: what can be asked, and what it answers.
-
-use std::path::PathBuf;
+//! What changes of an open chain of images, and the jobs that do them, answer.
 
 use serde::{Deserialize, Serialize};
-
-/// How long a snapshot may hold requests back when nothing is said, in milliseconds.
-pub(crate) const fn stall_ms() -> u32 {
-    5_000
-}
-
-/// What is to be done with the images of an open disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ImageWork {
-    /// A new image becomes the leaf, and the present one its parent.
-    Snapshot {
-        /// Where the new image is made.
-        leaf: PathBuf,
-        /// How long requests may be held back, in milliseconds.
-        stall_ms: u32,
-    },
-    /// An image is merged into its parent and leaves the chain.
-    Commit {
-        /// Which one, by its path.
-        image: PathBuf,
-        /// Bytes a second that the copy may move; 0 is no limit.
-        rate: u64,
-        /// Begin also where the space may not suffice.
-        force: bool,
-    },
-    /// What long work there is.
-    Jobs,
-    /// A job shall stop.
-    JobCancel {
-        /// Its number.
-        job: u32,
-    },
-    /// A job may move this many bytes a second.
-    JobRate {
-        /// Its number.
-        job: u32,
-        /// Bytes a second; 0 is no limit.
-        rate: u64,
-    },
-}
-
-/// What came of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum ImageAnswer {
-    /// The snapshot is taken.
-    Snapshot(SnapshotReport),
-    /// The job that does it.
-    Job(JobReport),
-    /// All jobs.
-    Jobs(Vec<JobReport>),
-}
 
 /// A snapshot that was taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,10 +13,11 @@
 //! | module | holds |
 //! |---|---|
 //! | `message` | tapdisk's structure, byte for byte, both directions; pure functions |
-//! | `own` | our commands and answers as serde types |
+//! | `command` | our commands: what each says, what it answers, and that the disk process handles it |
+//! | `own` | lines of JSON around commands and answers |
 //! | `paths`, `minor` | where sockets and markers are; giving out minor numbers |
 //! | `client`, `own_client`, `spawn`, `discover` | the asking side |
-//! | `host`, `server` | the answering side, over the [`DiskHost`] trait |
+//! | `host`, `server` | the answering side, over [`DiskHost`] and [`command::Handle`] |
 //! | `blkif` | the ring of a Xen guest: what is asked, offered and reported |
 //! | `stats_text` | the statistics line in tapdisk's order and spacing |
 //! | `local_devices` | which kinds of local device work here, and what dead processes left of them |
@@ -27,13 +28,16 @@
 
 mod blkif;
 mod client;
+pub mod command;
 mod discover;
 mod disk_info;
+mod disk_report;
 mod error;
 mod front;
 mod host;
 mod image_source;
 mod images;
+mod key;
 mod limits;
 mod local_devices;
 mod message;
@@ -60,14 +64,13 @@ pub use blkif::{
 pub use client::{Client, OpenArguments, ResumeArguments};
 pub use discover::{ListRow, Process, ProcessState, list, list_process, processes, remove_stale_sockets};
 pub use disk_info::DiskInfo;
+pub use disk_report::{DiskEntry, DiskReport, DiskReports, FrontEntry, ImageReport, VbdState};
 pub use error::{ControlError, Errno, Result};
 pub use front::Front;
-pub use host::{
-    Caller, DiskEntry, DiskHost, DiskReport, FrontEntry, FrontRequest, ImageReport, Key, OpenRequest,
-    ResumeRequest, VbdState,
-};
+pub use host::DiskHost;
 pub use image_source::ImageSource;
-pub use images::{ImageAnswer, ImageWork, JobReport, JobStatus, SnapshotReport};
+pub use images::{JobReport, JobStatus, SnapshotReport};
+pub use key::Key;
 pub use limits::{LimitsReport, PoolShare, PoolSpec};
 pub use local_devices::{LocalDeviceKind, clean_local_devices, local_device_kinds, print_local_devices};
 pub use message::{
@@ -75,10 +78,8 @@ pub use message::{
     Stat, decode_log_path, encode_log_path, flags, key_len_is_valid,
 };
 pub use minor::{MINOR_MAX, MarkerLock, MinorDir};
-pub use mirror::{MirrorCopy, MirrorPivoted, MirrorReport, MirrorRequest, MirrorState};
-pub use own::{
-    Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request, parse_request,
-};
+pub use mirror::{MirrorCopy, MirrorPivoted, MirrorReport, MirrorState};
+pub use own::{ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request, parse_request};
 pub use own_client::OwnClient;
 pub use paths::RunDir;
 pub use polling::Polling;

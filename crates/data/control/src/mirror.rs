@@ -1,12 +1,6 @@
-//! What can be asked of a mirror, and what it answers.
+//! What a mirror copies, and what it says of itself.
 
 use serde::{Deserialize, Serialize};
-
-use crate::image_source::ImageSource;
-use crate::{ControlError, Errno, Result};
-
-/// Longest patience with the second side.
-const PATIENCE_MS_MAX: u32 = 3_600_000;
 
 /// What the second side lacks at first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,42 +15,6 @@ pub enum MirrorCopy {
     Everything,
     /// Nothing: only what guests write from now on.
     Nothing,
-}
-
-/// How a mirror begins.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MirrorRequest {
-    /// The second side.
-    pub target: ImageSource,
-    /// What is copied.
-    pub copy: MirrorCopy,
-    /// Bytes a second that the copy may move; 0 is no limit.
-    pub rate: u64,
-    /// Milliseconds that the second side may take for an answer before it is lost.
-    pub patience_ms: u32,
-}
-
-impl MirrorRequest {
-    /// The patience without a word about it.
-    pub const PATIENCE_MS: u32 = 5_000;
-
-    /// Whether it can be asked at all.
-    ///
-    /// # Errors
-    /// `EINVAL` with what is wrong.
-    pub fn check(&self) -> Result<()> {
-        if !(1..=PATIENCE_MS_MAX).contains(&self.patience_ms) {
-            return Err(ControlError::new(
-                Errno::EINVAL,
-                format!("a patience of {} ms is not from 1 to {PATIENCE_MS_MAX}", self.patience_ms),
-            ));
-        }
-        self.target.check()
-    }
-}
-
-pub(crate) const fn patience_ms() -> u32 {
-    MirrorRequest::PATIENCE_MS
 }
 
 /// Where a mirror stands.

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::own::{Command, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply};
+use crate::command::{self, Command, DiskCommand};
+use crate::own::{Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply};
 use crate::paths::RunDir;
 use crate::socket::{Deadline, receive, send_all, wait};
 use crate::{ControlError, Errno, Result};
@@ -50,21 +51,21 @@ impl OwnClient {
     ///
     /// # Errors
     /// As [`Self::connect`], and what the process answers.
-    pub fn connect_and_call(
+    pub fn connect_and_call<C: DiskCommand>(
         run: &RunDir,
         id: i32,
-        command: &Command,
+        command: &C,
         timeout: Option<Duration>,
-    ) -> Result<(Self, Value)> {
+    ) -> Result<(Self, C::Reply)> {
         let socket = run.socket(id);
         let mut client = Self::of(connected(&socket)?, socket);
-        let hello = Command::Hello { version: PROTOCOL_VERSION };
-        let mut answers =
-            client.call_all(&[&hello, command], timeout).map_err(|error| client.foreign(error))?;
+        let commands = [command::Hello { version: PROTOCOL_VERSION }.into(), command.clone().into()];
+        let mut answers = client.call_all(&commands, timeout).map_err(|error| client.foreign(error))?;
         let (answer, hello) = (answers.pop().unwrap_or_default(), answers.pop().unwrap_or_default());
         client.hello = Hello::deserialize(hello).map_err(|error| {
             client.error(Errno::EPROTO, &format!("its greeting was not understood: {error}"))
         })?;
+        let answer = client.understood(answer)?;
         Ok((client, answer))
     }
 
@@ -72,7 +73,7 @@ impl OwnClient {
     ///
     /// # Errors
     /// The first that the process answers, or `ETIMEDOUT`.
-    pub fn call_all(&mut self, commands: &[&Command], timeout: Option<Duration>) -> Result<Vec<Value>> {
+    pub fn call_all(&mut self, commands: &[Command], timeout: Option<Duration>) -> Result<Vec<Value>> {
         let deadline = Deadline::after(timeout);
         let first = self.next_id;
         let mut lines = String::new();
@@ -97,7 +98,7 @@ impl OwnClient {
     pub fn over(stream: UnixStream, socket: PathBuf) -> Result<Self> {
         let mut client = Self::of(stream, socket);
         client.hello = client
-            .call(&Command::Hello { version: PROTOCOL_VERSION }, &[], Some(Duration::from_secs(10)))
+            .call(&command::Hello { version: PROTOCOL_VERSION }, &[], Some(Duration::from_secs(10)))
             .map_err(|error| client.foreign(error))?;
         Ok(client)
     }
@@ -138,17 +139,22 @@ impl OwnClient {
     ///
     /// # Errors
     /// What the process answers, or `ETIMEDOUT`.
-    pub fn call<T: DeserializeOwned>(
+    pub fn call<C: DiskCommand>(
         &mut self,
-        command: &Command,
+        command: &C,
         fds: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
-    ) -> Result<T> {
+    ) -> Result<C::Reply> {
         let deadline = Deadline::after(timeout);
         let id = self.next_id;
-        let line = self.line_of(command)?;
+        let line = self.line_of(&command.clone().into())?;
         send_all(&self.stream, line.as_bytes(), fds, deadline).map_err(|error| self.io("sending", &error))?;
-        T::deserialize(self.reply(id, deadline)??)
+        let answer = self.reply(id, deadline)??;
+        self.understood(answer)
+    }
+
+    fn understood<T: DeserializeOwned>(&self, answer: Value) -> Result<T> {
+        T::deserialize(answer)
             .map_err(|error| self.error(Errno::EPROTO, &format!("its answer was not understood: {error}")))
     }
 
@@ -229,7 +235,7 @@ mod tests {
         let run = RunDir::new(dir.path());
         let listener = UnixListener::bind(run.socket(7)).expect("bound");
         let ask = |timeout| {
-            let asked = OwnClient::connect_and_call(&run, 7, &Command::List {}, Some(timeout));
+            let asked = OwnClient::connect_and_call(&run, 7, &command::List {}, Some(timeout));
             asked.map(drop).expect_err("nobody answers")
         };
         // In the listener's queue, as before a process that is stopped or starved.

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use tapio_sys::socket::peer;
 
-use crate::host::{Caller, DiskHost};
+use crate::command::Caller;
+use crate::host::DiskHost;
 use crate::socket::{Deadline, FDS_MAX, receive, wait};
 use crate::{ControlError, Errno, Result};
 

@@ -1,7 +1,7 @@
 //! Traces of requests, as the control socket knows them.
 
 use serde::{Deserialize, Serialize};
-use tapio_stat::trace::{EVENTS_DEFAULT, EVENTS_MAX, EVENTS_MIN};
+use tapio_stat::trace::{EVENTS_MAX, EVENTS_MIN};
 
 use crate::{ControlError, Errno, Result};
 
@@ -16,11 +16,6 @@ pub struct TraceReport {
     pub running: bool,
     /// Events so far, those that were overwritten included.
     pub written: u64,
-}
-
-/// Events of a trace for which no number was given.
-pub(crate) fn events() -> u32 {
-    EVENTS_DEFAULT
 }
 
 /// Whether a trace can have so many events.

@@ -95,7 +95,7 @@ impl Counter {
     pub fn refresh(world: &World) {
         Self::with(|stats| {
             stats.set_poll(&poll_counts(world));
-            stats.set_limits(&world.limits());
+            stats.set_limits(&world.admission().limits());
             stats.set_delays(&delay_counts(world));
         });
     }
@@ -114,7 +114,7 @@ fn poll_counts(world: &World) -> PollCounts {
 }
 
 fn delay_counts(world: &World) -> DelayCounts {
-    let delays = world.delays();
+    let delays = world.admission().delays();
     DelayCounts { requests: delays.requests, time_ns: delays.time_ns, waiting: delays.waiting }
 }
 
@@ -170,7 +170,7 @@ impl Observer for Counter {
         if completed.is_multiple_of(POLL_EVERY) {
             stats.set_poll(&poll_counts(&self.world));
         }
-        if self.world.is_limited() {
+        if self.world.admission().is_on() {
             stats.set_delays(&delay_counts(&self.world));
         }
     }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tapio_block::Remote;
-use tapio_control::{BlkifReport, ControlError, Errno, Front, FrontRequest, Result};
+use tapio_control::{BlkifReport, ControlError, Errno, Front, Result};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
 use tapio_types::DeviceHow;
 
@@ -62,12 +62,12 @@ impl Fronts {
     pub fn add(
         &self,
         id: u32,
-        request: FrontRequest,
+        mut front: Front,
+        fds: Vec<OwnedFd>,
         remote: Remote,
         serial: &str,
         slot: usize,
     ) -> Result<Front> {
-        let mut front = request.front.clone();
         let served = match &mut front {
             Front::Block { how, device, read_only } => {
                 sandbox::check_devices()?;
@@ -76,9 +76,9 @@ impl Fronts {
                 (*how, *device) = (made.how(), Some(made.path()));
                 Served::Block(made)
             }
-            Front::VhostUser { .. } => vhost_user(request, remote, serial)?,
-            Front::Blkif(front) => Served::Blkif(Blkif::connect(front, request.fds, remote, slot)?),
-            Front::NbdUnix { .. } | Front::NbdTcp { .. } => Served::Nbd(Offer::new(&request.front, remote)?),
+            Front::VhostUser { .. } => vhost_user(&front, fds, remote, serial)?,
+            Front::Blkif(front) => Served::Blkif(Blkif::connect(front, fds, remote, slot)?),
+            Front::NbdUnix { .. } | Front::NbdTcp { .. } => Served::Nbd(Offer::new(&front, remote)?),
         };
         self.lock().insert(id, served);
         Ok(front)
@@ -189,12 +189,10 @@ impl Fronts {
     }
 }
 
-fn vhost_user(request: FrontRequest, remote: Remote, serial: &str) -> Result<Served> {
-    let Front::VhostUser { socket, listener, connection, queues, queue_size, read_only } = &request.front
-    else {
+fn vhost_user(front: &Front, mut fds: Vec<OwnedFd>, remote: Remote, serial: &str) -> Result<Served> {
+    let Front::VhostUser { socket, listener, connection, queues, queue_size, read_only } = front else {
         return Err(ControlError::new(Errno::EINVAL, "this is no vhost-user front end"));
     };
-    let mut fds = request.fds;
     let given = match listener.or(*connection) {
         None => None,
         Some(index) if (index as usize) < fds.len() => Some(fds.swap_remove(index as usize)),

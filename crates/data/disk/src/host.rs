@@ -1,5 +1,6 @@
 //! The one place that knows the data plane: chains are opened, paused and closed here.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
@@ -9,29 +10,25 @@ use tapio_block::{
     CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Gone, NoSpace, Notes, Origin, REQUEST_TIMEOUT,
 };
 use tapio_control::{
-    BlkifReport, ControlError, DiskInfo, Errno, Front, FrontRequest, ImageAnswer, ImageSource, ImageWork,
-    Key, LimitsReport, Polling, PoolShare, PoolSpec, Result, TraceReport,
+    ControlError, DiskInfo, Errno, Front, ImageSource, Key, MirrorPivoted, PoolSpec, Result,
 };
 use tapio_format::continuation;
 use tapio_format::live::vhd::{IntentPlace, intent};
 use tapio_format::vhd::Keys;
-use tapio_ring::PollingConfig;
 use tapio_stat::pool::PoolMember;
 use tapio_stat::{DiskStats, ShmRoot, VbdPages};
-use tapio_types::{Access, IoLimits, LayerSpec, SECTOR_LEN};
+use tapio_types::{Access, LayerSpec, SECTOR_LEN};
 use zeroize::Zeroizing;
 
+use crate::beside::{beside, name};
 use crate::chain::opening;
 use crate::counter::Counter;
 use crate::failure::{bad_image, failure, unreachable_thread};
 use crate::fronts::Fronts;
-use crate::grow;
 use crate::host_disk::{HostDisk, serial};
-use crate::images;
 use crate::limits::{LATE, SOON};
 use crate::log;
-use crate::memory::{Budget, disk_len, new_leaf_len};
-use crate::mirror::beside;
+use crate::memory::{Budget, disk_len};
 use crate::moved::Moved;
 use crate::process;
 use crate::sandbox;
@@ -59,10 +56,8 @@ impl Plane for Host {
     type Disk = HostDisk;
 
     fn open(&self, spec: &OpenSpec<'_>, mut stats: DiskStats) -> Result<HostDisk> {
-        if spec.page_cache {
-            log::line("parents are read past the page cache all the same");
-        }
-        let access = if spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let command = spec.command;
+        let access = if command.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let options = DiskOptions {
             core: CoreOptions {
                 report: log::line,
@@ -82,10 +77,10 @@ impl Plane for Host {
             at_rest: Some(process::forget_the_program),
             ..DiskOptions::default()
         };
-        let pool = spec.pool.map(|pool| join_pool(pool, spec.minor)).transpose()?;
+        let pool = command.pool.as_ref().map(|pool| join_pool(pool, command.minor)).transpose()?;
         let depth = u32::try_from(options.queue_depth).unwrap_or(u32::MAX);
         stats.set_queue_depth(depth);
-        let (chain, beside) = opening(spec.image, access, options.beside, None)?;
+        let (chain, beside) = opening(&command.image, access, options.beside, None)?;
         let options = DiskOptions { beside, ..options };
         let standby = options.beside.standby.clone();
         let share = self.memory.take(disk_len(options.pool_len, &chain.layers, access))?;
@@ -101,13 +96,13 @@ impl Plane for Host {
             len: AtomicU64::new(disk.geometry().len),
             disk: RwLock::new(Some(disk)),
             access,
-            serial: serial(spec.image),
-            fronts: Fronts::new(spec.minor, serial(spec.image)),
+            serial: serial(&command.image),
+            fronts: Fronts::new(command.minor, serial(&command.image)),
             memory: self.memory.clone(),
             shares: Mutex::new(vec![share]),
             moved: Moved::default(),
             standby: Mutex::new(standby),
-            minor: spec.minor,
+            minor: command.minor,
             trace: Tracing::default(),
         })
     }
@@ -130,13 +125,9 @@ impl PlaneDisk for HostDisk {
     }
 
     fn status(&self) -> Result<PlaneStatus> {
-        let asked = self.remote.call(SOON, |world| {
-            Counter::refresh(world);
-            world.status()
-        });
-        let status = asked.map_err(unreachable_thread)?;
+        let status = self.ask_status()?;
         let layers = status.spec.map_or_else(Vec::new, |spec| spec.layers);
-        let image = |(layer, counters): (tapio_types::LayerSpec, &tapio_block::LayerCounters)| PlaneImage {
+        let image = |(layer, counters): (LayerSpec, &tapio_block::LayerCounters)| PlaneImage {
             kind: layer.kind,
             path: layer.path.display().to_string(),
             hits: [counters.sectors_read, counters.sectors_written],
@@ -147,27 +138,16 @@ impl PlaneDisk for HostDisk {
             in_flight: status.in_flight as u64,
             stuck: status.stuck as u64,
             images: layers.into_iter().zip(&status.layers).map(image).collect(),
-            page_cache: false,
             redirected: status.redirected_sectors,
             on_standby: status.on_standby,
             mirror_lost: status.mirror_lost,
+            standby_waited: status.standby_waited,
+            rings: self.fronts.rings(),
         })
     }
 
     fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
         self.drain(in_vain)
-    }
-
-    fn grow(&self, len: u64) -> Result<DiskInfo> {
-        let more = new_leaf_len(len).saturating_sub(new_leaf_len(self.len.load(Ordering::Relaxed)));
-        let share = self.memory.take(more)?;
-        let grown = grow::grow(self, len);
-        if grown.is_ok() {
-            self.keep(share);
-        }
-        self.look_at_length();
-        self.fronts.grown();
-        grown.map(|()| self.info())
     }
 
     fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
@@ -232,17 +212,13 @@ impl PlaneDisk for HostDisk {
         self.remote.call(SOON, move |_| Counter::with(|stats| stats.remove_vbd(slot))).ok()??
     }
 
-    fn front_add(&self, id: u32, request: FrontRequest, slot: usize) -> Result<Front> {
-        if let Front::Blkif(front) = &request.front
+    fn front_add(&self, id: u32, front: Front, fds: Vec<OwnedFd>, slot: usize) -> Result<Front> {
+        if let Front::Blkif(front) = &front
             && let Some(polling) = front.polling
         {
             self.set_polling(polling)?;
         }
-        self.fronts.add(id, request, self.remote.with_origin(Origin::of(slot)), &self.serial, slot)
-    }
-
-    fn rings(&self) -> Vec<BlkifReport> {
-        self.fronts.rings()
+        self.fronts.add(id, front, fds, self.remote.with_origin(Origin::of(slot)), &self.serial, slot)
     }
 
     fn front_claimed(&self, id: u32) -> bool {
@@ -261,16 +237,6 @@ impl PlaneDisk for HostDisk {
         self.fronts.connections(id)
     }
 
-    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
-        let answer = images::run(self, work);
-        self.look_at_leaf();
-        answer
-    }
-
-    fn standby_waited(&self) -> bool {
-        self.remote.call(SOON, |world| world.core().standby_waited()).unwrap_or(false)
-    }
-
     fn moved(&self) -> Option<Vec<LayerSpec>> {
         let images = self.moved.take()?;
         let leaf = images.first().map_or_else(String::new, LayerSpec::to_string);
@@ -278,40 +244,14 @@ impl PlaneDisk for HostDisk {
         Some(images)
     }
 
-    fn set_polling(&self, polling: Polling) -> Result<()> {
-        let config = PollingConfig {
-            max_ns: u64::from(polling.max_us) * 1_000,
-            idle_min_percent: polling.idle_percent,
-        };
-        self.with(|disk| disk.set_polling(config, SOON))
-    }
-
-    fn trace_start(&self, events: u32) -> Result<TraceReport> {
-        self.trace.start(&self.remote, &self.memory, self.minor, events)
-    }
-
-    fn trace_stop(&self, forget: bool) -> Result<TraceReport> {
-        self.trace.stop(&self.remote, self.minor, forget)
-    }
-
-    fn set_limits(&self, limits: &IoLimits) -> Result<()> {
-        let limits = *limits;
-        self.with(|disk| disk.set_limits(limits, SOON))?;
-        self.remote.call(SOON, Counter::refresh).map_err(unreachable_thread)
-    }
-
-    fn limits(&self) -> Result<LimitsReport> {
-        let asked = self.remote.call(SOON, |world| {
-            Counter::refresh(world);
-            world.status()
-        });
-        let status = asked.map_err(unreachable_thread)?;
-        Ok(LimitsReport {
-            limits: status.limits,
-            delayed: status.delays.requests,
-            delay_ns: status.delays.time_ns,
-            waiting: status.delays.waiting,
-            pool: status.pool.map(|pool| PoolShare { name: pool.name, pages: pool.pages, held: pool.held }),
-        })
+    fn mirror_pivot(&self) -> Result<(ImageSource, MirrorPivoted)> {
+        let pivoted = self.order(LATE, |world| async move { world.core().mirror_pivot().await })?;
+        let image = name(&pivoted.spec);
+        let shown = image.clone();
+        self.remote
+            .call(SOON, move |_| Counter::with(|stats| stats.set_image(&shown)))
+            .map_err(unreachable_thread)?;
+        let moved = MirrorPivoted { image, stalled_us: pivoted.stalled_ns / 1000 };
+        Ok((ImageSource::Chain(pivoted.spec.layers), moved))
     }
 }

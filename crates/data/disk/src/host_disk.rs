@@ -4,11 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use tapio_block::{Disk, DiskFailure, Geometry, Gone, Remote, StandbyOptions};
-use tapio_control::{ControlError, Errno, ImageSource, Result};
+use tapio_block::{Disk, DiskFailure, DiskStatus, Geometry, Gone, Remote, StandbyOptions, World};
+use tapio_control::{ControlError, Errno, ImageSource, Polling, Result};
+use tapio_format::FormatError;
+use tapio_ring::PollingConfig;
 use tapio_types::Access;
 
-use crate::failure::failure;
+use crate::counter::Counter;
+use crate::failure::{bad_image, failure, unreachable_thread};
 use crate::fronts::Fronts;
 use crate::limits::SOON;
 use crate::memory::{Budget, Share};
@@ -48,6 +51,45 @@ impl HostDisk {
             Some(disk) => run(disk).map_err(|error| failure(&error)),
             None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
         }
+    }
+
+    /// What the disk does now, with fresh counters.
+    pub(crate) fn ask_status(&self) -> Result<DiskStatus> {
+        let asked = self.remote.call(SOON, |world| {
+            Counter::refresh(world);
+            world.status()
+        });
+        asked.map_err(unreachable_thread)
+    }
+
+    /// Asks the data thread for something that takes no time.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&World) -> std::result::Result<T, FormatError> + Send + 'static,
+    ) -> Result<T> {
+        self.remote.call(SOON, question).map_err(unreachable_thread)?.map_err(|error| bad_image(&error))
+    }
+
+    /// Has the data thread do something that may wait for the storage.
+    pub(crate) fn order<T, F>(
+        &self,
+        within: Duration,
+        work: impl FnOnce(World) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<T, FormatError>> + 'static,
+    {
+        self.remote.call_async(within, work).map_err(unreachable_thread)?.map_err(|error| bad_image(&error))
+    }
+
+    /// Adaptive polling.
+    pub(crate) fn set_polling(&self, polling: Polling) -> Result<()> {
+        let config = PollingConfig {
+            max_ns: u64::from(polling.max_us) * 1_000,
+            idle_min_percent: polling.idle_percent,
+        };
+        self.remote.call(SOON, move |world| world.set_polling(config)).map_err(unreachable_thread)
     }
 
     /// Takes note of how long the disk is now.

@@ -10,20 +10,19 @@
 //! kept small on purpose: no command-line library, no async runtime, nothing that wakes up while no disk works.
 
 mod args;
+mod beside;
 mod blkif;
 mod chain;
+mod commands;
 mod counter;
 mod device;
 mod failure;
 mod fronts;
-mod grow;
 mod host;
 mod host_disk;
-mod images;
 mod limits;
 mod log;
 mod memory;
-mod mirror;
 mod moved;
 mod nbd_servers;
 mod process;

@@ -5,9 +5,10 @@ use std::io::Write;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
+use tapio_control::command::{Call, FrontAdd, Handle, Open, Quit, SetLimits, SetPolling};
 use tapio_control::{
-    ControlError, DiskHost, Ended, Errno, Front, FrontRequest, ImageSource, Key, Limits, OpenRequest, Result,
-    RunDir, notify, remove_stale_sockets, serve,
+    ControlError, Ended, Errno, Front, ImageSource, Key, Limits, Result, RunDir, notify,
+    remove_stale_sockets, serve,
 };
 use tapio_format::continuation::{self, Followed};
 use tapio_format::live::vhd::intent;
@@ -73,13 +74,13 @@ pub fn run(options: &Options) -> Result<()> {
     notify::stopping("closing its disks");
     // New clients shall not find a process that is going.
     let _ = fs::remove_file(run.socket(std::process::id() as i32));
-    let closed = table.quit(false);
+    let closed = table.handle(Quit { force: false }, &mut Call::of_itself());
     match ended {
         Ok(Ended::Stopped) => log::line("ended by a signal"),
         Ok(Ended::Quit | Ended::Empty) => {}
         Err(error) => return Err(ControlError::io("the control socket failed", &error)),
     }
-    closed
+    closed.map(drop)
 }
 
 /// What the service manager shows.
@@ -123,7 +124,7 @@ fn begin(options: &Options) -> Result<Begun> {
     if let Err(error) = serve_image(&table, &run, options) {
         let _ = fs::remove_file(&socket);
         // Whatever was opened before the failure is closed as at the end.
-        let _ = table.quit(true);
+        let _ = table.handle(Quit { force: true }, &mut Call::of_itself());
         return Err(error);
     }
     let printed = writeln!(std::io::stdout(), "{}", socket.display());
@@ -161,27 +162,23 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
         None => run.minors().allocate_own()?,
     };
     table.attach_own(minor)?;
-    let request = OpenRequest {
-        read_only: options.read_only,
-        page_cache: options.page_cache,
-        key: options.key_file.as_deref().map(Key::in_file).transpose()?,
-        request_timeout: options.request_timeout,
-        pool: options.pool.clone(),
-        ..OpenRequest::of(image.clone())
-    };
-    table.open(minor, &request)?;
+    let key = options.key_file.as_deref().map(Key::in_file).transpose()?;
+    let (read_only, pool) = (options.read_only, options.pool.clone());
+    let open = Open { read_only, pool, ..Open::of(minor, image.clone()) };
+    table.open(&open, key.as_ref(), options.request_timeout)?;
+    let mut call = Call::of_itself();
     if !options.limits.is_off() {
-        table.set_limits(minor, &options.limits)?;
+        table.handle(SetLimits { minor, limits: options.limits }, &mut call)?;
     }
     if options.polling.max_us > 0 {
-        table.set_polling(minor, options.polling)?;
+        table.handle(SetPolling::of(minor, options.polling), &mut call)?;
     }
     for front in &options.fronts {
-        let fds = match (front.connection_index(), options.vhost_user_fd) {
+        call.fds = match (front.connection_index(), options.vhost_user_fd) {
             (Some(_), Some(fd)) => vec![inherited(fd)?],
             _ => Vec::new(),
         };
-        table.front_add(minor, FrontRequest { front: front.clone(), vbd: None, fds })?;
+        table.handle(FrontAdd { minor, front: front.clone(), vbd: None }, &mut call)?;
     }
     Ok(())
 }

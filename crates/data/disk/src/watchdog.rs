@@ -1,18 +1,20 @@
 //! The service manager's watchdog: it hears that the process lives as long as all its disks answer.
 
-use tapio_control::{DiskHost, notify};
+use tapio_control::notify;
 
+use crate::host::Host;
 use crate::log;
+use crate::table::Table;
 
 /// Runs `serve`, with a thread beside it that tells the manager that the disks' threads answer, if it asked for that.
 /// A storage that hangs does not keep a thread from answering; a fault of this program does.
-pub fn watched<T>(host: &dyn DiskHost, serve: impl FnOnce() -> T) -> T {
+pub fn watched<T>(table: &Table<Host>, serve: impl FnOnce() -> T) -> T {
     let Some(interval) = notify::watchdog_interval() else { return serve() };
     std::thread::scope(|scope| {
         let (ended, over) = std::sync::mpsc::sync_channel::<()>(0);
         let beat = move || {
             while over.recv_timeout(interval) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                if host.list().iter().all(|disk| host.stats(disk.minor).is_ok()) {
+                if table.list().iter().all(|disk| table.stats(disk.minor).is_ok()) {
                     notify::alive();
                 }
             }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use tapio_control::{Command as Ask, ControlError, Errno, OwnClient, RunDir, TraceReport};
+use tapio_control::command::{self as ask, DiskCommand};
+use tapio_control::{ControlError, Errno, OwnClient, RunDir};
 use tapio_stat::trace::{EVENTS_DEFAULT, Point, TraceData, TraceError, read_trace, requests};
 use tapio_stat::{Kind, ShmRoot};
 
@@ -132,28 +133,30 @@ struct Report {
 
 pub fn run(arguments: Arguments) -> Result<()> {
     let run = RunDir::from_env();
-    let tell =
-        |pid: i32, ask: &Ask| -> Result<TraceReport> { OwnClient::connect(&run, pid)?.call(ask, &[], SOON) };
     match arguments.command {
         Command::Run { which, time, events, form } => {
             let minor = which.minor;
-            tell(which.pid, &Ask::TraceStart { minor, events })?;
+            tell(&run, which.pid, &ask::TraceStart { minor, events })?;
             std::thread::sleep(Duration::from_secs_f64(time));
-            tell(which.pid, &Ask::TraceStop { minor, forget: false })?;
+            tell(&run, which.pid, &ask::TraceStop { minor, forget: false })?;
             let data = read(which);
             // Whatever became of reading it.
-            tell(which.pid, &Ask::TraceStop { minor, forget: true })?;
+            tell(&run, which.pid, &ask::TraceStop { minor, forget: true })?;
             show(&data?, &form)
         }
         Command::Start { which, events } => {
-            tell(which.pid, &Ask::TraceStart { minor: which.minor, events }).map(drop)
+            tell(&run, which.pid, &ask::TraceStart { minor: which.minor, events }).map(drop)
         }
         Command::Stop { which, forget } => {
-            let stopped = tell(which.pid, &Ask::TraceStop { minor: which.minor, forget })?;
+            let stopped = tell(&run, which.pid, &ask::TraceStop { minor: which.minor, forget })?;
             print(&format!("{} events\n", stopped.written))
         }
         Command::Report { which, form } => show(&read(which)?, &form),
     }
+}
+
+fn tell<C: DiskCommand>(run: &RunDir, pid: i32, command: &C) -> Result<C::Reply> {
+    OwnClient::connect(run, pid)?.call(command, &[], SOON)
 }
 
 fn read(which: Which) -> Result<TraceData> {

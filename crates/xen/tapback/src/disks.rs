@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use tapio_control::{
-    Blkif, BlkifFront, BlkifProtocol, Client, Command, ControlError, DiskInfo, Errno, Front, FrontEntry,
-    OwnClient, Polling, RingStart, RunDir,
+    Blkif, BlkifFront, BlkifProtocol, Client, ControlError, DiskInfo, Errno, Front, OwnClient, Polling,
+    RingStart, RunDir, command,
 };
 use tapio_stat::VbdId;
 
@@ -129,7 +129,7 @@ impl Processes {
         front: &BlkifFront,
     ) -> Result<(u32, bool), ControlError> {
         let minor = at.minor;
-        let fronts: Vec<FrontEntry> = client.call(&Command::FrontList { minor }, &[], Some(ASK_TIME))?;
+        let fronts = client.call(&command::FrontList { minor }, &[], Some(ASK_TIME))?;
         for entry in fronts {
             let Front::Blkif(there) = &entry.front else { continue };
             if (there.domid, there.devid) != (front.domid, front.devid) {
@@ -141,12 +141,12 @@ impl Processes {
                 return Ok((entry.id, true));
             }
             // A ring that the guest has left.
-            let remove = Command::FrontRemove { minor, front: entry.id, force: true };
-            client.call::<serde_json::Value>(&remove, &[], Some(DISCONNECT_TIME))?;
+            let remove = command::FrontRemove { minor, front: entry.id, force: true };
+            client.call(&remove, &[], Some(DISCONNECT_TIME))?;
         }
         let vbd = Some(VbdId { domid: front.domid, devid: front.devid });
-        let add = Command::FrontAdd { minor, front: Front::Blkif(Box::new(front.clone())), vbd };
-        let entry: FrontEntry = client.call(&add, &[], Some(CONNECT_TIME))?;
+        let add = command::FrontAdd { minor, front: Front::Blkif(Box::new(front.clone())), vbd };
+        let entry = client.call(&add, &[], Some(CONNECT_TIME))?;
         Ok((entry.id, false))
     }
 
@@ -175,7 +175,7 @@ fn follow(
         Ok((ours, theirs))
     });
     let (ours, theirs) = pair.map_err(|error| ControlError::io("a pair of sockets", &error))?;
-    let info = client.call(&Command::FrontFollow { minor, front }, &[theirs.as_fd()], Some(ASK_TIME))?;
+    let info = client.call(&command::FrontFollow { minor, front }, &[theirs.as_fd()], Some(ASK_TIME))?;
     Ok(Some((ours, info)))
 }
 
@@ -218,8 +218,8 @@ impl Disks for Processes {
         let (pid, minor) = (link.at.pid, link.at.minor);
         let done = match link.front {
             Some(front) => OwnClient::connect(&self.run, pid).and_then(|mut own| {
-                let remove = Command::FrontRemove { minor, front, force };
-                own.call::<serde_json::Value>(&remove, &[], Some(DISCONNECT_TIME)).map(drop)
+                let remove = command::FrontRemove { minor, front, force };
+                own.call(&remove, &[], Some(DISCONNECT_TIME)).map(drop)
             }),
             None => Client::new(&self.run, pid).disconnect_ring(
                 minor,
@@ -243,9 +243,8 @@ impl Disks for Processes {
             // A foreign tapdisk takes it with the ring, and never again.
             return Ok(());
         };
-        let Polling { max_us, idle_percent } = polling;
-        let set = Command::SetPolling { minor: link.at.minor, max_us, idle_percent };
-        own.call::<serde_json::Value>(&set, &[], Some(ASK_TIME)).map(drop).map_err(trouble)
+        let set = command::SetPolling::of(link.at.minor, polling);
+        own.call(&set, &[], Some(ASK_TIME)).map(drop).map_err(trouble)
     }
 }
 

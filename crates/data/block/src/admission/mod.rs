@@ -1,20 +1,20 @@
-//! The door of a disk: where requests wait for their turn while it is limited or shares its SR's page pool.
+//! The admission of a disk's requests: where they wait for their turn while it is limited or shares its SR's page pool.
 //!
 //! ```text
-//!   guest's ring ──room()──▶ front end ──submit()──▶ door ──▶ Inbox ──▶ serve()
-//!     waits here, but for                             │ one of each client waits here, in order and in turn
-//!     what waits at the door                          ▼
+//!   guest's ring ──room()──▶ front end ──submit()──▶ admission ──▶ Inbox ──▶ serve()
+//!     waits here, but for                               │ one of each client waits here, in order and in turn
+//!     what waits in it                                  ▼
 //!                              token buckets (bucket.rs), pages of the pool (pages.rs)
 //! ```
 //!
-//! With neither limits nor a pool the door stands open: that costs a load for each request. With either, a client (a
+//! With neither limits nor a pool it is off: that costs a load for each request. With either, a client (a
 //! queue, a connection) may have one request waiting here, the next to go (eight where reads and writes have limits
 //! of their own, so that one does not wait behind the other); all else stays where the guest put it. Clients take
 //! turns by what their requests cost, as in start-time fair queueing: each has a tag that grows with the cost, the
 //! lowest goes first, and who comes from a rest starts from now.
 //!
 //! A flush passes at once: it costs nothing, and everything that it is about has been answered. A thread wakes for
-//! the door only when a request waits there: by one timer, set for the moment at which that request may pass.
+//! it only when a request waits there: by one timer, set for the moment at which that request may pass.
 
 mod bucket;
 mod pages;
@@ -30,7 +30,7 @@ use crate::request::{Op, Request};
 use bucket::{Buckets, Way};
 pub use pages::{Pages, PoolFacts};
 
-/// Requests of one client that may wait at the door.
+/// Requests of one client that may wait here.
 const WAITING_MAX: usize = 1;
 /// The same where reads and writes are limited apart.
 const WAITING_SPLIT_MAX: usize = 8;
@@ -74,7 +74,7 @@ impl From<Request> for Taken {
     }
 }
 
-/// A client of the door: a queue or a connection.
+/// A client of the disk: a queue or a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     waiting: Cell<usize>,
@@ -90,7 +90,7 @@ struct Waiting {
     since_ns: u64,
 }
 
-/// What waiting at the door came to.
+/// What waiting for limits and pages came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
     /// Requests that had to wait.
@@ -113,8 +113,8 @@ struct State {
 }
 
 /// See the module's documentation.
-pub(crate) struct Door {
-    shut: Cell<bool>,
+pub struct Admission {
+    on: Cell<bool>,
     inbox: Rc<Inbox<Taken>>,
     tasks: Tasks,
     /// Told when there is room again.
@@ -127,9 +127,9 @@ pub(crate) struct Door {
     serving: Cell<bool>,
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for Admission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Door").field("shut", &self.shut.get()).finish_non_exhaustive()
+        f.debug_struct("Admission").field("on", &self.on.get()).finish_non_exhaustive()
     }
 }
 
@@ -149,10 +149,10 @@ const fn moved(request: &Request) -> u64 {
     }
 }
 
-impl Door {
-    pub fn new(inbox: Rc<Inbox<Taken>>, tasks: Tasks, freed: Rc<Notify>) -> Rc<Self> {
+impl Admission {
+    pub(crate) fn new(inbox: Rc<Inbox<Taken>>, tasks: Tasks, freed: Rc<Notify>) -> Rc<Self> {
         Rc::new(Self {
-            shut: Cell::new(false),
+            on: Cell::new(false),
             inbox,
             tasks,
             freed,
@@ -163,22 +163,25 @@ impl Door {
         })
     }
 
-    /// Whether requests may have to wait: the one load that a door costs that stands open.
+    /// Whether requests may have to wait: the one load that it costs where they need not.
     #[inline]
-    pub fn is_shut(&self) -> bool {
-        self.shut.get()
+    pub fn is_on(&self) -> bool {
+        self.on.get()
     }
 
+    /// The limits in force.
     pub fn limits(&self) -> IoLimits {
         self.state.borrow().limits
     }
 
+    /// What limits and the pool have cost.
     pub fn delays(&self) -> Delays {
         let state = self.state.borrow();
         Delays { waiting: state.waiting.len() as u64, ..state.delays }
     }
 
-    /// Limits the disk from now on, or not any more.
+    /// Limits the disk from now on, or not any more; requests wait for their turn, most of them where the guest put
+    /// them.
     pub fn set_limits(self: &Rc<Self>, limits: &IoLimits) {
         {
             let mut state = self.state.borrow_mut();
@@ -196,7 +199,8 @@ impl Door {
     }
 
     /// Shares a pool from now on, or, with `None`, not any more; gives what it shared. Pages of requests under way go
-    /// back with the pool that they came from.
+    /// back with the pool that they came from. Who is told that the
+    /// pool's bell rang calls [`Self::bell_rang`].
     pub fn set_pages(self: &Rc<Self>, pages: Option<Box<dyn Pages>>) -> Option<Box<dyn Pages>> {
         let old = std::mem::replace(&mut self.state.borrow_mut().pages, pages);
         self.changed();
@@ -204,26 +208,32 @@ impl Door {
     }
 
     /// Calls `look` with the pool, if there is one.
-    pub fn with_pages<T>(&self, look: impl FnOnce(&mut dyn Pages) -> T) -> Option<T> {
+    pub(crate) fn with_pages<T>(&self, look: impl FnOnce(&mut dyn Pages) -> T) -> Option<T> {
         self.state.borrow_mut().pages.as_mut().map(|pages| look(pages.as_mut()))
     }
 
+    /// Looks whether there are pages now.
+    pub fn bell_rang(&self) {
+        self.with_pages(|pages| pages.quiet());
+        self.look();
+    }
+
     fn changed(self: &Rc<Self>) {
-        let shut = {
+        let on = {
             let state = self.state.borrow();
             state.buckets.is_some() || state.pages.is_some() || !state.waiting.is_empty()
         };
-        self.shut.set(shut);
-        if shut && !self.serving.replace(true) {
-            let door = Rc::clone(self);
-            self.tasks.spawn(async move { door.serve().await });
+        self.on.set(on);
+        if on && !self.serving.replace(true) {
+            let admission = Rc::clone(self);
+            self.tasks.spawn(async move { admission.serve().await });
         }
-        self.knock();
+        self.look();
         self.freed.notify_all(&self.tasks);
     }
 
     /// How many requests `client` may submit now, of the `room` that the disk has.
-    pub fn room(&self, client: &Client, room: usize) -> usize {
+    pub(crate) fn room(&self, client: &Client, room: usize) -> usize {
         let state = self.state.borrow();
         let split = state.buckets.as_ref().is_some_and(Buckets::is_split);
         let most = if split { WAITING_SPLIT_MAX } else { WAITING_MAX };
@@ -237,7 +247,7 @@ impl Door {
     }
 
     /// Takes a request: it goes in now or waits.
-    pub fn submit(&self, client: &Rc<Client>, taken: Taken) -> Result<(), Request> {
+    pub(crate) fn submit(&self, client: &Rc<Client>, taken: Taken) -> Result<(), Request> {
         let Some(way) = way(taken.request.op) else {
             return self.inbox.push(taken).map_err(|taken| taken.request);
         };
@@ -258,31 +268,31 @@ impl Door {
             client.waiting.set(client.waiting.get() + 1);
             state.waiting.push(Waiting { taken, client: Rc::clone(client), way, tag, since_ns: now });
         }
-        self.knock();
+        self.look();
         Ok(())
     }
 
     /// A request that held pages has ended, or one that came in this way: others may go.
-    pub fn ended(&self, pages: u32) {
+    pub(crate) fn ended(&self, pages: u32) {
         if pages > 0 {
             self.with_pages(|pool| pool.give(pages));
         }
         if !self.state.borrow().waiting.is_empty() {
-            self.knock();
+            self.look();
         }
     }
 
     /// Lets go what may go; sets the clock for the rest.
-    pub fn knock(&self) {
-        let next = self.let_in();
+    pub(crate) fn look(&self) {
+        let next = self.admit();
         if next < self.alarm_ns.get() {
             self.clock.notify_all(&self.tasks);
         }
     }
 
-    fn let_in(&self) -> u64 {
+    fn admit(&self) -> u64 {
         if !self.inbox.is_open() {
-            // Whoever opens it knocks.
+            // Whoever opens it looks again.
             return u64::MAX;
         }
         let mut state = self.state.borrow_mut();
@@ -321,9 +331,9 @@ impl Door {
         next
     }
 
-    /// Lets everything in that waits, whatever it costs, which stays to be paid: before a pause, and when the door
-    /// goes.
-    pub fn let_all_in(&self) {
+    /// Lets everything in that waits, whatever it costs, which stays to be paid: before a pause, and when there
+    /// is nobody left to let it in.
+    pub(crate) fn admit_all(&self) {
         let mut state = self.state.borrow_mut();
         let now = self.tasks.turn_ns();
         while !state.waiting.is_empty() {
@@ -343,7 +353,7 @@ impl Door {
     /// The service: sleeps until the first in turn may go, or for ever.
     async fn serve(self: Rc<Self>) {
         loop {
-            let next = self.let_in();
+            let next = self.admit();
             self.alarm_ns.set(next);
             if next == u64::MAX {
                 self.clock.wait(&self.tasks).await;

@@ -1,4 +1,4 @@
-//! Pages of an SR's pool, as the door takes them.
+//! Pages of an SR's pool, as admission takes them.
 
 use std::os::fd::RawFd;
 

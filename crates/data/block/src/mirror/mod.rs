@@ -31,7 +31,6 @@ mod far;
 mod granules;
 mod merge;
 mod ranges;
-mod remote;
 mod run;
 
 use std::cell::{Cell, RefCell};

@@ -212,6 +212,11 @@ fn share_a_pool(disk: &Disk, directory: &Path, pages: u32) {
     disk.share_pages(member, SOON).expect("the thread answers");
 }
 
+fn limit(disk: &Disk, limits: &str) {
+    let limits = limits.parse().expect("limits");
+    disk.remote().call(SOON, move |world| world.admission().set_limits(&limits)).expect("the thread answers");
+}
+
 #[test]
 fn a_request_that_waits_for_limits_and_pages_allocates_nothing() {
     let directory = directory();
@@ -219,7 +224,7 @@ fn a_request_that_waits_for_limits_and_pages_allocates_nothing() {
     std::fs::write(&path, vec![1; DISK_LEN as usize]).expect("the file can be written");
     let disk = disk(&[(ImageKind::Raw, &path)]);
     // Both so tight that every request waits for one of them.
-    disk.set_limits("iops=200000,write-bps=2GiB".parse().expect("limits"), SOON).expect("they can be set");
+    limit(&disk, "iops=200000,write-bps=2GiB");
     share_a_pool(&disk, directory.path(), 9);
     let delays = |disk: &Disk| disk.status(SOON).expect("the thread answers").delays.requests;
     let before = delays(&disk);
@@ -273,9 +278,11 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
     let layers = vec![LayerSpec { kind: ImageKind::Raw, path: second.clone() }];
     let target = ChainSpec { layers, access: Access::ReadWrite };
     let options = MirrorOptions { copy: CopyWhat::Everything, ..MirrorOptions::default() };
-    disk.mirror_start(target, options, SOON).expect("the mirror begins");
+    let start = |world: World| async move { world.core().mirror_start(&target, options).await.map(drop) };
+    disk.remote().call_async(SOON, start).expect("the thread answers").expect("the mirror begins");
     let in_sync = || {
-        let status = disk.mirror_status(SOON).expect("the thread answers").expect("there is a mirror");
+        let asked = disk.remote().call(SOON, |world| world.core().mirror_status());
+        let status = asked.expect("the thread answers").expect("there is a mirror");
         assert!(status.phase != MirrorPhase::Degraded, "{status:?}");
         status.phase == MirrorPhase::InSync
     };
@@ -291,7 +298,8 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
     let count = allocations_of(&disk, true, 20_000);
     assert!(count <= 20_001, "{count} allocations in 20,000 writes to both sides");
     assert!(in_sync());
-    disk.mirror_pivot(SOON).expect("the disk moves");
+    let pivot = |world: World| async move { world.core().mirror_pivot().await.map(drop) };
+    disk.remote().call_async(SOON, pivot).expect("the thread answers").expect("the disk moves");
     disk.close(SOON).expect("the disk closes");
     let (one, two) = (std::fs::read(&path).expect("readable"), std::fs::read(&second).expect("readable"));
     assert!(one == two, "the two sides differ");
@@ -319,9 +327,9 @@ fn an_idle_disk_never_wakes_up() {
     let at_rest = Some(note_rest as fn());
     let disk = disk_with(&[(ImageKind::Vhd, &path)], DiskOptions { at_rest, ..DiskOptions::default() });
     let polling = PollingConfig { max_ns: 8_000_000, idle_min_percent: 0 };
-    disk.set_polling(polling, SOON).expect("polling can be set");
+    disk.remote().call(SOON, move |world| world.set_polling(polling)).expect("polling can be set");
     // Limits and a pool have a timer only while a request waits for them.
-    disk.set_limits("iops=5000,bps=1GiB".parse().expect("limits"), SOON).expect("they can be set");
+    limit(&disk, "iops=5000,bps=1GiB");
     share_a_pool(&disk, directory.path(), 5);
     let rested = RESTED.load(Ordering::SeqCst);
     // Work with everything that starts timers: new blocks, metadata to write back, polling, a warm pool.

@@ -107,7 +107,7 @@ fn process() -> (Process, Port) {
 /// Runs loads beside each other for `seconds` from now, under these limits.
 fn run(limits: &str, loads: &[(Op, u64, usize)], seconds: u64) -> Vec<Rc<Load>> {
     let (process, port) = process();
-    process.core.set_limits(&limits.parse().expect("limits"));
+    process.core.admission().set_limits(&limits.parse().expect("limits"));
     let loads: Vec<_> = loads.iter().map(|(op, len, depth)| Load::new(&port, *op, *len, *depth)).collect();
     let tasks = process.sim.tasks().clone();
     // A rest before, in which nothing but the burst may gather.
@@ -185,7 +185,7 @@ fn writes_that_wait_do_not_hold_up_reads() {
     assert!(loads[1].count(0, 2 * SECOND) > 20_000);
     // Also where both come by one queue, as long as few of them wait.
     let (process, port) = process();
-    process.core.set_limits(&"write-iops=1".parse().expect("limits"));
+    process.core.admission().set_limits(&"write-iops=1".parse().expect("limits"));
     let load = Load::new(&port, Op::Read, 4096, 8);
     let (tasks, inner) = (process.sim.tasks().clone(), Rc::clone(&load));
     process.run(async move {
@@ -202,7 +202,7 @@ fn writes_that_wait_do_not_hold_up_reads() {
 #[test]
 fn a_flush_waits_for_no_limit() {
     let (process, port) = process();
-    process.core.set_limits(&"iops=1".parse().expect("limits"));
+    process.core.admission().set_limits(&"iops=1".parse().expect("limits"));
     let (busy, other) = (Load::new(&port, WRITE, 4096, 4), Load::new(&port, Op::Flush, 512, 1));
     busy.start(10 * SECOND);
     let (tasks, flusher) = (process.sim.tasks().clone(), Rc::clone(&other));
@@ -223,7 +223,7 @@ fn a_flush_waits_for_no_limit() {
 #[test]
 fn a_pause_waits_for_no_limit_and_the_debt_stays() {
     let (process, port) = process();
-    process.core.set_limits(&"iops=1".parse().expect("limits"));
+    process.core.admission().set_limits(&"iops=1".parse().expect("limits"));
     let loads: Vec<_> = (0..3).map(|_| Load::new(&port, Op::Read, 4096, 4)).collect();
     loads.iter().for_each(|load| load.start(60 * SECOND));
     let tasks = process.sim.tasks().clone();
@@ -248,7 +248,7 @@ fn a_pause_waits_for_no_limit_and_the_debt_stays() {
 fn limits_change_under_way_and_go() {
     let (process, port) = process();
     let core = Rc::clone(&process.core);
-    core.set_limits(&"iops=1".parse().expect("limits"));
+    core.admission().set_limits(&"iops=1".parse().expect("limits"));
     let load = Load::new(&port, Op::Read, 4096, 4);
     load.start(20 * SECOND);
     let (tasks, inner) = (process.sim.tasks().clone(), Rc::clone(&load));
@@ -261,19 +261,19 @@ fn limits_change_under_way_and_go() {
         };
         tasks.sleep_until(begin + 2 * SECOND).await;
         assert!((2..=3).contains(&since()));
-        core.set_limits(&"iops=1000".parse().expect("limits"));
+        core.admission().set_limits(&"iops=1000".parse().expect("limits"));
         tasks.sleep_until(begin + 4 * SECOND).await;
         let count = since();
         assert!((1900..=2040).contains(&count), "{count}");
-        core.set_limits(&Default::default());
+        core.admission().set_limits(&Default::default());
         tasks.sleep_until(begin + 5 * SECOND).await;
         assert!(since() > 10_000, "no limit");
-        assert!(!core.is_limited());
-        core.set_limits(&"bps=4MiB".parse().expect("limits"));
+        assert!(!core.admission().is_on());
+        core.admission().set_limits(&"bps=4MiB".parse().expect("limits"));
         tasks.sleep_until(begin + 7 * SECOND).await;
         let count = since();
         assert!((2000..=2100).contains(&count), "{count}");
-        assert!(core.delays().requests > 1000 && core.delays().time_ns > 0);
+        assert!(core.admission().delays().requests > 1000 && core.admission().delays().time_ns > 0);
     });
     process.sim.end();
 }
@@ -303,7 +303,12 @@ impl Pages for Few {
 fn data_under_way_never_takes_more_pages_than_there_are() {
     let (process, port) = process();
     let (free, least) = (Rc::new(Cell::new(24)), Rc::new(Cell::new(24)));
-    process.core.set_pages(Box::new(Few { free: Rc::clone(&free), least: Rc::clone(&least) }));
+    drop(
+        process
+            .core
+            .admission()
+            .set_pages(Some(Box::new(Few { free: Rc::clone(&free), least: Rc::clone(&least) }))),
+    );
     let loads: Vec<_> =
         [(Op::Read, 4096, 16), (WRITE, 65536, 8), (Op::Discard, 4096, 2), (Op::Read, 12288, 1)]
             .into_iter()

@@ -1,32 +1,40 @@
-use proptest::prelude::*;
+use std::collections::BTreeSet;
 
+use proptest::prelude::*;
+use tapio_stat::VbdId;
 use tapio_types::DeviceHow;
 
 use super::*;
+use crate::command::{self, Command, DiskCommand};
+use crate::{DiskReport, DiskReports, Front, ImageSource, MirrorCopy, VbdState};
 
 #[test]
 fn commands_read_as_documented() {
     let read = |line: &str| parse_request(line.as_bytes()).expect(line);
     assert_eq!(
         read(r#"{"id":1,"command":"hello","version":1}"#),
-        Request { id: 1, command: Command::Hello { version: 1 } }
+        Request { id: 1, command: command::Hello { version: 1 }.into() }
     );
     let chain = read(
         r#"{"command":"open","minor":3,"image":{"chain":[{"kind":"vhd","path":"/a"},{"kind":"raw","path":"/b"}]}}"#,
     );
-    let Command::Open { image: ImageSource::Chain(layers), read_only: false, .. } = chain.command else {
+    let Command::Open(command::Open { image: ImageSource::Chain(layers), read_only: false, .. }) =
+        chain.command
+    else {
         panic!("{chain:?}");
     };
     assert_eq!(layers.len(), 2);
     let front =
         read(r#"{"id":2,"command":"front-add","minor":0,"front":{"kind":"vhost-user","socket":"/v"}}"#);
-    let Command::FrontAdd { front: Front::VhostUser { queues, queue_size, .. }, .. } = front.command else {
+    let Command::FrontAdd(command::FrontAdd { front: Front::VhostUser { queues, queue_size, .. }, .. }) =
+        front.command
+    else {
         panic!("{front:?}");
     };
     assert_eq!((queues, queue_size), (1, 1024));
     assert_eq!(
         read(r#"{"id":7,"command":"set-polling","minor":1,"max_us":50,"idle_percent":30}"#).command,
-        Command::SetPolling { minor: 1, max_us: 50, idle_percent: 30 }
+        command::SetPolling { minor: 1, max_us: 50, idle_percent: 30 }.into()
     );
 }
 
@@ -70,20 +78,19 @@ fn every_command_survives_the_wire() {
     };
     let block = Front::Block { how: DeviceHow::FuseFile, device: None, read_only: true };
     let image = ImageSource::Leaf("vhd:/a.vhd".into());
-    let commands = [
-        Command::FrontAdd { minor: 1, front: block, vbd: None },
-        Command::Hello { version: 1 },
-        Command::List {},
-        Command::Stats { minor: None },
-        Command::Stats { minor: Some(3) },
-        Command::Attach { minor: 1 },
-        Command::Detach { minor: 1 },
-        Command::Grow { minor: 3, len: 20 << 30 },
-        Command::Open {
+    let commands: Vec<Command> = vec![
+        command::FrontAdd { minor: 1, front: block, vbd: None }.into(),
+        command::Hello { version: 1 }.into(),
+        command::List {}.into(),
+        command::Stats { minor: None }.into(),
+        command::Stats { minor: Some(3) }.into(),
+        command::Attach { minor: 1 }.into(),
+        command::Detach { minor: 1 }.into(),
+        command::Grow { minor: 3, len: 20 << 30 }.into(),
+        command::Open {
             minor: 1,
             image: image.clone(),
             read_only: true,
-            page_cache: true,
             timeout_s: Some(9),
             default_nbd: true,
             secondary: Some("nbd:/s".into()),
@@ -92,46 +99,86 @@ fn every_command_survives_the_wire() {
             key: None,
             key_file: Some("/keys/a".into()),
             pool: Some("sr:704".parse().expect("a pool")),
-        },
-        Command::MirrorStart {
+        }
+        .into(),
+        command::MirrorStart {
             minor: 1,
             target: image.clone(),
             copy: MirrorCopy::Leaf,
             rate: 5,
             patience_ms: 100,
-        },
-        Command::MirrorStatus { minor: 1 },
-        Command::MirrorResume { minor: 1 },
-        Command::MirrorRate { minor: 1, rate: 7 },
-        Command::MirrorPivot { minor: 1 },
-        Command::MirrorCancel { minor: 1 },
-        Command::Close { minor: 1, force: true },
-        Command::Pause { minor: 1 },
-        Command::Resume { minor: 1, image: Some(image), secondary: Some("nbd:/s".into()), log: None },
-        Command::Resume { minor: 1, image: None, secondary: None, log: Some("/l".into()) },
-        Command::DiskInfo { minor: 1 },
-        Command::FrontAdd { minor: 1, front, vbd: Some(VbdId { domid: 5, devid: 51712 }) },
-        Command::FrontAdd { minor: 1, front: vhost, vbd: None },
-        Command::FrontAdd { minor: 1, front: tcp, vbd: None },
-        Command::FrontRemove { minor: 1, front: 2, force: false },
-        Command::FrontFollow { minor: 1, front: 2 },
-        Command::FrontList { minor: 1 },
-        Command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 },
-        Command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 },
-        Command::Commit { minor: 1, image: "/d/old.vhd".into(), rate: 7, force: true },
-        Command::JobList { minor: 1 },
-        Command::JobCancel { minor: 1, job: 2 },
-        Command::JobRate { minor: 1, job: 2, rate: 3 },
-        Command::SetLimits { minor: 1, limits: "iops=5,burst=2s".parse().expect("limits") },
-        Command::SetLimits { minor: 1, limits: Default::default() },
-        Command::Limits { minor: 1 },
-        Command::Quit { force: false },
+        }
+        .into(),
+        command::MirrorStatus { minor: 1 }.into(),
+        command::MirrorResume { minor: 1 }.into(),
+        command::MirrorRate { minor: 1, rate: 7 }.into(),
+        command::MirrorPivot { minor: 1 }.into(),
+        command::MirrorCancel { minor: 1 }.into(),
+        command::Close { minor: 1, force: true }.into(),
+        command::Pause { minor: 1 }.into(),
+        command::Resume { minor: 1, image: Some(image), secondary: Some("nbd:/s".into()), log: None }.into(),
+        command::Resume { minor: 1, image: None, secondary: None, log: Some("/l".into()) }.into(),
+        command::DiskInfo { minor: 1 }.into(),
+        command::FrontAdd { minor: 1, front, vbd: Some(VbdId { domid: 5, devid: 51712 }) }.into(),
+        command::FrontAdd { minor: 1, front: vhost, vbd: None }.into(),
+        command::FrontAdd { minor: 1, front: tcp, vbd: None }.into(),
+        command::FrontRemove { minor: 1, front: 2, force: false }.into(),
+        command::FrontFollow { minor: 1, front: 2 }.into(),
+        command::FrontList { minor: 1 }.into(),
+        command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 }.into(),
+        command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 }.into(),
+        command::Commit { minor: 1, image: "/d/old.vhd".into(), rate: 7, force: true }.into(),
+        command::JobList { minor: 1 }.into(),
+        command::JobCancel { minor: 1, job: 2 }.into(),
+        command::JobRate { minor: 1, job: 2, rate: 3 }.into(),
+        command::SetLimits { minor: 1, limits: "iops=5,burst=2s".parse().expect("limits") }.into(),
+        command::SetLimits { minor: 1, limits: Default::default() }.into(),
+        command::Limits { minor: 1 }.into(),
+        command::TraceStart { minor: 1, events: 4096 }.into(),
+        command::TraceStop { minor: 1, forget: true }.into(),
+        command::Quit { force: false }.into(),
     ];
+    let mut words = BTreeSet::new();
     for command in commands {
         let line = serde_json::to_string(&command).expect("writable");
         assert_eq!(parse_request(line.as_bytes()).expect(&line).command, command);
         assert!(command.check(1).is_ok(), "{line}");
+        words.insert(
+            serde_json::to_value(&command).expect("writable")["command"].to_string().replace('"', ""),
+        );
     }
+    // Clients say these, whatever the structures are called.
+    let said = "attach close commit detach disk-info front-add front-follow front-list front-remove grow hello \
+                job-cancel job-list job-rate limits list mirror-cancel mirror-pivot mirror-rate mirror-resume \
+                mirror-start mirror-status open pause quit resume set-limits set-polling snapshot stats trace-start \
+                trace-stop";
+    assert_eq!(words.into_iter().collect::<Vec<_>>().join(" "), said);
+    assert_eq!(said.split(' ').count(), Command::COUNT, "a command is not tried here");
+}
+
+#[test]
+fn answers_are_read_as_they_are_written() {
+    let done = serde_json::to_value(command::Done {}).expect("writable");
+    assert_eq!(done, serde_json::json!({}));
+    let stats = tapio_stat::DiskStats::private(&tapio_stat::DiskName::of_this_process(3)).expect("counters");
+    let report = DiskReport {
+        minor: 3,
+        state: VbdState::Running,
+        counters: Some(stats.view().snapshot()),
+        in_flight: 1,
+        stuck: 0,
+        images: Vec::new(),
+        beside: vec!["a log".into()],
+        blkif: Vec::new(),
+    };
+    for reports in [DiskReports::One(Box::new(report.clone())), DiskReports::All(vec![report])] {
+        let text = serde_json::to_string(&reports).expect("writable");
+        assert_eq!(serde_json::from_str::<DiskReports>(&text).expect(&text), reports);
+    }
+    // What other versions say more or less is no reason to refuse their answer.
+    let other =
+        r#"{"minor":3,"state":"running","counters":null,"in_flight":0,"stuck":0,"images":[],"more":1}"#;
+    assert!(matches!(serde_json::from_str(other), Ok(DiskReports::One(_))));
 }
 
 #[test]
@@ -168,10 +215,10 @@ fn impossible_wishes_are_refused() {
         assert!(ImageSource::Leaf(bad.into()).check().is_err(), "{bad}");
     }
     assert!(ImageSource::Chain(vec![]).check().is_err());
-    assert!(Command::Snapshot { minor: 0, leaf: "new.vhd".into(), stall_ms: 1 }.check(0).is_err());
-    assert!(Command::SetPolling { minor: 0, max_us: 0, idle_percent: 101 }.check(0).is_err());
+    assert!(command::Snapshot { minor: 0, leaf: "new.vhd".into(), stall_ms: 1 }.check(0).is_err());
+    assert!(command::SetPolling { minor: 0, max_us: 0, idle_percent: 101 }.check(0).is_err());
     let too_much = tapio_types::IoLimits { iops: u64::MAX, ..Default::default() };
-    assert!(Command::SetLimits { minor: 0, limits: too_much }.check(0).is_err());
+    assert!(command::SetLimits { minor: 0, limits: too_much }.check(0).is_err());
     for bad in [r#"{"name":"../x"}"#, r#"{"name":"sr","pages":0}"#, r#"{"name":"sr","pages":65536}"#] {
         let line = format!(r#"{{"command":"open","minor":1,"image":{{"leaf":"vhd:/a"}},"pool":{bad}}}"#);
         let request = parse_request(line.as_bytes()).expect(bad);
@@ -204,7 +251,8 @@ fn deep_nesting_does_not_exhaust_the_stack() {
 #[test]
 fn a_device_is_asked_for_by_kind_and_named_in_the_answer() {
     let ask = br#"{"id":1,"command":"front-add","minor":0,"front":{"kind":"block","how":"auto"}}"#;
-    let Ok(Request { command: Command::FrontAdd { front, .. }, .. }) = parse_request(ask) else {
+    let Ok(Request { command: Command::FrontAdd(command::FrontAdd { front, .. }), .. }) = parse_request(ask)
+    else {
         panic!("not understood");
     };
     assert_eq!(front, Front::Block { how: DeviceHow::Auto, device: None, read_only: false });

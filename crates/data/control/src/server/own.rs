@@ -1,19 +1,10 @@
 //! Answering our own protocol: a conversation of lines.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::time::Duration;
-
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Connection, Ended};
-use crate::host::{FrontRequest, Key, OpenRequest, ResumeRequest};
-use crate::images::ImageWork;
-use crate::mirror::MirrorRequest;
-use crate::own::{Command, ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, parse_request};
-use crate::polling::Polling;
+use crate::command::{Call, Command};
+use crate::own::{ErrorBody, LINE_LEN_MAX, Reply, parse_request};
 use crate::{ControlError, Errno, Result};
 
 pub(super) fn converse(connection: &mut Connection<'_>) -> Result<()> {
@@ -24,12 +15,14 @@ pub(super) fn converse(connection: &mut Connection<'_>) -> Result<()> {
         let (id, answer) = match parse_request(&line) {
             Err((id, error)) => (id, Err(error)),
             Ok(request) => {
-                let answer = match (&request.command, greeted) {
-                    (Command::Hello { .. }, _) | (_, true) => run(connection, &request.command, &mut ends),
-                    (_, false) => Err(ControlError::new(Errno::EPROTO, "a conversation begins with 'hello'")
-                        .next("send it first")),
+                let greets = matches!(request.command, Command::Hello(_));
+                let answer = if greets || greeted {
+                    run(connection, request.command, &mut ends)
+                } else {
+                    Err(ControlError::new(Errno::EPROTO, "a conversation begins with 'hello'")
+                        .next("send it first"))
                 };
-                greeted |= matches!((&request.command, &answer), (Command::Hello { .. }, Ok(_)));
+                greeted |= greets && answer.is_ok();
                 (request.id, answer)
             }
         };
@@ -76,141 +69,26 @@ fn line(connection: &mut Connection<'_>) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// The checks have seen that it is text.
-fn log_text(log: Option<&std::path::PathBuf>) -> Option<String> {
-    log.map(|path| path.to_string_lossy().into_owned())
-}
-
-fn value(of: impl Serialize) -> Result<Value> {
-    serde_json::to_value(of)
-        .map_err(|error| ControlError::new(Errno::EIO, format!("the answer cannot be written: {error}")))
-}
-
-/// The key of an open request, whose descriptors were counted.
-fn key_of(index: Option<u32>, file: Option<&Path>, fds: Vec<OwnedFd>) -> Result<Option<Key>> {
-    match (index.and_then(|index| fds.into_iter().nth(index as usize)), file) {
-        (Some(fd), _) => Key::read(File::from(fd)).map(Some),
-        (None, Some(path)) => Key::in_file(path).map(Some),
-        (None, None) => Ok(None),
-    }
-}
-
-fn run(connection: &mut Connection<'_>, command: &Command, ends: &mut Option<Ended>) -> Result<Value> {
+/// Does what a command asks, in its turn unless it may run beside others.
+fn run(connection: &mut Connection<'_>, command: Command, ends: &mut Option<Ended>) -> Result<Value> {
     command.check(connection.fds.len())?;
     let fds = std::mem::take(&mut connection.fds);
     let shared = connection.shared;
-    let host = shared.host;
-    match command {
-        Command::Hello { version } if *version < PROTOCOL_VERSION => Err(ControlError::new(
-            Errno::EPROTO,
-            format!("version {version} of the protocol is too old: this process speaks {PROTOCOL_VERSION}"),
-        )
-        .next("use the tapio that came with the disk process")),
-        Command::Hello { .. } => value(Hello {
-            version: PROTOCOL_VERSION,
-            features: FEATURES.iter().map(ToString::to_string).collect(),
-            program: "tapio-disk".into(),
-            program_version: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
-        }),
-        Command::List {} => value(host.list()),
-        Command::Stats { minor: Some(minor) } => value(host.report(*minor)?),
-        Command::Stats { minor: None } => {
-            value(host.list().iter().filter_map(|disk| host.report(disk.minor).ok()).collect::<Vec<_>>())
-        }
-        Command::FrontList { minor } => value(host.fronts(*minor)?),
-        Command::DiskInfo { minor } => value(shared.in_turn(|| host.disk_info(*minor))?),
-        Command::FrontAdd { minor, front, vbd } => {
-            let request = FrontRequest { front: front.clone(), vbd: *vbd, fds };
-            value(shared.in_turn(|| host.front_add(*minor, request))?)
-        }
-        Command::Grow { minor, len } => value(shared.in_turn(|| host.grow(*minor, *len))?),
-        Command::Open {
-            minor,
-            image,
-            read_only,
-            page_cache,
-            timeout_s,
-            default_nbd,
-            key,
-            key_file,
-            pool,
-            secondary,
-            standby,
-            log,
-        } => {
-            let request = OpenRequest {
-                secondary: secondary.clone(),
-                standby: *standby,
-                log_path: log_text(log.as_ref()),
-                key: key_of(*key, key_file.as_deref(), fds)?,
-                read_only: *read_only,
-                page_cache: *page_cache,
-                request_timeout: timeout_s.filter(|s| *s > 0).map(|s| Duration::from_secs(s.into())),
-                default_nbd: *default_nbd,
-                pool: pool.clone(),
-                ..OpenRequest::of(image.clone())
-            };
-            value(shared.in_turn(|| host.open(*minor, &request))?)
-        }
-        Command::Quit { force } => {
-            let closed = shared.in_turn(|| host.quit(*force));
-            *ends = Some(Ended::Quit);
-            closed.map(|()| json!({}))
-        }
-        Command::Detach { minor } => {
-            shared.in_turn(|| host.detach(*minor))?;
-            *ends = host.is_empty().then_some(Ended::Empty);
-            Ok(json!({}))
-        }
-        Command::Attach { minor } => shared.in_turn(|| host.attach(*minor)).map(|()| json!({})),
-        Command::Close { minor, force } => {
-            shared.in_turn(|| host.close(*minor, *force, connection)).map(|()| json!({}))
-        }
-        Command::Pause { minor } => shared.in_turn(|| host.pause(*minor, connection)).map(|()| json!({})),
-        Command::Resume { minor, image, secondary, log } => {
-            let (image, secondary) = (image.clone(), secondary.clone());
-            let request = ResumeRequest { image, secondary, log_path: log_text(log.as_ref()) };
-            shared.in_turn(|| host.resume(*minor, &request)).map(|()| json!({}))
-        }
-        Command::FrontRemove { minor, front, force } => {
-            shared.in_turn(|| host.front_remove(*minor, *front, *force)).map(|()| json!({}))
-        }
-        Command::FrontFollow { minor, front } => {
-            let news = fds.into_iter().next().ok_or_else(|| {
-                ControlError::new(Errno::EINVAL, "no socket came along").next("pass one with the request")
-            })?;
-            value(shared.in_turn(|| host.front_follow(*minor, *front, news.into()))?)
-        }
-        Command::Limits { minor } => value(host.limits(*minor)?),
-        Command::SetLimits { minor, limits } => {
-            shared.in_turn(|| host.set_limits(*minor, limits)).map(|()| json!({}))
-        }
-        Command::MirrorStart { minor, target, copy, rate, patience_ms } => {
-            let (target, patience_ms) = (target.clone(), *patience_ms);
-            let request = MirrorRequest { target, copy: *copy, rate: *rate, patience_ms };
-            value(shared.in_turn(|| host.mirror_start(*minor, &request))?)
-        }
-        Command::MirrorStatus { minor } => value(host.mirror_status(*minor)?),
-        Command::MirrorResume { minor } => shared.in_turn(|| host.mirror_resume(*minor)).map(|()| json!({})),
-        Command::MirrorRate { minor, rate } => {
-            shared.in_turn(|| host.mirror_rate(*minor, *rate)).map(|()| json!({}))
-        }
-        Command::MirrorPivot { minor } => value(shared.in_turn(|| host.mirror_pivot(*minor))?),
-        Command::MirrorCancel { minor } => shared.in_turn(|| host.mirror_cancel(*minor)).map(|()| json!({})),
-        Command::SetPolling { minor, max_us, idle_percent } => {
-            let polling = Polling { max_us: *max_us, idle_percent: *idle_percent };
-            shared.in_turn(|| host.set_polling(*minor, polling)).map(|()| json!({}))
-        }
-        Command::TraceStart { minor, events } => value(shared.in_turn(|| host.trace_start(*minor, *events))?),
-        Command::TraceStop { minor, forget } => value(shared.in_turn(|| host.trace_stop(*minor, *forget))?),
-        Command::JobList { minor } => value(host.image_work(*minor, &ImageWork::Jobs)?),
-        Command::Snapshot { .. }
-        | Command::Commit { .. }
-        | Command::JobCancel { .. }
-        | Command::JobRate { .. } => match command.image_work() {
-            Some((minor, work)) => value(shared.in_turn(|| host.image_work(minor, &work))?),
-            None => Ok(json!({})),
-        },
+    let mut call = Call { fds, ..Call::of(connection) };
+    if let Command::Open(open) = &command {
+        // Before its turn, which others wait for: a pipe gives its key when it likes.
+        call.key = open.read_key(std::mem::take(&mut call.fds))?;
     }
+    let detaches = matches!(command, Command::Detach(_));
+    if matches!(command, Command::Quit(_)) {
+        *ends = Some(Ended::Quit);
+    }
+    if command.is_beside() {
+        return command.run(shared.host, &mut call);
+    }
+    let answer = shared.in_turn(|| command.run(shared.host, &mut call))?;
+    if detaches && shared.host.is_empty() {
+        *ends = Some(Ended::Empty);
+    }
+    Ok(answer)
 }

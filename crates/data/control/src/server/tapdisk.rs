@@ -1,10 +1,13 @@
 //! Answering tapdisk's messages: one request a connection.
 
-use std::time::Duration;
+use std::path::PathBuf;
 
 use super::{Connection, Ended, Shared};
-use crate::host::{DiskEntry, Key, OpenRequest, ResumeRequest};
+use crate::command::{self, Call, DiskCommand, Handle};
+use crate::disk_report::DiskEntry;
+use crate::host::DiskHost;
 use crate::image_source::ImageSource;
+use crate::key::Key;
 use crate::message::{
     Blkif, Body, Image, List, MESSAGE_LEN, Message, MessageKind, PATH_LEN, Params, Response, Stat,
     decode_log_path, flags, key_len_is_valid,
@@ -34,7 +37,7 @@ pub(super) fn answer(connection: &mut Connection<'_>) -> Result<()> {
             cookie: request.cookie,
             body: Body::Pid(std::process::id() as i32),
         }),
-        MessageKind::List => list(&request, &shared.host.list()),
+        MessageKind::List => disks(shared).and_then(|disks| list(&request, &disks)),
         MessageKind::Stats => stats(shared, request.cookie),
         _ => change(connection, &request, &mut ends),
     };
@@ -114,7 +117,7 @@ fn list(request: &Message, disks: &[DiskEntry]) -> Result<Vec<u8>> {
 fn stats(shared: &Shared<'_>, cookie: u16) -> Result<Vec<u8>> {
     let text = if cookie == ALL {
         let all: Vec<_> =
-            shared.host.list().iter().filter_map(|disk| shared.host.stats(disk.minor).ok()).collect();
+            disks(shared)?.iter().filter_map(|disk| shared.host.stats(disk.minor).ok()).collect();
         stats_array_text(&all)
     } else {
         stats_text(&shared.host.stats(cookie)?)
@@ -125,42 +128,55 @@ fn stats(shared: &Shared<'_>, cookie: u16) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+fn disks(shared: &Shared<'_>) -> Result<Vec<DiskEntry>> {
+    Handle::handle(shared.host, command::List {}, &mut Call::of_itself())
+}
+
+/// Has a command handled in its turn; `key` is that of an image which it opens.
+fn ask<'a, C: DiskCommand>(connection: &Connection<'a>, command: C, key: Option<Key>) -> Result<C::Reply>
+where
+    dyn DiskHost + 'a: Handle<C>,
+{
+    let (shared, mut call) = (connection.shared, Call { key, ..Call::of(connection) });
+    shared.in_turn(|| Handle::handle(shared.host, command, &mut call))
+}
+
 /// Everything that changes a disk, or asks the kernel about one.
 fn change(connection: &mut Connection<'_>, request: &Message, ends: &mut Option<Ended>) -> Result<Vec<u8>> {
     let shared = connection.shared;
     let (host, cookie) = (shared.host, request.cookie);
     match (request.kind, &request.body) {
         (MessageKind::Attach, _) => {
-            shared.in_turn(|| host.attach(cookie))?;
+            ask(connection, command::Attach { minor: cookie }, None)?;
             done(MessageKind::AttachRsp, cookie)
         }
         (MessageKind::Detach, _) => {
-            shared.in_turn(|| host.detach(cookie))?;
+            ask(connection, command::Detach { minor: cookie }, None)?;
             *ends = host.is_empty().then_some(Ended::Empty);
             done(MessageKind::DetachRsp, cookie)
         }
         (MessageKind::Open, Body::Params(params)) => {
-            let open = open_request(connection, params)?;
-            let info = shared.in_turn(|| host.open(cookie, &open))?;
+            let (open, key) = open_request(connection, cookie, params)?;
+            let info = ask(connection, open, key)?;
             let image = Image { sectors: info.sectors, sector_size: info.sector_size, info: info.info };
             one(Message { kind: MessageKind::OpenRsp, cookie, body: Body::Image(image) })
         }
         (MessageKind::Close | MessageKind::ForceShutdown, _) => {
             let force = request.kind == MessageKind::ForceShutdown;
-            shared.in_turn(|| host.close(cookie, force, connection))?;
+            ask(connection, command::Close { minor: cookie, force }, None)?;
             done(MessageKind::CloseRsp, cookie)
         }
         (MessageKind::Pause, _) => {
-            shared.in_turn(|| host.pause(cookie, connection))?;
+            ask(connection, command::Pause { minor: cookie }, None)?;
             done(MessageKind::PauseRsp, cookie)
         }
         (MessageKind::Resume, Body::Params(params)) => {
-            let resume = resume_request(connection, params)?;
-            shared.in_turn(|| host.resume(cookie, &resume))?;
+            let resume = resume_request(connection, cookie, params)?;
+            ask(connection, resume, None)?;
             done(MessageKind::ResumeRsp, cookie)
         }
         (MessageKind::DiskInfo, _) => {
-            let info = shared.in_turn(|| host.disk_info(cookie))?;
+            let info = ask(connection, command::DiskInfo { minor: cookie }, None)?;
             let image = Image { sectors: info.sectors, sector_size: info.sector_size, info: info.info };
             one(Message { kind: MessageKind::DiskInfoRsp, cookie, body: Body::Image(image) })
         }
@@ -173,7 +189,7 @@ fn change(connection: &mut Connection<'_>, request: &Message, ends: &mut Option<
             done(MessageKind::XenblkifDisconnectRsp, cookie)
         }
         (MessageKind::Exit, _) => {
-            let closed = shared.in_turn(|| host.quit(false));
+            let closed = ask(connection, command::Quit { force: false }, None);
             *ends = Some(Ended::Quit);
             closed?;
             done(MessageKind::CloseRsp, cookie)
@@ -207,7 +223,7 @@ fn secondary(params: &Params) -> Result<Option<String>> {
     }
 }
 
-fn log_path(connection: &mut Connection<'_>, params: &Params) -> Result<Option<String>> {
+fn log_path(connection: &mut Connection<'_>, params: &Params) -> Result<Option<PathBuf>> {
     if params.flags & flags::ADD_LOG == 0 {
         return Ok(None);
     }
@@ -215,16 +231,34 @@ fn log_path(connection: &mut Connection<'_>, params: &Params) -> Result<Option<S
     let path =
         decode_log_path(&field).map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
     if path.starts_with('/') {
-        Ok(Some(path))
+        Ok(Some(path.into()))
     } else {
         Err(ControlError::new(Errno::EINVAL, format!("the log path '{path}' is not absolute")))
     }
 }
 
-fn open_request(connection: &mut Connection<'_>, params: &Params) -> Result<OpenRequest> {
+/// Sharing the open parents of another disk saved tapdisk memory and changed nothing else, so that only a disk that is
+/// not there is worth a word.
+fn check_parents(shared: &Shared<'_>, minor: u16, other: u32) -> Result<()> {
+    let number = u16::try_from(other)
+        .map_err(|_| ControlError::new(Errno::EINVAL, format!("minor {other} does not exist")))?;
+    if disks(shared)?.iter().any(|disk| disk.minor == number) {
+        return Ok(());
+    }
+    let text = format!("disk {minor} cannot share the parents of disk {other}, which is not in this process");
+    Err(ControlError::new(Errno::ENOENT, text).next("leave out -e, or give a disk of 'tap-ctl list'"))
+}
+
+/// OPEN. The flags for the page cache, a shared image and a cache on the leaf are a matter of speed: they are taken,
+/// and change nothing.
+fn open_request(
+    connection: &mut Connection<'_>,
+    minor: u16,
+    params: &Params,
+) -> Result<(command::Open, Option<Key>)> {
     let set = |flag: u32| params.flags & flag != 0;
     // What follows the message is read in the order in which clients send it, before anything is judged.
-    let log_path = log_path(connection, params)?;
+    let log = log_path(connection, params)?;
     let key = match set(flags::OPEN_ENCRYPTED) {
         false => None,
         true => {
@@ -239,30 +273,23 @@ fn open_request(connection: &mut Connection<'_>, params: &Params) -> Result<Open
     };
     let image = ImageSource::Leaf(params.path.clone());
     image.check()?;
-    let share_parents_of = match set(flags::REUSE_PRT) {
-        false => None,
-        true => Some(u16::try_from(params.prt_devnum).map_err(|_| {
-            ControlError::new(Errno::EINVAL, format!("minor {} does not exist", params.prt_devnum))
-        })?),
-    };
-    Ok(OpenRequest {
+    if set(flags::REUSE_PRT) {
+        check_parents(connection.shared, minor, params.prt_devnum)?;
+    }
+    let open = command::Open {
         read_only: set(flags::RDONLY),
-        page_cache: set(flags::NO_O_DIRECT),
-        shared: set(flags::SHARED),
-        share_parents_of,
-        leaf_cache: set(flags::ADD_LCACHE),
         secondary: secondary(params)?,
         standby: set(flags::STANDBY),
-        request_timeout: (params.req_timeout > 0).then(|| Duration::from_secs(params.req_timeout.into())),
-        log_path,
-        key,
+        timeout_s: Some(params.req_timeout),
+        log,
         default_nbd: true,
-        ..OpenRequest::of(image)
-    })
+        ..command::Open::of(minor, image)
+    };
+    Ok((open, key))
 }
 
-fn resume_request(connection: &mut Connection<'_>, params: &Params) -> Result<ResumeRequest> {
-    let log_path = log_path(connection, params)?;
+fn resume_request(connection: &mut Connection<'_>, minor: u16, params: &Params) -> Result<command::Resume> {
+    let log = log_path(connection, params)?;
     let image = match params.path.as_str() {
         "" => None,
         path => Some(ImageSource::Leaf(path.to_owned())),
@@ -270,5 +297,5 @@ fn resume_request(connection: &mut Connection<'_>, params: &Params) -> Result<Re
     if let Some(image) = &image {
         image.check()?;
     }
-    Ok(ResumeRequest { image, secondary: secondary(params)?, log_path })
+    Ok(command::Resume { minor, image, secondary: secondary(params)?, log })
 }

@@ -8,12 +8,14 @@ use serde_json::Value;
 use tapio_stat::VbdId;
 
 use super::*;
-use crate::host::{
-    DiskEntry, DiskReport, FrontEntry, FrontRequest, ImageReport, Key, OpenRequest, ResumeRequest, VbdState,
+use crate::command::{
+    self, Attach, Call, Close, Command, Detach, DiskCommand, Done, FrontAdd, FrontRemove, Grow, Handle, Open,
+    Pause,
 };
-use crate::images::{ImageAnswer, ImageWork, SnapshotReport};
-use crate::message::{MESSAGE_LEN, Message, MessageKind, flags};
-use crate::own::Command;
+use crate::disk_report::{DiskEntry, DiskReport, DiskReports, FrontEntry, ImageReport, VbdState};
+use crate::images::SnapshotReport;
+use crate::key::Key;
+use crate::message::{Blkif, MESSAGE_LEN, Message, MessageKind, flags};
 use crate::stats_text::VbdStats;
 use crate::{Body, Client, OpenArguments, OwnClient, ProcessState, ResumeArguments, RunDir, list, processes};
 use crate::{DiskInfo, Front, ImageSource, Polling};
@@ -31,7 +33,8 @@ struct Double {
 
 #[derive(Default)]
 struct Disk {
-    open: Option<OpenRequest>,
+    open: Option<Open>,
+    key: Option<Key>,
     paused: bool,
     fronts: Vec<FrontEntry>,
     fd_count: usize,
@@ -58,20 +61,134 @@ impl Double {
 
 const INFO: DiskInfo = DiskInfo { sectors: 2048, sector_size: 512, info: 0 };
 
-impl DiskHost for Double {
-    fn image_work(&self, minor: u16, work: &ImageWork) -> Result<ImageAnswer> {
-        self.with(minor, |_| Ok(()))?;
-        match work {
-            ImageWork::Snapshot { leaf, stall_ms } => Ok(ImageAnswer::Snapshot(SnapshotReport {
-                leaf: format!("vhd:{}", leaf.display()),
-                parent: "vhd:/old".into(),
-                stalled_us: (*stall_ms).into(),
-            })),
-            _ => Ok(ImageAnswer::Jobs(Vec::new())),
-        }
-    }
+macro_rules! handles {
+    ($($command:ident: $run:expr;)*) => {
+        $(impl Handle<command::$command> for Double {
+            fn handle(
+                &self,
+                command: command::$command,
+                call: &mut Call<'_>,
+            ) -> Result<<command::$command as DiskCommand>::Reply> {
+                let run: fn(&Self, command::$command, &mut Call<'_>) -> _ = $run;
+                run(self, command, call)
+            }
+        })*
+    };
+}
 
-    fn list(&self) -> Vec<DiskEntry> {
+macro_rules! refuses {
+    ($($command:ident)*) => {
+        handles! { $($command: |_, _, _| Err(ControlError::new(Errno::ENOSYS, "the double cannot"));)* }
+    };
+}
+
+refuses! {
+    FrontFollow SetLimits Limits TraceStart TraceStop MirrorStart MirrorStatus MirrorResume MirrorRate MirrorPivot
+    MirrorCancel Commit JobList JobCancel JobRate
+}
+
+handles! {
+    List: |host, _, _| Ok(host.entries());
+    Stats: |host, command, _| match command.minor {
+        Some(minor) => host.report(minor).map(|report| DiskReports::One(Box::new(report))),
+        None => {
+            let reports: Result<Vec<_>> = host.entries().iter().map(|disk| host.report(disk.minor)).collect();
+            reports.map(DiskReports::All)
+        }
+    };
+    FrontList: |host, command, _| host.with(command.minor, |disk| Ok(disk.fronts.clone()));
+    Attach: |host, Attach { minor }, _| {
+        host.alone(|| match lock(&host.disks).insert(minor, Disk::default()) {
+            None => Ok(Done {}),
+            Some(_) => Err(ControlError::new(Errno::EEXIST, format!("disk {minor} is there"))),
+        })
+    };
+    Detach: |host, Detach { minor }, _| {
+        host.with(minor, |disk| match disk.open {
+            None => Ok(()),
+            Some(_) => Err(ControlError::new(Errno::EBUSY, format!("disk {minor} is open"))),
+        })?;
+        lock(&host.disks).remove(&minor);
+        Ok(Done {})
+    };
+    Open: |host, command, call| {
+        let minor = command.minor;
+        host.alone(|| {
+            host.with(minor, |disk| match &disk.open {
+                Some(_) => Err(ControlError::new(Errno::EALREADY, format!("disk {minor} is open"))),
+                None => {
+                    disk.open = Some(command);
+                    disk.key = call.key.take();
+                    Ok(INFO)
+                }
+            })
+        })
+    };
+    Close: |host, Close { minor, .. }, _| host.with(minor, |disk| {
+        disk.open = None;
+        Ok(Done {})
+    });
+    Pause: |host, Pause { minor }, call| host.alone(|| {
+        host.with(minor, |_| Ok(()))?;
+        while host.busy.load(Ordering::SeqCst) {
+            if call.caller.gone() {
+                host.gone.fetch_add(1, Ordering::SeqCst);
+                return Err(ControlError::new(Errno::ECANCELED, "nobody waits any more"));
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        host.with(minor, |disk| {
+            disk.paused = true;
+            Ok(Done {})
+        })
+    });
+    Resume: |host, command, _| host.with(command.minor, |disk| {
+        disk.paused = false;
+        if let (Some(open), Some(image)) = (&mut disk.open, command.image) {
+            open.image = image;
+            open.log = command.log;
+        }
+        Ok(Done {})
+    });
+    Grow: |host, Grow { minor, len }, _| host.with(minor, |_| Ok(DiskInfo { sectors: len / 512, ..INFO }));
+    DiskInfo: |host, command, _| host.with(command.minor, |_| Ok(INFO));
+    FrontAdd: |host, FrontAdd { minor, front, vbd }, call| host.with(minor, |disk| {
+        disk.fd_count = call.fds.len();
+        let vbd = vbd.unwrap_or(VbdId { domid: 0, devid: minor.into() });
+        let entry = FrontEntry { id: 1, front, vbd, connections: 0 };
+        disk.fronts.push(entry.clone());
+        for mut fd in call.fds.drain(..).map(std::fs::File::from) {
+            fd.write_all(b"reached").map_err(|error| ControlError::io("writing", &error))?;
+        }
+        Ok(entry)
+    });
+    FrontRemove: |host, FrontRemove { minor, front, .. }, _| host.with(minor, |disk| {
+        let before = disk.fronts.len();
+        disk.fronts.retain(|entry| entry.id != front);
+        if disk.fronts.len() < before {
+            return Ok(Done {});
+        }
+        Err(ControlError::new(Errno::ENOENT, format!("disk {minor} has no front end {front}")))
+    });
+    SetPolling: |host, command, _| host.with(command.minor, |disk| {
+        disk.polling = Some(command.polling());
+        Ok(Done {})
+    });
+    Snapshot: |host, command, _| host.with(command.minor, |_| {
+        Ok(SnapshotReport {
+            leaf: format!("vhd:{}", command.leaf.display()),
+            parent: "vhd:/old".into(),
+            stalled_us: command.stall_ms.into(),
+        })
+    });
+    Quit: |host, _, _| {
+        lock(&host.disks).clear();
+        Ok(Done {})
+    };
+}
+
+impl Double {
+    fn entries(&self) -> Vec<DiskEntry> {
         let entry = |(minor, disk): (&u16, &Disk)| DiskEntry {
             minor: *minor,
             state: if disk.paused { VbdState::Paused } else { VbdState::Running },
@@ -82,20 +199,10 @@ impl DiskHost for Double {
         lock(&self.disks).iter().map(entry).collect()
     }
 
-    fn stats(&self, minor: u16) -> Result<VbdStats> {
-        self.with(minor, |disk| {
-            let name = disk.open.as_ref().map(|open| open.image.text());
-            Ok(VbdStats { name, secs: [8, 16], ..VbdStats::default() })
-        })
-    }
-
     fn report(&self, minor: u16) -> Result<DiskReport> {
         self.with(minor, |disk| {
-            let image = |open: &OpenRequest| ImageReport {
-                image: open.image.text(),
-                sectors_read: 0,
-                sectors_written: 0,
-            };
+            let image =
+                |open: &Open| ImageReport { image: open.image.text(), sectors_read: 0, sectors_written: 0 };
             Ok(DiskReport {
                 minor,
                 state: VbdState::Running,
@@ -108,120 +215,26 @@ impl DiskHost for Double {
             })
         })
     }
+}
 
-    fn fronts(&self, minor: u16) -> Result<Vec<FrontEntry>> {
-        self.with(minor, |disk| Ok(disk.fronts.clone()))
-    }
-
-    fn attach(&self, minor: u16) -> Result<()> {
-        self.alone(|| match lock(&self.disks).insert(minor, Disk::default()) {
-            None => Ok(()),
-            Some(_) => Err(ControlError::new(Errno::EEXIST, format!("disk {minor} is there"))),
+impl DiskHost for Double {
+    fn stats(&self, minor: u16) -> Result<VbdStats> {
+        self.with(minor, |disk| {
+            let name = disk.open.as_ref().map(|open| open.image.text());
+            Ok(VbdStats { name, secs: [8, 16], ..VbdStats::default() })
         })
     }
 
-    fn detach(&self, minor: u16) -> Result<()> {
-        self.with(minor, |disk| match disk.open {
-            None => Ok(()),
-            Some(_) => Err(ControlError::new(Errno::EBUSY, format!("disk {minor} is open"))),
-        })?;
-        lock(&self.disks).remove(&minor);
-        Ok(())
+    fn connect_ring(&self, _minor: u16, _ring: &Blkif) -> Result<()> {
+        Err(ControlError::new(Errno::ENOSYS, "the double has no rings"))
+    }
+
+    fn disconnect_ring(&self, _minor: u16, _ring: &Blkif) -> Result<()> {
+        Err(ControlError::new(Errno::ENOSYS, "the double has no rings"))
     }
 
     fn is_empty(&self) -> bool {
         lock(&self.disks).is_empty()
-    }
-
-    fn open(&self, minor: u16, request: &OpenRequest) -> Result<DiskInfo> {
-        self.alone(|| {
-            self.with(minor, |disk| match &disk.open {
-                Some(_) => Err(ControlError::new(Errno::EALREADY, format!("disk {minor} is open"))),
-                None => {
-                    disk.open = Some(request.clone());
-                    Ok(INFO)
-                }
-            })
-        })
-    }
-
-    fn close(&self, minor: u16, _force: bool, _caller: &dyn Caller) -> Result<()> {
-        self.with(minor, |disk| {
-            disk.open = None;
-            Ok(())
-        })
-    }
-
-    fn pause(&self, minor: u16, caller: &dyn Caller) -> Result<()> {
-        self.alone(|| {
-            self.with(minor, |_| Ok(()))?;
-            while self.busy.load(Ordering::SeqCst) {
-                if caller.gone() {
-                    self.gone.fetch_add(1, Ordering::SeqCst);
-                    return Err(ControlError::new(Errno::ECANCELED, "nobody waits any more"));
-                }
-                thread::sleep(Duration::from_millis(2));
-            }
-            self.with(minor, |disk| {
-                disk.paused = true;
-                Ok(())
-            })
-        })
-    }
-
-    fn resume(&self, minor: u16, request: &ResumeRequest) -> Result<()> {
-        self.with(minor, |disk| {
-            disk.paused = false;
-            if let (Some(open), Some(image)) = (&mut disk.open, &request.image) {
-                open.image = image.clone();
-                open.log_path = request.log_path.clone();
-            }
-            Ok(())
-        })
-    }
-
-    fn grow(&self, minor: u16, len: u64) -> Result<DiskInfo> {
-        self.with(minor, |_| Ok(DiskInfo { sectors: len / 512, ..INFO }))
-    }
-
-    fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
-        self.with(minor, |_| Ok(INFO))
-    }
-
-    fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
-        self.with(minor, |disk| {
-            disk.fd_count = request.fds.len();
-            let vbd = request.vbd.unwrap_or(VbdId { domid: 0, devid: minor.into() });
-            let entry = FrontEntry { id: 1, front: request.front, vbd, connections: 0 };
-            disk.fronts.push(entry.clone());
-            for mut fd in request.fds.into_iter().map(std::fs::File::from) {
-                fd.write_all(b"reached").map_err(|error| ControlError::io("writing", &error))?;
-            }
-            Ok(entry)
-        })
-    }
-
-    fn front_remove(&self, minor: u16, id: u32, _force: bool) -> Result<()> {
-        self.with(minor, |disk| {
-            let before = disk.fronts.len();
-            disk.fronts.retain(|front| front.id != id);
-            if disk.fronts.len() < before {
-                return Ok(());
-            }
-            Err(ControlError::new(Errno::ENOENT, format!("disk {minor} has no front end {id}")))
-        })
-    }
-
-    fn set_polling(&self, minor: u16, polling: Polling) -> Result<()> {
-        self.with(minor, |disk| {
-            disk.polling = Some(polling);
-            Ok(())
-        })
-    }
-
-    fn quit(&self, _force: bool) -> Result<()> {
-        lock(&self.disks).clear();
-        Ok(())
     }
 
     fn log(&self, line: &str) {
@@ -289,22 +302,24 @@ fn a_disk_lives_its_life_over_the_tapdisk_protocol() {
             log_path: Some("/sr/a.cbtlog".into()),
             key: Some(Key(vec![7; 32])),
         };
+        // The parents of a disk that is not there cannot be shared.
+        let error = client.open(3, &open).expect_err("no disk 2");
+        assert!(error.errno == Errno::ENOENT && error.message.contains("the parents of disk 2"), "{error}");
+        let open = OpenArguments { parent_minor: Some(3), ..open };
         assert_eq!(client.open(3, &open), Ok(INFO));
         let seen = lock(&host.disks)[&3].open.clone().expect("open");
         assert_eq!(
             seen,
-            OpenRequest {
+            Open {
                 read_only: true,
-                page_cache: true,
-                share_parents_of: Some(2),
                 secondary: Some("nbd:/s".into()),
-                request_timeout: Some(Duration::from_secs(30)),
-                log_path: Some("/sr/a.cbtlog".into()),
-                key: Some(Key(vec![7; 32])),
+                timeout_s: Some(30),
+                log: Some("/sr/a.cbtlog".into()),
                 default_nbd: true,
-                ..OpenRequest::of(ImageSource::Leaf("vhd:/a.vhd".into()))
+                ..Open::of(3, ImageSource::Leaf("vhd:/a.vhd".into()))
             }
         );
+        assert_eq!(lock(&host.disks)[&3].key, Some(Key(vec![7; 32])));
         assert_eq!(client.open(3, &open).expect_err("twice").errno, Errno::EALREADY);
         assert_eq!(client.disk_info(3), Ok(INFO));
         client.pause(3, second()).expect("paused");
@@ -358,8 +373,8 @@ fn questions_are_answered_while_a_pause_waits_and_changes_take_turns() {
             assert!(client.stats(1).is_ok());
             assert!(client.pid().is_ok());
             let mut own = OwnClient::connect(run, ID).expect("greeted");
-            let listed: Value = own.call(&Command::List {}, &[], second()).expect("listed");
-            assert_eq!(listed.as_array().map(Vec::len), Some(2));
+            let listed = own.call(&command::List {}, &[], second()).expect("listed");
+            assert_eq!(listed.len(), 2);
             assert!(!pause.is_finished() && !other.is_finished());
             host.busy.store(false, Ordering::SeqCst);
             assert_eq!(pause.join().expect("no panic"), Ok(()));
@@ -416,51 +431,46 @@ fn our_own_protocol_carries_everything() {
     let ended = with_server(quick(), |run, host| {
         let mut own = OwnClient::connect(run, ID).expect("greeted");
         assert_eq!((own.hello().version, own.hello().pid), (1, std::process::id()));
-        let mut ask = |command: Command| own.call::<Value>(&command, &[], second());
-        ask(Command::Attach { minor: 4 }).expect("attached");
-        let image = ImageSource::Leaf("vhd:/a".into());
-        let open = |image| Command::Open {
-            minor: 4,
-            image,
-            read_only: true,
-            page_cache: false,
-            timeout_s: None,
-            default_nbd: false,
-            secondary: None,
-            standby: false,
-            log: None,
-            key: None,
-            key_file: None,
-            pool: None,
+        let mut ask = |command: Command| -> Result<Value> {
+            own.call_all(&[command], second()).map(|mut answers| answers.remove(0))
         };
+        ask(command::Attach { minor: 4 }.into()).expect("attached");
+        let image = ImageSource::Leaf("vhd:/a".into());
+        let open = |image| Command::from(Open { read_only: true, ..Open::of(4, image) });
         assert_eq!(
             ask(open(ImageSource::Leaf("vhd:relative".into()))).expect_err("relative").errno,
             Errno::EINVAL
         );
         assert_eq!(ask(open(image)).expect("open")["sectors"], 2048);
         assert!(!lock(&host.disks)[&4].open.as_ref().expect("open").default_nbd);
-        ask(Command::Pause { minor: 4 }).expect("paused");
-        assert_eq!(ask(Command::List {}).expect("listed")[0]["state"], "paused");
-        ask(Command::Resume { minor: 4, image: None, secondary: None, log: None }).expect("resumed");
+        ask(command::Pause { minor: 4 }.into()).expect("paused");
+        assert_eq!(ask(command::List {}.into()).expect("listed")[0]["state"], "paused");
+        ask(command::Resume { minor: 4, image: None, secondary: None, log: None }.into()).expect("resumed");
         let front =
             Front::NbdUnix { path: "/s".into(), listener: None, export: String::new(), read_only: false };
         let vbd = Some(VbdId { domid: 5, devid: 51712 });
-        let added = ask(Command::FrontAdd { minor: 4, front, vbd }).expect("added");
+        let added = ask(command::FrontAdd { minor: 4, front, vbd }.into()).expect("added");
         assert_eq!((&added["front"]["kind"], &added["vbd"]["devid"]), (&"nbd-unix".into(), &51712.into()));
-        assert_eq!(ask(Command::FrontList { minor: 4 }).expect("listed").as_array().map(Vec::len), Some(1));
-        ask(Command::FrontRemove { minor: 4, front: 1, force: false }).expect("removed");
-        let error = ask(Command::FrontRemove { minor: 4, front: 1, force: false }).expect_err("gone");
+        assert_eq!(
+            ask(command::FrontList { minor: 4 }.into()).expect("listed").as_array().map(Vec::len),
+            Some(1)
+        );
+        ask(command::FrontRemove { minor: 4, front: 1, force: false }.into()).expect("removed");
+        let error = ask(command::FrontRemove { minor: 4, front: 1, force: false }.into()).expect_err("gone");
         assert_eq!((error.errno, error.message.as_str()), (Errno::ENOENT, "disk 4 has no front end 1"));
-        let error = ask(Command::FrontFollow { minor: 4, front: 1 }).expect_err("nothing came along");
+        let error = ask(command::FrontFollow { minor: 4, front: 1 }.into()).expect_err("nothing came along");
         assert_eq!(error.errno, Errno::EINVAL);
-        ask(Command::SetPolling { minor: 4, max_us: 50, idle_percent: 30 }).expect("set");
+        ask(command::SetPolling { minor: 4, max_us: 50, idle_percent: 30 }.into()).expect("set");
         assert_eq!(lock(&host.disks)[&4].polling, Some(Polling { max_us: 50, idle_percent: 30 }));
-        assert_eq!(ask(Command::Stats { minor: Some(4) }).expect("stats")["in_flight"], 3);
-        assert_eq!(ask(Command::Stats { minor: None }).expect("stats").as_array().map(Vec::len), Some(1));
-        assert_eq!(ask(Command::DiskInfo { minor: 4 }).expect("info")["sector_size"], 512);
-        let error = ask(Command::Close { minor: 9, force: true }).expect_err("no disk");
+        assert_eq!(ask(command::Stats { minor: Some(4) }.into()).expect("stats")["in_flight"], 3);
+        assert_eq!(
+            ask(command::Stats { minor: None }.into()).expect("stats").as_array().map(Vec::len),
+            Some(1)
+        );
+        assert_eq!(ask(command::DiskInfo { minor: 4 }.into()).expect("info")["sector_size"], 512);
+        let error = ask(command::Close { minor: 9, force: true }.into()).expect_err("no disk");
         assert_eq!(error.next.as_deref(), Some("attach it first"));
-        ask(Command::Quit { force: false }).expect("ends");
+        ask(command::Quit { force: false }.into()).expect("ends");
     });
     assert_eq!(ended, Ended::Quit);
 }
@@ -479,12 +489,12 @@ fn descriptors_come_along_and_are_closed_when_nobody_takes_them() {
             queue_size: 64,
             read_only: false,
         };
-        let add = Command::FrontAdd { minor: 0, front, vbd: None };
-        let error = own.call::<Value>(&add, &[], second()).expect_err("none came");
+        let add = FrontAdd { minor: 0, front, vbd: None };
+        let error = own.call(&add, &[], second()).expect_err("none came");
         assert_eq!(error.errno, Errno::EINVAL);
-        own.call::<Value>(&add, &[theirs.as_fd()], second()).expect("added");
+        own.call(&add, &[theirs.as_fd()], second()).expect("added");
         assert_eq!(lock(&host.disks)[&0].fd_count, 1);
-        own.call::<Value>(&Command::List {}, &[theirs.as_fd(), theirs.as_fd()], second()).expect("listed");
+        own.call(&command::List {}, &[theirs.as_fd(), theirs.as_fd()], second()).expect("listed");
         drop(theirs);
         ours.set_read_timeout(second()).expect("set");
         let mut said = String::new();

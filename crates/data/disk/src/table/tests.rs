@@ -1,7 +1,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-use tapio_control::Errno;
+use tapio_control::command::{
+    self, Attach, Call, Caller, Close, Detach, DiskCommand, Done, FrontAdd, FrontList, FrontRemove,
+    MirrorPivot, Pause, Quit, Resume, Stats,
+};
+use tapio_control::{DiskReport, DiskReports, Errno, SnapshotReport};
 use tapio_stat::{Stages, vbds};
 
 use super::*;
@@ -24,8 +28,6 @@ struct DoubleDisk {
     moved: Arc<Mutex<Option<Vec<LayerSpec>>>>,
     stats: Mutex<DiskStats>,
     image: Mutex<Option<String>>,
-    page_cache: bool,
-    limits: Mutex<LimitsReport>,
     wishes: Mutex<Wishes>,
 }
 
@@ -36,8 +38,11 @@ impl Plane for Double {
         if spec.key.is_some_and(|key| key.0 != [7; 32]) {
             return Err(ControlError::new(Errno::EINVAL, "another key"));
         }
-        if spec.image.text().contains("missing") {
-            return Err(ControlError::new(Errno::ENOENT, format!("{} does not exist", spec.image.text())));
+        if spec.command.image.text().contains("missing") {
+            return Err(ControlError::new(
+                Errno::ENOENT,
+                format!("{} does not exist", spec.command.image.text()),
+            ));
         }
         Ok(DoubleDisk {
             busy: Arc::clone(&self.busy),
@@ -46,9 +51,7 @@ impl Plane for Double {
             closed: Arc::clone(&self.closed),
             moved: Arc::clone(&self.moved),
             stats: Mutex::new(stats),
-            image: Mutex::new(Some(spec.image.text())),
-            page_cache: spec.page_cache,
-            limits: Mutex::default(),
+            image: Mutex::new(Some(spec.command.image.text())),
             wishes: Mutex::new(spec.wishes.clone()),
         })
     }
@@ -67,26 +70,25 @@ impl DoubleDisk {
     }
 }
 
-impl PlaneMirror for DoubleDisk {}
+impl Handle<Grow> for DoubleDisk {
+    fn handle(&self, command: Grow, _: &mut Call<'_>) -> Result<DiskInfo> {
+        Ok(DiskInfo { sectors: command.len / 512, ..self.info() })
+    }
+}
+
+impl Handle<Snapshot> for DoubleDisk {
+    fn handle(&self, command: Snapshot, _: &mut Call<'_>) -> Result<SnapshotReport> {
+        Ok(SnapshotReport {
+            leaf: format!("vhd:{}", command.leaf.display()),
+            parent: lock(&self.image).clone().unwrap_or_default(),
+            stalled_us: 1,
+        })
+    }
+}
 
 impl PlaneDisk for DoubleDisk {
-    fn image_work(&self, work: &ImageWork) -> Result<ImageAnswer> {
-        match work {
-            ImageWork::Snapshot { leaf, .. } => Ok(ImageAnswer::Snapshot(tapio_control::SnapshotReport {
-                leaf: format!("vhd:{}", leaf.display()),
-                parent: lock(&self.image).clone().unwrap_or_default(),
-                stalled_us: 1,
-            })),
-            _ => Ok(ImageAnswer::Jobs(Vec::new())),
-        }
-    }
-
     fn moved(&self) -> Option<Vec<LayerSpec>> {
         lock(&self.moved).take()
-    }
-
-    fn standby_waited(&self) -> bool {
-        lock(&self.wishes).secondary.as_ref().is_some_and(|secondary| secondary.marker.is_some())
     }
 
     fn info(&self) -> DiskInfo {
@@ -95,6 +97,7 @@ impl PlaneDisk for DoubleDisk {
 
     fn status(&self) -> Result<PlaneStatus> {
         let image = lock(&self.image);
+        let standby = lock(&self.wishes).secondary.clone();
         let layer = |image: &String| PlaneImage {
             kind: ImageKind::Raw,
             path: image.split_once(':').map_or_else(String::new, |(_, path)| path.to_owned()),
@@ -106,10 +109,11 @@ impl PlaneDisk for DoubleDisk {
             in_flight: 2,
             stuck: 0,
             images: image.iter().map(layer).collect(),
-            page_cache: self.page_cache,
             redirected: 0,
             on_standby: false,
             mirror_lost: false,
+            standby_waited: standby.is_some_and(|standby| standby.marker.is_some()),
+            rings: Vec::new(),
         })
     }
 
@@ -126,10 +130,6 @@ impl PlaneDisk for DoubleDisk {
         *lock(&self.image) = Some(image.text());
         *lock(&self.wishes) = wishes.clone();
         Ok(())
-    }
-
-    fn grow(&self, len: u64) -> Result<DiskInfo> {
-        Ok(DiskInfo { sectors: len / 512, ..self.info() })
     }
 
     fn close(&self, force: bool) -> Result<()> {
@@ -150,10 +150,10 @@ impl PlaneDisk for DoubleDisk {
         lock(&self.stats).remove_vbd(slot)
     }
 
-    fn front_add(&self, _id: u32, request: FrontRequest, _slot: usize) -> Result<Front> {
+    fn front_add(&self, _id: u32, front: Front, _fds: Vec<OwnedFd>, _slot: usize) -> Result<Front> {
         match self.fail_front.load(Ordering::SeqCst) {
             true => Err(ControlError::new(Errno::EACCES, "cannot bind")),
-            false => Ok(request.front),
+            false => Ok(front),
         }
     }
 
@@ -165,24 +165,16 @@ impl PlaneDisk for DoubleDisk {
         id * 10
     }
 
-    fn set_polling(&self, _polling: Polling) -> Result<()> {
-        Ok(())
-    }
-
-    fn set_limits(&self, limits: &IoLimits) -> Result<()> {
-        lock(&self.limits).limits = *limits;
-        Ok(())
-    }
-
-    fn limits(&self) -> Result<LimitsReport> {
-        Ok(lock(&self.limits).clone())
-    }
-}
-
-struct Here;
-impl Caller for Here {
-    fn gone(&self) -> bool {
+    fn front_claimed(&self, _id: u32) -> bool {
         false
+    }
+
+    fn front_follow(&self, id: u32, _news: UnixStream) -> Result<()> {
+        Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}")))
+    }
+
+    fn mirror_pivot(&self) -> Result<(ImageSource, MirrorPivoted)> {
+        Err(ControlError::new(Errno::EOPNOTSUPP, "the double has no mirrors"))
     }
 }
 
@@ -190,6 +182,30 @@ struct Gone;
 impl Caller for Gone {
     fn gone(&self) -> bool {
         true
+    }
+}
+
+/// Commands as somebody gives them who waits for the answer, and as somebody who leaves.
+impl Table<Double> {
+    fn ask<C: DiskCommand>(&self, command: C) -> Result<C::Reply>
+    where
+        Self: Handle<C>,
+    {
+        Handle::handle(self, command, &mut Call::of_itself())
+    }
+
+    fn ask_and_go<C: DiskCommand>(&self, command: C) -> Result<C::Reply>
+    where
+        Self: Handle<C>,
+    {
+        Handle::handle(self, command, &mut Call::of(&Gone))
+    }
+
+    fn full_stats(&self, minor: u16) -> DiskReport {
+        match self.ask(Stats { minor: Some(minor) }) {
+            Ok(DiskReports::One(report)) => *report,
+            other => panic!("{other:?}"),
+        }
     }
 }
 
@@ -207,17 +223,17 @@ fn setting() -> Setting {
     let (run, shm) = (RunDir::new(dir.path().join("run")), ShmRoot::new(dir.path()));
     let (minor, _) = run.minors().allocate().expect("free");
     let table = Table::new(Double::default(), run.clone(), shm.clone());
-    table.attach(minor).expect("attached");
+    table.ask(Attach { minor }).expect("attached");
     Setting { table, run, shm, minor, _dir: dir }
 }
 
-fn image(text: &str) -> OpenRequest {
-    OpenRequest::of(ImageSource::Leaf(text.into()))
+fn image(minor: u16, text: &str) -> Open {
+    Open::of(minor, ImageSource::Leaf(text.into()))
 }
 
-fn unix(path: &str, vbd: Option<VbdId>) -> FrontRequest {
+fn unix(minor: u16, path: &str, vbd: Option<VbdId>) -> FrontAdd {
     let front = Front::NbdUnix { path: path.into(), listener: None, export: String::new(), read_only: false };
-    FrontRequest { front, vbd, fds: Vec::new() }
+    FrontAdd { minor, front, vbd }
 }
 
 fn errno<T: std::fmt::Debug>(result: Result<T>) -> Errno {
@@ -227,30 +243,37 @@ fn errno<T: std::fmt::Debug>(result: Result<T>) -> Errno {
 #[test]
 fn the_documented_errors_come_in_every_state() {
     let Setting { table, run, minor, .. } = &setting();
-    assert_eq!(errno(table.attach(*minor)), Errno::EEXIST);
-    assert_eq!(errno(table.attach(9)), Errno::ENOENT);
-    assert_eq!(errno(table.attach(MINOR_MAX)), Errno::EINVAL);
-    assert_eq!(errno(table.open(9, &image("vhd:/a"))), Errno::EINVAL);
-    assert_eq!(errno(table.open(*minor, &image("vhd:/missing"))), Errno::ENOENT);
-    assert_eq!(errno(table.open(*minor, &image("tar:/a"))), Errno::EINVAL);
-    assert_eq!(errno(table.pause(*minor, &Here)), Errno::ENODEV);
-    assert_eq!(errno(table.disk_info(*minor)), Errno::ENODEV);
-    assert_eq!(errno(table.front_add(*minor, unix("/s", None))), Errno::ENODEV);
-    for nobody in [table.close(9, false, &Here), table.detach(9), table.resume(9, &ResumeRequest::default())]
-    {
+    assert_eq!(errno(table.ask(Attach { minor: *minor })), Errno::EEXIST);
+    assert_eq!(errno(table.ask(Attach { minor: 9 })), Errno::ENOENT);
+    assert_eq!(errno(table.ask(Attach { minor: MINOR_MAX })), Errno::EINVAL);
+    assert_eq!(errno(table.ask(image(9, "vhd:/a"))), Errno::EINVAL);
+    assert_eq!(errno(table.ask(image(*minor, "vhd:/missing"))), Errno::ENOENT);
+    assert_eq!(errno(table.ask(image(*minor, "tar:/a"))), Errno::EINVAL);
+    assert_eq!(errno(table.ask(Pause { minor: *minor })), Errno::ENODEV);
+    assert_eq!(errno(table.ask(command::DiskInfo { minor: *minor })), Errno::ENODEV);
+    assert_eq!(errno(table.ask(unix(*minor, "/s", None))), Errno::ENODEV);
+    for nobody in [
+        table.ask(Close { minor: 9, force: false }),
+        table.ask(Detach { minor: 9 }),
+        table.ask(Resume::of(9)),
+    ] {
         assert_eq!(errno(nobody), Errno::ENODEV);
     }
-    assert_eq!(table.close(*minor, false, &Here), Ok(()), "closing what is not open is no error");
-    assert_eq!(errno(table.resume(*minor, &ResumeRequest::default())), Errno::EINVAL);
+    assert_eq!(
+        table.ask(Close { minor: *minor, force: false }),
+        Ok(Done {}),
+        "closing what is not open is no error"
+    );
+    assert_eq!(errno(table.ask(Resume::of(*minor))), Errno::EINVAL);
     assert_eq!(table.list()[0].state.bits(), 0);
-    table.open(*minor, &image("vhd:/a")).expect("opens");
-    assert_eq!(errno(table.open(*minor, &image("vhd:/a"))), Errno::EALREADY);
-    assert_eq!(errno(table.detach(*minor)), Errno::EBUSY);
-    assert_eq!(errno(table.resume(*minor, &ResumeRequest::default())), Errno::EINVAL);
+    table.ask(image(*minor, "vhd:/a")).expect("opens");
+    assert_eq!(errno(table.ask(image(*minor, "vhd:/a"))), Errno::EALREADY);
+    assert_eq!(errno(table.ask(Detach { minor: *minor })), Errno::EBUSY);
+    assert_eq!(errno(table.ask(Resume::of(*minor))), Errno::EINVAL);
     assert_eq!(errno(run.minors().free(*minor)), Errno::EAGAIN);
-    table.close(*minor, false, &Here).expect("closes");
+    table.ask(Close { minor: *minor, force: false }).expect("closes");
     assert_eq!(table.list()[0].state.bits(), 0x2, "closed");
-    table.detach(*minor).expect("detaches");
+    table.ask(Detach { minor: *minor }).expect("detaches");
     assert!(table.is_empty());
     run.minors().free(*minor).expect("the number is free again");
 }
@@ -259,58 +282,45 @@ fn the_documented_errors_come_in_every_state() {
 fn wishes_that_would_lose_data_are_refused_and_the_others_granted() {
     let Setting { table, minor, .. } = &setting();
     for wish in [
-        (OpenRequest { secondary: Some("tar:/s".into()), ..image("vhd:/a") }, Errno::EINVAL),
-        (OpenRequest { standby: true, ..image("vhd:/a") }, Errno::EINVAL),
+        (Open { secondary: Some("tar:/s".into()), ..image(*minor, "vhd:/a") }, Errno::EINVAL),
+        (Open { standby: true, ..image(*minor, "vhd:/a") }, Errno::EINVAL),
     ] {
-        assert_eq!(errno(table.open(*minor, &wish.0)), wish.1);
+        assert_eq!(errno(table.ask(wish.0)), wish.1);
     }
-    // The parents of a disk that is not there cannot be shared.
-    let stray = OpenRequest { share_parents_of: Some(99), ..image("vhd:/a") };
-    assert_eq!(errno(table.open(*minor, &stray)), Errno::ENOENT);
-    let harmless =
-        OpenRequest { leaf_cache: true, share_parents_of: Some(*minor), page_cache: true, ..image("vhd:/a") };
-    table.open(*minor, &harmless).expect("opens");
-    assert!(table.stats(*minor).expect("stats").read_caching);
+    table.ask(image(*minor, "vhd:/a")).expect("opens");
 }
 
 #[test]
 fn second_images_and_logs_reach_the_disk_and_are_given_anew_at_each_resume() {
     let Setting { table, minor, run, .. } = &setting();
     let second = |path: &str| Some(format!("vhd:{path}"));
-    let request = OpenRequest {
-        secondary: second("/s"),
-        standby: true,
-        log_path: Some("/l".into()),
-        ..image("vhd:/a")
-    };
-    table.open(*minor, &request).expect("opens");
+    let request =
+        Open { secondary: second("/s"), standby: true, log: Some("/l".into()), ..image(*minor, "vhd:/a") };
+    table.ask(request).expect("opens");
     let plane = table.disk(*minor).expect("there").opened().expect("open");
     let marker = Some(run.enospc_marker(*minor));
     let standby = Secondary { image: ImageSource::Leaf("vhd:/s".into()), marker };
     assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(standby), log: Some("/l".into()) });
-    table.pause(*minor, &Here).expect("pauses");
-    assert_eq!(errno(table.mirror_pivot(*minor)), Errno::EINVAL);
-    table
-        .resume(*minor, &ResumeRequest { secondary: second("/t"), ..ResumeRequest::default() })
-        .expect("goes on");
+    table.ask(Pause { minor: *minor }).expect("pauses");
+    assert_eq!(errno(table.ask(MirrorPivot { minor: *minor })), Errno::EINVAL);
+    table.ask(Resume { secondary: second("/t"), ..Resume::of(*minor) }).expect("goes on");
     let mirror = Secondary { image: ImageSource::Leaf("vhd:/t".into()), marker: None };
     assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(mirror), log: None });
-    assert_eq!(errno(table.mirror_pivot(*minor)), Errno::EOPNOTSUPP);
-    assert_eq!(table.mirror_status(*minor).expect("told"), None);
+    assert_eq!(errno(table.ask(MirrorPivot { minor: *minor })), Errno::EOPNOTSUPP);
 }
 
 #[test]
 fn a_standby_that_waits_stays_until_another_second_image_or_none_is_named() {
     let Setting { table, minor, run, .. } = &setting();
-    let request = OpenRequest { secondary: Some("vhd:/s".into()), standby: true, ..image("vhd:/a") };
-    table.open(*minor, &request).expect("opens");
+    let request = Open { secondary: Some("vhd:/s".into()), standby: true, ..image(*minor, "vhd:/a") };
+    table.ask(request).expect("opens");
     let plane = table.disk(*minor).expect("there").opened().expect("open");
     let marker = Some(run.enospc_marker(*minor));
     let standby = Secondary { image: ImageSource::Leaf("vhd:/s".into()), marker };
     let again = |secondary: Option<&str>| {
-        table.pause(*minor, &Here).expect("pauses");
+        table.ask(Pause { minor: *minor }).expect("pauses");
         let secondary = secondary.map(str::to_string);
-        table.resume(*minor, &ResumeRequest { secondary, ..ResumeRequest::default() }).expect("goes on");
+        table.ask(Resume { secondary, ..Resume::of(*minor) }).expect("goes on");
         lock(&plane.wishes).secondary.clone()
     };
     assert_eq!(again(None), Some(standby.clone()));
@@ -322,19 +332,22 @@ fn a_standby_that_waits_stays_until_another_second_image_or_none_is_named() {
 #[test]
 fn a_key_reaches_the_images() {
     let Setting { table, minor, .. } = &setting();
-    let with_key = |byte| OpenRequest { key: Some(Key(vec![byte; 32])), ..image("vhd:/a") };
-    assert_eq!(errno(table.open(*minor, &with_key(8))), Errno::EINVAL);
-    table.open(*minor, &with_key(7)).expect("opens");
+    let with_key = |byte| {
+        let mut call = Call { key: Some(Key(vec![byte; 32])), ..Call::of_itself() };
+        table.handle(image(*minor, "vhd:/a"), &mut call)
+    };
+    assert_eq!(errno(with_key(8)), Errno::EINVAL);
+    with_key(7).expect("opens");
 }
 
 #[test]
 fn a_disk_grows_while_it_runs() {
     let Setting { table, minor, .. } = &setting();
-    assert_eq!(errno(table.grow(*minor, 1 << 30)), Errno::ENODEV);
-    table.open(*minor, &image("vhd:/a")).expect("opens");
-    assert_eq!(table.grow(*minor, 1 << 30).expect("grows").sectors, 1 << 21);
-    table.pause(*minor, &Here).expect("pauses");
-    let refused = table.grow(*minor, 1 << 31).expect_err("it is paused");
+    assert_eq!(errno(table.ask(Grow { minor: *minor, len: 1 << 30 })), Errno::ENODEV);
+    table.ask(image(*minor, "vhd:/a")).expect("opens");
+    assert_eq!(table.ask(Grow { minor: *minor, len: 1 << 30 }).expect("grows").sectors, 1 << 21);
+    table.ask(Pause { minor: *minor }).expect("pauses");
+    let refused = table.ask(Grow { minor: *minor, len: 1 << 31 }).expect_err("it is paused");
     assert!(refused.errno == Errno::EINVAL && refused.to_string().contains("resume"), "{refused}");
 }
 
@@ -342,31 +355,31 @@ fn a_disk_grows_while_it_runs() {
 fn a_pause_can_be_left_and_seen_to_end() {
     let Setting { table, minor, .. } = &setting();
     let busy = Arc::clone(&table.plane.busy);
-    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.ask(image(*minor, "vhd:/a")).expect("opens");
     busy.store(true, Ordering::SeqCst);
-    assert_eq!(errno(table.pause(*minor, &Gone)), Errno::ECANCELED);
+    assert_eq!(errno(table.ask_and_go(Pause { minor: *minor })), Errno::ECANCELED);
     assert_eq!(table.list()[0].state, VbdState::Pausing);
-    assert_eq!(errno(table.resume(*minor, &ResumeRequest::default())), Errno::EINVAL);
+    assert_eq!(errno(table.ask(Resume::of(*minor))), Errno::EINVAL);
     busy.store(false, Ordering::SeqCst);
     let plane = table.disk(*minor).expect("there").opened().expect("open");
     plane.pause(&|| false).expect("the drain ends on its own");
     assert_eq!(table.list()[0].state, VbdState::Paused);
-    assert_eq!(table.pause(*minor, &Here), Ok(()), "twice is no error");
+    assert_eq!(table.ask(Pause { minor: *minor }), Ok(Done {}), "twice is no error");
     assert_eq!(table.stats(*minor).expect("stats").images, []);
 }
 
 #[test]
 fn a_disk_resumes_onto_another_image_or_says_why_not() {
     let Setting { table, minor, .. } = &setting();
-    table.open(*minor, &image("vhd:/a")).expect("opens");
-    table.pause(*minor, &Here).expect("paused");
+    table.ask(image(*minor, "vhd:/a")).expect("opens");
+    table.ask(Pause { minor: *minor }).expect("paused");
     table.plane.fail_resume.store(true, Ordering::SeqCst);
-    let other = ResumeRequest { image: Some(ImageSource::Leaf("vhd:/b".into())), ..ResumeRequest::default() };
-    assert_eq!(errno(table.resume(*minor, &other)), Errno::EIO);
+    let other = Resume { image: Some(ImageSource::Leaf("vhd:/b".into())), ..Resume::of(*minor) };
+    assert_eq!(errno(table.ask(other.clone())), Errno::EIO);
     let listed = &table.list()[0];
     assert_eq!((listed.state.bits(), listed.image.as_deref()), (0x22a, Some("vhd:/a")));
     table.plane.fail_resume.store(false, Ordering::SeqCst);
-    table.resume(*minor, &other).expect("resumed");
+    table.ask(other).expect("resumed");
     let listed = &table.list()[0];
     assert_eq!((listed.state.bits(), listed.image.as_deref()), (0, Some("vhd:/b")));
 }
@@ -377,26 +390,26 @@ fn front_ends_publish_the_disk_under_their_numbers() {
     let published = || -> Vec<_> {
         vbds(shm).expect("listed").into_iter().map(|vbd| (vbd.id.domid, vbd.id.devid)).collect()
     };
-    table.open(*minor, &OpenRequest { default_nbd: true, ..image("vhd:/a") }).expect("opens");
-    let fronts = table.fronts(*minor).expect("fronts");
+    table.ask(Open { default_nbd: true, ..image(*minor, "vhd:/a") }).expect("opens");
+    let fronts = table.ask(FrontList { minor: *minor }).expect("fronts");
     assert_eq!(fronts[0].front.address(), run.nbd_socket(std::process::id(), *minor).display().to_string());
     assert_eq!(fronts[0].connections, 10);
     assert_eq!(published(), [(0, u32::from(*minor))]);
-    table.front_add(*minor, unix("/t", None)).expect("added");
+    table.ask(unix(*minor, "/t", None)).expect("added");
     let guest = VbdId { domid: 5, devid: 51712 };
-    let front = table.front_add(*minor, unix("/u", Some(guest))).expect("added");
+    let front = table.ask(unix(*minor, "/u", Some(guest))).expect("added");
     assert_eq!(published(), [(0, u32::from(*minor)), (5, 51712)]);
-    assert_eq!(errno(table.front_add(*minor, unix("/u", None))), Errno::EADDRINUSE);
+    assert_eq!(errno(table.ask(unix(*minor, "/u", None))), Errno::EADDRINUSE);
 
-    table.front_remove(*minor, fronts[0].id, false).expect("removed");
+    table.ask(FrontRemove { minor: *minor, front: fronts[0].id, force: false }).expect("removed");
     assert_eq!(published().len(), 2, "another front end still has these numbers");
-    table.front_remove(*minor, front.id, false).expect("removed");
+    table.ask(FrontRemove { minor: *minor, front: front.id, force: false }).expect("removed");
     assert_eq!(published(), [(0, u32::from(*minor))]);
-    assert_eq!(errno(table.front_remove(*minor, front.id, false)), Errno::ENOENT);
+    assert_eq!(errno(table.ask(FrontRemove { minor: *minor, front: front.id, force: false })), Errno::ENOENT);
     table.plane.fail_front.store(true, Ordering::SeqCst);
-    assert_eq!(errno(table.front_add(*minor, unix("/v", Some(guest)))), Errno::EACCES);
+    assert_eq!(errno(table.ask(unix(*minor, "/v", Some(guest)))), Errno::EACCES);
     assert_eq!(published(), [(0, u32::from(*minor))], "a front end that failed is not published");
-    table.close(*minor, false, &Here).expect("closes");
+    table.ask(Close { minor: *minor, force: false }).expect("closes");
     assert_eq!(published(), []);
 }
 
@@ -406,9 +419,9 @@ fn numbers_that_another_process_has_are_refused_or_done_without() {
     let guest = VbdId { domid: 5, devid: 51712 };
     let own = VbdId { domid: 0, devid: u32::from(*minor) };
     let others = [guest, own].map(|id| VbdPages::create(shm, 99_999_999, 0, id, false).expect("pages"));
-    table.open(*minor, &image("vhd:/a")).expect("opens");
-    assert_eq!(errno(table.front_add(*minor, unix("/s", Some(guest)))), Errno::EEXIST);
-    table.front_add(*minor, unix("/s", None)).expect("serves without being seen");
+    table.ask(image(*minor, "vhd:/a")).expect("opens");
+    assert_eq!(errno(table.ask(unix(*minor, "/s", Some(guest)))), Errno::EEXIST);
+    table.ask(unix(*minor, "/s", None)).expect("serves without being seen");
     assert!(vbds(shm).expect("listed").iter().all(|vbd| vbd.pid == 99_999_999));
     drop(others);
 }
@@ -417,22 +430,22 @@ fn numbers_that_another_process_has_are_refused_or_done_without() {
 fn a_disk_that_cannot_be_reached_does_not_stay_open() {
     let Setting { table, minor, .. } = &setting();
     table.plane.fail_front.store(true, Ordering::SeqCst);
-    let open = OpenRequest { default_nbd: true, ..image("vhd:/a") };
-    assert_eq!(errno(table.open(*minor, &open)), Errno::EACCES);
+    let open = Open { default_nbd: true, ..image(*minor, "vhd:/a") };
+    assert_eq!(errno(table.ask(open.clone())), Errno::EACCES);
     assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
     table.plane.fail_front.store(false, Ordering::SeqCst);
-    table.open(*minor, &open).expect("opens now");
+    table.ask(open).expect("opens now");
 }
 
 #[test]
 fn a_read_only_disk_says_so() {
     let Setting { table, minor, .. } = &setting();
-    table.open(*minor, &OpenRequest { read_only: true, ..image("aio:/a") }).expect("opens");
-    assert_eq!(table.disk_info(*minor).expect("info").info, DiskInfo::READ_ONLY);
+    table.ask(Open { read_only: true, ..image(*minor, "aio:/a") }).expect("opens");
+    assert_eq!(table.ask(command::DiskInfo { minor: *minor }).expect("info").info, DiskInfo::READ_ONLY);
     assert!(table.list()[0].read_only);
     let stats = table.stats(*minor).expect("stats");
     assert_eq!((stats.outstanding, stats.images[0].driver), (2, DriverType::Aio));
-    let report = table.report(*minor).expect("report");
+    let report = table.full_stats(*minor);
     assert_eq!((report.images[0].image.as_str(), report.in_flight), ("aio:/a", 2));
     assert_eq!(report.counters.expect("open").image, "aio:/a");
 }
@@ -440,12 +453,12 @@ fn a_read_only_disk_says_so() {
 #[test]
 fn a_close_can_be_left_and_keeps_its_clients() {
     let Setting { table, minor, .. } = &setting();
-    table.open(*minor, &OpenRequest { default_nbd: true, ..image("vhd:/a") }).expect("opens");
+    table.ask(Open { default_nbd: true, ..image(*minor, "vhd:/a") }).expect("opens");
     table.plane.busy.store(true, Ordering::SeqCst);
-    assert_eq!(errno(table.close(*minor, false, &Gone)), Errno::ECANCELED);
+    assert_eq!(errno(table.ask_and_go(Close { minor: *minor, force: false })), Errno::ECANCELED);
     assert_eq!(table.list()[0].state, VbdState::Pausing);
-    assert_eq!(table.fronts(*minor).expect("still open").len(), 1);
-    table.close(*minor, true, &Gone).expect("by force");
+    assert_eq!(table.ask(FrontList { minor: *minor }).expect("still open").len(), 1);
+    table.ask_and_go(Close { minor: *minor, force: true }).expect("by force");
     assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
 }
 
@@ -454,10 +467,10 @@ fn the_end_does_not_wait_for_a_stuck_storage_for_ever() {
     let mut setting = setting();
     setting.table.patience = Duration::from_millis(50);
     let Setting { table, minor, .. } = &setting;
-    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.ask(image(*minor, "vhd:/a")).expect("opens");
     table.plane.busy.store(true, Ordering::SeqCst);
     let begun = Instant::now();
-    table.quit(false).expect("ends");
+    table.ask(Quit { force: false }).expect("ends");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
 }
@@ -467,9 +480,9 @@ fn the_end_closes_everything_and_gives_its_own_numbers_back() {
     let Setting { table, run, minor, .. } = &setting();
     let own = run.minors().claim(7).expect("free");
     table.attach_own(own).expect("attached");
-    table.open(own, &image("vhd:/a")).expect("opens");
-    table.open(*minor, &image("vhd:/b")).expect("opens");
-    table.quit(false).expect("ends");
+    table.ask(image(own, "vhd:/a")).expect("opens");
+    table.ask(image(*minor, "vhd:/b")).expect("opens");
+    table.ask(Quit { force: false }).expect("ends");
     assert!(table.is_empty());
     assert_eq!(table.plane.closed.load(Ordering::SeqCst), 2);
     assert_eq!(run.minors().allocated(), Ok(vec![*minor]));
@@ -478,25 +491,25 @@ fn the_end_closes_everything_and_gives_its_own_numbers_back() {
 #[test]
 fn a_commit_of_the_leaf_is_noted_wherever_the_image_is_asked_for() {
     let Setting { table, minor, .. } = &setting();
-    table.open(*minor, &image("vhd:/d/leaf.vhd")).expect("opened");
+    table.ask(image(*minor, "vhd:/d/leaf.vhd")).expect("opened");
     let parent = LayerSpec { kind: ImageKind::Vhd, path: "/d/base.vhd".into() };
     *lock(&table.plane.moved) = Some(vec![parent.clone()]);
     assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/base.vhd"));
     // While it was being paused: the disk goes on with what it is on.
-    table.pause(*minor, &Here).expect("paused");
+    table.ask(Pause { minor: *minor }).expect("paused");
     *lock(&table.plane.moved) = Some(vec![LayerSpec { path: "/d/root.vhd".into(), ..parent }]);
-    table.resume(*minor, &ResumeRequest::default()).expect("resumed");
+    table.ask(Resume::of(*minor)).expect("resumed");
     assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/root.vhd"));
 }
 
 #[test]
 fn a_snapshot_makes_another_image_the_leaf() {
     let Setting { table, minor, .. } = &setting();
-    table.open(*minor, &image("vhd:/d/a.vhd")).expect("opened");
-    let work = ImageWork::Snapshot { leaf: "/d/b.vhd".into(), stall_ms: 1 };
-    assert!(matches!(table.image_work(*minor, &work), Ok(ImageAnswer::Snapshot(_))));
+    table.ask(image(*minor, "vhd:/d/a.vhd")).expect("opened");
+    let snapshot = |minor| Snapshot { minor, leaf: "/d/b.vhd".into(), stall_ms: 1 };
+    table.ask(snapshot(*minor)).expect("taken");
     assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/b.vhd"));
-    assert_eq!(errno(table.image_work(minor + 1, &work)), Errno::ENODEV);
+    assert_eq!(errno(table.ask(snapshot(minor + 1))), Errno::ENODEV);
 }
 
 /// Rings of guests by the messages of the tapdisk protocol.
@@ -513,9 +526,9 @@ fn a_ring_is_connected_and_disconnected_by_its_numbers() {
         ..tapio_control::Blkif::default()
     };
     assert_eq!(errno(table.connect_ring(*minor, &ring)), Errno::ENODEV);
-    table.open(*minor, &image("vhd:/a")).expect("opens");
+    table.ask(image(*minor, "vhd:/a")).expect("opens");
     table.connect_ring(*minor, &ring).expect("connected");
-    let fronts = table.fronts(*minor).expect("fronts");
+    let fronts = table.ask(FrontList { minor: *minor }).expect("fronts");
     let id = VbdId { domid: 5, devid: 51712 };
     assert_eq!((fronts.len(), fronts[0].vbd), (1, id));
     let Front::Blkif(front) = &fronts[0].front else { panic!("{fronts:?}") };
@@ -530,6 +543,6 @@ fn a_ring_is_connected_and_disconnected_by_its_numbers() {
     assert_eq!(errno(table.disconnect_ring(*minor, &other)), Errno::ENODEV);
     table.connect_ring(*minor, &other).expect("a second device of the same disk");
     table.disconnect_ring(*minor, &ring).expect("disconnected");
-    assert_eq!(table.fronts(*minor).expect("fronts")[0].vbd, VbdId { devid: 51728, ..id });
+    assert_eq!(table.ask(FrontList { minor: *minor }).expect("fronts")[0].vbd, VbdId { devid: 51728, ..id });
     assert!(!shm.vbd(5, 51712).exists());
 }

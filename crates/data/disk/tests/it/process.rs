@@ -6,10 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tapio_control::{
-    Client, Command as Ask, Errno, Front, FrontEntry, OpenArguments, OwnClient, ProcessState, RunDir, list,
-    processes,
-};
+use tapio_control::command as ask;
+use tapio_control::{Client, Errno, Front, OpenArguments, OwnClient, ProcessState, RunDir, list, processes};
 use tapio_stat::{ShmRoot, disks, vbds};
 
 /// A directory of sockets and counters of its own, and the processes started in it.
@@ -188,7 +186,7 @@ fn disks_share_a_socket_under_names_of_their_own() {
         let front =
             Front::NbdUnix { path: socket.clone(), listener: None, export: export.into(), read_only: false };
         let mut own = OwnClient::connect(&site.run, pid).expect("the process answers");
-        own.call::<FrontEntry>(&Ask::FrontAdd { minor, front, vbd: None }, &[], Some(LIMIT))
+        own.call(&ask::FrontAdd { minor, front, vbd: None }, &[], Some(LIMIT))
     };
     let first = add(disks[0], "a").expect("added");
     add(disks[1], "b").expect("added to the same socket");
@@ -197,12 +195,8 @@ fn disks_share_a_socket_under_names_of_their_own() {
     assert_eq!((export_len(&socket, "a"), export_len(&socket, "b")), (Some(1 << 20), Some(2 << 20)));
     assert_eq!(export_len(&socket, "c"), None);
     let mut own = OwnClient::connect(&site.run, pid).expect("the process answers");
-    own.call::<serde_json::Value>(
-        &Ask::FrontRemove { minor: disks[0], front: first.id, force: false },
-        &[],
-        Some(LIMIT),
-    )
-    .expect("removed");
+    own.call(&ask::FrontRemove { minor: disks[0], front: first.id, force: false }, &[], Some(LIMIT))
+        .expect("removed");
     assert_eq!((export_len(&socket, "a"), export_len(&socket, "b")), (None, Some(2 << 20)));
     for minor in disks {
         client.close(minor, false, Some(LIMIT)).expect("closed");
@@ -283,8 +277,7 @@ fn the_next_one_cleans_up_after_a_death() {
     signal(again.0.id() as i32, libc::SIGTERM);
     assert!(again.0.wait().expect("waited").success());
     let mut own = OwnClient::connect(&site.run, next).expect("greeted");
-    own.call::<serde_json::Value>(&tapio_control::Command::Quit { force: false }, &[], Some(LIMIT))
-        .expect("ends");
+    own.call(&ask::Quit { force: false }, &[], Some(LIMIT)).expect("ends");
     gone(next);
 }
 
@@ -308,9 +301,9 @@ fn a_vhost_user_starter_hands_its_socket_over() {
     let connected =
         wait_for("a server on the socket", || std::os::unix::net::UnixStream::connect(&path).ok());
     wait_for("the client to be seen", || {
-        let fronts: Vec<tapio_control::FrontEntry> = OwnClient::connect(&site.run, child.0.id() as i32)
+        let fronts = OwnClient::connect(&site.run, child.0.id() as i32)
             .ok()?
-            .call(&tapio_control::Command::FrontList { minor: 0 }, &[], Some(LIMIT))
+            .call(&ask::FrontList { minor: 0 }, &[], Some(LIMIT))
             .ok()?;
         (fronts.first()?.connections == 1).then_some(())
     });

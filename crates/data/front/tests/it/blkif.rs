@@ -570,7 +570,8 @@ fn requests_wait_for_pages_of_their_storage_repositorys_pool() {
         }
         assert!(done.iter().all(|done| done.status == status::OKAY));
         let remote = rig.disk.as_ref().unwrap().remote();
-        let (pool, delays) = remote.call(LIMIT, |world| (world.status().pool, world.delays())).unwrap();
+        let (pool, delays) =
+            remote.call(LIMIT, |world| (world.status().pool, world.admission().delays())).unwrap();
         assert_eq!(pool.map(|pool| (pool.pages, pool.held)), Some((pages, 0)), "all pages are back");
         assert!(delays.requests > 0);
         assert!(rig.close());

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use tapio_control::command::{self, Command, DiskCommand};
 use tapio_control::{
-    Command, ControlError, DiskEntry, DiskInfo, Errno, Front, FrontEntry, ImageSource, OwnClient, PoolSpec,
-    ProcessState, RunDir, SpawnOptions, VbdState, processes, remove_stale_sockets, spawn,
+    ControlError, DiskInfo, Errno, Front, ImageSource, OwnClient, PoolSpec, ProcessState, RunDir,
+    SpawnOptions, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
 use tapio_stat::pool::clean_pools;
@@ -68,7 +68,12 @@ impl Processes {
     }
 
     /// As [`Self::ask`], in the conversation that was kept, if there is one.
-    fn go_on(&self, process: Process, command: &Command, until: Instant) -> Result<Value, ApiError> {
+    fn go_on<C: DiskCommand>(
+        &self,
+        process: Process,
+        command: &C,
+        until: Instant,
+    ) -> Result<C::Reply, ApiError> {
         let Some(mut client) = self.take_kept(process) else { return self.ask(process, command, until) };
         match client.call(command, &[], Some(left(until))) {
             // It was closed before it was read from: nothing has been done.
@@ -79,7 +84,12 @@ impl Processes {
         }
     }
 
-    fn ask(&self, process: Process, command: &Command, until: Instant) -> Result<Value, ApiError> {
+    fn ask<C: DiskCommand>(
+        &self,
+        process: Process,
+        command: &C,
+        until: Instant,
+    ) -> Result<C::Reply, ApiError> {
         let client = &mut self.client(process)?;
         call(client, command, until)
     }
@@ -90,7 +100,7 @@ fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(50))
 }
 
-fn call(client: &mut OwnClient, command: &Command, until: Instant) -> Result<Value, ApiError> {
+fn call<C: DiskCommand>(client: &mut OwnClient, command: &C, until: Instant) -> Result<C::Reply, ApiError> {
     client.call(command, &[], Some(left(until))).map_err(|error| failed(&error))
 }
 
@@ -207,7 +217,7 @@ impl Backend for Processes {
 
     fn take_minor(&self, process: Process, minor: u16, until: Instant) -> Result<bool, ApiError> {
         let taken = self.run.minors().claim(minor).and_then(|minor| {
-            let attach = Command::Attach { minor };
+            let attach = command::Attach { minor };
             OwnClient::connect_and_call(&self.run, process.pid, &attach, Some(left(until)))
         });
         match taken {
@@ -231,28 +241,18 @@ impl Backend for Processes {
         until: Instant,
     ) -> Result<DiskInfo, ApiError> {
         let mut client = self.take_kept(process).map_or_else(|| self.client(process), Ok)?;
-        let open = Command::Open {
-            minor,
-            image: ImageSource::Chain(chain.layers.clone()),
+        let open = command::Open {
             read_only: chain.access == Access::ReadOnly,
-            page_cache: false,
-            timeout_s: None,
-            default_nbd: false,
             pool: Some(pool.clone()),
-            secondary: None,
-            standby: false,
-            log: None,
-            key: None,
-            key_file: None,
+            ..command::Open::of(minor, ImageSource::Chain(chain.layers.clone()))
         };
         let limits = (tuning.limits != IoLimits::default())
-            .then_some(Command::SetLimits { minor, limits: tuning.limits });
-        let polls = (tuning.polling.0 > 0).then(|| {
-            let polling = polling(tuning.polling);
-            Command::SetPolling { minor, max_us: polling.max_us, idle_percent: polling.idle_percent }
-        });
-        let commands: Vec<&Command> =
-            [Some(&open), limits.as_ref(), polls.as_ref()].into_iter().flatten().collect();
+            .then_some(command::SetLimits { minor, limits: tuning.limits });
+        let polls = (tuning.polling.0 > 0).then(|| command::SetPolling::of(minor, polling(tuning.polling)));
+        let commands: Vec<Command> = [Some(open.into()), limits.map(Command::from), polls.map(Command::from)]
+            .into_iter()
+            .flatten()
+            .collect();
         let answers = client.call_all(&commands, Some(left(until))).map_err(|error| failed(&error))?;
         if let Some(priority) = tuning.io_priority {
             set_io_priority(process, priority);
@@ -296,13 +296,7 @@ impl Backend for Processes {
             },
             FrontSpec::Device => Front::Block { how: DeviceHow::Auto, device: None, read_only },
         };
-        let added = self.go_on(process, &Command::FrontAdd { minor, front, vbd: id }, until)?;
-        let entry: FrontEntry = serde_json::from_value(added).map_err(|error| {
-            ApiError::internal(format!(
-                "the answer of disk process {} was not understood: {error}",
-                process.pid
-            ))
-        })?;
+        let entry = self.go_on(process, &command::FrontAdd { minor, front, vbd: id }, until)?;
         let node = match entry.front {
             Front::Block { device, .. } => device,
             _ => None,
@@ -320,8 +314,7 @@ impl Backend for Processes {
     ) -> Result<(), ApiError> {
         let Some(front) = offer.id else { return Ok(()) };
         let client = &mut OwnClient::connect(&self.run, process.pid).map_err(|error| failed(&error))?;
-        let asked =
-            client.call::<Value>(&Command::FrontRemove { minor, front, force }, &[], Some(left(until)));
+        let asked = client.call(&command::FrontRemove { minor, front, force }, &[], Some(left(until)));
         match asked {
             Ok(_) => Ok(()),
             Err(error) if error.errno == Errno::ENOENT => Ok(()),
@@ -350,15 +343,14 @@ impl Backend for Processes {
         let asked = (|| {
             let mut client = OwnClient::connect(&self.run, process.pid)?;
             if let (Some(minor), false) = (minor, force) {
-                match client.call::<Value>(&Command::Close { minor, force: false }, &[], Some(left(deadline)))
-                {
+                match client.call(&command::Close { minor, force: false }, &[], Some(left(deadline))) {
                     Ok(_) => {}
                     // Nothing was open, or the disk was not there.
                     Err(error) if error.errno == Errno::EINVAL || error.errno == Errno::ENODEV => {}
                     Err(error) => return Err(error),
                 }
             }
-            client.call::<Value>(&Command::Quit { force }, &[], Some(left(deadline)))
+            client.call(&command::Quit { force }, &[], Some(left(deadline)))
         })();
         match asked {
             Ok(_) => {}
@@ -387,7 +379,7 @@ impl Backend for Processes {
     }
 
     fn pause(&self, process: Process, minor: u16, until: Instant) -> Result<(), ApiError> {
-        self.ask(process, &Command::Pause { minor }, until).map(drop)
+        self.ask(process, &command::Pause { minor }, until).map(drop)
     }
 
     fn resume(
@@ -398,19 +390,17 @@ impl Backend for Processes {
         until: Instant,
     ) -> Result<(), ApiError> {
         let image = Some(ImageSource::Chain(chain.layers.clone()));
-        self.ask(process, &Command::Resume { minor, image, secondary: None, log: None }, until).map(drop)
+        self.ask(process, &command::Resume { image, ..command::Resume::of(minor) }, until).map(drop)
     }
 
     fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError> {
-        self.ask(process, &Command::Grow { minor, len: bytes }, until).map(drop)
+        self.ask(process, &command::Grow { minor, len: bytes }, until).map(drop)
     }
 
     fn tune(&self, process: Process, minor: u16, tuning: &Tuning, until: Instant) -> Result<(), ApiError> {
         let client = &mut self.client(process)?;
-        call(client, &Command::SetLimits { minor, limits: tuning.limits }, until)?;
-        let polling = polling(tuning.polling);
-        let set = Command::SetPolling { minor, max_us: polling.max_us, idle_percent: polling.idle_percent };
-        call(client, &set, until)?;
+        call(client, &command::SetLimits { minor, limits: tuning.limits }, until)?;
+        call(client, &command::SetPolling::of(minor, polling(tuning.polling)), until)?;
         set_io_priority(process, tuning.io_priority.unwrap_or(0));
         Ok(())
     }
@@ -422,7 +412,7 @@ impl Backend for Processes {
     fn serves(&self, process: Process, minor: u16, until: Instant) -> bool {
         let disks = (|| {
             let mut client = OwnClient::connect(&self.run, process.pid)?;
-            client.call::<Vec<DiskEntry>>(&Command::List {}, &[], Some(left(until).min(SOON)))
+            client.call(&command::List {}, &[], Some(left(until).min(SOON)))
         })();
         disks.is_ok_and(|disks| {
             disks

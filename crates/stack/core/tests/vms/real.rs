@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tapio_control::{Command, LimitsReport, OwnClient, RunDir};
+use tapio_control::{OwnClient, RunDir, command};
 use tapio_model::Value;
 
 use crate::rig::{MIB, Rig};
@@ -36,8 +36,7 @@ fn a_disk_is_plugged_limited_restarted_and_adopted() {
     let limits = |pid: i32, minor: u16| {
         let mut client =
             OwnClient::connect(&RunDir::new(scratch.path().join("ctl")), pid).expect("it listens");
-        let asked =
-            client.call::<LimitsReport>(&Command::Limits { minor }, &[], Some(Duration::from_secs(5)));
+        let asked = client.call(&command::Limits { minor }, &[], Some(Duration::from_secs(5)));
         asked.expect("an answer")
     };
     let process = note.process.expect("a process");

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use tapio_control::{Command, DiskEntry, OwnClient, RunDir};
+use tapio_control::{OwnClient, RunDir, command};
 use tapio_model::Value;
 use tapio_stat::ShmRoot;
 use tapio_stat::pool::pools;
@@ -56,8 +56,7 @@ fn a_disk_of_xen_names_its_process_and_is_given_again_when_that_changes() {
     assert_eq!(given(&rig, &vm)["facts"]["vdi"], rig.get("VDI", &vdi).text("uuid"));
     // Whoever connects the guest adds the front end.
     let mut client = OwnClient::connect(&RunDir::new(&control), first.pid).expect("it listens");
-    let disks: Vec<DiskEntry> =
-        client.call(&Command::List {}, &[], Some(Duration::from_secs(5))).expect("an answer");
+    let disks = client.call(&command::List {}, &[], Some(Duration::from_secs(5))).expect("an answer");
     assert!(disks[0].image.is_some() && disks[0].fronts.is_empty(), "{disks:?}");
     rig.call("VBD.add_to_other_config", vec![vbd.as_str().into(), "polling-duration".into(), "0".into()]);
     assert_eq!(given(&rig, &vm)["facts"]["polling_us"], 0, "told to the back end, too");

@@ -6,11 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tapio_control::command::{self, Call, Command, DiskCommand, Done, Handle};
 use tapio_control::{
-    Body, Caller, Command, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, Errno, FrontEntry,
-    FrontRequest, Hello, ImageAnswer, ImageWork, Limits, MESSAGE_LEN, Message, OpenRequest, OwnClient,
-    PATH_LEN, Polling, Reply, Result, ResumeRequest, VbdState, VbdStats, converse_once, decode_log_path,
-    encode_log_path, parse_request,
+    Blkif, Body, ControlError, DiskEntry, DiskHost, DiskInfo, DiskReport, DiskReports, Errno, Hello, Limits,
+    MESSAGE_LEN, Message, OwnClient, PATH_LEN, Reply, Result, VbdState, VbdStats, converse_once,
+    decode_log_path, encode_log_path, parse_request,
 };
 
 use super::take;
@@ -31,83 +31,112 @@ fn missing(minor: u16) -> Result<()> {
     }
 }
 
-impl DiskHost for One {
-    fn image_work(&self, minor: u16, _work: &ImageWork) -> Result<ImageAnswer> {
-        missing(minor)?;
-        Ok(ImageAnswer::Jobs(Vec::new()))
-    }
+macro_rules! handles {
+    ($($command:ident: $run:expr;)*) => {
+        $(impl Handle<command::$command> for One {
+            fn handle(
+                &self,
+                command: command::$command,
+                call: &mut Call<'_>,
+            ) -> Result<<command::$command as DiskCommand>::Reply> {
+                // What reaches a disk has been looked at.
+                command.check(call.fds.len()).expect("a command that was not checked");
+                let run: fn(command::$command) -> _ = $run;
+                let _ = call.caller.gone();
+                run(command)
+            }
+        })*
+    };
+}
 
-    fn list(&self) -> Vec<DiskEntry> {
+const INFO: DiskInfo = DiskInfo { sectors: 1, sector_size: 512, info: 0 };
+
+fn done(minor: u16) -> Result<Done> {
+    missing(minor).map(|()| Done {})
+}
+
+fn busy<T>(minor: u16) -> Result<T> {
+    missing(minor)?;
+    Err(ControlError::new(Errno::EBUSY, "no more"))
+}
+
+fn report(minor: u16) -> Result<DiskReport> {
+    missing(minor)?;
+    let (state, images) = (VbdState::Running, Vec::new());
+    Ok(DiskReport {
+        minor,
+        state,
+        counters: None,
+        in_flight: 0,
+        stuck: 0,
+        images,
+        beside: Vec::new(),
+        blkif: Vec::new(),
+    })
+}
+
+handles! {
+    List: |_| {
         let state = VbdState::Running;
-        vec![DiskEntry { minor: 0, state, image: None, read_only: false, fronts: Vec::new() }]
+        Ok(vec![DiskEntry { minor: 0, state, image: None, read_only: false, fronts: Vec::new() }])
+    };
+    Stats: |command| match command.minor {
+        Some(minor) => report(minor).map(|report| DiskReports::One(Box::new(report))),
+        None => report(0).map(|report| DiskReports::All(vec![report])),
+    };
+    Attach: |_| Ok(Done {});
+    Detach: |command| done(command.minor);
+    Grow: |command| missing(command.minor).map(|()| INFO);
+    Close: |command| done(command.minor);
+    Pause: |command| done(command.minor);
+    Resume: |command| done(command.minor);
+    DiskInfo: |command| missing(command.minor).map(|()| INFO);
+    Quit: |_| Ok(Done {});
+    FrontAdd: |command| busy(command.minor);
+    FrontRemove: |command| done(command.minor);
+    FrontFollow: |command| missing(command.minor).map(|()| INFO);
+    FrontList: |command| missing(command.minor).map(|()| Vec::new());
+    SetPolling: |command| done(command.minor);
+    SetLimits: |command| done(command.minor);
+    Limits: |command| busy(command.minor);
+    TraceStart: |command| busy(command.minor);
+    TraceStop: |command| busy(command.minor);
+    MirrorStart: |command| busy(command.minor);
+    MirrorStatus: |command| missing(command.minor).map(|()| None);
+    MirrorResume: |command| done(command.minor);
+    MirrorRate: |command| done(command.minor);
+    MirrorPivot: |command| busy(command.minor);
+    MirrorCancel: |command| done(command.minor);
+    Snapshot: |command| busy(command.minor);
+    Commit: |command| busy(command.minor);
+    JobList: |command| missing(command.minor).map(|()| Vec::new());
+    JobCancel: |command| busy(command.minor);
+    JobRate: |command| busy(command.minor);
+}
+
+impl Handle<command::Open> for One {
+    fn handle(&self, command: command::Open, _: &mut Call<'_>) -> Result<DiskInfo> {
+        // Its key was taken already.
+        command.image.check().expect("an image that was not checked");
+        missing(command.minor).map(|()| INFO)
     }
+}
+
+impl DiskHost for One {
     fn stats(&self, minor: u16) -> Result<VbdStats> {
         missing(minor).map(|()| VbdStats::default())
     }
-    fn report(&self, minor: u16) -> Result<DiskReport> {
-        missing(minor)?;
-        let (state, images) = (VbdState::Running, Vec::new());
-        Ok(DiskReport {
-            minor,
-            state,
-            counters: None,
-            in_flight: 0,
-            stuck: 0,
-            images,
-            beside: Vec::new(),
-            blkif: Vec::new(),
-        })
-    }
-    fn fronts(&self, minor: u16) -> Result<Vec<FrontEntry>> {
-        missing(minor).map(|()| Vec::new())
-    }
-    fn attach(&self, _minor: u16) -> Result<()> {
-        Ok(())
-    }
-    fn detach(&self, minor: u16) -> Result<()> {
-        missing(minor)
-    }
-    fn is_empty(&self) -> bool {
-        false
-    }
-    fn open(&self, minor: u16, request: &OpenRequest) -> Result<DiskInfo> {
-        // What reaches a disk has been looked at.
-        request.image.check().expect("an image that was not checked");
-        missing(minor).map(|()| DiskInfo { sectors: 1, sector_size: 512, info: 0 })
-    }
-    fn close(&self, minor: u16, _force: bool, caller: &dyn Caller) -> Result<()> {
-        let _ = caller.gone();
-        missing(minor)
-    }
-    fn pause(&self, minor: u16, _caller: &dyn Caller) -> Result<()> {
-        missing(minor)
-    }
-    fn resume(&self, minor: u16, request: &ResumeRequest) -> Result<()> {
-        if let Some(image) = &request.image {
-            image.check().expect("an image that was not checked");
-        }
-        missing(minor)
-    }
-    fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
-        missing(minor).map(|()| DiskInfo { sectors: 1, sector_size: 512, info: 0 })
+
+    fn connect_ring(&self, minor: u16, _ring: &Blkif) -> Result<()> {
+        busy(minor)
     }
 
-    fn grow(&self, minor: u16, _len: u64) -> Result<DiskInfo> {
-        self.disk_info(minor)
-    }
-    fn front_add(&self, minor: u16, request: FrontRequest) -> Result<FrontEntry> {
-        request.front.check(request.fds.len()).expect("a front end that was not checked");
-        missing(minor)?;
-        Err(ControlError::new(Errno::EBUSY, "no more"))
-    }
-    fn front_remove(&self, minor: u16, _id: u32, _force: bool) -> Result<()> {
+    fn disconnect_ring(&self, minor: u16, _ring: &Blkif) -> Result<()> {
         missing(minor)
     }
-    fn set_polling(&self, minor: u16, _polling: Polling) -> Result<()> {
-        missing(minor)
-    }
-    fn quit(&self, _force: bool) -> Result<()> {
-        Ok(())
+
+    fn is_empty(&self) -> bool {
+        false
     }
 }
 
@@ -173,7 +202,7 @@ pub fn own_protocol(bytes: &[u8]) {
 fn request(line: &[u8]) {
     match parse_request(line) {
         Ok(request) => {
-            let _ = (request.command.check(0), request.command.check(8), request.command.is_reentrant());
+            let _ = (request.command.check(0), request.command.check(8), request.command.is_beside());
             let text = serde_json::to_vec(&request.command).expect("a command can be written");
             let again: Command = serde_json::from_slice(&text).expect("what was written can be read");
             assert_eq!(again, request.command);
@@ -196,6 +225,6 @@ fn client(bytes: &[u8]) {
     let Some((ours, _theirs)) = said(bytes) else { return };
     let Ok(mut client) = OwnClient::over(ours, PathBuf::from("/fuzz")) else { return };
     let _: &Hello = client.hello();
-    let _ = client.call::<serde_json::Value>(&Command::List {}, &[], Some(Duration::from_millis(200)));
-    let _ = client.call::<Vec<u64>>(&Command::Stats { minor: None }, &[], Some(Duration::from_millis(200)));
+    let _ = client.call(&command::List {}, &[], Some(Duration::from_millis(200)));
+    let _ = client.call(&command::Stats { minor: None }, &[], Some(Duration::from_millis(200)));
 }

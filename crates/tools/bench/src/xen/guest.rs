@@ -6,11 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use tapio_control::{
-    BlkifFront, BlkifQueue, Command as Ask, Front, FrontEntry, ImageSource, OwnClient, Polling, RunDir,
-    TraceReport,
-};
+use tapio_control::command as ask;
+use tapio_control::{BlkifFront, BlkifQueue, Front, ImageSource, OwnClient, Polling, RunDir};
 use tapio_stat::ShmRoot;
 use tapio_stat::trace::{TraceData, read_trace};
 use tapio_types::Movement;
@@ -101,8 +98,8 @@ impl Disk {
             queue_size: 256,
             read_only: false,
         };
-        let ask = Ask::FrontAdd { minor: self.minor, front, vbd: None };
-        self.client.call::<FrontEntry>(&ask, &[], Some(START_MAX)).map(drop).map_err(|error| text(&error))
+        let ask = ask::FrontAdd { minor: self.minor, front, vbd: None };
+        self.client.call(&ask, &[], Some(START_MAX)).map(drop).map_err(|error| text(&error))
     }
 
     /// Begins a trace of the disk.
@@ -110,8 +107,8 @@ impl Disk {
     /// # Errors
     /// What the process answers.
     pub fn trace(&mut self, events: u32) -> Result<(), String> {
-        let ask = Ask::TraceStart { minor: self.minor, events };
-        self.client.call::<TraceReport>(&ask, &[], Some(START_MAX)).map(drop).map_err(|error| text(&error))
+        let ask = ask::TraceStart { minor: self.minor, events };
+        self.client.call(&ask, &[], Some(START_MAX)).map(drop).map_err(|error| text(&error))
     }
 
     /// Ends the trace, and gives it.
@@ -120,10 +117,10 @@ impl Disk {
     /// What the process answers, or why the trace cannot be read.
     pub fn traced(&mut self) -> Result<TraceData, String> {
         let minor = self.minor;
-        let stop = |forget| Ask::TraceStop { minor, forget };
-        self.client.call::<TraceReport>(&stop(false), &[], Some(START_MAX)).map_err(|error| text(&error))?;
+        let stop = |forget| ask::TraceStop { minor, forget };
+        self.client.call(&stop(false), &[], Some(START_MAX)).map_err(|error| text(&error))?;
         let data = read_trace(&ShmRoot::new(&self.shm), self.process.pid(), self.minor.into());
-        self.client.call::<TraceReport>(&stop(true), &[], Some(START_MAX)).map_err(|error| text(&error))?;
+        self.client.call(&stop(true), &[], Some(START_MAX)).map_err(|error| text(&error))?;
         data.map_err(|error| text(&error))
     }
 }
@@ -165,23 +162,11 @@ fn reach(mut process: Process, run: &RunDir, errors: &Path) -> Result<(Process, 
 fn open(client: &mut OwnClient, run: &RunDir, image: &str, pool: Option<&str>) -> Result<u16, String> {
     let (minor, _) = run.minors().allocate().map_err(|error| text(&error))?;
     let pool = pool.map(str::parse).transpose().map_err(|error| format!("{error}"))?;
-    let open = Ask::Open {
-        minor,
-        image: ImageSource::Leaf(image.to_owned()),
-        read_only: false,
-        page_cache: false,
-        timeout_s: None,
-        default_nbd: false,
-        pool,
-        secondary: None,
-        standby: false,
-        log: None,
-        key: None,
-        key_file: None,
-    };
-    for ask in [Ask::Attach { minor }, open] {
-        client.call::<Value>(&ask, &[], Some(START_MAX)).map_err(|error| text(&error))?;
-    }
+    let open = ask::Open { pool, ..ask::Open::of(minor, ImageSource::Leaf(image.to_owned())) };
+    client
+        .call(&ask::Attach { minor }, &[], Some(START_MAX))
+        .and_then(|_| client.call(&open, &[], Some(START_MAX)))
+        .map_err(|error| text(&error))?;
     Ok(minor)
 }
 
@@ -215,7 +200,7 @@ fn connect(
         double: Some(0),
         ..BlkifFront::new(number, 51712, queues)
     };
-    let ask = Ask::FrontAdd { minor, front: Front::Blkif(Box::new(front)), vbd: None };
+    let ask = ask::FrontAdd { minor, front: Front::Blkif(Box::new(front)), vbd: None };
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    client.call::<FrontEntry>(&ask, &borrowed, Some(START_MAX)).map(drop).map_err(|error| text(&error))
+    client.call(&ask, &borrowed, Some(START_MAX)).map(drop).map_err(|error| text(&error))
 }

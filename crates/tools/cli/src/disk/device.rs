@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use serde_json::Value;
+use tapio_control::command as ask;
 use tapio_control::{
-    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, LocalDeviceKind, OwnClient,
-    ProcessState, RunDir, clean_local_devices, local_device_kinds, processes,
+    ControlError, DiskEntry, Errno, Front, LocalDeviceKind, OwnClient, ProcessState, RunDir,
+    clean_local_devices, local_device_kinds, processes,
 };
 use tapio_types::DeviceHow;
 
@@ -71,8 +71,8 @@ pub fn run(run: &RunDir, command: Command) -> Result<()> {
     match command {
         Command::Attach { minor, how, read_only, json } => {
             let ask =
-                Ask::FrontAdd { minor, front: Front::Block { how, device: None, read_only }, vbd: None };
-            let made: FrontEntry = find(run, minor)?.0.call(&ask, &[], DEVICE_MAX)?;
+                ask::FrontAdd { minor, front: Front::Block { how, device: None, read_only }, vbd: None };
+            let made = find(run, minor)?.0.call(&ask, &[], DEVICE_MAX)?;
             if json {
                 return print_json(&made);
             }
@@ -84,8 +84,8 @@ pub fn run(run: &RunDir, command: Command) -> Result<()> {
                 ControlError::new(Errno::ENODEV, format!("disk {minor} is no device of this host"))
                     .next("'tapio disk list' shows how it is reached")
             })?;
-            let ask = Ask::FrontRemove { minor, front: device.id, force };
-            client.call::<Value>(&ask, &[], DEVICE_MAX).map(|_| ())
+            let ask = ask::FrontRemove { minor, front: device.id, force };
+            client.call(&ask, &[], DEVICE_MAX).map(drop)
         }
         Command::Probe { json } => {
             let kinds = local_device_kinds()?;
@@ -118,7 +118,7 @@ fn find(run: &RunDir, minor: u16) -> Result<(OwnClient, DiskEntry)> {
         }
         // One that ended meanwhile, or a foreign tapdisk, has no disk for us.
         let Ok(mut client) = OwnClient::connect(run, process.id) else { continue };
-        let disks: Vec<DiskEntry> = client.call(&Ask::List {}, &[], SOON)?;
+        let disks = client.call(&ask::List {}, &[], SOON)?;
         if let Some(disk) = disks.into_iter().find(|disk| disk.minor == minor) {
             return Ok((client, disk));
         }

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use clap::Args;
 use serde::Serialize;
-use tapio_control::{
-    Command as Ask, ControlError, DiskEntry, DiskInfo, Errno, OwnClient, ProcessState, RunDir, processes,
-};
+use tapio_control::command as ask;
+use tapio_control::{ControlError, Errno, OwnClient, ProcessState, RunDir, processes};
 use tapio_types::parse_bytes;
 
 use super::SOON;
@@ -37,7 +36,7 @@ struct Grown {
 pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     let (pid, mut process, minor) = find(run, &arguments.disk)?;
     // Data may have to be moved, which takes as long as it takes.
-    let info: DiskInfo = process.call(&Ask::Grow { minor, len: arguments.size }, &[], None)?;
+    let info = process.call(&ask::Grow { minor, len: arguments.size }, &[], None)?;
     let grown = Grown { pid, minor, len: info.sectors * u64::from(info.sector_size) };
     if arguments.json {
         return print_json(&grown);
@@ -55,7 +54,7 @@ fn find(run: &RunDir, disk: &str) -> Result<(i32, OwnClient, u16)> {
         }
         // A foreign process, or one that has just ended, is none that could be asked.
         let Ok(mut client) = OwnClient::connect(run, process.id) else { continue };
-        let disks: Vec<DiskEntry> = client.call(&Ask::List {}, &[], SOON)?;
+        let disks = client.call(&ask::List {}, &[], SOON)?;
         match (minor, disks.as_slice()) {
             (Some(minor), disks) if disks.iter().any(|disk| disk.minor == minor) => {
                 return Ok((pid, client, minor));

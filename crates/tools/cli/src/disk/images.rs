@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use tapio_control::{
-    Command as Ask, ControlError, Errno, JobReport, JobStatus, OwnClient, RunDir, SnapshotReport,
-};
+use tapio_control::command as ask;
+use tapio_control::{ControlError, Errno, JobReport, JobStatus, OwnClient, RunDir};
 use tapio_types::parse_bytes;
 
 use super::progress::{self, Stand};
-use super::{SOON, Which, absolute};
+use super::{SOON, Which, absolute, tell};
 use tapio_report::failure::{Result, print, print_json};
 use tapio_report::size::size;
 
@@ -101,8 +100,8 @@ pub enum Job {
 
 pub fn snapshot(run: &RunDir, arguments: &Snapshot) -> Result<()> {
     let (minor, stall_ms) = (arguments.which.minor, arguments.stall_max);
-    let ask = Ask::Snapshot { minor, leaf: absolute(&arguments.leaf)?, stall_ms };
-    let taken: SnapshotReport = OwnClient::connect(run, arguments.which.pid)?.call(&ask, &[], None)?;
+    let ask = ask::Snapshot { minor, leaf: absolute(&arguments.leaf)?, stall_ms };
+    let taken = tell(run, arguments.which.pid, &ask, None)?;
     if arguments.json {
         return print_json(&taken);
     }
@@ -116,9 +115,9 @@ pub fn snapshot(run: &RunDir, arguments: &Snapshot) -> Result<()> {
 pub fn commit(run: &RunDir, arguments: &Commit) -> Result<()> {
     let minor = arguments.which.minor;
     let image = absolute(&arguments.image)?;
-    let ask = Ask::Commit { minor, image, rate: arguments.rate, force: arguments.force };
+    let ask = ask::Commit { minor, image, rate: arguments.rate, force: arguments.force };
     let mut client = OwnClient::connect(run, arguments.which.pid)?;
-    let mut report: JobReport = client.call(&ask, &[], SOON)?;
+    let mut report = client.call(&ask, &[], SOON)?;
     if !arguments.detach {
         report = follow(&mut client, minor, report.id)?;
     }
@@ -126,9 +125,6 @@ pub fn commit(run: &RunDir, arguments: &Commit) -> Result<()> {
 }
 
 pub fn job(run: &RunDir, command: Job) -> Result<()> {
-    let tell = |which: Which, ask: &Ask| -> Result<()> {
-        OwnClient::connect(run, which.pid)?.call::<JobReport>(ask, &[], SOON).map(|_| ())
-    };
     match command {
         Job::List { which, json } => {
             let jobs = list(&mut OwnClient::connect(run, which.pid)?, which.minor)?;
@@ -142,13 +138,17 @@ pub fn job(run: &RunDir, command: Job) -> Result<()> {
             let report = follow(&mut OwnClient::connect(run, which.pid)?, which.minor, id)?;
             print(&format!("{}\n", line(&report)))
         }
-        Job::Cancel { which, id } => tell(which, &Ask::JobCancel { minor: which.minor, job: id }),
-        Job::Rate { which, id, rate } => tell(which, &Ask::JobRate { minor: which.minor, job: id, rate }),
+        Job::Cancel { which, id } => {
+            tell(run, which.pid, &ask::JobCancel { minor: which.minor, job: id }, SOON).map(drop)
+        }
+        Job::Rate { which, id, rate } => {
+            tell(run, which.pid, &ask::JobRate { minor: which.minor, job: id, rate }, SOON).map(drop)
+        }
     }
 }
 
 fn list(client: &mut OwnClient, minor: u16) -> Result<Vec<JobReport>> {
-    client.call(&Ask::JobList { minor }, &[], SOON)
+    client.call(&ask::JobList { minor }, &[], SOON)
 }
 
 const fn word(status: JobStatus) -> &'static str {

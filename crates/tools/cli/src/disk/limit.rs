@@ -3,10 +3,8 @@
 use std::fmt::Write;
 
 use clap::Args;
-use serde_json::Value;
-use tapio_control::{
-    Command as Ask, ControlError, DiskEntry, Errno, LimitsReport, OwnClient, ProcessState, RunDir, processes,
-};
+use tapio_control::command as ask;
+use tapio_control::{ControlError, Errno, LimitsReport, OwnClient, ProcessState, RunDir, processes};
 use tapio_stat::ShmRoot;
 use tapio_stat::pool::{PoolInfo, pools};
 use tapio_types::IoLimits;
@@ -95,9 +93,9 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     let limits = arguments.limits()?;
     let mut client = find(run, minor, arguments.pid)?;
     if let Some(limits) = limits {
-        client.call::<Value>(&Ask::SetLimits { minor, limits }, &[], SOON)?;
+        client.call(&ask::SetLimits { minor, limits }, &[], SOON)?;
     }
-    let report: LimitsReport = client.call(&Ask::Limits { minor }, &[], SOON)?;
+    let report = client.call(&ask::Limits { minor }, &[], SOON)?;
     if arguments.json {
         return print_json(&report);
     }
@@ -114,7 +112,7 @@ fn find(run: &RunDir, minor: u16, pid: Option<i32>) -> Result<OwnClient> {
         let ProcessState::Live { .. } = process.state else { continue };
         // Foreign, or it ended between the two questions.
         let Ok(mut client) = OwnClient::connect(run, process.id) else { continue };
-        let disks: Vec<DiskEntry> = client.call(&Ask::List {}, &[], SOON)?;
+        let disks = client.call(&ask::List {}, &[], SOON)?;
         if disks.iter().any(|disk| disk.minor == minor) {
             found.push(client);
         }

@@ -1,17 +1,12 @@
 //! `tapio disk mirror`: a disk on two storages at once, and the move from one to the other.
 
-use std::time::Duration;
-
 use clap::{Args, Subcommand};
-use serde_json::Value;
-use tapio_control::{
-    Command as Ask, ControlError, Errno, MirrorCopy, MirrorPivoted, MirrorReport, MirrorRequest, MirrorState,
-    OwnClient, RunDir,
-};
+use tapio_control::command as ask;
+use tapio_control::{ControlError, Errno, MirrorCopy, MirrorReport, MirrorState, OwnClient, RunDir};
 use tapio_types::parse_bytes;
 
 use super::progress::{self, Stand};
-use super::{SOON, Which, source};
+use super::{SOON, Which, source, tell};
 use tapio_report::failure::{Result, print, print_json};
 use tapio_report::size::size;
 
@@ -88,7 +83,7 @@ pub struct Start {
     #[arg(long, default_value = "0", hide_default_value = true, value_parser = parse_bytes)]
     rate: u64,
     /// Milliseconds that the second storage may take for an answer before it is given up
-    #[arg(long, default_value_t = MirrorRequest::PATIENCE_MS, value_name = "MILLISECONDS")]
+    #[arg(long, default_value_t = ask::MirrorStart::PATIENCE_MS, value_name = "MILLISECONDS")]
     patience: u32,
     /// Show progress until both sides are the same
     #[arg(long)]
@@ -96,18 +91,20 @@ pub struct Start {
 }
 
 pub fn run(run: &RunDir, command: Command) -> Result<()> {
-    let tell = |which: Which, ask: &Ask, timeout: Option<Duration>| -> Result<()> {
-        OwnClient::connect(run, which.pid)?.call::<Value>(ask, &[], timeout).map(|_| ())
-    };
     match command {
         Command::Start(start) => begin(run, &start),
         Command::Status { which, json, wait } => status(run, which, json, wait),
-        Command::Resume { which } => tell(which, &Ask::MirrorResume { minor: which.minor }, None),
-        Command::Rate { which, rate } => tell(which, &Ask::MirrorRate { minor: which.minor, rate }, SOON),
-        Command::Cancel { which } => tell(which, &Ask::MirrorCancel { minor: which.minor }, None),
+        Command::Resume { which } => {
+            tell(run, which.pid, &ask::MirrorResume { minor: which.minor }, None).map(drop)
+        }
+        Command::Rate { which, rate } => {
+            tell(run, which.pid, &ask::MirrorRate { minor: which.minor, rate }, SOON).map(drop)
+        }
+        Command::Cancel { which } => {
+            tell(run, which.pid, &ask::MirrorCancel { minor: which.minor }, None).map(drop)
+        }
         Command::Pivot { which, json } => {
-            let ask = Ask::MirrorPivot { minor: which.minor };
-            let moved: MirrorPivoted = OwnClient::connect(run, which.pid)?.call(&ask, &[], None)?;
+            let moved = tell(run, which.pid, &ask::MirrorPivot { minor: which.minor }, None)?;
             if json {
                 return print_json(&moved);
             }
@@ -119,7 +116,7 @@ pub fn run(run: &RunDir, command: Command) -> Result<()> {
 
 fn begin(run: &RunDir, start: &Start) -> Result<()> {
     let none = || ControlError::new(Errno::EINVAL, "no target was named");
-    let ask = Ask::MirrorStart {
+    let ask = ask::MirrorStart {
         minor: start.which.minor,
         target: source(&start.targets)?.ok_or_else(none)?,
         copy: match (start.full, start.top, start.no_copy) {
@@ -132,12 +129,12 @@ fn begin(run: &RunDir, start: &Start) -> Result<()> {
         patience_ms: start.patience,
     };
     let mut client = OwnClient::connect(run, start.which.pid)?;
-    client.call::<MirrorReport>(&ask, &[], None)?;
+    client.call(&ask, &[], None)?;
     if start.wait { follow(&mut client, start.which.minor).map(|_| ()) } else { Ok(()) }
 }
 
 fn ask(client: &mut OwnClient, minor: u16) -> Result<Option<MirrorReport>> {
-    client.call(&Ask::MirrorStatus { minor }, &[], SOON)
+    client.call(&ask::MirrorStatus { minor }, &[], SOON)
 }
 
 fn status(run: &RunDir, which: Which, json: bool, wait: bool) -> Result<()> {

@@ -20,9 +20,10 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
+use tapio_control::command::{self as ask, DiskCommand};
 use tapio_control::{
-    Client, Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, ImageSource, OwnClient,
-    PoolSpec, ProcessState, RunDir, VbdState, processes,
+    Client, ControlError, DiskEntry, Errno, Front, FrontEntry, ImageSource, OwnClient, PoolSpec,
+    ProcessState, RunDir, VbdState, processes,
 };
 use tapio_stat::VbdId;
 use tapio_types::parse_type_and_path;
@@ -87,9 +88,6 @@ enum Command {
         /// Refuse writes
         #[arg(long)]
         read_only: bool,
-        /// Read parents through the page cache
-        #[arg(long)]
-        page_cache: bool,
         #[command(flatten)]
         beside: Beside,
         /// Go on with the second image when the first is full, instead of writing to both
@@ -324,34 +322,26 @@ fn source(images: &[String]) -> Result<Option<ImageSource>> {
     }
 }
 
+/// Asks a process one thing.
+fn tell<C: DiskCommand>(run: &RunDir, pid: i32, ask: &C, timeout: Option<Duration>) -> Result<C::Reply> {
+    OwnClient::connect(run, pid)?.call(ask, &[], timeout)
+}
+
 pub fn run(arguments: Arguments) -> Result<()> {
     let run = RunDir::from_env();
-    let tell = |pid: i32, ask: &Ask, timeout: Option<Duration>| -> Result<()> {
-        OwnClient::connect(&run, pid)?.call::<Value>(ask, &[], timeout).map(|_| ())
-    };
     match arguments.command {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
         Command::Grow(arguments) => grow::run(&run, &arguments),
-        Command::Open {
-            which: Which { pid, minor },
-            images,
-            read_only,
-            page_cache,
-            beside,
-            standby,
-            key_file,
-            pool,
-        } => {
+        Command::Open { which: Which { pid, minor }, images, read_only, beside, standby, key_file, pool } => {
             let image =
                 source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
             // The process may not be allowed to open it by itself.
             let key = key_file.as_deref().map(open_key).transpose()?;
-            let open = Ask::Open {
+            let open = ask::Open {
                 minor,
                 image,
                 read_only,
-                page_cache,
                 timeout_s: None,
                 default_nbd: false,
                 log: beside.log()?,
@@ -362,15 +352,18 @@ pub fn run(arguments: Arguments) -> Result<()> {
                 pool,
             };
             let fds: Vec<_> = key.iter().map(AsFd::as_fd).collect();
-            OwnClient::connect(&run, pid)?.call::<Value>(&open, &fds, SOON).map(drop)
+            OwnClient::connect(&run, pid)?.call(&open, &fds, SOON).map(drop)
         }
         Command::Close { which: Which { pid, minor }, force } => {
-            tell(pid, &Ask::Close { minor, force }, None)
+            tell(&run, pid, &ask::Close { minor, force }, None).map(drop)
         }
-        Command::Pause { which: Which { pid, minor } } => tell(pid, &Ask::Pause { minor }, None),
+        Command::Pause { which: Which { pid, minor } } => {
+            tell(&run, pid, &ask::Pause { minor }, None).map(drop)
+        }
         Command::Resume { which: Which { pid, minor }, images, beside } => {
             let (image, log) = (source(&images)?, beside.log()?);
-            tell(pid, &Ask::Resume { minor, image, secondary: beside.second, log }, SOON)
+            let ask = ask::Resume { minor, image, secondary: beside.second, log };
+            tell(&run, pid, &ask, SOON).map(drop)
         }
         Command::Mirror(command) => mirror::run(&run, command),
         Command::Snapshot(arguments) => images::snapshot(&run, &arguments),
@@ -379,12 +372,12 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Front(command) => front(&run, command),
         Command::Device(command) => device::run(&run, command),
         Command::Polling { which: Which { pid, minor }, max_us, idle_percent } => {
-            tell(pid, &Ask::SetPolling { minor, max_us, idle_percent }, SOON)
+            tell(&run, pid, &ask::SetPolling { minor, max_us, idle_percent }, SOON).map(drop)
         }
         Command::Restart(arguments) => restart::run(&run, &arguments),
         Command::Limit(arguments) => limit::run(&run, &arguments),
         Command::Pool { json } => limit::show_pools(json),
-        Command::Quit { pid, force } => tell(pid, &Ask::Quit { force }, None),
+        Command::Quit { pid, force } => tell(&run, pid, &ask::Quit { force }, None).map(drop),
     }
 }
 
@@ -393,16 +386,15 @@ fn front(run: &RunDir, command: FrontCommand) -> Result<()> {
         FrontCommand::Add(add) => {
             let Which { pid, minor } = add.which;
             let vbd = add.domid.zip(add.devid).map(|(domid, devid)| VbdId { domid, devid });
-            let ask = Ask::FrontAdd { minor, front: add.front()?, vbd };
-            let added: FrontEntry = OwnClient::connect(run, pid)?.call(&ask, &[], SOON)?;
+            let ask = ask::FrontAdd { minor, front: add.front()?, vbd };
+            let added = tell(run, pid, &ask, SOON)?;
             print(&format!("{}\n", added.id))
         }
-        FrontCommand::Remove { which: Which { pid, minor }, id, force } => OwnClient::connect(run, pid)?
-            .call::<Value>(&Ask::FrontRemove { minor, front: id, force }, &[], SOON)
-            .map(|_| ()),
+        FrontCommand::Remove { which: Which { pid, minor }, id, force } => {
+            tell(run, pid, &ask::FrontRemove { minor, front: id, force }, SOON).map(drop)
+        }
         FrontCommand::List { which: Which { pid, minor }, json } => {
-            let fronts: Vec<FrontEntry> =
-                OwnClient::connect(run, pid)?.call(&Ask::FrontList { minor }, &[], SOON)?;
+            let fronts = tell(run, pid, &ask::FrontList { minor }, SOON)?;
             if json {
                 return print_json(&fronts);
             }
@@ -467,7 +459,7 @@ fn disks_of(run: &RunDir, id: i32) -> Result<(String, Vec<DiskEntry>)> {
     match OwnClient::connect(run, id) {
         Ok(mut own) => {
             let program = format!("{} {}", own.hello().program, own.hello().program_version);
-            own.call(&Ask::List {}, &[], SOON).map(|disks| (program, disks))
+            own.call(&ask::List {}, &[], SOON).map(|disks| (program, disks))
         }
         Err(error) if error.errno == Errno::EPROTO => Ok((String::new(), foreign(run, id)?)),
         Err(error) => Err(error),

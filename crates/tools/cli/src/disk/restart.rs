@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::Value;
+use tapio_control::command as ask;
 use tapio_control::{
-    Command as Ask, ControlError, DiskEntry, Errno, Front, FrontEntry, ImageSource, LimitsReport, OwnClient,
+    ControlError, DiskEntry, DiskReports, Errno, Front, FrontEntry, ImageSource, LimitsReport, OwnClient,
     PoolSpec, RunDir, SpawnOptions, VbdState, disk_program, spawn,
 };
 
@@ -30,9 +30,9 @@ pub struct Arguments {
 #[derive(Debug, PartialEq)]
 struct Plan {
     minor: u16,
-    open: Option<Ask>,
-    limits: Option<Ask>,
-    fronts: Vec<Ask>,
+    open: Option<ask::Open>,
+    limits: Option<ask::SetLimits>,
+    fronts: Vec<ask::FrontAdd>,
 }
 
 /// How to make a disk again, or why that cannot be done from outside.
@@ -71,13 +71,12 @@ fn plan(
             // The device may get another name.
             *device = None;
         }
-        fronts.push(Ask::FrontAdd { minor, front, vbd: Some(*vbd) });
+        fronts.push(ask::FrontAdd { minor, front, vbd: Some(*vbd) });
     }
-    let open = disk.image.as_ref().map(|image| Ask::Open {
+    let open = disk.image.as_ref().map(|image| ask::Open {
         minor,
         image: ImageSource::Leaf(image.clone()),
         read_only: disk.read_only,
-        page_cache: false,
         timeout_s: None,
         default_nbd: disk.fronts.iter().any(|entry| is_default(&entry.front)),
         key: None,
@@ -87,23 +86,25 @@ fn plan(
         standby: false,
         pool: bounds.pool.as_ref().map(|pool| PoolSpec { name: pool.name.clone(), pages: Some(pool.pages) }),
     });
-    let limits = (!bounds.limits.is_off()).then_some(Ask::SetLimits { minor, limits: bounds.limits });
+    let limits = (!bounds.limits.is_off()).then_some(ask::SetLimits { minor, limits: bounds.limits });
     Ok(Plan { minor, open, limits, fronts })
 }
 
 pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     let mut old = OwnClient::connect(run, arguments.pid)?;
-    let disks: Vec<DiskEntry> = old.call(&Ask::List {}, &[], SOON)?;
+    let disks = old.call(&ask::List {}, &[], SOON)?;
     let plans = disks
         .iter()
         .map(|disk| {
             let bounds = match disk.image {
-                Some(_) => old.call(&Ask::Limits { minor: disk.minor }, &[], SOON)?,
+                Some(_) => old.call(&ask::Limits { minor: disk.minor }, &[], SOON)?,
                 None => LimitsReport::default(),
             };
-            let report: Value = old.call(&Ask::Stats { minor: Some(disk.minor) }, &[], SOON)?;
-            if let Some(beside) = report["beside"].as_array().and_then(|beside| beside.first()) {
-                let why = format!("disk {} has beside its images a {beside}", disk.minor);
+            let report = old.call(&ask::Stats { minor: Some(disk.minor) }, &[], SOON)?;
+            if let DiskReports::One(report) = report
+                && let Some(beside) = report.beside.first()
+            {
+                let why = format!("disk {} has beside its images a {beside:?}", disk.minor);
                 return Err(ControlError::new(Errno::EOPNOTSUPP, why)
                     .next("pause it, restart by hand and name that again: it must not be left out"));
             }
@@ -114,9 +115,9 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     let pid = spawn(&SpawnOptions::new(disk_program()))?;
     let mut new = OwnClient::connect(run, pid)?;
     let patience = Some(Duration::from_secs(arguments.timeout));
-    if let Err(error) = old.call::<Value>(&Ask::Quit { force: false }, &[], patience) {
+    if let Err(error) = old.call(&ask::Quit { force: false }, &[], patience) {
         // The old one says what is wrong; the new one was never needed.
-        let _ = new.call::<Value>(&Ask::Quit { force: true }, &[], SOON);
+        let _ = new.call(&ask::Quit { force: true }, &[], SOON);
         return Err(error);
     }
     for plan in plans {
@@ -133,11 +134,14 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
 
 fn take_over(run: &RunDir, new: &mut OwnClient, plan: &Plan) -> Result<()> {
     run.minors().claim(plan.minor)?;
-    let attach = Ask::Attach { minor: plan.minor };
-    for ask in [&attach].into_iter().chain(&plan.open).chain(&plan.limits).chain(&plan.fronts) {
-        new.call::<Value>(ask, &[], SOON)?;
+    new.call(&ask::Attach { minor: plan.minor }, &[], SOON)?;
+    if let Some(open) = &plan.open {
+        new.call(open, &[], SOON)?;
     }
-    Ok(())
+    if let Some(limits) = &plan.limits {
+        new.call(limits, &[], SOON)?;
+    }
+    plan.fronts.iter().try_for_each(|front| new.call(front, &[], SOON).map(drop))
 }
 
 #[cfg(test)]
@@ -169,13 +173,12 @@ mod tests {
         let made = plan(&run, 7, &disk(vec![entry(1, own), entry(2, other.clone())]), None, &bounds)
             .expect("a plan");
         let vbd = Some(VbdId { domid: 0, devid: 3 });
-        assert_eq!(made.fronts, [Ask::FrontAdd { minor: 3, front: other, vbd }]);
+        assert_eq!(made.fronts, [ask::FrontAdd { minor: 3, front: other, vbd }]);
         let image = ImageSource::Leaf("vhd:/a".into());
-        let open = Ask::Open {
+        let open = ask::Open {
             minor: 3,
             image,
             read_only: true,
-            page_cache: false,
             timeout_s: None,
             default_nbd: true,
             key: None,

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use serde_json::Value;
-use tapio_control::{BlkifReport, Command as Ask, OwnClient, RunDir};
+use tapio_control::command as ask;
+use tapio_control::{BlkifReport, DiskReports, OwnClient, RunDir};
 use tapio_stat::Snapshot;
 
 use super::SOON;
@@ -17,9 +17,11 @@ pub fn ask(disk: &Snapshot) -> Vec<BlkifReport> {
         return Vec::new();
     };
     let asked = OwnClient::connect(&RunDir::from_env(), pid)
-        .and_then(|mut client| client.call::<Value>(&Ask::Stats { minor: Some(minor) }, &[], SOON));
-    let Ok(mut report) = asked else { return Vec::new() };
-    serde_json::from_value(report["blkif"].take()).unwrap_or_default()
+        .and_then(|mut client| client.call(&ask::Stats { minor: Some(minor) }, &[], SOON));
+    match asked {
+        Ok(DiskReports::One(report)) => report.blkif,
+        _ => Vec::new(),
+    }
 }
 
 fn op(number: u8) -> &'static str {

@@ -7,9 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tapio_control::{
-    BlkifFront, BlkifQueue, Command as Ask, DiskInfo, Front, FrontEntry, OwnClient, RingStart, RunDir,
-};
+use tapio_control::command as ask;
+use tapio_control::{BlkifFront, BlkifQueue, Front, FrontEntry, OwnClient, RingStart, RunDir};
 use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd};
 use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
@@ -45,7 +44,7 @@ fn connect(
         });
     }
     let front = BlkifFront { movement, start, double: Some(0), ..BlkifFront::new(DOMID, DEVID, queues) };
-    let ask = Ask::FrontAdd { minor: tap.minor as u16, front: Front::Blkif(Box::new(front)), vbd: None };
+    let ask = ask::FrontAdd { minor: tap.minor as u16, front: Front::Blkif(Box::new(front)), vbd: None };
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let mut client =
         OwnClient::connect(&RunDir::new(scratch.join("run")), tap.pid as i32).expect("it answers");
@@ -122,8 +121,8 @@ fn who_serves_a_guest_is_told_when_its_disk_grows() {
     let mut follow = |front: u32| {
         let (mut ours, theirs) = UnixStream::pair().expect("a pair");
         ours.set_read_timeout(Some(LIMIT)).expect("a limit");
-        let ask = Ask::FrontFollow { minor: tap.minor as u16, front };
-        let told: Result<DiskInfo, _> = client.call(&ask, &[theirs.as_fd()], Some(LIMIT));
+        let ask = ask::FrontFollow { minor: tap.minor as u16, front };
+        let told = client.call(&ask, &[theirs.as_fd()], Some(LIMIT));
         drop(theirs);
         let news = move |bytes: &mut [u8]| ours.read(bytes).expect("news, or their end");
         told.map(|info| (info, news))
@@ -141,8 +140,8 @@ fn who_serves_a_guest_is_told_when_its_disk_grows() {
     grow("64MiB");
     assert!(matches!(second(&mut [0; 8]), 1 | 2));
     assert!(follow(entry.id + 1).is_err(), "there is no such front end");
-    let remove = Ask::FrontRemove { minor: tap.minor as u16, front: entry.id, force: false };
-    client.call::<serde_json::Value>(&remove, &[], Some(LIMIT)).expect("removed");
+    let remove = ask::FrontRemove { minor: tap.minor as u16, front: entry.id, force: false };
+    client.call(&remove, &[], Some(LIMIT)).expect("removed");
     let mut rest = [0; 8];
     while second(&mut rest) > 0 {}
     stop(&scratch, tap);

@@ -1,8 +1,9 @@
 //! What clients, servers, guests and other processes say.
 
+use tapio_control::command::{self as ask, Command};
 use tapio_control::{
-    Blkif, Body, Command, Front, Image, ImageSource, List, Message as Tapdisk, MessageKind, Params, Response,
-    Stat, flags,
+    Blkif, Body, Front, Image, ImageSource, List, Message as Tapdisk, MessageKind, Params, Response, Stat,
+    flags,
 };
 use tapio_front::nbd::client::Wishes;
 use tapio_front::nbd::wire::{
@@ -420,47 +421,40 @@ fn lines(shelf: &mut Shelf) {
     ];
     let minor = 0;
     let leaf = ImageSource::Leaf("vhd:/srv/a.vhd".into());
-    let mut commands = vec![
-        Command::Hello { version: 1 },
-        Command::List {},
-        Command::Stats { minor: Some(0) },
-        Command::Attach { minor: 3 },
-        Command::Grow { minor: 0, len: 1 << 30 },
-        Command::Open {
-            minor,
-            image: leaf.clone(),
-            read_only: false,
-            page_cache: true,
+    let mut commands: Vec<Command> = vec![
+        ask::Hello { version: 1 }.into(),
+        ask::List {}.into(),
+        ask::Stats { minor: Some(0) }.into(),
+        ask::Attach { minor: 3 }.into(),
+        ask::Grow { minor: 0, len: 1 << 30 }.into(),
+        ask::Open {
             timeout_s: Some(9),
             default_nbd: true,
-            secondary: None,
-            standby: false,
-            log: None,
             key: Some(0),
-            key_file: None,
-            pool: None,
-        },
-        Command::Pause { minor },
-        Command::Resume { minor, image: Some(leaf), secondary: None, log: None },
-        Command::DiskInfo { minor: 9 },
-        Command::SetPolling { minor, max_us: 100, idle_percent: 50 },
-        Command::FrontList { minor },
-        Command::FrontFollow { minor, front: 1 },
-        Command::FrontRemove { minor, front: 1, force: false },
-        Command::Close { minor, force: true },
-        Command::Quit { force: false },
+            ..ask::Open::of(minor, leaf.clone())
+        }
+        .into(),
+        ask::Pause { minor }.into(),
+        ask::Resume { minor, image: Some(leaf), secondary: None, log: None }.into(),
+        ask::DiskInfo { minor: 9 }.into(),
+        ask::SetPolling { minor, max_us: 100, idle_percent: 50 }.into(),
+        ask::FrontList { minor }.into(),
+        ask::FrontFollow { minor, front: 1 }.into(),
+        ask::FrontRemove { minor, front: 1, force: false }.into(),
+        ask::Close { minor, force: true }.into(),
+        ask::Quit { force: false }.into(),
     ];
     let all: String = commands.iter().zip(1..).map(|(command, id)| line(id, command)).collect();
     shelf.put("own_protocol", "commands", all);
     commands.truncate(1);
-    commands.extend(fronts.map(|front| Command::FrontAdd { minor, front, vbd: None }));
+    commands.extend(fronts.map(|front| ask::FrontAdd { minor, front, vbd: None }.into()));
     let all: String = commands.iter().zip(1..).map(|(command, id)| line(id, command)).collect();
     shelf.put("own_protocol", "fronts", all);
     let chain = concat!(
         r#"{"id":2,"command":"open","minor":0,"image":{"chain":[{"kind":"vhd","#,
         r#""path":"/a"},{"kind":"raw","path":"/b"}]}}"#
     );
-    shelf.put("own_protocol", "chain", format!("{}{chain}\n", line(1, &Command::Hello { version: 1 })));
+    shelf.put("own_protocol", "chain", format!("{}{chain}\n", line(1, &ask::Hello { version: 1 }.into())));
     let hello = concat!(
         r#"{"id":1,"ok":{"version":1,"features":["fronts"],"program":"tapio-disk","#,
         r#""program_version":"0.1.0","pid":1}}"#

@@ -1,7 +1,10 @@
 //! A larger disk: in place where the image can, with the guest held for a moment where it cannot.
 
+use std::sync::atomic::Ordering;
+
 use tapio_block::DiskFailure;
-use tapio_control::Result;
+use tapio_control::command::{Call, Grow, Handle};
+use tapio_control::{ControlError, DiskInfo, Errno, Result, VbdState};
 use tapio_format::FormatErrorKind;
 use tapio_format::vhd::offline;
 
@@ -9,9 +12,41 @@ use crate::failure::{bad_image, failure};
 use crate::host_disk::HostDisk;
 use crate::limits::LATE;
 use crate::log;
+use crate::memory::new_leaf_len;
+use crate::table::{Plane, PlaneDisk, Table, word};
+
+impl<P: Plane> Handle<Grow> for Table<P> {
+    fn handle(&self, command: Grow, call: &mut Call<'_>) -> Result<DiskInfo> {
+        let disk = self.disk(command.minor)?;
+        let plane = disk.opened()?;
+        match disk.state() {
+            VbdState::Running => plane.handle(command, call),
+            state => {
+                let why = format!("disk {} is {}, not running", command.minor, word(state));
+                Err(ControlError::new(Errno::EINVAL, why)
+                    .next("let it go on first, with 'tapio disk resume'"))
+            }
+        }
+    }
+}
+
+impl Handle<Grow> for HostDisk {
+    fn handle(&self, command: Grow, _: &mut Call<'_>) -> Result<DiskInfo> {
+        let len = command.len;
+        let more = new_leaf_len(len).saturating_sub(new_leaf_len(self.len.load(Ordering::Relaxed)));
+        let share = self.memory.take(more)?;
+        let grown = grow(self, len);
+        if grown.is_ok() {
+            self.keep(share);
+        }
+        self.look_at_length();
+        self.fronts.grown();
+        grown.map(|()| self.info())
+    }
+}
 
 /// Makes the disk at least `len` bytes long.
-pub fn grow(disk: &HostDisk, len: u64) -> Result<()> {
+fn grow(disk: &HostDisk, len: u64) -> Result<()> {
     match disk.with(|disk| Ok(disk.grow(len, LATE)))? {
         Ok(_) => Ok(()),
         Err(DiskFailure::Format(error)) if error.kind() == FormatErrorKind::NeedsPause => {

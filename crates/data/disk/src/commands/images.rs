@@ -1,4 +1,4 @@
-//! Work on the images of a disk that is in use, in the words of the control protocol.
+//! Changes of the chain of a disk that is in use, and the jobs that do them.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -6,10 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use tapio_block::{Forecast, JobInfo, JobState, LeafFacts, Swapped, World};
-use tapio_control::{
-    ControlError, Errno, ImageAnswer, ImageWork, JobReport, JobStatus, Result, SnapshotReport,
-};
+use tapio_block::{Forecast, Job, JobInfo, JobState, LeafFacts, Swapped, World};
+use tapio_control::command::{Call, Commit, Handle, JobCancel, JobList, JobRate, Snapshot};
+use tapio_control::{ControlError, Errno, JobReport, JobStatus, Result, SnapshotReport};
 use tapio_format::FormatError;
 use tapio_format::continuation;
 use tapio_format::vhd::offline::{ParentFacts, Shape, create, remove_orphans};
@@ -17,47 +16,75 @@ use tapio_types::{ImageKind, LayerSpec, SECTOR_LEN};
 
 use crate::counter::Counter;
 use crate::failure::{bad_image, unreachable_thread};
+use crate::host::Host;
 use crate::host_disk::HostDisk;
-use crate::limits::{LATE, SOON};
+use crate::limits::LATE;
 use crate::log;
 use crate::memory::new_leaf_len;
-use crate::table::PlaneDisk;
+use crate::table::{Plane, PlaneDisk, Table, lock};
 
-pub fn run(disk: &HostDisk, work: &ImageWork) -> Result<ImageAnswer> {
-    match work {
-        ImageWork::Snapshot { leaf, stall_ms } => {
-            snapshot(disk, leaf, Duration::from_millis((*stall_ms).into())).map(ImageAnswer::Snapshot)
+impl<P: Plane> Handle<Snapshot> for Table<P> {
+    fn handle(&self, command: Snapshot, call: &mut Call<'_>) -> Result<SnapshotReport> {
+        let disk = self.disk(command.minor)?;
+        let taken = disk.opened()?.handle(command, call)?;
+        disk.note_moved();
+        if let Some(open) = &mut lock(&disk.now).open {
+            open.image.put_on_top(&taken.leaf);
         }
-        ImageWork::Commit { image, rate, force } => commit(disk, image, *rate, *force).map(ImageAnswer::Job),
-        ImageWork::Jobs => {
-            let infos = ask(disk, |world| Ok(world.core().jobs().infos()))?;
-            Ok(ImageAnswer::Jobs(infos.iter().map(report).collect()))
-        }
-        ImageWork::JobCancel { job } => {
-            let id = *job;
-            with_job(disk, id, move |world, job| job.cancel(world.port.tasks()))
-        }
-        ImageWork::JobRate { job, rate } => {
-            let (id, rate) = (*job, *rate);
-            with_job(disk, id, move |world, job| job.set_rate(rate, world.port.tasks()))
-        }
+        Ok(taken)
     }
 }
 
-/// Asks the data thread for something that takes no time.
-fn ask<T: Send + 'static>(
-    disk: &HostDisk,
-    question: impl FnOnce(&World) -> std::result::Result<T, FormatError> + Send + 'static,
-) -> Result<T> {
-    disk.remote.call(SOON, question).map_err(unreachable_thread)?.map_err(|error| bad_image(&error))
+impl Handle<Snapshot> for HostDisk {
+    fn handle(&self, command: Snapshot, _: &mut Call<'_>) -> Result<SnapshotReport> {
+        let taken = snapshot(self, &command.leaf, Duration::from_millis(command.stall_ms.into()));
+        self.look_at_leaf();
+        taken
+    }
 }
 
-fn with_job(
-    disk: &HostDisk,
-    id: u32,
-    run: impl FnOnce(&World, &tapio_block::Job) + Send + 'static,
-) -> Result<ImageAnswer> {
-    let info = ask(disk, move |world| {
+impl Handle<Commit> for Table<Host> {
+    fn handle(&self, command: Commit, _: &mut Call<'_>) -> Result<JobReport> {
+        self.on_images(command.minor, |disk| commit(disk, &command.image, command.rate, command.force))
+    }
+}
+
+impl Handle<JobList> for Table<Host> {
+    fn handle(&self, command: JobList, _: &mut Call<'_>) -> Result<Vec<JobReport>> {
+        let list = |disk: &HostDisk| disk.ask(|world| Ok(world.core().jobs().infos()));
+        Ok(self.on_images(command.minor, list)?.iter().map(report).collect())
+    }
+}
+
+impl Handle<JobCancel> for Table<Host> {
+    fn handle(&self, command: JobCancel, _: &mut Call<'_>) -> Result<JobReport> {
+        let cancel = |world: &World, job: &Job| job.cancel(world.port.tasks());
+        self.on_images(command.minor, |disk| with_job(disk, command.job, cancel))
+    }
+}
+
+impl Handle<JobRate> for Table<Host> {
+    fn handle(&self, command: JobRate, _: &mut Call<'_>) -> Result<JobReport> {
+        let set = move |world: &World, job: &Job| job.set_rate(command.rate, world.port.tasks());
+        self.on_images(command.minor, |disk| with_job(disk, command.job, set))
+    }
+}
+
+impl Table<Host> {
+    /// Does something about the images of a disk, which may be others then.
+    fn on_images<T>(&self, minor: u16, work: impl FnOnce(&HostDisk) -> Result<T>) -> Result<T> {
+        let disk = self.disk(minor)?;
+        let plane = disk.opened()?;
+        let done = work(&plane);
+        plane.look_at_leaf();
+        let done = done?;
+        disk.note_moved();
+        Ok(done)
+    }
+}
+
+fn with_job(disk: &HostDisk, id: u32, run: impl FnOnce(&World, &Job) + Send + 'static) -> Result<JobReport> {
+    let info = disk.ask(move |world| {
         Ok(world.core().jobs().get(id).map(|job| {
             run(world, &job);
             job.info()
@@ -65,7 +92,7 @@ fn with_job(
     })?;
     let missing = || ControlError::new(Errno::ENOENT, format!("there is no job {id}"));
     let info = info.ok_or_else(|| missing().next("'tapio disk job list' shows which there are"))?;
-    Ok(ImageAnswer::Job(report(&info)))
+    Ok(report(&info))
 }
 
 fn report(info: &JobInfo) -> JobReport {
@@ -89,7 +116,7 @@ fn report(info: &JobInfo) -> JobReport {
 }
 
 fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<SnapshotReport> {
-    let facts = ask(disk, |world| world.core().leaf_facts())?;
+    let facts = disk.ask(|world| world.core().leaf_facts())?;
     // Somebody's image is never written over. A device is there always, and is made into an image in place.
     if std::fs::symlink_metadata(path).is_ok_and(|there| !is_device(&there)) {
         return Err(ControlError::new(Errno::EEXIST, format!("{} exists already", path.display()))
@@ -153,7 +180,7 @@ fn make_child(path: &Path, leaf: &LeafFacts) -> std::result::Result<(), FormatEr
 
 fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobReport> {
     let image = path.to_path_buf();
-    let forecast = ask(disk, move |world| world.core().forecast(&image))?;
+    let forecast = disk.ask(move |world| world.core().forecast(&image))?;
     if !force {
         check_space(&forecast)?;
     }
@@ -164,7 +191,7 @@ fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobRep
     };
     let (share, moved) = (disk.memory().take(len)?, disk.notebook());
     let image = path.to_path_buf();
-    let info = ask(disk, move |world| {
+    let info = disk.ask(move |world| {
         let before = world.core().spec().map_or_else(Vec::new, |spec| spec.layers);
         let job = world.core().commit(&image, rate)?;
         let (info, tasks) = (job.info(), world.port.tasks().clone());

@@ -1,0 +1,104 @@
+//! Commands that change the chain of a disk that goes on being used, and those about the jobs that do so.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::DiskCommand;
+use crate::Result;
+use crate::images::{JobReport, SnapshotReport};
+use crate::plain_path::plain_path;
+
+/// A new image becomes the leaf, and the present one its parent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Snapshot {
+    /// Minor number.
+    pub minor: u16,
+    /// Where the new image is made.
+    pub leaf: PathBuf,
+    /// How long requests may be held back, in milliseconds.
+    #[serde(default = "stall_ms")]
+    pub stall_ms: u32,
+}
+
+/// How long a snapshot may hold requests back when nothing is said, in milliseconds.
+const fn stall_ms() -> u32 {
+    5_000
+}
+
+impl DiskCommand for Snapshot {
+    type Reply = SnapshotReport;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        plain_path(&self.leaf, "image", usize::MAX)
+    }
+}
+
+/// Merges an image into its parent: `ENOENT` without such an image, `EBUSY` while another change is at work, `ENOSPC`
+/// where the space would not suffice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Commit {
+    /// Minor number.
+    pub minor: u16,
+    /// Which image.
+    pub image: PathBuf,
+    /// Bytes a second that the copy may move; 0 is no limit.
+    #[serde(default)]
+    pub rate: u64,
+    /// Begin also where the space may not suffice.
+    #[serde(default)]
+    pub force: bool,
+}
+
+impl DiskCommand for Commit {
+    type Reply = JobReport;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        plain_path(&self.image, "image", usize::MAX)
+    }
+}
+
+/// Long work on a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobList {
+    /// Minor number.
+    pub minor: u16,
+}
+
+impl DiskCommand for JobList {
+    type Reply = Vec<JobReport>;
+    const IS_BESIDE: bool = true;
+}
+
+/// Stops a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobCancel {
+    /// Minor number.
+    pub minor: u16,
+    /// The job.
+    pub job: u32,
+}
+
+impl DiskCommand for JobCancel {
+    type Reply = JobReport;
+}
+
+/// Sets the speed of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobRate {
+    /// Minor number.
+    pub minor: u16,
+    /// The job.
+    pub job: u32,
+    /// Bytes a second; 0 is no limit.
+    pub rate: u64,
+}
+
+impl DiskCommand for JobRate {
+    type Reply = JobReport;
+}

@@ -1,0 +1,116 @@
+//! Commands about a mirror: a second storage to which every change goes too.
+
+use serde::{Deserialize, Serialize};
+
+use super::{DiskCommand, Done};
+use crate::image_source::ImageSource;
+use crate::mirror::{MirrorCopy, MirrorPivoted, MirrorReport};
+use crate::{ControlError, Errno, Result};
+
+/// Longest patience with the second storage.
+const PATIENCE_MS_MAX: u32 = 3_600_000;
+
+/// Begins a mirror: every change goes to a second storage too, and what is there already is copied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MirrorStart {
+    /// Minor number.
+    pub minor: u16,
+    /// The second storage.
+    pub target: ImageSource,
+    /// What is copied.
+    #[serde(default)]
+    pub copy: MirrorCopy,
+    /// Bytes a second that the copy may move; 0 is no limit.
+    #[serde(default)]
+    pub rate: u64,
+    /// Milliseconds that the second storage may take for an answer before it is lost.
+    #[serde(default = "patience_ms")]
+    pub patience_ms: u32,
+}
+
+const fn patience_ms() -> u32 {
+    MirrorStart::PATIENCE_MS
+}
+
+impl MirrorStart {
+    /// The patience without a word about it.
+    pub const PATIENCE_MS: u32 = 5_000;
+}
+
+impl DiskCommand for MirrorStart {
+    type Reply = MirrorReport;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        if !(1..=PATIENCE_MS_MAX).contains(&self.patience_ms) {
+            return Err(ControlError::new(
+                Errno::EINVAL,
+                format!("a patience of {} ms is not from 1 to {PATIENCE_MS_MAX}", self.patience_ms),
+            ));
+        }
+        self.target.check()
+    }
+}
+
+/// Where the mirror stands; null without one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MirrorStatus {
+    /// Minor number.
+    pub minor: u16,
+}
+
+impl DiskCommand for MirrorStatus {
+    type Reply = Option<MirrorReport>;
+    const IS_BESIDE: bool = true;
+}
+
+/// Goes on with a mirror whose second storage was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MirrorResume {
+    /// Minor number.
+    pub minor: u16,
+}
+
+impl DiskCommand for MirrorResume {
+    type Reply = Done;
+}
+
+/// Lets the copy move so many bytes a second.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MirrorRate {
+    /// Minor number.
+    pub minor: u16,
+    /// Bytes a second; 0 is no limit.
+    pub rate: u64,
+}
+
+impl DiskCommand for MirrorRate {
+    type Reply = Done;
+}
+
+/// Switches over to the second storage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MirrorPivot {
+    /// Minor number.
+    pub minor: u16,
+}
+
+impl DiskCommand for MirrorPivot {
+    type Reply = MirrorPivoted;
+}
+
+/// Ends the mirror and keeps the first storage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MirrorCancel {
+    /// Minor number.
+    pub minor: u16,
+}
+
+impl DiskCommand for MirrorCancel {
+    type Reply = Done;
+}

@@ -1,0 +1,112 @@
+//! Commands that set how a disk runs: polling, limits, traces.
+
+use serde::{Deserialize, Serialize};
+use tapio_stat::trace::EVENTS_DEFAULT;
+use tapio_types::IoLimits;
+
+use super::{DiskCommand, Done};
+use crate::Result;
+use crate::limits::{LimitsReport, check_limits};
+use crate::polling::Polling;
+use crate::trace::{TraceReport, check_events};
+
+/// Adaptive polling.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetPolling {
+    /// Minor number.
+    pub minor: u16,
+    /// Longest spin in microseconds; 0 is off.
+    pub max_us: u32,
+    /// Spin only while this percentage of the host is idle.
+    pub idle_percent: u8,
+}
+
+impl SetPolling {
+    /// For a disk.
+    pub const fn of(minor: u16, polling: Polling) -> Self {
+        Self { minor, max_us: polling.max_us, idle_percent: polling.idle_percent }
+    }
+
+    /// What is set.
+    pub const fn polling(&self) -> Polling {
+        Polling { max_us: self.max_us, idle_percent: self.idle_percent }
+    }
+}
+
+impl DiskCommand for SetPolling {
+    type Reply = Done;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        self.polling().check()
+    }
+}
+
+/// What the disk may do, from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetLimits {
+    /// Minor number.
+    pub minor: u16,
+    /// All limits; those left out are none.
+    pub limits: IoLimits,
+}
+
+impl DiskCommand for SetLimits {
+    type Reply = Done;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        check_limits(&self.limits)
+    }
+}
+
+/// What the disk may do, and what that has cost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Minor number.
+    pub minor: u16,
+}
+
+impl DiskCommand for Limits {
+    type Reply = LimitsReport;
+    const IS_BESIDE: bool = true;
+}
+
+/// Notes when requests pass where, from now on, in a ring in shared memory: `ENOMEM` where that has no room.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceStart {
+    /// Minor number.
+    pub minor: u16,
+    /// How many events are kept, a power of two.
+    #[serde(default = "events")]
+    pub events: u32,
+}
+
+const fn events() -> u32 {
+    EVENTS_DEFAULT
+}
+
+impl DiskCommand for TraceStart {
+    type Reply = TraceReport;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        check_events(self.events)
+    }
+}
+
+/// Notes nothing more; what was noted stays readable. `EINVAL` without a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceStop {
+    /// Minor number.
+    pub minor: u16,
+    /// It does not stay, and its memory is given back.
+    #[serde(default)]
+    pub forget: bool,
+}
+
+impl DiskCommand for TraceStop {
+    type Reply = TraceReport;
+}

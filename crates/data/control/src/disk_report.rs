@@ -1,0 +1,116 @@
+//! What a disk process says of its disks.
+
+use serde::{Deserialize, Serialize};
+use tapio_stat::{Snapshot, VbdId};
+
+use crate::blkif::BlkifReport;
+use crate::front::Front;
+
+/// Life of a disk as the tapdisk protocol shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VbdState {
+    /// Attached, or open and serving.
+    Running,
+    /// A pause waits for the requests in flight.
+    Pausing,
+    /// Paused; the images are closed.
+    Paused,
+    /// A resume failed: the images are closed and may be resumed again.
+    ResumeFailed,
+    /// Being closed.
+    Closing,
+    /// Attached, and its image was closed.
+    Closed,
+}
+
+impl VbdState {
+    /// The bits of the tapdisk protocol.
+    pub const fn bits(self) -> i32 {
+        match self {
+            Self::Running => 0,
+            // PAUSE_REQUESTED
+            Self::Pausing => 0x10,
+            // PAUSED, QUIESCED and CLOSED
+            Self::Paused => 0x2a,
+            // the same and RESUME_FAILED
+            Self::ResumeFailed => 0x22a,
+            // SHUTDOWN_REQUESTED
+            Self::Closing => 0x40,
+            // CLOSED
+            Self::Closed => 0x2,
+        }
+    }
+}
+
+/// One disk in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskEntry {
+    /// Minor number.
+    pub minor: u16,
+    /// Where it stands.
+    pub state: VbdState,
+    /// `type:/path` as it was opened; `None` when nothing is open.
+    pub image: Option<String>,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// How it is reached.
+    pub fronts: Vec<FrontEntry>,
+}
+
+/// The full statistics that were asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum DiskReports {
+    /// Of one disk.
+    One(Box<DiskReport>),
+    /// Of all disks.
+    All(Vec<DiskReport>),
+}
+
+/// The full statistics of a disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DiskReport {
+    /// Minor number.
+    pub minor: u16,
+    /// Where it stands.
+    pub state: VbdState,
+    /// Counters and histograms; `None` when nothing is open.
+    pub counters: Option<Snapshot>,
+    /// Requests taken and not yet answered.
+    pub in_flight: u64,
+    /// Of these, requests that have taken longer than they may and that the storage does not give back.
+    pub stuck: u64,
+    /// Images, leaf first, with the sectors each served.
+    pub images: Vec<ImageReport>,
+    /// What the disk has beside its images: a second image, a log of changed blocks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<String>,
+    /// Xen guests' devices: rings, requests in flight, what moving data costs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blkif: Vec<BlkifReport>,
+}
+
+/// One image of a chain in a report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageReport {
+    /// `type:/path`.
+    pub image: String,
+    /// Sectors read here.
+    pub sectors_read: u64,
+    /// Sectors written here.
+    pub sectors_written: u64,
+}
+
+/// A way to reach a disk, as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrontEntry {
+    /// Name by which it is removed.
+    pub id: u32,
+    /// How.
+    pub front: Front,
+    /// Numbers under which it is published for xsiostat.
+    pub vbd: VbdId,
+    /// Clients at this moment.
+    pub connections: u32,
+}

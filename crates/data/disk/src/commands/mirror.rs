@@ -1,0 +1,103 @@
+//! The mirror of a disk.
+
+use std::time::Duration;
+
+use tapio_block::{CopyWhat, MirrorOptions, MirrorPhase, MirrorStatus as Status, World};
+use tapio_control::command::{
+    Call, Done, Handle, MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus,
+};
+use tapio_control::{ControlError, Errno, MirrorCopy, MirrorPivoted, MirrorReport, MirrorState, Result};
+use tapio_types::Access;
+
+use crate::chain::chain;
+use crate::host::Host;
+use crate::host_disk::HostDisk;
+use crate::limits::LATE;
+use crate::table::{Plane, PlaneDisk, Table, lock};
+
+/// Added to the patience with the second side: opening it, or closing it, may use that up more than once.
+const MARGIN: Duration = Duration::from_secs(10);
+
+impl Handle<MirrorStart> for Table<Host> {
+    fn handle(&self, command: MirrorStart, _: &mut Call<'_>) -> Result<MirrorReport> {
+        let disk = self.running(command.minor)?;
+        let target = chain(&command.target, Access::ReadWrite)?;
+        let options = MirrorOptions {
+            copy: match command.copy {
+                MirrorCopy::Allocated => CopyWhat::Allocated,
+                MirrorCopy::Leaf => CopyWhat::Leaf,
+                MirrorCopy::Everything => CopyWhat::Everything,
+                MirrorCopy::Nothing => CopyWhat::Nothing,
+            },
+            rate: command.rate,
+            patience: Duration::from_millis(command.patience_ms.into()),
+        };
+        disk.order(
+            LATE,
+            move |world| async move { world.core().mirror_start(&target, options).await.map(drop) },
+        )?;
+        let ended = || ControlError::new(Errno::EIO, "the mirror ended as soon as it had begun");
+        status(&disk)?.ok_or_else(ended)
+    }
+}
+
+impl Handle<MirrorStatus> for Table<Host> {
+    fn handle(&self, command: MirrorStatus, _: &mut Call<'_>) -> Result<Option<MirrorReport>> {
+        status(&*self.opened(command.minor)?)
+    }
+}
+
+impl Handle<MirrorResume> for Table<Host> {
+    fn handle(&self, command: MirrorResume, _: &mut Call<'_>) -> Result<Done> {
+        let resume = |world: World| async move { world.core().mirror_resume().await };
+        self.running(command.minor)?.order(LATE, resume).map(|()| Done {})
+    }
+}
+
+impl Handle<MirrorRate> for Table<Host> {
+    fn handle(&self, command: MirrorRate, _: &mut Call<'_>) -> Result<Done> {
+        let set = move |world: &World| world.core().mirror_set_rate(command.rate);
+        self.running(command.minor)?.ask(set).map(|()| Done {})
+    }
+}
+
+impl<P: Plane> Handle<MirrorPivot> for Table<P> {
+    fn handle(&self, command: MirrorPivot, _: &mut Call<'_>) -> Result<MirrorPivoted> {
+        let (image, pivoted) = self.running(command.minor)?.mirror_pivot()?;
+        if let Some(open) = &mut lock(&self.disk(command.minor)?.now).open {
+            open.image = image;
+        }
+        Ok(pivoted)
+    }
+}
+
+impl Handle<MirrorCancel> for Table<Host> {
+    fn handle(&self, command: MirrorCancel, _: &mut Call<'_>) -> Result<Done> {
+        let cancel = |world: World| async move { world.core().mirror_cancel().await };
+        self.opened(command.minor)?.order(LATE + MARGIN, cancel).map(|()| Done {})
+    }
+}
+
+fn status(disk: &HostDisk) -> Result<Option<MirrorReport>> {
+    Ok(disk.ask(|world| Ok(world.core().mirror_status()))?.as_ref().and_then(report))
+}
+
+fn report(status: &Status) -> Option<MirrorReport> {
+    let state = match status.phase {
+        MirrorPhase::Copying => MirrorState::Copying,
+        MirrorPhase::InSync => MirrorState::InSync,
+        MirrorPhase::Degraded => MirrorState::Degraded,
+        MirrorPhase::Ended => return None,
+    };
+    Some(MirrorReport {
+        job: status.job,
+        target: crate::beside::name(&status.target),
+        state,
+        reason: status.failure.as_ref().map(ToString::to_string),
+        dirty_bytes: status.dirty,
+        copied_bytes: status.copied,
+        listed: status.listed,
+        rate: status.rate,
+        unanswered: status.unanswered as u64,
+    })
+}

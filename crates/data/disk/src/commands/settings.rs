@@ -1,0 +1,55 @@
+//! How a disk runs: polling, limits, traces.
+
+use tapio_block::World;
+use tapio_control::command::{Call, Done, Handle, Limits, SetLimits, SetPolling, TraceStart, TraceStop};
+use tapio_control::{LimitsReport, PoolShare, Result, TraceReport};
+
+use crate::counter::Counter;
+use crate::failure::unreachable_thread;
+use crate::host::Host;
+use crate::limits::SOON;
+use crate::table::Table;
+
+impl Handle<SetPolling> for Table<Host> {
+    fn handle(&self, command: SetPolling, _: &mut Call<'_>) -> Result<Done> {
+        self.opened(command.minor)?.set_polling(command.polling()).map(|()| Done {})
+    }
+}
+
+impl Handle<SetLimits> for Table<Host> {
+    fn handle(&self, command: SetLimits, _: &mut Call<'_>) -> Result<Done> {
+        let set = move |world: &World| {
+            world.admission().set_limits(&command.limits);
+            Counter::refresh(world);
+        };
+        self.opened(command.minor)?.remote.call(SOON, set).map_err(unreachable_thread)?;
+        Ok(Done {})
+    }
+}
+
+impl Handle<Limits> for Table<Host> {
+    fn handle(&self, command: Limits, _: &mut Call<'_>) -> Result<LimitsReport> {
+        let status = self.opened(command.minor)?.ask_status()?;
+        Ok(LimitsReport {
+            limits: status.limits,
+            delayed: status.delays.requests,
+            delay_ns: status.delays.time_ns,
+            waiting: status.delays.waiting,
+            pool: status.pool.map(|pool| PoolShare { name: pool.name, pages: pool.pages, held: pool.held }),
+        })
+    }
+}
+
+impl Handle<TraceStart> for Table<Host> {
+    fn handle(&self, command: TraceStart, _: &mut Call<'_>) -> Result<TraceReport> {
+        let disk = self.opened(command.minor)?;
+        disk.trace.start(&disk.remote, &disk.memory, command.minor, command.events)
+    }
+}
+
+impl Handle<TraceStop> for Table<Host> {
+    fn handle(&self, command: TraceStop, _: &mut Call<'_>) -> Result<TraceReport> {
+        let disk = self.opened(command.minor)?;
+        disk.trace.stop(&disk.remote, command.minor, command.forget)
+    }
+}
