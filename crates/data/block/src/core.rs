@@ -21,11 +21,11 @@ use crate::job::Jobs;
 use crate::meter::{Meter, StageTimes};
 use crate::mirror::Mirror;
 use crate::notes::Notes;
-use crate::patience::{Late, Patience, Place, REQUEST_TIMEOUT};
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
 use crate::standby::{self, Redirected};
-use crate::tap::{Beside, Tap};
+use crate::tap::{Tap, TapOptions};
+use crate::timeouts::{Late, Place, REQUEST_TIMEOUT, RequestTimeouts};
 use crate::trace::Trace;
 
 /// How long a request that found the storage full waits before it tries again.
@@ -148,7 +148,7 @@ pub struct Core<I: Io> {
     reported_ns: Cell<Option<u64>>,
     /// How the last pause ended, for those that joined it.
     paused: RefCell<Result<()>>,
-    patience: Patience,
+    timeouts: RequestTimeouts,
     is_watched: Cell<bool>,
     pub(crate) trace: Rc<Trace>,
 }
@@ -163,12 +163,12 @@ impl<I: Io> Core<I> {
     /// A disk without images yet, paused.
     pub fn new(io: I, inbox: Rc<Inbox<Taken>>, options: CoreOptions) -> Rc<Self> {
         inbox.set_open(false);
-        let patience = Patience::new(options.request_timeout, inbox.capacity());
+        let timeouts = RequestTimeouts::new(options.request_timeout, inbox.capacity());
         let ended = Rc::new(Notify::default());
         let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone(), Rc::clone(&ended));
         Rc::new(Self {
             io,
-            patience,
+            timeouts,
             is_watched: Cell::new(false),
             trace: Rc::default(),
             options,
@@ -246,12 +246,12 @@ impl<I: Io> Core<I> {
 
     /// Requests that take longer than they may, and that the kernel does not give back.
     pub fn stuck(&self) -> usize {
-        self.patience.stuck()
+        self.timeouts.stuck()
     }
 
     /// The request that is under way for the longest, if time limits are kept: for people.
     pub(crate) fn longest_request(&self) -> Option<String> {
-        self.patience.longest(self.io.now_ns())
+        self.timeouts.longest(self.io.now_ns())
     }
 
     /// Lets `observer` hear of every request from now on.
@@ -292,22 +292,22 @@ impl<I: Io> Core<I> {
     /// # Errors
     /// An image cannot be opened, or does not belong to the one above it. The disk stays paused.
     pub async fn resume(self: &Rc<Self>, spec: &ChainSpec) -> Result<()> {
-        self.resume_with(spec, &Beside::default()).await
+        self.resume_with(spec, &TapOptions::default()).await
     }
 
     /// [`Core::resume`] with what the disk is to have beside its images from the first request on.
     ///
     /// # Errors
     /// As [`Core::resume`], for any of them.
-    pub async fn resume_with(self: &Rc<Self>, spec: &ChainSpec, beside: &Beside) -> Result<()> {
+    pub async fn resume_with(self: &Rc<Self>, spec: &ChainSpec, taps: &TapOptions) -> Result<()> {
         if self.state.get() != DiskState::Paused {
             let detail = format!("the disk is {}, not paused", self.state.get());
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
-        let overlaid = beside.standby.as_ref().is_some_and(|standby| standby.took_over);
+        let overlaid = taps.standby.as_ref().is_some_and(|standby| standby.took_over);
         let chain = self.open_chain(spec, overlaid).await?;
         let opened = match self.check_keys(&chain) {
-            Ok(()) => self.open_beside(&chain, beside).await,
+            Ok(()) => self.open_tap(&chain, taps).await,
             Err(error) => Err(error),
         };
         if let Err(error) = opened {
@@ -324,7 +324,7 @@ impl<I: Io> Core<I> {
         }
         self.inbox.set_open(true);
         self.ended.notify_all(self.io.tasks());
-        if self.patience.is_on() && !self.is_watched.replace(true) {
+        if self.timeouts.is_on() && !self.is_watched.replace(true) {
             self.io.tasks().spawn(Rc::clone(self).watch());
         }
         Ok(())
@@ -333,8 +333,8 @@ impl<I: Io> Core<I> {
     /// The service that looks after requests that take too long.
     async fn watch(self: Rc<Self>) {
         loop {
-            self.patience.next_look(self.io.tasks()).await;
-            while let Some(late) = self.patience.next_late(self.io.tasks().turn_ns()) {
+            self.timeouts.next_look(self.io.tasks()).await;
+            while let Some(late) = self.timeouts.next_late(self.io.tasks().turn_ns()) {
                 match late {
                     Late::Cancel(task) => self.io.cancel(task),
                     Late::Stuck(what) => (self.options.report)(&what),
@@ -381,7 +381,7 @@ impl<I: Io> Core<I> {
             None => Ok(()),
         };
         self.standby_waited.set(self.has_waiting_standby());
-        self.close_beside().await;
+        self.close_tap().await;
         if let Err(error) = &result {
             (self.options.report)(&format!("not closed cleanly: {error}"));
         }
@@ -417,9 +417,9 @@ impl<I: Io> Core<I> {
         }
         let clock = self.trace.clock();
         let (meter, stamp) = (Meter::traced(clock), clock.map_or(0, Clock::now));
-        let place = self.patience.begin(&request, self.io.tasks());
+        let place = self.timeouts.begin(&request, self.io.tasks());
         let result = self.run(&request, &meter, place).await;
-        self.patience.end(place);
+        self.timeouts.end(place);
         if let Some(observer) = &observer {
             // The one clock that is read for a request; everything else goes by the turn's.
             let now_ns = self.io.now_ns();
@@ -440,7 +440,7 @@ impl<I: Io> Core<I> {
     async fn run(self: &Rc<Self>, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
         let mut retries = 0;
         loop {
-            while !(self.patience.is_clear(request.span) || self.patience.is_over(place)) {
+            while !(self.timeouts.is_clear(request.span) || self.timeouts.is_over(place)) {
                 self.ended.wait(self.io.tasks()).await;
             }
             let chain = self.chain.borrow().clone();
@@ -453,7 +453,7 @@ impl<I: Io> Core<I> {
                 continue;
             };
             check(request, &chain)?;
-            if self.patience.is_over(place) {
+            if self.timeouts.is_over(place) {
                 return Err(DiskError::Io(libc::ETIMEDOUT));
             }
             let error = match self.attempt(&chain, request, meter).await {
@@ -468,7 +468,7 @@ impl<I: Io> Core<I> {
             } else {
                 drop(chain);
             }
-            if self.patience.is_over(place) {
+            if self.timeouts.is_over(place) {
                 self.failures.set(self.failures.get() + 1);
                 self.note("a request took longer than it may and was cancelled", &error);
                 return Err(DiskError::Io(libc::ETIMEDOUT));
@@ -499,7 +499,7 @@ impl<I: Io> Core<I> {
     /// A pause does not wait for a storage to become less busy.
     fn may_retry(&self, place: Place) -> bool {
         self.state.get() == DiskState::Running
-            && self.patience.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
+            && self.timeouts.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
     }
 
     async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
@@ -552,7 +552,7 @@ impl<I: Io> Core<I> {
 
     /// Waits as long as `waits` says so, which is asked whenever something has changed.
     pub(crate) async fn wait_aside(&self, place: Place, waits: impl Fn() -> bool) {
-        self.patience.suspend(place);
+        self.timeouts.suspend(place);
         self.parked.set(self.parked.get() + 1);
         let tasks = self.io.tasks();
         self.ended.notify_all(tasks);
@@ -560,12 +560,12 @@ impl<I: Io> Core<I> {
             self.ended.wait(tasks).await;
         }
         self.parked.set(self.parked.get() - 1);
-        self.patience.resume(place, tasks);
+        self.timeouts.resume(place, tasks);
     }
 
     /// Waits a second, or until the state changes.
     async fn park(&self, place: Place) {
-        self.patience.suspend(place);
+        self.timeouts.suspend(place);
         self.parked.set(self.parked.get() + 1);
         let tasks = self.io.tasks();
         self.ended.notify_all(tasks);
@@ -580,7 +580,7 @@ impl<I: Io> Core<I> {
             }
         }
         self.parked.set(self.parked.get() - 1);
-        self.patience.resume(place, tasks);
+        self.timeouts.resume(place, tasks);
     }
 
     /// A sentence for the log, at most one a second.

@@ -19,7 +19,7 @@ use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Geometry;
 use crate::remote::{Gone, Remote, World};
-use crate::tap::Beside;
+use crate::tap::TapOptions;
 use crate::trace::Trace;
 
 /// How a disk runs.
@@ -38,7 +38,7 @@ pub struct DiskOptions {
     /// Called on the data thread at its start, when it has its ring: it may give up what it does not need any more.
     pub at_start: Option<fn()>,
     /// What it has beside its images from the first request on.
-    pub beside: Beside,
+    pub taps: TapOptions,
     /// Called on the data thread each time it has been without work for a while and gave its memory back.
     pub at_rest: Option<fn()>,
 }
@@ -52,7 +52,7 @@ impl Default for DiskOptions {
             polling: PollingConfig::OFF,
             core: CoreOptions::default(),
             at_start: None,
-            beside: Beside::default(),
+            taps: TapOptions::default(),
             at_rest: None,
         }
     }
@@ -157,16 +157,21 @@ impl Disk {
     /// # Errors
     /// An image cannot be opened, or has another size; the disk stays paused.
     pub fn resume(&self, spec: ChainSpec, within: Duration) -> Result<(), DiskFailure> {
-        self.resume_with(spec, Beside::default(), within)
+        self.resume_with(spec, TapOptions::default(), within)
     }
 
     /// [`Disk::resume`] with what the disk is to have beside its images from the first request on.
     ///
     /// # Errors
     /// As [`Disk::resume`], for any of them.
-    pub fn resume_with(&self, spec: ChainSpec, beside: Beside, within: Duration) -> Result<(), DiskFailure> {
+    pub fn resume_with(
+        &self,
+        spec: ChainSpec,
+        taps: TapOptions,
+        within: Duration,
+    ) -> Result<(), DiskFailure> {
         Ok(self.remote.call_async(within, move |world| async move {
-            world.core.resume_with(&spec, &beside).await?;
+            world.core.resume_with(&spec, &taps).await?;
             if let Some(geometry) = world.core.geometry() {
                 world.port.set_geometry(geometry);
             }
@@ -349,8 +354,8 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     let make = move |request| Rc::clone(&serving).serve(request);
     let mut executor = Executor::new(tasks.clone(), Rc::clone(&inbox), make, Rc::clone(&polling));
     let opening = Rc::clone(&core);
-    let (spec, beside) = (spec.clone(), options.beside);
-    let opened = async move { opening.resume_with(&spec, &beside).await };
+    let (spec, taps) = (spec.clone(), options.taps);
+    let opened = async move { opening.resume_with(&spec, &taps).await };
     if let Err(error) = executor.block_on(&uring, &mut (), opened) {
         executor.end(&uring);
         return started(Err(error.into()));

@@ -11,7 +11,6 @@
 //! put it. Must never depend on: a front end, the control plane, tokio.
 
 mod admission;
-mod beside;
 mod chain;
 mod change;
 mod changes;
@@ -29,7 +28,6 @@ mod moves;
 mod notes;
 mod open;
 mod parent;
-mod patience;
 mod port;
 mod remote;
 mod request;
@@ -37,6 +35,8 @@ mod standby;
 mod swap;
 mod takeover;
 mod tap;
+mod taps;
+mod timeouts;
 mod trace;
 mod window;
 
@@ -52,11 +52,11 @@ pub use meter::{Meter, StageTimes};
 pub use mirror::{CopyWhat, GRANULE_LEN, MirrorOptions, MirrorPhase, MirrorStatus, Pivoted};
 pub use notes::Notes;
 pub use open::CHAIN_MAX;
-pub use patience::REQUEST_TIMEOUT;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use remote::{Gone, Remote, World};
 pub use request::{Client, DiskError, Op, Request};
 pub use swap::{LeafFacts, Swapped};
-pub use tap::{Beside, Signal, StandbyOptions};
+pub use tap::{Signal, StandbyOptions, TapOptions};
 pub use tapio_stat::trace::Point;
+pub use timeouts::REQUEST_TIMEOUT;
 pub use trace::Trace;

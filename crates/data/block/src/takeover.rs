@@ -13,9 +13,9 @@ use crate::chain::{Chain, Link};
 use crate::change::Change;
 use crate::core::{Core, DiskState};
 use crate::mirror::check_len;
-use crate::patience::Place;
 use crate::standby::{Redirected, Standby};
 use crate::tap::StandbyOptions;
+use crate::timeouts::Place;
 
 /// How long requests under way may take to end when the standby takes over: as long as at a snapshot.
 const STALL_MAX_NS: u64 = 5_000_000_000;

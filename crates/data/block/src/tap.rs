@@ -13,7 +13,7 @@ use crate::mirror::{Mirror, MirrorOptions};
 
 /// What a disk is opened with beside its images.
 #[derive(Clone, Debug, Default)]
-pub struct Beside {
+pub struct TapOptions {
     /// Every change goes there too.
     pub mirror: Option<(ChainSpec, MirrorOptions)>,
     /// Where writes go once the leaf's storage is full.

@@ -36,7 +36,7 @@ pub trait DiskCommand: Clone + Into<Command> {
     /// What it answers.
     type Reply: Serialize + DeserializeOwned;
     /// Whether it may run beside any other command: it must not wait for one, nor for the storage.
-    const IS_BESIDE: bool = false;
+    const IS_CONCURRENT: bool = false;
 
     /// Checks everything that can be wrong without looking at a disk; `fds` descriptors came along.
     ///
@@ -129,11 +129,11 @@ macro_rules! commands {
                 }
             }
 
-            /// See [`DiskCommand::IS_BESIDE`].
-            pub const fn is_beside(&self) -> bool {
+            /// See [`DiskCommand::IS_CONCURRENT`].
+            pub const fn is_concurrent(&self) -> bool {
                 match self {
-                    Self::Hello(_) => Hello::IS_BESIDE,
-                    $(Self::$name(_) => $name::IS_BESIDE,)*
+                    Self::Hello(_) => Hello::IS_CONCURRENT,
+                    $(Self::$name(_) => $name::IS_CONCURRENT,)*
                 }
             }
 

@@ -20,7 +20,7 @@ use crate::counter::Counter;
 use crate::log;
 
 /// How long the data thread may take for something small.
-const SOON: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A guest's device that is served.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl Blkif {
         let pool = match &front.pool {
             Some(pool) => pool.clone(),
             None => {
-                let asked = remote.call(SOON, |world| world.status().pool.map(|pool| pool.name));
+                let asked = remote.call(REPLY_TIMEOUT, |world| world.status().pool.map(|pool| pool.name));
                 asked.ok().flatten().unwrap_or_default()
             }
         };
@@ -168,7 +168,7 @@ impl Blkif {
         }
         let slot = self.slot;
         // A disk that is gone has no counters.
-        let _ = self.remote.call(SOON, move |_| Counter::no_ring(slot));
+        let _ = self.remote.call(REPLY_TIMEOUT, move |_| Counter::no_ring(slot));
     }
 }
 

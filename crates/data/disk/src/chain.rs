@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tapio_block::{Beside, StandbyOptions};
+use tapio_block::{StandbyOptions, TapOptions};
 use tapio_control::{ControlError, Errno, ImageSource, Result};
 use tapio_format::continuation;
 use tapio_format::vhd::offline::{self, resolve_chain};
@@ -39,34 +39,34 @@ fn whole_chain(layer: LayerSpec, access: Access) -> Result<ChainSpec> {
 }
 
 /// [`chain`], and what the disk has beside it, unless it is to be written and went on with another image: who names it
-/// does not know that. Where a standby took over, it is opened with that, which `beside` names or `earlier` is: the one
+/// does not know that. Where a standby took over, it is opened with that, which `taps` names or `earlier` is: the one
 /// that the disk had before a pause.
 pub(crate) fn opening(
     image: &ImageSource,
     access: Access,
-    mut beside: Beside,
+    mut taps: TapOptions,
     earlier: Option<&StandbyOptions>,
-) -> Result<(ChainSpec, Beside)> {
+) -> Result<(ChainSpec, TapOptions)> {
     let leaf = match image {
         ImageSource::Chain(layers) => layers.first().cloned(),
         ImageSource::Leaf(text) => parse_type_and_path(text).ok(),
     };
     let Some(leaf) = leaf.filter(|_| access == Access::ReadWrite) else {
-        return Ok((chain(image, access)?, beside));
+        return Ok((chain(image, access)?, taps));
     };
     let followed = continuation::follow(&leaf).map_err(|error| bad_image(&error))?;
-    let known = beside.standby.as_ref().or(earlier);
+    let known = taps.standby.as_ref().or(earlier);
     let Some(standby) = known.filter(|standby| followed.stands_on(&leaf, &standby.image)) else {
         continuation::check_writable(&leaf, &followed).map_err(|error| bad_image(&error))?;
-        return Ok((chain(image, access)?, beside));
+        return Ok((chain(image, access)?, taps));
     };
     let mut standby = standby.clone();
     standby.took_over = true;
     let mut overlaid = chain(image, access)?;
     log::line(&format!("{leaf} was full before: it goes on with {} on top of it", standby.image));
     overlaid.layers.insert(0, standby.image.clone());
-    beside.standby = Some(standby);
-    Ok((overlaid, beside))
+    taps.standby = Some(standby);
+    Ok((overlaid, taps))
 }
 
 /// Puts right what a resize left in the leaf that was broken off by a kill.

@@ -20,19 +20,19 @@ use tapio_stat::{DiskStats, ShmRoot, VbdPages};
 use tapio_types::{Access, LayerSpec, SECTOR_LEN};
 use zeroize::Zeroizing;
 
-use crate::beside::{beside, name};
 use crate::chain::opening;
 use crate::counter::Counter;
 use crate::failure::{bad_image, failure, unreachable_thread};
 use crate::fronts::Fronts;
 use crate::host_disk::{HostDisk, serial};
-use crate::limits::{LATE, SOON};
+use crate::limits::{IMAGES_TIMEOUT, REPLY_TIMEOUT};
 use crate::log;
 use crate::memory::{Budget, disk_len};
 use crate::moved::Moved;
 use crate::process;
 use crate::sandbox;
-use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, Wishes};
+use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, TapRequest};
+use crate::tap_options::{name, tap_options};
 use crate::trace::Tracing;
 
 /// How long a forced close waits for requests that the kernel does not give back.
@@ -73,22 +73,22 @@ impl Plane for Host {
                 ..CoreOptions::default()
             },
             at_start: Some(sandbox::enter_data_thread),
-            beside: beside(spec.wishes)?,
+            taps: tap_options(spec.taps)?,
             at_rest: Some(process::forget_the_program),
             ..DiskOptions::default()
         };
         let pool = command.pool.as_ref().map(|pool| join_pool(pool, command.minor)).transpose()?;
         let depth = u32::try_from(options.queue_depth).unwrap_or(u32::MAX);
         stats.set_queue_depth(depth);
-        let (chain, beside) = opening(&command.image, access, options.beside, None)?;
-        let options = DiskOptions { beside, ..options };
-        let standby = options.beside.standby.clone();
+        let (chain, taps) = opening(&command.image, access, options.taps, None)?;
+        let options = DiskOptions { taps, ..options };
+        let standby = options.taps.standby.clone();
         let share = self.memory.take(disk_len(options.pool_len, &chain.layers, access))?;
         let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
-        disk.observe(move |world| Counter::install(world, stats, depth), SOON)
+        disk.observe(move |world| Counter::install(world, stats, depth), REPLY_TIMEOUT)
             .map_err(|error| failure(&error))?;
         if let Some(member) = pool {
-            disk.share_pages(member, SOON).map_err(|error| failure(&error))?;
+            disk.share_pages(member, REPLY_TIMEOUT).map_err(|error| failure(&error))?;
         }
         Ok(HostDisk {
             remote: disk.remote().clone(),
@@ -146,15 +146,15 @@ impl PlaneDisk for HostDisk {
         })
     }
 
-    fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        self.drain(in_vain)
+    fn pause(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()> {
+        self.drain(is_cancelled)
     }
 
-    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
+    fn resume(&self, image: &ImageSource, taps: &TapRequest) -> Result<()> {
         let name = image.text();
-        let (chain, beside) = {
+        let (chain, taps) = {
             let mut standby = self.standby.lock().unwrap_or_else(PoisonError::into_inner);
-            let opened = opening(image, self.access, beside(wishes)?, standby.as_ref())?;
+            let opened = opening(image, self.access, tap_options(taps)?, standby.as_ref())?;
             if opened.1.standby.is_some() {
                 standby.clone_from(&opened.1.standby);
             }
@@ -167,10 +167,10 @@ impl PlaneDisk for HostDisk {
             let len = disk_len(DiskOptions::default().pool_len, &chain.layers, self.access);
             shares.push(self.memory.take(len)?);
         }
-        self.with(|disk| disk.resume_with(chain, beside, LATE))?;
+        self.with(|disk| disk.resume_with(chain, taps, IMAGES_TIMEOUT))?;
         self.look_at_length();
         self.remote
-            .call(SOON, move |_| Counter::with(|stats| stats.set_image(&name)))
+            .call(REPLY_TIMEOUT, move |_| Counter::with(|stats| stats.set_image(&name)))
             .map_err(unreachable_thread)?;
         self.fronts.resumed(&serial(image));
         Ok(())
@@ -182,10 +182,10 @@ impl PlaneDisk for HostDisk {
             log::line(&format!("the trace of disk {} is left behind: {error}", self.minor));
         }
         // The counters' files go before the thread: who reads them shall see the disk end, not stand still.
-        let taken = self.with(|disk| disk.observe(|_| Counter::remove(), SOON));
+        let taken = self.with(|disk| disk.observe(|_| Counter::remove(), REPLY_TIMEOUT));
         let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(disk) = disk else { return Ok(()) };
-        match disk.close(if force { FORCED } else { LATE }) {
+        match disk.close(if force { FORCED } else { IMAGES_TIMEOUT }) {
             Ok(()) => taken,
             Err(DiskFailure::Gone(Gone::TimedOut)) if force => {
                 log::line("closed by force: the kernel still holds requests of the disk");
@@ -196,7 +196,7 @@ impl PlaneDisk for HostDisk {
     }
 
     fn publish(&self, pages: Box<VbdPages>) -> Result<usize> {
-        let added = self.remote.call(SOON, move |_| Counter::with(|stats| stats.add_vbd(pages)));
+        let added = self.remote.call(REPLY_TIMEOUT, move |_| Counter::with(|stats| stats.add_vbd(pages)));
         match added.map_err(unreachable_thread)? {
             Some(Ok(slot)) => Ok(slot),
             // The pages come back to this thread, which removes their files.
@@ -209,7 +209,7 @@ impl PlaneDisk for HostDisk {
     }
 
     fn withdraw(&self, slot: usize) -> Option<Box<VbdPages>> {
-        self.remote.call(SOON, move |_| Counter::with(|stats| stats.remove_vbd(slot))).ok()??
+        self.remote.call(REPLY_TIMEOUT, move |_| Counter::with(|stats| stats.remove_vbd(slot))).ok()??
     }
 
     fn front_add(&self, id: u32, front: Front, fds: Vec<OwnedFd>, slot: usize) -> Result<Front> {
@@ -245,11 +245,11 @@ impl PlaneDisk for HostDisk {
     }
 
     fn mirror_pivot(&self) -> Result<(ImageSource, MirrorPivoted)> {
-        let pivoted = self.order(LATE, |world| async move { world.core().mirror_pivot().await })?;
+        let pivoted = self.order(IMAGES_TIMEOUT, |world| async move { world.core().mirror_pivot().await })?;
         let image = name(&pivoted.spec);
         let shown = image.clone();
         self.remote
-            .call(SOON, move |_| Counter::with(|stats| stats.set_image(&shown)))
+            .call(REPLY_TIMEOUT, move |_| Counter::with(|stats| stats.set_image(&shown)))
             .map_err(unreachable_thread)?;
         let moved = MirrorPivoted { image, stalled_us: pivoted.stalled_ns / 1000 };
         Ok((ImageSource::Chain(pivoted.spec.layers), moved))

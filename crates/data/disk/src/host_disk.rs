@@ -13,7 +13,7 @@ use tapio_types::Access;
 use crate::counter::Counter;
 use crate::failure::{bad_image, failure, unreachable_thread};
 use crate::fronts::Fronts;
-use crate::limits::SOON;
+use crate::limits::REPLY_TIMEOUT;
 use crate::memory::{Budget, Share};
 use crate::moved::Moved;
 use crate::trace::Tracing;
@@ -55,7 +55,7 @@ impl HostDisk {
 
     /// What the disk does now, with fresh counters.
     pub(crate) fn ask_status(&self) -> Result<DiskStatus> {
-        let asked = self.remote.call(SOON, |world| {
+        let asked = self.remote.call(REPLY_TIMEOUT, |world| {
             Counter::refresh(world);
             world.status()
         });
@@ -67,7 +67,10 @@ impl HostDisk {
         &self,
         question: impl FnOnce(&World) -> std::result::Result<T, FormatError> + Send + 'static,
     ) -> Result<T> {
-        self.remote.call(SOON, question).map_err(unreachable_thread)?.map_err(|error| bad_image(&error))
+        self.remote
+            .call(REPLY_TIMEOUT, question)
+            .map_err(unreachable_thread)?
+            .map_err(|error| bad_image(&error))
     }
 
     /// Has the data thread do something that may wait for the storage.
@@ -89,12 +92,12 @@ impl HostDisk {
             max_ns: u64::from(polling.max_us) * 1_000,
             idle_min_percent: polling.idle_percent,
         };
-        self.remote.call(SOON, move |world| world.set_polling(config)).map_err(unreachable_thread)
+        self.remote.call(REPLY_TIMEOUT, move |world| world.set_polling(config)).map_err(unreachable_thread)
     }
 
     /// Takes note of how long the disk is now.
     pub(crate) fn look_at_length(&self) {
-        if let Ok(geometry) = self.remote.call(SOON, |world| world.port.geometry()) {
+        if let Ok(geometry) = self.remote.call(REPLY_TIMEOUT, |world| world.port.geometry()) {
             self.len.store(geometry.len, Ordering::Relaxed);
         }
     }
@@ -102,8 +105,9 @@ impl HostDisk {
     /// Takes note of what the leaf is called now: devices that outlive this process go on with a disk of that name
     /// only.
     pub(crate) fn look_at_leaf(&self) {
-        let asked =
-            self.remote.call(SOON, |world| world.core().leaf_facts().map(|facts| facts.image.to_string()));
+        let asked = self
+            .remote
+            .call(REPLY_TIMEOUT, |world| world.core().leaf_facts().map(|facts| facts.image.to_string()));
         if let Ok(Ok(leaf)) = asked {
             self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
         }
@@ -126,24 +130,24 @@ impl HostDisk {
 
     /// Drains in ever longer waits, between which somebody may say that it is in vain. A drain that has begun goes on,
     /// and asking again joins it.
-    pub(crate) fn drain(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        let mut patience = Duration::from_millis(50);
+    pub(crate) fn drain(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()> {
+        let mut timeout = Duration::from_millis(50);
         loop {
-            let error = match self.with(|disk| Ok(disk.pause(patience)))? {
+            let error = match self.with(|disk| Ok(disk.pause(timeout)))? {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
             if !matches!(error, DiskFailure::Gone(Gone::TimedOut)) {
                 return Err(failure(&error));
             }
-            if in_vain() {
+            if is_cancelled() {
                 return Err(ControlError::new(
                     Errno::ECANCELED,
                     "requests are still in flight, and nobody waits",
                 )
                 .next("the drain goes on; ask again"));
             }
-            patience = (patience * 2).min(Duration::from_secs(2));
+            timeout = (timeout * 2).min(Duration::from_secs(2));
         }
     }
 }

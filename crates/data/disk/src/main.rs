@@ -10,7 +10,6 @@
 //! kept small on purpose: no command-line library, no async runtime, nothing that wakes up while no disk works.
 
 mod args;
-mod beside;
 mod blkif;
 mod chain;
 mod commands;
@@ -29,6 +28,7 @@ mod process;
 mod sandbox;
 mod start;
 mod table;
+mod tap_options;
 mod trace;
 mod watchdog;
 

@@ -19,13 +19,13 @@ use tapio_control::{
 use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
 use tapio_types::{ImageKind, LayerSpec};
 
-mod wishes;
+mod taps;
 
 use crate::log;
 
-pub use wishes::{Secondary, Wishes};
+pub use taps::{Secondary, TapRequest};
 
-/// See `Table::patience`. A service manager kills after a minute and a half at the latest.
+/// See `Table::quit_time`. A service manager kills after a minute and a half at the latest.
 const QUIT_TIME: Duration = Duration::from_secs(30);
 
 /// What the data plane is told when a disk is opened.
@@ -36,7 +36,7 @@ pub struct OpenSpec<'a> {
     /// Time after which a request fails; the data plane's own default without.
     pub request_timeout: Option<Duration>,
     /// What it has beside the image.
-    pub wishes: &'a Wishes,
+    pub taps: &'a TapRequest,
     /// The key of an encrypted image.
     pub key: Option<&'a Key>,
 }
@@ -91,10 +91,10 @@ pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Send + Sync {
     fn info(&self) -> DiskInfo;
     /// What it does now; must not wait for the storage.
     fn status(&self) -> Result<PlaneStatus>;
-    /// Drains and closes the images. Gives up with `ECANCELED` once `in_vain` says so; the drain may go on then.
-    fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()>;
+    /// Drains and closes the images. Gives up with `ECANCELED` once `is_cancelled` says so; the drain may go on then.
+    fn pause(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()>;
     /// Opens an image, with what it is to have beside it, and goes on.
-    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()>;
+    fn resume(&self, image: &ImageSource, taps: &TapRequest) -> Result<()>;
     /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
     fn close(&self, force: bool) -> Result<()>;
     /// Publishes the disk under these pages; answers the slot in its counters.
@@ -155,7 +155,7 @@ pub struct Table<P: Plane> {
     pub(crate) run: RunDir,
     shm: ShmRoot,
     /// How long the end of the process waits for requests in flight, over all disks.
-    pub(crate) patience: Duration,
+    pub(crate) quit_time: Duration,
     disks: Mutex<BTreeMap<u16, Arc<Disk<P::Disk>>>>,
 }
 
@@ -176,7 +176,7 @@ pub(crate) fn not_open(minor: u16) -> ControlError {
 impl<P: Plane> Table<P> {
     /// No disks yet.
     pub fn new(plane: P, run: RunDir, shm: ShmRoot) -> Self {
-        Self { plane, run, shm, patience: QUIT_TIME, disks: Mutex::default() }
+        Self { plane, run, shm, quit_time: QUIT_TIME, disks: Mutex::default() }
     }
 
     /// Attaches a number that this process has taken for itself.
@@ -238,12 +238,12 @@ impl<P: Plane> Table<P> {
         &self,
         disk: &Disk<P::Disk>,
         force: bool,
-        in_vain: &dyn Fn() -> bool,
+        is_cancelled: &dyn Fn() -> bool,
     ) -> Result<()> {
         let Some(plane) = disk.plane() else { return Ok(()) };
         lock(&disk.now).state = VbdState::Closing;
         if !force {
-            match plane.pause(in_vain) {
+            match plane.pause(is_cancelled) {
                 Ok(()) => {}
                 Err(error) if error.errno == Errno::ECANCELED => {
                     // As a pause that was left: whoever asks next may close it or let it go on.

@@ -8,7 +8,7 @@ use tapio_stat::ShmRoot;
 use tapio_stat::trace::TraceRing;
 
 use crate::failure::unreachable_thread;
-use crate::limits::SOON;
+use crate::limits::REPLY_TIMEOUT;
 use crate::memory::{Budget, Share};
 
 /// What the trace of a disk may take of the process's memory, while there is one.
@@ -28,7 +28,7 @@ impl Tracing {
         let ring = TraceRing::create(&ShmRoot::from_env(), minor.into(), events)
             .map_err(|error| ControlError::io(format_args!("making the trace of disk {minor}"), &error))?;
         let replaced =
-            remote.call(SOON, move |world| world.trace().start(ring)).map_err(unreachable_thread)?;
+            remote.call(REPLY_TIMEOUT, move |world| world.trace().start(ring)).map_err(unreachable_thread)?;
         drop(replaced);
         self.keep(Some(share));
         Ok(report(minor, true, 0))
@@ -36,7 +36,7 @@ impl Tracing {
 
     /// Ends it; answers how much was written.
     pub fn stop(&self, remote: &Remote, minor: u16, forget: bool) -> Result<TraceReport> {
-        let written = remote.call(SOON, |world| world.trace().stop()).map_err(unreachable_thread)?;
+        let written = remote.call(REPLY_TIMEOUT, |world| world.trace().stop()).map_err(unreachable_thread)?;
         let written = written.ok_or_else(|| {
             ControlError::new(Errno::EINVAL, format!("disk {minor} has no trace"))
                 .next("begin one with 'tapio trace start'")
@@ -50,7 +50,7 @@ impl Tracing {
     /// Ends it and removes it, if there is one.
     pub fn forget(&self, remote: &Remote) -> Result<()> {
         // What comes back is dropped here: files are removed by this side.
-        drop(remote.call(SOON, |world| world.trace().forget()).map_err(unreachable_thread)?);
+        drop(remote.call(REPLY_TIMEOUT, |world| world.trace().forget()).map_err(unreachable_thread)?);
         self.keep(None);
         Ok(())
     }

@@ -45,7 +45,7 @@ impl fmt::Display for Address {
 
 /// What a client asks for; the server may give less.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct ClientOptions {
     /// The export; empty for the default one.
     pub export: String,
     /// The best style wanted.
@@ -54,7 +54,7 @@ pub struct Wishes {
     pub allocation: bool,
 }
 
-impl Wishes {
+impl ClientOptions {
     /// Extended headers and block status, as far as the server has them.
     pub fn all(export: impl Into<String>) -> Self {
         Self { export: export.into(), style: Style::Extended, allocation: true }
@@ -331,17 +331,17 @@ impl Haggle {
         self.ask(option::ABORT, &[]).map(drop)
     }
 
-    /// Negotiates what `wishes` name and enters the export. Requests then have `within` each.
-    pub fn go(self, wishes: &Wishes, within: Duration) -> Result<Client> {
+    /// Negotiates what `options` name and enters the export. Requests then have `within` each.
+    pub fn go(self, options: &ClientOptions, within: Duration) -> Result<Client> {
         let mut style = Style::Simple;
-        if wishes.style == Style::Extended && self.agree(option::EXTENDED_HEADERS)? {
+        if options.style == Style::Extended && self.agree(option::EXTENDED_HEADERS)? {
             style = Style::Extended;
-        } else if wishes.style >= Style::Structured && self.agree(option::STRUCTURED_REPLY)? {
+        } else if options.style >= Style::Structured && self.agree(option::STRUCTURED_REPLY)? {
             style = Style::Structured;
         }
         let mut allocation = None;
-        if wishes.allocation && style >= Style::Structured {
-            let mut data = with_len(&wishes.export);
+        if options.allocation && style >= Style::Structured {
+            let mut data = with_len(&options.export);
             data.extend_from_slice(&1u32.to_be_bytes());
             data.extend_from_slice(&with_len(BASE_ALLOCATION));
             match self.ask(option::SET_META_CONTEXT, &data) {
@@ -350,7 +350,7 @@ impl Haggle {
                 Err(error) => return Err(error),
             }
         }
-        let export = self.describe(option::GO, &wishes.export)?;
+        let export = self.describe(option::GO, &options.export)?;
         Ok(Client { fd: self.fd, within, cookie: 0, style, allocation, export, tls: self.tls })
     }
 }
@@ -373,8 +373,8 @@ fn parse_info(payload: &[u8], found: &mut ExportInfo) -> Option<()> {
 
 impl Client {
     /// Connects to an export; the handshake and each request may take `within`.
-    pub fn connect(address: &Address, wishes: &Wishes, within: Duration) -> Result<Self> {
-        Haggle::begin(address, within)?.go(wishes, within)
+    pub fn connect(address: &Address, options: &ClientOptions, within: Duration) -> Result<Self> {
+        Haggle::begin(address, within)?.go(options, within)
     }
 
     /// What the server said of the export.

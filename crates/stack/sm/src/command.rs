@@ -35,11 +35,11 @@ const PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/b
 /// How much of what a program prints is kept.
 const KEPT_MAX: usize = 64 << 10;
 
-/// Runs `program`; its deadline is `patience` from now.
+/// Runs `program`; its deadline is `limit` from now.
 ///
 /// # Errors
 /// It is not installed, cannot be started, or does not end in time (it is killed then).
-pub(crate) fn run(program: &str, arguments: &[&str], patience: Duration) -> Result<Output, Failure> {
+pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<Output, Failure> {
     let path = match std::env::var("PATH") {
         Ok(path) => format!("{path}:{PLACES}"),
         Err(_) => PLACES.into(),
@@ -83,7 +83,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], patience: Duration) -> Resu
     };
     let out = reader(out.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
     let err = reader(err.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
-    let until = Instant::now() + patience;
+    let until = Instant::now() + limit;
     let mut turn = Duration::from_millis(1);
     let status = loop {
         match child.try_wait() {
@@ -92,7 +92,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], patience: Duration) -> Resu
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
-                let what = format!("'{program}' had not ended after {} s and was killed", patience.as_secs());
+                let what = format!("'{program}' had not ended after {} s and was killed", limit.as_secs());
                 return Err(Failure { what, is_missing: false });
             }
         }
@@ -108,8 +108,8 @@ pub(crate) fn run(program: &str, arguments: &[&str], patience: Duration) -> Resu
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn run_well(program: &str, arguments: &[&str], patience: Duration) -> Result<String, Failure> {
-    let output = run(program, arguments, patience)?;
+pub(crate) fn run_well(program: &str, arguments: &[&str], limit: Duration) -> Result<String, Failure> {
+    let output = run(program, arguments, limit)?;
     if output.status == Some(0) {
         return Ok(output.stdout);
     }
@@ -125,14 +125,14 @@ pub(crate) fn run_well(program: &str, arguments: &[&str], patience: Duration) ->
 mod tests {
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(10);
+    const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
     #[test]
     fn what_a_program_prints_is_heard() {
-        assert_eq!(run_well("echo", &["a b"], SOON).unwrap(), "a b\n");
-        let failed = run_well("sh", &["-c", "echo no room >&2; exit 3"], SOON).unwrap_err();
+        assert_eq!(run_well("echo", &["a b"], REPLY_TIMEOUT).unwrap(), "a b\n");
+        let failed = run_well("sh", &["-c", "echo no room >&2; exit 3"], REPLY_TIMEOUT).unwrap_err();
         assert!(failed.to_string().contains("status 3: no room"), "{failed}");
-        let missing = run("no-such-program-here", &[], SOON).unwrap_err();
+        let missing = run("no-such-program-here", &[], REPLY_TIMEOUT).unwrap_err();
         assert!(missing.is_missing && missing.to_string().contains("not installed"), "{missing}");
     }
 

@@ -18,7 +18,7 @@ use crate::errors;
 use crate::traits::Ctx;
 
 /// How long an operation waits for others.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// How often it looks.
 const TURN: Duration = Duration::from_millis(2);
 
@@ -73,7 +73,7 @@ impl Locks {
         let own = made.map_err(|error| errors::io(37, "cannot make the SR's lock", &self.file, &error))?;
         let directory = File::open(&self.directory)
             .map_err(|error| errors::io(47, "cannot open the SR's directory", &self.directory, &error))?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let own = self.wait(ctx, own, share, until)?;
         let directory = self.wait(ctx, directory, share, until)?;
         Ok(Held(vec![own, directory]))
@@ -105,7 +105,7 @@ impl Locks {
                 let text = format!(
                     "SR {} has been changed by somebody else for {} s: look for other daemons on {}",
                     self.sr,
-                    PATIENCE.as_secs(),
+                    TIMEOUT.as_secs(),
                     self.directory.display()
                 );
                 return Err(errors::fail(37, text));

@@ -35,7 +35,7 @@ const DATABASE: &str = "tapio.db";
 const LISTENING: &str = "listening";
 
 /// Deadline for calls in flight when the daemon is told to end.
-const END_PATIENCE: Duration = Duration::from_secs(20);
+const END_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What SRs have to be attached in before the daemon says that it is ready; those that are not then go on by
 /// themselves. Shorter than a service manager's timeout, longer than a storage that works takes.
@@ -249,9 +249,9 @@ async fn serve(
     }
     notify::stopping("ending; disks and guests go on");
     tracing::info!("ending; disks and guests go on");
-    if !server.close(END_PATIENCE).await {
+    if !server.close(END_TIMEOUT).await {
         tracing::warn!(
-            "calls are under way that did not end in {END_PATIENCE:?}; the next start finishes or undoes them"
+            "calls are under way that did not end in {END_TIMEOUT:?}; the next start finishes or undoes them"
         );
     }
     if let Some(watchdog) = watchdog {

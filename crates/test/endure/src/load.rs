@@ -7,7 +7,7 @@ use std::sync::{Mutex, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tapio_nbd::client::{Address, Client, ClientError, Wishes};
+use tapio_nbd::client::{Address, Client, ClientError, ClientOptions};
 
 use crate::model::{Model, Range, SECTOR_LEN, fill};
 use crate::random::Random;
@@ -110,7 +110,7 @@ impl Target {
 
 /// A connection, for anything that needs one.
 pub fn connect(socket: &Path) -> Result<Client, ClientError> {
-    Client::connect(&Address::Unix(socket.to_path_buf()), &Wishes::all(""), REQUEST_LIMIT)
+    Client::connect(&Address::Unix(socket.to_path_buf()), &ClientOptions::all(""), REQUEST_LIMIT)
 }
 
 /// What a client does next.

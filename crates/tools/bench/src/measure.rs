@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tapio_front::nbd::client::{Address, Client, Wishes};
+use tapio_front::nbd::client::{Address, Client, ClientOptions};
 use tapio_front::nbd::load;
 use tapio_front::nbd::wire::Style;
 use tapio_front::vhost_user::driver::{Driver, DriverOptions, DriverQueue};
@@ -199,8 +199,8 @@ impl Drop for Running {
     }
 }
 
-fn wishes() -> Wishes {
-    Wishes { export: EXPORT.into(), style: Style::Structured, allocation: false }
+fn wishes() -> ClientOptions {
+    ClientOptions { export: EXPORT.into(), style: Style::Structured, allocation: false }
 }
 
 /// An NBD client that has read a block: the first answer.

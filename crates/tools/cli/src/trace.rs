@@ -17,7 +17,7 @@ use tapio_report::plot;
 use tapio_report::trace::{self as table, HostTimes, Row, rows};
 
 /// Longest wait for an answer that does not depend on the guest's requests.
-const SOON: Option<Duration> = Some(Duration::from_secs(30));
+const REPLY_TIMEOUT: Option<Duration> = Some(Duration::from_secs(30));
 /// Requests of a row below which the host alone is not measured beside it.
 const ROW_MIN: usize = 16;
 /// How long the host alone is measured for each size.
@@ -156,7 +156,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
 }
 
 fn tell<C: DiskCommand>(run: &RunDir, pid: i32, command: &C) -> Result<C::Reply> {
-    OwnClient::connect(run, pid)?.call(command, &[], SOON)
+    OwnClient::connect(run, pid)?.call(command, &[], REPLY_TIMEOUT)
 }
 
 fn read(which: Which) -> Result<TraceData> {

@@ -175,21 +175,27 @@ impl<M: Memory> Ledger<M> {
 
     /// Gives back what dead processes hold; `me` owns their slots first, so that they are found again if `me` dies
     /// doing so. Returns whether there were any.
-    pub fn bury(&self, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
-        self.slots().filter(|slot| self.bury_at(*slot, me, is_dead)).count() > 0
+    pub fn reclaim(&self, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
+        self.slots().filter(|slot| self.reclaim_at(*slot, me, is_dead)).count() > 0
     }
 
-    /// As [`Ledger::bury`], for `count` slots from `first` on, and from slot 0 again behind the last. Gives the slot
+    /// As [`Ledger::reclaim`], for `count` slots from `first` on, and from slot 0 again behind the last. Gives the slot
     /// to go on from.
-    pub fn bury_some(&self, first: usize, count: usize, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> usize {
+    pub fn reclaim_some(
+        &self,
+        first: usize,
+        count: usize,
+        me: Owner,
+        is_dead: &dyn Fn(Owner) -> bool,
+    ) -> usize {
         let used = self.slots().len().max(1);
         for slot in first..first + count.min(used) {
-            self.bury_at(slot % used, me, is_dead);
+            self.reclaim_at(slot % used, me, is_dead);
         }
         (first + count) % used
     }
 
-    fn bury_at(&self, slot: usize, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
+    fn reclaim_at(&self, slot: usize, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
         let owner = self.owner(slot);
         let dead = owner != Owner::NOBODY
             && owner != me

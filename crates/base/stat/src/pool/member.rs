@@ -25,7 +25,7 @@ pub struct PoolMember {
     bell: File,
     /// The bells of others, opened when they are first rung.
     bells: Vec<Option<File>>,
-    patience: Patience,
+    observed: Observed,
     /// When it looked for dead processes last, and the slot to go on from.
     inspected: (u64, usize),
 }
@@ -37,7 +37,7 @@ const INSPECTED: usize = 16;
 
 /// What a disk that waits remembers of the others.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct Observed {
     since_ns: Option<u64>,
     looked_ns: u64,
     /// The slot that goes first, its progress when that was seen first, and when that was.
@@ -66,7 +66,7 @@ impl PoolMember {
             owner,
             bell,
             bells,
-            patience: Patience::default(),
+            observed: Observed::default(),
             inspected: (0, 0),
         };
         member.quiet();
@@ -95,7 +95,7 @@ impl PoolMember {
     #[inline]
     pub fn take(&mut self, pages: u32, now_ns: u64) -> Option<u32> {
         let pages = pages.min(self.ledger.total);
-        if self.patience.since_ns.is_none()
+        if self.observed.since_ns.is_none()
             && !self.ledger.others_wait(self.slot)
             && self.ledger.take(self.slot, pages)
         {
@@ -104,11 +104,11 @@ impl PoolMember {
         let owner = self.owner;
         let (inspected_ns, from) = self.inspected;
         if now_ns.saturating_sub(inspected_ns) >= INSPECT_NS {
-            self.inspected = (now_ns, self.ledger.bury_some(from, INSPECTED, owner, &owner::is_dead));
+            self.inspected = (now_ns, self.ledger.reclaim_some(from, INSPECTED, owner, &owner::is_dead));
         }
         let taken =
-            self.patience.contend(&self.ledger, self.slot, pages, now_ns, &|ledger: &Ledger<Mapping>| {
-                ledger.bury(owner, &owner::is_dead)
+            self.observed.contend(&self.ledger, self.slot, pages, now_ns, &|ledger: &Ledger<Mapping>| {
+                ledger.reclaim(owner, &owner::is_dead)
             });
         if taken.is_some() {
             self.wake_next();
@@ -127,12 +127,12 @@ impl PoolMember {
 
     /// Whether this disk waits for pages.
     pub fn is_waiting(&self) -> bool {
-        self.patience.since_ns.is_some()
+        self.observed.since_ns.is_some()
     }
 
     /// The request that waited is gone.
     pub fn stop_waiting(&mut self) {
-        if self.patience.stop(&self.ledger, self.slot) {
+        if self.observed.stop(&self.ledger, self.slot) {
             self.wake_next();
         }
     }
@@ -152,7 +152,7 @@ impl PoolMember {
     fn wake_next(&mut self) {
         // Each is woken once until it looks, so this ends; an unreachable one is dead, and cleaned up in time.
         loop {
-            let passed = |other: usize| self.patience.passes_by(&self.ledger, other);
+            let passed = |other: usize| self.observed.passes_by(&self.ledger, other);
             let Some(slot) = self.ledger.next_to_wake(self.slot, &passed) else { return };
             if self.ring(slot).is_ok() {
                 return;
@@ -182,7 +182,7 @@ impl Drop for PoolMember {
     }
 }
 
-impl Patience {
+impl Observed {
     /// The way of a request that is not alone. Apart from [`PoolMember`] so that it is tested without files.
     pub(super) fn contend<M: super::ledger::Memory>(
         &mut self,
@@ -190,7 +190,7 @@ impl Patience {
         slot: usize,
         pages: u32,
         now_ns: u64,
-        bury: &dyn Fn(&Ledger<M>) -> bool,
+        reclaim: &dyn Fn(&Ledger<M>) -> bool,
     ) -> Option<u32> {
         use super::layout::at;
         let pages = pages.min(ledger.total);
@@ -200,7 +200,7 @@ impl Patience {
         ledger.memory.store(at::woken(slot), 0);
         // Twice: once more after it was said that this disk waits, because a disk is not woken before it has said so.
         let mut said = self.since_ns.is_some() && ledger.want(slot) == pages;
-        let mut buried = false;
+        let mut reclaimed = false;
         loop {
             let contended = ledger.others_wait(slot);
             if !contended {
@@ -231,10 +231,10 @@ impl Patience {
             {
                 continue;
             }
-            if now_ns.saturating_sub(self.looked_ns) >= GRACE_NS && !buried {
+            if now_ns.saturating_sub(self.looked_ns) >= GRACE_NS && !reclaimed {
                 self.looked_ns = now_ns;
-                buried = true;
-                let found = bury(ledger);
+                reclaimed = true;
+                let found = reclaim(ledger);
                 ledger.recount(slot);
                 if found || refusal == Refusal::Empty {
                     continue;

@@ -201,13 +201,13 @@ pub fn take_slot(root: &ShmRoot, name: &PoolName, pages: Option<u32>, minor: u32
         (Some(ledger), _) => {
             // A quick look at each: hundreds of disks join one after the other. Those that it misses are found by
             // a disk that waits for pages, or below.
-            ledger.bury(ours, &owner::is_gone);
+            ledger.reclaim(ours, &owner::is_gone);
             ledger
         }
         (None, pages) => place.create(pages.unwrap_or(PAGES_DEFAULT))?,
     };
     let found = ledger.join(ours, minor).or_else(|| {
-        ledger.bury(ours, &owner::is_dead);
+        ledger.reclaim(ours, &owner::is_dead);
         ledger.join(ours, minor)
     });
     let slot = found.ok_or_else(|| {

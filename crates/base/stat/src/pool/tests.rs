@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::layout::{Owner, SEGMENT_LEN, at};
 use super::ledger::{GRACE_NS, Ledger, Memory, STARVED_NS};
-use super::member::Patience;
+use super::member::Observed;
 use super::*;
 use crate::shm::ShmRoot;
 
@@ -88,10 +88,10 @@ fn act<M: Memory>(ledger: &Ledger<M>, slot: usize, act: Act, dead: &dyn Fn(Owner
         Act::Take(pages) => drop(ledger.take(slot, pages)),
         Act::Give(pages) => ledger.give(slot, pages),
         Act::Contend(pages) => {
-            let mut patience = Patience::default();
-            patience.contend(ledger, slot, pages, 0, &|_: &Ledger<M>| false);
+            let mut observed = Observed::default();
+            observed.contend(ledger, slot, pages, 0, &|_: &Ledger<M>| false);
         }
-        Act::Bury => drop(ledger.bury(owner(slot as u32), dead)),
+        Act::Bury => drop(ledger.reclaim(owner(slot as u32), dead)),
         Act::Recount => ledger.recount(slot),
         Act::Leave => ledger.leave(slot),
     }
@@ -143,7 +143,7 @@ fn whatever_happens_at_whatever_step_of_another_and_whoever_dies_pages_are_neith
                     assert_eq!(sum(&ledger), 10, "{context}");
                     // Another process finds all that the dead ones had.
                     let dead = |owner: Owner| owner.pid() == 3 || died.get() && owner.pid() == 2;
-                    ledger.bury(Owner::new(99, 1), &dead);
+                    ledger.reclaim(Owner::new(99, 1), &dead);
                     let held: u32 = (0..3)
                         .filter(|slot| ledger.owner(*slot) != Owner::NOBODY)
                         .map(|slot| ledger.share(slot).held())
@@ -301,7 +301,7 @@ fn three_at_once_in_any_order_keep_the_books_straight() {
             }
         }
         let dead = |owner: Owner| ends[owner.pid() as usize - 1].is_none();
-        ledger.bury(Owner::new(99, 1), &dead);
+        ledger.reclaim(Owner::new(99, 1), &dead);
         let living: u32 = ends.iter().flatten().sum();
         assert_eq!(free(&ledger), 6 - living, "TAPIO_SEED={seed}");
     }
@@ -311,7 +311,7 @@ fn three_at_once_in_any_order_keep_the_books_straight() {
 struct Busy {
     pages: u32,
     depth: usize,
-    patience: Patience,
+    observed: Observed,
     flying: usize,
     served: u64,
     stuck: bool,
@@ -328,7 +328,7 @@ fn contest(total: u32, disks: &[(u32, usize)], stuck: Option<usize>, until_ns: u
         .map(|(pages, depth)| Busy {
             pages: *pages,
             depth: *depth,
-            patience: Patience::default(),
+            observed: Observed::default(),
             flying: 0,
             served: 0,
             stuck: false,
@@ -371,7 +371,7 @@ fn contest(total: u32, disks: &[(u32, usize)], stuck: Option<usize>, until_ns: u
         while busy[slot].flying < busy[slot].depth {
             let disk = &mut busy[slot];
             let Some(pages) =
-                disk.patience.contend(&ledger, slot, disk.pages, now, &|_: &Ledger<Words>| false)
+                disk.observed.contend(&ledger, slot, disk.pages, now, &|_: &Ledger<Words>| false)
             else {
                 if !std::mem::replace(&mut disk.looks_again, true) {
                     put(&mut events, now + GRACE_NS, (slot, Some(0)));
@@ -386,8 +386,8 @@ fn contest(total: u32, disks: &[(u32, usize)], stuck: Option<usize>, until_ns: u
                 put(&mut events, now + ns, (slot, Some(pages)));
             }
         }
-        let patience = &busy[slot].patience;
-        if changed && let Some(other) = ledger.next_to_wake(slot, &|other| patience.passes_by(&ledger, other))
+        let observed = &busy[slot].observed;
+        if changed && let Some(other) = ledger.next_to_wake(slot, &|other| observed.passes_by(&ledger, other))
         {
             put(&mut events, now + 5_000 + chance(20_000), (other, None));
         }
@@ -459,12 +459,12 @@ fn nonsense_in_the_segment_neither_hangs_nor_panics() {
         }
         let bytes: Vec<u8> = words.words.iter().flat_map(|word| word.get().to_ne_bytes()).collect();
         let _ = parse_pool("x", &bytes);
-        let mut patience = Patience::default();
+        let mut observed = Observed::default();
         let mut now = 0;
         for _ in 0..5 {
             let begin = now;
             let pages = loop {
-                let taken = patience.contend(&ledger, slot, 20, now, &|_: &Ledger<Words>| false);
+                let taken = observed.contend(&ledger, slot, 20, now, &|_: &Ledger<Words>| false);
                 if let Some(pages) = taken {
                     break pages;
                 }
@@ -491,13 +491,13 @@ fn the_dead_are_found_in_lots() {
     }
     let me = owner(7);
     let dead = |owner: Owner| owner == self::owner(3) || owner == self::owner(30);
-    assert_eq!(ledger.bury_some(0, 16, me, &dead), 16);
+    assert_eq!(ledger.reclaim_some(0, 16, me, &dead), 16);
     assert_eq!((ledger.owner(3), ledger.owner(30)), (Owner::NOBODY, owner(30)));
-    assert_eq!(ledger.bury_some(16, 16, me, &dead), 32);
+    assert_eq!(ledger.reclaim_some(16, 16, me, &dead), 32);
     assert_eq!(ledger.owner(30), Owner::NOBODY);
-    assert_eq!(ledger.bury_some(32, 16, me, &dead), 8, "from the first again");
+    assert_eq!(ledger.reclaim_some(32, 16, me, &dead), 8, "from the first again");
     assert_eq!(ledger.settle().free(), 100 - 2 * 38);
-    assert_eq!(ledger.bury_some(300, 1000, me, &|_| true), 1300 % 40);
+    assert_eq!(ledger.reclaim_some(300, 1000, me, &|_| true), 1300 % 40);
     assert_eq!((0..40).filter(|slot| ledger.owner(*slot) != Owner::NOBODY).count(), 1, "but never oneself");
 }
 

@@ -1,4 +1,4 @@
-//! The second side of a mirror: requests to it, their memory, and the patience that there is with it.
+//! The second side of a mirror: requests to it, their memory, and its timeout.
 //!
 //! Whoever asks something of a storage must wait for the end, because the kernel works on the memory until then. A
 //! guest must not wait for a storage that has died. So each request to the second side has a place with memory and a
@@ -60,7 +60,7 @@ pub struct Far<S: Storage> {
     freed: Notify,
     failure: RefCell<Option<FormatError>>,
     over: Cell<bool>,
-    patience_ns: u64,
+    timeout_ns: u64,
     /// The watch sleeps because nothing is under way.
     at_ease: Cell<bool>,
     watch: Notify,
@@ -74,11 +74,11 @@ pub struct Asked<S: Storage> {
 }
 
 impl<S: Storage> Far<S> {
-    /// The second side `chain`, which may take `patience_ns` for each answer.
+    /// The second side `chain`, which may take `timeout_ns` for each answer.
     ///
     /// # Errors
     /// No memory.
-    pub fn new(chain: Chain<S>, patience_ns: u64, tasks: Tasks) -> Result<Rc<Self>> {
+    pub fn new(chain: Chain<S>, timeout_ns: u64, tasks: Tasks) -> Result<Rc<Self>> {
         let pool = Pool::new(POOL_LEN)
             .map_err(|error| FormatError::io("no memory for a mirror's requests", error))?;
         let far = Rc::new(Self {
@@ -90,7 +90,7 @@ impl<S: Storage> Far<S> {
             freed: Notify::default(),
             failure: RefCell::new(None),
             over: Cell::new(false),
-            patience_ns,
+            timeout_ns,
             at_ease: Cell::new(false),
             watch: Notify::default(),
         });
@@ -242,19 +242,19 @@ impl<S: Storage> Far<S> {
         self.freed.notify_all(&self.tasks);
     }
 
-    /// Looks after the patience. Asleep while nothing is under way, and awake once in that time while something is.
+    /// Looks after the timeout. Asleep while nothing is under way, and awake once in that time while something is.
     async fn watch(self: Rc<Self>) {
         while !self.over.get() || (self.unanswered() > 0 && self.failure.borrow().is_none()) {
             let running = self.places.iter().filter(|place| place.running.get());
             let oldest = running.map(|place| place.since_ns.get()).min();
             match oldest {
                 Some(since) if self.failure.borrow().is_none() => {
-                    let until = since.saturating_add(self.patience_ns);
+                    let until = since.saturating_add(self.timeout_ns);
                     if self.tasks.turn_ns() < until {
                         self.watch.wait_until(&self.tasks, until).await;
                         continue;
                     }
-                    let seconds = self.patience_ns as f64 / 1e9;
+                    let seconds = self.timeout_ns as f64 / 1e9;
                     let detail = format!("no answer within {seconds} s");
                     let error = FormatError::io(detail, std::io::Error::from_raw_os_error(libc::ETIMEDOUT));
                     self.fail(&match self.chain.links().first() {

@@ -46,7 +46,7 @@ use crate::job::Job;
 use crate::meter::Meter;
 
 /// How long the parent may take for an answer: as long as any image of the disk.
-const PATIENCE: Duration = crate::patience::REQUEST_TIMEOUT;
+const TIMEOUT: Duration = crate::timeouts::REQUEST_TIMEOUT;
 /// What may be left to copy while requests are held back.
 const REST_MAX: u64 = 4 << 20;
 /// Between two attempts to switch over.
@@ -121,10 +121,10 @@ impl<I: Io> Core<I> {
     ) -> Result<Rc<Mirror<I::Store>>> {
         let tasks = self.io.tasks();
         let below = Chain::new(below, Access::ReadWrite, tasks.clone());
-        let options = MirrorOptions { copy: CopyWhat::Leaf, rate: 0, patience: PATIENCE };
-        let patience_ns = u64::try_from(options.patience.as_nanos()).unwrap_or(u64::MAX);
+        let options = MirrorOptions { copy: CopyWhat::Leaf, rate: 0, timeout: TIMEOUT };
+        let timeout_ns = u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX);
         let target = below.spec();
-        let far = Far::new(below, patience_ns, tasks.clone())?;
+        let far = Far::new(below, timeout_ns, tasks.clone())?;
         let host = (tasks.clone(), self.options.report);
         let made = Mirror::new(len, Rc::clone(&far), target, (options, true), Rc::clone(job), host);
         made.inspect_err(|_| far.end())

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   guest's write ──▶ range held ──┬──▶ chain                    both at once, from one copy of the bytes
-//!                                  └──▶ far: place, task, patience
+//!                                  └──▶ far: place, task, timeout
 //!   copier ── dirty granule ──▶ range held ──▶ read from the chain ──▶ far
 //! ```
 //!
@@ -80,12 +80,12 @@ pub struct MirrorOptions {
     /// Bytes a second that the copy may take; 0 is no limit. Guests' writes are not limited by it.
     pub rate: u64,
     /// How long the second side may take for one answer before it counts as lost.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for MirrorOptions {
     fn default() -> Self {
-        Self { copy: CopyWhat::default(), rate: 0, patience: Duration::from_secs(5) }
+        Self { copy: CopyWhat::default(), rate: 0, timeout: Duration::from_secs(5) }
     }
 }
 

@@ -143,8 +143,8 @@ impl<I: Io> Core<I> {
                 None => error,
             });
         }
-        let patience_ns = u64::try_from(options.patience.as_nanos()).unwrap_or(u64::MAX);
-        Far::new(chain, patience_ns, self.io.tasks().clone())
+        let timeout_ns = u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX);
+        Far::new(chain, timeout_ns, self.io.tasks().clone())
     }
 
     /// Starts the tasks of a mirror that the disk has.

@@ -18,7 +18,7 @@ use tapio_stat::trace::TraceRing;
 use tapio_stat::{ShmRoot, pool};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const DISK_LEN: u64 = 16 << 20;
 
 #[global_allocator]
@@ -81,7 +81,7 @@ impl Client for Load {
 /// Runs `count` requests at depth 32 on the data thread; gives the allocations it made meanwhile.
 fn allocations_of(disk: &Disk, write: bool, count: u64) -> u64 {
     disk.remote()
-        .call_async(SOON, move |world| async move {
+        .call_async(TIMEOUT, move |world| async move {
             let tasks: Tasks = world.port.tasks().clone();
             let load = Rc::new(Load {
                 world,
@@ -116,7 +116,7 @@ fn disk_with(layers: &[(ImageKind, &Path)], options: DiskOptions) -> Disk {
 
 /// A flush of the guest, after which there is nothing to write back.
 fn flush(disk: &Disk) {
-    let flushed = disk.remote().call_async(SOON, move |world| async move {
+    let flushed = disk.remote().call_async(TIMEOUT, move |world| async move {
         let tasks: Tasks = world.port.tasks().clone();
         let asked =
             Rc::new(Flushed { result: Cell::new(None), done: Notify::default(), tasks: tasks.clone() });
@@ -155,7 +155,7 @@ fn directory() -> tempfile::TempDir {
 
 /// Writes back what is left to be written back, and waits until requests allocate no more than `is_still` allows.
 fn settle(disk: &Disk, is_still: impl Fn(u64) -> bool) {
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         flush(disk);
         let count = allocations_of(disk, true, STILL_COUNT);
@@ -186,7 +186,7 @@ fn no_allocation_after_warm_up(disk: &Disk) {
 
 fn closes_after(disk: Disk) {
     no_allocation_after_warm_up(&disk);
-    disk.close(SOON).expect("the disk closes");
+    disk.close(TIMEOUT).expect("the disk closes");
 }
 
 #[test]
@@ -209,12 +209,14 @@ fn a_request_to_a_vhd_allocates_nothing() {
 fn share_a_pool(disk: &Disk, directory: &Path, pages: u32) {
     let name = "cost".parse().expect("a name");
     let member = pool::join(&ShmRoot::new(directory), &name, Some(pages), 0).expect("a pool can be made");
-    disk.share_pages(member, SOON).expect("the thread answers");
+    disk.share_pages(member, TIMEOUT).expect("the thread answers");
 }
 
 fn limit(disk: &Disk, limits: &str) {
     let limits = limits.parse().expect("limits");
-    disk.remote().call(SOON, move |world| world.admission().set_limits(&limits)).expect("the thread answers");
+    disk.remote()
+        .call(TIMEOUT, move |world| world.admission().set_limits(&limits))
+        .expect("the thread answers");
 }
 
 #[test]
@@ -226,11 +228,11 @@ fn a_request_that_waits_for_limits_and_pages_allocates_nothing() {
     // Both so tight that every request waits for one of them.
     limit(&disk, "iops=200000,write-bps=2GiB");
     share_a_pool(&disk, directory.path(), 9);
-    let delays = |disk: &Disk| disk.status(SOON).expect("the thread answers").delays.requests;
+    let delays = |disk: &Disk| disk.status(TIMEOUT).expect("the thread answers").delays.requests;
     let before = delays(&disk);
     no_allocation_after_warm_up(&disk);
     assert!(delays(&disk) > before + 1000, "hardly a request waited: {}", delays(&disk));
-    disk.close(SOON).expect("the disk closes");
+    disk.close(TIMEOUT).expect("the disk closes");
 }
 
 /// What is asked for by somebody costs time, but no memory and no system call either.
@@ -241,10 +243,10 @@ fn a_request_that_is_traced_allocates_nothing() {
     std::fs::write(&path, vec![1; DISK_LEN as usize]).expect("the file can be written");
     let disk = disk(&[(ImageKind::Raw, &path)]);
     let ring = TraceRing::private(1 << 12).expect("memory");
-    disk.remote().call(SOON, move |world| drop(world.trace().start(ring))).expect("the thread answers");
+    disk.remote().call(TIMEOUT, move |world| drop(world.trace().start(ring))).expect("the thread answers");
     no_allocation_after_warm_up(&disk);
     let stopped = |disk: &Disk| {
-        let stop = disk.remote().call(SOON, |world| world.trace().stop());
+        let stop = disk.remote().call(TIMEOUT, |world| world.trace().stop());
         stop.expect("the thread answers").expect("there is a trace")
     };
     // A request has four points in the disk itself; batches have theirs beside.
@@ -252,7 +254,7 @@ fn a_request_that_is_traced_allocates_nothing() {
     assert!(written > 4 * 100_000, "{written} events");
     allocations_of(&disk, false, 2_000);
     assert_eq!(stopped(&disk), written, "events were written after the end");
-    disk.close(SOON).expect("the disk closes");
+    disk.close(TIMEOUT).expect("the disk closes");
 }
 
 #[test]
@@ -279,14 +281,14 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
     let target = ChainSpec { layers, access: Access::ReadWrite };
     let options = MirrorOptions { copy: CopyWhat::Everything, ..MirrorOptions::default() };
     let start = |world: World| async move { world.core().mirror_start(&target, options).await.map(drop) };
-    disk.remote().call_async(SOON, start).expect("the thread answers").expect("the mirror begins");
+    disk.remote().call_async(TIMEOUT, start).expect("the thread answers").expect("the mirror begins");
     let in_sync = || {
-        let asked = disk.remote().call(SOON, |world| world.core().mirror_status());
+        let asked = disk.remote().call(TIMEOUT, |world| world.core().mirror_status());
         let status = asked.expect("the thread answers").expect("there is a mirror");
         assert!(status.phase != MirrorPhase::Degraded, "{status:?}");
         status.phase == MirrorPhase::InSync
     };
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     while !in_sync() {
         assert!(Instant::now() < deadline, "it never came in sync");
         std::thread::sleep(Duration::from_millis(5));
@@ -299,8 +301,8 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
     assert!(count <= 20_001, "{count} allocations in 20,000 writes to both sides");
     assert!(in_sync());
     let pivot = |world: World| async move { world.core().mirror_pivot().await.map(drop) };
-    disk.remote().call_async(SOON, pivot).expect("the thread answers").expect("the disk moves");
-    disk.close(SOON).expect("the disk closes");
+    disk.remote().call_async(TIMEOUT, pivot).expect("the thread answers").expect("the disk moves");
+    disk.close(TIMEOUT).expect("the disk closes");
     let (one, two) = (std::fs::read(&path).expect("readable"), std::fs::read(&second).expect("readable"));
     assert!(one == two, "the two sides differ");
 }
@@ -327,7 +329,7 @@ fn an_idle_disk_never_wakes_up() {
     let at_rest = Some(note_rest as fn());
     let disk = disk_with(&[(ImageKind::Vhd, &path)], DiskOptions { at_rest, ..DiskOptions::default() });
     let polling = PollingConfig { max_ns: 8_000_000, idle_min_percent: 0 };
-    disk.remote().call(SOON, move |world| world.set_polling(polling)).expect("polling can be set");
+    disk.remote().call(TIMEOUT, move |world| world.set_polling(polling)).expect("polling can be set");
     // Limits and a pool have a timer only while a request waits for them.
     limit(&disk, "iops=5000,bps=1GiB");
     share_a_pool(&disk, directory.path(), 5);
@@ -336,7 +338,7 @@ fn an_idle_disk_never_wakes_up() {
     allocations_of(&disk, true, 500);
     let tid = disk
         .remote()
-        .call(SOON, |world| {
+        .call(TIMEOUT, |world| {
             drop(world.uring.pool().take(64 << 10));
             // SAFETY: gettid takes no arguments.
             unsafe { libc::gettid() }
@@ -344,7 +346,7 @@ fn an_idle_disk_never_wakes_up() {
         .expect("the thread answers");
     // It rests when nothing is left to be written back, and on a busy machine later than on an idle one. Then no four
     // seconds may differ from the four before; a timer that is left behind never lets that come true.
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     while RESTED.load(Ordering::SeqCst) == rested {
         assert!(Instant::now() < deadline, "it never rested");
         std::thread::sleep(Duration::from_millis(50));
@@ -359,5 +361,5 @@ fn an_idle_disk_never_wakes_up() {
         let what = "(voluntary, involuntary, ticks) of an idle data thread change";
         assert!(Instant::now() < deadline, "{what}: {before:?}, 4 s later {after:?}");
     }
-    disk.close(SOON).expect("the disk closes");
+    disk.close(TIMEOUT).expect("the disk closes");
 }

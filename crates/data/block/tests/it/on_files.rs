@@ -3,7 +3,7 @@
 use tapio_block::{DiskError, Op};
 use tapio_types::{Access, ImageKind, Span};
 
-use crate::rig::{SOON, chain, directory, order, read, start, write};
+use crate::rig::{TIMEOUT, chain, directory, order, read, start, write};
 
 #[test]
 fn a_raw_file_keeps_what_is_written() {
@@ -17,7 +17,7 @@ fn a_raw_file_keeps_what_is_written() {
     assert_eq!(read(&disk, 4096, 8192).unwrap(), vec![7; 8192]);
     order(&disk, Op::WriteZeroes { unmap: true, durable: true }, Span::new(4096, 4096)).unwrap();
     assert_eq!(read(&disk, 4096, 8192).unwrap(), [vec![0; 4096], vec![7; 4096]].concat());
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!(bytes[8192..12288], [7; 4096]);
 }
@@ -30,9 +30,9 @@ fn a_raw_file_that_grows_reads_as_zero_from_its_last_sector_on() {
     std::fs::write(&path, vec![7; (1 << 20) + 333]).unwrap();
     let disk = start(chain(&[(ImageKind::Raw, &path)], Access::ReadWrite));
     assert_eq!(disk.geometry().len, 1 << 20);
-    assert_eq!(disk.grow(2 << 20, SOON).unwrap().len, 2 << 20);
+    assert_eq!(disk.grow(2 << 20, TIMEOUT).unwrap().len, 2 << 20);
     assert_eq!(read(&disk, (1 << 20) - 512, 1536).unwrap(), [vec![7; 512], vec![0; 1024]].concat());
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
 }
 
@@ -47,7 +47,7 @@ fn requests_that_make_no_sense_are_refused_and_harm_nothing() {
     assert_eq!(read(&disk, u64::MAX - 511, 512), Err(DiskError::OutOfRange));
     assert_eq!(read(&disk, 1, 512), Err(DiskError::Unaligned));
     assert_eq!(read(&disk, 0, 512).unwrap(), vec![1; 512]);
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -60,8 +60,8 @@ fn a_second_writer_is_refused() {
     let second = tapio_block::Disk::start(spec.clone(), tapio_block::DiskOptions::default()).unwrap_err();
     assert_eq!(second.errno(), libc::EBUSY);
     assert!(second.to_string().contains("open for writing in"), "{second}");
-    disk.close(SOON).unwrap();
-    start(spec).close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
+    start(spec).close(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -71,18 +71,18 @@ fn a_paused_disk_keeps_its_guests_waiting_and_loses_nothing() {
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let spec = chain(&[(ImageKind::Raw, &path)], Access::ReadWrite);
     let disk = start(spec.clone());
-    disk.pause(SOON).unwrap();
+    disk.pause(TIMEOUT).unwrap();
     // Nobody holds the file: another may write it.
-    start(spec.clone()).close(SOON).unwrap();
+    start(spec.clone()).close(TIMEOUT).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| write(&disk, 0, vec![9; 512], true));
         std::thread::sleep(std::time::Duration::from_millis(100));
         assert!(!waiting.is_finished());
-        disk.resume(spec.clone(), SOON).unwrap();
+        disk.resume(spec.clone(), TIMEOUT).unwrap();
         waiting.join().unwrap().unwrap();
     });
     assert_eq!(read(&disk, 0, 512).unwrap(), vec![9; 512]);
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -96,10 +96,10 @@ fn a_pause_that_is_joined_ends_when_the_files_are_closed() {
         write(&disk, 0, vec![9; 1 << 19], false).unwrap();
         // Given up at once or not, the pause goes on, and the second must not end before it.
         let _ = disk.pause(std::time::Duration::ZERO);
-        disk.pause(SOON).unwrap();
-        disk.resume(spec.clone(), SOON).unwrap();
+        disk.pause(TIMEOUT).unwrap();
+        disk.resume(spec.clone(), TIMEOUT).unwrap();
     }
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
 }
 
 /// The leaf and its parents as `tap-ctl -a vhd:LEAF` would find them.
@@ -123,19 +123,19 @@ fn a_chain_takes_writes_in_its_leaf_and_reads_from_all_its_layers() {
     let disk = start(resolved(&path("a.vhd")));
     write(&disk, 0, vec![1; 16384], false).unwrap();
     write(&disk, 5 << 20, vec![1; 4096], false).unwrap();
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
     snapshot(&path("b.vhd"), &path("a.vhd"), &SnapshotOptions::default()).unwrap();
     let disk = start(resolved(&path("b.vhd")));
     write(&disk, 4096, vec![2; 4096], true).unwrap();
-    disk.pause(SOON).unwrap();
+    disk.pause(TIMEOUT).unwrap();
     assert_valid(&path("b.vhd"));
     snapshot(&path("c.vhd"), &path("b.vhd"), &SnapshotOptions::default()).unwrap();
-    disk.resume(resolved(&path("c.vhd")), SOON).unwrap();
+    disk.resume(resolved(&path("c.vhd")), TIMEOUT).unwrap();
     write(&disk, 8192, vec![3; 512], false).unwrap();
     let want = [vec![1; 4096], vec![2; 4096], vec![3; 512], vec![1; 7680]].concat();
     assert_eq!(read(&disk, 0, 16384).unwrap(), want);
     assert_eq!(read(&disk, 5 << 20, 8192).unwrap(), [vec![1; 4096], vec![0; 4096]].concat());
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
     assert_valid(&path("c.vhd"));
     // The space that was set aside and not used is given back.
     let len = std::fs::metadata(path("c.vhd")).unwrap().len();
@@ -176,7 +176,7 @@ fn an_image_that_was_cut_short_or_overlaps_is_refused_with_one_sentence() {
     create(&path, &Shape::Dynamic, 8 << 20, 0).unwrap();
     let disk = start(resolved(&path));
     write(&disk, 0, vec![1; 4 << 20], false).unwrap();
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
     let whole = std::fs::read(&path).unwrap();
     let refused = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
@@ -207,7 +207,7 @@ fn a_chain_of_thirty_is_served_and_one_of_thirty_one_is_refused() {
         let disk = start(resolved(&path(level)));
         write(&disk, level * 4096, vec![level as u8 + 1; 512], false).unwrap();
         write(&disk, 3 << 20, vec![level as u8 + 1; 512], false).unwrap();
-        disk.close(SOON).unwrap();
+        disk.close(TIMEOUT).unwrap();
     }
     let disk = start(resolved(&path(29)));
     for level in 0..30u64 {
@@ -217,7 +217,7 @@ fn a_chain_of_thirty_is_served_and_one_of_thirty_one_is_refused() {
         );
     }
     assert_eq!(read(&disk, 3 << 20, 512).unwrap(), vec![30; 512]);
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
     let options = SnapshotOptions { keep_empty: true, ..SnapshotOptions::default() };
     snapshot(&path(30), &path(29), &options).unwrap();
     let refused = resolve_chain(&path(30), Access::ReadWrite).unwrap_err();

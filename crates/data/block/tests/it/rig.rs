@@ -10,7 +10,7 @@ use tapio_ring::{Notify, PageBuf, Tasks};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 
 /// Long enough for any honest answer.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A directory that goes away with the test, on the disk rather than in memory.
 pub fn directory() -> tempfile::TempDir {
@@ -62,7 +62,7 @@ pub async fn ask(world: &World, op: Op, span: Span, data: &PageBuf) -> Result<()
 /// Writes `bytes` at `at`.
 pub fn write(disk: &Disk, at: u64, bytes: Vec<u8>, durable: bool) -> Result<(), DiskError> {
     disk.remote()
-        .call_async(SOON, move |world| async move {
+        .call_async(TIMEOUT, move |world| async move {
             let mut page = PageBuf::zeroed(bytes.len());
             page[..bytes.len()].copy_from_slice(&bytes);
             ask(&world, Op::Write { durable }, Span::new(at, bytes.len() as u64), &page).await
@@ -73,7 +73,7 @@ pub fn write(disk: &Disk, at: u64, bytes: Vec<u8>, durable: bool) -> Result<(), 
 /// Reads `len` bytes at `at`.
 pub fn read(disk: &Disk, at: u64, len: usize) -> Result<Vec<u8>, DiskError> {
     disk.remote()
-        .call_async(SOON, move |world| async move {
+        .call_async(TIMEOUT, move |world| async move {
             let page = PageBuf::zeroed(len);
             ask(&world, Op::Read, Span::new(at, len as u64), &page).await?;
             Ok(page[..len].to_vec())
@@ -84,6 +84,6 @@ pub fn read(disk: &Disk, at: u64, len: usize) -> Result<Vec<u8>, DiskError> {
 /// A request without data.
 pub fn order(disk: &Disk, op: Op, span: Span) -> Result<(), DiskError> {
     disk.remote()
-        .call_async(SOON, move |world| async move { ask(&world, op, span, &PageBuf::zeroed(1)).await })
+        .call_async(TIMEOUT, move |world| async move { ask(&world, op, span, &PageBuf::zeroed(1)).await })
         .unwrap()
 }

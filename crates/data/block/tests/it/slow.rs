@@ -18,7 +18,7 @@ use tapio_format::continuation::Move;
 use tapio_format::vhd::offline::{Shape, SnapshotOptions, create, resolve_chain, snapshot};
 use tapio_types::{Access, ImageKind};
 
-use crate::rig::{SOON, directory, read, write};
+use crate::rig::{TIMEOUT, directory, read, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -100,7 +100,7 @@ impl Truncations {
 
     fn let_go(&self, id: u64) {
         self.let_go.lock().unwrap().insert(id);
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + TIMEOUT;
         while self.is_waiting(id) {
             assert!(Instant::now() < deadline, "it does not go on");
             std::thread::sleep(Duration::from_millis(1));
@@ -111,7 +111,7 @@ impl Truncations {
 impl Drop for Truncations {
     fn drop(&mut self) {
         self.held_back.store(false, Ordering::SeqCst);
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + TIMEOUT;
         while self.first().is_some() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -182,17 +182,17 @@ const SECCOMP_IOCTL_NOTIF_SEND: libc::Ioctl = 0xc018_2101_u32 as libc::Ioctl;
 /// Begins to commit `leaf`; its number.
 fn commit(disk: &Disk, leaf: &Path) -> u32 {
     let leaf = leaf.to_path_buf();
-    let begun = disk.remote().call(SOON, move |world| world.core().commit(&leaf, 0).map(|job| job.id()));
+    let begun = disk.remote().call(TIMEOUT, move |world| world.core().commit(&leaf, 0).map(|job| job.id()));
     begun.unwrap().unwrap()
 }
 
 fn state(disk: &Disk, job: u32) -> String {
-    let asked = disk.remote().call(SOON, move |world| world.core().jobs().get(job).unwrap().info().state);
+    let asked = disk.remote().call(TIMEOUT, move |world| world.core().jobs().get(job).unwrap().info().state);
     asked.unwrap().to_string()
 }
 
 fn wait_for_end(disk: &Disk, job: u32) -> String {
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let state = state(disk, job);
         if state != "running" {
@@ -204,7 +204,7 @@ fn wait_for_end(disk: &Disk, job: u32) -> String {
 }
 
 fn leaf_of(disk: &Disk) -> PathBuf {
-    disk.status(SOON).unwrap().spec.unwrap().layers[0].path.clone()
+    disk.status(TIMEOUT).unwrap().spec.unwrap().layers[0].path.clone()
 }
 
 #[test]
@@ -219,14 +219,14 @@ fn requests_are_answered_while_a_commit_of_the_leaf_waits_for_truncations() {
     assert_eq!(spec.layers[1].kind, ImageKind::Raw);
     let (disk, truncations) =
         Truncations::around(move || Disk::start(spec, options(Notes::default())).unwrap());
-    assert_eq!(disk.grow(8 * MIB, SOON).unwrap().len, 8 * MIB);
+    assert_eq!(disk.grow(8 * MIB, TIMEOUT).unwrap().len, 8 * MIB);
     for mib in 0..8 {
         write(&disk, mib * MIB, vec![2; 65536], false).unwrap();
     }
     truncations.hold_back();
     let job = commit(&disk, &leaf);
     let (mut seen, mut stamp) = (Vec::new(), 10);
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     while state(&disk, job) == "running" {
         assert!(Instant::now() < deadline, "it does not end; truncated were {seen:?}");
         let Some((id, path)) = truncations.first() else {
@@ -247,7 +247,7 @@ fn requests_are_answered_while_a_commit_of_the_leaf_waits_for_truncations() {
     assert_eq!(read(&disk, 3 * MIB, 4096).unwrap(), vec![stamp; 4096]);
     said_to_have_waited(&leaf);
     drop(truncations);
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn the_time_that_a_guest_is_said_to_have_waited_is_that_of_the_closed_gate() {
     let disk = Disk::start(spec, options(notes)).unwrap();
     write(&disk, MIB, vec![3; 65536], true).unwrap();
     let job = commit(&disk, &leaf);
-    noting.recv_timeout(SOON).unwrap();
+    noting.recv_timeout(TIMEOUT).unwrap();
     let closed = Instant::now();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| write(&disk, MIB, vec![4; 4096], true));
@@ -288,5 +288,5 @@ fn the_time_that_a_guest_is_said_to_have_waited_is_that_of_the_closed_gate() {
     });
     assert_eq!(leaf_of(&disk), base);
     assert_eq!(read(&disk, MIB, 8192).unwrap(), [vec![4; 4096], vec![3; 4096]].concat());
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
 }

@@ -10,7 +10,6 @@
 //! - after the death of the process alone every sector holds its last answered content or something under way.
 
 mod beneath;
-mod beside;
 mod changes;
 mod exhaustive;
 mod foreign;
@@ -22,6 +21,7 @@ mod model;
 mod remote;
 mod rig;
 mod story;
+mod taps;
 
 use rig::Kind;
 
@@ -93,26 +93,26 @@ fn child_on_a_device() {
 #[test]
 fn a_log_of_changed_blocks_is_right_after_a_close_and_known_after_a_death() {
     for seed in seeds() {
-        beside::logged(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+        taps::logged(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
     }
 }
 
 #[test]
 fn logs_that_do_not_fit_are_refused() {
-    beside::refused().unwrap_or_else(|why| panic!("{why}"));
+    taps::refused().unwrap_or_else(|why| panic!("{why}"));
 }
 
 #[test]
 fn a_standby_takes_over_from_a_full_leaf() {
     for seed in seeds() {
-        beside::standby(seed, None).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+        taps::standby(seed, None).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
     }
 }
 
 #[test]
 fn a_standby_that_took_over_is_found_again_whenever_the_power_goes_or_the_process_dies() {
     for seed in seeds().take(24) {
-        let found = beside::standby_at_every_change(seed);
+        let found = taps::standby_at_every_change(seed);
         found.unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
     }
 }

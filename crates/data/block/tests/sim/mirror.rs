@@ -138,7 +138,7 @@ impl World {
         let options = MirrorOptions {
             copy: [CopyWhat::Allocated, CopyWhat::Everything][random.below(2) as usize],
             rate: if random.chance(1, 4) { 20 << 20 } else { 0 },
-            patience: Duration::from_millis(if fate == Fate::NearFails { 60_000 } else { 60 }),
+            timeout: Duration::from_millis(if fate == Fate::NearFails { 60_000 } else { 60 }),
         };
         let load = start_load(random, 1 + random.clone().below(6));
         let comes_back = random.chance(2, 3);

@@ -467,11 +467,11 @@ impl Process {
         let data = unsafe { data.segments(if moves { span.len as usize } else { 0 }) };
         let client = Rc::clone(&answer) as Rc<dyn Client>;
         let request = Request { op, span, data, born_ns: tasks.turn_ns(), tag: 1, client };
-        let mut patience = 10_000;
+        let mut timeout = 10_000;
         while !self.inbox.is_open() {
             // Held back by a change of the chain.
-            tasks.sleep_until(tasks.turn_ns() + patience).await;
-            patience *= 2;
+            tasks.sleep_until(tasks.turn_ns() + timeout).await;
+            timeout *= 2;
         }
         assert!(self.inbox.push(request.into()).is_ok(), "the test keeps to the room there is");
         answer

@@ -25,7 +25,7 @@ pub struct Hello {
 
 impl DiskCommand for Hello {
     type Reply = own::Hello;
-    const IS_BESIDE: bool = true;
+    const IS_CONCURRENT: bool = true;
 }
 
 impl Hello {
@@ -57,7 +57,7 @@ pub struct List {}
 
 impl DiskCommand for List {
     type Reply = Vec<DiskEntry>;
-    const IS_BESIDE: bool = true;
+    const IS_CONCURRENT: bool = true;
 }
 
 /// Full statistics of one disk, or of all.
@@ -71,7 +71,7 @@ pub struct Stats {
 
 impl DiskCommand for Stats {
     type Reply = DiskReports;
-    const IS_BESIDE: bool = true;
+    const IS_CONCURRENT: bool = true;
 }
 
 /// Makes a disk of that number, with nothing open: `EEXIST` if there is one, `ENOENT` if the number was not given out,

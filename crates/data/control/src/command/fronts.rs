@@ -81,5 +81,5 @@ pub struct FrontList {
 
 impl DiskCommand for FrontList {
     type Reply = Vec<FrontEntry>;
-    const IS_BESIDE: bool = true;
+    const IS_CONCURRENT: bool = true;
 }

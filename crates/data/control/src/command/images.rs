@@ -70,7 +70,7 @@ pub struct JobList {
 
 impl DiskCommand for JobList {
     type Reply = Vec<JobReport>;
-    const IS_BESIDE: bool = true;
+    const IS_CONCURRENT: bool = true;
 }
 
 /// Stops a job.

@@ -7,7 +7,7 @@ use crate::image_source::ImageSource;
 use crate::mirror::{MirrorCopy, MirrorPivoted, MirrorReport};
 use crate::{ControlError, Errno, Result};
 
-/// Longest patience with the second storage.
+/// Longest timeout of the second storage.
 const PATIENCE_MS_MAX: u32 = 3_600_000;
 
 /// Begins a mirror: every change goes to a second storage too, and what is there already is copied.
@@ -34,7 +34,7 @@ const fn patience_ms() -> u32 {
 }
 
 impl MirrorStart {
-    /// The patience without a word about it.
+    /// The timeout if none is given.
     pub const PATIENCE_MS: u32 = 5_000;
 }
 
@@ -62,7 +62,7 @@ pub struct MirrorStatus {
 
 impl DiskCommand for MirrorStatus {
     type Reply = Option<MirrorReport>;
-    const IS_BESIDE: bool = true;
+    const IS_CONCURRENT: bool = true;
 }
 
 /// Goes on with a mirror whose second storage was lost.

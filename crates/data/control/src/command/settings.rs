@@ -70,7 +70,7 @@ pub struct Limits {
 
 impl DiskCommand for Limits {
     type Reply = LimitsReport;
-    const IS_BESIDE: bool = true;
+    const IS_CONCURRENT: bool = true;
 }
 
 /// Notes when requests pass where, from now on, in a ring in shared memory: `ENOMEM` where that has no room.

@@ -83,7 +83,7 @@ fn run(connection: &mut Connection<'_>, command: Command, ends: &mut Option<Ende
     if matches!(command, Command::Quit(_)) {
         *ends = Some(Ended::Quit);
     }
-    if command.is_beside() {
+    if command.is_concurrent() {
         return command.run(shared.host, &mut call);
     }
     let answer = shared.in_turn(|| command.run(shared.host, &mut call))?;

@@ -11,7 +11,7 @@ use tapio_control::{
 };
 
 use crate::table::{
-    OpenSpec, Opened, Plane, PlaneDisk, PlaneImage, Table, Wishes, driver, lock, not_open, word,
+    OpenSpec, Opened, Plane, PlaneDisk, PlaneImage, Table, TapRequest, driver, lock, not_open, word,
 };
 
 impl<P: Plane> Handle<List> for Table<P> {
@@ -91,7 +91,7 @@ impl<P: Plane> Handle<Resume> for Table<P> {
         let disk = self.disk(minor)?;
         // There is a disk, but nothing that could go on.
         let plane = disk.opened().map_err(|error| ControlError { errno: Errno::EINVAL, ..error })?;
-        let mut wishes = Wishes::of(secondary.as_deref(), None, log)?;
+        let mut taps = TapRequest::of(secondary.as_deref(), None, log)?;
         match disk.state() {
             VbdState::Paused | VbdState::ResumeFailed => {}
             state => {
@@ -106,17 +106,17 @@ impl<P: Plane> Handle<Resume> for Table<P> {
         image.check()?;
         if secondary.is_none() && plane.status().is_ok_and(|status| status.standby_waited) {
             // Nobody said that the disk is to do without from now on.
-            wishes.secondary = lock(&disk.now).open.as_ref().and_then(|open| open.secondary.clone());
+            taps.secondary = lock(&disk.now).open.as_ref().and_then(|open| open.secondary.clone());
         }
-        let resumed = plane.resume(&image, &wishes);
+        let resumed = plane.resume(&image, &taps);
         let mut now = lock(&disk.now);
         now.state = if resumed.is_ok() { VbdState::Running } else { VbdState::ResumeFailed };
         if resumed.is_ok()
             && let Some(open) = &mut now.open
         {
             open.image = image;
-            open.beside = wishes.names();
-            open.secondary = wishes.secondary;
+            open.beside = taps.names();
+            open.secondary = taps.secondary;
         }
         resumed.map(|()| Done {})
     }
@@ -131,7 +131,7 @@ impl<P: Plane> Handle<command::DiskInfo> for Table<P> {
 impl<P: Plane> Handle<Quit> for Table<P> {
     fn handle(&self, command: Quit, call: &mut Call<'_>) -> Result<Done> {
         let mut result = Ok(());
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.quit_time;
         for disk in self.all() {
             let closed = match self.close_disk(&disk, command.force, &|| Instant::now() >= deadline) {
                 Err(error) if error.errno == Errno::ECANCELED => {
@@ -169,20 +169,20 @@ impl<P: Plane> Table<P> {
         }
         // Where a full storage of the disk is announced, if its second image stands by.
         let marker = command.standby.then(|| self.run.enospc_marker(minor));
-        let wishes = Wishes::of(command.secondary.as_deref(), marker, command.log.clone())?;
+        let taps = TapRequest::of(command.secondary.as_deref(), marker, command.log.clone())?;
         command.image.check()?;
         let mut stats = self.counters(minor)?;
         stats.set_image(&command.image.text());
         let view = stats.view();
-        let spec = OpenSpec { command, request_timeout, wishes: &wishes, key };
+        let spec = OpenSpec { command, request_timeout, taps: &taps, key };
         let plane = Arc::new(self.plane.open(&spec, stats)?);
         let info = plane.info();
         lock(&disk.now).open = Some(Opened {
             plane,
             image: command.image.clone(),
             read_only: command.read_only,
-            beside: wishes.names(),
-            secondary: wishes.secondary,
+            beside: taps.names(),
+            secondary: taps.secondary,
             view,
             fronts: Vec::new(),
             published: Vec::new(),

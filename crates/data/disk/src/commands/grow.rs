@@ -10,7 +10,7 @@ use tapio_format::vhd::offline;
 
 use crate::failure::{bad_image, failure};
 use crate::host_disk::HostDisk;
-use crate::limits::LATE;
+use crate::limits::IMAGES_TIMEOUT;
 use crate::log;
 use crate::memory::new_leaf_len;
 use crate::table::{Plane, PlaneDisk, Table, word};
@@ -47,7 +47,7 @@ impl Handle<Grow> for HostDisk {
 
 /// Makes the disk at least `len` bytes long.
 fn grow(disk: &HostDisk, len: u64) -> Result<()> {
-    match disk.with(|disk| Ok(disk.grow(len, LATE)))? {
+    match disk.with(|disk| Ok(disk.grow(len, IMAGES_TIMEOUT)))? {
         Ok(_) => Ok(()),
         Err(DiskFailure::Format(error)) if error.kind() == FormatErrorKind::NeedsPause => {
             log::line(&format!("{error}; done here"));
@@ -60,13 +60,13 @@ fn grow(disk: &HostDisk, len: u64) -> Result<()> {
 /// Closes the images, lets the offline tool move what is in the way, and goes on with the same images. Until the tool
 /// has ended, the journal beside the image can take everything back.
 fn grow_paused(disk: &HostDisk, len: u64) -> Result<()> {
-    let status = disk.with(|disk| disk.status(LATE))?;
+    let status = disk.with(|disk| disk.status(IMAGES_TIMEOUT))?;
     let Some(chain) = status.spec.filter(|chain| !chain.layers.is_empty()) else { return Ok(()) };
-    disk.with(|disk| disk.pause(LATE))?;
+    disk.with(|disk| disk.pause(IMAGES_TIMEOUT))?;
     let leaf = &chain.layers[0].path;
     let journal = offline::journal_beside(leaf);
     let resized = offline::resize_journalled(leaf, len, &journal, |_| ()).map_err(|error| bad_image(&error));
     // Whatever came of it, the guest goes on.
-    let resumed = disk.with(|disk| disk.resume(chain.clone(), LATE));
+    let resumed = disk.with(|disk| disk.resume(chain.clone(), IMAGES_TIMEOUT));
     resized.and(resumed)
 }

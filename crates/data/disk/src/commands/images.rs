@@ -18,7 +18,7 @@ use crate::counter::Counter;
 use crate::failure::{bad_image, unreachable_thread};
 use crate::host::Host;
 use crate::host_disk::HostDisk;
-use crate::limits::LATE;
+use crate::limits::IMAGES_TIMEOUT;
 use crate::log;
 use crate::memory::new_leaf_len;
 use crate::table::{Plane, PlaneDisk, Table, lock};
@@ -128,7 +128,7 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
     let leaf = LayerSpec { kind: ImageKind::Vhd, path: path.to_path_buf() };
     let (name, image) = (leaf.to_string(), leaf.clone());
     let stall_max_ns = u64::try_from(stall_max.as_nanos()).unwrap_or(u64::MAX);
-    let asked = disk.remote.call_async(LATE, move |world| async move {
+    let asked = disk.remote.call_async(IMAGES_TIMEOUT, move |world| async move {
         let swapped = world.core().snapshot(&image, stall_max_ns).await?;
         if let Some(geometry) = world.core().geometry() {
             world.port.set_geometry(geometry);

@@ -12,10 +12,10 @@ use tapio_types::Access;
 use crate::chain::chain;
 use crate::host::Host;
 use crate::host_disk::HostDisk;
-use crate::limits::LATE;
+use crate::limits::IMAGES_TIMEOUT;
 use crate::table::{Plane, PlaneDisk, Table, lock};
 
-/// Added to the patience with the second side: opening it, or closing it, may use that up more than once.
+/// Added to the timeout of the second side: opening it, or closing it, may use that up more than once.
 const MARGIN: Duration = Duration::from_secs(10);
 
 impl Handle<MirrorStart> for Table<Host> {
@@ -30,12 +30,11 @@ impl Handle<MirrorStart> for Table<Host> {
                 MirrorCopy::Nothing => CopyWhat::Nothing,
             },
             rate: command.rate,
-            patience: Duration::from_millis(command.patience_ms.into()),
+            timeout: Duration::from_millis(command.patience_ms.into()),
         };
-        disk.order(
-            LATE,
-            move |world| async move { world.core().mirror_start(&target, options).await.map(drop) },
-        )?;
+        disk.order(IMAGES_TIMEOUT, move |world| async move {
+            world.core().mirror_start(&target, options).await.map(drop)
+        })?;
         let ended = || ControlError::new(Errno::EIO, "the mirror ended as soon as it had begun");
         status(&disk)?.ok_or_else(ended)
     }
@@ -50,7 +49,7 @@ impl Handle<MirrorStatus> for Table<Host> {
 impl Handle<MirrorResume> for Table<Host> {
     fn handle(&self, command: MirrorResume, _: &mut Call<'_>) -> Result<Done> {
         let resume = |world: World| async move { world.core().mirror_resume().await };
-        self.running(command.minor)?.order(LATE, resume).map(|()| Done {})
+        self.running(command.minor)?.order(IMAGES_TIMEOUT, resume).map(|()| Done {})
     }
 }
 
@@ -74,7 +73,7 @@ impl<P: Plane> Handle<MirrorPivot> for Table<P> {
 impl Handle<MirrorCancel> for Table<Host> {
     fn handle(&self, command: MirrorCancel, _: &mut Call<'_>) -> Result<Done> {
         let cancel = |world: World| async move { world.core().mirror_cancel().await };
-        self.opened(command.minor)?.order(LATE + MARGIN, cancel).map(|()| Done {})
+        self.opened(command.minor)?.order(IMAGES_TIMEOUT + MARGIN, cancel).map(|()| Done {})
     }
 }
 
@@ -91,7 +90,7 @@ fn report(status: &Status) -> Option<MirrorReport> {
     };
     Some(MirrorReport {
         job: status.job,
-        target: crate::beside::name(&status.target),
+        target: crate::tap_options::name(&status.target),
         state,
         reason: status.failure.as_ref().map(ToString::to_string),
         dirty_bytes: status.dirty,

@@ -7,7 +7,7 @@ use tapio_control::{LimitsReport, PoolShare, Result, TraceReport};
 use crate::counter::Counter;
 use crate::failure::unreachable_thread;
 use crate::host::Host;
-use crate::limits::SOON;
+use crate::limits::REPLY_TIMEOUT;
 use crate::table::Table;
 
 impl Handle<SetPolling> for Table<Host> {
@@ -22,7 +22,7 @@ impl Handle<SetLimits> for Table<Host> {
             world.admission().set_limits(&command.limits);
             Counter::refresh(world);
         };
-        self.opened(command.minor)?.remote.call(SOON, set).map_err(unreachable_thread)?;
+        self.opened(command.minor)?.remote.call(REPLY_TIMEOUT, set).map_err(unreachable_thread)?;
         Ok(Done {})
     }
 }

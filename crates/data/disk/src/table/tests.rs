@@ -28,7 +28,7 @@ struct DoubleDisk {
     moved: Arc<Mutex<Option<Vec<LayerSpec>>>>,
     stats: Mutex<DiskStats>,
     image: Mutex<Option<String>>,
-    wishes: Mutex<Wishes>,
+    taps: Mutex<TapRequest>,
 }
 
 impl Plane for Double {
@@ -52,16 +52,16 @@ impl Plane for Double {
             moved: Arc::clone(&self.moved),
             stats: Mutex::new(stats),
             image: Mutex::new(Some(spec.command.image.text())),
-            wishes: Mutex::new(spec.wishes.clone()),
+            taps: Mutex::new(spec.taps.clone()),
         })
     }
 }
 
 impl DoubleDisk {
-    fn wait(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
+    fn wait(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()> {
         let begun = Instant::now();
         while self.busy.load(Ordering::SeqCst) && begun.elapsed().as_secs() < 5 {
-            if in_vain() {
+            if is_cancelled() {
                 return Err(ControlError::new(Errno::ECANCELED, "nobody waits"));
             }
             std::thread::yield_now();
@@ -97,7 +97,7 @@ impl PlaneDisk for DoubleDisk {
 
     fn status(&self) -> Result<PlaneStatus> {
         let image = lock(&self.image);
-        let standby = lock(&self.wishes).secondary.clone();
+        let standby = lock(&self.taps).secondary.clone();
         let layer = |image: &String| PlaneImage {
             kind: ImageKind::Raw,
             path: image.split_once(':').map_or_else(String::new, |(_, path)| path.to_owned()),
@@ -117,18 +117,18 @@ impl PlaneDisk for DoubleDisk {
         })
     }
 
-    fn pause(&self, in_vain: &dyn Fn() -> bool) -> Result<()> {
-        self.wait(in_vain)?;
+    fn pause(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()> {
+        self.wait(is_cancelled)?;
         *lock(&self.image) = None;
         Ok(())
     }
 
-    fn resume(&self, image: &ImageSource, wishes: &Wishes) -> Result<()> {
+    fn resume(&self, image: &ImageSource, taps: &TapRequest) -> Result<()> {
         if self.fail_resume.load(Ordering::SeqCst) {
             return Err(ControlError::new(Errno::EIO, "the image cannot be read"));
         }
         *lock(&self.image) = Some(image.text());
-        *lock(&self.wishes) = wishes.clone();
+        *lock(&self.taps) = taps.clone();
         Ok(())
     }
 
@@ -300,12 +300,12 @@ fn second_images_and_logs_reach_the_disk_and_are_given_anew_at_each_resume() {
     let plane = table.disk(*minor).expect("there").opened().expect("open");
     let marker = Some(run.enospc_marker(*minor));
     let standby = Secondary { image: ImageSource::Leaf("vhd:/s".into()), marker };
-    assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(standby), log: Some("/l".into()) });
+    assert_eq!(*lock(&plane.taps), TapRequest { secondary: Some(standby), log: Some("/l".into()) });
     table.ask(Pause { minor: *minor }).expect("pauses");
     assert_eq!(errno(table.ask(MirrorPivot { minor: *minor })), Errno::EINVAL);
     table.ask(Resume { secondary: second("/t"), ..Resume::of(*minor) }).expect("goes on");
     let mirror = Secondary { image: ImageSource::Leaf("vhd:/t".into()), marker: None };
-    assert_eq!(*lock(&plane.wishes), Wishes { secondary: Some(mirror), log: None });
+    assert_eq!(*lock(&plane.taps), TapRequest { secondary: Some(mirror), log: None });
     assert_eq!(errno(table.ask(MirrorPivot { minor: *minor })), Errno::EOPNOTSUPP);
 }
 
@@ -321,7 +321,7 @@ fn a_standby_that_waits_stays_until_another_second_image_or_none_is_named() {
         table.ask(Pause { minor: *minor }).expect("pauses");
         let secondary = secondary.map(str::to_string);
         table.ask(Resume { secondary, ..Resume::of(*minor) }).expect("goes on");
-        lock(&plane.wishes).secondary.clone()
+        lock(&plane.taps).secondary.clone()
     };
     assert_eq!(again(None), Some(standby.clone()));
     assert_eq!(again(None), Some(standby));
@@ -465,7 +465,7 @@ fn a_close_can_be_left_and_keeps_its_clients() {
 #[test]
 fn the_end_does_not_wait_for_a_stuck_storage_for_ever() {
     let mut setting = setting();
-    setting.table.patience = Duration::from_millis(50);
+    setting.table.quit_time = Duration::from_millis(50);
     let Setting { table, minor, .. } = &setting;
     table.ask(image(*minor, "vhd:/a")).expect("opens");
     table.plane.busy.store(true, Ordering::SeqCst);

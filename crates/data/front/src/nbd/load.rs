@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tapio_load::{Load, LoadReport, Places};
 use tapio_nbd::socket::write_all;
 
-use super::client::{Address, Client, ClientError, Wishes};
+use super::client::{Address, Client, ClientError, ClientOptions};
 use super::wire::{
     ReplyHeader, RequestHeader, Style, chunk, command, command_flag, error, parse_reply, put_request,
 };
@@ -22,13 +22,13 @@ use super::wire::{
 /// A connection that cannot be made or breaks, an answer that is none, or an export smaller than a request.
 pub fn run(
     address: &Address,
-    wishes: &Wishes,
+    options: &ClientOptions,
     load: &Load,
     connections: usize,
 ) -> Result<LoadReport, ClientError> {
     let mut threads = Vec::with_capacity(connections);
     for index in 0..connections.max(1) {
-        let client = Client::connect(address, wishes, Duration::from_secs(10))?;
+        let client = Client::connect(address, options, Duration::from_secs(10))?;
         let load = Load { seed: load.seed.wrapping_add(index as u64 * 0x9e37_79b9), ..*load };
         threads.push(std::thread::spawn(move || drive(client, load)));
     }

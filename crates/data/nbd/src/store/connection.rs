@@ -189,14 +189,14 @@ impl Inner {
     fn down(self: &Rc<Self>) {
         let now = self.tasks().turn_ns();
         self.down_since.set(Some(now));
-        let patience = self.target.reconnect.as_nanos() as u64;
-        if patience == 0 {
+        let limit = self.target.reconnect.as_nanos() as u64;
+        if limit == 0 {
             return self.refuse();
         }
         let me: Weak<Self> = Rc::downgrade(self);
         let tasks = self.tasks().clone();
         self.tasks().spawn(async move {
-            tasks.sleep_until(now + patience).await;
+            tasks.sleep_until(now + limit).await;
             if let Some(inner) = me.upgrade()
                 && inner.down_since.get() == Some(now)
             {
@@ -222,7 +222,7 @@ impl Inner {
     }
 
     /// Cuts connections on which a request has waited too long for its answer. Sleeps as long as nothing is in flight.
-    pub(super) async fn watch(self: Rc<Self>, patience_ns: u64) {
+    pub(super) async fn watch(self: Rc<Self>, limit_ns: u64) {
         while !self.closing.get() {
             let oldest = {
                 let mut slots = self.slots.borrow_mut();
@@ -236,24 +236,24 @@ impl Inner {
             let Some(oldest) = oldest else {
                 self.busy.wait(tasks).await;
                 // It is queued, perhaps not sent yet: the first look comes when the first answer could be late.
-                self.stopped.wait_until(tasks, tasks.turn_ns() + patience_ns).await;
+                self.stopped.wait_until(tasks, tasks.turn_ns() + limit_ns).await;
                 continue;
             };
-            if tasks.turn_ns() < oldest + patience_ns {
-                self.stopped.wait_until(tasks, oldest + patience_ns).await;
+            if tasks.turn_ns() < oldest + limit_ns {
+                self.stopped.wait_until(tasks, oldest + limit_ns).await;
                 continue;
             }
-            self.cut_silent(patience_ns);
+            self.cut_silent(limit_ns);
             tasks.yield_now().await;
         }
     }
 
-    fn cut_silent(&self, patience_ns: u64) {
+    fn cut_silent(&self, limit_ns: u64) {
         let now = self.tasks().turn_ns();
         let mut silent = Vec::new();
         for (_, slot) in self.slots.borrow_mut().iter_mut() {
             if let State::Flying(number) = slot.state
-                && now >= slot.sent_ns + patience_ns
+                && now >= slot.sent_ns + limit_ns
             {
                 // Counted once: the connection is about to end, and with it this flight.
                 slot.silences += 1;
@@ -263,7 +263,7 @@ impl Inner {
         }
         let connections = self.connections.borrow().clone();
         for connection in connections.iter().filter(|connection| silent.contains(&connection.number)) {
-            self.break_off(connection, &format!("no answer within {} s", patience_ns / 1_000_000_000));
+            self.break_off(connection, &format!("no answer within {} s", limit_ns / 1_000_000_000));
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tapio_ring::uring::Uring;
 
-use crate::client::{Address, ClientError, ExportInfo, Haggle, Wishes};
+use crate::client::{Address, ClientError, ClientOptions, ExportInfo, Haggle};
 use crate::target::{Endpoint, Target};
 use crate::tls::{Status, TlsClient};
 use crate::wire::{Style, option_reply};
@@ -104,12 +104,12 @@ fn talk(
     deadline: Instant,
 ) -> Result<Dialled, ClientError> {
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let wishes = Wishes::all(target.export.as_str());
+    let options = ClientOptions::all(target.export.as_str());
     let mut haggle = Haggle::begin(address, left)?;
     if let Some(tls) = tls {
         haggle = haggle.start_tls(tls)?;
     }
-    let client = haggle.go(&wishes, left)?;
+    let client = haggle.go(&options, left)?;
     let (style, allocation, export) = (client.style(), client.allocation_id(), client.export().clone());
     let tls = client.tls().cloned();
     Ok(Dialled { fd: client.into_fd(), export, style, allocation, tls })

@@ -17,7 +17,7 @@ use tapio_types::Access;
 use tempfile::TempDir;
 
 /// Every wait of a test is bounded by this.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs `story` on a data thread of its own, with what it reported.
 pub fn on_ring<T: 'static, F>(story: impl FnOnce(Uring) -> F) -> T
@@ -28,7 +28,7 @@ where
     let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
     let tasks = uring.tasks().clone();
     let mut executor = Executor::new(tasks.clone(), Inbox::<()>::new(1), |()| async {}, polling);
-    let limit = Instant::now() + 2 * SOON;
+    let limit = Instant::now() + 2 * TIMEOUT;
     // A wake-up now and then, so that a story that hangs is found out.
     let ticks = tasks.clone();
     tasks.spawn(async move {
@@ -141,7 +141,7 @@ impl Server {
     pub fn start(place: &Place, program: &str, arguments: &[&str]) -> Self {
         let mut child =
             Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + TIMEOUT;
         while UnixStream::connect(place.socket()).is_err() {
             if let Some(status) = child.try_wait().unwrap() {
                 panic!("{program} {arguments:?} ended with {status}");

@@ -150,14 +150,14 @@ impl Server {
         });
     }
 
-    /// Takes no more connections, and lets calls in flight end within `patience`. A client that waits for events is
+    /// Takes no more connections, and lets calls in flight end within `limit`. A client that waits for events is
     /// told to come back. Returns whether everything ended.
-    pub async fn close(self, patience: Duration) -> bool {
+    pub async fn close(self, limit: Duration) -> bool {
         self.end.send_replace(true);
         let Self { shared, end: _end } = self;
         let alive = shared.alive.clone();
         drop(shared);
-        tokio::time::timeout(patience, alive.closed()).await.is_ok()
+        tokio::time::timeout(limit, alive.closed()).await.is_ok()
     }
 }
 

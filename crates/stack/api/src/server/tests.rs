@@ -15,7 +15,7 @@ use super::*;
 use crate::door::BoxFuture;
 
 /// What a test's client waits at most.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A toolstack with a few messages.
 #[derive(Default)]
@@ -147,8 +147,8 @@ fn limits(change: impl FnOnce(&mut ServerLimits)) -> ServerOptions {
 impl Fixture {
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("connected");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+        stream.set_write_timeout(Some(TIMEOUT)).expect("a timeout");
         stream
     }
 
@@ -178,7 +178,7 @@ impl Fixture {
     }
 
     fn until(&self, what: &str, mut holds: impl FnMut(&Double) -> bool) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while !holds(&self.double) {
             assert!(Instant::now() < until, "never: {what}");
             thread::sleep(Duration::from_millis(2));
@@ -327,7 +327,7 @@ fn sizes_are_bounded() {
     // Three bodies that are not complete hold the memory that a fourth one needs.
     // One of them may be refused for a small one that was quicker, so there is always another.
     let mut held = Vec::new();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         let mut stream = fixture.connect();
         stream.write_all(head("Content-Length: 100000").as_bytes()).expect("sent");
@@ -340,7 +340,7 @@ fn sizes_are_bounded() {
         assert!(status == 200 && Instant::now() < until, "{status}");
     }
     drop(held);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while fixture.ask(&post("/", &xml("echo"))).0 != 200 {
         assert!(Instant::now() < until, "the memory came not back");
     }
@@ -350,7 +350,7 @@ fn sizes_are_bounded() {
 fn an_error_that_comes_before_the_upload_was_read_arrives() {
     let fixture = fixture(limits(|limits| {
         limits.body_len_max = 100_000;
-        limits.linger_time = PATIENCE;
+        limits.linger_time = TIMEOUT;
     }));
     // More than the buffers of both ends hold, so that the client is still sending when it is refused.
     let body = vec![b'x'; 32 << 20];
@@ -373,7 +373,7 @@ fn a_client_that_never_ends_its_upload_is_left() {
     stream.write_all(head.as_bytes()).expect("sent");
     let started = Instant::now();
     while stream.write_all(&[b'x'; 65_536]).is_ok() {
-        assert!(started.elapsed() < PATIENCE, "it may send for ever");
+        assert!(started.elapsed() < TIMEOUT, "it may send for ever");
     }
 }
 
@@ -397,13 +397,13 @@ fn whoever_is_slow_is_cut_off() {
         if dripping.write_all(&[*byte]).is_err() {
             break;
         }
-        assert!(started.elapsed() < PATIENCE, "it may drip for ever");
+        assert!(started.elapsed() < TIMEOUT, "it may drip for ever");
         thread::sleep(Duration::from_millis(20));
     }
     let (status, text) = fixture.ask(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n<");
     assert!(status == 408 && text.contains("not complete"), "{text}");
     // A second head has its own time, and between two requests there is more.
-    let patient = fixture_with_idle(PATIENCE);
+    let patient = fixture_with_idle(TIMEOUT);
     let mut idle = patient.connect();
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
@@ -427,7 +427,7 @@ fn whoever_does_not_read_its_answer_loses_it() {
     let mut deaf = fixture.connect();
     deaf.write_all(&post("/", &xml("large"))).expect("sent");
     // It has the one place until it is closed.
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while fixture.ask(&post("/", &xml("echo"))).0 != 200 {
         assert!(Instant::now() < until, "it keeps its place");
         thread::sleep(Duration::from_millis(20));
@@ -448,7 +448,7 @@ fn connections_are_bounded_for_each_peer() {
     let (status, text) = fixture.ask(b"");
     assert!(status == 429 && text.contains("Too many connections"), "{text}");
     drop(held);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while fixture.ask(&post("/", &xml("echo"))).0 != 200 {
         assert!(Instant::now() < until, "places came not back");
     }
@@ -465,7 +465,7 @@ fn calls_at_work_are_bounded_and_a_client_that_leaves_loses_nothing() {
     // One that waits, and leaves: it is never begun.
     let mut third = fixture.connect();
     third.write_all(&post("/", &xml("slow"))).expect("sent");
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let said = loop {
         assert!(Instant::now() < until, "nobody is refused");
         if let Some(said) = fixture.soon(&post("/jsonrpc", &json("echo"))) {
@@ -491,7 +491,7 @@ fn calls_at_work_are_bounded_and_a_client_that_leaves_loses_nothing() {
     drop(held.pop());
     fixture.double.release();
     assert_eq!(answer(&mut held[0]).0, 200);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while fixture.ask(&post("/", &xml("echo"))).0 != 200 {
         assert!(Instant::now() < until, "places came not back");
     }
@@ -535,10 +535,10 @@ fn the_end_waits_for_calls_and_ends_waits() {
     fixture
         .until("both at work", |double| double.started() == 1 && double.waiting.load(Ordering::SeqCst) == 1);
     let server = fixture.server.take().expect("not closed yet");
-    let closing = fixture.runtime.spawn(server.close(PATIENCE));
+    let closing = fixture.runtime.spawn(server.close(TIMEOUT));
     assert_eq!(answer(&mut listener).0, 503);
     assert_eq!(idle.read(&mut [0; 64]).expect("the end"), 0);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while TcpStream::connect(fixture.address).is_ok() {
         assert!(Instant::now() < until, "it still listens");
     }
@@ -613,7 +613,7 @@ fn a_unix_socket_tells_who_calls() {
         fixture.server.as_ref().expect("a server").listen_unix(listener);
     });
     let mut stream = std::os::unix::net::UnixStream::connect(&path).expect("connected");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     let body = json("who");
     let text = format!(
         "POST /jsonrpc HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",

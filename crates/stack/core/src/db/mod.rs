@@ -121,7 +121,7 @@ impl Db {
         }
         for row in store.list(GONE).map_err(failed)? {
             if let Some(gone) = read_gone(&row) {
-                tables.bury(gone);
+                tables.note_gone(gone);
             }
         }
         Ok(Self::load(store, promised, tables))

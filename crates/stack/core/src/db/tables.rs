@@ -201,7 +201,7 @@ impl Tables {
             table.volatile = table.volatile.saturating_sub(1);
         }
         self.by_time.remove(&(object.modified, class.name, reference.to_owned()));
-        self.bury(Gone {
+        self.note_gone(Gone {
             class,
             reference: reference.to_owned(),
             created: object.created,
@@ -216,7 +216,7 @@ impl Tables {
     }
 
     /// Remembers an end, and forgets the oldest beyond [`GONE_MAX`].
-    pub(super) fn bury(&mut self, gone: Gone) {
+    pub(super) fn note_gone(&mut self, gone: Gone) {
         self.gone.insert((gone.deleted, gone.class.name, gone.reference.clone()), gone);
         while self.gone.len() > GONE_MAX {
             let Some((_, oldest)) = self.gone.pop_first() else { break };

@@ -31,7 +31,7 @@ const KILLED: Duration = Duration::from_secs(5);
 /// How long a conversation is kept for the next step.
 const KEPT: Duration = Duration::from_secs(1);
 /// How long an answer without work behind it may take.
-const SOON: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The real ones.
 #[derive(Debug)]
@@ -412,7 +412,7 @@ impl Backend for Processes {
     fn serves(&self, process: Process, minor: u16, until: Instant) -> bool {
         let disks = (|| {
             let mut client = OwnClient::connect(&self.run, process.pid)?;
-            client.call(&command::List {}, &[], Some(left(until).min(SOON)))
+            client.call(&command::List {}, &[], Some(left(until).min(REPLY_TIMEOUT)))
         })();
         disks.is_ok_and(|disks| {
             disks

@@ -12,7 +12,7 @@ use super::{LABEL, SIZE_MIN};
 use crate::command;
 use crate::errors;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A device that may become an SR.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Claim {
             lvm::remove(sr, || ())?;
         }
         if self.is_marked {
-            command::run_well("wipefs", &["-a", "-f", "-q", &path], PATIENCE)
+            command::run_well("wipefs", &["-a", "-f", "-q", &path], TIMEOUT)
                 .map_err(|error| errors::fail(54, format_args!("cannot wipe {path}: {error}")))?;
         }
         self.device.check_free()

@@ -19,7 +19,7 @@ use crate::mount;
 use crate::probe::parse_blkid;
 use crate::traits::Config;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// So many devices make one SR at most.
 const DEVICES_MAX: usize = 32;
 
@@ -116,7 +116,7 @@ impl Device {
     /// What it holds.
     pub(super) fn signature(&self) -> Result<Signature, ApiError> {
         let path = self.path.to_string_lossy();
-        let output = command::run("blkid", &["-p", "-o", "export", &path], PATIENCE).map_err(|error| {
+        let output = command::run("blkid", &["-p", "-o", "export", &path], TIMEOUT).map_err(|error| {
             let next = if error.is_missing { ": install util-linux" } else { "" };
             errors::fail(91, format_args!("cannot see what {path} holds: {error}{next}"))
         })?;

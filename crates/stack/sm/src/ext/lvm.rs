@@ -15,7 +15,7 @@ use crate::dir::facts::plain_uuid;
 use crate::errors;
 use crate::traits::Ctx;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const PREFIX: &str = "XSLocalEXT-";
 /// Data of a volume over several devices change the device after so many KiB.
 const STRIPE_KIB: &str = "2048";
@@ -41,9 +41,9 @@ pub(super) enum Owner {
 /// Runs one of LVM's programs.
 fn run(program: &str, arguments: &[&str]) -> Result<String, Failure> {
     if Path::new(UDEV).exists() {
-        return command::run_well(program, arguments, PATIENCE);
+        return command::run_well(program, arguments, TIMEOUT);
     }
-    command::run_well(program, &[&["--config", WITHOUT_UDEV], arguments].concat(), PATIENCE)
+    command::run_well(program, &[&["--config", WITHOUT_UDEV], arguments].concat(), TIMEOUT)
 }
 
 /// Whether this host can do it: the kernel's device-mapper and the tools.
@@ -55,7 +55,7 @@ pub(super) fn is_there() -> bool {
     if opened.is_err() {
         return false;
     }
-    if TOOLS.get().is_none() && command::run_well("lvm", &["version"], PATIENCE).is_ok() {
+    if TOOLS.get().is_none() && command::run_well("lvm", &["version"], TIMEOUT).is_ok() {
         let _ = TOOLS.set(());
     }
     TOOLS.get().is_some()

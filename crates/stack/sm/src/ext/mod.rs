@@ -34,7 +34,7 @@ const LABEL: &str = "tapio-sr";
 /// Nothing smaller becomes an SR.
 const SIZE_MIN: u64 = 64 << 20;
 /// Making and checking file systems of many terabytes takes a while.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const TIMEOUT: Duration = Duration::from_secs(1800);
 /// A child that was forked meanwhile, and has not got to its own program yet, has the same files open for a moment.
 const SETTLING: Duration = Duration::from_millis(500);
 /// What is wiped of a file system: every one has its mark in its first part.
@@ -101,7 +101,7 @@ impl FileSystem {
                 arguments.push(&device);
             }
         }
-        command::run_well(program, &arguments, PATIENCE).map(|_| ()).map_err(|error| {
+        command::run_well(program, &arguments, TIMEOUT).map(|_| ()).map_err(|error| {
             let package = if self == Self::Ext4 { "e2fsprogs" } else { "xfsprogs" };
             let next = if error.is_missing { format!(": install {package}") } else { String::new() };
             errors::fail(57, format_args!("{device}: {error}{next}"))
@@ -114,7 +114,7 @@ impl FileSystem {
             return Ok(());
         }
         let text = device.to_string_lossy();
-        match command::run("fsck.ext4", &["-p", &text], PATIENCE) {
+        match command::run("fsck.ext4", &["-p", &text], TIMEOUT) {
             // 1: put in order; 2: the same, and a reboot is wise, which concerns mounted file systems.
             Ok(output) if matches!(output.status, Some(0..=2)) => Ok(()),
             Ok(output) => {

@@ -214,14 +214,14 @@ impl Link {
     }
 
     /// The next message; none where none came for so long.
-    fn receive(&mut self, patience: Duration) -> Result<Option<FromWorker>, Failure> {
+    fn receive(&mut self, limit: Duration) -> Result<Option<FromWorker>, Failure> {
         let mut piece = [0; 32 << 10];
         loop {
             if let Some(message) = self.frames.take().map_err(|why| Failure::Nonsense(why.to_string()))? {
                 return Ok(Some(message));
             }
             let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            let timeout = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
+            let timeout = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
             // SAFETY: one structure is passed, and the count says so.
             if unsafe { libc::poll(&raw mut poll, 1, timeout) } <= 0 {
                 return Ok(None);

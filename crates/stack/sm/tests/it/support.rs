@@ -233,11 +233,11 @@ pub fn blocks(chain: &ChainSpec) -> u32 {
 }
 
 /// What a child that is to die may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Whether a child died at its step, rather than finish; `what` it was to do.
 pub fn died(mut child: Child, what: &str) -> bool {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match child.try_wait().unwrap() {
             Some(status) => {

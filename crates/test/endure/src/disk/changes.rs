@@ -18,7 +18,7 @@ const LEN_MAX: u64 = 160 << 20;
 const MIB: u64 = 1 << 20;
 
 /// A busy host may not manage to hold requests back for so short a time: then nothing has changed.
-const LATE: i32 = libc::ETIMEDOUT;
+const TIMED_OUT: i32 = libc::ETIMEDOUT;
 
 pub fn snapshot(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     if subject.chain.len() >= DEPTH_MAX {
@@ -26,7 +26,7 @@ pub fn snapshot(subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     }
     let leaf = subject.fresh("vhd");
     let taken = subject.disk(&["snapshot"], &[text(&leaf)]);
-    if subject.judge("live snapshot", &taken, storage.allowed(&[LATE]))? {
+    if subject.judge("live snapshot", &taken, storage.allowed(&[TIMED_OUT]))? {
         subject.chain.insert(0, Image::vhd(leaf));
     }
     subject.assert_leaf()
@@ -45,7 +45,7 @@ fn committed(
     // Documented limits: a parent that is smaller than its child and has no room to grow while it is used.
     let small = finished.stderr.contains("a fixed VHD grows only while it is paused")
         || finished.stderr.contains("pause the disk, use 'vhd-util resize");
-    let allowed: &[i32] = if late || full || small { &[libc::EIO, LATE, libc::ENOSPC] } else { &[] };
+    let allowed: &[i32] = if late || full || small { &[libc::EIO, TIMED_OUT, libc::ENOSPC] } else { &[] };
     let allowed = [allowed, storage.allowed(&[])].concat();
     subject.judge(action, finished, &allowed)
 }
@@ -132,7 +132,7 @@ pub fn grow(subject: &mut Subject<'_>, _: &Storage) -> Outcome {
         return Ok(());
     }
     let grown = subject.disk_grow(len);
-    if subject.judge("grow", &grown, &[LATE])? {
+    if subject.judge("grow", &grown, &[TIMED_OUT])? {
         larger(subject, len);
     }
     subject.assert_leaf()

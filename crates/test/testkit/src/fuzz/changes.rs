@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use tapio_block::{Beside, Core, CoreOptions};
+use tapio_block::{Core, CoreOptions, TapOptions};
 use tapio_format::FormatError;
 use tapio_format::cbt::{self, BLOCK_LEN, HEADER_LEN, Log, LogHeader};
 use tapio_ring::sim::SimHost;
@@ -78,9 +78,9 @@ fn disk_on(bytes: Vec<u8>) {
     let mut executor = Executor::new(tapio_ring::Io::tasks(&sim).clone(), inbox, make, polling);
     let layers = vec![LayerSpec { kind: ImageKind::Raw, path: disk.into() }];
     let spec = ChainSpec { layers, access: Access::ReadWrite };
-    let beside = Beside { log: Some(path.into()), ..Beside::default() };
+    let taps = TapOptions { log: Some(path.into()), ..TapOptions::default() };
     let opened = executor.block_on(&sim, &mut (), async move {
-        core.resume_with(&spec, &beside).await?;
+        core.resume_with(&spec, &taps).await?;
         core.close().await
     });
     executor.end(&sim);

@@ -202,7 +202,7 @@ pub fn own_protocol(bytes: &[u8]) {
 fn request(line: &[u8]) {
     match parse_request(line) {
         Ok(request) => {
-            let _ = (request.command.check(0), request.command.check(8), request.command.is_beside());
+            let _ = (request.command.check(0), request.command.check(8), request.command.is_concurrent());
             let text = serde_json::to_vec(&request.command).expect("a command can be written");
             let again: Command = serde_json::from_slice(&text).expect("what was written can be read");
             assert_eq!(again, request.command);

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use tapio_block::Geometry;
-use tapio_front::nbd::client::{Client, Haggle, Wishes};
+use tapio_front::nbd::client::{Client, ClientOptions, Haggle};
 use tapio_front::nbd::foreign::{Action, Failure, Session, check, payload_len};
 use tapio_front::nbd::limits::OPTION_LEN_MAX;
 use tapio_front::nbd::wire::{
@@ -155,8 +155,8 @@ pub fn nbd_replies(bytes: &[u8]) {
             left = &left[len..];
         }
     }
-    let wishes = Wishes { export: "disk".into(), style: style(choice), allocation: choice & 4 != 0 };
-    let mut stream = if choice & 8 == 0 { Vec::new() } else { agreeable(&wishes) };
+    let options = ClientOptions { export: "disk".into(), style: style(choice), allocation: choice & 4 != 0 };
+    let mut stream = if choice & 8 == 0 { Vec::new() } else { agreeable(&options) };
     stream.extend_from_slice(rest);
     // The server may say everything before it is asked; then it only listens.
     let Ok((ours, mut theirs)) = UnixStream::pair() else { return };
@@ -169,7 +169,7 @@ pub fn nbd_replies(bytes: &[u8]) {
         let _ = (haggle.list(), haggle.info("disk"));
         return;
     }
-    if let Ok(client) = haggle.go(&wishes, WITHIN) {
+    if let Ok(client) = haggle.go(&options, WITHIN) {
         ask(client, choice);
     }
 }
@@ -202,17 +202,17 @@ fn ask(mut client: Client, choice: u8) {
 }
 
 /// What a friendly server says up to the transmission phase.
-pub fn agreeable(wishes: &Wishes) -> Vec<u8> {
+pub fn agreeable(options: &ClientOptions) -> Vec<u8> {
     let mut out = Vec::new();
     out.extend_from_slice(&MAGIC.to_be_bytes());
     out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
     out.extend_from_slice(&3u16.to_be_bytes());
-    match wishes.style {
+    match options.style {
         Style::Simple => {}
         Style::Structured => reply(&mut out, option::STRUCTURED_REPLY, option_reply::ACK, &[]),
         Style::Extended => reply(&mut out, option::EXTENDED_HEADERS, option_reply::ACK, &[]),
     }
-    if wishes.allocation && wishes.style >= Style::Structured {
+    if options.allocation && options.style >= Style::Structured {
         let context = [&1u32.to_be_bytes()[..], b"base:allocation"].concat();
         reply(&mut out, option::SET_META_CONTEXT, option_reply::META_CONTEXT, &context);
         reply(&mut out, option::SET_META_CONTEXT, option_reply::ACK, &[]);

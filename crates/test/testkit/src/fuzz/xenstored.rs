@@ -160,7 +160,7 @@ pub(super) fn xenstored_session(mut bytes: &[u8]) {
                 world.server.receive(id, &[&header[..], payload.as_bytes()].concat());
                 debug_assert_eq!(header.len(), HEADER_LEN);
                 // The target carries no requests out that the server leaves open.
-                world.server.wishes.clear();
+                world.server.actions.clear();
             }
         }
         world.check();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::json;
 
-use super::client::{Client, Door, Encoding};
+use super::client::{Client, Encoding, Transport};
 use super::daemon::Daemon;
 use super::{MIB, ms};
 use crate::measure::interrupted;
@@ -18,7 +18,7 @@ use crate::medians::median;
 pub struct Calls {
     pub method: &'static str,
     pub encoding: Encoding,
-    pub door: Door,
+    pub door: Transport,
     pub connections: usize,
     pub calls: usize,
     pub calls_per_second: f64,
@@ -47,14 +47,16 @@ pub struct AllRecords {
 
 const METHODS: [&str; 2] = ["VDI.get_name_label", "VDI.get_record"];
 
-fn connect(daemon: &Daemon, door: Door, encoding: Encoding) -> Result<Client, String> {
+fn connect(daemon: &Daemon, door: Transport, encoding: Encoding) -> Result<Client, String> {
     match door {
-        Door::Unix => Client::unix(&daemon.socket(), encoding, &daemon.session),
-        Door::Https => Client::https(&daemon.https, &daemon.place.certificate(), encoding, &daemon.session),
+        Transport::Unix => Client::unix(&daemon.socket(), encoding, &daemon.session),
+        Transport::Https => {
+            Client::https(&daemon.https, &daemon.place.certificate(), encoding, &daemon.session)
+        }
     }
 }
 
-/// All combinations of message, encoding, [`Door`], and number of connections.
+/// All combinations of message, encoding, [`Transport`], and number of connections.
 pub fn rates(
     daemon: &Daemon,
     time: Duration,
@@ -64,7 +66,7 @@ pub fn rates(
     let vdi = daemon.make_vdi(&mut daemon.client()?, "asked about", 8 * MIB)?;
     let mut rows = Vec::new();
     for method in METHODS {
-        for door in [Door::Unix, Door::Https] {
+        for door in [Transport::Unix, Transport::Https] {
             for encoding in [Encoding::Json, Encoding::Xml] {
                 for count in connections {
                     if interrupted() {
@@ -82,7 +84,7 @@ pub fn rates(
 fn rate(
     daemon: &Daemon,
     method: &'static str,
-    (door, encoding): (Door, Encoding),
+    (door, encoding): (Transport, Encoding),
     connections: usize,
     time: Duration,
     vdi: &str,
@@ -165,7 +167,7 @@ pub fn many(daemon: &Daemon, vdis: usize, rounds: usize, on_found: &mut dyn FnMu
     on_found();
     let mut get_all_records = Vec::new();
     for encoding in [Encoding::Json, Encoding::Xml] {
-        let mut client = connect(daemon, Door::Unix, encoding)?;
+        let mut client = connect(daemon, Transport::Unix, encoding)?;
         let request = client.prepare("VDI.get_all_records", &[]);
         let (mut times, mut bytes) = (Vec::new(), 0);
         for _ in 0..rounds {

@@ -34,7 +34,7 @@ pub enum Encoding {
 /// Where the daemon is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Door {
+pub enum Transport {
     /// Its UNIX socket.
     Unix,
     /// TLS on loopback.

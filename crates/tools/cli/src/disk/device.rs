@@ -10,7 +10,7 @@ use tapio_control::{
 };
 use tapio_types::DeviceHow;
 
-use super::SOON;
+use super::REPLY_TIMEOUT;
 use tapio_report::failure::{Result, print, print_json};
 
 /// Longest wait for a device: the process has its own, shorter limits for each step.
@@ -118,7 +118,7 @@ fn find(run: &RunDir, minor: u16) -> Result<(OwnClient, DiskEntry)> {
         }
         // One that ended meanwhile, or a foreign tapdisk, has no disk for us.
         let Ok(mut client) = OwnClient::connect(run, process.id) else { continue };
-        let disks = client.call(&ask::List {}, &[], SOON)?;
+        let disks = client.call(&ask::List {}, &[], REPLY_TIMEOUT)?;
         if let Some(disk) = disks.into_iter().find(|disk| disk.minor == minor) {
             return Ok((client, disk));
         }

@@ -8,7 +8,7 @@ use tapio_control::command as ask;
 use tapio_control::{ControlError, Errno, OwnClient, ProcessState, RunDir, processes};
 use tapio_types::parse_bytes;
 
-use super::SOON;
+use super::REPLY_TIMEOUT;
 use tapio_report::failure::{Result, print, print_json};
 
 #[derive(Debug, Args)]
@@ -54,7 +54,7 @@ fn find(run: &RunDir, disk: &str) -> Result<(i32, OwnClient, u16)> {
         }
         // A foreign process, or one that has just ended, is none that could be asked.
         let Ok(mut client) = OwnClient::connect(run, process.id) else { continue };
-        let disks = client.call(&ask::List {}, &[], SOON)?;
+        let disks = client.call(&ask::List {}, &[], REPLY_TIMEOUT)?;
         match (minor, disks.as_slice()) {
             (Some(minor), disks) if disks.iter().any(|disk| disk.minor == minor) => {
                 return Ok((pid, client, minor));

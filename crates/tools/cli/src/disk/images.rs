@@ -8,12 +8,12 @@ use tapio_control::{ControlError, Errno, JobReport, JobStatus, OwnClient, RunDir
 use tapio_types::parse_bytes;
 
 use super::progress::{self, Stand};
-use super::{SOON, Which, absolute, tell};
+use super::{REPLY_TIMEOUT, Which, absolute, tell};
 use tapio_report::failure::{Result, print, print_json};
 use tapio_report::size::size;
 
 /// How often in a row a disk may be too busy to say how far a job is; each time it is waited for two seconds.
-const LATE_MAX: u32 = 150;
+const TIMEOUTS_MAX: u32 = 150;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
@@ -117,7 +117,7 @@ pub fn commit(run: &RunDir, arguments: &Commit) -> Result<()> {
     let image = absolute(&arguments.image)?;
     let ask = ask::Commit { minor, image, rate: arguments.rate, force: arguments.force };
     let mut client = OwnClient::connect(run, arguments.which.pid)?;
-    let mut report = client.call(&ask, &[], SOON)?;
+    let mut report = client.call(&ask, &[], REPLY_TIMEOUT)?;
     if !arguments.detach {
         report = follow(&mut client, minor, report.id)?;
     }
@@ -139,16 +139,16 @@ pub fn job(run: &RunDir, command: Job) -> Result<()> {
             print(&format!("{}\n", line(&report)))
         }
         Job::Cancel { which, id } => {
-            tell(run, which.pid, &ask::JobCancel { minor: which.minor, job: id }, SOON).map(drop)
+            tell(run, which.pid, &ask::JobCancel { minor: which.minor, job: id }, REPLY_TIMEOUT).map(drop)
         }
         Job::Rate { which, id, rate } => {
-            tell(run, which.pid, &ask::JobRate { minor: which.minor, job: id, rate }, SOON).map(drop)
+            tell(run, which.pid, &ask::JobRate { minor: which.minor, job: id, rate }, REPLY_TIMEOUT).map(drop)
         }
     }
 }
 
 fn list(client: &mut OwnClient, minor: u16) -> Result<Vec<JobReport>> {
-    client.call(&ask::JobList { minor }, &[], SOON)
+    client.call(&ask::JobList { minor }, &[], REPLY_TIMEOUT)
 }
 
 const fn word(status: JobStatus) -> &'static str {
@@ -186,7 +186,7 @@ fn follow(client: &mut OwnClient, minor: u16, id: u32) -> Result<JobReport> {
     let mut late = 0;
     progress::follow(|| {
         let jobs = match list(client, minor) {
-            Err(error) if error.errno == Errno::ETIMEDOUT && late < LATE_MAX => {
+            Err(error) if error.errno == Errno::ETIMEDOUT && late < TIMEOUTS_MAX => {
                 late += 1;
                 return Ok(Stand { done: 0, total: 1, end: None });
             }

@@ -9,7 +9,7 @@ use tapio_stat::ShmRoot;
 use tapio_stat::pool::{PoolInfo, pools};
 use tapio_types::IoLimits;
 
-use super::SOON;
+use super::REPLY_TIMEOUT;
 use tapio_report::failure::{Result, print, print_json};
 
 #[derive(Debug, Args)]
@@ -93,9 +93,9 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     let limits = arguments.limits()?;
     let mut client = find(run, minor, arguments.pid)?;
     if let Some(limits) = limits {
-        client.call(&ask::SetLimits { minor, limits }, &[], SOON)?;
+        client.call(&ask::SetLimits { minor, limits }, &[], REPLY_TIMEOUT)?;
     }
-    let report = client.call(&ask::Limits { minor }, &[], SOON)?;
+    let report = client.call(&ask::Limits { minor }, &[], REPLY_TIMEOUT)?;
     if arguments.json {
         return print_json(&report);
     }
@@ -112,7 +112,7 @@ fn find(run: &RunDir, minor: u16, pid: Option<i32>) -> Result<OwnClient> {
         let ProcessState::Live { .. } = process.state else { continue };
         // Foreign, or it ended between the two questions.
         let Ok(mut client) = OwnClient::connect(run, process.id) else { continue };
-        let disks = client.call(&ask::List {}, &[], SOON)?;
+        let disks = client.call(&ask::List {}, &[], REPLY_TIMEOUT)?;
         if disks.iter().any(|disk| disk.minor == minor) {
             found.push(client);
         }

@@ -6,7 +6,7 @@ use tapio_control::{ControlError, Errno, MirrorCopy, MirrorReport, MirrorState, 
 use tapio_types::parse_bytes;
 
 use super::progress::{self, Stand};
-use super::{SOON, Which, source, tell};
+use super::{REPLY_TIMEOUT, Which, source, tell};
 use tapio_report::failure::{Result, print, print_json};
 use tapio_report::size::size;
 
@@ -98,7 +98,7 @@ pub fn run(run: &RunDir, command: Command) -> Result<()> {
             tell(run, which.pid, &ask::MirrorResume { minor: which.minor }, None).map(drop)
         }
         Command::Rate { which, rate } => {
-            tell(run, which.pid, &ask::MirrorRate { minor: which.minor, rate }, SOON).map(drop)
+            tell(run, which.pid, &ask::MirrorRate { minor: which.minor, rate }, REPLY_TIMEOUT).map(drop)
         }
         Command::Cancel { which } => {
             tell(run, which.pid, &ask::MirrorCancel { minor: which.minor }, None).map(drop)
@@ -134,7 +134,7 @@ fn begin(run: &RunDir, start: &Start) -> Result<()> {
 }
 
 fn ask(client: &mut OwnClient, minor: u16) -> Result<Option<MirrorReport>> {
-    client.call(&ask::MirrorStatus { minor }, &[], SOON)
+    client.call(&ask::MirrorStatus { minor }, &[], REPLY_TIMEOUT)
 }
 
 fn status(run: &RunDir, which: Which, json: bool, wait: bool) -> Result<()> {

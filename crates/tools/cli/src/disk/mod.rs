@@ -31,7 +31,7 @@ use tapio_types::parse_type_and_path;
 use tapio_report::failure::{Result, print, print_json};
 
 /// Longest wait for an answer that does not depend on the guest's requests.
-const SOON: Option<Duration> = Some(Duration::from_secs(30));
+const REPLY_TIMEOUT: Option<Duration> = Some(Duration::from_secs(30));
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
@@ -89,7 +89,7 @@ enum Command {
         #[arg(long)]
         read_only: bool,
         #[command(flatten)]
-        beside: Beside,
+        beside: Taps,
         /// Go on with the second image when the first is full, instead of writing to both
         #[arg(long, requires = "second")]
         standby: bool,
@@ -126,7 +126,7 @@ enum Command {
         #[arg(short, long = "image", value_name = "TYPE:PATH")]
         images: Vec<String>,
         #[command(flatten)]
-        beside: Beside,
+        beside: Taps,
     },
     /// Keep a disk on two storages, and move it from one to the other
     #[command(subcommand)]
@@ -183,7 +183,7 @@ enum Command {
 
 /// What a disk has beside its images from its first request on.
 #[derive(Debug, Args)]
-struct Beside {
+struct Taps {
     /// A second image to which every change goes too
     #[arg(long = "second", value_name = "TYPE:PATH")]
     second: Option<String>,
@@ -192,7 +192,7 @@ struct Beside {
     log: Option<PathBuf>,
 }
 
-impl Beside {
+impl Taps {
     /// The disk process has another working directory than we.
     fn log(&self) -> Result<Option<PathBuf>> {
         self.log.as_deref().map(absolute).transpose()
@@ -352,7 +352,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
                 pool,
             };
             let fds: Vec<_> = key.iter().map(AsFd::as_fd).collect();
-            OwnClient::connect(&run, pid)?.call(&open, &fds, SOON).map(drop)
+            OwnClient::connect(&run, pid)?.call(&open, &fds, REPLY_TIMEOUT).map(drop)
         }
         Command::Close { which: Which { pid, minor }, force } => {
             tell(&run, pid, &ask::Close { minor, force }, None).map(drop)
@@ -363,7 +363,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Resume { which: Which { pid, minor }, images, beside } => {
             let (image, log) = (source(&images)?, beside.log()?);
             let ask = ask::Resume { minor, image, secondary: beside.second, log };
-            tell(&run, pid, &ask, SOON).map(drop)
+            tell(&run, pid, &ask, REPLY_TIMEOUT).map(drop)
         }
         Command::Mirror(command) => mirror::run(&run, command),
         Command::Snapshot(arguments) => images::snapshot(&run, &arguments),
@@ -372,7 +372,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Command::Front(command) => front(&run, command),
         Command::Device(command) => device::run(&run, command),
         Command::Polling { which: Which { pid, minor }, max_us, idle_percent } => {
-            tell(&run, pid, &ask::SetPolling { minor, max_us, idle_percent }, SOON).map(drop)
+            tell(&run, pid, &ask::SetPolling { minor, max_us, idle_percent }, REPLY_TIMEOUT).map(drop)
         }
         Command::Restart(arguments) => restart::run(&run, &arguments),
         Command::Limit(arguments) => limit::run(&run, &arguments),
@@ -387,14 +387,14 @@ fn front(run: &RunDir, command: FrontCommand) -> Result<()> {
             let Which { pid, minor } = add.which;
             let vbd = add.domid.zip(add.devid).map(|(domid, devid)| VbdId { domid, devid });
             let ask = ask::FrontAdd { minor, front: add.front()?, vbd };
-            let added = tell(run, pid, &ask, SOON)?;
+            let added = tell(run, pid, &ask, REPLY_TIMEOUT)?;
             print(&format!("{}\n", added.id))
         }
         FrontCommand::Remove { which: Which { pid, minor }, id, force } => {
-            tell(run, pid, &ask::FrontRemove { minor, front: id, force }, SOON).map(drop)
+            tell(run, pid, &ask::FrontRemove { minor, front: id, force }, REPLY_TIMEOUT).map(drop)
         }
         FrontCommand::List { which: Which { pid, minor }, json } => {
-            let fronts = tell(run, pid, &ask::FrontList { minor }, SOON)?;
+            let fronts = tell(run, pid, &ask::FrontList { minor }, REPLY_TIMEOUT)?;
             if json {
                 return print_json(&fronts);
             }
@@ -459,7 +459,7 @@ fn disks_of(run: &RunDir, id: i32) -> Result<(String, Vec<DiskEntry>)> {
     match OwnClient::connect(run, id) {
         Ok(mut own) => {
             let program = format!("{} {}", own.hello().program, own.hello().program_version);
-            own.call(&ask::List {}, &[], SOON).map(|disks| (program, disks))
+            own.call(&ask::List {}, &[], REPLY_TIMEOUT).map(|disks| (program, disks))
         }
         Err(error) if error.errno == Errno::EPROTO => Ok((String::new(), foreign(run, id)?)),
         Err(error) => Err(error),

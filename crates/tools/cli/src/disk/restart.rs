@@ -10,7 +10,7 @@ use tapio_control::{
     PoolSpec, RunDir, SpawnOptions, VbdState, disk_program, spawn,
 };
 
-use super::SOON;
+use super::REPLY_TIMEOUT;
 use tapio_report::failure::{Result, print};
 
 #[derive(Debug, Args)]
@@ -92,15 +92,15 @@ fn plan(
 
 pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     let mut old = OwnClient::connect(run, arguments.pid)?;
-    let disks = old.call(&ask::List {}, &[], SOON)?;
+    let disks = old.call(&ask::List {}, &[], REPLY_TIMEOUT)?;
     let plans = disks
         .iter()
         .map(|disk| {
             let bounds = match disk.image {
-                Some(_) => old.call(&ask::Limits { minor: disk.minor }, &[], SOON)?,
+                Some(_) => old.call(&ask::Limits { minor: disk.minor }, &[], REPLY_TIMEOUT)?,
                 None => LimitsReport::default(),
             };
-            let report = old.call(&ask::Stats { minor: Some(disk.minor) }, &[], SOON)?;
+            let report = old.call(&ask::Stats { minor: Some(disk.minor) }, &[], REPLY_TIMEOUT)?;
             if let DiskReports::One(report) = report
                 && let Some(beside) = report.beside.first()
             {
@@ -117,7 +117,7 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     let patience = Some(Duration::from_secs(arguments.timeout));
     if let Err(error) = old.call(&ask::Quit { force: false }, &[], patience) {
         // The old one says what is wrong; the new one was never needed.
-        let _ = new.call(&ask::Quit { force: true }, &[], SOON);
+        let _ = new.call(&ask::Quit { force: true }, &[], REPLY_TIMEOUT);
         return Err(error);
     }
     for plan in plans {
@@ -134,14 +134,14 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
 
 fn take_over(run: &RunDir, new: &mut OwnClient, plan: &Plan) -> Result<()> {
     run.minors().claim(plan.minor)?;
-    new.call(&ask::Attach { minor: plan.minor }, &[], SOON)?;
+    new.call(&ask::Attach { minor: plan.minor }, &[], REPLY_TIMEOUT)?;
     if let Some(open) = &plan.open {
-        new.call(open, &[], SOON)?;
+        new.call(open, &[], REPLY_TIMEOUT)?;
     }
     if let Some(limits) = &plan.limits {
-        new.call(limits, &[], SOON)?;
+        new.call(limits, &[], REPLY_TIMEOUT)?;
     }
-    plan.fronts.iter().try_for_each(|front| new.call(front, &[], SOON).map(drop))
+    plan.fronts.iter().try_for_each(|front| new.call(front, &[], REPLY_TIMEOUT).map(drop))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use tapio_control::command as ask;
 use tapio_control::{BlkifReport, DiskReports, OwnClient, RunDir};
 use tapio_stat::Snapshot;
 
-use super::SOON;
+use super::REPLY_TIMEOUT;
 
 /// The devices of Xen guests behind a disk; none where its process does not answer.
 pub fn ask(disk: &Snapshot) -> Vec<BlkifReport> {
@@ -17,7 +17,7 @@ pub fn ask(disk: &Snapshot) -> Vec<BlkifReport> {
         return Vec::new();
     };
     let asked = OwnClient::connect(&RunDir::from_env(), pid)
-        .and_then(|mut client| client.call(&ask::Stats { minor: Some(minor) }, &[], SOON));
+        .and_then(|mut client| client.call(&ask::Stats { minor: Some(minor) }, &[], REPLY_TIMEOUT));
     match asked {
         Ok(DiskReports::One(report)) => report.blkif,
         _ => Vec::new(),

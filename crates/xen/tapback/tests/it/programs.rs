@@ -13,7 +13,7 @@ use tapio_xenstored::serve::Running;
 
 use crate::world::{World, vbd};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A program that ends with the test.
 struct Program {
@@ -42,7 +42,7 @@ impl Program {
 
     #[track_caller]
     fn says(&self, part: &str) -> String {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut said = Vec::new();
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -78,7 +78,7 @@ fn disk_program() -> PathBuf {
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is() {
-        assert!(started.elapsed() < PATIENCE, "it never came to this: {what}");
+        assert!(started.elapsed() < TIMEOUT, "it never came to this: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -14,7 +14,7 @@ use tapio_xenstore::{Client, Nodes};
 use tapio_xenstored::serve::Running;
 
 /// How long anything may take on a host that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Disk processes that exist only here, as one process of the program reaches them: the threads of one that has ended
 /// reach nothing.
@@ -189,7 +189,7 @@ impl World {
     pub fn until(&mut self, what: &str, mut is: impl FnMut(&mut Self) -> bool) {
         let started = Instant::now();
         while !is(self) {
-            assert!(started.elapsed() < PATIENCE, "it never came to this: {what}; {:?}", self.fakes.log());
+            assert!(started.elapsed() < TIMEOUT, "it never came to this: {what}; {:?}", self.fakes.log());
             self.turn();
         }
     }

@@ -32,10 +32,10 @@
 //! - `req_prod - req_cons` is never above the slots of requests, `req_prod - rsp_prod` never above those of responses.
 //!   The back end checks both against its own numbers and stops at once if they are broken.
 //! - The back end moves `req_cons` after it has copied the requests before it, and before it shows a response to any of
-//! them: a front end that waits for room can wait for a response.
+//!   them: a front end that waits for room can wait for a response.
 //! - The front end checks `rsp_prod`: no more responses than requests in flight.
 //! - Events are those of the ordinary ring: a side that moves a producer from `old` to `new` notifies if
-//! `new - event < new - old` (all modulo 2^32) with the other side's event; a side that goes to sleep sets its event to
+//!   `new - event < new - old` (all modulo 2^32) with the other side's event; a side that goes to sleep sets its event to
 //!   its consumer plus one and looks once more.
 
 use super::abi::{REQUEST_LEN_MAX, RESPONSE_LEN_MAX};

@@ -26,7 +26,7 @@ use crate::Server;
 use crate::domains::Life;
 use crate::journal::{Dir, Journal};
 use crate::kept::Kept;
-use crate::server::Wish;
+use crate::server::Action;
 use crate::session;
 use crate::tree::Caller;
 use crate::watches::ConnId;
@@ -257,7 +257,7 @@ impl Daemon {
     }
 
     fn wished(&mut self) -> Option<End> {
-        let Wish::LiveUpdate { conn, request, program, arguments } = self.server.wishes.pop()?;
+        let Action::LiveUpdate { conn, request, program, arguments } = self.server.actions.pop()?;
         Some(End::Update(Update { asked: Some((conn, request)), program, arguments }))
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use tapio_xenstore::wire::{Errno, Kind, Pieces, decimal};
 
-use super::{Server, Wish};
+use super::{Action, Server};
 use crate::quota::QUOTAS;
 use crate::tree::walk;
 use crate::watches::ConnId;
@@ -89,7 +89,7 @@ impl Server {
             // `-t SECONDS` and `-F` are for daemons that must wait for transactions to end: here they go along.
             [] | ["-s", ..] => {
                 let (program, arguments) = (self.next_program.take(), self.next_arguments.take());
-                self.wishes.push(Wish::LiveUpdate { conn: id, request, program, arguments });
+                self.actions.push(Action::LiveUpdate { conn: id, request, program, arguments });
                 return Ok(None);
             }
             _ => return Err(Errno::EINVAL),

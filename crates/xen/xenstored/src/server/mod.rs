@@ -30,7 +30,7 @@ use crate::watches::{ConnId, Watch, Watches};
 
 /// A request that the server cannot carry out alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Action {
     /// Another program is to go on in this one's place; the request is answered by that.
     LiveUpdate {
         /// The connection that asked.
@@ -69,7 +69,7 @@ pub struct Server {
     /// What `CONTROL check` is to complain about.
     pub trouble: Option<String>,
     /// What the event loop is to do.
-    pub wishes: Vec<Wish>,
+    pub actions: Vec<Action>,
     /// Connections with something to send, or to be closed.
     dirty: Vec<ConnId>,
     hasher: RandomState,
@@ -100,7 +100,7 @@ impl Server {
             events: 0,
             conflicts: 0,
             trouble: None,
-            wishes: Vec::new(),
+            actions: Vec::new(),
             dirty: Vec::new(),
             hasher: RandomState::new(),
             trace: None,
@@ -261,7 +261,7 @@ impl Server {
         }
     }
 
-    /// Answers a request that was left open ([`Wish`]).
+    /// Answers a request that was left open ([`Action`]).
     pub fn answer_control(&mut self, id: ConnId, request: u32, text: &str) {
         self.reply(id, Kind::Control, request, 0, format!("{text}\0").as_bytes());
         self.mark(id);

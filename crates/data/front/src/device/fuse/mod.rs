@@ -24,7 +24,7 @@ use super::{CALL_MAX, DeviceError, DeviceOptions, loop_device, stale};
 /// How long making a device may take.
 const ATTACH_MAX: Duration = Duration::from_secs(15);
 /// How long requests in flight may delay a detach.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long it may take once everything is refused.
 const DETACH_MAX: Duration = Duration::from_secs(10);
 
@@ -165,9 +165,9 @@ impl FuseDevice {
     fn detach_loop(&self) -> bool {
         let Some(device) = self.device.clone() else { return true };
         let file = self.file.clone();
-        let work = Aside::start(move || loop_device::detach(&device, &file, PATIENCE));
+        let work = Aside::start(move || loop_device::detach(&device, &file, TIMEOUT));
         let Ok(work) = work else { return false };
-        let first = work.wait(PATIENCE);
+        let first = work.wait(TIMEOUT);
         let id = self.id;
         // Whatever comes from now on, from a last user or for want of room in a paused disk, fails.
         let _ = self.remote.call(CALL_MAX, move |_| server::refuse(id));

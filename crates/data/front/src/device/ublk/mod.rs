@@ -33,7 +33,7 @@ const NOTICE_MAX: Duration = Duration::from_secs(10);
 /// Between two looks.
 const LOOK_TIME: Duration = Duration::from_millis(10);
 /// How long requests in flight may delay the end of a device.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long stopping a device may take once everything is refused.
 const STOP_MAX: Duration = Duration::from_secs(10);
 
@@ -249,7 +249,7 @@ impl UblkDevice {
         let id = self.id;
         let stop = Driver::stop(id);
         let stopped = stop.and_then(|stop| {
-            let first = stop.wait(PATIENCE);
+            let first = stop.wait(TIMEOUT);
             // What the disk has no room for, because it is paused, must not hold the end up.
             let _ = self.remote.call(CALL_MAX, move |_| queue::refuse(id));
             first.or_else(|| stop.wait(STOP_MAX)).unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))

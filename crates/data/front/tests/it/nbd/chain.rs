@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tapio_block::{Disk, DiskOptions};
-use tapio_front::nbd::client::{Address, Client, Wishes};
+use tapio_front::nbd::client::{Address, Client, ClientOptions};
 use tapio_front::nbd::{Export, NbdServer};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
-use super::{Rig, SOON, pattern};
+use super::{Rig, TIMEOUT, pattern};
 
 fn over(rig: &Rig, options: &str) -> ChainSpec {
     let path = PathBuf::from(format!("{}&{options}", rig.uri()));
@@ -23,7 +23,7 @@ fn stacked(rig: &Rig, options: &str) -> (Disk, NbdServer, Client) {
     server.add_export(Export::new("upper", disk.remote().clone())).unwrap();
     let socket = rig.socket.with_extension("upper");
     server.listen_unix(&socket, 0o600).unwrap();
-    let client = Client::connect(&Address::Unix(socket), &Wishes::all("upper"), SOON).unwrap();
+    let client = Client::connect(&Address::Unix(socket), &ClientOptions::all("upper"), TIMEOUT).unwrap();
     (disk, server, client)
 }
 
@@ -47,7 +47,7 @@ fn what_is_written_above_lies_below() {
         client.trim(0, 64 << 20).unwrap();
         client.disconnect().unwrap();
         server.close();
-        disk.close(SOON).unwrap();
+        disk.close(TIMEOUT).unwrap();
     }
     // Everything said goodbye.
     rig.wait_connections(0);
@@ -70,7 +70,7 @@ fn a_server_that_is_cut_off_again_and_again_is_not_noticed_above() {
     client.flush().unwrap();
     client.disconnect().unwrap();
     server.close();
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
 }
 
 #[test]

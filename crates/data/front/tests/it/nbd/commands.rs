@@ -5,13 +5,13 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use tapio_block::DiskOptions;
-use tapio_front::nbd::client::{Client, ClientError, Reply, Wishes};
+use tapio_front::nbd::client::{Client, ClientError, ClientOptions, Reply};
 use tapio_front::nbd::wire::{
     RequestHeader, Style, allocation, command, command_flag, error, put_request, transmission_flag,
 };
 use tapio_front::nbd::{Export, ExportError};
 
-use super::{Rig, SOON, Where, pattern};
+use super::{Rig, TIMEOUT, Where, pattern};
 
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
 
@@ -152,7 +152,7 @@ fn a_read_only_export_of_a_writable_disk_refuses_every_change() {
     assert_eq!(rig.server.add_export(export), Err(ExportError::Exists("view".into())));
     let mut writer = rig.client();
     writer.write(0, &pattern(4, 4096), false).unwrap();
-    let mut reader = Client::connect(&rig.address(), &Wishes::all("view"), SOON).unwrap();
+    let mut reader = Client::connect(&rig.address(), &ClientOptions::all("view"), TIMEOUT).unwrap();
     let flags = reader.export().flags;
     assert_ne!(flags & transmission_flag::READ_ONLY, 0);
     assert_eq!(flags & transmission_flag::SEND_TRIM, 0);
@@ -163,11 +163,11 @@ fn a_read_only_export_of_a_writable_disk_refuses_every_change() {
     assert_eq!(refused(&mut reader, command::WRITE_ZEROES, 0, 0, 512, &[]), error::PERM);
     assert_eq!(reader.read(0, 4096).unwrap(), pattern(4, 4096));
     // With two exports the empty name means neither.
-    let error = Client::connect(&rig.address(), &Wishes::all(""), SOON).unwrap_err();
+    let error = Client::connect(&rig.address(), &ClientOptions::all(""), TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::Option { .. }), "{error}");
     rig.server.remove_export("view", true).unwrap();
     assert!(reader.read(0, 512).is_err());
-    let mut only = Client::connect(&rig.address(), &Wishes::all(""), SOON).unwrap();
+    let mut only = Client::connect(&rig.address(), &ClientOptions::all(""), TIMEOUT).unwrap();
     assert_eq!(only.export().name.as_deref(), Some("disk"));
     assert_eq!(only.read(0, 4096).unwrap(), pattern(4, 4096));
 }

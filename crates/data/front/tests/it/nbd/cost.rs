@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tapio_block::DiskOptions;
 use tapio_fixtures::counting::allocations;
-use tapio_front::nbd::client::Wishes;
+use tapio_front::nbd::client::ClientOptions;
 use tapio_front::nbd::load::run;
 use tapio_front::nbd::wire::Style;
 use tapio_load::{Load, LoadReport, Mix};
 
-use super::{Rig, SOON, Where};
+use super::{Rig, TIMEOUT, Where};
 
 fn load(rig: &Rig, write: bool, block_len: u32, depth: u32, style: Style) -> LoadReport {
     let load = Load {
@@ -22,7 +22,7 @@ fn load(rig: &Rig, write: bool, block_len: u32, depth: u32, style: Style) -> Loa
         spin: false,
         seed: 3,
     };
-    let wishes = Wishes { export: "disk".into(), style, allocation: false };
+    let wishes = ClientOptions { export: "disk".into(), style, allocation: false };
     let report = run(&rig.address(), &wishes, &load, 1).unwrap();
     assert_eq!(report.errors, 0);
     assert!(report.count > 10, "only {} requests", report.count);
@@ -38,9 +38,9 @@ fn requests_allocate_nothing_after_warm_up() {
     {
         for style in [Style::Simple, Style::Structured, Style::Extended] {
             let counted = |rig: &Rig| {
-                let before = rig.disk.remote().call(SOON, |_| allocations()).unwrap();
+                let before = rig.disk.remote().call(TIMEOUT, |_| allocations()).unwrap();
                 let report = load(rig, write, block_len, depth, style);
-                (rig.disk.remote().call(SOON, |_| allocations()).unwrap() - before, report.count)
+                (rig.disk.remote().call(TIMEOUT, |_| allocations()).unwrap() - before, report.count)
             };
             // The first connection warms up the thread; the second shows what a connection itself needs.
             counted(&rig);
@@ -57,7 +57,7 @@ fn requests_allocate_nothing_after_warm_up() {
 fn a_batch_of_requests_shares_its_system_calls() {
     let rig = Rig::with(64 << 20, Where::OnDisk, DiskOptions::default());
     load(&rig, true, 1 << 20, 4, Style::Structured);
-    let enters = || rig.disk.status(SOON).unwrap().ring.enters;
+    let enters = || rig.disk.status(TIMEOUT).unwrap().ring.enters;
     let before = enters();
     let report = load(&rig, false, 4096, 32, Style::Structured);
     let each = (enters() - before) as f64 / report.count as f64;
@@ -75,9 +75,9 @@ fn an_idle_connection_wakes_nobody() {
     // Asking how often the thread slept wakes it, and a second later it gives memory back: after that, nothing.
     let slept_in = |idle: Duration| {
         std::thread::sleep(Duration::from_millis(1500));
-        let before = rig.disk.status(SOON).unwrap().ring.sleeps;
+        let before = rig.disk.status(TIMEOUT).unwrap().ring.sleeps;
         std::thread::sleep(idle);
-        rig.disk.status(SOON).unwrap().ring.sleeps - before
+        rig.disk.status(TIMEOUT).unwrap().ring.sleeps - before
     };
     let short = slept_in(Duration::from_millis(1500));
     let long = slept_in(Duration::from_millis(4500));

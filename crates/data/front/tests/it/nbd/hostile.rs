@@ -4,26 +4,26 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use tapio_front::nbd::client::{Client, Haggle, Wishes};
+use tapio_front::nbd::client::{Client, ClientOptions, Haggle};
 use tapio_front::nbd::limits::{HANDSHAKES_MAX, HELD_LEN_MAX};
 use tapio_front::nbd::wire::{
     OPTION_MAGIC, RequestHeader, Style, command, command_flag, option, put_request,
 };
 
-use super::{Rig, SOON, pattern, wait_until};
+use super::{Rig, TIMEOUT, pattern, wait_until};
 
 fn raw(rig: &Rig) -> UnixStream {
     let stream = UnixStream::connect(&rig.socket).unwrap();
-    stream.set_read_timeout(Some(SOON)).unwrap();
-    stream.set_write_timeout(Some(SOON)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
 /// A stream that is past the handshake.
 fn in_transmission(rig: &Rig, style: Style) -> UnixStream {
     let stream = UnixStream::from(rig.client_of(style).into_fd());
-    stream.set_read_timeout(Some(SOON)).unwrap();
-    stream.set_write_timeout(Some(SOON)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -183,7 +183,7 @@ fn ten_thousand_connections_in_turn_leave_nothing_behind() {
         }
         match index % 4 {
             0 => drop(raw(&rig)),
-            1 => drop(Haggle::begin(&rig.address(), SOON).unwrap()),
+            1 => drop(Haggle::begin(&rig.address(), TIMEOUT).unwrap()),
             2 => drop(rig.client()),
             _ => {
                 let mut client = rig.client();
@@ -300,8 +300,8 @@ fn a_goodbye_with_replies_unread_is_not_waited_for_for_ever() {
     assert!(begin.elapsed() < Duration::from_secs(15));
     assert_eq!(rig.pool_used(), 0);
     drop(stream);
-    let wishes = Wishes { export: "disk".into(), style: Style::Simple, allocation: false };
-    Client::connect(&rig.address(), &wishes, SOON).unwrap().disconnect().unwrap();
+    let wishes = ClientOptions { export: "disk".into(), style: Style::Simple, allocation: false };
+    Client::connect(&rig.address(), &wishes, TIMEOUT).unwrap().disconnect().unwrap();
 }
 
 /// A seeded stream of requests, sensible and not, cut somewhere.

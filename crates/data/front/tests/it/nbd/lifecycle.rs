@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use tapio_front::nbd::client::{Address, Client, ClientError, Haggle, Wishes};
+use tapio_front::nbd::client::{Address, Client, ClientError, ClientOptions, Haggle};
 use tapio_front::nbd::load::run;
 use tapio_front::nbd::wire::{Style, option_reply};
 use tapio_front::nbd::{Drained, Export, ExportError, NbdServer};
 use tapio_load::{Load, Mix};
 
-use super::{Rig, SOON, pattern, wait_until};
+use super::{Rig, TIMEOUT, pattern, wait_until};
 
 #[test]
 fn exports_are_listed_and_described_by_name() {
@@ -16,7 +16,7 @@ fn exports_are_listed_and_described_by_name() {
     let export =
         Export { description: "the same again".into(), ..Export::new("two", rig.disk.remote().clone()) };
     rig.server.add_export(export).unwrap();
-    let haggle = Haggle::begin(&rig.address(), SOON).unwrap();
+    let haggle = Haggle::begin(&rig.address(), TIMEOUT).unwrap();
     let list = haggle.list().unwrap();
     assert_eq!(list, [("disk".into(), String::new()), ("two".into(), "the same again".into())]);
     let info = haggle.info("two").unwrap();
@@ -34,7 +34,7 @@ fn exports_are_listed_and_described_by_name() {
 fn tcp_and_unix_reach_the_same_disk() {
     let rig = Rig::new(1 << 20);
     let (id, bound) = rig.server.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
-    let mut by_tcp = Client::connect(&Address::Tcp(bound), &Wishes::all("disk"), SOON).unwrap();
+    let mut by_tcp = Client::connect(&Address::Tcp(bound), &ClientOptions::all("disk"), TIMEOUT).unwrap();
     let mut by_unix = rig.client();
     by_tcp.write(4096, &pattern(1, 65536), false).unwrap();
     assert_eq!(by_unix.read(4096, 65536).unwrap(), pattern(1, 65536));
@@ -83,7 +83,7 @@ fn one_connection_can_be_cut_off_and_the_others_stay() {
 fn there_are_at_most_sixty_four_connections_and_one_place_is_free_again_after_each() {
     let rig = Rig::new(1 << 20);
     let mut clients: Vec<_> = (0..64).map(|_| rig.client()).collect();
-    let error = Client::connect(&rig.address(), &Wishes::all("disk"), SOON).unwrap_err();
+    let error = Client::connect(&rig.address(), &ClientOptions::all("disk"), TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::Option { reply: option_reply::ERR_POLICY, .. }), "{error}");
     for client in &mut clients {
         client.read(0, 4096).unwrap();
@@ -94,10 +94,10 @@ fn there_are_at_most_sixty_four_connections_and_one_place_is_free_again_after_ea
     let socket = rig.socket.with_extension("other");
     other.listen_unix(&socket, 0o600).unwrap();
     let address = Address::Unix(socket);
-    assert!(Client::connect(&address, &Wishes::all(""), SOON).unwrap().read(0, 4096).is_err());
+    assert!(Client::connect(&address, &ClientOptions::all(""), TIMEOUT).unwrap().read(0, 4096).is_err());
     clients.pop().unwrap().disconnect().unwrap();
     rig.wait_connections(63);
-    let mut client = Client::connect(&address, &Wishes::all(""), SOON).unwrap();
+    let mut client = Client::connect(&address, &ClientOptions::all(""), TIMEOUT).unwrap();
     client.read(0, 4096).unwrap();
     client.disconnect().unwrap();
     wait_until(|| other.connections().is_empty(), "the other server's client to go");
@@ -124,13 +124,13 @@ fn pausing_the_disk_or_holding_the_export_loses_no_request() {
         let writer = scope.spawn(|| steady_writer(&rig, &stop));
         for _ in 0..5 {
             std::thread::sleep(Duration::from_millis(20));
-            rig.disk.pause(SOON).unwrap();
+            rig.disk.pause(TIMEOUT).unwrap();
             let before = rig.image(0, 1 << 20);
             std::thread::sleep(Duration::from_millis(20));
             assert!(rig.image(0, 1 << 20) == before, "a write while the disk was paused");
-            rig.disk.resume(rig.spec(), SOON).unwrap();
+            rig.disk.resume(rig.spec(), TIMEOUT).unwrap();
             std::thread::sleep(Duration::from_millis(20));
-            rig.server.drain("disk", Drained::Keep, SOON).unwrap();
+            rig.server.drain("disk", Drained::Keep, TIMEOUT).unwrap();
             let before = rig.image(0, 1 << 20);
             std::thread::sleep(Duration::from_millis(20));
             assert!(rig.image(0, 1 << 20) == before, "a write while the export was held");
@@ -150,11 +150,11 @@ fn pausing_the_disk_or_holding_the_export_loses_no_request() {
 #[test]
 fn a_client_that_comes_while_the_export_is_held_waits_like_the_others() {
     let rig = Rig::new(1 << 20);
-    rig.server.drain("disk", Drained::Keep, SOON).unwrap();
+    rig.server.drain("disk", Drained::Keep, TIMEOUT).unwrap();
     let address = rig.address();
     let late = std::thread::spawn(move || {
         let begin = Instant::now();
-        let mut client = Client::connect(&address, &Wishes::all("disk"), SOON).unwrap();
+        let mut client = Client::connect(&address, &ClientOptions::all("disk"), TIMEOUT).unwrap();
         client.read(0, 4096).unwrap();
         begin.elapsed()
     });
@@ -178,11 +178,11 @@ fn draining_answers_what_was_taken_and_then_disconnects() {
         seed: 1,
     };
     let address = rig.address();
-    let wishes = Wishes { export: "disk".into(), style: Style::Structured, allocation: false };
+    let wishes = ClientOptions { export: "disk".into(), style: Style::Structured, allocation: false };
     let worker = std::thread::spawn(move || run(&address, &wishes, &load, 2));
     rig.wait_connections(2);
     std::thread::sleep(Duration::from_millis(100));
-    rig.server.drain("disk", Drained::Close, SOON).unwrap();
+    rig.server.drain("disk", Drained::Close, TIMEOUT).unwrap();
     assert!(worker.join().unwrap().is_err(), "the load must notice");
     rig.wait_connections(0);
     assert_eq!(rig.pool_used(), 0);
@@ -194,7 +194,7 @@ fn a_paused_disk_does_not_keep_its_clients_from_being_closed() {
     let rig = Rig::new(1 << 20);
     let mut client = rig.client();
     client.read(0, 512).unwrap();
-    rig.disk.pause(SOON).unwrap();
+    rig.disk.pause(TIMEOUT).unwrap();
     client.send(0, 0, 0, 512, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     rig.server.remove_export("disk", true).unwrap();
@@ -218,10 +218,10 @@ fn dropping_the_server_ends_its_connections_but_not_the_disk() {
     let server = NbdServer::new().unwrap();
     server.add_export(Export::new("again", disk.remote().clone())).unwrap();
     server.listen_unix(&socket, 0o600).unwrap();
-    let mut client = Client::connect(&Address::Unix(socket), &Wishes::all(""), SOON).unwrap();
+    let mut client = Client::connect(&Address::Unix(socket), &ClientOptions::all(""), TIMEOUT).unwrap();
     assert_eq!(client.read(0, 4096).unwrap(), pattern(9, 4096));
     drop((server, path));
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -230,9 +230,9 @@ fn a_disk_that_ends_takes_its_connections_along() {
     let mut client = rig.client();
     client.read(0, 512).unwrap();
     let Rig { server, disk, socket, .. } = rig;
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
     assert!(client.read(0, 512).is_err());
     assert!(server.connections().is_empty());
-    let error = Client::connect(&Address::Unix(socket), &Wishes::all("disk"), SOON).unwrap_err();
+    let error = Client::connect(&Address::Unix(socket), &ClientOptions::all("disk"), TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::Option { reply: option_reply::ERR_SHUTDOWN, .. }), "{error}");
 }

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use tapio_block::{Disk, DiskOptions};
 pub use tapio_fixtures::pattern;
-use tapio_front::nbd::client::{Address, Client, Wishes};
+use tapio_front::nbd::client::{Address, Client, ClientOptions};
 use tapio_front::nbd::wire::Style;
 use tapio_front::nbd::{Export, NbdServer};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use tempfile::TempDir;
 
 /// Every wait of a test is bounded by this.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A disk on a raw file, and a server with the disk as its export `disk`.
 pub struct Rig {
@@ -69,12 +69,12 @@ impl Rig {
     }
 
     pub fn client(&self) -> Client {
-        Client::connect(&self.address(), &Wishes::all("disk"), SOON).unwrap()
+        Client::connect(&self.address(), &ClientOptions::all("disk"), TIMEOUT).unwrap()
     }
 
     pub fn client_of(&self, style: Style) -> Client {
-        let wishes = Wishes { export: "disk".into(), style, allocation: style != Style::Simple };
-        let client = Client::connect(&self.address(), &wishes, SOON).unwrap();
+        let wishes = ClientOptions { export: "disk".into(), style, allocation: style != Style::Simple };
+        let client = Client::connect(&self.address(), &wishes, TIMEOUT).unwrap();
         assert_eq!(client.style(), style);
         client
     }
@@ -103,7 +103,7 @@ impl Rig {
     /// Bytes of the data thread's pool that are in use.
     pub fn pool_used(&self) -> usize {
         let used = |world: &tapio_block::World| world.uring.pool().len() - world.uring.pool().free_len();
-        self.disk.remote().call(SOON, used).unwrap()
+        self.disk.remote().call(TIMEOUT, used).unwrap()
     }
 }
 
@@ -112,7 +112,7 @@ pub fn spec(path: &Path, access: Access) -> ChainSpec {
 }
 
 pub fn wait_until(mut happened: impl FnMut() -> bool, what: &str) {
-    let deadline = std::time::Instant::now() + SOON;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while !happened() {
         assert!(std::time::Instant::now() < deadline, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(2));

@@ -5,7 +5,7 @@ use std::fs::File;
 use tapio_front::nbd::client::{ClientError, Haggle};
 use tapio_front::nbd::wire::{command, error};
 
-use super::{Rig, SOON, pattern};
+use super::{Rig, TIMEOUT, pattern};
 
 /// SEND_RESIZE of the experimental extension: the client may ask for another size.
 const SEND_RESIZE: u16 = 1 << 9;
@@ -18,10 +18,10 @@ fn who_asks_sees_the_new_size_and_who_is_there_can_use_it() {
     let behind = client.read(1 << 20, 4096);
     assert!(matches!(behind, Err(ClientError::Request { error: error::INVAL, .. })), "{behind:?}");
     File::options().write(true).open(&rig.path).unwrap().set_len(2 << 20).unwrap();
-    rig.disk.pause(SOON).unwrap();
-    rig.disk.resume(rig.spec(), SOON).unwrap();
+    rig.disk.pause(TIMEOUT).unwrap();
+    rig.disk.resume(rig.spec(), TIMEOUT).unwrap();
     // INFO asks without entering.
-    let asked = Haggle::begin(&rig.address(), SOON).unwrap();
+    let asked = Haggle::begin(&rig.address(), TIMEOUT).unwrap();
     assert_eq!(asked.info("disk").unwrap().len, 2 << 20);
     asked.abort().unwrap();
     // GO.

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use tapio_block::{Disk, DiskOptions};
 use tapio_fixtures::certificates::{keys, make};
-use tapio_front::nbd::client::{Address, ClientError, Haggle, Wishes};
+use tapio_front::nbd::client::{Address, ClientError, ClientOptions, Haggle};
 use tapio_front::nbd::tls::{TlsClient, TlsFiles, TlsOptions, TlsPolicy, TlsServer};
 use tapio_front::nbd::wire::{Style, option, option_reply};
 use tapio_front::nbd::{Export, NbdServer};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
 use super::tools::{good, installed, tool};
-use super::{Rig, SOON, pattern};
+use super::{Rig, TIMEOUT, pattern};
 
 /// An authority, and certificates that it signed: of a server on this host, and of a client.
 fn certificates(dir: &Path, client: bool) {
@@ -42,14 +42,15 @@ impl Secured {
     }
 
     fn haggle(&self) -> Haggle {
-        Haggle::begin(&Address::Tcp(self.address), SOON).unwrap()
+        Haggle::begin(&Address::Tcp(self.address), TIMEOUT).unwrap()
     }
 
     fn client(&self, files: TlsFiles, user: Option<&str>) -> Result<(), String> {
         let options = TlsOptions { files, user: user.map(str::to_owned), hostname: None };
         let tls = TlsClient::load(&options, "127.0.0.1").map_err(|error| error.to_string())?;
         let secured = self.haggle().start_tls(&tls).map_err(|error| error.to_string())?;
-        let mut client = secured.go(&Wishes::all("disk"), SOON).map_err(|error| error.to_string())?;
+        let mut client =
+            secured.go(&ClientOptions::all("disk"), TIMEOUT).map_err(|error| error.to_string())?;
         assert_eq!(client.style(), Style::Extended);
         let bytes = pattern(9, 3 << 20);
         client.write(4096, &bytes, true).map_err(|error| error.to_string())?;
@@ -226,7 +227,7 @@ fn without_tls_one_is_told_so_or_stays_as_configured() {
     let (_kept, path) = dir("keys.psk");
     keys(&path, "alice", "a");
     let required = Secured::new(&files(None, Some(&path)), TlsPolicy::Required, false);
-    let refused = required.haggle().go(&Wishes::all("disk"), SOON).unwrap_err();
+    let refused = required.haggle().go(&ClientOptions::all("disk"), TIMEOUT).unwrap_err();
     match refused {
         ClientError::Option { option, reply, .. } => {
             assert_eq!((option, reply), (option::GO, option_reply::ERR_TLS_REQD));
@@ -236,13 +237,13 @@ fn without_tls_one_is_told_so_or_stays_as_configured() {
     assert!(required.haggle().list().is_err());
     assert!(required.haggle().abort().is_ok());
     let offered = Secured::new(&files(None, Some(&path)), TlsPolicy::Offered, false);
-    offered.haggle().go(&Wishes::all("disk"), SOON).unwrap().disconnect().unwrap();
+    offered.haggle().go(&ClientOptions::all("disk"), TIMEOUT).unwrap().disconnect().unwrap();
     offered.client(files(None, Some(&path)), None).unwrap();
     // And a server without it says that it has none.
     let rig = Rig::new(1 << 20);
     let options = TlsOptions { files: files(None, Some(&path)), ..TlsOptions::default() };
     let tls = TlsClient::load(&options, "localhost").unwrap();
-    let error = Haggle::begin(&rig.address(), SOON).unwrap().start_tls(&tls).unwrap_err().to_string();
+    let error = Haggle::begin(&rig.address(), TIMEOUT).unwrap().start_tls(&tls).unwrap_err().to_string();
     assert!(error.contains("offers no TLS") && error.contains("not configured"), "{error}");
 }
 
@@ -263,9 +264,9 @@ fn a_disk_on_a_secured_export_reconnects() {
     server.add_export(Export::new("upper", disk.remote().clone())).unwrap();
     let socket = secured.rig.socket.with_extension("upper");
     server.listen_unix(&socket, 0o600).unwrap();
-    let wishes = Wishes::all("upper");
+    let wishes = ClientOptions::all("upper");
     let mut client =
-        tapio_front::nbd::client::Client::connect(&Address::Unix(socket), &wishes, SOON).unwrap();
+        tapio_front::nbd::client::Client::connect(&Address::Unix(socket), &wishes, TIMEOUT).unwrap();
     for round in 0..8u64 {
         let bytes = pattern(round, 1 << 20);
         client.write(round << 20, &bytes, false).unwrap();
@@ -277,7 +278,7 @@ fn a_disk_on_a_secured_export_reconnects() {
     client.flush().unwrap();
     client.disconnect().unwrap();
     server.close();
-    disk.close(SOON).unwrap();
+    disk.close(TIMEOUT).unwrap();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use tapio_control::{
     Blkif, Body, Front, Image, ImageSource, List, Message as Tapdisk, MessageKind, Params, Response, Stat,
     flags,
 };
-use tapio_front::nbd::client::Wishes;
+use tapio_front::nbd::client::ClientOptions;
 use tapio_front::nbd::wire::{
     EXTENDED_REPLY_MAGIC, OPTION_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, Style,
     chunk, command, command_flag, option, option_reply, put_request,
@@ -174,12 +174,13 @@ fn replies(shelf: &mut Shelf) {
     for (name, bits, style) in
         [("handshake", 2u8 | 4, Style::Extended), ("handshake-simple", 0, Style::Simple)]
     {
-        let wishes = Wishes { export: "disk".into(), style, allocation: bits & 4 != 0 };
-        shelf.put(target, name, [&[bits][..], &agreeable(&wishes)].concat());
+        let options = ClientOptions { export: "disk".into(), style, allocation: bits & 4 != 0 };
+        shelf.put(target, name, [&[bits][..], &agreeable(&options)].concat());
     }
     let mut listed = vec![16];
-    listed
-        .extend(&agreeable(&Wishes { export: String::new(), style: Style::Simple, allocation: false })[..18]);
+    listed.extend(
+        &agreeable(&ClientOptions { export: String::new(), style: Style::Simple, allocation: false })[..18],
+    );
     reply(&mut listed, option::LIST, option_reply::SERVER, &named("disk", b"a description"));
     reply(&mut listed, option::LIST, option_reply::ACK, &[]);
     reply(&mut listed, option::INFO, option_reply::ERR_UNKNOWN, b"no such export");

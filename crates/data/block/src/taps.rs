@@ -9,7 +9,7 @@ use tapio_types::Access;
 use crate::chain::Chain;
 use crate::changes::ChangeLog;
 use crate::core::Core;
-use crate::tap::{Beside, Tap};
+use crate::tap::{Tap, TapOptions};
 
 impl<I: Io> Core<I> {
     /// Changes who hears of changes.
@@ -26,21 +26,21 @@ impl<I: Io> Core<I> {
     ///
     /// # Errors
     /// One of them cannot be opened; the others are closed again. The disk is read-only.
-    pub(crate) async fn open_beside(&self, chain: &Chain<I::Store>, beside: &Beside) -> Result<()> {
-        let wanted = beside.mirror.is_some() || beside.standby.is_some() || beside.log.is_some();
+    pub(crate) async fn open_tap(&self, chain: &Chain<I::Store>, taps: &TapOptions) -> Result<()> {
+        let wanted = taps.mirror.is_some() || taps.standby.is_some() || taps.log.is_some();
         if wanted && chain.access() == Access::ReadOnly {
             let detail = "a disk that is not written has no second image and no log: open it without them";
             return Err(FormatError::new(FormatErrorKind::ReadOnly, detail));
         }
-        let opened = self.try_open_beside(chain, beside).await;
+        let opened = self.try_open_tap(chain, taps).await;
         if opened.is_err() {
-            self.close_beside().await;
+            self.close_tap().await;
         }
         opened
     }
 
-    async fn try_open_beside(&self, chain: &Chain<I::Store>, beside: &Beside) -> Result<()> {
-        if let Some(path) = &beside.log {
+    async fn try_open_tap(&self, chain: &Chain<I::Store>, taps: &TapOptions) -> Result<()> {
+        if let Some(path) = &taps.log {
             let opened = match self.open_file(path, Access::ReadWrite, "the log of changed blocks").await {
                 Ok(store) => ChangeLog::open(store, chain.len()).await,
                 Err(error) => Err(error),
@@ -48,10 +48,10 @@ impl<I: Io> Core<I> {
             let log = Rc::new(opened.map_err(|error| error.with_path(path))?);
             self.change_tap(|tap| tap.log = Some(log));
         }
-        if let Some(standby) = &beside.standby {
+        if let Some(standby) = &taps.standby {
             self.open_standby(chain, standby).await?;
         }
-        if let Some((target, options)) = &beside.mirror {
+        if let Some((target, options)) = &taps.mirror {
             let mirror = self.mirror_onto(chain, target, options.clone()).await?;
             self.change_tap(|tap| tap.mirror = Some(mirror));
         }
@@ -75,7 +75,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Closes what a disk has beside its images, which are closed; its mirror has ended by then.
-    pub(crate) async fn close_beside(&self) {
+    pub(crate) async fn close_tap(&self) {
         self.close_standby().await;
         let tap = self.tap.borrow_mut().take();
         self.tapped.set(false);

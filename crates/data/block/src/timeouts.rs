@@ -7,7 +7,7 @@
 //! | the kernel's answer | the memory is free again |
 //!
 //! A write that was answered so may still reach the storage. Until it has, whatever touches the same bytes waits
-//! ([`Patience::is_clear`]): otherwise it could overwrite what the guest wrote there afterwards.
+//! ([`RequestTimeouts::is_clear`]): otherwise it could overwrite what the guest wrote there afterwards.
 //!
 //! On the path of a request this costs a few stores in a table made at the start. One timer serves all requests; it
 //! sleeps as long as the time limit and is not set while there are none.
@@ -69,7 +69,7 @@ pub(crate) enum Late {
 }
 
 /// The requests under way and how long they have been.
-pub(crate) struct Patience {
+pub(crate) struct RequestTimeouts {
     limit_ns: Option<u64>,
     places: RefCell<Vec<Watched>>,
     free: RefCell<Vec<u32>>,
@@ -78,7 +78,7 @@ pub(crate) struct Patience {
     wake: Notify,
     /// Requests that the kernel did not give up.
     stuck: Cell<usize>,
-    /// Of these, changes that were answered: see [`Patience::is_clear`].
+    /// Of these, changes that were answered: see [`RequestTimeouts::is_clear`].
     fences: Cell<usize>,
 }
 
@@ -96,7 +96,7 @@ const fn name(op: Op) -> &'static str {
     }
 }
 
-impl Patience {
+impl RequestTimeouts {
     /// For up to `count` requests; without a limit nothing is watched.
     pub(crate) fn new(limit: Option<Duration>, count: usize) -> Self {
         let limit_ns = limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use tapio_block::{Beside, CopyWhat, MirrorOptions, Signal, StandbyOptions};
+use tapio_block::{CopyWhat, MirrorOptions, Signal, StandbyOptions, TapOptions};
 use tapio_control::{ControlError, Errno, ImageSource, Result};
 use tapio_types::{Access, ChainSpec};
 
 use crate::chain::chain;
 use crate::log;
-use crate::table::Wishes;
+use crate::table::TapRequest;
 
 /// What the data thread is to open beside the images.
-pub fn beside(wishes: &Wishes) -> Result<Beside> {
-    let mut beside = Beside { log: wishes.log.clone(), ..Beside::default() };
-    let Some(secondary) = &wishes.secondary else { return Ok(beside) };
+pub fn tap_options(request: &TapRequest) -> Result<TapOptions> {
+    let mut options = TapOptions { log: request.log.clone(), ..TapOptions::default() };
+    let Some(secondary) = &request.secondary else { return Ok(options) };
     match &secondary.marker {
         Some(marker) => {
             let image = leaf(&secondary.image)?;
@@ -25,15 +25,15 @@ pub fn beside(wishes: &Wishes) -> Result<Beside> {
                     log::line(&format!("{} cannot be made: {error}", marker.display()));
                 }
             }));
-            beside.standby = Some(StandbyOptions { image, took_over: false, on_use });
+            options.standby = Some(StandbyOptions { image, took_over: false, on_use });
         }
         None => {
             let target = chain(&secondary.image, Access::ReadWrite)?;
-            let options = MirrorOptions { copy: CopyWhat::Nothing, ..MirrorOptions::default() };
-            beside.mirror = Some((target, options));
+            let mirror = MirrorOptions { copy: CopyWhat::Nothing, ..MirrorOptions::default() };
+            options.mirror = Some((target, mirror));
         }
     }
-    Ok(beside)
+    Ok(options)
 }
 
 /// The one image that is named: its parents are those of the disk.
@@ -62,7 +62,7 @@ mod tests {
         std::fs::write(&marker, "old").expect("written");
         let image = ImageSource::Leaf("vhd:/cache/leaf.vhd".into());
         let secondary = Some(Secondary { image, marker: Some(marker.clone()) });
-        let made = beside(&Wishes { secondary, log: None }).expect("sound");
+        let made = tap_options(&TapRequest { secondary, log: None }).expect("sound");
         assert!(!marker.exists() && made.mirror.is_none());
         let standby = made.standby.expect("it stands by");
         assert_eq!(standby.image.path, PathBuf::from("/cache/leaf.vhd"));
@@ -74,7 +74,7 @@ mod tests {
     fn a_second_image_without_a_marker_is_a_mirror_of_changes_alone() {
         let image = ImageSource::Leaf("aio:/copy.raw".into());
         let secondary = Some(Secondary { image, marker: None });
-        let made = beside(&Wishes { secondary, log: Some("/x.cbtlog".into()) }).expect("sound");
+        let made = tap_options(&TapRequest { secondary, log: Some("/x.cbtlog".into()) }).expect("sound");
         let (target, options) = made.mirror.expect("a mirror");
         assert_eq!((name(&target), options.copy), ("aio:/copy.raw".into(), CopyWhat::Nothing));
         assert_eq!(made.log, Some("/x.cbtlog".into()));

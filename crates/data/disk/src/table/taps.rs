@@ -15,14 +15,14 @@ pub struct Secondary {
 
 /// What a disk is to have beside its images from the first request on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct TapRequest {
     /// A second image.
     pub secondary: Option<Secondary>,
     /// The log of changed blocks.
     pub log: Option<PathBuf>,
 }
 
-impl Wishes {
+impl TapRequest {
     /// What they are, for people.
     pub fn names(&self) -> Vec<String> {
         let second = self.secondary.as_ref().map(|second| format!("second image {}", second.image.text()));

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tapio_block::{Beside, Op, Signal, StandbyOptions};
+use tapio_block::{Op, Signal, StandbyOptions, TapOptions};
 use tapio_format::FormatError;
 use tapio_format::cbt::{BLOCK_LEN, Log};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create_on};
@@ -70,13 +70,13 @@ pub fn logged(seed: u64) -> Result<(), String> {
         let cut = random.chance(1, 2);
         let process = rig.process();
         let (running, spec) = (process.clone(), rig.spec(Access::ReadWrite));
-        let beside = Beside { log: Some(LOG.into()), ..Beside::default() };
+        let taps = TapOptions { log: Some(LOG.into()), ..TapOptions::default() };
         let mut chance = random.clone();
         random.next();
         let count = 1 + random.below(12);
         let done = process.run(async move {
             let text = |error: FormatError| error.to_string();
-            running.core.resume_with(&spec, &beside).await.map_err(text)?;
+            running.core.resume_with(&spec, &taps).await.map_err(text)?;
             let mut changed = Vec::new();
             for number in 0..count {
                 changed.push(change(&running, &mut chance, session * 100 + number + 1).await?);
@@ -130,9 +130,9 @@ pub fn refused() -> Result<(), String> {
     ] {
         let process = rig.process();
         let (running, spec) = (process.clone(), rig.spec(access));
-        let beside = Beside { log: Some(path.into()), ..Beside::default() };
+        let taps = TapOptions { log: Some(path.into()), ..TapOptions::default() };
         let opened = process.run(async move {
-            running.core.resume_with(&spec, &beside).await?;
+            running.core.resume_with(&spec, &taps).await?;
             running.core.close().await
         });
         process.sim.end();
@@ -170,7 +170,7 @@ fn put_standby(rig: &Rig, is_child: bool) -> LayerSpec {
 }
 
 /// The disk as the command opens it that names `leaf` and `standby`: with both if the note beside the leaf says so.
-fn with_standby(rig: &Rig, standby: &LayerSpec, used: &Arc<AtomicU32>) -> (ChainSpec, Beside) {
+fn with_standby(rig: &Rig, standby: &LayerSpec, used: &Arc<AtomicU32>) -> (ChainSpec, TapOptions) {
     let mut spec = rig.spec(Access::ReadWrite);
     let took_over =
         rig.notes.lock().expect("no panic").continued.get(&spec.layers[0].path) == Some(&standby.path);
@@ -182,7 +182,7 @@ fn with_standby(rig: &Rig, standby: &LayerSpec, used: &Arc<AtomicU32>) -> (Chain
         used.fetch_add(1, Ordering::SeqCst);
     }));
     let image = standby.clone();
-    (spec, Beside { standby: Some(StandbyOptions { image, took_over, on_use }), ..Beside::default() })
+    (spec, TapOptions { standby: Some(StandbyOptions { image, took_over, on_use }), ..TapOptions::default() })
 }
 
 /// A leaf whose storage is full: writes go to the standby, and everything is read as it was written, at once, after a
@@ -201,7 +201,7 @@ pub fn standby(seed: u64, cut: Option<u64>) -> Result<u64, String> {
     for life in 0..2 {
         let process = rig.process();
         let (running, host, writing) = (process.clone(), rig.host.clone(), Rc::clone(&model));
-        let (spec, beside) = with_standby(&rig, &second, &used);
+        let (spec, taps) = with_standby(&rig, &second, &used);
         let (there, standby, signal) = (rig.clone(), second.clone(), Arc::clone(&used));
         let seeds: Vec<u64> = (0..4).map(|_| random.next()).collect();
         let full = leaf.clone();
@@ -209,7 +209,7 @@ pub fn standby(seed: u64, cut: Option<u64>) -> Result<u64, String> {
         rig.host.cut_after(cut.filter(|_| life == 0));
         let done = process.run(async move {
             let text = |error: FormatError| error.to_string();
-            running.core.resume_with(&spec, &beside).await.map_err(text)?;
+            running.core.resume_with(&spec, &taps).await.map_err(text)?;
             host.break_file(&full, if life == 0 { full_after } else { 0 }, Broken::Full);
             all_write(&running, &writing, &seeds).await?;
             read_back(&running, &writing).await?;
@@ -219,8 +219,8 @@ pub fn standby(seed: u64, cut: Option<u64>) -> Result<u64, String> {
             }
             if life == 1 {
                 running.core.pause().await.map_err(text)?;
-                let (spec, beside) = with_standby(&there, &standby, &signal);
-                running.core.resume_with(&spec, &beside).await.map_err(text)?;
+                let (spec, taps) = with_standby(&there, &standby, &signal);
+                running.core.resume_with(&spec, &taps).await.map_err(text)?;
                 read_back(&running, &writing).await?;
             }
             if end == End::Close {
@@ -260,9 +260,9 @@ fn verify(
 ) -> Result<(), String> {
     let process = rig.process();
     let running = process.clone();
-    let (spec, beside) = with_standby(rig, second, used);
+    let (spec, taps) = with_standby(rig, second, used);
     let found = process.run(async move {
-        running.core.resume_with(&spec, &beside).await.map_err(|error| error.to_string())?;
+        running.core.resume_with(&spec, &taps).await.map_err(|error| error.to_string())?;
         let mut found = Vec::new();
         for sector in sectors() {
             found.push((sector, read_sector(&running, sector).await?));
