@@ -8,8 +8,8 @@ use crate::stats_text::VbdStats;
 /// A disk process, as the control socket sees it: what it does with each command, and what tapdisk's protocol asks
 /// beside them.
 ///
-/// Commands that are [beside](crate::command::DiskCommand::IS_CONCURRENT) others, and `stats`, may be called while another
-/// operation is under way, by several threads at once, and must not wait for it. All other calls come one at a time.
+/// [Concurrent](crate::command::DiskCommand::IS_CONCURRENT) commands and `stats` may be called while another operation
+/// is in progress, by several threads at once, and must not wait for it. All other calls come one at a time.
 pub trait DiskHost: Handlers + Sync {
     /// Statistics in tapdisk's form.
     ///

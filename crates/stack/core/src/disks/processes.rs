@@ -104,8 +104,8 @@ fn call<C: DiskCommand>(client: &mut OwnClient, command: &C, until: Instant) -> 
     client.call(command, &[], Some(left(until))).map_err(|error| failed(&error))
 }
 
-/// Whether a process of ours that has this error went before it answered. One that hangs up at the greeting is taken for a
-/// foreign program (`EPROTO`), which ours are not.
+/// Whether a process of ours that has this error went before it answered. One that hangs up at the greeting is taken
+/// for a foreign program (`EPROTO`), which ours are not.
 const fn has_hung_up(error: &ControlError) -> bool {
     matches!(error.errno, Errno::ECONNRESET | Errno::EPIPE | Errno::ECONNREFUSED | Errno::EPROTO)
 }

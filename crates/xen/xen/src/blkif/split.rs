@@ -35,8 +35,8 @@
 //!   them: a front end that waits for room can wait for a response.
 //! - The front end checks `rsp_prod`: no more responses than requests in flight.
 //! - Events are those of the ordinary ring: a side that moves a producer from `old` to `new` notifies if
-//!   `new - event < new - old` (all modulo 2^32) with the other side's event; a side that goes to sleep sets its event to
-//!   its consumer plus one and looks once more.
+//!   `new - event < new - old` (all modulo 2^32) with the other side's event; a side that goes to sleep sets its event
+//!   to its consumer plus one and looks once more.
 
 use super::abi::{REQUEST_LEN_MAX, RESPONSE_LEN_MAX};
 use super::floor_power;
