@@ -35,7 +35,7 @@ pub use settings::{Limits, SetLimits, SetPolling, TraceStart, TraceStop};
 pub trait DiskCommand: Clone + Into<Command> {
     /// What it answers.
     type Reply: Serialize + DeserializeOwned;
-    /// Whether it may run beside any other command: it must not wait for one, nor for the storage.
+    /// Whether it may run at the same time as any other command: it must not wait for one, nor for the storage.
     const IS_CONCURRENT: bool = false;
 
     /// Checks everything that can be wrong without looking at a disk; `fds` descriptors came along.
