@@ -207,8 +207,9 @@ impl Disks {
                 if let Err(other) = table.backend.end(process, minor, true, Instant::now() + TIDY) {
                     tracing::warn!(%other, "a disk process that got no number stays");
                 }
-                // A note that cannot be written any more is cleared when it is read.
-                let _ = table.update(vbd, |note| (note.process, note.minor, note.chain) = (None, None, None));
+                // A note that cannot be written any more is cleared when it is read. Its images stay noted: another
+                // start may be tried with them.
+                let _ = table.update(vbd, |note| (note.process, note.minor) = (None, None));
                 Err(error)
             }
         }

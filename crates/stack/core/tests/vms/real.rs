@@ -200,6 +200,9 @@ fn a_process_that_dies_while_it_takes_anothers_place_is_replaced_too() {
         rig.check_real();
     };
     is_replaced(killed(2, "kill -9 $$"));
+    // It starts where the daemon does not look for it, so it gets no number.
+    let elsewhere = scratch.path().join("elsewhere");
+    is_replaced(killed(2, &format!("export TAPIO_RUN_DIR={}", elsewhere.display())));
     // It starts, and its image is not there for a moment.
     let image =
         rig.stack.disks.of_vbd(uuid).and_then(|note| note.chain).expect("a chain").layers[0].path.clone();
