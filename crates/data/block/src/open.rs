@@ -1,6 +1,6 @@
 //! Opening the images of a chain, each checked against the one above it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -36,8 +36,7 @@ impl<I: Io> Core<I> {
             return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&spec.layers[0].path));
         }
         let mut links: Vec<Rc<Link<I::Store>>> = Vec::with_capacity(spec.layers.len());
-        let mut disordered = Vec::new();
-        if let Err(error) = self.open_layers(spec, overlaid, &mut links, &mut disordered).await {
+        if let Err(error) = self.open_layers(spec, overlaid, &mut links).await {
             // The leaf may be open for writing already: it is left as it was found.
             for link in &links {
                 if let Err(error) = link.layer.close().await {
@@ -47,20 +46,17 @@ impl<I: Io> Core<I> {
             return Err(error);
         }
         if spec.access == Access::ReadWrite {
-            self.finish_relinks(&mut links, &disordered, usize::from(overlaid)).await;
+            self.finish_relinks(&mut links, usize::from(overlaid)).await;
         }
         Ok(Chain::new(links, spec.access, self.io.tasks().clone()))
     }
 
-    /// Ends changes of parents that a death broke off, of the images from `first` on that were `disordered`: a change
-    /// of parent is made by a writer, whose mark stays when it dies. A failure is no reason not to serve: this disk
-    /// finds its images by what their headers say.
-    async fn finish_relinks(&self, links: &mut [Rc<Link<I::Store>>], disordered: &[PathBuf], first: usize) {
+    /// Ends changes of parents that a death broke off, of the images from `first` on. All are looked at: an image that
+    /// only gets another parent has no mark of its writer. A failure is no reason not to serve: this disk finds its
+    /// images by what their headers say.
+    async fn finish_relinks(&self, links: &mut [Rc<Link<I::Store>>], first: usize) {
         for index in first..links.len().saturating_sub(1) {
             let (above, below) = (&links[index], &links[index + 1]);
-            if !disordered.contains(&above.spec.path) {
-                continue;
-            }
             let Layer::Vhd(child) = &above.layer else { continue };
             let finished = match child.is_half_relinked().await {
                 Ok(false) => continue,
@@ -98,7 +94,6 @@ impl<I: Io> Core<I> {
         spec: &ChainSpec,
         overlaid: bool,
         links: &mut Vec<Rc<Link<I::Store>>>,
-        disordered: &mut Vec<PathBuf>,
     ) -> Result<()> {
         for (index, image) in spec.layers.iter().enumerate() {
             if spec.layers[..index].iter().any(|above| above.path == image.path) {
@@ -108,11 +103,6 @@ impl<I: Io> Core<I> {
             let access = if index == 0 { spec.access } else { Access::ReadOnly };
             let opened = self.open_layer(image.kind, &image.path, access).await;
             let layer = opened.map_err(|error| error.with_path(&image.path))?;
-            if let Layer::Vhd(vhd) = &layer
-                && vhd.is_disordered()
-            {
-                disordered.push(image.path.clone());
-            }
             let layer = match layer {
                 Layer::Vhd(vhd) if index > 0 => self.settled(vhd, image, spec.access).await?,
                 Layer::Raw(raw) if index > 0 && spec.access == Access::ReadWrite => {

@@ -178,9 +178,10 @@ fn no_allocation_after_warm_up(disk: &Disk) {
     }
     settle(disk, |count| count <= 1);
     for write in [false, true] {
-        let count = allocations_of(disk, write, 20_000);
+        // A list may still grow once, later on a busy host. What requests allocate is there in every round.
+        let count = (0..3).map(|_| allocations_of(disk, write, 20_000)).min();
         // The one waiter on the list of the load's own notification is not the disk's.
-        assert!(count <= 1, "{count} allocations in 20,000 requests (writing: {write})");
+        assert!(count <= Some(1), "{count:?} allocations in 20,000 requests (writing: {write})");
     }
 }
 
