@@ -339,7 +339,7 @@ impl Backend for Processes {
             return Ok(());
         };
         // A forced end leaves time to kill what does not end.
-        let deadline = if force { Instant::now() + left(until) / 2 } else { until };
+        let mut deadline = if force { Instant::now() + left(until) / 2 } else { until };
         let asked = (|| {
             let mut client = OwnClient::connect(&self.run, process.pid)?;
             if let (Some(minor), false) = (minor, force) {
@@ -355,7 +355,8 @@ impl Backend for Processes {
         match asked {
             Ok(_) => {}
             Err(error) if has_hung_up(&error) => {}
-            Err(_) if force => {}
+            // It was not told, or did not answer in its time: it is not waited for.
+            Err(_) if force => deadline = Instant::now(),
             Err(error) => return Err(failed(&error)),
         }
         if !wait_for_end(&fd, deadline) {

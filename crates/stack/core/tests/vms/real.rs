@@ -10,7 +10,7 @@ use tapio_model::Value;
 use crate::rig::{MIB, Rig};
 
 fn wait(what: &str, is_there: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while !is_there() {
         assert!(Instant::now() < until, "{what} does not come");
         thread::sleep(Duration::from_millis(10));
