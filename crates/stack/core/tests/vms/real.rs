@@ -244,6 +244,8 @@ fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
     rig.check_real();
     rig.call("VBD.plug", vec![vbd.as_str().into()]);
     rig.check_real();
+    rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
+    rig.check_real();
 }
 
 /// Says why a test that lacks something is not run.
