@@ -58,10 +58,14 @@ impl Stat {
     }
 }
 
+/// The number as the kernel takes it; none for one that no process has.
+fn number(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
 /// Whether a process has this number; also one that has ended and was not waited for.
 pub fn exists(pid: u32) -> bool {
-    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    number.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+    number(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 /// Whether a process of this number runs. One that cannot be looked at is taken to run.
@@ -77,8 +81,7 @@ pub fn is_running(pid: u32) -> bool {
 /// # Errors
 /// There is no such process; it is another user's.
 pub fn signal(pid: u32, signal: Signal) -> io::Result<()> {
-    let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
-    Ok(kill_process(number, signal)?)
+    Ok(kill_process(number(pid).ok_or(io::ErrorKind::NotFound)?, signal)?)
 }
 
 /// A descriptor of a process, which becomes readable when it ends, and whose process no other can be taken for
@@ -87,8 +90,7 @@ pub fn signal(pid: u32, signal: Signal) -> io::Result<()> {
 /// # Errors
 /// There is no such process; too many descriptors.
 pub fn open(pid: u32) -> io::Result<OwnedFd> {
-    let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
-    Ok(pidfd_open(number, PidfdFlags::empty())?)
+    Ok(pidfd_open(number(pid).ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?)
 }
 
 /// Takes the end of a process from the kernel, if it is a child of this one and has ended.

@@ -12,7 +12,7 @@ pub struct Peer {
     pub uid: u32,
 }
 
-/// Who is at the other end: as it was when it connected, or when it began to listen (unix(7), SO_PEERCRED).
+/// The process at the other end: as it was when it connected, or when it began to listen (unix(7), SO_PEERCRED).
 ///
 /// # Errors
 /// It is no UNIX socket.

@@ -4,6 +4,8 @@
 //! locks (`flock`), and a kill of the first does not end the second. A client can even connect to such a socket. So a
 //! successor that finds a lock held or a socket answered looks whether the holder runs, and waits if it does not.
 
+use std::fs::{File, TryLockError};
+use std::io::{self, Read, Seek};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
@@ -20,7 +22,7 @@ const UNKNOWN_MAX: Duration = Duration::from_secs(2);
 
 const EVERY: Duration = Duration::from_millis(5);
 
-/// Who has what a successor needs.
+/// The holder of what a successor needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// This process, as the lock or the socket says.
@@ -55,13 +57,49 @@ pub fn take_over<T, E>(
     }
 }
 
+/// Locks a file (`flock`) that its holder writes its number into, if it does; see [`pid_in`].
+///
+/// # Errors
+/// `WouldBlock` where a process that runs holds the lock.
+pub fn take_lock(file: &File) -> Result<(), TryLockError> {
+    let holder = |error: &TryLockError| match error {
+        TryLockError::WouldBlock => Some(pid_in(file).map_or(Holder::Unknown, Holder::Process)),
+        TryLockError::Error(_) => None,
+    };
+    take_over(|| file.try_lock(), holder)
+}
+
+/// The process number at the beginning of a lock file; none where it has none.
+pub fn pid_in(mut file: &File) -> Option<u32> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok().filter(|pid| *pid > 0)
+}
+
 /// Whether a process serves the UNIX socket at `path`. It may have to wait for what a killed one left.
 pub fn is_served(path: &Path) -> bool {
-    let attempt = || match UnixStream::connect(path) {
-        Ok(stream) => Err(listener(&stream)),
-        Err(_) => Ok(()),
-    };
-    take_over(attempt, |holder| Some(*holder)).is_err()
+    let begun = Instant::now();
+    loop {
+        let Ok(mut stream) = UnixStream::connect(path) else { return false };
+        let left = match listener(&stream) {
+            Holder::Process(pid) if is_running(pid) => return true,
+            Holder::Process(_) => LEFT_MAX,
+            Holder::Unknown => UNKNOWN_MAX,
+        };
+        let left = left.saturating_sub(begun.elapsed());
+        // On one connection: many would fill the queue of a socket that is not served, and the next would wait for
+        // ever. The kernel resets this one when the socket goes.
+        if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+            return true;
+        }
+        if let Err(error) = stream.read(&mut [0])
+            && matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+        {
+            return true;
+        }
+        thread::sleep(EVERY);
+    }
 }
 
 /// The process that listens where this stream is connected to.
@@ -81,13 +119,13 @@ mod tests {
 
     /// A socket that a process which has ended listens on, and this one, which has it too, keeps.
     fn left_socket(path: &Path) -> UnixListener {
-        let listener = UnixListener::bind(path).expect("bound");
+        let socket = UnixListener::bind(path).expect("bound");
         // SAFETY: the child calls listen(2) and _exit(2) alone, which are async-signal-safe.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: as above; the descriptor is open. Who listens last is who the socket belongs to.
+            // SAFETY: as above; the descriptor is open. The socket belongs to the process that listened last.
             unsafe {
-                libc::listen(listener.as_raw_fd(), 8);
+                libc::listen(socket.as_raw_fd(), 8);
                 libc::_exit(0);
             }
         }
@@ -96,12 +134,8 @@ mod tests {
         // SAFETY: `status` is written to during the call.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         let stream = UnixStream::connect(path).expect("it is still answered");
-        assert_eq!(listener_of(&stream), Holder::Process(child as u32));
-        listener
-    }
-
-    fn listener_of(stream: &UnixStream) -> Holder {
-        super::listener(stream)
+        assert_eq!(listener(&stream), Holder::Process(child as u32));
+        socket
     }
 
     #[test]
@@ -115,6 +149,7 @@ mod tests {
             drop(left);
         });
         assert!(!is_served(&path));
+        assert!(UnixStream::connect(&path).is_err(), "it was waited for");
         ends.join().expect("it ends");
     }
 

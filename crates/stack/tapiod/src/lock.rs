@@ -1,11 +1,11 @@
 //! One daemon for one state.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use tapio_sys::successor::{Holder, take_over};
+use tapio_sys::successor::{pid_in, take_lock};
 
 /// File that a daemon locks as long as it runs, with its process number in it.
 const FILE: &str = "tapiod.lock";
@@ -25,13 +25,6 @@ fn open(path: &Path) -> Result<File, String> {
     file.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-fn pid_in(mut file: &File) -> Option<u32> {
-    let mut text = String::new();
-    file.rewind().ok()?;
-    file.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok().filter(|pid| *pid > 0)
-}
-
 /// Takes the lock.
 ///
 /// # Errors
@@ -39,11 +32,7 @@ fn pid_in(mut file: &File) -> Option<u32> {
 pub fn take(state_dir: &Path) -> Result<Lock, String> {
     let path = path(state_dir);
     let file = open(&path)?;
-    let holder = |error: &TryLockError| match error {
-        TryLockError::WouldBlock => Some(pid_in(&file).map_or(Holder::Unknown, Holder::Process)),
-        TryLockError::Error(_) => None,
-    };
-    match take_over(|| file.try_lock(), holder) {
+    match take_lock(&file) {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let pid = pid_in(&file).map_or(String::new(), |pid| format!(" (process {pid})"));

@@ -1,12 +1,12 @@
 //! One tapback for a kind of back end: the process that serves it holds a lock, which others can ask for.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use tapio_control::{ControlError, Errno, RunDir};
-use tapio_sys::successor::{Holder, take_over};
+use tapio_sys::successor::{pid_in, take_lock};
 
 /// Held as long as the program serves.
 #[derive(Debug)]
@@ -37,14 +37,10 @@ impl Lock {
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(&path)
             .map_err(|error| failed(&error))?;
-        let holder = |error: &TryLockError| match error {
-            TryLockError::WouldBlock => Some(read_pid(&file).map_or(Holder::Unknown, Holder::Process)),
-            TryLockError::Error(_) => None,
-        };
-        match take_over(|| file.try_lock(), holder) {
+        match take_lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let process = read_pid(&file).map_or_else(String::new, |pid| format!(" (process {pid})"));
+                let process = pid_in(&file).map_or_else(String::new, |pid| format!(" (process {pid})"));
                 return Err(ControlError::new(
                     Errno::EBUSY,
                     format!("another tapback serves {name}{process}"),
@@ -62,17 +58,10 @@ impl Lock {
     }
 }
 
-fn read_pid(mut file: &File) -> Option<u32> {
-    let mut text = String::new();
-    file.rewind().ok()?;
-    file.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
-}
-
 /// Whether a process serves a kind of back end; its number, if the process has written it.
 pub fn serving(run: &RunDir, name: &str) -> Option<Option<u32>> {
     let file = File::open(path(run, name)).ok()?;
-    file.try_lock_shared().is_err().then(|| read_pid(&file))
+    file.try_lock_shared().is_err().then(|| pid_in(&file))
 }
 
 #[cfg(test)]

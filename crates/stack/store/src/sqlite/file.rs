@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, ffi};
-use tapio_sys::successor::{Holder, take_over};
+use tapio_sys::successor;
 
 use crate::{Memory, StoreError};
 
@@ -117,8 +117,7 @@ pub(super) fn take_lock(path: &Path) -> Result<File, StoreError> {
     let opened =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&lock_path);
     let lock = opened.map_err(|error| io(&lock_path, "opening", &error))?;
-    let holder = |error: &TryLockError| matches!(error, TryLockError::WouldBlock).then_some(Holder::Unknown);
-    match take_over(|| lock.try_lock(), holder) {
+    match successor::take_lock(&lock) {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => Err(StoreError::Failed(format!(
             "{} is in use by another process, which holds {}; stop that one first",

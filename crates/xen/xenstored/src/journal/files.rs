@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use tapio_sys::successor::{Holder, take_over};
+use tapio_sys::successor;
 
 /// A directory.
 pub trait Files {
@@ -74,10 +74,7 @@ impl Dir {
         };
         fs::create_dir_all(path).map_err(failed)?;
         let lock = File::options().create(true).append(true).open(path.join("lock")).map_err(failed)?;
-        let holder = |error: &fs::TryLockError| {
-            matches!(error, fs::TryLockError::WouldBlock).then_some(Holder::Unknown)
-        };
-        match take_over(|| lock.try_lock(), holder) {
+        match successor::take_lock(&lock) {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {
                 let what = format!(
