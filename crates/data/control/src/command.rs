@@ -60,7 +60,7 @@ pub trait Handle<C: DiskCommand> {
     fn handle(&self, command: C, call: &mut Call<'_>) -> Result<C::Reply>;
 }
 
-/// Who asks. An operation that waits looks here now and then.
+/// The client of a command. An operation that waits looks here now and then.
 pub trait Caller {
     /// The client has hung up, or the process is asked to end: the wait is in vain.
     fn gone(&self) -> bool;
@@ -77,7 +77,7 @@ impl Caller for Itself {
 
 /// What comes with a command beside its words.
 pub struct Call<'a> {
-    /// Who asks.
+    /// The client.
     pub caller: &'a dyn Caller,
     /// Descriptors that came along, which the command names by index. What is not taken is closed.
     pub fds: Vec<OwnedFd>,

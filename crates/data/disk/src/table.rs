@@ -103,7 +103,7 @@ pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Send + Sync {
     fn withdraw(&self, slot: usize) -> Option<Box<VbdPages>>;
     /// Serves a front end, counting in `slot`; answers it as it is served.
     fn front_add(&self, id: u32, front: Front, fds: Vec<OwnedFd>, slot: usize) -> Result<Front>;
-    /// Whether it is a device that somebody has claimed for himself.
+    /// Whether it is a device that one user has claimed alone.
     fn front_claimed(&self, id: u32) -> bool;
     /// Ends one: its clients are disconnected.
     fn front_remove(&self, id: u32) -> Result<()>;
@@ -139,7 +139,7 @@ pub(crate) struct Opened<D> {
     pub(crate) plane: Arc<D>,
     pub(crate) image: ImageSource,
     pub(crate) read_only: bool,
-    /// A second image, a log of changed blocks: for whoever makes the disk again.
+    /// A second image, a log of changed blocks: for the caller that makes the disk again.
     pub(crate) beside: Vec<String>,
     /// The second image that it was last opened with.
     pub(crate) secondary: Option<Secondary>,
@@ -246,7 +246,7 @@ impl<P: Plane> Table<P> {
             match plane.pause(is_cancelled) {
                 Ok(()) => {}
                 Err(error) if error.errno == Errno::ECANCELED => {
-                    // As a pause that was left: whoever asks next may close it or let it go on.
+                    // As a pause that was left: the next caller may close it or let it go on.
                     lock(&disk.now).state = VbdState::Pausing;
                     return Err(error);
                 }

@@ -15,7 +15,7 @@ use crate::own::{self, FEATURES, PROTOCOL_VERSION};
 use crate::plain_path::plain_path;
 use crate::{ControlError, Errno, Result};
 
-/// Says who speaks; comes first.
+/// Names the version of the client; comes first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {

@@ -76,7 +76,7 @@ impl<P: Plane> Handle<Pause> for Table<P> {
         let paused = plane.pause(&|| call.caller.gone());
         lock(&disk.now).state = match &paused {
             Ok(()) => VbdState::Paused,
-            // The drain goes on; whoever asks later sees it end.
+            // The drain goes on; a later caller sees it end.
             Err(error) if error.errno == Errno::ECANCELED => VbdState::Pausing,
             Err(_) if plane.status().is_ok_and(|status| status.paused) => VbdState::Paused,
             Err(_) => VbdState::Running,
@@ -105,7 +105,7 @@ impl<P: Plane> Handle<Resume> for Table<P> {
         let image = image.or_else(before).ok_or_else(|| not_open(minor))?;
         image.check()?;
         if secondary.is_none() && plane.status().is_ok_and(|status| status.standby_waited) {
-            // Nobody said that the disk is to do without from now on.
+            // No command said that the disk is to do without from now on.
             taps.secondary = lock(&disk.now).open.as_ref().and_then(|open| open.secondary.clone());
         }
         let resumed = plane.resume(&image, &taps);
