@@ -31,8 +31,18 @@ fn two_minutes(seed: u64) {
     let scratch = Scratch::on_disk();
     let args = ["--seed", &seed.to_string(), "--minutes", &MINUTES.to_string(), "--json"];
     let finished = run_within(&mut endure(&scratch, &args), LIMIT);
-    assert!(finished.status.success(), "{finished}");
     let report = json(&finished);
+    // Lines that the log of a test run shows, whatever else it leaves out.
+    for finding in report["findings"].as_array().expect("a list") {
+        let what = finding["what"].as_str().unwrap_or_default();
+        println!("error: seed {seed} found in {} at step {}:", finding["leg"], finding["step"]);
+        what.lines().take(20).for_each(|line| println!("error: {line}"));
+    }
+    if report["findings"] != serde_json::json!([]) {
+        let last = report["last_actions"].as_array().expect("a list");
+        last.iter().rev().take(8).rev().for_each(|action| println!("error: before it: {action}"));
+    }
+    assert!(finished.status.success(), "{finished}");
     assert_eq!(report["seed"], seed);
     // A container may lack FUSE or loop devices. Programs that scripts/setup installs are there.
     for (leg, why) in report["left_out"].as_object().expect("a map") {

@@ -86,12 +86,29 @@ fn ended(vms: &Arc<Vms>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), A
 }
 
 fn processes(vms: &Weak<Vms>) {
+    let mut pending: Vec<Note> = Vec::new();
     loop {
         let Some(disks) = vms.upgrade().map(|vms| vms.disks.clone()) else { return };
-        let Some(vbd) = disks.wait_for_death(Instant::now() + TURN) else { continue };
+        let turn = if pending.is_empty() { TURN } else { AGAIN };
+        let death = disks.wait_for_death(Instant::now() + turn);
         let Some(vms) = vms.upgrade() else { return };
-        if let Err(error) = died(&vms, vbd) {
+        pending.retain(|note| follow(note.spec.vbd, left_ended(&vms, &Call::own(&vms), note)));
+        if let Some(vbd) = death
+            && follow(vbd, died(&vms, vbd))
+        {
+            pending.extend(vms.disks.of_vbd(vbd));
+        }
+    }
+}
+
+/// Whether what followed a death has to be tried again, because another operation holds the VBD or its VM.
+fn follow(vbd: Uuid, followed: Result<(), ApiError>) -> bool {
+    match followed {
+        Ok(()) => false,
+        Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => true,
+        Err(error) => {
             tracing::warn!(%vbd, %error, "the death of a disk process could not be followed");
+            false
         }
     }
 }
@@ -129,18 +146,15 @@ fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<(), ApiError> 
     let vbd = vms.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
     let Some(record) = &vbd else { return recover::remove(call, note, None) };
     let check = |_: &mut Change<'_>, vbd: &Object| Ok(vbd.bool("currently_attached"));
-    match Running::begin(call, "VBD", &record.reference, "unplug", check) {
-        Ok((_running, is_attached)) => {
-            // Attached, and its disk ends: an unplug failed when the guest had let go. Otherwise what is plugged now is
-            // another process.
-            let is_ending = |note: Note| note.phase == Phase::Ending;
-            if is_attached && !vms.disks.of_vbd(note.spec.vbd).is_some_and(is_ending) {
-                return Ok(());
-            }
-            recover::remove(call, note, Some(record))
-        }
-        // That operation clears away what it finds.
-        Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => Ok(()),
-        Err(error) => Err(error),
+    let (_running, is_attached) = Running::begin(call, "VBD", &record.reference, "unplug", check)?;
+    // An operation may have cleared it away, and plugged another disk. One that is attached although its disk ends is
+    // what an unplug that failed left when the guest had let go.
+    let is_left = |now: &Note| {
+        now.process.is_none_or(|process| note.process == Some(process))
+            && (!is_attached || now.phase == Phase::Ending)
+    };
+    match vms.disks.of_vbd(note.spec.vbd) {
+        Some(now) if is_left(&now) => recover::remove(call, &now, Some(record)),
+        _ => Ok(()),
     }
 }

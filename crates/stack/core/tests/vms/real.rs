@@ -219,7 +219,7 @@ fn a_process_that_dies_while_it_takes_anothers_place_is_replaced_too() {
 #[test]
 fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
     let rig = Rig::real();
-    let vm = rig.make_vm(&[("sim-front", "vhost-user")]);
+    let vm = rig.make_vm(&[("sim-front", "vhost-user"), ("sim-pause-ms", "1000")]);
     let vbd = rig.make_vbd(&vm, &rig.make_vdi(&rig.make_sr(), MIB));
     rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
     let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
@@ -237,13 +237,28 @@ fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
     end.join().expect("no panic").expect("it has ended");
     // The guest had let go: the disk is unplugged when its process is seen to have ended.
     rig.stack.disks.is_left(uuid);
-    wait("the unplugged VBD", || {
-        let vbd = rig.get("VBD", &vbd);
-        !vbd.bool("currently_attached") && vbd.map("current_operations").is_empty()
-    });
-    rig.check_real();
+    let is_unplugged = || {
+        wait("the unplugged VBD", || {
+            let vbd = rig.get("VBD", &vbd);
+            !vbd.bool("currently_attached") && vbd.map("current_operations").is_empty()
+        });
+        rig.check_real();
+    };
+    is_unplugged();
     rig.call("VBD.plug", vec![vbd.as_str().into()]);
     rig.check_real();
+    // The process ends while an operation holds the VM.
+    rig.stack.disks.is_ending(uuid, Instant::now()).expect("a note");
+    rig.stack.disks.is_left(uuid);
+    let (process, _) = rig.processes()[0];
+    thread::scope(|scope| {
+        let pause = scope.spawn(|| rig.call("VM.pause", vec![vm.as_str().into()]));
+        wait("the pause", || !rig.get("VM", &vm).map("current_operations").is_empty());
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::kill(process.pid, libc::SIGKILL) }, 0);
+        pause.join().expect("paused");
+    });
+    is_unplugged();
     rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
     rig.check_real();
 }
