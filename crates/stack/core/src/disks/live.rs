@@ -1,6 +1,6 @@
 //! A disk that a guest uses, as storage drivers see it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_model::ApiError;
@@ -8,6 +8,7 @@ use tapio_sm::LiveDisk;
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
+use super::busy::{Busy, Why};
 use super::{Note, Table, ids};
 
 /// How long a guest's requests may take to end.
@@ -19,13 +20,19 @@ pub(super) struct Live {
     vbd: Uuid,
     /// All that have the VDI open, that one first: readers, whose chains must change together.
     all: Vec<Uuid>,
+    /// Those that are paused: no process takes the place of one of theirs meanwhile.
+    paused: Mutex<Vec<Busy>>,
 }
 
 impl Live {
     pub(super) fn new(table: Arc<Table>, note: &Note, others: impl Iterator<Item = Uuid>) -> Self {
         let vbd = note.spec.vbd;
         let all = std::iter::once(vbd).chain(others.filter(|other| *other != vbd)).collect();
-        Self { table, vbd, all }
+        Self { table, vbd, all, paused: Mutex::default() }
+    }
+
+    fn paused(&self) -> MutexGuard<'_, Vec<Busy>> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note_of(&self, vbd: Uuid) -> Result<Note, ApiError> {
@@ -33,14 +40,21 @@ impl Live {
         self.table.lock().get(&vbd).cloned().ok_or_else(gone)
     }
 
+    fn pause_one(&self, vbd: Uuid) -> Result<(), ApiError> {
+        let until = Instant::now() + TIMEOUT;
+        let mut paused = self.paused();
+        if !paused.iter().any(|busy| busy.vbd() == vbd) {
+            paused.push(Busy::begin(&self.table, vbd, Why::Paused, until)?);
+        }
+        drop(paused);
+        let (process, minor) = ids(&self.note_of(vbd)?)?;
+        self.table.backend.pause(process, minor, until)
+    }
+
     /// Pauses some disks; when one does not, those before it go on.
     fn pause_all(&self, vbds: &[Uuid]) -> Result<(), ApiError> {
         for (at, vbd) in vbds.iter().enumerate() {
-            let paused = self.note_of(*vbd).and_then(|note| {
-                let (process, minor) = ids(&note)?;
-                self.table.backend.pause(process, minor, Instant::now() + TIMEOUT)
-            });
-            if let Err(error) = paused {
+            if let Err(error) = self.pause_one(*vbd) {
                 for before in &vbds[..at] {
                     let resumed = self.note_of(*before).and_then(|note| {
                         let (process, minor) = ids(&note)?;
@@ -52,25 +66,23 @@ impl Live {
                         tracing::error!(vbd = %before, %error, "a disk stays paused");
                     }
                 }
+                self.paused().clear();
                 return Err(error);
             }
         }
         Ok(())
     }
 
+    /// The note comes first: if the process dies, the next one opens these images.
     fn resume_one(&self, vbd: Uuid, chain: &ChainSpec) -> Result<(), ApiError> {
         let note = self.note_of(vbd)?;
-        let (process, minor) = ids(&note)?;
         // Each as it was opened; the images are the same.
         let access = note.chain.as_ref().map_or(chain.access, |before| before.access);
         let chain = ChainSpec { access, ..chain.clone() };
-        self.table.backend.resume(process, minor, &chain, Instant::now() + TIMEOUT)?;
-        self.table.update(vbd, |note| note.chain = Some(chain)).map(drop)
-    }
-
-    fn note(&self) -> Result<Note, ApiError> {
-        let gone = || ApiError::internal(format!("the disk of VBD {} was unplugged meanwhile", self.vbd));
-        self.table.lock().get(&self.vbd).cloned().ok_or_else(gone)
+        let note = self.table.update(vbd, |note| note.chain = Some(chain.clone()))?;
+        let Ok((process, minor)) = ids(&note) else { return Ok(()) };
+        let resumed = self.table.backend.resume(process, minor, &chain, Instant::now() + TIMEOUT);
+        resumed.or_else(|error| if self.table.backend.is_alive(process) { Err(error) } else { Ok(()) })
     }
 }
 
@@ -87,16 +99,17 @@ impl LiveDisk for Live {
                 return Err(error);
             }
         }
+        self.paused().clear();
         Ok(())
     }
 
     fn access(&self) -> Access {
-        let chain = self.note().ok().and_then(|note| note.chain);
+        let chain = self.note_of(self.vbd).ok().and_then(|note| note.chain);
         chain.map_or(Access::ReadWrite, |chain| chain.access)
     }
 
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
-        let (process, minor) = ids(&self.note()?)?;
+        let (process, minor) = ids(&self.note_of(self.vbd)?)?;
         self.table.backend.grow(process, minor, bytes, Instant::now() + TIMEOUT)?;
         self.table.update(self.vbd, |note| note.size = note.size.max(bytes)).map(drop)
     }

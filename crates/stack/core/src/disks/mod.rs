@@ -4,6 +4,7 @@
 //! daemon that is started again goes on with it and its I/O never notices.
 
 mod backend;
+mod busy;
 mod live;
 mod note;
 mod processes;
@@ -11,7 +12,7 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tapio_control::{PoolSpec, RunDir, disk_program};
@@ -37,20 +38,8 @@ pub(crate) struct Table {
     backend: Arc<dyn Backend>,
     notes: note::Notes,
     disks: Mutex<BTreeMap<Uuid, Note>>,
-    /// Disks whose process is being replaced. Locked before `disks`.
-    restarting: Mutex<BTreeSet<Uuid>>,
-    restarted: Condvar,
+    busy: busy::Table,
     watch: watch::Watch,
-}
-
-/// A disk whose process is being replaced, until this is dropped.
-struct Restarting<'a>(&'a Table, Uuid);
-
-impl Drop for Restarting<'_> {
-    fn drop(&mut self) {
-        self.0.restarting().remove(&self.1);
-        self.0.restarted.notify_all();
-    }
 }
 
 /// Disk processes of this host.
@@ -67,10 +56,6 @@ impl Table {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Note>> {
         // Every change is one call on the map.
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn restarting(&self) -> MutexGuard<'_, BTreeSet<Uuid>> {
-        self.restarting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes what is known of a disk, on disk first.
@@ -141,8 +126,7 @@ impl Disks {
             backend,
             notes: note::Notes::new(&config.run_dir),
             disks: Mutex::default(),
-            restarting: Mutex::default(),
-            restarted: Condvar::new(),
+            busy: busy::Table::default(),
             watch: watch::Watch::default(),
         }))
     }
@@ -162,10 +146,11 @@ impl Disks {
         self.0.lock().values().filter(|note| note.vm == vm).cloned().collect()
     }
 
-    /// The running disk that has this VDI open for writing (or, with none, for reading).
+    /// The disk that has this VDI open for writing (or, with none, for reading). One whose process has died counts:
+    /// the next process opens what the disk is told to.
     pub fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
         let disks = self.0.lock();
-        let of_vdi = |note: &&Note| note.vdi_uuid == vdi && note.chain.is_some() && note.process.is_some();
+        let of_vdi = |note: &&Note| note.vdi_uuid == vdi && note.chain.is_some();
         let writes = |note: &Note| note.chain.as_ref().is_some_and(|chain| chain.access == Access::ReadWrite);
         let found = disks.values().filter(of_vdi).max_by_key(|note| writes(note))?;
         let others = disks.values().filter(of_vdi).map(|note| note.spec.vbd);
@@ -309,14 +294,10 @@ impl Disks {
     /// # Errors
     /// The note cannot be written.
     pub fn is_ending(&self, vbd: Uuid, until: Instant) -> Result<(), ApiError> {
-        let timeout = until.saturating_duration_since(Instant::now());
-        let restarting = self.0.restarting();
-        let waited =
-            self.0.restarted.wait_timeout_while(restarting, timeout, |restarting| restarting.contains(&vbd));
-        let (restarting, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        self.0.watch.remove(vbd);
-        self.0.update(vbd, |note| note.phase = Phase::Ending)?;
-        drop(restarting);
+        self.0.busy.after_replacement(vbd, until, || {
+            self.0.watch.remove(vbd);
+            self.0.update(vbd, |note| note.phase = Phase::Ending)
+        })?;
         step("vbd-unplug:noted");
         Ok(())
     }
@@ -406,19 +387,21 @@ impl Disks {
         Ok((note.front == Some(FrontSpec::Xen)).then(|| plugged(&note)))
     }
 
-    /// Starts another process in place of one that died, with the same images and front end: a guest whose side
-    /// connects again has noticed a pause.
+    /// Starts another process in place of one that died, with the images that the note has and the same front end: a
+    /// guest whose side connects again has noticed a pause. Waits for another call that does the same, or changes the
+    /// images.
     /// Answers what the guest's driver must be given again, where it names the process.
     ///
     /// # Errors
     /// It does not start; or the device would have another name.
     pub fn restart(&self, vbd: Uuid, until: Instant) -> Result<Option<PluggedDisk>, ApiError> {
         let gone = || ApiError::internal(format!("VBD {vbd} has no disk that could be started again"));
-        let mut restarting = self.0.restarting();
+        let died = self.of_vbd(vbd).and_then(|note| note.process);
+        let _busy = busy::Busy::begin(&self.0, vbd, busy::Why::Replaced, until)?;
         let note = self.of_vbd(vbd).filter(|note| note.phase == Phase::Running).ok_or_else(gone)?;
-        restarting.insert(vbd);
-        drop(restarting);
-        let _restarting = Restarting(&self.0, vbd);
+        if note.process != died && self.serves(vbd) {
+            return Ok(None);
+        }
         let (Some(chain), Some(front)) = (note.chain.clone(), note.front.clone()) else { return Err(gone()) };
         if let Some(process) = note.process {
             // Its marker is freed; the process is gone.

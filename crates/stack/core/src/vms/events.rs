@@ -120,6 +120,9 @@ fn died(vms: &Arc<Vms>, uuid: Uuid) -> Result<(), ApiError> {
     if note.phase != Phase::Running {
         return left_ended(vms, &call, &note);
     }
+    if recover::waits_for_sr(vms, &note) {
+        return Ok(());
+    }
     let vbd = vms.db.by_uuid("VBD", &uuid.to_string())?;
     let Err(error) = recover::restart(vms, &note) else {
         tracing::warn!(vbd = %uuid, "its disk process had died and was started again");

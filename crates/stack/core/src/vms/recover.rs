@@ -137,10 +137,8 @@ fn disk(call: &Call, note: &Note) {
     if runs && vms.disks.serves(note.spec.vbd) {
         return;
     }
-    let sr = crate::db::reference_of(note.sr);
-    if runs && vms.storage.is_recovering(&sr) {
-        // Its images cannot be opened yet. The guest waits; nothing else does.
-        return later(vms, note, sr);
+    if runs && waits_for_sr(vms, note) {
+        return;
     }
     if runs && restart(vms, note).is_ok() {
         tracing::info!(vbd = %note.spec.vbd, "its disk process had died and was started again");
@@ -153,7 +151,17 @@ fn disk(call: &Call, note: &Note) {
     }
 }
 
-/// Looks at a disk again when its SR is attached.
+/// Whether the SR of a disk without a process is not in order yet: its images cannot be opened, and it is looked at
+/// again when they can. The guest waits; nothing else does.
+pub fn waits_for_sr(vms: &Arc<Vms>, note: &Note) -> bool {
+    let sr = crate::db::reference_of(note.sr);
+    let waits = vms.storage.is_recovering(&sr);
+    if waits {
+        later(vms, note, sr);
+    }
+    waits
+}
+
 fn later(vms: &Arc<Vms>, note: &Note, sr: String) {
     let (vbd, vms) = (note.spec.vbd, Arc::clone(vms));
     let waiting = move || {

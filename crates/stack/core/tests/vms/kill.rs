@@ -1,5 +1,6 @@
 //! The daemon is killed at every named step of every operation; the next one puts everything in order.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use tapio_core::plan::steps::STEPS;
 use tapio_model::Value;
 
-use crate::rig::{MIB, Rig};
+use crate::rig::{MIB, Rig, disk_program};
 
 /// Where the child works, and what it does.
 const DIR: &str = "TAPIO_KILL_DIR";
@@ -34,6 +35,10 @@ fn perform(rig: &Rig, task: &str) -> Value {
         "vbd-unplug" => rig.call("VBD.unplug", vec![vbd.into()]),
         "vm-clone" => rig.call("VM.clone", vec![vm.into(), "clone".into()]),
         "vm-destroy" => rig.call("VM.destroy", vec![vm.into()]),
+        "vdi-snapshot" => {
+            let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
+            rig.call("VDI.snapshot", vec![vdi.into(), Value::Map(BTreeMap::new())])
+        }
         other => panic!("no task {other}"),
     }
 }
@@ -159,4 +164,43 @@ fn every_step_of_every_operation() {
             });
         }
     });
+}
+
+/// The daemon dies in a snapshot of a plugged disk, and with `process` the disk process dies with it.
+fn killed_in_a_snapshot(step: &'static str, process: bool) {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let dir = scratch.path();
+    assert_eq!(run(dir, "vm-start", None), 0, "{}", log(dir));
+    let status = run(dir, "vdi-snapshot", Some(step));
+    assert_eq!(status, 137, "a snapshot does not come to {step}: {}", log(dir));
+    if process {
+        let backend = Rig::backend(dir, disk_program());
+        for (process, _) in backend.ours() {
+            backend.end(process, None, true, Instant::now() + Duration::from_secs(20)).expect("it ends");
+        }
+    }
+    let rig = Rig::again(dir);
+    rig.check_real();
+    let is_as_it_was = || {
+        for note in rig.stack.disks.all() {
+            assert!(rig.stack.disks.serves(note.spec.vbd), "{step} {process}: {note:?}");
+        }
+        assert_eq!(rig.stack.disks.all().len(), 2, "{step} {process}: a guest has lost its disk");
+        assert!(rig.get("VBD", &first_vbd(&rig)).bool("currently_attached"), "{step} {process}");
+    };
+    is_as_it_was();
+    perform(&rig, "vdi-snapshot");
+    is_as_it_was();
+    perform(&rig, "vm-shutdown");
+    rig.check_real();
+}
+
+#[test]
+fn a_disk_is_plugged_after_a_snapshot_that_was_interrupted() {
+    for (step, _) in tapio_sm::STEPS {
+        if step.starts_with("fork:") && *step != "fork:empty" {
+            killed_in_a_snapshot(step, false);
+            killed_in_a_snapshot(step, true);
+        }
+    }
 }

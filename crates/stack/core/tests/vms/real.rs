@@ -263,6 +263,34 @@ fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
     rig.check_real();
 }
 
+/// The next process would open images that are being changed.
+#[test]
+fn a_process_that_dies_while_its_disk_is_paused_is_replaced_when_that_goes_on() {
+    let rig = Rig::real();
+    let vm = rig.make_vm(&[("sim-front", "vhost-user")]);
+    let vdi = rig.make_vdi(&rig.make_sr(), MIB);
+    let vbd = rig.make_vbd(&vm, &vdi);
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
+    let note = rig.stack.disks.of_vbd(uuid).expect("a note");
+    let live = rig.stack.disks.live(note.vdi_uuid).expect("a running disk");
+    live.pause().expect("paused");
+    let died = note.process.expect("a process");
+    // SAFETY: the number is that of a process that this test started and that has not ended.
+    assert_eq!(unsafe { libc::kill(died.pid, libc::SIGKILL) }, 0);
+    wait("the end of the process", || !rig.real_backend().is_alive(died));
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(rig.processes(), [], "it has opened the images of before");
+    live.resume(&note.chain.expect("a chain")).expect("the next process goes on");
+    wait("another process", || {
+        rig.stack.disks.of_vbd(uuid).is_some_and(|now| now.process.is_some_and(|now| now != died))
+            && rig.stack.disks.serves(uuid)
+    });
+    rig.check_real();
+    rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
+    rig.check_real();
+}
+
 /// Says why a test that lacks something is not run.
 fn lacks(path: &str, test: &str) -> bool {
     let lacks = !std::path::Path::new(path).exists();

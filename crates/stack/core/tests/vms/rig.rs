@@ -27,7 +27,7 @@ pub struct Rig {
 }
 
 /// The program of disk processes that is built beside the tests.
-fn disk_program() -> PathBuf {
+pub fn disk_program() -> PathBuf {
     let exe = std::env::current_exe().expect("the test has a path");
     let beside = exe.ancestors().skip(1).take(2).map(|dir| dir.join("tapio-disk")).find(|path| path.exists());
     beside.expect("the disk program is built first: cargo build -p tapio-disk")
@@ -93,7 +93,8 @@ impl Rig {
         Self::backend(&self.dir, disk_program())
     }
 
-    fn backend(dir: &Path, program: PathBuf) -> Arc<dyn Backend> {
+    /// What starts disk processes of the toolstack in `dir`, and finds them again.
+    pub fn backend(dir: &Path, program: PathBuf) -> Arc<dyn Backend> {
         let shm = dir.join("shm");
         std::fs::create_dir_all(&shm).expect("a directory for statistics");
         let owner = dir.display().to_string();

@@ -33,6 +33,19 @@ use crate::errors;
 use crate::lock::Share;
 use crate::traits::{Ctx, Fork, ForkKind, LiveDisk};
 
+/// A fork that failed.
+struct Broken {
+    error: ApiError,
+    /// The running disk was paused and does not go on.
+    stays_paused: bool,
+}
+
+impl From<ApiError> for Broken {
+    fn from(error: ApiError) -> Self {
+        Self { error, stays_paused: false }
+    }
+}
+
 /// How far a fork came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reached {
@@ -86,9 +99,13 @@ impl ImageDir {
         }
         let journal = CloneJournal { vdi, base: Uuid::new_v4(), new };
         let done = self.fork_with(ctx, &journal, &facts, live.as_deref(), number);
-        if let Err(error) = done {
-            // Whatever is left is undone, or with an unwilling storage by the next attach.
-            if let Err(undoing) = self.undo_fork(&journal) {
+        if let Err(Broken { error, stays_paused }) = done {
+            // Whatever is left is undone, or with an unwilling storage by the next attach, which also makes a disk go on
+            // that stays paused.
+            let undone = self.undo_fork(&journal);
+            let ended =
+                if stays_paused { undone } else { undone.and_then(|()| self.remove_journal(&journal)) };
+            if let Err(undoing) = ended {
                 tracing::warn!("fork of {vdi} is not undone yet: {undoing}");
             }
             return Err(error);
@@ -139,7 +156,7 @@ impl ImageDir {
         facts: &Facts,
         live: Option<&dyn LiveDisk>,
         number: u16,
-    ) -> Result<(), ApiError> {
+    ) -> Result<(), Broken> {
         let failed = |what: &str, path: &Path, error: &io::Error| errors::io(number, what, path, error);
         let (vdi, kind) = (journal.vdi, facts.kind);
         let (own, base) = (self.file(kind, vdi), self.file(kind, journal.base));
@@ -168,12 +185,15 @@ impl ImageDir {
         if let Err(error) = swapped {
             let undone = self.undo_fork(journal);
             if let Some(disk) = live {
-                let resumed = disk.resume(&ChainSpec { layers: old_chain, access });
-                undone.and(resumed).map_err(|second| {
-                    ApiError::internal(format!("{error}; and the disk of VDI {vdi} stays paused: {second}"))
+                let resumed = undone.and_then(|()| disk.resume(&ChainSpec { layers: old_chain, access }));
+                resumed.map_err(|second| Broken {
+                    error: ApiError::internal(format!(
+                        "{error}; and the disk of VDI {vdi} stays paused: {second}"
+                    )),
+                    stays_paused: true,
                 })?;
             }
-            return Err(error);
+            return Err(error.into());
         }
         ctx.step("fork:resumed");
         // Too late to be undone. What is left is done by the next fork or attach.
@@ -265,17 +285,18 @@ impl ImageDir {
         Ok(Reached::Nothing)
     }
 
-    /// Finishes a fork whose leaf has the VDI's name.
+    /// Finishes a fork whose leaf has the VDI's name. The journal stays until a running disk goes on.
     pub(super) fn finish_fork(&self, journal: &CloneJournal, kind: Kind) -> Result<(), ApiError> {
         self.hide_base(journal.base, kind).map_err(|error| errors::image(82, &error))?;
         if kind == Kind::Raw {
             remove(&self.file(Kind::Raw, journal.vdi))?;
             self.sync()?;
         }
-        self.remove_journal(journal)
+        Ok(())
     }
 
-    /// Makes everything as it was before the fork. The running disk must not have gone on with the new images.
+    /// Makes everything as it was before the fork. The running disk must not have gone on with the new images. The
+    /// journal stays until it goes on with the old ones.
     pub(super) fn undo_fork(&self, journal: &CloneJournal) -> Result<(), ApiError> {
         let system = |path: &Path, error: &io::Error| errors::io(82, "cannot undo a fork of", path, error);
         let reached = self.reached(journal).map_err(|error| system(&self.path, &error))?;
@@ -314,11 +335,10 @@ impl ImageDir {
                 }
             }
         }
-        self.sync()?;
-        self.remove_journal(journal)
+        self.sync()
     }
 
-    fn remove_journal(&self, journal: &CloneJournal) -> Result<(), ApiError> {
+    pub(super) fn remove_journal(&self, journal: &CloneJournal) -> Result<(), ApiError> {
         match journal.remove(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 let path: PathBuf = self.path.join(journal.file_name());

@@ -88,14 +88,17 @@ impl ImageDir {
             tracing::info!("SR {}: a fork of {vdi} was broken off and is undone", self.sr);
             self.undo_fork(journal)?;
         }
-        let Some(disk) = ctx.live(vdi) else { return Ok(()) };
-        // It was paused, or was going to be, or goes on already: afterwards it runs, with the right images.
-        let layers = self.chain(vdi, &self.whole_image(vdi)?)?;
-        let _ = disk.pause();
-        if let Err(error) = disk.resume(&ChainSpec { layers, access: disk.access() }) {
-            tracing::warn!("the disk of VDI {vdi} does not go on after a broken fork: {error}");
+        if let Some(disk) = ctx.live(vdi) {
+            // It was paused, or was going to be, or goes on already: afterwards it runs, with the right images.
+            let layers = self.chain(vdi, &self.whole_image(vdi)?)?;
+            let _ = disk.pause();
+            if let Err(error) = disk.resume(&ChainSpec { layers, access: disk.access() }) {
+                // The journal stays: the next recovery tries again.
+                tracing::warn!("the disk of VDI {vdi} does not go on after a broken fork: {error}");
+                return Ok(());
+            }
         }
-        Ok(())
+        self.remove_journal(journal)
     }
 
     fn recover_resize(&self, vdi: Uuid, name: &str) -> Result<(), ApiError> {

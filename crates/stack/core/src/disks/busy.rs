@@ -1,0 +1,95 @@
+//! Disks whose process is being replaced or whose images change: one of these at a time.
+//!
+//! A process that takes a dead one's place between the pause and the swap of a snapshot would open the old leaf, and
+//! write into what has become the snapshot.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tapio_model::ApiError;
+use uuid::Uuid;
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Another process takes the place of one that died.
+    Replaced,
+    /// It is paused, and goes on with other images.
+    Paused,
+}
+
+/// The disks of which something is done. Locked before the notes.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    busy: Mutex<BTreeMap<Uuid, Why>>,
+    ended: Condvar,
+}
+
+impl Table {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Why>> {
+        // Every change is one call on the map.
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits while `busy` is in the way, at most until `until`.
+    fn wait(
+        &self,
+        until: Instant,
+        mut is_in_the_way: impl FnMut(&BTreeMap<Uuid, Why>) -> bool,
+    ) -> MutexGuard<'_, BTreeMap<Uuid, Why>> {
+        let timeout = until.saturating_duration_since(Instant::now());
+        let waited = self.ended.wait_timeout_while(self.lock(), timeout, |busy| is_in_the_way(busy));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Does something when the process of a disk is not being replaced, or at `until`; no replacement begins meanwhile.
+    pub(super) fn after_replacement<T>(&self, vbd: Uuid, until: Instant, work: impl FnOnce() -> T) -> T {
+        let _held = self.wait(until, |busy| busy.get(&vbd) == Some(&Why::Replaced));
+        work()
+    }
+}
+
+/// A disk that is busy until this is dropped.
+pub(super) struct Busy {
+    disks: Arc<super::Table>,
+    vbd: Uuid,
+}
+
+impl Busy {
+    /// Waits until nothing else is done with the disk.
+    ///
+    /// # Errors
+    /// It is not free at `until`.
+    pub(super) fn begin(
+        disks: &Arc<super::Table>,
+        vbd: Uuid,
+        why: Why,
+        until: Instant,
+    ) -> Result<Self, ApiError> {
+        let mut busy = disks.busy.wait(until, |busy| busy.contains_key(&vbd));
+        match busy.get(&vbd) {
+            Some(Why::Replaced) => Err(ApiError::internal(format!(
+                "the disk process of VBD {vbd} died, and another is still being started; try again"
+            ))),
+            Some(Why::Paused) => {
+                Err(ApiError::internal(format!("the disk of VBD {vbd} stays paused while its images change")))
+            }
+            None => {
+                busy.insert(vbd, why);
+                Ok(Self { disks: Arc::clone(disks), vbd })
+            }
+        }
+    }
+
+    pub(super) fn vbd(&self) -> Uuid {
+        self.vbd
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.disks.busy.lock().remove(&self.vbd);
+        self.disks.busy.ended.notify_all();
+    }
+}
