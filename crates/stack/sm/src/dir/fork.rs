@@ -100,7 +100,7 @@ impl ImageDir {
         let journal = CloneJournal { vdi, base: Uuid::new_v4(), new };
         let done = self.fork_with(ctx, &journal, &facts, live.as_deref(), number);
         if let Err(Broken { error, stays_paused }) = done {
-            // Whatever is left is undone, or with an unwilling storage by the next attach, which also makes a disk go on
+            // Whatever is left is undone, or with an unwilling storage by the next attach. That also makes a disk go on
             // that stays paused.
             let undone = self.undo_fork(&journal);
             let ended =
