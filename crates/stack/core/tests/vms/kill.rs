@@ -152,14 +152,18 @@ fn every_step_of_every_operation() {
             .filter(|step| step.name.starts_with("vbd-plug"))
             .map(|step| (step.name, "vm-start", "vbd-plug")),
     );
-    // The host has few processors; a child waits for disks most of the time.
+    for_each(stories, |(step, before, task)| killed_at(step, before, task));
+}
+
+/// Tells a few stories at a time: the host has few processors, but a child waits for disks most of the time.
+fn for_each<T: Send>(stories: Vec<T>, tell: impl Fn(T) + Sync) {
     let stories = Mutex::new(stories);
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 loop {
-                    let Some((step, before, task)) = stories.lock().expect("no panic").pop() else { return };
-                    killed_at(step, before, task);
+                    let Some(story) = stories.lock().expect("no panic").pop() else { return };
+                    tell(story);
                 }
             });
         }
@@ -197,10 +201,8 @@ fn killed_in_a_snapshot(step: &'static str, process: bool) {
 
 #[test]
 fn a_disk_is_plugged_after_a_snapshot_that_was_interrupted() {
-    for (step, _) in tapio_sm::STEPS {
-        if step.starts_with("fork:") && *step != "fork:empty" {
-            killed_in_a_snapshot(step, false);
-            killed_in_a_snapshot(step, true);
-        }
-    }
+    let steps = tapio_sm::STEPS.iter().map(|(step, _)| *step);
+    let of_forks = steps.filter(|step| step.starts_with("fork:") && *step != "fork:empty");
+    let stories = of_forks.flat_map(|step| [(step, false), (step, true)]).collect();
+    for_each(stories, |(step, process)| killed_in_a_snapshot(step, process));
 }
