@@ -279,8 +279,9 @@ fn a_process_that_dies_while_its_disk_is_paused_is_replaced_when_that_goes_on() 
     // SAFETY: the number is that of a process that this test started and that has not ended.
     assert_eq!(unsafe { libc::kill(died.pid, libc::SIGKILL) }, 0);
     wait("the end of the process", || !rig.real_backend().is_alive(died));
-    thread::sleep(Duration::from_millis(500));
-    assert_eq!(rig.processes(), [], "it has opened the images of before");
+    let early = rig.stack.disks.restart(uuid, Instant::now()).expect_err("its images change");
+    assert!(early.params[0].contains("stays paused"), "{early}");
+    assert_eq!(rig.processes(), [], "it would have opened the images of before");
     live.resume(&note.chain.expect("a chain")).expect("the next process goes on");
     wait("another process", || {
         rig.stack.disks.of_vbd(uuid).is_some_and(|now| now.process.is_some_and(|now| now != died))
