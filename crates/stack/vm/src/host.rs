@@ -137,16 +137,13 @@ impl VmDriver for Host {
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        Err(ApiError::new(
-            "OPERATION_NOT_ALLOWED",
-            [format!("machine {vm} is this host: it cannot be paused")],
-        ))
+        Err(ApiError::new("OPERATION_NOT_ALLOWED", [format!("VM {vm} is this host: it cannot be paused")]))
     }
 
     fn shutdown(&self, vm: Uuid, _: ShutdownKind, _: Instant) -> Result<(), ApiError> {
         Err(ApiError::new(
             "OPERATION_NOT_ALLOWED",
-            [format!("machine {vm} is this host: it cannot be shut down from here")],
+            [format!("VM {vm} is this host: it cannot be shut down from here")],
         ))
     }
 
@@ -171,7 +168,7 @@ mod tests {
     use crate::traits::DiskFacts;
 
     #[test]
-    fn a_disk_is_a_node_of_this_machine() {
+    fn a_disk_is_a_node_of_this_host() {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings::new(dir.path());
         let driver = Host::new(&settings);

@@ -253,7 +253,7 @@ pub(crate) fn found(settings: &Settings, driver: &str) -> Vec<(Place, Saved)> {
             Ok(Some(_)) => {}
             // A directory that stayed because disk processes ended after their VM; it is removed only if it is empty.
             Ok(None) => drop(fs::remove_dir(place.dir())),
-            Err(error) => tracing::warn!(%vm, "a machine's record is passed over: {error}"),
+            Err(error) => tracing::warn!(%vm, "a VM's record is ignored: {error}"),
         }
     }
     machines

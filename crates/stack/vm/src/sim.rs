@@ -319,7 +319,7 @@ mod tests {
             }
             driver.unpause(vm.uuid).unwrap();
         }
-        println!("125 machines with 8 disks in {:?}", begun.elapsed());
+        println!("125 VMs with 8 disks in {:?}", begun.elapsed());
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
         drop(driver);
         let driver = Sim::new(&settings);

@@ -152,8 +152,8 @@ pub(super) fn refused(error: &StoreError) -> ApiError {
             format!("the database did not take the change, nothing was changed: {why}")
         }
         other => format!(
-            "the database did not take the change, nothing was changed: {other}, by somebody else; stop who writes \
-             to it and restart the daemon"
+            "the database did not take the change, nothing was changed: {other}, by another process; stop the \
+             process that writes to it and restart the daemon"
         ),
     })
 }

@@ -317,7 +317,7 @@ impl Machine {
         fs::metadata(socket)
             .map_err(|error| failed(self.vm, format!("disk {position}: {}", socket.display()), error))?;
         let (bus, slot) = command::place_of(&spec, position).ok_or_else(|| {
-            illegal_device(disk.spec.vbd, position, "the machine has fewer places: see platform:max_disks")
+            illegal_device(disk.spec.vbd, position, "the VM has fewer positions: see platform:max_disks")
         })?;
         let (id, chardev) = (device(position), format!("c{position}"));
         let qmp = self.qmp()?;
@@ -441,7 +441,7 @@ impl VmDriver for Qemu {
             return Err(illegal_device(
                 disk.vbd,
                 position,
-                "the machine has fewer places: see platform:max_disks",
+                "the VM has fewer positions: see platform:max_disks",
             ));
         }
         Ok(FrontSpec::VhostUser {

@@ -143,9 +143,9 @@ impl Machine {
                 VmEvent::Crashed(self.vm, format!("the kernel of domain {domid} crashed"))
             }
             End::ShutDown(Reason::Suspend) => {
-                VmEvent::Crashed(self.vm, "the guest suspended itself, which nobody asked for".into())
+                VmEvent::Crashed(self.vm, "the guest suspended itself, which was not requested".into())
             }
-            End::Vanished => VmEvent::Crashed(self.vm, "somebody destroyed its domain".into()),
+            End::Vanished => VmEvent::Crashed(self.vm, "its domain was destroyed by another program".into()),
         }
     }
 }
