@@ -246,7 +246,8 @@ impl<'a> Shared<'a> {
     }
 
     fn admit(&self, stream: &UnixStream) -> Result<()> {
-        let peer = peer(stream).map_err(|error| ControlError::io("asking who connected", &error))?.uid;
+        let peer =
+            peer(stream).map_err(|error| ControlError::io("asking for the user of the peer", &error))?.uid;
         // SAFETY: geteuid has no preconditions and cannot fail.
         let ours = unsafe { libc::geteuid() };
         if peer != 0 && peer != ours {

@@ -164,7 +164,9 @@ impl Blkif {
     pub fn end(self) {
         let name = self.front.address();
         if !self.server.close() {
-            log::line(&format!("{name}: requests have no answer; whoever serves it next repeats them"));
+            log::line(&format!(
+                "{name}: requests have no answer; the process that serves it next repeats them"
+            ));
         }
         let slot = self.slot;
         // A disk that is gone has no counters.

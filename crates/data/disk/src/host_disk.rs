@@ -143,7 +143,7 @@ impl HostDisk {
             if is_cancelled() {
                 return Err(ControlError::new(
                     Errno::ECANCELED,
-                    "requests are still in flight, and nobody waits",
+                    "requests are still in flight, and no caller waits for them",
                 )
                 .next("the drain goes on; ask again"));
             }

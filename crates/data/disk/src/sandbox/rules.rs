@@ -158,8 +158,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_unlinkat, "unlinkat", "sockets, logs and statistics at their end"),
     call!(SYS_renameat, "renameat", "statistics and logs that replace older ones"),
     call!(SYS_renameat2, "renameat2", "statistics and logs that replace older ones"),
-    call!(SYS_fchmod, "fchmod", "who may open a socket or a file of statistics"),
-    call!(SYS_fchmodat, "fchmodat", "who may connect to a socket"),
+    call!(SYS_fchmod, "fchmod", "permissions of a socket or a file of statistics"),
+    call!(SYS_fchmodat, "fchmodat", "permissions of a socket"),
     call!(SYS_fcntl, "fcntl", "copies of descriptors, blocking mode"),
     call!(SYS_dup, "dup", "copies of descriptors"),
     call!(SYS_dup3, "dup3", "leaving the terminal"),
@@ -202,10 +202,10 @@ pub const RULES: &[Rule] = &[
     call!(SYS_listen, "listen", "front ends, the control socket").by(Scope::Control),
     call!(SYS_accept4, "accept4", "clients").by(Scope::Control),
     call!(SYS_shutdown, "shutdown", "clients that are cut off"),
-    call!(SYS_getsockopt, "getsockopt", "who a client is, what went wrong"),
+    call!(SYS_getsockopt, "getsockopt", "the user of a client, what went wrong"),
     call!(SYS_setsockopt, "setsockopt", "TCP without delay, with keep-alives"),
     call!(SYS_getsockname, "getsockname", "the port that was given"),
-    call!(SYS_getpeername, "getpeername", "who a client is"),
+    call!(SYS_getpeername, "getpeername", "the address of a client"),
     // Threads and the process.
     call!(SYS_clone, "clone", "threads; never a process").only(Arguments::With {
         index: 0,
@@ -218,8 +218,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_rseq, "rseq", "threads"),
     call!(SYS_gettid, "gettid", "threads"),
     call!(SYS_getpid, "getpid", "names of files, log lines"),
-    call!(SYS_getuid, "getuid", "who may connect"),
-    call!(SYS_geteuid, "geteuid", "who may connect"),
+    call!(SYS_getuid, "getuid", "users that may connect"),
+    call!(SYS_geteuid, "geteuid", "users that may connect"),
     call!(SYS_getgid, "getgid", "the library"),
     call!(SYS_getegid, "getegid", "the library"),
     call!(SYS_sched_getaffinity, "sched_getaffinity", "threads: their stacks"),
@@ -261,7 +261,7 @@ pub const RULES_OF_DEVICES: &[Rule] = &[
         .only(Arguments::OneOf { index: 0, values: &[libc::CLONE_FILES as u32], errno: libc::EPERM }),
     call!(SYS_socket, "socket", "as of every process, and netlink for the kernel's NBD client")
         .only(Arguments::OneOf { index: 0, values: FAMILIES_OF_DEVICES, errno: libc::EAFNOSUPPORT }),
-    call!(SYS_mknodat, "mknodat", "device nodes where nobody else makes them"),
+    call!(SYS_mknodat, "mknodat", "device nodes where no other program makes them"),
 ];
 
 /// Calls that newer machines do not have: libraries use others there.
@@ -278,7 +278,7 @@ pub const RULES_OF_MACHINE: &[Rule] = &[
     call!(SYS_rmdir, "rmdir", "directories of statistics at their end"),
     call!(SYS_unlink, "unlink", "sockets, logs and statistics at their end"),
     call!(SYS_rename, "rename", "statistics and logs that replace older ones"),
-    call!(SYS_chmod, "chmod", "who may connect to a socket"),
+    call!(SYS_chmod, "chmod", "permissions of a socket"),
     call!(SYS_dup2, "dup2", "leaving the terminal"),
     call!(SYS_time, "time", "time stamps"),
     call!(SYS_arch_prctl, "arch_prctl", "threads"),

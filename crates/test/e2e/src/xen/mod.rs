@@ -136,7 +136,7 @@ impl XenHost {
         }
         assert!(
             report.has("status") && report.text("status") == "ok",
-            "the machine stopped early\n--- console\n{log}"
+            "the VM stopped early\n--- console\n{log}"
         );
         report
     }

@@ -149,7 +149,7 @@ impl Lab {
     #[track_caller]
     pub fn assert_quiet(&self) {
         let event = self.driver().wait_event(Instant::now() + Duration::from_millis(100));
-        assert_eq!(event, None, "nobody should hear of what was asked for");
+        assert_eq!(event, None, "an end that was requested is no event");
     }
 
     /// The number of the guest's process.

@@ -182,7 +182,7 @@ fn a_machine_with_disks_and_its_timeline() {
     assert!(drawn.lines().count() >= 3 && drawn.contains(" steps, "), "{drawn}");
 
     assert_eq!(xe.ok("vm-uninstall vm=one --force"), "All objects destroyed\n");
-    assert_eq!(xe.value("vdi-list --minimal"), before, "only the machine's own disk goes with it");
+    assert_eq!(xe.value("vdi-list --minimal"), before, "only the VM's own disk goes with it");
     daemon.stop();
 }
 

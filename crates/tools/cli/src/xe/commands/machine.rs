@@ -17,56 +17,56 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-install",
         &["new-name-label"],
         &["template", "template-uuid", "sr-uuid", "new-name-description"],
-        "Makes a machine from a template; its disks go to the SR that is given, or as the template says",
+        "Makes a VM from a template; its disks go to the SR that is given, or as the template says",
         install,
     ),
     command(
         "vm-create",
         &["name-label"],
         &["name-description", "memory", "VCPUs"],
-        "Makes an empty machine",
+        "Makes an empty VM",
         create,
     ),
-    command("vm-start", &[], &["vm", "multiple", "on", "paused", "force"], "Starts machines", start),
+    command("vm-start", &[], &["vm", "multiple", "on", "paused", "force"], "Starts VMs", start),
     command(
         "vm-shutdown",
         &[],
         &["vm", "multiple", "force"],
-        "Asks guests to switch themselves off; --force switches off",
+        "Asks guests to shut down; --force switches VMs off",
         |s| power(s, "VM.clean_shutdown", "VM.hard_shutdown"),
     ),
     command(
         "vm-reboot",
         &[],
         &["vm", "multiple", "force"],
-        "Asks guests to restart themselves; --force switches off and on",
+        "Asks guests to reboot; --force switches VMs off and on",
         |s| power(s, "VM.clean_reboot", "VM.hard_reboot"),
     ),
-    command("vm-pause", &[], &["vm", "multiple"], "Stops the processors of machines", |s| {
+    command("vm-pause", &[], &["vm", "multiple"], "Stops the processors of VMs", |s| {
         power(s, "VM.pause", "VM.pause")
     }),
-    command("vm-unpause", &[], &["vm", "multiple"], "Lets the processors of machines go on", |s| {
+    command("vm-unpause", &[], &["vm", "multiple"], "Lets the processors of VMs go on", |s| {
         power(s, "VM.unpause", "VM.unpause")
     }),
     command(
         "vm-reset-powerstate",
         &["force"],
         &["vm", "multiple"],
-        "Takes machines for switched off, whatever is known of them",
+        "Sets the power state of VMs to halted, whatever it was",
         |s| power(s, "VM.power_state_reset", "VM.power_state_reset"),
     ),
     command(
         "vm-clone",
         &["new-name-label"],
         &["vm", "new-name-description"],
-        "Makes a machine like it, whose disks share what is the same",
+        "Makes a VM like it, whose disks share what is the same",
         |s| like(s, "vm", "VM.clone"),
     ),
     command(
         "vm-copy",
         &["new-name-label"],
         &["vm", "sr-uuid", "new-name-description"],
-        "Makes a machine like it, with copies of its disks",
+        "Makes a VM like it, with copies of its disks",
         |s| like(s, "vm", "VM.copy"),
     ),
     command(
@@ -76,19 +76,19 @@ pub(super) static COMMANDS: &[Command] = &[
         "Keeps the contents of its disks and its settings",
         snapshot,
     ),
-    command("vm-destroy", &["uuid"], &[], "Forgets a machine and leaves its disks", |s| destroy(s, "uuid")),
-    command("vm-uninstall", &[], &["vm", "multiple", "force"], "Destroys machines with their disks", |s| {
+    command("vm-destroy", &["uuid"], &[], "Removes a VM and leaves its disks", |s| destroy(s, "uuid")),
+    command("vm-uninstall", &[], &["vm", "multiple", "force"], "Destroys VMs with their disks", |s| {
         let chosen = machines(s, &["force"])?;
         uninstall(s, &chosen)
     }),
-    command("vm-memory-set", &["memory"], &["vm", "multiple"], "Sets the memory of machines", |s| {
+    command("vm-memory-set", &["memory"], &["vm", "multiple"], "Sets the memory of VMs", |s| {
         memory(s, "VM.set_memory", &["memory"])
     }),
     command(
         "vm-memory-limits-set",
         &["static-min", "static-max", "dynamic-min", "dynamic-max"],
         &["vm", "multiple"],
-        "Sets the limits of memory of machines",
+        "Sets the limits of memory of VMs",
         |s| memory(s, "VM.set_memory_limits", &["static-min", "static-max", "dynamic-min", "dynamic-max"]),
     ),
     command(
@@ -109,49 +109,49 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-compute-memory-overhead",
         &[],
         &["vm", "multiple"],
-        "Prints the memory machines take beside their own",
+        "Prints the memory that VMs take beside their guests' memory",
         overhead,
     ),
     command(
         "vm-disk-list",
         &[],
         &["vm", "multiple", "vbd-params", "vdi-params"],
-        "Lists the disks of machines",
+        "Lists the disks of VMs",
         |s| disks::list(s, "Disk"),
     ),
     command(
         "vm-cd-list",
         &[],
         &["vm", "multiple", "vbd-params", "vdi-params"],
-        "Lists the CD drives of machines",
+        "Lists the CD drives of VMs",
         |s| disks::list(s, "CD"),
     ),
     command(
         "vm-disk-add",
         &["disk-size", "device"],
         &["vm", "sr-uuid"],
-        "Makes a disk and gives it to a machine",
+        "Makes a disk and attaches it to a VM",
         disks::add,
     ),
     command(
         "vm-disk-remove",
         &["device"],
         &["vm"],
-        "Takes a disk from a machine and destroys it",
+        "Detaches a disk from a VM and destroys it",
         disks::remove,
     ),
     command(
         "vm-cd-add",
         &["cd-name", "device"],
         &["vm"],
-        "Gives a machine a CD drive with a medium",
+        "Attaches a CD drive with a medium to a VM",
         disks::cd_add,
     ),
     command(
         "vm-cd-remove",
         &["cd-name"],
         &["vm"],
-        "Takes the drive with this medium from a machine",
+        "Detaches the drive with this medium from a VM",
         disks::cd_remove,
     ),
     command("vm-cd-eject", &[], &["vm"], "Takes the medium out of the only CD drive", disks::cd_eject),
@@ -381,7 +381,7 @@ fn uninstall(session: &Session, chosen: &[String]) -> Result<()> {
 
 fn is_confirmed(told: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::other("nobody is there to be asked; give --force"));
+        return Err(Failure::other("standard input is no terminal, so there is no question; give --force"));
     }
     print(&format!("{told}Type 'yes' to continue\n"))?;
     // A prompt that stays in a buffer is none.

@@ -16,10 +16,10 @@ pub(super) static COMMANDS: &[Command] = &[
         "vif-create",
         &["vm-uuid", "device", "network-uuid"],
         &["mac", "mtu"],
-        "Gives a machine a network interface; 'device' is a number from 0, or autodetect; 'mac' random draws one",
+        "Adds a network interface to a VM; 'device' is a number from 0, or autodetect; 'mac' random draws one",
         vif_create,
     ),
-    command("vif-destroy", &["uuid"], &[], "Takes a network interface from a machine", |s| {
+    command("vif-destroy", &["uuid"], &[], "Removes a network interface from a VM", |s| {
         let vif = s.reference("VIF", "uuid")?;
         s.call("VIF.destroy", &[vif.into()]).map(drop)
     }),
@@ -50,7 +50,7 @@ fn vif_create(session: &Session) -> Result<()> {
             let first = free.as_array().and_then(|free| free.first()).and_then(Value::as_str);
             first
                 .map(str::to_owned)
-                .ok_or_else(|| Failure::other("the machine has no place for another interface"))?
+                .ok_or_else(|| Failure::other("the VM has no position for another interface"))?
         }
         device => device.to_owned(),
     };

@@ -58,7 +58,7 @@ fn at_device(session: &Session, machine: &str) -> Result<(String, Value)> {
         let is = |field: &str| record.get(field).and_then(Value::as_str) == Some(device);
         is("userdevice") || is("device")
     });
-    found.ok_or_else(|| Failure::other(format!("the machine has no disk at {device}")))
+    found.ok_or_else(|| Failure::other(format!("the VM has no disk at {device}")))
 }
 
 pub(super) fn add(session: &Session) -> Result<()> {
@@ -152,7 +152,7 @@ pub(super) fn cd_remove(session: &Session) -> Result<()> {
     let drive = drives(session, &machine, "CD")?
         .into_values()
         .find(|(_, record)| record.get("VDI").and_then(Value::as_str) == Some(&vdi));
-    let (vbd, _) = drive.ok_or_else(|| Failure::other("no drive of the machine has this CD"))?;
+    let (vbd, _) = drive.ok_or_else(|| Failure::other("no drive of the VM has this CD"))?;
     session.long("VBD.destroy", &[vbd.into()]).map(drop)
 }
 
@@ -166,9 +166,9 @@ fn only_drive(session: &Session, machine: &str, empty: bool) -> Result<String> {
     let state = if empty { "empty CD drive" } else { "CD drive with a medium" };
     match (found.pop(), found.len()) {
         (Some(only), 0) => Ok(only),
-        (None, _) => Err(Failure::other(format!("the machine has no {state}"))),
+        (None, _) => Err(Failure::other(format!("the VM has no {state}"))),
         (_, more) => Err(Failure::other(format!(
-            "the machine has {} of: {state}; use vbd-eject or vbd-insert with the UUID",
+            "the VM has {} of: {state}; use vbd-eject or vbd-insert with the UUID",
             more + 1
         ))),
     }
