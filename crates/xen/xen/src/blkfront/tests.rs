@@ -428,9 +428,9 @@ fn nobody_sleeps_through_a_notification() {
 #[test]
 fn several_queues_share_a_domain() {
     let options = FrontOptions { queues: 3, depth: 4, buffer_len: 4096, ..FrontOptions::default() };
-    let machine = crate::double::Machine::new(2 * options.pages()).unwrap();
-    let fronts = [0, 1].map(|_| Blkfront::on(machine.clone(), options.clone()).unwrap());
-    assert!(Blkfront::on(machine.clone(), options.clone()).is_err(), "no pages left");
+    let vm = crate::double::Machine::new(2 * options.pages()).unwrap();
+    let fronts = [0, 1].map(|_| Blkfront::on(vm.clone(), options.clone()).unwrap());
+    assert!(Blkfront::on(vm.clone(), options.clone()).is_err(), "no pages left");
     let mut grants = Vec::new();
     for front in &fronts {
         let invitation = front.invitation().unwrap();

@@ -29,8 +29,8 @@ const LEAVE: u8 = 0x1d;
 const TIMEOUT_DEFAULT: &str = "5";
 
 fn run(session: &Session) -> Result<()> {
-    let machine = machines(session, &["until", "timeout"])?.remove(0);
-    let consoles = session.call("VM.get_consoles", &[machine.into()])?;
+    let vm = machines(session, &["until", "timeout"])?.remove(0);
+    let consoles = session.call("VM.get_consoles", &[vm.into()])?;
     let console = consoles.as_array().and_then(|all| all.first()).and_then(Value::as_str);
     let console = console.ok_or_else(|| Failure::other("the VM has no console: is it running?"))?;
     let location = session.text("console.get_location", &[console.into()])?;

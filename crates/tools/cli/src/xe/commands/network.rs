@@ -41,12 +41,12 @@ fn create(session: &Session) -> Result<()> {
 }
 
 fn vif_create(session: &Session) -> Result<()> {
-    let machine = session.reference("VM", "vm-uuid")?;
+    let vm = session.reference("VM", "vm-uuid")?;
     let network = session.reference("network", "network-uuid")?;
     let mtu = session.call("network.get_MTU", &[network.as_str().into()])?.as_i64().unwrap_or(1500);
     let device = match session.need("device")? {
         "autodetect" => {
-            let free = session.call("VM.get_allowed_VIF_devices", &[machine.as_str().into()])?;
+            let free = session.call("VM.get_allowed_VIF_devices", &[vm.as_str().into()])?;
             let first = free.as_array().and_then(|free| free.first()).and_then(Value::as_str);
             first
                 .map(str::to_owned)
@@ -55,7 +55,7 @@ fn vif_create(session: &Session) -> Result<()> {
         device => device.to_owned(),
     };
     let record = json!({
-        "VM": machine,
+        "VM": vm,
         "network": network,
         "device": device,
         "MAC": session.or("mac", ""),
