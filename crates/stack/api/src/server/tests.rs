@@ -467,7 +467,7 @@ fn calls_at_work_are_bounded_and_a_client_that_leaves_loses_nothing() {
     third.write_all(&post("/", &xml("slow"))).expect("sent");
     let until = Instant::now() + TIMEOUT;
     let said = loop {
-        assert!(Instant::now() < until, "nobody is refused");
+        assert!(Instant::now() < until, "no client is refused");
         if let Some(said) = fixture.soon(&post("/jsonrpc", &json("echo"))) {
             break said;
         }
@@ -486,7 +486,7 @@ fn calls_at_work_are_bounded_and_a_client_that_leaves_loses_nothing() {
     drop(third);
     // Once its place in the queue is free, another one waits there.
     while let Some(said) = fixture.soon(&post("/jsonrpc", &json("echo"))) {
-        assert!(said.0 == 503 && Instant::now() < until, "whoever left keeps its place: {said:?}");
+        assert!(said.0 == 503 && Instant::now() < until, "a client that left keeps its place: {said:?}");
     }
     drop(held.pop());
     fixture.double.release();

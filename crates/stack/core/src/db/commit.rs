@@ -67,7 +67,7 @@ impl Db {
         Ok(())
     }
 
-    /// Queues a change and waits until it is durable, writing itself when nobody else does.
+    /// Queues a change and waits until it is durable, writing itself if no other thread is writing.
     pub(super) fn commit<'a>(
         &'a self,
         mut pending: MutexGuard<'a, Pending>,

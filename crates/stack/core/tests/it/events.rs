@@ -274,7 +274,7 @@ fn deletions_beyond_memory_are_lost_with_a_word() {
             let fields = needed("VM", &[]);
             (0..5_000).map(|_| change.create("VM", &fields)).collect::<Result<Vec<_>, _>>()
         });
-        let vms = vms.expect("many machines");
+        let vms = vms.expect("many VMs");
         stack
             .db
             .change(|change| vms.iter().try_for_each(|vm| change.destroy("VM", vm)))

@@ -79,7 +79,7 @@ fn world() -> World {
     book.set(&[("alice", Role::PoolAdmin, "secret"), ("bob", Role::PoolOperator, "secret")]);
     let accounts = Box::new(Shared(Arc::clone(&book)));
     let mut stack = Toolstack::with_accounts(config(dir.path()), Db::default(), accounts);
-    let inner = Arc::get_mut(&mut stack).expect("nobody else has it yet");
+    let inner = Arc::get_mut(&mut stack).expect("there is no other reference yet");
     // Work that goes on until it is cancelled.
     inner.handlers.of(&Arc::new(())).replace("host.compute_free_memory", |call, _| {
         let until = Instant::now() + Duration::from_secs(60);
