@@ -148,7 +148,7 @@ impl<I: Io> Core<I> {
         let standby = self.standby.borrow().clone();
         let (Some(standby), Some(current)) = (standby, self.chain()) else { return Redirected::Nowhere };
         if !Rc::ptr_eq(&current, chain) {
-            // Somebody has put other images there meanwhile.
+            // Another change has replaced the chain meanwhile.
             return Redirected::Now;
         }
         if standby.used.get() {
@@ -157,7 +157,7 @@ impl<I: Io> Core<I> {
         let change = match (self.changing.get(), self.begin_change(TAKE_OVER)) {
             (None, Ok(change)) => change,
             (Some(what), _) if what == TAKE_OVER => return Redirected::Soon,
-            // Whoever changes the chain has the images of before in hand, and would put them back.
+            // The change in progress has the earlier images in hand, and would put them back.
             _ => return Redirected::Later,
         };
         self.io.tasks().spawn(Rc::clone(self).take_over(change, standby));

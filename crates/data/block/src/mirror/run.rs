@@ -165,7 +165,7 @@ impl<I: Io> Core<I> {
         let tasks = self.io.tasks().clone();
         if let Err(error) = self.list(&mirror).await {
             mirror.degrade(&error);
-            // Nobody knows the rest, so it all has to be copied if this goes on.
+            // What else is allocated is not known, so all has to be copied if this goes on.
             mirror.lacks(Span::new(0, mirror.len));
         }
         mirror.listed.set(true);
@@ -369,7 +369,7 @@ async fn copier<I: Io>(core: Rc<Core<I>>, mirror: Rc<Mirror<I::Store>>) {
         match paced.filter(|()| mirror.far().is_some()).and_then(|()| mirror.claim(PIECE_LEN)) {
             Some(run) => {
                 mirror.copy(&|| core.chain(), run).await;
-                // Whoever looks after the mirror sees how far it is.
+                // Waiters for the job see how far it is.
                 mirror.job.set_state(mirror.job.info().state, &tasks);
             }
             None if mirror.phase.get() == MirrorPhase::Ended => break,

@@ -137,5 +137,5 @@ pub fn stamp_of(sector: &[u8]) -> Result<Stamp, String> {
     if sector.chunks_exact(8).all(|word| word == first.to_le_bytes()) {
         return Ok(first);
     }
-    Err(format!("bytes that nobody wrote: {:?} ...", &sector[..24]))
+    Err(format!("bytes that were never written: {:?} ...", &sector[..24]))
 }

@@ -176,7 +176,7 @@ impl World {
         self.verify(end)
     }
 
-    /// A phase after which nobody has looked at what is left.
+    /// A phase after which the contents have not been checked yet.
     pub fn work(
         &mut self,
         end: End,
