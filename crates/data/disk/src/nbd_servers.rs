@@ -42,7 +42,7 @@ impl Offer {
                 return Err(ControlError::new(Errno::EINVAL, "this is no NBD front end"));
             }
         };
-        // Held until the server listens, so that two who want one address make one server.
+        // Held until the server listens, so that two callers that want one address make one server.
         let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
         servers.retain(|_, (server, _)| server.strong_count() > 0);
         let address = front.address();

@@ -1,11 +1,11 @@
 //! The system calls that the process makes, as data: one line each, with its reason.
 //!
-//! A call that is not here ends the process (see `filter`). Whoever makes the process do something new adds a line;
+//! A call that is not here ends the process (see `filter`). A new feature of the process adds lines;
 //! `strace -f` of the feature's test shows which. What is needed for one feature only belongs to that feature's scope.
 
 use libc::c_long;
 
-/// Who may make a call.
+/// The threads that may make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Every thread.
@@ -38,7 +38,7 @@ pub struct Rule {
     pub call: c_long,
     /// Its name.
     pub name: &'static str,
-    /// Who.
+    /// The threads that may make it.
     pub scope: Scope,
     /// With what.
     pub arguments: Arguments,
@@ -264,7 +264,7 @@ pub const RULES_OF_DEVICES: &[Rule] = &[
     call!(SYS_mknodat, "mknodat", "device nodes where no other program makes them"),
 ];
 
-/// Calls that newer machines do not have: libraries use others there.
+/// Calls that newer architectures do not have: libraries use others there.
 #[cfg(target_arch = "x86_64")]
 pub const RULES_OF_MACHINE: &[Rule] = &[
     call!(SYS_poll, "poll", "waiting on sockets"),
@@ -284,7 +284,7 @@ pub const RULES_OF_MACHINE: &[Rule] = &[
     call!(SYS_arch_prctl, "arch_prctl", "threads"),
 ];
 
-/// Calls that newer machines do not have: none here.
+/// Calls that newer architectures do not have: none here.
 #[cfg(not(target_arch = "x86_64"))]
 pub const RULES_OF_MACHINE: &[Rule] = &[];
 
