@@ -96,7 +96,7 @@ impl XenHost {
         self
     }
 
-    /// A host that stands still is not tried once more: for a developer who wants to know why.
+    /// A host that stands still is not tried once more: for a developer who looks for the reason.
     #[must_use]
     pub fn once(mut self) -> Self {
         self.is_tried_again = false;

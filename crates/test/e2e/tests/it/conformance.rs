@@ -367,8 +367,8 @@ pub fn ends(lab: &mut Lab) {
     console.run("echo famous last words");
     // SAFETY: kill(2) takes two integers; the process is the guest's own emulator.
     assert_eq!(unsafe { libc::kill(lab.pid(), libc::SIGKILL) }, 0);
-    let VmEvent::Crashed(who, why) = lab.event() else { panic!("no crash") };
-    assert!(who == vm && why.contains("famous last words"), "{why}");
+    let VmEvent::Crashed(crashed, why) = lab.event() else { panic!("no crash") };
+    assert!(crashed == vm && why.contains("famous last words"), "{why}");
     step("killed");
 
     let mut console = start(lab);
@@ -379,7 +379,7 @@ pub fn ends(lab: &mut Lab) {
     assert_eq!(unsafe { libc::kill(lab.pid(), libc::SIGKILL) }, 0);
     std::thread::sleep(Duration::from_millis(200));
     lab.start_daemon();
-    assert!(matches!(lab.event(), VmEvent::Crashed(who, _) if who == vm));
+    assert!(matches!(lab.event(), VmEvent::Crashed(crashed, _) if crashed == vm));
     step("killed while there was no daemon");
 
     start(lab);

@@ -86,7 +86,7 @@ pub fn blkif_backend(bytes: &[u8]) {
     let memory = vm.share().expect("a descriptor");
     let movements = [Movement::Copy, Movement::Persistent, Movement::Map, Movement::Bounce];
     let options = BlkifOptions {
-        domain: Domain::Double(Guest::from_fd(memory, 3).expect("the machine's memory")),
+        domain: Domain::Double(Guest::from_fd(memory, 3).expect("the VM's memory")),
         abi,
         rings: vec![BlkifRing {
             pages: vec![ring_grant],

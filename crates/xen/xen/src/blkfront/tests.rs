@@ -131,7 +131,7 @@ impl Backend {
                 let mut poll = libc::pollfd { fd: self.channel.raw_fd(), events: libc::POLLIN, revents: 0 };
                 // SAFETY: one descriptor, of ours.
                 let ready = unsafe { libc::poll(&raw mut poll, 1, 10_000) };
-                assert_eq!(ready, 1, "nobody woke the back end: {:?}", self.ring.counters());
+                assert_eq!(ready, 1, "the back end was not woken: {:?}", self.ring.counters());
                 let _ = self.channel.take().unwrap();
             }
         })

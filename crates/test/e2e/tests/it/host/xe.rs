@@ -107,8 +107,8 @@ fn failures_name_what_and_why() {
     assert!(smaller.starts_with("Error code: SR_BACKEND_FAILURE_79\nError parameters: , "), "{smaller}");
     let key = xe.fails(&format!("vdi-param-get uuid={vdi} param-name=other-config param-key=x"));
     assert_eq!(key, "Error: Key x not found in map other-config\n");
-    let nobody = run(xe.command().args(["--socket", "/nonexistent/socket", "sr-list"])).fails();
-    assert!(nobody.contains("/nonexistent/socket") && nobody.contains("tapiod"), "{nobody}");
+    let error = run(xe.command().args(["--socket", "/nonexistent/socket", "sr-list"])).fails();
+    assert!(error.contains("/nonexistent/socket") && error.contains("tapiod"), "{error}");
     xe.ok(&format!("vdi-destroy uuid={vdi}"));
     daemon.stop();
 }
@@ -172,8 +172,8 @@ fn a_machine_with_disks_and_its_timeline() {
 
     // A task that its client does not destroy, so that its steps can be looked at.
     let session = daemon.login();
-    let machine = session.text("VM.get_by_uuid", &[vm.into()]);
-    let task = session.text("Async.VM.hard_shutdown", &[machine.into()]);
+    let vm_ref = session.text("VM.get_by_uuid", &[vm.into()]);
+    let task = session.text("Async.VM.hard_shutdown", &[vm_ref.into()]);
     xe.ok("event-wait class=vm name-label=one power-state=halted");
     xe.ok("event-wait class=task name-label=Async.VM.hard_shutdown status=success");
     let mut timeline = Command::new(our("tapio"));
