@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_written_unless_somebody_asks() {
+    fn nothing_is_written_while_tracing_is_off() {
         let trace = Trace::default();
         trace.note_all(Point::Woke, 0);
         assert!(!trace.is_on() && trace.stop().is_none() && trace.clock().is_none());

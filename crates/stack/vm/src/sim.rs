@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_of_machines_lives_and_is_found_again() {
+    fn a_storm_of_vms_lives_and_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings::new(dir.path());
         let driver = Sim::new(&settings);

@@ -57,7 +57,7 @@ fn skipped_tests_are_not_counted_as_passed() {
 }
 
 #[test]
-fn a_skip_that_nobody_allowed_is_trouble() {
+fn a_skip_that_is_not_allowed_is_trouble() {
     let found = judge("# needs fio  a comment allows nothing\nneeds fi  a pattern matches whole reasons\n");
     let mut lines = found.lines();
     assert_eq!(lines.next(), Some("11 1 2"));

@@ -476,7 +476,7 @@ fn our_own_protocol_carries_everything() {
 }
 
 #[test]
-fn descriptors_come_along_and_are_closed_when_nobody_takes_them() {
+fn descriptors_come_along_and_are_closed_when_no_command_takes_them() {
     with_server(quick(), |run, host| {
         Client::new(run, ID).attach(0).expect("attached");
         let mut own = OwnClient::connect(run, ID).expect("greeted");

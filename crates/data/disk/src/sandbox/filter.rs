@@ -130,7 +130,7 @@ struct Refused {
     _pad: i32,
     address: usize,
     call: i32,
-    machine: u32,
+    arch: u32,
 }
 
 const _: () = assert!(size_of::<Refused>() <= size_of::<libc::siginfo_t>());

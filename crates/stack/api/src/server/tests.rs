@@ -386,7 +386,7 @@ fn fixture_with_idle(idle_time: Duration) -> Fixture {
 }
 
 #[test]
-fn whoever_is_slow_is_cut_off() {
+fn a_slow_client_is_cut_off() {
     let fixture = fixture_with_idle(Duration::from_secs(3));
     let started = Instant::now();
     // Nothing at all, and a head that comes by the byte.
@@ -419,7 +419,7 @@ fn whoever_is_slow_is_cut_off() {
 }
 
 #[test]
-fn whoever_does_not_read_its_answer_loses_it() {
+fn a_client_that_does_not_read_its_answer_loses_it() {
     let fixture = fixture(limits(|limits| {
         limits.write_time = Duration::from_millis(300);
         limits.connections_per_peer_max = 1;
@@ -604,7 +604,7 @@ fn pages_of_other_origins_call_only_where_that_is_allowed() {
 }
 
 #[test]
-fn a_unix_socket_tells_who_calls() {
+fn a_unix_socket_tells_the_user_of_the_caller() {
     let fixture = fixture(limits(|_| {}));
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("xapi");

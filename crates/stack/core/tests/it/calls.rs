@@ -74,7 +74,7 @@ fn wrong_calls_get_their_documented_errors() {
 }
 
 #[test]
-fn every_listed_message_is_done_by_somebody_and_every_handler_is_listed() {
+fn every_listed_message_has_a_handler_and_every_handler_is_listed() {
     let (_dir, stack) = stack();
     let unreachable = stack.methods.unreachable(&stack.handlers);
     assert!(unreachable.is_empty(), "handlers without a message in the table: {unreachable:?}");

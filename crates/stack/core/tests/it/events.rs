@@ -173,7 +173,7 @@ fn registered_events_come_by_next() {
 }
 
 #[test]
-fn a_logout_releases_who_waits() {
+fn a_logout_releases_waiters() {
     let (_dir, stack) = stack();
     for method in ["event.next", "event.from"] {
         let client = Client::login(&stack, "pool-admin");
@@ -195,7 +195,7 @@ fn a_logout_releases_who_waits() {
 }
 
 #[test]
-fn an_injected_event_comes_to_who_asks_with_an_older_token() {
+fn an_injected_event_comes_to_clients_with_an_older_token() {
     let (_dir, stack) = stack();
     let admin = Client::login(&stack, "pool-admin");
     let pool = pool(&admin);

@@ -10,7 +10,7 @@ use crate::world::{Client, map, stack, text, texts};
 const LOGIN: &str = "session.login_with_password";
 
 #[test]
-fn only_who_knows_the_password_gets_in() {
+fn only_a_client_that_knows_the_password_gets_in() {
     let (_dir, stack) = stack();
     let login = |user: &str, password: &str, peer: &Peer| {
         stack.call(peer, LOGIN, vec![user.into(), password.into(), "1.0".into(), "a test".into()])

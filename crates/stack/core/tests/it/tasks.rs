@@ -216,7 +216,7 @@ fn made_by(client: &Client) -> String {
 }
 
 #[test]
-fn pending_tasks_that_nobody_touches_go_after_a_day() {
+fn pending_tasks_that_are_not_touched_go_after_a_day() {
     let (_dir, stack) = stack();
     let client = Client::login(&stack, "vm-admin");
     let now = tapio_core::dates::now();

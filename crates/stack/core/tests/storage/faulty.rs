@@ -347,7 +347,7 @@ fn a_copy_is_cancelled() {
 }
 
 #[test]
-fn an_activation_that_fails_leaves_nobody() {
+fn an_activation_that_fails_leaves_no_holder() {
     let (rig, plan, sr) = rig();
     let vdi = rig.make_vdi(&sr, 4 * MIB);
     let (storage, call) = (&rig.stack.storage, rig.own_call());

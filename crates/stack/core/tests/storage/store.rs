@@ -104,7 +104,7 @@ const ONE: &str = "OpaqueRef:7b0d4d3e-6f0c-4a57-9a5e-0c5b1f5a2d01";
 const WRITER: &str = "OpaqueRef:7b0d4d3e-6f0c-4a57-9a5e-0c5b1f5a2d02";
 
 #[test]
-fn a_restarted_daemon_knows_who_has_what_open() {
+fn a_restarted_daemon_knows_the_holders_of_every_vdi() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let (sr, vdi, other) = {
         let rig = open(scratch.path());

@@ -71,7 +71,7 @@ fn what_is_made_from_a_template_can_be_destroyed() {
 }
 
 #[test]
-fn settings_of_one_machine_are_not_those_of_another() {
+fn settings_of_one_vm_are_not_those_of_another() {
     let rig = Rig::pretended();
     let vm = rig.make_vm(&[]);
     let set = |method: &str, value: Value| drop(rig.call(method, vec![vm.as_str().into(), value]));
@@ -134,7 +134,7 @@ fn snapshots_are_a_line() {
 }
 
 #[test]
-fn disks_that_were_made_for_a_machine_go_with_it() {
+fn disks_that_were_made_for_a_vm_go_with_it() {
     let rig = Rig::pretended();
     let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
     rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB));
@@ -192,7 +192,7 @@ fn interfaces_are_checked() {
 }
 
 #[test]
-fn interfaces_are_copied_and_go_with_their_machine() {
+fn interfaces_are_copied_and_go_with_their_vm() {
     let rig = Rig::pretended();
     let (vm, net) = (rig.make_vm(&[]), network(&rig));
     let mut record = vif(&vm, &net, "4", "00:16:3e:00:00:02");

@@ -19,7 +19,7 @@ fn vm_reading(rig: &Rig, vdi: &str, disks: usize) -> String {
 }
 
 #[test]
-fn a_storm_of_a_hundred_and_twenty_five_machines_with_eight_disks() {
+fn a_storm_of_a_hundred_and_twenty_five_vms_with_eight_disks() {
     let rig = Rig::pretended();
     let sr = rig.make_sr();
     let vdi = rig.make_vdi(&sr, MIB);

@@ -102,7 +102,7 @@ pub const ALL: &[Known] = &[
     row(115, "ConfigParamsMissing", "The request is missing parameters that this type needs"),
     row(116, "SMBCreate", "The SR's directory on the SMB share cannot be made: see its permissions"),
     row(117, "LVMRead", "The volume cannot be read: see what the kernel says"),
-    row(118, "NoRootDev", "The device that the machine runs from cannot be found"),
+    row(118, "NoRootDev", "The device that the host runs from cannot be found"),
     row(119, "PVMultiIDs", "The devices have more than one SCSI identifier: they must be one LUN"),
     row(120, "NAPPTarget", "The filer does not answer: see its address"),
     row(121, "NAPPUsername", "The request is missing the filer's user name"),

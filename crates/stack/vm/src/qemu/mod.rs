@@ -1,7 +1,7 @@
 //! QEMU, with KVM where that really works and its emulator elsewhere.
 //!
-//! The emulator is started when the VM is made, with its processors stopped, and is controlled over QMP (QEMU's
-//! machine protocol). A disk is a device behind a bridge, in a slot that follows from its position; bridges are there
+//! The emulator is started when the VM is made, with its processors stopped, and is controlled over QMP (the QEMU
+//! Machine Protocol). A disk is a device behind a bridge, in a slot that follows from its position; bridges are there
 //! from the start, because the firmware must know them for disks to come later.
 
 mod command;

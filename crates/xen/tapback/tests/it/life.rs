@@ -226,7 +226,7 @@ fn a_disk_that_grows_is_told_to_the_guest() {
 }
 
 #[test]
-fn who_tells_no_more_is_asked_again() {
+fn a_disk_process_that_reports_no_more_is_asked_again() {
     let mut world = World::with(Settings { length_every: Duration::from_millis(5), ..Settings::default() });
     let id = vbd(5, 51712);
     world.connected(id, 3);

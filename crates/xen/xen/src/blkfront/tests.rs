@@ -401,7 +401,7 @@ fn loads_run_asleep_and_spinning() {
 
 /// Both sides fall asleep after nearly every request; a notification that is not sent shows here.
 #[test]
-fn nobody_sleeps_through_a_notification() {
+fn no_waiter_sleeps_through_a_notification() {
     for (split, depth) in [(None, 1), (None, 2), (Some(0), 1), (Some(0), 3)] {
         let options = FrontOptions { depth, split, buffer_len: 512, ..FrontOptions::default() };
         let (_, mut queue, backend) = pair(options);

@@ -162,7 +162,7 @@ fn a_response_needs_a_request() {
 }
 
 #[test]
-fn who_does_not_arm_is_not_notified() {
+fn a_side_that_does_not_arm_is_not_notified() {
     let mut area = Area::new(1);
     let (mut front, mut back) = pair(&mut area, Abi::X86_64, 0);
     let mut notified = 0;

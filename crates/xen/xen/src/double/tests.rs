@@ -151,7 +151,7 @@ fn pages_are_set_aside_once() {
 }
 
 #[test]
-fn only_a_machines_memfd_is_a_guest() {
+fn only_the_memfd_of_a_domain_is_a_guest() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
     assert!(Guest::from_fd(file.into(), 1).is_err(), "it could shrink below us");

@@ -290,7 +290,7 @@ fn a_guest_that_reads_nothing_fills_nothing_but_its_ring() {
 }
 
 #[test]
-fn noise_in_the_page_harms_nobody_else() {
+fn noise_in_the_page_harms_no_other_guest() {
     let mut world = World::new();
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut random = move || {

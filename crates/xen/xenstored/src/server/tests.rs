@@ -312,7 +312,7 @@ fn guests_have_bounds() {
 }
 
 #[test]
-fn who_never_reads_events_is_cut_off() {
+fn a_connection_that_never_reads_events_is_cut_off() {
     let mut server = Server::default();
     let root = control(&mut server);
     let deaf = guest(&mut server, &root, 5);

@@ -109,7 +109,7 @@ fn stop(scratch: &Scratch, tap: Tap) {
 }
 
 #[test]
-fn who_serves_a_guest_is_told_when_its_disk_grows() {
+fn the_back_end_of_a_guest_is_told_when_its_disk_grows() {
     let scratch = Scratch::in_memory();
     let host = Host::new(&scratch);
     let tap = host.create(&images(&scratch)[0]);

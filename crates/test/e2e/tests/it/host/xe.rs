@@ -147,7 +147,7 @@ fn over_the_network_with_a_certificate_seen_before() {
 }
 
 #[test]
-fn a_machine_with_disks_and_its_timeline() {
+fn a_vm_with_disks_and_its_timeline() {
     let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };
@@ -267,7 +267,7 @@ fn a_type_of_sr_that_is_not_there_lists_those_that_are() {
 }
 
 #[test]
-fn interfaces_of_machines() {
+fn interfaces_of_vms() {
     let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };

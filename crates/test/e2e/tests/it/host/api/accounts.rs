@@ -138,7 +138,7 @@ assert alice.call("task.get_all") == []
 }
 
 #[test]
-fn a_date_that_is_none_harms_only_who_looks_at_it() {
+fn a_date_that_is_none_harms_only_its_reader() {
     story(
         r#"
 alice = Client("alice", "correct horse")
