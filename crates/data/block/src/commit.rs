@@ -35,7 +35,7 @@ use crate::window::Window;
 
 /// Bytes copied by one request to the storage.
 const PIECE_LEN: u64 = 512 << 10;
-/// Such pieces under way at once.
+/// Such pieces in flight at once.
 const PIECES: usize = 4;
 
 /// What a commit will cost.

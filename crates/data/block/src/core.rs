@@ -89,9 +89,9 @@ impl Default for CoreOptions {
 pub enum DiskState {
     /// Requests are served.
     Running,
-    /// No new requests are taken; those under way come to their end.
+    /// No new requests are taken; those in flight come to their end.
     Draining,
-    /// Nothing is under way and the images are closed.
+    /// Nothing is in flight and the images are closed.
     Paused,
     /// Closed for good.
     Closed,
@@ -249,7 +249,7 @@ impl<I: Io> Core<I> {
         self.timeouts.stuck()
     }
 
-    /// The request that is under way for the longest, if time limits are kept: for people.
+    /// The request that is in flight for the longest, if time limits are kept: for people.
     pub(crate) fn longest_request(&self) -> Option<String> {
         self.timeouts.longest(self.io.now_ns())
     }
@@ -345,7 +345,7 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// Stops taking requests, waits for those under way, and closes the images.
+    /// Stops taking requests, waits for those in flight, and closes the images.
     ///
     /// # Errors
     /// The images could not be closed cleanly; they are closed all the same, and the next opening puts them in order.

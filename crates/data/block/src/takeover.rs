@@ -17,7 +17,7 @@ use crate::standby::{Redirected, Standby};
 use crate::tap::StandbyOptions;
 use crate::timeouts::Place;
 
-/// How long requests under way may take to end when the standby takes over: as long as at a snapshot.
+/// How long requests in flight may take to end when the standby takes over: as long as at a snapshot.
 const STALL_MAX_NS: u64 = 5_000_000_000;
 
 /// What the right to change the chain is taken for.

@@ -131,7 +131,7 @@ pub const OPTIONS: &[ProgramOption] = &[
     takes(
         "--pool",
         "NAME[:PAGES]",
-        "Share the page pool of an SR with its other disks: data under way takes pages of 4 KiB. Default 704 pages.",
+        "Share the page pool of an SR with its other disks: data in flight takes pages of 4 KiB. Default 704 pages.",
     ),
     takes("--minor", "NUMBER", "Minor number of the disk. Default: the lowest that is free."),
     takes("--socket-path", "PATH", "vhost-user convention: the socket to serve."),

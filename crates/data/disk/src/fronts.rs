@@ -144,7 +144,7 @@ impl Fronts {
         }
     }
 
-    /// Ends a front end: its clients get the answers under way and are disconnected.
+    /// Ends a front end: its clients get the answers in flight and are disconnected.
     pub fn remove(&self, id: u32) -> Result<()> {
         let served = self.lock().remove(&id);
         self.followers().remove(&id);

@@ -31,7 +31,7 @@ const PROCESS_LEN: u64 = 16 * MIB;
 const DISK_LEN: u64 = 8 * MIB;
 /// Connections, buffers and a thread that dials.
 const REMOTE_LEN: u64 = MIB;
-/// Bitmaps kept: the cache, and those that requests under way hold beside it.
+/// Bitmaps kept: the cache, and those that requests in flight hold beside it.
 const BITMAPS: u64 = 2048 + 256;
 /// In a leaf that is written also those that are not on disk yet: each has a record in the intent log.
 const BITMAPS_WRITTEN: u64 = 2048 + 2 * 4096;

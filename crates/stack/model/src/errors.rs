@@ -86,7 +86,7 @@ pub static ERRORS: &[Error] = &[
     e(
         "OTHER_OPERATION_IN_PROGRESS",
         &["class", "object", "operation_type", "operation_ref"],
-        "Another operation on the object is under way; wait for it.",
+        "Another operation on the object is in progress; wait for it.",
     ),
     e("VBD_NOT_REMOVABLE_MEDIA", &["vbd"], "The device is no drive with a medium that could be changed."),
     e("VBD_NOT_UNPLUGGABLE", &["vbd"], "The disk may not be unplugged while the VM runs."),
@@ -204,7 +204,7 @@ pub static ERRORS: &[Error] = &[
     e("EVENT_FROM_TOKEN_PARSE_FAILURE", &["token"], "The token is not understood."),
     e("SESSION_NOT_REGISTERED", &["handle"], "The session has not registered for events."),
     e("TASK_CANCELLED", &["task"], "The task was cancelled."),
-    e("TOO_MANY_PENDING_TASKS", &[], "Too many tasks are under way already."),
+    e("TOO_MANY_PENDING_TASKS", &[], "Too many tasks are pending already."),
     e(
         "HOST_IS_SLAVE",
         &["Master IP address"],

@@ -251,7 +251,7 @@ async fn serve(
     tracing::info!("ending; disks and guests go on");
     if !server.close(END_TIMEOUT).await {
         tracing::warn!(
-            "calls are under way that did not end in {END_TIMEOUT:?}; the next start finishes or undoes them"
+            "calls are in progress that did not end in {END_TIMEOUT:?}; the next start finishes or undoes them"
         );
     }
     if let Some(watchdog) = watchdog {

@@ -61,7 +61,7 @@ pub struct Far<S: Storage> {
     failure: RefCell<Option<FormatError>>,
     over: Cell<bool>,
     timeout_ns: u64,
-    /// The watch sleeps because nothing is under way.
+    /// The watch sleeps because nothing is in flight.
     at_ease: Cell<bool>,
     watch: Notify,
 }
@@ -242,7 +242,7 @@ impl<S: Storage> Far<S> {
         self.freed.notify_all(&self.tasks);
     }
 
-    /// Looks after the timeout. Asleep while nothing is under way, and awake once in that time while something is.
+    /// Looks after the timeout. Asleep while nothing is in flight, and awake once in that time while something is.
     async fn watch(self: Rc<Self>) {
         while !self.over.get() || (self.unanswered() > 0 && self.failure.borrow().is_none()) {
             let running = self.places.iter().filter(|place| place.running.get());

@@ -141,7 +141,7 @@ pub(crate) struct Mirror<S: Storage> {
     dirty: RefCell<Granules>,
     /// What it has answered since a flush of it last began.
     unflushed: RefCell<Granules>,
-    /// What it had answered when the flushes under way began.
+    /// What it had answered when the flushes in flight began.
     flushing: RefCell<Granules>,
     flushes: Cell<u64>,
     ranges: Ranges,
@@ -496,7 +496,7 @@ async fn is_hole<S: Storage>(chain: &Chain<S>, span: Span) -> bool {
     extents.first().is_some_and(|extent| extent.hole && extent.len == span.len)
 }
 
-/// A change of both sides, or a copy from one to the other, that is under way. On every path out the second side lacks
+/// A change of both sides, or a copy from one to the other, that is in flight. On every path out the second side lacks
 /// its span, unless it was said before that both sides are the same there.
 struct Changing<'a, S: Storage> {
     mirror: &'a Mirror<S>,

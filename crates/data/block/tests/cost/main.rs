@@ -34,7 +34,7 @@ fn note_rest() {
     RESTED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A client that keeps `depth` requests under way without allocating, as a virtqueue does.
+/// A client that keeps `depth` requests in flight without allocating, as a virtqueue does.
 struct Load {
     world: World,
     left: Cell<u64>,

@@ -12,7 +12,7 @@ use crate::rig::{Kind, Process, Rig};
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 
-/// A client that keeps requests under way.
+/// A client that keeps requests in flight.
 struct Load {
     port: Port,
     op: Op,

@@ -7,7 +7,7 @@
 //!
 //! - every image is valid by the rules of `vhd-util check`, before and after it is opened again;
 //! - after a power cut every sector holds its last flushed content or something written later;
-//! - after the death of the process alone every sector holds its last answered content or something under way.
+//! - after the death of the process alone every sector holds its last answered content or something in flight.
 
 mod beneath;
 mod changes;

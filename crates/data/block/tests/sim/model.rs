@@ -10,7 +10,7 @@ pub type Stamp = u64;
 struct Candidate {
     stamp: Stamp,
     issued: u64,
-    /// When it was answered; never for one that is under way.
+    /// When it was answered; never for one that is in flight.
     acked: Option<u64>,
     /// Answered with an error, or only a hint: it may have happened, and hides nothing.
     weak: bool,

@@ -542,7 +542,7 @@ fn the_end_waits_for_calls_and_ends_waits() {
     while TcpStream::connect(fixture.address).is_ok() {
         assert!(Instant::now() < until, "it still listens");
     }
-    assert!(!closing.is_finished(), "a call is under way");
+    assert!(!closing.is_finished(), "a call is in progress");
     fixture.double.release();
     assert_eq!(answer(&mut call).0, 200);
     assert!(fixture.runtime.block_on(closing).expect("no panic"), "everything ended");

@@ -41,14 +41,14 @@ pub(super) struct Pending {
     pub(super) queue: Vec<Queued>,
     pub(super) last: u64,
     pub(super) is_writing: bool,
-    /// The first number that the commit under way will use.
+    /// The first number that the commit in progress will use.
     pub(super) reserved: Option<Generation>,
     /// What the store was promised, and the row's revision.
     pub(super) promised: (Generation, Revision),
 }
 
 impl Db {
-    /// Makes changes visible that the store need not hear of; gives them back where a commit under way leaves no
+    /// Makes changes visible that the store need not hear of; gives them back where a commit in progress leaves no
     /// number for them.
     pub(super) fn publish_volatile(
         &self,

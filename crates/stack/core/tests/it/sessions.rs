@@ -97,7 +97,7 @@ fn an_idle_session_ends_and_a_used_one_does_not() {
         ("SESSION_INVALID", &[idle.session.clone()][..])
     );
     assert_eq!(stack.sessions.count(), 1);
-    // A call that is under way when the session ends of age ends as it should; the next one does not begin.
+    // A call that is in progress when the session ends of age ends as it should; the next one does not begin.
     let token =
         text(&map(&used.call("event.from", vec![Value::strings(["pool"]), "".into(), 0.0.into()]))["token"]);
     let under_way = used.call("event.from", vec![Value::strings(["pool"]), token.into(), 0.7.into()]);

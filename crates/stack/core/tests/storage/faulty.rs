@@ -74,7 +74,7 @@ impl Plan {
         self.changed.notify_all();
     }
 
-    /// Waits until an operation is under way.
+    /// Waits until an operation is in progress.
     fn wait_for(&self, op: &'static str) {
         let until = Instant::now() + Duration::from_secs(20);
         while !self.state.lock().expect("no panic").waiting.contains(&op) {

@@ -35,7 +35,7 @@ pub(super) static CLUSTER: Class =
 pub(super) static CLUSTER_HOST: Class =
     none("Cluster_host", "A host's part in a cluster; there is none here", UNNAMED);
 pub(super) static DR_TASK: Class =
-    none("DR_task", "A disaster recovery under way; there is none here", UNNAMED);
+    none("DR_task", "A disaster recovery in progress; there is none here", UNNAMED);
 pub(super) static DRIVER_VARIANT: Class =
     none("Driver_variant", "A version of a driver of a host; there is none here", UNNAMED);
 pub(super) static FEATURE: Class =

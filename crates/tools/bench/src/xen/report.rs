@@ -240,7 +240,7 @@ impl Traced {
 
     fn title(&self) -> String {
         let what = if self.write { "writes" } else { "reads" };
-        format!("where the time of {what} by {} goes, {} under way", self.way.name(), self.depth)
+        format!("where the time of {what} by {} goes, {} in flight", self.way.name(), self.depth)
     }
 }
 

@@ -141,7 +141,7 @@ fn a_disk_process_that_dies_is_followed_by_the_next() {
     world.client.write(&World::back(id, "physical-device-path"), "/run/blktap-control/nbd99.3").unwrap();
     world.until("it is connected", |world| !world.plugged.is_empty());
     let ring = world.fakes.ring(id).expect("a ring");
-    assert_eq!(ring.start, RingStart::Auto, "requests that were under way are repeated");
+    assert_eq!(ring.start, RingStart::Auto, "requests that were in flight are repeated");
     assert_eq!(world.value(&World::back(id, "kthread-pid")).as_deref(), Some("99"));
     assert_eq!(world.back_state(id).as_deref(), Some("4"));
     assert!(world.plugged[0].recovered);

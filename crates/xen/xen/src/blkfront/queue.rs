@@ -345,7 +345,7 @@ impl FrontQueue {
             let Some(answer) = self.ring.take() else { break };
             let slot = if answer.id & RAW_ID != 0 { None } else { self.slots.release(answer.id) };
             if slot.is_none() && answer.id & RAW_ID == 0 {
-                let why = format!("the back end answered request {:#x}, which is not under way", answer.id);
+                let why = format!("the back end answered request {:#x}, which is not in flight", answer.id);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
             take(Completion { id: answer.id, slot, op: answer.op, status: answer.status });

@@ -289,7 +289,7 @@ fn answers_to_what_was_not_asked_are_refused() {
         backend.ring.push(&request.response(0));
         let _ = backend.ring.publish();
         let error = queue.reap(&mut Vec::new()).unwrap_err().to_string();
-        assert!(error.contains("not under way"), "{error}");
+        assert!(error.contains("not in flight"), "{error}");
     }
     let raw = Request { id: RAW_ID | 5, op: op::FLUSH_DISKCACHE, ..Request::default() };
     assert!(queue.submit_raw(&raw.encode(0, Abi::X86_64)));

@@ -256,7 +256,7 @@ fn a_split_ring_frees_requests_when_they_are_taken() {
         id - begin
     };
     for want in [32, 32, 32, 32, 0] {
-        assert_eq!(fill(&mut front), want, "128 under way, 32 of them waiting");
+        assert_eq!(fill(&mut front), want, "128 in flight, 32 of them waiting");
         assert_eq!(back.look(), Ok(want as u32));
         while back.take().is_some() {}
     }

@@ -83,7 +83,7 @@ fn reap_all(queue: &mut FrontQueue) {
     let mut done = Vec::new();
     while queue.under_way() > 0 {
         assert!(queue.wait(LIMIT).expect("the ring is whole"), "{} without an answer", queue.under_way());
-        queue.reap(&mut done).expect("each answer is of a request under way");
+        queue.reap(&mut done).expect("each answer is of a request in flight");
     }
     assert!(done.iter().all(|done| done.status == status::OKAY), "{done:?}");
 }
@@ -255,7 +255,7 @@ fn what_a_killed_process_left_is_done_by_the_next() {
                     if queue.room() == 0 {
                         queue.kick().expect("woken");
                         assert!(queue.wait(LIMIT).expect("the ring is whole"));
-                        queue.reap(&mut Vec::new()).expect("each answer is of a request under way");
+                        queue.reap(&mut Vec::new()).expect("each answer is of a request in flight");
                     }
                     write(queue, block, generation);
                     generations[block as usize] = generation;
