@@ -117,7 +117,7 @@ case_load() {
 		fi
 		round=$((round + 1))
 		report "round=$round"
-		if [ "$round" -ge 4000 ]; then fail "nobody asked this guest to stop"; fi
+		if [ "$round" -ge 4000 ]; then fail "the host did not ask this guest to stop"; fi
 	done
 	end=$(seconds)
 	for slot in 0 1 2 3 4 5 6 7; do

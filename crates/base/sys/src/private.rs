@@ -1,7 +1,7 @@
 //! Files and directories that belong to their owner alone from the first byte.
 //!
 //! A mode that is set after a file was made comes too late: a user who opened it before reads it for ever. So every
-//! program takes the bits of others away from whatever it makes ([`new_files`]), and a directory or a socket that
+//! program takes the bits of others away from all that it makes ([`new_files`]), and a directory or a socket that
 //! others shall reach gets its mode where it is made.
 
 use std::fs::{self, DirBuilder, Permissions};

@@ -338,7 +338,7 @@ mod tests {
         dir.fifo_of_other("bell").expect_err("there is none");
         let bell = dir.fifo_or_new("bell").expect("made");
         dir.fifo_or_new("bell").expect("ours");
-        let other = dir.fifo_of_other("bell").expect("somebody reads");
+        let other = dir.fifo_of_other("bell").expect("it has a reader");
         std::io::Write::write_all(&mut &other, b"x").expect("written");
         let mut heard = [0; 2];
         assert_eq!(std::io::Read::read(&mut &bell, &mut heard).expect("read"), 1);

@@ -17,7 +17,7 @@ use crate::port::Extent;
 use crate::window::Window;
 use encrypted::{Buffers, decrypt};
 
-/// Pieces of one request under way at once.
+/// Pieces of one request in flight at once.
 const PIECES_MAX: usize = 4;
 
 /// What a layer of an open chain has done.
@@ -348,7 +348,7 @@ impl<S: Storage> Chain<S> {
         self.leaf().sync().await
     }
 
-    /// Leaves the images as other tools expect them. Nothing may be under way.
+    /// Leaves the images as other tools expect them. Nothing may be in flight.
     ///
     /// # Errors
     /// The storage's.

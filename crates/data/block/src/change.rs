@@ -66,7 +66,7 @@ impl<I: Io> Core<I> {
         Ok(Change(Rc::clone(self)))
     }
 
-    /// Takes no new requests and waits until those under way have ended.
+    /// Takes no new requests and waits until those in flight have ended.
     ///
     /// # Errors
     /// They did not within `within_ns`, or the disk is being paused: requests go on.

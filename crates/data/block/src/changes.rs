@@ -159,7 +159,7 @@ impl<S: Storage> ChangeLog<S> {
         *self.bytes.borrow_mut() = bytes;
         self.len.set(len);
         {
-            // A device may hold anything where nobody wrote.
+            // A device may hold anything where nothing was written.
             let mut changed = self.changed.borrow_mut();
             changed.resize(pages, true);
             changed[old / PAGE_LEN] = true;

@@ -35,7 +35,7 @@ use crate::window::Window;
 
 /// Bytes copied by one request to the storage.
 const PIECE_LEN: u64 = 512 << 10;
-/// Such pieces under way at once.
+/// Such pieces in flight at once.
 const PIECES: usize = 4;
 
 /// What a commit will cost.
@@ -199,7 +199,7 @@ impl<I: Io> Core<I> {
     }
 }
 
-/// The change is over before its job says so: who waits for the job may begin the next one.
+/// The change is over before its job says so: a waiter for the job may begin the next change.
 fn end<I: Io>(change: Change<I>, job: &Job, result: Result<()>, core: &Core<I>) {
     drop(change);
     job.finish(result, core.io.tasks());

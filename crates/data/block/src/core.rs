@@ -89,9 +89,9 @@ impl Default for CoreOptions {
 pub enum DiskState {
     /// Requests are served.
     Running,
-    /// No new requests are taken; those under way come to their end.
+    /// No new requests are taken; those in flight come to their end.
     Draining,
-    /// Nothing is under way and the images are closed.
+    /// Nothing is in flight and the images are closed.
     Paused,
     /// Closed for good.
     Closed,
@@ -123,7 +123,7 @@ pub struct Core<I: Io> {
     pub(crate) inbox: Rc<Inbox<Taken>>,
     pub(crate) admission: Rc<Admission>,
     chain: RefCell<Option<Rc<Chain<I::Store>>>>,
-    /// Who else hears of changes; `tapped` says whether there is anybody, in one load.
+    /// The other receivers of changes; `tapped` says in one load whether there are any.
     pub(crate) tap: RefCell<Option<Rc<Tap<I::Store>>>>,
     pub(crate) tapped: Cell<bool>,
     pub(crate) standby: standby::Slot<I::Store>,
@@ -249,7 +249,7 @@ impl<I: Io> Core<I> {
         self.timeouts.stuck()
     }
 
-    /// The request that is under way for the longest, if time limits are kept: for people.
+    /// The request that is in flight for the longest, if time limits are kept: for people.
     pub(crate) fn longest_request(&self) -> Option<String> {
         self.timeouts.longest(self.io.now_ns())
     }
@@ -345,7 +345,7 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// Stops taking requests, waits for those under way, and closes the images.
+    /// Stops taking requests, waits for those in flight, and closes the images.
     ///
     /// # Errors
     /// The images could not be closed cleanly; they are closed all the same, and the next opening puts them in order.
@@ -374,7 +374,7 @@ impl<I: Io> Core<I> {
             self.ended.wait(self.io.tasks()).await;
         }
         let chain = self.chain.borrow_mut().take();
-        // Who opens the chain again finds out which parent it is.
+        // The next opening of the chain finds out which parent it is.
         self.unfinished.take();
         let result = match chain {
             Some(chain) => chain.close().await,
@@ -594,8 +594,8 @@ impl<I: Io> Core<I> {
     }
 }
 
-/// Whether the storage could not do it now, which says nothing about the next time. EIO is not among these: whoever
-/// reports it has tried, and a guest that hears of it at once can do something about it.
+/// Whether the storage could not do it now, which says nothing about the next time. EIO is not among these: the
+/// storage has tried before it reports that, and a guest that is told at once can act on it.
 fn is_busy(error: &FormatError) -> bool {
     let busy = [libc::EBUSY, libc::EAGAIN, libc::EINTR, libc::ENOMEM, libc::ENOBUFS];
     error.kind() == FormatErrorKind::Io && busy.contains(&error.errno())

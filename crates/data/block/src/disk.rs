@@ -25,7 +25,7 @@ use crate::trace::Trace;
 /// How a disk runs.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// Requests under way at once, over all front ends.
+    /// Requests in flight at once, over all front ends.
     pub queue_depth: usize,
     /// Bytes of the buffer pool for front ends without shared memory, at most.
     pub pool_len: usize,
@@ -143,7 +143,7 @@ impl Disk {
         self.geometry
     }
 
-    /// Stops taking requests, waits for those under way and closes the images. Front ends stay attached: their
+    /// Stops taking requests, waits for those in flight and closes the images. Front ends stay attached: their
     /// guests wait.
     ///
     /// # Errors
@@ -244,7 +244,7 @@ pub struct DiskStatus {
     pub spec: Option<ChainSpec>,
     /// What each image has done.
     pub layers: Vec<crate::LayerCounters>,
-    /// Requests under way.
+    /// Requests in flight.
     pub in_flight: usize,
     /// Of these, requests that wait for space.
     pub waiting_for_space: usize,

@@ -1,4 +1,4 @@
-//! The door of a disk process to its storages: files and block devices through the ring, exports of other processes by
+//! What a disk process opens its storages with: files and block devices through the ring, exports of other processes by
 //! NBD. A closed list, so that the path of a request has no virtual call.
 
 use std::io;
@@ -27,7 +27,7 @@ pub enum DiskStore {
 }
 
 impl DiskIo {
-    /// The door on this ring.
+    /// Opens storages on this ring.
     pub const fn new(uring: Uring, report: fn(&str)) -> Self {
         Self { uring, report }
     }

@@ -185,7 +185,7 @@ impl Job {
         }
     }
 
-    /// Waits for a change: of its state, or a wish to stop. To be tested before and after, in a loop.
+    /// Waits for a change: of its state, or a request to stop. To be tested before and after, in a loop.
     pub async fn wait(&self, tasks: &Tasks) {
         self.changed.wait(tasks).await;
     }

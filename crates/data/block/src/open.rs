@@ -122,7 +122,7 @@ impl<I: Io> Core<I> {
                 _ => Ok(()),
             };
             if let Err(error) = fits {
-                // One that was merged into its own parent stays in the list of whoever was killed just then.
+                // An image that was merged into its parent stays in the list of a caller that was killed just then.
                 if spec.access == Access::ReadWrite && index > 0 && self.is_bypassed(spec, index, links).await
                 {
                     (self.options.report)(&format!("{}: is not in the chain any more", image.path.display()));
@@ -143,8 +143,8 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    /// Who gives a key expects that the disk is encrypted; the second side of its mirror need not be, nor the disk once
-    /// it has moved there.
+    /// A caller that gives a key expects that the disk is encrypted; the second side of its mirror need not be, nor the
+    /// disk once it has moved there.
     ///
     /// # Errors
     /// There is a key, and nothing to use it for.
@@ -159,7 +159,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Whether the last image so far was made from an image further below than the one at `index`: all between them
-    /// were merged away, and whoever gives the list does not know of it.
+    /// were merged away, and the caller's list does not show it.
     async fn is_bypassed(&self, spec: &ChainSpec, index: usize, links: &[Rc<Link<I::Store>>]) -> bool {
         let Some(Layer::Vhd(child)) = links.last().map(|link| &link.layer) else { return false };
         for below in spec.layers.iter().skip(index + 1) {
@@ -200,8 +200,8 @@ impl<I: Io> Core<I> {
         Box::pin(self.io.open_remote(name, access)).await.map_err(failed)
     }
 
-    /// Opens a file or device, and waits a while for whoever has it open for writing to let go of it: a process that
-    /// was killed a moment ago, or requests of a moment ago. `what` names it in errors.
+    /// Opens a file or device, and waits a while until no other process has it open for writing: one that was killed a
+    /// moment ago still has it, or requests of a moment ago do. `what` names it in errors.
     pub(crate) async fn open_file(&self, path: &Path, access: Access, what: &str) -> Result<I::Store> {
         let tasks = self.io.tasks();
         let begin_ns = tasks.turn_ns();

@@ -1,7 +1,7 @@
 //! An image below the leaf that is written for a while, because another is merged into it, or that was the leaf.
 //!
-//! There is one instance of it at any time, in its place in the chain, so that whoever looks below an image sees what
-//! is there now. Until it was closed and opened again as one that is only read, it is *volatile*: what is known of it
+//! There is one instance of it at any time, in its place in the chain, so that a reader below an image sees what is
+//! there now. Until it was closed and opened again as one that is only read, it is *volatile*: what is known of it
 //! here is more than its storage would tell after a death. Images above it keep their blocks meanwhile.
 
 use std::rc::Rc;

@@ -191,13 +191,13 @@ impl Port {
         self.inner.trace.is_on()
     }
 
-    /// Request `tag` passes a point; see [`Point`] for `aux`. A load when nobody asks.
+    /// Request `tag` passes a point; see [`Point`] for `aux`. A load while tracing is off.
     #[inline]
     pub fn note(&self, point: Point, tag: u64, aux: u32) {
         self.inner.trace.note(point, self.number, tag as u16, aux);
     }
 
-    /// The time now, as points are stamped, for [`Port::note_at`]; zero when nobody asks, which costs a load.
+    /// The time now, as points are stamped, for [`Port::note_at`]; zero while tracing is off, which costs a load.
     #[inline]
     pub fn stamp(&self) -> u64 {
         self.inner.trace.stamp()
@@ -209,7 +209,7 @@ impl Port {
         self.inner.trace.note_at(stamp, point, self.number, tag as u16, aux);
     }
 
-    /// All requests of this client pass a point that have come so far. A load when nobody asks.
+    /// All requests of this client pass a point that have come so far. A load while tracing is off.
     #[inline]
     pub fn note_all(&self, point: Point) {
         self.inner.trace.note_all(point, self.number);

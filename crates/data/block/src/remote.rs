@@ -98,7 +98,7 @@ impl Remote {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
+        // SAFETY: the descriptor was just made and has no other owner.
         let event = Arc::new(unsafe { File::from_raw_fd(fd) });
         let (sender, receiver) = sync_channel(QUEUE_MAX);
         let remote = Self { jobs: sender, event: Arc::clone(&event), origin: Origin::UNKNOWN };

@@ -91,12 +91,11 @@ impl fmt::Display for DiskError {
     }
 }
 
-/// Who wants to hear that a request is done: a virtqueue, a connection.
+/// The receiver of completions: a virtqueue, a connection.
 pub trait Client {
     /// The request that carried `tag` is done. Called on the data thread, once for every request; must not block
     /// and must not run other tasks. Making the answer visible waits for [`crate::FrontEnd::publish`] or a wake-up
-    /// of the
-    /// client's own task, so that a batch is answered at once.
+    /// of the client's own task, so that a batch is answered at once.
     fn complete(&self, tag: u64, result: Result<(), DiskError>);
 
     /// The request that carried `tag` has taken longer than it may, and the kernel does not give its memory back.
@@ -120,7 +119,7 @@ pub struct Request {
     pub born_ns: u64,
     /// The client's name for it.
     pub tag: u64,
-    /// Who hears of its end.
+    /// The receiver of its completion.
     pub client: Rc<dyn Client>,
 }
 

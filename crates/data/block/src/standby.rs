@@ -4,7 +4,7 @@
 //! written before is read from below, every later write goes there.
 //!
 //! Taking over is a change of the chain like a snapshot: it is noted beside the old leaf, durably, before anything is
-//! written to the standby (`tapio_format::continuation`); requests wait until those under way have ended; the old leaf
+//! written to the standby (`tapio_format::continuation`); requests wait until those in flight have ended; the old leaf
 //! is closed for writing afterwards, beside the guest. Requests that found no space wait for it outside of the chain.
 //!
 //! A standby need not be a child of the leaf that it takes over from: XenServer's is a child of a copy of the leaf's

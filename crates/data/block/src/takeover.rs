@@ -17,7 +17,7 @@ use crate::standby::{Redirected, Standby};
 use crate::tap::StandbyOptions;
 use crate::timeouts::Place;
 
-/// How long requests under way may take to end when the standby takes over: as long as at a snapshot.
+/// How long requests in flight may take to end when the standby takes over: as long as at a snapshot.
 const STALL_MAX_NS: u64 = 5_000_000_000;
 
 /// What the right to change the chain is taken for.
@@ -148,7 +148,7 @@ impl<I: Io> Core<I> {
         let standby = self.standby.borrow().clone();
         let (Some(standby), Some(current)) = (standby, self.chain()) else { return Redirected::Nowhere };
         if !Rc::ptr_eq(&current, chain) {
-            // Somebody has put other images there meanwhile.
+            // Another change has replaced the chain meanwhile.
             return Redirected::Now;
         }
         if standby.used.get() {
@@ -157,7 +157,7 @@ impl<I: Io> Core<I> {
         let change = match (self.changing.get(), self.begin_change(TAKE_OVER)) {
             (None, Ok(change)) => change,
             (Some(what), _) if what == TAKE_OVER => return Redirected::Soon,
-            // Whoever changes the chain has the images of before in hand, and would put them back.
+            // The change in progress has the earlier images in hand, and would put them back.
             _ => return Redirected::Later,
         };
         self.io.tasks().spawn(Rc::clone(self).take_over(change, standby));

@@ -44,7 +44,7 @@ impl fmt::Debug for Signal {
     }
 }
 
-/// Who hears of changes. A request that has begun stays with whom it found.
+/// The receivers of changes. A request that has begun reports to those that it found.
 #[derive(Debug)]
 pub(crate) struct Tap<S: Storage> {
     pub mirror: Option<Rc<Mirror<S>>>,

@@ -12,7 +12,7 @@ use crate::core::Core;
 use crate::tap::{Tap, TapOptions};
 
 impl<I: Io> Core<I> {
-    /// Changes who hears of changes.
+    /// Sets which receivers hear of changes.
     pub(crate) fn change_tap(&self, change: impl FnOnce(&mut Tap<I::Store>)) {
         let mut slot = self.tap.borrow_mut();
         let mut tap = slot.as_ref().map_or_else(Tap::default, |tap| Tap::clone(tap));

@@ -68,7 +68,7 @@ pub(crate) enum Late {
     Stuck(String),
 }
 
-/// The requests under way and how long they have been.
+/// The requests in flight and how long they have been.
 pub(crate) struct RequestTimeouts {
     limit_ns: Option<u64>,
     places: RefCell<Vec<Watched>>,
@@ -131,7 +131,7 @@ impl RequestTimeouts {
         self.stuck.get()
     }
 
-    /// Which request has been under way for the longest, and for how long, in words. Those that wait for space are not.
+    /// Which request has been in flight for the longest, and for how long, in words. Those that wait for space are not.
     pub(crate) fn longest(&self, now_ns: u64) -> Option<String> {
         let places = self.places.borrow();
         let longest = places.iter().filter(|watched| watched.stage != Stage::Free);
@@ -214,7 +214,7 @@ impl RequestTimeouts {
         }
     }
 
-    /// Whether no change that was answered and is still under way touches `span`. One load where there is none.
+    /// Whether no change that was answered and is still in flight touches `span`. One load where there is none.
     pub(crate) fn is_clear(&self, span: Span) -> bool {
         self.fences.get() == 0
             || !self.places.borrow().iter().any(|watched| {

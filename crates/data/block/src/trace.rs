@@ -7,7 +7,7 @@ use tapio_stat::trace::{Clock, Event, Point, TAG_ALL, TraceRing};
 use crate::meter::Meter;
 use crate::request::Op;
 
-/// Where the points of a disk go while somebody asks for them. Off, a point costs the load of [`Trace::is_on`].
+/// Where the points of a disk go while it is traced. Off, a point costs the load of [`Trace::is_on`].
 #[derive(Debug, Default)]
 pub struct Trace {
     /// The ring's, while points are written.
@@ -16,7 +16,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Whether anybody asks.
+    /// Whether the disk is traced.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.clock.get().is_some()
@@ -58,13 +58,13 @@ impl Trace {
         self.note(point, client, TAG_ALL, 0);
     }
 
-    /// The time now, as points are stamped; zero when nobody asks.
+    /// The time now, as points are stamped; zero while tracing is off.
     #[inline]
     pub fn stamp(&self) -> u64 {
         self.clock.get().map_or(0, Clock::now)
     }
 
-    /// Something happened to request `tag` of `client` at `stamp`, unless nobody asked then.
+    /// Something happened to request `tag` of `client` at `stamp`, unless tracing was off then.
     #[inline]
     pub fn note_at(&self, stamp: u64, point: Point, client: u8, tag: u16, aux: u32) {
         if stamp > 0 && self.is_on() {
@@ -72,7 +72,7 @@ impl Trace {
         }
     }
 
-    /// What stamps are made of, while anybody asks.
+    /// The clock of stamps, while the disk is traced.
     #[inline]
     pub(crate) fn clock(&self) -> Option<Clock> {
         self.clock.get()
@@ -80,8 +80,8 @@ impl Trace {
 
     /// What the disk did with a request, at its end. `started` is when it began.
     #[cold]
-    pub(crate) fn served(&self, who: (u8, u64), about: (Op, u64), started: u64, meter: &Meter) {
-        let (client, tag) = (who.0, who.1 as u16);
+    pub(crate) fn served(&self, of: (u8, u64), about: (Op, u64), started: u64, meter: &Meter) {
+        let (client, tag) = (of.0, of.1 as u16);
         self.write(|ring| {
             let event = |point, stamp, aux| {
                 if stamp > 0 {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_written_unless_somebody_asks() {
+    fn nothing_is_written_while_tracing_is_off() {
         let trace = Trace::default();
         trace.note_all(Point::Woke, 0);
         assert!(!trace.is_on() && trace.stop().is_none() && trace.clock().is_none());

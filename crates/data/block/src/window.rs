@@ -33,7 +33,7 @@ impl<F: Future<Output = Result<(), E>>, E, const N: usize> Window<F, E, N> {
         .await;
     }
 
-    /// Waits for `other`, and goes on with what is under way meanwhile.
+    /// Waits for `other`, and goes on with what is in flight meanwhile.
     pub(crate) async fn beside<T>(mut self: Pin<&mut Self>, other: impl Future<Output = T>) -> T {
         let mut other = pin!(other);
         poll_fn(|context| {

@@ -70,7 +70,7 @@ impl Client {
     /// The number the process gives itself.
     ///
     /// # Errors
-    /// Nobody listens, or the answer is not one.
+    /// No process listens, or the answer is not one.
     pub fn pid(&self) -> Result<i32> {
         let reply = self.ask(&Message::bare(MessageKind::Pid, 0), &[], Some(ASK_TIMEOUT))?;
         match reply.body {
@@ -82,7 +82,7 @@ impl Client {
     /// The disks of the process.
     ///
     /// # Errors
-    /// Nobody listens, or the answer is not one.
+    /// No process listens, or the answer is not one.
     pub fn list(&self) -> Result<Vec<crate::message::List>> {
         let deadline = Deadline::after(Some(ASK_TIMEOUT));
         let stream = self.connect()?;
@@ -102,7 +102,7 @@ impl Client {
     /// Statistics of one disk, or of all with minor 65535, as the process writes them.
     ///
     /// # Errors
-    /// Nobody listens, there is no such disk, or the answer is not one.
+    /// No process listens, there is no such disk, or the answer is not one.
     pub fn stats(&self, minor: u16) -> Result<String> {
         let deadline = Deadline::after(Some(ASK_TIMEOUT));
         let stream = self.connect()?;

@@ -15,7 +15,7 @@ use crate::{ControlError, Errno, Result};
 pub struct Process {
     /// The number in the socket's name.
     pub id: i32,
-    /// Whether somebody answers there.
+    /// Whether a process answers there.
     pub state: ProcessState,
 }
 
@@ -27,14 +27,14 @@ pub enum ProcessState {
         /// Process number.
         pid: i32,
     },
-    /// Nobody listens on the socket: the process died without removing it.
+    /// No process listens on the socket: its process died without removing it.
     Stale,
-    /// Somebody listens and does not answer as expected.
+    /// A process listens and does not answer as expected.
     Silent(ControlError),
 }
 
-/// One line of `tap-ctl list`. A process without disks has only a number, a minor number that nobody attached has
-/// only that.
+/// One line of `tap-ctl list`. A process without disks has only a number, an unattached minor number has only
+/// that.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ListRow {
     /// Process.
@@ -105,7 +105,7 @@ pub fn remove_stale_sockets(run: &RunDir) -> Result<Vec<i32>> {
     Ok(removed)
 }
 
-/// All disks of all processes, processes without disks, and minor numbers nobody attached.
+/// All disks of all processes, processes without disks, and minor numbers that are not attached.
 ///
 /// # Errors
 /// A directory exists and cannot be listed. Processes that do not answer are left out.

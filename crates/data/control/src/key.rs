@@ -41,7 +41,7 @@ impl Key {
     /// # Errors
     /// As [`Key::read`], naming the file.
     pub fn in_file(path: &Path) -> Result<Self> {
-        // A pipe must not make whoever asks wait for its writer.
+        // A pipe must not make the caller wait for its writer.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
         let opened =
             OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| {

@@ -79,7 +79,7 @@ pub struct PoolShare {
     pub held: u32,
 }
 
-/// Numbers that cannot be are refused here, whoever sent them.
+/// Refuses impossible numbers, from every client.
 pub(crate) fn check_limits(limits: &IoLimits) -> Result<()> {
     limits.check().map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))
 }

@@ -83,7 +83,7 @@ impl MinorDir {
     }
 
     /// Takes the lowest number that is free, or that a process had taken for itself and left when it was killed: such a
-    /// marker names the process, and nobody else counts on it.
+    /// marker names the process, and no other process relies on it.
     ///
     /// # Errors
     /// As [`MinorDir::allocate`].
@@ -117,7 +117,7 @@ impl MinorDir {
         Err(all_taken())
     }
 
-    /// Takes a certain number, which may have a marker already as long as nobody has attached it.
+    /// Takes a certain number, which may have a marker already as long as it is not attached.
     ///
     /// # Errors
     /// The directory cannot be made or written, or a process has the number attached.

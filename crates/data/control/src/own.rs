@@ -129,7 +129,7 @@ pub struct Hello {
 }
 
 /// Reads a line without its newline. The number of a request that is not understood is given with the error where
-/// it can be found, so that the answer reaches whoever waits for it.
+/// it can be found, so that the answer reaches its waiter.
 ///
 /// # Errors
 /// `EPROTO` for what is not JSON of this shape.

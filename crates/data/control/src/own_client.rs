@@ -40,8 +40,8 @@ impl OwnClient {
     /// Connects and greets.
     ///
     /// # Errors
-    /// Nobody listens, who listens says nothing (`ETIMEDOUT`), or does not speak this protocol (`EPROTO`), as a foreign
-    /// tapdisk.
+    /// No process listens; or the listener says nothing (`ETIMEDOUT`), or does not speak this protocol (`EPROTO`), as a
+    /// foreign tapdisk.
     pub fn connect(run: &RunDir, id: i32) -> Result<Self> {
         let socket = run.socket(id);
         Self::over(connected(&socket)?, socket)
@@ -230,13 +230,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_silent_is_not_taken_for_a_foreign_tapdisk() {
+    fn a_silent_peer_is_not_taken_for_a_foreign_tapdisk() {
         let dir = tempfile::tempdir().expect("temporary directory");
         let run = RunDir::new(dir.path());
         let listener = UnixListener::bind(run.socket(7)).expect("bound");
         let ask = |timeout| {
             let asked = OwnClient::connect_and_call(&run, 7, &command::List {}, Some(timeout));
-            asked.map(drop).expect_err("nobody answers")
+            asked.map(drop).expect_err("no answer")
         };
         // In the listener's queue, as before a process that is stopped or starved.
         assert_eq!(ask(Duration::from_millis(20)).errno, Errno::ETIMEDOUT);

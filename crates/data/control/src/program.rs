@@ -51,12 +51,12 @@ pub const OPTIONS: &[ProgramOption] = &[
     switch("--foreground", "Stay in the foreground and write messages to standard error. Also -D."),
     switch(
         "--detach",
-        "Leave terminal and session without a second process, once the control socket is printed: whoever started it \
-         waits for it.",
+        "Leave terminal and session without a second process, once the control socket is printed: the process that \
+         started it waits for its end.",
     ),
     switch(
         "--no-clean-up",
-        "Leave what dead processes left: for somebody who starts many and cleans up once.",
+        "Leave what dead processes left: for a caller that starts many and cleans up once.",
     ),
     takes(
         "--image",
@@ -65,11 +65,7 @@ pub const OPTIONS: &[ProgramOption] = &[
     ),
     repeats("--nbd-unix", "PATH", "Serve the image over NBD on this UNIX socket."),
     repeats("--nbd-tcp", "ADDRESS:PORT", "Serve the image over NBD on this TCP address."),
-    repeats(
-        "--vhost-user",
-        "PATH",
-        "Serve the image to a virtual machine by vhost-user-blk on this UNIX socket.",
-    ),
+    repeats("--vhost-user", "PATH", "Serve the image to a VM by vhost-user-blk on this UNIX socket."),
     takes(
         "--device",
         "HOW",
@@ -135,7 +131,7 @@ pub const OPTIONS: &[ProgramOption] = &[
     takes(
         "--pool",
         "NAME[:PAGES]",
-        "Share the page pool of an SR with its other disks: data under way takes pages of 4 KiB. Default 704 pages.",
+        "Share the page pool of an SR with its other disks: data in flight takes pages of 4 KiB. Default 704 pages.",
     ),
     takes("--minor", "NUMBER", "Minor number of the disk. Default: the lowest that is free."),
     takes("--socket-path", "PATH", "vhost-user convention: the socket to serve."),

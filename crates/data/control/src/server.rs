@@ -1,12 +1,12 @@
 //! The answering side of both protocols.
 //!
 //! The calling thread accepts; each connection gets a thread of its own while it lasts, a bounded number of them. So
-//! a process that nobody asks anything consists of a thread in poll(2), and LIST, STATS and PID are answered while a
+//! a process without requests consists of a thread in poll(2), and LIST, STATS and PID are answered while a
 //! pause waits for its last request elsewhere. Everything that changes a disk takes its turn.
 //!
-//! Who connects must be root or the user of the process. A connection has ten seconds to bring a request: a
-//! client that has connected and gets no processor for two is not rare where dozens of disks are plugged at once, and
-//! would take us for a foreign tapdisk.
+//! A client must be root or the user of the process. A connection has ten seconds to bring a request. Where dozens of
+//! disks are plugged at once, a client often has connected and then gets no processor for two seconds; if it were cut
+//! off, it would take this server for a foreign tapdisk.
 
 mod own;
 mod tapdisk;
@@ -99,7 +99,7 @@ pub fn converse_once(stream: UnixStream, host: &dyn DiskHost, limits: Limits) ->
 struct Shared<'a> {
     host: &'a dyn DiskHost,
     limits: Limits,
-    /// Held by whoever changes a disk.
+    /// Held by the thread that changes a disk.
     turn: Mutex<()>,
     waiting: AtomicUsize,
     connections: AtomicUsize,
@@ -234,7 +234,7 @@ impl<'a> Shared<'a> {
             return;
         }
         let mut connection = Connection { shared: self, stream, bytes: Vec::new(), fds: Vec::new() };
-        // Silence or a hang-up before the first byte is nobody's business: monitors connect to see who listens.
+        // Silence or a hang-up before the first byte is not logged: monitors connect to see whether a process listens.
         let Ok(true) = connection.fill(self.limits.read) else { return };
         let result = match connection.bytes.first() {
             Some(b'{') => own::converse(&mut connection),
@@ -246,7 +246,8 @@ impl<'a> Shared<'a> {
     }
 
     fn admit(&self, stream: &UnixStream) -> Result<()> {
-        let peer = peer(stream).map_err(|error| ControlError::io("asking who connected", &error))?.uid;
+        let peer =
+            peer(stream).map_err(|error| ControlError::io("asking for the user of the peer", &error))?.uid;
         // SAFETY: geteuid has no preconditions and cannot fail.
         let ours = unsafe { libc::geteuid() };
         if peer != 0 && peer != ours {

@@ -91,7 +91,7 @@ pub(crate) fn receive(stream: &UnixStream, into: &mut [u8], fds: &mut Vec<OwnedF
             for index in 0..count {
                 // SAFETY: there are `count` numbers, perhaps unaligned.
                 let fd = unsafe { data.add(index).read_unaligned() };
-                // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+                // SAFETY: the kernel has just made this descriptor for us; it has no other owner.
                 fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
             }
         }

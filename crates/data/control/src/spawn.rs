@@ -2,7 +2,7 @@
 //!
 //! The program puts itself into the background and prints the path of its control socket on standard output; its
 //! parent then ends with status 0. A foreign tapdisk does the same. With `--detach` it is one process instead of two, a
-//! child of whoever starts it.
+//! child of its starter.
 
 use std::ffi::OsStr;
 use std::io;
@@ -33,7 +33,7 @@ pub struct SpawnOptions {
     pub environment: Vec<(String, String)>,
     /// How long it may take.
     pub timeout: Duration,
-    /// It stays a child of the caller's, who must wait for its end: a start costs one process instead of two.
+    /// It stays a child of the caller, which must wait for its end: a start costs one process instead of two.
     pub is_child: bool,
 }
 

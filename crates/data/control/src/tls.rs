@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::plain_path::plain_path;
 use crate::{ControlError, Errno, Result};
 
-/// What clients are told who do not begin TLS.
+/// What clients are told that do not begin TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TlsMode {
@@ -67,7 +67,7 @@ impl TlsSettings {
     ) -> Result<Option<Self>> {
         let mode = match mode {
             Some(text) => TlsMode::parse(text)?,
-            // Whoever names files wants nobody in without.
+            // A caller that names files wants no client without TLS.
             None if dir.is_some() || psk.is_some() || verify_peer => Some(TlsMode::Required),
             None => None,
         };

@@ -81,13 +81,13 @@ fn rings(front: &BlkifFront, given: &mut Given) -> Result<Vec<BlkifRing>> {
     front.queues.iter().map(make).collect()
 }
 
-/// Where requests under way are noted.
+/// Where requests in flight are noted.
 fn record(front: &BlkifFront) -> Option<PathBuf> {
     match ShmRoot::from_env().under_way() {
         Ok(dir) => Some(dir.join(format!("{}-{}", front.domid, front.devid))),
         Err(error) => {
             log::line(&format!(
-                "{front}: requests under way are not noted, and end with this process: {error}"
+                "{front}: requests in flight are not noted, and end with this process: {error}"
             ));
             None
         }
@@ -160,11 +160,13 @@ impl Blkif {
         }
     }
 
-    /// Ends it: what is under way is answered first.
+    /// Ends it: what is in flight is answered first.
     pub fn end(self) {
         let name = self.front.address();
         if !self.server.close() {
-            log::line(&format!("{name}: requests have no answer; whoever serves it next repeats them"));
+            log::line(&format!(
+                "{name}: requests have no answer; the process that serves it next repeats them"
+            ));
         }
         let slot = self.slot;
         // A disk that is gone has no counters.

@@ -38,9 +38,9 @@ fn whole_chain(layer: LayerSpec, access: Access) -> Result<ChainSpec> {
     }
 }
 
-/// [`chain`], and what the disk has beside it, unless it is to be written and went on with another image: who names it
-/// does not know that. Where a standby took over, it is opened with that, which `taps` names or `earlier` is: the one
-/// that the disk had before a pause.
+/// [`chain`], and the taps of the disk. Refuses a disk that is to be written and went on with another image,
+/// which the caller does not know. If a standby took over, the disk is opened with the standby: the one that `taps`
+/// names, or `earlier`, the one that the disk had before a pause.
 pub(crate) fn opening(
     image: &ImageSource,
     access: Access,

@@ -55,7 +55,7 @@ impl Counter {
         counter
     }
 
-    /// Ends counting. Called on the data thread; whoever drops what comes back removes the files.
+    /// Ends counting. Called on the data thread; the drop of what it returns removes the files.
     pub fn remove() -> Rc<dyn Observer> {
         HERE.set(None);
         Rc::new(Deaf)
@@ -66,7 +66,7 @@ impl Counter {
         HERE.with_borrow(|here| here.as_ref().map(|counter| run(&mut counter.stats.borrow_mut())))
     }
 
-    /// Says where the guest's ring behind number `slot` stands: after each batch at a time, or because somebody asks.
+    /// Says where the guest's ring behind number `slot` stands: after each batch at a time, or because a caller asks.
     pub fn ring_of(slot: usize, ring: &RingState, now_ns: Option<u64>) {
         HERE.with_borrow(|here| {
             let Some((counter, real)) = here.as_ref().and_then(|here| Some((here, here.real.get(slot)?)))

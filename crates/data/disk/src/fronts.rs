@@ -38,7 +38,7 @@ pub struct Fronts {
     /// The disk's name as devices of this host know it: its leaf's.
     name: Mutex<String>,
     served: Mutex<BTreeMap<u32, Served>>,
-    /// Who is told that the disk may have another size, by front end.
+    /// Sockets of the followers, which are told that the disk may have another size, by front end.
     followers: Mutex<BTreeMap<u32, UnixStream>>,
 }
 
@@ -84,7 +84,7 @@ impl Fronts {
         Ok(front)
     }
 
-    /// Whether it is a device that somebody has claimed for himself.
+    /// Whether it is a device that is opened exclusively.
     pub fn is_claimed(&self, id: u32) -> bool {
         let device = match self.lock().get(&id) {
             // A plain file cannot be claimed.
@@ -101,7 +101,7 @@ impl Fronts {
         self.grown();
     }
 
-    /// The disk may have another size: devices of this host follow, and who asked for it is told.
+    /// The disk may have another size: devices of this host follow, and followers are told.
     pub fn grown(&self) {
         self.each_device(Device::follow_size);
         // One that was told and has not looked yet needs no second word; one that is gone needs none.
@@ -115,12 +115,13 @@ impl Fronts {
         self.followers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells who serves a front end when the disk may have another size, in the place of whom it told before.
+    /// Makes `news` the follower of a front end, which is told when the disk may have another size; it replaces the one
+    /// before.
     pub fn follow(&self, id: u32, news: UnixStream) -> Result<()> {
         if !self.lock().contains_key(&id) {
             return Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}")));
         }
-        // Nobody's slowness may keep the disk waiting.
+        // A slow follower may not keep the disk waiting.
         news.set_nonblocking(true)
             .map_err(|error| ControlError::io(format_args!("front end {id} cannot be told"), &error))?;
         self.followers().insert(id, news);
@@ -143,7 +144,7 @@ impl Fronts {
         }
     }
 
-    /// Ends a front end: its clients get the answers under way and are disconnected.
+    /// Ends a front end: its clients get the answers in flight and are disconnected.
     pub fn remove(&self, id: u32) -> Result<()> {
         let served = self.lock().remove(&id);
         self.followers().remove(&id);

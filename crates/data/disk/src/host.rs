@@ -181,7 +181,7 @@ impl PlaneDisk for HostDisk {
         if let Err(error) = self.trace.forget(&self.remote) {
             log::line(&format!("the trace of disk {} is left behind: {error}", self.minor));
         }
-        // The counters' files go before the thread: who reads them shall see the disk end, not stand still.
+        // The counters' files go before the thread: their readers shall see the disk end, not stand still.
         let taken = self.with(|disk| disk.observe(|_| Counter::remove(), REPLY_TIMEOUT));
         let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(disk) = disk else { return Ok(()) };

@@ -128,7 +128,7 @@ impl HostDisk {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner).push(share);
     }
 
-    /// Drains in ever longer waits, between which somebody may say that it is in vain. A drain that has begun goes on,
+    /// Drains in ever longer waits; between them the caller may cancel. A drain that has begun goes on,
     /// and asking again joins it.
     pub(crate) fn drain(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()> {
         let mut timeout = Duration::from_millis(50);
@@ -143,7 +143,7 @@ impl HostDisk {
             if is_cancelled() {
                 return Err(ControlError::new(
                     Errno::ECANCELED,
-                    "requests are still in flight, and nobody waits",
+                    "requests are still in flight, and no caller waits for them",
                 )
                 .next("the drain goes on; ask again"));
             }

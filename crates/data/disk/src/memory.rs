@@ -10,8 +10,8 @@
 //! | each VHD of its chain: bitmaps kept | 2304 x (bytes of a bitmap + 160): 1.5 MiB; a leaf that is written 10240: 6.6 MiB |
 //! | a leaf that is written: order of its blocks, while it is opened | 8 a block: 4 MiB a TiB |
 //!
-//! The sum is a bound, not what is used: an idle disk takes less than a megabyte of it. Guest memory that a virtual
-//! machine shares by vhost-user is the guest's and counts there. With `--memory-max` a disk whose sum does not fit is
+//! The sum is a bound, not what is used: an idle disk takes less than a megabyte of it. Guest memory that a VM
+//! shares by vhost-user is the guest's and counts there. With `--memory-max` a disk whose sum does not fit is
 //! refused, and the kernel refuses the process more (`RLIMIT_DATA`).
 
 use std::fs::{self, File};
@@ -31,7 +31,7 @@ const PROCESS_LEN: u64 = 16 * MIB;
 const DISK_LEN: u64 = 8 * MIB;
 /// Connections, buffers and a thread that dials.
 const REMOTE_LEN: u64 = MIB;
-/// Bitmaps kept: the cache, and those that requests under way hold beside it.
+/// Bitmaps kept: the cache, and those that requests in flight hold beside it.
 const BITMAPS: u64 = 2048 + 256;
 /// In a leaf that is written also those that are not on disk yet: each has a record in the intent log.
 const BITMAPS_WRITTEN: u64 = 2048 + 2 * 4096;

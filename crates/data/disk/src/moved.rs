@@ -6,7 +6,7 @@ use tapio_types::LayerSpec;
 
 use crate::counter::Counter;
 
-/// The images of a disk that has moved to what was below its leaf, until whoever keeps their names has asked.
+/// The images of a disk that has moved to what was below its leaf, until the keeper of their names has asked.
 #[derive(Clone, Debug, Default)]
 pub struct Moved(Arc<Mutex<Option<Vec<LayerSpec>>>>);
 

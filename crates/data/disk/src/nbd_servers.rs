@@ -11,7 +11,7 @@ use tapio_front::nbd::{Drained, Export, NbdServer};
 
 use crate::log;
 
-/// How long answers under way may take when an export is withdrawn.
+/// How long answers in flight may take when an export is withdrawn.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 /// Permissions of the sockets made here: their owner alone.
 const SOCKET_MODE: u32 = 0o600;
@@ -42,7 +42,7 @@ impl Offer {
                 return Err(ControlError::new(Errno::EINVAL, "this is no NBD front end"));
             }
         };
-        // Held until the server listens, so that two who want one address make one server.
+        // Held until the server listens, so that two callers that want one address make one server.
         let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
         servers.retain(|_, (server, _)| server.strong_count() > 0);
         let address = front.address();
@@ -77,11 +77,11 @@ impl Offer {
         Ok(Self { server, export: name.clone() })
     }
 
-    /// Withdraws the disk: its clients get the answers under way and are disconnected.
+    /// Withdraws the disk: its clients get the answers in flight and are disconnected.
     pub fn end(self) {
         // Answers that do not come in time are not sent: the client repeats its requests elsewhere.
         if let Err(error) = self.server.drain(&self.export, Drained::Close, DRAIN_TIME) {
-            log::line(&format!("NBD export '{}' ends with requests under way: {error}", self.export));
+            log::line(&format!("NBD export '{}' ends with requests in flight: {error}", self.export));
         }
         if let Err(error) = self.server.remove_export(&self.export, true) {
             log::line(&format!("NBD export '{}': {error}", self.export));

@@ -61,9 +61,9 @@ pub fn go_to_background() -> Result<Fork> {
     }
 }
 
-/// A session and a working directory of nobody's.
+/// Enters a session of its own, and a working directory that no mount needs.
 pub fn leave_session() -> Result<()> {
-    // SAFETY: no memory is passed. It fails only for the leader of a group, who has no terminal to lose.
+    // SAFETY: no memory is passed. It fails only for the leader of a group, which has no terminal to lose.
     unsafe { libc::setsid() };
     std::env::set_current_dir("/").map_err(|error| ControlError::io("going to the background", &error))
 }

@@ -217,8 +217,8 @@ impl<P: Plane> Table<P> {
     }
 
     /// The files under the numbers that were asked for, or else the disk's own: a disk must not fail for want of
-    /// statistics, but numbers somebody chose must not be lost silently. `nbd` adds the file of a disk reached by NBD,
-    /// of which there is one per disk.
+    /// statistics, but numbers that a client chose must not be lost silently. `nbd` adds the file of a disk reached by
+    /// NBD, of which there is one per disk.
     pub(crate) fn pages(&self, minor: u16, id: VbdId, is_asked: bool, nbd: bool) -> Result<Box<VbdPages>> {
         match VbdPages::create(&self.shm, std::process::id(), minor.into(), id, nbd) {
             Ok(pages) => Ok(pages),

@@ -17,7 +17,7 @@ pub struct Peer {
     pub address: String,
 }
 
-/// The toolstack as the servers of its API see it.
+/// What a server of the API calls: the toolstack behind it, or its double in tests.
 pub trait Door: Send + Sync + 'static {
     /// Does a call; may take as long as the operation does. Runs on a thread that may block.
     ///
@@ -25,7 +25,8 @@ pub trait Door: Send + Sync + 'static {
     /// Those of the message.
     fn call(&self, peer: &Peer, method: &str, params: Vec<Value>) -> Result<Answer, ApiError>;
 
-    /// The account whose session this is; none where it is none. What its answers hold is counted together.
+    /// The account of a session; none if there is no such session. The memory of all answers to one account is counted
+    /// together.
     fn account_of(&self, session: &str) -> Option<String>;
 
     /// A call that waits for something to happen (`event.from`, `event.next`), as a future that holds no thread; its

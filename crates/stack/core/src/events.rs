@@ -2,7 +2,7 @@
 //!
 //! A token is `<generation>,<n>`: the change up to which the client knows everything, and how many of the objects it
 //! knows would vanish with the daemon. Those cannot be named after a restart, so that a token from before it is good
-//! as long as it knows none of them. Nothing is queued for anybody: an answer is computed from when objects were made,
+//! as long as it knows none of them. Nothing is queued for a client: an answer is computed from when objects were made,
 //! changed and removed last, so a slow client costs nothing and finds each object once.
 
 use std::collections::BTreeMap;

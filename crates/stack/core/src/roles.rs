@@ -61,8 +61,8 @@ pub fn denied(method: &str) -> ApiError {
 pub(crate) fn make_records(db: &Db) -> Result<(), ApiError> {
     const ROLES: [(&str, &str, &str); 4] = [
         ("0165f154-ba3e-034e-6b27-5d271af109ba", "pool-admin", "Everything, accounts included"),
-        ("b9ce9791-0604-50cd-0649-09b3284c7dfd", "pool-operator", "Hosts, storage and virtual machines"),
-        ("aaa00ab5-7340-bfbc-0d1b-7cf342639a6e", "vm-admin", "Virtual machines and their disks"),
+        ("b9ce9791-0604-50cd-0649-09b3284c7dfd", "pool-operator", "Hosts, storage and VMs"),
+        ("aaa00ab5-7340-bfbc-0d1b-7cf342639a6e", "vm-admin", "VMs and their disks"),
         ("0233f154-ba3e-034e-6b27-5d271af109ba", "read-only", "Looks at everything that is no secret"),
     ];
     let Some(class) = tapio_model::class("role") else { return Ok(()) };

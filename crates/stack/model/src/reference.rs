@@ -99,7 +99,9 @@ fn describe(text: &mut String, class: &'static Class) {
             let (get, set) = (role(class.reader_role), role(class.setter_role));
             let _ = writeln!(text, "{create}; fields are read by {get} and set by {set}.");
         }
-        Kind::Unlisted => _ = writeln!(text, "Only who has the reference reaches it: there is no `get_all`."),
+        Kind::Unlisted => {
+            _ = writeln!(text, "A client reaches an object only by its reference: there is no `get_all`.")
+        }
         Kind::Shape => _ = writeln!(text, "A shape of results alone: no message is made from its fields."),
     }
     let _ = writeln!(text, "\n| field | type | | what it is |\n|---|---|---|---|");

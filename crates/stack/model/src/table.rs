@@ -109,12 +109,12 @@ pub struct Field {
     pub doc: &'static str,
 }
 
-/// What a role may do includes what those after it may.
+/// A role of a user. Each role has the permissions of the roles before it, and more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Looks.
+    /// Reads objects.
     ReadOnly,
-    /// Manages virtual machines and their disks.
+    /// Manages VMs and their disks.
     VmAdmin,
     /// Manages hosts and storage.
     PoolOperator,

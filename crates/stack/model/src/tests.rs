@@ -139,7 +139,11 @@ fn records_can_be_made_of_first_values() {
             match field.initial.value(field.ty) {
                 Some(value) => assert!(fits(&value, field.ty), "{place}: {value:?}"),
                 None => {
-                    assert_ne!(field.access, FieldAccess::Runtime, "{place} cannot be given by anybody");
+                    assert_ne!(
+                        field.access,
+                        FieldAccess::Runtime,
+                        "{place}: no client can set it, and it has no first value"
+                    );
                 }
             }
         }

@@ -103,7 +103,7 @@ impl Locks {
             }
             if Instant::now() >= until {
                 let text = format!(
-                    "SR {} has been changed by somebody else for {} s: look for other daemons on {}",
+                    "SR {} has been locked by another process for {} s: look for other daemons on {}",
                     self.sr,
                     TIMEOUT.as_secs(),
                     self.directory.display()

@@ -17,7 +17,7 @@ A first start:
 Settings are read from /etc/tapio/tapiod.conf if it is there, one 'key = value' a line; options win over it. \
 'tapiod --print-config' shows every key with its meaning and what it is set to.";
 
-/// The toolstack's daemon: XenAPI for disks, storage repositories and virtual machines of this host.
+/// The toolstack's daemon: XenAPI for disks, storage repositories and VMs of this host.
 #[derive(Debug, Parser)]
 #[command(name = "tapiod", version, after_help = AFTER)]
 pub struct Args {

@@ -149,17 +149,17 @@ fn toolstack(
     for driver in worker::drivers(settings) {
         stack.storage.add_driver(driver);
     }
-    let mut machines = tapio_vm::Settings::new(&settings.run_dir);
+    let mut vm_settings = tapio_vm::Settings::new(&settings.run_dir);
     match &settings.tapback {
         Tapback::Auto => {}
-        Tapback::None => machines.xen.tapback = None,
-        Tapback::Program(program) => machines.xen.tapback = Some(program.clone()),
+        Tapback::None => vm_settings.xen.tapback = None,
+        Tapback::Program(program) => vm_settings.xen.tapback = Some(program.clone()),
     }
-    machines.kernel_dirs.clone_from(&settings.kernel_dirs);
-    machines.guest_sandbox = settings.guest_sandbox;
+    vm_settings.kernel_dirs.clone_from(&settings.kernel_dirs);
+    vm_settings.guest_sandbox = settings.guest_sandbox;
     // None without root.
-    machines.guest_users = machines.guest_users.and(settings.guest_users);
-    for driver in tapio_vm::registry(&machines) {
+    vm_settings.guest_users = vm_settings.guest_users.and(settings.guest_users);
+    for driver in tapio_vm::registry(&vm_settings) {
         stack.vms.add_driver(driver);
     }
     stack.open().map_err(|error| format!("what an earlier daemon left: {error}"))?;
@@ -251,7 +251,7 @@ async fn serve(
     tracing::info!("ending; disks and guests go on");
     if !server.close(END_TIMEOUT).await {
         tracing::warn!(
-            "calls are under way that did not end in {END_TIMEOUT:?}; the next start finishes or undoes them"
+            "calls are in progress that did not end in {END_TIMEOUT:?}; the next start finishes or undoes them"
         );
     }
     if let Some(watchdog) = watchdog {

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_and_it_says_who() {
+    fn one_at_a_time_and_it_names_the_holder() {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(holder(dir.path()), Ok(None));
         let lock = take(dir.path()).expect("free");

@@ -179,7 +179,7 @@ const KEYS: &[Key] = &[
     path!("state-dir", "what survives a reboot: the database, the certificate, accounts", state_dir),
     path!("mount-dir", "SRs are mounted below it", mount_dir),
     count!("worker-pool-size", "steps of operations at a time on this host", 1..=1024, worker_pool_size),
-    count!("per-vm-parallel", "steps of operations at a time for one machine", 1..=255, per_vm_parallel),
+    count!("per-vm-parallel", "steps of operations at a time for one VM", 1..=255, per_vm_parallel),
     count!(
         "default-vbd3-polling-duration",
         "microseconds for which a disk spins after its last request, where neither VBD nor SR say otherwise; 0: never",
@@ -194,8 +194,8 @@ const KEYS: &[Key] = &[
     ),
     Key {
         name: "tapback",
-        doc: "the program that connects Xen's guests to their disks, started where nobody does: auto (tapio-tapback), \
-              a path, or none where another one always serves vbd3",
+        doc: "the program that connects Xen's guests to their disks, started if none serves vbd3: auto \
+              (tapio-tapback), a path, or none if another one always serves vbd3",
         set: |settings, text| {
             settings.tapback = match text {
                 "auto" => Tapback::Auto,
@@ -219,7 +219,7 @@ const KEYS: &[Key] = &[
     Key {
         name: "kernel-dirs",
         doc: "where kernels and ramdisks may lie that VM.PV_kernel and VM.PV_ramdisk name: directories or files that \
-              nobody but root can change, or none; linux.uml of this host is always one",
+              only root can change, or none; linux.uml of this host is always one",
         set: |settings, text| {
             settings.kernel_dirs = list(text).map(directory).collect::<Result<_, _>>()?;
             Ok(())
@@ -252,7 +252,7 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "guest-users",
-        doc: "numbers of users and groups that belong to nobody else: each guest runs as one of its own; none: all run \
+        doc: "numbers of users and groups that nothing else uses: each guest runs as one of its own; none: all run \
               as the daemon does. Without root there is none",
         set: |settings, text| {
             settings.guest_users = if text == "none" { None } else { Some(UserRange::parse(text)?) };
@@ -285,7 +285,7 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "unix-socket-mode",
-        doc: "who may connect to them; others than root still have to log in",
+        doc: "their permissions, which say which users may connect; users other than root still have to log in",
         set: |settings, text| {
             let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
             settings.unix_socket_mode =
@@ -358,12 +358,7 @@ const KEYS: &[Key] = &[
         limits.answers_len_per_client_max
     ),
     count!("short-calls", "short calls at work at a time", 1..=1024, limits.quick.running_max),
-    count!(
-        "long-calls",
-        "calls that work on disks and machines, at a time",
-        1..=4096,
-        limits.slow.running_max
-    ),
+    count!("long-calls", "calls that work on disks and VMs, at a time", 1..=4096, limits.slow.running_max),
     count!("logins", "passwords that are checked at a time", 1..=64, limits.login.running_max),
     count!(
         "waiting-calls",

@@ -53,5 +53,5 @@ pub(crate) fn shutdown_timeout(vm: Uuid, waited: std::time::Duration) -> ApiErro
 
 /// An operation on the VM failed: which one, and the cause.
 pub(crate) fn failed(vm: Uuid, what: impl fmt::Display, cause: impl fmt::Display) -> ApiError {
-    ApiError::internal(format!("machine {vm}: {what}: {cause}"))
+    ApiError::internal(format!("VM {vm}: {what}: {cause}"))
 }

@@ -79,7 +79,7 @@ pub(crate) struct Fleet<T> {
     pub name: &'static str,
     pub settings: Settings,
     pub events: Events,
-    machines: Mutex<BTreeMap<Uuid, Arc<Machine<T>>>>,
+    vms: Mutex<BTreeMap<Uuid, Arc<Machine<T>>>>,
     stop: Option<Arc<Stop>>,
 }
 
@@ -95,7 +95,7 @@ impl<T> Fleet<T> {
             name,
             settings: settings.clone(),
             events: Events::default(),
-            machines: Mutex::default(),
+            vms: Mutex::default(),
             stop: Stop::new().ok(),
         })
     }
@@ -114,7 +114,7 @@ impl<T> Fleet<T> {
 
     /// The VM, if the driver has it.
     pub(crate) fn find(&self, vm: Uuid) -> Option<Arc<Machine<T>>> {
-        lock(&self.machines).get(&vm).cloned()
+        lock(&self.vms).get(&vm).cloned()
     }
 
     /// The VM, which must be there.
@@ -127,42 +127,42 @@ impl<T> Fleet<T> {
         &self,
         vm: &VmSpec,
         kernels: Kernels,
-        machine: impl FnOnce(Place, Saved) -> Machine<T>,
+        guest: impl FnOnce(Place, Saved) -> Machine<T>,
     ) -> Result<Arc<Machine<T>>, ApiError> {
         let vm = &boot::checked(&self.settings, vm, kernels)?;
         let place = Place::of(&self.settings, vm.uuid)?;
-        let mut machines = lock(&self.machines);
-        if machines.contains_key(&vm.uuid) {
+        let mut vms = lock(&self.vms);
+        if vms.contains_key(&vm.uuid) {
             return Err(bad_power_state(vm.uuid, "Halted", "Running"));
         }
         place.remove();
         place.make(&self.settings)?;
         let saved = Saved::new(self.name, vm);
         place.save(&saved)?;
-        let machine = Arc::new(machine(place, saved));
-        machines.insert(vm.uuid, Arc::clone(&machine));
-        Ok(machine)
+        let guest = Arc::new(guest(place, saved));
+        vms.insert(vm.uuid, Arc::clone(&guest));
+        Ok(guest)
     }
 
-    /// The VMs of an earlier daemon, each with its process if that lives; `machine` completes them. Those that
+    /// The VMs of an earlier daemon, each with its process if that lives; `guest` completes them. Those that
     /// ended meanwhile are reported.
     pub(crate) fn adopt_all(
         self: &Arc<Self>,
-        machine: impl Fn(Place, Saved) -> Machine<T>,
+        guest: impl Fn(Place, Saved) -> Machine<T>,
         adopt: impl Fn(&Arc<Machine<T>>, Process) -> Result<(), ApiError>,
     ) {
         for (place, saved) in found(&self.settings, self.name) {
             let (phase, is_ending, started) = (saved.phase, saved.is_ending, saved.started);
-            let machine = Arc::new(machine(place, saved));
-            lock(&self.machines).insert(machine.vm, Arc::clone(&machine));
-            match Process::find(&machine.place, started) {
+            let guest = Arc::new(guest(place, saved));
+            lock(&self.vms).insert(guest.vm, Arc::clone(&guest));
+            match Process::find(&guest.place, started) {
                 Some(process) => {
-                    if let Err(error) = adopt(&machine, process) {
-                        tracing::warn!(vm = %machine.vm, "a guest that runs cannot be looked after: {error}");
+                    if let Err(error) = adopt(&guest, process) {
+                        tracing::warn!(vm = %guest.vm, "a guest that runs cannot be looked after: {error}");
                     }
                 }
                 None if phase != Phase::Made || started.is_some() => {
-                    self.ended(&machine, is_ending, verdict(machine.vm, &machine.place, "it ended unseen"));
+                    self.ended(&guest, is_ending, verdict(guest.vm, &guest.place, "it ended unseen"));
                 }
                 None => {}
             }
@@ -170,21 +170,21 @@ impl<T> Fleet<T> {
     }
 
     /// The process of a VM has ended: reports `event`, unless the toolstack asked for the end.
-    pub(crate) fn ended(&self, machine: &Machine<T>, is_ending: bool, event: VmEvent) {
+    pub(crate) fn ended(&self, guest: &Machine<T>, is_ending: bool, event: VmEvent) {
         // Before the event: its reader may create the VM again at once.
-        self.forget(machine);
+        self.forget(guest);
         if !is_ending {
             self.events.push(event);
         }
     }
 
     /// Forgets a VM.
-    pub(crate) fn forget(&self, machine: &Machine<T>) {
-        let mut machines = lock(&self.machines);
+    pub(crate) fn forget(&self, guest: &Machine<T>) {
+        let mut vms = lock(&self.vms);
         // Another one with its name may have been made meanwhile.
-        if machines.get(&machine.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), machine)) {
-            machines.remove(&machine.vm);
-            machine.record.forget(&machine.place);
+        if vms.get(&guest.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), guest)) {
+            vms.remove(&guest.vm);
+            guest.record.forget(&guest.place);
         }
     }
 }
@@ -193,20 +193,20 @@ impl<T: Send + Sync + 'static> Fleet<T> {
     /// Looks after a process from now on; `verdict` says what its end meant.
     pub(crate) fn look_after(
         self: &Arc<Self>,
-        machine: &Arc<Machine<T>>,
+        guest: &Arc<Machine<T>>,
         process: Process,
         has_console: bool,
         verdict: impl FnOnce(&Machine<T>, &str) -> VmEvent + Send + 'static,
     ) -> Result<(), ApiError> {
         let process = Arc::new(process);
         let started = process.started();
-        *lock(&machine.process) = Some(Arc::clone(&process));
-        machine.change(|saved| saved.started = started)?;
-        let told = |error: io::Error| failed(machine.vm, "it cannot be looked after", error);
+        *lock(&guest.process) = Some(Arc::clone(&process));
+        guest.change(|saved| saved.started = started)?;
+        let told = |error: io::Error| failed(guest.vm, "it cannot be looked after", error);
         let stop = self.stop().map_err(told)?;
         // Not for ever: a driver that goes away ends its threads.
-        let (fleet, ended) = (Arc::downgrade(self), Arc::clone(machine));
-        let watched = Watched { process: Arc::clone(&process), place: machine.place.clone(), has_console };
+        let (fleet, ended) = (Arc::downgrade(self), Arc::clone(guest));
+        let watched = Watched { process: Arc::clone(&process), place: guest.place.clone(), has_console };
         let on_end = move || {
             process.end_rest(&ended.place);
             let how =

@@ -27,14 +27,14 @@ const CLAIM_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Host {
     settings: Settings,
-    machines: Mutex<BTreeMap<Uuid, (Place, Saved)>>,
+    vms: Mutex<BTreeMap<Uuid, (Place, Saved)>>,
 }
 
 impl Host {
     /// Disks that an earlier daemon plugged are still there.
     pub(crate) fn new(settings: &Settings) -> Self {
         let known = found(settings, NAME).into_iter().map(|(place, saved)| (saved.spec.uuid, (place, saved)));
-        Self { settings: settings.clone(), machines: Mutex::new(known.collect()) }
+        Self { settings: settings.clone(), vms: Mutex::new(known.collect()) }
     }
 
     fn change<T>(
@@ -42,8 +42,8 @@ impl Host {
         vm: Uuid,
         change: impl FnOnce(&mut Saved) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
-        let (place, saved) = machines.get_mut(&vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))?;
+        let mut vms = self.vms.lock().unwrap_or_else(PoisonError::into_inner);
+        let (place, saved) = vms.get_mut(&vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))?;
         let mut fresh = saved.clone();
         let answer = change(&mut fresh)?;
         place.save(&fresh)?;
@@ -71,15 +71,15 @@ impl VmDriver for Host {
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
-        let mut machines = lock(&self.machines);
-        if machines.contains_key(&vm.uuid) {
+        let mut vms = lock(&self.vms);
+        if vms.contains_key(&vm.uuid) {
             return Ok(());
         }
         let place = Place::of(&self.settings, vm.uuid)?;
         place.make(&self.settings)?;
         let saved = Saved { phase: Phase::Running, ..Saved::new(NAME, vm) };
         place.save(&saved)?;
-        machines.insert(vm.uuid, (place, saved));
+        vms.insert(vm.uuid, (place, saved));
         Ok(())
     }
 
@@ -103,7 +103,7 @@ impl VmDriver for Host {
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
-        let node = lock(&self.machines).get(&vm).and_then(|(_, saved)| {
+        let node = lock(&self.vms).get(&vm).and_then(|(_, saved)| {
             saved.has(disk).then(|| saved.disks.get(&disk.position)?.disk.node.clone()).flatten()
         });
         let Some(node) = node else { return Ok(()) };
@@ -137,16 +137,13 @@ impl VmDriver for Host {
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        Err(ApiError::new(
-            "OPERATION_NOT_ALLOWED",
-            [format!("machine {vm} is this host: it cannot be paused")],
-        ))
+        Err(ApiError::new("OPERATION_NOT_ALLOWED", [format!("VM {vm} is this host: it cannot be paused")]))
     }
 
     fn shutdown(&self, vm: Uuid, _: ShutdownKind, _: Instant) -> Result<(), ApiError> {
         Err(ApiError::new(
             "OPERATION_NOT_ALLOWED",
-            [format!("machine {vm} is this host: it cannot be shut down from here")],
+            [format!("VM {vm} is this host: it cannot be shut down from here")],
         ))
     }
 
@@ -171,7 +168,7 @@ mod tests {
     use crate::traits::DiskFacts;
 
     #[test]
-    fn a_disk_is_a_node_of_this_machine() {
+    fn a_disk_is_a_node_of_this_host() {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings::new(dir.path());
         let driver = Host::new(&settings);

@@ -1,4 +1,4 @@
-//! Virtual machines.
+//! Drivers of virtual machines (VMs).
 //!
 //! A driver ([`VmDriver`]) starts guests of one kind and gives them disks. It is synchronous, knows neither the
 //! database of objects nor its clients, and keeps what it needs to find its guests again below a directory of its

@@ -242,21 +242,21 @@ fn taken(settings: &Settings, own: &Path) -> BTreeSet<u32> {
 
 /// The VMs of a driver that an earlier daemon made.
 pub(crate) fn found(settings: &Settings, driver: &str) -> Vec<(Place, Saved)> {
-    let mut machines = Vec::new();
+    let mut vms = Vec::new();
     for entry in fs::read_dir(settings.machines_dir()).into_iter().flatten().flatten() {
         let Some(vm) = entry.file_name().to_str().and_then(|name| Uuid::try_parse(name).ok()) else {
             continue;
         };
         let Ok(place) = Place::of(settings, vm) else { continue };
         match place.load() {
-            Ok(Some(saved)) if saved.driver == driver => machines.push((place, saved)),
+            Ok(Some(saved)) if saved.driver == driver => vms.push((place, saved)),
             Ok(Some(_)) => {}
             // A directory that stayed because disk processes ended after their VM; it is removed only if it is empty.
             Ok(None) => drop(fs::remove_dir(place.dir())),
-            Err(error) => tracing::warn!(%vm, "a machine's record is passed over: {error}"),
+            Err(error) => tracing::warn!(%vm, "a VM's record is ignored: {error}"),
         }
     }
-    machines
+    vms
 }
 
 #[cfg(test)]

@@ -141,11 +141,7 @@ impl Process {
         };
         let lock = open_lock(place).map_err(told)?;
         if !try_lock(&lock) {
-            return Err(failed(
-                vm,
-                format!("cannot start {program}"),
-                "a process of this machine still runs",
-            ));
+            return Err(failed(vm, format!("cannot start {program}"), "a process of this VM still runs"));
         }
         let log = open_log(place, "emulator.log").map_err(told)?;
         let pid_file = File::create(place.join("pid")).map_err(told)?;

@@ -42,7 +42,7 @@ struct Machine {
 #[derive(Debug)]
 pub(crate) struct Sim {
     settings: Settings,
-    machines: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
+    vms: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
     /// What happens by itself, and when.
     planned: Mutex<Vec<(Instant, VmEvent)>>,
     events: Events,
@@ -51,24 +51,24 @@ pub(crate) struct Sim {
 impl Sim {
     /// VMs of an earlier daemon go on.
     pub(crate) fn new(settings: &Settings) -> Self {
-        let machine = |(place, saved): (Place, Saved)| {
+        let guest = |(place, saved): (Place, Saved)| {
             (saved.spec.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }))
         };
         Self {
             settings: settings.clone(),
-            machines: Mutex::new(found(settings, NAME).into_iter().map(machine).collect()),
+            vms: Mutex::new(found(settings, NAME).into_iter().map(guest).collect()),
             planned: Mutex::default(),
             events: Events::default(),
         }
     }
 
-    fn machine(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
-        lock(&self.machines).get(&vm).cloned().ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
+    fn guest(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
+        lock(&self.vms).get(&vm).cloned().ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
 
     fn forget(&self, vm: Uuid) {
-        if let Some(machine) = lock(&self.machines).remove(&vm) {
-            machine.place.remove();
+        if let Some(guest) = lock(&self.vms).remove(&vm) {
+            guest.place.remove();
         }
         lock(&self.planned).retain(|(_, event)| of(event) != vm);
     }
@@ -123,11 +123,11 @@ impl VmDriver for Sim {
     }
 
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
-        let machine = self.machine(vm)?;
-        let spec = machine.spec();
+        let guest = self.guest(vm)?;
+        let spec = guest.spec();
         Ok(match spec.platform.get("sim-front").map(String::as_str) {
             Some("vhost-user") => {
-                FrontSpec::VhostUser { socket: machine.place.join(&disk.position.to_string()), queues: 1 }
+                FrontSpec::VhostUser { socket: guest.place.join(&disk.position.to_string()), queues: 1 }
             }
             Some("device") => FrontSpec::Device,
             Some("xen") => FrontSpec::Xen,
@@ -136,7 +136,7 @@ impl VmDriver for Sim {
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
-        if lock(&self.machines).contains_key(&vm.uuid) {
+        if lock(&self.vms).contains_key(&vm.uuid) {
             return Err(bad_power_state(vm.uuid, "Halted", "Running"));
         }
         takes(vm, "sim-create-ms", None);
@@ -147,15 +147,14 @@ impl VmDriver for Sim {
         place.make(&self.settings)?;
         let saved = Saved::new(NAME, vm);
         place.save(&saved)?;
-        lock(&self.machines).insert(vm.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }));
+        lock(&self.vms).insert(vm.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }));
         Ok(())
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let machine = self.machine(vm)?;
-        let (spec, position) = (machine.spec(), disk.spec.position);
-        if lock(&machine.saved).disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd)
-        {
+        let guest = self.guest(vm)?;
+        let (spec, position) = (guest.spec(), disk.spec.position);
+        if lock(&guest.saved).disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
             return Err(already_there(position));
         }
         takes(&spec, "sim-plug-ms", None);
@@ -163,17 +162,17 @@ impl VmDriver for Sim {
             return Err(failed(vm, format!("disk {position}"), "the guest was told to refuse it (sim-fail)"));
         }
         let saved = SavedDisk { disk: disk.clone(), slot: u16::from(position) };
-        machine.change(|known| {
+        guest.change(|known| {
             known.disks.insert(position, saved);
         })
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
-        let Ok(machine) = self.machine(vm) else { return Ok(()) };
-        if !lock(&machine.saved).has(disk) {
+        let Ok(guest) = self.guest(vm) else { return Ok(()) };
+        if !lock(&guest.saved).has(disk) {
             return Ok(());
         }
-        let spec = machine.spec();
+        let spec = guest.spec();
         let is_told = |what: &str| !force && fails(&spec, &format!("{what}:{}", disk.position));
         if is_told("unplug-timeout") {
             thread::sleep(until.saturating_duration_since(Instant::now()).min(LATENCY_MAX));
@@ -185,15 +184,15 @@ impl VmDriver for Sim {
         if is_told("unplug") {
             return Err(detach_rejected(disk.vbd, "the guest was told to keep it (sim-fail)"));
         }
-        machine.change(|known| {
+        guest.change(|known| {
             known.disks.remove(&disk.position);
         })
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.machine(vm)?;
-        let spec = machine.spec();
-        let is_start = lock(&machine.saved).phase == Phase::Made;
+        let guest = self.guest(vm)?;
+        let spec = guest.spec();
+        let is_start = lock(&guest.saved).phase == Phase::Made;
         if is_start {
             takes(&spec, "sim-boot-ms", None);
             if fails(&spec, "boot") {
@@ -210,23 +209,23 @@ impl VmDriver for Sim {
             let when = Instant::now() + duration(&spec, "sim-event-ms");
             lock(&self.planned).extend(event.map(|event| (when, event)));
         }
-        machine.change(|known| known.phase = Phase::Running)
+        guest.change(|known| known.phase = Phase::Running)
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.machine(vm)?;
-        let spec = machine.spec();
+        let guest = self.guest(vm)?;
+        let spec = guest.spec();
         takes(&spec, "sim-pause-ms", None);
         if fails(&spec, "pause") {
             return Err(failed(vm, "does not pause", "it was told to fail (sim-fail=pause)"));
         }
-        machine.change(|known| known.phase = Phase::Paused)
+        guest.change(|known| known.phase = Phase::Paused)
     }
 
     fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
-        let Ok(machine) = self.machine(vm) else { return Ok(()) };
+        let Ok(guest) = self.guest(vm) else { return Ok(()) };
         if kind == ShutdownKind::Clean {
-            let (spec, begun) = (machine.spec(), Instant::now());
+            let (spec, begun) = (guest.spec(), Instant::now());
             if fails(&spec, "shutdown") {
                 thread::sleep(until.saturating_duration_since(begun).min(LATENCY_MAX));
                 return Err(shutdown_timeout(vm, begun.elapsed()));
@@ -240,13 +239,13 @@ impl VmDriver for Sim {
     }
 
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
-        let Ok(machine) = self.machine(vm) else { return Ok(VmState::Halted) };
-        let phase = lock(&machine.saved).phase;
+        let Ok(guest) = self.guest(vm) else { return Ok(VmState::Halted) };
+        let phase = lock(&guest.saved).phase;
         Ok(if phase == Phase::Running { VmState::Running } else { VmState::Paused })
     }
 
     fn domid(&self, vm: Uuid) -> Option<u32> {
-        self.machine(vm).ok()?.spec().platform.get("sim-domid")?.parse().ok()
+        self.guest(vm).ok()?.spec().platform.get("sim-domid")?.parse().ok()
     }
 
     fn console(&self, _: Uuid) -> Option<PathBuf> {
@@ -306,24 +305,24 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_of_machines_lives_and_is_found_again() {
+    fn a_storm_of_vms_lives_and_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings::new(dir.path());
         let driver = Sim::new(&settings);
-        let machines: Vec<VmSpec> = (0..125).map(|_| spec(&[])).collect();
+        let vms: Vec<VmSpec> = (0..125).map(|_| spec(&[])).collect();
         let begun = Instant::now();
-        for vm in &machines {
+        for vm in &vms {
             driver.create(vm).unwrap();
             for position in 0..8 {
                 driver.plug(vm.uuid, &disk(&driver, vm.uuid, position)).unwrap();
             }
             driver.unpause(vm.uuid).unwrap();
         }
-        println!("125 machines with 8 disks in {:?}", begun.elapsed());
+        println!("125 VMs with 8 disks in {:?}", begun.elapsed());
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
         drop(driver);
         let driver = Sim::new(&settings);
-        for vm in &machines {
+        for vm in &vms {
             assert_eq!(driver.state(vm.uuid).unwrap(), VmState::Running);
             let other = disk(&driver, vm.uuid, 3);
             assert_eq!(driver.plug(vm.uuid, &other).unwrap_err().code, "DEVICE_ALREADY_EXISTS");

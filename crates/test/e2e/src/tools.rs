@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_nobody_has_is_missing() {
+    fn a_program_that_is_not_installed_is_missing() {
         assert_eq!(missing(&["sh", "no-such-program-here", "cat"]), Some("no-such-program-here"));
         assert_eq!(missing(&["sh", "cat"]), None);
     }

@@ -57,7 +57,7 @@ fn skipped_tests_are_not_counted_as_passed() {
 }
 
 #[test]
-fn a_skip_that_nobody_allowed_is_trouble() {
+fn a_skip_that_is_not_allowed_is_trouble() {
     let found = judge("# needs fio  a comment allows nothing\nneeds fi  a pattern matches whole reasons\n");
     let mut lines = found.lines();
     assert_eq!(lines.next(), Some("11 1 2"));
@@ -69,15 +69,15 @@ fn a_skip_that_nobody_allowed_is_trouble() {
 #[test]
 fn a_lane_that_is_late_names_the_tests_and_stories_that_were_not_over() {
     let log = "\
-xen chain+rings: boot took 29.6 s; chain begins and may take 137 s (its machine booted in 29.6 s)
-xen chain+rings: chain took 3.0 s; rings begins and may take 270 s (its machine booted in 29.6 s)
-xen devices: devices took 1.0 s; end begins and may take 67 s (its machine booted in 29.6 s)
+xen chain+rings: boot took 29.6 s; chain begins and may take 137 s (its VM booted in 29.6 s)
+xen chain+rings: chain took 3.0 s; rings begins and may take 270 s (its VM booted in 29.6 s)
+xen devices: devices took 1.0 s; end begins and may take 67 s (its VM booted in 29.6 s)
 test xen::first has been running for over 60 seconds
 test xen::second has been running for over 60 seconds
 test xen::first ... ok
 ";
     let found = on_log(log, "", "late log");
     let expected = "; xen::second was not over; \
-                    chain+rings: rings begins and may take 270 s (its machine booted in 29.6 s)";
+                    chain+rings: rings begins and may take 270 s (its VM booted in 29.6 s)";
     assert_eq!(found, expected);
 }

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_serves_and_the_others_are_told_who() {
+    fn one_serves_and_the_others_are_told_which() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::new(dir.path().join("run"));
         assert_eq!(serving(&run, "vbd3"), None);

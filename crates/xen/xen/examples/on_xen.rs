@@ -132,7 +132,7 @@ fn events() -> Outcome {
 
 fn main() -> ExitCode {
     if !is_xen() {
-        eprintln!("this machine does not run on Xen");
+        eprintln!("this host does not run on Xen");
         return ExitCode::from(2);
     }
     println!("RESULT control-domain={}", is_control_domain());

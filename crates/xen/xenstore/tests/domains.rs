@@ -26,7 +26,7 @@ impl World {
     fn domain(&mut self, domid: u32, vbds: u32) {
         let dir = format!("/local/domain/{domid}");
         let mut nodes = vec![
-            (format!("{dir}/name"), format!("machine-{domid}")),
+            (format!("{dir}/name"), format!("vm-{domid}")),
             (format!("{dir}/vm"), format!("/vm/0000-{domid}")),
             (format!("{dir}/memory/target"), "262144".into()),
             (format!("{dir}/console/tty"), "/dev/pts/3".into()),
@@ -65,7 +65,7 @@ impl World {
 }
 
 #[test]
-fn a_machine_with_one_disk_and_one_with_255_cost_the_same_transactions() {
+fn a_vm_with_one_disk_and_one_with_255_cost_the_same_transactions() {
     for vbds in [1, 255] {
         let mut world = World::new();
         world.domain(7, vbds);
@@ -99,7 +99,7 @@ fn the_whole_description_is_there() {
     let mut world = World::new();
     world.domain(3, 2);
     let domain = domains::one(&mut world.client, 3).unwrap().unwrap();
-    assert_eq!((domain.name(), domain.uuid()), (Some("machine-3"), Some("0000-3")));
+    assert_eq!((domain.name(), domain.uuid()), (Some("vm-3"), Some("0000-3")));
     assert_eq!(domain.value("memory/target"), Some("262144"));
     assert_eq!(domain.value("console/tty"), Some("/dev/pts/3"));
     let disk = domain.devices(DeviceKind::Vbd).nth(1).unwrap();

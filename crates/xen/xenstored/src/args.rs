@@ -62,7 +62,7 @@ A transaction costs what it changes: beginning, reading and dropping one copies 
 touched different nodes both commit, and one that only read always does. Relative paths of a socket
 begin at /local/domain/0.
 
---state-dir keeps the tree, the quotas that were set, who may watch special names, and of each domain
+--state-dir keeps the tree, the quotas that were set, the rights to watch special names, and of each domain
 its ring, its event channel, what was set for it and its watches. After a restart domains that are
 still there are served on, by the same rings; each of their watches is told once. Connections by
 socket end with the daemon, and so do open transactions and requests that were half read; a live

@@ -251,8 +251,8 @@ impl<M: Memory> Ledger<M> {
         lead.clamp(-bound, bound.saturating_mul(2))
     }
 
-    /// A disk that comes from a rest has no claim from before: its tag is now, at least. One that has requests under
-    /// way is at work, though between two of them it may not wait for a moment.
+    /// A disk that comes from a rest has no claim from before: its tag is now, at least. One that has requests in
+    /// flight is at work, though between two of them it may not wait for a moment.
     pub fn touch(&self, slot: usize) {
         if self.share(slot).held() > 0 {
             return;

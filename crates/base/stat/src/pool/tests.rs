@@ -100,7 +100,7 @@ fn act<M: Memory>(ledger: &Ledger<M>, slot: usize, act: Act, dead: &dyn Fn(Owner
 const ACTS: [Act; 6] = [Act::Take(3), Act::Give(2), Act::Contend(4), Act::Bury, Act::Recount, Act::Leave];
 
 #[test]
-fn whatever_happens_at_whatever_step_of_another_and_whoever_dies_pages_are_neither_lost_nor_made() {
+fn whatever_happens_at_any_step_of_another_and_whichever_process_dies_pages_are_neither_lost_nor_made() {
     struct Killed;
     let mut cases = 0;
     for first in ACTS {
@@ -592,7 +592,7 @@ fn child_that_takes_and_gives() {
 }
 
 #[test]
-fn pages_of_the_dead_come_back_where_nobody_waits_long() {
+fn pages_of_dead_processes_come_back_where_no_disk_waits_long() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let root = ShmRoot::new(dir.path());
     let name: PoolName = "sr".parse().expect("a name");

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_is_left_out_and_disturbs_nobody() {
+    fn what_is_not_whole_is_left_out_and_disturbs_no_other() {
         use Point::*;
         let disk = data(&[
             // Its beginning was overwritten.

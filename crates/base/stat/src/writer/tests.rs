@@ -166,7 +166,7 @@ fn relink(path: &std::path::Path) {
 }
 
 #[test]
-fn a_directory_laid_by_somebody_else_is_refused() {
+fn a_link_and_a_directory_that_all_may_write_are_refused() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let (dir, root) = root();
     symlink("/tmp", root.process(99_999_999)).expect("symlink");

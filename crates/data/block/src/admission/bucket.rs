@@ -92,7 +92,7 @@ impl Buckets {
         !(self.reads.is_empty() && self.writes.is_empty())
     }
 
-    /// Puts in what has come since the last time; `waited`: somebody waited for it meanwhile.
+    /// Adds the tokens since the last call; `waited`: a request has waited for tokens meanwhile.
     pub fn fill(&mut self, now_ns: u64, waited: bool) {
         let elapsed = now_ns.saturating_sub(self.filled_ns);
         if elapsed > 0 {

@@ -11,7 +11,7 @@
 //! queue, a connection) may have one request waiting here, the next to go (eight where reads and writes have limits
 //! of their own, so that one does not wait behind the other); all else stays where the guest put it. Clients take
 //! turns by what their requests cost, as in start-time fair queueing: each has a tag that grows with the cost, the
-//! lowest goes first, and who comes from a rest starts from now.
+//! lowest goes first, and a client that was idle starts from now.
 //!
 //! A flush passes at once: it costs nothing, and everything that it is about has been answered. A thread wakes for
 //! it only when a request waits there: by one timer, set for the moment at which that request may pass.
@@ -35,13 +35,13 @@ const WAITING_MAX: usize = 1;
 /// The same where reads and writes are limited apart.
 const WAITING_SPLIT_MAX: usize = 8;
 
-/// Where a request comes from, for those who count: the slot of the front end's number among those the disk is
+/// Where a request comes from, for statistics: the slot of the front end's number among those the disk is
 /// published under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin(u8);
 
 impl Origin {
-    /// Nobody's in particular.
+    /// No front end's in particular.
     pub const UNKNOWN: Self = Self(u8::MAX);
 
     /// The slot `index`; unknown above 254.
@@ -198,9 +198,8 @@ impl Admission {
         self.changed();
     }
 
-    /// Shares a pool from now on, or, with `None`, not any more; gives what it shared. Pages of requests under way go
-    /// back with the pool that they came from. Who is told that the
-    /// pool's bell rang calls [`Self::bell_rang`].
+    /// Shares a pool from now on, or, with `None`, not any more; gives what it shared. Pages of requests in
+    /// flight go back to the pool that they came from. The poller of the pool's bell calls [`Self::bell_rang`].
     pub fn set_pages(self: &Rc<Self>, pages: Option<Box<dyn Pages>>) -> Option<Box<dyn Pages>> {
         let old = std::mem::replace(&mut self.state.borrow_mut().pages, pages);
         self.changed();
@@ -237,7 +236,7 @@ impl Admission {
         let state = self.state.borrow();
         let split = state.buckets.as_ref().is_some_and(Buckets::is_split);
         let most = if split { WAITING_SPLIT_MAX } else { WAITING_MAX };
-        // Who waits here has its place inside already.
+        // A request that waits here has its place inside already.
         room.saturating_sub(state.waiting.len()).min(most.saturating_sub(client.waiting.get()))
     }
 
@@ -292,7 +291,7 @@ impl Admission {
 
     fn admit(&self) -> u64 {
         if !self.inbox.is_open() {
-            // Whoever opens it looks again.
+            // The opening of the inbox looks again.
             return u64::MAX;
         }
         let mut state = self.state.borrow_mut();
@@ -308,7 +307,7 @@ impl Admission {
                     let waiting = state.go(index, pages, now);
                     went = true;
                     waiting.client.waiting.set(waiting.client.waiting.get() - 1);
-                    // There is room: who waits has its place.
+                    // There is room: each waiting request has its place.
                     if let Err(taken) = self.inbox.push(waiting.taken) {
                         taken
                             .request
@@ -331,8 +330,8 @@ impl Admission {
         next
     }
 
-    /// Lets everything in that waits, whatever it costs, which stays to be paid: before a pause, and when there
-    /// is nobody left to let it in.
+    /// Lets everything in that waits, whatever it costs, which stays to be paid: before a pause, and when no
+    /// task is left to let it in.
     pub(crate) fn admit_all(&self) {
         let mut state = self.state.borrow_mut();
         let now = self.tasks.turn_ns();
@@ -394,13 +393,13 @@ impl State {
         let Some(pool) = self.pages.as_mut().filter(|_| wanted > 0) else { return Ok((index, 0)) };
         match pool.take(wanted, now) {
             Some(pages) => Ok((index, pages)),
-            // Woken by whoever gives some back; the time is only for those who die meanwhile.
+            // A disk that returns pages rings; the time is only for processes that die meanwhile.
             None => Err(when.min(now.saturating_add(pool.patience_ns()))),
         }
     }
 
     fn go(&mut self, index: usize, pages: u32, now: u64) -> Waiting {
-        // Order does not matter in the list: tags say who goes first, and those of one client grow.
+        // Order does not matter in the list: tags say which goes first, and those of one client grow.
         let mut waiting = self.waiting.remove(index);
         waiting.taken.pages = pages;
         self.time = self.time.max(waiting.tag);

@@ -6,13 +6,13 @@ use tapio_stat::pool::{GRACE_NS, POOL_PAGE_LEN, PoolMember};
 
 /// A pool of pages that several disks share.
 pub trait Pages {
-    /// Takes pages for a request, and says how many; `None`: not now, and somebody will ring.
+    /// Takes pages for a request, and says how many; `None`: not now, and the pool's bell will ring.
     fn take(&mut self, pages: u32, now_ns: u64) -> Option<u32>;
     /// Gives them back.
     fn give(&mut self, pages: u32);
     /// The request that could not have its pages is gone.
     fn stop_waiting(&mut self);
-    /// After how long to ask again although nobody rang.
+    /// After how long to ask again although the bell did not ring.
     fn patience_ns(&self) -> u64 {
         GRACE_NS
     }
@@ -22,7 +22,7 @@ pub trait Pages {
     }
     /// Forgets that it rang.
     fn quiet(&mut self) {}
-    /// Name and size, for those who ask.
+    /// Name and size, for reports.
     fn facts(&self) -> PoolFacts {
         PoolFacts::default()
     }

@@ -1,9 +1,9 @@
 //! The second side of a mirror: requests to it, their memory, and its timeout.
 //!
-//! Whoever asks something of a storage must wait for the end, because the kernel works on the memory until then. A
-//! guest must not wait for a storage that has died. So each request to the second side has a place with memory and a
-//! task of its own, and whoever asked may leave it there: the memory is the place's, and the place is used again when
-//! the storage has answered, however late.
+//! A request to a storage must be waited for to its end, because the kernel works on its memory until then. A guest
+//! must not wait for a storage that has died. So each request to the second side has a place with memory and a task
+//! of its own, and the caller may leave it there: the memory is the place's, and the place is used again when the
+//! storage has answered, however late.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -40,7 +40,7 @@ struct Place {
     result: RefCell<Option<Result<()>>>,
     /// The storage has not answered yet.
     running: Cell<bool>,
-    /// Somebody waits for the answer, or still uses the memory.
+    /// A caller waits for the answer, or still uses the memory.
     awaited: Cell<bool>,
     since_ns: Cell<u64>,
     has_task: Cell<bool>,
@@ -61,7 +61,7 @@ pub struct Far<S: Storage> {
     failure: RefCell<Option<FormatError>>,
     over: Cell<bool>,
     timeout_ns: u64,
-    /// The watch sleeps because nothing is under way.
+    /// The watch sleeps because nothing is in flight.
     at_ease: Cell<bool>,
     watch: Notify,
 }
@@ -112,7 +112,7 @@ impl<S: Storage> Far<S> {
         self.failure.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Nobody waits for this side any more.
+    /// No caller waits for this side any more.
     pub fn fail(&self, error: &FormatError) {
         self.failure.borrow_mut().get_or_insert_with(|| error.clone());
         for place in &self.places {
@@ -230,7 +230,7 @@ impl<S: Storage> Far<S> {
         }
     }
 
-    /// A place is free when the storage has answered and whoever asked has gone.
+    /// A place is free when the storage has answered and the caller has left.
     fn release(&self, index: usize) {
         let place = &self.places[index];
         if place.running.get() || place.awaited.get() {
@@ -242,7 +242,7 @@ impl<S: Storage> Far<S> {
         self.freed.notify_all(&self.tasks);
     }
 
-    /// Looks after the timeout. Asleep while nothing is under way, and awake once in that time while something is.
+    /// Looks after the timeout. Asleep while nothing is in flight, and awake once in that time while something is.
     async fn watch(self: Rc<Self>) {
         while !self.over.get() || (self.unanswered() > 0 && self.failure.borrow().is_none()) {
             let running = self.places.iter().filter(|place| place.running.get());
@@ -278,7 +278,7 @@ impl<S: Storage> Asked<S> {
     /// # Safety
     /// It is used as long as this value lives, and never after.
     pub unsafe fn memory(&self) -> Segments {
-        // SAFETY: the memory stays in its place as long as somebody has asked: see `release`.
+        // SAFETY: the memory stays in its place as long as a caller has the answer: see `release`.
         let memory = |buffer: &Buffer| unsafe { buffer.segments() };
         self.far.places[self.index].memory.borrow().as_ref().map_or(Segments::EMPTY, memory)
     }
@@ -286,7 +286,7 @@ impl<S: Storage> Asked<S> {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// The second side's, or nobody waits for it any more.
+    /// The second side's, or this side is given up.
     pub async fn answer(self) -> Result<()> {
         let place = &self.far.places[self.index];
         loop {

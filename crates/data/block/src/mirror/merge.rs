@@ -21,7 +21,7 @@
 //!
 //! - the leaf has a sector durably: it hides the parent's;
 //! - it has lost a sector that was not flushed: the parent has what was there before, or something written later;
-//! - it is being emptied (step 4): the parent has all of it durably, and nobody writes.
+//! - it is being emptied (step 4): the parent has all of it durably, and no request writes.
 //!
 //! Two more things keep that true. The leaf gives no blocks back meanwhile, because what would come to light below them
 //! may not be durable yet; nor does the parent, because requests that read it through the leaf are not counted as its
@@ -222,7 +222,7 @@ impl<I: Io> Core<I> {
         Ok(true)
     }
 
-    /// Nobody hears of changes any more but who has begun with that.
+    /// Later requests do not report changes to the mirror; those in flight still do.
     fn take_off(&self, mirror: &Rc<Mirror<I::Store>>) {
         mirror.set_phase(MirrorPhase::Ended);
         self.change_tap(|tap| {

@@ -6,8 +6,8 @@
 //!   copier ── dirty granule ──▶ range held ──▶ read from the chain ──▶ far
 //! ```
 //!
-//! The one invariant: **a granule that is not dirty, and that nobody works on, reads the same on both sides.** It holds
-//! because
+//! The one invariant: **a granule that is not dirty, and on which no work is in flight, reads the same on both
+//! sides.** It holds because
 //!
 //! - overlapping work is done one after the other, in the order in which it came ([`ranges`]): a copy never runs beside
 //!   a write to the same bytes, and two writes to the same bytes reach both sides in the same order;
@@ -61,7 +61,7 @@ const ZERO_PIECE_LEN: u64 = 32 << 20;
 /// What the second side lacks when a mirror begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CopyWhat {
-    /// Nothing: somebody else copies. Only changes go there, as tapdisk's secondary image has it.
+    /// Nothing: another program copies. Only changes go there, as tapdisk's secondary image has it.
     Nothing,
     /// What the disk keeps data for; the second side must be empty, that is, read as zero.
     #[default]
@@ -141,7 +141,7 @@ pub(crate) struct Mirror<S: Storage> {
     dirty: RefCell<Granules>,
     /// What it has answered since a flush of it last began.
     unflushed: RefCell<Granules>,
-    /// What it had answered when the flushes under way began.
+    /// What it had answered when the flushes in flight began.
     flushing: RefCell<Granules>,
     flushes: Cell<u64>,
     ranges: Ranges,
@@ -212,7 +212,7 @@ impl<S: Storage> Mirror<S> {
     fn set_phase(&self, phase: MirrorPhase) {
         self.phase.set(phase);
         let state = if phase == MirrorPhase::InSync { JobState::Ready } else { JobState::Running };
-        // Also wakes whoever looks after the mirror.
+        // Also wakes the waiters for the mirror's job.
         self.job.set_state(state, &self.tasks);
         self.more.notify_all(&self.tasks);
     }
@@ -225,7 +225,7 @@ impl<S: Storage> Mirror<S> {
         }
     }
 
-    /// Nothing is left to copy and nobody copies.
+    /// Nothing is left to copy and no copy is in flight.
     fn is_clean(&self) -> bool {
         self.listed.get() && self.copying.get() == 0 && self.dirty.borrow().count() == 0
     }
@@ -496,7 +496,7 @@ async fn is_hole<S: Storage>(chain: &Chain<S>, span: Span) -> bool {
     extents.first().is_some_and(|extent| extent.hole && extent.len == span.len)
 }
 
-/// A change of both sides, or a copy from one to the other, that is under way. On every path out the second side lacks
+/// A change of both sides, or a copy from one to the other, that is in flight. On every path out the second side lacks
 /// its span, unless it was said before that both sides are the same there.
 struct Changing<'a, S: Storage> {
     mirror: &'a Mirror<S>,

@@ -1,4 +1,4 @@
-//! Who works on which range of the disk: overlapping work is done one after the other, in the order in which it came.
+//! The ranges of the disk that are worked on: overlapping work is done one after the other, in the order in which it came.
 
 use std::cell::{Cell, RefCell};
 
@@ -16,9 +16,8 @@ struct Entry {
 
 /// The ranges that are worked on or waited for.
 ///
-/// Everybody takes a number when he comes, and goes on when nobody with a lower number overlaps: first come, first
-/// served, so nobody waits for ever; and as nobody holds one range while he waits for another, nobody waits in a
-/// circle.
+/// Each piece of work takes a number when it comes, and begins when no piece with a lower number overlaps: first come,
+/// first served, so none waits for ever. None holds one range while it waits for another, so there is no deadlock.
 #[derive(Debug)]
 pub struct Ranges {
     tasks: Tasks,
@@ -105,7 +104,7 @@ mod tests {
         let mut executor =
             Executor::new(tasks.clone(), Inbox::<()>::new(1), |()| std::future::ready(()), polling);
         let ranges = Rc::new(Ranges::new(tasks.clone()));
-        // For each of ten places, who is there, and who was last.
+        // For each of ten places: whether it is taken, and the last number there.
         let places: Rc<RefCell<[(bool, u64); 10]>> = Rc::default();
         let left = Rc::new(Cell::new(200));
         let mut random = Random::new(5);

@@ -13,11 +13,11 @@ use crate::chain::Chain;
 use crate::core::Core;
 use crate::job::{Job, JobKind};
 
-/// Copies under way at once.
+/// Copies in flight at once.
 const COPIERS: usize = 4;
 /// Bytes of the disk that are listed before others may run.
 const LIST_LEN: u64 = 1 << 30;
-/// How long the guest may be kept waiting for the requests under way when a mirror begins or ends.
+/// How long the guest may be kept waiting for the requests in flight when a mirror begins or ends.
 pub(super) const STALL_NS: u64 = 2_000_000_000;
 
 /// What a switch-over has done.
@@ -74,7 +74,7 @@ impl<I: Io> Core<I> {
         Ok(Rc::clone(&mirror.job))
     }
 
-    /// Lets a mirror hear of every change from now on: requests that are under way would pass it by, so there must be
+    /// Lets a mirror hear of every change from now on: requests that are in flight would pass it by, so there must be
     /// none.
     async fn put_on(self: &Rc<Self>, mirror: &Rc<Mirror<I::Store>>) -> Result<()> {
         let _change = self.begin_change("the beginning of a mirror")?;
@@ -165,7 +165,7 @@ impl<I: Io> Core<I> {
         let tasks = self.io.tasks().clone();
         if let Err(error) = self.list(&mirror).await {
             mirror.degrade(&error);
-            // Nobody knows the rest, so it all has to be copied if this goes on.
+            // What else is allocated is not known, so all has to be copied if this goes on.
             mirror.lacks(Span::new(0, mirror.len));
         }
         mirror.listed.set(true);
@@ -251,7 +251,7 @@ impl<I: Io> Core<I> {
     pub async fn mirror_resume(self: &Rc<Self>) -> Result<()> {
         let mirror = self.mirror()?;
         while mirror.phase.get() == MirrorPhase::Degraded && mirror.copying.get() > 0 {
-            // A copy that was under way ends soon.
+            // A copy that was in flight ends soon.
             mirror.job.wait(self.io.tasks()).await;
         }
         if mirror.phase.get() != MirrorPhase::Degraded {
@@ -308,10 +308,10 @@ impl<I: Io> Core<I> {
     }
 
     /// Switches over: the disk goes on on the second side, and the first is closed. The guest waits for its requests
-    /// under way and for one flush.
+    /// in flight and for one flush.
     ///
     /// # Errors
-    /// The two sides are not the same, or the requests under way did not end soon. Everything stays as it was.
+    /// The two sides are not the same, or the requests in flight did not end soon. Everything stays as it was.
     pub async fn mirror_pivot(self: &Rc<Self>) -> Result<Pivoted> {
         let mirror = self.mirror()?;
         check_in_sync(&mirror)?;
@@ -369,7 +369,7 @@ async fn copier<I: Io>(core: Rc<Core<I>>, mirror: Rc<Mirror<I::Store>>) {
         match paced.filter(|()| mirror.far().is_some()).and_then(|()| mirror.claim(PIECE_LEN)) {
             Some(run) => {
                 mirror.copy(&|| core.chain(), run).await;
-                // Whoever looks after the mirror sees how far it is.
+                // Waiters for the job see how far it is.
                 mirror.job.set_state(mirror.job.info().state, &tasks);
             }
             None if mirror.phase.get() == MirrorPhase::Ended => break,

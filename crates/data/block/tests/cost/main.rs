@@ -34,7 +34,7 @@ fn note_rest() {
     RESTED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A client that keeps `depth` requests under way without allocating, as a virtqueue does.
+/// A client that keeps `depth` requests in flight without allocating, as a virtqueue does.
 struct Load {
     world: World,
     left: Cell<u64>,
@@ -236,7 +236,7 @@ fn a_request_that_waits_for_limits_and_pages_allocates_nothing() {
     disk.close(TIMEOUT).expect("the disk closes");
 }
 
-/// What is asked for by somebody costs time, but no memory and no system call either.
+/// A trace that is on costs time, but no memory and no system call.
 #[test]
 fn a_request_that_is_traced_allocates_nothing() {
     let directory = directory();
@@ -345,7 +345,7 @@ fn an_idle_disk_never_wakes_up() {
             unsafe { libc::gettid() }
         })
         .expect("the thread answers");
-    // It rests when nothing is left to be written back, and on a busy machine later than on an idle one. Then no four
+    // It rests when nothing is left to be written back, and on a busy host later than on an idle one. Then no four
     // seconds may differ from the four before; a timer that is left behind never lets that come true.
     let deadline = Instant::now() + TIMEOUT;
     while RESTED.load(Ordering::SeqCst) == rested {

@@ -72,7 +72,7 @@ fn a_paused_disk_keeps_its_guests_waiting_and_loses_nothing() {
     let spec = chain(&[(ImageKind::Raw, &path)], Access::ReadWrite);
     let disk = start(spec.clone());
     disk.pause(TIMEOUT).unwrap();
-    // Nobody holds the file: another may write it.
+    // The file is not held: another process may write it.
     start(spec.clone()).close(TIMEOUT).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| write(&disk, 0, vec![9; 512], true));

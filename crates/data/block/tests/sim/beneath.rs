@@ -35,7 +35,7 @@ pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
             let zeroes = Op::WriteZeroes { unmap: true, durable: false };
             end.set(Some(asking.ask(zeroes, BLOCK, &PageBuf::zeroed(SECTOR_LEN as usize)).await));
         });
-        // The zeroes come first: their first write is under way and takes longer than this.
+        // The zeroes come first: their first write is in flight and takes longer than this.
         tasks.sleep_until(tasks.turn_ns() + 1_000).await;
         let discarded = running.ask(Op::Discard, BLOCK, &PageBuf::zeroed(SECTOR_LEN as usize)).await;
         discarded.map_err(|error| error.to_string())?;

@@ -108,7 +108,7 @@ pub fn eio_at_every_operation(kind: Kind, changes: &'static [Change]) -> Result<
 /// Changes the chain as planned.
 pub async fn manager(process: &Process, rig: &RefCell<Rig>, plan: Plan) -> Result<(), String> {
     if let Some(spec) = process.core.spec() {
-        // The disk knows of images that left the chain when somebody died.
+        // The disk knows of images that left the chain when a process died.
         rig.borrow_mut().images.retain(|(_, image, _)| spec.layers.iter().any(|layer| layer.path == *image));
     }
     match plan {

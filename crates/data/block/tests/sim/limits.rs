@@ -12,7 +12,7 @@ use crate::rig::{Kind, Process, Rig};
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 
-/// A client that keeps requests under way.
+/// A client that keeps requests in flight.
 struct Load {
     port: Port,
     op: Op,
@@ -56,7 +56,7 @@ impl Load {
 
     fn submit(self: &Rc<Self>, op: Op) {
         let moves = matches!(op, Op::Read | Op::Write { .. });
-        // SAFETY: the memory is the client's, who waits for all its answers.
+        // SAFETY: the memory is the client's, which waits for all its answers.
         let data = unsafe { self.memory.segments(if moves { self.len as usize } else { 0 }) };
         let span = Span::new(0, if op == Op::Flush { 0 } else { self.len });
         let client = Rc::clone(self) as Rc<dyn Client>;
@@ -278,7 +278,7 @@ fn limits_change_under_way_and_go() {
     process.sim.end();
 }
 
-/// A pool of one process, which checks that nobody takes what is not there.
+/// A pool of one process, which checks that no more pages are taken than there are.
 struct Few {
     free: Rc<Cell<u32>>,
     least: Rc<Cell<u32>>,

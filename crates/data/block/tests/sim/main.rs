@@ -7,7 +7,7 @@
 //!
 //! - every image is valid by the rules of `vhd-util check`, before and after it is opened again;
 //! - after a power cut every sector holds its last flushed content or something written later;
-//! - after the death of the process alone every sector holds its last answered content or something under way.
+//! - after the death of the process alone every sector holds its last answered content or something in flight.
 
 mod beneath;
 mod changes;
@@ -222,15 +222,15 @@ fn all_short_histories() {
     exhaustive::run();
 }
 
-/// A request that is stuck in the kernel holds up itself and nobody else.
+/// A request that is stuck in the kernel holds up itself and no other request.
 #[test]
-fn a_stuck_request_holds_up_nobody_else() {
+fn a_stuck_request_holds_up_no_other() {
     for kind in Kind::ALL {
         story::stuck(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
 
-/// A request that the storage holds longer than it may is answered, and harms nobody when it ends at last.
+/// A request that the storage holds longer than it may is answered, and does no harm when it ends at last.
 #[test]
 fn a_request_that_takes_too_long_is_answered() {
     for kind in Kind::ALL {

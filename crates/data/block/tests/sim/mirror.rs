@@ -395,7 +395,7 @@ async fn end(process: &Process, load: &Load) -> Result<(), String> {
     load.failure.borrow_mut().take().map_or(Ok(()), Err)
 }
 
-/// The first side fails for a while and is whole again; the mirror goes on and is in sync. Nobody writes then.
+/// The first side fails for a while and is whole again; the mirror goes on and is in sync. There are no writes then.
 async fn near_fails(process: &Process, host: &SimHost, load: &Load) -> Result<(), String> {
     in_sync(process).await?;
     load.may_fail.set(true);
@@ -488,7 +488,7 @@ async fn in_sync(process: &Process) -> Result<(), String> {
     Err(format!("not in sync after a minute: {:?}", process.core.mirror_status()))
 }
 
-/// Both sides are the same, every byte. Nobody writes.
+/// Both sides are the same, every byte. There are no writes.
 async fn alike(process: &Process, host: &tapio_ring::sim::SimHost, raw: Option<&Path>) -> Result<(), String> {
     let Some(path) = raw else { return Ok(()) };
     let content = host.content(path);

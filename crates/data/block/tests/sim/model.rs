@@ -10,7 +10,7 @@ pub type Stamp = u64;
 struct Candidate {
     stamp: Stamp,
     issued: u64,
-    /// When it was answered; never for one that is under way.
+    /// When it was answered; never for one that is in flight.
     acked: Option<u64>,
     /// Answered with an error, or only a hint: it may have happened, and hides nothing.
     weak: bool,
@@ -137,5 +137,5 @@ pub fn stamp_of(sector: &[u8]) -> Result<Stamp, String> {
     if sector.chunks_exact(8).all(|word| word == first.to_le_bytes()) {
         return Ok(first);
     }
-    Err(format!("bytes that nobody wrote: {:?} ...", &sector[..24]))
+    Err(format!("bytes that were never written: {:?} ...", &sector[..24]))
 }

@@ -1,4 +1,4 @@
-//! A raw disk on a remote export, whose connection is lost and whose server is restarted while requests are under way.
+//! A raw disk on a remote export, whose connection is lost and whose server is restarted while requests are in flight.
 
 use std::path::Path;
 

@@ -329,7 +329,7 @@ impl Rig {
 
     fn put_vhd(&mut self, shape: &Shape, device: bool) {
         let name = self.next_name();
-        // What lies on a device reads as a write that nobody made.
+        // What lies on a device reads as a write that was never made.
         let mut medium = Content(Durable::default(), device);
         if device {
             medium.0 = Durable::new(&vec![0xee; DEVICE_LEN as usize]);

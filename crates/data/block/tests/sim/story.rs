@@ -123,7 +123,7 @@ pub fn stuck(kind: Kind) -> Result<(), String> {
         let text = |error: tapio_format::FormatError| error.to_string();
         running.core.resume(&spec).await.map_err(text)?;
         let tasks = running.sim.tasks().clone();
-        // Written once before, so that only the data of the write is under way when it is stuck.
+        // Written once before, so that only the data of the write is in flight when it is stuck.
         let page = PageBuf::zeroed(SECTOR);
         let first = Span::new(0, SECTOR_LEN);
         running.ask(Op::Write { durable: true }, first, &page).await.map_err(|error| error.to_string())?;
@@ -176,7 +176,7 @@ impl World {
         self.verify(end)
     }
 
-    /// A phase after which nobody has looked at what is left.
+    /// A phase after which the contents have not been checked yet.
     pub fn work(
         &mut self,
         end: End,

@@ -66,7 +66,9 @@ impl DiskCommand for FrontFollow {
         }
         Err(ControlError::new(
             Errno::EINVAL,
-            format!("who follows a disk is told by one socket, and {fds} descriptors came with the request"),
+            format!(
+                "a front end that follows a disk needs one socket, but {fds} descriptors came with the request"
+            ),
         ))
     }
 }

@@ -45,7 +45,7 @@ impl DiskCommand for MirrorStart {
         if !(1..=PATIENCE_MS_MAX).contains(&self.patience_ms) {
             return Err(ControlError::new(
                 Errno::EINVAL,
-                format!("a patience of {} ms is not from 1 to {PATIENCE_MS_MAX}", self.patience_ms),
+                format!("a timeout of {} ms is not from 1 to {PATIENCE_MS_MAX}", self.patience_ms),
             ));
         }
         self.target.check()

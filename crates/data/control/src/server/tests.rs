@@ -133,7 +133,7 @@ handles! {
         while host.busy.load(Ordering::SeqCst) {
             if call.caller.gone() {
                 host.gone.fetch_add(1, Ordering::SeqCst);
-                return Err(ControlError::new(Errno::ECANCELED, "nobody waits any more"));
+                return Err(ControlError::new(Errno::ECANCELED, "no caller waits any more"));
             }
             thread::sleep(Duration::from_millis(2));
         }
@@ -261,7 +261,7 @@ fn with_server(limits: Limits, test: impl FnOnce(&RunDir, &Double)) -> Ended {
         // Ends the server even when the test fails, so that the failure is seen and not a hang.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&run, &host)));
         host.busy.store(false, Ordering::SeqCst);
-        // Whoever asked for the end has its answer a moment before the server has taken notice.
+        // The client that asked for the end has its answer a moment before the server has taken notice.
         let asked = Instant::now();
         while outcome.is_ok() && host.is_empty() && !server.is_finished() && asked.elapsed().as_millis() < 200
         {
@@ -410,7 +410,7 @@ fn too_many_that_wait_are_sent_away() {
             let pauses: Vec<_> = (0..4).map(|_| scope.spawn(|| client.pause(1, second()))).collect();
             let begun = Instant::now();
             while pauses.iter().filter(|pause| pause.is_finished()).count() < 2 {
-                assert!(begun.elapsed() < Duration::from_secs(30), "nobody was sent away");
+                assert!(begun.elapsed() < Duration::from_secs(30), "no client was refused");
                 thread::yield_now();
             }
             host.busy.store(false, Ordering::SeqCst);
@@ -476,7 +476,7 @@ fn our_own_protocol_carries_everything() {
 }
 
 #[test]
-fn descriptors_come_along_and_are_closed_when_nobody_takes_them() {
+fn descriptors_come_along_and_are_closed_when_no_command_takes_them() {
     with_server(quick(), |run, host| {
         Client::new(run, ID).attach(0).expect("attached");
         let mut own = OwnClient::connect(run, ID).expect("greeted");

@@ -117,7 +117,7 @@ fn report(info: &JobInfo) -> JobReport {
 
 fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<SnapshotReport> {
     let facts = disk.ask(|world| world.core().leaf_facts())?;
-    // Somebody's image is never written over. A device is there always, and is made into an image in place.
+    // An image that exists is never written over. A device is there always, and is made into an image in place.
     if std::fs::symlink_metadata(path).is_ok_and(|there| !is_device(&there)) {
         return Err(ControlError::new(Errno::EEXIST, format!("{} exists already", path.display()))
             .next("give the snapshot's leaf a new name"));
@@ -172,7 +172,7 @@ fn make_child(path: &Path, leaf: &LeafFacts) -> std::result::Result<(), FormatEr
         Some(uuid) => {
             ParentFacts { uuid, key_hash: leaf.key_hash, ..ParentFacts::names(path, &leaf.image.path)? }
         }
-        // Raw, or a fixed VHD, whose footer nobody writes.
+        // Raw, or a fixed VHD, whose footer is not written.
         None => ParentFacts::gather(path, &leaf.image.path, leaf.image.kind != ImageKind::Vhd)?.0,
     };
     create(path, &Shape::Differencing(parent), leaf.len, leaf.len_max)

@@ -1,7 +1,7 @@
 //! The list of `rules` as a seccomp filter: the program that the kernel runs before each system call.
 //!
 //! A call that no rule knows raises SIGSYS. The handler names the call in the log and then ends the process by that
-//! signal, so that whoever looks after it learns what to add to the list; the call itself never happens. The kernel
+//! signal, so that the developer learns what to add to the list; the call itself never happens. The kernel
 //! remembers which calls are allowed whatever their arguments are, so that those on the path of a request cost nothing
 //! more.
 
@@ -130,7 +130,7 @@ struct Refused {
     _pad: i32,
     address: usize,
     call: i32,
-    machine: u32,
+    arch: u32,
 }
 
 const _: () = assert!(size_of::<Refused>() <= size_of::<libc::siginfo_t>());

@@ -1,4 +1,4 @@
-//! What the process may not do, whoever takes it over.
+//! What the process may not do, even when an attacker has taken it over.
 //!
 //! A disk process reads what guests, clients and images say. If one of them finds an error in it, the host shall lose
 //! that disk and nothing else. Before anything of theirs is read, the process gives up, in this order and for good:
@@ -35,7 +35,7 @@ use rules::{Arguments, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, Scope};
 pub struct Sandbox {
     /// Not at all: for debugging.
     pub is_off: bool,
-    /// As whom.
+    /// The user that it becomes.
     pub user: Option<String>,
     /// Directories of images; none: all but the system's.
     pub allowed: Vec<PathBuf>,
@@ -69,7 +69,7 @@ pub fn enter(sandbox: &Sandbox, own: &Own) -> Result<()> {
     }
     let user = sandbox.user.as_deref().map(user).transpose()?;
     privileges::give_up(user, sandbox.devices)?;
-    // Whoever Landlock restricts in whatever way cannot mount.
+    // A process that Landlock restricts in any way cannot mount.
     if !sandbox.devices && !files::restrict(own, &sandbox.allowed)? {
         log::line("this kernel has no Landlock: permissions alone say which files the process may touch");
     }

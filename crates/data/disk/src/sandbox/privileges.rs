@@ -8,7 +8,7 @@ use tapio_sandbox::capability;
 
 /// Numbers of capabilities, from `linux/capability.h`.
 mod number {
-    /// Files whatever their permissions say: images belong to anybody.
+    /// Files whatever their permissions say: images belong to any user.
     pub const DAC_OVERRIDE: u32 = 1;
     /// Low TCP ports.
     pub const NET_BIND_SERVICE: u32 = 10;
@@ -46,7 +46,7 @@ pub fn user(name: &str) -> Result<User> {
 }
 
 fn lookup(name: &CStr) -> Option<User> {
-    // SAFETY: the name ends with NUL; there is only this thread, so nobody else uses the library's own buffer.
+    // SAFETY: the name ends with NUL; there is only this thread, so no other thread uses the library's own buffer.
     let entry = unsafe { libc::getpwnam(name.as_ptr()) };
     if entry.is_null() {
         return None;
@@ -125,7 +125,7 @@ mod tests {
     fn users_have_names_or_numbers() {
         assert_eq!(user("root"), Ok(User { uid: 0, gid: 0 }));
         assert_eq!(user("4711"), Ok(User { uid: 4711, gid: 4711 }));
-        let error = user("no-such-user-here").expect_err("nobody");
+        let error = user("no-such-user-here").expect_err("no such user");
         assert_eq!(error.errno, Errno::ENOENT);
         assert!(error.to_string().contains("no-such-user-here"), "{error}");
         assert!(user("nul\0byte").is_err());

@@ -1,11 +1,11 @@
 //! The system calls that the process makes, as data: one line each, with its reason.
 //!
-//! A call that is not here ends the process (see `filter`). Whoever makes the process do something new adds a line;
+//! A call that is not here ends the process (see `filter`). A new feature of the process adds lines;
 //! `strace -f` of the feature's test shows which. What is needed for one feature only belongs to that feature's scope.
 
 use libc::c_long;
 
-/// Who may make a call.
+/// The threads that may make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Every thread.
@@ -38,7 +38,7 @@ pub struct Rule {
     pub call: c_long,
     /// Its name.
     pub name: &'static str,
-    /// Who.
+    /// The threads that may make it.
     pub scope: Scope,
     /// With what.
     pub arguments: Arguments,
@@ -158,8 +158,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_unlinkat, "unlinkat", "sockets, logs and statistics at their end"),
     call!(SYS_renameat, "renameat", "statistics and logs that replace older ones"),
     call!(SYS_renameat2, "renameat2", "statistics and logs that replace older ones"),
-    call!(SYS_fchmod, "fchmod", "who may open a socket or a file of statistics"),
-    call!(SYS_fchmodat, "fchmodat", "who may connect to a socket"),
+    call!(SYS_fchmod, "fchmod", "permissions of a socket or a file of statistics"),
+    call!(SYS_fchmodat, "fchmodat", "permissions of a socket"),
     call!(SYS_fcntl, "fcntl", "copies of descriptors, blocking mode"),
     call!(SYS_dup, "dup", "copies of descriptors"),
     call!(SYS_dup3, "dup3", "leaving the terminal"),
@@ -202,10 +202,10 @@ pub const RULES: &[Rule] = &[
     call!(SYS_listen, "listen", "front ends, the control socket").by(Scope::Control),
     call!(SYS_accept4, "accept4", "clients").by(Scope::Control),
     call!(SYS_shutdown, "shutdown", "clients that are cut off"),
-    call!(SYS_getsockopt, "getsockopt", "who a client is, what went wrong"),
+    call!(SYS_getsockopt, "getsockopt", "the user of a client, what went wrong"),
     call!(SYS_setsockopt, "setsockopt", "TCP without delay, with keep-alives"),
     call!(SYS_getsockname, "getsockname", "the port that was given"),
-    call!(SYS_getpeername, "getpeername", "who a client is"),
+    call!(SYS_getpeername, "getpeername", "the address of a client"),
     // Threads and the process.
     call!(SYS_clone, "clone", "threads; never a process").only(Arguments::With {
         index: 0,
@@ -218,8 +218,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_rseq, "rseq", "threads"),
     call!(SYS_gettid, "gettid", "threads"),
     call!(SYS_getpid, "getpid", "names of files, log lines"),
-    call!(SYS_getuid, "getuid", "who may connect"),
-    call!(SYS_geteuid, "geteuid", "who may connect"),
+    call!(SYS_getuid, "getuid", "users that may connect"),
+    call!(SYS_geteuid, "geteuid", "users that may connect"),
     call!(SYS_getgid, "getgid", "the library"),
     call!(SYS_getegid, "getegid", "the library"),
     call!(SYS_sched_getaffinity, "sched_getaffinity", "threads: their stacks"),
@@ -261,10 +261,10 @@ pub const RULES_OF_DEVICES: &[Rule] = &[
         .only(Arguments::OneOf { index: 0, values: &[libc::CLONE_FILES as u32], errno: libc::EPERM }),
     call!(SYS_socket, "socket", "as of every process, and netlink for the kernel's NBD client")
         .only(Arguments::OneOf { index: 0, values: FAMILIES_OF_DEVICES, errno: libc::EAFNOSUPPORT }),
-    call!(SYS_mknodat, "mknodat", "device nodes where nobody else makes them"),
+    call!(SYS_mknodat, "mknodat", "device nodes where no other program makes them"),
 ];
 
-/// Calls that newer machines do not have: libraries use others there.
+/// Calls that newer architectures do not have: libraries use others there.
 #[cfg(target_arch = "x86_64")]
 pub const RULES_OF_MACHINE: &[Rule] = &[
     call!(SYS_poll, "poll", "waiting on sockets"),
@@ -278,13 +278,13 @@ pub const RULES_OF_MACHINE: &[Rule] = &[
     call!(SYS_rmdir, "rmdir", "directories of statistics at their end"),
     call!(SYS_unlink, "unlink", "sockets, logs and statistics at their end"),
     call!(SYS_rename, "rename", "statistics and logs that replace older ones"),
-    call!(SYS_chmod, "chmod", "who may connect to a socket"),
+    call!(SYS_chmod, "chmod", "permissions of a socket"),
     call!(SYS_dup2, "dup2", "leaving the terminal"),
     call!(SYS_time, "time", "time stamps"),
     call!(SYS_arch_prctl, "arch_prctl", "threads"),
 ];
 
-/// Calls that newer machines do not have: none here.
+/// Calls that newer architectures do not have: none here.
 #[cfg(not(target_arch = "x86_64"))]
 pub const RULES_OF_MACHINE: &[Rule] = &[];
 

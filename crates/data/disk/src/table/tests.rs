@@ -62,7 +62,7 @@ impl DoubleDisk {
         let begun = Instant::now();
         while self.busy.load(Ordering::SeqCst) && begun.elapsed().as_secs() < 5 {
             if is_cancelled() {
-                return Err(ControlError::new(Errno::ECANCELED, "nobody waits"));
+                return Err(ControlError::new(Errno::ECANCELED, "no caller waits"));
             }
             std::thread::yield_now();
         }
@@ -185,7 +185,7 @@ impl Caller for Gone {
     }
 }
 
-/// Commands as somebody gives them who waits for the answer, and as somebody who leaves.
+/// Commands of a client that waits for the answer, and of one that leaves.
 impl Table<Double> {
     fn ask<C: DiskCommand>(&self, command: C) -> Result<C::Reply>
     where
@@ -252,12 +252,12 @@ fn the_documented_errors_come_in_every_state() {
     assert_eq!(errno(table.ask(Pause { minor: *minor })), Errno::ENODEV);
     assert_eq!(errno(table.ask(command::DiskInfo { minor: *minor })), Errno::ENODEV);
     assert_eq!(errno(table.ask(unix(*minor, "/s", None))), Errno::ENODEV);
-    for nobody in [
+    for result in [
         table.ask(Close { minor: 9, force: false }),
         table.ask(Detach { minor: 9 }),
         table.ask(Resume::of(9)),
     ] {
-        assert_eq!(errno(nobody), Errno::ENODEV);
+        assert_eq!(errno(result), Errno::ENODEV);
     }
     assert_eq!(
         table.ask(Close { minor: *minor, force: false }),

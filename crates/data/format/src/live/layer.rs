@@ -167,8 +167,8 @@ impl<S: Storage> Layer<S> {
         }
     }
 
-    /// Brings the image into the state in which other tools expect it, and makes that durable. Nothing may be under
-    /// way.
+    /// Brings the image into the state in which other tools expect it, and makes that durable. Nothing may be in
+    /// flight.
     ///
     /// # Errors
     /// The storage's.

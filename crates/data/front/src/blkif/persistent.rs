@@ -125,16 +125,15 @@ mod tests {
 
     #[test]
     fn pages_stay_until_others_need_the_place() {
-        let machine = Machine::new(16).unwrap();
-        let domain = Domain::Double(Guest::of(&machine, 5).unwrap());
-        let grants: Vec<GrantRef> =
-            (0..8).map(|page| machine.grant(page, Rights::Write, 0).unwrap()).collect();
+        let vm = Machine::new(16).unwrap();
+        let domain = Domain::Double(Guest::of(&vm, 5).unwrap());
+        let grants: Vec<GrantRef> = (0..8).map(|page| vm.grant(page, Rights::Write, 0).unwrap()).collect();
         let mut table = PersistentPages::new(4);
         let (first, base) = table.get(&domain, grants[0]).unwrap().unwrap();
         let (again, same) = table.get(&domain, grants[0]).unwrap().unwrap();
         assert_eq!((first, base), (again, same));
         assert_eq!(table.counts, PersistentCounts { hits: 1, misses: 1, evictions: 0 });
-        assert!(machine.revoke(grants[0]).is_err(), "it is mapped");
+        assert!(vm.revoke(grants[0]).is_err(), "it is mapped");
         table.put(again);
         // The first page is in use all the time, the others come and go.
         for grant in &grants[1..] {
@@ -153,15 +152,15 @@ mod tests {
         assert!(full.get(&domain, grants[2]).unwrap().is_some());
         drop((table, full));
         for grant in grants {
-            machine.revoke(grant).expect("nothing is mapped any more");
+            vm.revoke(grant).expect("nothing is mapped any more");
         }
     }
 
     #[test]
     fn a_page_for_reading_alone_is_refused() {
-        let machine = Machine::new(2).unwrap();
-        let domain = Domain::Double(Guest::of(&machine, 5).unwrap());
-        let grant = machine.grant(0, Rights::Read, 0).unwrap();
+        let vm = Machine::new(2).unwrap();
+        let domain = Domain::Double(Guest::of(&vm, 5).unwrap());
+        let grant = vm.grant(0, Rights::Read, 0).unwrap();
         let mut table = PersistentPages::new(4);
         assert!(table.get(&domain, grant).is_err());
         assert!(table.get(&domain, GrantRef(4000)).is_err());

@@ -42,7 +42,7 @@ impl fmt::Display for DrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Export(error) => error.fmt(f),
-            Self::Disk(gone) => write!(f, "requests are still under way: {gone}"),
+            Self::Disk(gone) => write!(f, "requests are still in flight: {gone}"),
         }
     }
 }

@@ -295,7 +295,7 @@ fn many_rings_are_served_side_by_side() {
         assert_eq!((ring.counts.requests, ring.counts.responses, ring.in_flight), (40, 40, 0));
     }
     assert!(rig.close());
-    assert!(!rig.record().exists(), "nothing is under way");
+    assert!(!rig.record().exists(), "nothing is in flight");
 }
 
 #[test]

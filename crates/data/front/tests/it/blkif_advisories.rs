@@ -18,7 +18,7 @@ const MOVEMENTS: [Movement; 4] = [Movement::Copy, Movement::Persistent, Movement
 
 /// A guest that writes its ring by hand. Page 0 is its ring, the others are its own.
 struct Hand {
-    machine: Machine,
+    vm: Machine,
     ring: FrontRing,
     wire: Wire,
     theirs: Wire,
@@ -27,22 +27,22 @@ struct Hand {
 
 impl Hand {
     fn new() -> Self {
-        let machine = Machine::new(64).unwrap();
-        // SAFETY: the page stays as long as `machine`, which lives as long as the ring; nothing else refers into it.
-        let ring = unsafe { FrontRing::new(machine.page(0), 4096, Abi::X86_64).unwrap() };
+        let vm = Machine::new(64).unwrap();
+        // SAFETY: the page stays as long as `vm`, which lives as long as the ring; nothing else refers into it.
+        let ring = unsafe { FrontRing::new(vm.page(0), 4096, Abi::X86_64).unwrap() };
         let (wire, theirs) = Wire::pair().unwrap();
-        let grant = machine.grant(0, Rights::Write, 0).unwrap();
-        Self { machine, ring, wire, theirs, grant }
+        let grant = vm.grant(0, Rights::Write, 0).unwrap();
+        Self { vm, ring, wire, theirs, grant }
     }
 
     fn invitation(&self) -> Invitation {
         let wire = self.theirs.try_clone().unwrap();
         let rings = vec![RingInvitation { ring: vec![self.grant], responses: Vec::new(), wire }];
-        Invitation { memory: self.machine.share().unwrap(), abi: Abi::X86_64, persistent: false, rings }
+        Invitation { memory: self.vm.share().unwrap(), abi: Abi::X86_64, persistent: false, rings }
     }
 
     fn grant(&self, page: u32, rights: Rights) -> GrantRef {
-        self.machine.grant(page, rights, 0).unwrap()
+        self.vm.grant(page, rights, 0).unwrap()
     }
 
     fn put(&mut self, request: &Request) {
@@ -85,7 +85,7 @@ impl Hand {
 
     /// A word of the ring's header: 0 `req_prod`, 1 `req_event`, 2 `rsp_prod`, 3 `rsp_event`.
     fn set_word(&self, index: usize, value: u32) {
-        self.machine.write(0, index * 4, &value.to_le_bytes());
+        self.vm.write(0, index * 4, &value.to_le_bytes());
     }
 }
 
@@ -137,7 +137,7 @@ fn xsa_39_indices_that_jump_stop_their_ring_and_nothing_else() {
         rig.until("a line in the log", |rig| !rig.lines.lock().unwrap().is_empty());
         another_guest_works(&rig);
         assert!(rig.close());
-        assert_eq!(hand.machine.uses(hand.grant), 0);
+        assert_eq!(hand.vm.uses(hand.grant), 0);
     }
 }
 
@@ -178,7 +178,7 @@ fn xsa_71_devices_that_come_and_go_leave_nothing_behind() {
         for round in 0..40 {
             assert_eq!(hand.ask(&request(op::WRITE, round, 0, &[whole(grant)])).status, status::OKAY);
             assert!(rig.close());
-            assert_eq!((hand.machine.uses(grant), hand.machine.uses(hand.grant)), (0, 0), "{movement:?}");
+            assert_eq!((hand.vm.uses(grant), hand.vm.uses(hand.grant)), (0, 0), "{movement:?}");
             rig.connect(hand.invitation(), &Wanted { movement, ..Wanted::default() });
             if round == 5 {
                 before = Some(descriptors());
@@ -246,7 +246,7 @@ fn xsa_155_what_changes_after_it_was_looked_at_changes_nothing() {
         let table = hand.grant(2, Rights::Write);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let machine = hand.machine.clone();
+            let vm = hand.vm.clone();
             let stop = &stop;
             scope.spawn(move || {
                 let good = whole(page).encode();
@@ -260,13 +260,13 @@ fn xsa_155_what_changes_after_it_was_looked_at_changes_nothing() {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     let segment = (state >> 33) as usize % 64;
                     let bytes = if state >> 62 == 0 { &bad[(state >> 20) as usize % 3] } else { &good };
-                    machine.write(2, segment * 8, bytes);
+                    vm.write(2, segment * 8, bytes);
                     // The requests in the ring: operation, number of segments, sector.
                     let slot = 64 + (state >> 40) as usize % 32 * 112;
                     match state >> 61 {
-                        0 => machine.write(0, slot + 1, &[255]),
-                        1 => machine.write(0, slot + 2, &[255, 255]),
-                        2 => machine.write(0, slot + 28, &[255; 32]),
+                        0 => vm.write(0, slot + 1, &[255]),
+                        1 => vm.write(0, slot + 2, &[255, 255]),
+                        2 => vm.write(0, slot + 28, &[255; 32]),
                         _ => {}
                     }
                 }
@@ -289,7 +289,7 @@ fn xsa_155_what_changes_after_it_was_looked_at_changes_nothing() {
         assert!(there.iter().all(|byte| *byte == 0x5a), "{movement:?}");
         another_guest_works(&rig);
         assert!(rig.close());
-        assert_eq!((hand.machine.uses(page), hand.machine.uses(table)), (0, 0));
+        assert_eq!((hand.vm.uses(page), hand.vm.uses(table)), (0, 0));
     }
 }
 
@@ -302,7 +302,7 @@ fn xsa_216_an_answer_holds_nothing_but_the_answer() {
         let asked = request(op::READ, 0x1122_3344_5566_7788, 0, &[Segment { grant, first: 0, last }]);
         let answer = hand.ask(&asked);
         let mut slot = [0; 112];
-        hand.machine.read(0, 64 + number as usize * 112, &mut slot);
+        hand.vm.read(0, 64 + number as usize * 112, &mut slot);
         let mut want = asked.encode(0, Abi::X86_64).0;
         want[..8].copy_from_slice(&asked.id.to_le_bytes());
         want[8..12].copy_from_slice(&[
@@ -321,13 +321,13 @@ fn xsa_216_an_answer_holds_nothing_but_the_answer() {
 fn xsa_216_a_read_that_fails_shows_nothing() {
     let (mut rig, mut hand) = hand(&Wanted::default());
     let grant = hand.grant(1, Rights::Write);
-    hand.machine.write(1, 0, &[0xcc; 4096]);
+    hand.vm.write(1, 0, &[0xcc; 4096]);
     assert_eq!(hand.ask(&request(op::WRITE, 1, 0, &[whole(grant)])).status, status::OKAY);
-    hand.machine.write(1, 0, &[0x11; 4096]);
+    hand.vm.write(1, 0, &[0x11; 4096]);
     let past_the_end = DISK_LEN / 512 - 4;
     assert_eq!(hand.ask(&request(op::READ, 2, past_the_end, &[whole(grant)])).status, status::ERROR);
     let mut there = [0; 4096];
-    hand.machine.read(1, 0, &mut there);
+    hand.vm.read(1, 0, &mut there);
     assert_eq!(there, [0x11; 4096]);
     assert!(rig.close());
 }
@@ -341,7 +341,7 @@ fn xsa_229_pages_that_only_look_like_neighbours_are_not() {
         let pages = [5, 3, 4, 9, 3];
         let grants = pages.map(|page| hand.grant(page, Rights::Write));
         for page in pages {
-            hand.machine.write(page, 0, &[page as u8; 4096]);
+            hand.vm.write(page, 0, &[page as u8; 4096]);
         }
         let segments: Vec<Segment> = grants.iter().map(|grant| whole(*grant)).collect();
         assert_eq!(hand.ask(&request(op::WRITE, 1, 80, &segments)).status, status::OKAY);
@@ -355,7 +355,7 @@ fn xsa_229_pages_that_only_look_like_neighbours_are_not() {
         assert_eq!(hand.ask(&request(op::READ, 2, 80, &back)).status, status::OKAY);
         for (page, target) in pages.iter().zip(targets) {
             let mut there = [0; 4096];
-            hand.machine.read(target, 0, &mut there);
+            hand.vm.read(target, 0, &mut there);
             assert_eq!(there, [*page as u8; 4096], "{movement:?}");
         }
         assert!(rig.close());
@@ -420,8 +420,8 @@ fn xsa_361_362_365_a_grant_that_fails_in_a_batch_fails_its_request_alone() {
     for movement in MOVEMENTS {
         let (mut rig, mut hand) = hand(&Wanted { movement, ..Wanted::default() });
         let good = hand.grant(1, Rights::Write);
-        let absent = hand.machine.grant_absent(Rights::Write, 0).unwrap();
-        let others = hand.machine.grant(2, Rights::Write, 77).unwrap();
+        let absent = hand.vm.grant_absent(Rights::Write, 0).unwrap();
+        let others = hand.vm.grant(2, Rights::Write, 77).unwrap();
         let read_only = hand.grant(3, Rights::Read);
         for bad in [GrantRef(0), GrantRef(9_999_999), absent, others, read_only] {
             for operation in [op::READ, op::WRITE] {
@@ -448,7 +448,7 @@ fn xsa_361_362_365_a_grant_that_fails_in_a_batch_fails_its_request_alone() {
         assert_eq!(hand.ask(&indirect).status, status::ERROR);
         assert!(rig.counts().errors[1] > 0);
         assert!(rig.close());
-        assert_eq!(hand.machine.uses(good), 0, "{movement:?}: nothing of a request that failed stays mapped");
+        assert_eq!(hand.vm.uses(good), 0, "{movement:?}: nothing of a request that failed stays mapped");
     }
 }
 

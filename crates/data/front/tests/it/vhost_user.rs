@@ -187,7 +187,7 @@ pub fn verified_load(queue: &mut DriverQueue, start: u64, len: u64, count: usize
     while issued < count || !under_way.is_empty() {
         assert!(
             begin.elapsed() < LIMIT * 3,
-            "the load does not end: {issued} issued, {} under way",
+            "the load does not end: {issued} issued, {} in flight",
             under_way.len()
         );
         while issued < count && queue.room() > 0 {

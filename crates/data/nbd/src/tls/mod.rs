@@ -264,5 +264,5 @@ pub fn psk_hears(keys: &Arc<Keys>, bytes: &[u8]) {
     {
         let _ = client.receive(bytes, &mut plain, &mut wire);
     }
-    assert!(plain.is_empty(), "data from somebody who has shown no key");
+    assert!(plain.is_empty(), "data from a client that has shown no key");
 }

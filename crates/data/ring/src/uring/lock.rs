@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_of_nobody_known_is_asked_for_longer_but_not_for_ever() {
+    fn a_lock_of_an_unknown_holder_is_asked_for_longer_but_not_for_ever() {
         let nowhere = Path::new("/nowhere/at/all");
         assert!(lock_may_come(nowhere, HELD_MAX));
         assert!(!lock_may_come(nowhere, LEFT_MAX));

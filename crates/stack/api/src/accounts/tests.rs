@@ -37,7 +37,7 @@ fn own_accounts_log_in_and_wrong_ones_soon_wait() {
 }
 
 #[test]
-fn a_password_is_changed_by_who_knows_it() {
+fn a_password_is_changed_by_a_client_that_knows_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = AccountFile::new(dir.path().join(FILE));
     file.add(Kind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");

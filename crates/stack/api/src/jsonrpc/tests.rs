@@ -44,7 +44,7 @@ fn both_versions_and_their_answers() {
 }
 
 #[test]
-fn ids_tell_who_wants_an_answer() {
+fn ids_tell_which_calls_want_an_answer() {
     assert_eq!(one(r#"{"jsonrpc":"2.0","method":"m"}"#).expect("a call").id, None);
     assert_eq!(one(r#"{"jsonrpc":"2.0","method":"m","id":null}"#).expect("a call").id, Some(Value::Void));
     assert_eq!(one(r#"{"method":"m"}"#).expect("a call").id, Some(Value::Void));

@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(budget.held(), 100);
         drop(held);
         assert_eq!(budget.held(), 0);
-        assert!(budget.lock().each.is_empty(), "nobody is remembered");
+        assert!(budget.lock().each.is_empty(), "no client is remembered");
     }
 
     #[tokio::test]

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_leaves_frees_its_place() {
+    async fn a_caller_that_leaves_frees_its_place() {
         let fair = Fair::new(LaneLimits { running_max: 1, waiting_max: 2 });
         let turn = fair.enter("a").await.expect("room");
         let leaving = [waiter(&fair, "a").await, waiter(&fair, "b").await];

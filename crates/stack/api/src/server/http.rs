@@ -179,7 +179,7 @@ impl Http {
 
 /// The answer to a browser.
 const PAGE: &str = "<!DOCTYPE html>\n<html><head><title>Tapio</title></head><body>\n<h1>Tapio</h1>\n\
-    <p>This is the toolstack of a Tapio host: disks, storage repositories and virtual machines behind XenAPI.</p>\n\
+    <p>This is the toolstack of a Tapio host: disks, storage repositories and VMs behind XenAPI.</p>\n\
     <ul>\n<li>XML-RPC: POST to <code>/</code></li>\n<li>JSON-RPC 1.0 and 2.0: POST to <code>/jsonrpc</code></li>\n\
     <li>A command line: <code>xe</code></li>\n</ul>\n</body></html>\n";
 

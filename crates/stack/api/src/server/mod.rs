@@ -180,17 +180,17 @@ impl Shared {
         }
     }
 
-    fn place(&self, who: Who) -> Option<Place> {
+    fn place(&self, owner: Who) -> Option<Place> {
         let limits = &self.http.limits;
-        let place = self.peers.enter(who, limits.connections_per_peer_max, limits.connections_max);
+        let place = self.peers.enter(owner, limits.connections_per_peer_max, limits.connections_max);
         if place.is_none() {
-            tracing::debug!("no room for another connection of {who:?}");
+            tracing::debug!("no room for another connection of {owner:?}");
         }
         place
     }
 
-    fn take_tcp(self: Arc<Self>, mut stream: TcpStream, who: Who, peer: Peer, tls: Option<TlsAcceptor>) {
-        let Some(place) = self.place(who) else {
+    fn take_tcp(self: Arc<Self>, mut stream: TcpStream, owner: Who, peer: Peer, tls: Option<TlsAcceptor>) {
+        let Some(place) = self.place(owner) else {
             if tls.is_none() {
                 tokio::spawn(async move { refuse(&mut stream).await });
             }
@@ -210,8 +210,8 @@ impl Shared {
         });
     }
 
-    fn take_unix(self: Arc<Self>, mut stream: UnixStream, who: Who, peer: Peer) {
-        let Some(place) = self.place(who) else {
+    fn take_unix(self: Arc<Self>, mut stream: UnixStream, owner: Who, peer: Peer) {
+        let Some(place) = self.place(owner) else {
             tokio::spawn(async move { refuse(&mut stream).await });
             return;
         };

@@ -20,7 +20,7 @@ pub(super) struct Peers {
 #[derive(Debug)]
 pub(super) struct Place {
     peers: Arc<Peers>,
-    who: Who,
+    owner: Who,
 }
 
 impl Peers {
@@ -29,27 +29,27 @@ impl Peers {
     }
 
     /// Room for one more, where there is some.
-    pub(super) fn enter(self: &Arc<Self>, who: Who, each_max: usize, all_max: usize) -> Option<Place> {
+    pub(super) fn enter(self: &Arc<Self>, owner: Who, each_max: usize, all_max: usize) -> Option<Place> {
         let mut counts = self.lock();
         if counts.values().sum::<usize>() >= all_max {
             return None;
         }
-        let count = counts.get(&who).copied().unwrap_or_default();
+        let count = counts.get(&owner).copied().unwrap_or_default();
         if count >= each_max {
             return None;
         }
-        counts.insert(who, count + 1);
-        Some(Place { peers: Arc::clone(self), who })
+        counts.insert(owner, count + 1);
+        Some(Place { peers: Arc::clone(self), owner })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut counts = self.peers.lock();
-        if let Some(count) = counts.get_mut(&self.who) {
+        if let Some(count) = counts.get_mut(&self.owner) {
             *count -= 1;
             if *count == 0 {
-                counts.remove(&self.who);
+                counts.remove(&self.owner);
             }
         }
     }
@@ -66,7 +66,7 @@ mod tests {
         assert!(peers.enter(Who::User(1), 2, 3).is_none());
         held.push(peers.enter(Who::User(2), 2, 3).expect("room"));
         assert!(peers.enter(Who::User(3), 2, 3).is_none());
-        assert_eq!(peers.lock().len(), 2, "who was refused leaves nothing behind");
+        assert_eq!(peers.lock().len(), 2, "a refused peer leaves nothing behind");
         drop(held);
         assert!(peers.lock().is_empty());
     }

@@ -386,7 +386,7 @@ fn fixture_with_idle(idle_time: Duration) -> Fixture {
 }
 
 #[test]
-fn whoever_is_slow_is_cut_off() {
+fn a_slow_client_is_cut_off() {
     let fixture = fixture_with_idle(Duration::from_secs(3));
     let started = Instant::now();
     // Nothing at all, and a head that comes by the byte.
@@ -419,7 +419,7 @@ fn whoever_is_slow_is_cut_off() {
 }
 
 #[test]
-fn whoever_does_not_read_its_answer_loses_it() {
+fn a_client_that_does_not_read_its_answer_loses_it() {
     let fixture = fixture(limits(|limits| {
         limits.write_time = Duration::from_millis(300);
         limits.connections_per_peer_max = 1;
@@ -467,7 +467,7 @@ fn calls_at_work_are_bounded_and_a_client_that_leaves_loses_nothing() {
     third.write_all(&post("/", &xml("slow"))).expect("sent");
     let until = Instant::now() + TIMEOUT;
     let said = loop {
-        assert!(Instant::now() < until, "nobody is refused");
+        assert!(Instant::now() < until, "no client is refused");
         if let Some(said) = fixture.soon(&post("/jsonrpc", &json("echo"))) {
             break said;
         }
@@ -486,7 +486,7 @@ fn calls_at_work_are_bounded_and_a_client_that_leaves_loses_nothing() {
     drop(third);
     // Once its place in the queue is free, another one waits there.
     while let Some(said) = fixture.soon(&post("/jsonrpc", &json("echo"))) {
-        assert!(said.0 == 503 && Instant::now() < until, "whoever left keeps its place: {said:?}");
+        assert!(said.0 == 503 && Instant::now() < until, "a client that left keeps its place: {said:?}");
     }
     drop(held.pop());
     fixture.double.release();
@@ -542,7 +542,7 @@ fn the_end_waits_for_calls_and_ends_waits() {
     while TcpStream::connect(fixture.address).is_ok() {
         assert!(Instant::now() < until, "it still listens");
     }
-    assert!(!closing.is_finished(), "a call is under way");
+    assert!(!closing.is_finished(), "a call is in progress");
     fixture.double.release();
     assert_eq!(answer(&mut call).0, 200);
     assert!(fixture.runtime.block_on(closing).expect("no panic"), "everything ended");
@@ -604,7 +604,7 @@ fn pages_of_other_origins_call_only_where_that_is_allowed() {
 }
 
 #[test]
-fn a_unix_socket_tells_who_calls() {
+fn a_unix_socket_tells_the_user_of_the_caller() {
     let fixture = fixture(limits(|_| {}));
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("xapi");

@@ -154,7 +154,7 @@ fn text_has_a_type_only_where_white_space_needs_it() {
 }
 
 #[test]
-fn a_scalar_that_is_not_what_it_says_is_text_for_whoever_looks() {
+fn a_scalar_that_is_not_what_it_says_is_text_for_its_reader() {
     for (written, read) in [
         ("<value><dateTime.iso8601>111T0:0:0</dateTime.iso8601></value>", "111T0:0:0"),
         ("<value><dateTime.iso8601></dateTime.iso8601></value>", ""),

@@ -125,7 +125,8 @@ pub(super) fn address() -> Option<String> {
     found.ipv4.map(|(address, _)| address.to_string())
 }
 
-/// A record for each interface and its network; what vanished goes, unless somebody uses its network.
+/// A record for each interface and its network; the records of an interface that vanished
+/// are removed, unless its network is in use.
 pub(super) fn make_records(db: &Db, host: &str) -> Result<(), ApiError> {
     let interfaces = interfaces();
     let gateway = gateway();

@@ -41,14 +41,14 @@ pub(super) struct Pending {
     pub(super) queue: Vec<Queued>,
     pub(super) last: u64,
     pub(super) is_writing: bool,
-    /// The first number that the commit under way will use.
+    /// The first number that the commit in progress will use.
     pub(super) reserved: Option<Generation>,
     /// What the store was promised, and the row's revision.
     pub(super) promised: (Generation, Revision),
 }
 
 impl Db {
-    /// Makes changes visible that the store need not hear of; gives them back where a commit under way leaves no
+    /// Makes changes visible that the store need not hear of; gives them back where a commit in progress leaves no
     /// number for them.
     pub(super) fn publish_volatile(
         &self,
@@ -67,7 +67,7 @@ impl Db {
         Ok(())
     }
 
-    /// Queues a change and waits until it is durable, writing itself when nobody else does.
+    /// Queues a change and waits until it is durable, writing itself if no other thread is writing.
     pub(super) fn commit<'a>(
         &'a self,
         mut pending: MutexGuard<'a, Pending>,
@@ -152,8 +152,8 @@ pub(super) fn refused(error: &StoreError) -> ApiError {
             format!("the database did not take the change, nothing was changed: {why}")
         }
         other => format!(
-            "the database did not take the change, nothing was changed: {other}, by somebody else; stop who writes \
-             to it and restart the daemon"
+            "the database did not take the change, nothing was changed: {other}, by another process; stop the \
+             process that writes to it and restart the daemon"
         ),
     })
 }

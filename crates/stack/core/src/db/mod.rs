@@ -42,9 +42,9 @@ pub struct Db {
     written: Condvar,
     tables: RwLock<Tables>,
     store: Arc<dyn Store>,
-    /// Those who wait for a change without a thread.
+    /// Wakes the async tasks that wait for a change.
     news: watch::Sender<Generation>,
-    /// Those who wait with one.
+    /// Wakes the threads that wait for a change.
     changed: (Mutex<()>, Condvar),
 }
 
@@ -140,12 +140,12 @@ impl Db {
         self.tables.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Only who holds `pending` may write: so whoever makes a change may read as often as it likes.
+    /// Only the holder of `pending` may write. So the maker of a change may read as often as it likes.
     fn write(&self) -> RwLockWriteGuard<'_, Tables> {
         self.tables.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes all who wait for a change, although there may be none: they look at what else concerns them.
+    /// Wakes all waiters for a change, although there may be none: they check their other conditions.
     pub fn announce(&self) {
         let generation = self.read().generation;
         self.news.send_replace(generation);
@@ -154,7 +154,7 @@ impl Db {
     }
 
     /// Makes several changes at once: when `make` answers with success they are all in the store, otherwise nothing
-    /// changed. `make` sees its own changes, and nobody else's meanwhile; it must not block.
+    /// changed. `make` sees its own changes, and no others are made meanwhile; it must not block.
     ///
     /// # Errors
     /// What `make` answers, or the store's.
@@ -265,7 +265,7 @@ impl Db {
         self.read().generation
     }
 
-    /// Waits until something changes after `after`, somebody calls [`Self::announce`], or `until`; answers the number
+    /// Waits until something changes after `after`, a caller of [`Self::announce`], or `until`; answers the number
     /// of the last change.
     pub fn wait(&self, after: Generation, until: Instant) -> Generation {
         let lock = self.changed.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -61,7 +61,7 @@ pub(super) fn decode(class: &'static Class, row: &Row) -> Result<Object, String>
             Source::Volatile | Source::Inverse(..) => Object::first_value(field),
         });
     }
-    // A field of ours that is not kept, left by a version that did: no news to anybody.
+    // A field of ours that is not kept, left by a version that did: this is no change for clients.
     members.retain(|name, _| class.field(name).is_none());
     let id = row.key.rsplit('/').next().unwrap_or_default();
     let object = Object {

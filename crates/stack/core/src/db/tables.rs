@@ -8,7 +8,7 @@ use tapio_store::Revision;
 
 use super::object::{Generation, Object};
 
-/// Deleted objects that are remembered for those who listen; an older token has lost events.
+/// Deleted objects that are remembered for listeners; an older token has lost events.
 pub(super) const GONE_MAX: usize = 20_000;
 
 /// Classes whose inverse fields list objects of class `.0` by field `.1`.

@@ -17,7 +17,7 @@ use uuid::Uuid;
 pub struct Process {
     /// Its number.
     pub pid: i32,
-    /// When it was started, in clock ticks after the machine was.
+    /// When it was started, in clock ticks after the host was.
     pub started: u64,
 }
 
@@ -39,7 +39,7 @@ pub struct Tuning {
 pub struct Offer {
     /// The front end's number in its process.
     pub id: Option<u32>,
-    /// The node, for a block device of this machine.
+    /// The node, for a block device of this host.
     pub node: Option<PathBuf>,
 }
 
@@ -47,7 +47,7 @@ pub struct Offer {
 ///
 /// Every method ends at `until` at the latest, with an error if need be.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// Starts a process without disks, for this VBD; with `devices` it may make block devices of this machine.
+    /// Starts a process without disks, for this VBD; with `devices` it may make block devices of this host.
     ///
     /// # Errors
     /// It does not start.

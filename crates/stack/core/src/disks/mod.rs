@@ -426,7 +426,7 @@ impl Disks {
     /// Finds what an earlier daemon left: its notes are known from now on, and processes without a note are
     /// ended. What runs is not touched.
     pub fn adopt(&self) {
-        // Processes are started with the promise that somebody does this.
+        // Disk processes are started with an option that leaves this to the daemon.
         self.0.backend.clean_up();
         let notes = self.0.notes.read();
         let mut disks = self.0.lock();

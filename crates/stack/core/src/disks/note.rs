@@ -1,6 +1,6 @@
 //! What is written down about a disk process, so that a daemon that is started again finds it.
 //!
-//! One file a VBD below `RUN_DIR/disks`, replaced as a whole. The directory is empty after the machine was restarted,
+//! One file a VBD below `RUN_DIR/disks`, replaced as a whole. The directory is empty after the host was rebooted,
 //! as is the list of processes.
 
 use std::fs;

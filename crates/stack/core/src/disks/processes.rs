@@ -40,7 +40,7 @@ pub struct Processes {
     run: RunDir,
     /// Where they publish statistics and share pages.
     shm: ShmRoot,
-    /// Tells our processes from those of others on this machine.
+    /// Tells our processes from those of other owners on this host.
     owner: String,
     /// Conversations that go on soon: a disk that was opened is offered next, and each conversation costs a thread.
     kept: Mutex<BTreeMap<Process, (Instant, OwnClient)>>,
@@ -280,7 +280,7 @@ impl Backend for Processes {
                 drop(self.take_kept(process));
                 return Ok(Offer::default());
             }
-            // Whoever connects the guest adds the front end, as often as it connects; this names the disk to it.
+            // The back end of Xen (tapio-tapback) adds the front end at each connection; this names the disk to it.
             FrontSpec::Xen => {
                 drop(self.take_kept(process));
                 let pid = u32::try_from(process.pid).unwrap_or(0);
@@ -329,7 +329,7 @@ impl Backend for Processes {
 
     fn end(&self, process: Process, minor: Option<u16>, force: bool, until: Instant) -> Result<(), ApiError> {
         let free = |minor: Option<u16>| {
-            // A marker that is left takes one of 16384 numbers until somebody frees it, and does no other harm.
+            // A marker that is left takes one of 16384 numbers until it is freed, and does no other harm.
             minor.into_iter().for_each(|minor| drop(self.run.minors().free(minor)));
         };
         drop(self.take_kept(process));

@@ -24,7 +24,7 @@ impl Progress for Task {
     }
 }
 
-fn nobody() -> Arc<dyn Progress> {
+fn no_listener() -> Arc<dyn Progress> {
     Arc::new(Unwatched::default())
 }
 
@@ -45,7 +45,7 @@ fn steps_run_beside_each_other_up_to_the_limits() {
             Ok(())
         })
     });
-    plans.run("test", Plan::Parallel(steps.collect()), &nobody()).expect("all steps go well");
+    plans.run("test", Plan::Parallel(steps.collect()), &no_listener()).expect("all steps go well");
     assert_eq!(most.load(Ordering::SeqCst), 3);
 }
 
@@ -59,7 +59,7 @@ fn many_plans_with_few_permits_end() {
             scope.spawn(move || {
                 let steps = (0..10).map(|_| Plan::leaf("work", "", of(&format!("{}", plan % 4)), |_| Ok(())));
                 let both = Plan::Serial(vec![Plan::Parallel(steps.collect()), Plan::Parallel(Vec::new())]);
-                plans.run("test", both, &nobody()).expect("it goes well");
+                plans.run("test", both, &no_listener()).expect("it goes well");
                 done.fetch_add(1, Ordering::SeqCst);
             });
         }
@@ -139,7 +139,7 @@ fn limits_change_while_plans_run() {
     });
     let plan = Plan::Parallel(steps.collect());
     thread::scope(|scope| {
-        let run = scope.spawn(|| plans.run("test", plan, &nobody()));
+        let run = scope.spawn(|| plans.run("test", plan, &no_listener()));
         thread::sleep(Duration::from_millis(50));
         assert_eq!(plans.load(), (1, 1));
         plans.set_limits(Limits { host: 2, vm: 2, sr: 2 });
@@ -151,12 +151,13 @@ fn limits_change_while_plans_run() {
 fn a_plan_inside_a_step_is_refused_and_a_panic_is_an_error() {
     let plans = Arc::new(Plans::new(1, 1));
     let inner = Arc::clone(&plans);
-    let plan =
-        Plan::leaf("nest", "", of("1"), move |_| inner.run("inner", Plan::Serial(Vec::new()), &nobody()));
-    let error = plans.run("outer", plan, &nobody()).expect_err("refused");
+    let plan = Plan::leaf("nest", "", of("1"), move |_| {
+        inner.run("inner", Plan::Serial(Vec::new()), &no_listener())
+    });
+    let error = plans.run("outer", plan, &no_listener()).expect_err("refused");
     assert!(error.to_string().contains("inside a step"), "{error}");
     let plan = Plan::leaf("panic", "", of("1"), |_| panic!("on purpose"));
-    assert_eq!(plans.run("outer", plan, &nobody()).expect_err("caught").code, "INTERNAL_ERROR");
+    assert_eq!(plans.run("outer", plan, &no_listener()).expect_err("caught").code, "INTERNAL_ERROR");
 }
 
 #[test]
@@ -167,8 +168,9 @@ fn a_part_of_a_step_runs_beside_it_and_is_in_the_timeline() {
     let meet = Plan::leaf("meet", "VBD 1", of("1"), |doing| {
         let ((here, there), (hears, says)) = (channel(), channel());
         let part = move || {
-            here.send(()).map_err(|_| ApiError::internal("nobody hears"))?;
-            says.recv_timeout(Duration::from_secs(60)).map_err(|_| ApiError::internal("nobody answers"))
+            here.send(()).map_err(|_| ApiError::internal("the test has ended"))?;
+            says.recv_timeout(Duration::from_secs(60))
+                .map_err(|_| ApiError::internal("the test does not answer"))
         };
         let (part, rest) = doing.alongside("the part", part, || {
             let heard = there.recv_timeout(Duration::from_secs(60));

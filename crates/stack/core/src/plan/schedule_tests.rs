@@ -217,8 +217,8 @@ fn many_steps_take_as_long_as_the_limit_says() {
 }
 
 #[test]
-fn nobody_waits_for_ever_behind_younger_ones() {
-    // One leaf needs a machine and an SR that younger leaves, which need one of both, take whenever they are free.
+fn no_leaf_waits_for_ever_behind_younger_ones() {
+    // One leaf needs a VM and an SR that younger leaves, which need one of both, take whenever they are free.
     let mut schedule = Schedule::new(Limits { host: 3, vm: 1, sr: 1 });
     let both = Shape::Leaf { permits: Permits { vm: Some("vm".into()), sr: Some("sr".into()) }, undo: false };
     let only = |vm: bool| {
@@ -233,7 +233,7 @@ fn nobody_waits_for_ever_behind_younger_ones() {
         if schedule.finished(old).is_some() {
             return;
         }
-        // The machine is given up while the SR is held, and the other way round.
+        // The VM is released while the SR is held, and the other way round.
         schedule.submit(&only(now % 2 == 0), now);
         let held = if now % 2 == 0 { &mut vm } else { &mut sr };
         schedule.end(*held, true, now);

@@ -245,7 +245,7 @@ impl Sessions {
         self.db.announce();
     }
 
-    /// Ends sessions that were not used for too long. A call that is under way ends as if nothing had happened.
+    /// Ends sessions that were not used for too long. A call that is in progress ends as if nothing had happened.
     pub fn expire(&self) {
         let idle: Vec<String> = {
             let mut all = self.lock();

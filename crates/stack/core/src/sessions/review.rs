@@ -5,7 +5,7 @@
 //! inode), and so does the daemon's watch of the file, for calls that wait. If something did, all sessions are held
 //! against what the accounts say now, before the call goes on:
 //!
-//! | the account | its sessions | what they have under way |
+//! | the account | its sessions | what they have in progress |
 //! |---|---|---|
 //! | is gone, or has another password | end | waits end with `SESSION_INVALID`, running work is cancelled |
 //! | has a lower role | go on with it | waits go on with it, running work that needs more is cancelled |

@@ -238,7 +238,7 @@ impl Tasks {
     /// The store's.
     pub(crate) fn fail_interrupted(&self) -> Result<(), ApiError> {
         let why = ApiError::internal(
-            "the toolstack's daemon ended while this was under way; what was half done was finished or undone at \
+            "the toolstack's daemon ended while this was in progress; what was half done was finished or undone at \
              its start: look at the objects concerned and repeat if needed",
         );
         let failed = Err(why);

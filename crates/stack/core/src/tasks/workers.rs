@@ -1,4 +1,4 @@
-//! Threads for calls that nobody waits for: made when needed, gone when idle, never more than so many.
+//! Threads for calls without a waiting client: started when needed, ended when idle, limited in number.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -227,8 +227,8 @@ pub fn recover(vms: &Arc<Vms>) {
     for (key, _) in vms.db.notes(MADE_NOTES) {
         let vdi = key.trim_start_matches(MADE_NOTES);
         match remove_unused(&call, vdi) {
-            Ok(()) => tracing::info!(vdi, "a disk that no machine came to have is removed"),
-            Err(error) => tracing::warn!(vdi, %error, "a disk that no machine came to have stays"),
+            Ok(()) => tracing::info!(vdi, "a disk that was made for no VM is removed"),
+            Err(error) => tracing::warn!(vdi, %error, "a disk that was made for no VM stays"),
         }
     }
     for (key, _) in vms.db.notes("machines/make/") {
@@ -244,8 +244,8 @@ pub fn recover(vms: &Arc<Vms>) {
             })
         })();
         match removed {
-            Ok(()) => tracing::info!(vm = reference, "a machine that was half made is removed"),
-            Err(error) => tracing::warn!(vm = reference, %error, "a machine that was half made stays"),
+            Ok(()) => tracing::info!(vm = reference, "a VM that was half made is removed"),
+            Err(error) => tracing::warn!(vm = reference, %error, "a VM that was half made stays"),
         }
     }
 }

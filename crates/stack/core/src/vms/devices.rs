@@ -72,7 +72,7 @@ pub fn choose(vbds: &[Arc<Object>], is_drive: bool) -> Result<u8, ApiError> {
         free.iter().find(|place| **place != DRIVE)
     };
     wanted.or(free.first()).copied().ok_or_else(|| {
-        ApiError::new("OPERATION_NOT_ALLOWED", [format!("the machine has disks in all {PLACES} places")])
+        ApiError::new("OPERATION_NOT_ALLOWED", [format!("the VM has disks in all {PLACES} positions")])
     })
 }
 

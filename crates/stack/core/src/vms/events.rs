@@ -30,13 +30,13 @@ pub fn spawn(vms: &Arc<Vms>) {
         let name = format!("events-{}", driver.name());
         let spawned = thread::Builder::new().name(name).spawn(move || guests(&weak, &*driver));
         if let Err(error) = spawned {
-            tracing::error!(%error, "nobody listens to guests: their ends will be noticed at the next start");
+            tracing::error!(%error, "no thread listens to guests: the ends of guests will be noticed at the next start");
         }
     }
     let weak = Arc::downgrade(vms);
     let spawned = thread::Builder::new().name("disk-deaths".into()).spawn(move || processes(&weak));
     if let Err(error) = spawned {
-        tracing::error!(%error, "nobody watches disk processes");
+        tracing::error!(%error, "no thread watches disk processes");
     }
 }
 

@@ -202,7 +202,7 @@ impl Disk {
         Plan::Serial(vec![
             leaf("activate the VDI", self.permits(), Self::activate).undone_by(move |_| first.clear()),
             leaf("open the images", self.permits(), |this, _| this.open()),
-            leaf("give the disk to the machine", self.permit_of_vm(), |this, _| this.give())
+            leaf("plug the disk into the VM", self.permit_of_vm(), |this, _| this.give())
                 .undone_by(move |_| last.take_back()),
         ])
     }
@@ -328,7 +328,7 @@ impl Disk {
             false => (self.permit_of_vm(), self.permits()),
         };
         Plan::Serial(vec![
-            Plan::leaf("take the disk from the machine", self.subject(), of_vm, move |_| {
+            Plan::leaf("unplug the disk from the VM", self.subject(), of_vm, move |_| {
                 let end = timeout.until();
                 put(&until, end);
                 first.let_go(force, end)

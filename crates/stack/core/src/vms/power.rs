@@ -146,7 +146,7 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     let subject = format!("VM {uuid}");
     let (create, undo, unpause) = (Arc::clone(&driver), Arc::clone(&driver), Arc::clone(&driver));
     let mut steps = vec![
-        Plan::leaf("create the machine", &subject, permit.clone(), move |_| {
+        Plan::leaf("create the VM", &subject, permit.clone(), move |_| {
             create.create(&spec)?;
             step("vm-start:created");
             Ok(())
@@ -186,7 +186,7 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     });
     recorded.inspect_err(|_| {
         if let Err(error) = clear(call, vm, &driver, "VM.start") {
-            tracing::warn!(vm = vm.text("uuid"), %error, "a machine that could not be recorded is not all gone");
+            tracing::warn!(vm = vm.text("uuid"), %error, "a VM that could not be recorded is not removed completely");
         }
     })
 }

@@ -59,7 +59,7 @@ fn recover_vms(call: &Call) {
     let all: Vec<_> = call.part.db.all("VM").into_iter().filter(|vm| !special(vm)).collect();
     for_each(&all, |vm| {
         if let Err(error) = recover_vm(call, vm) {
-            tracing::warn!(vm = vm.text("uuid"), %error, "a machine could not be put in order");
+            tracing::warn!(vm = vm.text("uuid"), %error, "a VM could not be recovered");
         }
     });
 }
@@ -97,7 +97,7 @@ fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
         ("Halted", _) => Ok(()),
         (_, VmState::Halted) => {
             if !was_ending {
-                let why = "The machine was not running when the toolstack was started.";
+                let why = "The VM was not running when the toolstack was started.";
                 lookup::tell(&call.part, "VM_CRASHED", vm, why);
             }
             driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + TIDY)?;

@@ -33,7 +33,7 @@ const EIGHT_GIB: &str =
 const TEMPLATES: &[Template] = &[
     Template {
         name: "Tapio UML guest",
-        description: "User-mode Linux with a shell on its console; runs on any machine",
+        description: "User-mode Linux with a shell on its console; runs on any host",
         driver: "uml",
         memory: 128 * MIB,
         disks: ONE_GIB,
@@ -60,7 +60,7 @@ const TEMPLATES: &[Template] = &[
     },
     Template {
         name: "Other install media",
-        description: "A machine in QEMU that boots from its disk or CD by its BIOS",
+        description: "A VM in QEMU that boots from its disk or CD by its BIOS",
         driver: "qemu",
         memory: 1024 * MIB,
         disks: EIGHT_GIB,

@@ -150,8 +150,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         let vif = change.get("VIF", reference)?;
         let is_running = change.get("VM", vif.text("VM")).is_ok_and(|vm| is_live(&vm));
         if is_running && vif.bool("currently_attached") {
-            let why =
-                format!("VIF {} is plugged into a machine that runs; unplug it first", vif.text("uuid"));
+            let why = format!("VIF {} is plugged into a running VM; unplug it first", vif.text("uuid"));
             return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
         }
         remove_in(change, &vif)
@@ -200,7 +199,7 @@ fn destroy_network(call: &Call, args: &Args) -> Result<Value, ApiError> {
 pub fn recover_in(change: &mut Change<'_>) -> Result<(), ApiError> {
     for vif in change.all("VIF") {
         if change.get("VM", vif.text("VM")).is_err() {
-            tracing::info!(vif = vif.text("uuid"), "a network interface without a machine is removed");
+            tracing::info!(vif = vif.text("uuid"), "a network interface without a VM is removed");
             remove_in(change, &vif)?;
             continue;
         }

@@ -59,10 +59,10 @@ fn wrong_calls_get_their_documented_errors() {
     let gone = Value::from("OpaqueRef:2b4bc1d8-8ef3-4d40-8b22-a6b4b2d9d2a1");
     let error = admin.try_call("pool.set_default_SR", vec![pool(), gone]).expect_err("no such SR");
     assert_eq!((error.code.as_ref(), error.params[0].as_str()), ("HANDLE_INVALID", "SR"));
-    let nobody =
+    let error =
         stack.call(&Peer::default(), "pool.get_all", vec!["OpaqueRef:x".into()]).expect_err("no session");
     assert_eq!(
-        (nobody.code.as_ref(), nobody.params.as_slice()),
+        (error.code.as_ref(), error.params.as_slice()),
         ("SESSION_INVALID", &["OpaqueRef:x".to_owned()][..])
     );
     let error = stack.call(&Peer::default(), "pool.get_all", vec![]).expect_err("no session at all");
@@ -74,7 +74,7 @@ fn wrong_calls_get_their_documented_errors() {
 }
 
 #[test]
-fn every_listed_message_is_done_by_somebody_and_every_handler_is_listed() {
+fn every_listed_message_has_a_handler_and_every_handler_is_listed() {
     let (_dir, stack) = stack();
     let unreachable = stack.methods.unreachable(&stack.handlers);
     assert!(unreachable.is_empty(), "handlers without a message in the table: {unreachable:?}");

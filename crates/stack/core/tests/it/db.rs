@@ -105,7 +105,7 @@ fn changes_of_one_object_build_on_each_other() {
 }
 
 #[test]
-fn nobody_sees_what_is_not_durable() {
+fn no_reader_sees_what_is_not_durable() {
     let (store, db) = shaky();
     let vm = vm(&db, "old");
     let held = store.gate.lock().expect("no panic");

@@ -173,7 +173,7 @@ fn registered_events_come_by_next() {
 }
 
 #[test]
-fn a_logout_releases_who_waits() {
+fn a_logout_releases_waiters() {
     let (_dir, stack) = stack();
     for method in ["event.next", "event.from"] {
         let client = Client::login(&stack, "pool-admin");
@@ -195,7 +195,7 @@ fn a_logout_releases_who_waits() {
 }
 
 #[test]
-fn an_injected_event_comes_to_who_asks_with_an_older_token() {
+fn an_injected_event_comes_to_clients_with_an_older_token() {
     let (_dir, stack) = stack();
     let admin = Client::login(&stack, "pool-admin");
     let pool = pool(&admin);
@@ -274,7 +274,7 @@ fn deletions_beyond_memory_are_lost_with_a_word() {
             let fields = needed("VM", &[]);
             (0..5_000).map(|_| change.create("VM", &fields)).collect::<Result<Vec<_>, _>>()
         });
-        let vms = vms.expect("many machines");
+        let vms = vms.expect("many VMs");
         stack
             .db
             .change(|change| vms.iter().try_for_each(|vm| change.destroy("VM", vm)))

@@ -37,31 +37,31 @@ fn seed() -> u64 {
 type Picture = BTreeMap<String, Value>;
 
 /// Takes a batch into a picture; anything that does not fit it is a loss or a repetition.
-fn replay(picture: &mut Picture, batch: &Value, who: &str) -> String {
+fn replay(picture: &mut Picture, batch: &Value, listener: &str) -> String {
     let batch = map(batch);
     let mut seen = std::collections::BTreeSet::new();
     for event in batch["events"].as_set().expect("a set") {
         let event = map(event);
         let reference = text(&event["ref"]);
-        assert!(seen.insert(reference.clone()), "{who}: {reference} came twice");
+        assert!(seen.insert(reference.clone()), "{listener}: {reference} came twice");
         let snapshot = event.get("snapshot").cloned();
         match (text(&event["operation"]).as_str(), snapshot) {
             ("add", Some(snapshot)) => {
                 assert!(
                     picture.insert(reference.clone(), snapshot).is_none(),
-                    "{who}: {reference} was added before"
+                    "{listener}: {reference} was added before"
                 );
             }
             ("mod", Some(snapshot)) => {
                 assert!(
                     picture.insert(reference.clone(), snapshot).is_some(),
-                    "{who}: {reference} was never added"
+                    "{listener}: {reference} was never added"
                 );
             }
             ("del", None) => {
-                assert!(picture.remove(&reference).is_some(), "{who}: {reference} was not there");
+                assert!(picture.remove(&reference).is_some(), "{listener}: {reference} was not there");
             }
-            other => panic!("{who}: {other:?}"),
+            other => panic!("{listener}: {other:?}"),
         }
     }
     text(&batch["token"])
@@ -161,7 +161,7 @@ fn every_picture_is_the_database_in_the_end() {
                     if classes.is_empty() {
                         classes.push("*".into());
                     }
-                    let who = format!("seed {seed}, listener {number} of {classes:?}");
+                    let listener = format!("seed {seed}, listener {number} of {classes:?}");
                     let (mut token, mut picture) = (String::new(), Picture::new());
                     let mut listen = |token: &mut String, timeout: f64| {
                         let params = vec![
@@ -170,7 +170,7 @@ fn every_picture_is_the_database_in_the_end() {
                             timeout.into(),
                         ];
                         let batch = client.call("event.from", params);
-                        *token = replay(&mut picture, &batch, &who);
+                        *token = replay(&mut picture, &batch, &listener);
                         map(&batch)["valid_ref_counts"].clone()
                     };
                     while !is_over.load(Ordering::SeqCst) {
@@ -182,9 +182,9 @@ fn every_picture_is_the_database_in_the_end() {
                     assert_eq!(
                         map(&counts).values().filter_map(Value::as_int).sum::<i64>(),
                         truth.len() as i64,
-                        "{who}"
+                        "{listener}"
                     );
-                    assert!(picture == truth, "{who}: its picture is not the database");
+                    assert!(picture == truth, "{listener}: its picture is not the database");
                     picture.len()
                 })
             })

@@ -88,7 +88,7 @@ fn what_vanished_with_the_daemon_is_lost_with_a_word() {
     let (_dir, stack) = run(&store);
     let client = Client::login(&stack, "pool-admin");
     let code = client.code("event.from", vec![Value::strings(["task"]), token.into(), 0.0.into()]);
-    assert_eq!(code, "EVENTS_LOST", "nobody can name that task any more");
+    assert_eq!(code, "EVENTS_LOST", "no client can name that task any more");
     assert_eq!(from(&client, &["blob"], &others).0, BTreeMap::new());
 }
 

@@ -79,7 +79,7 @@ fn world() -> World {
     book.set(&[("alice", Role::PoolAdmin, "secret"), ("bob", Role::PoolOperator, "secret")]);
     let accounts = Box::new(Shared(Arc::clone(&book)));
     let mut stack = Toolstack::with_accounts(config(dir.path()), Db::default(), accounts);
-    let inner = Arc::get_mut(&mut stack).expect("nobody else has it yet");
+    let inner = Arc::get_mut(&mut stack).expect("there is no other reference yet");
     // Work that goes on until it is cancelled.
     inner.handlers.of(&Arc::new(())).replace("host.compute_free_memory", |call, _| {
         let until = Instant::now() + Duration::from_secs(60);
@@ -136,7 +136,7 @@ fn a_session_ends_with_its_account_and_with_its_password() {
 }
 
 #[test]
-fn whoever_changes_its_password_goes_on_and_its_other_sessions_do_not() {
+fn a_session_that_changes_its_password_goes_on_and_the_users_other_sessions_do_not() {
     let world = world();
     let (here, there) = (Client::login(&world.stack, "alice"), Client::login(&world.stack, "alice"));
     here.call("session.change_password", vec!["secret".into(), "better".into()]);
@@ -160,7 +160,7 @@ fn the_local_superuser_is_no_account() {
 }
 
 #[test]
-fn accounts_that_cannot_be_read_let_nobody_do_anything_and_end_nothing() {
+fn accounts_that_cannot_be_read_let_no_user_do_anything_and_end_nothing() {
     let world = world();
     let alice = Client::login(&world.stack, "alice");
     world.book.damage();

@@ -10,7 +10,7 @@ use crate::world::{Client, map, stack, text, texts};
 const LOGIN: &str = "session.login_with_password";
 
 #[test]
-fn only_who_knows_the_password_gets_in() {
+fn only_a_client_that_knows_the_password_gets_in() {
     let (_dir, stack) = stack();
     let login = |user: &str, password: &str, peer: &Peer| {
         stack.call(peer, LOGIN, vec![user.into(), password.into(), "1.0".into(), "a test".into()])
@@ -97,7 +97,7 @@ fn an_idle_session_ends_and_a_used_one_does_not() {
         ("SESSION_INVALID", &[idle.session.clone()][..])
     );
     assert_eq!(stack.sessions.count(), 1);
-    // A call that is under way when the session ends of age ends as it should; the next one does not begin.
+    // A call that is in progress when the session ends of age ends as it should; the next one does not begin.
     let token =
         text(&map(&used.call("event.from", vec![Value::strings(["pool"]), "".into(), 0.0.into()]))["token"]);
     let under_way = used.call("event.from", vec![Value::strings(["pool"]), token.into(), 0.7.into()]);

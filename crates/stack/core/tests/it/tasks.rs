@@ -28,7 +28,7 @@ fn wait(client: &Client, task: &str) -> std::collections::BTreeMap<String, Value
 fn slow() -> (tempfile::TempDir, std::sync::Arc<Toolstack>) {
     let (dir, _) = stack();
     let mut made = Toolstack::new(crate::world::config(dir.path()), tapio_core::db::Db::default());
-    let inner = std::sync::Arc::get_mut(&mut made).expect("nobody else has it yet");
+    let inner = std::sync::Arc::get_mut(&mut made).expect("there is no other reference yet");
     let part = std::sync::Arc::new(());
     inner.handlers.of(&part).replace("host.compute_free_memory", |call, args| {
         if args.text(0)? == tapio_model::NULL_REF {
@@ -216,7 +216,7 @@ fn made_by(client: &Client) -> String {
 }
 
 #[test]
-fn pending_tasks_that_nobody_touches_go_after_a_day() {
+fn pending_tasks_that_are_not_touched_go_after_a_day() {
     let (_dir, stack) = stack();
     let client = Client::login(&stack, "vm-admin");
     let now = tapio_core::dates::now();
@@ -301,7 +301,7 @@ fn work_of_others_is_not_for_everybody_to_cancel() {
     let (_dir, stack) = slow();
     let root = root(&stack);
     let task = text(&root.call("Async.host.compute_free_memory", vec!["OpaqueRef:any".into()]));
-    // The same daemon with accounts: who is no superuser owns nothing of the superuser's, whatever its name.
+    // The same daemon with accounts: a user that is no superuser owns nothing of the superuser's, whatever its name.
     let (_other_dir, other) = crate::world::stack();
     let reader = Client::login(&other, "read-only");
     let seen = other

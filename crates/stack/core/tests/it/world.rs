@@ -98,7 +98,7 @@ impl Client {
         error.code.into_owned()
     }
 
-    /// A blob with a name: an object that nobody but the test makes.
+    /// A blob with a name: an object that only the test makes.
     pub fn blob(&self, name: &str) -> String {
         self.stack.db.create("blob", &[("name_label", name.into())]).expect("a blob")
     }

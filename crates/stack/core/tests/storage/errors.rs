@@ -207,5 +207,5 @@ fn a_full_disk_leaves_what_was() {
     let more = rig.make_vdi(&sr, 4 * MIB);
     rig.call("VDI.destroy", vec![more.as_str().into()]).expect("it goes");
     let pbd = rig.pbd(&sr);
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
 }

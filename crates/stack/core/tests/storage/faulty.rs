@@ -74,7 +74,7 @@ impl Plan {
         self.changed.notify_all();
     }
 
-    /// Waits until an operation is under way.
+    /// Waits until an operation is in progress.
     fn wait_for(&self, op: &'static str) {
         let until = Instant::now() + Duration::from_secs(20);
         while !self.state.lock().expect("no panic").waiting.contains(&op) {
@@ -347,7 +347,7 @@ fn a_copy_is_cancelled() {
 }
 
 #[test]
-fn an_activation_that_fails_leaves_nobody() {
+fn an_activation_that_fails_leaves_no_holder() {
     let (rig, plan, sr) = rig();
     let vdi = rig.make_vdi(&sr, 4 * MIB);
     let (storage, call) = (&rig.stack.storage, rig.own_call());
@@ -356,7 +356,7 @@ fn an_activation_that_fails_leaves_nobody() {
     assert_eq!(error.code, "SR_BACKEND_FAILURE_200");
     assert!(storage.holders().is_empty());
     plan.heal();
-    drop(storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect("nobody has it"));
+    drop(storage::activate(&call, &rig.vdi(&vdi), "vbd", Access::ReadWrite).expect("it is not in use"));
     plan.fail("deactivate");
     storage::deactivate(&call, &vdi, "vbd").expect_err("it fails");
     assert_eq!(storage.holders().len(), 1, "it still has it");
@@ -381,16 +381,16 @@ fn passwords_are_kept_as_secrets() {
     let secrets = rig.stack.db.all("secret");
     assert_eq!((secrets.len(), kept["password_secret"].as_str()), (1, secrets[0].text("uuid")));
     let pbd = rig.pbd(&sr);
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
     rig.stack.db.destroy("secret", &secrets[0].reference).expect("it goes");
     assert_eq!(rig.refused("PBD.plug", vec![pbd.as_str().into()]).0, "SR_BACKEND_FAILURE_20");
     let anew = [("location", config(&rig)[0].1.clone()), ("password", "other".into())];
     rig.call("PBD.set_device_config", vec![pbd.as_str().into(), Value::string_map(anew)])
         .expect("it is unplugged");
     rig.call("PBD.plug", vec![pbd.as_str().into()]).expect("it is there again");
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
     rig.call("SR.forget", vec![sr.as_str().into()]).expect("it is unplugged");
-    assert!(rig.stack.db.all("secret").is_empty(), "secrets go with who has them");
+    assert!(rig.stack.db.all("secret").is_empty(), "a secret goes with its owner");
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn an_sr_that_is_away_at_start_is_told_and_tried_again() {
     let pbd = rig.pbd(&sr);
     let pairs = [("SR", sr.clone()), ("host", rig.host.clone())];
     // As after a restart: the record says attached, nothing is.
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
     rig.stack.db.set("PBD", &pbd, "currently_attached", true).expect("as the last daemon left it");
     plan.fail("attach");
     crate::rig::recover(&rig.stack).expect("a daemon starts without it");
@@ -411,7 +411,7 @@ fn an_sr_that_is_away_at_start_is_told_and_tried_again() {
     assert!(rig.get("PBD", &pbd).bool("currently_attached"), "it was tried again");
     rig.check(&sr, "sr");
     plan.fail("scan");
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
     rig.call("PBD.plug", vec![pbd.as_str().into()]).expect("attached, though nothing could be listed");
     let told = rig.stack.db.all("message");
     assert!(told.iter().any(|message| message.text("name") == "POST_ATTACH_SCAN_FAILED"), "{told:?}");

@@ -71,7 +71,7 @@ fn story(dir: &Path) {
     log.tell("filled into");
     let (uuid, location) =
         (rig.vdi(&clone).text("uuid").to_owned(), rig.vdi(&clone).text("location").to_owned());
-    rig.call("VDI.forget", vec![clone.as_str().into()]).expect("nobody uses it");
+    rig.call("VDI.forget", vec![clone.as_str().into()]).expect("it is not in use");
     let flag = || Value::Bool(false);
     let mut params: Vec<Value> =
         vec![uuid.as_str().into(), "again".into(), "".into(), sr.as_str().into(), "user".into()];
@@ -82,7 +82,7 @@ fn story(dir: &Path) {
     rig.call("VDI.destroy", vec![snapshot.as_str().into()]).expect("it goes");
     log.tell("gone snapshot");
     let pbd = rig.pbd(&sr);
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
     rig.call("PBD.plug", vec![pbd.as_str().into()]).expect("it is there");
     let other = rig.make_sr("other");
     log.made("other", &other);
@@ -158,7 +158,7 @@ fn look(dir: &Path, place: &str) {
         let name = Path::new(location).file_name().expect("a name").to_string_lossy().into_owned();
         rig.check(&sr.reference, &name);
         assert!(sr.text("name_label") == "files", "{place}: {sr:?}");
-        // An image that a scan found has no name: one that nobody asked for.
+        // An image that a scan found has no name: one that no client asked for.
         for vdi in rig.stack.db.find("VDI", "SR", &sr.reference).iter().filter(|vdi| vdi.bool("managed")) {
             assert!(["disk", "again"].contains(&vdi.text("name_label")), "{place}: an orphan: {vdi:?}");
         }

@@ -1,4 +1,4 @@
-//! Disks that are plugged into this machine, and what is done to them meanwhile.
+//! Disks that are plugged into this host, and what is done to them meanwhile.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,7 +15,7 @@ fn none() -> Value {
 /// Plugs a VDI into the control domain; answers the VBD and the device.
 fn plug(rig: &Rig, vdi: &str, mode: &str) -> Result<(String, PathBuf), tapio_model::ApiError> {
     let here =
-        rig.stack.db.all("VM").into_iter().find(|vm| vm.bool("is_control_domain")).expect("this machine");
+        rig.stack.db.all("VM").into_iter().find(|vm| vm.bool("is_control_domain")).expect("this host's VM");
     let record = [
         ("VM", here.reference.as_str()),
         ("VDI", vdi),
@@ -31,7 +31,7 @@ fn plug(rig: &Rig, vdi: &str, mode: &str) -> Result<(String, PathBuf), tapio_mod
 }
 
 fn unplug(rig: &Rig, vbd: &str) {
-    rig.call("VBD.unplug", vec![vbd.into()]).expect("nobody uses it");
+    rig.call("VBD.unplug", vec![vbd.into()]).expect("it is not in use");
     rig.call("VBD.destroy", vec![vbd.into()]).expect("it is unplugged");
 }
 
@@ -95,7 +95,7 @@ fn a_disk_is_forked_and_grown_while_it_is_used() {
     unplug(&rig, &vbd);
     assert_eq!(bytes(&rig, &sr, &vdi)[..4], [b'b', b'c', b'd', 0]);
     for gone in [&first, &clone, &vdi] {
-        rig.call("VDI.destroy", vec![gone.as_str().into()]).expect("nobody uses it");
+        rig.call("VDI.destroy", vec![gone.as_str().into()]).expect("it is not in use");
     }
     rig.check(&sr, "sr");
     assert!(rig.images("sr").is_empty());
@@ -125,7 +125,7 @@ fn many_plugs_read_one_disk() {
     }
     assert!(rig.stack.storage.holders().is_empty());
     for gone in [&vdi, &copy] {
-        rig.call("VDI.destroy", vec![gone.as_str().into()]).expect("nobody uses it");
+        rig.call("VDI.destroy", vec![gone.as_str().into()]).expect("it is not in use");
     }
     rig.check(&sr, "sr");
 }

@@ -60,7 +60,7 @@ impl Rig {
         Self { _scratch: Some(scratch), ..Self::on(&dir, Db::default()) }
     }
 
-    /// A new one on memory that has real disk processes, and plugs disks into this machine.
+    /// A new one on memory that has real disk processes, and plugs disks into this host.
     pub(crate) fn live() -> Self {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let dir = scratch.path().to_path_buf();

@@ -1,4 +1,4 @@
-//! Who may have a VDI open, and what runs together.
+//! Which holders may have a VDI open, and what runs together.
 
 use tapio_core::storage;
 use tapio_model::Value;
@@ -31,7 +31,7 @@ fn one_writer_or_many_readers() {
     assert_eq!(rig.refused("PBD.unplug", vec![rig.pbd(&sr).into()]).0, "VDI_IN_USE");
     assert_eq!(rig.words("VDI", &vdi, "allowed_operations"), ["clone", "copy", "snapshot", "update"]);
     let snapshot = vec![vdi.as_str().into(), Value::string_map::<&str, &str>([])];
-    // The driver's answer: nobody is there who could be told of the new chain.
+    // The driver refuses it: there is no disk process that could be given the new chain.
     assert_eq!(rig.refused("VDI.snapshot", snapshot).0, "VDI_IN_USE");
     for reader in 0..20 {
         storage::deactivate(&call, &vdi, &format!("vbd {reader}")).expect("it lets go");
@@ -47,7 +47,7 @@ fn one_writer_or_many_readers() {
     assert_eq!(code(rig.call("VDI.copy", Rig::copy_params(&vdi, &sr))), "VDI_IN_USE");
     assert_eq!(rig.refused("VDI.set_sharable", vec![vdi.as_str().into(), true.into()]).0, "VDI_IN_USE");
     storage::deactivate(&call, &vdi, "writer").expect("it lets go");
-    rig.call("VDI.set_read_only", vec![vdi.as_str().into(), true.into()]).expect("nobody uses it");
+    rig.call("VDI.set_read_only", vec![vdi.as_str().into(), true.into()]).expect("it is not in use");
     assert_eq!(code(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite)), "VDI_READONLY");
     assert!(storage.holders().is_empty() && rig.stack.db.notes("storage/").is_empty());
 }
@@ -60,7 +60,7 @@ fn writers_share_plain_bytes_where_they_may() {
     let (vhd, raw) =
         (rig.make_vdi(&sr, 4 * MIB), rig.try_vdi(&sr, 4 * MIB, &[("type", "raw")]).expect("raw"));
     for vdi in [&vhd, &raw] {
-        rig.call("VDI.set_sharable", vec![vdi.as_str().into(), true.into()]).expect("nobody uses it");
+        rig.call("VDI.set_sharable", vec![vdi.as_str().into(), true.into()]).expect("it is not in use");
         drop(storage::activate(&call, &rig.vdi(vdi), "one", ReadWrite).expect("the first"));
     }
     drop(storage::activate(&call, &rig.vdi(&raw), "two", ReadWrite).expect("bytes can be shared"));
@@ -74,7 +74,7 @@ fn a_chain_stays_while_it_is_opened_or_closed() {
     let rig = Rig::new();
     let sr = rig.make_sr("sr");
     let vdi = rig.make_vdi(&sr, 4 * MIB);
-    let closing = storage::closing(&rig.own_call(), &vdi).expect("nobody else");
+    let closing = storage::closing(&rig.own_call(), &vdi).expect("it has no other holder");
     std::thread::scope(|scope| {
         let snapshot = scope
             .spawn(|| rig.call("VDI.snapshot", vec![vdi.as_str().into(), Value::Map(Default::default())]));

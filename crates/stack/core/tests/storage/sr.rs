@@ -35,7 +35,7 @@ fn a_forgotten_sr_is_introduced_again_with_its_disks() {
     let vdi = rig.make_vdi(&sr, 8 * MIB);
     let snapshot = rig.snapshot(&vdi);
     let pbd = rig.pbd(&sr);
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
     assert_eq!(rig.words("VDI", &vdi, "allowed_operations"), ["forget"]);
     assert_eq!(rig.refused("VDI.destroy", vec![vdi.as_str().into()]).0, "SR_NOT_ATTACHED");
     rig.call("SR.forget", vec![sr.as_str().into()]).expect("it is unplugged");
@@ -66,7 +66,7 @@ fn a_forgotten_sr_is_introduced_again_with_its_disks() {
     assert!(rig.vdi(&snapshot).bool("managed"));
     rig.check(&again, "sr");
     assert_eq!(rig.refused("PBD.destroy", vec![pbd.as_str().into()]).0, "OPERATION_NOT_ALLOWED");
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
     rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is unplugged");
     rig.call("PBD.destroy", vec![pbd.as_str().into()]).expect("it is unplugged");
 }
@@ -77,7 +77,7 @@ fn a_probe_finds_what_is_there() {
     let sr = rig.make_sr("sr");
     let (pbd, uuid) = (rig.pbd(&sr), rig.get("SR", &sr).text("uuid").to_owned());
     let config = rig.get("PBD", &pbd).get("device_config").clone();
-    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("nobody uses it");
+    rig.call("PBD.unplug", vec![pbd.as_str().into()]).expect("it is not in use");
     let params = |kind: &str| {
         vec![rig.host.as_str().into(), config.clone(), kind.into(), Value::string_map::<&str, &str>([])]
     };

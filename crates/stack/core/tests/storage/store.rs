@@ -77,7 +77,7 @@ fn a_store_that_is_full_at_any_moment_harms_nothing() {
             let object = rig.get("SR", &sr);
             assert!(object.map("current_operations").is_empty(), "{name} {room}: nothing runs");
             // What could not be finished or undone for want of room is when the SR is attached again.
-            rig.call("PBD.unplug", vec![rig.pbd(&sr).into()]).expect("nobody uses it");
+            rig.call("PBD.unplug", vec![rig.pbd(&sr).into()]).expect("it is not in use");
             crate::rig::recover(&rig.stack).expect("there is room");
             rig.call("PBD.plug", vec![rig.pbd(&sr).into()]).expect("it is there");
             rig.check(&sr, "sr");
@@ -104,7 +104,7 @@ const ONE: &str = "OpaqueRef:7b0d4d3e-6f0c-4a57-9a5e-0c5b1f5a2d01";
 const WRITER: &str = "OpaqueRef:7b0d4d3e-6f0c-4a57-9a5e-0c5b1f5a2d02";
 
 #[test]
-fn a_restarted_daemon_knows_who_has_what_open() {
+fn a_restarted_daemon_knows_the_holders_of_every_vdi() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let (sr, vdi, other) = {
         let rig = open(scratch.path());
@@ -115,13 +115,16 @@ fn a_restarted_daemon_knows_who_has_what_open() {
             (&other, ONE, Access::ReadOnly),
             (&other, "two", Access::ReadOnly),
         ] {
-            drop(storage::activate(&rig.own_call(), &rig.vdi(vdi), holder, access).expect("nobody else"));
+            drop(
+                storage::activate(&rig.own_call(), &rig.vdi(vdi), holder, access)
+                    .expect("it has no other holder"),
+            );
         }
         storage::deactivate(&rig.own_call(), &other, "two").expect("it lets go");
         (sr, vdi, other)
     };
     {
-        // Storage alone: nobody has said yet which of them still run.
+        // Storage alone: it is not known yet which holders still run.
         let store = Sqlite::open(&scratch.path().join("state.db")).expect("the store opens");
         let db = Db::open(Arc::new(store)).expect("the records are read");
         let stack = Toolstack::new(rig::config(scratch.path()), db);
@@ -140,7 +143,7 @@ fn a_restarted_daemon_knows_who_has_what_open() {
     assert!(rig.stack.storage.holders().is_empty());
     assert!(!rig.vdi(&vdi).map("sm_config").keys().any(|key| key.starts_with("host_")));
     for vdi in [&vdi, &other] {
-        rig.call("VDI.destroy", vec![vdi.as_str().into()]).expect("nobody has it");
+        rig.call("VDI.destroy", vec![vdi.as_str().into()]).expect("it is not in use");
     }
     rig.check(&sr, "sr");
 }

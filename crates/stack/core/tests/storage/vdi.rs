@@ -150,7 +150,7 @@ fn copies_that_cannot_be() {
     assert_eq!(copy(&small, &raw), ("VDI_NOT_SPARSE".into(), vec![raw.clone()]));
     assert_eq!(copy(NULL_REF, &vdi).0, "OPERATION_NOT_ALLOWED");
     assert_eq!(copy(NULL_REF, NULL_REF), ("HANDLE_INVALID".into(), vec!["SR".into(), NULL_REF.into()]));
-    rig.call("VDI.set_read_only", vec![raw.as_str().into(), true.into()]).expect("nobody uses it");
+    rig.call("VDI.set_read_only", vec![raw.as_str().into(), true.into()]).expect("it is not in use");
     assert_eq!(copy(NULL_REF, &raw), ("VDI_READONLY".into(), vec![raw.clone()]));
     rig.check(&sr, "sr");
 }
@@ -182,7 +182,7 @@ fn introduced_twice_is_once_too_often() {
     let other = uuid::Uuid::new_v4().to_string();
     assert_eq!(rig.refused("VDI.introduce", params(&uuid, &location)).0, "UUID_INVALID");
     assert_eq!(rig.refused("VDI.introduce", params(&other, &location)).0, "LOCATION_NOT_UNIQUE");
-    rig.call("VDI.forget", vec![vdi.as_str().into()]).expect("nobody uses it");
+    rig.call("VDI.forget", vec![vdi.as_str().into()]).expect("it is not in use");
     assert_eq!(rig.get("SR", &sr).int("virtual_allocation"), 0);
     let again = rig.text("VDI.introduce", params(&uuid, &location)).expect("it is not known");
     assert_eq!(again, vdi);

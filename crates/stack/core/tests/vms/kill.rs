@@ -88,7 +88,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vm-start" => ("prepare", "vm-start"),
         "vm-clone" => ("prepare", "vm-clone"),
         "vm-destroy" => ("prepare", "vm-destroy"),
-        // Once while a machine starts, once into one that runs.
+        // Once while a VM starts, once into one that runs.
         "vbd-plug" => ("prepare", "vm-start"),
         other => panic!("no story for {other}: add one"),
     }

@@ -228,8 +228,7 @@ fn whichever_fails_the_other_is_taken_back_and_the_storage_is_heard_first() {
     let timeline = rig.stack.plans.timeline(&readers.plug()).expect("it is kept");
     let steps: Vec<_> =
         timeline.steps.iter().map(|step| (step.name.as_str(), step.result.as_str())).collect();
-    let names =
-        ["activate the VDI", "start a disk process", "open the images", "give the disk to the machine"];
+    let names = ["activate the VDI", "start a disk process", "open the images", "plug the disk into the VM"];
     assert_eq!(steps, names.map(|name| (name, "ok")));
     rig.check(Some(&**backend));
 }

@@ -19,9 +19,9 @@ pub struct Pretend {
     open: Duration,
     /// No process starts while this is set.
     pub fails: AtomicBool,
-    /// No process starts while somebody has this.
+    /// No process starts while a test holds this.
     pub starting: Mutex<()>,
-    /// No disk is paused while somebody has this.
+    /// No disk is paused while a test holds this.
     pub pausing: Mutex<()>,
     next: AtomicI32,
     alive: Mutex<BTreeMap<i32, Uuid>>,
@@ -39,7 +39,7 @@ impl Backend for Pretend {
             return Err(ApiError::backend(453, "no process starts today", ""));
         }
         drop(self.starting.lock().expect("no panic"));
-        // Below zero: no process of the machine has such a number.
+        // Below zero: no process of the host has such a number.
         let pid = -1 - self.next.fetch_add(1, Ordering::Relaxed);
         self.alive.lock().expect("no panic").insert(pid, vbd);
         Ok(Process { pid, started: 0 })

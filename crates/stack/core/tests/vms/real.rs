@@ -61,7 +61,7 @@ fn a_disk_is_plugged_limited_restarted_and_adopted() {
     wait("the word of it", || !rig.stack.db.find("message", "name", "VBD_DISK_PROCESS_RESTARTED").is_empty());
     rig.check_real();
 
-    // The daemon goes and another comes; nobody touches the disks.
+    // The daemon ends and another starts; neither touches the disks.
     let before = rig.stack.disks.all();
     drop(rig);
     let rig = Rig::again(scratch.path());
@@ -145,8 +145,8 @@ fn disk_processes_are_killed_at_any_time() {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(later));
                 if let Some(pid) = ours().get(which) {
-                    // SAFETY: the number is that of a process of this test. Where it has just ended, it is
-                    // nobody's yet.
+                    // SAFETY: the number is that of a process of this test. If that has just ended, no
+                    // other process has the number yet.
                     unsafe { libc::kill(*pid, libc::SIGKILL) };
                 }
             });
@@ -155,7 +155,7 @@ fn disk_processes_are_killed_at_any_time() {
             let _ = rig.try_call("VBD.unplug", vec![vbds[0].as_str().into()]);
             let _ = rig.try_call("VBD.plug", vec![vbds[0].as_str().into()]);
         });
-        // Whoever died is replaced, or its VBD says that it is not plugged.
+        // A process that died is replaced, or its VBD says that it is not plugged.
         wait("peace", || {
             let notes = rig.stack.disks.all();
             notes.iter().all(|note| rig.stack.disks.serves(note.spec.vbd)) && notes.len() == ours().len()
@@ -320,12 +320,12 @@ fn disks_of_the_host_are_devices_of_the_right_size() {
         vbds.push((vbd, format!("/dev/{device}")));
     }
     rig.check_real();
-    // Somebody uses one of them.
+    // A program uses one of them.
     let held = fs::OpenOptions::new();
     let mut held = held;
     let user = std::os::unix::fs::OpenOptionsExt::custom_flags(held.read(true).write(true), libc::O_EXCL)
         .open(&vbds[0].1)
-        .expect("nobody else has it");
+        .expect("no other program has it open");
     std::io::Write::write_all(&mut &user, &[0x5a; 4096]).expect("written");
     user.sync_all().expect("flushed");
     let error = rig.refused("VBD.unplug", vec![vbds[0].0.as_str().into()]);

@@ -191,7 +191,7 @@ impl Rig {
         self.text("VDI.create", vec![record_of(record)])
     }
 
-    /// A machine that is simulated.
+    /// A simulated VM.
     pub fn make_vm(&self, platform: &[(&str, &str)]) -> String {
         let record = [
             ("name_label", Value::string("guest")),
@@ -228,7 +228,7 @@ impl Rig {
 
     pub fn control_domain(&self) -> String {
         let all = self.stack.db.all("VM");
-        all.into_iter().find(|vm| vm.bool("is_control_domain")).expect("the host's machine").reference.clone()
+        all.into_iter().find(|vm| vm.bool("is_control_domain")).expect("the host's VM").reference.clone()
     }
 
     /// Nothing runs, nothing is half done, and records, notes and processes agree.
@@ -251,13 +251,13 @@ impl Rig {
             notes.iter().map(|note| format!("OpaqueRef:{}", note.spec.vbd)).collect();
         held.sort();
         known.sort();
-        assert_eq!(held, known, "who holds VDIs, and who has a disk");
+        assert_eq!(held, known, "holders of VDIs, and VBDs that have a disk");
         let left = self.stack.db.notes("machines/");
         assert!(left.is_empty(), "nothing is half done: {left:?}");
         if let Some(backend) = backend {
             let mut wanted: Vec<_> = notes.iter().filter_map(|note| note.process).collect();
             wanted.sort();
-            // One that was being started when its daemon was killed ends by itself, when nobody hears its first word.
+            // A process that was being started when its daemon was killed ends by itself: nothing reads its first line.
             let until = Instant::now() + Duration::from_secs(20);
             loop {
                 let mut runs: Vec<_> = backend.ours().into_iter().map(|(process, _)| process).collect();
@@ -277,7 +277,7 @@ impl Rig {
         }
     }
 
-    /// [`Self::check`], and the processes of the machine too.
+    /// [`Self::check`], and the processes of the host too.
     #[track_caller]
     pub fn check_real(&self) {
         self.check(Some(&*Self::backend(&self.dir, disk_program())));

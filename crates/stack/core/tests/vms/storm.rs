@@ -8,8 +8,8 @@ use tapio_model::Value;
 use crate::pretend::Pretend;
 use crate::rig::{MIB, Rig};
 
-/// A machine whose disks all read one VDI.
-fn machine(rig: &Rig, vdi: &str, disks: usize) -> String {
+/// A VM whose disks all read one VDI.
+fn vm_reading(rig: &Rig, vdi: &str, disks: usize) -> String {
     let vm = rig.make_vm(&[]);
     for place in 0..disks {
         let more = [("mode", Value::string("RO")), ("userdevice", Value::string(place.to_string()))];
@@ -19,11 +19,11 @@ fn machine(rig: &Rig, vdi: &str, disks: usize) -> String {
 }
 
 #[test]
-fn a_storm_of_a_hundred_and_twenty_five_machines_with_eight_disks() {
+fn a_storm_of_a_hundred_and_twenty_five_vms_with_eight_disks() {
     let rig = Rig::pretended();
     let sr = rig.make_sr();
     let vdi = rig.make_vdi(&sr, MIB);
-    let vms: Vec<String> = (0..125).map(|_| machine(&rig, &vdi, 8)).collect();
+    let vms: Vec<String> = (0..125).map(|_| vm_reading(&rig, &vdi, 8)).collect();
     let storm = |method: &str, more: &[Value]| {
         let begun = Instant::now();
         let tasks: Vec<String> = vms
@@ -44,7 +44,7 @@ fn a_storm_of_a_hundred_and_twenty_five_machines_with_eight_disks() {
     let down = storm("Async.VM.hard_shutdown", &[]);
     assert_eq!(rig.stack.disks.all().len(), 0);
     rig.check(None);
-    println!("125 machines with 8 disks: up in {up:?}, down in {down:?}");
+    println!("125 VMs with 8 disks: up in {up:?}, down in {down:?}");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn disks_are_plugged_beside_each_other() {
     let rig = Rig::with(std::sync::Arc::new(Pretend::opening_in(open)));
     let sr = rig.make_sr();
     let vdi = rig.make_vdi(&sr, MIB);
-    let vm = machine(&rig, &vdi, 20);
+    let vm = vm_reading(&rig, &vdi, 20);
     let time = |per_vm: usize| {
         let host = Value::string(&rig.stack.db.all("host")[0].reference);
         let key = Value::string("max-parallel-per-vm");

@@ -12,7 +12,7 @@ fn start(vm: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_machine_lives() {
+fn a_vm_lives() {
     let rig = Rig::pretended();
     let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
     let vbds: Vec<String> = (0..8).map(|_| rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB))).collect();
@@ -100,7 +100,7 @@ fn guests_end_by_themselves() {
 }
 
 #[test]
-fn machines_are_cloned_copied_and_kept_as_snapshots() {
+fn vms_are_cloned_copied_and_kept_as_snapshots() {
     let rig = Rig::pretended();
     let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
     let vbd = rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));

@@ -23,7 +23,7 @@ fn start(vm: &str) -> Vec<Value> {
     vec![vm.into(), false.into(), false.into()]
 }
 
-/// What the driver of a machine was given for its only disk.
+/// What the driver of a VM was given for its only disk.
 fn given(rig: &Rig, vm: &str) -> serde_json::Value {
     let place = rig.get("VM", vm).uuid().expect("a uuid").simple().to_string();
     let record = fs::read(rig.dir.join("run/vm").join(place).join("machine.json")).expect("its record");
@@ -54,7 +54,7 @@ fn a_disk_of_xen_names_its_process_and_is_given_again_when_that_changes() {
     assert_eq!(node(), path(first.pid));
     assert_eq!(given(&rig, &vm)["facts"]["polling_us"], 8_000);
     assert_eq!(given(&rig, &vm)["facts"]["vdi"], rig.get("VDI", &vdi).text("uuid"));
-    // Whoever connects the guest adds the front end.
+    // The back end of Xen adds the front end when it connects the guest.
     let mut client = OwnClient::connect(&RunDir::new(&control), first.pid).expect("it listens");
     let disks = client.call(&command::List {}, &[], Some(Duration::from_secs(5))).expect("an answer");
     assert!(disks[0].image.is_some() && disks[0].fronts.is_empty(), "{disks:?}");
@@ -99,7 +99,7 @@ fn the_page_pool_of_an_sr_is_as_large_as_it_says_from_the_first_plug_to_the_last
     }
     rig.call("VM.start", start(&vms[0]));
     assert_eq!(pages(), [1408]);
-    // It stays as it was made, for those who come later, too.
+    // It stays as it was made, for later disks too.
     rig.call("SR.set_other_config", vec![sr.as_str().into(), Value::string_map([(key, "8")])]);
     rig.call("VM.start", start(&vms[1]));
     assert_eq!(pages(), [1408]);

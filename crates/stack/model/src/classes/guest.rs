@@ -9,7 +9,7 @@ const PROTOCOL: Type = Type::Enum(&Enum { name: "console_protocol", words: &["vt
 /// The class `VM_metrics`.
 pub static VM_METRICS_CLASS: Class = Class {
     name: "VM_metrics",
-    doc: "Measurements of a machine",
+    doc: "Measurements of a VM",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
@@ -25,7 +25,7 @@ pub static VM_METRICS_CLASS: Class = Class {
         runtime("last_updated", DATE_TIME, "When this was last brought up to date"),
         writable("other_config", STRING_MAP, "Anything its users want to note"),
         runtime("hvm", BOOL, "Whether it has full hardware"),
-        runtime("nested_virt", BOOL, "Whether it can run machines itself"),
+        runtime("nested_virt", BOOL, "Whether the guest can run VMs itself"),
         runtime("nomigrate", BOOL, "Whether it cannot be moved"),
         runtime("current_domain_type", DOMAIN_TYPE, "Kind of domain it runs as").or_text("unspecified"),
     ],
@@ -70,13 +70,13 @@ pub static VM_GUEST_METRICS_CLASS: Class = Class {
 /// The class `console`.
 pub static CONSOLE_CLASS: Class = Class {
     name: "console",
-    doc: "A console of a machine",
+    doc: "A console of a VM",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("protocol", PROTOCOL, "What is spoken on it"),
         runtime("location", STRING, "Where it is reached"),
-        runtime("VM", VM, "The machine"),
+        runtime("VM", VM, "The VM"),
         writable("other_config", STRING_MAP, "Anything its users want to note"),
         runtime("port", INT, "TCP port, where it has one"),
     ],
@@ -90,11 +90,11 @@ pub static CONSOLE_CLASS: Class = Class {
 /// The class `crashdump`.
 pub static CRASHDUMP_CLASS: Class = Class {
     name: "crashdump",
-    doc: "What a machine left when it crashed",
+    doc: "The crash dump of a VM",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
-        runtime("VM", VM, "The machine"),
+        runtime("VM", VM, "The VM"),
         runtime("VDI", VDI, "The disk it lies in"),
         writable("other_config", STRING_MAP, "Anything its users want to note"),
     ],

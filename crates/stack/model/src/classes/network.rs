@@ -26,7 +26,7 @@ const VIF_IPV6_MODE: Type =
 /// The class `network`.
 pub static NETWORK_CLASS: Class = Class {
     name: "network",
-    doc: "A network that machines can be on",
+    doc: "A network that VMs can be on",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
@@ -132,15 +132,15 @@ pub static PIF_METRICS_CLASS: Class = Class {
 /// The class `VIF`.
 pub static VIF_CLASS: Class = Class {
     name: "VIF",
-    doc: "A network interface of a machine",
+    doc: "A network interface of a VM",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         allowed_operations(&VIF_OPERATION),
         current_operations(&VIF_OPERATION),
-        creator("device", STRING, "Place in the machine: a number from 0").required(),
+        creator("device", STRING, "Position in the VM: a number from 0").required(),
         creator("network", NETWORK, "The network it leads to").required(),
-        creator("VM", VM, "The machine").required(),
+        creator("VM", VM, "The VM").required(),
         creator("MAC", STRING, "Its hardware address"),
         creator("MTU", INT, "Bytes of a frame").or_int(1500),
         writable("other_config", STRING_MAP, "Anything its users want to note"),
@@ -173,7 +173,7 @@ pub static VIF_CLASS: Class = Class {
 /// The class `VIF_metrics`.
 pub static VIF_METRICS_CLASS: Class = Class {
     name: "VIF_metrics",
-    doc: "Measurements of a network interface of a machine",
+    doc: "Measurements of a network interface of a VM",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),

@@ -35,7 +35,7 @@ pub(super) static CLUSTER: Class =
 pub(super) static CLUSTER_HOST: Class =
     none("Cluster_host", "A host's part in a cluster; there is none here", UNNAMED);
 pub(super) static DR_TASK: Class =
-    none("DR_task", "A disaster recovery under way; there is none here", UNNAMED);
+    none("DR_task", "A disaster recovery in progress; there is none here", UNNAMED);
 pub(super) static DRIVER_VARIANT: Class =
     none("Driver_variant", "A version of a driver of a host; there is none here", UNNAMED);
 pub(super) static FEATURE: Class =
@@ -67,7 +67,7 @@ pub(super) static PVS_CACHE_STORAGE: Class = none(
     UNNAMED,
 );
 pub(super) static PVS_PROXY: Class =
-    none("PVS_proxy", "A cache between a machine and a provisioning site; there is none here", UNNAMED);
+    none("PVS_proxy", "A cache between a VM and a provisioning site; there is none here", UNNAMED);
 pub(super) static PVS_SERVER: Class =
     none("PVS_server", "A server of a provisioning site; there is none here", UNNAMED);
 pub(super) static PVS_SITE: Class =
@@ -82,17 +82,17 @@ pub(super) static TUNNEL: Class =
 pub(super) static USB_GROUP: Class =
     none("USB_group", "USB devices that can stand for each other; there is none here", NAMED);
 pub(super) static VGPU: Class =
-    none("VGPU", "A virtual graphics processor of a machine; there is none here", UNNAMED);
+    none("VGPU", "A virtual graphics processor of a VM; there is none here", UNNAMED);
 pub(super) static VGPU_TYPE: Class =
     none("VGPU_type", "A kind of virtual graphics processor; there is none here", UNNAMED);
 pub(super) static VLAN: Class =
     none("VLAN", "A tagged network on a network interface; there is none here", UNNAMED);
 pub(super) static VM_APPLIANCE: Class =
-    none("VM_appliance", "Machines that start and end together; there is none here", NAMED);
+    none("VM_appliance", "VMs that start and end together; there is none here", NAMED);
 pub(super) static VM_GROUP: Class =
-    none("VM_group", "Machines that are placed by a common rule; there is none here", NAMED);
+    none("VM_group", "VMs that are placed by a common rule; there is none here", NAMED);
 pub(super) static VMPP: Class =
     none("VMPP", "A plan of backups, in the way of older versions; there is none here", NAMED);
 pub(super) static VMSS: Class = none("VMSS", "A plan of snapshots; there is none here", NAMED);
-pub(super) static VTPM: Class = none("VTPM", "A TPM of a machine; there is none here", UNNAMED);
-pub(super) static VUSB: Class = none("VUSB", "A USB device of a machine; there is none here", UNNAMED);
+pub(super) static VTPM: Class = none("VTPM", "A TPM of a VM; there is none here", UNNAMED);
+pub(super) static VUSB: Class = none("VUSB", "A USB device of a VM; there is none here", UNNAMED);

@@ -12,12 +12,12 @@ pub static SESSION_CLASS: Class = Class {
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("this_host", HOST, "The host it was opened on"),
-        runtime("this_user", USER, "Nobody; kept for older clients"),
+        runtime("this_user", USER, "No user; kept for older clients"),
         runtime("last_active", DATE_TIME, "When it was last used"),
         runtime("pool", BOOL, "Whether a host of the pool opened it"),
         writable("other_config", STRING_MAP, "Anything its users want to note"),
         runtime("is_local_superuser", BOOL, "Whether it may do everything on this host"),
-        runtime("subject", SUBJECT, "Who opened it, where a directory knows"),
+        runtime("subject", SUBJECT, "The subject that opened it, if a directory knows it"),
         runtime("validation_time", DATE_TIME, "When that was last checked"),
         runtime("auth_user_sid", STRING, "Name of the user in the directory"),
         runtime("auth_user_name", STRING, "Account"),
@@ -66,7 +66,7 @@ pub static SESSION_CLASS: Class = Class {
 /// The class `role`.
 pub static ROLE_CLASS: Class = Class {
     name: "role",
-    doc: "What somebody may do",
+    doc: "A set of permissions that a user can have",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),

@@ -13,7 +13,7 @@ pub static SM_CLASS: Class = Class {
         runtime("name_label", STRING, "Name for people"),
         runtime("name_description", STRING, "What it is, for people"),
         runtime("type", STRING, "SR type it serves"),
-        runtime("vendor", STRING, "Who made it"),
+        runtime("vendor", STRING, "Vendor of the driver"),
         runtime("copyright", STRING, "Whose it is"),
         runtime("version", STRING, "Its version"),
         runtime("required_api_version", STRING, "Version of the storage interface it speaks"),

@@ -13,7 +13,7 @@ const OPERATION: Type = Type::Enum(&Enum { name: "task_allowed_operations", word
 /// The class `task`.
 pub static TASK_CLASS: Class = Class {
     name: "task",
-    doc: "Work under way; it belongs to the account that began it, which may change it whatever its role",
+    doc: "Work in progress; it belongs to the account that began it, which may change it whatever its role",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),

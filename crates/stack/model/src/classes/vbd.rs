@@ -14,21 +14,21 @@ const TYPE: Type = Type::Enum(&Enum { name: "vbd_type", words: &["CD", "Disk", "
 /// The class `VBD`.
 pub static VBD_CLASS: Class = Class {
     name: "VBD",
-    doc: "A disk or drive of a machine",
+    doc: "A disk or drive of a VM",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         allowed_operations(&OPERATION),
         current_operations(&OPERATION),
-        creator("VM", VM, "The machine").required(),
+        creator("VM", VM, "The VM").required(),
         creator("VDI", VDI, "The disk; none for an empty drive"),
         creator("device", STRING, "Name of the device where it is plugged"),
-        writable("userdevice", STRING, "Place in the machine: a number from 0, or autodetect")
+        writable("userdevice", STRING, "Position in the VM: a number from 0, or autodetect")
             .or_text("autodetect"),
-        writable("bootable", BOOL, "Whether the machine boots from it"),
+        writable("bootable", BOOL, "Whether the VM boots from it"),
         creator("mode", MODE, "Whether the guest may write").or_text("RW"),
         writable("type", TYPE, "What the guest takes it for").or_text("Disk"),
-        writable("unpluggable", BOOL, "Whether it may be unplugged while the machine runs").or_bool(true),
+        writable("unpluggable", BOOL, "Whether it may be unplugged while the VM runs").or_bool(true),
         runtime("storage_lock", BOOL, "Whether the storage has locked it").volatile(),
         creator("empty", BOOL, "Whether the drive is empty"),
         writable("other_config", STRING_MAP, "Anything its users want to note"),
@@ -48,12 +48,12 @@ pub static VBD_CLASS: Class = Class {
         msg("insert", VmAdmin, "Puts a medium into a drive")
             .takes(&[p("vbd", VBD), p("vdi", VDI)])
             .fails(&["VBD_NOT_REMOVABLE_MEDIA", "VBD_NOT_EMPTY"]),
-        msg("plug", VmAdmin, "Gives the disk to the running machine").takes(&[p("self", VBD)]).fails(&[
+        msg("plug", VmAdmin, "Plugs the disk into the running VM").takes(&[p("self", VBD)]).fails(&[
             "DEVICE_ALREADY_ATTACHED",
             "VM_BAD_POWER_STATE",
             "VDI_IN_USE",
         ]),
-        msg("unplug", VmAdmin, "Takes the disk from the running machine; the guest may refuse. A 'timeout' (ours) ends it after so many seconds")
+        msg("unplug", VmAdmin, "Unplugs the disk from the running VM; the guest may refuse. A 'timeout' (ours) ends it after so many seconds")
             .takes(&[p("self", VBD), opt("timeout", INT)])
             .fails(&[
                 "DEVICE_DETACH_REJECTED",
@@ -61,7 +61,7 @@ pub static VBD_CLASS: Class = Class {
                 "DEVICE_ALREADY_DETACHED",
                 "VBD_NOT_UNPLUGGABLE",
             ]),
-        msg("unplug_force", VmAdmin, "Takes the disk from the running machine without asking the guest")
+        msg("unplug_force", VmAdmin, "Unplugs the disk from the running VM without asking the guest")
             .takes(&[p("self", VBD)])
             .fails(&["DEVICE_ALREADY_DETACHED", "VBD_NOT_UNPLUGGABLE"]),
         msg("assert_attachable", ReadOnly, "Fails where plugging it would fail")
@@ -80,7 +80,7 @@ pub static VBD_CLASS: Class = Class {
 /// The class `VBD_metrics`.
 pub static VBD_METRICS_CLASS: Class = Class {
     name: "VBD_metrics",
-    doc: "Measurements of a disk of a machine; its numbers are in the metrics now",
+    doc: "Measurements of a disk of a VM; its numbers are in the metrics now",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),

@@ -78,13 +78,13 @@ pub static VDI_CLASS: Class = Class {
         allowed_operations(&OPERATION),
         current_operations(&OPERATION),
         creator("SR", SR, "Where it lies").required(),
-        runtime("VBDs", VBDS, "The machines that have it").inverse("VBD", "VDI"),
+        runtime("VBDs", VBDS, "The VMs that have it").inverse("VBD", "VDI"),
         runtime("crash_dumps", CRASHDUMPS, "Crash dumps that lie in it").inverse("crashdump", "VDI"),
         creator("virtual_size", INT, "Bytes the guest sees").required(),
         runtime("physical_utilisation", INT, "Bytes it takes in the SR"),
         creator("type", TYPE, "What it is used for").or_text("user"),
-        creator("sharable", BOOL, "Whether several machines may write to it"),
-        creator("read_only", BOOL, "Whether nobody may write to it"),
+        creator("sharable", BOOL, "Whether several VMs may write to it"),
+        creator("read_only", BOOL, "Whether it is read-only"),
         writable("other_config", STRING_MAP, "Anything its users want to note"),
         runtime("storage_lock", BOOL, "Whether the storage has locked it").volatile(),
         runtime("location", STRING, "Its name in the SR"),
@@ -100,7 +100,7 @@ pub static VDI_CLASS: Class = Class {
         runtime("snapshot_time", DATE_TIME, "When the snapshot was taken"),
         writable("tags", STRING_SET, "Words its users gave it"),
         runtime("allow_caching", BOOL, "Whether a local cache may hold parts of it"),
-        runtime("on_boot", ON_BOOT, "What happens to it when its machine starts").or_text("persist"),
+        runtime("on_boot", ON_BOOT, "What happens to it when its VM starts").or_text("persist"),
         runtime("metadata_of_pool", POOL, "The pool whose metadata it holds"),
         runtime("metadata_latest", BOOL, "Whether the metadata it holds is the newest"),
         runtime("is_tools_iso", BOOL, "Whether it is the image with the guest tools"),
@@ -154,11 +154,11 @@ pub static VDI_CLASS: Class = Class {
             .fails(&["SR_OPERATION_NOT_SUPPORTED"]),
         msg("set_name_label", VmAdmin, "Names it").takes(&[p("self", VDI), p("value", STRING)]),
         msg("set_name_description", VmAdmin, "Describes it").takes(&[p("self", VDI), p("value", STRING)]),
-        msg("set_sharable", VmAdmin, "Says whether several machines may write to it")
+        msg("set_sharable", VmAdmin, "Says whether several VMs may write to it")
             .takes(&[p("self", VDI), p("value", BOOL)]),
-        msg("set_read_only", VmAdmin, "Says whether nobody may write to it")
+        msg("set_read_only", VmAdmin, "Says whether it is read-only")
             .takes(&[p("self", VDI), p("value", BOOL)]),
-        msg("set_on_boot", VmAdmin, "Says what happens to it when its machine starts")
+        msg("set_on_boot", VmAdmin, "Says what happens to it when its VM starts")
             .takes(&[p("self", VDI), p("value", ON_BOOT)])
             .fails(&["SR_OPERATION_NOT_SUPPORTED", "VDI_IN_USE"]),
         msg("set_allow_caching", VmAdmin, "Says whether a local cache may hold parts of it")

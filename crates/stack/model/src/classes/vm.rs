@@ -1,4 +1,4 @@
-//! Virtual machines.
+//! Virtual machines (VMs).
 
 use super::row::*;
 use crate::Role::{PoolOperator, ReadOnly, VmAdmin};
@@ -80,7 +80,7 @@ const AFTER_SOFTREBOOT: Type = Type::Enum(&Enum {
 /// The class `VM`.
 pub static VM_CLASS: Class = Class {
     name: "VM",
-    doc: "A virtual machine, a template or a snapshot of one",
+    doc: "A virtual machine (VM), a template or a snapshot of one",
     kind: Kind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
@@ -90,7 +90,7 @@ pub static VM_CLASS: Class = Class {
         writable("name_description", STRING, "What it is, for people"),
         creator("power_state", POWER_STATE, "Whether it runs"),
         writable("user_version", INT, "Number its creator gave it"),
-        writable("is_a_template", BOOL, "Whether machines are made from it rather than started"),
+        writable("is_a_template", BOOL, "Whether it is a template, from which VMs are made"),
         runtime("is_default_template", BOOL, "Whether it came with the toolstack"),
         creator("suspend_VDI", VDI, "Where its memory lies while it is suspended"),
         runtime("resident_on", HOST, "The host it runs on"),
@@ -152,7 +152,7 @@ pub static VM_CLASS: Class = Class {
             "Operations that are refused, and the error each gives",
         ),
         runtime("snapshot_info", STRING_MAP, "How the snapshot was taken"),
-        runtime("snapshot_metadata", STRING, "The machine as it was when the snapshot was taken"),
+        runtime("snapshot_metadata", STRING, "The VM as it was when the snapshot was taken"),
         runtime("parent", VM, "What it was made from"),
         runtime("children", VMS, "What was made from it").inverse("VM", "parent"),
         runtime("bios_strings", STRING_MAP, "Texts of the firmware"),
@@ -161,14 +161,14 @@ pub static VM_CLASS: Class = Class {
         creator("snapshot_schedule", VMSS, "When snapshots are taken"),
         creator("is_vmss_snapshot", BOOL, "Whether a schedule took this snapshot"),
         creator("appliance", VM_APPLIANCE, "The appliance it belongs to"),
-        creator("start_delay", INT, "Seconds after its start before the next machine starts"),
-        creator("shutdown_delay", INT, "Seconds after its end before the next machine ends"),
-        creator("order", INT, "Its place when several machines start"),
+        creator("start_delay", INT, "Seconds after its start before the next VM starts"),
+        creator("shutdown_delay", INT, "Seconds after its end before the next VM ends"),
+        creator("order", INT, "Its place when several VMs start"),
         runtime("VGPUs", VGPUS, "Its virtual graphics"),
         runtime("attached_PCIs", PCIS, "PCI devices it has"),
         writable("suspend_SR", SR, "Where its memory goes when it is suspended"),
         creator("version", INT, "Number of times it was recovered"),
-        creator("generation_id", STRING, "Changes whenever the machine goes back in time").or_text("0:0"),
+        creator("generation_id", STRING, "Changes whenever the VM goes back in time").or_text("0:0"),
         writable("hardware_platform_version", INT, "Version of the virtual hardware it needs"),
         creator("has_vendor_device", BOOL, "Whether it shows a device for driver updates"),
         runtime("requires_reboot", BOOL, "Whether it must restart to take changes"),
@@ -188,11 +188,11 @@ pub static VM_CLASS: Class = Class {
             .takes(&[p("vm", VM), p("new_name", STRING), opt("ignore_vdis", VDIS)])
             .gives(VM)
             .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
-        msg("clone", VmAdmin, "Makes a new machine like it, whose disks share what is the same")
+        msg("clone", VmAdmin, "Makes a new VM like it, whose disks share what is the same")
             .takes(&[p("vm", VM), p("new_name", STRING)])
             .gives(VM)
             .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
-        msg("copy", VmAdmin, "Makes a new machine like it with copies of its disks")
+        msg("copy", VmAdmin, "Makes a new VM like it with copies of its disks")
             .takes(&[p("vm", VM), p("new_name", STRING), opt("sr", SR)])
             .gives(VM)
             .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
@@ -302,13 +302,13 @@ pub static VM_CLASS: Class = Class {
             .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
         msg("set_actions_after_crash", VmAdmin, "Says what happens when the guest crashes")
             .takes(&[p("self", VM), p("value", AFTER_CRASH)]),
-        msg("set_order", PoolOperator, "Sets its place when several machines start")
+        msg("set_order", PoolOperator, "Sets its place when several VMs start")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VALUE_NOT_SUPPORTED"]),
-        msg("set_start_delay", PoolOperator, "Sets seconds after its start before the next machine starts")
+        msg("set_start_delay", PoolOperator, "Sets seconds after its start before the next VM starts")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VALUE_NOT_SUPPORTED"]),
-        msg("set_shutdown_delay", PoolOperator, "Sets seconds after its end before the next machine ends")
+        msg("set_shutdown_delay", PoolOperator, "Sets seconds after its end before the next VM ends")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VALUE_NOT_SUPPORTED"]),
         msg("get_allowed_VBD_devices", ReadOnly, "Places that are free for a disk")

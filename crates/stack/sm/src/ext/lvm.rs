@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_belongs_to_whom_lvm_says() {
+    fn a_device_belongs_to_the_owner_that_lvm_reports() {
         let sr = Uuid::from_u128(0x1234);
         assert_eq!(owner_of(&format!("  {}|used\n", group(sr))), Owner::Sr(sr));
         assert_eq!(owner_of("  XSLocalEXT-mine|used\n"), Owner::Group("XSLocalEXT-mine".into()));

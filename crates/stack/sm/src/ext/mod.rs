@@ -294,7 +294,7 @@ impl SrDriver for Ext {
         let paths = device::named(config)?;
         let has_lvm = lvm::is_there();
         if paths.len() > 1 && !has_lvm {
-            let text = "several devices make one SR by LVM, which this machine lacks: name one device";
+            let text = "several devices make one SR by LVM, which this host lacks: name one device";
             return Err(errors::fail(91, text));
         }
         let force = config.get("force").is_some_and(|value| value == "true");

@@ -243,7 +243,7 @@ fn a_scan_of_ten_times_as_many_images_takes_about_ten_times_as_long() {
 }
 
 #[test]
-fn nobody_else_can_read_or_lock_what_an_sr_makes() {
+fn no_other_user_can_read_or_lock_what_an_sr_makes() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     let sr = place.create();

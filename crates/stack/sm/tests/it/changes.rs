@@ -94,7 +94,7 @@ fn a_chain_ends_at_thirty_images() {
     assert_eq!(place.files().len(), 30);
     sr.deactivate(&ctx, vdi).unwrap();
     sr.destroy(&ctx, vdi).unwrap();
-    assert_eq!(place.files(), [""; 0], "the whole chain was needed by nobody else");
+    assert_eq!(place.files(), [""; 0], "no other image needed the chain");
 }
 
 #[test]

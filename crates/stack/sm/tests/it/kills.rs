@@ -141,7 +141,7 @@ fn check(before: &Before, change: &str, step: &str) {
     }
     let parents: BTreeSet<Uuid> = found.iter().filter_map(|info| info.parent).collect();
     for info in found.iter().filter(|info| !info.managed) {
-        assert!(parents.contains(&info.uuid), "{what}: a base copy that nobody needs");
+        assert!(parents.contains(&info.uuid), "{what}: a base copy that no image needs");
     }
     let data = |vdi: Uuid| [0, 4 * MIB].map(|at| read(sr.as_ref(), vdi, at));
     let managed = |vdi: &Uuid| found.iter().any(|info| info.uuid == *vdi && info.managed);

@@ -95,7 +95,7 @@ fn changes_are_each_row_once_in_order() {
 }
 
 #[test]
-fn who_waits_for_a_change_gets_it() {
+fn a_waiter_for_a_change_gets_it() {
     each(|store| {
         let start = store.commit(put("/a", "1")).expect("a commit");
         let began = Instant::now();

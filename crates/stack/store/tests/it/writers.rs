@@ -65,7 +65,9 @@ fn commits_that_come_together_share_a_sync_and_fail_alone() {
                         txn.puts.push((key, String::new()));
                         assert!(matches!(store.commit(txn), Err(StoreError::Conflict(..))));
                     } else {
-                        store.commit(put_if(&key, Expect::Absent, "x")).expect("nobody else has this key");
+                        store
+                            .commit(put_if(&key, Expect::Absent, "x"))
+                            .expect("no other writer has this key");
                     }
                 }
             });

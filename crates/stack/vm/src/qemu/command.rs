@@ -119,10 +119,10 @@ pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> R
         return Err(why);
     }
     let mib = spec.memory >> 20;
-    let machine = word(spec, "machine", "", "pc")?;
-    if !(machine == "pc" || machine.starts_with("pc-i440fx")) {
+    let kind = word(spec, "machine", "", "pc")?;
+    if !(kind == "pc" || kind.starts_with("pc-i440fx")) {
         return Err(format!(
-            "platform:machine is {machine:?}: only pc and its versions (pc-i440fx-...) have the bridges for disks"
+            "platform:machine is {kind:?}: only pc and its versions (pc-i440fx-...) have the bridges for disks"
         ));
     }
     let (accel, cpu) = match accel {
@@ -136,7 +136,7 @@ pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> R
     let mut line: Vec<OsString> = Vec::new();
     let mut option = |name: &str, value: &str| line.extend([OsString::from(name), OsString::from(value)]);
     option("-name", &format!("guest={}", escaped(&name)));
-    option("-machine", &format!("{machine},memory-backend=memory"));
+    option("-machine", &format!("{kind},memory-backend=memory"));
     // Disk processes map the guest's memory: a shared mapping of a file that can be handed to them.
     option("-object", &format!("memory-backend-memfd,id=memory,size={mib}M,share=on"));
     option("-accel", accel);

@@ -1,7 +1,7 @@
 //! QEMU, with KVM where that really works and its emulator elsewhere.
 //!
-//! The emulator is started when the VM is made, with its processors stopped, and is controlled over QMP (QEMU's
-//! machine protocol). A disk is a device behind a bridge, in a slot that follows from its position; bridges are there
+//! The emulator is started when the VM is made, with its processors stopped, and is controlled over QMP (the QEMU
+//! Machine Protocol). A disk is a device behind a bridge, in a slot that follows from its position; bridges are there
 //! from the start, because the firmware must know them for disks to come later.
 
 mod command;
@@ -73,7 +73,7 @@ impl Drop for Qemu {
     }
 }
 
-fn machine(place: Place, saved: Saved) -> Machine {
+fn guest(place: Place, saved: Saved) -> Machine {
     let way = Way::Socket(place.own().join("agent"));
     Machine::new(place, saved, way, Control::default())
 }
@@ -91,11 +91,11 @@ impl Qemu {
     /// Guests of an earlier daemon go on; those that ended meanwhile are reported.
     pub(crate) fn new(settings: &Settings) -> Self {
         let driver = Self { fleet: Fleet::new(NAME, settings), accel: OnceLock::new() };
-        driver.fleet.adopt_all(machine, |machine, process| driver.adopt(machine, process));
+        driver.fleet.adopt_all(guest, |guest, process| driver.adopt(guest, process));
         driver
     }
 
-    /// `kvm` or `tcg`: found out by trying, once until the VM is started anew.
+    /// `kvm` or `tcg`: found out by one try, which counts until the daemon ends.
     fn accel(&self) -> &'static str {
         self.accel.get_or_init(|| {
             let settings = &self.fleet.settings;
@@ -121,40 +121,40 @@ impl Qemu {
     }
 
     /// Speaks to a process from now on.
-    fn adopt(&self, machine: &Arc<Machine>, process: Process) -> Result<(), ApiError> {
+    fn adopt(&self, guest: &Arc<Machine>, process: Process) -> Result<(), ApiError> {
         let fleet = &self.fleet;
-        fleet.look_after(machine, process, false, end)?;
+        fleet.look_after(guest, process, false, end)?;
         let told = |error: std::io::Error| {
-            failed(machine.vm, "its emulator does not answer", cause(&machine.place, &error.to_string()))
+            failed(guest.vm, "its emulator does not answer", cause(&guest.place, &error.to_string()))
         };
         let stop = fleet.stop().map_err(told)?;
-        let qmp = self.connect(machine, stop).map_err(told)?;
-        *lock(&machine.own.0) = Some(Arc::clone(&qmp));
-        machine.agent.listen();
-        let status = machine.run("query-status", json!({}))?;
+        let qmp = self.connect(guest, stop).map_err(told)?;
+        *lock(&guest.own.0) = Some(Arc::clone(&qmp));
+        guest.agent.listen();
+        let status = guest.run("query-status", json!({}))?;
         let phase = match status["status"].as_str() {
             Some("running") => Phase::Running,
             Some("prelaunch") => Phase::Made,
             Some("shutdown" | "guest-panicked" | "internal-error") => {
                 // It ended while no daemon listened; the event is reported when the emulator's process has ended.
-                let _ = machine.run("quit", json!({}));
+                let _ = guest.run("quit", json!({}));
                 return Ok(());
             }
             _ => Phase::Paused,
         };
         // What it really has: a daemon may have died between keeping and doing.
-        let present = machine.devices()?;
-        machine.change(|saved| {
+        let present = guest.devices()?;
+        guest.change(|saved| {
             saved.phase = phase;
             saved.disks.retain(|position, _| present.contains(&device(*position)));
         })
     }
 
     /// Connects as soon as the emulator listens, or fails as soon as it has ended.
-    fn connect(&self, machine: &Machine, stop: Arc<crate::supervise::Stop>) -> std::io::Result<Arc<Qmp>> {
-        let (path, until) = (machine.place.own().join("qmp"), soon());
+    fn connect(&self, guest: &Machine, stop: Arc<crate::supervise::Stop>) -> std::io::Result<Arc<Qmp>> {
+        let (path, until) = (guest.place.own().join("qmp"), soon());
         while !path.exists() && Instant::now() < until {
-            if machine.process().is_none_or(|process| process.has_ended()) {
+            if guest.process().is_none_or(|process| process.has_ended()) {
                 return Err(std::io::Error::other("it ended at once"));
             }
             poll(&mut [], Instant::now() + Duration::from_millis(2));
@@ -163,17 +163,17 @@ impl Qemu {
     }
 
     /// Starts the emulator with its processors stopped.
-    fn start(&self, machine: &Arc<Machine>) -> Result<(), ApiError> {
+    fn start(&self, guest: &Arc<Machine>) -> Result<(), ApiError> {
         let settings = &self.fleet.settings;
-        let (vm, place) = (machine.vm, &machine.place);
-        let spec = machine.saved().spec;
+        let (vm, place) = (guest.vm, &guest.place);
+        let spec = guest.saved().spec;
         let told = |what: &'static str| move |error: std::io::Error| failed(vm, what, error);
         let own = |file: &Option<PathBuf>, copy: &str| {
             file.as_deref().map(|file| readable(place, file, copy)).transpose()
         };
         let kernel_file = own(&spec.kernel, "kernel").map_err(told("cannot use its kernel"))?;
         let ramdisk = match (&spec.kernel, &spec.ramdisk) {
-            (Some(kernel), None) => Some(self.embedded(machine, kernel)?),
+            (Some(kernel), None) => Some(self.embedded(guest, kernel)?),
             (_, ramdisk) => own(ramdisk, "ramdisk").map_err(told("cannot use its ramdisk"))?,
         };
         let kernel = kernel_file.as_deref().map(|file| Kernel {
@@ -215,15 +215,15 @@ impl Qemu {
         let confinement = Confinement::of(settings, place, &needs)
             .map_err(|why| failed(vm, "its guest cannot be confined", why))?;
         let process = Process::spawn(place, vm, command, &[], confinement)?;
-        self.adopt(machine, process)
+        self.adopt(guest, process)
     }
 
     /// The initramfs of guests with a kernel and no ramdisk.
-    fn embedded(&self, machine: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
+    fn embedded(&self, guest: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
         let settings = &self.fleet.settings;
-        let told = |error: std::io::Error| failed(machine.vm, "cannot make its initramfs", error);
+        let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
         let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel)).map_err(told)?;
-        let file = machine.place.join("initramfs");
+        let file = guest.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
         // For the guest's user; no other user passes through the directory.
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).map_err(told)?;
@@ -232,20 +232,17 @@ impl Qemu {
 }
 
 /// What the end of a VM's process meant: what the emulator told, or its guest.
-fn end(machine: &Machine, how: &str) -> VmEvent {
-    let said = verdict(machine.vm, &machine.place, how);
+fn end(guest: &Machine, how: &str) -> VmEvent {
+    let said = verdict(guest.vm, &guest.place, how);
     // What came last may still be on its way through the reader's thread, which ends with the connection.
-    let reason =
-        lock(&machine.own.0).clone().and_then(|qmp| qmp.end(Instant::now() + Duration::from_secs(1)));
+    let reason = lock(&guest.own.0).clone().and_then(|qmp| qmp.end(Instant::now() + Duration::from_secs(1)));
     match reason.as_deref() {
-        Some("guest-panic") => {
-            VmEvent::Crashed(machine.vm, cause(&machine.place, "the guest's kernel panicked"))
-        }
+        Some("guest-panic") => VmEvent::Crashed(guest.vm, cause(&guest.place, "the guest's kernel panicked")),
         // A kernel that panicked may have been told to start anew.
         Some("guest-reset") if !matches!(said, VmEvent::Crashed(_, ref why) if why.contains("panicked")) => {
-            VmEvent::Rebooted(machine.vm)
+            VmEvent::Rebooted(guest.vm)
         }
-        Some("guest-shutdown") => VmEvent::Halted(machine.vm),
+        Some("guest-shutdown") => VmEvent::Halted(guest.vm),
         _ => said,
     }
 }
@@ -317,7 +314,7 @@ impl Machine {
         fs::metadata(socket)
             .map_err(|error| failed(self.vm, format!("disk {position}: {}", socket.display()), error))?;
         let (bus, slot) = command::place_of(&spec, position).ok_or_else(|| {
-            illegal_device(disk.spec.vbd, position, "the machine has fewer places: see platform:max_disks")
+            illegal_device(disk.spec.vbd, position, "the VM has fewer positions: see platform:max_disks")
         })?;
         let (id, chardev) = (device(position), format!("c{position}"));
         let qmp = self.qmp()?;
@@ -434,18 +431,18 @@ impl VmDriver for Qemu {
     }
 
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
-        let machine = self.fleet.machine(vm)?;
-        let spec = machine.saved().spec;
+        let guest = self.fleet.machine(vm)?;
+        let spec = guest.saved().spec;
         let position = disk.position;
         if command::place_of(&spec, position).is_none() {
             return Err(illegal_device(
                 disk.vbd,
                 position,
-                "the machine has fewer places: see platform:max_disks",
+                "the VM has fewer positions: see platform:max_disks",
             ));
         }
         Ok(FrontSpec::VhostUser {
-            socket: machine.place.join(&position.to_string()),
+            socket: guest.place.join(&position.to_string()),
             queues: command::queues(&spec),
         })
     }
@@ -457,7 +454,7 @@ impl VmDriver for Qemu {
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
         self.check()?;
-        let made = self.fleet.create(vm, Kernels::Linux, machine)?;
+        let made = self.fleet.create(vm, Kernels::Linux, guest)?;
         let started = self.start(&made);
         if started.is_err() {
             let _ = made.change(|saved| saved.is_ending = true);
@@ -470,29 +467,29 @@ impl VmDriver for Qemu {
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let machine = self.fleet.machine(vm)?;
+        let guest = self.fleet.machine(vm)?;
         let position = disk.spec.position;
-        if machine.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
+        if guest.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
             return Err(already_there(position));
         }
         if let FrontSpec::VhostUser { socket, .. } = &disk.front {
-            machine.place.give_away(socket)?;
+            guest.place.give_away(socket)?;
         }
         // Kept first: whatever dies on the way, this disk is known to be there, or on its way.
-        machine.change(|saved| {
+        guest.change(|saved| {
             saved.disks.insert(position, SavedDisk { disk: disk.clone(), slot: u16::from(position) });
         })?;
-        let added = machine.add(disk);
+        let added = guest.add(disk);
         let taken = added.and_then(|()| {
-            if machine.phase() != Phase::Running {
+            if guest.phase() != Phase::Running {
                 return Ok(());
             }
-            machine.wait_for_disk(disk).inspect_err(|_| {
-                let _ = machine.remove(position, Instant::now() + FORCE_LIMIT);
+            guest.wait_for_disk(disk).inspect_err(|_| {
+                let _ = guest.remove(position, Instant::now() + FORCE_LIMIT);
             })
         });
         if taken.is_err() {
-            machine.change(|saved| {
+            guest.change(|saved| {
                 saved.disks.remove(&position);
             })?;
         }
@@ -500,12 +497,12 @@ impl VmDriver for Qemu {
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
-        let Some(machine) = self.fleet.find(vm) else { return Ok(()) };
-        if machine.disk(disk).is_none() {
+        let Some(guest) = self.fleet.find(vm) else { return Ok(()) };
+        if guest.disk(disk).is_none() {
             return Ok(());
         }
         let (vbd, position) = (disk.vbd, disk.position);
-        let phase = machine.phase();
+        let phase = guest.phase();
         if phase == Phase::Paused && !force {
             let why = "the guest is paused and cannot be asked; unpause it, or use force";
             return Err(detach_rejected(vbd, why));
@@ -513,10 +510,10 @@ impl VmDriver for Qemu {
         // Linux releases a device even while a file system on it is mounted: the agent is asked first.
         if phase == Phase::Running
             && !force
-            && has_agent(&machine.saved().spec)
-            && let Some(path) = machine.path_of(position)?
+            && has_agent(&guest.saved().spec)
+            && let Some(path) = guest.path_of(position)?
         {
-            match machine.agent.ask(&format!("idle {path}"), until) {
+            match guest.agent.ask(&format!("idle {path}"), until) {
                 Ok(_) => {}
                 Err(Refusal::No(text)) => return Err(detach_rejected(vbd, text)),
                 Err(Refusal::Silent(_)) => {
@@ -525,7 +522,7 @@ impl VmDriver for Qemu {
             }
         }
         let until = if force { until.min(Instant::now() + FORCE_LIMIT) } else { until };
-        match machine.remove(position, until) {
+        match guest.remove(position, until) {
             Ok(()) => {}
             Err(why) if force => {
                 tracing::warn!(%vm, %vbd, "a disk is taken from a guest that did not let go of it: {why:?}");
@@ -538,40 +535,40 @@ impl VmDriver for Qemu {
                 return Err(detach_timeout(vbd, why));
             }
         }
-        machine.change(|saved| {
+        guest.change(|saved| {
             saved.disks.remove(&position);
         })
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.fleet.machine(vm)?;
-        if machine.phase() == Phase::Made {
+        let guest = self.fleet.machine(vm)?;
+        if guest.phase() == Phase::Made {
             // The firmware shall see what was plugged since, and in which order to boot from it.
-            machine.run("system_reset", json!({}))?;
+            guest.run("system_reset", json!({}))?;
             // From now on a reboot of the guest is an event for the daemon, which makes the VM again.
-            machine.run("set-action", json!({ "reboot": "shutdown" }))?;
+            guest.run("set-action", json!({ "reboot": "shutdown" }))?;
         }
-        machine.run("cont", json!({}))?;
-        machine.change(|saved| saved.phase = Phase::Running)
+        guest.run("cont", json!({}))?;
+        guest.change(|saved| saved.phase = Phase::Running)
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.fleet.machine(vm)?;
-        if machine.phase() != Phase::Running {
+        let guest = self.fleet.machine(vm)?;
+        if guest.phase() != Phase::Running {
             return Ok(());
         }
-        machine.run("stop", json!({}))?;
-        machine.change(|saved| saved.phase = Phase::Paused)
+        guest.run("stop", json!({}))?;
+        guest.change(|saved| saved.phase = Phase::Paused)
     }
 
     fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
-        let Some(machine) = self.fleet.find(vm) else { return Ok(()) };
+        let Some(guest) = self.fleet.find(vm) else { return Ok(()) };
         let begun = Instant::now();
-        if let Some(process) = machine.process() {
-            machine.change(|saved| saved.is_ending = true)?;
+        if let Some(process) = guest.process() {
+            guest.change(|saved| saved.is_ending = true)?;
             if kind == ShutdownKind::Clean {
-                if let Err(error) = ask_to_end(&machine, &process, until) {
-                    machine.change(|saved| saved.is_ending = false)?;
+                if let Err(error) = ask_to_end(&guest, &process, until) {
+                    guest.change(|saved| saved.is_ending = false)?;
                     return Err(error.unwrap_or_else(|| shutdown_timeout(vm, begun.elapsed())));
                 }
             } else if !process.kill() {
@@ -583,20 +580,20 @@ impl VmDriver for Qemu {
             }
             let _ = process.status();
         }
-        self.fleet.forget(&machine);
+        self.fleet.forget(&guest);
         Ok(())
     }
 
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
-        Ok(self.fleet.find(vm).map_or(VmState::Halted, |machine| {
-            let has_ended = machine.process().is_none_or(|process| process.has_ended());
-            if has_ended { VmState::Halted } else { machine.state() }
+        Ok(self.fleet.find(vm).map_or(VmState::Halted, |guest| {
+            let has_ended = guest.process().is_none_or(|process| process.has_ended());
+            if has_ended { VmState::Halted } else { guest.state() }
         }))
     }
 
     fn console(&self, vm: Uuid) -> Option<PathBuf> {
-        let machine = self.fleet.find(vm)?;
-        machine.process().map(|_| machine.place.own().join("console"))
+        let guest = self.fleet.find(vm)?;
+        guest.process().map(|_| guest.place.own().join("console"))
     }
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {
@@ -605,18 +602,18 @@ impl VmDriver for Qemu {
 }
 
 /// Presses the power button, tells the agent where there is one, and waits for the end.
-fn ask_to_end(machine: &Machine, process: &Process, until: Instant) -> Result<(), Option<ApiError>> {
-    if machine.phase() != Phase::Running {
-        return Err(Some(bad_power_state(machine.vm, "Running", "Paused")));
+fn ask_to_end(guest: &Machine, process: &Process, until: Instant) -> Result<(), Option<ApiError>> {
+    if guest.phase() != Phase::Running {
+        return Err(Some(bad_power_state(guest.vm, "Running", "Paused")));
     }
     let hello = until.min(Instant::now() + HELLO_LIMIT);
-    let mut has_been_told = !has_agent(&machine.saved().spec);
+    let mut has_been_told = !has_agent(&guest.saved().spec);
     // A button that is pressed while the guest starts may go unseen.
     while !process.has_ended() {
         if !has_been_told {
-            has_been_told = machine.agent.ask("poweroff", hello).is_ok() || Instant::now() >= hello;
+            has_been_told = guest.agent.ask("poweroff", hello).is_ok() || Instant::now() >= hello;
         }
-        let _ = machine.run("system_powerdown", json!({}));
+        let _ = guest.run("system_powerdown", json!({}));
         if process.wait(until.min(Instant::now() + Duration::from_secs(5))) {
             break;
         }

@@ -1,4 +1,4 @@
-//! QEMU's machine protocol (docs/interop/qmp-spec.rst): a line of JSON per command, answer and event.
+//! The QEMU Machine Protocol (docs/interop/qmp-spec.rst): a line of JSON per command, answer and event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_greet_is_no_emulator() {
+    fn a_peer_that_does_not_greet_is_no_emulator() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
         let listener = UnixListener::bind(&path).unwrap();

@@ -72,7 +72,7 @@ impl Drop for Uml {
     }
 }
 
-fn machine(place: Place, saved: Saved) -> Machine {
+fn guest(place: Place, saved: Saved) -> Machine {
     let way = Way::Pipes(place.join("agent.in"), place.join("agent.out"));
     Machine::new(place, saved, way, Slots::default())
 }
@@ -81,14 +81,14 @@ impl Uml {
     /// Guests of an earlier daemon go on; those that ended meanwhile are reported.
     pub(crate) fn new(settings: &Settings) -> Self {
         let driver = Self(Fleet::new(NAME, settings));
-        driver.0.adopt_all(machine, |machine, process| driver.adopt(machine, process));
+        driver.0.adopt_all(guest, |guest, process| driver.adopt(guest, process));
         driver
     }
 
     /// Takes care of a process from now on.
-    fn adopt(&self, machine: &Arc<Machine>, process: Process) -> Result<(), ApiError> {
-        self.0.look_after(machine, process, true, |machine, how| verdict(machine.vm, &machine.place, how))?;
-        machine.change(|saved| {
+    fn adopt(&self, guest: &Arc<Machine>, process: Process) -> Result<(), ApiError> {
+        self.0.look_after(guest, process, true, |guest, how| verdict(guest.vm, &guest.place, how))?;
+        guest.change(|saved| {
             if saved.phase == Phase::Made {
                 saved.phase = Phase::Running;
             }
@@ -96,14 +96,14 @@ impl Uml {
     }
 
     /// The guest of VMs without a ramdisk, made when it is first needed.
-    fn embedded(&self, machine: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
+    fn embedded(&self, guest: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
         let settings = &self.0.settings;
-        let told = |error: std::io::Error| failed(machine.vm, "cannot make its initramfs", error);
+        let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
         let mut modules: Vec<PathBuf> = kernel.parent().map(Path::to_path_buf).into_iter().collect();
         let versions = fs::read_dir(&settings.uml_modules).into_iter().flatten().flatten();
         modules.extend(versions.map(|version| version.path()));
         let image = initramfs::embedded(&settings.busybox, &modules).map_err(told)?;
-        let file = machine.place.join("initramfs");
+        let file = guest.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
         // For the guest's user; no other user passes through the directory.
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).map_err(told)?;
@@ -111,11 +111,11 @@ impl Uml {
     }
 
     /// Starts the kernel.
-    fn start(&self, machine: &Arc<Machine>) -> Result<(), ApiError> {
+    fn start(&self, guest: &Arc<Machine>) -> Result<(), ApiError> {
         let settings = &self.0.settings;
-        let (vm, place) = (machine.vm, &machine.place);
+        let (vm, place) = (guest.vm, &guest.place);
         let told = |what: &'static str| move |error: std::io::Error| failed(vm, what, error);
-        let saved = machine.saved();
+        let saved = guest.saved();
         // Looked at again: disks were plugged meanwhile, which may take long.
         let spec = &boot::checked(settings, &saved.spec, Kernels::Uml)?;
         let kernel = match &spec.kernel {
@@ -125,7 +125,7 @@ impl Uml {
         let kernel = &kernel.map_err(told("cannot use its kernel"))?;
         let initrd = match &spec.ramdisk {
             Some(file) => readable(place, file, "ramdisk").map_err(told("cannot use its ramdisk"))?,
-            None => self.embedded(machine, spec.kernel.as_deref().unwrap_or(kernel))?,
+            None => self.embedded(guest, spec.kernel.as_deref().unwrap_or(kernel))?,
         };
         let console = (
             open_pipe(&place.join("console.in")).map_err(told("cannot make its console"))?,
@@ -145,9 +145,9 @@ impl Uml {
         let (arguments, slots) =
             command::line(spec, &initrd, wires, used).map_err(|why| failed(vm, "cannot start", why))?;
         for disk in saved.disks.values() {
-            machine.give_socket(&disk.disk)?;
+            guest.give_socket(&disk.disk)?;
         }
-        machine.change(|saved| saved.slots = slots)?;
+        guest.change(|saved| saved.slots = slots)?;
         let mut command = Command::new(kernel);
         command.args(arguments).env_clear();
         // The guest's memory is a file there; on a tmpfs it is memory.
@@ -169,10 +169,10 @@ impl Uml {
         }
         let confinement = Confinement::of(settings, place, &needs)
             .map_err(|why| failed(vm, "its guest cannot be confined", why))?;
-        machine.agent.listen();
+        guest.agent.listen();
         let process = Process::spawn(place, vm, command, &keep, confinement)?;
-        self.adopt(machine, process)?;
-        machine.wait_for_kernel()
+        self.adopt(guest, process)?;
+        guest.wait_for_kernel()
     }
 }
 
@@ -341,9 +341,9 @@ impl VmDriver for Uml {
     }
 
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
-        let machine = self.0.machine(vm)?;
-        let slot = machine.slot(disk)?;
-        Ok(FrontSpec::VhostUser { socket: machine.place.join(&slot.to_string()), queues: 1 })
+        let guest = self.0.machine(vm)?;
+        let slot = guest.slot(disk)?;
+        Ok(FrontSpec::VhostUser { socket: guest.place.join(&slot.to_string()), queues: 1 })
     }
 
     fn check_boot(&self, vm: &VmSpec, field: BootField) -> Result<(), ApiError> {
@@ -358,38 +358,38 @@ impl VmDriver for Uml {
         if let Some(why) = command::refused(vm, vm.ramdisk.as_deref().unwrap_or(&own)) {
             return Err(failed(vm.uuid, "cannot be made", why));
         }
-        self.0.create(vm, Kernels::Uml, machine).map(|_| ())
+        self.0.create(vm, Kernels::Uml, guest).map(|_| ())
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let machine = self.0.machine(vm)?;
+        let guest = self.0.machine(vm)?;
         let position = disk.spec.position;
-        let slot = machine.slot_of(disk)?;
-        machine.give_socket(disk)?;
-        match machine.phase() {
-            Phase::Made => machine.add_disk(disk, slot)?,
+        let slot = guest.slot_of(disk)?;
+        guest.give_socket(disk)?;
+        match guest.phase() {
+            Phase::Made => guest.add_disk(disk, slot)?,
             Phase::Paused => return Err(bad_power_state(vm, "Running", "Paused")),
             Phase::Running => {
                 // Kept first: whatever dies on the way, this disk is known to be there, or on its way.
-                machine.add_disk(disk, slot)?;
-                if let Err(error) = machine.bind(disk, slot) {
-                    machine.change(|saved| {
+                guest.add_disk(disk, slot)?;
+                if let Err(error) = guest.bind(disk, slot) {
+                    guest.change(|saved| {
                         saved.disks.remove(&position);
                     })?;
                     return Err(error);
                 }
             }
         }
-        lock(&machine.own.0).remove(&position);
+        lock(&guest.own.0).remove(&position);
         Ok(())
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
-        let Some(machine) = self.0.find(vm) else { return Ok(()) };
-        lock(&machine.own.0).remove(&disk.position);
-        let Some(known) = machine.disk(disk) else { return Ok(()) };
+        let Some(guest) = self.0.find(vm) else { return Ok(()) };
+        lock(&guest.own.0).remove(&disk.position);
+        let Some(known) = guest.disk(disk) else { return Ok(()) };
         let device = Machine::device(known.slot);
-        match (machine.phase(), force) {
+        match (guest.phase(), force) {
             (Phase::Made, _) => {}
             (Phase::Paused, false) => {
                 return Err(detach_rejected(
@@ -398,7 +398,7 @@ impl VmDriver for Uml {
                 ));
             }
             (Phase::Running, false) => {
-                machine.agent.ask(&format!("unbind {device}"), until).map_err(|why| match why {
+                guest.agent.ask(&format!("unbind {device}"), until).map_err(|why| match why {
                     Refusal::No(text) => detach_rejected(disk.vbd, text),
                     Refusal::Silent(true) => {
                         detach_timeout(disk.vbd, "the guest's agent has not answered in time")
@@ -411,26 +411,26 @@ impl VmDriver for Uml {
             (_, true) => {
                 // The guest loses its disk either way, in order if it can.
                 let until = until.min(Instant::now() + FORCE_LIMIT);
-                if let Err(why) = machine.agent.ask(&format!("unbind {device} force"), until) {
+                if let Err(why) = guest.agent.ask(&format!("unbind {device} force"), until) {
                     tracing::warn!(%vm, vbd = %disk.vbd, "a guest keeps a disk that is taken by force: {why:?}");
                 }
             }
         }
-        machine.change(|saved| {
+        guest.change(|saved| {
             saved.disks.remove(&disk.position);
         })
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.0.machine(vm)?;
-        match machine.phase() {
+        let guest = self.0.machine(vm)?;
+        match guest.phase() {
             Phase::Running => Ok(()),
             Phase::Made => {
-                let started = self.start(&machine);
+                let started = self.start(&guest);
                 if started.is_err() {
                     // No event for this end: the caller gets the error, and may try again.
-                    let _ = machine.change(|saved| saved.is_ending = true);
-                    if let Some(process) = machine.process() {
+                    let _ = guest.change(|saved| saved.is_ending = true);
+                    if let Some(process) = guest.process() {
                         process.kill();
                     }
                 }
@@ -438,41 +438,41 @@ impl VmDriver for Uml {
             }
             Phase::Paused => {
                 let until = Instant::now() + KERNEL_LIMIT;
-                match machine.kernel("go", until) {
+                match guest.kernel("go", until) {
                     // It was never stopped: an earlier daemon died on the way.
                     Err(error) if error.to_string().contains("Not stopped") => {}
                     Err(error) => return Err(failed(vm, "the guest does not go on", error)),
                     Ok(_) => {}
                 }
-                machine.change(|saved| saved.phase = Phase::Running)
+                guest.change(|saved| saved.phase = Phase::Running)
             }
         }
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.0.machine(vm)?;
-        if machine.phase() != Phase::Running {
+        let guest = self.0.machine(vm)?;
+        if guest.phase() != Phase::Running {
             return Ok(());
         }
         let until = Instant::now() + KERNEL_LIMIT;
         // Kept before it is done: a daemon that finds "paused" lets a guest go on that may run already, which is
         // harmless, but would not let one go on that it believes to run.
-        machine.change(|saved| saved.phase = Phase::Paused)?;
-        machine.kernel("stop", until).map(|_| ()).map_err(|error| {
-            let _ = machine.change(|saved| saved.phase = Phase::Running);
+        guest.change(|saved| saved.phase = Phase::Paused)?;
+        guest.kernel("stop", until).map(|_| ()).map_err(|error| {
+            let _ = guest.change(|saved| saved.phase = Phase::Running);
             failed(vm, "the guest does not stop", error)
         })
     }
 
     fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
-        let Some(machine) = self.0.find(vm) else { return Ok(()) };
+        let Some(guest) = self.0.find(vm) else { return Ok(()) };
         let begun = Instant::now();
-        if let Some(process) = machine.process() {
-            machine.change(|saved| saved.is_ending = true)?;
+        if let Some(process) = guest.process() {
+            guest.change(|saved| saved.is_ending = true)?;
             if kind == ShutdownKind::Clean {
-                let asked = self.ask_to_end(&machine, &process, until);
+                let asked = self.ask_to_end(&guest, &process, until);
                 if let Err(error) = asked {
-                    machine.change(|saved| saved.is_ending = false)?;
+                    guest.change(|saved| saved.is_ending = false)?;
                     return Err(error.unwrap_or_else(|| shutdown_timeout(vm, begun.elapsed())));
                 }
             } else if !process.kill() {
@@ -484,17 +484,17 @@ impl VmDriver for Uml {
             }
             let _ = process.status();
         }
-        self.0.forget(&machine);
+        self.0.forget(&guest);
         Ok(())
     }
 
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
-        Ok(self.0.find(vm).map_or(VmState::Halted, |machine| machine.state()))
+        Ok(self.0.find(vm).map_or(VmState::Halted, |guest| guest.state()))
     }
 
     fn console(&self, vm: Uuid) -> Option<PathBuf> {
         // The socket is there as long as the guest is.
-        self.0.find(vm).map(|machine| machine.place.join("console"))
+        self.0.find(vm).map(|guest| guest.place.join("console"))
     }
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {
@@ -504,24 +504,19 @@ impl VmDriver for Uml {
 
 impl Uml {
     /// Asks the guest to end and waits for it: its agent, or by the three keys where it has none.
-    fn ask_to_end(
-        &self,
-        machine: &Machine,
-        process: &Process,
-        until: Instant,
-    ) -> Result<(), Option<ApiError>> {
-        if machine.phase() == Phase::Paused {
-            return Err(Some(bad_power_state(machine.vm, "Running", "Paused")));
+    fn ask_to_end(&self, guest: &Machine, process: &Process, until: Instant) -> Result<(), Option<ApiError>> {
+        if guest.phase() == Phase::Paused {
+            return Err(Some(bad_power_state(guest.vm, "Running", "Paused")));
         }
         // A guest that is still starting gets the time to get there.
         let hello = until.min(Instant::now() + HELLO_LIMIT);
         let mut is_asked = false;
         while !is_asked && !process.has_ended() {
-            match machine.agent.ask("poweroff", hello.min(Instant::now() + Duration::from_secs(2))) {
+            match guest.agent.ask("poweroff", hello.min(Instant::now() + Duration::from_secs(2))) {
                 Ok(_) => is_asked = true,
                 Err(Refusal::Silent(false)) if Instant::now() < hello => {}
                 Err(_) => {
-                    let _ = machine.kernel("cad", until.min(Instant::now() + Duration::from_secs(2)));
+                    let _ = guest.kernel("cad", until.min(Instant::now() + Duration::from_secs(2)));
                     is_asked = true;
                 }
             }

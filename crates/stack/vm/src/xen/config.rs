@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_becomes_a_configuration() {
+    fn a_vm_becomes_a_configuration() {
         let settings: BTreeMap<_, _> =
             read(&text(&spec(), Some(Path::new("/run/i"))).unwrap()).into_iter().collect();
         let of = |name: &str| settings[name].as_str();

@@ -143,9 +143,9 @@ impl Machine {
                 VmEvent::Crashed(self.vm, format!("the kernel of domain {domid} crashed"))
             }
             End::ShutDown(Reason::Suspend) => {
-                VmEvent::Crashed(self.vm, "the guest suspended itself, which nobody asked for".into())
+                VmEvent::Crashed(self.vm, "the guest suspended itself, which was not requested".into())
             }
-            End::Vanished => VmEvent::Crashed(self.vm, "somebody destroyed its domain".into()),
+            End::Vanished => VmEvent::Crashed(self.vm, "its domain was destroyed by another program".into()),
         }
     }
 }
@@ -156,7 +156,7 @@ pub(super) struct Domains {
     pub settings: Settings,
     pub xl: Xl,
     pub events: Events,
-    machines: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
+    vms: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
     stop: Option<Arc<Stop>>,
     watched: OnceLock<()>,
 }
@@ -169,15 +169,15 @@ impl Domains {
             settings: settings.clone(),
             xl: Xl(settings.xen.xl.clone()),
             events: Events::default(),
-            machines: Mutex::new(known.map(|machine| (machine.vm, machine)).collect()),
+            vms: Mutex::new(known.map(|guest| (guest.vm, guest)).collect()),
             stop: Stop::new().ok(),
             watched: OnceLock::new(),
         });
-        let machines = this.all();
-        if !machines.is_empty() {
-            for machine in &machines {
-                if let Err(error) = this.adopt(machine) {
-                    tracing::warn!(vm = %machine.vm, "a domain cannot be looked after: {error}");
+        let vms = this.all();
+        if !vms.is_empty() {
+            for guest in &vms {
+                if let Err(error) = this.adopt(guest) {
+                    tracing::warn!(vm = %guest.vm, "a domain cannot be looked after: {error}");
                 }
             }
             if let Err(error) = tapback::ensure(settings) {
@@ -207,7 +207,7 @@ impl Domains {
     }
 
     pub(super) fn find(&self, vm: Uuid) -> Option<Arc<Machine>> {
-        lock(&self.machines).get(&vm).cloned()
+        lock(&self.vms).get(&vm).cloned()
     }
 
     /// The VM, which must be there.
@@ -216,57 +216,57 @@ impl Domains {
     }
 
     fn all(&self) -> Vec<Arc<Machine>> {
-        lock(&self.machines).values().cloned().collect()
+        lock(&self.vms).values().cloned().collect()
     }
 
     /// Makes the record and the directory of a new VM.
     pub(super) fn add(&self, vm: &VmSpec) -> Result<Arc<Machine>, ApiError> {
         let place = Place::of(&self.settings, vm.uuid)?;
-        let mut machines = lock(&self.machines);
-        if machines.contains_key(&vm.uuid) {
+        let mut vms = lock(&self.vms);
+        if vms.contains_key(&vm.uuid) {
             return Err(bad_power_state(vm.uuid, "Halted", "Running"));
         }
         place.remove();
         place.make(&self.settings)?;
         let saved = Saved::new(NAME, vm);
         place.save(&saved)?;
-        let machine = Machine::new(place, saved);
-        machines.insert(vm.uuid, Arc::clone(&machine));
-        Ok(machine)
+        let guest = Machine::new(place, saved);
+        vms.insert(vm.uuid, Arc::clone(&guest));
+        Ok(guest)
     }
 
     /// Forgets a VM.
-    pub(super) fn forget(&self, machine: &Machine) {
-        let mut machines = lock(&self.machines);
+    pub(super) fn forget(&self, guest: &Machine) {
+        let mut vms = lock(&self.vms);
         // Another one with its name may have been made meanwhile.
-        if machines.get(&machine.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), machine)) {
-            machines.remove(&machine.vm);
-            machine.record.forget(&machine.place);
+        if vms.get(&guest.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), guest)) {
+            vms.remove(&guest.vm);
+            guest.record.forget(&guest.place);
         }
     }
 
     /// Finds the domain of a VM whose daemon died, and which disks it really has.
-    fn adopt(&self, machine: &Machine) -> Result<(), ApiError> {
-        let told = |error: XsError| failed(machine.vm, "xenstore", error);
+    fn adopt(&self, guest: &Machine) -> Result<(), ApiError> {
+        let told = |error: XsError| failed(guest.vm, "xenstore", error);
         let mut bus = self.bus().map_err(told)?;
-        if machine.domid().is_none() {
+        if guest.domid().is_none() {
             // It died between making the domain and writing down its number.
-            let domid = bus.find(machine.vm).map_err(told)?;
-            machine.change(|saved| saved.domid = domid)?;
+            let domid = bus.find(guest.vm).map_err(told)?;
+            guest.change(|saved| saved.domid = domid)?;
         }
-        let Some(domid) = machine.domid() else { return Ok(()) };
+        let Some(domid) = guest.domid() else { return Ok(()) };
         let disks: Vec<(u8, Uuid)> =
-            machine.saved().disks.iter().map(|(position, disk)| (*position, disk.disk.spec.vbd)).collect();
+            guest.saved().disks.iter().map(|(position, disk)| (*position, disk.disk.spec.vbd)).collect();
         let present = bus.present(domid, &disks).map_err(told)?;
-        machine.change(|saved| saved.disks.retain(|position, _| present.contains(position)))
+        guest.change(|saved| saved.disks.retain(|position, _| present.contains(position)))
     }
 
     /// Takes the domain of a VM apart, with its back ends; one that is gone already is fine.
-    pub(super) fn destroy(&self, machine: &Machine) -> Result<(), ApiError> {
-        let vm = machine.vm;
+    pub(super) fn destroy(&self, guest: &Machine) -> Result<(), ApiError> {
+        let vm = guest.vm;
         let mut bus = self.bus_for(vm)?;
         let told = |error: XsError| failed(vm, "xenstore", error);
-        let domid = match machine.domid() {
+        let domid = match guest.domid() {
             Some(domid) => Some(domid),
             None => bus.find(vm).map_err(told)?,
         };
@@ -305,14 +305,12 @@ impl Domains {
     /// Compares what xl lists with what is known, and tells what ended.
     /// A daemon that adopts them takes over whether they are paused: another may have died between doing and keeping.
     fn look(&self, adopts: bool) {
-        let machines: Vec<_> =
-            self.all().into_iter().filter(|machine| lock(&machine.end).is_none()).collect();
-        if machines.is_empty() {
+        let vms: Vec<_> = self.all().into_iter().filter(|guest| lock(&guest.end).is_none()).collect();
+        if vms.is_empty() {
             return;
         }
         // A VM that is being made has no number yet, one that just got it is in the list.
-        let numbered: Vec<_> =
-            machines.into_iter().filter_map(|machine| Some((machine.domid()?, machine))).collect();
+        let numbered: Vec<_> = vms.into_iter().filter_map(|guest| Some((guest.domid()?, guest))).collect();
         let listed = match self.xl.list(soon()) {
             Ok(listed) => listed,
             Err(error) => {
@@ -320,10 +318,9 @@ impl Domains {
                 return;
             }
         };
-        for (domid, machine) in numbered {
-            let found = listed
-                .iter()
-                .find(|found| found.domid == domid && found.uuid == machine.vm && !found.is_dying);
+        for (domid, guest) in numbered {
+            let found =
+                listed.iter().find(|found| found.domid == domid && found.uuid == guest.vm && !found.is_dying);
             let end = match found {
                 None => End::Vanished,
                 Some(Listed { ended: Some(reason), .. }) => End::ShutDown(*reason),
@@ -332,38 +329,38 @@ impl Domains {
                         continue;
                     }
                     let phase = if *is_paused { Phase::Paused } else { Phase::Running };
-                    let is_other = !matches!((machine.phase(), phase), (Phase::Made, Phase::Paused));
-                    if is_other && let Err(error) = machine.change(|saved| saved.phase = phase) {
-                        tracing::warn!(vm = %machine.vm, "its state cannot be kept: {error}");
+                    let is_other = !matches!((guest.phase(), phase), (Phase::Made, Phase::Paused));
+                    if is_other && let Err(error) = guest.change(|saved| saved.phase = phase) {
+                        tracing::warn!(vm = %guest.vm, "its state cannot be kept: {error}");
                     }
                     continue;
                 }
             };
-            machine.has_ended(end);
-            self.ended(&machine, end);
+            guest.has_ended(end);
+            self.ended(&guest, end);
         }
     }
 
     /// Reports an end of the guest that was held back while the toolstack asked for one.
-    pub(super) fn retell(&self, machine: &Machine) {
-        let end = *lock(&machine.end);
+    pub(super) fn retell(&self, guest: &Machine) {
+        let end = *lock(&guest.end);
         if let Some(end) = end {
-            self.ended(machine, end);
+            self.ended(guest, end);
         }
     }
 
     /// A domain has ended: it is destroyed and reported, unless the toolstack asked for the end and does both.
-    fn ended(&self, machine: &Machine, end: End) {
-        let _life = machine.life();
-        if machine.record.is_gone() || machine.saved().is_ending {
+    fn ended(&self, guest: &Machine, end: End) {
+        let _life = guest.life();
+        if guest.record.is_gone() || guest.saved().is_ending {
             return;
         }
-        let event = machine.event(end);
-        if let Err(error) = self.destroy(machine) {
+        let event = guest.event(end);
+        if let Err(error) = self.destroy(guest) {
             // The caller that reads the event asks for it again.
-            tracing::warn!(vm = %machine.vm, "the domain of a guest that ended stays: {error}");
+            tracing::warn!(vm = %guest.vm, "the domain of a guest that ended stays: {error}");
         } else {
-            self.forget(machine);
+            self.forget(guest);
         }
         self.events.push(event);
     }
@@ -396,7 +393,7 @@ fn listen(domains: &Weak<Domains>, stop: &Stop) {
             }
         }
         this.look(false);
-        let is_used = !lock(&this.machines).is_empty();
+        let is_used = !lock(&this.vms).is_empty();
         if is_used && let Err(error) = tapback::ensure(&this.settings) {
             tracing::warn!("disks of Xen's guests: {error}");
         }

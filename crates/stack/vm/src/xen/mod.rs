@@ -69,25 +69,25 @@ impl Xen {
     }
 
     /// The guest of VMs without a ramdisk: a shell on the console.
-    fn embedded(&self, machine: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
-        let told = |error: std::io::Error| failed(machine.vm, "cannot make its initramfs", error);
+    fn embedded(&self, guest: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
+        let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
         let image =
             initramfs::embedded(&self.0.settings.busybox, &initramfs::modules_of(kernel)).map_err(told)?;
-        let file = machine.place.join("initramfs");
+        let file = guest.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
         Ok(file)
     }
 
     /// Makes the domain of a VM whose record is written.
-    fn make(&self, machine: &Machine, spec: &VmSpec) -> Result<(), ApiError> {
+    fn make(&self, guest: &Machine, spec: &VmSpec) -> Result<(), ApiError> {
         let vm = spec.uuid;
         let told = |why: String| failed(vm, "cannot be made", why);
         let ramdisk = match (&spec.kernel, &spec.ramdisk) {
-            (Some(kernel), None) => Some(self.embedded(machine, kernel)?),
+            (Some(kernel), None) => Some(self.embedded(guest, kernel)?),
             (_, ramdisk) => ramdisk.clone(),
         };
         let text = config::text(spec, ramdisk.as_deref()).map_err(told)?;
-        let file = machine.place.join("xl.cfg");
+        let file = guest.place.join("xl.cfg");
         let mut options = fs::OpenOptions::new();
         let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&file);
         let written = opened.and_then(|mut out| out.write_all(text.as_bytes()));
@@ -95,27 +95,21 @@ impl Xen {
         self.0.xl.create(&file, Instant::now() + CREATE_LIMIT).map_err(told)?;
         let found = self.0.bus_for(vm)?.find(vm).map_err(|error| failed(vm, "xenstore", error))?;
         let domid = found.ok_or_else(|| told("xl made a domain that xenstore does not know".into()))?;
-        machine.change(|saved| saved.domid = Some(domid))
+        guest.change(|saved| saved.domid = Some(domid))
     }
 
     /// Waits until the guest and its back end have a disk.
-    fn connected(
-        &self,
-        bus: &mut Bus,
-        machine: &Machine,
-        device: &Device,
-        vbd: Uuid,
-    ) -> Result<(), ApiError> {
+    fn connected(&self, bus: &mut Bus, guest: &Machine, device: &Device, vbd: Uuid) -> Result<(), ApiError> {
         let until = Instant::now() + PLUG_LIMIT;
         let is_decided = |sides: &Sides| {
             sides.are_connected() || !sides.is_ours || !sides.has_domain || sides.front_gave_up()
         };
-        let sides = bus.wait(machine.vm, device, vbd, until, is_decided).map_err(lost(machine.vm))?;
+        let sides = bus.wait(guest.vm, device, vbd, until, is_decided).map_err(lost(guest.vm))?;
         if sides.are_connected() {
             return Ok(());
         }
         if !sides.has_domain {
-            return Err(bad_power_state(machine.vm, "Running", "Halted"));
+            return Err(bad_power_state(guest.vm, "Running", "Halted"));
         }
         Err(attach_timeout(
             vbd,
@@ -134,12 +128,12 @@ impl Xen {
     fn let_go(
         &self,
         bus: &mut Bus,
-        machine: &Machine,
+        guest: &Machine,
         disk: &DiskSpec,
         until: Instant,
     ) -> Result<(), ApiError> {
-        let (vm, vbd) = (machine.vm, disk.vbd);
-        let device = Device::of(machine.domain()?, disk.position);
+        let (vm, vbd) = (guest.vm, disk.vbd);
+        let device = Device::of(guest.domain()?, disk.position);
         let before = bus.ask_back(vm, &device, vbd).map_err(lost(vm))?;
         if !before.is_ours || before.front_is_closed() {
             return Ok(());
@@ -171,18 +165,18 @@ impl Xen {
     }
 
     /// Asks the guest to end and waits for it.
-    fn ask_to_end(&self, machine: &Machine, until: Instant) -> Result<(), ApiError> {
-        let (vm, begun) = (machine.vm, Instant::now());
-        match machine.phase() {
+    fn ask_to_end(&self, guest: &Machine, until: Instant) -> Result<(), ApiError> {
+        let (vm, begun) = (guest.vm, Instant::now());
+        match guest.phase() {
             // Nothing of it has run yet.
             Phase::Made => return Ok(()),
             Phase::Paused => return Err(bad_power_state(vm, "Running", "Paused")),
             Phase::Running => {}
         }
-        let domid = machine.domain()?;
+        let domid = guest.domain()?;
         let mut bus = self.0.bus_for(vm)?;
         bus.ask_to_end(domid).map_err(lost(vm))?;
-        if machine.wait_for_end(until) {
+        if guest.wait_for_end(until) {
             return Ok(());
         }
         bus.no_longer_ask(domid).map_err(lost(vm))?;
@@ -242,36 +236,36 @@ impl VmDriver for Xen {
         config::text(vm, None).map_err(|why| failed(vm.uuid, "cannot be made", why))?;
         let vm = &boot::checked(&self.0.settings, vm, Kernels::Linux)?;
         tapback::ensure(&self.0.settings)?;
-        let machine = self.0.add(vm)?;
+        let guest = self.0.add(vm)?;
         self.0.watch();
-        self.make(&machine, vm).inspect_err(|_| {
-            if let Err(error) = self.0.destroy(&machine) {
+        self.make(&guest, vm).inspect_err(|_| {
+            if let Err(error) = self.0.destroy(&guest) {
                 tracing::warn!(vm = %vm.uuid, "a domain that could not be used stays: {error}");
             }
-            self.0.forget(&machine);
+            self.0.forget(&guest);
         })
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let machine = self.0.machine(vm)?;
+        let guest = self.0.machine(vm)?;
         let (position, vbd) = (disk.spec.position, disk.spec.vbd);
         let path = disk.node.as_deref().filter(|_| disk.front == FrontSpec::Xen);
         let path = path.ok_or_else(|| {
             failed(vm, format!("disk {position}"), "its disk process was not named to this driver")
         })?;
-        if machine.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != vbd) {
+        if guest.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != vbd) {
             return Err(already_there(position));
         }
-        let device = Device::of(machine.domain()?, position);
+        let device = Device::of(guest.domain()?, position);
         let mut bus = self.0.bus_for(vm)?;
         // Kept first: whatever dies on the way, this disk is known to be there, or on its way.
-        let was_known = machine.has(&disk.spec);
-        machine.change(|saved| {
+        let was_known = guest.has(&disk.spec);
+        guest.change(|saved| {
             saved.disks.insert(position, SavedDisk { disk: disk.clone(), slot: u16::from(position) });
         })?;
         let plugged = match bus.plug(vm, &device, disk, path).map_err(lost(vm)) {
-            Ok(Written::New) if machine.phase() == Phase::Running => {
-                self.connected(&mut bus, &machine, &device, vbd)
+            Ok(Written::New) if guest.phase() == Phase::Running => {
+                self.connected(&mut bus, &guest, &device, vbd)
             }
             // A guest that has it already is not asked again: tapback connects it to a new process.
             Ok(Written::New | Written::Known) => Ok(()),
@@ -283,7 +277,7 @@ impl VmDriver for Xen {
             if let Err(error) = bus.remove(vm, &device, vbd) {
                 tracing::warn!(%vm, %vbd, "a disk that did not connect stays in xenstore: {error}");
             }
-            machine.change(|saved| {
+            guest.change(|saved| {
                 saved.disks.remove(&position);
             })?;
         }
@@ -291,13 +285,13 @@ impl VmDriver for Xen {
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
-        let Some(machine) = self.0.find(vm) else { return Ok(()) };
-        if !machine.has(disk) {
+        let Some(guest) = self.0.find(vm) else { return Ok(()) };
+        if !guest.has(disk) {
             return Ok(());
         }
-        let Some(domid) = machine.domid() else { return Ok(()) };
+        let Some(domid) = guest.domid() else { return Ok(()) };
         let mut bus = self.0.bus_for(vm)?;
-        match (machine.phase(), force) {
+        match (guest.phase(), force) {
             (Phase::Made, _) | (_, true) => {}
             (Phase::Paused, false) => {
                 return Err(detach_rejected(
@@ -305,56 +299,56 @@ impl VmDriver for Xen {
                     "the guest is paused and cannot be asked; unpause it, or use force",
                 ));
             }
-            (Phase::Running, false) => self.let_go(&mut bus, &machine, disk, until)?,
+            (Phase::Running, false) => self.let_go(&mut bus, &guest, disk, until)?,
         }
         bus.remove(vm, &Device::of(domid, disk.position), disk.vbd).map_err(lost(vm))?;
-        machine.change(|saved| {
+        guest.change(|saved| {
             saved.disks.remove(&disk.position);
         })
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.0.machine(vm)?;
-        if machine.phase() == Phase::Running {
+        let guest = self.0.machine(vm)?;
+        if guest.phase() == Phase::Running {
             return Ok(());
         }
-        let done = self.0.xl.act("unpause", machine.domain()?, soon());
+        let done = self.0.xl.act("unpause", guest.domain()?, soon());
         done.map_err(|why| failed(vm, "the guest does not go on", why))?;
-        machine.change(|saved| saved.phase = Phase::Running)
+        guest.change(|saved| saved.phase = Phase::Running)
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let machine = self.0.machine(vm)?;
-        if machine.phase() != Phase::Running {
+        let guest = self.0.machine(vm)?;
+        if guest.phase() != Phase::Running {
             return Ok(());
         }
-        let done = self.0.xl.act("pause", machine.domain()?, soon());
+        let done = self.0.xl.act("pause", guest.domain()?, soon());
         done.map_err(|why| failed(vm, "the guest does not stop", why))?;
-        machine.change(|saved| saved.phase = Phase::Paused)
+        guest.change(|saved| saved.phase = Phase::Paused)
     }
 
     fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
-        let Some(machine) = self.0.find(vm) else { return Ok(()) };
-        machine.change(|saved| saved.is_ending = true)?;
+        let Some(guest) = self.0.find(vm) else { return Ok(()) };
+        guest.change(|saved| saved.is_ending = true)?;
         let ended = match kind {
-            ShutdownKind::Clean => self.ask_to_end(&machine, until),
+            ShutdownKind::Clean => self.ask_to_end(&guest, until),
             ShutdownKind::Hard => Ok(()),
         };
         let ended = ended.and_then(|()| {
-            let _life = machine.life();
-            self.0.destroy(&machine)
+            let _life = guest.life();
+            self.0.destroy(&guest)
         });
         if ended.is_err() {
-            machine.change(|saved| saved.is_ending = false)?;
-            self.0.retell(&machine);
+            guest.change(|saved| saved.is_ending = false)?;
+            self.0.retell(&guest);
             return ended;
         }
-        self.0.forget(&machine);
+        self.0.forget(&guest);
         Ok(())
     }
 
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
-        Ok(self.0.find(vm).map_or(VmState::Halted, |machine| machine.state()))
+        Ok(self.0.find(vm).map_or(VmState::Halted, |guest| guest.state()))
     }
 
     fn domid(&self, vm: Uuid) -> Option<u32> {

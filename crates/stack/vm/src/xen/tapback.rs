@@ -71,8 +71,8 @@ pub(super) fn ensure(settings: &Settings) -> Result<(), ApiError> {
     command.process_group(0).stdin(Stdio::null()).stdout(out).stderr(err);
     let mut child = command.spawn().map_err(|error| {
         told(format!(
-            "nobody serves the disks of guests ({}), and {} does not start: {error}; install it, or set 'tapback' to \
-             its path, or to 'none' where another one serves them",
+            "no program serves the disks of guests ({}), and {} does not start: {error}; install it, or set 'tapback' \
+             to its path, or to 'none' if another one serves them",
             path.display(),
             program.display()
         ))
@@ -150,6 +150,6 @@ mod tests {
         let error = ensure(&settings).unwrap_err().to_string();
         assert!(error.contains("/no/such/tapback") && error.contains("'none'"), "{error}");
         settings.xen.tapback = None;
-        ensure(&settings).expect("somebody else serves");
+        ensure(&settings).expect("another process serves");
     }
 }

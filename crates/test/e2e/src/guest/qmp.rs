@@ -1,4 +1,4 @@
-//! Commands to QEMU: its machine protocol, as far as the tests need it.
+//! Commands to QEMU by QMP, the QEMU Machine Protocol, as far as the tests need it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -96,7 +96,7 @@ impl XenHost {
         self
     }
 
-    /// A host that stands still is not tried once more: for a developer who wants to know why.
+    /// A host that stands still is not tried once more: for a developer who looks for the reason.
     #[must_use]
     pub fn once(mut self) -> Self {
         self.is_tried_again = false;
@@ -118,7 +118,7 @@ impl XenHost {
         let scratch = Scratch::in_memory();
         let image = scratch.join("dom0.cpio");
         image::write_dom0(&image, lane, &self.programs, &self.in_guests, &scratch);
-        let _slot = slots::machine();
+        let _slot = slots::vm();
         let first = self.boot(lane, &image, &scratch.join("console.log"));
         let (log, ended) = match first {
             (log, Err(late)) if self.is_tried_again => {
@@ -136,7 +136,7 @@ impl XenHost {
         }
         assert!(
             report.has("status") && report.text("status") == "ok",
-            "the machine stopped early\n--- console\n{log}"
+            "the VM stopped early\n--- console\n{log}"
         );
         report
     }
@@ -145,20 +145,20 @@ impl XenHost {
     #[track_caller]
     fn boot(&self, lane: &Lane, image: &Path, console: &Path) -> (String, Result<(), Late>) {
         let mut command = self.command(lane, image);
-        let mut machine = Running::start(&mut command, console);
+        let mut vm = Running::start(&mut command, console);
         let mut pace = Pace::new();
         let ended = loop {
-            if machine.ended().is_some() {
+            if vm.ended().is_some() {
                 break Ok(());
             }
-            match pace.look(&machine.log()) {
+            match pace.look(&vm.log()) {
                 Ok(None) => thread::sleep(LOOK_INTERVAL),
                 Ok(Some(line)) => self.tell(&line),
                 Err(late) => break Err(late),
             }
         };
-        machine.kill();
-        (machine.log(), ended)
+        vm.kill();
+        (vm.log(), ended)
     }
 
     /// A line of the lane's log, past the capture of the test harness: it is the last that is seen of a run when

@@ -98,7 +98,7 @@ impl Pace {
             (self.part, self.part_began) = (part.to_string(), now);
             self.bound = base.mul_f64(Self::factor(boot));
             let line = format!(
-                "{before}; {} begins and may take {:.0} s (its machine booted in {:.1} s)",
+                "{before}; {} begins and may take {:.0} s (its VM booted in {:.1} s)",
                 self.part,
                 self.bound.as_secs_f64(),
                 boot.as_secs_f64()
@@ -115,7 +115,7 @@ impl Pace {
         let booted = match self.boot {
             None => "it has not booted".into(),
             Some(boot) => format!(
-                "its machine booted in {:.1} s, {:.1} times as long as a quiet one",
+                "its VM booted in {:.1} s, {:.1} times as long as a quiet one",
                 boot.as_secs_f64(),
                 Self::factor(boot)
             ),
@@ -150,7 +150,7 @@ mod tests {
         pace.look("RESULT begun=devices\nRESULT begun=rings\n").unwrap();
         pace.part_began = pace.part_began.checked_sub(Duration::from_secs(901)).unwrap();
         let said = pace.look("RESULT begun=rings\n").unwrap_err().to_string();
-        let expected = "'rings' was not over within its 900 s (its machine booted in 39.0 s, 3.0 times as long as a quiet one)";
+        let expected = "'rings' was not over within its 900 s (its VM booted in 39.0 s, 3.0 times as long as a quiet one)";
         assert_eq!(said, expected);
         let mut pace = Pace::new();
         pace.part_began = pace.part_began.checked_sub(Duration::from_secs(241)).unwrap();

@@ -149,7 +149,7 @@ impl Lab {
     #[track_caller]
     pub fn assert_quiet(&self) {
         let event = self.driver().wait_event(Instant::now() + Duration::from_millis(100));
-        assert_eq!(event, None, "nobody should hear of what was asked for");
+        assert_eq!(event, None, "an end that was requested is no event");
     }
 
     /// The number of the guest's process.
@@ -367,8 +367,8 @@ pub fn ends(lab: &mut Lab) {
     console.run("echo famous last words");
     // SAFETY: kill(2) takes two integers; the process is the guest's own emulator.
     assert_eq!(unsafe { libc::kill(lab.pid(), libc::SIGKILL) }, 0);
-    let VmEvent::Crashed(who, why) = lab.event() else { panic!("no crash") };
-    assert!(who == vm && why.contains("famous last words"), "{why}");
+    let VmEvent::Crashed(crashed, why) = lab.event() else { panic!("no crash") };
+    assert!(crashed == vm && why.contains("famous last words"), "{why}");
     step("killed");
 
     let mut console = start(lab);
@@ -379,7 +379,7 @@ pub fn ends(lab: &mut Lab) {
     assert_eq!(unsafe { libc::kill(lab.pid(), libc::SIGKILL) }, 0);
     std::thread::sleep(Duration::from_millis(200));
     lab.start_daemon();
-    assert!(matches!(lab.event(), VmEvent::Crashed(who, _) if who == vm));
+    assert!(matches!(lab.event(), VmEvent::Crashed(crashed, _) if crashed == vm));
     step("killed while there was no daemon");
 
     start(lab);

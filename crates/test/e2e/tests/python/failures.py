@@ -159,7 +159,7 @@ def damaged(call):
 
 
 def session_ends_during_a_call(call):
-    """The session of a call that is under way ends: the work that was asked for is done, nothing more can be."""
+    """The session of a call that is in progress ends: the work that was asked for is done, nothing more can be."""
     [template] = call("VM.get_by_name_label", "Simulated guest")
     vm = call("VM.clone", template, "slow")
     call("VM.add_to_platform", vm, "sim-boot-ms", "1500")

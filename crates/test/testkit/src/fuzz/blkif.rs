@@ -230,7 +230,7 @@ fn play(rig: &Rig, abi: Abi, pages: [usize; 2], fresh: bool, mut steps: &[u8]) {
                 unsafe { area.0.as_ptr().add(at % area.1).cast::<u32>().write(u32::from_le_bytes(value)) };
             }
         }
-        assert!(held <= size, "more under way than the ring holds");
+        assert!(held <= size, "more in flight than the ring holds");
     }
 }
 

@@ -45,16 +45,16 @@ pub fn blkif_backend(bytes: &[u8]) {
     let mut rest = bytes;
     let [flags] = take::<1>(&mut rest);
     let abi = if flags & 4 != 0 { Abi::X86_32 } else { Abi::X86_64 };
-    let machine = Machine::new(PAGES + 1).expect("memory");
-    // SAFETY: the page stays as long as `machine`, which outlives the ring; nothing else refers into it.
-    let mut ring = unsafe { FrontRing::new(machine.page(0), 4096, abi).expect("one page") };
-    let ring_grant = machine.grant(0, Rights::Write, 0).expect("a grant");
+    let vm = Machine::new(PAGES + 1).expect("memory");
+    // SAFETY: the page stays as long as `vm`, which outlives the ring; nothing else refers into it.
+    let mut ring = unsafe { FrontRing::new(vm.page(0), 4096, abi).expect("one page") };
+    let ring_grant = vm.grant(0, Rights::Write, 0).expect("a grant");
     let grants: Vec<GrantRef> = (1..=PAGES)
         .map(|page| match page {
-            5 => machine.grant(page, Rights::Read, 0),
-            6 => machine.grant(page, Rights::Write, 77),
-            7 => machine.grant_absent(Rights::Write, 0),
-            _ => machine.grant(page, Rights::Write, 0),
+            5 => vm.grant(page, Rights::Read, 0),
+            6 => vm.grant(page, Rights::Write, 77),
+            7 => vm.grant_absent(Rights::Write, 0),
+            _ => vm.grant(page, Rights::Write, 0),
         })
         .map(|grant| grant.expect("a grant"))
         .collect();
@@ -79,14 +79,14 @@ pub fn blkif_backend(bytes: &[u8]) {
         segment.copy_from_slice(word);
         let number = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
         segment[..4].copy_from_slice(&named(number));
-        machine.write(1 + index as u32 / 512, index % 512 * SEGMENT_LEN, &segment);
+        vm.write(1 + index as u32 / 512, index % 512 * SEGMENT_LEN, &segment);
     }
     let _ = ring.publish();
     let (_wire, theirs) = Wire::pair().expect("descriptors");
-    let memory = machine.share().expect("a descriptor");
+    let memory = vm.share().expect("a descriptor");
     let movements = [Movement::Copy, Movement::Persistent, Movement::Map, Movement::Bounce];
     let options = BlkifOptions {
-        domain: Domain::Double(Guest::from_fd(memory, 3).expect("the machine's memory")),
+        domain: Domain::Double(Guest::from_fd(memory, 3).expect("the VM's memory")),
         abi,
         rings: vec![BlkifRing {
             pages: vec![ring_grant],
@@ -119,6 +119,6 @@ pub fn blkif_backend(bytes: &[u8]) {
     assert!(state.rings[0].broken.is_none() && state.rings[0].in_flight == 0, "{state:?}");
     assert!(server.close(), "everything was answered");
     for grant in grants.iter().chain([&ring_grant]) {
-        assert_eq!(machine.uses(*grant), 0, "nothing stays mapped");
+        assert_eq!(vm.uses(*grant), 0, "nothing stays mapped");
     }
 }

@@ -206,7 +206,7 @@ impl Daemon {
         for (vm, record) in running.as_object().into_iter().flatten() {
             let is_on = record["power_state"] != "Halted" && record["is_control_domain"] != true;
             if is_on && let Err(error) = client.call("VM.hard_shutdown", &[json!(vm)]) {
-                eprintln!("tapio bench: a machine does not end: {error}");
+                eprintln!("tapio bench: a VM does not end: {error}");
             }
         }
         Ok(())

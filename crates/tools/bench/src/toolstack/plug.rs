@@ -74,7 +74,7 @@ fn wait_for_answer(socket: &Path, mut is_alive: impl FnMut() -> bool) -> Result<
         });
         let Err(error) = asked else { return Ok(()) };
         if !is_alive() || begun.elapsed() > ANSWER_MAX {
-            return Err(format!("nobody answers at {}: {error}", socket.display()));
+            return Err(format!("no answer at {}: {error}", socket.display()));
         }
         std::thread::sleep(Duration::from_micros(100));
     }

@@ -194,7 +194,7 @@ impl Report {
         if let Some(storm) = &self.storm {
             let _ = writeln!(
                 out,
-                "\n{} machines with {} disks at once, {} steps at a time, each plug waits {} ms\n  \
+                "\n{} VMs with {} disks at once, {} steps at a time, each plug waits {} ms\n  \
                  up in {:.0} ms (the waiting alone: {:.0} ms), down in {:.0} ms",
                 storm.machines,
                 storm.disks,

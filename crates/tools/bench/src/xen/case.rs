@@ -100,7 +100,7 @@ pub fn parts() -> Vec<Part> {
         },
         Part {
             name: "order",
-            title: "size of the ring, as many requests under way as it holds",
+            title: "size of the ring, as many requests in flight as it holds",
             variants: vec![
                 Variant { name: "order-0", ..COPY },
                 Variant { name: "order-1", order: 1, ..COPY },
@@ -114,7 +114,7 @@ pub fn parts() -> Vec<Part> {
         },
         Part {
             name: "segments",
-            title: "segments of a request, 2 MiB under way; the first are direct requests",
+            title: "segments of a request, 2 MiB in flight; the first are direct requests",
             variants: vec![
                 Variant { name: "11", order: 1, ..COPY },
                 Variant { name: "32", order: 1, segments: 32, ..COPY },
@@ -154,7 +154,7 @@ pub fn parts() -> Vec<Part> {
         },
         Part {
             name: "queues",
-            title: "rings of one device, 32 requests under way on each",
+            title: "rings of one device, 32 requests in flight on each",
             variants: vec![
                 Variant { name: "1-ring", ..COPY },
                 Variant { name: "2-rings", queues: 2, ..COPY },

@@ -240,7 +240,7 @@ impl Traced {
 
     fn title(&self) -> String {
         let what = if self.write { "writes" } else { "reads" };
-        format!("where the time of {what} by {} goes, {} under way", self.way.name(), self.depth)
+        format!("where the time of {what} by {} goes, {} in flight", self.way.name(), self.depth)
     }
 }
 
@@ -295,7 +295,7 @@ impl Report {
         for part in parts() {
             self.comparison(&mut out, &part);
         }
-        self.machines(&mut out);
+        self.many_guests(&mut out);
         for traced in self.overhead.iter().filter(|traced| !traced.rows.is_empty()) {
             let _ = writeln!(out, "\n{}, by {}", traced.title(), traced.clock);
             out.push_str(&trace::table(&traced.rows));
@@ -366,7 +366,7 @@ impl Report {
         }
     }
 
-    fn machines(&self, out: &mut String) {
+    fn many_guests(&self, out: &mut String) {
         if self.machines.is_empty() {
             return;
         }
@@ -404,16 +404,16 @@ impl Report {
     /// The pictures by their files' names.
     pub fn pictures(&self) -> Vec<(String, String)> {
         let sizes: BTreeSet<u32> = self.machines.iter().map(|row| row.block_bytes).collect();
-        let machines = sizes.into_iter().map(|bytes| (file_of(bytes), self.machines_picture(bytes)));
+        let many_guests = sizes.into_iter().map(|bytes| (file_of(bytes), self.many_guests_picture(bytes)));
         let overhead = self.overhead.iter().filter(|traced| !traced.rows.is_empty()).map(|traced| {
             let what = if traced.write { "writes" } else { "reads" };
             let name = format!("xen-overhead-{}-{what}-{}.svg", traced.way.name(), traced.depth);
             (name, trace::picture(&traced.rows, &traced.title()))
         });
-        machines.chain(overhead).collect()
+        many_guests.chain(overhead).collect()
     }
 
-    fn machines_picture(&self, bytes: u32) -> String {
+    fn many_guests_picture(&self, bytes: u32) -> String {
         let lines =
             self.shapes().into_iter().map(|shape| shape.1).collect::<BTreeSet<_>>().into_iter().flat_map(
                 |repositories| {

@@ -130,7 +130,7 @@ fn one(link: &mut Link, load: Load, shape: Shape, random: &mut Random) -> Result
                 link.ask(transaction, &Request::Write { path: &path(), value: b"9876543210" })?;
             }
             if !link.end(transaction)? {
-                return Err("a transaction conflicted with nobody".into());
+                return Err("a transaction failed with a conflict, although there is no other client".into());
             }
         }
     }

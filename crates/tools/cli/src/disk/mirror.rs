@@ -170,7 +170,7 @@ fn text(report: &MirrorReport) -> String {
         text.push_str(&format!(", at most {} a second", size(report.rate)));
     }
     if report.unanswered > 0 {
-        text.push_str(&format!(", {} requests under way", report.unanswered));
+        text.push_str(&format!(", {} requests in flight", report.unanswered));
     }
     text + "\n"
 }
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(
             said,
             "aio:/b: degraded\n  lost because no answer within 5 s\n  \
-             copied 1.0 MiB, lacks 3.0 MiB, 2 requests under way\n"
+             copied 1.0 MiB, lacks 3.0 MiB, 2 requests in flight\n"
         );
     }
 }

@@ -62,9 +62,8 @@ fn plan(
         if given {
             let why =
                 format!("disk {minor} is served on {}, a socket that was handed to it", front.address());
-            return Err(
-                ControlError::new(Errno::EOPNOTSUPP, why).next("whoever started it can do that again")
-            );
+            return Err(ControlError::new(Errno::EOPNOTSUPP, why)
+                .next("the program that started it can do that again"));
         }
         let mut front = front.clone();
         if let Front::Block { device, .. } = &mut front {

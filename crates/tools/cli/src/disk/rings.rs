@@ -72,7 +72,7 @@ pub fn text(device: &BlkifReport) -> String {
         let _ = writeln!(
             out,
             "  ring {index} of {}: requests {} made, {} taken, event {}; answers {} shown, {} written, event {}; {} \
-             under way",
+             in flight",
             ring.state.size,
             ring.state.req_prod,
             ring.state.req_cons,

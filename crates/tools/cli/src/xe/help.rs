@@ -17,7 +17,7 @@ Options:
   -p PORT         443, or 80 with --nossl
   -u USER         an account; root unless told otherwise
   -pwf FILE       a file with the password. XE_PASSWORD in the environment does the same; on a terminal it is asked for
-  --nossl         plain HTTP: only for a host whose network nobody else is on
+  --nossl         plain HTTP: only for a network without other users
   --cafile FILE   trust certificates signed by these, instead of the one that was seen first
                   (~/.config/tapio/known_hosts)
   --socket PATH   the socket of this host (TAPIO_SOCKET); /run/tapio/xapi unless told otherwise

@@ -30,7 +30,7 @@ pub use objects::find;
 use session::Session;
 
 /// Name, and a sentence for the list of tools.
-pub const ABOUT: &str = "Manage storage and machines of a toolstack, here or over the network";
+pub const ABOUT: &str = "Manage storage and VMs of a toolstack, here or over the network";
 
 /// The command as the other tools see it: for pages, completions and the list of tools.
 pub fn command() -> clap::Command {

@@ -74,7 +74,7 @@ async fn watch(client: &Client, task: &str, bar: &ProgressBar) -> Result<Result<
                 continue;
             }
             if event.get("operation").and_then(Value::as_str) == Some("del") {
-                return Err(Failure::other("somebody else destroyed the task; its result is not known"));
+                return Err(Failure::other("another client destroyed the task; its result is not known"));
             }
             match state(&event["snapshot"]) {
                 State::Done(result) => return Ok(result),

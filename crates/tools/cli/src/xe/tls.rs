@@ -76,8 +76,8 @@ impl Trust {
             }
             (Ok(stream), _) => Ok(stream),
             (Err(_), Some(Seen::Other(fingerprint))) => Err(Failure::other(format!(
-                "{} shows another certificate than it did before (sha256:{fingerprint}). Somebody may be listening in. \
-                 If it was replaced, take its line out of {}, or give --cafile FILE",
+                "{} shows another certificate than it did before (sha256:{fingerprint}). The connection may be \
+                 intercepted. If it was replaced, take its line out of {}, or give --cafile FILE",
                 self.key,
                 self.known.display()
             ))),

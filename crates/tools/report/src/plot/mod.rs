@@ -20,7 +20,7 @@ pub use lines::{Line, Lines};
 pub use stacks::{Bar, Group, Stacks};
 
 /// Colours of series, in their order; they begin anew when there are more series. Readable on white, and told apart
-/// by readers who see red and green alike.
+/// by colour-blind readers.
 const COLOURS: [&str; 12] = [
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#994455", "#eeaa33",
     "#004488", "#117733", "#882255",

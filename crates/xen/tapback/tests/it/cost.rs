@@ -34,7 +34,7 @@ fn nothing_is_asked_while_nothing_happens() {
 }
 
 #[test]
-fn the_disks_of_a_machine_share_transactions() {
+fn the_disks_of_a_vm_share_transactions() {
     const DISKS: u32 = 255;
     let mut world = World::new();
     let ids: Vec<_> = (0..DISKS).map(|number| vbd(9, 51712 + 16 * number)).collect();

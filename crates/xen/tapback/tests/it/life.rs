@@ -141,7 +141,7 @@ fn a_disk_process_that_dies_is_followed_by_the_next() {
     world.client.write(&World::back(id, "physical-device-path"), "/run/blktap-control/nbd99.3").unwrap();
     world.until("it is connected", |world| !world.plugged.is_empty());
     let ring = world.fakes.ring(id).expect("a ring");
-    assert_eq!(ring.start, RingStart::Auto, "requests that were under way are repeated");
+    assert_eq!(ring.start, RingStart::Auto, "requests that were in flight are repeated");
     assert_eq!(world.value(&World::back(id, "kthread-pid")).as_deref(), Some("99"));
     assert_eq!(world.back_state(id).as_deref(), Some("4"));
     assert!(world.plugged[0].recovered);
@@ -226,7 +226,7 @@ fn a_disk_that_grows_is_told_to_the_guest() {
 }
 
 #[test]
-fn who_tells_no_more_is_asked_again() {
+fn a_disk_process_that_reports_no_more_is_asked_again() {
     let mut world = World::with(Settings { length_every: Duration::from_millis(5), ..Settings::default() });
     let id = vbd(5, 51712);
     world.connected(id, 3);

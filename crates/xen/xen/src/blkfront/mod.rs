@@ -51,7 +51,7 @@ pub struct Invitation {
 /// A device as its front end has it.
 #[derive(Debug)]
 pub struct Blkfront {
-    machine: Machine,
+    vm: Machine,
     options: FrontOptions,
     queues: Vec<FrontQueue>,
 }
@@ -70,16 +70,16 @@ impl Blkfront {
     ///
     /// # Errors
     /// As of [`Blkfront::new`]; the domain must have [`FrontOptions::pages`] pages left.
-    pub fn on(machine: Machine, options: FrontOptions) -> io::Result<Self> {
+    pub fn on(vm: Machine, options: FrontOptions) -> io::Result<Self> {
         options.check()?;
-        let queues = (0..options.queues).map(|_| FrontQueue::new(&machine, &options));
+        let queues = (0..options.queues).map(|_| FrontQueue::new(&vm, &options));
         let queues = queues.collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { machine, options, queues })
+        Ok(Self { vm, options, queues })
     }
 
     /// The domain.
     pub fn machine(&self) -> &Machine {
-        &self.machine
+        &self.vm
     }
 
     /// How it was made.
@@ -102,7 +102,7 @@ impl Blkfront {
     /// As of [`Blkfront::invitation`].
     pub fn invitation_of(&self, queues: &[FrontQueue]) -> io::Result<Invitation> {
         Ok(Invitation {
-            memory: self.machine.share()?,
+            memory: self.vm.share()?,
             abi: self.options.abi,
             persistent: self.options.persistent,
             rings: queues.iter().map(FrontQueue::invitation).collect::<io::Result<_>>()?,

@@ -78,27 +78,27 @@ struct Area {
 }
 
 impl Area {
-    fn new(machine: &Machine, pages: u32) -> io::Result<Self> {
+    fn new(vm: &Machine, pages: u32) -> io::Result<Self> {
         let none = || io::Error::new(io::ErrorKind::OutOfMemory, "the domain has no pages left");
-        Ok(Self { page: machine.take_pages(pages).ok_or_else(none)?, pages, grants: Vec::new() })
+        Ok(Self { page: vm.take_pages(pages).ok_or_else(none)?, pages, grants: Vec::new() })
     }
 
-    fn bounds(&self, machine: &Machine) -> (NonNull<u8>, usize) {
-        (machine.page(self.page), self.pages as usize * PAGE_LEN)
+    fn bounds(&self, vm: &Machine) -> (NonNull<u8>, usize) {
+        (vm.page(self.page), self.pages as usize * PAGE_LEN)
     }
 
     /// Empties the pages and grants them anew; none may be in use.
-    fn renew(&mut self, machine: &Machine, back_end: u32) -> io::Result<()> {
+    fn renew(&mut self, vm: &Machine, back_end: u32) -> io::Result<()> {
         while let Some(grant) = self.grants.last() {
-            if let Err(RevokeError::InUse(_)) = machine.revoke(*grant) {
+            if let Err(RevokeError::InUse(_)) = vm.revoke(*grant) {
                 let why = "the back end still has the ring mapped; it must let go before a new one is made";
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
             }
             self.grants.pop();
         }
         for page in self.page..self.page + self.pages {
-            machine.write(page, 0, &[0; PAGE_LEN]);
-            self.grants.push(machine.grant(page, Rights::Write, back_end)?);
+            vm.write(page, 0, &[0; PAGE_LEN]);
+            self.grants.push(vm.grant(page, Rights::Write, back_end)?);
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Area {
 /// A queue. Belongs to one thread at a time.
 #[derive(Debug)]
 pub struct FrontQueue {
-    machine: Machine,
+    vm: Machine,
     abi: Abi,
     back_end: u32,
     sector_size: u32,
@@ -130,12 +130,12 @@ fn broken(error: RingError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-fn ring_in(machine: &Machine, areas: &(Area, Option<Area>), abi: Abi) -> io::Result<FrontRing> {
-    let requests = areas.0.bounds(machine);
-    // SAFETY: the queue keeps `machine`, and the areas are taken from it for the ring alone.
+fn ring_in(vm: &Machine, areas: &(Area, Option<Area>), abi: Abi) -> io::Result<FrontRing> {
+    let requests = areas.0.bounds(vm);
+    // SAFETY: the queue keeps `vm`, and the areas are taken from it for the ring alone.
     let ring = unsafe {
         match &areas.1 {
-            Some(responses) => FrontRing::new_split(requests, responses.bounds(machine)),
+            Some(responses) => FrontRing::new_split(requests, responses.bounds(vm)),
             None => FrontRing::new(requests.0, requests.1, abi),
         }
     };
@@ -143,22 +143,22 @@ fn ring_in(machine: &Machine, areas: &(Area, Option<Area>), abi: Abi) -> io::Res
 }
 
 impl FrontQueue {
-    pub(super) fn new(machine: &Machine, options: &FrontOptions) -> io::Result<Self> {
-        let mut requests = Area::new(machine, options.ring_pages())?;
-        requests.renew(machine, options.back_end)?;
+    pub(super) fn new(vm: &Machine, options: &FrontOptions) -> io::Result<Self> {
+        let mut requests = Area::new(vm, options.ring_pages())?;
+        requests.renew(vm, options.back_end)?;
         let mut responses = match options.response_pages() {
             0 => None,
-            pages => Some(Area::new(machine, pages)?),
+            pages => Some(Area::new(vm, pages)?),
         };
         if let Some(area) = &mut responses {
-            area.renew(machine, options.back_end)?;
+            area.renew(vm, options.back_end)?;
         }
         let areas = (requests, responses);
         let (ours, theirs) = Wire::pair()?;
         Ok(Self {
-            ring: ring_in(machine, &areas, options.abi)?,
-            slots: Slots::new(machine, options)?,
-            machine: machine.clone(),
+            ring: ring_in(vm, &areas, options.abi)?,
+            slots: Slots::new(vm, options)?,
+            vm: vm.clone(),
             abi: options.abi,
             back_end: options.back_end,
             sector_size: options.sector_size,
@@ -345,7 +345,7 @@ impl FrontQueue {
             let Some(answer) = self.ring.take() else { break };
             let slot = if answer.id & RAW_ID != 0 { None } else { self.slots.release(answer.id) };
             if slot.is_none() && answer.id & RAW_ID == 0 {
-                let why = format!("the back end answered request {:#x}, which is not under way", answer.id);
+                let why = format!("the back end answered request {:#x}, which is not in flight", answer.id);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
             take(Completion { id: answer.id, slot, op: answer.op, status: answer.status });
@@ -389,11 +389,11 @@ impl FrontQueue {
     /// # Errors
     /// The old ring is still in use.
     pub fn reconnect(&mut self) -> io::Result<u32> {
-        self.areas.0.renew(&self.machine, self.back_end)?;
+        self.areas.0.renew(&self.vm, self.back_end)?;
         if let Some(area) = &mut self.areas.1 {
-            area.renew(&self.machine, self.back_end)?;
+            area.renew(&self.vm, self.back_end)?;
         }
-        self.ring = ring_in(&self.machine, &self.areas, self.abi)?;
+        self.ring = ring_in(&self.vm, &self.areas, self.abi)?;
         let _ = self.channel.take()?;
         self.again = self.slots.under_way().into();
         let count = self.again.len() as u32;

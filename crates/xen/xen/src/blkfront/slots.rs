@@ -19,7 +19,7 @@ enum Use {
 /// The slots of a queue.
 #[derive(Debug)]
 pub(super) struct Slots {
-    machine: Machine,
+    vm: Machine,
     back_end: u32,
     persistent: bool,
     segment_len: u32,
@@ -39,16 +39,16 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(machine: &Machine, options: &FrontOptions) -> io::Result<Self> {
+    pub(super) fn new(vm: &Machine, options: &FrontOptions) -> io::Result<Self> {
         let take = |count: u32| {
             let none = || io::Error::new(io::ErrorKind::OutOfMemory, "the domain has no pages left");
-            machine.take_pages(options.depth * count).ok_or_else(none)
+            vm.take_pages(options.depth * count).ok_or_else(none)
         };
         let (pages, segment_pages) = (options.buffer_pages(), options.indirect_pages());
         let buffers = (take(pages)?, pages);
         let indirect = (take(segment_pages)?, segment_pages);
         let mut slots = Self {
-            machine: machine.clone(),
+            vm: vm.clone(),
             back_end: options.back_end,
             persistent: options.persistent,
             segment_len: options.segment_len,
@@ -79,7 +79,7 @@ impl Slots {
 
     /// Where the buffer of a slot begins.
     pub(super) fn buffer(&self, slot: u32) -> *mut u8 {
-        self.machine.page(self.buffers.0 + slot * self.buffers.1).as_ptr()
+        self.vm.page(self.buffers.0 + slot * self.buffers.1).as_ptr()
     }
 
     fn grant_index(&self, slot: u32) -> usize {
@@ -91,14 +91,14 @@ impl Slots {
         let first = self.grant_index(slot);
         for page in 0..pages {
             let of = self.buffers.0 + slot * self.buffers.1 + page;
-            self.grants[first + page as usize] = self.machine.grant(of, rights, self.back_end)?;
+            self.grants[first + page as usize] = self.vm.grant(of, rights, self.back_end)?;
         }
         for page in 0..indirect_pages {
             let of = self.indirect.0 + slot * self.indirect.1 + page;
             let index = first + (self.buffers.1 + page) as usize;
             // Pages that are mapped persistently are mapped for writing, these too.
             let rights = if self.persistent { Rights::Write } else { Rights::Read };
-            self.grants[index] = self.machine.grant(of, rights, self.back_end)?;
+            self.grants[index] = self.vm.grant(of, rights, self.back_end)?;
         }
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Slots {
             let grant = self.grants[first + (index / per_page) as usize];
             let segment = Segment { grant, first: sector(begin), last: sector(end) };
             if request.indirect {
-                self.machine.write(segments_at, index as usize * SEGMENT_LEN, &segment.encode());
+                self.vm.write(segments_at, index as usize * SEGMENT_LEN, &segment.encode());
             } else {
                 request.direct[index as usize] = segment;
             }
@@ -156,7 +156,7 @@ impl Slots {
             let first = self.grant_index(slot);
             let segments = first + self.buffers.1 as usize;
             for index in (first..first + pages as usize).chain(segments..segments + indirect_pages as usize) {
-                let taken = self.machine.revoke(self.grants[index]);
+                let taken = self.vm.revoke(self.grants[index]);
                 self.stuck += u64::from(matches!(taken, Err(RevokeError::InUse(_))));
             }
         }

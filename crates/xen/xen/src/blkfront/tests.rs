@@ -131,7 +131,7 @@ impl Backend {
                 let mut poll = libc::pollfd { fd: self.channel.raw_fd(), events: libc::POLLIN, revents: 0 };
                 // SAFETY: one descriptor, of ours.
                 let ready = unsafe { libc::poll(&raw mut poll, 1, 10_000) };
-                assert_eq!(ready, 1, "nobody woke the back end: {:?}", self.ring.counters());
+                assert_eq!(ready, 1, "the back end was not woken: {:?}", self.ring.counters());
                 let _ = self.channel.take().unwrap();
             }
         })
@@ -289,7 +289,7 @@ fn answers_to_what_was_not_asked_are_refused() {
         backend.ring.push(&request.response(0));
         let _ = backend.ring.publish();
         let error = queue.reap(&mut Vec::new()).unwrap_err().to_string();
-        assert!(error.contains("not under way"), "{error}");
+        assert!(error.contains("not in flight"), "{error}");
     }
     let raw = Request { id: RAW_ID | 5, op: op::FLUSH_DISKCACHE, ..Request::default() };
     assert!(queue.submit_raw(&raw.encode(0, Abi::X86_64)));
@@ -401,7 +401,7 @@ fn loads_run_asleep_and_spinning() {
 
 /// Both sides fall asleep after nearly every request; a notification that is not sent shows here.
 #[test]
-fn nobody_sleeps_through_a_notification() {
+fn no_waiter_sleeps_through_a_notification() {
     for (split, depth) in [(None, 1), (None, 2), (Some(0), 1), (Some(0), 3)] {
         let options = FrontOptions { depth, split, buffer_len: 512, ..FrontOptions::default() };
         let (_, mut queue, backend) = pair(options);
@@ -428,9 +428,9 @@ fn nobody_sleeps_through_a_notification() {
 #[test]
 fn several_queues_share_a_domain() {
     let options = FrontOptions { queues: 3, depth: 4, buffer_len: 4096, ..FrontOptions::default() };
-    let machine = crate::double::Machine::new(2 * options.pages()).unwrap();
-    let fronts = [0, 1].map(|_| Blkfront::on(machine.clone(), options.clone()).unwrap());
-    assert!(Blkfront::on(machine.clone(), options.clone()).is_err(), "no pages left");
+    let vm = crate::double::Machine::new(2 * options.pages()).unwrap();
+    let fronts = [0, 1].map(|_| Blkfront::on(vm.clone(), options.clone()).unwrap());
+    assert!(Blkfront::on(vm.clone(), options.clone()).is_err(), "no pages left");
     let mut grants = Vec::new();
     for front in &fronts {
         let invitation = front.invitation().unwrap();

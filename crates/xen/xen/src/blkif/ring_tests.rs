@@ -162,7 +162,7 @@ fn a_response_needs_a_request() {
 }
 
 #[test]
-fn who_does_not_arm_is_not_notified() {
+fn a_side_that_does_not_arm_is_not_notified() {
     let mut area = Area::new(1);
     let (mut front, mut back) = pair(&mut area, Abi::X86_64, 0);
     let mut notified = 0;
@@ -256,7 +256,7 @@ fn a_split_ring_frees_requests_when_they_are_taken() {
         id - begin
     };
     for want in [32, 32, 32, 32, 0] {
-        assert_eq!(fill(&mut front), want, "128 under way, 32 of them waiting");
+        assert_eq!(fill(&mut front), want, "128 in flight, 32 of them waiting");
         assert_eq!(back.look(), Ok(want as u32));
         while back.take().is_some() {}
     }

@@ -35,12 +35,12 @@ impl Guest {
         Ok(Self { memory: Arc::new(Memory::open(fd)?), domid, us })
     }
 
-    /// The domain of `machine`, as a back end in domain 0 sees it.
+    /// The domain of `vm`, as a back end in domain 0 sees it.
     ///
     /// # Errors
     /// No descriptor or no memory is left.
-    pub fn of(machine: &Machine, domid: u32) -> io::Result<Self> {
-        Self::from_fd(machine.share()?, domid)
+    pub fn of(vm: &Machine, domid: u32) -> io::Result<Self> {
+        Self::from_fd(vm.share()?, domid)
     }
 
     /// The domain's number.

@@ -6,20 +6,19 @@ use crate::domain::{CopyBatch, Direction, Domain, GrantRef, PAGE_LEN, Rights, gr
 const US: u32 = 0;
 
 fn world(pages: u32) -> (Machine, Domain) {
-    let machine = Machine::new(pages).unwrap();
-    let domain = Domain::Double(Guest::of(&machine, 5).unwrap());
-    (machine, domain)
+    let vm = Machine::new(pages).unwrap();
+    let domain = Domain::Double(Guest::of(&vm, 5).unwrap());
+    (vm, domain)
 }
 
 #[test]
 fn a_mapping_shows_the_pages_in_the_order_of_the_grants() {
-    let (machine, domain) = world(16);
+    let (vm, domain) = world(16);
     for page in 0..16 {
-        machine.write(page, 0, &[page as u8; PAGE_LEN]);
+        vm.write(page, 0, &[page as u8; PAGE_LEN]);
     }
     for order in [vec![3, 4, 5], vec![9, 1, 2, 15, 0], vec![7], (0..16).rev().collect(), vec![2, 2, 2]] {
-        let grants: Vec<_> =
-            order.iter().map(|page| machine.grant(*page, Rights::Write, US).unwrap()).collect();
+        let grants: Vec<_> = order.iter().map(|page| vm.grant(*page, Rights::Write, US).unwrap()).collect();
         let mapped = domain.map(&grants, Rights::Write).unwrap();
         assert_eq!(mapped.len(), order.len() * PAGE_LEN);
         for (index, page) in order.iter().enumerate() {
@@ -33,42 +32,42 @@ fn a_mapping_shows_the_pages_in_the_order_of_the_grants() {
         // SAFETY: inside the mapping.
         unsafe { mapped.as_ptr().add(100).write_volatile(0xEE) };
         let mut byte = [0];
-        machine.read(order[0], 100, &mut byte);
+        vm.read(order[0], 100, &mut byte);
         assert_eq!(byte, [0xEE], "what is written there is the domain's");
-        machine.write(order[0], 100, &[order[0] as u8]);
+        vm.write(order[0], 100, &[order[0] as u8]);
     }
 }
 
 #[test]
 fn a_grant_in_use_is_not_taken_back() {
-    let (machine, domain) = world(64);
-    let grants: Vec<_> = (0..40).map(|page| machine.grant(page, Rights::Write, US).unwrap()).collect();
+    let (vm, domain) = world(64);
+    let grants: Vec<_> = (0..40).map(|page| vm.grant(page, Rights::Write, US).unwrap()).collect();
     let (once, twice) =
         (domain.map(&grants, Rights::Write).unwrap(), domain.map(&grants[..2], Rights::Read).unwrap());
-    assert_eq!(machine.revoke(grants[0]), Err(RevokeError::InUse(2)));
-    assert_eq!(machine.revoke(grants[39]), Err(RevokeError::InUse(1)));
+    assert_eq!(vm.revoke(grants[0]), Err(RevokeError::InUse(2)));
+    assert_eq!(vm.revoke(grants[39]), Err(RevokeError::InUse(1)));
     drop(twice);
-    assert_eq!(machine.uses(grants[0]), 1);
+    assert_eq!(vm.uses(grants[0]), 1);
     drop(once);
     for grant in &grants {
-        assert_eq!(machine.revoke(*grant), Ok(()));
-        assert_eq!(machine.revoke(*grant), Err(RevokeError::Unknown));
+        assert_eq!(vm.revoke(*grant), Ok(()));
+        assert_eq!(vm.revoke(*grant), Err(RevokeError::Unknown));
     }
     assert!(domain.map(&grants[..1], Rights::Read).is_err(), "gone is gone");
 }
 
 #[test]
 fn what_is_not_granted_is_not_mapped() {
-    let (machine, domain) = world(4);
-    let good = machine.grant(0, Rights::Write, US).unwrap();
-    let for_another = machine.grant(1, Rights::Write, 7).unwrap();
-    let read_only = machine.grant(2, Rights::Read, US).unwrap();
-    let absent = machine.grant_absent(Rights::Write, US).unwrap();
+    let (vm, domain) = world(4);
+    let good = vm.grant(0, Rights::Write, US).unwrap();
+    let for_another = vm.grant(1, Rights::Write, 7).unwrap();
+    let read_only = vm.grant(2, Rights::Read, US).unwrap();
+    let absent = vm.grant_absent(Rights::Write, US).unwrap();
     for bad in [for_another, read_only, absent, GrantRef(0), GrantRef(7), GrantRef(1000), GrantRef(u32::MAX)]
     {
         let error = domain.map(&[good, bad, good], Rights::Write).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{bad:?}");
-        assert_eq!(machine.uses(good), 0, "nothing stays mapped");
+        assert_eq!(vm.uses(good), 0, "nothing stays mapped");
     }
     assert!(domain.map(&[], Rights::Write).is_err());
     assert!(domain.map(&[read_only], Rights::Read).is_ok());
@@ -76,11 +75,11 @@ fn what_is_not_granted_is_not_mapped() {
 
 #[test]
 fn a_batch_copies_both_ways_and_names_what_failed() {
-    let (machine, domain) = world(8);
-    machine.write(0, 512, &[7; 1024]);
-    let source = machine.grant(0, Rights::Read, US).unwrap();
-    let target = machine.grant(1, Rights::Write, US).unwrap();
-    let absent = machine.grant_absent(Rights::Write, US).unwrap();
+    let (vm, domain) = world(8);
+    vm.write(0, 512, &[7; 1024]);
+    let source = vm.grant(0, Rights::Read, US).unwrap();
+    let target = vm.grant(1, Rights::Write, US).unwrap();
+    let absent = vm.grant_absent(Rights::Write, US).unwrap();
     let mut ours = vec![0u8; 8192];
     let mut theirs = [9u8; 512];
     let mut batch = CopyBatch::default();
@@ -103,17 +102,17 @@ fn a_batch_copies_both_ways_and_names_what_failed() {
     assert_eq!(statuses[5], Err(grant_status::BAD_PAGE));
     assert!(ours[..1024].iter().all(|byte| *byte == 7) && ours[1024..].iter().all(|byte| *byte == 0));
     let mut page = [0; PAGE_LEN];
-    machine.read(1, 0, &mut page);
+    vm.read(1, 0, &mut page);
     assert!(page[3584..] == [9; 512] && page[..3584] == [0; 3584]);
-    assert_eq!((machine.uses(source), machine.uses(target)), (0, 0));
-    machine.read(0, 0, &mut page);
+    assert_eq!((vm.uses(source), vm.uses(target)), (0, 0));
+    vm.read(0, 0, &mut page);
     assert!(page[..512] == [0; 512], "a read-only page was not written");
 }
 
 #[test]
 fn a_copy_across_the_border_of_a_page_fails_the_batch() {
-    let (machine, domain) = world(2);
-    let grant = machine.grant(0, Rights::Write, US).unwrap();
+    let (vm, domain) = world(2);
+    let grant = vm.grant(0, Rights::Write, US).unwrap();
     let mut ours = [1u8; 1024];
     let mut batch = CopyBatch::default();
     // SAFETY: inside `ours`, which outlives the copy.
@@ -123,36 +122,36 @@ fn a_copy_across_the_border_of_a_page_fails_the_batch() {
     }
     assert_eq!(domain.copy(&mut batch).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     let mut page = [0; PAGE_LEN];
-    machine.read(0, 0, &mut page);
+    vm.read(0, 0, &mut page);
     assert_eq!(page, [0; PAGE_LEN], "nothing was copied");
 }
 
 #[test]
 fn grants_run_out_and_come_back() {
-    let machine = Machine::new(1).unwrap();
+    let vm = Machine::new(1).unwrap();
     let mut grants = Vec::new();
-    while let Ok(grant) = machine.grant(0, Rights::Read, US) {
+    while let Ok(grant) = vm.grant(0, Rights::Read, US) {
         grants.push(grant);
     }
     assert_eq!(grants.len(), 1024 - 8, "eight are reserved");
     assert!(grants.iter().all(|grant| grant.0 >= 8));
-    machine.revoke(grants[500]).unwrap();
-    assert_eq!(machine.grant(0, Rights::Read, US).unwrap(), grants[500]);
-    assert!(machine.grant(1, Rights::Read, US).is_err(), "a page that is not there");
+    vm.revoke(grants[500]).unwrap();
+    assert_eq!(vm.grant(0, Rights::Read, US).unwrap(), grants[500]);
+    assert!(vm.grant(1, Rights::Read, US).is_err(), "a page that is not there");
 }
 
 #[test]
 fn pages_are_set_aside_once() {
-    let machine = Machine::new(10).unwrap();
-    assert_eq!(machine.take_pages(4), Some(0));
-    assert_eq!(machine.take_pages(7), None);
-    assert_eq!(machine.take_pages(6), Some(4));
-    assert_eq!(machine.take_pages(1), None);
-    assert_eq!(machine.take_pages(u32::MAX), None);
+    let vm = Machine::new(10).unwrap();
+    assert_eq!(vm.take_pages(4), Some(0));
+    assert_eq!(vm.take_pages(7), None);
+    assert_eq!(vm.take_pages(6), Some(4));
+    assert_eq!(vm.take_pages(1), None);
+    assert_eq!(vm.take_pages(u32::MAX), None);
 }
 
 #[test]
-fn only_a_machines_memfd_is_a_guest() {
+fn only_the_memfd_of_a_domain_is_a_guest() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
     assert!(Guest::from_fd(file.into(), 1).is_err(), "it could shrink below us");

@@ -25,7 +25,7 @@ fn open(path: &str) -> io::Result<File> {
     let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
     opened.map_err(|error| {
         let next = match error.kind() {
-            io::ErrorKind::NotFound if !is_xen() => "this machine does not run on Xen",
+            io::ErrorKind::NotFound if !is_xen() => "this host does not run on Xen",
             io::ErrorKind::NotFound => "load the modules xen-gntdev, xen-evtchn and xen-gntalloc",
             io::ErrorKind::PermissionDenied => "only root may use it",
             _ => "the kernel's log may say more",

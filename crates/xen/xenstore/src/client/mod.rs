@@ -327,7 +327,7 @@ impl Client {
                 let (path, token) = reply::read_event(message.payload)?;
                 let event = WatchEvent { path, token: String::from_utf8_lossy(&token).into_owned() };
                 if self.events.len() >= EVENTS_MAX {
-                    return Err(XsError::Nonsense(format!("{EVENTS_MAX} events that nobody asked for")));
+                    return Err(XsError::Nonsense(format!("{EVENTS_MAX} events that were not requested")));
                 }
                 if self.waiting.insert(event.clone()) {
                     self.events.push_back(event);

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn a_header_has_four_numbers_of_the_machine() {
+fn a_header_has_four_numbers_in_native_byte_order() {
     let header = Header { kind: 11, request: 0x0102_0304, transaction: 7, len: 9 };
     let bytes = header.encode();
     assert_eq!(bytes[4..8], 0x0102_0304_u32.to_ne_bytes());

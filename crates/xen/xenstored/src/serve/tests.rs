@@ -23,8 +23,8 @@ struct Doubles(BTreeMap<u32, (Machine, GrantRef, Vec<Wire>)>);
 
 impl Source for Doubles {
     fn page(&mut self, domid: u32, _gfn: u64) -> io::Result<Page> {
-        let (machine, grant, _) = self.0.get(&domid).ok_or_else(|| io::Error::other("no such domain"))?;
-        let domain = Domain::Double(Guest::of(machine, domid)?);
+        let (vm, grant, _) = self.0.get(&domid).ok_or_else(|| io::Error::other("no such domain"))?;
+        let domain = Domain::Double(Guest::of(vm, domid)?);
         domain.map(&[*grant], Rights::Write).map(Page::Granted)
     }
 
@@ -57,15 +57,15 @@ impl World {
         let mut doubles = Vec::new();
         let mut guests = Vec::new();
         for domid in [1, 2, 0, 3] {
-            let machine = Machine::new(4).expect("memory");
-            let page = machine.take_pages(1).expect("a page");
-            let grant = machine.grant(page, Rights::Write, 0).expect("a grant");
+            let vm = Machine::new(4).expect("memory");
+            let page = vm.take_pages(1).expect("a page");
+            let grant = vm.grant(page, Rights::Write, 0).expect("a grant");
             let (ours, theirs) = Wire::pair().expect("a channel");
-            let domain = Domain::Double(Guest::of(&machine, domid).expect("memory"));
+            let domain = Domain::Double(Guest::of(&vm, domid).expect("memory"));
             let mapped = Page::Granted(domain.map(&[grant], Rights::Write).expect("a page"));
             let ring = GuestRing::new(mapped, Channel::Double(theirs)).expect("a ring");
             guests.push(TestGuest { ring, decoder: Decoder::new() });
-            doubles.push((domid, machine, grant, ours));
+            doubles.push((domid, vm, grant, ours));
         }
         let (waker, thread, mut root) = Self::start(scratch.path(), &doubles);
         for domid in [1, 2] {
@@ -85,8 +85,8 @@ impl World {
     ) -> (OwnedFd, std::thread::JoinHandle<()>, Client) {
         let (path, state) = (scratch.join("socket"), scratch.join("state"));
         let mut ends = BTreeMap::new();
-        for (domid, machine, grant, wire) in doubles {
-            ends.insert(*domid, (machine.clone(), *grant, vec![wire.try_clone().expect("a descriptor")]));
+        for (domid, vm, grant, wire) in doubles {
+            ends.insert(*domid, (vm.clone(), *grant, vec![wire.try_clone().expect("a descriptor")]));
         }
         let waker = poll::waker().expect("a descriptor");
         let stop = waker.try_clone().expect("a descriptor");
@@ -290,7 +290,7 @@ fn a_guest_that_reads_nothing_fills_nothing_but_its_ring() {
 }
 
 #[test]
-fn noise_in_the_page_harms_nobody_else() {
+fn noise_in_the_page_harms_no_other_guest() {
     let mut world = World::new();
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut random = move || {

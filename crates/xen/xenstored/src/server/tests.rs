@@ -226,7 +226,7 @@ fn domains_come_and_go() {
     server.domains_changed(|_| Life::Shutdown);
     let released = ["@releaseDomain/5|five|", "@releaseDomain|r|", "@releaseDomain/5|d|"];
     assert_eq!(watcher.events(&mut server), released);
-    assert!(guest.events(&mut server).is_empty(), "only who is allowed hears of domains");
+    assert!(guest.events(&mut server).is_empty(), "only an allowed connection hears of domains");
     assert_eq!(root.ask(&mut server, Kind::Resume, "5|"), "OK|");
     server.domains_changed(|_| Life::Gone);
     assert_eq!(watcher.events(&mut server), released);
@@ -312,7 +312,7 @@ fn guests_have_bounds() {
 }
 
 #[test]
-fn who_never_reads_events_is_cut_off() {
+fn a_connection_that_never_reads_events_is_cut_off() {
     let mut server = Server::default();
     let root = control(&mut server);
     let deaf = guest(&mut server, &root, 5);

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_shares_is_changed_in_place() {
+    fn what_is_not_shared_is_changed_in_place() {
         let mut tree = Tree::default();
         tree.insert("/a", Rc::default(), 1);
         let at = Rc::as_ptr(tree.get("/a").unwrap());

@@ -414,8 +414,8 @@ fn dirty_ranges(marks: &mut [u64]) -> Vec<(u32, u32)> {
     ranges
 }
 
-/// Runs all futures at once and gives the first error, when all have ended: none is dropped with an operation under
-/// way.
+/// Runs all futures at once and gives the first error, when all have ended: none is dropped with an operation in
+/// flight.
 async fn join_all<F: Future<Output = Result<()>>>(mut futures: Vec<Pin<Box<F>>>) -> Result<()> {
     let mut result = Ok(());
     poll_fn(|context| {

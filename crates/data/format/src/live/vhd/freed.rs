@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_free_when_its_removal_is_durable_and_nobody_is_there() {
+    fn a_place_is_free_when_its_removal_is_durable_and_it_has_no_visitor() {
         let (freed, visits) = (Freed::default(), Visits::default());
         leave(&freed, 1);
         let reader = visits.enter();

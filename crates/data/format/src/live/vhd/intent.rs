@@ -521,8 +521,8 @@ mod tests {
         at.memory(uuid, 5).expect_err("a FIFO");
         owed(&path, uuid, Some(mark)).expect_err("a FIFO");
         std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777)).expect("ours");
-        let error = at.memory(uuid, 6).expect_err("anybody can write there");
+        let error = at.memory(uuid, 6).expect_err("every user can write there");
         assert!(error.to_string().contains("tapio-intent"), "{error}");
-        owed(&path, uuid, Some(mark)).expect_err("anybody can write there");
+        owed(&path, uuid, Some(mark)).expect_err("every user can write there");
     }
 }

@@ -71,7 +71,7 @@ fn a_batch_of_requests_shares_its_system_calls() {
 }
 
 #[test]
-fn an_idle_connection_wakes_nobody() {
+fn an_idle_connection_wakes_no_thread() {
     let rig = Rig::new(1 << 20);
     let mut clients: Vec<_> = (0..4).map(|_| rig.client()).collect();
     for client in &mut clients {

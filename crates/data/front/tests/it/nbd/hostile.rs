@@ -54,7 +54,7 @@ fn still_works(rig: &Rig) {
 }
 
 #[test]
-fn half_a_header_of_any_length_harms_nobody() {
+fn half_a_header_of_any_length_harms_no_other_client() {
     let rig = Rig::new(1 << 20);
     let whole = request(command::WRITE, 0, 4096);
     for cut in 1..whole.len() {
@@ -199,7 +199,7 @@ fn ten_thousand_connections_in_turn_leave_nothing_behind() {
 }
 
 #[test]
-fn who_never_reads_holds_only_its_own_memory_and_the_others_go_on() {
+fn a_client_that_never_reads_holds_only_its_own_memory_and_the_others_go_on() {
     let rig = Rig::new(64 << 20);
     let mut hogs = Vec::new();
     for _ in 0..40 {
@@ -228,7 +228,7 @@ fn who_never_reads_holds_only_its_own_memory_and_the_others_go_on() {
 }
 
 #[test]
-fn who_stops_in_the_middle_of_writes_does_not_starve_the_others() {
+fn a_client_that_stops_in_the_middle_of_writes_does_not_starve_the_others() {
     let rig = Rig::new(64 << 20);
     let mut hogs = Vec::new();
     for _ in 0..60 {
@@ -248,7 +248,7 @@ fn who_stops_in_the_middle_of_writes_does_not_starve_the_others() {
 }
 
 #[test]
-fn who_leaves_with_requests_under_way_is_cleaned_up_after() {
+fn a_client_that_leaves_with_requests_in_flight_is_cleaned_up_after() {
     let rig = Rig::new(64 << 20);
     for round in 0..50u64 {
         let mut stream = in_transmission(&rig, Style::Structured);

@@ -11,7 +11,7 @@ use super::{Rig, TIMEOUT, pattern};
 const SEND_RESIZE: u16 = 1 << 9;
 
 #[test]
-fn who_asks_sees_the_new_size_and_who_is_there_can_use_it() {
+fn a_new_client_sees_the_new_size_and_an_old_one_can_use_it() {
     let rig = Rig::new(1 << 20);
     let mut client = rig.client();
     assert_eq!(client.export().len, 1 << 20);

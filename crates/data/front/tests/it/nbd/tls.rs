@@ -70,7 +70,7 @@ fn dir(name: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn certificates_let_in_those_who_check_them() {
+fn certificates_let_in_clients_that_check_them() {
     if !installed("openssl") {
         return;
     }
@@ -145,7 +145,7 @@ fn clients_need_a_certificate_where_that_is_asked_for() {
 }
 
 #[test]
-fn keys_let_in_those_who_have_them() {
+fn keys_let_in_clients_that_have_them() {
     let (_kept, path) = dir("keys.psk");
     keys(&path, "alice", "a");
     let secured = Secured::new(&files(None, Some(&path)), TlsPolicy::Required, false);
@@ -282,7 +282,7 @@ fn a_disk_on_a_secured_export_reconnects() {
 }
 
 #[test]
-fn a_stranger_who_stalls_or_babbles_costs_a_while_and_no_more() {
+fn a_client_that_stalls_or_babbles_before_tls_costs_a_while_and_no_more() {
     use std::io::{Read, Write};
     let (_kept, path) = dir("keys.psk");
     keys(&path, "alice", "f");

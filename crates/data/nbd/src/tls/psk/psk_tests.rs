@@ -73,7 +73,7 @@ fn keys_change_when_they_are_worn_or_when_the_other_side_asks() {
 }
 
 #[test]
-fn who_has_no_key_or_another_one_is_refused_in_the_same_words() {
+fn a_client_without_a_key_or_with_another_one_is_refused_in_the_same_words() {
     for (user, key) in [("alice", &b"another"[..]), ("mallory", KEY), ("bob", KEY), ("", KEY)] {
         let mut wire = Vec::new();
         let mut client = Session::client(user, key, &mut wire).unwrap();

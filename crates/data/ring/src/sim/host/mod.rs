@@ -522,7 +522,7 @@ impl Driver for Sim {
         else {
             match until_ns {
                 Some(until) => inner.now_ns = inner.now_ns.max(until),
-                None => panic!("the simulation stands still: every task waits and nothing is under way"),
+                None => panic!("the simulation stands still: every task waits and nothing is in flight"),
             }
             return false;
         };

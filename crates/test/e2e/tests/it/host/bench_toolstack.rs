@@ -95,7 +95,7 @@ fn only_the_parts_that_were_asked_for_are_run() {
     let mut command =
         tapio(&["bench", "toolstack", "--quick", "--only", "storm", "--dir", text(scratch.path())]);
     let said = run_within(&mut command, LIMIT).ok();
-    assert!(said.contains("3 machines with 8 disks at once"), "{said}");
+    assert!(said.contains("3 VMs with 8 disks at once"), "{said}");
     assert!(!said.contains("one plug of a VHD") && !said.contains("VDI.get_record"), "{said}");
 }
 

@@ -83,7 +83,7 @@ fn reap_all(queue: &mut FrontQueue) {
     let mut done = Vec::new();
     while queue.under_way() > 0 {
         assert!(queue.wait(LIMIT).expect("the ring is whole"), "{} without an answer", queue.under_way());
-        queue.reap(&mut done).expect("each answer is of a request under way");
+        queue.reap(&mut done).expect("each answer is of a request in flight");
     }
     assert!(done.iter().all(|done| done.status == status::OKAY), "{done:?}");
 }
@@ -109,7 +109,7 @@ fn stop(scratch: &Scratch, tap: Tap) {
 }
 
 #[test]
-fn who_serves_a_guest_is_told_when_its_disk_grows() {
+fn the_back_end_of_a_guest_is_told_when_its_disk_grows() {
     let scratch = Scratch::in_memory();
     let host = Host::new(&scratch);
     let tap = host.create(&images(&scratch)[0]);
@@ -255,7 +255,7 @@ fn what_a_killed_process_left_is_done_by_the_next() {
                     if queue.room() == 0 {
                         queue.kick().expect("woken");
                         assert!(queue.wait(LIMIT).expect("the ring is whole"));
-                        queue.reap(&mut Vec::new()).expect("each answer is of a request under way");
+                        queue.reap(&mut Vec::new()).expect("each answer is of a request in flight");
                     }
                     write(queue, block, generation);
                     generations[block as usize] = generation;

@@ -229,7 +229,7 @@ fn an_image_that_is_open_elsewhere_is_refused_by_the_name_of_the_process() {
     tap.destroy();
     // One that is let go of late, as that of a killed process, is waited for.
     let holder = std::fs::File::open(&image).expect("the image is there");
-    holder.lock().expect("nobody has it open");
+    holder.lock().expect("no process has it open");
     std::thread::scope(|scope| {
         let opened = scope.spawn(|| host.create(&name));
         std::thread::sleep(Duration::from_millis(300));

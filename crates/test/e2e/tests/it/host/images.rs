@@ -77,7 +77,7 @@ fn snapshots_and_commits_under_load_keep_every_write() {
     for (image, depth) in [(&images[1], 3), (&images[2], 2)] {
         tapio_disk(&host, &tap, &["commit", text(image)]).ok();
         some_work(&recorder);
-        std::fs::remove_file(image).expect("nobody needs it any more");
+        std::fs::remove_file(image).expect("it is not needed any more");
         assert_chain_valid(&leaf, depth);
     }
     let refused = tapio_disk(&host, &tap, &["commit", text(&images[0])]);
@@ -127,7 +127,7 @@ fn a_commit_that_is_killed_loses_nothing_and_is_repeated() {
     tapio_disk(&host, &tap, &["commit", text(&middle)]).ok();
     copy_out(&tap.uri(), &after);
     assert_eq!(sha256(&before), sha256(&after), "the commit changed the disk");
-    std::fs::remove_file(&middle).expect("nobody needs it any more");
+    std::fs::remove_file(&middle).expect("it is not needed any more");
     tap.destroy();
     assert_chain_valid(&leaf, 2);
     assert_vhd_valid(&base);
@@ -184,7 +184,7 @@ fn the_leaf_is_committed_under_load() {
     assert_eq!(row.args, Some(format!("vhd:{}", text(&base))));
     // A disk that still has the old leaf on top of it loses nothing by that.
     holds_nothing(&leaf);
-    std::fs::remove_file(&leaf).expect("nobody needs it any more");
+    std::fs::remove_file(&leaf).expect("it is not needed any more");
     let before = reached(&recorder, before + 200);
     // A pause opens what the disk is on now.
     let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());

@@ -147,7 +147,7 @@ fn disks_of_a_pool_get_the_same_number_of_pages_whatever_their_requests() {
         (pools[0]["used"] == 0).then_some(())
     });
     let pools = json(&mut host.tapio(&["disk", "pool", "--json"]));
-    assert!(idle.is_some(), "pages are in use though nobody reads: {pools}");
+    assert!(idle.is_some(), "pages are in use though there are no readers: {pools}");
     let begin = Instant::now();
     disks.into_iter().for_each(Disk::stop);
     assert!(begin.elapsed() < LIMIT);

@@ -141,7 +141,7 @@ fn a_device_is_attached_listed_kept_while_in_use_and_detached() {
 }
 
 #[test]
-fn who_may_not_make_a_device_is_told_what_is_missing() {
+fn a_user_that_may_not_make_a_device_is_told_what_is_missing() {
     needs!("setpriv");
     let scratch = Scratch::on_disk();
     // SAFETY: takes no pointers and cannot fail.
@@ -174,7 +174,7 @@ fn who_may_not_make_a_device_is_told_what_is_missing() {
 }
 
 #[test]
-fn a_killed_process_hangs_nobody_and_the_next_one_cleans_up() {
+fn a_killed_process_hangs_no_client_and_the_next_one_cleans_up() {
     needs!("mkfs.ext4", "losetup");
     let scratch = Scratch::on_disk();
     let host = Host::new(&scratch);

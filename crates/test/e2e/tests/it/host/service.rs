@@ -67,7 +67,7 @@ fn without_a_manager_nothing_is_said_and_a_wrong_one_is_no_reason_to_fail() {
 }
 
 #[test]
-fn units_let_nobody_else_at_what_their_programs_make() {
+fn units_let_no_other_user_at_what_their_programs_make() {
     let units = std::fs::read_dir(repository().join("packaging")).expect("packaging");
     let units: Vec<_> = units.map(|entry| entry.expect("an entry").path()).collect();
     let units: Vec<_> =

@@ -234,7 +234,7 @@ fn workers_end_with_their_daemon() {
 }
 
 /// A running VM of the simulator with one disk.
-fn machine(session: &Session, vdi: &str) -> (String, String) {
+fn vm_on(session: &Session, vdi: &str) -> (String, String) {
     let vm = session.text(
         "VM.create",
         &[json!({
@@ -269,8 +269,8 @@ fn force_overrides_an_unplug_that_hangs() {
     let session = daemon.login();
     let bad = make_sr(&session, &hanging.sr());
     let (first, second) = (make_vdi(&session, &bad), make_vdi(&session, &bad));
-    let (one, vbd) = machine(&session, &first);
-    let (two, other) = machine(&session, &second);
+    let (one, vbd) = vm_on(&session, &first);
+    let (two, other) = vm_on(&session, &second);
     hanging.hang(true);
     // Whether the disks have anything to write or not, closing them flushes.
     for vbd in [&vbd, &other] {
@@ -385,7 +385,7 @@ fn a_disk_process_that_is_killed_again_and_again_takes_one_number() {
     let daemon = DaemonOptions::new(&scratch).default_sr().start();
     let session = daemon.login();
     let vdi = make_vdi(&session, &default_sr(&session));
-    let (vm, vbd) = machine(&session, &vdi);
+    let (vm, vbd) = vm_on(&session, &vdi);
     let process = || {
         let mut list = Command::new(our("tapio"));
         list.args(["tap-ctl", "list"]).env("TAPIO_RUN_DIR", scratch.join("run/disk"));

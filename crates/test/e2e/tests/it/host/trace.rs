@@ -98,7 +98,7 @@ fn requests_of_a_virtqueue_are_followed_and_their_steps_add_up() {
         assert!(step(row, "kernel") > 0.0 && step(row, "publish") > 0.0, "{row}");
         assert!(
             step(row, "copy-in") == 0.0 && step(row, "to-back-end") == 0.0,
-            "nobody notes these here: {row}"
+            "no program notes these here: {row}"
         );
         assert!(number(row, "depth") > 0.0 && number(row, "depth") <= 4.5, "{row}");
         assert_eq!(

@@ -340,7 +340,7 @@ fn a_local_user_reaches_nothing_but_what_is_listed() {
 }
 
 #[test]
-fn what_is_called_nobody_has_no_rights() {
+fn a_thread_of_user_nobody_has_no_rights() {
     // SAFETY: geteuid(2) takes nothing and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
         nobody_dares();

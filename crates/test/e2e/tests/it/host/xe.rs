@@ -107,8 +107,8 @@ fn failures_name_what_and_why() {
     assert!(smaller.starts_with("Error code: SR_BACKEND_FAILURE_79\nError parameters: , "), "{smaller}");
     let key = xe.fails(&format!("vdi-param-get uuid={vdi} param-name=other-config param-key=x"));
     assert_eq!(key, "Error: Key x not found in map other-config\n");
-    let nobody = run(xe.command().args(["--socket", "/nonexistent/socket", "sr-list"])).fails();
-    assert!(nobody.contains("/nonexistent/socket") && nobody.contains("tapiod"), "{nobody}");
+    let error = run(xe.command().args(["--socket", "/nonexistent/socket", "sr-list"])).fails();
+    assert!(error.contains("/nonexistent/socket") && error.contains("tapiod"), "{error}");
     xe.ok(&format!("vdi-destroy uuid={vdi}"));
     daemon.stop();
 }
@@ -147,7 +147,7 @@ fn over_the_network_with_a_certificate_seen_before() {
 }
 
 #[test]
-fn a_machine_with_disks_and_its_timeline() {
+fn a_vm_with_disks_and_its_timeline() {
     let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };
@@ -172,8 +172,8 @@ fn a_machine_with_disks_and_its_timeline() {
 
     // A task that its client does not destroy, so that its steps can be looked at.
     let session = daemon.login();
-    let machine = session.text("VM.get_by_uuid", &[vm.into()]);
-    let task = session.text("Async.VM.hard_shutdown", &[machine.into()]);
+    let vm_ref = session.text("VM.get_by_uuid", &[vm.into()]);
+    let task = session.text("Async.VM.hard_shutdown", &[vm_ref.into()]);
     xe.ok("event-wait class=vm name-label=one power-state=halted");
     xe.ok("event-wait class=task name-label=Async.VM.hard_shutdown status=success");
     let mut timeline = Command::new(our("tapio"));
@@ -182,7 +182,7 @@ fn a_machine_with_disks_and_its_timeline() {
     assert!(drawn.lines().count() >= 3 && drawn.contains(" steps, "), "{drawn}");
 
     assert_eq!(xe.ok("vm-uninstall vm=one --force"), "All objects destroyed\n");
-    assert_eq!(xe.value("vdi-list --minimal"), before, "only the machine's own disk goes with it");
+    assert_eq!(xe.value("vdi-list --minimal"), before, "only the VM's own disk goes with it");
     daemon.stop();
 }
 
@@ -267,7 +267,7 @@ fn a_type_of_sr_that_is_not_there_lists_those_that_are() {
 }
 
 #[test]
-fn interfaces_of_machines() {
+fn interfaces_of_vms() {
     let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };

@@ -130,7 +130,7 @@ fn a_directory_longer_than_a_message_is_listed_whole() {
 }
 
 #[test]
-fn a_live_update_is_noticed_by_nobody() {
+fn no_client_notices_a_live_update() {
     needs_tools!();
     let xenstored = Xenstored::start(&["--state-dir", "DIR/state"]);
     let log = xenstored.scratch.join("watch.log");

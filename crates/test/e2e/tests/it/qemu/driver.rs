@@ -63,7 +63,7 @@ fn a_guest_boots_from_its_disk() {
 }
 
 #[test]
-#[ignore = "255 disk processes: a measurement, for a machine with nothing else to do"]
+#[ignore = "255 disk processes: a measurement, for an idle host"]
 fn a_guest_has_as_many_disks_as_it_can() {
     needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
     let Some(mut lab) = lab() else { return };

@@ -57,7 +57,7 @@ fn a_guest_without_an_agent_cannot_be_given_disks_while_it_runs() {
     lab.driver().create(&lab.spec).expect("made");
     lab.driver().unpause(lab.vm()).expect("started");
     let hot = lab.disk(0, |_| ());
-    let error = lab.driver().plug(lab.vm(), &hot.disk).expect_err("nobody is there to take it");
+    let error = lab.driver().plug(lab.vm(), &hot.disk).expect_err("no agent is there to take it");
     assert_eq!(error.code, "VM_LACKS_FEATURE", "{error}");
     let until = std::time::Instant::now() + Duration::from_secs(2);
     // Three keys end it: its kernel starts anew, which here means that it ends.
@@ -97,7 +97,7 @@ fn a_guest_that_does_not_start_says_why() {
 }
 
 #[test]
-#[ignore = "40 disk processes: a measurement, for a machine with nothing else to do"]
+#[ignore = "40 disk processes: a measurement, for an idle host"]
 fn a_guest_has_as_many_disks_as_it_can() {
     needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
     let mut lab = Lab::new("uml", LIMIT, |spec| spec.memory = 512 << 20);

@@ -18,7 +18,7 @@ pub(super) static COMMANDS: &[Command] = &[command(
     "console",
     &[],
     &["vm", "until", "timeout"],
-    "Connects to the terminal of a machine of this host; Ctrl-] leaves it. Input that is no terminal is typed, and \
+    "Connects to the terminal of a VM of this host; Ctrl-] leaves it. Input that is no terminal is typed, and \
      output shown until a line starts with 'until', for 'timeout' seconds at most",
     run,
 )];
@@ -29,15 +29,13 @@ const LEAVE: u8 = 0x1d;
 const TIMEOUT_DEFAULT: &str = "5";
 
 fn run(session: &Session) -> Result<()> {
-    let machine = machines(session, &["until", "timeout"])?.remove(0);
-    let consoles = session.call("VM.get_consoles", &[machine.into()])?;
+    let vm = machines(session, &["until", "timeout"])?.remove(0);
+    let consoles = session.call("VM.get_consoles", &[vm.into()])?;
     let console = consoles.as_array().and_then(|all| all.first()).and_then(Value::as_str);
-    let console = console.ok_or_else(|| Failure::other("the machine has no console: is it running?"))?;
+    let console = console.ok_or_else(|| Failure::other("the VM has no console: is it running?"))?;
     let location = session.text("console.get_location", &[console.into()])?;
     let told = |error: io::Error| {
-        Failure::other(format!(
-            "{location}: {error}; consoles are reached on the machine's own host, as root"
-        ))
+        Failure::other(format!("{location}: {error}; a console is reached on the host of its VM, as root"))
     };
     let line = open(&location).map_err(told)?.ok_or_else(|| {
         Failure::other(format!("the console is at '{location}', which only a viewer for it can show"))

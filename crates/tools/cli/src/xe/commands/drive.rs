@@ -26,18 +26,18 @@ pub(super) static COMMANDS: &[Command] = &[
             "qos_algorithm_params:",
             "other-config:",
         ],
-        "Gives a machine a disk or a drive; 'device' is a place from 0, or autodetect",
+        "Attaches a disk or a drive to a VM; 'device' is a place from 0, or autodetect",
         create,
     ),
-    command("vbd-destroy", &["uuid"], &[], "Takes a disk or a drive from a machine", |s| {
+    command("vbd-destroy", &["uuid"], &[], "Detaches a disk or a drive from a VM", |s| {
         on_drive(s, "VBD.destroy")
     }),
-    command("vbd-plug", &["uuid"], &[], "Plugs a disk into the running machine", |s| on_drive(s, "VBD.plug")),
+    command("vbd-plug", &["uuid"], &[], "Plugs a disk into the running VM", |s| on_drive(s, "VBD.plug")),
     command(
         "vbd-unplug",
         &["uuid"],
         &["timeout", "force"],
-        "Unplugs a disk from the running machine; tries again for 'timeout' seconds when the guest refuses",
+        "Unplugs a disk from the running VM; tries again for 'timeout' seconds when the guest refuses",
         unplug,
     ),
     command("vbd-eject", &["uuid"], &[], "Takes the medium out of a drive", |s| on_drive(s, "VBD.eject")),

@@ -8,17 +8,17 @@ use crate::xe::error::{Failure, Result};
 use crate::xe::session::Session;
 
 pub(super) static COMMANDS: &[Command] = &[
-    command("host-enable", &[], &["host-uuid", "host"], "Lets machines start on a host", |s| {
+    command("host-enable", &[], &["host-uuid", "host"], "Lets VMs start on a host", |s| {
         on_host(s, "host.enable")
     }),
-    command("host-disable", &[], &["host-uuid", "host"], "Lets no more machines start on a host", |s| {
+    command("host-disable", &[], &["host-uuid", "host"], "Lets no more VMs start on a host", |s| {
         on_host(s, "host.disable")
     }),
     command(
         "host-compute-free-memory",
         &[],
         &["host-uuid", "host"],
-        "Prints the memory that machines could have",
+        "Prints the memory that VMs could have",
         free_memory,
     ),
     command("task-cancel", &["uuid"], &[], "Asks a task to stop", |s| {

@@ -17,56 +17,56 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-install",
         &["new-name-label"],
         &["template", "template-uuid", "sr-uuid", "new-name-description"],
-        "Makes a machine from a template; its disks go to the SR that is given, or as the template says",
+        "Makes a VM from a template; its disks go to the SR that is given, or as the template says",
         install,
     ),
     command(
         "vm-create",
         &["name-label"],
         &["name-description", "memory", "VCPUs"],
-        "Makes an empty machine",
+        "Makes an empty VM",
         create,
     ),
-    command("vm-start", &[], &["vm", "multiple", "on", "paused", "force"], "Starts machines", start),
+    command("vm-start", &[], &["vm", "multiple", "on", "paused", "force"], "Starts VMs", start),
     command(
         "vm-shutdown",
         &[],
         &["vm", "multiple", "force"],
-        "Asks guests to switch themselves off; --force switches off",
+        "Asks guests to shut down; --force switches VMs off",
         |s| power(s, "VM.clean_shutdown", "VM.hard_shutdown"),
     ),
     command(
         "vm-reboot",
         &[],
         &["vm", "multiple", "force"],
-        "Asks guests to restart themselves; --force switches off and on",
+        "Asks guests to reboot; --force switches VMs off and on",
         |s| power(s, "VM.clean_reboot", "VM.hard_reboot"),
     ),
-    command("vm-pause", &[], &["vm", "multiple"], "Stops the processors of machines", |s| {
+    command("vm-pause", &[], &["vm", "multiple"], "Stops the processors of VMs", |s| {
         power(s, "VM.pause", "VM.pause")
     }),
-    command("vm-unpause", &[], &["vm", "multiple"], "Lets the processors of machines go on", |s| {
+    command("vm-unpause", &[], &["vm", "multiple"], "Lets the processors of VMs go on", |s| {
         power(s, "VM.unpause", "VM.unpause")
     }),
     command(
         "vm-reset-powerstate",
         &["force"],
         &["vm", "multiple"],
-        "Takes machines for switched off, whatever is known of them",
+        "Sets the power state of VMs to halted, whatever it was",
         |s| power(s, "VM.power_state_reset", "VM.power_state_reset"),
     ),
     command(
         "vm-clone",
         &["new-name-label"],
         &["vm", "new-name-description"],
-        "Makes a machine like it, whose disks share what is the same",
+        "Makes a VM like it, whose disks share what is the same",
         |s| like(s, "vm", "VM.clone"),
     ),
     command(
         "vm-copy",
         &["new-name-label"],
         &["vm", "sr-uuid", "new-name-description"],
-        "Makes a machine like it, with copies of its disks",
+        "Makes a VM like it, with copies of its disks",
         |s| like(s, "vm", "VM.copy"),
     ),
     command(
@@ -76,19 +76,19 @@ pub(super) static COMMANDS: &[Command] = &[
         "Keeps the contents of its disks and its settings",
         snapshot,
     ),
-    command("vm-destroy", &["uuid"], &[], "Forgets a machine and leaves its disks", |s| destroy(s, "uuid")),
-    command("vm-uninstall", &[], &["vm", "multiple", "force"], "Destroys machines with their disks", |s| {
+    command("vm-destroy", &["uuid"], &[], "Removes a VM and leaves its disks", |s| destroy(s, "uuid")),
+    command("vm-uninstall", &[], &["vm", "multiple", "force"], "Destroys VMs with their disks", |s| {
         let chosen = machines(s, &["force"])?;
         uninstall(s, &chosen)
     }),
-    command("vm-memory-set", &["memory"], &["vm", "multiple"], "Sets the memory of machines", |s| {
+    command("vm-memory-set", &["memory"], &["vm", "multiple"], "Sets the memory of VMs", |s| {
         memory(s, "VM.set_memory", &["memory"])
     }),
     command(
         "vm-memory-limits-set",
         &["static-min", "static-max", "dynamic-min", "dynamic-max"],
         &["vm", "multiple"],
-        "Sets the limits of memory of machines",
+        "Sets the limits of memory of VMs",
         |s| memory(s, "VM.set_memory_limits", &["static-min", "static-max", "dynamic-min", "dynamic-max"]),
     ),
     command(
@@ -109,49 +109,49 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-compute-memory-overhead",
         &[],
         &["vm", "multiple"],
-        "Prints the memory machines take beside their own",
+        "Prints the memory that VMs take beside their guests' memory",
         overhead,
     ),
     command(
         "vm-disk-list",
         &[],
         &["vm", "multiple", "vbd-params", "vdi-params"],
-        "Lists the disks of machines",
+        "Lists the disks of VMs",
         |s| disks::list(s, "Disk"),
     ),
     command(
         "vm-cd-list",
         &[],
         &["vm", "multiple", "vbd-params", "vdi-params"],
-        "Lists the CD drives of machines",
+        "Lists the CD drives of VMs",
         |s| disks::list(s, "CD"),
     ),
     command(
         "vm-disk-add",
         &["disk-size", "device"],
         &["vm", "sr-uuid"],
-        "Makes a disk and gives it to a machine",
+        "Makes a disk and attaches it to a VM",
         disks::add,
     ),
     command(
         "vm-disk-remove",
         &["device"],
         &["vm"],
-        "Takes a disk from a machine and destroys it",
+        "Detaches a disk from a VM and destroys it",
         disks::remove,
     ),
     command(
         "vm-cd-add",
         &["cd-name", "device"],
         &["vm"],
-        "Gives a machine a CD drive with a medium",
+        "Attaches a CD drive with a medium to a VM",
         disks::cd_add,
     ),
     command(
         "vm-cd-remove",
         &["cd-name"],
         &["vm"],
-        "Takes the drive with this medium from a machine",
+        "Detaches the drive with this medium from a VM",
         disks::cd_remove,
     ),
     command("vm-cd-eject", &[], &["vm"], "Takes the medium out of the only CD drive", disks::cd_eject),
@@ -208,9 +208,9 @@ fn one(mut found: Vec<String>) -> Result<String> {
     }
 }
 
-fn named(session: &Session, machine: &str) -> Result<()> {
+fn named(session: &Session, vm: &str) -> Result<()> {
     match session.arguments.get("new-name-description") {
-        Some(text) => session.call("VM.set_name_description", &[machine.into(), text.into()]).map(drop),
+        Some(text) => session.call("VM.set_name_description", &[vm.into(), text.into()]).map(drop),
         None => Ok(()),
     }
 }
@@ -233,8 +233,8 @@ fn create(session: &Session) -> Result<()> {
         "VCPUs_max": cpus,
         "VCPUs_at_startup": cpus,
     });
-    let machine = session.text("VM.create", &[record])?;
-    session.print_uuid("VM", &machine)
+    let vm = session.text("VM.create", &[record])?;
+    session.print_uuid("VM", &vm)
 }
 
 fn install(session: &Session) -> Result<()> {
@@ -248,33 +248,33 @@ fn install(session: &Session) -> Result<()> {
         // A wrong one is found before anything is made.
         session.by_uuid("SR", uuid)?;
     }
-    let machine = session.long("VM.clone", &[template.into(), session.need("new-name-label")?.into()])?;
+    let vm = session.long("VM.clone", &[template.into(), session.need("new-name-label")?.into()])?;
     let finish = || -> Result<()> {
-        named(session, &machine)?;
+        named(session, &vm)?;
         if let Some(uuid) = sr {
-            placed(session, &machine, uuid)?;
+            placed(session, &vm, uuid)?;
         }
-        session.long("VM.provision", &[machine.as_str().into()])?;
-        let is_template = session.call("VM.get_is_a_template", &[machine.as_str().into()])?;
+        session.long("VM.provision", &[vm.as_str().into()])?;
+        let is_template = session.call("VM.get_is_a_template", &[vm.as_str().into()])?;
         if is_template == Value::Bool(true) {
-            session.call("VM.set_is_a_template", &[machine.as_str().into(), false.into()])?;
+            session.call("VM.set_is_a_template", &[vm.as_str().into(), false.into()])?;
         }
         Ok(())
     };
     if let Err(error) = finish() {
         // Nothing is left of it; what matters is why.
-        let _ = session.long("VM.destroy", &[machine.as_str().into()]);
+        let _ = session.long("VM.destroy", &[vm.as_str().into()]);
         return Err(error);
     }
-    session.print_uuid("VM", &machine)
+    session.print_uuid("VM", &vm)
 }
 
 /// Lets the disks that the template asks for be made in this SR.
-fn placed(session: &Session, machine: &str, sr: &str) -> Result<()> {
-    let config = session.call("VM.get_other_config", &[machine.into()])?;
+fn placed(session: &Session, vm: &str, sr: &str) -> Result<()> {
+    let config = session.call("VM.get_other_config", &[vm.into()])?;
     let Some(disks) = config.get("disks").and_then(Value::as_str) else { return Ok(()) };
-    session.call("VM.remove_from_other_config", &[machine.into(), "disks".into()])?;
-    let params = [machine.into(), "disks".into(), with_sr(disks, sr).into()];
+    session.call("VM.remove_from_other_config", &[vm.into(), "disks".into()])?;
+    let params = [vm.into(), "disks".into(), with_sr(disks, sr).into()];
     session.call("VM.add_to_other_config", &params).map(drop)
 }
 
@@ -295,11 +295,12 @@ fn start(session: &Session) -> Result<()> {
     let chosen = machines(session, &["on", "paused", "force"])?;
     let (paused, force) = (session.truth("paused", false)?, session.truth("force", false)?);
     let on = session.arguments.get("on").map(|host| find(&session.client, "host", host)).transpose()?;
-    each(&chosen, |machine| {
+    each(&chosen, |vm| {
         let started = match &on {
-            None => session.long("VM.start", &[machine.into(), paused.into(), force.into()]),
-            Some(host) => session
-                .long("VM.start_on", &[machine.into(), host.as_str().into(), paused.into(), force.into()]),
+            None => session.long("VM.start", &[vm.into(), paused.into(), force.into()]),
+            Some(host) => {
+                session.long("VM.start_on", &[vm.into(), host.as_str().into(), paused.into(), force.into()])
+            }
         };
         started.map(drop)
     })
@@ -308,12 +309,12 @@ fn start(session: &Session) -> Result<()> {
 fn power(session: &Session, asked: &str, forced: &str) -> Result<()> {
     let chosen = machines(session, &["force"])?;
     let method = if session.truth("force", false)? { forced } else { asked };
-    each(&chosen, |machine| session.long(method, &[machine.into()]).map(drop))
+    each(&chosen, |vm| session.long(method, &[vm.into()]).map(drop))
 }
 
 fn like(session: &Session, table: &str, method: &str) -> Result<()> {
-    let machine = one(of_table(session, table, &NEW)?)?;
-    let mut params: Vec<Value> = vec![machine.into(), session.need("new-name-label")?.into()];
+    let vm = one(of_table(session, table, &NEW)?)?;
+    let mut params: Vec<Value> = vec![vm.into(), session.need("new-name-label")?.into()];
     if method == "VM.copy" {
         params.push(session.optional("SR", "sr-uuid")?.into());
     }
@@ -324,19 +325,19 @@ fn like(session: &Session, table: &str, method: &str) -> Result<()> {
 
 fn snapshot(session: &Session) -> Result<()> {
     let own = ["new-name-label", "new-name-description", "ignore-vdi-uuids"];
-    let machine = one(machines(session, &own)?)?;
+    let vm = one(machines(session, &own)?)?;
     let ignored = session.or("ignore-vdi-uuids", "");
     let ignored = ignored.split(',').map(str::trim).filter(|uuid| !uuid.is_empty());
     let ignored: Vec<String> = ignored.map(|uuid| session.by_uuid("VDI", uuid)).collect::<Result<_>>()?;
-    let params = [machine.into(), session.need("new-name-label")?.into(), json!(ignored)];
+    let params = [vm.into(), session.need("new-name-label")?.into(), json!(ignored)];
     let made = session.long("VM.snapshot", &params)?;
     named(session, &made)?;
     session.print_uuid("VM", &made)
 }
 
 fn destroy(session: &Session, param: &str) -> Result<()> {
-    let machine = session.reference("VM", param)?;
-    session.long("VM.destroy", &[machine.into()]).map(drop)
+    let vm = session.reference("VM", param)?;
+    session.long("VM.destroy", &[vm.into()]).map(drop)
 }
 
 fn uninstall(session: &Session, chosen: &[String]) -> Result<()> {
@@ -347,9 +348,9 @@ fn uninstall(session: &Session, chosen: &[String]) -> Result<()> {
         let field = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         Ok(format!("{class:<3}: {} ({})\n", field("uuid"), field("name_label")))
     };
-    for machine in chosen {
-        told.push_str(&title(session, "VM", machine)?);
-        for (_, record) in drives(session, machine, "Disk")?.into_values() {
+    for vm in chosen {
+        told.push_str(&title(session, "VM", vm)?);
+        for (_, record) in drives(session, vm, "Disk")?.into_values() {
             // A disk that was attached to the VM by `vbd-create` was there before it, and stays.
             if record.get("other_config").and_then(|config| config.get(drive::OWNER)).is_none() {
                 continue;
@@ -367,11 +368,11 @@ fn uninstall(session: &Session, chosen: &[String]) -> Result<()> {
     if !session.truth("force", false)? && !is_confirmed(&told)? {
         return Err(Failure::other("nothing was destroyed; --force does not ask"));
     }
-    for machine in chosen {
-        if session.text("VM.get_power_state", &[machine.as_str().into()])? != "Halted" {
-            session.long("VM.hard_shutdown", &[machine.as_str().into()])?;
+    for vm in chosen {
+        if session.text("VM.get_power_state", &[vm.as_str().into()])? != "Halted" {
+            session.long("VM.hard_shutdown", &[vm.as_str().into()])?;
         }
-        session.long("VM.destroy", &[machine.as_str().into()])?;
+        session.long("VM.destroy", &[vm.as_str().into()])?;
     }
     for disk in &disks {
         session.long("VDI.destroy", &[disk.as_str().into()])?;
@@ -381,7 +382,7 @@ fn uninstall(session: &Session, chosen: &[String]) -> Result<()> {
 
 fn is_confirmed(told: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::other("nobody is there to be asked; give --force"));
+        return Err(Failure::other("standard input is no terminal, so there is no question; give --force"));
     }
     print(&format!("{told}Type 'yes' to continue\n"))?;
     // A prompt that stays in a buffer is none.
@@ -394,8 +395,8 @@ fn is_confirmed(told: &str) -> Result<bool> {
 fn memory(session: &Session, method: &str, sizes: &[&str]) -> Result<()> {
     let chosen = machines(session, sizes)?;
     let sizes: Vec<i64> = sizes.iter().map(|name| session.size(name)).collect::<Result<_>>()?;
-    each(&chosen, |machine| {
-        let mut params = vec![Value::from(machine)];
+    each(&chosen, |vm| {
+        let mut params = vec![Value::from(vm)];
         params.extend(sizes.iter().map(|size| Value::from(*size)));
         session.call(method, &params).map(drop)
     })
@@ -405,9 +406,7 @@ fn overhead(session: &Session) -> Result<()> {
     let chosen = machines_and_host(session, &[])?;
     let bytes: Vec<String> = chosen
         .iter()
-        .map(|machine| {
-            Ok(session.call("VM.compute_memory_overhead", &[machine.as_str().into()])?.to_string())
-        })
+        .map(|vm| Ok(session.call("VM.compute_memory_overhead", &[vm.as_str().into()])?.to_string()))
         .collect::<Result<_>>()?;
     session.print_values(&bytes.iter().map(String::as_str).collect::<Vec<_>>())
 }

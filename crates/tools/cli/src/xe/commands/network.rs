@@ -16,10 +16,10 @@ pub(super) static COMMANDS: &[Command] = &[
         "vif-create",
         &["vm-uuid", "device", "network-uuid"],
         &["mac", "mtu"],
-        "Gives a machine a network interface; 'device' is a number from 0, or autodetect; 'mac' random draws one",
+        "Adds a network interface to a VM; 'device' is a number from 0, or autodetect; 'mac' random draws one",
         vif_create,
     ),
-    command("vif-destroy", &["uuid"], &[], "Takes a network interface from a machine", |s| {
+    command("vif-destroy", &["uuid"], &[], "Removes a network interface from a VM", |s| {
         let vif = s.reference("VIF", "uuid")?;
         s.call("VIF.destroy", &[vif.into()]).map(drop)
     }),
@@ -41,21 +41,21 @@ fn create(session: &Session) -> Result<()> {
 }
 
 fn vif_create(session: &Session) -> Result<()> {
-    let machine = session.reference("VM", "vm-uuid")?;
+    let vm = session.reference("VM", "vm-uuid")?;
     let network = session.reference("network", "network-uuid")?;
     let mtu = session.call("network.get_MTU", &[network.as_str().into()])?.as_i64().unwrap_or(1500);
     let device = match session.need("device")? {
         "autodetect" => {
-            let free = session.call("VM.get_allowed_VIF_devices", &[machine.as_str().into()])?;
+            let free = session.call("VM.get_allowed_VIF_devices", &[vm.as_str().into()])?;
             let first = free.as_array().and_then(|free| free.first()).and_then(Value::as_str);
             first
                 .map(str::to_owned)
-                .ok_or_else(|| Failure::other("the machine has no place for another interface"))?
+                .ok_or_else(|| Failure::other("the VM has no position for another interface"))?
         }
         device => device.to_owned(),
     };
     let record = json!({
-        "VM": machine,
+        "VM": vm,
         "network": network,
         "device": device,
         "MAC": session.or("mac", ""),

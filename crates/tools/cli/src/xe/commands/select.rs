@@ -80,10 +80,10 @@ fn choose(session: &Session, name: &str, own: &[&str], with_host: bool) -> Resul
 }
 
 /// Does something to each, and goes on after a failure; the first failure is answered.
-pub(super) fn each(machines: &[String], mut what: impl FnMut(&str) -> Result<()>) -> Result<()> {
+pub(super) fn each(vms: &[String], mut what: impl FnMut(&str) -> Result<()>) -> Result<()> {
     let mut failed = None;
-    for machine in machines {
-        if let Err(error) = what(machine) {
+    for vm in vms {
+        if let Err(error) = what(vm) {
             failed = failed.or(Some(error));
         }
     }

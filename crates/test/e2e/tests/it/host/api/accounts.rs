@@ -101,7 +101,7 @@ assert other.code("pool.get_all") == "SESSION_INVALID"
 # By the administrator: all of them.
 user("passwd", "bob", password="something else\n")
 assert bob.code("pool.get_all") == "SESSION_INVALID"
-# A file that cannot be read lets nobody do anything, and is not the end of a session.
+# A file that cannot be read lets no user do anything, and is not the end of a session.
 text = open(accounts).read()
 open(accounts, "w").write(text + "nonsense\n")
 assert alice.code("pool.get_all") == "INTERNAL_ERROR"
@@ -138,7 +138,7 @@ assert alice.call("task.get_all") == []
 }
 
 #[test]
-fn a_date_that_is_none_harms_only_who_looks_at_it() {
+fn a_date_that_is_none_harms_only_its_reader() {
     story(
         r#"
 alice = Client("alice", "correct horse")

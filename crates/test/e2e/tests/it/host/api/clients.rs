@@ -123,7 +123,7 @@ def waiter(call):
 "#;
 
 #[test]
-fn a_machine_and_its_disks_live_and_end_by_xml_rpc() {
+fn a_vm_and_its_disks_live_and_end_by_xml_rpc() {
     needs_python_xenapi!(wheel);
     let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();
@@ -144,7 +144,7 @@ print('done')
 }
 
 #[test]
-fn a_machine_and_its_disks_live_and_end_by_json_rpc() {
+fn a_vm_and_its_disks_live_and_end_by_json_rpc() {
     needs!("python3");
     let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();

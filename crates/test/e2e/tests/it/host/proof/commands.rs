@@ -103,7 +103,7 @@ fn a_repository_and_its_disks() {
 }
 
 #[test]
-fn disks_of_a_running_machine_and_what_was_done() {
+fn disks_of_a_running_vm_and_what_was_done() {
     let world = World::new();
     let sr = value(&world, &["sr-list", "--minimal"]);
     let vm = value(&world, &["vm-install", "template=Simulated guest", "new-name-label=busy"]);

@@ -14,13 +14,13 @@ fn parts(parts: &[&str]) {
 }
 
 #[test]
-fn machines_made_from_others() {
+fn vms_made_from_others() {
     needs_python_xenapi!(_wheel);
     parts(&["machines_of_templates", "disks_of_copies"]);
 }
 
 #[test]
-fn interfaces_of_machines() {
+fn interfaces_of_vms() {
     needs_python_xenapi!(_wheel);
     parts(&["interfaces"]);
 }

@@ -43,7 +43,7 @@ pub fn nobody_dares() {
     assert_eq!(of("CapPrm:"), Some("0000000000000000"));
     assert_eq!(of("Groups:"), Some(""));
     // SAFETY: as above.
-    assert_eq!(unsafe { libc::geteuid() }, 0, "the others are who they were");
+    assert_eq!(unsafe { libc::geteuid() }, 0, "the other threads keep their user");
 }
 
 /// What worked.

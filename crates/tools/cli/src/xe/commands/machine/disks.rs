@@ -27,8 +27,8 @@ pub(super) fn list(session: &Session, kind: &str) -> Result<()> {
     let view = View::new(&session.client, Reach::Single);
     let plain = !session.arguments.minimal && !session.arguments.json;
     let mut all = Vec::new();
-    for machine in machines_and_host(session, &["vbd-params", "vdi-params"])? {
-        for (number, (vbd, record)) in drives(session, &machine, kind)?.into_values().enumerate() {
+    for vm in machines_and_host(session, &["vbd-params", "vdi-params"])? {
+        for (number, (vbd, record)) in drives(session, &vm, kind)?.into_values().enumerate() {
             let mut tables = vec![(
                 "VBD",
                 view.cells(drive_table, &vbd, &record, &|column| drive_params.contains(&column.name))?,
@@ -52,17 +52,17 @@ pub(super) fn list(session: &Session, kind: &str) -> Result<()> {
 }
 
 /// The disk at the place that `device` names: a number, or the name it has in the guest.
-fn at_device(session: &Session, machine: &str) -> Result<(String, Value)> {
+fn at_device(session: &Session, vm: &str) -> Result<(String, Value)> {
     let device = session.need("device")?;
-    let found = drives(session, machine, "Disk")?.into_values().find(|(_, record)| {
+    let found = drives(session, vm, "Disk")?.into_values().find(|(_, record)| {
         let is = |field: &str| record.get(field).and_then(Value::as_str) == Some(device);
         is("userdevice") || is("device")
     });
-    found.ok_or_else(|| Failure::other(format!("the machine has no disk at {device}")))
+    found.ok_or_else(|| Failure::other(format!("the VM has no disk at {device}")))
 }
 
 pub(super) fn add(session: &Session) -> Result<()> {
-    let machine = one(machines(session, &["disk-size", "device", "sr-uuid"])?)?;
+    let vm = one(machines(session, &["disk-size", "device", "sr-uuid"])?)?;
     let sr = match session.arguments.get("sr-uuid") {
         Some(uuid) => session.by_uuid("SR", uuid)?,
         None => session.text("pool.get_default_SR", &[pool(session)?.into()])?,
@@ -82,7 +82,7 @@ pub(super) fn add(session: &Session) -> Result<()> {
     });
     let vdi = session.long("VDI.create", &[record])?;
     let device = session.need("device")?;
-    let made = drive::make(session, &machine, &vdi, device, "Disk", "RW", &[drive::OWNER]);
+    let made = drive::make(session, &vm, &vdi, device, "Disk", "RW", &[drive::OWNER]);
     if let Err(error) = made {
         // Nothing is left of it; what matters is why.
         let _ = session.long("VDI.destroy", &[vdi.into()]);
@@ -92,8 +92,8 @@ pub(super) fn add(session: &Session) -> Result<()> {
 }
 
 pub(super) fn remove(session: &Session) -> Result<()> {
-    let machine = one(machines(session, &["device"])?)?;
-    let (vbd, record) = at_device(session, &machine)?;
+    let vm = one(machines(session, &["device"])?)?;
+    let (vbd, record) = at_device(session, &vm)?;
     session.long("VBD.destroy", &[vbd.into()])?;
     match record.get("VDI").and_then(Value::as_str) {
         Some(vdi) if vdi != NULL_REF => session.long("VDI.destroy", &[vdi.into()]).map(drop),
@@ -141,24 +141,24 @@ pub(super) fn cds(session: &Session) -> Result<()> {
 }
 
 pub(super) fn cd_add(session: &Session) -> Result<()> {
-    let machine = one(machines(session, &["cd-name", "device"])?)?;
+    let vm = one(machines(session, &["cd-name", "device"])?)?;
     let vdi = medium(session)?;
-    drive::make(session, &machine, &vdi, session.need("device")?, "CD", "RO", &[]).map(drop)
+    drive::make(session, &vm, &vdi, session.need("device")?, "CD", "RO", &[]).map(drop)
 }
 
 pub(super) fn cd_remove(session: &Session) -> Result<()> {
-    let machine = one(machines(session, &["cd-name"])?)?;
+    let vm = one(machines(session, &["cd-name"])?)?;
     let vdi = medium(session)?;
-    let drive = drives(session, &machine, "CD")?
+    let drive = drives(session, &vm, "CD")?
         .into_values()
         .find(|(_, record)| record.get("VDI").and_then(Value::as_str) == Some(&vdi));
-    let (vbd, _) = drive.ok_or_else(|| Failure::other("no drive of the machine has this CD"))?;
+    let (vbd, _) = drive.ok_or_else(|| Failure::other("no drive of the VM has this CD"))?;
     session.long("VBD.destroy", &[vbd.into()]).map(drop)
 }
 
 /// The only drive that is empty, or is not.
-fn only_drive(session: &Session, machine: &str, empty: bool) -> Result<String> {
-    let mut found: Vec<String> = drives(session, machine, "CD")?
+fn only_drive(session: &Session, vm: &str, empty: bool) -> Result<String> {
+    let mut found: Vec<String> = drives(session, vm, "CD")?
         .into_values()
         .filter(|(_, record)| record.get("empty").and_then(Value::as_bool) == Some(empty))
         .map(|(vbd, _)| vbd)
@@ -166,22 +166,22 @@ fn only_drive(session: &Session, machine: &str, empty: bool) -> Result<String> {
     let state = if empty { "empty CD drive" } else { "CD drive with a medium" };
     match (found.pop(), found.len()) {
         (Some(only), 0) => Ok(only),
-        (None, _) => Err(Failure::other(format!("the machine has no {state}"))),
+        (None, _) => Err(Failure::other(format!("the VM has no {state}"))),
         (_, more) => Err(Failure::other(format!(
-            "the machine has {} of: {state}; use vbd-eject or vbd-insert with the UUID",
+            "the VM has {} of: {state}; use vbd-eject or vbd-insert with the UUID",
             more + 1
         ))),
     }
 }
 
 pub(super) fn cd_eject(session: &Session) -> Result<()> {
-    let machine = one(machines(session, &[])?)?;
-    let vbd = only_drive(session, &machine, false)?;
+    let vm = one(machines(session, &[])?)?;
+    let vbd = only_drive(session, &vm, false)?;
     session.long("VBD.eject", &[vbd.into()]).map(drop)
 }
 
 pub(super) fn cd_insert(session: &Session) -> Result<()> {
-    let machine = one(machines(session, &["cd-name"])?)?;
-    let vbd = only_drive(session, &machine, true)?;
+    let vm = one(machines(session, &["cd-name"])?)?;
+    let vbd = only_drive(session, &vm, true)?;
     session.long("VBD.insert", &[vbd.into(), medium(session)?.into()]).map(drop)
 }
