@@ -19,7 +19,7 @@ pub struct Slot {
 
 /// Waits for the right to run an emulated VM. Every VM has a deadline of its own, so this ends.
 #[track_caller]
-pub fn machine() -> Slot {
+pub fn vm() -> Slot {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
     let count = thread::available_parallelism().map_or(1, usize::from);

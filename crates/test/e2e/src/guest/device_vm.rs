@@ -49,7 +49,7 @@ impl DeviceVm {
         command.arg("-kernel").arg(kernel.join("vmlinuz")).arg("-initrd").arg(&image);
         let parameters = format!("console=ttyS0 quiet panic=-1 no_timer_check tapio_case={}", self.case);
         command.args(["-append", &parameters]);
-        let slot = Some(slots::machine());
+        let slot = Some(slots::vm());
         Guest {
             process: Running::start(&mut command, &console),
             limit: Duration::from_secs(240),

@@ -123,7 +123,7 @@ impl Qemu {
         }
         command.args(["-append", &line]);
         // A guest that arrives runs when the one that leaves does not any more: both have one slot.
-        let slot = self.incoming.is_none().then(slots::machine);
+        let slot = self.incoming.is_none().then(slots::vm);
         Guest {
             process: Running::start(&mut command, &console),
             limit: Duration::from_secs(180),
