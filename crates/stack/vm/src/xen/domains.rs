@@ -1,10 +1,11 @@
 //! The VMs of the driver, and what is known of their ends.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tapio_types::ApiError;
 use tapio_xenstore::{Client, XsError};
 use uuid::Uuid;
@@ -13,7 +14,6 @@ use super::bus::Bus;
 use super::tapback;
 use super::xl::{Listed, Reason, Xl};
 use crate::errors::{bad_power_state, failed};
-use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, found};
 use crate::poll::{poll, polled};
 use crate::record::Record;
@@ -105,33 +105,33 @@ impl Machine {
             (saved.domid, saved.phase)
         };
         match phase {
-            _ if domid.is_none() || lock(&self.end).is_some() => VmState::Halted,
+            _ if domid.is_none() || self.end.lock().is_some() => VmState::Halted,
             Phase::Made | Phase::Paused => VmState::Paused,
             Phase::Running => VmState::Running,
         }
     }
 
     fn has_ended(&self, end: End) {
-        lock(&self.end).get_or_insert(end);
+        self.end.lock().get_or_insert(end);
         self.ended.notify_all();
     }
 
     /// Waits for its end.
     pub(super) fn wait_for_end(&self, until: Instant) -> bool {
-        let mut end = lock(&self.end);
+        let mut end = self.end.lock();
         while end.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            end = self.ended.wait_timeout(end, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.ended.wait_for(&mut end, left);
         }
         true
     }
 
     /// While the guard is held, no other thread destroys the domain.
     pub(super) fn life(&self) -> MutexGuard<'_, ()> {
-        lock(&self.life)
+        self.life.lock()
     }
 
     fn event(&self, end: End) -> VmEvent {
@@ -207,7 +207,7 @@ impl Domains {
     }
 
     pub(super) fn find(&self, vm: Uuid) -> Option<Arc<Machine>> {
-        lock(&self.machines).get(&vm).cloned()
+        self.machines.lock().get(&vm).cloned()
     }
 
     /// The VM, which must be there.
@@ -216,13 +216,13 @@ impl Domains {
     }
 
     fn all(&self) -> Vec<Arc<Machine>> {
-        lock(&self.machines).values().cloned().collect()
+        self.machines.lock().values().cloned().collect()
     }
 
     /// Makes the record and the directory of a new VM.
     pub(super) fn add(&self, vm: &VmSpec) -> Result<Arc<Machine>, ApiError> {
         let place = Place::of(&self.settings, vm.uuid)?;
-        let mut machines = lock(&self.machines);
+        let mut machines = self.machines.lock();
         if machines.contains_key(&vm.uuid) {
             return Err(bad_power_state(vm.uuid, "Halted", "Running"));
         }
@@ -237,7 +237,7 @@ impl Domains {
 
     /// Forgets a VM.
     pub(super) fn forget(&self, machine: &Machine) {
-        let mut machines = lock(&self.machines);
+        let mut machines = self.machines.lock();
         // Another one with its name may have been made meanwhile.
         if machines.get(&machine.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), machine)) {
             machines.remove(&machine.vm);
@@ -306,7 +306,7 @@ impl Domains {
     /// A daemon that adopts them takes over whether they are paused: another may have died between doing and keeping.
     fn look(&self, adopts: bool) {
         let machines: Vec<_> =
-            self.all().into_iter().filter(|machine| lock(&machine.end).is_none()).collect();
+            self.all().into_iter().filter(|machine| machine.end.lock().is_none()).collect();
         if machines.is_empty() {
             return;
         }
@@ -346,7 +346,7 @@ impl Domains {
 
     /// Reports an end of the guest that was held back while the toolstack asked for one.
     pub(super) fn retell(&self, machine: &Machine) {
-        let end = *lock(&machine.end);
+        let end = *machine.end.lock();
         if let Some(end) = end {
             self.ended(machine, end);
         }
@@ -396,7 +396,7 @@ fn listen(domains: &Weak<Domains>, stop: &Stop) {
             }
         }
         this.look(false);
-        let is_used = !lock(&this.machines).is_empty();
+        let is_used = !this.machines.lock().is_empty();
         if is_used && let Err(error) = tapback::ensure(&this.settings) {
             tracing::warn!("disks of Xen's guests: {error}");
         }
