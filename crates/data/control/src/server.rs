@@ -15,10 +15,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tapio_sys::socket::peer;
 
 use crate::command::Caller;
@@ -84,7 +84,7 @@ pub fn serve(
         shared.end(Ended::Stopped);
         result
     })?;
-    let ended = *lock(&shared.ended);
+    let ended = *shared.ended.lock();
     Ok(ended.unwrap_or(Ended::Stopped))
 }
 
@@ -109,11 +109,6 @@ struct Shared<'a> {
     /// Readable for ever once the server ends.
     over: OwnedFd,
     is_over: AtomicBool,
-}
-
-/// A panic elsewhere leaves nothing half-done behind these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn event() -> io::Result<OwnedFd> {
@@ -223,7 +218,7 @@ impl<'a> Shared<'a> {
     }
 
     fn end(&self, why: Ended) {
-        lock(&self.ended).get_or_insert(why);
+        self.ended.lock().get_or_insert(why);
         self.is_over.store(true, Ordering::Release);
         raise(&self.over);
     }
@@ -271,7 +266,7 @@ impl<'a> Shared<'a> {
                 ControlError::new(Errno::EBUSY, format!("{before} requests wait already")).next("try later")
             );
         }
-        let _turn = lock(&self.turn);
+        let _turn = self.turn.lock();
         if self.is_over.load(Ordering::Acquire) {
             return Err(ControlError::new(Errno::ESHUTDOWN, "the disk process is ending"));
         }

@@ -5,8 +5,9 @@ use std::io::{ErrorKind, Write};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tapio_block::Remote;
 use tapio_control::{BlkifReport, ControlError, Errno, Front, Result};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
@@ -48,13 +49,9 @@ impl Fronts {
         Self { minor, name: Mutex::new(name), served: Mutex::default(), followers: Mutex::default() }
     }
 
-    fn name(&self) -> MutexGuard<'_, String> {
-        self.name.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Served>> {
         // Every change is one call on the map.
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+        self.served.lock()
     }
 
     /// Serves the disk behind `remote`, to guests that can read `serial` from it. Answers how it is served.
@@ -71,7 +68,7 @@ impl Fronts {
         let served = match &mut front {
             Front::Block { how, device, read_only } => {
                 sandbox::check_devices()?;
-                let name = self.name().clone();
+                let name = self.name.lock().clone();
                 let made = Device::attach(*how, *read_only, self.minor, name, remote)?;
                 (*how, *device) = (made.how(), Some(made.path()));
                 Served::Block(made)
@@ -105,14 +102,10 @@ impl Fronts {
     pub fn grown(&self) {
         self.each_device(Device::follow_size);
         // One that was told and has not looked yet needs no second word; one that is gone needs none.
-        self.followers().retain(|_, news| match news.write(&[1]) {
+        self.followers.lock().retain(|_, news| match news.write(&[1]) {
             Ok(_) => true,
             Err(error) => error.kind() == ErrorKind::WouldBlock,
         });
-    }
-
-    fn followers(&self) -> MutexGuard<'_, BTreeMap<u32, UnixStream>> {
-        self.followers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes `news` the follower of a front end, which is told when the disk may have another size; it replaces the one
@@ -124,14 +117,14 @@ impl Fronts {
         // A slow follower may not keep the disk waiting.
         news.set_nonblocking(true)
             .map_err(|error| ControlError::io(format_args!("front end {id} cannot be told"), &error))?;
-        self.followers().insert(id, news);
+        self.followers.lock().insert(id, news);
         Ok(())
     }
 
     /// The disk has this name from now on, if it had not before.
     pub fn renamed(&self, name: &str) {
-        if *self.name() != name {
-            *self.name() = name.to_owned();
+        if *self.name.lock() != name {
+            *self.name.lock() = name.to_owned();
             self.each_device(|device| device.rename(name));
         }
     }
@@ -147,7 +140,7 @@ impl Fronts {
     /// Ends a front end: its clients get the answers in flight and are disconnected.
     pub fn remove(&self, id: u32) -> Result<()> {
         let served = self.lock().remove(&id);
-        self.followers().remove(&id);
+        self.followers.lock().remove(&id);
         match served {
             None => Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}"))),
             Some(Served::VhostUser(server)) => {

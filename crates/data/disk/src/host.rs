@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::{Mutex, RwLock};
 use tapio_block::{
     CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Gone, NoSpace, Notes, Origin, REQUEST_TIMEOUT,
 };
@@ -153,7 +153,7 @@ impl PlaneDisk for HostDisk {
     fn resume(&self, image: &ImageSource, taps: &TapRequest) -> Result<()> {
         let name = image.text();
         let (chain, taps) = {
-            let mut standby = self.standby.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut standby = self.standby.lock();
             let opened = opening(image, self.access, tap_options(taps)?, standby.as_ref())?;
             if opened.1.standby.is_some() {
                 standby.clone_from(&opened.1.standby);
@@ -162,7 +162,7 @@ impl PlaneDisk for HostDisk {
         };
         {
             // The images before are closed, and those that come may be larger.
-            let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shares = self.shares.lock();
             shares.clear();
             let len = disk_len(DiskOptions::default().pool_len, &chain.layers, self.access);
             shares.push(self.memory.take(len)?);
@@ -183,7 +183,7 @@ impl PlaneDisk for HostDisk {
         }
         // The counters' files go before the thread: their readers shall see the disk end, not stand still.
         let taken = self.with(|disk| disk.observe(|_| Counter::remove(), REPLY_TIMEOUT));
-        let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();
+        let disk = self.disk.write().take();
         let Some(disk) = disk else { return Ok(()) };
         match disk.close(if force { FORCED } else { IMAGES_TIMEOUT }) {
             Ok(()) => taken,

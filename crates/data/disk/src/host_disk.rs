@@ -1,9 +1,9 @@
 //! A disk as the control side holds it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tapio_block::{Disk, DiskFailure, DiskStatus, Geometry, Gone, Remote, StandbyOptions, World};
 use tapio_control::{ControlError, Errno, ImageSource, Polling, Result};
 use tapio_format::FormatError;
@@ -43,7 +43,7 @@ pub struct HostDisk {
 impl HostDisk {
     fn disk(&self) -> RwLockReadGuard<'_, Option<Disk>> {
         // The lock guards a pointer that is taken once.
-        self.disk.read().unwrap_or_else(PoisonError::into_inner)
+        self.disk.read()
     }
 
     pub fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
@@ -125,7 +125,7 @@ impl HostDisk {
 
     /// An image was added that may take this.
     pub(crate) fn keep(&self, share: Share) {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner).push(share);
+        self.shares.lock().push(share);
     }
 
     /// Drains in ever longer waits; between them the caller may cancel. A drain that has begun goes on,

@@ -1,7 +1,8 @@
 //! What became of a disk's images without being asked for.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tapio_types::LayerSpec;
 
 use crate::counter::Counter;
@@ -16,11 +17,11 @@ impl Moved {
         if let Some(leaf) = images.first() {
             Counter::with(|stats| stats.set_image(&leaf.to_string()));
         }
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(images.to_vec());
+        *self.0.lock() = Some(images.to_vec());
     }
 
     /// What was noted since the last time.
     pub fn take(&self) -> Option<Vec<LayerSpec>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }

@@ -1,9 +1,10 @@
 //! The NBD servers of the process, one for each address: disks under different names share it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tapio_block::Remote;
 use tapio_control::{ControlError, Errno, Front, Result, TlsMode, TlsSettings};
 use tapio_front::nbd::tls::{TlsFiles, TlsPolicy, TlsServer};
@@ -43,7 +44,7 @@ impl Offer {
             }
         };
         // Held until the server listens, so that two callers that want one address make one server.
-        let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut servers = SERVERS.lock();
         servers.retain(|_, (server, _)| server.strong_count() > 0);
         let address = front.address();
         let settings = match front {

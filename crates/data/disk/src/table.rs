@@ -8,9 +8,10 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tapio_control::command::{Grow, Handle, Open, Snapshot};
 use tapio_control::{
     BlkifReport, ControlError, DiskEntry, DiskInfo, DriverType, Errno, Front, FrontEntry, ImageSource,
@@ -159,11 +160,6 @@ pub struct Table<P: Plane> {
     disks: Mutex<BTreeMap<u16, Arc<Disk<P::Disk>>>>,
 }
 
-/// A panic elsewhere leaves whole values behind these locks: each is replaced in one assignment.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn missing(minor: u16) -> ControlError {
     ControlError::new(Errno::ENODEV, format!("this process has no disk {minor}"))
         .next("'tap-ctl list' shows which it has")
@@ -188,7 +184,7 @@ impl<P: Plane> Table<P> {
         if minor >= MINOR_MAX {
             return Err(ControlError::new(Errno::EINVAL, format!("minor numbers end below {MINOR_MAX}")));
         }
-        let mut disks = lock(&self.disks);
+        let mut disks = self.disks.lock();
         if disks.contains_key(&minor) {
             return Err(ControlError::new(Errno::EEXIST, format!("disk {minor} is attached already")));
         }
@@ -199,11 +195,11 @@ impl<P: Plane> Table<P> {
     }
 
     pub(crate) fn disk(&self, minor: u16) -> Result<Arc<Disk<P::Disk>>> {
-        lock(&self.disks).get(&minor).cloned().ok_or_else(|| missing(minor))
+        self.disks.lock().get(&minor).cloned().ok_or_else(|| missing(minor))
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Disk<P::Disk>>> {
-        lock(&self.disks).values().cloned().collect()
+        self.disks.lock().values().cloned().collect()
     }
 
     /// The counters' files, or counters without files where there is no shared memory: a disk must not fail for want
@@ -241,13 +237,13 @@ impl<P: Plane> Table<P> {
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<()> {
         let Some(plane) = disk.plane() else { return Ok(()) };
-        lock(&disk.now).state = VbdState::Closing;
+        disk.now.lock().state = VbdState::Closing;
         if !force {
             match plane.pause(is_cancelled) {
                 Ok(()) => {}
                 Err(error) if error.errno == Errno::ECANCELED => {
                     // As a pause that was left: the next caller may close it or let it go on.
-                    lock(&disk.now).state = VbdState::Pausing;
+                    disk.now.lock().state = VbdState::Pausing;
                     return Err(error);
                 }
                 // Closing says again what is wrong.
@@ -257,7 +253,7 @@ impl<P: Plane> Table<P> {
         let fronts = self.end_fronts(disk);
         let closed = plane.close(force);
         // The images are not served any more, whatever went wrong: a disk that stays open can never be detached.
-        *lock(&disk.now) = Now { state: VbdState::Closed, open: None };
+        *disk.now.lock() = Now { state: VbdState::Closed, open: None };
         closed.and(fronts)
     }
 }
@@ -265,7 +261,7 @@ impl<P: Plane> Table<P> {
 impl<D: PlaneDisk> Disk<D> {
     /// The open disk in the data plane.
     fn plane(&self) -> Option<Arc<D>> {
-        lock(&self.now).open.as_ref().map(|open| Arc::clone(&open.plane))
+        self.now.lock().open.as_ref().map(|open| Arc::clone(&open.plane))
     }
 
     pub(crate) fn opened(&self) -> Result<Arc<D>> {
@@ -275,13 +271,13 @@ impl<D: PlaneDisk> Disk<D> {
     /// A pause whose client went away may have come to its end since.
     pub(crate) fn state(&self) -> VbdState {
         let (state, plane) = {
-            let now = lock(&self.now);
+            let now = self.now.lock();
             (now.state, now.open.as_ref().map(|open| Arc::clone(&open.plane)))
         };
         if state == VbdState::Pausing
             && plane.is_some_and(|plane| plane.status().is_ok_and(|status| status.paused))
         {
-            lock(&self.now).state = VbdState::Paused;
+            self.now.lock().state = VbdState::Paused;
             return VbdState::Paused;
         }
         state
@@ -290,7 +286,7 @@ impl<D: PlaneDisk> Disk<D> {
     /// The disk may have moved to other images, and is opened again with these.
     pub(crate) fn note_moved(&self) {
         if let Some(images) = self.plane().and_then(|plane| plane.moved())
-            && let Some(open) = &mut lock(&self.now).open
+            && let Some(open) = &mut self.now.lock().open
         {
             open.image.move_to(images);
         }
@@ -299,7 +295,7 @@ impl<D: PlaneDisk> Disk<D> {
     /// A chain that was given image by image is opened again as it is now: images may have left it since.
     pub(crate) fn note_chain(&self, plane: &D) {
         let Ok(status) = plane.status() else { return };
-        if let Some(Opened { image: ImageSource::Chain(layers), .. }) = &mut lock(&self.now).open
+        if let Some(Opened { image: ImageSource::Chain(layers), .. }) = &mut self.now.lock().open
             && !status.images.is_empty()
         {
             let layer = |image: PlaneImage| LayerSpec { kind: image.kind, path: image.path.into() };
@@ -312,7 +308,7 @@ impl<D: PlaneDisk> Disk<D> {
     fn entry(&self) -> DiskEntry {
         let state = self.state();
         self.note_moved();
-        let now = lock(&self.now);
+        let now = self.now.lock();
         DiskEntry {
             minor: self.minor,
             state,
@@ -362,13 +358,13 @@ impl<P: Plane> Table<P> {
 
     /// Whether the last disk was detached.
     pub fn is_empty(&self) -> bool {
-        lock(&self.disks).is_empty()
+        self.disks.lock().is_empty()
     }
 
     /// Forgets a disk that is not open.
     pub(crate) fn forget(&self, disk: &Disk<P::Disk>) -> Result<()> {
-        lock(&self.disks).remove(&disk.minor);
-        drop(lock(&disk.marker).take());
+        self.disks.lock().remove(&disk.minor);
+        drop(disk.marker.lock().take());
         if disk.own_minor {
             self.run.minors().free(disk.minor)?;
         }
@@ -394,7 +390,9 @@ impl<P: Plane> Table<P> {
     /// Statistics in tapdisk's form.
     pub fn stats(&self, minor: u16) -> Result<VbdStats> {
         let disk = self.disk(minor)?;
-        let open = lock(&disk.now)
+        let open = disk
+            .now
+            .lock()
             .open
             .as_ref()
             .map(|open| (Arc::clone(&open.plane), open.view.clone(), open.image.text()));

@@ -1,7 +1,6 @@
 //! Traces of a disk, started and stopped from the control side.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use tapio_block::Remote;
 use tapio_control::{ControlError, Errno, Result, TraceReport};
 use tapio_stat::ShmRoot;
@@ -17,7 +16,7 @@ pub struct Tracing(Mutex<Option<Share>>);
 
 impl Tracing {
     fn keep(&self, share: Option<Share>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = share;
+        *self.0.lock() = share;
     }
 
     /// Begins a trace of `events` events, and forgets the one before.

@@ -6,7 +6,7 @@
 //! changed and removed last, so a slow client costs nothing and finds each object once.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_model::{Answer, ApiError, Role, Shape, Value};
@@ -106,7 +106,7 @@ impl Wait {
                 batch(reader, history).map(Some)
             }
             Kind::Next => {
-                let mut registration = session.registration.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut registration = session.registration.lock();
                 let Some(Registration { filter, token }) = registration.as_mut() else {
                     return Err(ApiError::new("SESSION_NOT_REGISTERED", [session.reference.as_str()]));
                 };
@@ -150,7 +150,7 @@ pub(crate) fn register(handlers: &mut Handlers, events: &Arc<Events>) {
     handlers.on("event.register", |call, args| {
         let filter = Filter::parse(args.value(0)?)?;
         let session = session_of(call)?;
-        let mut registration = session.registration.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registration = session.registration.lock();
         match registration.as_mut() {
             Some(registration) => registration.filter.add(filter),
             None => {
@@ -163,7 +163,7 @@ pub(crate) fn register(handlers: &mut Handlers, events: &Arc<Events>) {
     handlers.on("event.unregister", |call, args| {
         let filter = Filter::parse(args.value(0)?)?;
         let session = session_of(call)?;
-        let mut registration = session.registration.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registration = session.registration.lock();
         if let Some(known) = registration.as_mut() {
             known.filter.remove(&filter);
             if known.filter.is_empty() {

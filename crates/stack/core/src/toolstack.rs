@@ -1,7 +1,8 @@
 //! All that a daemon holds.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::Semaphore;
 
 use crate::accounts::Accounts;
@@ -88,14 +89,14 @@ impl Toolstack {
 
     /// Waits until [`Self::recover`] is over.
     pub(crate) fn wait_until_recovered(&self) {
-        let mut is_recovering = self.is_recovering.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_recovering = self.is_recovering.lock();
         while *is_recovering {
-            is_recovering = self.recovered.wait(is_recovering).unwrap_or_else(PoisonError::into_inner);
+            self.recovered.wait(&mut is_recovering);
         }
     }
 
     pub(crate) fn set_recovering(&self, is_recovering: bool) {
-        *self.is_recovering.lock().unwrap_or_else(PoisonError::into_inner) = is_recovering;
+        *self.is_recovering.lock() = is_recovering;
         self.recovered.notify_all();
     }
 }

@@ -1,8 +1,9 @@
 //! Rows in memory: for tests, and for daemons that need not remember.
 
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::{Expect, Revision, Row, Store, StoreError, Txn};
 
@@ -33,10 +34,6 @@ impl Memory {
         let rows = Rows { rows: rows.collect(), revision, forgotten: revision, ..Rows::default() };
         Self { rows: Mutex::new(rows), changed: Condvar::new() }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Rows> {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Rows {
@@ -48,17 +45,17 @@ impl Rows {
 
 impl Store for Memory {
     fn get(&self, key: &str) -> Result<Option<Row>, StoreError> {
-        Ok(self.lock().row(key))
+        Ok(self.rows.lock().row(key))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Row>, StoreError> {
-        let rows = self.lock();
+        let rows = self.rows.lock();
         let found = rows.rows.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
         Ok(found.filter_map(|(key, _)| rows.row(key)).collect())
     }
 
     fn commit(&self, txn: Txn) -> Result<Revision, StoreError> {
-        let mut rows = self.lock();
+        let mut rows = self.rows.lock();
         for (key, expect) in &txn.expect {
             let at = rows.rows.get(key).map(|(_, revision)| *revision);
             let holds = match expect {
@@ -91,7 +88,7 @@ impl Store for Memory {
 
     fn changes(&self, after: Revision, wait: Duration) -> Result<Vec<Row>, StoreError> {
         let until = Instant::now().checked_add(wait);
-        let mut rows = self.lock();
+        let mut rows = self.rows.lock();
         loop {
             if after < rows.forgotten {
                 return Err(StoreError::Forgotten(rows.forgotten));
@@ -116,7 +113,7 @@ impl Store for Memory {
             if left.is_zero() {
                 return Ok(Vec::new());
             }
-            rows = self.changed.wait_timeout(rows, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut rows, left);
         }
     }
 }

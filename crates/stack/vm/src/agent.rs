@@ -7,11 +7,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::{Condvar, Mutex};
+
 use crate::console::open_pipe;
-use crate::lock::lock;
 use crate::poll::{poll, polled};
 
 /// Longest line of an agent.
@@ -109,7 +109,7 @@ impl Agent {
 
     /// Opens the way early, so that the agent's greeting is not lost.
     pub(crate) fn listen(&self) {
-        if let Some(inner) = lock(&self.inner).as_mut() {
+        if let Some(inner) = self.inner.lock().as_mut() {
             inner.line = Line::open(&self.way).ok();
         }
     }
@@ -121,7 +121,7 @@ impl Agent {
 
     /// Asks and waits for the answer: the text after `ok`.
     pub(crate) fn ask(&self, command: &str, until: Instant) -> Result<String, Refusal> {
-        let mut slot = lock(&self.inner);
+        let mut slot = self.inner.lock();
         let mut inner = loop {
             if let Some(inner) = slot.take() {
                 break inner;
@@ -130,11 +130,11 @@ impl Agent {
             if left.is_zero() {
                 return Err(Refusal::Silent(true));
             }
-            slot = self.free.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.free.wait_for(&mut slot, left);
         };
         drop(slot);
         let answer = inner.exchange(&self.way, command, until);
-        *lock(&self.inner) = Some(inner);
+        *self.inner.lock() = Some(inner);
         self.free.notify_one();
         answer
     }

@@ -3,15 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::agent::{Agent, Way};
 use crate::boot::{self, Kernels};
 use crate::errors::{bad_power_state, failed};
-use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
 use crate::process::Process;
 use crate::record::Record;
@@ -58,7 +58,7 @@ impl<T> Machine<T> {
     }
 
     pub(crate) fn process(&self) -> Option<Arc<Process>> {
-        lock(&self.process).clone()
+        self.process.lock().clone()
     }
 
     pub(crate) fn state(&self) -> VmState {
@@ -114,7 +114,7 @@ impl<T> Fleet<T> {
 
     /// The VM, if the driver has it.
     pub(crate) fn find(&self, vm: Uuid) -> Option<Arc<Machine<T>>> {
-        lock(&self.vms).get(&vm).cloned()
+        self.vms.lock().get(&vm).cloned()
     }
 
     /// The VM, which must be there.
@@ -131,7 +131,7 @@ impl<T> Fleet<T> {
     ) -> Result<Arc<Machine<T>>, ApiError> {
         let vm = &boot::checked(&self.settings, vm, kernels)?;
         let place = Place::of(&self.settings, vm.uuid)?;
-        let mut vms = lock(&self.vms);
+        let mut vms = self.vms.lock();
         if vms.contains_key(&vm.uuid) {
             return Err(bad_power_state(vm.uuid, "Halted", "Running"));
         }
@@ -154,7 +154,7 @@ impl<T> Fleet<T> {
         for (place, saved) in found(&self.settings, self.name) {
             let (phase, is_ending, started) = (saved.phase, saved.is_ending, saved.started);
             let guest = Arc::new(guest(place, saved));
-            lock(&self.vms).insert(guest.vm, Arc::clone(&guest));
+            self.vms.lock().insert(guest.vm, Arc::clone(&guest));
             match Process::find(&guest.place, started) {
                 Some(process) => {
                     if let Err(error) = adopt(&guest, process) {
@@ -180,7 +180,7 @@ impl<T> Fleet<T> {
 
     /// Forgets a VM.
     pub(crate) fn forget(&self, guest: &Machine<T>) {
-        let mut vms = lock(&self.vms);
+        let mut vms = self.vms.lock();
         // Another one with its name may have been made meanwhile.
         if vms.get(&guest.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), guest)) {
             vms.remove(&guest.vm);
@@ -200,7 +200,7 @@ impl<T: Send + Sync + 'static> Fleet<T> {
     ) -> Result<(), ApiError> {
         let process = Arc::new(process);
         let started = process.started();
-        *lock(&guest.process) = Some(Arc::clone(&process));
+        *guest.process.lock() = Some(Arc::clone(&process));
         guest.change(|saved| saved.started = started)?;
         let told = |error: io::Error| failed(guest.vm, "it cannot be looked after", error);
         let stop = self.stop().map_err(told)?;
@@ -213,7 +213,7 @@ impl<T: Send + Sync + 'static> Fleet<T> {
                 process.status().map_or_else(|| "it ended".to_owned(), |how| format!("it ended with {how}"));
             let event = verdict(&ended, &how);
             let is_ending = ended.record.look().is_ending;
-            *lock(&ended.process) = None;
+            *ended.process.lock() = None;
             if let Some(fleet) = fleet.upgrade() {
                 fleet.ended(&ended, is_ending, event);
             }

@@ -5,14 +5,13 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::errors::{already_there, bad_power_state, detach_rejected, failed};
-use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
 use crate::poll::poll;
 use crate::settings::Settings;
@@ -42,7 +41,7 @@ impl Host {
         vm: Uuid,
         change: impl FnOnce(&mut Saved) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let mut vms = self.vms.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vms = self.vms.lock();
         let (place, saved) = vms.get_mut(&vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))?;
         let mut fresh = saved.clone();
         let answer = change(&mut fresh)?;
@@ -71,7 +70,7 @@ impl VmDriver for Host {
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
-        let mut vms = lock(&self.vms);
+        let mut vms = self.vms.lock();
         if vms.contains_key(&vm.uuid) {
             return Ok(());
         }
@@ -103,7 +102,7 @@ impl VmDriver for Host {
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
-        let node = lock(&self.vms).get(&vm).and_then(|(_, saved)| {
+        let node = self.vms.lock().get(&vm).and_then(|(_, saved)| {
             saved.has(disk).then(|| saved.disks.get(&disk.position)?.disk.node.clone()).flatten()
         });
         let Some(node) = node else { return Ok(()) };

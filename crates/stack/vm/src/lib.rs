@@ -25,7 +25,6 @@ mod errors;
 mod fleet;
 mod guest;
 mod host;
-mod lock;
 mod place;
 mod poll;
 mod process;

@@ -6,14 +6,13 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::errors::failed;
-use crate::lock::lock;
 use crate::settings::Settings;
 use crate::traits::{DiskSpec, PluggedDisk, VmSpec};
 
@@ -163,7 +162,7 @@ impl Place {
         let Some(range) = settings.guest_users else {
             return fs::set_permissions(&self.dir, fs::Permissions::from_mode(0o700)).map_err(told);
         };
-        let _choosing = lock(&CHOOSING);
+        let _choosing = CHOOSING.lock();
         let user = range.choose(self.vm, &taken(settings, &own)).ok_or_else(|| {
             let why = format!("all {} users of guest-users ({range}) have running VMs", range.count);
             failed(self.vm, "there is no user for its guest", why)

@@ -1,11 +1,10 @@
 //! What is known of a VM, in memory and in its directory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
 
+use parking_lot::{Mutex, MutexGuard};
 use tapio_types::ApiError;
 
-use crate::lock::lock;
 use crate::place::{Place, Saved};
 
 /// What is known of a VM. What cannot be kept is not changed.
@@ -23,7 +22,7 @@ impl Record {
 
     /// Looks at it; it cannot change while the guard is held.
     pub(crate) fn look(&self) -> MutexGuard<'_, Saved> {
-        lock(&self.saved)
+        self.saved.lock()
     }
 
     /// Changes it, and keeps it in the VM's directory.

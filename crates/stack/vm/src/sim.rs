@@ -11,17 +11,17 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::errors::{
     already_there, bad_power_state, detach_rejected, detach_timeout, failed, shutdown_timeout,
 };
-use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
 use crate::settings::Settings;
 use crate::supervise::Events;
@@ -63,14 +63,14 @@ impl Sim {
     }
 
     fn guest(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
-        lock(&self.vms).get(&vm).cloned().ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
+        self.vms.lock().get(&vm).cloned().ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
 
     fn forget(&self, vm: Uuid) {
-        if let Some(guest) = lock(&self.vms).remove(&vm) {
+        if let Some(guest) = self.vms.lock().remove(&vm) {
             guest.place.remove();
         }
-        lock(&self.planned).retain(|(_, event)| of(event) != vm);
+        self.planned.lock().retain(|(_, event)| of(event) != vm);
     }
 }
 
@@ -100,7 +100,7 @@ fn takes(spec: &VmSpec, key: &str, until: Option<Instant>) -> bool {
 impl Machine {
     /// Changes what is known, and keeps it.
     fn change(&self, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
-        let mut saved = lock(&self.saved);
+        let mut saved = self.saved.lock();
         let mut fresh = saved.clone();
         change(&mut fresh);
         self.place.save(&fresh)?;
@@ -109,7 +109,7 @@ impl Machine {
     }
 
     fn spec(&self) -> VmSpec {
-        lock(&self.saved).spec.clone()
+        self.saved.lock().spec.clone()
     }
 }
 
@@ -136,7 +136,7 @@ impl VmDriver for Sim {
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
-        if lock(&self.vms).contains_key(&vm.uuid) {
+        if self.vms.lock().contains_key(&vm.uuid) {
             return Err(bad_power_state(vm.uuid, "Halted", "Running"));
         }
         takes(vm, "sim-create-ms", None);
@@ -147,14 +147,14 @@ impl VmDriver for Sim {
         place.make(&self.settings)?;
         let saved = Saved::new(NAME, vm);
         place.save(&saved)?;
-        lock(&self.vms).insert(vm.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }));
+        self.vms.lock().insert(vm.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }));
         Ok(())
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
         let guest = self.guest(vm)?;
         let (spec, position) = (guest.spec(), disk.spec.position);
-        if lock(&guest.saved).disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
+        if guest.saved.lock().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
             return Err(already_there(position));
         }
         takes(&spec, "sim-plug-ms", None);
@@ -169,7 +169,7 @@ impl VmDriver for Sim {
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
         let Ok(guest) = self.guest(vm) else { return Ok(()) };
-        if !lock(&guest.saved).has(disk) {
+        if !guest.saved.lock().has(disk) {
             return Ok(());
         }
         let spec = guest.spec();
@@ -192,7 +192,7 @@ impl VmDriver for Sim {
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
         let guest = self.guest(vm)?;
         let spec = guest.spec();
-        let is_start = lock(&guest.saved).phase == Phase::Made;
+        let is_start = guest.saved.lock().phase == Phase::Made;
         if is_start {
             takes(&spec, "sim-boot-ms", None);
             if fails(&spec, "boot") {
@@ -207,7 +207,7 @@ impl VmDriver for Sim {
                 _ => None,
             };
             let when = Instant::now() + duration(&spec, "sim-event-ms");
-            lock(&self.planned).extend(event.map(|event| (when, event)));
+            self.planned.lock().extend(event.map(|event| (when, event)));
         }
         guest.change(|known| known.phase = Phase::Running)
     }
@@ -240,7 +240,7 @@ impl VmDriver for Sim {
 
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
         let Ok(guest) = self.guest(vm) else { return Ok(VmState::Halted) };
-        let phase = lock(&guest.saved).phase;
+        let phase = guest.saved.lock().phase;
         Ok(if phase == Phase::Running { VmState::Running } else { VmState::Paused })
     }
 
@@ -254,14 +254,14 @@ impl VmDriver for Sim {
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {
         loop {
-            let next = lock(&self.planned).iter().map(|(when, _)| *when).min();
+            let next = self.planned.lock().iter().map(|(when, _)| *when).min();
             // A VM that is started meanwhile may plan something earlier.
             let look = next.unwrap_or(until).min(until).min(Instant::now() + Duration::from_millis(20));
             if let Some(event) = self.events.wait(look) {
                 return Some(event);
             }
             let due = {
-                let mut planned = lock(&self.planned);
+                let mut planned = self.planned.lock();
                 let at = planned.iter().position(|(when, _)| *when <= Instant::now());
                 at.map(|at| planned.remove(at).1)
             };

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use uuid::Uuid;
 
 use crate::console::{self, Server, cause, last_lines};
-use crate::lock::lock;
 use crate::place::Place;
 use crate::poll::{poll, polled};
 use crate::process::Process;
@@ -34,13 +34,13 @@ pub(crate) struct Events {
 impl Events {
     /// Adds one.
     pub(crate) fn push(&self, event: VmEvent) {
-        lock(&self.queue).push_back(event);
+        self.queue.lock().push_back(event);
         self.came.notify_one();
     }
 
     /// Takes the next one; waits for it as long as until `until`.
     pub(crate) fn wait(&self, until: Instant) -> Option<VmEvent> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         loop {
             if let Some(event) = queue.pop_front() {
                 return Some(event);
@@ -49,7 +49,7 @@ impl Events {
             if left.is_zero() {
                 return None;
             }
-            queue = self.came.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.came.wait_for(&mut queue, left);
         }
     }
 }

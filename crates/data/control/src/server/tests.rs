@@ -47,7 +47,7 @@ fn missing(minor: u16) -> ControlError {
 
 impl Double {
     fn with<T>(&self, minor: u16, run: impl FnOnce(&mut Disk) -> Result<T>) -> Result<T> {
-        run(lock(&self.disks).get_mut(&minor).ok_or_else(|| missing(minor))?)
+        run(self.disks.lock().get_mut(&minor).ok_or_else(|| missing(minor))?)
     }
 
     /// Fails the test when two changes overlap.
@@ -98,7 +98,7 @@ handles! {
     };
     FrontList: |host, command, _| host.with(command.minor, |disk| Ok(disk.fronts.clone()));
     Attach: |host, Attach { minor }, _| {
-        host.alone(|| match lock(&host.disks).insert(minor, Disk::default()) {
+        host.alone(|| match host.disks.lock().insert(minor, Disk::default()) {
             None => Ok(Done {}),
             Some(_) => Err(ControlError::new(Errno::EEXIST, format!("disk {minor} is there"))),
         })
@@ -108,7 +108,7 @@ handles! {
             None => Ok(()),
             Some(_) => Err(ControlError::new(Errno::EBUSY, format!("disk {minor} is open"))),
         })?;
-        lock(&host.disks).remove(&minor);
+        host.disks.lock().remove(&minor);
         Ok(Done {})
     };
     Open: |host, command, call| {
@@ -182,7 +182,7 @@ handles! {
         })
     });
     Quit: |host, _, _| {
-        lock(&host.disks).clear();
+        host.disks.lock().clear();
         Ok(Done {})
     };
 }
@@ -196,7 +196,7 @@ impl Double {
             read_only: disk.open.as_ref().is_some_and(|open| open.read_only),
             fronts: disk.fronts.clone(),
         };
-        lock(&self.disks).iter().map(entry).collect()
+        self.disks.lock().iter().map(entry).collect()
     }
 
     fn report(&self, minor: u16) -> Result<DiskReport> {
@@ -234,11 +234,11 @@ impl DiskHost for Double {
     }
 
     fn is_empty(&self) -> bool {
-        lock(&self.disks).is_empty()
+        self.disks.lock().is_empty()
     }
 
     fn log(&self, line: &str) {
-        lock(&self.log).push(line.to_owned());
+        self.log.lock().push(line.to_owned());
     }
 }
 
@@ -307,7 +307,7 @@ fn a_disk_lives_its_life_over_the_tapdisk_protocol() {
         assert!(error.errno == Errno::ENOENT && error.message.contains("the parents of disk 2"), "{error}");
         let open = OpenArguments { parent_minor: Some(3), ..open };
         assert_eq!(client.open(3, &open), Ok(INFO));
-        let seen = lock(&host.disks)[&3].open.clone().expect("open");
+        let seen = host.disks.lock()[&3].open.clone().expect("open");
         assert_eq!(
             seen,
             Open {
@@ -319,7 +319,7 @@ fn a_disk_lives_its_life_over_the_tapdisk_protocol() {
                 ..Open::of(3, ImageSource::Leaf("vhd:/a.vhd".into()))
             }
         );
-        assert_eq!(lock(&host.disks)[&3].key, Some(Key(vec![7; 32])));
+        assert_eq!(host.disks.lock()[&3].key, Some(Key(vec![7; 32])));
         assert_eq!(client.open(3, &open).expect_err("twice").errno, Errno::EALREADY);
         assert_eq!(client.disk_info(3), Ok(INFO));
         client.pause(3, second()).expect("paused");
@@ -442,7 +442,7 @@ fn our_own_protocol_carries_everything() {
             Errno::EINVAL
         );
         assert_eq!(ask(open(image)).expect("open")["sectors"], 2048);
-        assert!(!lock(&host.disks)[&4].open.as_ref().expect("open").default_nbd);
+        assert!(!host.disks.lock()[&4].open.as_ref().expect("open").default_nbd);
         ask(command::Pause { minor: 4 }.into()).expect("paused");
         assert_eq!(ask(command::List {}.into()).expect("listed")[0]["state"], "paused");
         ask(command::Resume { minor: 4, image: None, secondary: None, log: None }.into()).expect("resumed");
@@ -461,7 +461,7 @@ fn our_own_protocol_carries_everything() {
         let error = ask(command::FrontFollow { minor: 4, front: 1 }.into()).expect_err("nothing came along");
         assert_eq!(error.errno, Errno::EINVAL);
         ask(command::SetPolling { minor: 4, max_us: 50, idle_percent: 30 }.into()).expect("set");
-        assert_eq!(lock(&host.disks)[&4].polling, Some(Polling { max_us: 50, idle_percent: 30 }));
+        assert_eq!(host.disks.lock()[&4].polling, Some(Polling { max_us: 50, idle_percent: 30 }));
         assert_eq!(ask(command::Stats { minor: Some(4) }.into()).expect("stats")["in_flight"], 3);
         assert_eq!(
             ask(command::Stats { minor: None }.into()).expect("stats").as_array().map(Vec::len),
@@ -493,7 +493,7 @@ fn descriptors_come_along_and_are_closed_when_no_command_takes_them() {
         let error = own.call(&add, &[], second()).expect_err("none came");
         assert_eq!(error.errno, Errno::EINVAL);
         own.call(&add, &[theirs.as_fd()], second()).expect("added");
-        assert_eq!(lock(&host.disks)[&0].fd_count, 1);
+        assert_eq!(host.disks.lock()[&0].fd_count, 1);
         own.call(&command::List {}, &[theirs.as_fd(), theirs.as_fd()], second()).expect("listed");
         drop(theirs);
         ours.set_read_timeout(second()).expect("set");
@@ -597,7 +597,7 @@ fn announced_payloads_must_come() {
                 response.message
             );
         }
-        assert!(lock(&host.disks)[&0].open.is_none());
+        assert!(host.disks.lock()[&0].open.is_none());
     });
 }
 

@@ -11,7 +11,7 @@ use tapio_control::{
 };
 
 use crate::table::{
-    OpenSpec, Opened, Plane, PlaneDisk, PlaneImage, Table, TapRequest, driver, lock, not_open, word,
+    OpenSpec, Opened, Plane, PlaneDisk, PlaneImage, Table, TapRequest, driver, not_open, word,
 };
 
 impl<P: Plane> Handle<List> for Table<P> {
@@ -41,7 +41,7 @@ impl<P: Plane> Handle<Attach> for Table<P> {
 impl<P: Plane> Handle<Detach> for Table<P> {
     fn handle(&self, command: Detach, _: &mut Call<'_>) -> Result<Done> {
         let disk = self.disk(command.minor)?;
-        if lock(&disk.now).open.is_some() {
+        if disk.now.lock().open.is_some() {
             return Err(ControlError::new(Errno::EBUSY, format!("disk {} is open", command.minor))
                 .next("close it first"));
         }
@@ -70,11 +70,11 @@ impl<P: Plane> Handle<Pause> for Table<P> {
         if disk.state() == VbdState::Paused {
             return Ok(Done {});
         }
-        lock(&disk.now).state = VbdState::Pausing;
+        disk.now.lock().state = VbdState::Pausing;
         disk.note_moved();
         disk.note_chain(&*plane);
         let paused = plane.pause(&|| call.caller.gone());
-        lock(&disk.now).state = match &paused {
+        disk.now.lock().state = match &paused {
             Ok(()) => VbdState::Paused,
             // The drain goes on; a later caller sees it end.
             Err(error) if error.errno == Errno::ECANCELED => VbdState::Pausing,
@@ -101,15 +101,15 @@ impl<P: Plane> Handle<Resume> for Table<P> {
         }
         // By a commit that came to its end while the disk was being paused.
         disk.note_moved();
-        let before = || lock(&disk.now).open.as_ref().map(|open| open.image.clone());
+        let before = || disk.now.lock().open.as_ref().map(|open| open.image.clone());
         let image = image.or_else(before).ok_or_else(|| not_open(minor))?;
         image.check()?;
         if secondary.is_none() && plane.status().is_ok_and(|status| status.standby_waited) {
             // No command said that the disk is to do without from now on.
-            taps.secondary = lock(&disk.now).open.as_ref().and_then(|open| open.secondary.clone());
+            taps.secondary = disk.now.lock().open.as_ref().and_then(|open| open.secondary.clone());
         }
         let resumed = plane.resume(&image, &taps);
-        let mut now = lock(&disk.now);
+        let mut now = disk.now.lock();
         now.state = if resumed.is_ok() { VbdState::Running } else { VbdState::ResumeFailed };
         if resumed.is_ok()
             && let Some(open) = &mut now.open
@@ -162,7 +162,7 @@ impl<P: Plane> Table<P> {
     ) -> Result<DiskInfo> {
         let minor = command.minor;
         let disk = self.disk(minor).map_err(|error| ControlError { errno: Errno::EINVAL, ..error })?;
-        if let Some(open) = &lock(&disk.now).open {
+        if let Some(open) = &disk.now.lock().open {
             let why = format!("disk {minor} has {} open already", open.image.text());
             return Err(ControlError::new(Errno::EALREADY, why)
                 .next("close it first, or pause and unpause onto the other image"));
@@ -177,7 +177,7 @@ impl<P: Plane> Table<P> {
         let spec = OpenSpec { command, request_timeout, taps: &taps, key };
         let plane = Arc::new(self.plane.open(&spec, stats)?);
         let info = plane.info();
-        lock(&disk.now).open = Some(Opened {
+        disk.now.lock().open = Some(Opened {
             plane,
             image: command.image.clone(),
             read_only: command.read_only,
@@ -188,7 +188,7 @@ impl<P: Plane> Table<P> {
             published: Vec::new(),
             next_front: 1,
         });
-        lock(&disk.now).state = VbdState::Running;
+        disk.now.lock().state = VbdState::Running;
         if command.default_nbd {
             let path = self.run.nbd_socket(std::process::id(), minor);
             let front =
@@ -205,14 +205,16 @@ impl<P: Plane> Table<P> {
     pub(crate) fn disk_info(&self, minor: u16) -> Result<DiskInfo> {
         let disk = self.disk(minor)?;
         let info = disk.opened()?.info();
-        let read_only = lock(&disk.now).open.as_ref().is_some_and(|open| open.read_only);
+        let read_only = disk.now.lock().open.as_ref().is_some_and(|open| open.read_only);
         Ok(if read_only { DiskInfo { info: info.info | DiskInfo::READ_ONLY, ..info } } else { info })
     }
 
     fn report(&self, minor: u16) -> Result<DiskReport> {
         let disk = self.disk(minor)?;
         let state = disk.state();
-        let open = lock(&disk.now)
+        let open = disk
+            .now
+            .lock()
             .open
             .as_ref()
             .map(|open| (Arc::clone(&open.plane), open.view.clone(), open.beside.clone()));

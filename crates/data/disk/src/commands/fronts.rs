@@ -4,7 +4,7 @@ use tapio_control::command::{Call, Done, FrontAdd, FrontFollow, FrontList, Front
 use tapio_control::{Blkif, BlkifFront, ControlError, DiskInfo, Errno, Front, FrontEntry, Result};
 use tapio_stat::VbdId;
 
-use crate::table::{Disk, Opened, Plane, PlaneDisk, Table, lock, not_open};
+use crate::table::{Disk, Opened, Plane, PlaneDisk, Table, not_open};
 
 /// Front ends of one disk.
 const FRONTS_MAX: usize = 16;
@@ -26,7 +26,7 @@ struct Place {
 impl<D: PlaneDisk> Disk<D> {
     fn place(&self, front: &Front, vbd: VbdId) -> Result<Place> {
         let minor = self.minor;
-        let mut now = lock(&self.now);
+        let mut now = self.now.lock();
         let open = now.open.as_mut().ok_or_else(|| not_open(minor))?;
         if open.fronts.len() >= FRONTS_MAX {
             let why = format!("disk {minor} has {FRONTS_MAX} front ends");
@@ -73,7 +73,7 @@ impl<P: Plane> Handle<FrontAdd> for Table<P> {
             }
         };
         let entry = FrontEntry { id, front, vbd, connections: 0 };
-        if let Some(open) = &mut lock(&disk.now).open {
+        if let Some(open) = &mut disk.now.lock().open {
             open.fronts.push(entry.clone());
             if is_new {
                 open.published.push((vbd, slot));
@@ -102,7 +102,7 @@ impl<P: Plane> Handle<FrontFollow> for Table<P> {
 impl<P: Plane> Handle<FrontList> for Table<P> {
     fn handle(&self, command: FrontList, _: &mut Call<'_>) -> Result<Vec<FrontEntry>> {
         let disk = self.disk(command.minor)?;
-        let now = lock(&disk.now);
+        let now = disk.now.lock();
         now.open.as_ref().map(Opened::fronts).ok_or_else(|| not_open(command.minor))
     }
 }
@@ -112,7 +112,9 @@ impl<P: Plane> Table<P> {
     pub(crate) fn front_remove(&self, minor: u16, id: u32, force: bool) -> Result<()> {
         let disk = self.disk(minor)?;
         let plane = disk.opened()?;
-        let front = lock(&disk.now)
+        let front = disk
+            .now
+            .lock()
             .open
             .as_ref()
             .and_then(|open| open.fronts.iter().find(|front| front.id == id).cloned())
@@ -127,7 +129,7 @@ impl<P: Plane> Table<P> {
         }
         plane.front_remove(id)?;
         let unused = {
-            let mut now = lock(&disk.now);
+            let mut now = disk.now.lock();
             let Some(open) = &mut now.open else { return Ok(()) };
             open.fronts.retain(|front| front.id != id);
             let used = open.fronts.iter().any(|other| other.vbd == front.vbd);
@@ -142,7 +144,7 @@ impl<P: Plane> Table<P> {
 
     /// Ends all front ends of an open disk and withdraws what it published.
     pub(crate) fn end_fronts(&self, disk: &Disk<P::Disk>) -> Result<()> {
-        let ids: Vec<u32> = match &lock(&disk.now).open {
+        let ids: Vec<u32> = match &disk.now.lock().open {
             Some(open) => open.fronts.iter().map(|front| front.id).collect(),
             None => Vec::new(),
         };
@@ -163,7 +165,7 @@ impl<P: Plane> Table<P> {
     pub(crate) fn disconnect_ring(&self, minor: u16, ring: &Blkif) -> Result<()> {
         let id = {
             let disk = self.disk(minor)?;
-            let now = lock(&disk.now);
+            let now = disk.now.lock();
             let fronts = now.open.iter().flat_map(|open| &open.fronts);
             let wanted = VbdId { domid: ring.domid, devid: ring.devid };
             fronts.into_iter().find(|entry| entry.front.vbd() == Some(wanted)).map(|entry| entry.id)

@@ -21,14 +21,14 @@ use crate::host_disk::HostDisk;
 use crate::limits::IMAGES_TIMEOUT;
 use crate::log;
 use crate::memory::new_leaf_len;
-use crate::table::{Plane, PlaneDisk, Table, lock};
+use crate::table::{Plane, PlaneDisk, Table};
 
 impl<P: Plane> Handle<Snapshot> for Table<P> {
     fn handle(&self, command: Snapshot, call: &mut Call<'_>) -> Result<SnapshotReport> {
         let disk = self.disk(command.minor)?;
         let taken = disk.opened()?.handle(command, call)?;
         disk.note_moved();
-        if let Some(open) = &mut lock(&disk.now).open {
+        if let Some(open) = &mut disk.now.lock().open {
             open.image.put_on_top(&taken.leaf);
         }
         Ok(taken)

@@ -13,7 +13,7 @@ use crate::chain::chain;
 use crate::host::Host;
 use crate::host_disk::HostDisk;
 use crate::limits::IMAGES_TIMEOUT;
-use crate::table::{Plane, PlaneDisk, Table, lock};
+use crate::table::{Plane, PlaneDisk, Table};
 
 /// Added to the timeout of the second side: opening it, or closing it, may use that up more than once.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ impl Handle<MirrorRate> for Table<Host> {
 impl<P: Plane> Handle<MirrorPivot> for Table<P> {
     fn handle(&self, command: MirrorPivot, _: &mut Call<'_>) -> Result<MirrorPivoted> {
         let (image, pivoted) = self.running(command.minor)?.mirror_pivot()?;
-        if let Some(open) = &mut lock(&self.disk(command.minor)?.now).open {
+        if let Some(open) = &mut self.disk(command.minor)?.now.lock().open {
             open.image = image;
         }
         Ok(pivoted)

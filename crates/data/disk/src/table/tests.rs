@@ -80,7 +80,7 @@ impl Handle<Snapshot> for DoubleDisk {
     fn handle(&self, command: Snapshot, _: &mut Call<'_>) -> Result<SnapshotReport> {
         Ok(SnapshotReport {
             leaf: format!("vhd:{}", command.leaf.display()),
-            parent: lock(&self.image).clone().unwrap_or_default(),
+            parent: self.image.lock().clone().unwrap_or_default(),
             stalled_us: 1,
         })
     }
@@ -88,7 +88,7 @@ impl Handle<Snapshot> for DoubleDisk {
 
 impl PlaneDisk for DoubleDisk {
     fn moved(&self) -> Option<Vec<LayerSpec>> {
-        lock(&self.moved).take()
+        self.moved.lock().take()
     }
 
     fn info(&self) -> DiskInfo {
@@ -96,8 +96,8 @@ impl PlaneDisk for DoubleDisk {
     }
 
     fn status(&self) -> Result<PlaneStatus> {
-        let image = lock(&self.image);
-        let standby = lock(&self.taps).secondary.clone();
+        let image = self.image.lock();
+        let standby = self.taps.lock().secondary.clone();
         let layer = |image: &String| PlaneImage {
             kind: ImageKind::Raw,
             path: image.split_once(':').map_or_else(String::new, |(_, path)| path.to_owned()),
@@ -119,7 +119,7 @@ impl PlaneDisk for DoubleDisk {
 
     fn pause(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()> {
         self.wait(is_cancelled)?;
-        *lock(&self.image) = None;
+        *self.image.lock() = None;
         Ok(())
     }
 
@@ -127,19 +127,19 @@ impl PlaneDisk for DoubleDisk {
         if self.fail_resume.load(Ordering::SeqCst) {
             return Err(ControlError::new(Errno::EIO, "the image cannot be read"));
         }
-        *lock(&self.image) = Some(image.text());
-        *lock(&self.taps) = taps.clone();
+        *self.image.lock() = Some(image.text());
+        *self.taps.lock() = taps.clone();
         Ok(())
     }
 
     fn close(&self, force: bool) -> Result<()> {
-        assert!(force || lock(&self.image).is_none(), "closed without a drain");
+        assert!(force || self.image.lock().is_none(), "closed without a drain");
         self.closed.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
     fn publish(&self, pages: Box<VbdPages>) -> Result<usize> {
-        let stats = &mut *lock(&self.stats);
+        let stats = &mut *self.stats.lock();
         let slot = stats.add_vbd(pages).map_err(|_| ControlError::new(Errno::E2BIG, "no slot"))?;
         stats.submitted_by(slot, Kind::Read, 4096);
         stats.completed_by(slot, Kind::Read, 4096, &Stages::default(), true);
@@ -147,7 +147,7 @@ impl PlaneDisk for DoubleDisk {
     }
 
     fn withdraw(&self, slot: usize) -> Option<Box<VbdPages>> {
-        lock(&self.stats).remove_vbd(slot)
+        self.stats.lock().remove_vbd(slot)
     }
 
     fn front_add(&self, _id: u32, front: Front, _fds: Vec<OwnedFd>, _slot: usize) -> Result<Front> {
@@ -300,12 +300,12 @@ fn second_images_and_logs_reach_the_disk_and_are_given_anew_at_each_resume() {
     let plane = table.disk(*minor).expect("there").opened().expect("open");
     let marker = Some(run.enospc_marker(*minor));
     let standby = Secondary { image: ImageSource::Leaf("vhd:/s".into()), marker };
-    assert_eq!(*lock(&plane.taps), TapRequest { secondary: Some(standby), log: Some("/l".into()) });
+    assert_eq!(*plane.taps.lock(), TapRequest { secondary: Some(standby), log: Some("/l".into()) });
     table.ask(Pause { minor: *minor }).expect("pauses");
     assert_eq!(errno(table.ask(MirrorPivot { minor: *minor })), Errno::EINVAL);
     table.ask(Resume { secondary: second("/t"), ..Resume::of(*minor) }).expect("goes on");
     let mirror = Secondary { image: ImageSource::Leaf("vhd:/t".into()), marker: None };
-    assert_eq!(*lock(&plane.taps), TapRequest { secondary: Some(mirror), log: None });
+    assert_eq!(*plane.taps.lock(), TapRequest { secondary: Some(mirror), log: None });
     assert_eq!(errno(table.ask(MirrorPivot { minor: *minor })), Errno::EOPNOTSUPP);
 }
 
@@ -321,7 +321,7 @@ fn a_standby_that_waits_stays_until_another_second_image_or_none_is_named() {
         table.ask(Pause { minor: *minor }).expect("pauses");
         let secondary = secondary.map(str::to_string);
         table.ask(Resume { secondary, ..Resume::of(*minor) }).expect("goes on");
-        lock(&plane.taps).secondary.clone()
+        plane.taps.lock().secondary.clone()
     };
     assert_eq!(again(None), Some(standby.clone()));
     assert_eq!(again(None), Some(standby));
@@ -493,11 +493,11 @@ fn a_commit_of_the_leaf_is_noted_wherever_the_image_is_asked_for() {
     let Setting { table, minor, .. } = &setting();
     table.ask(image(*minor, "vhd:/d/leaf.vhd")).expect("opened");
     let parent = LayerSpec { kind: ImageKind::Vhd, path: "/d/base.vhd".into() };
-    *lock(&table.plane.moved) = Some(vec![parent.clone()]);
+    *table.plane.moved.lock() = Some(vec![parent.clone()]);
     assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/base.vhd"));
     // While it was being paused: the disk goes on with what it is on.
     table.ask(Pause { minor: *minor }).expect("paused");
-    *lock(&table.plane.moved) = Some(vec![LayerSpec { path: "/d/root.vhd".into(), ..parent }]);
+    *table.plane.moved.lock() = Some(vec![LayerSpec { path: "/d/root.vhd".into(), ..parent }]);
     table.ask(Resume::of(*minor)).expect("resumed");
     assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/root.vhd"));
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tapio_block::Remote;
 
 use super::handshake::{Catalog, Described, Listed, Refusal};
@@ -99,7 +100,7 @@ pub(super) struct Exports {
 impl Exports {
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Entry>>> {
         // Every change is a single call on the map: a panic elsewhere cannot leave it half done.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     pub(super) fn add(&self, export: Export) -> Result<(), ExportError> {

@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_block::World;
 use tapio_nbd::socket::{prepare, read_exact, write_all};
 
@@ -70,10 +71,6 @@ pub(super) struct Acceptor {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Acceptor {
     pub(super) fn start(state: &Arc<State>) -> io::Result<Self> {
         // SAFETY: eventfd takes no pointers.
@@ -98,7 +95,7 @@ impl Acceptor {
     }
 
     fn add(&self, listener: Listener) -> io::Result<ListenerId> {
-        let mut listeners = lock(&self.inner.listeners);
+        let mut listeners = self.inner.listeners.lock();
         if listeners.list.len() >= LISTENERS_MAX {
             let why = format!("the server listens on {LISTENERS_MAX} sockets already: close one first");
             return Err(io::Error::other(why));
@@ -122,7 +119,7 @@ impl Acceptor {
     }
 
     pub(super) fn close(&self, id: ListenerId) -> bool {
-        let mut listeners = lock(&self.inner.listeners);
+        let mut listeners = self.inner.listeners.lock();
         let before = listeners.list.len();
         listeners.list.retain(|(other, _)| *other != id);
         let found = listeners.list.len() < before;
@@ -146,12 +143,12 @@ impl Acceptor {
     /// Closes every socket, ends the handshakes in progress and waits for the thread.
     pub(super) fn stop(&self) {
         self.inner.stop.store(true, Ordering::Release);
-        lock(&self.inner.listeners).list.clear();
-        for visitor in lock(&self.inner.visitors).iter() {
+        self.inner.listeners.lock().list.clear();
+        for visitor in self.inner.visitors.lock().iter() {
             visitor.turn_away();
         }
         self.inner.wake();
-        if let Some(thread) = lock(&self.thread).take() {
+        if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
     }
@@ -173,7 +170,7 @@ impl Inner {
     fn run(self: Arc<Self>) {
         while !self.stop.load(Ordering::Acquire) {
             let listeners: Vec<_> =
-                lock(&self.listeners).list.iter().map(|(_, listener)| Arc::clone(listener)).collect();
+                self.listeners.lock().list.iter().map(|(_, listener)| Arc::clone(listener)).collect();
             // With all places taken by young handshakes newcomers wait in the backlog.
             let (open, retry) = self.has_place();
             let listening = if open { &listeners[..] } else { &[] };
@@ -191,7 +188,7 @@ impl Inner {
         if self.threads.load(Ordering::Relaxed) >= HANDSHAKE_THREADS_MAX {
             return (false, None);
         }
-        let visitors = lock(&self.visitors);
+        let visitors = self.visitors.lock();
         if visitors.len() < HANDSHAKES_MAX {
             return (true, None);
         }
@@ -235,7 +232,7 @@ impl Inner {
         prepare(fd.as_fd(), listener.is_unix());
         let (id, fd) = (self.state.next_id(), Arc::new(fd));
         {
-            let mut visitors = lock(&self.visitors);
+            let mut visitors = self.visitors.lock();
             if visitors.len() >= HANDSHAKES_MAX {
                 if let Some(oldest) = visitors.iter().min_by_key(|visitor| visitor.since) {
                     oldest.turn_away();
@@ -262,7 +259,7 @@ impl Inner {
     }
 
     fn leave(&self, id: u64) {
-        lock(&self.visitors).retain(|visitor| visitor.id != id);
+        self.visitors.lock().retain(|visitor| visitor.id != id);
         self.wake();
     }
 

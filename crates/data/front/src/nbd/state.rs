@@ -1,8 +1,9 @@
 //! What the threads of a server have in common.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tapio_block::Remote;
 use tapio_nbd::tls::TlsServer;
 
@@ -38,7 +39,7 @@ impl State {
 
     /// The sessions that are alive.
     pub(super) fn sessions(&self) -> MutexGuard<'_, Vec<Session>> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.sessions.lock();
         sessions.retain(|session| !session.shared.is_closed());
         sessions
     }

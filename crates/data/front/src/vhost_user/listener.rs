@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use tapio_block::Remote;
 
 use super::Log;
@@ -94,7 +95,7 @@ struct Shared {
 
 impl Shared {
     fn update(&self, change: impl FnOnce(&mut VhostUserState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.state.lock());
     }
 }
 
@@ -160,7 +161,7 @@ impl VhostUserServer {
 
     /// How the server is doing.
     pub fn state(&self) -> VhostUserState {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.state.lock().clone()
     }
 
     /// Ends the connection, if there is one, after its requests in flight were answered; stops listening.

@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::net::ToSocketAddrs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_ring::uring::Uring;
 
 use crate::client::{Address, ClientError, ClientOptions, ExportInfo, Haggle};
@@ -54,7 +55,7 @@ pub async fn dial(uring: &Uring, target: &Target, tls: Option<&TlsClient>) -> io
     let (theirs, bell) = (Arc::clone(&answer), Arc::clone(&event));
     std::thread::Builder::new().name("tapio-nbd-dial".into()).stack_size(STACK_LEN).spawn(move || {
         let result = connect(&target, tls.as_ref());
-        *theirs.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        *theirs.lock() = Some(result);
         // Cannot fail: the counter is far from full.
         let _ = (&*bell).write(&1u64.to_ne_bytes());
     })?;
@@ -66,7 +67,7 @@ pub async fn dial(uring: &Uring, target: &Target, tls: Option<&TlsClient>) -> io
             Err(error) => return Err(error),
         }
     }
-    let answer = answer.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let answer = answer.lock().take();
     answer.unwrap_or_else(|| Err(io::ErrorKind::Interrupted.into()))
 }
 

@@ -6,8 +6,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::session::{Heard, Session};
 
@@ -25,11 +27,11 @@ pub struct Status(Arc<Mutex<Option<String>>>);
 impl Status {
     /// Why TLS gave up, if it did.
     pub fn failure(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     fn set(&self, why: &str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+        *self.0.lock() = Some(why.to_owned());
     }
 }
 

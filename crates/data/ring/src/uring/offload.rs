@@ -6,8 +6,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::Builder;
+
+use parking_lot::Mutex;
 
 use super::Uring;
 
@@ -53,21 +55,20 @@ impl Uring {
         let (there, kept) = (Arc::clone(&place), Arc::clone(&work));
         let run = move || {
             let ended = Ended(there);
-            let work = kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let work = kept.lock().take();
             if let Some(work) = work {
                 let result = work();
-                *ended.0.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                *ended.0.result.lock() = Some(result);
             }
         };
         let started = Builder::new().name("tapio-aside".into()).stack_size(STACK_LEN).spawn(run);
-        let left =
-            if started.is_err() { work.lock().unwrap_or_else(PoisonError::into_inner).take() } else { None };
+        let left = if started.is_err() { work.lock().take() } else { None };
         if let Some(work) = left {
             // No thread to be had: late is better than never.
             return Ok(work());
         }
         self.poll(place.event.as_raw_fd(), libc::POLLIN).await?;
-        let result = place.result.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let result = place.result.lock().take();
         result.ok_or_else(|| io::Error::other("the thread of a blocking call panicked"))
     }
 }

@@ -6,8 +6,8 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
 const SUCCESS: c_int = 0;
@@ -170,7 +170,7 @@ impl Pam {
         let answers = Answers { user: text(user), password: text(password) };
         let from = text(from);
         let conversation = Conversation { converse, data: (&raw const answers).cast_mut().cast() };
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn.lock();
         let mut handle: Handle = ptr::null_mut();
         let name = answers.user.as_ptr().cast();
         let started = match &self.start_in {

@@ -7,8 +7,8 @@ use std::hash::BuildHasher;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tapio_model::Role;
 
 use super::pam;
@@ -54,7 +54,7 @@ impl Stamps {
                 .ok()
                 .map(|data| (data.dev(), data.ino(), data.ctime(), data.ctime_nsec(), data.size()));
         }
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         if seen.0 != now {
             *seen = (now, seen.1 + 1);
         }

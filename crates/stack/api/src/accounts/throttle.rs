@@ -5,8 +5,9 @@
 //! is counted is bound to an address.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Wrong passwords that cost nothing.
 const FREE_OF_ACCOUNT: u32 = 3;
@@ -39,13 +40,9 @@ fn keys(user: &str, address: &str) -> [(Key, u32); 2] {
 }
 
 impl Throttle {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Row>> {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How long nothing is to be tried; none: at once.
     pub(super) fn wait(&self, user: &str, address: &str, now: Instant) -> Option<Duration> {
-        let rows = self.lock();
+        let rows = self.rows.lock();
         let waits = keys(user, address).into_iter().filter_map(|(key, free)| {
             let row = rows.get(&key).filter(|row| row.failures >= free)?;
             let doublings = (row.failures - free).min(6);
@@ -56,7 +53,7 @@ impl Throttle {
     }
 
     pub(super) fn failed(&self, user: &str, address: &str, now: Instant) {
-        let mut rows = self.lock();
+        let mut rows = self.rows.lock();
         for (key, _) in keys(user, address) {
             if rows.len() >= ROWS_MAX && !rows.contains_key(&key) {
                 rows.retain(|_, row| now.duration_since(row.last) < MEMORY);
@@ -77,7 +74,7 @@ impl Throttle {
     /// be guessing at others.
     pub(super) fn succeeded(&self, user: &str, address: &str) {
         let [(key, _), _] = keys(user, address);
-        self.lock().remove(&key);
+        self.rows.lock().remove(&key);
     }
 }
 
@@ -134,7 +131,7 @@ mod tests {
         for _ in 0..4 {
             throttle.failed("a", "last", victim);
         }
-        assert!(throttle.lock().len() <= ROWS_MAX);
+        assert!(throttle.rows.lock().len() <= ROWS_MAX);
         assert!(throttle.wait("a", "last", victim).is_some(), "the newest are kept");
     }
 }

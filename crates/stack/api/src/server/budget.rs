@@ -6,8 +6,9 @@
 //! have the rest.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Answers up to this size are not counted: there can be one for each connection, which is bounded already.
@@ -58,13 +59,9 @@ impl Budget {
         Self { all_max, each_max, held: Mutex::default(), freed: Notify::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes `len` bytes, for all of these payers.
     pub(super) fn take(self: &Arc<Self>, payers: &Arc<[Payer]>, len: usize) -> Result<Share, Full> {
-        let mut held = self.lock();
+        let mut held = self.held.lock();
         let has = |payer: &Payer| held.each.get(payer).copied().unwrap_or_default();
         if payers.iter().any(|payer| has(payer) + len > self.each_max) {
             return Err(Full::Share);
@@ -95,7 +92,7 @@ impl Budget {
     /// Bytes that are held now.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
-        self.lock().all
+        self.held.lock().all
     }
 }
 
@@ -113,7 +110,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut held = self.budget.lock();
+        let mut held = self.budget.held.lock();
         held.all -= self.len;
         for payer in self.payers.iter() {
             if let Some(of_payer) = held.each.get_mut(payer) {
@@ -149,7 +146,7 @@ mod tests {
         assert_eq!(budget.held(), 100);
         drop(held);
         assert_eq!(budget.held(), 0);
-        assert!(budget.lock().each.is_empty(), "no client is remembered");
+        assert!(budget.held.lock().each.is_empty(), "no client is remembered");
     }
 
     #[tokio::test]

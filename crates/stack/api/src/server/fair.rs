@@ -5,8 +5,9 @@
 //! newest of the address that has most of them is sent away for an address that has fewer.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::limits::LaneLimits;
@@ -99,14 +100,10 @@ impl Fair {
         Arc::new(Self { limits, state: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for the turn of this address.
     pub(super) async fn enter(self: &Arc<Self>, address: &str) -> Result<Turn, Busy> {
         let (number, turn) = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if state.running < self.limits.running_max && state.waiting == 0 {
                 state.running += 1;
                 return Ok(Turn(Arc::clone(self)));
@@ -122,14 +119,14 @@ impl Fair {
 
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
-        self.lock().waiting
+        self.state.lock().waiting
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         let next = {
-            let mut state = self.0.lock();
+            let mut state = self.0.state.lock();
             let next = state.next();
             if next.is_none() {
                 state.running -= 1;
@@ -145,7 +142,7 @@ impl Drop for Turn {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.fair.lock().leave(&self.address, self.number);
+        self.fair.state.lock().leave(&self.address, self.number);
     }
 }
 
@@ -158,9 +155,9 @@ mod tests {
     /// Begins to wait, and is in the queue when this returns, or refused.
     async fn waiter(fair: &Arc<Fair>, address: &str) -> JoinHandle<Result<Turn, Busy>> {
         let (queue, address) = (Arc::clone(fair), address.to_owned());
-        let before = fair.lock().number;
+        let before = fair.state.lock().number;
         let waiter = tokio::spawn(async move { queue.enter(&address).await });
-        while fair.lock().number == before && !waiter.is_finished() {
+        while fair.state.lock().number == before && !waiter.is_finished() {
             tokio::task::yield_now().await;
         }
         waiter
@@ -193,7 +190,7 @@ mod tests {
         }
         assert_eq!(order, ["a", "b", "c", "a", "b", "a"]);
         drop(turn);
-        let state = fair.lock();
+        let state = fair.state.lock();
         assert_eq!((state.running, state.waiting), (0, 0));
         assert!(state.queues.is_empty() && state.order.is_empty(), "addresses are forgotten");
     }
@@ -217,7 +214,7 @@ mod tests {
         drop(first);
         drop(got(modest).await.expect("before the second of the greedy one"));
         drop(got(greedy.remove(0)).await.expect("the last"));
-        assert_eq!(fair.lock().running, 0);
+        assert_eq!(fair.state.lock().running, 0);
     }
 
     #[tokio::test]
@@ -234,6 +231,6 @@ mod tests {
         let next = waiter(&fair, "b").await;
         drop(turn);
         drop(got(next).await.expect("its turn"));
-        assert_eq!(fair.lock().running, 0);
+        assert_eq!(fair.state.lock().running, 0);
     }
 }

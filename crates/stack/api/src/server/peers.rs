@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Whose connections are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,13 +26,9 @@ pub(super) struct Place {
 }
 
 impl Peers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Who, usize>> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Room for one more, where there is some.
     pub(super) fn enter(self: &Arc<Self>, owner: Who, each_max: usize, all_max: usize) -> Option<Place> {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         if counts.values().sum::<usize>() >= all_max {
             return None;
         }
@@ -45,7 +43,7 @@ impl Peers {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut counts = self.peers.lock();
+        let mut counts = self.peers.counts.lock();
         if let Some(count) = counts.get_mut(&self.owner) {
             *count -= 1;
             if *count == 0 {
@@ -66,8 +64,8 @@ mod tests {
         assert!(peers.enter(Who::User(1), 2, 3).is_none());
         held.push(peers.enter(Who::User(2), 2, 3).expect("room"));
         assert!(peers.enter(Who::User(3), 2, 3).is_none());
-        assert_eq!(peers.lock().len(), 2, "a refused peer leaves nothing behind");
+        assert_eq!(peers.counts.lock().len(), 2, "a refused peer leaves nothing behind");
         drop(held);
-        assert!(peers.lock().is_empty());
+        assert!(peers.counts.lock().is_empty());
     }
 }

@@ -5,8 +5,9 @@ mod validity;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use rcgen::{
     CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose,
 };
@@ -63,12 +64,12 @@ impl Certificates {
     /// As [`Self::open_or_make`]; the certificate of before stays.
     pub fn reload(&self) -> Result<(), String> {
         let fresh = Arc::new(load(&self.path)?);
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+        *self.current.write() = fresh;
         Ok(())
     }
 
     fn current(&self) -> Arc<CertifiedKey> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.current.read())
     }
 
     /// SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` prints it.

@@ -1,8 +1,9 @@
 //! From a change to the store: changes that come while the store writes are written together by the next commit.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::MutexGuard;
 use tapio_model::ApiError;
 use tapio_store::{Expect, Revision, StoreError, Txn};
 
@@ -83,7 +84,7 @@ impl Db {
                 return result.clone();
             }
             if pending.is_writing {
-                pending = self.written.wait(pending).unwrap_or_else(PoisonError::into_inner);
+                self.written.wait(&mut pending);
             } else {
                 pending = self.write_batch(pending);
             }
@@ -107,7 +108,7 @@ impl Db {
         pending.reserved = Some(first);
         drop(pending);
         let answer = if txn == Txn::default() { Ok(None) } else { self.store.commit(txn).map(Some) };
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         pending.is_writing = false;
         pending.reserved = None;
         match answer {

@@ -12,11 +12,10 @@ mod rows;
 mod tables;
 
 use std::fmt;
-use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tapio_model::{ApiError, Class, Value};
 use tapio_store::{Expect, Memory, Store, StoreError, Txn};
 use tokio::sync::watch;
@@ -132,24 +131,20 @@ impl Db {
         self.store.started();
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn read(&self) -> RwLockReadGuard<'_, Tables> {
-        self.tables.read().unwrap_or_else(PoisonError::into_inner)
+        self.tables.read()
     }
 
     /// Only the holder of `pending` may write. So the maker of a change may read as often as it likes.
     fn write(&self) -> RwLockWriteGuard<'_, Tables> {
-        self.tables.write().unwrap_or_else(PoisonError::into_inner)
+        self.tables.write()
     }
 
     /// Wakes all waiters for a change, although there may be none: they check their other conditions.
     pub fn announce(&self) {
         let generation = self.read().generation;
         self.news.send_replace(generation);
-        drop(self.changed.0.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.changed.0.lock());
         self.changed.1.notify_all();
     }
 
@@ -162,7 +157,7 @@ impl Db {
         &self,
         make: impl FnOnce(&mut Change<'_>) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         let tables = self.read();
         let mut change = Change::new(&tables, &pending.overlay);
         let answer = make(&mut change)?;
@@ -268,13 +263,14 @@ impl Db {
     /// Waits until something changes after `after`, a caller of [`Self::announce`], or `until`; answers the number
     /// of the last change.
     pub fn wait(&self, after: Generation, until: Instant) -> Generation {
-        let lock = self.changed.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lock = self.changed.0.lock();
         let generation = self.generation();
         if generation > after {
             return generation;
         }
         let left = until.saturating_duration_since(Instant::now());
-        drop(self.changed.1.wait_timeout(lock, left));
+        self.changed.1.wait_for(&mut lock, left);
+        drop(lock);
         self.generation()
     }
 

@@ -4,9 +4,10 @@
 //! write into what has become the snapshot.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tapio_model::ApiError;
 use uuid::Uuid;
 
@@ -29,7 +30,7 @@ pub(super) struct Table {
 impl Table {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Why>> {
         // Every change is one call on the map.
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+        self.busy.lock()
     }
 
     /// Waits while `busy` is in the way, at most until `until`.
@@ -39,8 +40,9 @@ impl Table {
         mut is_in_the_way: impl FnMut(&BTreeMap<Uuid, Why>) -> bool,
     ) -> MutexGuard<'_, BTreeMap<Uuid, Why>> {
         let timeout = until.saturating_duration_since(Instant::now());
-        let waited = self.ended.wait_timeout_while(self.lock(), timeout, |busy| is_in_the_way(busy));
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        let mut busy = self.lock();
+        self.ended.wait_while_for(&mut busy, |busy| is_in_the_way(busy), timeout);
+        busy
     }
 
     /// Does something when the process of a disk is not being replaced, or at `until`; no replacement begins meanwhile.

@@ -1,8 +1,9 @@
 //! A disk that a guest uses, as storage drivers see it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_model::ApiError;
 use tapio_sm::LiveDisk;
 use tapio_types::{Access, ChainSpec};
@@ -31,10 +32,6 @@ impl Live {
         Self { table, vbd, all, paused: Mutex::default() }
     }
 
-    fn paused(&self) -> MutexGuard<'_, Vec<Busy>> {
-        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn note_of(&self, vbd: Uuid) -> Result<Note, ApiError> {
         let gone = || ApiError::internal(format!("the disk of VBD {vbd} was unplugged meanwhile"));
         self.table.lock().get(&vbd).cloned().ok_or_else(gone)
@@ -42,7 +39,7 @@ impl Live {
 
     fn pause_one(&self, vbd: Uuid) -> Result<(), ApiError> {
         let until = Instant::now() + TIMEOUT;
-        let mut paused = self.paused();
+        let mut paused = self.paused.lock();
         if !paused.iter().any(|busy| busy.vbd() == vbd) {
             paused.push(Busy::begin(&self.table, vbd, Why::Paused, until)?);
         }
@@ -66,7 +63,7 @@ impl Live {
                         tracing::error!(vbd = %before, %error, "a disk stays paused");
                     }
                 }
-                self.paused().clear();
+                self.paused.lock().clear();
                 return Err(error);
             }
         }
@@ -99,7 +96,7 @@ impl LiveDisk for Live {
                 return Err(error);
             }
         }
-        self.paused().clear();
+        self.paused.lock().clear();
         Ok(())
     }
 

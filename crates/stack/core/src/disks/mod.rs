@@ -12,9 +12,10 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tapio_control::{PoolSpec, RunDir, disk_program};
 use tapio_model::ApiError;
 use tapio_sm::LiveDisk;
@@ -55,7 +56,7 @@ impl fmt::Debug for Disks {
 impl Table {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Note>> {
         // Every change is one call on the map.
-        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.disks.lock()
     }
 
     /// Changes what is known of a disk, on disk first.

@@ -5,9 +5,9 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_control::command::{self, Command, DiskCommand};
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, ImageSource, OwnClient, PoolSpec, ProcessState, RunDir,
@@ -57,13 +57,13 @@ impl Processes {
     }
 
     fn keep(&self, process: Process, client: OwnClient) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         kept.insert(process, (Instant::now(), client));
     }
 
     /// The conversation that was kept, unless it has become old: an idle one may be closed by its other end.
     fn take_kept(&self, process: Process) -> Option<OwnClient> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&process);
+        let kept = self.kept.lock().remove(&process);
         kept.and_then(|(since, client)| (since.elapsed() < KEPT).then_some(client))
     }
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_sys::process;
 use uuid::Uuid;
 
@@ -24,23 +24,19 @@ impl Watch {
     pub fn add(&self, vbd: Uuid, process: Process) {
         // Processes that are only pretended have no number.
         if process.pid > 0 {
-            self.lock().insert(vbd, pidfd(process));
+            self.0.lock().insert(vbd, pidfd(process));
         }
     }
 
     /// It may end.
     pub fn remove(&self, vbd: Uuid) {
-        self.lock().remove(&vbd);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Uuid, Option<OwnedFd>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(&vbd);
     }
 
     /// A VBD whose process has ended; it is not watched any more.
     pub fn wait(&self, until: Instant) -> Option<Uuid> {
         loop {
-            let mut watched = self.lock();
+            let mut watched = self.0.lock();
             if let Some(vbd) = watched.iter().find(|(_, fd)| fd.is_none()).map(|(vbd, _)| *vbd) {
                 watched.remove(&vbd);
                 return Some(vbd);
@@ -69,7 +65,7 @@ impl Watch {
             }
             let ended = polls.iter().zip(&fds).find(|(poll, _)| poll.revents != 0).map(|(_, (vbd, _))| *vbd);
             // One that is not watched any more was ended by us.
-            if let Some(vbd) = ended.filter(|vbd| self.lock().remove(vbd).is_some()) {
+            if let Some(vbd) = ended.filter(|vbd| self.0.lock().remove(vbd).is_some()) {
                 fds.iter().filter(|(of, _)| *of == vbd).for_each(|(_, fd)| process::reap(fd));
                 return Some(vbd);
             }

@@ -1,6 +1,6 @@
 //! The right of an operation to change the objects that it holds.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard};
 
 /// The right of an operation to change the objects that it holds. A forced operation takes it from one that hangs:
 /// whatever that one still does, when its storage or its guest answers at last, it changes nothing any more.
@@ -26,15 +26,15 @@ pub(crate) enum Right {
 impl Claim {
     /// While this is held the right is not taken away; none if it was. Only for what ends by itself.
     pub(crate) fn hold(&self) -> Option<RwLockReadGuard<'_, Right>> {
-        let right = self.right.read().unwrap_or_else(PoisonError::into_inner);
+        let right = self.right.read();
         matches!(*right, Right::Held | Right::Yields).then_some(right)
     }
 
     /// Waits for a guest, while a forced operation may take over; none if one did.
     pub(crate) fn yielding<T>(&self, wait: impl FnOnce() -> T) -> Option<T> {
-        *self.write() = Right::Yields;
+        *self.right.write() = Right::Yields;
         let answer = wait();
-        let mut right = self.write();
+        let mut right = self.right.write();
         if *right == Right::Lost {
             return None;
         }
@@ -42,12 +42,8 @@ impl Claim {
         Some(answer)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Right> {
-        self.right.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take_from(&self, rights: &[Right]) -> bool {
-        let mut right = self.write();
+        let mut right = self.right.write();
         let is_taken = rights.contains(&right);
         if is_taken {
             *right = Right::Lost;
@@ -68,7 +64,7 @@ impl Claim {
 
     /// The operation ends.
     pub(super) fn end(&self) {
-        let mut right = self.write();
+        let mut right = self.right.write();
         if *right != Right::Lost {
             *right = Right::Over;
         }

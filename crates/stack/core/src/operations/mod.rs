@@ -12,9 +12,10 @@
 mod claim;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use tapio_model::{ApiError, Value};
 
 use crate::db::Change;
@@ -124,10 +125,6 @@ fn refusal(target: &Target<'_>, entry: &Entry) -> ApiError {
 }
 
 impl Operations {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes the targets, all or none, once `check` has found nothing wrong; no other operation comes between. Waits a
     /// short while for disk processes that open or close an image, a long one where the caller is such a process; for
     /// nothing else, and never for a VM or a VBD, which are taken in a change of the database.
@@ -143,7 +140,7 @@ impl Operations {
         let task =
             progress.task().map_or_else(|| format!("OpaqueRef:{}", uuid::Uuid::new_v4()), str::to_owned);
         let began = Instant::now();
-        let mut table = self.table();
+        let mut table = self.table.lock();
         while let Some((target, entry)) = obstacle(&table, targets) {
             let left = timeout(entry, target.op).saturating_sub(began.elapsed());
             if left.is_zero() {
@@ -152,8 +149,7 @@ impl Operations {
             if progress.is_cancelled() {
                 return Err(ApiError::new("TASK_CANCELLED", [task]));
             }
-            table =
-                self.changed.wait_timeout(table, LOOK.min(left)).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut table, LOOK.min(left));
         }
         check()?;
         let (task, claim): (Arc<str>, Arc<Claim>) = (task.into(), Arc::default());
@@ -170,14 +166,14 @@ impl Operations {
     /// # Errors
     /// `OTHER_OPERATION_IN_PROGRESS`.
     pub(crate) fn check_free(&self, class: &str, reference: &str) -> Result<(), ApiError> {
-        let table = self.table();
+        let table = self.table.lock();
         let entry = table.get(reference).and_then(|held| held.first());
         entry.map_or(Ok(()), |entry| Err(in_progress(class, reference, entry)))
     }
 
     /// Whether `op` could begin as far as running operations go; it would wait for short ones.
     pub(crate) fn could_begin(&self, class: &str, reference: &str, op: &str) -> bool {
-        let table = self.table();
+        let table = self.table.lock();
         let held = table.get(reference).into_iter().flatten();
         let lasts = |entry: &&Entry| !entry.is_ending && !matches!(entry.op, ACTIVATE | CLOSING | DEACTIVATE);
         held.filter(lasts).all(|entry| fits(class, entry.op, op))
@@ -185,7 +181,7 @@ impl Operations {
 
     /// `current_operations` of an object.
     fn current(&self, reference: &str) -> BTreeMap<String, Value> {
-        let table = self.table();
+        let table = self.table.lock();
         let held = table.get(reference).into_iter().flatten();
         let seen = held.filter(|entry| !entry.is_ending && !is_inner(entry.op));
         seen.map(|entry| (entry.task.to_string(), Value::string(entry.op))).collect()
@@ -206,14 +202,14 @@ impl Operations {
 
     /// The tasks and the claims of the operations that hold an object.
     pub(crate) fn claims(&self, reference: &str) -> Vec<(Arc<str>, Arc<Claim>)> {
-        let table = self.table();
+        let table = self.table.lock();
         let held = table.get(reference).into_iter().flatten();
         held.map(|entry| (Arc::clone(&entry.task), Arc::clone(&entry.claim))).collect()
     }
 
     /// Takes an object from the operation with this claim; false if it does not hold it.
     pub(crate) fn remove(&self, reference: &str, claim: &Arc<Claim>) -> bool {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let Some(held) = table.get_mut(reference) else { return false };
         let before = held.len();
         held.retain(|entry| !Arc::ptr_eq(&entry.claim, claim));
@@ -255,7 +251,7 @@ impl Held {
     /// The result is about to be committed: clients no longer see the operation in `current_operations`. Others wait
     /// for its end.
     pub(crate) fn is_ending(&self) {
-        let mut table = self.operations.table();
+        let mut table = self.operations.table.lock();
         for (_, reference) in &self.targets {
             let held = table.get_mut(reference).into_iter().flatten();
             for entry in held.filter(|entry| Arc::ptr_eq(&entry.claim, &self.claim)) {

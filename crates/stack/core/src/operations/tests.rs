@@ -24,7 +24,7 @@ fn what_would_harm_each_other_does_not_run_together() {
     assert_eq!(unplug.params[..2], ["SR".to_owned(), "s".to_owned()]);
     drop((first, other));
     enter(&operations, &[on_sr("s", "unplug")]).expect("nothing runs any more");
-    assert!(operations.table().is_empty());
+    assert!(operations.table.lock().is_empty());
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn what_a_check_refuses_holds_nothing() {
         .enter(&Unwatched::default(), &[on_vdi("a", "destroy")], || Err(ApiError::bare("VDI_IN_USE")))
         .expect_err("the check refuses");
     assert_eq!(refused.code, "VDI_IN_USE");
-    assert!(operations.table().is_empty());
+    assert!(operations.table.lock().is_empty());
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use tapio_model::ApiError;
 
 use super::timeline::Part;
@@ -51,16 +52,15 @@ impl Doing {
         part: impl FnOnce() -> Result<(), ApiError> + Send,
         rest: impl FnOnce() -> T,
     ) -> (Result<(), ApiError>, T) {
-        let parts = || self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let timed = || {
             let place = {
-                let mut parts = parts();
+                let mut parts = self.parts.lock();
                 parts.push(Part::new(name, self.stop.is_none(), micros(self.epoch)));
                 parts.len() - 1
             };
             let defect = |_| Err(ApiError::internal(format!("'{name}' failed with a defect")));
             let done = catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(defect);
-            parts()[place].end(&done, micros(self.epoch));
+            self.parts.lock()[place].end(&done, micros(self.epoch));
             done
         };
         thread::scope(|scope| {

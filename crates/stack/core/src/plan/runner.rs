@@ -4,11 +4,12 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tapio_model::ApiError;
 
 use super::doing::{Doing, Parts, micros};
@@ -170,7 +171,7 @@ impl Plans {
             if let Some(ok) = state.schedule.finished(id) {
                 break ok;
             }
-            state = shared.done.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            shared.done.wait_for(&mut state, LOOK);
             let (ended, all) = state.schedule.progress(id);
             let (is_new, fraction) = (!cancelled.load(Ordering::Relaxed), ended as f64 / all.max(1) as f64);
             // The progress of a task may wait for a disk.
@@ -225,7 +226,7 @@ impl State {
             let Some(slot) = job.slots.get(record.leaf) else { continue };
             let error = if record.undo { &slot.undo_error } else { &slot.error };
             steps.push(step(&record, job.began, now, slot.name, &slot.subject, error.clone()));
-            let parts = slot.parts.lock().unwrap_or_else(PoisonError::into_inner);
+            let parts = slot.parts.lock();
             steps.extend(parts.iter().filter_map(|made| part(made, &record, job.began, now, &slot.subject)));
         }
         Some(Timeline { operation: job.operation.clone(), total_us: now - job.began, steps })
@@ -254,7 +255,7 @@ impl State {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // No work runs under the lock, and every change under it is complete.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Microseconds since it was made.
@@ -287,10 +288,9 @@ impl Shared {
                     return;
                 }
                 state.idle += 1;
-                let waited = self.work.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
-                state = waited.0;
+                let waited = self.work.wait_for(&mut state, IDLE);
                 state.idle -= 1;
-                is_late = waited.1.timed_out();
+                is_late = waited.timed_out();
                 continue;
             };
             is_late = false;

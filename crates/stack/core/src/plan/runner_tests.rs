@@ -16,7 +16,7 @@ impl Progress for Task {
     }
 
     fn set(&self, fraction: f64) {
-        *self.fraction.lock().expect("no panic") = fraction;
+        *self.fraction.lock() = fraction;
     }
 
     fn task(&self) -> Option<&str> {

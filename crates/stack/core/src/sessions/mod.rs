@@ -4,10 +4,11 @@ mod review;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_model::{ApiError, NULL_REF, Role, Value};
 
 use crate::accounts::{Accounts, Credential, Login, Peer, refused};
@@ -73,7 +74,7 @@ impl Session {
 
     /// By what it was opened; none for the local superuser.
     pub(crate) fn credential(&self) -> Option<Credential> {
-        *self.credential.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.credential.lock()
     }
 
     /// Whether it may go on after a review that came to this: an account may not while nothing is known of it, the
@@ -132,10 +133,6 @@ impl Sessions {
         self.idle_max_ms.store(limit, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn now_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -147,7 +144,7 @@ impl Sessions {
 
     /// How many are logged in.
     pub fn count(&self) -> usize {
-        self.lock().len()
+        self.all.lock().len()
     }
 
     /// The session of a call that begins now.
@@ -155,7 +152,7 @@ impl Sessions {
     /// # Errors
     /// `SESSION_INVALID`.
     pub fn enter(&self, reference: &str) -> Result<Arc<Session>, ApiError> {
-        let found = self.lock().get(reference).cloned();
+        let found = self.all.lock().get(reference).cloned();
         let session = found.ok_or_else(|| ApiError::new("SESSION_INVALID", [reference]))?;
         if self.is_idle(&session) {
             self.end(reference);
@@ -168,7 +165,7 @@ impl Sessions {
 
     /// A session, without using it.
     pub(crate) fn peek(&self, reference: &str) -> Option<Arc<Session>> {
-        self.lock().get(reference).cloned()
+        self.all.lock().get(reference).cloned()
     }
 
     /// Logs in.
@@ -218,7 +215,7 @@ impl Sessions {
             registration: Mutex::default(),
         });
         let crowded = {
-            let mut all = self.lock();
+            let mut all = self.all.lock();
             let crowded = crowded(&all, user);
             all.insert(reference.clone(), session);
             crowded
@@ -229,7 +226,7 @@ impl Sessions {
         }
         if credential.is_some() && self.accounts.generation() != before {
             self.review_again()?;
-            if !self.lock().contains_key(&reference) {
+            if !self.all.lock().contains_key(&reference) {
                 return Err(refused(user));
             }
         }
@@ -238,7 +235,7 @@ impl Sessions {
 
     /// Ends a session; calls that wait for events by it end.
     pub fn end(&self, reference: &str) {
-        let Some(session) = self.lock().remove(reference) else { return };
+        let Some(session) = self.all.lock().remove(reference) else { return };
         session.is_over.store(true, Ordering::Release);
         // A session without its object is no error: the object is for display.
         let _ = self.db.destroy("session", reference);
@@ -248,7 +245,7 @@ impl Sessions {
     /// Ends sessions that were not used for too long. A call that is in progress ends as if nothing had happened.
     pub fn expire(&self) {
         let idle: Vec<String> = {
-            let mut all = self.lock();
+            let mut all = self.all.lock();
             let idle = all.iter().filter(|(_, session)| self.is_idle(session));
             let idle: Vec<String> = idle.map(|(reference, _)| reference.clone()).collect();
             for reference in &idle {
@@ -263,7 +260,7 @@ impl Sessions {
 
     /// Writes when it was used last into the object of a session, which a client is about to read.
     pub(crate) fn refresh(&self, reference: &str) {
-        let Some(session) = self.lock().get(reference).cloned() else { return };
+        let Some(session) = self.all.lock().get(reference).cloned() else { return };
         let used = i64::try_from(session.used_at.load(Ordering::Relaxed)).unwrap_or_default();
         let _ = self.db.set("session", reference, "last_active", Value::DateTime(used));
     }
@@ -290,7 +287,7 @@ pub(crate) fn register(handlers: &mut Handlers, sessions: &Arc<Sessions>) {
         Ok(Value::Void)
     });
     handlers.on("session.get_all_subject_identifiers", |call, _| {
-        let all = call.part.lock();
+        let all = call.part.all.lock();
         let mut names: Vec<&str> = all
             .values()
             .filter(|session| !session.is_superuser())
@@ -303,7 +300,7 @@ pub(crate) fn register(handlers: &mut Handlers, sessions: &Arc<Sessions>) {
     handlers.on("session.logout_subject_identifier", |call, args| {
         let user = args.text(0)?;
         let theirs: Vec<String> = {
-            let all = call.part.lock();
+            let all = call.part.all.lock();
             let theirs = all.iter().filter(|(_, session)| session.user == user && !session.is_superuser());
             theirs.map(|(reference, _)| reference.clone()).collect()
         };

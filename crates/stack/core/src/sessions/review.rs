@@ -12,8 +12,8 @@
 //! | has a higher role | go on with it | goes on |
 //! | cannot be read | are refused until it can | goes on |
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use tapio_model::ApiError;
 
@@ -31,7 +31,7 @@ impl Sessions {
         if self.accounts.generation() == self.reviewed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let _turn = self.reviewing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.reviewing.lock();
         let generation = self.accounts.generation();
         if generation == self.reviewed.load(Ordering::Acquire) {
             return Ok(());
@@ -47,13 +47,13 @@ impl Sessions {
     /// # Errors
     /// As [`Self::review`].
     pub fn review_again(&self) -> Result<(), ApiError> {
-        let _turn = self.reviewing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.reviewing.lock();
         self.hold()
     }
 
     fn hold(&self) -> Result<(), ApiError> {
         let open: Vec<(Arc<Session>, Credential)> = {
-            let all = self.lock();
+            let all = self.all.lock();
             all.values().filter_map(|session| Some((Arc::clone(session), session.credential()?))).collect()
         };
         let asked: Vec<(&str, Credential)> =
@@ -86,10 +86,10 @@ impl Sessions {
     pub(super) fn change_password(&self, caller: &Caller, old: &str, new: &str) -> Result<(), ApiError> {
         {
             // No review between the account's change and the session's.
-            let _turn = self.reviewing.lock().unwrap_or_else(PoisonError::into_inner);
+            let _turn = self.reviewing.lock();
             let credential = self.accounts.change_password(&caller.user, old, new)?;
-            if let Some(session) = self.lock().get(&caller.session) {
-                let mut known = session.credential.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(session) = self.all.lock().get(&caller.session) {
+                let mut known = session.credential.lock();
                 // The local superuser is none of the account's sessions, whatever it calls itself.
                 *known = known.map(|_| credential);
             }

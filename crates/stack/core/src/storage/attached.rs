@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tapio_model::{ApiError, Value};
 use tapio_sm::worker::is_unfinished;
 use tapio_sm::{Ctx, DriverInfo, Sr, SrStat};
@@ -74,11 +74,11 @@ impl Attached {
     /// # Errors
     /// `SR_NOT_ATTACHED`, or what `work` answers.
     pub(super) fn with<T>(&self, work: impl FnOnce(&dyn Sr) -> Result<T, ApiError>) -> Result<T, ApiError> {
-        let device = self.device.read().unwrap_or_else(PoisonError::into_inner);
+        let device = self.device.read();
         let Some(device) = device.as_deref() else { return Err(self.not_attached()) };
         work(device).inspect_err(|error| {
             if is_unfinished(error) {
-                *lock(&self.trouble) = Some(error.clone());
+                *self.trouble.lock() = Some(error.clone());
             }
         })
     }
@@ -89,7 +89,7 @@ impl Attached {
         if self.is_tended.swap(true, Ordering::AcqRel) {
             return None;
         }
-        let trouble = lock(&self.trouble).take();
+        let trouble = self.trouble.lock().take();
         if trouble.is_none() {
             self.is_tended.store(false, Ordering::Release);
         }
@@ -98,7 +98,7 @@ impl Attached {
 
     /// Whether its storage hung and has not answered since.
     pub(super) fn is_in_trouble(&self) -> bool {
-        self.is_tended.load(Ordering::Acquire) || lock(&self.trouble).is_some()
+        self.is_tended.load(Ordering::Acquire) || self.trouble.lock().is_some()
     }
 
     /// The thread has ended.
@@ -108,12 +108,12 @@ impl Attached {
 
     /// What this note says is worked off once the storage answers.
     pub(super) fn owe(&self, note: Note) {
-        lock(&self.owed).push(note);
+        self.owed.lock().push(note);
     }
 
     /// Takes what is to be worked off.
     pub(super) fn owed(&self) -> Vec<Note> {
-        std::mem::take(&mut *lock(&self.owed))
+        std::mem::take(&mut *self.owed.lock())
     }
 
     /// Takes the storage away by `end`, which gives it back where it fails.
@@ -124,7 +124,7 @@ impl Attached {
         &self,
         end: impl FnOnce(Box<dyn Sr>) -> Result<(), (Box<dyn Sr>, ApiError)>,
     ) -> Result<(), ApiError> {
-        let mut device = self.device.write().unwrap_or_else(PoisonError::into_inner);
+        let mut device = self.device.write();
         let Some(taken) = device.take() else { return Err(self.not_attached()) };
         end(taken).map_err(|(given_back, error)| {
             *device = Some(given_back);
@@ -150,27 +150,23 @@ impl Attached {
 
     /// Images and records change together while this is held; no scan comes between.
     pub(super) fn changing(&self) -> RwLockReadGuard<'_, ()> {
-        self.images.read().unwrap_or_else(PoisonError::into_inner)
+        self.images.read()
     }
 
     /// Neither images nor records change while this is held.
     pub(super) fn comparing(&self) -> RwLockWriteGuard<'_, ()> {
-        self.images.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn building(&self) -> std::sync::MutexGuard<'_, BTreeSet<Uuid>> {
-        self.building.lock().unwrap_or_else(PoisonError::into_inner)
+        self.images.write()
     }
 
     /// An image that shall have no record until this goes.
     pub(super) fn build(&self, image: Uuid) -> Building<'_> {
-        self.building().insert(image);
+        self.building.lock().insert(image);
         Building { of: self, image }
     }
 
     /// Whether the image has no record by intention.
     pub(super) fn is_building(&self, image: Uuid) -> bool {
-        self.building().contains(&image)
+        self.building.lock().contains(&image)
     }
 
     /// Asks the storage for its sizes; none where it does not answer, which is no reason to fail what was done.
@@ -217,10 +213,6 @@ impl Attached {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Whether a driver has a capability; `NAME/2` is version 2 of `NAME`.
 pub(super) fn has_capability(info: &DriverInfo, capability: &str) -> bool {
     info.capabilities.iter().any(|known| known.split('/').next() == Some(capability))
@@ -235,6 +227,6 @@ pub(super) struct Building<'a> {
 
 impl Drop for Building<'_> {
     fn drop(&mut self) {
-        self.of.building().remove(&self.image);
+        self.of.building.lock().remove(&self.image);
     }
 }

@@ -1,7 +1,7 @@
 //! Drivers, the `SM` records made from them, and the secrets they get.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
 use tapio_sm::{DriverInfo, SrDriver};
@@ -27,14 +27,14 @@ impl Storage {
     /// # Errors
     /// `SR_UNKNOWN_DRIVER`.
     pub(super) fn driver(&self, sr_type: &str) -> Result<Arc<dyn SrDriver>, ApiError> {
-        let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
+        let drivers = self.drivers.read();
         let found = drivers.iter().find(|driver| driver.info().sr_type == sr_type).cloned();
         found.ok_or_else(|| ApiError::new("SR_UNKNOWN_DRIVER", [sr_type]))
     }
 
     /// The types of SR that can be made here.
     pub(super) fn types(&self) -> Vec<&'static str> {
-        let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
+        let drivers = self.drivers.read();
         drivers.iter().map(|driver| driver.info().sr_type).collect()
     }
 
@@ -43,7 +43,7 @@ impl Storage {
     /// # Errors
     /// The store's.
     pub(super) fn record_drivers(&self) -> Result<(), ApiError> {
-        let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let drivers = self.drivers.read().clone();
         self.db.change(|change| {
             let known = change.all("SM");
             for old in &known {

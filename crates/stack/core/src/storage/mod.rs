@@ -32,8 +32,9 @@ pub(crate) mod vdi;
 mod work;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
 use tapio_model::ApiError;
 use tapio_sm::SrDriver;
 use tapio_types::Access;
@@ -102,7 +103,7 @@ impl Storage {
 
     /// Adds a driver, or puts it in the place of the one with its type.
     pub fn add_driver(&self, driver: Arc<dyn SrDriver>) {
-        let mut drivers = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut drivers = self.drivers.write();
         drivers.retain(|known| known.info().sr_type != driver.info().sr_type);
         drivers.push(driver);
     }

@@ -71,13 +71,13 @@ pub fn recover(storage: &Arc<Storage>, until: Instant) -> Result<(), ApiError> {
     for pbd in wanted(&call, &notes) {
         jobs.entry(sr_of(&pbd)).or_default().push(Job::certain(move |call| plug_until_answered(call, &pbd)));
     }
-    storage.recovering.left().extend(jobs.keys().cloned());
+    storage.recovering.left.lock().extend(jobs.keys().cloned());
     for (sr, jobs) in jobs {
         spawn(storage, sr, move |call| jobs.iter().for_each(|job| until_done(call, job)));
     }
     let is_all = storage.recovering.wait(Some(until), BTreeSet::is_empty);
     if !is_all {
-        let left: Vec<_> = storage.recovering.left().iter().cloned().collect();
+        let left: Vec<_> = storage.recovering.left.lock().iter().cloned().collect();
         tracing::warn!(?left, "some SRs are not attached yet; all else goes on without them");
     }
     forget_notes_of_gone_srs(&call)?;

@@ -1,9 +1,10 @@
 //! Work on one SR that is tried until its storage answers.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use tapio_model::ApiError;
 
 use super::notes::{self, Note};
@@ -16,29 +17,25 @@ pub(super) const AGAIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Recovering {
     /// Their references.
-    left: Mutex<BTreeSet<String>>,
+    pub(super) left: Mutex<BTreeSet<String>>,
     changed: Condvar,
 }
 
 impl Recovering {
-    pub(super) fn left(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_over(&self, sr: &str) {
-        self.left().remove(sr);
+        self.left.lock().remove(sr);
         self.changed.notify_all();
     }
 
     /// Waits until `are_over` of those that are left; answers whether that came in time.
     pub(super) fn wait(&self, until: Option<Instant>, are_over: impl Fn(&BTreeSet<String>) -> bool) -> bool {
-        let mut left = self.left();
+        let mut left = self.left.lock();
         while !are_over(&left) {
             let timeout = until.map_or(AGAIN, |until| until.saturating_duration_since(Instant::now()));
             if timeout.is_zero() {
                 return false;
             }
-            left = self.changed.wait_timeout(left, timeout).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut left, timeout);
         }
         true
     }
@@ -47,7 +44,7 @@ impl Recovering {
 impl Storage {
     /// Whether the SR is still to be attached after this start.
     pub fn is_recovering(&self, sr: &str) -> bool {
-        self.recovering.left().contains(sr)
+        self.recovering.left.lock().contains(sr)
     }
 
     /// Waits until the start has attached an SR, or given up.
@@ -111,7 +108,7 @@ pub(super) fn until_done(call: &Call, job: &Job) {
 
 /// Does a job of an operation that was broken off, from a moment later on, until it is done.
 pub(super) fn later(call: &Call, sr: &str, job: Job) {
-    if call.part.recovering.left().insert(sr.to_owned()) {
+    if call.part.recovering.left.lock().insert(sr.to_owned()) {
         spawn(&call.part, sr.to_owned(), move |call| {
             std::thread::sleep(AGAIN);
             until_done(call, &job);

@@ -1,8 +1,9 @@
 //! What the storage knows of now: attached SRs, and the disk processes that have VDIs open.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::MutexGuard;
 use tapio_types::Access;
 
 use super::Storage;
@@ -39,6 +40,6 @@ impl State {
 impl Storage {
     /// What is known now. No other lock is taken while this is held.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -11,10 +11,11 @@ mod text;
 mod workers;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_model::{ApiError, NULL_REF, Role, Type, Value};
 
 use crate::accounts::Credential;
@@ -81,7 +82,7 @@ impl Progress for Running {
     fn set(&self, fraction: f64) {
         let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { return };
         {
-            let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shown = self.shown.lock();
             if (fraction - shown.0).abs() < PROGRESS_STEP && shown.1.elapsed() < PROGRESS_EVERY {
                 return;
             }
@@ -117,13 +118,9 @@ impl Tasks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Running>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Progress and cancel of a task that runs here.
     pub fn progress_of(&self, reference: &str) -> Option<Arc<Running>> {
-        self.lock().get(reference).cloned()
+        self.running.lock().get(reference).cloned()
     }
 
     /// Begins a task; one that is kept is in the store before this answers.
@@ -168,13 +165,13 @@ impl Tasks {
             is_cancelled: AtomicBool::new(false),
             shown: Mutex::new((0.0, Instant::now())),
         });
-        self.lock().insert(reference, Arc::clone(&running));
+        self.running.lock().insert(reference, Arc::clone(&running));
         running
     }
 
     /// Ends a task that was watched by the client of the call itself.
     pub(crate) fn drop_volatile(&self, running: &Running) {
-        self.lock().remove(&running.reference);
+        self.running.lock().remove(&running.reference);
         let _ = match running.owner {
             // A kept one whose work could not be begun.
             Some(_) if self.db.get("task", &running.reference).is_ok_and(|task| task.is_stored) => {
@@ -192,7 +189,7 @@ impl Tasks {
         &self,
         standings: impl FnOnce(&[(&str, Credential)]) -> Result<Vec<Option<Role>>, ApiError>,
     ) -> Result<(), ApiError> {
-        let running: Vec<Arc<Running>> = self.lock().values().cloned().collect();
+        let running: Vec<Arc<Running>> = self.running.lock().values().cloned().collect();
         let owned: Vec<(&Running, (&str, Credential), Role)> = running
             .iter()
             .filter_map(|running| {
@@ -222,7 +219,7 @@ impl Tasks {
     /// Ends a task with its result, whose type is `ty`.
     pub fn finish(&self, running: &Running, result: &Result<Value, ApiError>, ty: Type) {
         let reference = &running.reference;
-        self.lock().remove(reference);
+        self.running.lock().remove(reference);
         let written = self.db.change(|change| end(change, reference, result, ty));
         if let Err(error) = written
             && error.code != "HANDLE_INVALID"
@@ -242,7 +239,7 @@ impl Tasks {
              its start: look at the objects concerned and repeat if needed",
         );
         let failed = Err(why);
-        let running = self.lock();
+        let running = self.running.lock();
         self.db.change(|change| {
             for task in change.all("task") {
                 if is_pending(&task) && !running.contains_key(&task.reference) {
@@ -300,8 +297,8 @@ impl Tasks {
 
     /// Which of the pending tasks nothing works on and no client changed for too long, as far as this run has seen.
     fn left(&self, pending: &[Arc<Object>], now: i64) -> Vec<String> {
-        let running: HashSet<String> = self.lock().keys().cloned().collect();
-        let mut still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
+        let running: HashSet<String> = self.running.lock().keys().cloned().collect();
+        let mut still = self.still.lock();
         let mut seen = HashMap::new();
         let mut left = Vec::new();
         for task in pending.iter().filter(|task| !running.contains(&task.reference)) {

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 /// A thread without work ends after so long.
 const IDLE: Duration = Duration::from_secs(20);
@@ -40,13 +42,9 @@ impl Workers {
         Self(Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), threads_max, jobs_max }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Runs a job on a thread, as soon as there is one; false when too many wait already, or no thread can be made.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.state.lock();
         if state.jobs.len() >= self.0.jobs_max {
             return false;
         }
@@ -67,17 +65,16 @@ impl Workers {
     }
 
     fn work(&self) {
-        let mut state = self.lock();
+        let mut state = self.0.state.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 job();
-                state = self.lock();
+                state = self.0.state.lock();
                 continue;
             }
             state.idle += 1;
-            let (back, wait) = self.0.work.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
-            state = back;
+            let wait = self.0.work.wait_for(&mut state, IDLE);
             state.idle -= 1;
             if wait.timed_out() && state.jobs.is_empty() {
                 state.threads -= 1;

@@ -31,8 +31,9 @@ mod vm;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_vm::VmDriver;
 
@@ -116,20 +117,20 @@ impl Vms {
 
     /// Adds a kind of guests, or puts it in the place of the one with its name.
     pub fn add_driver(&self, driver: Arc<dyn VmDriver>) {
-        self.drivers.write().unwrap_or_else(PoisonError::into_inner).insert(driver.name(), driver);
+        self.drivers.write().insert(driver.name(), driver);
     }
 
     /// The driver of this name.
     pub fn driver(&self, name: &str) -> Option<Arc<dyn VmDriver>> {
-        self.drivers.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.drivers.read().get(name).cloned()
     }
 
     /// All of them.
     pub fn drivers(&self) -> Vec<Arc<dyn VmDriver>> {
-        self.drivers.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.drivers.read().values().cloned().collect()
     }
 
     fn driver_names(&self) -> Vec<&'static str> {
-        self.drivers.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+        self.drivers.read().keys().copied().collect()
     }
 }

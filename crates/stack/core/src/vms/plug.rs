@@ -1,8 +1,9 @@
 //! Giving a VM a disk and taking it away, as plans.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_model::{ApiError, Value};
 use tapio_stat::VbdId;
 use tapio_types::Access;
@@ -93,11 +94,11 @@ impl std::fmt::Debug for Disk {
 }
 
 fn taken<T>(place: &Mutex<Option<T>>) -> Option<T> {
-    place.lock().unwrap_or_else(PoisonError::into_inner).take()
+    place.lock().take()
 }
 
 fn put<T>(place: &Mutex<Option<T>>, value: T) {
-    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    *place.lock() = Some(value);
 }
 
 impl Disk {

@@ -38,7 +38,7 @@ impl ImageDir {
         if facts.kind == Kind::Vhd {
             check_blocks(&layers[0].path)?;
         }
-        *self.active().entry(vdi).or_insert(0) += 1;
+        *self.active.lock().entry(vdi).or_insert(0) += 1;
         drop(held);
         Ok(ChainSpec { layers, access })
     }

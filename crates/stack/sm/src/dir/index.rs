@@ -11,10 +11,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::facts::{Facts, Kind};
@@ -149,11 +150,6 @@ impl Index {
         Self { directory: directory.to_path_buf(), state: Mutex::default(), asked: AtomicU64::new(0) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves a whole state behind the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The directory as it is.
     fn stamp(&self) -> Option<Stamp> {
         std::fs::metadata(&self.directory).ok().map(|data| Stamp::of(&data))
@@ -161,14 +157,14 @@ impl Index {
 
     /// Begins a change of ours.
     pub(crate) fn begin(&self) -> Own {
-        let state = self.state();
+        let state = self.state.lock();
         let is_as_known = state.directory.is_some() && state.directory == self.stamp();
         Own { on: is_as_known.then_some(state.looks) }
     }
 
     /// Ends a change of ours that made, changed or removed these images and no others.
     pub(crate) fn end(&self, own: &Own, changed: &[Uuid]) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if own.on != Some(state.looks) {
             state.directory = None;
             return;
@@ -190,7 +186,7 @@ impl Index {
     /// What is known of an image that can go alone: it carries none, and its parent carries others besides. None
     /// where that takes a look at all images.
     pub(crate) fn lone(&self, own: &Own, uuid: Uuid) -> Option<Arc<Facts>> {
-        let state = self.state();
+        let state = self.state.lock();
         let mut kinds = Kind::ALL.into_iter().filter_map(|kind| state.images.get(&(uuid, kind)));
         let (Some(known), None) = (kinds.next(), kinds.next()) else { return None };
         let is_lone = own.on == Some(state.looks)
@@ -202,7 +198,7 @@ impl Index {
     /// How many images name this one as their parent; none where that takes a look at all images.
     pub(crate) fn children(&self, uuid: Uuid) -> Option<u32> {
         let own = self.begin();
-        let state = self.state();
+        let state = self.state.lock();
         (own.on == Some(state.looks)).then(|| state.children(uuid))
     }
 
@@ -235,7 +231,7 @@ impl Index {
                 listing.leftovers.push(name.to_string());
             }
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // Before they are looked at: what changes while they are is looked at again.
         let now = unix_seconds();
         let found = self.look_at(&names, &state.images);
@@ -256,7 +252,7 @@ impl Index {
 
     /// Virtual sizes together of all disks that were there at the last look, with our changes since.
     pub(crate) fn virtual_sizes(&self) -> u64 {
-        u64::try_from(self.state().virtual_size).unwrap_or(u64::MAX)
+        u64::try_from(self.state.lock().virtual_size).unwrap_or(u64::MAX)
     }
 
     /// One image of either kind, the VHD where there are both.

@@ -27,8 +27,8 @@ mod resize;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
@@ -165,14 +165,9 @@ impl ImageDir {
         }
     }
 
-    fn active(&self) -> MutexGuard<'_, HashMap<Uuid, usize>> {
-        // A panic elsewhere leaves a whole map behind the lock.
-        self.active.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Refuses an operation that needs the VDI closed: while it is active here, or open in a disk process.
     fn check_unused(&self, ctx: &dyn Ctx, vdi: Uuid, operation: &str) -> Result<(), ApiError> {
-        if self.active().contains_key(&vdi) || ctx.live(vdi).is_some() {
+        if self.active.lock().contains_key(&vdi) || ctx.live(vdi).is_some() {
             return Err(errors::vdi_in_use(vdi, operation));
         }
         Ok(())
@@ -323,7 +318,7 @@ impl Sr for ImageDir {
     }
 
     fn deactivate(&self, _: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
-        let mut active = self.active();
+        let mut active = self.active.lock();
         if let Some(count) = active.get_mut(&vdi) {
             *count -= 1;
             if *count == 0 {
@@ -334,7 +329,7 @@ impl Sr for ImageDir {
     }
 
     fn detach(self: Box<Self>, _: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
-        let in_use = self.active().keys().next().copied();
+        let in_use = self.active.lock().keys().next().copied();
         if let Some(vdi) = in_use {
             let error = errors::vdi_in_use(vdi, "SR.detach");
             return Err((self, error));

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_types::{Access, ApiError};
 
 use super::frame::{Frames, encode};
@@ -97,18 +98,14 @@ impl Worker {
         if self.is_given_up.swap(true, Ordering::AcqRel) {
             return false;
         }
-        self.idle().clear();
+        self.idle.lock().clear();
         // The end of the control socket ends the worker even where no signal reaches it.
         let _ = self.control.shutdown(std::net::Shutdown::Both);
         true
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn link(&self) -> io::Result<Link> {
-        if let Some(link) = self.idle().pop() {
+        if let Some(link) = self.idle.lock().pop() {
             return Ok(link);
         }
         let (ours, theirs) = UnixStream::pair()?;
@@ -187,7 +184,7 @@ impl Worker {
                         && cancelled.is_none()
                         && !self.is_given_up.load(Ordering::Acquire)
                     {
-                        self.idle().push(link);
+                        self.idle.lock().push(link);
                     }
                     return done.map(|answer| (answer, images)).map_err(Failure::Refused);
                 }

@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// Starts workers.
 pub trait Launch: Send + Sync + fmt::Debug {
@@ -55,12 +56,6 @@ impl Launch for Program {
     }
 }
 
-impl Running {
-    fn child(&self) -> std::sync::MutexGuard<'_, Child> {
-        self.1.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Process for Running {
     fn id(&self) -> u32 {
         self.0
@@ -68,11 +63,11 @@ impl Process for Running {
 
     fn kill(&self) {
         // One that has ended is what was wanted.
-        let _ = self.child().kill();
+        let _ = self.1.lock().kill();
     }
 
     fn has_ended(&self) -> bool {
         // An error says that there is no such child.
-        !matches!(self.child().try_wait(), Ok(None))
+        !matches!(self.1.lock().try_wait(), Ok(None))
     }
 }

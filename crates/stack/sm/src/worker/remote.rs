@@ -1,9 +1,10 @@
 //! The daemon's side: a driver, and an SR, whose work is done by a worker.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
@@ -64,13 +65,9 @@ struct Pool {
 }
 
 impl Pool {
-    fn left(&self) -> MutexGuard<'_, Vec<Left>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Refuses what a worker that is left behind stands in the way of.
     fn check(&self, sr: Option<Uuid>, doing: &str) -> Result<(), ApiError> {
-        let mut left = self.left();
+        let mut left = self.left.lock();
         left.retain(|left| {
             let is_there = !left.process.has_ended();
             if !is_there {
@@ -185,7 +182,7 @@ impl Pool {
             pid,
             "a process is left behind: the kernel holds it in '{doing}' on {whose}, which hangs"
         );
-        self.left().push(Left { sr, process, doing, since: Instant::now() });
+        self.left.lock().push(Left { sr, process, doing, since: Instant::now() });
         "was killed and does not end, because the kernel waits for the storage"
     }
 
@@ -273,13 +270,9 @@ impl fmt::Debug for RemoteSr {
 }
 
 impl RemoteSr {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The worker; another one, to which the SR is attached first, where the last one is gone.
     fn worker(&self, ctx: &dyn Ctx) -> Result<Arc<Worker>, ApiError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let mut awaited = None;
         loop {
             if let Some(worker) = &state.worker {
@@ -301,15 +294,14 @@ impl RemoteSr {
             if ctx.is_cancelled() {
                 return Err(errors::cancelled());
             }
-            let wait = self.changed.wait_timeout(state, Duration::from_millis(200));
-            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, Duration::from_millis(200));
         }
         state.is_starting = true;
         state.attempts += 1;
         let attempt = state.attempts;
         drop(state);
         let started = self.start(ctx);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.is_starting = false;
         match &started {
             Ok(worker) => state.worker = Some(Arc::clone(worker)),
@@ -349,7 +341,7 @@ impl RemoteSr {
 
 impl Drop for RemoteSr {
     fn drop(&mut self) {
-        if let Some(worker) = self.state().worker.take() {
+        if let Some(worker) = self.state.lock().worker.take() {
             self.pool.dismiss(&worker, Some(self.sr));
         }
     }
@@ -414,7 +406,7 @@ impl Sr for RemoteSr {
     /// What a worker knows of active VDIs ends with it: there is nothing to undo in another worker, and a caller that
     /// deactivates a VDI does not wait for a storage that hangs.
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
-        let worker = self.state().worker.clone().filter(|worker| worker.is_usable());
+        let worker = self.state.lock().worker.clone().filter(|worker| worker.is_usable());
         let Some(worker) = worker else { return Ok(()) };
         let done = self.pool.call(&worker, ctx, Some(self.sr), &Task::Deactivate { vdi });
         match done {

@@ -4,9 +4,10 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
@@ -78,7 +79,7 @@ impl Shared {
     }
 
     fn with<T>(&self, work: impl FnOnce(&dyn Sr) -> Result<T, ApiError>) -> Result<T, ApiError> {
-        let sr = self.sr.read().unwrap_or_else(PoisonError::into_inner);
+        let sr = self.sr.read();
         work(sr.as_deref().ok_or_else(not_attached)?)
     }
 
@@ -86,7 +87,7 @@ impl Shared {
         &self,
         end: impl FnOnce(Box<dyn Sr>) -> Result<(), (Box<dyn Sr>, ApiError)>,
     ) -> Result<Answer, ApiError> {
-        let mut sr = self.sr.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sr = self.sr.write();
         let taken = sr.take().ok_or_else(not_attached)?;
         end(taken).map(|()| Answer::Nothing).map_err(|(given_back, error)| {
             *sr = Some(given_back);
@@ -101,7 +102,7 @@ impl Shared {
                 self.driver(&driver)?.create(ctx, sr, &config, size).map(|()| Answer::Nothing)
             }
             Task::Attach { driver, sr, config } => {
-                let mut place = self.sr.write().unwrap_or_else(PoisonError::into_inner);
+                let mut place = self.sr.write();
                 if place.is_some() {
                     return Err(ApiError::internal("a worker has its SR already"));
                 }
@@ -158,7 +159,7 @@ struct Inner {
 impl Link {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // A frame is written and taken whole, or the link is at its end.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
@@ -204,7 +205,7 @@ impl Ctx for Remote {
             return true;
         }
         // Another thread that uses the link reads it.
-        let Ok(mut inner) = self.link.inner.try_lock() else { return false };
+        let Some(mut inner) = self.link.inner.try_lock() else { return false };
         if inner.has_news() {
             // A daemon that is gone wants nothing any more.
             let goes_on = matches!(inner.receive(), Ok(Some(ToWorker::Reply(_) | ToWorker::Begin(_))));

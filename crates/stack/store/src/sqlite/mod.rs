@@ -10,9 +10,10 @@ use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::{Expect, Memory, Revision, Row, Store, StoreError, Txn};
@@ -61,10 +62,6 @@ impl fmt::Debug for Sqlite {
     }
 }
 
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// SQLite counts in signed numbers.
 fn signed(revision: Revision) -> i64 {
     i64::try_from(revision).unwrap_or(i64::MAX)
@@ -110,7 +107,7 @@ impl Sqlite {
     #[doc(hidden)]
     pub fn limit_to(&self, bytes: u64) -> Result<(), StoreError> {
         let set = || {
-            let writer = lock(&self.writer);
+            let writer = self.writer.lock();
             let page: i64 = writer.pragma_query_value(None, "page_size", |row| row.get(0))?;
             let pages = i64::try_from(bytes).unwrap_or(i64::MAX) / page.max(1);
             writer.query_row(&format!("PRAGMA max_page_count = {}", pages + 1), [], |_| Ok(()))
@@ -124,17 +121,17 @@ impl Sqlite {
 
     /// Every row.
     fn all_rows(&self) -> Result<Memory, StoreError> {
-        rows_of(&lock(&self.reader)).map_err(|error| self.failed("reading", &error))
+        rows_of(&self.reader.lock()).map_err(|error| self.failed("reading", &error))
     }
 
     /// Applies transactions in their order, all or none.
     fn commit_all(&self, txns: &[Txn]) -> Result<(), StoreError> {
         let txns: Vec<&Txn> = txns.iter().collect();
         let mut answers = Vec::with_capacity(txns.len());
-        let before = *lock(&self.revision.0);
-        let written = write_batch(&mut lock(&self.writer), &txns, before, &mut answers);
+        let before = *self.revision.0.lock();
+        let written = write_batch(&mut self.writer.lock(), &txns, before, &mut answers);
         let revision = written.map_err(|error| self.failed("writing", &error))?;
-        *lock(&self.revision.0) = revision;
+        *self.revision.0.lock() = revision;
         self.revision.1.notify_all();
         match answers.into_iter().find_map(Result::err) {
             Some(conflict) => Err(conflict),
@@ -147,11 +144,11 @@ impl Sqlite {
         let mut answers = Vec::with_capacity(batch.len());
         let txns: Vec<&Txn> = batch.iter().map(|waiting| &waiting.txn).collect();
         self.batches.fetch_add(1, Ordering::Relaxed);
-        let before = *lock(&self.revision.0);
-        let written = write_batch(&mut lock(&self.writer), &txns, before, &mut answers);
+        let before = *self.revision.0.lock();
+        let written = write_batch(&mut self.writer.lock(), &txns, before, &mut answers);
         match written {
             Ok(revision) => {
-                *lock(&self.revision.0) = revision;
+                *self.revision.0.lock() = revision;
                 self.revision.1.notify_all();
                 for (waiting, answer) in batch.into_iter().zip(answers) {
                     let _ = waiting.answer.set(answer);
@@ -297,7 +294,7 @@ fn behind(prefix: &str) -> Option<String> {
 impl Store for Sqlite {
     fn get(&self, key: &str) -> Result<Option<Row>, StoreError> {
         let read = || {
-            let reader = lock(&self.reader);
+            let reader = self.reader.lock();
             let mut query = reader.prepare("SELECT key, value, revision FROM rows WHERE key = ?1")?;
             query.query_row([key], row_of).optional()
         };
@@ -306,7 +303,7 @@ impl Store for Sqlite {
 
     fn list(&self, prefix: &str) -> Result<Vec<Row>, StoreError> {
         let read = || {
-            let reader = lock(&self.reader);
+            let reader = self.reader.lock();
             let end = behind(prefix);
             let mut query = reader.prepare(
                 "SELECT key, value, revision FROM rows
@@ -319,21 +316,21 @@ impl Store for Sqlite {
 
     fn commit(&self, txn: Txn) -> Result<Revision, StoreError> {
         let answer = Arc::new(OnceLock::new());
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.waiting.push(Waiting { txn, answer: Arc::clone(&answer) });
         loop {
             if answer.get().is_some() {
                 break;
             }
             if queue.is_writing {
-                queue = self.answered.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                self.answered.wait(&mut queue);
                 continue;
             }
             queue.is_writing = true;
             let batch = std::mem::take(&mut queue.waiting);
             drop(queue);
             self.write(batch);
-            queue = lock(&self.queue);
+            queue = self.queue.lock();
             queue.is_writing = false;
             self.answered.notify_all();
         }
@@ -348,13 +345,13 @@ impl Store for Sqlite {
     fn changes(&self, after: Revision, wait: Duration) -> Result<Vec<Row>, StoreError> {
         let until = Instant::now().checked_add(wait);
         loop {
-            let mut last = lock(&self.revision.0);
+            let mut last = self.revision.0.lock();
             while *last <= after {
                 let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
                 if left.is_zero() {
                     return Ok(Vec::new());
                 }
-                last = self.revision.1.wait_timeout(last, left).unwrap_or_else(PoisonError::into_inner).0;
+                self.revision.1.wait_for(&mut last, left);
             }
             drop(last);
             let found = self.read_changes(after)?;
@@ -362,9 +359,9 @@ impl Store for Sqlite {
             if !found.is_empty() || until.is_none_or(|until| until <= Instant::now()) {
                 return Ok(found);
             }
-            let last = lock(&self.revision.0);
+            let mut last = self.revision.0.lock();
             let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
-            drop(self.revision.1.wait_timeout(last, left.min(Duration::from_millis(50))));
+            self.revision.1.wait_for(&mut last, left.min(Duration::from_millis(50)));
         }
     }
 }
@@ -372,7 +369,7 @@ impl Store for Sqlite {
 impl Sqlite {
     fn read_changes(&self, after: Revision) -> Result<Vec<Row>, StoreError> {
         let read = || -> rusqlite::Result<Result<Vec<Row>, Revision>> {
-            let mut reader = lock(&self.reader);
+            let mut reader = self.reader.lock();
             // One snapshot for both questions.
             let reader = reader.transaction()?;
             let forgotten: i64 =

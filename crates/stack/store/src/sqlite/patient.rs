@@ -11,8 +11,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
 
 use super::{Sqlite, file};
 use crate::{Memory, Revision, Row, Store, StoreError, Txn};
@@ -51,10 +52,6 @@ impl fmt::Debug for Patient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Patient").field("path", &self.path).finish_non_exhaustive()
     }
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether there is room in the file's directory; the cause where not.
@@ -98,7 +95,7 @@ impl Patient {
 
     /// Why nothing can be written now.
     pub fn full(&self) -> Option<String> {
-        match &*self.read() {
+        match &*self.state.read() {
             State::Held(held) => Some(held.why.clone()),
             State::Open(_) | State::Closed => None,
         }
@@ -106,18 +103,10 @@ impl Patient {
 
     /// Why no copy was made when the file was opened.
     pub fn backup_error(&self) -> Option<String> {
-        match &*self.read() {
+        match &*self.state.read() {
             State::Open(sqlite) => sqlite.backup_error().map(str::to_owned),
             State::Held(_) | State::Closed => None,
         }
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn closed(&self) -> StoreError {
@@ -126,7 +115,7 @@ impl Patient {
 
     /// Holds the rows in memory from now on, where the file system is full.
     fn hold(&self) -> bool {
-        let mut state = self.write();
+        let mut state = self.state.write();
         let State::Open(sqlite) = &*state else { return matches!(&*state, State::Held(_)) };
         let Err(why) = room(&self.path) else { return false };
         let Ok(rows) = sqlite.all_rows() else { return false };
@@ -139,10 +128,10 @@ impl Patient {
 
     /// Writes what was kept, where there is room again.
     fn write_kept(&self) -> Result<(), StoreError> {
-        if matches!(&*self.read(), State::Open(_)) {
+        if matches!(&*self.state.read(), State::Open(_)) {
             return Ok(());
         }
-        let mut state = self.write();
+        let mut state = self.state.write();
         let State::Held(held) = &mut *state else { return Ok(()) };
         if let Err(why) = room(&self.path) {
             held.why = why;
@@ -159,7 +148,7 @@ impl Patient {
                 Sqlite::open(&self.path).inspect_err(|_| held.lock = file::take_lock(&self.path).ok())?
             }
         };
-        let written = sqlite.commit_all(&lock(&held.kept));
+        let written = sqlite.commit_all(&held.kept.lock());
         if let Err(error) = written {
             held.sqlite = Some(sqlite);
             return Err(error);
@@ -171,7 +160,7 @@ impl Patient {
 
 impl Store for Patient {
     fn get(&self, key: &str) -> Result<Option<Row>, StoreError> {
-        match &*self.read() {
+        match &*self.state.read() {
             State::Open(sqlite) => sqlite.get(key),
             State::Held(held) => held.rows.get(key),
             State::Closed => Err(self.closed()),
@@ -179,7 +168,7 @@ impl Store for Patient {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Row>, StoreError> {
-        match &*self.read() {
+        match &*self.state.read() {
             State::Open(sqlite) => sqlite.list(prefix),
             State::Held(held) => held.rows.list(prefix),
             State::Closed => Err(self.closed()),
@@ -187,11 +176,11 @@ impl Store for Patient {
     }
 
     fn commit(&self, txn: Txn) -> Result<Revision, StoreError> {
-        let is_starting = *lock(&self.is_starting);
+        let is_starting = *self.is_starting.lock();
         if !is_starting {
             self.write_kept()?;
         }
-        let refused = match &*self.read() {
+        let refused = match &*self.state.read() {
             State::Open(sqlite) if !is_starting => return sqlite.commit(txn),
             State::Open(sqlite) => match sqlite.commit(txn.clone()) {
                 Err(error @ StoreError::Failed(_)) => error,
@@ -204,7 +193,7 @@ impl Store for Patient {
         if !self.hold() {
             return Err(refused);
         }
-        match &*self.read() {
+        match &*self.state.read() {
             State::Held(held) => held.commit(txn),
             _ => Err(refused),
         }
@@ -213,7 +202,7 @@ impl Store for Patient {
     /// A waiting call delays a change of the state, so it waits for a short time at most; the caller asks again.
     fn changes(&self, after: Revision, wait: Duration) -> Result<Vec<Row>, StoreError> {
         let wait = wait.min(Duration::from_millis(100));
-        match &*self.read() {
+        match &*self.state.read() {
             State::Open(sqlite) => sqlite.changes(after, wait),
             State::Held(held) => held.rows.changes(after, wait),
             State::Closed => Err(self.closed()),
@@ -221,17 +210,17 @@ impl Store for Patient {
     }
 
     fn is_durable(&self) -> bool {
-        matches!(&*self.read(), State::Open(_))
+        matches!(&*self.state.read(), State::Open(_))
     }
 
     fn started(&self) {
-        *lock(&self.is_starting) = false;
+        *self.is_starting.lock() = false;
     }
 }
 
 impl Held {
     fn commit(&self, txn: Txn) -> Result<Revision, StoreError> {
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         let revision = self.rows.commit(txn.clone())?;
         kept.push(txn);
         Ok(revision)

@@ -12,9 +12,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tapio_types::ApiError;
 use uuid::Uuid;
@@ -32,7 +33,6 @@ use crate::errors::{
 };
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
-use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk};
 use crate::poll::poll;
 use crate::process::{Process, open_log};
@@ -129,7 +129,7 @@ impl Qemu {
         };
         let stop = fleet.stop().map_err(told)?;
         let qmp = self.connect(guest, stop).map_err(told)?;
-        *lock(&guest.own.0) = Some(Arc::clone(&qmp));
+        *guest.own.0.lock() = Some(Arc::clone(&qmp));
         guest.agent.listen();
         let status = guest.run("query-status", json!({}))?;
         let phase = match status["status"].as_str() {
@@ -235,7 +235,7 @@ impl Qemu {
 fn end(guest: &Machine, how: &str) -> VmEvent {
     let said = verdict(guest.vm, &guest.place, how);
     // What came last may still be on its way through the reader's thread, which ends with the connection.
-    let reason = lock(&guest.own.0).clone().and_then(|qmp| qmp.end(Instant::now() + Duration::from_secs(1)));
+    let reason = guest.own.0.lock().clone().and_then(|qmp| qmp.end(Instant::now() + Duration::from_secs(1)));
     match reason.as_deref() {
         Some("guest-panic") => VmEvent::Crashed(guest.vm, cause(&guest.place, "the guest's kernel panicked")),
         // A kernel that panicked may have been told to start anew.
@@ -271,7 +271,7 @@ fn addresses(buses: &Value, into: &mut Vec<(String, String)>) {
 
 impl Machine {
     fn qmp(&self) -> Result<Arc<Qmp>, ApiError> {
-        let connected = lock(&self.own.0).clone();
+        let connected = self.own.0.lock().clone();
         connected.ok_or_else(|| {
             failed(self.vm, "its emulator cannot be asked", "it has not answered since it was found")
         })

@@ -6,13 +6,13 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
-use crate::lock::lock;
 use crate::poll::{poll, polled};
 use crate::supervise::{STACK_LEN, Stop};
 
@@ -134,7 +134,7 @@ impl Qmp {
             while let Some(line) = lines.next(Some(&stop), None) {
                 reader.take(line);
             }
-            lock(&reader.state).is_closed = true;
+            reader.state.lock().is_closed = true;
             reader.changed.notify_all();
         })?;
         let told = |error: QmpError| io::Error::other(error.to_string());
@@ -144,7 +144,7 @@ impl Qmp {
 
     /// An answer or an event.
     fn take(&self, mut line: Value) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(id) = line.get("id").and_then(Value::as_u64) {
             // A reply after its command's timeout has no waiter.
             if state.waiting.remove(&id) {
@@ -178,13 +178,13 @@ impl Qmp {
     }
 
     fn send(&self, line: &str) -> io::Result<()> {
-        lock(&self.stream).write_all(line.as_bytes())
+        self.stream.lock().write_all(line.as_bytes())
     }
 
     /// Runs a command; its answer.
     pub(super) fn run(&self, command: &str, arguments: Value, until: Instant) -> Result<Value, QmpError> {
         let id = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.next += 1;
             let id = state.next;
             state.waiting.insert(id);
@@ -192,7 +192,7 @@ impl Qmp {
         };
         let line = json!({ "execute": command, "arguments": arguments, "id": id }).to_string() + "\n";
         let sent = self.send(&line);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(reply) = state.replies.remove(&id) {
                 return reply;
@@ -202,7 +202,7 @@ impl Qmp {
                 () if state.is_closed || sent.is_err() => QmpError::Closed,
                 () if left.is_zero() => QmpError::Late,
                 () => {
-                    state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                    self.changed.wait_for(&mut state, left);
                     continue;
                 }
             };
@@ -213,12 +213,12 @@ impl Qmp {
 
     /// Earlier events of a device do not count any more.
     pub(super) fn forget_fate(&self, device: &str) {
-        lock(&self.state).fates.remove(device);
+        self.state.lock().fates.remove(device);
     }
 
     /// Waits for what becomes of a device; none without an event by `until`.
     pub(super) fn fate(&self, device: &str, until: Instant) -> Option<Fate> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(fate) = state.fates.remove(device) {
                 return Some(fate);
@@ -227,19 +227,19 @@ impl Qmp {
             if state.is_closed || left.is_zero() {
                 return None;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 
     /// Why the guest ended, when the connection has ended too or at `until`.
     pub(super) fn end(&self, until: Instant) -> Option<String> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if state.is_closed || left.is_zero() {
                 return state.ended.clone();
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 }

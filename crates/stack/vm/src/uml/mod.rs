@@ -14,9 +14,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_types::ApiError;
 use uuid::Uuid;
 
@@ -33,7 +34,6 @@ use crate::errors::{
 };
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
-use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, SavedDisk};
 use crate::process::{Process, open_log};
 use crate::settings::Settings;
@@ -209,7 +209,7 @@ impl Machine {
 
     /// The slot of a disk: the one that it has or that is reserved, that of its position, or another.
     fn slot(&self, disk: &DiskSpec) -> Result<u16, ApiError> {
-        let (saved, mut promised) = (self.saved(), lock(&self.own.0));
+        let (saved, mut promised) = (self.saved(), self.own.0.lock());
         let position = disk.position;
         if let Some(known) = saved.disks.get(&position) {
             return Ok(known.slot);
@@ -380,13 +380,13 @@ impl VmDriver for Uml {
                 }
             }
         }
-        lock(&guest.own.0).remove(&position);
+        guest.own.0.lock().remove(&position);
         Ok(())
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
         let Some(guest) = self.0.find(vm) else { return Ok(()) };
-        lock(&guest.own.0).remove(&disk.position);
+        guest.own.0.lock().remove(&disk.position);
         let Some(known) = guest.disk(disk) else { return Ok(()) };
         let device = Machine::device(known.slot);
         match (guest.phase(), force) {

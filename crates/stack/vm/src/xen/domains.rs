@@ -1,10 +1,11 @@
 //! The VMs of the driver, and what is known of their ends.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tapio_types::ApiError;
 use tapio_xenstore::{Client, XsError};
 use uuid::Uuid;
@@ -13,7 +14,6 @@ use super::bus::Bus;
 use super::tapback;
 use super::xl::{Listed, Reason, Xl};
 use crate::errors::{bad_power_state, failed};
-use crate::lock::lock;
 use crate::place::{Phase, Place, Saved, found};
 use crate::poll::{poll, polled};
 use crate::record::Record;
@@ -105,33 +105,33 @@ impl Machine {
             (saved.domid, saved.phase)
         };
         match phase {
-            _ if domid.is_none() || lock(&self.end).is_some() => VmState::Halted,
+            _ if domid.is_none() || self.end.lock().is_some() => VmState::Halted,
             Phase::Made | Phase::Paused => VmState::Paused,
             Phase::Running => VmState::Running,
         }
     }
 
     fn has_ended(&self, end: End) {
-        lock(&self.end).get_or_insert(end);
+        self.end.lock().get_or_insert(end);
         self.ended.notify_all();
     }
 
     /// Waits for its end.
     pub(super) fn wait_for_end(&self, until: Instant) -> bool {
-        let mut end = lock(&self.end);
+        let mut end = self.end.lock();
         while end.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            end = self.ended.wait_timeout(end, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.ended.wait_for(&mut end, left);
         }
         true
     }
 
     /// While the guard is held, no other thread destroys the domain.
     pub(super) fn life(&self) -> MutexGuard<'_, ()> {
-        lock(&self.life)
+        self.life.lock()
     }
 
     fn event(&self, end: End) -> VmEvent {
@@ -207,7 +207,7 @@ impl Domains {
     }
 
     pub(super) fn find(&self, vm: Uuid) -> Option<Arc<Machine>> {
-        lock(&self.vms).get(&vm).cloned()
+        self.vms.lock().get(&vm).cloned()
     }
 
     /// The VM, which must be there.
@@ -216,13 +216,13 @@ impl Domains {
     }
 
     fn all(&self) -> Vec<Arc<Machine>> {
-        lock(&self.vms).values().cloned().collect()
+        self.vms.lock().values().cloned().collect()
     }
 
     /// Makes the record and the directory of a new VM.
     pub(super) fn add(&self, vm: &VmSpec) -> Result<Arc<Machine>, ApiError> {
         let place = Place::of(&self.settings, vm.uuid)?;
-        let mut vms = lock(&self.vms);
+        let mut vms = self.vms.lock();
         if vms.contains_key(&vm.uuid) {
             return Err(bad_power_state(vm.uuid, "Halted", "Running"));
         }
@@ -237,7 +237,7 @@ impl Domains {
 
     /// Forgets a VM.
     pub(super) fn forget(&self, guest: &Machine) {
-        let mut vms = lock(&self.vms);
+        let mut vms = self.vms.lock();
         // Another one with its name may have been made meanwhile.
         if vms.get(&guest.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), guest)) {
             vms.remove(&guest.vm);
@@ -305,7 +305,7 @@ impl Domains {
     /// Compares what xl lists with what is known, and tells what ended.
     /// A daemon that adopts them takes over whether they are paused: another may have died between doing and keeping.
     fn look(&self, adopts: bool) {
-        let vms: Vec<_> = self.all().into_iter().filter(|guest| lock(&guest.end).is_none()).collect();
+        let vms: Vec<_> = self.all().into_iter().filter(|guest| guest.end.lock().is_none()).collect();
         if vms.is_empty() {
             return;
         }
@@ -343,7 +343,7 @@ impl Domains {
 
     /// Reports an end of the guest that was held back while the toolstack asked for one.
     pub(super) fn retell(&self, guest: &Machine) {
-        let end = *lock(&guest.end);
+        let end = *guest.end.lock();
         if let Some(end) = end {
             self.ended(guest, end);
         }
@@ -393,7 +393,7 @@ fn listen(domains: &Weak<Domains>, stop: &Stop) {
             }
         }
         this.look(false);
-        let is_used = !lock(&this.vms).is_empty();
+        let is_used = !this.vms.lock().is_empty();
         if is_used && let Err(error) = tapback::ensure(&this.settings) {
             tracing::warn!("disks of Xen's guests: {error}");
         }

@@ -7,13 +7,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_types::ApiError;
 
 use super::device::BACKEND;
-use crate::lock::lock;
 use crate::poll::poll;
 use crate::settings::Settings;
 
@@ -51,7 +50,7 @@ pub(super) fn ensure(settings: &Settings) -> Result<(), ApiError> {
     let Some(program) = &settings.xen.tapback else { return Ok(()) };
     let told = |what: String| ApiError::internal(format!("driver xen: {what}"));
     let path = lock_file(settings);
-    let _starting = lock(&STARTING);
+    let _starting = STARTING.lock();
     let served = || is_served(settings).map_err(|error| told(format!("{}: {error}", path.display())));
     if served()? {
         return Ok(());

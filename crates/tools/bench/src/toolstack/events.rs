@@ -1,9 +1,9 @@
 //! How soon all listeners know of a change.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -47,9 +47,7 @@ impl Ears {
             if count >= listeners {
                 return Ok(());
             }
-            if let Ok(mut trouble) = self.trouble.lock()
-                && let Some(trouble) = trouble.take()
-            {
+            if let Some(trouble) = self.trouble.lock().take() {
                 return Err(trouble);
             }
             if begun.elapsed() > HEARD_MAX {
@@ -90,10 +88,8 @@ pub fn measure(daemon: &Daemon, listeners: usize, changes: usize, burst: Duratio
         for heard in &ears.heard {
             let (ears, vdi) = (&ears, &vdi);
             scope.spawn(move || {
-                if let Err(error) = listen(daemon, vdi, heard)
-                    && let Ok(mut trouble) = ears.trouble.lock()
-                {
-                    *trouble = Some(error);
+                if let Err(error) = listen(daemon, vdi, heard) {
+                    *ears.trouble.lock() = Some(error);
                 }
             });
         }

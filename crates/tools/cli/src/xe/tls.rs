@@ -4,8 +4,9 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
@@ -68,7 +69,7 @@ impl Trust {
         };
         let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(&error))?;
         let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
-        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let seen = seen.lock().take();
         match (connected, seen) {
             (Ok(stream), Some(Seen::New(fingerprint))) => {
                 self.remember(&fingerprint)?;
@@ -157,7 +158,7 @@ impl ServerCertVerifier for Pinned {
     ) -> std::result::Result<ServerCertVerified, rustls::Error> {
         let digest = Sha256::digest(end_entity);
         let fingerprint: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         match &self.expected {
             Some(expected) if *expected == fingerprint => Ok(ServerCertVerified::assertion()),
             Some(_) => {

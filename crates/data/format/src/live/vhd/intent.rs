@@ -29,9 +29,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tapio_sys::shm::{PrivateDir, SharedMemory};
 use uuid::Uuid;
 
@@ -173,8 +174,7 @@ pub struct HeapLogs(Mutex<BTreeMap<Uuid, Arc<HeapMemory>>>);
 
 impl HeapLogs {
     fn of(&self, uuid: Uuid) -> Arc<HeapMemory> {
-        // A panic elsewhere leaves a whole map behind the lock.
-        let mut logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logs = self.0.lock();
         Arc::clone(logs.entry(uuid).or_insert_with(HeapMemory::new))
     }
 }

@@ -7,11 +7,12 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tapio_xenstore::wire::{Access, Permission};
 use tapio_xenstore::{Client, Nodes};
 use tapio_xenstored::domains::Life;
@@ -19,7 +20,6 @@ use tapio_xenstored::{Caller, Server};
 use uuid::Uuid;
 
 use super::super::Xen;
-use crate::lock::lock;
 use crate::poll::poll;
 use crate::settings::Settings;
 use crate::traits::VmSpec;
@@ -146,36 +146,36 @@ impl Host {
     }
 
     pub fn behave(&self, habit: Habit) {
-        *lock(&self.shared.habit) = habit;
+        *self.shared.habit.lock() = habit;
     }
 
     /// The next domains are refused with these words.
     pub fn refuse_creation(&self, words: &str) {
-        *lock(&self.shared.refuses) = Some(words.into());
+        *self.shared.refuses.lock() = Some(words.into());
     }
 
     /// A domain ends by itself: xl's letter for how, or `gone`.
     pub fn end(&self, domid: u32, how: &str) {
-        let mut domains = lock(&self.shared.domains);
+        let mut domains = self.shared.domains.lock();
         if how != "gone" {
             domains.get_mut(&domid).unwrap().ended = Some(how.into());
             return;
         }
         let domain = domains.remove(&domid).unwrap();
         drop(domains);
-        vanish(&mut lock(&self.client), domid, domain.uuid);
+        vanish(&mut self.client.lock(), domid, domain.uuid);
     }
 
     pub fn domains(&self) -> usize {
-        lock(&self.shared.domains).len()
+        self.shared.domains.lock().len()
     }
 
     pub fn read(&self, path: &str) -> Option<String> {
-        lock(&self.client).read_text(path).unwrap()
+        self.client.lock().read_text(path).unwrap()
     }
 
     pub fn permissions(&self, path: &str) -> String {
-        let all = lock(&self.client).permissions(path).unwrap().unwrap_or_default();
+        let all = self.client.lock().permissions(path).unwrap().unwrap_or_default();
         let letter = |access| match access {
             Access::None => 'n',
             Access::Read => 'r',
@@ -187,7 +187,7 @@ impl Host {
 
     /// Names of a directory, in order.
     pub fn names(&self, path: &str) -> Vec<String> {
-        let mut names = lock(&self.client).directory(path).unwrap().unwrap_or_default();
+        let mut names = self.client.lock().directory(path).unwrap().unwrap_or_default();
         names.sort();
         names
     }
@@ -209,7 +209,7 @@ fn store(shared: &Shared, listener: &UnixListener) {
             stream.set_nonblocking(true).unwrap();
             clients.push((server.connect(Caller::CONTROL), stream));
         }
-        let lives = lock(&shared.domains).clone();
+        let lives = shared.domains.lock().clone();
         server.domains_changed(|domid| match lives.get(&domid) {
             Some(Domain { ended: Some(_), .. }) => Life::Shutdown,
             _ => Life::Running,
@@ -274,7 +274,7 @@ impl Hypervisor {
                     fs::rename(&fresh, path.with_extension("answer")).unwrap();
                 }
             }
-            let domains = lock(&self.shared.domains).clone();
+            let domains = self.shared.domains.lock().clone();
             for (domid, domain) in domains {
                 if !domain.is_paused && domain.ended.is_none() {
                     self.live(domid);
@@ -287,7 +287,7 @@ impl Hypervisor {
     fn answer(&mut self, words: &[&str]) -> Result<String, String> {
         let number = |word: &str| word.parse::<u32>().map_err(|_| format!("{word} is no domain"));
         let hold = |word: &str, is_paused: bool| {
-            let mut domains = lock(&self.shared.domains);
+            let mut domains = self.shared.domains.lock();
             let domain = domains.get_mut(&number(word)?).ok_or("there is no such domain")?;
             domain.is_paused = is_paused;
             Ok(String::new())
@@ -299,7 +299,7 @@ impl Hypervisor {
             ["unpause", domid] => hold(domid, false),
             ["destroy", domid] => {
                 let domid = number(domid)?;
-                let domain = lock(&self.shared.domains).remove(&domid).ok_or("there is no such domain")?;
+                let domain = self.shared.domains.lock().remove(&domid).ok_or("there is no such domain")?;
                 vanish(&mut self.client, domid, domain.uuid);
                 Ok(String::new())
             }
@@ -309,7 +309,7 @@ impl Hypervisor {
 
     fn list(&self) -> String {
         let mut text = String::from("Name ID Mem VCPUs\tState\tTime(s) UUID Reason-Code\tSecurity Label\n");
-        for (domid, domain) in &*lock(&self.shared.domains) {
+        for (domid, domain) in &*self.shared.domains.lock() {
             let paused = if domain.is_paused { 'p' } else { '-' };
             let ended = domain.ended.as_ref().map_or_else(|| "--".to_owned(), |letter| format!("s{letter}"));
             let uuid = domain.uuid;
@@ -319,7 +319,7 @@ impl Hypervisor {
     }
 
     fn create(&mut self, config: &str) -> Result<String, String> {
-        if let Some(words) = lock(&self.shared.refuses).clone() {
+        if let Some(words) = self.shared.refuses.lock().clone() {
             return Err(words);
         }
         let text = fs::read_to_string(config).map_err(|error| error.to_string())?;
@@ -343,13 +343,13 @@ impl Hypervisor {
             })
             .unwrap();
         self.client.introduce(domid, 1, 1).unwrap();
-        lock(&self.shared.domains).insert(domid, Domain { uuid, is_paused: true, ended: None });
+        self.shared.domains.lock().insert(domid, Domain { uuid, is_paused: true, ended: None });
         Ok(String::new())
     }
 
     /// A guest and its back ends do what there is to do.
     fn live(&mut self, domid: u32) {
-        let habit = *lock(&self.shared.habit);
+        let habit = *self.shared.habit.lock();
         let backs = format!("/local/domain/0/backend/vbd3/{domid}");
         let fronts = format!("/local/domain/{domid}/device/vbd");
         let control = format!("/local/domain/{domid}/control/shutdown");
@@ -387,7 +387,7 @@ impl Hypervisor {
         let asked = self.client.read_text(&control).unwrap();
         if habit == Habit::Willing && asked.as_deref() == Some("poweroff") {
             self.client.write(&control, "").unwrap();
-            if let Some(domain) = lock(&self.shared.domains).get_mut(&domid) {
+            if let Some(domain) = self.shared.domains.lock().get_mut(&domid) {
                 domain.ended = Some("-".into());
             }
         }
