@@ -56,7 +56,7 @@ pub struct CoreOptions {
     pub intent: IntentPlace,
     /// What a child, the first path, records about its parent, the second, but for the parent's UUID.
     pub parent_facts: fn(&Path, &Path) -> Result<ParentFacts>,
-    /// Where it is noted which image the disk goes on with, for those that start it next.
+    /// Where it is noted which image the disk goes on with, for the process that starts it next.
     pub notes: Notes,
     /// The keys of encrypted images.
     pub keys: Keys,
@@ -89,7 +89,7 @@ impl Default for CoreOptions {
 pub enum DiskState {
     /// Requests are served.
     Running,
-    /// No new requests are taken; those in flight come to their end.
+    /// No new requests are taken; those in flight are drained.
     Draining,
     /// Nothing is in flight and the images are closed.
     Paused,
@@ -146,7 +146,7 @@ pub struct Core<I: Io> {
     observer: RefCell<Option<Rc<dyn Observer>>>,
     failures: Cell<u64>,
     reported_ns: Cell<Option<u64>>,
-    /// How the last pause ended, for those that joined it.
+    /// How the last pause ended, for the callers that joined it.
     paused: RefCell<Result<()>>,
     timeouts: RequestTimeouts,
     is_watched: Cell<bool>,
@@ -239,7 +239,7 @@ impl<I: Io> Core<I> {
         &self.admission
     }
 
-    /// Long work beside the guest's.
+    /// Jobs: long work in the background of the guest's requests.
     pub const fn jobs(&self) -> &Jobs {
         &self.jobs
     }
@@ -295,7 +295,7 @@ impl<I: Io> Core<I> {
         self.resume_with(spec, &TapOptions::default()).await
     }
 
-    /// [`Core::resume`] with what the disk is to have beside its images from the first request on.
+    /// [`Core::resume`] with the taps that the disk has from the first request on.
     ///
     /// # Errors
     /// As [`Core::resume`], for any of them.

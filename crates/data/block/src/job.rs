@@ -1,4 +1,4 @@
-//! Long work beside the guest's: its progress, its speed and its end.
+//! Jobs, the long work in the background of the guest's requests: progress, rate and end.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

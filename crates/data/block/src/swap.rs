@@ -54,7 +54,7 @@ impl<I: Io> Core<I> {
 
     /// Puts the image `leaf`, a child of the present leaf, on top of the chain. It is opened first; then requests wait
     /// until those in flight have ended, for at most `stall_max_ns`; then they go on with the new leaf. The image below
-    /// is closed for writing afterwards, beside the guest.
+    /// is closed for writing afterwards, while the guest goes on.
     ///
     /// From the moment this is called until it fails, the new leaf on top of the old one is a right description of the
     /// disk, whatever dies when; the old leaf alone is right until the guest has written again.

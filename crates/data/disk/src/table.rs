@@ -35,7 +35,7 @@ pub struct OpenSpec<'a> {
     pub command: &'a Open,
     /// Time after which a request fails; the data plane's own default without.
     pub request_timeout: Option<Duration>,
-    /// What it has beside the image.
+    /// The taps of its disk.
     pub taps: &'a TapRequest,
     /// The key of an encrypted image.
     pub key: Option<&'a Key>,
@@ -93,7 +93,7 @@ pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Send + Sync {
     fn status(&self) -> Result<PlaneStatus>;
     /// Drains and closes the images. Gives up with `ECANCELED` once `is_cancelled` says so; the drain may go on then.
     fn pause(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()>;
-    /// Opens an image, with what it is to have beside it, and goes on.
+    /// Opens an image with its taps, and goes on.
     fn resume(&self, image: &ImageSource, taps: &TapRequest) -> Result<()>;
     /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
     fn close(&self, force: bool) -> Result<()>;

@@ -481,7 +481,7 @@ impl Client {
             // A few bytes announce a hole of megabytes: what a reply may hold follows from the request, not from it.
             let held: u64 = reply.data.iter().map(|(_, data)| data.len() as u64).sum();
             if held > read_len {
-                return Err(ClientError::Protocol("more data than anyone asked for"));
+                return Err(ClientError::Protocol("more data than was requested"));
             }
             if chunks > CHUNKS_MAX || reply.extents.len() > EXTENTS_MAX {
                 return Err(ClientError::Protocol("a reply without end"));
@@ -560,7 +560,7 @@ impl AsFd for Client {
 fn bounded(len: u64) -> Result<usize> {
     match usize::try_from(len) {
         Ok(len) if len <= 2 * PAYLOAD_LEN_MAX as usize => Ok(len),
-        _ => Err(ClientError::Protocol("more data than anyone asked for")),
+        _ => Err(ClientError::Protocol("more data than was requested")),
     }
 }
 

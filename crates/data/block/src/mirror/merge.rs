@@ -153,7 +153,7 @@ impl<I: Io> Core<I> {
                 job.wait(tasks).await;
                 continue;
             }
-            // Most of it is made durable beside the guest.
+            // Most of it is made durable while the guest goes on.
             mirror.sync_far().await;
             match Box::pin(self.switch_down(near, mirror)).await {
                 Ok(true) => return Ok(()),

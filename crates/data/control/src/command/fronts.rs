@@ -29,7 +29,7 @@ impl DiskCommand for FrontAdd {
     }
 }
 
-/// Takes one away: `ENOENT` without such a front end, `EBUSY` for a device in use.
+/// Removes a front end: `ENOENT` without such a front end, `EBUSY` for a device in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrontRemove {

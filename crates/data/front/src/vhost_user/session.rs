@@ -356,7 +356,7 @@ impl<D: DataSide> Session<D> {
         if self.running() > 0 {
             self.data.set_memory(Arc::clone(&memory), drain)?;
         }
-        // What was is unmapped here, when the last queue has let go of it.
+        // What was is unmapped here, when the last queue has released it.
         self.memory = memory;
         // Where a packed ring's descriptors are to the guest.
         if self.log.is_some() { self.apply_logging() } else { Ok(()) }

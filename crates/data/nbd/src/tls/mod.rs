@@ -240,7 +240,7 @@ impl TlsServer {
     }
 }
 
-/// Whether it is a while since the last time: strangers shall not fill the log.
+/// Whether it is a while since the last time: unknown clients shall not fill the log.
 fn seldom() -> bool {
     use std::sync::Mutex;
     use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What everybody sees: the objects whose changes are durable, their indexes, and what happened to them when.
+//! What readers see: the objects whose changes are durable, their indexes, and what happened to them when.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock};

@@ -189,7 +189,7 @@ impl Backend for Processes {
         let mut options = SpawnOptions::new(&self.program);
         options.timeout = left(until);
         options.is_child = true;
-        // What the dead left is cleared away once, and devices by those that make some.
+        // The daemon removes once what dead processes left; processes with devices remove devices that others left.
         options.arguments.push(if devices { "--devices" } else { "--no-clean-up" }.to_owned());
         options.environment = vec![
             (VBD_VARIABLE.into(), vbd.to_string()),

@@ -20,7 +20,7 @@ pub struct Doing {
     pub(super) epoch: Instant,
 }
 
-/// What a step does beside itself; the timeline has it below the step.
+/// Work that a step does on another thread; the timeline has it below the step.
 pub(super) type Parts = Arc<Mutex<Vec<Part>>>;
 
 /// Microseconds.

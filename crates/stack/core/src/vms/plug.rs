@@ -357,7 +357,7 @@ impl Disk {
             }
             // A forced end goes on to the process, which is what the guest's side hangs on.
             Err(error) if force => {
-                tracing::warn!(vbd = %uuid, %error, "the guest's side did not let go of the disk");
+                tracing::warn!(vbd = %uuid, %error, "the front end did not release the disk");
                 Ok(())
             }
             Err(error) => {

@@ -272,7 +272,7 @@ fn begin_end(
     Running::begin(call, "VM", reference, operation, |change, vm| check(change, vm, false))
 }
 
-/// Ends a guest, as the operation says, and takes its disks away.
+/// Ends a guest, as the operation says, and unplugs its disks.
 fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
     step("vm-shutdown:noted");
     let driver = lookup::driver(&call.part, vm)?;

@@ -205,7 +205,7 @@ fn restart_once(vms: &Vms, note: &Note, until: Instant) -> Result<(), ApiError> 
     }
 }
 
-/// Takes a disk away from its guest, and ends its process.
+/// Unplugs a disk from its guest, and ends its process.
 ///
 /// # Errors
 /// The process does not end, the store fails.
