@@ -330,7 +330,7 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    /// The service that looks after requests that take too long.
+    /// The task that cancels and reports requests that take too long.
     async fn watch(self: Rc<Self>) {
         loop {
             self.timeouts.next_look(self.io.tasks()).await;
@@ -340,7 +340,7 @@ impl<I: Io> Core<I> {
                     Late::Stuck(what) => (self.options.report)(&what),
                 }
             }
-            // Those that wait behind one of these may be among them.
+            // A request that waits behind a late one may be late itself.
             self.ended.notify_all(self.io.tasks());
         }
     }
@@ -348,7 +348,7 @@ impl<I: Io> Core<I> {
     /// Stops taking requests, waits for those in flight, and closes the images.
     ///
     /// # Errors
-    /// The images could not be closed cleanly; they are closed all the same, and the next opening puts them in order.
+    /// The images could not be closed cleanly; they are closed all the same, and the next opening repairs them.
     pub async fn pause(&self) -> Result<()> {
         match self.state.get() {
             DiskState::Paused | DiskState::Closed => return Ok(()),
@@ -362,7 +362,7 @@ impl<I: Io> Core<I> {
                 return self.paused.borrow().clone();
             }
         }
-        // What has been taken comes to its end without waiting for its turn.
+        // Requests that were taken are served without waiting for their turn.
         self.admission.admit_all();
         self.inbox.set_open(false);
         self.ended.notify_all(self.io.tasks());

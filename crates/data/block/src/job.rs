@@ -260,7 +260,7 @@ impl Jobs {
         for job in running {
             if !job.state.borrow().has_ended() {
                 job.cancel(tasks);
-                // How it ended is told by its state.
+                // Its state says how it ended.
                 let _ = job.ended(tasks).await;
             }
         }

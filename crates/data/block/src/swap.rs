@@ -134,7 +134,7 @@ impl<I: Io> Core<I> {
             Err(error) => {
                 self.close_unused(&top.layer).await;
                 if let Err(error) = self.make_standby_ready(&chain.links()[0]).await {
-                    // Without its note it cannot take over; the disk is told so when it comes to that.
+                    // Without its note it cannot take over; the disk gets that error when it is to take over.
                     (self.options.report)(&format!("after a snapshot that failed: {error}"));
                 }
                 return Err(error);

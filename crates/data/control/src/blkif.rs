@@ -1,4 +1,4 @@
-//! The ring of a Xen guest, as a front end of a disk: what the disk process is told, what it offers, what it reports.
+//! The ring of a Xen guest, as a front end of a disk: what the disk process is given, what it offers, what it reports.
 
 use std::fmt;
 use std::str::FromStr;

@@ -28,7 +28,7 @@ pub use taps::{Secondary, TapRequest};
 /// See `Table::quit_time`. A service manager kills after a minute and a half at the latest.
 const QUIT_TIME: Duration = Duration::from_secs(30);
 
-/// What the data plane is told when a disk is opened.
+/// What the data plane opens a disk with.
 #[derive(Debug)]
 pub struct OpenSpec<'a> {
     /// What was asked.
@@ -272,7 +272,7 @@ impl<D: PlaneDisk> Disk<D> {
         self.plane().ok_or_else(|| not_open(self.minor))
     }
 
-    /// A pause whose client went away may have come to its end since.
+    /// A pause whose client left may have ended since.
     pub(crate) fn state(&self) -> VbdState {
         let (state, plane) = {
             let now = lock(&self.now);

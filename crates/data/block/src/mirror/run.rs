@@ -264,7 +264,7 @@ impl<I: Io> Core<I> {
                 *mirror.far.borrow_mut() = Some(lost);
                 return Err(refused(detail));
             }
-            // Whatever it says: it is opened and put in order again.
+            // Its result does not matter: the side is opened and repaired again.
             let _ = lost.chain().close().await;
             lost.end();
             let chain = Rc::downgrade(lost.chain());

@@ -160,7 +160,7 @@ impl TlsClient {
 #[derive(Clone)]
 pub struct TlsServer {
     kind: ServerKind,
-    /// What clients without it are told.
+    /// The answer to clients without it.
     pub policy: TlsPolicy,
     /// Called with why a client was refused; at most once a second.
     report: fn(&str),
