@@ -117,12 +117,12 @@ impl Job {
         }
     }
 
-    /// Says how much there is to do.
+    /// Sets how much there is to do.
     pub fn set_total(&self, bytes: u64) {
         self.total.set(bytes);
     }
 
-    /// Says that `bytes` more are done.
+    /// Counts `bytes` more as done.
     pub fn advance(&self, bytes: u64) {
         self.done.set(self.done.get() + bytes);
     }
@@ -145,7 +145,7 @@ impl Job {
         self.cancelled.get()
     }
 
-    /// Says where it stands; an end stays.
+    /// Sets its state; an end stays.
     pub fn set_state(&self, state: JobState, tasks: &Tasks) {
         if !self.state.borrow().has_ended() {
             *self.state.borrow_mut() = state;

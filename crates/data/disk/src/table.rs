@@ -107,7 +107,7 @@ pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Send + Sync {
     fn front_claimed(&self, id: u32) -> bool;
     /// Ends one: its clients are disconnected.
     fn front_remove(&self, id: u32) -> Result<()>;
-    /// Tells of another size from now on, as long as there is the front end.
+    /// Reports another size to `news` from now on, as long as there is the front end.
     fn front_follow(&self, id: u32, news: UnixStream) -> Result<()>;
     /// Clients of one.
     fn connections(&self, id: u32) -> u32;

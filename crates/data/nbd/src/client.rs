@@ -540,7 +540,7 @@ impl Client {
         Ok(self.ask(command::BLOCK_STATUS, 0, offset, len, &[])?.extents)
     }
 
-    /// Says goodbye and waits until the server has closed the connection.
+    /// Sends the disconnect request and waits until the server has closed the connection.
     pub fn disconnect(mut self) -> Result<()> {
         self.send(command::DISC, 0, 0, 0, &[])?;
         match read_exact(self.fd.as_fd(), &mut [0], self.deadline()) {

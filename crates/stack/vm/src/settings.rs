@@ -51,7 +51,7 @@ pub struct Settings {
 pub struct XenSettings {
     /// xl(1).
     pub xl: PathBuf,
-    /// Says whether this is a control domain (`/proc/xen/capabilities`).
+    /// The file that says whether this is a control domain (`/proc/xen/capabilities`).
     pub capabilities: PathBuf,
     /// xenstored's socket; what `XENSTORED_PATH` and the system say without.
     pub store: Option<PathBuf>,

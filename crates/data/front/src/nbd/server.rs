@@ -194,7 +194,7 @@ impl NbdServer {
         entry.export.disk.call(DATA_THREAD_TIME, resume).map_err(DrainError::Disk)
     }
 
-    /// Tells connections of this server from those of another one on the same data thread.
+    /// Distinguishes connections of this server from those of another one on the same data thread.
     fn owner(&self) -> impl Fn(&Shared) -> bool + Send + 'static {
         let totals = Arc::clone(&self.state.totals);
         move |shared| Arc::ptr_eq(&shared.totals, &totals)

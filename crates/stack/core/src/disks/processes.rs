@@ -40,7 +40,7 @@ pub struct Processes {
     run: RunDir,
     /// Where they publish statistics and share pages.
     shm: ShmRoot,
-    /// Tells our processes from those of other owners on this host.
+    /// The mark of our processes, which distinguishes them from those of other owners on this host.
     owner: String,
     /// Conversations that go on soon: a disk that was opened is offered next, and each conversation costs a thread.
     kept: Mutex<BTreeMap<Process, (Instant, OwnClient)>>,

@@ -311,7 +311,7 @@ impl Disk {
         self.record_plugged(None)
     }
 
-    /// Says in the record whether, and as what, the VBD is plugged.
+    /// Records whether, and as what, the VBD is plugged.
     fn record_plugged(&self, device: Option<&str>) -> Result<(), ApiError> {
         record(&self.call, &self.vbd, device, None)
     }
@@ -444,7 +444,7 @@ impl Disk {
     }
 }
 
-/// Says in a VBD's record whether, and as what, it is plugged; and what went wrong with it, if anything did.
+/// Records in a VBD whether, and as what, it is plugged; and its error, if there was one.
 ///
 /// # Errors
 /// The store's.
