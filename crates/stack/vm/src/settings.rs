@@ -16,7 +16,7 @@ pub enum GuestSandbox {
     Require,
 }
 
-/// Where kernels and ramdisks are, unless settings say otherwise: the host's own, those of Tapio's administrator, and
+/// Where kernels and ramdisks are by default: the host's own, those of Tapio's administrator, and
 /// those of XenServer.
 pub const KERNEL_DIRS: [&str; 4] =
     ["/boot", "/usr/lib/tapio/kernels", "/var/lib/tapio/kernels", "/var/lib/xcp/guest"];
