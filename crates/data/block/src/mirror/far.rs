@@ -278,7 +278,7 @@ impl<S: Storage> Asked<S> {
     /// # Safety
     /// It is used as long as this value lives, and never after.
     pub unsafe fn memory(&self) -> Segments {
-        // SAFETY: the memory stays in its place as long as a caller has the answer: see `release`.
+        // SAFETY: the memory stays in its place as long as a caller waits for it or uses it: see `release`.
         let memory = |buffer: &Buffer| unsafe { buffer.segments() };
         self.far.places[self.index].memory.borrow().as_ref().map_or(Segments::EMPTY, memory)
     }
