@@ -26,20 +26,20 @@ known() {
 # image_of VM PLACE: of the VDI there.
 image_of() { echo "$sr_dir/$(ok vbd-list vm-uuid="$1" userdevice="$2" params=vdi-uuid --minimal).vhd"; }
 
-# new_machine NAME [PARAMETER...]: a VM whose kernel gets the parameters; $vm.
-new_machine() {
+# new_vm NAME [PARAMETER...]: a VM whose kernel gets the parameters; $vm.
+new_vm() {
 	vm=$(ok vm-install template="Tapio Xen guest" new-name-label="$1")
 	shift
 	ok vm-param-set uuid="$vm" PV-kernel=/boot/vmlinux PV-ramdisk=/boot/guest.cpio other-config:shutdown-timeout=$((60 * pace)) \
 		PV-args="quiet loglevel=1 panic=-1 $*"
 }
 
-# still_has FIRST SECOND: the guest `machine`, which was started again, reads what it wrote before.
+# still_has FIRST SECOND: the guest `served`, which was started again, reads what it wrote before.
 still_has() {
-	known machine "$vm"
-	in_guest machine get xvdb 0 2
+	known served "$vm"
+	in_guest served get xvdb 0 2
 	[ "$said" = "$1" ] || fail "the guest reads other bytes than before it was started again"
-	in_guest machine get xvdb 4 1
+	in_guest served get xvdb 4 1
 	[ "$said" = "$2" ] || fail "the guest reads other bytes than before it was started again"
 }
 
@@ -57,49 +57,49 @@ case_toolstack() {
 	wait "$tapback"
 	start_daemon --default-sr $sr_dir
 	sr=$(ok sr-list type=file --minimal)
-	new_machine machine tapio_front=max_ring_page_order=2
-	ok vm-disk-add vm=machine disk-size=64MiB device=1 >/dev/null
-	ok vm-start vm=machine
-	known machine "$vm"
+	new_vm served tapio_front=max_ring_page_order=2
+	ok vm-disk-add vm=served disk-size=64MiB device=1 >/dev/null
+	ok vm-start vm=served
+	known served "$vm"
 	report "toolstack.power=$(ok vm-param-get uuid="$vm" param-name=power-state)"
-	in_guest machine "ls /sys/block | grep -c ^xvd"
+	in_guest served "ls /sys/block | grep -c ^xvd"
 	report "toolstack.disks=$said"
-	in_guest machine facts xvdb
+	in_guest served facts xvdb
 	report "toolstack.facts=$(echo $said)"
-	report "toolstack.order=$(xenstore-read "$(front machine 1)/ring-page-order")"
-	in_guest machine put xvdb 0 2
+	report "toolstack.order=$(xenstore-read "$(front served 1)/ring-page-order")"
+	in_guest served put xvdb 0 2
 	first=$said
-	in_guest machine storms xvdb 2
+	in_guest served storms xvdb 2
 	# A snapshot under that load, and a disk that comes and goes.
-	snapshot=$(ok vm-snapshot vm=machine new-name-label=before)
+	snapshot=$(ok vm-snapshot vm=served new-name-label=before)
 	vdi=$(ok vdi-create sr-uuid="$sr" name-label=hot virtual-size=64MiB)
 	vbd=$(ok vbd-create vm-uuid="$vm" vdi-uuid="$vdi" device=2)
 	ok vbd-plug uuid="$vbd"
-	in_guest machine appears xvdc
-	in_guest machine put xvdc 1 1
+	in_guest served appears xvdc
+	in_guest served put xvdc 1 1
 	hot=$said
 	ok vbd-unplug uuid="$vbd"
-	in_guest machine disappears xvdc
+	in_guest served disappears xvdc
 	[ "$(digest "$sr_dir/$vdi.vhd" 1 1)" = "$hot" ] || fail "the plugged disk holds other bytes than the guest wrote"
-	in_guest machine calm xvdb 2
+	in_guest served calm xvdb 2
 	report "toolstack.written=$(echo $said)"
 	report "toolstack.xsiostat=$(sample)"
 	# The daemon is killed and started again; the guest does not notice.
 	kill -9 $daemon
 	wait $daemon
 	start_daemon
-	in_guest machine put xvdb 4 1
+	in_guest served put xvdb 4 1
 	second=$said
 	# The guest is asked to end and started again; then it reboots by itself. Its console begins anew each time.
-	rm "$(console_log machine)"
-	ok vm-reboot vm=machine
+	rm "$(console_log served)"
+	ok vm-reboot vm=served
 	still_has "$first" "$second"
-	was=$domid_machine
-	rm "$(console_log machine)"
-	tell machine reboot -f
+	was=$domid_served
+	rm "$(console_log served)"
+	tell served reboot -f
 	wait_for 120 "the guest to be started again" is_another "$vm" "$was"
 	still_has "$first" "$second"
-	ok vm-shutdown vm=machine
+	ok vm-shutdown vm=served
 	report "toolstack.after=$(ok vm-param-get uuid="$vm" param-name=power-state)"
 	image=$(image_of "$vm" 1)
 	[ "$(digest "$image" 0 2)" = "$first" ] && [ "$(digest "$image" 4 1)" = "$second" ] ||
@@ -117,7 +117,7 @@ case_many() {
 	export TAPIO_SOCKET=/run/tapio/xapi
 	mkdir -p $sr_dir
 	start_daemon --default-sr $sr_dir
-	new_machine many
+	new_vm many
 	last=$((${tapio_disks:-20} - 1))
 	for place in $(seq 1 $last); do ok vm-disk-add vm=many disk-size=4MiB device="$place" >/dev/null; done
 	ok vm-start vm=many
@@ -154,7 +154,7 @@ case_pvh() {
 	export TAPIO_SOCKET=/run/tapio/xapi
 	mkdir -p $sr_dir
 	start_daemon --default-sr $sr_dir
-	new_machine pvh
+	new_vm pvh
 	ok vm-param-set uuid="$vm" platform:xen-type=pvh
 	ok vm-start vm=pvh
 	known pvh "$vm"

@@ -162,7 +162,7 @@ pub trait Ring {
     /// The ring is broken.
     fn reap(&mut self, into: &mut Vec<(u32, bool)>) -> io::Result<()>;
 
-    /// Says whether the back end shall notify us: not while a thread spins.
+    /// Turns notifications by the back end on or off: off while a thread spins.
     fn want_wakes(&mut self, _wanted: bool) {}
 
     /// How often the back end was notified so far, and how often it notified us.

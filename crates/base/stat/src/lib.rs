@@ -13,7 +13,7 @@
 //! of a request before another. For rates and histograms that is harmless; what identifies the disk is written
 //! before the magic number and the one string that may change later, the image, is guarded by a generation count.
 //!
-//! The files live below a directory that is `/dev/shm` unless `TAPIO_SHM_DIR` says otherwise. The writer holds an
+//! The files live below `/dev/shm`, or the directory that `TAPIO_SHM_DIR` names. The writer holds an
 //! advisory lock on each of its files for life, so a page whose lock can be taken was left behind by a process that
 //! died: the next one that starts removes it and what it names ([`clean_stale`]).
 //!

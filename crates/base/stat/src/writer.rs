@@ -121,12 +121,12 @@ impl DiskStats {
         StatsView { page: Arc::clone(&self.page) }
     }
 
-    /// Says which image the disk serves now, as `type:/path`.
+    /// Publishes the image that the disk serves now, as `type:/path`.
     pub fn set_image(&mut self, image: &str) {
         store_image(&self.page, image);
     }
 
-    /// Says how many requests the disk holds at most.
+    /// Publishes how many requests the disk holds at most.
     pub fn set_queue_depth(&mut self, depth: u32) {
         self.page.set(at::QUEUE_DEPTH, u64::from(depth));
     }
@@ -241,7 +241,7 @@ impl DiskStats {
         self.page.set(at::ENTERS, poll.enters);
     }
 
-    /// Says what the disk is limited to.
+    /// Publishes the limits of the disk.
     pub fn set_limits(&self, limits: &IoLimits) {
         for (index, word) in limit_words(limits).into_iter().enumerate() {
             self.page.set(at::LIMITS + index, word);
@@ -287,7 +287,7 @@ impl DiskStats {
 }
 
 impl DiskStats {
-    /// Says where the ring in `slot` stands, and writes it out now: a report was asked for.
+    /// Publishes the state of the ring in `slot` at once: a report was requested.
     pub fn ring_at_once(&mut self, slot: usize, ring: &RingState) {
         if let Some(Some(vbd)) = self.vbds.get_mut(slot) {
             vbd.ring_at_once(ring);

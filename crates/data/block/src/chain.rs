@@ -71,12 +71,12 @@ impl<S: Storage> Link<S> {
         })
     }
 
-    /// Says whether what was written here is still to be made durable, although it is not the leaf.
+    /// Sets whether writes to this image are still to be made durable, although it is not the leaf.
     pub fn set_unsettled(&self, unsettled: bool) {
         self.unsettled.set(unsettled);
     }
 
-    /// Says whether another image is being merged into it.
+    /// Sets whether another image is being merged into it.
     pub(crate) fn set_merged_into(&self, merged_into: bool) {
         self.merged_into.set(merged_into);
     }

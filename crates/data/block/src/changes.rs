@@ -92,7 +92,7 @@ impl<S: Storage> ChangeLog<S> {
         }
     }
 
-    /// Says on the storage whether the log is to be trusted, and makes that durable.
+    /// Writes to the storage whether the log is to be trusted, and makes that durable.
     async fn say(&self, consistent: i32) -> Result<()> {
         let header = LogHeader { consistent, ..self.header.get() };
         self.header.set(header);

@@ -2,7 +2,7 @@
 //! image holds is written into the parent, the image above comes to stand on the parent, and the image leaves the
 //! chain.
 //!
-//! What an image holds hides its parent, so writing it there changes nothing that anyone sees, at no moment; a kill or
+//! What an image holds hides its parent, so writing it there never changes what a reader of the chain sees; a kill or
 //! a power cut leaves a chain that reads the same, and a second run writes the same bytes again. In order:
 //!
 //! ```text

@@ -56,7 +56,7 @@ pub struct CoreOptions {
     pub intent: IntentPlace,
     /// What a child, the first path, records about its parent, the second, but for the parent's UUID.
     pub parent_facts: fn(&Path, &Path) -> Result<ParentFacts>,
-    /// Where it is noted which image the disk goes on with, for those that start it next.
+    /// Where it is noted which image the disk goes on with, for the process that starts it next.
     pub notes: Notes,
     /// The keys of encrypted images.
     pub keys: Keys,
@@ -89,7 +89,7 @@ impl Default for CoreOptions {
 pub enum DiskState {
     /// Requests are served.
     Running,
-    /// No new requests are taken; those in flight come to their end.
+    /// No new requests are taken; those in flight are drained.
     Draining,
     /// Nothing is in flight and the images are closed.
     Paused,
@@ -146,7 +146,7 @@ pub struct Core<I: Io> {
     observer: RefCell<Option<Rc<dyn Observer>>>,
     failures: Cell<u64>,
     reported_ns: Cell<Option<u64>>,
-    /// How the last pause ended, for those that joined it.
+    /// How the last pause ended, for the callers that joined it.
     paused: RefCell<Result<()>>,
     timeouts: RequestTimeouts,
     is_watched: Cell<bool>,
@@ -239,7 +239,7 @@ impl<I: Io> Core<I> {
         &self.admission
     }
 
-    /// Long work beside the guest's.
+    /// Jobs: long work in the background of the guest's requests.
     pub const fn jobs(&self) -> &Jobs {
         &self.jobs
     }
@@ -295,7 +295,7 @@ impl<I: Io> Core<I> {
         self.resume_with(spec, &TapOptions::default()).await
     }
 
-    /// [`Core::resume`] with what the disk is to have beside its images from the first request on.
+    /// [`Core::resume`] with the taps that the disk has from the first request on.
     ///
     /// # Errors
     /// As [`Core::resume`], for any of them.
@@ -330,7 +330,7 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    /// The service that looks after requests that take too long.
+    /// The task that cancels and reports requests that take too long.
     async fn watch(self: Rc<Self>) {
         loop {
             self.timeouts.next_look(self.io.tasks()).await;
@@ -340,7 +340,7 @@ impl<I: Io> Core<I> {
                     Late::Stuck(what) => (self.options.report)(&what),
                 }
             }
-            // Those that wait behind one of these may be among them.
+            // A request that waits behind a late one may be late itself.
             self.ended.notify_all(self.io.tasks());
         }
     }
@@ -348,7 +348,7 @@ impl<I: Io> Core<I> {
     /// Stops taking requests, waits for those in flight, and closes the images.
     ///
     /// # Errors
-    /// The images could not be closed cleanly; they are closed all the same, and the next opening puts them in order.
+    /// The images could not be closed cleanly; they are closed all the same, and the next opening repairs them.
     pub async fn pause(&self) -> Result<()> {
         match self.state.get() {
             DiskState::Paused | DiskState::Closed => return Ok(()),
@@ -362,7 +362,7 @@ impl<I: Io> Core<I> {
                 return self.paused.borrow().clone();
             }
         }
-        // What has been taken comes to its end without waiting for its turn.
+        // Requests that were taken are served without waiting for their turn.
         self.admission.admit_all();
         self.inbox.set_open(false);
         self.ended.notify_all(self.io.tasks());

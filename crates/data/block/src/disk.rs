@@ -37,7 +37,7 @@ pub struct DiskOptions {
     pub core: CoreOptions,
     /// Called on the data thread at its start, when it has its ring: it may give up what it does not need any more.
     pub at_start: Option<fn()>,
-    /// What it has beside its images from the first request on.
+    /// The taps that it has from the first request on.
     pub taps: TapOptions,
     /// Called on the data thread each time it has been without work for a while and gave its memory back.
     pub at_rest: Option<fn()>,
@@ -160,7 +160,7 @@ impl Disk {
         self.resume_with(spec, TapOptions::default(), within)
     }
 
-    /// [`Disk::resume`] with what the disk is to have beside its images from the first request on.
+    /// [`Disk::resume`] with the taps that the disk has from the first request on.
     ///
     /// # Errors
     /// As [`Disk::resume`], for any of them.

@@ -23,7 +23,7 @@ pub trait FrontEnd {
     fn peek(&self) -> bool;
     /// Asks the guest for wake-ups again; true if a request slipped in meanwhile.
     fn arm(&mut self) -> bool;
-    /// Tells the guest that wake-ups are not needed while the thread is awake.
+    /// Turns the guest's notifications off while the thread is awake.
     fn disarm(&mut self);
     /// The thread has been without work for a while: memory that only work needs may go.
     fn rest(&mut self) {}

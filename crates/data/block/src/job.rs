@@ -1,4 +1,4 @@
-//! Long work beside the guest's: its progress, its speed and its end.
+//! Jobs, the long work in the background of the guest's requests: progress, rate and end.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -117,12 +117,12 @@ impl Job {
         }
     }
 
-    /// Says how much there is to do.
+    /// Sets how much there is to do.
     pub fn set_total(&self, bytes: u64) {
         self.total.set(bytes);
     }
 
-    /// Says that `bytes` more are done.
+    /// Counts `bytes` more as done.
     pub fn advance(&self, bytes: u64) {
         self.done.set(self.done.get() + bytes);
     }
@@ -145,7 +145,7 @@ impl Job {
         self.cancelled.get()
     }
 
-    /// Says where it stands; an end stays.
+    /// Sets its state; an end stays.
     pub fn set_state(&self, state: JobState, tasks: &Tasks) {
         if !self.state.borrow().has_ended() {
             *self.state.borrow_mut() = state;
@@ -260,7 +260,7 @@ impl Jobs {
         for job in running {
             if !job.state.borrow().has_ended() {
                 job.cancel(tasks);
-                // How it ended is told by its state.
+                // Its state says how it ended.
                 let _ = job.ended(tasks).await;
             }
         }

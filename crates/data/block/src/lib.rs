@@ -7,8 +7,10 @@
 //!  control thread ── Remote ──▶ World (the data thread's own view)
 //! ```
 //!
-//! A front end pulls from its guest only while [`Port::room`] says so: what there is no room for stays where the guest
-//! put it. Must never depend on: a front end, the control plane, tokio.
+//! Back-pressure: a front end takes requests from its guest only while [`Port::room`] has room for them; the others
+//! stay in the guest's ring or the client's socket.
+//!
+//! Must never depend on: a front end, the control plane, tokio.
 
 mod admission;
 mod chain;

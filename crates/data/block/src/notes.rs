@@ -8,7 +8,7 @@ use tapio_format::continuation::Move;
 
 type Take = dyn Fn(&Move) -> Result<()> + Send + Sync;
 
-/// Takes note of the moves of a disk, durably, before they happen. Called beside the data thread.
+/// Takes note of the moves of a disk, durably, before they happen. Not called on the data thread.
 #[derive(Clone)]
 pub struct Notes(Arc<Take>);
 

@@ -171,8 +171,8 @@ impl<I: Io> Core<I> {
         false
     }
 
-    /// An image below the leaf that a process had open for writing when it died, or that a power cut left in disorder:
-    /// it was the leaf, or was being merged into. It is put in order and made durable before anything is read from it,
+    /// An image below the leaf that a process had open for writing when it died, or that a power cut left inconsistent:
+    /// it was the leaf, or was being merged into. It is repaired and made durable before anything is read from it,
     /// because flushes of the guest will not concern it any more.
     async fn settled(
         &self,

@@ -41,7 +41,7 @@ pub struct Extent {
 
 type ExtentsFuture = Pin<Box<dyn Future<Output = Result<Vec<Extent>, DiskError>>>>;
 
-/// Tells what is allocated; implemented by the disk.
+/// Reports what is allocated; implemented by the disk.
 pub trait AllocationMap {
     /// The extents of `span` in order, neighbours of one kind merged, at most `count_max` of them (then they cover only
     /// the beginning of `span`, never nothing).

@@ -99,9 +99,9 @@ pub trait Client {
     fn complete(&self, tag: u64, result: Result<(), DiskError>);
 
     /// The request that carried `tag` has taken longer than it may, and the kernel does not give its memory back.
-    /// Answers whether the guest is told now that it failed, with ETIMEDOUT; the memory must stay as it is until
-    /// [`Client::complete`], which comes all the same. A client whose memory is its guest's must not: the guest would
-    /// use for other things what the kernel still fills.
+    /// Returns whether the guest gets its error (ETIMEDOUT) now; the memory must stay as it is until
+    /// [`Client::complete`], which comes all the same. A client whose memory is its guest's must return false:
+    /// after an answer the guest would use for other things what the kernel still fills.
     fn give_up(&self, _tag: u64) -> bool {
         false
     }

@@ -5,7 +5,8 @@
 //!
 //! Taking over is a change of the chain like a snapshot: it is noted beside the old leaf, durably, before anything is
 //! written to the standby (`tapio_format::continuation`); requests wait until those in flight have ended; the old leaf
-//! is closed for writing afterwards, beside the guest. Requests that found no space wait for it outside of the chain.
+//! is closed for writing afterwards, while the guest goes on. Requests that found no space wait for the standby
+//! outside of the chain.
 //!
 //! A standby need not be a child of the leaf that it takes over from: XenServer's is a child of a copy of the leaf's
 //! parent on another storage. The disk is both images then, no header says so, and nothing is put on top of them or

@@ -54,7 +54,7 @@ impl<I: Io> Core<I> {
 
     /// Puts the image `leaf`, a child of the present leaf, on top of the chain. It is opened first; then requests wait
     /// until those in flight have ended, for at most `stall_max_ns`; then they go on with the new leaf. The image below
-    /// is closed for writing afterwards, beside the guest.
+    /// is closed for writing afterwards, while the guest goes on.
     ///
     /// From the moment this is called until it fails, the new leaf on top of the old one is a right description of the
     /// disk, whatever dies when; the old leaf alone is right until the guest has written again.
@@ -134,7 +134,7 @@ impl<I: Io> Core<I> {
             Err(error) => {
                 self.close_unused(&top.layer).await;
                 if let Err(error) = self.make_standby_ready(&chain.links()[0]).await {
-                    // Without its note it cannot take over; the disk is told so when it comes to that.
+                    // Without its note it cannot take over; the disk gets that error when it is to take over.
                     (self.options.report)(&format!("after a snapshot that failed: {error}"));
                 }
                 return Err(error);

@@ -11,7 +11,7 @@ use tapio_types::{ChainSpec, LayerSpec, Span};
 use crate::changes::ChangeLog;
 use crate::mirror::{Mirror, MirrorOptions};
 
-/// What a disk is opened with beside its images.
+/// The taps of a disk: what it is opened with in addition to its images.
 #[derive(Clone, Debug, Default)]
 pub struct TapOptions {
     /// Every change goes there too.

@@ -1,4 +1,4 @@
-//! What a disk has beside its images: opened, grown and closed with them.
+//! The taps of a disk (mirror, standby, log) are opened, grown and closed with its images.
 
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ impl<I: Io> Core<I> {
         self.tapped.set(used);
     }
 
-    /// Opens what a disk on `chain` is to have beside it. The mirror still has to be run.
+    /// Opens the taps of a disk on `chain`. The mirror still has to be run.
     ///
     /// # Errors
     /// One of them cannot be opened; the others are closed again. The disk is read-only.
@@ -58,7 +58,7 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
-    /// Makes what stands beside the images ready for a disk of `len` bytes, before the images grow.
+    /// Prepares the taps for a disk of `len` bytes, before the images grow.
     ///
     /// # Errors
     /// The disk has a mirror, whose second side cannot grow; the log cannot be made longer.
@@ -74,7 +74,7 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// Closes what a disk has beside its images, which are closed; its mirror has ended by then.
+    /// Closes the taps of a disk whose images are closed; its mirror has ended by then.
     pub(crate) async fn close_tap(&self) {
         self.close_standby().await;
         let tap = self.tap.borrow_mut().take();

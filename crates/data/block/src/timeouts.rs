@@ -2,7 +2,7 @@
 //!
 //! | after | what happens |
 //! |---|---|
-//! | the time limit | the kernel is asked to give up what it does for the request; if it can, the request fails with ETIMEDOUT |
+//! | the time limit | the kernel is asked to cancel the request; if it can, the request fails with ETIMEDOUT |
 //! | a second more | the kernel still has the request's memory. A client whose memory is the process' own ([`Client::give_up`]) answers its guest with ETIMEDOUT and keeps the memory aside; one whose memory is the guest's waits, as for hardware that hangs |
 //! | the kernel's answer | the memory is free again |
 //!
@@ -23,7 +23,7 @@ use crate::request::{Client, Op, Request};
 
 /// What tapdisk allows a request.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between asking the kernel to give up and giving up on the kernel.
+/// Between asking the kernel to cancel a request and reporting that it did not.
 const GRACE_NS: u64 = 1_000_000_000;
 
 /// How far a request that takes too long has come.
@@ -33,7 +33,7 @@ enum Stage {
     Free,
     /// Within its time.
     Waiting,
-    /// Its time is over, and the kernel was asked to give up.
+    /// Its time is over, and the kernel was asked to cancel it.
     Cancelled,
     /// The kernel did not, and the guest waits.
     Stuck,
@@ -62,7 +62,7 @@ impl Place {
 
 /// A request whose time is over.
 pub(crate) enum Late {
-    /// The kernel is to give up what this task waits for.
+    /// The kernel is to cancel what this task waits for.
     Cancel(TaskId),
     /// It did not: a sentence about it.
     Stuck(String),
@@ -76,7 +76,7 @@ pub(crate) struct RequestTimeouts {
     /// The timer is set, or about to be.
     is_awake: Cell<bool>,
     wake: Notify,
-    /// Requests that the kernel did not give up.
+    /// Requests that the kernel did not cancel.
     stuck: Cell<usize>,
     /// Of these, changes that were answered: see [`RequestTimeouts::is_clear`].
     fences: Cell<usize>,
@@ -126,7 +126,7 @@ impl RequestTimeouts {
         self.limit_ns.is_some()
     }
 
-    /// Requests that the kernel did not give up in time.
+    /// Requests that the kernel did not cancel in time.
     pub(crate) fn stuck(&self) -> usize {
         self.stuck.get()
     }

@@ -1,4 +1,4 @@
-//! The ring of a Xen guest, as a front end of a disk: what the disk process is told, what it offers, what it reports.
+//! The ring of a Xen guest, as a front end of a disk: what the disk process is given, what it offers, what it reports.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,7 +41,7 @@ impl BlkifProtocol {
         }
     }
 
-    /// By tapdisk's number: 1 is the host's own ABI, 2 is x86_32, 3 is x86_64.
+    /// By tapdisk's number: 1 is the host's own ABI, 2 is `x86_32`, 3 is `x86_64`.
     pub const fn from_number(number: u32) -> Option<Self> {
         match number {
             1 | 3 => Some(Self::X86_64),

@@ -216,7 +216,7 @@ impl Client {
         self.ring(MessageKind::XenblkifConnect, MessageKind::XenblkifConnectRsp, minor, ring, timeout)
     }
 
-    /// Takes a guest's ring away again.
+    /// Disconnects a guest's ring.
     ///
     /// # Errors
     /// What the process answers: `ENODEV` if there is no such ring.

@@ -75,7 +75,7 @@ impl Caller for Itself {
     }
 }
 
-/// What comes with a command beside its words.
+/// What comes with a command in addition to its text.
 pub struct Call<'a> {
     /// The client.
     pub caller: &'a dyn Caller,
@@ -86,7 +86,7 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call with nothing beside its words.
+    /// A call with nothing but its text.
     pub fn of(caller: &'a dyn Caller) -> Self {
         Self { caller, fds: Vec::new(), key: None }
     }

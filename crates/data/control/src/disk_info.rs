@@ -1,4 +1,4 @@
-//! What a guest is told of a disk.
+//! What a front end tells its guest of a disk.
 
 use serde::{Deserialize, Serialize};
 

@@ -83,7 +83,7 @@ pub struct DiskReport {
     pub stuck: u64,
     /// Images, leaf first, with the sectors each served.
     pub images: Vec<ImageReport>,
-    /// What the disk has beside its images: a second image, a log of changed blocks.
+    /// The taps of the disk: a second image, a log of changed blocks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<String>,
     /// Xen guests' devices: rings, requests in flight, what moving data costs.

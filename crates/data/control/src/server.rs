@@ -64,7 +64,7 @@ pub enum Ended {
     Stopped,
 }
 
-/// Serves until it is told to end. `stop` are descriptors whose readability ends it, for signals.
+/// Serves until a command or a signal ends it. `stop` are descriptors whose readability ends it, for signals.
 ///
 /// All conversations are over when this returns.
 ///

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::plain_path::plain_path;
 use crate::{ControlError, Errno, Result};
 
-/// What clients are told that do not begin TLS.
+/// The answer to clients that do not begin TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TlsMode {

@@ -66,7 +66,8 @@ impl Counter {
         HERE.with_borrow(|here| here.as_ref().map(|counter| run(&mut counter.stats.borrow_mut())))
     }
 
-    /// Says where the guest's ring behind number `slot` stands: after each batch at a time, or because a caller asks.
+    /// Publishes the state of the guest's ring behind number `slot`: after a batch, at time `now_ns`; at once, with
+    /// `None`, if a report was requested.
     pub fn ring_of(slot: usize, ring: &RingState, now_ns: Option<u64>) {
         HERE.with_borrow(|here| {
             let Some((counter, real)) = here.as_ref().and_then(|here| Some((here, here.real.get(slot)?)))

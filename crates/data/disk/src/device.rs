@@ -127,7 +127,7 @@ impl Device {
         }
     }
 
-    /// Takes it away.
+    /// Detaches the device.
     pub fn end(self) {
         let path = self.path();
         if !self.local.detach() {

@@ -28,7 +28,7 @@ use crate::sandbox;
 use crate::table::Table;
 use crate::watchdog::watched;
 
-/// Runs the process until it is told to end.
+/// Runs the process until a command or a signal ends it.
 ///
 /// # Errors
 /// It could not begin, or its disks could not be closed cleanly.

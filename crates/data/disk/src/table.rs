@@ -29,14 +29,14 @@ pub use taps::{Secondary, TapRequest};
 /// See `Table::quit_time`. A service manager kills after a minute and a half at the latest.
 const QUIT_TIME: Duration = Duration::from_secs(30);
 
-/// What the data plane is told when a disk is opened.
+/// What the data plane opens a disk with.
 #[derive(Debug)]
 pub struct OpenSpec<'a> {
     /// What was asked.
     pub command: &'a Open,
     /// Time after which a request fails; the data plane's own default without.
     pub request_timeout: Option<Duration>,
-    /// What it has beside the image.
+    /// The taps of its disk.
     pub taps: &'a TapRequest,
     /// The key of an encrypted image.
     pub key: Option<&'a Key>,
@@ -94,7 +94,7 @@ pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Send + Sync {
     fn status(&self) -> Result<PlaneStatus>;
     /// Drains and closes the images. Gives up with `ECANCELED` once `is_cancelled` says so; the drain may go on then.
     fn pause(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()>;
-    /// Opens an image, with what it is to have beside it, and goes on.
+    /// Opens an image with its taps, and goes on.
     fn resume(&self, image: &ImageSource, taps: &TapRequest) -> Result<()>;
     /// Closes all of a disk that was drained; with `force` one that was not, without waiting for long.
     fn close(&self, force: bool) -> Result<()>;
@@ -108,7 +108,7 @@ pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Send + Sync {
     fn front_claimed(&self, id: u32) -> bool;
     /// Ends one: its clients are disconnected.
     fn front_remove(&self, id: u32) -> Result<()>;
-    /// Tells of another size from now on, as long as there is the front end.
+    /// Reports another size to `news` from now on, as long as there is the front end.
     fn front_follow(&self, id: u32, news: UnixStream) -> Result<()>;
     /// Clients of one.
     fn connections(&self, id: u32) -> u32;
@@ -268,7 +268,7 @@ impl<D: PlaneDisk> Disk<D> {
         self.plane().ok_or_else(|| not_open(self.minor))
     }
 
-    /// A pause whose client went away may have come to its end since.
+    /// A pause whose client left may have ended since.
     pub(crate) fn state(&self) -> VbdState {
         let (state, plane) = {
             let now = self.now.lock();

@@ -10,7 +10,7 @@ use crate::chain::chain;
 use crate::log;
 use crate::table::TapRequest;
 
-/// What the data thread is to open beside the images.
+/// The taps that the data thread opens with the images.
 pub fn tap_options(request: &TapRequest) -> Result<TapOptions> {
     let mut options = TapOptions { log: request.log.clone(), ..TapOptions::default() };
     let Some(secondary) = &request.secondary else { return Ok(options) };

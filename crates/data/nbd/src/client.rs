@@ -481,7 +481,7 @@ impl Client {
             // A few bytes announce a hole of megabytes: what a reply may hold follows from the request, not from it.
             let held: u64 = reply.data.iter().map(|(_, data)| data.len() as u64).sum();
             if held > read_len {
-                return Err(ClientError::Protocol("more data than anyone asked for"));
+                return Err(ClientError::Protocol("more data than was requested"));
             }
             if chunks > CHUNKS_MAX || reply.extents.len() > EXTENTS_MAX {
                 return Err(ClientError::Protocol("a reply without end"));
@@ -540,7 +540,7 @@ impl Client {
         Ok(self.ask(command::BLOCK_STATUS, 0, offset, len, &[])?.extents)
     }
 
-    /// Says goodbye and waits until the server has closed the connection.
+    /// Sends the disconnect request and waits until the server has closed the connection.
     pub fn disconnect(mut self) -> Result<()> {
         self.send(command::DISC, 0, 0, 0, &[])?;
         match read_exact(self.fd.as_fd(), &mut [0], self.deadline()) {
@@ -560,7 +560,7 @@ impl AsFd for Client {
 fn bounded(len: u64) -> Result<usize> {
     match usize::try_from(len) {
         Ok(len) if len <= 2 * PAYLOAD_LEN_MAX as usize => Ok(len),
-        _ => Err(ClientError::Protocol("more data than anyone asked for")),
+        _ => Err(ClientError::Protocol("more data than was requested")),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::wire::STRING_LEN_MAX;
 
 /// The port of a URI that names none.
 pub const PORT: u16 = 10809;
-/// How long requests wait for a server that is gone, unless said otherwise.
+/// How long requests wait for a server that is gone, by default.
 const RECONNECT_DEFAULT: Duration = Duration::from_secs(60);
 /// Connections that one storage may have.
 pub const CONNECTIONS_MAX: u32 = 16;

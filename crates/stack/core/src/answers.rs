@@ -1,7 +1,7 @@
 //! Large answers, part by part.
 //!
 //! Records of ten thousand objects are megabytes as values and as text. They are not made when they are asked for but
-//! while their client takes them: until then an answer holds the objects as they were (which everybody shares, and
+//! while their client takes them: until then an answer holds the objects as they were (which all answers share, and
 //! which never change), eight bytes each. What inverse fields list is read when a record is made: a record is of one
 //! moment, and never older than the answer.
 

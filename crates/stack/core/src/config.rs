@@ -15,8 +15,8 @@ pub struct Config {
     pub worker_pool_size: usize,
     /// Steps at a time for one VM.
     pub per_vm_parallel: usize,
-    /// Longest spin of a disk's thread in microseconds, and least idle share of the host for it in percent, where
-    /// neither VBD nor SR say otherwise.
+    /// Longest spin of a disk's thread in microseconds, and least idle share of the host for it in percent, if
+    /// neither VBD nor SR set it.
     pub polling: (u32, u8),
 }
 

@@ -61,7 +61,7 @@ impl Toolstack {
         storage::open(&self.storage)
     }
 
-    /// Recovers what an earlier run left half done, and begins to look after what gets old. SRs that are not attached
+    /// Recovers what an earlier run left half done, and starts the removal of what gets old. SRs that are not attached
     /// at `until` are left to threads of their own.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Toolstack {
         // A task that was resumed or finished is noted as such by now.
         self.tasks.fail_interrupted()?;
         self.sweep()?;
-        // Before a client changes anything: what it is told is done must be.
+        // Before a client changes anything: what is reported as done must be done.
         self.db.started();
         self.set_recovering(false);
         Ok(())

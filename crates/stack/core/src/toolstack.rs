@@ -42,7 +42,7 @@ pub struct Toolstack {
     pub handlers: Handlers,
     /// All messages.
     pub methods: Methods,
-    /// Whether what an earlier run left is being put in order.
+    /// Whether what an earlier run left is being recovered.
     is_recovering: Mutex<bool>,
     recovered: Condvar,
     /// Listeners that look at everything there is, at a time.

@@ -58,7 +58,7 @@ pub struct Table {
     pub class: &'static str,
     /// Fields of a record, in order.
     pub columns: &'static [Column],
-    /// What is listed unless `params=` says otherwise; nothing for everything.
+    /// What is listed without `params=`; nothing for everything.
     pub listed: &'static [&'static str],
     /// Fields with values that objects must have to be here.
     pub only: &'static [(&'static str, bool)],

@@ -228,6 +228,6 @@ pub static ERRORS: &[Error] = &[
     e("VM_CRASHED", &["vm"], "The guest crashed."),
     e("VM_HALTED", &["vm"], "The guest shut down meanwhile."),
     e("VM_REBOOTED", &["vm"], "The guest rebooted meanwhile."),
-    e("VM_SHUTDOWN_TIMEOUT", &["vm", "timeout"], "The guest did not switch itself off in time."),
+    e("VM_SHUTDOWN_TIMEOUT", &["vm", "timeout"], "The guest did not shut down in time."),
     e("DB_UNIQUENESS_CONSTRAINT_VIOLATION", &["table", "field", "value"], "There is such an object already."),
 ];

@@ -172,7 +172,7 @@ fn toolstack(
     Ok((stack, store))
 }
 
-/// Says that the database's file system is full: what there is is served, and every change is refused until there is
+/// Reports that the database's file system is full: reads are served, and every change is refused until there is
 /// room. The message is one of the start's changes, which are kept.
 fn say_full(stack: &Toolstack, why: &str) {
     let body = format!("{why}; what is stored is served, changes are refused until there is room");
@@ -347,7 +347,7 @@ fn reload(options: &Options, certificates: Option<&Certificates>) {
     }
 }
 
-/// Tells the service manager that calls are answered, as long as they are.
+/// Notifies the service manager regularly, as long as calls are answered.
 async fn beat(door: Arc<dyn Door>, every: Duration) {
     let peer = Peer { superuser: true, address: "watchdog".to_owned() };
     loop {

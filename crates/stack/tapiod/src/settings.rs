@@ -14,7 +14,7 @@ use tapio_vm::{GuestSandbox, KERNEL_DIRS, UserRange};
 
 use crate::args::Options;
 
-/// Where settings are, unless `--config` says otherwise.
+/// Where settings are without `--config`.
 pub const CONFIG_FILE: &str = "/etc/tapio/tapiod.conf";
 
 /// A larger file is no configuration.
@@ -182,7 +182,7 @@ const KEYS: &[Key] = &[
     count!("per-vm-parallel", "steps of operations at a time for one VM", 1..=255, per_vm_parallel),
     count!(
         "default-vbd3-polling-duration",
-        "microseconds for which a disk spins after its last request, where neither VBD nor SR say otherwise; 0: never",
+        "microseconds for which a disk spins after its last request, if neither VBD nor SR set it; 0: never",
         0..=1_000_000,
         polling_us
     ),

@@ -85,7 +85,7 @@ pub(crate) struct Server {
     clients: Vec<Client>,
 }
 
-/// Tells when a file changes.
+/// A descriptor that is readable when a file has changed.
 fn watch(path: &Path) -> io::Result<OwnedFd> {
     // SAFETY: inotify_init1(2) takes an integer.
     let fd = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };

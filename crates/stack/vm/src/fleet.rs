@@ -100,7 +100,7 @@ impl<T> Fleet<T> {
         })
     }
 
-    /// Tells all threads to end; guests stay.
+    /// Ends all threads; guests stay.
     pub(crate) fn dismiss(&self) {
         if let Some(stop) = &self.stop {
             stop.stop();

@@ -16,7 +16,7 @@ pub enum GuestSandbox {
     Require,
 }
 
-/// Where kernels and ramdisks are, unless settings say otherwise: the host's own, those of Tapio's administrator, and
+/// Where kernels and ramdisks are by default: the host's own, those of Tapio's administrator, and
 /// those of XenServer.
 pub const KERNEL_DIRS: [&str; 4] =
     ["/boot", "/usr/lib/tapio/kernels", "/var/lib/tapio/kernels", "/var/lib/xcp/guest"];
@@ -51,7 +51,7 @@ pub struct Settings {
 pub struct XenSettings {
     /// xl(1).
     pub xl: PathBuf,
-    /// Says whether this is a control domain (`/proc/xen/capabilities`).
+    /// The file that says whether this is a control domain (`/proc/xen/capabilities`).
     pub capabilities: PathBuf,
     /// xenstored's socket; what `XENSTORED_PATH` and the system say without.
     pub store: Option<PathBuf>,

@@ -54,7 +54,7 @@ impl Events {
     }
 }
 
-/// Tells all threads of a driver to end, when it goes away. Guests stay.
+/// The signal by which a driver that goes away ends its threads. Guests stay.
 #[derive(Debug)]
 pub(crate) struct Stop(OwnedFd);
 
@@ -75,7 +75,7 @@ impl Stop {
         self.0.as_raw_fd()
     }
 
-    /// Tells all of them.
+    /// Signals all of them.
     pub(crate) fn stop(&self) {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: eight bytes are read from the array.

@@ -125,7 +125,7 @@ pub enum VmState {
 /// Something that happened without being asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmEvent {
-    /// The guest switched itself off.
+    /// The guest shut down.
     Halted(Uuid),
     /// The guest asks to be started again.
     Rebooted(Uuid),

@@ -24,7 +24,7 @@ pub fn missing<'a>(tools: &[&'a str]) -> Option<&'a str> {
     tools.iter().copied().find(|tool| find(tool).is_none())
 }
 
-/// Says that the running test is skipped, past the test harness's capture, so that it is always seen.
+/// Prints that the running test is skipped, past the test harness's capture, so that it is always seen.
 ///
 /// The line has the form `skipped: REASON [TEST]`; the test run compares REASON with `tests/skips.allowed`. A test
 /// prints one such line and returns.

@@ -53,7 +53,7 @@ impl Range {
 /// The content of a disk.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Tells disks apart in what they hold.
+    /// Makes the contents of different disks differ.
     disk: u16,
     sectors: Vec<u32>,
     /// What else a sector may hold.

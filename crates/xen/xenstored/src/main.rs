@@ -195,7 +195,7 @@ fn write_pid(file: &Path) -> Result<(), String> {
         .map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
-/// Tells systemd, if it asked to be told (`sd_notify`).
+/// Notifies systemd, if it asked for that (`sd_notify`).
 fn notify_ready() {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let sent = UnixDatagram::unbound().and_then(|socket| {

@@ -207,7 +207,7 @@ impl<M: Memory> Ledger<M> {
         dead
     }
 
-    /// Says how many pages the disk waits for, or that it does not.
+    /// Records how many pages the disk waits for, or that it does not wait.
     pub fn set_waiting(&self, slot: usize, want: Option<u32>) {
         if let Some(want) = want {
             self.memory.store(at::want(slot), want.into());

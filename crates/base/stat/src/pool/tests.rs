@@ -141,7 +141,7 @@ fn whatever_happens_at_any_step_of_another_and_whichever_process_dies_pages_are_
                     cases += 1;
                     let context = format!("{first:?} with {second:?} at step {step}, dying: {life}");
                     assert_eq!(sum(&ledger), 10, "{context}");
-                    // Another process finds all that the dead ones had.
+                    // Another process finds all that the dead processes had.
                     let dead = |owner: Owner| owner.pid() == 3 || died.get() && owner.pid() == 2;
                     ledger.reclaim(Owner::new(99, 1), &dead);
                     let held: u32 = (0..3)
@@ -668,7 +668,7 @@ fn pages_of_killed_processes_come_back() {
     // Dead disks are looked for while one waits for pages, and on a busy host the last was killed a moment ago.
     let until = Instant::now() + Duration::from_secs(30);
     while pools(&root).expect("one")[0].disks.len() > 1 {
-        assert!(Instant::now() < until, "the dead have not left: {:?}", pools(&root));
+        assert!(Instant::now() < until, "the dead processes have not left: {:?}", pools(&root));
         assert_eq!(member.take(1, begin.elapsed().as_nanos() as u64), None, "all pages are taken");
         std::thread::sleep(Duration::from_millis(2));
     }

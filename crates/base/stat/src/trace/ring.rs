@@ -142,7 +142,7 @@ impl TraceRing {
         self.push(Event { stamp: self.now(), point, client, tag, aux });
     }
 
-    /// Says that nothing more will be written. What was stays readable.
+    /// Marks the ring as stopped. What was written stays readable.
     pub fn stop(&self) {
         self.words.set(at::RUNNING, 0);
     }

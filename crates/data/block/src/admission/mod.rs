@@ -9,7 +9,7 @@
 //!
 //! With neither limits nor a pool it is off: that costs a load for each request. With either, a client (a
 //! queue, a connection) may have one request waiting here, the next to go (eight where reads and writes have limits
-//! of their own, so that one does not wait behind the other); all else stays where the guest put it. Clients take
+//! of their own, so that one does not wait behind the other); all others stay in the ring or the socket. Clients take
 //! turns by what their requests cost, as in start-time fair queueing: each has a tag that grows with the cost, the
 //! lowest goes first, and a client that was idle starts from now.
 //!

@@ -1,7 +1,7 @@
 //! Discards and zeroes: what a guest no longer needs goes back to the file system, whole blocks of a VHD with their
 //! place in it.
 //!
-//! Zeroes that are promised find some of their sectors absent: they were never written, or their block was given back.
+//! A write of zeroes finds some of its sectors absent: they were never written, or their block was given back.
 //! The data of such a block can come back if the process dies, until its removal is durable and out of the intent log:
 //!
 //! | step | what | why it must come here |
@@ -27,7 +27,7 @@ impl<S: Storage> Chain<S> {
         self.clear(span, how, true, meter).await
     }
 
-    /// Lets go of what the leaf keeps for `span`; what it does not keep stays as it is.
+    /// Releases what the leaf keeps for `span`; what it does not keep stays as it is.
     ///
     /// # Errors
     /// As [`Chain::write`].
@@ -35,9 +35,9 @@ impl<S: Storage> Chain<S> {
         self.clear(span, Zeroing::Unmap, false, meter).await
     }
 
-    /// `promise`: all of it must read as zero afterwards. Without it what lies below the leaf may stay, and of an
+    /// `zeroed`: all of it must read as zero afterwards. Without it what lies below the leaf may stay, and of an
     /// encrypted leaf everything but whole blocks, where zeroes would have to be written as ciphertext.
-    async fn clear(&self, span: Span, how: Zeroing, promise: bool, meter: &Meter) -> Result<()> {
+    async fn clear(&self, span: Span, how: Zeroing, zeroed: bool, meter: &Meter) -> Result<()> {
         let _visit = self.leaf().enter();
         let is_encrypted = self.leaf().cipher().is_some();
         let mut any_absent = false;
@@ -46,7 +46,7 @@ impl<S: Storage> Chain<S> {
             let (len, target) = self.resolve(left).await?;
             let is_concerned = match target {
                 Target::Zero => false,
-                Target::Data { layer, .. } => layer == 0 || promise,
+                Target::Data { layer, .. } => layer == 0 || zeroed,
             };
             if !is_concerned {
                 any_absent = true;
@@ -61,16 +61,16 @@ impl<S: Storage> Chain<S> {
                     left.prefix(block.start + block.len - left.start)
                 }
             };
-            if promise || !is_encrypted {
-                any_absent |= self.clear_piece(piece, how, promise, meter).await?;
+            if zeroed || !is_encrypted {
+                any_absent |= self.clear_piece(piece, how, zeroed, meter).await?;
             }
             // Of an encrypted block the ciphertext is still there, and a process that dies now may bring it back.
-            if how == Zeroing::Unmap && !(promise && is_encrypted) {
+            if how == Zeroing::Unmap && !(zeroed && is_encrypted) {
                 Box::pin(self.give_back(piece.start, span)).await?;
             }
             left = left.skip(piece.len);
         }
-        if promise && any_absent {
+        if zeroed && any_absent {
             self.forget_freed().await?;
         }
         Ok(())
@@ -90,14 +90,14 @@ impl<S: Storage> Chain<S> {
     }
 
     /// Writes zeroes wherever `span`, which lies in one block, has data. Returns whether some of it had none.
-    async fn clear_piece(&self, span: Span, how: Zeroing, promise: bool, meter: &Meter) -> Result<bool> {
+    async fn clear_piece(&self, span: Span, how: Zeroing, zeroed: bool, meter: &Meter) -> Result<bool> {
         let mut any_absent = false;
         let mut left = span;
         while !left.is_empty() {
             let (len, target) = self.resolve(left).await?;
             let mut piece = left.prefix(len);
             if let Target::Data { layer, .. } = target
-                && (layer == 0 || promise)
+                && (layer == 0 || zeroed)
             {
                 let extent = self.prepare(piece).await?;
                 piece = piece.prefix(extent.len);

@@ -242,7 +242,7 @@ impl<S: Storage> Far<S> {
         self.freed.notify_all(&self.tasks);
     }
 
-    /// Looks after the timeout. Asleep while nothing is in flight, and awake once in that time while something is.
+    /// Enforces the timeout. Asleep while nothing is in flight, and awake once in that time while something is.
     async fn watch(self: Rc<Self>) {
         while !self.over.get() || (self.unanswered() > 0 && self.failure.borrow().is_none()) {
             let running = self.places.iter().filter(|place| place.running.get());
@@ -278,7 +278,7 @@ impl<S: Storage> Asked<S> {
     /// # Safety
     /// It is used as long as this value lives, and never after.
     pub unsafe fn memory(&self) -> Segments {
-        // SAFETY: the memory stays in its place as long as a caller has the answer: see `release`.
+        // SAFETY: the memory stays in its place as long as a caller waits for it or uses it: see `release`.
         let memory = |buffer: &Buffer| unsafe { buffer.segments() };
         self.far.places[self.index].memory.borrow().as_ref().map_or(Segments::EMPTY, memory)
     }
@@ -306,7 +306,7 @@ impl<S: Storage> Drop for Asked<S> {
     }
 }
 
-/// What a second side of another length than the disk is told.
+/// The error of a second side whose length is not the disk's.
 pub fn check_len(far: u64, near: u64) -> Result<()> {
     if far == near {
         return Ok(());

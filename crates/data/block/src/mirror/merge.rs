@@ -153,7 +153,7 @@ impl<I: Io> Core<I> {
                 job.wait(tasks).await;
                 continue;
             }
-            // Most of it is made durable beside the guest.
+            // Most of it is made durable while the guest goes on.
             mirror.sync_far().await;
             match Box::pin(self.switch_down(near, mirror)).await {
                 Ok(true) => return Ok(()),
@@ -232,7 +232,7 @@ impl<I: Io> Core<I> {
         });
     }
 
-    /// After a commit that did not come to its end: the leaf has everything, and the parent is only read again.
+    /// After a commit that failed: the leaf has everything, and the parent is only read again.
     async fn end_merge(self: &Rc<Self>, near: &Rc<Chain<I::Store>>, mirror: &Rc<Mirror<I::Store>>) {
         let tasks = self.io.tasks();
         self.take_off(mirror);

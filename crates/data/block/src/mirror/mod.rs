@@ -115,7 +115,7 @@ pub struct MirrorStatus {
     pub failure: Option<FormatError>,
     /// Bytes that it lacks, in whole granules.
     pub dirty: u64,
-    /// Bytes copied so far, beside what guests wrote.
+    /// Bytes copied so far, without what guests wrote.
     pub copied: u64,
     /// Whether what has to be copied is known in full.
     pub listed: bool,

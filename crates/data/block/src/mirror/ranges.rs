@@ -1,4 +1,4 @@
-//! The ranges of the disk that are worked on: overlapping work is done one after the other, in the order in which it came.
+//! The ranges of the disk that are worked on. Overlapping work is done one after the other, in the order of its arrival.
 
 use std::cell::{Cell, RefCell};
 

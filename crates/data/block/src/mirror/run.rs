@@ -74,7 +74,7 @@ impl<I: Io> Core<I> {
         Ok(Rc::clone(&mirror.job))
     }
 
-    /// Lets a mirror hear of every change from now on: requests that are in flight would pass it by, so there must be
+    /// Reports every change to a mirror from now on: requests that are in flight would pass it by, so there must be
     /// none.
     async fn put_on(self: &Rc<Self>, mirror: &Rc<Mirror<I::Store>>) -> Result<()> {
         let _change = self.begin_change("the beginning of a mirror")?;
@@ -264,12 +264,12 @@ impl<I: Io> Core<I> {
                 *mirror.far.borrow_mut() = Some(lost);
                 return Err(refused(detail));
             }
-            // Whatever it says: it is opened and put in order again.
+            // Its result does not matter: the side is opened and repaired again.
             let _ = lost.chain().close().await;
             lost.end();
             let chain = Rc::downgrade(lost.chain());
             drop(lost);
-            // Its tasks let go of the images when they have run once more.
+            // Its tasks release the images when they have run once more.
             while chain.strong_count() > 0 {
                 self.io.tasks().yield_now().await;
             }

@@ -29,7 +29,7 @@ impl DiskCommand for FrontAdd {
     }
 }
 
-/// Takes one away: `ENOENT` without such a front end, `EBUSY` for a device in use.
+/// Removes a front end: `ENOENT` without such a front end, `EBUSY` for a device in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrontRemove {
@@ -46,7 +46,7 @@ impl DiskCommand for FrontRemove {
     type Reply = Done;
 }
 
-/// Tells the server of a front end when the disk may have another size, by a byte on the socket that comes along, as
+/// Notifies the server of a front end when the disk may have another size, by a byte on the socket that comes along, as
 /// long as there is the front end or until another socket comes. Answers size and kind of the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

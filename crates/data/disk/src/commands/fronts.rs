@@ -108,7 +108,7 @@ impl<P: Plane> Handle<FrontList> for Table<P> {
 }
 
 impl<P: Plane> Table<P> {
-    /// Takes a front end away, and what is published for it alone.
+    /// Removes a front end, and what is published for it alone.
     pub(crate) fn front_remove(&self, minor: u16, id: u32, force: bool) -> Result<()> {
         let disk = self.disk(minor)?;
         let plane = disk.opened()?;
@@ -125,7 +125,7 @@ impl<P: Plane> Table<P> {
         if !force && plane.front_claimed(id) {
             let why = format!("{} is in use: mounted, or part of another device", front.front.address());
             return Err(ControlError::new(Errno::EBUSY, why)
-                .next("unmount it first, or take it away by force: its users get errors"));
+                .next("unmount it first, or remove it by force: its users get errors"));
         }
         plane.front_remove(id)?;
         let unused = {

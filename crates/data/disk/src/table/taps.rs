@@ -1,4 +1,4 @@
-//! What a disk has beside its images: a second image, a log of changed blocks.
+//! The taps of a disk: a second image, a log of changed blocks.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub struct Secondary {
     pub marker: Option<PathBuf>,
 }
 
-/// What a disk is to have beside its images from the first request on.
+/// The taps that a disk has from the first request on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TapRequest {
     /// A second image.

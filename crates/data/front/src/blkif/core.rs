@@ -361,7 +361,7 @@ impl Core {
         unsafe { self.mover.segments(&part.hold, part.span.len) }
     }
 
-    /// The guest is told that a part failed which the storage still has.
+    /// The guest gets an error for a part that the storage still has.
     pub fn give_up(&mut self, name: u32) {
         let index = self.parts[name].slot;
         let slot = &mut self.slots[index];

@@ -286,6 +286,6 @@ impl FrontEnd for DeviceFront {
     }
 
     fn disarm(&mut self) {
-        // The guest notifies when its producer passes the event, which stays where it is until the thread arms again.
+        // The guest notifies when its producer passes the event index, which does not move until the thread arms again.
     }
 }

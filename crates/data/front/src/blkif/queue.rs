@@ -70,7 +70,7 @@ pub struct Queue {
     /// What the disk has finished since the last publication. Apart from `core`, so that a completion may come at any
     /// time.
     done: RefCell<Vec<(u32, Result<(), DiskError>)>>,
-    /// Parts whose guest is told now that they failed, though the storage still has them.
+    /// Parts that are answered with an error now, though the storage still has them.
     given_up: RefCell<Vec<u32>>,
     settled: Notify,
 }

@@ -52,7 +52,7 @@ pub struct DeviceOptions {
     pub disk: String,
 }
 
-/// A disk as a device of this host. [`LocalDevice::detach`] takes it away; a value that is dropped leaves the device to
+/// A disk as a device of this host. [`LocalDevice::detach`] ends it; a value that is dropped leaves the device to
 /// the next clean-up.
 #[derive(Debug)]
 pub enum LocalDevice {
@@ -138,7 +138,7 @@ impl LocalDevice {
         }
     }
 
-    /// Takes it away, in bounded time whatever its users do. Returns whether it had no user any more; one that stays
+    /// Detaches it, in bounded time whatever its users do. Returns whether it had no user any more; one that stays
     /// gets errors.
     pub fn detach(self) -> bool {
         match self {

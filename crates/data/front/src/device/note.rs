@@ -55,7 +55,7 @@ impl Place {
         fs::rename(&fresh, &self.0)
     }
 
-    /// Takes it away.
+    /// Removes it.
     pub(super) fn remove(&self) {
         // One that stays names a device that is gone, which the next process notices.
         let _ = fs::remove_file(&self.0);

@@ -33,7 +33,7 @@ pub struct Listed {
     pub description: String,
 }
 
-/// An export as a client is told about it.
+/// An export as a client sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
     /// The name it really has: the client may have asked for the default one.

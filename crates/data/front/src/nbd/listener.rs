@@ -349,7 +349,7 @@ fn serve(world: &World, start: Start) {
     }
 }
 
-/// The descriptor itself, once the list of visitors has let go of it.
+/// The descriptor itself, once the list of visitors has released it.
 fn into_sole(fd: Arc<OwnedFd>) -> Option<OwnedFd> {
     match Arc::try_unwrap(fd) {
         Ok(fd) => Some(fd),

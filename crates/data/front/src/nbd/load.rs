@@ -161,7 +161,7 @@ impl Driver {
     fn finish(&mut self, slot: usize, now: Instant) -> Result<(), ClientError> {
         let started =
             self.started.get(slot).ok_or(ClientError::Protocol("a reply to a request that was not made"))?;
-        // Errors are counted where they are told, which may be before the end of the answer.
+        // Errors are counted where they arrive, which may be before the end of the answer.
         self.report.note(*started, now, true);
         Ok(())
     }

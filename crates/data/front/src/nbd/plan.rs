@@ -70,7 +70,7 @@ const fn flags_allowed(style: Style, kind: u16) -> u16 {
     }
 }
 
-/// Says what to do about a request, or why nothing.
+/// Decides what to do for a request, or why it fails.
 pub fn check(session: &Session, geometry: &Geometry, request: &RequestHeader) -> Result<Action, Failure> {
     if request.command == command::DISC {
         return Ok(Action::Disconnect);

@@ -6,7 +6,7 @@ use super::wire::{
     EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, Style, allocation, chunk, error,
 };
 
-/// Why a request failed, as its client is told.
+/// Why a request failed, as its client reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// Refused before it reached the disk.

@@ -77,7 +77,7 @@ impl NbdServer {
         self.state.exports.add(export)
     }
 
-    /// Takes an export away. With clients connected only if `force`: then they are cut off, what the disk has
+    /// Withdraws an export. With clients connected only if `force`: then they are cut off, what the disk has
     /// taken from them ends unanswered. See [`NbdServer::drain`] for the gentle way.
     pub fn remove_export(&self, name: &str, force: bool) -> Result<(), ExportError> {
         let entry = self.state.exports.remove(name, force)?;
@@ -101,7 +101,7 @@ impl NbdServer {
     }
 
     /// Listens on a TCP address; returns where it really is, if the port was 0. Any client that reaches the address can
-    /// use every export, unless TLS keeps strangers out.
+    /// use every export, unless TLS keeps unknown clients out.
     pub fn listen_tcp(&self, address: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         self.acceptor.listen_tcp(address)
     }
@@ -194,7 +194,7 @@ impl NbdServer {
         entry.export.disk.call(DATA_THREAD_TIME, resume).map_err(DrainError::Disk)
     }
 
-    /// Tells connections of this server from those of another one on the same data thread.
+    /// Distinguishes connections of this server from those of another one on the same data thread.
     fn owner(&self) -> impl Fn(&Shared) -> bool + Send + 'static {
         let totals = Arc::clone(&self.state.totals);
         move |shared| Arc::ptr_eq(&shared.totals, &totals)

@@ -60,7 +60,7 @@ thread_local! {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Tells every device of the thread that the disk has become another. One task for all of them, as long as the
+/// Notifies every device of the thread that the disk's geometry has changed. One task for all of them, as long as the
 /// thread lives: front ends come and go.
 async fn watch_geometry(port: Port) {
     let mut known = port.geometry();

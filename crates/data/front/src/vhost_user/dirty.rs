@@ -35,7 +35,7 @@ impl DirtyLog {
             .map_err(|error: MapError| format!("the dirty log cannot be mapped: {error}"))
     }
 
-    /// A log whose bits are told of by `call`.
+    /// A log that signals new bits by `call`.
     pub fn new(mapping: Arc<Mapping>, call: Option<Arc<Notifier>>) -> Self {
         Self { mapping, call, news: AtomicBool::new(false) }
     }
@@ -57,7 +57,7 @@ impl DirtyLog {
         }
     }
 
-    /// Tells the front end of new bits, once for all since the last time.
+    /// Notifies the front end of new bits, once for all since the last time.
     pub fn tell(&self) {
         if let Some(call) = &self.call
             && self.news.swap(false, Ordering::Relaxed)

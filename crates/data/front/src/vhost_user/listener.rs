@@ -99,7 +99,7 @@ impl Shared {
     }
 }
 
-/// Tells the front end that the configuration space has changed. Nothing happens where it takes no requests from us.
+/// Notifies the front end that the configuration space has changed. Does nothing if it takes no requests from us.
 fn config_changed(backend: &mut Option<Channel>) {
     let header = Header::request(id::BACKEND_CONFIG_CHANGE, 0, false);
     if backend.as_ref().is_some_and(|channel| channel.send(header, &[], &[]).is_err()) {

@@ -162,7 +162,7 @@ impl Ring {
         }
     }
 
-    /// Collects the memory of the next request, which stays where it is until [`Ring::take`].
+    /// Collects the memory of the next request, which stays in the ring until [`Ring::take`].
     #[inline]
     pub fn find(&self, memory: &GuestMemory, chain: &mut Chain) -> Result<Ticket, RingError> {
         match self {

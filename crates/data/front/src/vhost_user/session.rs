@@ -28,7 +28,7 @@ pub const PROTOCOL_FEATURES: u64 = protocol::MQ
     | protocol::CONFIGURE_MEM_SLOTS
     | protocol::STATUS;
 
-/// What a session is told about its disk.
+/// What a session knows of its disk.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
     /// Queues, at most.
@@ -41,7 +41,7 @@ pub struct SessionConfig {
     pub serial: [u8; SERIAL_LEN],
 }
 
-/// Why a message was not obeyed. Where the front end wanted an acknowledgement it is told; otherwise the connection
+/// Why a message was not obeyed. If the front end wanted an acknowledgement, that reports it; otherwise the connection
 /// ends.
 #[derive(Debug)]
 #[allow(missing_docs)]
@@ -356,7 +356,7 @@ impl<D: DataSide> Session<D> {
         if self.running() > 0 {
             self.data.set_memory(Arc::clone(&memory), drain)?;
         }
-        // What was is unmapped here, when the last queue has let go of it.
+        // What was is unmapped here, when the last queue has released it.
         self.memory = memory;
         // Where a packed ring's descriptors are to the guest.
         if self.log.is_some() { self.apply_logging() } else { Ok(()) }

@@ -23,7 +23,7 @@ const SILENCES_MAX: u8 = 2;
 /// A connection in the transmission phase.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Tells it from those before and after it.
+    /// Its number among the connections of the storage.
     pub(super) number: u64,
     pub(super) style: Style,
     fd: OwnedFd,
@@ -48,7 +48,7 @@ impl Connection {
         self.tls.as_ref().and_then(Status::failure).map(|failure| failure.to_string())
     }
 
-    /// Says goodbye, if the socket has room for that, so that the server need not take it for a loss.
+    /// Sends the disconnect request if the socket has room, so that the server does not take the end for a loss.
     fn say_goodbye(&self) {
         let header = RequestHeader { flags: 0, command: command::DISC, cookie: 0, offset: 0, len: 0 };
         let mut bytes = Vec::new();

@@ -173,8 +173,8 @@ impl Drop for NbdStore {
 }
 
 impl NbdStore {
-    /// Connects to `target`, by one attempt, and keeps connected from then on. `report` is told of connections lost and
-    /// found.
+    /// Connects to `target`, by one attempt, and keeps connected from then on. `report` gets a line for each connection
+    /// that is lost or made again.
     ///
     /// # Errors
     /// The server cannot be reached or refuses; the export is read-only but shall be written, or has larger blocks than
@@ -189,8 +189,8 @@ impl NbdStore {
         Self::begin(uring, target, tls, access, report, first)
     }
 
-    /// A storage on a connection that is there already, with extents if it has structured replies: for fuzzers and no
-    /// one else.
+    /// A storage on a connection that is there already, with extents if it has structured replies: for fuzzers
+    /// alone.
     #[doc(hidden)]
     pub fn over(
         uring: &Uring,

@@ -136,7 +136,7 @@ impl Keys {
         use std::os::unix::fs::PermissionsExt;
         let mode = std::fs::metadata(path).map_err(|error| bad(path, error))?.permissions().mode();
         if mode & 0o004 != 0 {
-            return Err(bad(path, "everybody can read these keys: make it chmod 600"));
+            return Err(bad(path, "every user can read these keys: make it chmod 600"));
         }
         let text = String::from_utf8(read(path)?).map_err(|_| bad(path, "not a text"))?;
         let keys = Self::parse(&text).map_err(|why| bad(path, why))?;
@@ -206,7 +206,7 @@ mod tests {
         assert!(Keys::load(&path).unwrap_err().to_string().contains("keys.psk"));
         fs::write(&path, format!("alice:{}", "ab".repeat(32))).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(Keys::load(&path).unwrap_err().to_string().contains("everybody can read"));
+        assert!(Keys::load(&path).unwrap_err().to_string().contains("every user can read"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         assert!(Keys::load(&path).is_ok());
         fs::write(&path, "alice:abcd").unwrap();

@@ -160,7 +160,7 @@ impl TlsClient {
 #[derive(Clone)]
 pub struct TlsServer {
     kind: ServerKind,
-    /// What clients without it are told.
+    /// The answer to clients without it.
     pub policy: TlsPolicy,
     /// Called with why a client was refused; at most once a second.
     report: fn(&str),
@@ -240,7 +240,7 @@ impl TlsServer {
     }
 }
 
-/// Whether it is a while since the last time: strangers shall not fill the log.
+/// Whether it is a while since the last time: unknown clients shall not fill the log.
 fn seldom() -> bool {
     use std::sync::Mutex;
     use std::time::Duration;

@@ -91,7 +91,7 @@ impl Session {
         }
     }
 
-    /// Says the last word.
+    /// Sends the closing alert.
     pub fn close(&mut self, wire: &mut Vec<u8>) {
         match self {
             Self::Psk(session) => session.close(wire),

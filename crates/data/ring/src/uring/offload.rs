@@ -22,7 +22,7 @@ struct Place<T> {
     event: OwnedFd,
 }
 
-/// Says that the thread has ended, also when its work panicked.
+/// Marks the thread as ended when it is dropped, also if its work panicked.
 struct Ended<T>(Arc<Place<T>>);
 
 impl<T> Drop for Ended<T> {

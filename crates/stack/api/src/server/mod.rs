@@ -280,7 +280,7 @@ async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     }
 }
 
-/// Says that there is no room, without waiting for anything.
+/// Answers that there is no room, without waiting for anything.
 async fn refuse(stream: &mut (impl AsyncWrite + Unpin)) {
     let saying = async {
         // A client that does not read misses it.

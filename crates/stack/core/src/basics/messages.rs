@@ -16,7 +16,7 @@ const MESSAGES_MAX: usize = 10_000;
 const NAME_MAX: usize = 256;
 const BODY_MAX: usize = 64 << 10;
 
-/// Tells the administrator something about an object: `cls` as `VDI`, `Host`; `priority` 1 (most urgent) to 5. Answers
+/// Sends the administrator a message about an object: `cls` as `VDI`, `Host`; `priority` 1 (most urgent) to 5. Answers
 /// the message's reference.
 ///
 /// # Errors

@@ -183,7 +183,7 @@ impl<'a> Change<'a> {
         Ok(())
     }
 
-    /// Says that an object changed although no field of it did, so that listeners hear of it.
+    /// Marks an object as changed although no field of it did, so that listeners hear of it.
     ///
     /// # Errors
     /// `HANDLE_INVALID`.

@@ -16,13 +16,13 @@ use super::{Db, NOTES, rows};
 /// meanwhile.
 const ROOM: Generation = 1 << 14;
 
-/// Numbers promised to the store at a time: after a crash the next run begins behind them.
+/// Numbers of a range that is reserved in the store at a time: after a crash the next run begins behind it.
 pub(super) const PROMISE: Generation = 1 << 40;
 
 /// The row that says up to where ends of objects are forgotten.
 pub(super) const FORGOTTEN_KEY: &str = "/meta/forgotten";
 
-/// The row with the promise.
+/// The row with the end of the reserved range.
 pub(super) const PROMISE_KEY: &str = "/meta/generation";
 
 /// A change that waits for the store.
@@ -44,7 +44,7 @@ pub(super) struct Pending {
     pub(super) is_writing: bool,
     /// The first number that the commit in progress will use.
     pub(super) reserved: Option<Generation>,
-    /// What the store was promised, and the row's revision.
+    /// The end of the range that is reserved in the store, and the row's revision.
     pub(super) promised: (Generation, Revision),
 }
 

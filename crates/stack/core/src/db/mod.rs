@@ -56,7 +56,7 @@ impl fmt::Debug for Db {
 impl Default for Db {
     /// A database on memory alone.
     fn default() -> Self {
-        // There is no next run that a promise could serve.
+        // There is no next run, so no range needs to be reserved.
         let mut tables = Tables::default();
         tables.generation = 1;
         Self::load(Arc::new(Memory::default()), (Generation::MAX, 0), tables)
@@ -97,8 +97,8 @@ impl Db {
         let mut started = started;
         let mut promised = promise_behind(&*store, started, expect)?;
         if !store.is_durable() {
-            // The promise ends with the process: the next run may begin where this one should. Numbers that follow the
-            // clock are given away once, and a token with one is not taken for one of another run.
+            // The reservation ends with the process: the next run may begin where this one should. Numbers that follow
+            // the clock are used once, and a token with one is not taken for one of another run.
             started = started.max(clocked());
             promised = promise_behind(&*store, started, Expect::At(promised.1))?;
         }
@@ -308,7 +308,8 @@ impl Db {
     }
 }
 
-/// Promises numbers behind `started` to the store: the next run begins behind every number that this one may give away.
+/// Reserves the range of numbers behind `started` in the store: the next run begins behind every number that this one
+/// may use.
 fn promise_behind(
     store: &dyn Store,
     started: Generation,
@@ -324,7 +325,7 @@ fn promise_behind(
     Ok((to, revision))
 }
 
-/// A number that follows the clock, behind those of all runs whose promise was kept: 256 of them a microsecond.
+/// A number that follows the clock, behind the reserved ranges of all earlier runs: 256 numbers a microsecond.
 fn clocked() -> Generation {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     (1 << 62) + u64::try_from(since.as_micros()).unwrap_or_default().min(1 << 53) * 256

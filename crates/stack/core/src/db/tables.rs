@@ -1,4 +1,4 @@
-//! What everybody sees: the objects whose changes are durable, their indexes, and what happened to them when.
+//! What readers see: the objects whose changes are durable, their indexes, and what happened to them when.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock};
@@ -248,7 +248,7 @@ impl Tables {
         }
     }
 
-    /// Says that an object changed although no value of it did.
+    /// Marks an object as changed although no value of it did.
     pub(super) fn touch(&mut self, class: &str, reference: &str, generation: Generation) -> bool {
         let Some(table) = self.classes.get_mut(class) else { return false };
         let Some(object) = table.objects.get_mut(reference) else { return false };

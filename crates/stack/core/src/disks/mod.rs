@@ -148,7 +148,7 @@ impl Disks {
     }
 
     /// The disk that has this VDI open for writing (or, with none, for reading). One whose process has died counts:
-    /// the next process opens what the disk is told to.
+    /// the next process opens the images that [`LiveDisk::resume`] names.
     pub fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
         let disks = self.0.lock();
         let of_vdi = |note: &&Note| note.vdi_uuid == vdi && note.chain.is_some();

@@ -106,7 +106,7 @@ impl Notes {
         }
     }
 
-    /// All that are there. What cannot be read is told and left: its process is found as an orphan.
+    /// All that are there. What cannot be read is logged and left: its process is found as an orphan.
     pub fn read(&self) -> Vec<Note> {
         let entries = match fs::read_dir(&self.0) {
             Ok(entries) => entries,

@@ -40,7 +40,7 @@ pub struct Processes {
     run: RunDir,
     /// Where they publish statistics and share pages.
     shm: ShmRoot,
-    /// Tells our processes from those of other owners on this host.
+    /// The mark of our processes, which distinguishes them from those of other owners on this host.
     owner: String,
     /// Conversations that go on soon: a disk that was opened is offered next, and each conversation costs a thread.
     kept: Mutex<BTreeMap<Process, (Instant, OwnClient)>>,
@@ -189,7 +189,7 @@ impl Backend for Processes {
         let mut options = SpawnOptions::new(&self.program);
         options.timeout = left(until);
         options.is_child = true;
-        // What the dead left is cleared away once, and devices by those that make some.
+        // The daemon removes once what dead processes left; processes with devices remove devices that others left.
         options.arguments.push(if devices { "--devices" } else { "--no-clean-up" }.to_owned());
         options.environment = vec![
             (VBD_VARIABLE.into(), vbd.to_string()),

@@ -1,4 +1,4 @@
-//! What a running step is told.
+//! What a running step is given: the request to stop, and the timeline.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use tapio_model::ApiError;
 use super::timeline::Part;
 use crate::progress::Progress;
 
-/// What a running leaf is told.
+/// What a running leaf is given.
 pub struct Doing {
     /// None for what takes back: it is not stopped by what stopped the rest.
     pub(super) stop: Option<(Arc<dyn Progress>, Arc<AtomicBool>)>,
@@ -21,7 +21,7 @@ pub struct Doing {
     pub(super) epoch: Instant,
 }
 
-/// What a step does beside itself; the timeline has it below the step.
+/// Work that a step does on another thread; the timeline has it below the step.
 pub(super) type Parts = Arc<Mutex<Vec<Part>>>;
 
 /// Microseconds.

@@ -16,7 +16,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `tree` | what a plan is |
-//! | `doing` | what a running step is told |
+//! | `doing` | what a running step is given |
 //! | `schedule` | what may run next: a state machine without threads and clocks |
 //! | `runner` | the threads around it |
 //! | `timeline` | what ran when, for people |

@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// A leaf that was passed this often by younger ones keeps what it needs from them until it has run.
 const PASSED_MAX: u32 = 64;
 
-/// What a leaf needs beside the host's permit.
+/// The permits that a leaf needs in addition to the host's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permits {
     /// One of this VM.

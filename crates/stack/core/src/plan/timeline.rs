@@ -55,7 +55,7 @@ impl Timeline {
     }
 }
 
-/// What a step does on a thread of its own, beside its work.
+/// What a step does on another thread, at the same time as its own work.
 #[derive(Debug)]
 pub(super) struct Part {
     name: &'static str,

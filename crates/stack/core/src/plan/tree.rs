@@ -29,7 +29,7 @@ pub struct Leaf {
     pub name: &'static str,
     /// To what: `VBD <uuid>`, for people.
     pub subject: String,
-    /// What it needs beside the host's permit.
+    /// The permits that it needs in addition to the host's.
     pub permits: Permits,
     /// Does it; when it fails it leaves nothing behind.
     pub run: Work,

@@ -31,7 +31,7 @@ const fn word(access: Access) -> &'static str {
     }
 }
 
-/// Whether one more may have the VDI open beside those that have.
+/// Whether one more holder may have the VDI open in addition to the present ones.
 fn shares(state: &State, vdi: &str, holder: &str, access: Access) -> bool {
     let others = state.holders.get(vdi).into_iter().flatten().filter(|(known, _)| *known != holder);
     let mut others = others.map(|(_, access)| *access);

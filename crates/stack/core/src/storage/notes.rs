@@ -100,7 +100,7 @@ impl Note {
     }
 }
 
-/// Every note of this part that can be read; one that cannot, of a newer version, stays and is told.
+/// Every note of this part that can be read; one that cannot, of a newer version, stays and is logged.
 pub(super) fn all(db: &Db) -> Vec<Note> {
     let read = |(key, text): (String, String)| match serde_json::from_str(&text) {
         Ok(note) => Some(note),

@@ -24,13 +24,13 @@ pub(super) fn scan(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let mut images = attached.with(|sr| sr.scan(&work)).map_err(|error| names.translate(call, error))?;
     images.retain(|image| !attached.is_building(image.uuid));
     let sizes = attached.measure(&work);
-    let strangers = db.change(|change| {
-        let strangers = compare(call, change, attached, &images)?;
+    let foreign = db.change(|change| {
+        let foreign = compare(call, change, attached, &images)?;
         attached.record(change, sizes, 0)?;
         allowed::refresh_all(&call.part, change, &attached.reference)?;
-        Ok(strangers)
+        Ok(foreign)
     })?;
-    for uuid in strangers {
+    for uuid in foreign {
         let body = format!(
             "VDI {uuid} lies in SR {} and has a record in another SR, as after an SR was copied: forget one of the two",
             attached.uuid
@@ -53,7 +53,7 @@ fn compare(
     let known: BTreeMap<String, _> =
         change.find("VDI", "SR", sr).into_iter().map(|vdi| (vdi.reference.clone(), vdi)).collect();
     let mut there = BTreeSet::new();
-    let mut strangers = Vec::new();
+    let mut foreign = Vec::new();
     let mut sum = 0_i64;
     for image in images {
         let reference = reference_of(image.uuid);
@@ -62,7 +62,7 @@ fn compare(
                 records::update(change, old, image)?;
             }
             None if change.get("VDI", &reference).is_ok() => {
-                strangers.push(image.uuid.to_string());
+                foreign.push(image.uuid.to_string());
                 continue;
             }
             None => {
@@ -80,7 +80,7 @@ fn compare(
     if change.get("SR", sr)?.int("virtual_allocation") != sum {
         change.set("SR", sr, "virtual_allocation", sum)?;
     }
-    Ok(strangers)
+    Ok(foreign)
 }
 
 fn vanished(call: &Call, change: &mut Change<'_>, reference: &str, old: &Object) -> Result<(), ApiError> {

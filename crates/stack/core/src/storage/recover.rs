@@ -142,7 +142,7 @@ fn wanted(call: &Call, notes: &[Note]) -> Vec<String> {
     wanted.map(|pbd| pbd.reference.clone()).collect()
 }
 
-/// Tells the administrator of an SR that is not attached; the note that it is wanted stays.
+/// Reports to the administrator an SR that is not attached; the note that it is wanted stays.
 fn tell(call: &Call, pbd: &str, error: &ApiError) {
     let db = &call.part.db;
     let sr = db.get("PBD", pbd).and_then(|pbd| db.get("SR", pbd.text("SR")));

@@ -1,7 +1,7 @@
 //! Operations that were broken off because a storage hangs, or its process died.
 //!
-//! The caller got its error at once. What is half done on the storage is put in order by the driver, when the next
-//! process attaches the SR; what the note of the operation says about records is worked off after that.
+//! The caller got its error at once. The driver finishes or undoes what is half done on the storage, when the next
+//! process attaches the SR; what the note of the operation says about records is done after that.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -73,7 +73,7 @@ pub fn seconds(objects: &[&Object], key: &str, default: u64) -> Duration {
     Duration::from_secs(told.unwrap_or(default).clamp(1, 86_400))
 }
 
-/// Tells people what happened by itself.
+/// Reports to the administrator what happened without a command.
 pub fn tell(vms: &Vms, name: &str, vm: &Object, body: &str) {
     tracing::warn!(name, vm = vm.text("uuid"), "{body}");
     // A guest's last words may be long.

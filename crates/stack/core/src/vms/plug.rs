@@ -312,7 +312,7 @@ impl Disk {
         self.record_plugged(None)
     }
 
-    /// Says in the record whether, and as what, the VBD is plugged.
+    /// Records whether, and as what, the VBD is plugged.
     fn record_plugged(&self, device: Option<&str>) -> Result<(), ApiError> {
         record(&self.call, &self.vbd, device, None)
     }
@@ -358,7 +358,7 @@ impl Disk {
             }
             // A forced end goes on to the process, which is what the guest's side hangs on.
             Err(error) if force => {
-                tracing::warn!(vbd = %uuid, %error, "the guest's side did not let go of the disk");
+                tracing::warn!(vbd = %uuid, %error, "the front end did not release the disk");
                 Ok(())
             }
             Err(error) => {
@@ -445,7 +445,7 @@ impl Disk {
     }
 }
 
-/// Says in a VBD's record whether, and as what, it is plugged; and what went wrong with it, if anything did.
+/// Records in a VBD whether, and as what, it is plugged; and its error, if there was one.
 ///
 /// # Errors
 /// The store's.

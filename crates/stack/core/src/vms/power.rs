@@ -43,7 +43,7 @@ fn note_key(operation: &str, vm: &Object) -> String {
     format!("machines/{operation}/{}", vm.text("uuid"))
 }
 
-/// What the driver is told of a VM.
+/// What the driver gets to know of a VM.
 pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
     let path = |field: &str| Some(vm.text(field)).filter(|text| !text.is_empty()).map(PathBuf::from);
     let mut platform = vm.map("platform");
@@ -191,7 +191,7 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     })
 }
 
-/// What clients are told of a console: a UNIX socket, or a terminal of this host.
+/// What clients see of a console: a UNIX socket, or a terminal of this host.
 fn location(console: &Path) -> String {
     let kind = if console.starts_with("/dev") { "tty" } else { "unix" };
     format!("{kind}:{}", console.display())
@@ -272,7 +272,7 @@ fn begin_end(
     Running::begin(call, "VM", reference, operation, |change, vm| check(change, vm, false))
 }
 
-/// Ends a guest, as the operation says, and takes its disks away.
+/// Ends a guest, as the operation says, and unplugs its disks.
 fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
     step("vm-shutdown:noted");
     let driver = lookup::driver(&call.part, vm)?;

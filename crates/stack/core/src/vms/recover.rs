@@ -26,10 +26,10 @@ const RESTART: Duration = Duration::from_secs(30);
 const RESTARTS_MAX: u32 = 4;
 /// Between the first two tries; doubled for each further one.
 const RESTART_PAUSE: Duration = Duration::from_millis(250);
-/// VMs and disks that are put in order at a time.
+/// VMs and disks that are recovered at a time.
 const PARALLEL: usize = 16;
 
-/// Puts VMs and disks in order. `Disks::adopt` and the storage's recovery have run before.
+/// Recovers VMs and disks. `Disks::adopt` and the storage's recovery have run before.
 ///
 /// # Errors
 /// The store cannot be written.
@@ -205,7 +205,7 @@ fn restart_once(vms: &Vms, note: &Note, until: Instant) -> Result<(), ApiError> 
     }
 }
 
-/// Takes a disk away from its guest, and ends its process.
+/// Unplugs a disk from its guest, and ends its process.
 ///
 /// # Errors
 /// The process does not end, the store fails.

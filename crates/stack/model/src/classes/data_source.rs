@@ -12,7 +12,7 @@ pub static DATA_SOURCE_CLASS: Class = Class {
         runtime("name_label", STRING, "Name for people"),
         runtime("name_description", STRING, "What it is, for people"),
         runtime("enabled", BOOL, "Whether it is recorded"),
-        runtime("standard", BOOL, "Whether it is recorded unless told otherwise"),
+        runtime("standard", BOOL, "Whether it is recorded by default"),
         runtime("units", STRING, "Its unit"),
         runtime("min", FLOAT, "Least value it can have"),
         runtime("max", FLOAT, "Greatest value it can have"),

@@ -42,7 +42,7 @@ pub static NETWORK_CLASS: Class = Class {
         creator("managed", BOOL, "Whether the toolstack looks after it").or_bool(true),
         runtime("blobs", Type::Map(&STRING, &BLOB), "Binary blobs that belong to it"),
         writable("tags", STRING_SET, "Words its users gave it"),
-        runtime("default_locking_mode", LOCKING_MODE, "What interfaces may send unless told otherwise"),
+        runtime("default_locking_mode", LOCKING_MODE, "What interfaces may send by default"),
         runtime("assigned_ips", Type::Map(&VIF, &STRING), "Addresses that were given out"),
         runtime("purpose", Type::Set(&PURPOSE), "What it is for, as nbd"),
     ],

@@ -36,7 +36,7 @@ pub static POOL_CLASS: Class = Class {
         writable("name_label", STRING, "Name for people"),
         writable("name_description", STRING, "What it is, for people"),
         runtime("master", HOST, "The host that decides"),
-        writable("default_SR", SR, "Where disks go unless told otherwise"),
+        writable("default_SR", SR, "The SR of new disks if the caller names none"),
         writable("suspend_image_SR", SR, "Where memory goes when VMs are suspended"),
         writable("crash_dump_SR", SR, "Where crash dumps go"),
         writable("other_config", STRING_MAP, "Anything its users want to note"),

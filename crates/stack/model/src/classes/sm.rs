@@ -26,7 +26,7 @@ pub static SM_CLASS: Class = Class {
         runtime(
             "supported_image_formats",
             STRING_SET,
-            "Formats of images it makes, the first unless told otherwise",
+            "Formats of images that it makes; the first is the default",
         ),
     ],
     messages: &[],

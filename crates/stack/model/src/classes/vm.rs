@@ -106,8 +106,8 @@ pub static VM_CLASS: Class = Class {
         creator("VCPUs_max", INT, "Most processors it can have").or_int(1),
         creator("VCPUs_at_startup", INT, "Processors it starts with").or_int(1),
         writable("actions_after_softreboot", AFTER_SOFTREBOOT, "What happens after a soft reboot"),
-        writable("actions_after_shutdown", AFTER_EXIT, "What happens when the guest switches itself off"),
-        writable("actions_after_reboot", AFTER_EXIT, "What happens when the guest restarts itself")
+        writable("actions_after_shutdown", AFTER_EXIT, "What happens when the guest shuts down"),
+        writable("actions_after_reboot", AFTER_EXIT, "What happens when the guest reboots")
             .or_text("restart"),
         creator("actions_after_crash", AFTER_CRASH, "What happens when the guest crashes").or_text("restart"),
         runtime("consoles", CONSOLES, "Its consoles").inverse("console", "VM"),
@@ -230,13 +230,13 @@ pub static VM_CLASS: Class = Class {
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
-        msg("clean_shutdown", VmAdmin, "Asks the guest to switch itself off").takes(&[p("vm", VM)]).fails(&[
+        msg("clean_shutdown", VmAdmin, "Asks the guest to shut down").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
-        msg("shutdown", VmAdmin, "Asks the guest to switch itself off, and does it when it will not")
+        msg("shutdown", VmAdmin, "Asks the guest to shut down, and switches the VM off if it does not")
             .takes(&[p("vm", VM)])
             .fails(&[
                 "VM_BAD_POWER_STATE",
@@ -250,7 +250,7 @@ pub static VM_CLASS: Class = Class {
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
-        msg("clean_reboot", VmAdmin, "Asks the guest to restart itself").takes(&[p("vm", VM)]).fails(&[
+        msg("clean_reboot", VmAdmin, "Asks the guest to reboot").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",

@@ -8,7 +8,7 @@ use std::path::Path;
 use tapio_format::vhd::{DiskType, FOOTER_LEN, Footer, HEADER_LEN, Header, SECTOR_LEN};
 use uuid::Uuid;
 
-/// Says in an SR's directory whose it is.
+/// The file in an SR's directory that names the SR.
 pub(crate) const MARKER: &str = ".sr-uuid";
 
 /// Kinds of images that an SR of files holds.

@@ -11,7 +11,7 @@ use tapio_sys::successor;
 
 use crate::{Memory, StoreError};
 
-/// Says that a file of SQLite is one of ours: "Tapi".
+/// The application id of our SQLite files: "Tapi".
 const APPLICATION: i64 = 0x5461_7069;
 
 /// Version of the tables.

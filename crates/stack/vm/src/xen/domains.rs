@@ -189,7 +189,7 @@ impl Domains {
         this
     }
 
-    /// Tells the thread to end; guests stay.
+    /// Ends the thread; guests stay.
     pub(super) fn dismiss(&self) {
         if let Some(stop) = &self.stop {
             stop.stop();

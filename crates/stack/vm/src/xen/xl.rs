@@ -23,7 +23,7 @@ const KILLED: Duration = Duration::from_secs(5);
 /// Why a domain shut down (`SHUTDOWN_*` of Xen's public `sched.h`), by the letter that xl has for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
-    /// It switched itself off.
+    /// It shut down.
     Poweroff,
     /// It wants to be started again.
     Reboot,

@@ -117,7 +117,7 @@ def vdi(call):
     same(call, made, clone, ("virtual_size", "tags", "name_label", "type", "SR"))
     assert call("VDI.get_is_a_snapshot", clone) is False
     call("VDI.update", made)
-    # A copy while a block of a machine that is off names it.
+    # A copy while a block of a halted VM names it.
     [template] = call("VM.get_by_name_label", "Simulated guest")
     vm = call("VM.clone", template, "off")
     call("VM.provision", vm)

@@ -164,7 +164,7 @@ def work(call, name, *args):
         token = batch["token"]
         for event in batch["events"]:
             assert (event["class"], event["ref"]) == ("task", task), event
-            assert event["operation"] != "del", "nobody has destroyed it"
+            assert event["operation"] != "del", "it is not destroyed"
             record = event["snapshot"]
     call("task.destroy", task)
     if record["status"] != "success":

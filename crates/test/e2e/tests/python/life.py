@@ -1,4 +1,4 @@
-"""The whole life of a repository, its disks and a machine with them, by one client: life.py xml|json DIR [DEVICE].
+"""The whole life of a repository, its disks and a VM with them, by one client: life.py xml|json DIR [DEVICE].
 
 DIR is a directory to make a repository in; DEVICE, where the host has loop devices, becomes one of ext4.
 """
@@ -84,7 +84,7 @@ def repository(call, kind, config):
 
 
 def disks(call, sr):
-    """Everything that can be done with a disk that nobody uses."""
+    """Everything that can be done with a disk that is not in use."""
     vdi = work(call, "VDI.create", {"name_label": "data", "SR": sr, "virtual_size": call.number(8 * MIB), "tags": ["a"]})
     settings(call, "VDI", vdi)
     call("VDI.set_name_label", vdi, "renamed")
@@ -123,8 +123,8 @@ def disks(call, sr):
     assert not left, left
 
 
-def machine(call, sr):
-    """A machine of a template with real disk processes: its whole life."""
+def virtual_machine(call, sr):
+    """A VM of a template with real disk processes: its whole life."""
     [template] = call("VM.get_by_name_label", "Simulated guest")
     vm = work(call, "VM.clone", template, "of the proof")
     call("VM.add_to_platform", vm, "sim-front", "vhost-user")
@@ -159,7 +159,7 @@ def machine(call, sr):
     work(call, "VM.pause", vm)
     assert call("VM.get_power_state", vm) == "Paused"
     work(call, "VM.unpause", vm)
-    # All disks of a running machine are kept, and go.
+    # All disks of a running VM are kept, and go.
     kept = work(call, "VM.snapshot", vm, "kept")
     assert call("VM.get_is_a_snapshot", kept) and len(call("VM.get_VBDs", kept)) == len(vbds)
     kept_vdis = [call("VBD.get_VDI", vbd) for vbd in call("VM.get_VBDs", kept)]
@@ -186,7 +186,7 @@ def main():
     for kind, config in kinds:
         sr = repository(call, kind, config)
         disks(call, sr)
-        machine(call, sr)
+        virtual_machine(call, sr)
         fails(call, "SR_HAS_PBD", "SR.forget", sr)
         work(call, "SR.destroy", sr)
         fails(call, "HANDLE_INVALID", "SR.get_record", sr)

@@ -18,7 +18,7 @@ def template(call):
     return found
 
 
-def machines_of_templates(call):
+def vms_of_templates(call):
     """A product shows templates that came with the toolstack by `default_template`, and refuses to delete those."""
     source = template(call)
     assert call("VM.get_other_config", source)["default_template"] == "true"
@@ -59,7 +59,7 @@ def vif(call, vm, network, device, mac, **changes):
 
 
 def interfaces(call):
-    """What a product does with the networks of a machine."""
+    """What a product does with the networks of a VM."""
     vm = work(call, "VM.clone", template(call), "with interfaces")
     work(call, "VM.provision", vm)
     network = call("network.create", {"name_label": "net", "other_config": {}})
@@ -92,7 +92,7 @@ def interfaces(call):
 
 
 def disks_of_copies(call):
-    """A disk that was made for a machine says so: clients remove it together with the machine."""
+    """A disk that was made for a VM says so: clients remove it together with the VM."""
     vm = work(call, "VM.clone", template(call), "with a disk")
     work(call, "VM.provision", vm)
     vdi = make_vdi(call, default_sr(call), 4 * MIB)

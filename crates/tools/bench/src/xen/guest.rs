@@ -170,7 +170,7 @@ fn open(client: &mut OwnClient, run: &RunDir, image: &str, pool: Option<&str>) -
     Ok(minor)
 }
 
-/// Tells the disk process of the guest, and hands over what a hypervisor would.
+/// Connects the disk process to the guest's ring, and hands over what a hypervisor would.
 fn connect(
     client: &mut OwnClient,
     front: &Blkfront,

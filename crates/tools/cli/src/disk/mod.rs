@@ -181,7 +181,7 @@ enum Command {
     },
 }
 
-/// What a disk has beside its images from its first request on.
+/// The taps that a disk has from its first request on.
 #[derive(Debug, Args)]
 struct Taps {
     /// A second image to which every change goes too

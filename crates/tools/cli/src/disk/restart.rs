@@ -103,7 +103,7 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
             if let DiskReports::One(report) = report
                 && let Some(beside) = report.beside.first()
             {
-                let why = format!("disk {} has beside its images a {beside:?}", disk.minor);
+                let why = format!("disk {} was opened with a {beside:?}", disk.minor);
                 return Err(ControlError::new(Errno::EOPNOTSUPP, why)
                     .next("pause it, restart by hand and name that again: it must not be left out"));
             }

@@ -97,7 +97,7 @@ fn say(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Says on standard error what was overlooked while an image was opened.
+/// Prints to standard error what was tolerated while an image was opened.
 pub(super) fn tell_tolerances<M: Medium>(image: &Image<M>) {
     for tolerance in image.tolerances() {
         eprintln!("vhd-util: {}: {tolerance}", image.path().display());

@@ -15,12 +15,12 @@ pub const OPTIONS: &str = "\
 Options:
   -s SERVER       a host; without it the socket of this host
   -p PORT         443, or 80 with --nossl
-  -u USER         an account; root unless told otherwise
+  -u USER         an account; default: root
   -pwf FILE       a file with the password. XE_PASSWORD in the environment does the same; on a terminal it is asked for
   --nossl         plain HTTP: only for a network without other users
   --cafile FILE   trust certificates signed by these, instead of the one that was seen first
                   (~/.config/tapio/known_hosts)
-  --socket PATH   the socket of this host (TAPIO_SOCKET); /run/tapio/xapi unless told otherwise
+  --socket PATH   the socket of this host (TAPIO_SOCKET); default: /run/tapio/xapi
   --minimal       values alone, with commas between them
   --json          lists and records as JSON
 ~/.xe may hold lines 'server=...', 'username=...', 'password=...'; XE_EXTRA_ARGS holds the same with commas.";

@@ -104,7 +104,7 @@ impl Side for BackShows {
     }
 }
 
-/// Tells the other side not to wait any longer, even if a test failed.
+/// Ends the wait of the other side when it is dropped, even if a test failed.
 struct Leave<'a>(&'a AtomicU32);
 
 impl Drop for Leave<'_> {

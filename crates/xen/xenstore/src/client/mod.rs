@@ -166,7 +166,7 @@ impl Client {
         transaction::run(self, work)
     }
 
-    /// Tells of changes to `path` and everything below it. One event comes at once.
+    /// Reports changes to `path` and everything below it. One event comes at once.
     ///
     /// # Errors
     /// `EEXIST` if there is this very watch, `E2BIG` if there are too many.
@@ -215,7 +215,7 @@ impl Client {
         Some(event)
     }
 
-    /// Says that a domain has a ring to xenstored: its frame and its event channel.
+    /// Introduces a domain to xenstored: the frame of its ring and its event channel.
     ///
     /// # Errors
     /// The daemon refuses.
@@ -223,7 +223,7 @@ impl Client {
         self.done(&Request::Introduce { domid, gfn, port })
     }
 
-    /// Says that a domain has gone.
+    /// Releases a domain that has gone.
     ///
     /// # Errors
     /// The daemon refuses, as for a domain that it does not know.

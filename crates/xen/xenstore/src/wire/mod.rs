@@ -60,7 +60,7 @@ kinds! {
     Read = 2 "READ",
     /// The domains that may read and write a node.
     GetPerms = 3 "GET_PERMS",
-    /// Tells of changes to a node and all below it.
+    /// Reports changes to a node and all below it.
     Watch = 4 "WATCH",
     /// Ends a watch.
     Unwatch = 5 "UNWATCH",
@@ -98,7 +98,7 @@ kinds! {
     DirectoryPart = 22 "DIRECTORY_PART",
     /// What the daemon offers a domain.
     GetFeature = 23 "GET_FEATURE",
-    /// Says what it shall offer.
+    /// Sets the features that it offers.
     SetFeature = 24 "SET_FEATURE",
     /// A bound of a domain.
     GetQuota = 25 "GET_QUOTA",

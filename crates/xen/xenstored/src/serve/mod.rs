@@ -55,7 +55,7 @@ pub enum End {
     Update(Update),
 }
 
-/// Tells how domains are, when the hypervisor has said that something happened.
+/// Reports the states of domains after an event of the hypervisor.
 pub struct DomainWatch {
     /// Becomes readable.
     pub channel: tapio_xen::Channel,

@@ -165,7 +165,7 @@ impl Ring {
         self.failed
     }
 
-    /// Says what we can do.
+    /// Publishes the features of the server.
     pub fn offer(&self, features: u32) {
         self.word(FEATURES).store(features, Ordering::Relaxed);
         if features & crate::domains::FEATURE_ERROR != 0 {

@@ -315,7 +315,7 @@ impl Server {
         (self.domain(domid)?.conn == Some(id)).then_some(domid)
     }
 
-    /// Tells watches of changes that are visible now.
+    /// Fires the watches of changes that are visible now.
     fn fire(&mut self, changes: &[Change]) {
         if self.watches.is_empty() {
             return;

@@ -111,7 +111,7 @@ impl Bitmaps {
     }
 }
 
-/// Spreads block numbers, which no stranger chooses: a guest can only make its own lookups slower.
+/// Spreads block numbers. Only the disk's own guest chooses them, so it can only make its own lookups slower.
 #[derive(Default)]
 struct BlockHasher(u64);
 

@@ -107,7 +107,7 @@ impl<S: Storage> VhdLayer<S> {
         Ok(())
     }
 
-    /// Tells the service that the reserve may have run low.
+    /// Wakes the service because the reserve may have run low.
     pub(super) fn watch_reserve(&self, writer: &Writer) {
         if writer.reserve.is_low() && !writer.reserve.busy.get() {
             writer.reserve.work.notify_all(&self.tasks);

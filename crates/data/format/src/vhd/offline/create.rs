@@ -142,7 +142,7 @@ pub struct SnapshotOptions {
 
 /// Makes a child at `child` of the image at `parent`, and says which image became the parent.
 ///
-/// A parent without a single block adds nothing: unless told otherwise the child is linked to that one's parent.
+/// A parent without a single block adds nothing: by default the child is linked to the parent's own parent.
 ///
 /// # Errors
 /// `TooDeep` beyond the depth allowed; those of the parent and of [`create`].

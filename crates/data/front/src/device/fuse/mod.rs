@@ -154,8 +154,8 @@ impl FuseDevice {
         })
     }
 
-    /// Takes device and file away. Requests in flight may end if that does not take long; then they fail.
-    /// Returns whether no program used it any more.
+    /// Detaches the device and unmounts the file. Requests in flight may end if that does not take long; otherwise they
+    /// fail. Returns whether no program used it any more.
     pub fn detach(self) -> bool {
         let free = self.detach_loop();
         self.end();

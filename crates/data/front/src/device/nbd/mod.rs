@@ -285,7 +285,7 @@ impl NbdDevice {
         }
     }
 
-    /// Takes the device away. Tells whether it is free.
+    /// Detaches the device. Returns whether it is free.
     pub fn detach(self) -> bool {
         self.keeper.stop();
         let free = disconnect(self.index).unwrap_or(false);

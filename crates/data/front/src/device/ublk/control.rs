@@ -82,7 +82,7 @@ impl Driver {
         begin(control::STOP_DEV, of(device), Vec::new())
     }
 
-    /// Takes a device that has stopped away. Does not wait for programs that still have its node open.
+    /// Deletes a device that has stopped. Does not wait for programs that still have its node open.
     pub(super) fn delete(device: u32) -> io::Result<()> {
         run(control::DEL_DEV_ASYNC, of(device), Vec::new()).map(drop)
     }

@@ -158,7 +158,7 @@ pub(super) fn refuse(id: u32) {
     });
 }
 
-/// Lets go of the device: commands the driver still has are cancelled.
+/// Releases the device: commands the driver still has are cancelled.
 pub(super) fn end(world: &World, id: u32) {
     if let Some((queue, front)) = QUEUES.with_borrow_mut(|queues| queues.remove(&id)) {
         queue.ending.set(true);

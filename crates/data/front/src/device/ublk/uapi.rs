@@ -158,7 +158,7 @@ impl Info {
     }
 }
 
-/// What the block layer is told of the disk (`struct ublk_params` with its basic and discard parts).
+/// What the block layer gets to know of the disk (`struct ublk_params` with its basic and discard parts).
 pub fn params(
     len: u64,
     sector_len: u32,

@@ -288,7 +288,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Says where a ring is, and whether writes to it are logged.
+    /// Sends where a ring is, and whether writes to it are logged.
     fn set_addresses(&self, index: u16) -> io::Result<()> {
         let layout = self.layouts[usize::from(index)];
         let log = u32::from(self.log.is_some());

@@ -291,7 +291,7 @@ impl DriverQueue {
         Ok(true)
     }
 
-    /// Tells the device whether interrupts are wanted.
+    /// Turns interrupts by the device on or off.
     pub fn want_interrupts(&self, wanted: bool) {
         self.ring.want_interrupts(wanted);
     }

@@ -248,7 +248,7 @@ impl DriverRing {
         fence(Ordering::SeqCst);
     }
 
-    /// Says whether interrupts are wanted at all.
+    /// Turns interrupts on or off.
     pub(super) fn want_interrupts(&self, wanted: bool) {
         match self.kind {
             Kind::Split { seen, .. } => {

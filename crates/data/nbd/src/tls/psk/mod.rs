@@ -241,7 +241,7 @@ impl Session {
         record::put(self.writing.as_mut(), content::APPLICATION_DATA, data, wire)
     }
 
-    /// Says the last word.
+    /// Sends the closing alert.
     pub fn close(&mut self, wire: &mut Vec<u8>) {
         // A peer that does not read it sees the end of the stream.
         let _ = record::put(self.writing.as_mut(), content::ALERT, &[1, Alert::CLOSE_NOTIFY.0], wire);

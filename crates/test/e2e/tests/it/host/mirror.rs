@@ -219,7 +219,7 @@ assert h.pread(8192, 0) == b'!' * 4096 + bytes([1]) * 4096
     assert!(refused.contains("differencing"), "{refused}");
 }
 
-/// As tapdisk has it: a pause keeps what waits, until it is told otherwise.
+/// As tapdisk has it: a pause keeps what waits, until a command ends that.
 #[test]
 fn a_standby_that_waits_is_there_after_a_pause() {
     needs!("nbdsh");

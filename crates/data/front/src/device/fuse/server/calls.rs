@@ -12,7 +12,7 @@ use crate::device::fuse::wire::{Answer, Call, Header, OPEN_DIRECT, OPEN_KEEP_CAC
 pub(super) const DIRECT: u64 = 1;
 /// The handle of every other open file.
 const CACHED: u64 = 0;
-/// Searches for holes at once; more are told to try again.
+/// Searches for holes at once; further ones get an error that asks to try again.
 const SEEKS_MAX: u32 = 16;
 /// Extents that are asked for in one go.
 const EXTENTS_MAX: usize = 256;

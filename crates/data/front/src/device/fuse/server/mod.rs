@@ -185,7 +185,7 @@ pub(super) fn end(world: &World, id: u64) {
     }
 }
 
-/// Tells the kernel that the size has changed.
+/// Notifies the kernel that the size has changed.
 pub(super) fn announce_size(id: u64) {
     SERVERS.with_borrow(|servers| {
         if let Some((server, _)) = servers.get(&id) {

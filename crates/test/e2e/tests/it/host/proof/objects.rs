@@ -16,7 +16,7 @@ fn parts(parts: &[&str]) {
 #[test]
 fn vms_made_from_others() {
     needs_python_xenapi!(_wheel);
-    parts(&["machines_of_templates", "disks_of_copies"]);
+    parts(&["vms_of_templates", "disks_of_copies"]);
 }
 
 #[test]
