@@ -48,8 +48,8 @@ pub fn bound(kept: u64) -> io::Result<()> {
             }
         }
     }
-    // SAFETY: only numbers are passed. Kernels without the ambient set have none.
-    let _ = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+    // Kernels without the ambient set have none.
+    let _ = rustix::thread::clear_ambient_capability_set();
     Ok(())
 }
 
@@ -103,6 +103,5 @@ pub fn become_user(uid: u32, gid: u32) -> io::Result<()> {
 /// # Errors
 /// The kernel's.
 pub fn no_new_privileges() -> io::Result<()> {
-    // SAFETY: only numbers are passed.
-    check(libc::c_long::from(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }))
+    Ok(rustix::thread::set_no_new_privs(true)?)
 }

@@ -5,6 +5,9 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+use rustix::io::Errno;
+
 /// Rights, from `linux/landlock.h`.
 pub mod right {
     /// Executing a file.
@@ -120,22 +123,13 @@ impl Ruleset {
     /// # Errors
     /// The kernel's.
     pub fn allow(&self, path: &CStr, rights: u64) -> io::Result<()> {
-        // SAFETY: the path ends with NUL.
-        let fd = unsafe { libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
-        if fd < 0 {
-            let error = io::Error::last_os_error();
-            let gone = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EACCES | libc::ENOTDIR));
-            return if gone { Ok(()) } else { Err(error) };
-        }
-        // SAFETY: the kernel has just made this descriptor for us.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: an all-zero record is a valid one, and the kernel fills it.
-        let mut data: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the record is valid for the call.
-        if unsafe { libc::fstat(fd.as_raw_fd(), &raw mut data) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let rights = if data.st_mode & libc::S_IFMT == libc::S_IFDIR { rights } else { rights & OF_FILES };
+        let fd = match open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT | Errno::ACCESS | Errno::NOTDIR) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let is_dir = FileType::from_raw_mode(fstat(&fd)?.st_mode).is_dir();
+        let rights = if is_dir { rights } else { rights & OF_FILES };
         let beneath = Beneath { allowed: rights & self.handled, parent: fd.as_raw_fd() };
         // SAFETY: the structure is what this kind of rule takes, and lives across the call.
         let result = unsafe {

@@ -12,6 +12,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::ptr::{null, null_mut};
 
+use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid, chown, mkdir, mknodat, open, symlink};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{chdir, pivot_root, umask};
+
 /// What may be done below a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -187,25 +192,17 @@ impl Root {
         mount(Some(c"tapio"), &self.at_name, Some(c"tmpfs"), memory, Some(&self.options))
             .map_err(|error| ("a root", error))?;
         // Directories of the new root are root's, and the user that comes passes through them.
-        // SAFETY: umask(2) takes a number and cannot fail.
-        let before = unsafe { libc::umask(0o022) };
+        let before = umask(Mode::WGRP | Mode::WOTH);
         for step in &self.steps {
             step.take()?;
         }
-        // SAFETY: as above.
-        unsafe { libc::umask(before) };
-        // SAFETY: the path ends with NUL.
-        check(unsafe { libc::chdir(self.at_name.as_ptr()) }).map_err(|error| ("entering the root", error))?;
+        umask(before);
+        let failed = |step| move |error: Errno| (step, error.into());
+        chdir(self.at_name.as_c_str()).map_err(failed("entering the root"))?;
         // The old root is put over the new one, and taken away from there: pivot_root(2), "pivot_root(".", ".")".
-        let here = c".".as_ptr();
-        // SAFETY: both paths end with NUL.
-        let pivoted = unsafe { libc::syscall(libc::SYS_pivot_root, here, here) };
-        check(pivoted as libc::c_int).map_err(|error| ("changing the root", error))?;
-        // SAFETY: the path ends with NUL.
-        check(unsafe { libc::umount2(here, libc::MNT_DETACH) })
-            .map_err(|error| ("leaving the host's root", error))?;
-        // SAFETY: the path ends with NUL.
-        check(unsafe { libc::chdir(c"/".as_ptr()) }).map_err(|error| ("entering the root", error))?;
+        pivot_root(c".", c".").map_err(failed("changing the root"))?;
+        unmount(c".", UnmountFlags::DETACH).map_err(failed("leaving the host's root"))?;
+        chdir(c"/").map_err(failed("entering the root"))?;
         let fixed = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | memory;
         mount(None, c"/", None, fixed, None).map_err(|error| ("closing the root", error))
     }
@@ -231,29 +228,17 @@ fn mount(
 impl Step {
     fn take(&self) -> Result<(), (&'static str, io::Error)> {
         match self {
-            Self::MakeDir(at) => {
-                // SAFETY: the path ends with NUL.
-                match check(unsafe { libc::mkdir(at.as_ptr(), 0o755) }) {
-                    Err(error) if error.raw_os_error() != Some(libc::EEXIST) => {
-                        Err(("making a directory", error))
-                    }
-                    _ => Ok(()),
-                }
-            }
+            Self::MakeDir(at) => match mkdir(at.as_c_str(), Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => Ok(()),
+                Err(error) => Err(("making a directory", error.into())),
+            },
             Self::MakeFile(at) => {
-                let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-                // SAFETY: the path ends with NUL; the descriptor is closed here.
-                let fd = unsafe { libc::open(at.as_ptr(), flags, 0o600) };
-                if fd < 0 {
-                    return Err(("making a file", io::Error::last_os_error()));
-                }
-                // SAFETY: the call above has just made it.
-                unsafe { libc::close(fd) };
-                Ok(())
+                let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                let made = open(at.as_c_str(), flags, Mode::from_raw_mode(0o600));
+                made.map(drop).map_err(|error| ("making a file", error.into()))
             }
             Self::Link { to, at } => {
-                // SAFETY: both paths end with NUL.
-                check(unsafe { libc::symlink(to.as_ptr(), at.as_ptr()) }).map_err(|error| ("a link", error))
+                symlink(to.as_c_str(), at.as_c_str()).map_err(|error| ("a link", error.into()))
             }
             Self::Mount { from, at, flags } => {
                 mount(Some(from), at, None, libc::MS_BIND, None)
@@ -262,12 +247,10 @@ impl Step {
                 mount(None, at, None, flags, None).map_err(|error| ("narrowing a path", error))
             }
             Self::Node { at, mode, device, user: (uid, gid) } => {
-                // SAFETY: the path ends with NUL.
-                check(unsafe { libc::mknod(at.as_ptr(), *mode, *device) })
-                    .map_err(|error| ("a device's node", error))?;
-                // SAFETY: the path ends with NUL.
-                check(unsafe { libc::chown(at.as_ptr(), *uid, *gid) })
-                    .map_err(|error| ("a device's node", error))
+                let (kind, mode) = (FileType::from_raw_mode(*mode), Mode::from_raw_mode(*mode));
+                mknodat(CWD, at.as_c_str(), kind, mode, *device)
+                    .and_then(|()| chown(at.as_c_str(), Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))))
+                    .map_err(|error| ("a device's node", error.into()))
             }
             Self::Memory { at, options } => {
                 let flags = libc::MS_NOSUID | libc::MS_NODEV;

@@ -1,11 +1,12 @@
 //! Files of counters, mapped by the one process that writes them.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::retry_on_intr;
 pub(crate) use tapio_sys::shm::is_ours;
 use tapio_sys::shm::{PrivateDir, SharedMemory};
 
@@ -79,12 +80,11 @@ pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
 
 /// Takes the advisory lock of a file without waiting; `false` when another description holds it.
 pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
-    // SAFETY: the descriptor is open for as long as `file` is borrowed.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        return Ok(true);
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
     }
-    let error = io::Error::last_os_error();
-    if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) }
 }
 
 /// The right to make or clean away files below a root. Held for microseconds, so that no process cleans what another is
@@ -96,16 +96,8 @@ impl Turn {
     /// Waits for the turn; makes the directory of our pages, whose lock it is, when there is none.
     pub(crate) fn take(root: &ShmRoot) -> io::Result<Self> {
         let dir = PrivateDir::make(&root.pages())?.readable()?;
-        loop {
-            // SAFETY: the descriptor is open for as long as `dir` lives.
-            if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } == 0 {
-                return Ok(Self(dir));
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
+        retry_on_intr(|| flock(&dir, FlockOperation::LockExclusive))?;
+        Ok(Self(dir))
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   process    whether a process is there, and which one it is
+//!   poll       waiting for descriptors
 //!   socket     which process is at the other end
 //!   successor  taking the place of a process that was killed
 //!   private    what a program makes, and what is there already, closed to other users
@@ -10,6 +11,7 @@
 //!
 //! Nothing here knows a disk, an image or a guest, and nothing here depends on another crate of this workspace.
 
+pub mod poll;
 pub mod private;
 pub mod process;
 pub mod shm;

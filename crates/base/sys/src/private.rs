@@ -9,20 +9,21 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use rustix::fs::Mode;
+use rustix::process::umask;
+
 /// What a new file or directory does not allow: anything to others than its owner.
-const UMASK: libc::mode_t = 0o077;
+const UMASK: Mode = Mode::RWXG.union(Mode::RWXO);
 
 /// From now on, what this process and those that it starts make belongs to their user alone. The first thing that a
 /// program does.
 pub fn new_files() {
-    // SAFETY: umask(2) takes a number and cannot fail.
-    unsafe { libc::umask(UMASK) };
+    umask(UMASK);
 }
 
 /// From now on, others may read what this process makes: documentation, which is for every user.
 pub fn files_for_all_readers() {
-    // SAFETY: as above.
-    unsafe { libc::umask(0o022) };
+    umask(Mode::WGRP | Mode::WOTH);
 }
 
 /// Makes a directory of this mode, and those above it, which others may pass and not list. One that is there stays

@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 pub use rustix::process::Signal;
 use rustix::process::{
-    Pid, PidfdFlags, WaitId, WaitIdOptions, kill_process, pidfd_open, test_kill_process, waitid,
+    Pid, PidfdFlags, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
+    test_kill_process, waitid,
 };
 
 /// What `/proc/PID/stat` says of a process (proc_pid_stat(5)).
@@ -82,6 +83,32 @@ pub fn is_running(pid: u32) -> bool {
 /// There is no such process; it is another user's.
 pub fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     Ok(kill_process(number(pid).ok_or(io::ErrorKind::NotFound)?, signal)?)
+}
+
+/// Sends a signal to all processes of a group.
+///
+/// # Errors
+/// There is none; they are another user's.
+pub fn signal_group(leader: u32, signal: Signal) -> io::Result<()> {
+    Ok(kill_process_group(number(leader).ok_or(io::ErrorKind::NotFound)?, signal)?)
+}
+
+/// Sends a signal to the process of a descriptor of [`open`].
+///
+/// # Errors
+/// It has ended; it is another user's.
+pub fn signal_to(process: &impl AsFd, signal: Signal) -> io::Result<()> {
+    Ok(pidfd_send_signal(process, signal)?)
+}
+
+/// Whether this process may do what root may.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The user as which this process acts.
+pub fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// A descriptor of a process, which becomes readable when it ends, and whose process no other can be taken for

@@ -11,17 +11,18 @@
 use std::ffi::{CString, OsStr};
 use std::fs::{DirBuilder, File, Metadata};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
+use rustix::fs::{AtFlags, Mode, OFlags, mkfifoat, openat, unlinkat};
+use rustix::io::Errno;
+
 /// Whether root or we ourselves own a file: what others own is neither believed nor removed.
 pub fn is_ours(metadata: &Metadata) -> bool {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    let euid = unsafe { libc::geteuid() };
-    metadata.uid() == 0 || metadata.uid() == euid
+    metadata.uid() == 0 || metadata.uid() == crate::process::user()
 }
 
 fn refused(path: &Path, what: &str) -> io::Error {
@@ -83,7 +84,7 @@ impl PrivateDir {
     /// # Errors
     /// There is none (`NotFound`), or it is not a plain file of this user or root.
     pub fn file(&self, name: &str, write: bool) -> io::Result<File> {
-        self.checked(name, if write { libc::O_RDWR } else { libc::O_RDONLY })
+        self.checked(name, if write { OFlags::RDWR } else { OFlags::RDONLY })
     }
 
     /// Opens the file of this name for writing, and makes it first if there is none.
@@ -91,7 +92,7 @@ impl PrivateDir {
     /// # Errors
     /// It cannot be made, or is not a plain file of this user or root.
     pub fn file_or_new(&self, name: &str) -> io::Result<File> {
-        self.checked(name, libc::O_RDWR | libc::O_CREAT)
+        self.checked(name, OFlags::RDWR | OFlags::CREATE)
     }
 
     /// Makes a file of this name.
@@ -99,26 +100,19 @@ impl PrivateDir {
     /// # Errors
     /// There is one, or it cannot be made.
     pub fn new_file(&self, name: &str) -> io::Result<File> {
-        self.checked(name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)
+        self.checked(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
     }
 
-    fn checked(&self, name: &str, flags: i32) -> io::Result<File> {
+    fn checked(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let path = self.path.join(name);
         let text = plain(name)?;
         // A FIFO is not waited for, a link not followed, a terminal does not become ours.
-        let flags = flags | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-        // SAFETY: the descriptor is open for as long as `self` lives, the text ends in a NUL.
-        let fd = unsafe { libc::openat(self.dir.as_raw_fd(), text.as_ptr(), flags, 0o600) };
-        if fd < 0 {
-            return match io::Error::last_os_error() {
-                error if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {
-                    Err(refused(&path, "a plain file"))
-                }
-                error => Err(error),
-            };
-        }
-        // SAFETY: the call has just opened it, and nothing else has the number.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match openat(&self.dir, text.as_c_str(), flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => File::from(fd),
+            Err(Errno::LOOP | Errno::NXIO) => return Err(refused(&path, "a plain file")),
+            Err(error) => return Err(error.into()),
+        };
         let found = file.metadata()?;
         if !found.is_file() || !is_ours(&found) || found.nlink() > 1 || found.mode() & 0o022 != 0 {
             return Err(refused(&path, "a private file of this user"));
@@ -133,14 +127,10 @@ impl PrivateDir {
     /// It cannot be made, or is not a FIFO of this user or root.
     pub fn fifo_or_new(&self, name: &str) -> io::Result<File> {
         let text = plain(name)?;
-        // SAFETY: the descriptor is open for as long as `self` lives, the text ends in a NUL.
-        if unsafe { libc::mkfifoat(self.dir.as_raw_fd(), text.as_ptr(), 0o600) } != 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::AlreadyExists {
-                return Err(error);
-            }
+        match mkfifoat(&self.dir, text.as_c_str(), Mode::RUSR | Mode::WUSR) {
+            Ok(()) | Err(Errno::EXIST) => self.fifo(name, OFlags::RDWR),
+            Err(error) => Err(error.into()),
         }
-        self.fifo(name, libc::O_RDWR)
     }
 
     /// Opens the FIFO of this name for writing; its reader has it open.
@@ -148,19 +138,13 @@ impl PrivateDir {
     /// # Errors
     /// There is none, it has no reader, or it is not a FIFO of this user or root.
     pub fn fifo_of_other(&self, name: &str) -> io::Result<File> {
-        self.fifo(name, libc::O_WRONLY)
+        self.fifo(name, OFlags::WRONLY)
     }
 
-    fn fifo(&self, name: &str, flags: i32) -> io::Result<File> {
+    fn fifo(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let text = plain(name)?;
-        let flags = flags | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-        // SAFETY: as above.
-        let fd = unsafe { libc::openat(self.dir.as_raw_fd(), text.as_ptr(), flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call has just opened it, and nothing else has the number.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = File::from(openat(&self.dir, text.as_c_str(), flags, Mode::empty())?);
         let found = file.metadata()?;
         if !found.file_type().is_fifo() || !is_ours(&found) || found.mode() & 0o022 != 0 {
             return Err(refused(&self.path.join(name), "a private FIFO of this user"));
@@ -173,14 +157,8 @@ impl PrivateDir {
     /// # Errors
     /// It cannot be read.
     pub fn readable(&self) -> io::Result<File> {
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        // SAFETY: the descriptor is open for as long as `self` lives, the text ends in a NUL.
-        let fd = unsafe { libc::openat(self.dir.as_raw_fd(), c".".as_ptr(), flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call has just opened it, and nothing else has the number.
-        Ok(unsafe { File::from_raw_fd(fd) })
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(openat(&self.dir, c".", flags, Mode::empty())?.into())
     }
 
     /// Removes the file of this name.
@@ -189,11 +167,7 @@ impl PrivateDir {
     /// There is none (`NotFound`), or it cannot be removed.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         let text = plain(name)?;
-        // SAFETY: as for opening.
-        match unsafe { libc::unlinkat(self.dir.as_raw_fd(), text.as_ptr(), 0) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(unlinkat(&self.dir, text.as_c_str(), AtFlags::empty())?)
     }
 }
 
@@ -314,9 +288,7 @@ mod tests {
         dir.new_file("file").expect_err("it is there");
         dir.file_or_new("file").expect("ours");
         symlink(at("file"), at("link")).expect("a link");
-        let fifo = CString::new(at("fifo").as_os_str().as_bytes()).expect("no NUL");
-        // SAFETY: the text ends in a NUL.
-        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        mkfifoat(rustix::fs::CWD, at("fifo"), Mode::RUSR | Mode::WUSR).expect("made");
         for name in ["link", "fifo"] {
             is_refused(dir.file(name, false));
             is_refused(dir.file_or_new(name));

@@ -42,8 +42,7 @@ mod tests {
         let (near, _far) = UnixStream::pair().expect("a pair");
         let found = peer(&near).expect("a UNIX socket");
         assert_eq!(found.pid, Some(std::process::id()));
-        // SAFETY: no memory is passed.
-        assert_eq!(found.uid, unsafe { libc::geteuid() });
+        assert_eq!(found.uid, crate::process::user());
         assert!(
             peer(&std::net::UdpSocket::bind("127.0.0.1:0").expect("bound")).is_ok_and(|it| it.pid.is_none())
         );

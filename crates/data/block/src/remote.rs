@@ -6,12 +6,13 @@ use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Inbox, Polling};
 
@@ -93,13 +94,7 @@ pub(crate) struct Jobs {
 impl Remote {
     /// A pair of ends.
     pub(crate) fn pair() -> io::Result<(Self, Jobs)> {
-        // SAFETY: eventfd takes no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let event = Arc::new(unsafe { File::from_raw_fd(fd) });
+        let event = Arc::new(File::from(eventfd(0, EventfdFlags::CLOEXEC)?));
         let (sender, receiver) = sync_channel(QUEUE_MAX);
         let remote = Self { jobs: sender, event: Arc::clone(&event), origin: Origin::UNKNOWN };
         Ok((remote, Jobs { jobs: receiver, event }))

@@ -5,10 +5,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::retry_on_intr;
 use tapio_sys::process::exists;
 
 use crate::paths::{RunDir, create_dir};
@@ -30,17 +31,8 @@ pub struct MarkerLock {
     _marker: File,
 }
 
-fn lock(file: &File, how: i32) -> io::Result<()> {
-    loop {
-        // SAFETY: the descriptor is open for as long as `file` is borrowed.
-        if unsafe { libc::flock(file.as_raw_fd(), how) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+fn lock(file: &File, how: FlockOperation) -> io::Result<()> {
+    Ok(retry_on_intr(|| flock(file, how))?)
 }
 
 impl RunDir {
@@ -134,7 +126,7 @@ impl MinorDir {
             .open(&marker);
         let file = opened
             .map_err(|error| ControlError::io(format_args!("cannot make {}", marker.display()), &error))?;
-        lock(&file, libc::LOCK_EX | libc::LOCK_NB).map_err(|error| in_use(minor, &error))?;
+        lock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| in_use(minor, &error))?;
         Ok(minor)
     }
 
@@ -146,7 +138,7 @@ impl MinorDir {
         let marker = self.marker(minor);
         let _turn = self.turn()?;
         let file = open(&marker, minor)?;
-        lock(&file, libc::LOCK_EX | libc::LOCK_NB).map_err(|error| in_use(minor, &error))?;
+        lock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| in_use(minor, &error))?;
         fs::remove_file(&marker)
             .map_err(|error| ControlError::io(format_args!("cannot remove {}", marker.display()), &error))
     }
@@ -157,7 +149,7 @@ impl MinorDir {
     /// The number was not given out, or another process has it attached.
     pub fn lock(&self, minor: u16) -> Result<MarkerLock> {
         let file = open(&self.marker(minor), minor)?;
-        lock(&file, libc::LOCK_EX | libc::LOCK_NB).map_err(|error| in_use(minor, &error))?;
+        lock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| in_use(minor, &error))?;
         Ok(MarkerLock { _marker: file })
     }
 
@@ -189,7 +181,7 @@ impl MinorDir {
     /// The right to change the directory.
     fn turn(&self) -> Result<File> {
         let taken = File::open(&self.0).and_then(|dir| {
-            lock(&dir, libc::LOCK_EX)?;
+            lock(&dir, FlockOperation::LockExclusive)?;
             Ok(dir)
         });
         taken.map_err(|error| ControlError::io(format_args!("cannot lock {}", self.0.display()), &error))
@@ -212,8 +204,8 @@ fn is_left(marker: &File) -> bool {
         // Perhaps another process that has got its number: the minor number is free when that ends.
         return false;
     }
-    let free = lock(marker, libc::LOCK_EX | libc::LOCK_NB).is_ok();
-    let _ = lock(marker, libc::LOCK_UN);
+    let free = lock(marker, FlockOperation::NonBlockingLockExclusive).is_ok();
+    let _ = lock(marker, FlockOperation::Unlock);
     free
 }
 

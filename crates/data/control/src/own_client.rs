@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tapio_sys::poll::PollFlags;
 
 use crate::command::{self, Command, DiskCommand};
 use crate::own::{Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply};
@@ -199,7 +200,7 @@ impl OwnClient {
             if searched > REPLY_LEN_MAX {
                 return Err(self.error(Errno::EMSGSIZE, "its answer does not end"));
             }
-            let ready = wait([(self.stream.as_fd(), libc::POLLIN)], deadline);
+            let ready = wait([(self.stream.as_fd(), PollFlags::IN)], deadline);
             if ready.map_err(|error| self.io("waiting", &error))? == [false] {
                 return Err(self.io("waiting for the answer", &io::ErrorKind::TimedOut.into()));
             }

@@ -12,13 +12,15 @@ mod own;
 mod tapdisk;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use tapio_sys::poll::{self, PollFd, PollFlags};
 use tapio_sys::socket::peer;
 
 use crate::command::Caller;
@@ -112,25 +114,17 @@ struct Shared<'a> {
 }
 
 fn event() -> io::Result<OwnedFd> {
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 fn raise(event: &OwnedFd) {
-    let one = 1u64.to_ne_bytes();
-    // SAFETY: eight readable bytes. It fails only when the counter is full, and then it is readable anyway.
-    let _ = unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    // It fails only when the counter is full, and then it is readable anyway.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 fn lower(event: &OwnedFd) {
-    let mut count = [0u8; 8];
-    // SAFETY: eight writable bytes. It fails only when the counter is zero, which is what is wanted.
-    let _ = unsafe { libc::read(event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    // It fails only when the counter is zero, which is what is wanted.
+    let _ = rustix::io::read(event, &mut [0u8; 8]);
 }
 
 /// Leaves the number of connections when the thread ends, however it does.
@@ -170,9 +164,9 @@ impl<'a> Shared<'a> {
             let next = if full { self.freed.as_fd() } else { listener.as_fd() };
             let ready = wait(
                 [
-                    (next, libc::POLLIN),
-                    (self.over.as_fd(), libc::POLLIN),
-                    (stop.unwrap_or(never), libc::POLLIN),
+                    (next, PollFlags::IN),
+                    (self.over.as_fd(), PollFlags::IN),
+                    (stop.unwrap_or(never), PollFlags::IN),
                 ],
                 Deadline::after(None),
             )?;
@@ -243,9 +237,7 @@ impl<'a> Shared<'a> {
     fn admit(&self, stream: &UnixStream) -> Result<()> {
         let peer =
             peer(stream).map_err(|error| ControlError::io("asking for the user of the peer", &error))?.uid;
-        // SAFETY: geteuid has no preconditions and cannot fail.
-        let ours = unsafe { libc::geteuid() };
-        if peer != 0 && peer != ours {
+        if peer != 0 && peer != tapio_sys::process::user() {
             return Err(ControlError::new(Errno::EPERM, format!("user {peer} connected and was refused")));
         }
         stream.set_nonblocking(true).map_err(|error| ControlError::io("preparing a connection", &error))
@@ -290,7 +282,7 @@ impl Connection<'_> {
         let deadline = Deadline::after(Some(timeout));
         loop {
             let ready = wait(
-                [(self.stream.as_fd(), libc::POLLIN), (self.shared.over.as_fd(), libc::POLLIN)],
+                [(self.stream.as_fd(), PollFlags::IN), (self.shared.over.as_fd(), PollFlags::IN)],
                 deadline,
             )
             .map_err(|error| ControlError::io("waiting for a request", &error))?;
@@ -329,10 +321,9 @@ impl Caller for Connection<'_> {
         if self.shared.is_over.load(Ordering::Acquire) {
             return true;
         }
-        let mut polled = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-        // SAFETY: one initialised entry that lives across the call, which does not wait.
-        let ready = unsafe { libc::poll(&mut polled, 1, 0) };
-        ready > 0 && polled.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+        let mut polled = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        poll::any(&mut polled, Some(Duration::ZERO)).is_ok() && polled[0].revents().intersects(gone)
     }
 }
 

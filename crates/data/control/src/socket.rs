@@ -1,10 +1,16 @@
 //! UNIX stream sockets with deadlines and descriptors.
 
-use std::io;
-use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use tapio_sys::poll::{self, PollFd, PollFlags};
 
 /// Descriptors that one message may bring.
 pub(crate) const FDS_MAX: usize = 8;
@@ -19,86 +25,44 @@ impl Deadline {
         Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
 
-    /// For poll(2): milliseconds, rounded up so that a short rest does not spin.
-    fn poll_ms(self) -> i32 {
-        match self.0 {
-            None => -1,
-            Some(end) => {
-                let rest = end.saturating_duration_since(Instant::now());
-                i32::try_from(rest.as_millis().saturating_add(u128::from(!rest.is_zero())))
-                    .unwrap_or(i32::MAX)
-            }
-        }
+    /// What is left.
+    fn left(self) -> Option<Duration> {
+        self.0.map(|end| end.saturating_duration_since(Instant::now()))
     }
 }
 
 /// Waits until one of the descriptors is ready; tells which, or nothing when the time is over.
 pub(crate) fn wait<const N: usize>(
-    fds: [(BorrowedFd<'_>, i16); N],
+    fds: [(BorrowedFd<'_>, PollFlags); N],
     deadline: Deadline,
 ) -> io::Result<[bool; N]> {
-    let mut polled = fds.map(|(fd, events)| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 });
+    let mut polled = fds.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events));
     loop {
-        // SAFETY: the array has N initialised entries and lives across the call.
-        let ready = unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, deadline.poll_ms()) };
-        if ready >= 0 {
-            return Ok(polled.map(|entry| entry.revents != 0));
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        match poll::any(&mut polled, deadline.left()) {
+            Ok(_) => return Ok(polled.map(|entry| !entry.revents().is_empty())),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }
 
-/// Room for the control messages, aligned as the kernel wants it.
-#[repr(C, align(8))]
-struct ControlBuffer([u8; 128]);
+/// Room for the control messages: more than a message may bring, so that one with too many is seen to have them.
+type ControlBuffer = [MaybeUninit<u8>; rustix::cmsg_space!(ScmRights(3 * FDS_MAX))];
 
-const _: () = assert!(
-    // SAFETY: CMSG_SPACE only computes.
-    unsafe { libc::CMSG_SPACE((FDS_MAX * size_of::<RawFd>()) as u32) } as usize <= size_of::<ControlBuffer>()
-);
+const NO_CONTROL: ControlBuffer = [MaybeUninit::uninit(); size_of::<ControlBuffer>()];
 
 /// Receives what is there, descriptors included, without waiting.
 pub(crate) fn receive(stream: &UnixStream, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-    let mut control = ControlBuffer([0; 128]);
-    let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    // SAFETY: all fields of msghdr may be zero.
-    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    header.msg_iov = &mut part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = control.0.len() as _;
-    // SAFETY: the header points to one writable part and a writable control buffer, both alive here.
-    let len = unsafe {
-        libc::recvmsg(stream.as_raw_fd(), &mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
-    };
-    if len < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has filled in the header that it was given.
-    let mut message = unsafe { libc::CMSG_FIRSTHDR(&header) };
-    while !message.is_null() {
-        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give pointers to whole headers inside the control buffer.
-        let head = unsafe { &*message };
-        if head.cmsg_level == libc::SOL_SOCKET && head.cmsg_type == libc::SCM_RIGHTS {
-            // SAFETY: only computes.
-            let head_len = unsafe { libc::CMSG_LEN(0) } as usize;
-            let count = (head.cmsg_len as usize).saturating_sub(head_len) / size_of::<RawFd>();
-            // SAFETY: the data of the message follows its header inside the control buffer.
-            let data = unsafe { libc::CMSG_DATA(message) }.cast::<RawFd>();
-            for index in 0..count {
-                // SAFETY: there are `count` numbers, perhaps unaligned.
-                let fd = unsafe { data.add(index).read_unaligned() };
-                // SAFETY: the kernel has just made this descriptor for us; it has no other owner.
-                fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
-            }
+    let mut room = NO_CONTROL;
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let len = recvmsg(stream, &mut [IoSliceMut::new(into)], &mut control, flags)?.bytes;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            fds.extend(more);
         }
-        // SAFETY: as for CMSG_FIRSTHDR.
-        message = unsafe { libc::CMSG_NXTHDR(&header, message) };
     }
-    Ok(len as usize)
+    Ok(len)
 }
 
 /// Sends all bytes before the deadline, the descriptors with the first of them.
@@ -121,7 +85,7 @@ pub(crate) fn send_all(
                 fds = &[];
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if wait([(stream.as_fd(), libc::POLLOUT)], deadline)? == [false] {
+                if wait([(stream.as_fd(), PollFlags::OUT)], deadline)? == [false] {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
             }
@@ -133,39 +97,20 @@ pub(crate) fn send_all(
 }
 
 fn send_some(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut control = ControlBuffer([0; 128]);
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: all fields of msghdr may be zero.
-    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    header.msg_iov = &mut part;
-    header.msg_iovlen = 1;
-    if !fds.is_empty() {
-        let data_len = std::mem::size_of_val(fds) as u32;
-        header.msg_control = control.0.as_mut_ptr().cast();
-        // SAFETY: only computes.
-        header.msg_controllen = unsafe { libc::CMSG_SPACE(data_len) } as _;
-        // SAFETY: the control buffer has room for a header and FDS_MAX descriptors, checked at compile time and by
-        // the caller, so the first header and its data lie inside it.
-        unsafe {
-            let message = libc::CMSG_FIRSTHDR(&header);
-            (*message).cmsg_level = libc::SOL_SOCKET;
-            (*message).cmsg_type = libc::SCM_RIGHTS;
-            (*message).cmsg_len = libc::CMSG_LEN(data_len) as _;
-            for (index, fd) in fds.iter().enumerate() {
-                libc::CMSG_DATA(message).cast::<RawFd>().add(index).write_unaligned(fd.as_raw_fd());
-            }
-        }
+    let mut room = NO_CONTROL;
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    // The caller has seen that there is room for all of them.
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the header points to readable bytes and a valid control buffer, both alive here.
-    let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+    Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
 }
 
 /// Fills the buffer before the deadline.
 pub(crate) fn read_exact(stream: &UnixStream, into: &mut [u8], deadline: Deadline) -> io::Result<()> {
     let mut len = 0;
     while len < into.len() {
-        if wait([(stream.as_fd(), libc::POLLIN)], deadline)? == [false] {
+        if wait([(stream.as_fd(), PollFlags::IN)], deadline)? == [false] {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut unwanted = Vec::new();

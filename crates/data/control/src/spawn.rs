@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use tapio_sys::poll::PollFlags;
+
 use crate::paths::RunDir;
 use crate::socket::{Deadline, receive, wait};
 use crate::{ControlError, Errno, Result};
@@ -146,7 +148,7 @@ fn is_complete(output: &[u8]) -> bool {
 fn read_start(from: &UnixStream, deadline: Deadline) -> io::Result<String> {
     let mut output = Vec::new();
     while output.len() < OUTPUT_MAX && !is_complete(&output) {
-        if wait([(from.as_fd(), libc::POLLIN)], deadline)? == [false] {
+        if wait([(from.as_fd(), PollFlags::IN)], deadline)? == [false] {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut bytes = [0; 1024];

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
-use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -217,18 +216,5 @@ fn vhost_user(front: &Front, mut fds: Vec<OwnedFd>, remote: Remote, serial: &str
 
 /// Whether a socket listens.
 fn listens(fd: &OwnedFd) -> bool {
-    let mut value = MaybeUninit::<libc::c_int>::zeroed();
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the buffer is an int, and `len` says so.
-    let failed = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ACCEPTCONN,
-            value.as_mut_ptr().cast(),
-            &mut len,
-        )
-    };
-    // SAFETY: it was zero from the start, which is a valid int.
-    failed == 0 && unsafe { value.assume_init() } != 0
+    rustix::net::sockopt::socket_acceptconn(fd).unwrap_or(false)
 }

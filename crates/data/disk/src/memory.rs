@@ -15,11 +15,11 @@
 //! refused, and the kernel refuses the process more (`RLIMIT_DATA`).
 
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::process::{Resource, Rlimit, setrlimit};
 use tapio_control::{ControlError, Errno, Result};
 use tapio_format::vhd::{BLOCK_LEN, FOOTER_LEN, Footer, HEADER_LEN, Header, layout};
 use tapio_types::{Access, ImageKind, LayerSpec};
@@ -78,11 +78,9 @@ impl Budget {
             )
             .next("give at least 64 for a small disk"));
         }
-        let limit = libc::rlimit { rlim_cur: max, rlim_max: max };
-        // SAFETY: the structure lives across the call.
-        if unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) } != 0 {
-            return Err(ControlError::io("limiting memory", &io::Error::last_os_error()));
-        }
+        let limit = Rlimit { current: Some(max), maximum: Some(max) };
+        setrlimit(Resource::Data, limit)
+            .map_err(|error| ControlError::io("limiting memory", &error.into()))?;
         Ok(Self { max: Some(max), taken: Arc::default() })
     }
 

@@ -1,16 +1,14 @@
 //! What a disk process asks of the system for itself: the background, signals, and not to be killed or blocked first
 //! when memory is short.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, OpenOptions};
+use std::io::{self, PipeWriter, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use tapio_control::{ControlError, Errno, Result};
-
-/// Of `linux/prctl.h`; the libc crate does not have it.
-const PR_SET_IO_FLUSHER: i32 = 57;
 
 /// The exit status for an error: its number, as tap-ctl expects.
 pub fn exit_code(errno: Errno) -> ExitCode {
@@ -19,7 +17,7 @@ pub fn exit_code(errno: Errno) -> ExitCode {
 
 /// The child's word to the parent that waits in the foreground.
 #[derive(Debug)]
-pub struct Parent(File);
+pub struct Parent(PipeWriter);
 
 /// Which side of the fork this is.
 pub enum Fork {
@@ -33,13 +31,7 @@ pub enum Fork {
 /// To be called before there is a second thread.
 pub fn go_to_background() -> Result<Fork> {
     let failed = |error: &io::Error| ControlError::io("going to the background", error);
-    let mut ends = [0; 2];
-    // SAFETY: room for two descriptors is passed.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(failed(&io::Error::last_os_error()));
-    }
-    // SAFETY: the kernel has just made these descriptors for us.
-    let (mut reader, writer) = unsafe { (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1])) };
+    let (mut reader, writer) = io::pipe().map_err(|error| failed(&error))?;
     // SAFETY: there is only this thread, so the child may do anything.
     match unsafe { libc::fork() } {
         -1 => Err(failed(&io::Error::last_os_error())),
@@ -63,8 +55,8 @@ pub fn go_to_background() -> Result<Fork> {
 
 /// Enters a session of its own, and a working directory that no mount needs.
 pub fn leave_session() -> Result<()> {
-    // SAFETY: no memory is passed. It fails only for the leader of a group, which has no terminal to lose.
-    unsafe { libc::setsid() };
+    // It fails only for the leader of a group, which has no terminal to lose.
+    let _ = rustix::process::setsid();
     std::env::set_current_dir("/").map_err(|error| ControlError::io("going to the background", &error))
 }
 
@@ -72,13 +64,10 @@ pub fn leave_session() -> Result<()> {
 pub fn leave_terminal() -> Result<()> {
     let failed = |error: &io::Error| ControlError::io("leaving the terminal", error);
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(|error| failed(&error))?;
-    for target in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-        // SAFETY: both descriptors are open; the old target is closed by the call.
-        if unsafe { libc::dup2(null.as_raw_fd(), target) } < 0 {
-            return Err(failed(&io::Error::last_os_error()));
-        }
-    }
-    Ok(())
+    dup2_stdin(&null)
+        .and_then(|()| dup2_stdout(&null))
+        .and_then(|()| dup2_stderr(&null))
+        .map_err(|error| failed(&error.into()))
 }
 
 impl Parent {
@@ -96,9 +85,8 @@ impl Parent {
 pub fn settle_in() -> Vec<String> {
     let mut refused = Vec::new();
     // Writing back dirty pages of a guest must not wait for memory that only this process can free.
-    // SAFETY: no memory is passed.
-    if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
-        refused.push(format!("PR_SET_IO_FLUSHER: {}", io::Error::last_os_error()));
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        refused.push(format!("PR_SET_IO_FLUSHER: {}", io::Error::from(error)));
     }
     if let Err(error) = fs::write("/proc/self/oom_score_adj", "-900") {
         refused.push(format!("oom_score_adj: {error}"));

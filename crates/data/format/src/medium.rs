@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, fcntl_getfl};
 use tapio_ring::uring::{LockHolder, WriterLock};
 use tapio_types::{Access, Span};
 
@@ -262,13 +263,11 @@ impl FileMedium {
         &self.file
     }
 
-    fn fallocate(&self, mode: libc::c_int, span: Span) -> io::Result<()> {
-        let (Ok(start), Ok(len)) = (i64::try_from(span.start), i64::try_from(span.len)) else {
+    fn fallocate(&self, mode: FallocateFlags, span: Span) -> io::Result<()> {
+        if i64::try_from(span.start).is_err() || i64::try_from(span.len).is_err() {
             return Err(past_the_end());
-        };
-        // SAFETY: the descriptor is open for as long as `self.file` lives; no memory is passed.
-        let done = unsafe { libc::fallocate64(self.file.as_raw_fd(), mode, start, len) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        }
+        Ok(fallocate(&self.file, mode, span.start, span.len)?)
     }
 }
 
@@ -338,8 +337,8 @@ impl Medium for FileMedium {
             return write_zeros(self, span);
         }
         let modes = [
-            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-            libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
         ];
         for mode in modes {
             match self.fallocate(mode, span) {
@@ -355,7 +354,7 @@ impl Medium for FileMedium {
         if span.is_empty() {
             return Ok(());
         }
-        match self.fallocate(libc::FALLOC_FL_ZERO_RANGE, span) {
+        match self.fallocate(FallocateFlags::ZERO_RANGE, span) {
             Ok(()) => return Ok(()),
             Err(error) if is_unsupported(&error) => {}
             Err(error) => return Err(error),
@@ -374,12 +373,11 @@ fn is_direct(at: u64, bytes: &[u8]) -> bool {
 
 /// The same open file once more, past the page cache; `None` where that cannot be had.
 fn open_direct(file: &File) -> Option<File> {
-    // SAFETY: the descriptor is open for the call; no memory is passed.
-    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    let is_writable = fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDWR);
     // By its descriptor and not by its name, which may be another file's by now.
     OpenOptions::new()
         .read(true)
-        .write(flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR)
+        .write(is_writable)
         .custom_flags(libc::O_CLOEXEC | libc::O_DIRECT)
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .ok()
@@ -391,8 +389,8 @@ fn is_unsupported(error: &io::Error) -> bool {
 
 /// Drops clean pages of a device: another host may have written to it since they were read.
 fn forget_cache(file: &File) {
-    // SAFETY: the descriptor is open for the call; no memory is passed. A refusal changes nothing.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    // A refusal changes nothing.
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 
 /// The length of a device, which its metadata do not tell.

@@ -8,25 +8,27 @@ use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// Waits until `fd` is ready for `events`, or the time is over.
-fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<()> {
+fn wait(fd: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-        let timeout = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
-        // SAFETY: one valid entry.
-        match check(unsafe { libc::poll(&raw mut entry, 1, timeout) }) {
-            Ok(0) => {}
+        // What is too long for the kernel has no end.
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::from_borrowed_fd(fd, events)], left.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -34,13 +36,10 @@ fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<()> {
 /// Fills `into` before the deadline; not a byte more is read.
 pub fn read_exact(fd: BorrowedFd<'_>, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !into.is_empty() {
-        // SAFETY: the memory is valid for writing.
-        let result =
-            unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), libc::MSG_DONTWAIT) };
-        match result {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            len if len > 0 => into = &mut into[len as usize..],
-            _ => again(fd, libc::POLLIN, deadline)?,
+        match recv(fd, &mut *into, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((len, _)) => into = &mut into[len..],
+            Err(error) => again(error, fd, PollFlags::IN, deadline)?,
         }
         if Instant::now() >= deadline {
             return Err(io::ErrorKind::TimedOut.into());
@@ -52,25 +51,20 @@ pub fn read_exact(fd: BorrowedFd<'_>, mut into: &mut [u8], deadline: Instant) ->
 /// Sends all of `from` before the deadline.
 pub fn write_all(fd: BorrowedFd<'_>, mut from: &[u8], deadline: Instant) -> io::Result<()> {
     while !from.is_empty() {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the memory is valid for reading.
-        let result = unsafe { libc::send(fd.as_raw_fd(), from.as_ptr().cast(), from.len(), flags) };
-        if result >= 0 {
-            from = &from[result as usize..];
-        } else {
-            again(fd, libc::POLLOUT, deadline)?;
+        match send(fd, from, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(len) => from = &from[len..],
+            Err(error) => again(error, fd, PollFlags::OUT, deadline)?,
         }
     }
     Ok(())
 }
 
 /// After a failed call: waits if waiting helps.
-fn again(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<()> {
-    let error = io::Error::last_os_error();
-    match error.kind() {
-        io::ErrorKind::WouldBlock => wait(fd, events, deadline),
-        io::ErrorKind::Interrupted => Ok(()),
-        _ => Err(error),
+fn again(error: Errno, fd: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> io::Result<()> {
+    match error {
+        Errno::WOULDBLOCK => wait(fd, events, deadline),
+        Errno::INTR => Ok(()),
+        _ => Err(error.into()),
     }
 }
 

@@ -5,12 +5,12 @@
 //! too. Both are `flock`s: they end with their holder, however that ends.
 
 use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tapio_types::ApiError;
 use uuid::Uuid;
 
@@ -50,8 +50,7 @@ impl Drop for Flock {
     /// Not left to the closing of the file: a child that was forked meanwhile, and has not got to its own program
     /// yet, holds a copy of the descriptor and with it the lock.
     fn drop(&mut self) {
-        // SAFETY: `flock` takes no pointers; the descriptor is open.
-        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+        let _ = self.0.unlock();
     }
 }
 
@@ -81,22 +80,20 @@ impl Locks {
 
     fn wait(&self, ctx: &dyn Ctx, file: File, share: Share, until: Instant) -> Result<Flock, ApiError> {
         let how = match share {
-            Share::Exclusive => libc::LOCK_EX,
-            Share::Shared => libc::LOCK_SH,
+            Share::Exclusive => FlockOperation::NonBlockingLockExclusive,
+            Share::Shared => FlockOperation::NonBlockingLockShared,
         };
         loop {
-            // SAFETY: `flock` takes no pointers; the descriptor is open.
-            if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
-                return Ok(Flock(file));
-            }
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EWOULDBLOCK | libc::EINTR) => {}
+            match flock(&file, how) {
+                Ok(()) => return Ok(Flock(file)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 // A file system without locks (some network ones): the lock file of this host must do.
-                Some(libc::EOPNOTSUPP | libc::ENOLCK | libc::ENOSYS | libc::EINVAL | libc::EBADF) => {
+                Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::NOSYS | Errno::INVAL | Errno::BADF) => {
                     return Ok(Flock(file));
                 }
-                _ => return Err(errors::io(37, "cannot lock the SR", &self.directory, &error)),
+                Err(error) => {
+                    return Err(errors::io(37, "cannot lock the SR", &self.directory, &error.into()));
+                }
             }
             if ctx.is_cancelled() {
                 return Err(errors::cancelled());

@@ -1,10 +1,11 @@
 //! Mounted file systems: what there is, and mounting.
 
-use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags};
 
 /// One line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,22 +62,13 @@ pub(crate) fn at(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(mounted()?.into_iter().rev().find(|mounted| mounted.point == point))
 }
 
-fn text(path: &Path) -> io::Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
-}
-
 /// Mounts `device` at `point`. No access times: they are never read, and cost writes. No programs, no devices.
 ///
 /// # Errors
 /// The system's.
 pub(crate) fn mount(device: &Path, point: &Path, kind: &str) -> io::Result<()> {
-    let (device, point) = (text(device)?, text(point)?);
-    let kind = text(Path::new(kind))?;
-    let flags = libc::MS_NOATIME | libc::MS_NODEV | libc::MS_NOSUID | libc::MS_NOEXEC;
-    // SAFETY: all strings end in NUL and live until the call returns; no data are passed.
-    let done =
-        unsafe { libc::mount(device.as_ptr(), point.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let flags = MountFlags::NOATIME | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+    Ok(rustix::mount::mount(device, point, kind, flags, None)?)
 }
 
 /// Unmounts what is at `point`.
@@ -84,10 +76,7 @@ pub(crate) fn mount(device: &Path, point: &Path, kind: &str) -> io::Result<()> {
 /// # Errors
 /// EBUSY where files of it are open, and others of the system.
 pub(crate) fn unmount(point: &Path) -> io::Result<()> {
-    let point = text(point)?;
-    // SAFETY: the string ends in NUL and lives until the call returns.
-    let done = unsafe { libc::umount2(point.as_ptr(), libc::UMOUNT_NOFOLLOW) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(rustix::mount::unmount(point, UnmountFlags::NOFOLLOW)?)
 }
 
 /// Bytes of the file system at `path`: all, and those in use.
@@ -95,13 +84,7 @@ pub(crate) fn unmount(point: &Path) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub(crate) fn sizes(path: &Path) -> io::Result<(u64, u64)> {
-    let path = text(path)?;
-    // SAFETY: an all-zero statvfs is a valid value.
-    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends in NUL, and `found` is valid for writing.
-    if unsafe { libc::statvfs(path.as_ptr(), &raw mut found) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let found = rustix::fs::statvfs(path)?;
     let used = found.f_blocks.saturating_sub(found.f_bfree);
     Ok((found.f_blocks.saturating_mul(found.f_frsize), used.saturating_mul(found.f_frsize)))
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tapio_api::accounts::Accounts;
 use tapio_api::door::{Door, Peer};
 use tapio_api::server::{Server, ServerOptions};
@@ -76,15 +77,10 @@ pub fn check(settings: &Settings) -> Result<String, String> {
 
 /// Sockets and files that this process opens are many: one a disk, one a client.
 fn raise_limits() {
-    // SAFETY: a struct of numbers, for which all zeroes is a value.
-    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-    // SAFETY: the struct is as large as it is said to be.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
-    }
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // That it cannot be raised is noticed when it is hit.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// Runs until it is told to end.

@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use tapio_api::accounts::{AccountFile, FILE, Kind, role_named, role_word};
 use zeroize::Zeroizing;
 
@@ -88,20 +89,14 @@ fn line() -> Result<Zeroizing<String>, String> {
 }
 
 /// A terminal that does not show what is typed, until it is dropped.
-struct Hidden(Option<libc::termios>);
+struct Hidden(Option<Termios>);
 
 impl Hidden {
     fn begin() -> Self {
-        // SAFETY: a struct of numbers, for which all zeroes is a value.
-        let mut settings: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: the struct is as large as it is said to be; standard input is a number.
-        if unsafe { libc::tcgetattr(libc::STDIN_FILENO, &raw mut settings) } != 0 {
-            return Self(None);
-        }
-        let before = settings;
-        settings.c_lflag &= !libc::ECHO;
-        // SAFETY: as above.
-        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSAFLUSH, &raw const settings) };
+        let Ok(before) = tcgetattr(io::stdin()) else { return Self(None) };
+        let mut settings = before.clone();
+        settings.local_modes.remove(LocalModes::ECHO);
+        let _ = tcsetattr(io::stdin(), OptionalActions::Flush, &settings);
         Self(Some(before))
     }
 }
@@ -109,8 +104,7 @@ impl Hidden {
 impl Drop for Hidden {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // SAFETY: settings that this terminal had.
-            unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSAFLUSH, before) };
+            let _ = tcsetattr(io::stdin(), OptionalActions::Flush, before);
         }
     }
 }

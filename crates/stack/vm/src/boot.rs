@@ -218,8 +218,7 @@ fn is_allowed(settings: &Settings, file: &Path) -> bool {
 /// Whether only root and the daemon's user can change it. In a sticky directory no other user can replace what is
 /// ours.
 fn is_ours(data: &Metadata, is_sticky: bool) -> bool {
-    // SAFETY: both take nothing and cannot fail.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let by_group = data.mode() & 0o020 != 0 && data.gid() != 0 && data.gid() != gid;
     let by_others = data.mode() & 0o002 != 0;
     (data.uid() == 0 || data.uid() == uid) && (is_sticky || !(by_group || by_others))

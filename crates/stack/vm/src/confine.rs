@@ -29,6 +29,7 @@ use tapio_sandbox::bpf::{self, Program};
 use tapio_sandbox::capability;
 use tapio_sandbox::landlock::{self, Ruleset, right};
 use tapio_sandbox::mounts::{Access, Root};
+use tapio_sys::process::is_root;
 
 use self::calls::Emulator;
 use crate::place::Place;
@@ -105,11 +106,6 @@ pub(crate) struct Confinement {
     calls: Program,
 }
 
-fn is_root() -> bool {
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    unsafe { libc::geteuid() == 0 }
-}
-
 fn name(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
@@ -173,8 +169,7 @@ fn try_root(settings: &Settings) -> Result<(), String> {
 /// Names a step that failed where the emulator's messages go; allocates nothing.
 fn say(step: &str, error: io::Error) -> io::Error {
     for text in ["confining the guest: this step failed: ", step, "\n"] {
-        // SAFETY: the text is valid for its length.
-        unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+        let _ = rustix::io::write(rustix::stdio::stderr(), text.as_bytes());
     }
     // The parent is told the number alone.
     io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EPERM))
@@ -251,10 +246,8 @@ impl Confinement {
         if let Some(root) = &self.root {
             root.enter().map_err(|(step, error)| say(step, error))?;
         }
-        // SAFETY: the path ends with NUL.
-        if unsafe { libc::chdir(self.dir.as_ptr()) } != 0 {
-            return Err(say("entering its directory", io::Error::last_os_error()));
-        }
+        rustix::process::chdir(self.dir.as_c_str())
+            .map_err(|error| say("entering its directory", error.into()))?;
         if let Some((uid, gid)) = self.user {
             capability::bound(0).map_err(told("the bounding set"))?;
             capability::set_groups(&self.groups).map_err(told("its groups"))?;

@@ -5,11 +5,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, inotify, mkfifoat};
+use rustix::io::Errno;
 
 use crate::place::Place;
 use crate::poll::polled;
@@ -87,18 +89,8 @@ pub(crate) struct Server {
 
 /// A descriptor that is readable when a file has changed.
 fn watch(path: &Path) -> io::Result<OwnedFd> {
-    // SAFETY: inotify_init1(2) takes an integer.
-    let fd = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has just made it, and nothing else holds it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the name ends with a NUL and lives during the call.
-    if unsafe { libc::inotify_add_watch(fd.as_raw_fd(), name.as_ptr(), libc::IN_MODIFY) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let fd = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+    inotify::add_watch(&fd, path, inotify::WatchFlags::MODIFY)?;
     Ok(fd)
 }
 
@@ -132,9 +124,9 @@ impl Server {
 
     /// Does what there is to do; never waits.
     pub(crate) fn serve(&mut self) {
-        let mut events = [0; 1024];
-        // SAFETY: the buffer is valid for its length; what it says does not matter, only that it is taken.
-        while unsafe { libc::read(self.watch.as_raw_fd(), events.as_mut_ptr().cast(), events.len()) } > 0 {}
+        let mut events = [0_u8; 1024];
+        // What it says does not matter, only that it is taken.
+        while rustix::io::read(&self.watch, &mut events[..]).is_ok_and(|len| len > 0) {}
         while let Ok((stream, _)) = self.listener.accept() {
             if self.clients.len() >= CLIENTS_MAX || stream.set_nonblocking(true).is_err() {
                 continue;
@@ -197,13 +189,9 @@ impl Client {
 
 /// Opens a named pipe, made if it is not there, so that neither end of it ever closes; never waits.
 pub(crate) fn open_pipe(path: &Path) -> io::Result<File> {
-    let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the name ends with a NUL and lives during the call.
-    if unsafe { libc::mkfifo(name.as_ptr(), 0o600) } != 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::AlreadyExists {
-            return Err(error);
-        }
+    match mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
     }
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
 }

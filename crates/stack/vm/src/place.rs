@@ -135,8 +135,7 @@ impl Place {
     /// The guest's user and group, where it has its own.
     pub(crate) fn user(&self) -> Option<(u32, u32)> {
         let data = fs::metadata(self.own()).ok()?;
-        // SAFETY: geteuid(2) takes nothing and cannot fail.
-        (data.uid() != unsafe { libc::geteuid() }).then(|| (data.uid(), data.gid()))
+        (data.uid() != tapio_sys::process::user()).then(|| (data.uid(), data.gid()))
     }
 
     /// Makes it, with a user for its guest where settings say so. The directory is the daemon's; the guest's group may

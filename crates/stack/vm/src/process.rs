@@ -13,7 +13,8 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use tapio_sys::process::{self, Stat};
+use rustix::process::{Pid, Resource, Rlimit, WaitOptions, getrlimit, setrlimit, setsid, waitpid};
+use tapio_sys::process::{self, Signal, Stat, signal_group};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
@@ -46,8 +47,7 @@ fn open_lock(place: &Place) -> io::Result<File> {
 
 /// Takes the lock of a VM; none where its process holds it.
 fn try_lock(file: &File) -> bool {
-    // SAFETY: flock(2) takes no memory; the descriptor is open.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+    file.try_lock().is_ok()
 }
 
 /// A descriptor that becomes readable when the process ends.
@@ -82,30 +82,19 @@ fn digits(mut number: u32, into: &mut [u8; 12]) -> usize {
 }
 
 /// What a child does between fork(2) and execve(2); only async-signal-safe calls.
-fn prepare(lock: RawFd, pid_file: RawFd, keep: &[RawFd]) -> io::Result<()> {
-    // SAFETY: setsid(2) takes nothing; the child leads no group yet.
-    if unsafe { libc::setsid() } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+fn prepare(lock: &File, pid_file: &File, keep: &[RawFd]) -> io::Result<()> {
+    setsid()?;
     let mut text = [0_u8; 12];
-    // SAFETY: getpid(2) takes nothing and cannot fail.
-    let len = digits(unsafe { libc::getpid() }.unsigned_abs(), &mut text);
-    // SAFETY: `text` holds `len` bytes.
-    if unsafe { libc::write(pid_file, text.as_ptr().cast(), len) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the record is valid for both calls. That a limit cannot be raised is noticed when it is hit.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0 {
-            files.rlim_cur = files.rlim_max.min(FILES_MAX).max(files.rlim_cur);
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files);
-        }
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // A core of a guest is its memory.
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
-    }
-    keep_open(lock)?;
+    let len = digits(std::process::id(), &mut text);
+    rustix::io::write(pid_file, &text[..len])?;
+    let mut files = getrlimit(Resource::Nofile);
+    let raised = files.maximum.unwrap_or(FILES_MAX).min(FILES_MAX);
+    files.current = files.current.map(|now| now.max(raised));
+    // That a limit cannot be raised is noticed when it is hit.
+    let _ = setrlimit(Resource::Nofile, files);
+    // A core of a guest is its memory.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    keep_open(lock.as_raw_fd())?;
     keep.iter().try_for_each(|fd| keep_open(*fd))
 }
 
@@ -147,8 +136,8 @@ impl Process {
         let pid_file = File::create(place.join("pid")).map_err(told)?;
         let errors = log.try_clone().map_err(told)?;
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
-        let (lock_fd, pid_fd, keep) = (lock.as_raw_fd(), pid_file.as_raw_fd(), keep.to_vec());
-        let child = move || prepare(lock_fd, pid_fd, &keep).and_then(|()| confinement.enter());
+        let keep = keep.to_vec();
+        let child = move || prepare(&lock, &pid_file, &keep).and_then(|()| confinement.enter());
         // SAFETY: `prepare` and `enter` make async-signal-safe calls only, on descriptors that outlive the start.
         unsafe { command.pre_exec(child) };
         let child = command.spawn().map_err(told)?;
@@ -175,8 +164,7 @@ impl Process {
         if pid > 1 {
             // Its helpers still hold the lock, without a leader and without a guest to serve. While they live, no other
             // group can get the group's number.
-            // SAFETY: kill(2) takes two integers.
-            unsafe { libc::kill(-pid, libc::SIGKILL) };
+            let _ = signal_group(pid.unsigned_abs(), Signal::KILL);
         }
         None
     }
@@ -211,8 +199,8 @@ impl Process {
         if self.has_ended() {
             return true;
         }
-        // SAFETY: kill(2) takes two integers; the process leads this group and has not ended, so the number is its.
-        unsafe { libc::kill(-self.pid, libc::SIGKILL) };
+        // The process leads this group and has not ended, so the number is its.
+        let _ = signal_group(self.pid.unsigned_abs(), Signal::KILL);
         self.wait(Instant::now() + Duration::from_secs(5))
     }
 
@@ -220,17 +208,15 @@ impl Process {
     pub(crate) fn end_rest(&self, place: &Place) {
         let is_held = open_lock(place).is_ok_and(|lock| !try_lock(&lock));
         if is_held {
-            // SAFETY: kill(2) takes two integers; only members of this group hold the lock.
-            unsafe { libc::kill(-self.pid, libc::SIGKILL) };
+            // Only members of this group hold the lock.
+            let _ = signal_group(self.pid.unsigned_abs(), Signal::KILL);
         }
     }
 
     /// Collects it if it is a child of this process, and says how it ended; none where another daemon had started it.
     pub(crate) fn status(&self) -> Option<ExitStatus> {
-        let mut status = 0;
-        // SAFETY: the integer is valid for the call; only this child is collected.
-        let pid = unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) };
-        (pid == self.pid).then(|| ExitStatus::from_raw(status))
+        let (_, status) = waitpid(Pid::from_raw(self.pid), WaitOptions::NOHANG).ok()??;
+        Some(ExitStatus::from_raw(status.as_raw()))
     }
 }
 

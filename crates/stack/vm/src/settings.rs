@@ -80,8 +80,7 @@ impl Settings {
     pub fn new(run_dir: &Path) -> Self {
         Self {
             run_dir: run_dir.to_path_buf(),
-            // SAFETY: geteuid(2) takes nothing and cannot fail.
-            guest_users: (unsafe { libc::geteuid() } == 0).then_some(UserRange::DEFAULT),
+            guest_users: tapio_sys::process::is_root().then_some(UserRange::DEFAULT),
             guest_sandbox: GuestSandbox::On,
             uml: find("linux.uml"),
             uml_modules: "/usr/lib/uml/modules".into(),

@@ -3,13 +3,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, eventfd};
 use uuid::Uuid;
 
 use crate::console::{self, Server, cause, last_lines};
@@ -61,13 +62,7 @@ pub(crate) struct Stop(OwnedFd);
 impl Stop {
     /// A signal that is not set yet.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
-        // SAFETY: eventfd(2) takes two integers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call has just made it, and nothing else holds it.
-        Ok(Arc::new(Self(unsafe { OwnedFd::from_raw_fd(fd) })))
+        Ok(Arc::new(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
     /// Readable for good once [`Self::stop`] was called.
@@ -77,9 +72,8 @@ impl Stop {
 
     /// Signals all of them.
     pub(crate) fn stop(&self) {
-        let one = 1_u64.to_ne_bytes();
-        // SAFETY: eight bytes are read from the array.
-        unsafe { libc::write(self.fd(), one.as_ptr().cast(), one.len()) };
+        // A counter that is full is set already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
 

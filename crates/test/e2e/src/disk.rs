@@ -344,9 +344,8 @@ impl Tap {
 
     fn kill_now(&self) {
         let pid = i32::try_from(self.pid).expect("process ids are positive i32");
-        // SAFETY: kill(2) takes two integers. The id is that of the process which `create` reported on this test's
-        // own control directory.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
+        // The id is that of the process which `create` reported on this test's own control directory.
+        let _ = crate::process::signal(pid, libc::SIGKILL);
     }
 }
 

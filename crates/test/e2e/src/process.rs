@@ -8,6 +8,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{
+    Pid, Signal, kill_process, kill_process_group, set_parent_process_death_signal, test_kill_process,
+};
+
 use crate::quiet_time::QuietTime;
 
 /// How long an ordinary tool may take. Everything here is local and small; the margin is for a busy host.
@@ -20,13 +24,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 fn die_with_parent(command: &mut Command) {
     // SAFETY: prctl(PR_SET_PDEATHSIG) is async-signal-safe, takes no pointers, and touches only the new process.
     unsafe {
-        command.pre_exec(|| {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
-                Ok(())
-            } else {
-                Err(std::io::Error::last_os_error())
-            }
-        });
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
     }
 }
 
@@ -147,10 +145,23 @@ fn wait_or_kill(child: &mut Child, limit: Duration) -> ExitStatus {
 
 /// Kills the process group that a child of ours leads: User-mode Linux and tools with helpers have several.
 fn kill_group(leader: u32) {
-    let Ok(group) = i32::try_from(leader) else { return };
-    // SAFETY: kill(2) takes two integers. The group is one that this process made with `process_group(0)` and whose
-    // leader has not been waited for yet, so its number cannot have been given to another group.
-    unsafe { libc::kill(-group, libc::SIGKILL) };
+    let Some(group) = i32::try_from(leader).ok().and_then(Pid::from_raw) else { return };
+    // The group is one that this process made with `process_group(0)` and whose leader has not been waited for yet, so
+    // its number cannot have been given to another group.
+    let _ = kill_process_group(group, Signal::KILL);
+}
+
+/// Sends a signal, or with 0 asks whether one could be sent.
+///
+/// # Errors
+/// There is no such process; it is another user's.
+pub fn signal(pid: i32, signal: i32) -> std::io::Result<()> {
+    let pid = Pid::from_raw(pid).filter(|_| pid > 0).ok_or(std::io::ErrorKind::NotFound)?;
+    if signal == 0 {
+        return Ok(test_kill_process(pid)?);
+    }
+    let signal = Signal::from_named_raw(signal).ok_or(std::io::ErrorKind::InvalidInput)?;
+    Ok(kill_process(pid, signal)?)
 }
 
 /// A process that runs beside the test. Dropping it kills its group and waits.
@@ -250,9 +261,8 @@ impl Running {
             return;
         }
         let pid = i32::try_from(self.pid()).expect("process ids are positive i32");
-        // SAFETY: kill(2) takes two integers; the child has not been waited for, so the id is still its own.
-        let result = unsafe { libc::kill(pid, signal) };
-        assert_eq!(result, 0, "cannot signal {}: {}", self.what, std::io::Error::last_os_error());
+        // The child has not been waited for, so the id is still its own.
+        self::signal(pid, signal).unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.what));
     }
 
     /// Asks it to end (SIGTERM) and waits; panics when it does not, or dies of a signal other than that one.

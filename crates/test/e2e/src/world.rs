@@ -96,8 +96,8 @@ impl Drop for World {
     fn drop(&mut self) {
         let daemon = self.daemon.take().map(|daemon| daemon.process.pid());
         for pid in left_behind(self.scratch.path(), daemon.unwrap_or(0)) {
-            // SAFETY: kill(2) takes two integers; the process carries the name of this test's directory.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            // It carries the name of this test's directory.
+            let _ = crate::process::signal(pid, libc::SIGKILL);
         }
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
         let below = text(self.scratch.path());

@@ -357,8 +357,8 @@ impl Leg<'_> {
             return;
         }
         let pid = disks[self.random.below(disks.len() as u64) as usize];
-        // SAFETY: kill(2) takes two integers; the process carries the name of this leg's directory.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
+        // It carries the name of this leg's directory.
+        let _ = tapio_e2e::process::signal(pid, libc::SIGKILL);
     }
 
     /// What the database has.
@@ -517,8 +517,8 @@ pub fn run(dir: &Path, report: &Report) -> Result<(), String> {
     let lived = lived.unwrap_or_else(|panic| Err(leg.finding(words_of(panic.as_ref()))));
     leg.kill();
     for pid in left_behind(scratch.path(), 0) {
-        // SAFETY: kill(2) takes two integers; the process carries the name of this leg's directory.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
+        // It carries the name of this leg's directory.
+        let _ = tapio_e2e::process::signal(pid, libc::SIGKILL);
     }
     if let Err(finding) = lived {
         report.found(finding);

@@ -1,8 +1,6 @@
 //! Files that servers export by FUSE.
 
-use std::ffi::CString;
 use std::fs::{self, File};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::server::{Program, Server, Stand};
@@ -55,8 +53,6 @@ fn mounts(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn unmount(place: &Path) {
-    if let Ok(place) = CString::new(place.as_os_str().as_bytes()) {
-        // SAFETY: the string ends with NUL and outlives the call. What is no mount stays as it is.
-        unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH) };
-    }
+    // What is no mount stays as it is.
+    let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
 }

@@ -2,8 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -184,12 +182,5 @@ fn cannot_make(path: &Path, error: &io::Error) -> String {
 /// Whether a directory's file system is one in memory.
 fn is_in_memory(dir: &Path) -> io::Result<bool> {
     let file = File::open(dir)?;
-    let mut facts = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the kernel fills in the structure, which is as large as it says.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), facts.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call succeeded, so every field was written.
-    let facts = unsafe { facts.assume_init() };
-    Ok(facts.f_type == libc::TMPFS_MAGIC)
+    Ok(rustix::fs::fstatfs(&file)?.f_type == libc::TMPFS_MAGIC)
 }

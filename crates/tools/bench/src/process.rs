@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+
 /// How long a server may take to end before it is killed.
 const END_MAX: Duration = Duration::from_secs(5);
 /// Where the kernel says the number of the trace point of system calls; the second is its place on older systems.
@@ -30,11 +32,9 @@ impl Process {
         // SAFETY: prctl and getppid are async-signal-safe and take no memory.
         unsafe {
             command.pre_exec(move || {
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-                    return Err(io::Error::last_os_error());
-                }
+                set_parent_process_death_signal(Some(Signal::KILL))?;
                 // The parent may have died before the request was made.
-                if libc::getppid() as u32 != parent {
+                if std::os::unix::process::parent_id() != parent {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
                 Ok(())
@@ -66,8 +66,8 @@ impl Process {
     pub fn end(&mut self) -> Duration {
         let begin = Instant::now();
         if !self.ended {
-            // SAFETY: the child has not been waited for, so the number is still its own.
-            unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGTERM) };
+            // The child has not been waited for, so the number is still its own.
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
             while !self.has_ended() {
                 if begin.elapsed() > END_MAX {
                     let _ = self.child.kill();

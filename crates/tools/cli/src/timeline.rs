@@ -109,10 +109,10 @@ fn shown(timeline: &Timeline, arguments: &Arguments) -> Result<String, Failure> 
 }
 
 fn terminal_width() -> usize {
-    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: the structure is ours and as large as the call fills in.
-    let answered = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut size) } == 0;
-    if answered && size.ws_col > 0 { size.ws_col.into() } else { WIDTH }
+    match rustix::termios::tcgetwinsize(std::io::stdout()) {
+        Ok(size) if size.ws_col > 0 => size.ws_col.into(),
+        _ => WIDTH,
+    }
 }
 
 /// When the last step ended, or the operation did.

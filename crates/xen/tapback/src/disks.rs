@@ -1,7 +1,7 @@
 //! Disk processes: connecting a ring, and letting go of it.
 
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -298,18 +298,12 @@ fn trouble(error: ControlError) -> Trouble {
 /// A descriptor that becomes readable when the process ends. `None` on kernels before 5.3, and if it is gone already:
 /// then its socket says so.
 fn watch_process(pid: i32) -> Option<OwnedFd> {
-    // SAFETY: the call takes two numbers and gives a descriptor or -1.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the descriptor was just made and has no other owner.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    tapio_sys::process::open(u32::try_from(pid).ok()?).ok()
 }
 
 /// Whether it has ended.
 pub(crate) fn has_ended(alive: &OwnedFd) -> bool {
-    let mut watched = libc::pollfd { fd: alive.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: `watched` is one entry and lives through the call, which does not wait.
-    unsafe { libc::poll(&raw mut watched, 1, 0) == 1 && watched.revents != 0 }
+    tapio_sys::poll::is_readable(alive, Duration::ZERO).unwrap_or(false)
 }
 
 /// Whether there is news; it is taken. A process that closed the connection is let go of, and that is news too.

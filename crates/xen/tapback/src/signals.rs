@@ -5,6 +5,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
+use tapio_sys::poll::is_readable;
+
 /// SIGTERM and SIGINT.
 #[derive(Debug)]
 pub struct Signals {
@@ -40,11 +42,7 @@ impl Signals {
 
     /// Waits for one until `until`.
     pub fn wait(&self, until: Instant) -> bool {
-        let mut watched = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        let left = until.saturating_duration_since(Instant::now()).as_millis();
-        let left_ms = i32::try_from(left).unwrap_or(i32::MAX);
-        // SAFETY: `watched` is one entry and lives through the call.
-        unsafe { libc::poll(&raw mut watched, 1, left_ms) == 1 }
+        is_readable(&self.fd, until.saturating_duration_since(Instant::now())).unwrap_or(false)
     }
 }
 

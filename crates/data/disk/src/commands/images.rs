@@ -1,8 +1,5 @@
 //! Changes of the chain of a disk that is in use, and the jobs that do them.
 
-use std::ffi::CString;
-use std::mem::MaybeUninit;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -241,14 +238,6 @@ fn check_space(forecast: &Forecast) -> Result<()> {
 }
 
 fn free_bytes(path: &Path) -> Option<u64> {
-    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    let mut found = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the path ends in NUL, and statvfs fills the structure when it returns 0.
-    let found = unsafe {
-        if libc::statvfs(path.as_ptr(), found.as_mut_ptr()) != 0 {
-            return None;
-        }
-        found.assume_init()
-    };
+    let found = rustix::fs::statvfs(path).ok()?;
     Some(found.f_bavail.saturating_mul(found.f_frsize))
 }

@@ -130,8 +130,7 @@ mod tests {
         fs::create_dir_all(&outside).expect("made");
         fs::write(outside.join("secret"), "s").expect("written");
         let run = move || {
-            // SAFETY: only numbers are passed.
-            assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+            rustix::thread::set_no_new_privs(true).expect("set");
             assert_eq!(restrict(&Own::default(), std::slice::from_ref(&inside)), Ok(true));
             fs::write(inside.join("image"), "i").expect("inside");
             let refused = fs::read(outside.join("secret")).expect_err("outside");

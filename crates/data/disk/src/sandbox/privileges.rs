@@ -5,6 +5,7 @@ use std::io;
 
 use tapio_control::{ControlError, Errno, Result};
 use tapio_sandbox::capability;
+use tapio_sys::process::is_root;
 
 /// Numbers of capabilities, from `linux/capability.h`.
 mod number {
@@ -54,11 +55,6 @@ fn lookup(name: &CStr) -> Option<User> {
     // SAFETY: the library gave an entry, which stays until it is asked again.
     let entry = unsafe { &*entry };
     Some(User { uid: entry.pw_uid, gid: entry.pw_gid })
-}
-
-fn is_root() -> bool {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    unsafe { libc::geteuid() == 0 }
 }
 
 fn failed<'a>(what: &'a str) -> impl FnOnce(io::Error) -> ControlError + use<'a> {

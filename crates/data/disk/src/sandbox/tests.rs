@@ -42,9 +42,8 @@ fn errno() -> i32 {
 fn attempts() {
     let Ok(what) = std::env::var(ATTEMPT) else { return };
     // Core dumps of processes that die on purpose are of no use.
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure lives across the call.
-    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     let (dir, confined) = (std::env::temp_dir(), tapio_sandbox::landlock::version().is_some());
     enter(&Sandbox::default(), &Own { files: vec![dir], sockets: Vec::new() }).expect("the sandbox");
     // SAFETY: calls with plain numbers, static strings and memory of this function; those that would do harm are

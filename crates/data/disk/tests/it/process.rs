@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tapio_control::command as ask;
 use tapio_control::{Client, Errno, Front, OpenArguments, OwnClient, ProcessState, RunDir, list, processes};
 use tapio_stat::{ShmRoot, disks, vbds};
@@ -51,8 +52,9 @@ fn runs(pid: i32) -> bool {
 }
 
 fn signal(pid: i32, number: i32) {
-    // SAFETY: the number is that of a process this test has started and not yet waited for, or seen running.
-    assert_eq!(unsafe { libc::kill(pid, number) }, 0);
+    // The number is that of a process this test has started and not yet waited for, or seen running.
+    let (pid, signal) = (Pid::from_raw(pid).expect("a number"), Signal::from_named_raw(number));
+    kill_process(pid, signal.expect("a signal")).expect("sent");
 }
 
 impl Site {

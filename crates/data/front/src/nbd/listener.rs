@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,8 +12,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
 use tapio_block::World;
 use tapio_nbd::socket::{prepare, read_exact, write_all};
+use tapio_sys::poll::{self, PollFd, PollFlags};
 
 use super::connection::{Connection, Start};
 use super::exports::{Entered, Visit};
@@ -73,18 +75,13 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     pub(super) fn start(state: &Arc<State>) -> io::Result<Self> {
-        // SAFETY: eventfd takes no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let inner = Arc::new(Inner {
             state: Arc::clone(state),
             listeners: Mutex::default(),
             visitors: Mutex::default(),
             threads: Arc::default(),
-            // SAFETY: the descriptor was just made and has no other owner.
-            event: unsafe { File::from_raw_fd(fd) },
+            event: File::from(event),
             stop: AtomicBool::new(false),
         });
         let thread = std::thread::Builder::new().name("nbd-accept".into()).stack_size(STACK_LEN).spawn({
@@ -157,8 +154,7 @@ impl Acceptor {
 impl Visitor {
     /// Ends its reads and writes; its thread notices and goes.
     fn turn_away(&self) {
-        // SAFETY: the descriptor is open as long as this value holds it.
-        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 }
 
@@ -202,20 +198,16 @@ impl Inner {
 
     /// Indexes of listeners with a waiting client.
     fn wait(&self, listeners: &[Arc<Listener>], retry: Option<Duration>) -> Vec<usize> {
-        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut entries: Vec<_> =
-            listeners.iter().map(|listener| entry(listener.as_fd().as_raw_fd())).collect();
-        entries.push(entry(self.event.as_raw_fd()));
-        let timeout = retry.map_or(-1, |left| i32::try_from(left.as_millis() + 1).unwrap_or(1000));
-        // SAFETY: the table is valid for its length.
-        let result = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, timeout) };
-        if result <= 0 {
+        let entry = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut entries: Vec<_> = listeners.iter().map(|listener| entry(listener.as_fd())).collect();
+        entries.push(entry(self.event.as_fd()));
+        if !poll::any(&mut entries, retry).unwrap_or(false) {
             return Vec::new();
         }
-        if entries.pop().is_some_and(|event| event.revents != 0) {
+        if entries.pop().is_some_and(|event| !event.revents().is_empty()) {
             let _ = (&self.event).read(&mut [0; 8]);
         }
-        (0..entries.len()).filter(|index| entries[*index].revents != 0).collect()
+        (0..entries.len()).filter(|index| !entries[*index].revents().is_empty()).collect()
     }
 
     fn accept(self: &Arc<Self>, listener: &Listener) {

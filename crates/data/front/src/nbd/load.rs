@@ -4,9 +4,11 @@
 //! these at once, so that it costs less than any server it measures.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use tapio_load::{Load, LoadReport, Places};
 use tapio_nbd::socket::write_all;
 
@@ -169,17 +171,11 @@ impl Driver {
 
 fn receive(fd: &OwnedFd, into: &mut [u8]) -> io::Result<usize> {
     loop {
-        // SAFETY: the memory is valid for writing.
-        let result = unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
-        match result {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            len if len > 0 => return Ok(len as usize),
-            _ => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
+        match rustix::net::recv(fd, &mut *into, RecvFlags::empty()) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((len, _)) => return Ok(len),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -1,10 +1,14 @@
 //! The socket of one connection: whole messages with the descriptors that came along.
 
 use std::fmt;
-use std::io;
-use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSliceMut};
+use std::mem::{self, MaybeUninit};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use tapio_sys::poll::{self, PollFd, PollFlags};
 
 use super::message::{HEADER_LEN, Header, Message, MessageError, TABLE_REGIONS_MAX};
 
@@ -14,6 +18,9 @@ const MESSAGE_MAX: Duration = Duration::from_secs(10);
 /// Room for the control message that carries descriptors.
 #[repr(align(8))]
 struct ControlSpace([u8; 128]);
+
+/// More room than the most descriptors of a message need, so that one with too many is seen to have them.
+const ROOM_LEN: usize = rustix::cmsg_space!(ScmRights(3 * TABLE_REGIONS_MAX));
 
 /// Why a connection ended.
 #[derive(Debug)]
@@ -140,87 +147,49 @@ impl Channel {
 
     fn wait(&self, stop: BorrowedFd<'_>, deadline: Option<Instant>) -> Result<(), ChannelError> {
         loop {
-            let timeout = match deadline {
-                None => -1,
-                Some(at) => {
-                    let left = at.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        let why = "the other side did not finish its message in time";
-                        return Err(io::Error::new(io::ErrorKind::TimedOut, why).into());
-                    }
-                    i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1)
-                }
-            };
-            let mut polled = [
-                libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 },
-                libc::pollfd { fd: stop.as_raw_fd(), events: libc::POLLIN, revents: 0 },
-            ];
-            // SAFETY: the table is valid for writing and has two entries.
-            let count = unsafe { libc::poll(polled.as_mut_ptr(), 2, timeout) };
-            if count < 0 {
-                let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::Interrupted {
-                    continue;
-                }
-                return Err(error.into());
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                let why = "the other side did not finish its message in time";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why).into());
             }
-            if polled[1].revents != 0 {
+            let mut polled =
+                [PollFd::new(&self.socket, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+            match poll::any(&mut polled, left) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                result => result?,
+            };
+            if !polled[1].revents().is_empty() {
                 return Err(ChannelError::Stopped);
             }
-            if polled[0].revents != 0 {
+            if !polled[0].revents().is_empty() {
                 return Ok(());
             }
         }
     }
 
     fn recv_some(&self, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ChannelError> {
-        let mut control = ControlSpace([0; 128]);
-        let mut piece = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        // SAFETY: an all-zero msghdr is a valid value.
-        let mut header: libc::msghdr = unsafe { mem::zeroed() };
-        header.msg_iov = &raw mut piece;
-        header.msg_iovlen = 1;
-        header.msg_control = control.0.as_mut_ptr().cast();
-        header.msg_controllen = control.0.len();
-        let count = loop {
-            // SAFETY: the header names memory that is valid for writing during the call.
-            let count = unsafe {
-                libc::recvmsg(
-                    self.socket.as_raw_fd(),
-                    &raw mut header,
-                    libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT,
-                )
-            };
-            if count >= 0 {
-                break count as usize;
-            }
-            let error = io::Error::last_os_error();
-            match error.kind() {
-                io::ErrorKind::Interrupted => {}
-                io::ErrorKind::ConnectionReset => return Err(ChannelError::Closed),
-                _ => return Err(error.into()),
+        let mut room = [MaybeUninit::uninit(); ROOM_LEN];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let got = loop {
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
+                Ok(got) => break got,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
+                Err(error) => return Err(io::Error::from(error).into()),
             }
         };
         // Take every descriptor first, so that none leaks when there are too many.
-        // SAFETY: the kernel has filled the control space as `msg_controllen` says.
-        unsafe {
-            let mut entry = libc::CMSG_FIRSTHDR(&raw const header);
-            while !entry.is_null() {
-                if (*entry).cmsg_level == libc::SOL_SOCKET && (*entry).cmsg_type == libc::SCM_RIGHTS {
-                    let bytes = (*entry).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                    let data = libc::CMSG_DATA(entry).cast::<RawFd>();
-                    for index in 0..bytes / size_of::<RawFd>() {
-                        fds.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
-                    }
-                }
-                entry = libc::CMSG_NXTHDR(&raw const header, entry);
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
             }
         }
-        if header.msg_flags & libc::MSG_CTRUNC != 0 || fds.len() > TABLE_REGIONS_MAX {
+        if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > TABLE_REGIONS_MAX {
             let why = "more descriptors came with a message than any message has";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why).into());
         }
-        Ok(count)
+        Ok(got.bytes)
     }
 
     fn send_some(&self, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {

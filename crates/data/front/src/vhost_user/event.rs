@@ -4,6 +4,9 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use rustix::event::EventfdFlags;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstat};
+
 /// Something to write 8 bytes to: an eventfd, a pipe, or a stream socket (User-mode Linux makes a pair of those for
 /// interrupts).
 #[derive(Debug)]
@@ -16,13 +19,12 @@ impl Notifier {
     /// Takes a descriptor over, if it is one that can be signalled without waiting for long.
     pub fn new(fd: OwnedFd) -> Result<Self, &'static str> {
         let kind = kind(&fd)?;
-        // SAFETY: reads and sets flags; takes no pointers.
-        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-        let mut blocking = flags & libc::O_NONBLOCK == 0;
+        // One whose flags cannot be read counts as one that does not block, as ever.
+        let flags = fcntl_getfl(&fd).unwrap_or(OFlags::all());
+        let mut blocking = !flags.contains(OFlags::NONBLOCK);
         if blocking && kind != Kind::Event {
             // The writing end of a pipe is ours alone. A full pipe has woken its reader already.
-            // SAFETY: as above.
-            blocking = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) } != 0;
+            blocking = fcntl_setfl(&fd, flags | OFlags::NONBLOCK).is_err();
         }
         Ok(Self { file: File::from(fd), blocking })
     }
@@ -79,12 +81,7 @@ enum Kind {
 /// Event counters are anonymous inodes, which have no type. Files and devices are refused: reading a file
 /// never waits, so that it would kick without end.
 fn kind(fd: &OwnedFd) -> Result<Kind, &'static str> {
-    // SAFETY: an all-zero stat is a valid value.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is valid for writing.
-    if unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) } != 0 {
-        return Err("the descriptor cannot be examined");
-    }
+    let Ok(stat) = fstat(fd) else { return Err("the descriptor cannot be examined") };
     match stat.st_mode & libc::S_IFMT {
         0 => Ok(Kind::Event),
         libc::S_IFIFO => Ok(Kind::Pipe),
@@ -95,21 +92,14 @@ fn kind(fd: &OwnedFd) -> Result<Kind, &'static str> {
 
 /// A new eventfd that does not block.
 pub fn eventfd() -> io::Result<OwnedFd> {
-    use std::os::fd::FromRawFd;
-    // SAFETY: takes no pointers.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just made and has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
     use std::io::Read;
-    use std::os::fd::FromRawFd;
 
     #[test]
     fn events_and_pipes_are_taken_and_nothing_else() {
@@ -120,8 +110,7 @@ mod tests {
         assert!(Notifier::new(File::open("/dev/null").unwrap().into()).is_err());
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         assert!(Kick::new(socket.try_clone().unwrap().into()).is_err());
-        // SAFETY: takes no pointers; the descriptor was just made.
-        let timer = unsafe { OwnedFd::from_raw_fd(libc::timerfd_create(libc::CLOCK_MONOTONIC, 0)) };
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::empty()).unwrap();
         assert!(Kick::new(timer).is_err(), "another anonymous file");
         assert!(Kick::new(eventfd().unwrap()).is_ok());
         assert!(Notifier::new(socket.into()).is_ok());
@@ -129,9 +118,8 @@ mod tests {
 
     #[test]
     fn a_counter_or_pipe_that_is_full_does_not_hold_us_up() {
-        for flags in [libc::EFD_CLOEXEC, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK] {
-            // SAFETY: takes no pointers; the descriptor was just made.
-            let fd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, flags)) };
+        for flags in [EventfdFlags::CLOEXEC, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK] {
+            let fd = rustix::event::eventfd(0, flags).unwrap();
             let mut other = File::from(fd.try_clone().unwrap());
             other.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
             let notifier = Notifier::new(fd).unwrap();

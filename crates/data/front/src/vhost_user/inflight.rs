@@ -5,12 +5,12 @@
 //! is made by the first back end, kept by the front end, and given to whichever back end comes next. Only back ends
 //! read it, so that how queues follow each other in it is ours to choose; a front end can still write anything to it.
 
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use super::inflight_packed::{self, PackedInflight};
-use super::memory::{MapError, Mapping};
+use super::memory::{MapError, Mapping, memfd};
 use super::message::InflightSpec;
 use super::vring::QUEUE_SIZE_MAX;
 
@@ -60,17 +60,8 @@ impl InflightRegion {
     /// `GET_INFLIGHT_FD` answers.
     pub fn create(queues: u16, queue_size: u16) -> std::io::Result<(InflightSpec, OwnedFd)> {
         let len = packed_len(queue_size) * u64::from(queues);
-        // SAFETY: the name is a C string.
-        let fd = unsafe {
-            libc::memfd_create(c"vhost-user-inflight".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-        };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        file.set_len(len)?;
-        Ok((InflightSpec { len, offset: 0, queues, queue_size }, file.into()))
+        let file = memfd(c"vhost-user-inflight", len)?;
+        Ok((InflightSpec { len, offset: 0, queues, queue_size }, file))
     }
 
     /// Maps a region that the front end kept: `SET_INFLIGHT_FD`.

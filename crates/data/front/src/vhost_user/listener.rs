@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use tapio_block::Remote;
+use tapio_sys::poll::{self, PollFd, PollFlags};
 
 use super::Log;
 use super::blk;
@@ -257,16 +258,13 @@ impl Server {
     /// Waits for the next front end; none when the server is to stop.
     fn accept(&self) -> Option<UnixStream> {
         loop {
-            let mut polled = [
-                libc::pollfd { fd: self.listener.as_raw_fd(), events: libc::POLLIN, revents: 0 },
-                libc::pollfd { fd: self.stop.as_raw_fd(), events: libc::POLLIN, revents: 0 },
-            ];
-            // SAFETY: the table is valid for writing and has two entries.
-            unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
-            if polled[1].revents != 0 {
+            let mut polled =
+                [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+            let _ = poll::any(&mut polled, None);
+            if !polled[1].revents().is_empty() {
                 return None;
             }
-            if polled[0].revents != 0 {
+            if !polled[0].revents().is_empty() {
                 match self.listener.accept() {
                     Ok((stream, _)) => return Some(stream),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -282,13 +280,11 @@ impl Server {
 
     /// Waits until there is something to receive; or news for the front end, which is taken and answered by `true`.
     fn wait(&self, channel: &Channel, mut news: &File) -> bool {
-        let read = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let socket = channel.as_fd().as_raw_fd();
-        let mut polled = [read(news.as_raw_fd()), read(socket), read(self.stop.as_raw_fd())];
-        // SAFETY: the table is valid for writing and has three entries.
-        unsafe { libc::poll(polled.as_mut_ptr(), 3, -1) };
+        let read = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut polled = [read(news.as_fd()), read(channel.as_fd()), read(self.stop.as_fd())];
+        let _ = poll::any(&mut polled, None);
         // Resets the counter; one that was not readable says so.
-        polled[0].revents != 0 && news.read(&mut [0; 8]).is_ok()
+        !polled[0].revents().is_empty() && news.read(&mut [0; 8]).is_ok()
     }
 
     /// Serves one front end to its end. Gives the reason, unless it is a good one.

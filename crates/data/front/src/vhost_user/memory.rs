@@ -1,9 +1,13 @@
 //! Guest memory: regions that the front end shares, mapped here, and addresses turned into pointers.
 
+use std::ffi::CStr;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create};
 
 use super::message::RegionSpec;
 
@@ -71,22 +75,13 @@ impl Mapping {
     /// it remains possible, and ends the process of this one disk.
     pub fn new(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
         let end = offset.checked_add(len).ok_or(MapError::Overflow)?;
-        // SAFETY: an all-zero stat is a valid value.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: `stat` is valid for writing.
-        if unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } != 0 {
-            return Err(MapError::Io(io::Error::last_os_error()));
-        }
-        if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        let examined = || fstat(file).map_err(|error| MapError::Io(error.into()));
+        if FileType::from_raw_mode(examined()?.st_mode) != FileType::RegularFile {
             return Err(MapError::NotAFile);
         }
-        // SAFETY: adds a seal or fails; takes no pointers.
-        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+        let _ = fcntl_add_seals(file, SealFlags::SHRINK);
         // The length is read once more: the file may have shrunk before the seal held.
-        // SAFETY: `stat` is valid for writing.
-        if unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } != 0 {
-            return Err(MapError::Io(io::Error::last_os_error()));
-        }
+        let stat = examined()?;
         let file_len = u64::try_from(stat.st_size).unwrap_or(0);
         if file_len < end {
             return Err(MapError::TooShort { file_len });
@@ -347,20 +342,19 @@ pub unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
     }
 }
 
+/// A file in memory, whose length others can be kept from changing.
+pub(super) fn memfd(name: &CStr, len: u64) -> io::Result<OwnedFd> {
+    let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.set_len(len)?;
+    Ok(file.into())
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::os::fd::FromRawFd;
 
     pub(crate) fn memfd(len: u64) -> OwnedFd {
-        // SAFETY: the name is a C string.
-        let fd =
-            unsafe { libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        assert!(fd >= 0);
-        // SAFETY: the descriptor was just made.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        std::fs::File::from(fd.try_clone().unwrap()).set_len(len).unwrap();
-        fd
+        super::memfd(c"guest", len).unwrap()
     }
 
     fn spec(guest: u64, len: u64, user: u64, offset: u64) -> RegionSpec {

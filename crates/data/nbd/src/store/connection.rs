@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::{Rc, Weak};
 
+use rustix::net::SendFlags;
 use tapio_ring::Notify;
 use tapio_types::Access;
 
@@ -53,15 +54,8 @@ impl Connection {
         let header = RequestHeader { flags: 0, command: command::DISC, cookie: 0, offset: 0, len: 0 };
         let mut bytes = Vec::new();
         put_request(self.style, &header, &mut bytes);
-        // SAFETY: the bytes are valid for their length. A server that does not read it sees the end of the stream.
-        unsafe {
-            libc::send(
-                self.fd(),
-                bytes.as_ptr().cast(),
-                bytes.len(),
-                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-            );
-        }
+        // A server that does not read it sees the end of the stream.
+        let _ = rustix::net::send(&self.fd, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 
@@ -122,8 +116,8 @@ impl Inner {
             return;
         }
         why.clone_into(&mut connection.why.borrow_mut());
-        // SAFETY: the descriptor is open; an error means that the peer is gone already.
-        unsafe { libc::shutdown(connection.fd(), libc::SHUT_RDWR) };
+        // An error means that the peer is gone already.
+        let _ = rustix::net::shutdown(&connection.fd, rustix::net::Shutdown::Both);
         self.work.notify_all(self.tasks());
     }
 

@@ -4,11 +4,12 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::ToSocketAddrs;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
 use tapio_ring::uring::Uring;
 
 use crate::client::{Address, ClientError, ClientOptions, ExportInfo, Haggle};
@@ -43,13 +44,7 @@ type Answer = Arc<Mutex<Option<io::Result<Dialled>>>>;
 /// # Errors
 /// The server cannot be reached, does not keep to the protocol, or refuses.
 pub async fn dial(uring: &Uring, target: &Target, tls: Option<&TlsClient>) -> io::Result<Dialled> {
-    // SAFETY: eventfd takes no pointers.
-    let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    if event < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just made and has no other owner.
-    let event = Arc::new(unsafe { File::from_raw_fd(event) });
+    let event = Arc::new(File::from(eventfd(0, EventfdFlags::CLOEXEC)?));
     let answer = Answer::default();
     let (target, tls) = (target.clone(), tls.cloned());
     let (theirs, bell) = (Arc::clone(&answer), Arc::clone(&event));

@@ -5,11 +5,14 @@
 //! branch for it.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::session::{Heard, Session};
 
@@ -44,21 +47,14 @@ pub fn start(
     deadline: Instant,
     failed: impl FnOnce(&str) + Send + 'static,
 ) -> io::Result<(OwnedFd, Status)> {
-    let mut ends = [0; 2];
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-    // SAFETY: room for two descriptors is passed.
-    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptors were just made and have no other owner.
-    let (ours, theirs) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    let (ours, theirs) = UnixStream::pair()?;
     let status = Status::default();
     let told = status.clone();
     std::thread::Builder::new().name("tapio-nbd-tls".into()).stack_size(STACK_LEN).spawn(move || {
         let mut pump = Pump {
             session,
             net,
-            plain_end: ours,
+            plain_end: ours.into(),
             wire: Outgoing { bytes: wire, sent: 0 },
             plain: Outgoing::default(),
             piece: vec![0; PIECE_LEN],
@@ -71,7 +67,7 @@ pub fn start(
             failed(&why);
         }
     })?;
-    Ok((theirs, status))
+    Ok((theirs.into(), status))
 }
 
 /// Bytes on their way to a socket.
@@ -89,17 +85,11 @@ impl Outgoing {
     /// Sends what the socket takes.
     fn send(&mut self, fd: &OwnedFd) -> io::Result<()> {
         while !self.is_empty() {
-            let left = &self.bytes[self.sent..];
-            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            // SAFETY: the memory is valid for its length.
-            let sent = unsafe { libc::send(fd.as_raw_fd(), left.as_ptr().cast(), left.len(), flags) };
-            match usize::try_from(sent) {
+            match send(fd, &self.bytes[self.sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(len) => self.sent += len,
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                    error if error.kind() == io::ErrorKind::Interrupted => {}
-                    error => return Err(error),
-                },
+                Err(Errno::WOULDBLOCK) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         self.bytes.clear();
@@ -130,19 +120,11 @@ enum Got {
 }
 
 fn receive(fd: &OwnedFd, into: &mut [u8]) -> io::Result<Got> {
-    loop {
-        let flags = libc::MSG_DONTWAIT;
-        // SAFETY: the memory is valid for writing.
-        let got = unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), flags) };
-        return match usize::try_from(got) {
-            Ok(0) => Ok(Got::End),
-            Ok(len) => Ok(Got::Bytes(len)),
-            Err(_) => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::WouldBlock => Ok(Got::Nothing),
-                error if error.kind() == io::ErrorKind::Interrupted => continue,
-                error => Err(error),
-            },
-        };
+    match retry_on_intr(|| recv(fd, &mut *into, RecvFlags::DONTWAIT)) {
+        Ok((0, _)) => Ok(Got::End),
+        Ok((len, _)) => Ok(Got::Bytes(len)),
+        Err(Errno::WOULDBLOCK) => Ok(Got::Nothing),
+        Err(error) => Err(error.into()),
     }
 }
 

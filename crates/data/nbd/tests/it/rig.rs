@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 pub use tapio_fixtures::pattern;
 use tapio_nbd::NbdStore;
 use tapio_ring::uring::{Uring, UringConfig};
@@ -161,8 +162,9 @@ impl Server {
 
     /// The process, by number, for signals.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: no memory is passed; the child has not been waited for, so the number is its own.
-        unsafe { libc::kill(self.child.id() as i32, signal) };
+        // The child has not been waited for, so the number is its own.
+        let signal = Signal::from_named_raw(signal).expect("a signal");
+        let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
     pub fn kill(mut self) {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use argon2::password_hash::{Output, PasswordHash, SaltString};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
+use rustix::rand::{GetRandomFlags, getrandom};
 use zeroize::Zeroize;
 
 /// Shortest password, in characters: what a rate limit makes hopeless to guess.
@@ -98,9 +99,7 @@ impl Memory {
             ));
         }
         let mut salt = [0_u8; SALT_LEN];
-        // SAFETY: getrandom(2) writes at most as many bytes as the array has.
-        let len = unsafe { libc::getrandom(salt.as_mut_ptr().cast(), salt.len(), 0) };
-        if usize::try_from(len) != Ok(salt.len()) {
+        if getrandom(&mut salt[..], GetRandomFlags::empty()) != Ok(SALT_LEN) {
             return Err("the system gives no random numbers".to_owned());
         }
         let told = |error: argon2::password_hash::Error| format!("the password cannot be hashed: {error}");

@@ -138,8 +138,7 @@ impl Server {
             while let Some(accepted) = shared.until_end(listener.accept()).await {
                 match accepted.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
                     Ok((uid, stream)) => {
-                        // SAFETY: geteuid(2) takes nothing and cannot fail.
-                        let own = unsafe { libc::geteuid() };
+                        let own = rustix::process::geteuid().as_raw();
                         let peer =
                             Peer { superuser: uid == 0 || uid == own, address: format!("unix:uid={uid}") };
                         shared.clone().take_unix(stream, Who::User(uid), peer);

@@ -622,8 +622,7 @@ fn a_unix_socket_tells_the_user_of_the_caller() {
     stream.write_all(text.as_bytes()).expect("sent");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("an answer");
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    let own = unsafe { libc::geteuid() };
+    let own = rustix::process::geteuid();
     assert!(text.contains(&format!(r#"["unix:uid={own}","true"]"#)), "{text}");
     assert!(fixture.ask(&post("/jsonrpc", &json("who"))).1.contains(r#"["127.0.0.1","false"]"#));
 }

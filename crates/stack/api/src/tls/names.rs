@@ -1,6 +1,5 @@
 //! What clients may call this host.
 
-use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Names and addresses of a certificate; more would make it too large for some clients.
@@ -20,11 +19,7 @@ pub(super) fn of_this_host() -> Vec<String> {
 }
 
 fn host_name() -> String {
-    let mut name = [0_u8; 256];
-    // SAFETY: gethostname(2) writes at most the given length, one less than the array has: it stays terminated.
-    let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    let text = CStr::from_bytes_until_nul(&name).ok().filter(|_| result == 0);
-    text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 fn addresses() -> Vec<IpAddr> {

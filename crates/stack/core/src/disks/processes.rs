@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use tapio_control::{
 use tapio_model::ApiError;
 use tapio_stat::pool::clean_pools;
 use tapio_stat::{ShmRoot, VbdId, clean_stale};
-use tapio_sys::process::{self, Stat};
+use tapio_sys::poll;
+use tapio_sys::process::{self, Signal, Stat};
 use tapio_types::{Access, ChainSpec, DeviceHow, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
@@ -142,27 +143,15 @@ pub(super) fn pidfd(process: Process) -> Option<OwnedFd> {
 /// Waits until the process has ended; answers whether it has.
 fn wait_for_end(fd: &OwnedFd, until: Instant) -> bool {
     loop {
-        let timeout = i32::try_from(left(until).as_millis()).unwrap_or(i32::MAX);
-        let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure is passed, and the count says so.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, timeout) };
-        if ready > 0 {
-            process::reap(fd);
-            return true;
+        match poll::is_readable(fd, left(until)) {
+            Ok(true) => {
+                process::reap(fd);
+                return true;
+            }
+            Ok(false) if Instant::now() < until => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(false) | Err(_) => return false,
         }
-        if ready == 0 && Instant::now() >= until {
-            return false;
-        }
-        if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return false;
-        }
-    }
-}
-
-fn kill(fd: &OwnedFd) {
-    // SAFETY: the descriptor is open; no information about the signal is passed.
-    unsafe {
-        libc::syscall(libc::SYS_pidfd_send_signal, fd.as_raw_fd(), libc::SIGKILL, std::ptr::null::<u8>(), 0);
     }
 }
 
@@ -365,7 +354,7 @@ impl Backend for Processes {
                 return Err(ApiError::backend(453, why, ""));
             }
             tracing::warn!(pid = process.pid, "a disk process did not end and is killed");
-            kill(&fd);
+            let _ = process::signal_to(&fd, Signal::KILL);
             if !wait_for_end(&fd, Instant::now() + KILLED.min(left(until))) {
                 let why = format!(
                     "disk process {} does not end even when killed: its storage holds it",

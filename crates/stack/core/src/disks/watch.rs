@@ -1,11 +1,12 @@
 //! Notices when a disk process ends.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tapio_sys::poll::{self, PollFd, PollFlags};
 use tapio_sys::process;
 use uuid::Uuid;
 
@@ -53,17 +54,13 @@ impl Watch {
                 thread::sleep(left);
                 continue;
             }
-            let mut polls: Vec<libc::pollfd> = fds
-                .iter()
-                .map(|(_, fd)| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
-                .collect();
-            let timeout_ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1);
-            // SAFETY: the vector is passed with its length, and its descriptors are open until the end of the turn.
-            let ready = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout_ms) };
-            if ready <= 0 {
+            let mut polls: Vec<PollFd<'_>> =
+                fds.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)).collect();
+            if !poll::any(&mut polls, Some(left)).is_ok_and(|is_ready| is_ready) {
                 continue;
             }
-            let ended = polls.iter().zip(&fds).find(|(poll, _)| poll.revents != 0).map(|(_, (vbd, _))| *vbd);
+            let ready = polls.iter().zip(&fds).find(|(poll, _)| !poll.revents().is_empty());
+            let ended = ready.map(|(_, (vbd, _))| *vbd);
             // One that is not watched any more was ended by us.
             if let Some(vbd) = ended.filter(|vbd| self.0.lock().remove(vbd).is_some()) {
                 fds.iter().filter(|(of, _)| *of == vbd).for_each(|(_, fd)| process::reap(fd));

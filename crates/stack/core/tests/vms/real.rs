@@ -6,8 +6,14 @@ use std::time::{Duration, Instant};
 
 use tapio_control::{OwnClient, RunDir, command};
 use tapio_model::Value;
+use tapio_sys::process::Signal;
 
 use crate::rig::{MIB, Rig};
+
+/// To a process of this test that has not ended.
+pub fn signal(pid: i32, signal: Signal) {
+    tapio_sys::process::signal(pid.cast_unsigned(), signal).expect("it runs");
+}
 
 fn wait(what: &str, is_there: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);
@@ -51,8 +57,7 @@ fn a_disk_is_plugged_limited_restarted_and_adopted() {
     assert_eq!(limits(process.pid, minor).limits.write_bps, 5 << 20, "while it runs");
 
     // Killed: another process takes its place.
-    // SAFETY: the number is that of a process that this test started and that has not ended.
-    unsafe { libc::kill(process.pid, libc::SIGKILL) };
+    signal(process.pid, Signal::KILL);
     wait("another process", || {
         rig.stack.disks.of_vbd(uuid).is_some_and(|now| {
             now.phase == tapio_core::disks::Phase::Running && now.process.is_some_and(|now| now != process)
@@ -145,9 +150,8 @@ fn disk_processes_are_killed_at_any_time() {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(later));
                 if let Some(pid) = ours().get(which) {
-                    // SAFETY: the number is that of a process of this test. If that has just ended, no
-                    // other process has the number yet.
-                    unsafe { libc::kill(*pid, libc::SIGKILL) };
+                    // If it has just ended, no other process has the number yet.
+                    let _ = tapio_sys::process::signal(pid.cast_unsigned(), Signal::KILL);
                 }
             });
             // Some of these fail, as they may: with an error, and leaving nothing.
@@ -187,8 +191,7 @@ fn a_process_that_dies_while_it_takes_anothers_place_is_replaced_too() {
         );
         fs::write(before, script).expect("a script");
         let process = rig.stack.disks.of_vbd(uuid).and_then(|note| note.process).expect("a process");
-        // SAFETY: the number is that of a process that this test started and that has not ended.
-        unsafe { libc::kill(process.pid, libc::SIGKILL) };
+        signal(process.pid, Signal::KILL);
         process
     };
     let is_replaced = |process| {
@@ -225,15 +228,13 @@ fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
     let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
     rig.stack.disks.is_ending(uuid, Instant::now()).expect("a note");
     let (process, _) = rig.processes()[0];
-    // SAFETY: the number is that of a process that this test started and that has not ended.
-    let signal = |signal| assert_eq!(unsafe { libc::kill(process.pid, signal) }, 0);
     // It is connected to, and does not answer.
-    signal(libc::SIGSTOP);
+    signal(process.pid, Signal::STOP);
     let backend = rig.real_backend();
     let end =
         thread::spawn(move || backend.end(process, Some(0), false, Instant::now() + Duration::from_secs(20)));
     thread::sleep(Duration::from_millis(300));
-    signal(libc::SIGKILL);
+    signal(process.pid, Signal::KILL);
     end.join().expect("no panic").expect("it has ended");
     // The guest had let go: the disk is unplugged when its process is seen to have ended.
     rig.stack.disks.is_left(uuid);
@@ -254,8 +255,7 @@ fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
     thread::scope(|scope| {
         let pause = scope.spawn(|| rig.call("VM.pause", vec![vm.as_str().into()]));
         wait("the pause", || !rig.get("VM", &vm).map("current_operations").is_empty());
-        // SAFETY: as above.
-        assert_eq!(unsafe { libc::kill(process.pid, libc::SIGKILL) }, 0);
+        signal(process.pid, Signal::KILL);
         pause.join().expect("paused");
     });
     is_unplugged();
@@ -276,8 +276,7 @@ fn a_process_that_dies_while_its_disk_is_paused_is_replaced_when_that_goes_on() 
     let live = rig.stack.disks.live(note.vdi_uuid).expect("a running disk");
     live.pause().expect("paused");
     let died = note.process.expect("a process");
-    // SAFETY: the number is that of a process that this test started and that has not ended.
-    assert_eq!(unsafe { libc::kill(died.pid, libc::SIGKILL) }, 0);
+    signal(died.pid, Signal::KILL);
     wait("the end of the process", || !rig.real_backend().is_alive(died));
     let early = rig.stack.disks.restart(uuid, Instant::now()).expect_err("its images change");
     assert!(early.params[0].contains("stays paused"), "{early}");

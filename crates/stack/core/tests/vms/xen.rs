@@ -61,8 +61,7 @@ fn a_disk_of_xen_names_its_process_and_is_given_again_when_that_changes() {
     rig.call("VBD.add_to_other_config", vec![vbd.as_str().into(), "polling-duration".into(), "0".into()]);
     assert_eq!(given(&rig, &vm)["facts"]["polling_us"], 0, "told to the back end, too");
 
-    // SAFETY: the number is that of a process that this test started and that has not ended.
-    unsafe { libc::kill(first.pid, libc::SIGKILL) };
+    crate::real::signal(first.pid, tapio_sys::process::Signal::KILL);
     let is_new = || {
         let note = rig.stack.disks.of_vbd(uuid).expect("a disk");
         note.process.is_some_and(|now| now != first && node() == path(now.pid))

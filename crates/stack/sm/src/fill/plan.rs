@@ -1,8 +1,9 @@
 //! Which sectors are to be copied, told from what the images hold, before any data are read.
 
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 use tapio_format::vhd::offline::{Chain, Layer};
 use tapio_format::{FileMedium, FormatError};
 use tapio_types::{ChainSpec, Span};
@@ -112,11 +113,11 @@ fn add_raw(medium: &FileMedium, span: Span, offset: u64, wanted: &mut Vec<(Span,
     let mut at = 0;
     while at < span.len {
         let here = offset + at;
-        let (data, hole) = (seek(medium, here, libc::SEEK_DATA), seek(medium, here, libc::SEEK_HOLE));
+        let (data, hole) = (seek(medium, SeekFrom::Data(here)), seek(medium, SeekFrom::Hole(here)));
         let left = span.len - at;
         let (len, holds) = match (data, hole) {
             // Behind the last data.
-            (Err(libc::ENXIO), _) => (left, Holds::Zeros),
+            (Err(Errno::NXIO), _) => (left, Holds::Zeros),
             (Ok(data), _) if data > here => (left.min(data - here), Holds::Zeros),
             (Ok(_), Ok(hole)) if hole > here => (left.min(hole - here), Holds::Data),
             // A file system, or a device, that does not tell.
@@ -130,12 +131,9 @@ fn add_raw(medium: &FileMedium, span: Span, offset: u64, wanted: &mut Vec<(Span,
 }
 
 /// The next place of a kind from `at` on.
-fn seek(medium: &FileMedium, at: u64, what: libc::c_int) -> Result<u64, i32> {
-    let at = i64::try_from(at).map_err(|_| libc::EINVAL)?;
-    // SAFETY: the descriptor is open for as long as `medium` lives; no memory is passed. The file's position is of no
-    // interest: all threads read and write at offsets of their own.
-    let found = unsafe { libc::lseek64(medium.file().as_raw_fd(), at, what) };
-    u64::try_from(found).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+fn seek(medium: &FileMedium, to: SeekFrom) -> Result<u64, Errno> {
+    // The file's position is of no interest: all threads read and write at offsets of their own.
+    rustix::fs::seek(medium.file(), to)
 }
 
 /// In order and without overlap; where two say something of the same sectors, data count.

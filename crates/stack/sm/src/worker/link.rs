@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tapio_sys::poll;
 use tapio_types::{Access, ApiError};
 
 use super::frame::{Frames, encode};
@@ -217,10 +218,7 @@ impl Link {
             if let Some(message) = self.frames.take().map_err(|why| Failure::Nonsense(why.to_string()))? {
                 return Ok(Some(message));
             }
-            let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            let timeout = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-            // SAFETY: one structure is passed, and the count says so.
-            if unsafe { libc::poll(&raw mut poll, 1, timeout) } <= 0 {
+            if !poll::is_readable(&self.stream, limit).unwrap_or(false) {
                 return Ok(None);
             }
             match self.stream.read(&mut piece) {

@@ -1,13 +1,14 @@
 //! The worker's side: the real drivers, behind sockets.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use tapio_sys::poll;
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
@@ -187,9 +188,7 @@ impl Inner {
 
     /// Whether something can be read now.
     fn has_news(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure is passed, and the count says so.
-        !self.frames.is_empty() || unsafe { libc::poll(&raw mut poll, 1, 0) } > 0
+        !self.frames.is_empty() || poll::is_readable(&self.stream, Duration::ZERO).unwrap_or(false)
     }
 }
 

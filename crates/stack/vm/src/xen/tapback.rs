@@ -1,9 +1,8 @@
 //! tapback, which connects guests to disk processes: started if no process serves the back end, and found again
 //! by the lock that it holds as long as it does.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -33,13 +32,12 @@ fn is_served(settings: &Settings) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
-    // SAFETY: flock(2) takes two integers. What is locked here is unlocked when the file is closed.
-    let taken = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
-    if taken == 0 {
-        return Ok(false);
+    // What is locked here is unlocked when the file is closed.
+    match file.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
     }
-    let error = io::Error::last_os_error();
-    if error.kind() == io::ErrorKind::WouldBlock { Ok(true) } else { Err(error) }
 }
 
 /// Makes sure that a tapback process serves the disks of guests.

@@ -3,12 +3,12 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use uuid::Uuid;
 
 use crate::poll::{poll, polled};
@@ -54,13 +54,7 @@ pub(super) struct Xl(pub PathBuf);
 
 /// A file without a name, in memory.
 fn scratch() -> io::Result<File> {
-    // SAFETY: the name ends with a NUL; the call takes nothing else but flags.
-    let fd = unsafe { libc::memfd_create(c"xl".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has just made it, and nothing else holds it.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    Ok(memfd_create(c"xl", MemfdFlags::CLOEXEC)?.into())
 }
 
 fn said(mut file: File) -> io::Result<String> {

@@ -12,8 +12,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, getsid};
 use tapio_e2e::client::sha256;
 use tapio_e2e::disk::{Disk, DiskOptions};
+use tapio_e2e::process::signal;
 use tapio_e2e::scratch::Scratch;
 use tapio_vm::{
     DiskFacts, DiskSpec, FrontSpec, PluggedDisk, Settings, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
@@ -365,8 +367,8 @@ pub fn ends(lab: &mut Lab) {
 
     let mut console = start(lab);
     console.run("echo famous last words");
-    // SAFETY: kill(2) takes two integers; the process is the guest's own emulator.
-    assert_eq!(unsafe { libc::kill(lab.pid(), libc::SIGKILL) }, 0);
+    // The guest's own emulator.
+    signal(lab.pid(), libc::SIGKILL).expect("it runs");
     let VmEvent::Crashed(crashed, why) = lab.event() else { panic!("no crash") };
     assert!(crashed == vm && why.contains("famous last words"), "{why}");
     step("killed");
@@ -375,8 +377,7 @@ pub fn ends(lab: &mut Lab) {
     lab.end_daemon();
     // The console of some drivers is the daemon's.
     let _ = console.stream.write_all(b"true\n");
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::kill(lab.pid(), libc::SIGKILL) }, 0);
+    signal(lab.pid(), libc::SIGKILL).expect("it runs");
     std::thread::sleep(Duration::from_millis(200));
     lab.start_daemon();
     assert!(matches!(lab.event(), VmEvent::Crashed(crashed, _) if crashed == vm));
@@ -559,8 +560,7 @@ pub fn replaced(lab: &mut Lab) {
 
 /// A guest's processes have no rights on this host, see nothing of it, and nothing of another guest.
 pub fn confined(first: &mut Lab, second: &mut Lab) {
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         return tapio_e2e::tools::skip("needs root");
     }
     let mut users = BTreeSet::new();
@@ -582,8 +582,7 @@ pub fn confined(first: &mut Lab, second: &mut Lab) {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
                 continue;
             };
-            // SAFETY: getsid(2) takes a number.
-            if unsafe { libc::getsid(pid) } != leader {
+            if getsid(Pid::from_raw(pid)).map(Pid::as_raw_pid) != Ok(leader) {
                 continue;
             }
             count += 1;

@@ -1,9 +1,7 @@
 //! Storages that are full, fail and hang, and for how long they do.
 
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -34,15 +32,7 @@ fn fill_up(path: &Path, rest: u64) -> std::io::Result<()> {
 
 /// Bytes that a file system has left.
 fn room(path: &Path) -> std::io::Result<u64> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: an all-zero statfs is a valid value; the path is a C string and the value valid for writing.
-    let (result, facts) = unsafe {
-        let mut facts: libc::statfs = std::mem::zeroed();
-        (libc::statfs(path.as_ptr(), &raw mut facts), facts)
-    };
-    if result != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
+    let facts = rustix::fs::statfs(path)?;
     Ok(facts.f_bavail * facts.f_bsize as u64)
 }
 

@@ -1,9 +1,11 @@
 //! vhost-user: messages of a front end, taken apart and obeyed by a session whose data side only checks.
 
 use std::fs::File;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rustix::event::EventfdFlags;
+use rustix::fs::{MemfdFlags, memfd_create};
 use tapio_block::{Geometry, Gone};
 use tapio_front::vhost_user::foreign::{
     DataSide, GuestMemory, HEADER_LEN, Kick, Logging, Notifier, PAYLOAD_MAX, QueueSetup, Ring, RingError,
@@ -20,21 +22,14 @@ pub const FILE_LEN: u64 = 64 << 10;
 
 /// A file in memory, as front ends share them.
 pub fn memfd(len: u64) -> OwnedFd {
-    // SAFETY: the name is a C string.
-    let fd = unsafe { libc::memfd_create(c"fuzz".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    assert!(fd >= 0, "no memory file");
-    // SAFETY: the descriptor was just made and has no other owner.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(memfd_create(c"fuzz", flags).expect("a file in memory"));
     file.set_len(len).expect("room");
     file.into()
 }
 
 fn eventfd() -> OwnedFd {
-    // SAFETY: takes no pointers.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    assert!(fd >= 0, "no event descriptor");
-    // SAFETY: the descriptor was just made and has no other owner.
-    unsafe { OwnedFd::from_raw_fd(fd) }
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event descriptor")
 }
 
 /// Starts a queue as the data thread does, as far as memory and ring go.

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use rustix::time::{ClockId, clock_gettime};
 use tapio_load::{Load, LoadReport};
 
 use super::guest::Guest;
@@ -17,9 +18,7 @@ pub struct Outcome {
 
 /// CPU time of this thread in microseconds.
 fn thread_cpu_us() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours to be written; the clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 

@@ -12,11 +12,13 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 
 use crate::domain::{GrantRef, PAGE_LEN, Rights, grant_status};
 
@@ -95,22 +97,11 @@ impl Memory {
             let why = format!("a double's domain has 1 to {PAGES_MAX} pages, not {pages}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        // SAFETY: the name is a C string.
-        let fd = unsafe {
-            libc::memfd_create(c"xen-double".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create(c"xen-double", flags)?);
         let grants = GRANTS_MIN.max(2 * pages + GRANTS_RESERVED);
         file.set_len((data_at(grants) + pages as usize * PAGE_LEN) as u64)?;
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: plain numbers.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let header =
             [MAGIC.to_ne_bytes(), (u64::from(pages) | u64::from(grants) << 32).to_ne_bytes()].concat();
         file.write_all_at(&header, 0)?;
@@ -119,9 +110,7 @@ impl Memory {
 
     /// The memory that another process made.
     pub(super) fn open(fd: OwnedFd) -> io::Result<Self> {
-        // SAFETY: plain numbers.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+        if !fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
             return Err(bad("a double's domain is a memfd that cannot shrink, and this is none".into()));
         }
         let file = File::from(fd);

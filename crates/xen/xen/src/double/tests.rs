@@ -155,16 +155,10 @@ fn only_the_memfd_of_a_domain_is_a_guest() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
     assert!(Guest::from_fd(file.into(), 1).is_err(), "it could shrink below us");
-    // SAFETY: the name is a C string; the descriptor has no other owner.
-    let fd: std::os::fd::OwnedFd = unsafe {
-        let fd = libc::memfd_create(c"none".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-        std::os::fd::FromRawFd::from_raw_fd(fd)
-    };
-    let file = std::fs::File::from(fd);
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let file = std::fs::File::from(rustix::fs::memfd_create(c"none", flags).unwrap());
     file.set_len(1 << 20).unwrap();
-    let seals = libc::F_SEAL_SHRINK;
-    // SAFETY: plain numbers.
-    assert_eq!(unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_ADD_SEALS, seals) }, 0);
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
     let error = Guest::from_fd(file.into(), 1).unwrap_err().to_string();
     assert!(error.contains("no memory of a double's domain"), "{error}");
 }

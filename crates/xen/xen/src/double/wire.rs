@@ -1,7 +1,10 @@
 //! A double's event channels.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
 
 /// One end of a double's event channel: an eventfd that wakes us, another one that wakes the other side.
 ///
@@ -13,13 +16,7 @@ pub struct Wire {
 }
 
 fn eventfd() -> io::Result<OwnedFd> {
-    // SAFETY: plain numbers.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just made, and without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 impl Wire {
@@ -61,29 +58,18 @@ impl Wire {
     }
 
     pub(crate) fn notify(&self) -> io::Result<()> {
-        let one = 1u64;
-        // SAFETY: eight bytes of ours.
-        let wrote = unsafe { libc::write(self.theirs.as_raw_fd(), (&raw const one).cast(), 8) };
-        if wrote == 8 {
-            return Ok(());
-        }
-        match io::Error::last_os_error() {
+        match rustix::io::write(&self.theirs, &1u64.to_ne_bytes()) {
             // A counter that is full is a notification that waits.
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            error => Err(error),
+            Ok(_) | Err(Errno::WOULDBLOCK) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
     pub(crate) fn take(&self) -> io::Result<bool> {
-        let mut count = 0u64;
-        // SAFETY: eight bytes of ours.
-        let got = unsafe { libc::read(self.ours.as_raw_fd(), (&raw mut count).cast(), 8) };
-        if got == 8 {
-            return Ok(true);
-        }
-        match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            error => Err(error),
+        match rustix::io::read(&self.ours, &mut [0u8; 8]) {
+            Ok(_) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 }

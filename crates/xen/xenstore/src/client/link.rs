@@ -8,6 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
 use super::XsError;
 
 /// Sockets, then devices, that are tried without a word from the environment.
@@ -103,11 +107,7 @@ impl Link {
         if !self.is_socket {
             return self.file.write(bytes);
         }
-        // SAFETY: the bytes live through the call, which is given their number.
-        let sent = unsafe {
-            libc::send(self.file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL)
-        };
-        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+        Ok(rustix::net::send(&self.file, bytes, SendFlags::NOSIGNAL)?)
     }
 
     /// Bytes that are there; `None` if there are none now.
@@ -125,27 +125,16 @@ impl Link {
 
     /// Waits until there is something to read, or with `to_send` room to write. False once `until` has passed.
     pub(super) fn wait(&self, to_send: bool, until: Option<Instant>) -> Result<bool, XsError> {
-        let events = libc::POLLIN | if to_send { libc::POLLOUT } else { 0 };
-        let mut watched = libc::pollfd { fd: self.raw_fd(), events, revents: 0 };
+        let mut events = PollFlags::IN;
+        events.set(PollFlags::OUT, to_send);
         loop {
-            let left_ms = match until {
-                None => -1,
-                // Rounded up: a wait that ends before its time would turn into a busy loop.
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
-                    i32::try_from(left).unwrap_or(i32::MAX)
-                }
-            };
-            // SAFETY: `watched` is one entry and lives through the call.
-            match unsafe { libc::poll(&raw mut watched, 1, left_ms) } {
-                0 => return Ok(false),
-                count if count > 0 => return Ok(true),
-                _ => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(self.failed(error));
-                    }
-                }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            // What is too long for the kernel has no end.
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            match poll(&mut [PollFd::new(&self.file, events)], left.as_ref()) {
+                Ok(count) => return Ok(count > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(self.failed(error.into())),
             }
         }
     }

@@ -1,7 +1,9 @@
 //! epoll, signals and wake-ups by descriptor.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::event::{EventfdFlags, eventfd};
 
 /// Events that one wait brings.
 const BATCH: usize = 64;
@@ -124,15 +126,13 @@ impl Poll {
 /// # Errors
 /// The system has no descriptors left.
 pub fn waker() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Wakes the thread that waits for this waker.
-pub fn wake(waker: &impl AsRawFd) {
-    let one = 1u64;
-    // SAFETY: eight bytes of ours. It can only fail because it is awake already.
-    unsafe { libc::write(waker.as_raw_fd(), (&raw const one).cast(), 8) };
+pub fn wake(waker: &impl AsFd) {
+    // It can only fail because it is awake already.
+    let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
 }
 
 /// A set of signals.

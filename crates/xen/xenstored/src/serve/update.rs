@@ -16,6 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use tapio_xen::Channel;
 use tapio_xen::sys::EventDevice;
 
@@ -48,13 +49,7 @@ fn keep_open(fd: RawFd, keep: bool) {
 }
 
 fn memfd() -> io::Result<File> {
-    // SAFETY: the name is a text with its NUL.
-    let fd = unsafe { libc::memfd_create(c"tapio-xenstored".as_ptr(), 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just made, and without another owner.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    Ok(memfd_create(c"tapio-xenstored", MemfdFlags::empty())?.into())
 }
 
 impl Daemon {

@@ -515,9 +515,7 @@ mod tests {
         assert_eq!(records(&std::fs::read(aside).expect("there"), uuid).map(|found| found.count), Some(1));
         assert_eq!(owed(&path, uuid, Some(mark)).expect("ours"), 0);
         log.remove();
-        let text = std::ffi::CString::new(path.to_str().expect("text")).expect("no NUL");
-        // SAFETY: the text ends in a NUL.
-        assert_eq!(unsafe { libc::mkfifo(text.as_ptr(), 0o600) }, 0);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).expect("made");
         at.memory(uuid, 5).expect_err("a FIFO");
         owed(&path, uuid, Some(mark)).expect_err("a FIFO");
         std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777)).expect("ours");

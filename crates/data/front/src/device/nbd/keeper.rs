@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::{RECONNECT_S, Server, is_connected, reconnect, wait_for_end};
 use crate::device::DeviceError;
@@ -33,13 +35,8 @@ impl Keeper {
         server: Arc<dyn Server>,
     ) -> Result<Self, DeviceError> {
         let failed = |error: &io::Error| DeviceError::io("no thread to watch a connection", error);
-        // SAFETY: takes no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(failed(&io::Error::last_os_error()));
-        }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let stop = unsafe { OwnedFd::from_raw_fd(fd) };
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let stop = eventfd(0, flags).map_err(|error| failed(&error.into()))?;
         let seen = stop.as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
         let shared = Arc::<Shared>::default();
         let told = Arc::clone(&shared);

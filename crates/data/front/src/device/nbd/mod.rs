@@ -10,12 +10,14 @@ pub mod netlink;
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_block::{Geometry, Remote};
+use tapio_sys::poll::{self, PollFd, PollFlags};
 
 use super::aside::aside;
 use super::note::{Note, Place};
@@ -89,16 +91,8 @@ impl std::fmt::Debug for NbdDevice {
 
 /// Two connected ends: the kernel's and ours.
 fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: room for two descriptors is passed.
-    let failed = unsafe {
-        libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr())
-    };
-    if failed != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made these descriptors for us.
-    Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
+    let (theirs, ours) = UnixStream::pair()?;
+    Ok((theirs.into(), ours.into()))
 }
 
 fn own_copy(fd: &OwnedFd) -> Result<OwnedFd, DeviceError> {
@@ -311,16 +305,12 @@ pub(super) fn clean(dir: &Path) -> Vec<PathBuf> {
 
 /// Whether the other end of a socket is gone; waits for that for a while.
 fn wait_for_end(socket: &OwnedFd, also: &OwnedFd) -> bool {
-    let entry = |fd: &OwnedFd, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-    let mut entries = [entry(socket, libc::POLLRDHUP), entry(also, libc::POLLIN)];
+    let mut entries = [PollFd::new(socket, PollFlags::RDHUP), PollFd::new(also, PollFlags::IN)];
     loop {
-        // SAFETY: two valid entries.
-        let count = unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) };
-        if count > 0 {
-            return entries[1].revents == 0;
-        }
-        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return false;
+        match poll::any(&mut entries, None) {
+            Ok(_) => return entries[1].revents().is_empty(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return false,
         }
     }
 }

@@ -1,14 +1,13 @@
 //! The log of a live migration as a front end keeps it.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::super::blk::feature;
 use super::super::dirty::LOG_PAGE_LEN;
-use super::super::memory::Mapping;
+use super::super::memory::{Mapping, memfd};
 use super::super::message::id;
 use super::{Driver, GUEST_BASE, protocol_error};
 
@@ -22,19 +21,9 @@ pub(super) struct LogFile {
 
 impl LogFile {
     fn new(len: u64) -> io::Result<Self> {
-        // SAFETY: the name is a C string.
-        let fd = unsafe {
-            libc::memfd_create(c"vhost-user-log".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        file.set_len(len)?;
-        let mapping =
-            Mapping::new(file.as_fd(), 0, len).map_err(|error| protocol_error(error.to_string()))?;
-        Ok(Self { mapping, len, fd: file.into() })
+        let fd = memfd(c"vhost-user-log", len)?;
+        let mapping = Mapping::new(fd.as_fd(), 0, len).map_err(|error| protocol_error(error.to_string()))?;
+        Ok(Self { mapping, len, fd })
     }
 }
 

@@ -9,17 +9,19 @@ mod queue;
 mod ring;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tapio_sys::poll::{self, PollFd, PollFlags};
+
 use super::blk::{SEG_MAX, feature};
 use super::channel::Channel;
 use super::event::eventfd;
 use super::inflight::InflightRegion;
-use super::memory::Mapping;
+use super::memory::{Mapping, memfd};
 use super::message::{Header, InflightSpec, RegionSpec, config_payload, id, protocol};
 
 pub use super::chain::Descriptor;
@@ -80,17 +82,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     fn new(len: u64) -> io::Result<Self> {
-        // SAFETY: the name is a C string.
-        let fd = unsafe {
-            libc::memfd_create(c"vhost-user-driver".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        file.set_len(len)?;
-        let file = OwnedFd::from(file);
+        let file = memfd(c"vhost-user-driver", len)?;
         let mapping =
             Mapping::new(file.as_fd(), 0, len).map_err(|error| io::Error::other(error.to_string()))?;
         Ok(Self { file, mapping })
@@ -203,8 +195,8 @@ impl Driver {
     /// When it fails, it can be tried again.
     pub fn reconnect(&mut self, path: &Path) -> io::Result<()> {
         // A back end serves one front end at a time.
-        // SAFETY: takes no pointers; a socket that is gone already does not mind.
-        unsafe { libc::shutdown(self.channel.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
+        // A socket that is gone already does not mind.
+        let _ = rustix::net::shutdown(self.channel.as_fd(), rustix::net::Shutdown::Both);
         let inflight = self.inflight.as_ref().map(|(spec, fd)| (*spec, Arc::clone(fd)));
         let (memory, layouts) = (Arc::clone(&self.memory), self.layouts.clone());
         *self = Self::with_memory(path, self.options.clone(), memory, layouts, inflight)?;
@@ -213,10 +205,8 @@ impl Driver {
 
     /// Whether the back end has closed the connection, or died.
     pub fn is_lost(&self) -> bool {
-        let fd = self.channel.as_fd().as_raw_fd();
-        let mut polled = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
-        // SAFETY: one valid entry, no waiting.
-        unsafe { libc::poll(&raw mut polled, 1, 0) == 1 && polled.revents != 0 }
+        let mut polled = [PollFd::from_borrowed_fd(self.channel.as_fd(), PollFlags::RDHUP)];
+        poll::any(&mut polled, Some(Duration::ZERO)).unwrap_or(false)
     }
 
     /// The options.

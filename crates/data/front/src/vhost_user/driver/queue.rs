@@ -343,14 +343,7 @@ impl Ring for DriverQueue {
 }
 
 fn readable(file: &File, within: Duration) -> io::Result<bool> {
-    let mut polled = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let timeout = i32::try_from(within.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: one valid entry.
-    match unsafe { libc::poll(&raw mut polled, 1, timeout) } {
-        0 => Ok(false),
-        1 => Ok(true),
-        _ => Err(io::Error::last_os_error()),
-    }
+    tapio_sys::poll::is_readable(file, within)
 }
 
 fn drain(mut file: &File) -> io::Result<()> {

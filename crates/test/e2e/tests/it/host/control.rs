@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tapio_e2e::client::{nbdsh, sha256};
 use tapio_e2e::disk::{Host, Row, Tap, assert_vhd_valid, create_vhd, is_alive, snapshot_vhd, text};
 use tapio_e2e::needs;
-use tapio_e2e::process::{Running, poll_until, run};
+use tapio_e2e::process::{self, Running, poll_until, run};
 use tapio_e2e::scratch::Scratch;
 
 /// State bits of a paused disk: PAUSED, QUIESCED, CLOSED.
@@ -193,8 +193,7 @@ fn a_process_that_does_not_answer_hides_no_other() {
     let images: Vec<PathBuf> = (0..3).map(|n| create_vhd(scratch.join(&format!("{n}.vhd")), 8)).collect();
     let taps: Vec<Tap> = images.iter().map(|image| host.create(&format!("vhd:{}", text(image)))).collect();
     let signal = |signal: i32| {
-        // SAFETY: our own child's process, by its number.
-        assert_eq!(unsafe { libc::kill(taps[1].pid.cast_signed(), signal) }, 0);
+        process::signal(taps[1].pid.cast_signed(), signal).expect("it runs");
     };
     signal(libc::SIGSTOP);
     let said = run(&mut host.tapio(&["disk", "list"]));

@@ -144,8 +144,7 @@ fn a_device_is_attached_listed_kept_while_in_use_and_detached() {
 fn a_user_that_may_not_make_a_device_is_told_what_is_missing() {
     needs!("setpriv");
     let scratch = Scratch::on_disk();
-    // SAFETY: takes no pointers and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         // The test itself runs as an ordinary user, so the refusal is seen without another one.
         let image = create_vhd(scratch.join("a.vhd"), 16);
         let said = DiskOptions::vhd(&image).arg("--device").arg("fuse").refused(scratch.path());

@@ -1,12 +1,12 @@
 //! A disk as a file exported by FUSE, used as any file is.
 
 use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
 use tapio_e2e::client::sha256;
 use tapio_e2e::disk::{DiskOptions, Host, assert_vhd_valid, create_vhd, text};
 use tapio_e2e::local::{device, device_of, exports_below, lacks_fuse};
@@ -28,20 +28,6 @@ macro_rules! needs_fuse {
 fn open(path: &Path, flags: i32) -> File {
     let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
     opened.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn fallocate(file: &File, mode: i32, at: i64, len: i64) -> io::Result<()> {
-    // SAFETY: takes no pointers.
-    match unsafe { libc::fallocate(file.as_raw_fd(), mode, at, len) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn seek(file: &File, at: i64, whence: i32) -> Result<i64, i32> {
-    // SAFETY: takes no pointers.
-    let found = unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
-    if found < 0 { Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)) } else { Ok(found) }
 }
 
 #[test]
@@ -90,13 +76,13 @@ fn any_byte_of_the_file_can_be_read_and_written() {
     assert_eq!(file.write_at(&[1; 16], 8 * MIB).expect_err("beyond").raw_os_error(), Some(libc::ENOSPC));
     assert!(file.set_len(MIB).is_err(), "a disk is not cut");
     // Zeroes, by both ways of asking for them.
-    let keep = libc::FALLOC_FL_KEEP_SIZE;
-    fallocate(&file, libc::FALLOC_FL_PUNCH_HOLE | keep, 1 << 20, 1 << 20).expect("a hole");
-    fallocate(&file, libc::FALLOC_FL_ZERO_RANGE | keep, 4 << 20, 1 << 16).expect("zeroes");
+    let keep = FallocateFlags::KEEP_SIZE;
+    fallocate(&file, FallocateFlags::PUNCH_HOLE | keep, 1 << 20, 1 << 20).expect("a hole");
+    fallocate(&file, FallocateFlags::ZERO_RANGE | keep, 4 << 20, 1 << 16).expect("zeroes");
     want[1 << 20..2 << 20].fill(0);
     want[4 << 20..(4 << 20) + (1 << 16)].fill(0);
-    let error = fallocate(&file, 0, 0, 4096).expect_err("space cannot be promised");
-    assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
+    let error = fallocate(&file, FallocateFlags::empty(), 0, 4096).expect_err("space cannot be promised");
+    assert_eq!(error, Errno::OPNOTSUPP);
     drop((file, direct));
     disk.stop();
     assert!(std::fs::read(&image).expect("the image") == want, "the image holds other bytes");
@@ -112,15 +98,15 @@ fn holes_of_the_image_are_holes_of_the_file() {
     let disk = DiskOptions::vhd(&image).arg("--device").arg("fuse-file").start(scratch.path());
     let path = device_of(&host);
     let file = open(&path, 0);
-    assert_eq!(seek(&file, 0, libc::SEEK_DATA), Err(libc::ENXIO), "an empty disk has no data");
+    assert_eq!(seek(&file, SeekFrom::Data(0)), Err(Errno::NXIO), "an empty disk has no data");
     file.write_all_at(&[9; 8192], 10 << 20).expect("written");
     file.sync_all().expect("durable");
-    let data = seek(&file, 0, libc::SEEK_DATA).expect("there is data now");
+    let data = seek(&file, SeekFrom::Data(0)).expect("there is data now");
     assert!((8 << 20..=10 << 20).contains(&data), "{data}");
-    let hole = seek(&file, 10 << 20, libc::SEEK_HOLE).expect("and a hole behind it");
+    let hole = seek(&file, SeekFrom::Hole(10 << 20)).expect("and a hole behind it");
     assert!(((10 << 20) + 8192..=12 << 20).contains(&hole), "{hole}");
-    assert_eq!(seek(&file, 64 << 20, libc::SEEK_DATA), Err(libc::ENXIO));
-    assert_eq!(seek(&file, 63 << 20, libc::SEEK_HOLE), Ok(63 << 20));
+    assert_eq!(seek(&file, SeekFrom::Data(64 << 20)), Err(Errno::NXIO));
+    assert_eq!(seek(&file, SeekFrom::Hole(63 << 20)), Ok(63 << 20));
     let listed = std::fs::read_dir(path.parent().expect("a directory")).expect("it can be listed");
     assert_eq!(listed.flatten().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["disk"]);
     drop(file);

@@ -123,8 +123,7 @@ fn a_process_goes_on_opening_images_wherever_they_are() {
 #[test]
 fn another_user_serves_what_is_that_users() {
     needs!("nbdsh", "chown");
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         return tapio_e2e::tools::skip("needs root to become another user");
     }
     let scratch = Scratch::on_disk();

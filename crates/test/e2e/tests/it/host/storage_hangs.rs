@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tapio_e2e::disk::text;
 use tapio_e2e::faulty::Faulty;
 use tapio_e2e::needs;
-use tapio_e2e::process::{poll_until, run};
+use tapio_e2e::process::{poll_until, run, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::{our, skip};
 use tapio_e2e::toolstack::{Daemon, DaemonOptions, Session};
@@ -395,8 +395,8 @@ fn a_disk_process_that_is_killed_again_and_again_takes_one_number() {
     };
     let mut pid = until("its process", LIMIT, process);
     for round in 0..6 {
-        // SAFETY: the disk process of this test's daemon, by its number.
-        assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "round {round}");
+        // The disk process of this test's daemon.
+        signal(pid, libc::SIGKILL).unwrap_or_else(|error| panic!("round {round}: {error}"));
         pid = until("another process", LIMIT, || process().filter(|other| *other != pid));
     }
     until("its VBD", LIMIT, || {

@@ -209,8 +209,7 @@ fn xenstored(dir: &Path) -> Running {
 
 #[test]
 fn a_local_user_reaches_nothing_but_what_is_listed() {
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         return skip("needs root to become another user");
     }
     // A daemon with an SR, disks over NBD and vhost-user, page pools, intent logs, and a guest where one can run.
@@ -341,8 +340,7 @@ fn a_local_user_reaches_nothing_but_what_is_listed() {
 
 #[test]
 fn a_thread_of_user_nobody_has_no_rights() {
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } == 0 {
+    if rustix::process::geteuid().is_root() {
         nobody_dares();
     }
 }

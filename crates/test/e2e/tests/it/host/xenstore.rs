@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use tapio_e2e::disk::text;
-use tapio_e2e::process::{Finished, Running, run, run_within};
+use tapio_e2e::process::{Finished, Running, run, run_within, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::{find, our, repository, skip};
 
@@ -149,8 +149,7 @@ fn no_client_notices_a_live_update() {
     let refused = xenstored.xs("xenstore-control", &["live-update", "/bin/false"]);
     let said = format!("{}{}", refused.stdout, refused.stderr);
     assert!(!refused.status.success() && said.contains("/bin/false"), "{said}");
-    // SAFETY: our own child.
-    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGUSR1) }, 0);
+    signal(pid as i32, libc::SIGUSR1).expect("it runs");
     xenstored.xs("xenstore-write", &["/w/again", "3"]).ok();
     assert!(watching.wait(LIMIT).success());
     let heard = std::fs::read_to_string(&log).expect("the log");
@@ -170,8 +169,7 @@ fn a_live_update_that_is_asked_for_during_the_start_comes_after_it() {
     let running = Xenstored::run(&scratch, &arguments);
     let mut xenstored = Xenstored { scratch, running, arguments };
     let pid = xenstored.running.pid();
-    // SAFETY: our own child.
-    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGUSR1) }, 0);
+    signal(pid as i32, libc::SIGUSR1).expect("it runs");
     let reader = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).expect("opened");
     let command_line = || std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let updated = || command_line().contains("--restore=").then_some(());

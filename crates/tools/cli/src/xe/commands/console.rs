@@ -2,12 +2,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::Value;
+use tapio_sys::poll::{self, PollFd, PollFlags};
 
 use super::select::machines;
 use super::{Command, command};
@@ -55,46 +57,42 @@ fn open(location: &str) -> io::Result<Option<File>> {
     let Some(path) = location.strip_prefix("tty:") else { return Ok(None) };
     let terminal = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path)?;
     // What is typed reaches the guest as it is; it echoes itself.
-    Raw::of(&terminal).map(std::mem::forget)?;
+    Raw::of(&terminal)?.keep();
     Ok(Some(terminal))
 }
 
 /// A terminal as it was before, put back when this goes.
-struct Raw {
-    fd: i32,
-    before: libc::termios,
+struct Raw<T: AsFd> {
+    terminal: T,
+    before: Option<Termios>,
 }
 
-impl Raw {
-    fn of(terminal: &impl AsRawFd) -> io::Result<Self> {
-        let fd = terminal.as_raw_fd();
-        // SAFETY: termios is plain data, and the kernel fills it.
-        let mut before: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: the pointer is to a live termios.
-        if unsafe { libc::tcgetattr(fd, &raw mut before) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let mut raw = before;
-        // SAFETY: as above.
-        unsafe { libc::cfmakeraw(&raw mut raw) };
-        // SAFETY: as above.
-        if unsafe { libc::tcsetattr(fd, libc::TCSANOW, &raw const raw) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { fd, before })
+impl<T: AsFd> Raw<T> {
+    fn of(terminal: T) -> io::Result<Self> {
+        let before = tcgetattr(&terminal)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(&terminal, OptionalActions::Now, &raw)?;
+        Ok(Self { terminal, before: Some(before) })
+    }
+
+    /// It stays as it is now.
+    fn keep(mut self) {
+        self.before = None;
     }
 }
 
-impl Drop for Raw {
+impl<T: AsFd> Drop for Raw<T> {
     fn drop(&mut self) {
-        // SAFETY: the pointer is to a live termios.
-        unsafe { libc::tcsetattr(self.fd, libc::TCSANOW, &raw const self.before) };
+        if let Some(before) = &self.before {
+            let _ = tcsetattr(&self.terminal, OptionalActions::Now, before);
+        }
     }
 }
 
 fn interactive(line: File) -> io::Result<()> {
     eprintln!("Ctrl-] leaves the console.");
-    let raw = Raw::of(&io::stdin())?;
+    let raw = Raw::of(io::stdin())?;
     let mut typed = line.try_clone()?;
     let (left, leaving) = UnixStream::pair()?;
     std::thread::spawn(move || {
@@ -117,18 +115,15 @@ fn interactive(line: File) -> io::Result<()> {
 
 /// Waits until one of them can be read, or `until`: which can.
 fn readable(line: &File, left: Option<&UnixStream>, until: Option<Instant>) -> io::Result<(bool, bool)> {
-    let timeout = until.map_or(-1, |until| {
-        let left = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
-        libc::c_int::try_from(left).unwrap_or(libc::c_int::MAX)
-    });
-    let polled = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut fds = [polled(line.as_raw_fd()), polled(left.map_or(-1, AsRawFd::as_raw_fd))];
-    // SAFETY: the array is passed with its length.
-    if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) } < 0 {
-        let error = io::Error::last_os_error();
-        return if error.kind() == ErrorKind::Interrupted { Ok((false, false)) } else { Err(error) };
+    let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let mut fds = vec![PollFd::new(line, PollFlags::IN)];
+    fds.extend(left.map(|left| PollFd::new(left, PollFlags::IN)));
+    match poll::any(&mut fds, limit) {
+        Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+        _ => {}
     }
-    Ok((fds[0].revents != 0, fds[1].revents != 0))
+    let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+    Ok((is_ready(0), is_ready(1)))
 }
 
 fn scripted(session: &Session, mut line: File, path: &str) -> Result<()> {

@@ -1,12 +1,9 @@
 //! What a user without rights tries.
 
-use std::ffi::CString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 
@@ -32,18 +29,15 @@ pub fn as_nobody<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
 
 /// A thread of the user nobody has that user's credentials, and the test's other threads keep theirs.
 pub fn nobody_dares() {
-    let (uid, status) = as_nobody(|| {
-        // SAFETY: geteuid(2) takes nothing and cannot fail.
-        (unsafe { libc::syscall(libc::SYS_geteuid) }, fs::read_to_string("/proc/thread-self/status"))
-    });
-    assert_eq!(uid, libc::c_long::from(NOBODY as i32));
+    let (uid, status) =
+        as_nobody(|| (rustix::process::geteuid().as_raw(), fs::read_to_string("/proc/thread-self/status")));
+    assert_eq!(uid, NOBODY);
     let status = status.expect("its status");
     let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     assert_eq!(of("CapEff:"), Some("0000000000000000"));
     assert_eq!(of("CapPrm:"), Some("0000000000000000"));
     assert_eq!(of("Groups:"), Some(""));
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::geteuid() }, 0, "the other threads keep their user");
+    assert!(rustix::process::geteuid().is_root(), "the other threads keep their user");
 }
 
 /// What worked.
@@ -82,9 +76,7 @@ impl Attempts {
                 self.note(action, path);
             }
             // A lock that its owner holds at this moment is one that could be taken at another.
-            // SAFETY: flock(2) takes no memory; the descriptor is open.
-            let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0
-                || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock;
+            let locked = matches!(file.try_lock_shared(), Ok(()) | Err(TryLockError::WouldBlock));
             if locked && !self.done.iter().any(|(did, what)| *did == "lock" && Path::new(what) == path) {
                 self.note("lock", path);
             }
@@ -98,15 +90,10 @@ impl Attempts {
             self.note("create-in", path);
             let _ = fs::remove_file(&beside);
         }
-        let name = |path: &Path| CString::new(path.as_os_str().as_bytes()).expect("no NUL");
-        let (from, to) = (name(path), name(&path.with_extension("moved")));
-        // SAFETY: all texts end in a NUL.
-        let (chmod, rename) =
-            unsafe { (libc::chmod(from.as_ptr(), 0o777), libc::rename(from.as_ptr(), to.as_ptr())) };
-        if chmod == 0 {
+        if fs::set_permissions(path, fs::Permissions::from_mode(0o777)).is_ok() {
             self.note("chmod", path);
         }
-        if rename == 0 {
+        if fs::rename(path, path.with_extension("moved")).is_ok() {
             self.note("rename", path);
             let _ = fs::rename(path.with_extension("moved"), path);
         }
@@ -147,8 +134,7 @@ impl Attempts {
                 self.done.push(("read", "/proc/PID/fd/N".into()));
             }
         }
-        // SAFETY: signal 0 is not sent; the call only tells whether it could be.
-        if unsafe { libc::kill(pid as libc::pid_t, 0) } == 0 {
+        if tapio_e2e::process::signal(pid as i32, 0).is_ok() {
             self.done.push(("signal", "PID".into()));
         }
     }
