@@ -242,11 +242,11 @@ impl TlsServer {
 
 /// Whether it is a while since the last time: unknown clients shall not fill the log.
 fn seldom() -> bool {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use std::time::Duration;
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
     let now = Instant::now();
-    let Ok(mut last) = LAST.lock() else { return false };
+    let mut last = LAST.lock();
     if last.is_some_and(|last| now.duration_since(last) < Duration::from_secs(1)) {
         return false;
     }

@@ -3,6 +3,7 @@
 
 mod assertions;
 mod circles;
+mod locks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
@@ -487,6 +488,24 @@ fn every_test_asserts_or_says_what_it_proves() {
 #[test]
 fn no_files_import_each_other_in_a_circle() {
     assert_none(&circles::circles(&sources()));
+}
+
+#[test]
+fn locks_of_the_programs_cannot_be_poisoned() {
+    assert_none(&locks::poisonable(&sources()));
+    let bad =
+        "use std::sync::{\n    Arc, Mutex,\n};\n#[cfg(test)]\nmod tests {\n    use std::sync::Condvar;\n}\n";
+    let found = locks::poisonable(&[
+        Source::example("crates/data/x/src/a.rs", bad),
+        Source::example("crates/data/x/src/b.rs", "use std::sync::atomic::AtomicU64;\n"),
+        Source::example("crates/data/x/src/c.rs", "fn a(_: std::sync::PoisonError<()>) {}\n"),
+        Source::example("crates/data/x/src/d/tests.rs", bad),
+        Source::example("crates/data/x/tests/e.rs", bad),
+        Source::example("crates/test/x/src/f.rs", bad),
+    ]);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_finds(&found, "data/x/src/a.rs:1: std's Mutex");
+    assert_finds(&found, "data/x/src/c.rs:1: std's PoisonError");
 }
 
 #[test]
