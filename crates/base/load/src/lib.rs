@@ -7,11 +7,13 @@
 
 pub mod bare_file;
 mod latencies;
+mod random;
 
 use std::io;
 use std::time::{Duration, Instant};
 
 pub use latencies::Latencies;
+pub use random::Random;
 
 use tapio_stat::trace::{Event, Point, TraceRing};
 
@@ -67,20 +69,18 @@ pub struct Load {
 /// Where requests go, one after the other.
 #[derive(Clone, Debug)]
 pub struct Places {
-    random: bool,
+    /// None when they follow each other.
+    random: Option<Random>,
     block_len: u64,
     blocks: u64,
-    state: u64,
     block: u64,
 }
 
 impl Places {
     /// The byte at which the next request begins.
     pub fn take(&mut self) -> u64 {
-        let block = if self.random {
-            self.state =
-                self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.state >> 24) % self.blocks
+        let block = if let Some(random) = &mut self.random {
+            random.below(self.blocks)
         } else {
             self.block = (self.block + 1) % self.blocks;
             self.block
@@ -215,8 +215,8 @@ impl Load {
     pub fn places(&self) -> Places {
         let block_len = u64::from(self.block_len.max(1));
         let blocks = (self.span_len / block_len).max(1);
-        let random = self.mix.is_random();
-        Places { random, block_len, blocks, state: self.seed | 1, block: self.seed % blocks }
+        let random = self.mix.is_random().then(|| Random::new(self.seed));
+        Places { random, block_len, blocks, block: self.seed % blocks }
     }
 
     /// Runs the load. The ring's slots must be as large as a block; nothing else may be in flight.

@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use serde_json::Value;
+use tapio_load::Random;
 use tapio_stat::VbdId;
 
 use super::*;
@@ -538,16 +539,10 @@ fn hostile_bytes_are_survived() {
         let _ = stream.read_to_end(&mut answer);
         assert!(flooded.is_some() || String::from_utf8_lossy(&answer).contains("EMSGSIZE"));
         // Every type with random bodies, and announced payloads that never come.
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = Random::new(1);
         for number in (0..40u16).chain([u16::MAX]) {
-            let mut bytes: Vec<u8> = (0..MESSAGE_LEN)
-                .map(|_| {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    state as u8
-                })
-                .collect();
+            let mut bytes = vec![0; MESSAGE_LEN];
+            random.fill(&mut bytes);
             bytes[..2].copy_from_slice(&number.to_ne_bytes());
             if number == MessageKind::Exit as u16 {
                 continue;

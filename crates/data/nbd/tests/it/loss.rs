@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use tapio_load::Random;
 use tapio_ring::Storage;
 
-use crate::rig::{Dice, Place, Server, all, has, on_ring, open, pattern, pause, read, write};
+use crate::rig::{Place, Server, all, has, on_ring, open, pattern, pause, read, write};
 
 const LEN: u64 = 8 << 20;
 
@@ -50,15 +51,15 @@ fn a_server_that_is_killed_and_restarted_again_and_again_costs_time_and_nothing_
             let parts = (0..16u64).map(|part| {
                 let (store, rounds) = (Rc::clone(&store), Rc::clone(&rounds));
                 async move {
-                    let mut dice = Dice(part);
+                    let mut random = Random::new(part);
                     let part_len = LEN / 16;
                     let mut model = vec![0; part_len as usize];
                     while Instant::now() < until {
-                        let at = dice.below(part_len / 512 - 256) * 512;
-                        let len = (dice.below(255) + 1) * 512;
+                        let at = random.below(part_len / 512 - 256) * 512;
+                        let len = (random.below(255) + 1) * 512;
                         let range = at as usize..(at + len) as usize;
-                        if dice.below(2) == 0 {
-                            let bytes = pattern(dice.0, len as usize);
+                        if random.below(2) == 0 {
+                            let bytes = pattern(random.next(), len as usize);
                             write(&store, part * part_len + at, &bytes).await.unwrap();
                             model[range].copy_from_slice(&bytes);
                         } else {

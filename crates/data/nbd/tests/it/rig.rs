@@ -85,16 +85,6 @@ pub async fn read(store: &NbdStore, at: u64, len: usize) -> io::Result<Vec<u8>> 
     Ok(page[..len].to_vec())
 }
 
-/// Small numbers by chance, the same every time.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
 /// A place for sockets and images.
 pub struct Place {
     dir: TempDir,

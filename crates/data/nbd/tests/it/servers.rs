@@ -4,11 +4,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
+use tapio_load::Random;
 use tapio_nbd::NbdStore;
 use tapio_ring::{PageBuf, Segments, Storage, Zeroing};
 use tapio_types::{Access, Span};
 
-use crate::rig::{Dice, Place, Server, all, has, on_ring, open, pattern, read, write};
+use crate::rig::{Place, Server, all, has, on_ring, open, pattern, read, write};
 
 const LEN: u64 = 32 << 20;
 
@@ -20,22 +21,22 @@ async fn exercise(uring: tapio_ring::uring::Uring, store: NbdStore) -> Vec<u8> {
     let jobs = (0..PARTS).map(|part| {
         let store = Rc::clone(&store);
         async move {
-            let mut dice = Dice(part + 1);
+            let mut random = Random::new(part + 1);
             let start = part * part_len;
             let mut model = vec![0; part_len as usize];
             for round in 0..12 {
-                let at = dice.below(part_len / 512) * 512;
-                let len = (dice.below(if round == 7 { part_len / 512 } else { 64 }) + 1) * 512;
+                let at = random.below(part_len / 512) * 512;
+                let len = (random.below(if round == 7 { part_len / 512 } else { 64 }) + 1) * 512;
                 let len = len.min(part_len - at);
                 let range = at as usize..(at + len) as usize;
-                match dice.below(4) {
+                match random.below(4) {
                     0 | 1 => {
                         let bytes = pattern(part * 100 + round, len as usize);
                         write(&store, start + at, &bytes).await.unwrap();
                         model[range].copy_from_slice(&bytes);
                     }
                     2 => {
-                        let how = if dice.below(2) == 0 { Zeroing::Unmap } else { Zeroing::Keep };
+                        let how = if random.below(2) == 0 { Zeroing::Unmap } else { Zeroing::Keep };
                         store.zero(Span::new(start + at, len), how).await.unwrap();
                         model[range].fill(0);
                     }

@@ -1,37 +1,27 @@
 use std::collections::BTreeSet;
 
+use tapio_load::Random;
+
 use super::*;
-
-/// A small generator, so that a failing run can be repeated: `TAPIO_SEED=n`.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
 
 fn names(prefix: &str, count: u64) -> Vec<Arc<str>> {
     (0..count).map(|n| format!("{prefix}{n}").into()).collect()
 }
 
-fn random_shape(dice: &mut Dice, depth: u64, vms: &[Arc<str>], srs: &[Arc<str>]) -> Shape {
-    let kind = if depth == 0 { 9 } else { dice.roll(10) };
-    let parts = |dice: &mut Dice| {
-        let count = dice.roll(5);
-        (0..count).map(|_| random_shape(dice, depth - 1, vms, srs)).collect::<Vec<_>>()
+fn random_shape(random: &mut Random, depth: u64, vms: &[Arc<str>], srs: &[Arc<str>]) -> Shape {
+    let kind = if depth == 0 { 9 } else { random.below(10) };
+    let parts = |random: &mut Random| {
+        let count = random.below(5);
+        (0..count).map(|_| random_shape(random, depth - 1, vms, srs)).collect::<Vec<_>>()
     };
     match kind {
-        0..=2 => Shape::Serial(parts(dice)),
-        3..=5 => Shape::Parallel(parts(dice)),
-        6 => Shape::BestEffort(Box::new(random_shape(dice, depth - 1, vms, srs))),
+        0..=2 => Shape::Serial(parts(random)),
+        3..=5 => Shape::Parallel(parts(random)),
+        6 => Shape::BestEffort(Box::new(random_shape(random, depth - 1, vms, srs))),
         _ => {
-            let vm = vms.get(dice.roll(vms.len() as u64 + 1) as usize).cloned();
-            let sr = srs.get(dice.roll(srs.len() as u64 + 1) as usize).cloned();
-            Shape::Leaf { permits: Permits { vm, sr }, undo: dice.roll(4) > 0 }
+            let vm = vms.get(random.below(vms.len() as u64 + 1) as usize).cloned();
+            let sr = srs.get(random.below(srs.len() as u64 + 1) as usize).cloned();
+            Shape::Leaf { permits: Permits { vm, sr }, undo: random.below(4) > 0 }
         }
     }
 }
@@ -88,20 +78,20 @@ fn seeds() -> Vec<u64> {
 #[test]
 fn random_plans_end_keep_to_their_permits_and_undo_exactly_what_ran() {
     for seed in seeds() {
-        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let (vms, srs) = (names("vm", 1 + dice.roll(4)), names("sr", 1 + dice.roll(2)));
+        let mut random = Random::new(seed);
+        let (vms, srs) = (names("vm", 1 + random.below(4)), names("sr", 1 + random.below(2)));
         let limits = Limits {
-            host: 1 + dice.roll(6) as usize,
-            vm: 1 + dice.roll(3) as usize,
-            sr: 1 + dice.roll(3) as usize,
+            host: 1 + random.below(6) as usize,
+            vm: 1 + random.below(3) as usize,
+            sr: 1 + random.below(3) as usize,
         };
         let mut schedule = Schedule::new(limits);
         let mut world = World::default();
         let shapes: Vec<Shape> =
-            (0..1 + dice.roll(6)).map(|_| random_shape(&mut dice, 4, &vms, &srs)).collect();
+            (0..1 + random.below(6)).map(|_| random_shape(&mut random, 4, &vms, &srs)).collect();
         let runs: Vec<RunId> = shapes.iter().map(|shape| schedule.submit(shape, 0)).collect();
-        let failures = dice.roll(3) * 8;
-        simulate(&mut schedule, &mut world, |_| (1 + dice.roll(20), dice.roll(100) >= failures));
+        let failures = random.below(3) * 8;
+        simulate(&mut schedule, &mut world, |_| (1 + random.below(20), random.below(100) >= failures));
         assert_eq!((schedule.running(), schedule.waiting()), (0, 0), "seed {seed}");
         for run in runs {
             let ok = schedule.finished(run).unwrap_or_else(|| panic!("seed {seed}: run {run} never ends"));

@@ -6,23 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_core::db::Db;
+use tapio_load::Random;
 use tapio_model::Value;
 
 use crate::world::{Client, map, needed, stack_on, text};
 
 const CLASSES: [&str; 4] = ["VM", "VDI", "VBD", "task"];
-
-/// Numbers that look random and are the same in every run of a seed.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
 
 fn seed() -> u64 {
     let told = std::env::var("TAPIO_SEED").ok().and_then(|text| text.parse().ok());
@@ -76,20 +65,20 @@ fn truth(db: &Db, classes: &[String]) -> Picture {
 }
 
 /// One random change.
-fn change(db: &Db, dice: &mut Dice) {
-    let class = CLASSES[dice.roll(4) as usize];
+fn change(db: &Db, random: &mut Random) {
+    let class = CLASSES[random.below(4) as usize];
     let objects = db.all(class);
-    let pick = |dice: &mut Dice, class: &str| {
+    let pick = |random: &mut Random, class: &str| {
         let all = db.all(class);
         if all.is_empty() {
             return tapio_model::NULL_REF.to_owned();
         }
-        all[dice.roll(all.len() as u64) as usize].reference.clone()
+        all[random.below(all.len() as u64) as usize].reference.clone()
     };
     // Others change the same objects: what is gone is gone.
-    let done = match dice.roll(10) {
+    let done = match random.below(10) {
         0..=3 => {
-            let (vm, vdi) = (pick(dice, "VM"), pick(dice, "VDI"));
+            let (vm, vdi) = (pick(random, "VM"), pick(random, "VDI"));
             let given = match class {
                 "VBD" => vec![("VM", vm.into()), ("VDI", vdi.into()), ("userdevice", "0".into())],
                 "VDI" => vec![("snapshot_of", vdi.into())],
@@ -97,26 +86,28 @@ fn change(db: &Db, dice: &mut Dice) {
             };
             let fields = needed(class, &given);
             db.change(|change| {
-                if class == "task" && dice.roll(2) == 0 {
+                if class == "task" && random.below(2) == 0 {
                     return change.create_volatile(class, &fields).map(drop);
                 }
                 change.create(class, &fields).map(drop)
             })
         }
-        4 | 5 if objects.len() > 5 => db.destroy(class, &pick(dice, class)),
+        4 | 5 if objects.len() > 5 => db.destroy(class, &pick(random, class)),
         6 if objects.len() > 30 => {
-            let (one, other) = (pick(dice, class), pick(dice, class));
+            let (one, other) = (pick(random, class), pick(random, class));
             db.change(|change| {
                 change.destroy(class, &one)?;
                 change.destroy(class, &other)
             })
         }
         _ => {
-            let value = dice.roll(1000).to_string();
-            let reference = pick(dice, class);
-            match dice.roll(3) {
-                0 if class == "VBD" => db.set(class, &reference, "VDI", pick(dice, "VDI")),
-                1 if class == "task" => db.set(class, &reference, "progress", dice.roll(100) as f64 / 100.0),
+            let value = random.below(1000).to_string();
+            let reference = pick(random, class);
+            match random.below(3) {
+                0 if class == "VBD" => db.set(class, &reference, "VDI", pick(random, "VDI")),
+                1 if class == "task" => {
+                    db.set(class, &reference, "progress", random.below(100) as f64 / 100.0)
+                }
                 1 => db.set(
                     class,
                     &reference,
@@ -147,11 +138,11 @@ fn every_picture_is_the_database_in_the_end() {
             .map(|number| {
                 let (client, is_over, stack) = (&client, &is_over, &stack);
                 scope.spawn(move || {
-                    let mut dice = Dice(seed ^ (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                    let mut random = Random::new(seed ^ (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
                     let mut classes = Vec::new();
                     for class in CLASSES {
-                        if dice.roll(2) == 0 {
-                            classes.push(if dice.roll(2) == 0 {
+                        if random.below(2) == 0 {
+                            classes.push(if random.below(2) == 0 {
                                 class.to_lowercase()
                             } else {
                                 class.to_owned()
@@ -174,8 +165,8 @@ fn every_picture_is_the_database_in_the_end() {
                         map(&batch)["valid_ref_counts"].clone()
                     };
                     while !is_over.load(Ordering::SeqCst) {
-                        listen(&mut token, dice.roll(40) as f64 / 1000.0);
-                        std::thread::sleep(Duration::from_millis(dice.roll(30)));
+                        listen(&mut token, random.below(40) as f64 / 1000.0);
+                        std::thread::sleep(Duration::from_millis(random.below(30)));
                     }
                     let counts = listen(&mut token, 0.0);
                     let truth = truth(&stack.db, &classes);
@@ -193,10 +184,10 @@ fn every_picture_is_the_database_in_the_end() {
             .map(|number| {
                 let db = &stack.db;
                 scope.spawn(move || {
-                    let mut dice = Dice(seed ^ (number + 100).wrapping_mul(0x2545_f491_4f6c_dd1d));
+                    let mut random = Random::new(seed ^ (number + 100).wrapping_mul(0x2545_f491_4f6c_dd1d));
                     let until = Instant::now() + Duration::from_millis(2500);
                     while Instant::now() < until {
-                        change(db, &mut dice);
+                        change(db, &mut random);
                     }
                 })
             })

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tapio_control::{OwnClient, RunDir, command};
+use tapio_load::Random;
 use tapio_model::Value;
 use tapio_sys::process::Signal;
 
@@ -126,26 +127,18 @@ fn readers_of_a_vdi_follow_a_snapshot_of_it() {
     rig.check_real();
 }
 
-/// Numbers that are not the same each time, and are printed.
-fn dice(seed: &mut u64, sides: u64) -> u64 {
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    *seed % sides
-}
-
 #[test]
 fn disk_processes_are_killed_at_any_time() {
     let seeds = std::env::var("TAPIO_SEED").ok().and_then(|seed| seed.parse().ok());
     let first: u64 = seeds.unwrap_or_else(|| u64::from(std::process::id()) | 1);
     println!("TAPIO_SEED={first}");
-    let mut seed = first;
+    let mut random = Random::new(first);
     let rig = Rig::real();
     let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
     let vbds: Vec<String> = (0..3).map(|_| rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))).collect();
     let ours = || rig.processes().into_iter().map(|(process, _)| process.pid).collect::<Vec<_>>();
     for round in 0..12 {
-        let (later, which) = (dice(&mut seed, 60), dice(&mut seed, 3) as usize);
+        let (later, which) = (random.below(60), random.below(3) as usize);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(later));

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tapio_load::Random;
 use tapio_xenstore::wire::Request;
 
 use super::daemon::Link;
@@ -77,21 +78,9 @@ impl Shape {
     }
 }
 
-/// Numbers that look random, the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit.max(1) as u64) as usize
-    }
-}
-
 /// Runs a load for some time.
 pub fn run(link: &mut Link, load: Load, shape: Shape, time: Duration) -> Result<Speed, String> {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new(1);
     let mut took: Vec<u32> = Vec::new();
     let start = Instant::now();
     while start.elapsed() < time {
@@ -106,7 +95,7 @@ pub fn run(link: &mut Link, load: Load, shape: Shape, time: Duration) -> Result<
 }
 
 fn one(link: &mut Link, load: Load, shape: Shape, random: &mut Random) -> Result<(), String> {
-    let mut path = || shape.path(random.below(shape.nodes));
+    let mut path = || shape.path(random.below(shape.nodes.max(1) as u64) as usize);
     match load {
         Load::Read => drop(link.ask(0, &Request::Read { path: &path() })?),
         Load::Write => drop(link.ask(0, &Request::Write { path: &path(), value: b"9876543210" })?),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use tapio_load::Random;
 use tapio_xen::double::{Guest, Machine, Wire};
 use tapio_xen::{Channel, Domain, GrantRef, Rights};
 use tapio_xenstore::wire::{Decoder, Header, Kind, Request};
@@ -292,13 +293,8 @@ fn a_guest_that_reads_nothing_fills_nothing_but_its_ring() {
 #[test]
 fn noise_in_the_page_harms_no_other_guest() {
     let mut world = World::new();
-    let mut state = 0x2545_f491_4f6c_dd1du64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut numbers = Random::new(1);
+    let mut random = move || numbers.next();
     for _ in 0..400 {
         let guest = &mut world.guests[0];
         match random() % 6 {

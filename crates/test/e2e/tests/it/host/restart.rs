@@ -13,21 +13,13 @@ use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
 use tapio_front::vhost_user::driver::{Command, Driver, DriverOptions, DriverQueue};
 use tapio_front::vhost_user::feature;
+use tapio_load::Random;
 
 const DISK_LEN: u64 = 64 << 20;
 const BLOCK_LEN: u64 = 4096;
 const KILLS: u64 = 25;
 /// Everything that happens here takes milliseconds; other things on the host may take seconds.
 const LIMIT: Duration = Duration::from_secs(60);
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
-    }
-}
 
 fn seed() -> u64 {
     let chosen = std::env::var("TAPIO_SEED").ok().and_then(|text| text.parse().ok());
@@ -152,8 +144,8 @@ fn killed_under_load(packed: bool) {
     let features = DriverOptions::default().features | if packed { feature::RING_PACKED } else { 0 };
     let driver = DriverOptions { features, inflight: true, buffer_len: 4096, ..DriverOptions::default() };
     let mut guest = Guest::new(&socket, driver);
-    let mut random = Random(seed());
-    let mut moments = Random(random.next());
+    let mut random = Random::new(seed());
+    let mut moments = Random::new(random.next());
     let (stop, progress) = (AtomicBool::new(false), AtomicU64::new(0));
     let guest = std::thread::scope(|scope| {
         let (stop, progress) = (&stop, &progress);
@@ -238,7 +230,7 @@ fn a_process_is_replaced_by_a_command_while_its_guest_works() {
     tap.add_vhost_user(&socket);
     let options = DriverOptions { inflight: true, buffer_len: 4096, ..DriverOptions::default() };
     let mut guest = Guest::new(&socket, options);
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     let (stop, progress) = (AtomicBool::new(false), AtomicU64::new(0));
     let guest = std::thread::scope(|scope| {
         let (stop, progress) = (&stop, &progress);
