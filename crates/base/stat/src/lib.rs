@@ -53,7 +53,7 @@ use tapio_types::IoLimits;
 /// What a request does. The order is that of the arrays in the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum RequestKind {
     /// Data to the guest.
     Read,
     /// Data from the guest.
@@ -73,7 +73,7 @@ pub const TIMED_KINDS: usize = 3;
 /// Stages of a request, the total included.
 pub const STAGES: usize = 5;
 
-impl Kind {
+impl RequestKind {
     /// All of them, in the order of the page.
     pub const ALL: [Self; KINDS] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
 
@@ -205,11 +205,11 @@ pub struct Snapshot {
     pub vbds: Vec<VbdId>,
     /// Most requests the disk holds at one time.
     pub queue_depth: u64,
-    /// Per kind, in the order of [`Kind::ALL`].
+    /// Per kind, in the order of [`RequestKind::ALL`].
     pub kinds: [KindCounts; KINDS],
     /// Polling, sleeping and system calls.
     pub poll: PollCounts,
-    /// Histograms of reads, writes and flushes by stage, in the orders of [`Kind::ALL`] and [`Stage::ALL`].
+    /// Histograms of reads, writes and flushes by stage, in the orders of [`RequestKind::ALL`] and [`Stage::ALL`].
     pub latency: [[Histogram; STAGES]; TIMED_KINDS],
     /// Limits in force.
     pub limits: IoLimits,
@@ -219,12 +219,12 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Counts of one kind.
-    pub fn kind(&self, kind: Kind) -> &KindCounts {
+    pub fn kind(&self, kind: RequestKind) -> &KindCounts {
         &self.kinds[kind as usize]
     }
 
     /// The histogram of one stage; `None` for kinds that have none.
-    pub fn histogram(&self, kind: Kind, stage: Stage) -> Option<&Histogram> {
+    pub fn histogram(&self, kind: RequestKind, stage: Stage) -> Option<&Histogram> {
         self.latency.get(kind as usize).map(|stages| &stages[stage as usize])
     }
 

@@ -13,7 +13,7 @@ use tapio_types::RingState;
 
 use crate::ring_text::{RING_TEXT_LEN_MAX, ring_text};
 use crate::shm::{ShmRoot, Turn, Words, private_dir};
-use crate::{FLAG_LOW_MEMORY, Kind};
+use crate::{FLAG_LOW_MEMORY, RequestKind};
 
 const PAGE: usize = 4096;
 /// A ring's state is written out at most this often.
@@ -53,7 +53,7 @@ impl Published {
     }
 
     #[inline]
-    pub(crate) fn submitted(&self, kind: Kind, bytes: u64) {
+    pub(crate) fn submitted(&self, kind: RequestKind, bytes: u64) {
         if let Some(first) = first_of(kind) {
             self.words.add(first + slot::SUBMITTED, 1);
             self.words.add(first + slot::SECTORS, bytes / 512);
@@ -61,13 +61,13 @@ impl Published {
     }
 
     #[inline]
-    pub(crate) fn completed(&self, kind: Kind, total_ns: u64, ok: bool) {
+    pub(crate) fn completed(&self, kind: RequestKind, total_ns: u64, ok: bool) {
         if !ok {
             self.words.add(slot::IO_ERRORS, 1);
         }
         let Some(first) = first_of(kind) else { return };
         self.words.add(first + slot::COMPLETED, 1);
-        let time = &self.time_ns[usize::from(kind == Kind::Write)];
+        let time = &self.time_ns[usize::from(kind == RequestKind::Write)];
         time.set(time.get().wrapping_add(total_ns));
         self.words.set(first + slot::TICKS, time.get() / 1000);
     }
@@ -87,11 +87,11 @@ impl Published {
 
 /// The layout counts reads and writes only.
 #[inline]
-const fn first_of(kind: Kind) -> Option<usize> {
+const fn first_of(kind: RequestKind) -> Option<usize> {
     match kind {
-        Kind::Read => Some(slot::READ),
-        Kind::Write => Some(slot::WRITE),
-        Kind::Flush | Kind::Discard | Kind::WriteZeroes => None,
+        RequestKind::Read => Some(slot::READ),
+        RequestKind::Write => Some(slot::WRITE),
+        RequestKind::Flush | RequestKind::Discard | RequestKind::WriteZeroes => None,
     }
 }
 
@@ -180,25 +180,25 @@ impl VbdPages {
     }
 
     #[inline]
-    pub(crate) fn submitted(&self, kind: Kind, bytes: u64) {
+    pub(crate) fn submitted(&self, kind: RequestKind, bytes: u64) {
         self.published.submitted(kind, bytes);
         if let Some(nbd) = &self.nbd {
             nbd.submitted(kind, bytes);
         }
         let word = match kind {
-            Kind::Discard | Kind::WriteZeroes => 0,
-            Kind::Flush => 1,
-            Kind::Read => 3,
-            Kind::Write => 5,
+            RequestKind::Discard | RequestKind::WriteZeroes => 0,
+            RequestKind::Flush => 1,
+            RequestKind::Read => 3,
+            RequestKind::Write => 5,
         };
         self.statistics.add(word, 1);
-        if matches!(kind, Kind::Read | Kind::Write) {
+        if matches!(kind, RequestKind::Read | RequestKind::Write) {
             self.statistics.add(word + 1, bytes / 512);
         }
     }
 
     #[inline]
-    pub(crate) fn completed(&self, kind: Kind, total_ns: u64, ok: bool) {
+    pub(crate) fn completed(&self, kind: RequestKind, total_ns: u64, ok: bool) {
         self.published.completed(kind, total_ns, ok);
         if let Some(nbd) = &self.nbd {
             nbd.completed(kind, total_ns, ok);

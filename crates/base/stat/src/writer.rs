@@ -17,7 +17,7 @@ use crate::shm::{ShmRoot, Turn, Words, private_dir};
 use crate::vbd::{Published, VbdId, VbdPages};
 use tapio_types::RingState;
 
-use crate::{DelayCounts, Kind, PollCounts, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
+use crate::{DelayCounts, PollCounts, RequestKind, STAGES, Snapshot, Stages, TIMED_KINDS, bucket_of};
 
 /// The identity of a disk in the names of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +152,7 @@ impl DiskStats {
 
     /// A request was taken, by whichever front end: every number under which the disk is published counts it.
     #[inline]
-    pub fn submitted(&self, kind: Kind, bytes: u64) {
+    pub fn submitted(&self, kind: RequestKind, bytes: u64) {
         self.taken(kind, bytes);
         for vbd in self.vbds.iter().flatten() {
             vbd.submitted(kind, bytes);
@@ -161,7 +161,7 @@ impl DiskStats {
 
     /// A request was taken from the virtual disk in `slot`.
     #[inline]
-    pub fn submitted_by(&self, slot: usize, kind: Kind, bytes: u64) {
+    pub fn submitted_by(&self, slot: usize, kind: RequestKind, bytes: u64) {
         self.taken(kind, bytes);
         if let Some(Some(vbd)) = self.vbds.get(slot) {
             vbd.submitted(kind, bytes);
@@ -169,14 +169,14 @@ impl DiskStats {
     }
 
     #[inline]
-    fn taken(&self, kind: Kind, bytes: u64) {
+    fn taken(&self, kind: RequestKind, bytes: u64) {
         self.page.add(at::KINDS + kind as usize * at::KIND_WORDS + at::SUBMITTED, 1);
         self.vdi.submitted(kind, bytes);
     }
 
     /// A request was answered, see [`DiskStats::submitted`].
     #[inline]
-    pub fn completed(&self, kind: Kind, bytes: u64, stages: &Stages, ok: bool) {
+    pub fn completed(&self, kind: RequestKind, bytes: u64, stages: &Stages, ok: bool) {
         let total_ns = self.answered(kind, bytes, stages, ok);
         for vbd in self.vbds.iter().flatten() {
             vbd.completed(kind, total_ns, ok);
@@ -185,7 +185,7 @@ impl DiskStats {
 
     /// A request of the virtual disk in `slot` was answered.
     #[inline]
-    pub fn completed_by(&self, slot: usize, kind: Kind, bytes: u64, stages: &Stages, ok: bool) {
+    pub fn completed_by(&self, slot: usize, kind: RequestKind, bytes: u64, stages: &Stages, ok: bool) {
         let total_ns = self.answered(kind, bytes, stages, ok);
         if let Some(Some(vbd)) = self.vbds.get(slot) {
             vbd.completed(kind, total_ns, ok);
@@ -194,7 +194,7 @@ impl DiskStats {
 
     /// Counts an answer for the disk itself; gives the whole time of the request.
     #[inline]
-    fn answered(&self, kind: Kind, bytes: u64, stages: &Stages, ok: bool) -> u64 {
+    fn answered(&self, kind: RequestKind, bytes: u64, stages: &Stages, ok: bool) -> u64 {
         let first = at::KINDS + kind as usize * at::KIND_WORDS;
         self.page.add(first + at::COMPLETED, 1);
         self.page.add(first + at::BYTES, bytes);

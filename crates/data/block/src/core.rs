@@ -62,7 +62,7 @@ pub struct CoreOptions {
     pub keys: Keys,
     /// How many bitmaps of each image stay in memory.
     pub bitmaps_kept: usize,
-    /// How long a request may take; for ever without. See [`crate::Client::give_up`].
+    /// How long a request may take; for ever without. See [`crate::Completion::give_up`].
     pub request_timeout: Option<Duration>,
     /// Where sentences for the log go. Called for changes of state and failures, never per request.
     pub report: fn(&str),

@@ -15,10 +15,10 @@ use tapio_types::{ChainSpec, IoLimits};
 
 use crate::admission::{Admission, Delays, PoolFacts, Taken};
 use crate::core::{Core, CoreOptions, DiskState, Observer};
+use crate::data_thread::{DataThread, DiskHandle, Gone};
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Geometry;
-use crate::remote::{Gone, Remote, World};
 use crate::tap::TapOptions;
 use crate::trace::Trace;
 
@@ -108,12 +108,12 @@ impl From<Gone> for DiskFailure {
 /// A plugged disk: one data thread, its ring and its images.
 #[derive(Debug)]
 pub struct Disk {
-    remote: Remote,
+    remote: DiskHandle,
     geometry: Geometry,
     thread: Option<JoinHandle<()>>,
 }
 
-type Started = Result<(Remote, Geometry), DiskFailure>;
+type Started = Result<(DiskHandle, Geometry), DiskFailure>;
 
 impl Disk {
     /// Starts a data thread and opens the images of `spec` on it.
@@ -134,7 +134,7 @@ impl Disk {
     }
 
     /// How front ends and others reach the data thread.
-    pub const fn remote(&self) -> &Remote {
+    pub const fn remote(&self) -> &DiskHandle {
         &self.remote
     }
 
@@ -149,7 +149,7 @@ impl Disk {
     /// # Errors
     /// Not within the time (the disk goes on draining), or not closed cleanly.
     pub fn pause(&self, within: Duration) -> Result<(), DiskFailure> {
-        Ok(self.remote.call_async(within, |world| async move { world.core.pause().await })??)
+        Ok(self.remote.call_async(within, |data_thread| async move { data_thread.core.pause().await })??)
     }
 
     /// Opens images, the same or others of the same size, and goes on.
@@ -170,10 +170,10 @@ impl Disk {
         taps: TapOptions,
         within: Duration,
     ) -> Result<(), DiskFailure> {
-        Ok(self.remote.call_async(within, move |world| async move {
-            world.core.resume_with(&spec, &taps).await?;
-            if let Some(geometry) = world.core.geometry() {
-                world.port.set_geometry(geometry);
+        Ok(self.remote.call_async(within, move |data_thread| async move {
+            data_thread.core.resume_with(&spec, &taps).await?;
+            if let Some(geometry) = data_thread.core.geometry() {
+                data_thread.port.set_geometry(geometry);
             }
             Ok::<_, FormatError>(())
         })??)
@@ -184,9 +184,9 @@ impl Disk {
     /// # Errors
     /// As [`Core::grow`].
     pub fn grow(&self, len: u64, within: Duration) -> Result<Geometry, DiskFailure> {
-        Ok(self.remote.call_async(within, move |world| async move {
-            let geometry = world.core.grow(len).await?;
-            world.port.set_geometry(geometry);
+        Ok(self.remote.call_async(within, move |data_thread| async move {
+            let geometry = data_thread.core.grow(len).await?;
+            data_thread.port.set_geometry(geometry);
             Ok::<_, FormatError>(geometry)
         })??)
     }
@@ -196,7 +196,7 @@ impl Disk {
     /// # Errors
     /// The thread does not answer.
     pub fn status(&self, within: Duration) -> Result<DiskStatus, DiskFailure> {
-        Ok(self.remote.call(within, |world| world.status())?)
+        Ok(self.remote.call(within, |data_thread| data_thread.status())?)
     }
 
     /// Shares a pool of pages with other disks until it is closed.
@@ -204,7 +204,7 @@ impl Disk {
     /// # Errors
     /// The thread does not answer.
     pub fn share_pages(&self, member: PoolMember, within: Duration) -> Result<(), DiskFailure> {
-        Ok(self.remote.call(within, move |world| world.share_pages(member))?)
+        Ok(self.remote.call(within, move |data_thread| data_thread.share_pages(member))?)
     }
 
     /// Lets an observer, made on the data thread, hear of every request.
@@ -213,10 +213,10 @@ impl Disk {
     /// The thread does not answer.
     pub fn observe(
         &self,
-        make: impl FnOnce(&World) -> Rc<dyn Observer> + Send + 'static,
+        make: impl FnOnce(&DataThread) -> Rc<dyn Observer> + Send + 'static,
         within: Duration,
     ) -> Result<(), DiskFailure> {
-        Ok(self.remote.call(within, move |world| world.core.observe(make(world)))?)
+        Ok(self.remote.call(within, move |data_thread| data_thread.core.observe(make(data_thread)))?)
     }
 
     /// Closes the images and ends the thread. Front ends are to be detached before.
@@ -224,8 +224,9 @@ impl Disk {
     /// # Errors
     /// Not within the time, or not closed cleanly.
     pub fn close(mut self, within: Duration) -> Result<(), DiskFailure> {
-        let result = self.remote.call_async(within, |world| async move { world.core.close().await });
-        let _ = self.remote.call(within, |world| world.port.tasks().stop());
+        let result =
+            self.remote.call_async(within, |data_thread| async move { data_thread.core.close().await });
+        let _ = self.remote.call(within, |data_thread| data_thread.port.tasks().stop());
         if result.is_ok()
             && let Some(thread) = self.thread.take()
         {
@@ -272,7 +273,7 @@ pub struct DiskStatus {
     pub polling: tapio_ring::PollingCounters,
 }
 
-impl World {
+impl DataThread {
     /// What polling cost and brought; cheap enough for the path of a request.
     pub fn polling_counters(&self) -> tapio_ring::PollingCounters {
         self.polling.borrow().counters()
@@ -360,7 +361,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
         executor.end(&uring);
         return started(Err(error.into()));
     }
-    let (remote, jobs) = match Remote::pair() {
+    let (remote, jobs) = match DiskHandle::pair() {
         Ok(pair) => pair,
         Err(error) => return started(Err(DiskFailure::Host(format!("cannot make an eventfd: {error}")))),
     };
@@ -368,8 +369,8 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     let geometry = port.geometry();
     let fronts = Fronts::on_thread(uring.pool().clone(), options.at_rest, Rc::clone(&core.trace));
     let mut hooks = fronts.clone();
-    let world = World { port, uring: uring.clone(), fronts, core, inbox, polling };
-    tasks.spawn(jobs.serve(world));
+    let data_thread = DataThread { port, uring: uring.clone(), fronts, core, inbox, polling };
+    tasks.spawn(jobs.serve(data_thread));
     started(Ok((remote, geometry)));
     executor.run(&uring, &mut hooks);
 }

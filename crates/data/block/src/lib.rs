@@ -3,8 +3,8 @@
 //! ```text
 //!  front end ── Port ──▶ admission ──▶ Inbox ──▶ serve(request) ──▶ gate ──▶ tap ──▶ chain walk ──▶ storages
 //!      ▲                                                                                  │
-//!      └─────────────────────── Client::complete(tag, result) ◀───────────────────────────┘
-//!  control thread ── Remote ──▶ World (the data thread's own view)
+//!      └─────────────────────── Completion::complete(tag, result) ◀───────────────────────┘
+//!  control thread ── DiskHandle ──▶ DataThread (the data thread's own view)
 //! ```
 //!
 //! Back-pressure: a front end takes requests from its guest only while [`Port::room`] has room for them; the others
@@ -18,6 +18,7 @@ mod change;
 mod changes;
 mod commit;
 mod core;
+mod data_thread;
 mod disk;
 mod front;
 mod grow;
@@ -31,7 +32,6 @@ mod notes;
 mod open;
 mod parent;
 mod port;
-mod remote;
 mod request;
 mod standby;
 mod swap;
@@ -46,6 +46,7 @@ pub use admission::{Admission, Delays, Origin, Pages, PoolFacts, Taken};
 pub use chain::{Chain, LayerCounters, Link};
 pub use commit::Forecast;
 pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};
+pub use data_thread::{DataThread, DiskHandle, Gone};
 pub use disk::{Disk, DiskFailure, DiskOptions, DiskStatus};
 pub use front::{FrontEnd, FrontId, Fronts};
 pub use io::{DiskIo, DiskStore};
@@ -55,8 +56,7 @@ pub use mirror::{CopyWhat, GRANULE_LEN, MirrorOptions, MirrorPhase, MirrorStatus
 pub use notes::Notes;
 pub use open::CHAIN_MAX;
 pub use port::{AllocationMap, Extent, Geometry, Port};
-pub use remote::{Gone, Remote, World};
-pub use request::{Client, DiskError, Op, Request};
+pub use request::{Completion, DiskError, Op, Request};
 pub use swap::{LeafFacts, Swapped};
 pub use tap::{Signal, StandbyOptions, TapOptions};
 pub use tapio_stat::trace::Point;

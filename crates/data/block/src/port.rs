@@ -166,9 +166,9 @@ impl Port {
         }
     }
 
-    /// Hands a request to the disk. It always ends in exactly one [`crate::Client::complete`], also where it makes no
-    /// sense (out of range, unaligned, read-only): the disk checks, the front end need not. Handed back when there is
-    /// no room, which the front end asks about before it takes a request from its guest.
+    /// Hands a request to the disk. It always ends in exactly one [`crate::Completion::complete`], also where it makes
+    /// no sense (out of range, unaligned, read-only): the disk checks, the front end need not. Handed back when there
+    /// is no room, which the front end asks about before it takes a request from its guest.
     #[inline]
     pub fn submit(&self, request: Request) -> Result<(), Request> {
         let taken = Taken { request, origin: self.origin, pages: 0, client: self.number };

@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 
 use tapio_ring::Segments;
-use tapio_stat::Kind;
+use tapio_stat::RequestKind;
 use tapio_types::Span;
 
 /// What to do.
@@ -25,13 +25,13 @@ pub enum Op {
 
 impl Op {
     /// What it counts as.
-    pub const fn kind(self) -> Kind {
+    pub const fn kind(self) -> RequestKind {
         match self {
-            Self::Read => Kind::Read,
-            Self::Write { .. } => Kind::Write,
-            Self::Flush => Kind::Flush,
-            Self::Discard => Kind::Discard,
-            Self::WriteZeroes { .. } => Kind::WriteZeroes,
+            Self::Read => RequestKind::Read,
+            Self::Write { .. } => RequestKind::Write,
+            Self::Flush => RequestKind::Flush,
+            Self::Discard => RequestKind::Discard,
+            Self::WriteZeroes { .. } => RequestKind::WriteZeroes,
         }
     }
 }
@@ -92,7 +92,7 @@ impl fmt::Display for DiskError {
 }
 
 /// The receiver of completions: a virtqueue, a connection.
-pub trait Client {
+pub trait Completion {
     /// The request that carried `tag` is done. Called on the data thread, once for every request; must not block
     /// and must not run other tasks. Making the answer visible waits for [`crate::FrontEnd::publish`] or a wake-up
     /// of the client's own task, so that a batch is answered at once.
@@ -100,7 +100,7 @@ pub trait Client {
 
     /// The request that carried `tag` has taken longer than it may, and the kernel does not give its memory back.
     /// Returns whether the guest gets its error (ETIMEDOUT) now; the memory must stay as it is until
-    /// [`Client::complete`], which comes all the same. A client whose memory is its guest's must return false:
+    /// [`Completion::complete`], which comes all the same. A client whose memory is its guest's must return false:
     /// after an answer the guest would use for other things what the kernel still fills.
     fn give_up(&self, _tag: u64) -> bool {
         false
@@ -120,7 +120,7 @@ pub struct Request {
     /// The client's name for it.
     pub tag: u64,
     /// The receiver of its completion.
-    pub client: Rc<dyn Client>,
+    pub client: Rc<dyn Completion>,
 }
 
 impl fmt::Debug for Request {

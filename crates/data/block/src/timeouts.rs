@@ -3,7 +3,7 @@
 //! | after | what happens |
 //! |---|---|
 //! | the time limit | the kernel is asked to cancel the request; if it can, the request fails with ETIMEDOUT |
-//! | a second more | the kernel still has the request's memory. A client whose memory is the process' own ([`Client::give_up`]) answers its guest with ETIMEDOUT and keeps the memory aside; one whose memory is the guest's waits, as for hardware that hangs |
+//! | a second more | the kernel still has the request's memory. A client whose memory is the process' own ([`Completion::give_up`]) answers its guest with ETIMEDOUT and keeps the memory aside; one whose memory is the guest's waits, as for hardware that hangs |
 //! | the kernel's answer | the memory is free again |
 //!
 //! A write that was answered so may still reach the storage. Until it has, whatever touches the same bytes waits
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tapio_ring::{Notify, TaskId, Tasks};
 use tapio_types::Span;
 
-use crate::request::{Client, Op, Request};
+use crate::request::{Completion, Op, Request};
 
 /// What tapdisk allows a request.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -48,7 +48,7 @@ struct Watched {
     span: Span,
     tag: u64,
     task: TaskId,
-    client: Option<Rc<dyn Client>>,
+    client: Option<Rc<dyn Completion>>,
 }
 
 /// A request's place in the table.

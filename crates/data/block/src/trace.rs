@@ -106,7 +106,7 @@ impl Trace {
 
 #[cfg(test)]
 mod tests {
-    use tapio_stat::Kind;
+    use tapio_stat::RequestKind;
     use tapio_stat::trace::requests;
 
     use super::*;
@@ -141,7 +141,7 @@ mod tests {
         let ring = trace.forget().expect("a ring");
         let found = requests(&ring.data(), None);
         let [one] = found.as_slice() else { panic!("{found:?}") };
-        assert_eq!((one.id, one.client, one.kind, one.len), (1234, 4, Kind::Write, 8192));
+        assert_eq!((one.id, one.client, one.kind, one.len), (1234, 4, RequestKind::Write, 8192));
         let sum: u64 = one.steps_ns.iter().sum();
         assert!(sum <= one.total_ns && one.total_ns - sum < 20, "{one:?}");
     }

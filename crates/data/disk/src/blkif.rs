@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 use tapio_control::{
     BlkifCounts, BlkifFront, BlkifProtocol, BlkifReport, BlkifRequest, BlkifRing as RingReport, ControlError,
     Errno, Result, RingStart,
@@ -28,7 +28,7 @@ pub struct Blkif {
     server: BlkifServer,
     front: BlkifFront,
     pool: String,
-    remote: Remote,
+    remote: DiskHandle,
     slot: usize,
 }
 
@@ -96,7 +96,7 @@ fn record(front: &BlkifFront) -> Option<PathBuf> {
 
 impl Blkif {
     /// Connects the rings of a guest's device, which counts in `slot`.
-    pub fn connect(front: &BlkifFront, fds: Vec<OwnedFd>, remote: Remote, slot: usize) -> Result<Self> {
+    pub fn connect(front: &BlkifFront, fds: Vec<OwnedFd>, remote: DiskHandle, slot: usize) -> Result<Self> {
         let mut given = Given(fds.into_iter().map(Some).collect());
         let domain = domain(front, &mut given)?;
         let rings = rings(front, &mut given)?;
@@ -127,7 +127,8 @@ impl Blkif {
         let pool = match &front.pool {
             Some(pool) => pool.clone(),
             None => {
-                let asked = remote.call(REPLY_TIMEOUT, |world| world.status().pool.map(|pool| pool.name));
+                let asked =
+                    remote.call(REPLY_TIMEOUT, |data_thread| data_thread.status().pool.map(|pool| pool.name));
                 asked.ok().flatten().unwrap_or_default()
             }
         };

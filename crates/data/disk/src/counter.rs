@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use tapio_block::{Observer, Op, Origin, StageTimes, World};
+use tapio_block::{DataThread, Observer, Op, Origin, StageTimes};
 use tapio_stat::{DelayCounts, DiskStats, PollCounts, Stages, VBD_SLOTS};
 use tapio_types::RingState;
 
@@ -13,7 +13,7 @@ const POLL_EVERY: u32 = 256;
 /// The counters of the disk of this data thread.
 pub struct Counter {
     stats: RefCell<DiskStats>,
-    world: World,
+    data_thread: DataThread,
     depth: u32,
     /// Requests of each number under which the disk is published, and at the end of all: as its ring has them.
     rings: [Ring; VBD_SLOTS + 1],
@@ -43,10 +43,10 @@ impl Observer for Deaf {
 
 impl Counter {
     /// Begins to count. Called on the data thread.
-    pub fn install(world: &World, stats: DiskStats, depth: u32) -> Rc<dyn Observer> {
+    pub fn install(data_thread: &DataThread, stats: DiskStats, depth: u32) -> Rc<dyn Observer> {
         let counter = Rc::new(Self {
             stats: RefCell::new(stats),
-            world: world.clone(),
+            data_thread: data_thread.clone(),
             depth,
             rings: Default::default(),
             real: Default::default(),
@@ -93,17 +93,17 @@ impl Counter {
     }
 
     /// Copies what waiting has cost so far.
-    pub fn refresh(world: &World) {
+    pub fn refresh(data_thread: &DataThread) {
         Self::with(|stats| {
-            stats.set_poll(&poll_counts(world));
-            stats.set_limits(&world.admission().limits());
-            stats.set_delays(&delay_counts(world));
+            stats.set_poll(&poll_counts(data_thread));
+            stats.set_limits(&data_thread.admission().limits());
+            stats.set_delays(&delay_counts(data_thread));
         });
     }
 }
 
-fn poll_counts(world: &World) -> PollCounts {
-    let (ring, polling) = (world.uring.counters(), world.polling_counters());
+fn poll_counts(data_thread: &DataThread) -> PollCounts {
+    let (ring, polling) = (data_thread.uring.counters(), data_thread.polling_counters());
     PollCounts {
         spin_ns: polling.spin_ns,
         hits: polling.hits,
@@ -114,8 +114,8 @@ fn poll_counts(world: &World) -> PollCounts {
     }
 }
 
-fn delay_counts(world: &World) -> DelayCounts {
-    let delays = world.admission().delays();
+fn delay_counts(data_thread: &DataThread) -> DelayCounts {
+    let delays = data_thread.admission().delays();
     DelayCounts { requests: delays.requests, time_ns: delays.time_ns, waiting: delays.waiting }
 }
 
@@ -169,10 +169,10 @@ impl Observer for Counter {
             stats.rings(&ring, now_ns);
         }
         if completed.is_multiple_of(POLL_EVERY) {
-            stats.set_poll(&poll_counts(&self.world));
+            stats.set_poll(&poll_counts(&self.data_thread));
         }
-        if self.world.admission().is_on() {
-            stats.set_delays(&delay_counts(&self.world));
+        if self.data_thread.admission().is_on() {
+            stats.set_delays(&delay_counts(&self.data_thread));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 use tapio_control::{ControlError, Errno, LocalDeviceKind, Result, RunDir, print_local_devices};
 use tapio_front::device::{DeviceError, DeviceOptions, LocalDevice, nbd, probe};
 use tapio_front::nbd::{Drained, Export, NbdServer};
@@ -45,7 +45,7 @@ pub fn clean(waiting: bool) -> Result<()> {
 #[derive(Debug)]
 pub struct Device {
     local: LocalDevice,
-    remote: Remote,
+    remote: DiskHandle,
     /// Bytes that the device shows.
     len: u64,
 }
@@ -75,14 +75,20 @@ fn failed(error: DeviceError) -> ControlError {
     }
 }
 
-fn len_of(remote: &Remote) -> Result<u64> {
-    let asked = remote.call(Duration::from_secs(2), |world| world.port.geometry().len);
+fn len_of(remote: &DiskHandle) -> Result<u64> {
+    let asked = remote.call(Duration::from_secs(2), |data_thread| data_thread.port.geometry().len);
     asked.map_err(|gone| ControlError::new(Errno::ESHUTDOWN, gone.to_string()))
 }
 
 impl Device {
     /// Makes a device for disk `minor` with this name.
-    pub fn attach(how: DeviceHow, read_only: bool, minor: u16, disk: String, remote: Remote) -> Result<Self> {
+    pub fn attach(
+        how: DeviceHow,
+        read_only: bool,
+        minor: u16,
+        disk: String,
+        remote: DiskHandle,
+    ) -> Result<Self> {
         let options = DeviceOptions { how, read_only, dir: dir(&RunDir::from_env()), minor, disk };
         let len = len_of(&remote)?;
         let local = LocalDevice::attach(&options, remote.clone(), || {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 use tapio_control::{BlkifReport, ControlError, Errno, Front, Result};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
 use tapio_types::DeviceHow;
@@ -60,7 +60,7 @@ impl Fronts {
         id: u32,
         mut front: Front,
         fds: Vec<OwnedFd>,
-        remote: Remote,
+        remote: DiskHandle,
         serial: &str,
         slot: usize,
     ) -> Result<Front> {
@@ -182,7 +182,7 @@ impl Fronts {
     }
 }
 
-fn vhost_user(front: &Front, mut fds: Vec<OwnedFd>, remote: Remote, serial: &str) -> Result<Served> {
+fn vhost_user(front: &Front, mut fds: Vec<OwnedFd>, remote: DiskHandle, serial: &str) -> Result<Served> {
     let Front::VhostUser { socket, listener, connection, queues, queue_size, read_only } = front else {
         return Err(ControlError::new(Errno::EINVAL, "this is no vhost-user front end"));
     };

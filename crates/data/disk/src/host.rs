@@ -85,7 +85,7 @@ impl Plane for Host {
         let standby = options.taps.standby.clone();
         let share = self.memory.take(disk_len(options.pool_len, &chain.layers, access))?;
         let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
-        disk.observe(move |world| Counter::install(world, stats, depth), REPLY_TIMEOUT)
+        disk.observe(move |data_thread| Counter::install(data_thread, stats, depth), REPLY_TIMEOUT)
             .map_err(|error| failure(&error))?;
         if let Some(member) = pool {
             disk.share_pages(member, REPLY_TIMEOUT).map_err(|error| failure(&error))?;
@@ -245,7 +245,8 @@ impl PlaneDisk for HostDisk {
     }
 
     fn mirror_pivot(&self) -> Result<(ImageSource, MirrorPivoted)> {
-        let pivoted = self.order(IMAGES_TIMEOUT, |world| async move { world.core().mirror_pivot().await })?;
+        let pivoted =
+            self.order(IMAGES_TIMEOUT, |data_thread| async move { data_thread.core().mirror_pivot().await })?;
         let image = name(&pivoted.spec);
         let shown = image.clone();
         self.remote

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-use tapio_block::{Disk, DiskFailure, DiskStatus, Geometry, Gone, Remote, StandbyOptions, World};
+use tapio_block::{DataThread, Disk, DiskFailure, DiskHandle, DiskStatus, Geometry, Gone, StandbyOptions};
 use tapio_control::{ControlError, Errno, ImageSource, Polling, Result};
 use tapio_format::FormatError;
 use tapio_ring::PollingConfig;
@@ -22,7 +22,7 @@ use crate::trace::Tracing;
 pub struct HostDisk {
     /// Taken away when it is closed.
     pub(crate) disk: RwLock<Option<Disk>>,
-    pub(crate) remote: Remote,
+    pub(crate) remote: DiskHandle,
     /// As it was when it was opened, but for its length.
     pub(crate) geometry: Geometry,
     pub(crate) len: AtomicU64,
@@ -55,9 +55,9 @@ impl HostDisk {
 
     /// What the disk does now, with fresh counters.
     pub(crate) fn ask_status(&self) -> Result<DiskStatus> {
-        let asked = self.remote.call(REPLY_TIMEOUT, |world| {
-            Counter::refresh(world);
-            world.status()
+        let asked = self.remote.call(REPLY_TIMEOUT, |data_thread| {
+            Counter::refresh(data_thread);
+            data_thread.status()
         });
         asked.map_err(unreachable_thread)
     }
@@ -65,7 +65,7 @@ impl HostDisk {
     /// Asks the data thread for something that takes no time.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&World) -> std::result::Result<T, FormatError> + Send + 'static,
+        question: impl FnOnce(&DataThread) -> std::result::Result<T, FormatError> + Send + 'static,
     ) -> Result<T> {
         self.remote
             .call(REPLY_TIMEOUT, question)
@@ -77,7 +77,7 @@ impl HostDisk {
     pub(crate) fn order<T, F>(
         &self,
         within: Duration,
-        work: impl FnOnce(World) -> F + Send + 'static,
+        work: impl FnOnce(DataThread) -> F + Send + 'static,
     ) -> Result<T>
     where
         T: Send + 'static,
@@ -92,12 +92,14 @@ impl HostDisk {
             max_ns: u64::from(polling.max_us) * 1_000,
             idle_min_percent: polling.idle_percent,
         };
-        self.remote.call(REPLY_TIMEOUT, move |world| world.set_polling(config)).map_err(unreachable_thread)
+        self.remote
+            .call(REPLY_TIMEOUT, move |data_thread| data_thread.set_polling(config))
+            .map_err(unreachable_thread)
     }
 
     /// Takes note of how long the disk is now.
     pub(crate) fn look_at_length(&self) {
-        if let Ok(geometry) = self.remote.call(REPLY_TIMEOUT, |world| world.port.geometry()) {
+        if let Ok(geometry) = self.remote.call(REPLY_TIMEOUT, |data_thread| data_thread.port.geometry()) {
             self.len.store(geometry.len, Ordering::Relaxed);
         }
     }
@@ -105,9 +107,9 @@ impl HostDisk {
     /// Takes note of what the leaf is called now: devices that outlive this process go on with a disk of that name
     /// only.
     pub(crate) fn look_at_leaf(&self) {
-        let asked = self
-            .remote
-            .call(REPLY_TIMEOUT, |world| world.core().leaf_facts().map(|facts| facts.image.to_string()));
+        let asked = self.remote.call(REPLY_TIMEOUT, |data_thread| {
+            data_thread.core().leaf_facts().map(|facts| facts.image.to_string())
+        });
         if let Ok(Ok(leaf)) = asked {
             self.fronts.renamed(&serial(&ImageSource::Leaf(leaf)));
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 use tapio_control::{ControlError, Errno, Front, Result, TlsMode, TlsSettings};
 use tapio_front::nbd::tls::{TlsFiles, TlsPolicy, TlsServer};
 use tapio_front::nbd::{Drained, Export, NbdServer};
@@ -34,7 +34,7 @@ impl Offer {
     ///
     /// # Errors
     /// The address cannot be listened on, or offers this name already.
-    pub fn new(front: &Front, remote: Remote) -> Result<Self> {
+    pub fn new(front: &Front, remote: DiskHandle) -> Result<Self> {
         let (name, read_only) = match front {
             Front::NbdUnix { export, read_only, .. } | Front::NbdTcp { export, read_only, .. } => {
                 (export, *read_only)

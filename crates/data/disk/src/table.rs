@@ -17,7 +17,7 @@ use tapio_control::{
     BlkifReport, ControlError, DiskEntry, DiskInfo, DriverType, Errno, Front, FrontEntry, ImageSource,
     ImageStats, Key, MINOR_MAX, MarkerLock, MirrorPivoted, Result, RunDir, VbdState, VbdStats, XenbusStats,
 };
-use tapio_stat::{DiskName, DiskStats, Kind, ShmRoot, StatsView, VbdId, VbdPages};
+use tapio_stat::{DiskName, DiskStats, RequestKind, ShmRoot, StatsView, VbdId, VbdPages};
 use tapio_types::{ImageKind, LayerSpec};
 
 mod taps;
@@ -408,7 +408,10 @@ impl<P: Plane> Table<P> {
         };
         Ok(VbdStats {
             name: Some(name),
-            secs: [counters.kind(Kind::Read).bytes / 512, counters.kind(Kind::Write).bytes / 512],
+            secs: [
+                counters.kind(RequestKind::Read).bytes / 512,
+                counters.kind(RequestKind::Write).bytes / 512,
+            ],
             images: status.images.iter().cloned().map(image).collect(),
             outstanding: status.in_flight,
             enospc_redirects: status.redirected,

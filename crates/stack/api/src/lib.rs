@@ -1,7 +1,7 @@
 //! The servers of the toolstack's API.
 
 pub mod accounts;
-pub mod door;
+pub mod backend;
 mod files;
 pub mod jsonrpc;
 pub mod limits;

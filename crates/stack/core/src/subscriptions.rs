@@ -21,7 +21,7 @@ pub struct Filter {
 
 /// Whether a class has events: sessions are secrets.
 pub(crate) fn has_events(class: &Class) -> bool {
-    class.kind == tapio_model::Kind::Objects
+    class.kind == tapio_model::ClassKind::Objects
 }
 
 impl Filter {

@@ -1,6 +1,6 @@
 //! Messages that every class has because of its fields.
 
-use crate::table::{Class, Field, FieldAccess, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Field, FieldAccess, Role, Type};
 
 /// What a message that is made from the table does.
 #[derive(Clone, Copy, Debug)]
@@ -56,11 +56,11 @@ pub fn implied(class: &'static Class) -> Vec<Implied> {
             all.push(Implied { name, kind, role });
         }
     };
-    if class.kind == Kind::Shape {
+    if class.kind == ClassKind::Shape {
         return all;
     }
     let reader = class.reader_role;
-    if class.kind == Kind::Objects {
+    if class.kind == ClassKind::Objects {
         add("get_all".into(), ImpliedKind::GetAll, reader);
         add("get_all_records".into(), ImpliedKind::GetAllRecords, reader);
         add("get_all_where".into(), ImpliedKind::GetAllWhere, reader);

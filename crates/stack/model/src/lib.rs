@@ -20,7 +20,7 @@ pub use answer::{Answer, EVENTS, Large, Part, Shape};
 pub use classes::{CLASSES, FOREIGN};
 pub use implied::{Implied, ImpliedKind, implied, methods};
 pub use reference::reference;
-pub use table::{Class, Enum, Field, FieldAccess, Initial, Kind, Message, Param, Role, Source, Type};
+pub use table::{Class, ClassKind, Enum, Field, FieldAccess, Initial, Message, Param, Role, Source, Type};
 pub use tapio_types::ApiError;
 pub use value::Value;
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::implied::{Implied, ImpliedKind, implied};
-use crate::table::{Class, Field, FieldAccess, Kind, Message, Role, Source, Type};
+use crate::table::{Class, ClassKind, Field, FieldAccess, Message, Role, Source, Type};
 
 /// What stands before the classes.
 const INTRODUCTION: &str = "\
@@ -91,7 +91,7 @@ fn describe(text: &mut String, class: &'static Class) {
     // Writing to a text cannot fail.
     let _ = writeln!(text, "\n## {}\n\n{}.", class.name, class.doc);
     match class.kind {
-        Kind::Objects => {
+        ClassKind::Objects => {
             let create = class.constructor.map_or_else(
                 || "It has no `create(record)`".to_owned(),
                 |least| format!("`create(record)` and `destroy` need the role {}", role(least)),
@@ -99,10 +99,12 @@ fn describe(text: &mut String, class: &'static Class) {
             let (get, set) = (role(class.reader_role), role(class.setter_role));
             let _ = writeln!(text, "{create}; fields are read by {get} and set by {set}.");
         }
-        Kind::Unlisted => {
+        ClassKind::Unlisted => {
             _ = writeln!(text, "A client reaches an object only by its reference: there is no `get_all`.")
         }
-        Kind::Shape => _ = writeln!(text, "A shape of results alone: no message is made from its fields."),
+        ClassKind::Shape => {
+            _ = writeln!(text, "A shape of results alone: no message is made from its fields.")
+        }
     }
     let _ = writeln!(text, "\n| field | type | | what it is |\n|---|---|---|---|");
     for field in class.fields {

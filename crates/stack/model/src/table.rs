@@ -156,7 +156,7 @@ pub struct Message {
 
 /// What there is of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ClassKind {
     /// Objects, each with a reference.
     Objects,
     /// Objects that only a caller with their reference can reach: no `get_all...`, no `get_by_...` (`session`).
@@ -173,7 +173,7 @@ pub struct Class {
     /// One sentence for people.
     pub doc: &'static str,
     /// What there is of it.
-    pub kind: Kind,
+    pub kind: ClassKind,
     /// Fields in the order of records.
     pub fields: &'static [Field],
     /// Messages that are not made from the fields.

@@ -12,7 +12,7 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::Places;
-use crate::dir::facts::{Kind, MARKER, plain_uuid};
+use crate::dir::facts::{FileKind, MARKER, plain_uuid};
 use crate::dir::{self, Backing, ImageDir};
 use crate::errors;
 use crate::mount;
@@ -102,7 +102,8 @@ impl SrDriver for FileDriver {
                 result.sr = Some((uuid, stat));
             } else {
                 let images = fs::read_dir(&directory).map_or(0, |entries| {
-                    let is_image = |name: &std::ffi::OsStr| name.to_str().and_then(Kind::of_file).is_some();
+                    let is_image =
+                        |name: &std::ffi::OsStr| name.to_str().and_then(FileKind::of_file).is_some();
                     entries.flatten().filter(|entry| is_image(&entry.file_name())).count()
                 });
                 result.extra_info.insert("images".into(), images.to_string());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tapio_api::accounts::Accounts;
-use tapio_api::door::{Door, Peer};
+use tapio_api::backend::{ApiBackend, Peer};
 use tapio_api::server::{Server, ServerOptions};
 use tapio_api::tls::Certificates;
 use tapio_control::notify;
@@ -23,8 +23,8 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Options;
+use crate::backend::{StackAccounts, StackBackend, watch_accounts};
 use crate::dirs::{OURS, PASSED, make_dir};
-use crate::door::{Desk, Guards, watch_accounts};
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
 use crate::{closed, default_sr, lock, logs, worker};
@@ -140,7 +140,7 @@ fn toolstack(
         per_vm_parallel: settings.per_vm_parallel,
         polling: (settings.polling_us, settings.polling_idle),
     };
-    let stack = Toolstack::with_accounts(config, db, Box::new(Guards(Arc::clone(accounts))));
+    let stack = Toolstack::with_accounts(config, db, Box::new(StackAccounts(Arc::clone(accounts))));
     stack.sessions.set_idle_limit(settings.session_idle);
     for driver in worker::drivers(settings) {
         stack.storage.add_driver(driver);
@@ -206,13 +206,13 @@ async fn serve(
     let mut interrupt = signal(SignalKind::interrupt()).map_err(told)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(told)?;
     let trimmer = Trimmer::start().map_err(|error| format!("no thread: {error}"))?;
-    let door: Arc<dyn Door> = Arc::new(Desk { stack: Arc::clone(&stack), trimmer });
+    let backend: Arc<dyn ApiBackend> = Arc::new(StackBackend { stack: Arc::clone(&stack), trimmer });
     let server_options = ServerOptions {
         limits: settings.limits.clone(),
         routes: Vec::new(),
         origins: settings.cors_origins.clone(),
     };
-    let server = Server::new(Arc::clone(&door), server_options);
+    let server = Server::new(Arc::clone(&backend), server_options);
     let listening = open_doors(settings, &server, certificates.as_ref()).await?;
     let default_sr = settings.default_sr.clone();
     let mut recovering = tokio::task::spawn_blocking(move || recover(&stack, &store, default_sr.as_deref()));
@@ -235,7 +235,7 @@ async fn serve(
     }
     tracing::info!("serving {}", listening.join(" "));
     notify::ready(&format!("serving {}", listening.join(" ")));
-    let watchdog = notify::watchdog_interval().map(|every| tokio::spawn(beat(door, every)));
+    let watchdog = notify::watchdog_interval().map(|every| tokio::spawn(beat(backend, every)));
     loop {
         tokio::select! {
             _ = terminate.recv() => break,
@@ -344,11 +344,12 @@ fn reload(options: &Options, certificates: Option<&Certificates>) {
 }
 
 /// Notifies the service manager regularly, as long as calls are answered.
-async fn beat(door: Arc<dyn Door>, every: Duration) {
+async fn beat(backend: Arc<dyn ApiBackend>, every: Duration) {
     let peer = Peer { superuser: true, address: "watchdog".to_owned() };
     loop {
-        let (door, peer) = (Arc::clone(&door), peer.clone());
-        let asked = tokio::task::spawn_blocking(move || door.call(&peer, "system.listMethods", Vec::new()));
+        let (backend, peer) = (Arc::clone(&backend), peer.clone());
+        let asked =
+            tokio::task::spawn_blocking(move || backend.call(&peer, "system.listMethods", Vec::new()));
         if asked.await.is_ok_and(|answer| answer.is_ok()) {
             notify::alive();
         }

@@ -8,11 +8,11 @@
 //! guests, and finishes or undoes what was half done.
 
 mod args;
+mod backend;
 mod closed;
 mod daemon;
 mod default_sr;
 mod dirs;
-mod door;
 mod lock;
 mod logs;
 mod memory;

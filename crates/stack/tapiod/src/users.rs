@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
-use tapio_api::accounts::{AccountFile, FILE, Kind, role_named, role_word};
+use tapio_api::accounts::{AccountFile, FILE, RowKind, role_named, role_word};
 use zeroize::Zeroizing;
 
 use crate::args::{User, Which};
@@ -25,11 +25,11 @@ pub fn run(state_dir: &Path, command: User) -> Result<(), String> {
             })?;
             crate::dirs::make_dir(state_dir, crate::dirs::OURS)?;
             let kind = kind(which);
-            let password = if kind == Kind::Own { Some(password(&name)?) } else { None };
+            let password = if kind == RowKind::Own { Some(password(&name)?) } else { None };
             file.add(kind, &name, role, password.as_deref().map(String::as_str))
         }
         User::Passwd { name } => {
-            if !file.rows()?.iter().any(|row| row.kind == Kind::Own && row.name == name) {
+            if !file.rows()?.iter().any(|row| row.kind == RowKind::Own && row.name == name) {
                 return Err(format!("there is no account '{name}': 'tapiod user list' shows them"));
             }
             let password = password(&name)?;
@@ -40,9 +40,9 @@ pub fn run(state_dir: &Path, command: User) -> Result<(), String> {
             let mut out = String::new();
             for row in file.rows()? {
                 let kind = match row.kind {
-                    Kind::Own => "own",
-                    Kind::System => "system",
-                    Kind::Group => "group",
+                    RowKind::Own => "own",
+                    RowKind::System => "system",
+                    RowKind::Group => "group",
                 };
                 out.push_str(&format!("{:<8} {:<14} {}\n", kind, role_word(row.role), row.name));
             }
@@ -51,11 +51,11 @@ pub fn run(state_dir: &Path, command: User) -> Result<(), String> {
     }
 }
 
-const fn kind(which: Which) -> Kind {
+const fn kind(which: Which) -> RowKind {
     match which {
-        Which { group: true, .. } => Kind::Group,
-        Which { system: true, .. } => Kind::System,
-        _ => Kind::Own,
+        Which { group: true, .. } => RowKind::Group,
+        Which { system: true, .. } => RowKind::System,
+        _ => RowKind::Own,
     }
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tapio_control::command::{self as ask, DiskCommand};
 use tapio_control::{ControlError, Errno, OwnClient, RunDir};
 use tapio_stat::trace::{EVENTS_DEFAULT, Point, TraceData, TraceError, read_trace, requests};
-use tapio_stat::{Kind, ShmRoot};
+use tapio_stat::{RequestKind, ShmRoot};
 
 use crate::disk::Which;
 use tapio_load::bare_file;
@@ -211,7 +211,7 @@ fn show(data: &TraceData, form: &Form) -> Result<()> {
 
 /// What the host alone takes for the reads of a row.
 fn host_of(row: &Row, file: &Path) -> Result<Option<HostTimes>> {
-    if row.kind != Kind::Read || row.requests < ROW_MIN || row.bytes == 0 {
+    if row.kind != RequestKind::Read || row.requests < ROW_MIN || row.bytes == 0 {
         return Ok(None);
     }
     let depth = (row.depth.round() as u32).clamp(1, 256);

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 use tapio_load::LoadReport;
-use tapio_stat::Kind;
+use tapio_stat::RequestKind;
 use tapio_stat::trace::{STEPS, Step, TracedRequest};
 
 use crate::plot::{Bar, Group, Stacks};
@@ -53,7 +53,7 @@ impl HostTimes {
 /// Requests of one kind and size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// Their length in bytes, rounded up to a power of two.
     pub bytes: u64,
     pub requests: usize,
@@ -78,7 +78,7 @@ fn times(values: &mut [u64], mean_us: f64) -> Times {
 }
 
 impl Row {
-    fn of(kind: Kind, bytes: u64, ns_per_tick: f64, mut requests: Vec<TracedRequest>) -> Self {
+    fn of(kind: RequestKind, bytes: u64, ns_per_tick: f64, mut requests: Vec<TracedRequest>) -> Self {
         requests.sort_unstable_by_key(|request| request.total_ns);
         let cut = requests.len() * TRIMMED_PERCENT / 100;
         let middle = &requests[cut..requests.len() - cut];
@@ -139,7 +139,7 @@ pub fn rows(requests: &[TracedRequest], ns_per_tick: f64) -> Vec<Row> {
         groups.entry((request.kind as usize, bytes)).or_default().push(*request);
     }
     let row = |((kind, bytes), requests): ((usize, u64), Vec<TracedRequest>)| {
-        Some(Row::of(*Kind::ALL.get(kind)?, bytes, ns_per_tick, requests))
+        Some(Row::of(*RequestKind::ALL.get(kind)?, bytes, ns_per_tick, requests))
     };
     groups.into_iter().filter_map(row).collect()
 }
@@ -221,7 +221,7 @@ const _: () = assert!(STEPS == Step::ALL.len());
 mod tests {
     use super::*;
 
-    fn request(kind: Kind, len: u64, begin: u64, base_ns: u64) -> TracedRequest {
+    fn request(kind: RequestKind, len: u64, begin: u64, base_ns: u64) -> TracedRequest {
         let steps_ns: [u64; STEPS] = std::array::from_fn(|step| base_ns * (step as u64 + 1));
         let total_ns = steps_ns.iter().sum();
         TracedRequest { id: 0, client: 1, kind, len, front: true, begin, steps_ns, total_ns }
@@ -229,12 +229,13 @@ mod tests {
 
     #[test]
     fn requests_are_gathered_by_kind_and_size_and_steps_add_up() {
-        let mut all: Vec<_> = (0..100).map(|at| request(Kind::Read, 4096, at * 66_000, 1_000)).collect();
+        let mut all: Vec<_> =
+            (0..100).map(|at| request(RequestKind::Read, 4096, at * 66_000, 1_000)).collect();
         // One that lost its processor.
-        all.push(request(Kind::Read, 4096, 0, 1_000_000));
-        all.push(request(Kind::Read, 3000, 0, 1_000));
-        all.push(request(Kind::Write, 512, 0, 2_000));
-        all.push(request(Kind::Flush, 0, 0, 5_000));
+        all.push(request(RequestKind::Read, 4096, 0, 1_000_000));
+        all.push(request(RequestKind::Read, 3000, 0, 1_000));
+        all.push(request(RequestKind::Write, 512, 0, 2_000));
+        all.push(request(RequestKind::Flush, 0, 0, 5_000));
         let rows = rows(&all, 1.0);
         let names: Vec<_> = rows.iter().map(Row::name).collect();
         assert_eq!(names, ["read 4.0 KiB", "write 512 B", "flush"]);
@@ -242,14 +243,14 @@ mod tests {
         assert_eq!((read.requests, read.total.p50_us, read.total.mean_us), (102, 66.0, 66.0));
         assert!(read.total.p99_us >= 66.0 && read.steps[10].times.mean_us == 11.0);
         assert!(rows.iter().all(|row| unexplained(row).abs() < 1e-9));
-        let alone = rows.iter().find(|row| row.kind == Kind::Write).expect("a row");
+        let alone = rows.iter().find(|row| row.kind == RequestKind::Write).expect("a row");
         assert!((alone.depth - 1.0).abs() < 1e-9, "{}", alone.depth);
         assert_eq!(super::rows(&[], 1.0), []);
     }
 
     #[test]
     fn tables_and_pictures_show_the_host_beside() {
-        let all: Vec<_> = (0..10).map(|at| request(Kind::Read, 65_536, at, 1_000)).collect();
+        let all: Vec<_> = (0..10).map(|at| request(RequestKind::Read, 65_536, at, 1_000)).collect();
         let mut rows = rows(&all, 1.0);
         let plain = table(&rows);
         assert!(plain.contains("kernel") && !plain.contains("HOST"), "{plain}");

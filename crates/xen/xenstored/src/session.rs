@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasher;
 
-use tapio_xenstore::wire::{Decoder, HEADER_LEN, Kind, PAYLOAD_MAX, frame};
+use tapio_xenstore::wire::{Decoder, HEADER_LEN, MessageKind, PAYLOAD_MAX, frame};
 
 use crate::store::Transaction;
 use crate::tree::Caller;
@@ -72,7 +72,7 @@ impl Outbox {
     }
 
     /// Adds an answer. One that is longer than a message may be is not added: false.
-    pub fn reply(&mut self, kind: Kind, request: u32, transaction: u32, payload: &[u8]) -> bool {
+    pub fn reply(&mut self, kind: MessageKind, request: u32, transaction: u32, payload: &[u8]) -> bool {
         if frame(kind, request, transaction, payload, &mut self.bytes).is_err() {
             return false;
         }
@@ -93,7 +93,7 @@ impl Outbox {
         let from = self.bytes.len();
         // The header alone first: path and token follow it without a copy in between.
         let header = tapio_xenstore::wire::Header {
-            kind: Kind::WatchEvent as u32,
+            kind: MessageKind::WatchEvent as u32,
             request: 0,
             transaction: 0,
             len: len as u32,

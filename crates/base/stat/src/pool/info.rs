@@ -5,7 +5,7 @@ use std::io;
 use serde::Serialize;
 
 use super::PoolName;
-use super::layout::{Owner, SEGMENT_LEN, SLOTS, Share, State, VERSION, at};
+use super::layout::{FreePages, Owner, SEGMENT_LEN, SLOTS, Share, VERSION, at};
 use super::segment::Header;
 use crate::reader::{head, names, open_plain};
 use crate::shm::ShmRoot;
@@ -44,7 +44,7 @@ pub fn parse_pool(name: &str, bytes: &[u8]) -> Option<PoolInfo> {
     }
     let word =
         |at: usize| bytes.get(at * 8..).and_then(<[u8]>::first_chunk).map_or(0, |b| u64::from_ne_bytes(*b));
-    let state = State(word(at::STATE));
+    let state = FreePages(word(at::STATE));
     let mut disks = Vec::new();
     for slot in 0..SLOTS {
         let owner = Owner(word(at::owner(slot)));

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0..4 | magic, version, pages, slots |
 //! | 4 | slots ever used: those behind were never used |
-//! | 8 | the state: free pages and the last change, see [`State`] |
+//! | 8 | the state: free pages and the last change, see [`FreePages`] |
 //! | 16 | the virtual time: pages handed out while a disk waited |
 //! | 24..28 | a bit for each slot that waits |
 //! | 32.. | a slot of eight words for each disk |
@@ -71,11 +71,11 @@ const _: () = assert!(at::WAITING_WORDS * 64 == SLOTS);
 /// `free:16 | delta:17 | slot:8 | count:23`. The change counts in the slot's [`Share`] as soon as a process has carried
 /// it over; that has happened when the share's count is `count`, and not yet when it is one less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State(pub u64);
+pub struct FreePages(pub u64);
 
 const COUNT_MASK: u64 = (1 << 23) - 1;
 
-impl State {
+impl FreePages {
     pub fn new(free: u32, delta: i32, slot: usize, count: u64) -> Self {
         let delta = (i64::from(delta) + (1 << 16)) as u64;
         Self(u64::from(free) | delta << 16 | (slot as u64) << 33 | (count & COUNT_MASK) << 41)
@@ -112,7 +112,7 @@ impl Share {
     }
 
     /// Whether the last change of `state` is still to be carried over to this share.
-    pub const fn lacks(self, state: State) -> bool {
+    pub const fn lacks(self, state: FreePages) -> bool {
         self.next_count() == state.count()
     }
 
@@ -153,7 +153,7 @@ mod tests {
         for (free, delta, slot, count) in
             [(0, 0, 0, 0), (65_535, 65_535, 255, COUNT_MASK), (704, -65_535, 7, 5), (1, -1, 128, 1 << 22)]
         {
-            let state = State::new(free, delta, slot, count);
+            let state = FreePages::new(free, delta, slot, count);
             assert_eq!(
                 (state.free(), state.delta(), state.slot(), state.count()),
                 (free, delta, slot, count)
@@ -161,8 +161,8 @@ mod tests {
         }
         let share = Share(COUNT_MASK << 16 | 9);
         assert_eq!((share.next_count(), share.with(-3).held(), share.with(-30).held()), (0, 6, 0));
-        assert!(share.lacks(State::new(1, 1, 0, 1 << 23)));
-        assert!(!share.with(1).lacks(State::new(1, 1, 0, 1 << 23)));
+        assert!(share.lacks(FreePages::new(1, 1, 0, 1 << 23)));
+        assert!(!share.with(1).lacks(FreePages::new(1, 1, 0, 1 << 23)));
         let owner = Owner::new(4711, 0x1_2345_6789);
         assert_eq!((owner.pid(), owner.start()), (4711, 0x2345_6789));
     }

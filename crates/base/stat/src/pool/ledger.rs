@@ -1,7 +1,7 @@
 //! How many pages each disk has: the algorithm over shared words, without a file and without waiting.
 //!
 //! **Exact across deaths.** Taking and giving changes two numbers, the free pages and the pages of one disk. The change
-//! is written as one word, the [`State`], which has the free pages after it and says what the change was; the next
+//! is written as one word, the [`FreePages`], which has the free pages after it and says what the change was; the next
 //! process first carries it over to the disk's [`Share`], which counts its changes so that this happens once. So
 //! at every moment free pages and shares (with the last change carried over) make the whole pool, also when a process
 //! is killed between any two of its steps. Other processes give back the pages of one that died.
@@ -15,7 +15,7 @@
 //! **Bounded waits.** A disk that waits behind another that makes no progress for [`GRACE_NS`] goes past it
 //! until it does: it may be stopped, or its storage stuck, or its words be nonsense.
 
-use super::layout::{Owner, PAGES_MAX, SLOTS, Share, State, at};
+use super::layout::{FreePages, Owner, PAGES_MAX, SLOTS, Share, at};
 
 /// How long a disk that makes no progress may hold up others.
 pub const GRACE_NS: u64 = 100_000_000;
@@ -60,7 +60,7 @@ impl<M: Memory> Ledger<M> {
         let total = total.clamp(1, PAGES_MAX);
         memory.store(at::TOTAL, total.into());
         memory.store(at::SLOTS, SLOTS as u64);
-        memory.store(at::STATE, State::new(total, 0, 0, 0).0);
+        memory.store(at::STATE, FreePages::new(total, 0, 0, 0).0);
         memory.store(at::VERSION, super::layout::VERSION);
         memory.store(at::MAGIC, super::layout::MAGIC);
         Self { memory, total }
@@ -72,9 +72,9 @@ impl<M: Memory> Ledger<M> {
     }
 
     /// Carries the last change over to its share; gives the state after which that is done.
-    pub fn settle(&self) -> State {
+    pub fn settle(&self) -> FreePages {
         loop {
-            let state = State(self.memory.load(at::STATE));
+            let state = FreePages(self.memory.load(at::STATE));
             let at = at::share(state.slot());
             let share = Share(self.memory.load(at));
             if !share.lacks(state) || self.memory.swap(at, share.0, share.with(state.delta()).0) {
@@ -100,7 +100,7 @@ impl<M: Memory> Ledger<M> {
                 return false;
             }
             let count = self.share(slot).next_count();
-            let next = State::new(state.free() - pages, pages as i32, slot, count);
+            let next = FreePages::new(state.free() - pages, pages as i32, slot, count);
             if self.memory.swap(at::STATE, state.0, next.0) {
                 self.settle();
                 return true;
@@ -115,7 +115,7 @@ impl<M: Memory> Ledger<M> {
             let share = self.share(slot);
             let pages = pages.min(share.held());
             let free = (state.free() + pages).min(self.total);
-            let next = State::new(free, -(pages as i32), slot, share.next_count());
+            let next = FreePages::new(free, -(pages as i32), slot, share.next_count());
             if self.memory.swap(at::STATE, state.0, next.0) {
                 self.settle();
                 return;
@@ -134,7 +134,7 @@ impl<M: Memory> Ledger<M> {
             .sum();
         let free = u64::from(self.total).saturating_sub(held) as u32;
         if free != state.free() {
-            let next = State::new(free, 0, slot, self.share(slot).next_count());
+            let next = FreePages::new(free, 0, slot, self.share(slot).next_count());
             if self.memory.swap(at::STATE, state.0, next.0) {
                 self.settle();
             }
@@ -315,7 +315,7 @@ impl<M: Memory> Ledger<M> {
             .filter(|slot| self.memory.load(at::woken(*slot)) == 0 && !passed(*slot))
             .min_by_key(|slot| (self.lead(*slot, time), *slot))?;
         let (want, held) = (self.want(next), self.share(next).held());
-        let free = State(self.memory.load(at::STATE)).free();
+        let free = FreePages(self.memory.load(at::STATE)).free();
         let finds = want <= free && (held == 0 || held + want <= self.part());
         (finds && self.memory.swap(at::woken(next), 0, 1)).then_some(next)
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::{Event, Point, Rate, TAG_ALL, TraceData};
-use crate::Kind;
+use crate::RequestKind;
 
 /// A part of a request's way. Together they are all of it, without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -80,7 +80,7 @@ pub struct TracedRequest {
     /// The queue or connection it came by.
     pub client: u8,
     /// What it does.
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// Bytes.
     pub len: u64,
     /// Whether its front end was traced too: without that the first and the last step are not known, and zero.
@@ -100,7 +100,7 @@ struct Partial {
     taken: u64,
     copied_in: Option<u64>,
     started: Option<u64>,
-    kind: Option<Kind>,
+    kind: Option<RequestKind>,
     len: u64,
     issued: Option<u64>,
     returned: Option<u64>,
@@ -232,7 +232,7 @@ impl Join {
         Some(TracedRequest {
             id: partial.id,
             client,
-            kind: partial.kind.unwrap_or(Kind::Read),
+            kind: partial.kind.unwrap_or(RequestKind::Read),
             len: partial.len,
             front: pair.is_some(),
             begin: at[0],
@@ -305,7 +305,7 @@ mod tests {
         }
     }
 
-    const ABOUT: u32 = Event::about(Kind::Write, 4096);
+    const ABOUT: u32 = Event::about(RequestKind::Write, 4096);
 
     #[test]
     fn every_step_is_the_time_between_two_points() {
@@ -328,7 +328,7 @@ mod tests {
         let [request] = both.as_slice() else { panic!("{both:?}") };
         assert_eq!(request.steps_ns, [10, 10, 30, 20, 20, 60, 5, 7, 8, 2, 28]);
         assert_eq!((request.total_ns, request.id, request.len), (200, 77, 4096));
-        assert_eq!((request.kind, request.client, request.front), (Kind::Write, 1, true));
+        assert_eq!((request.kind, request.client, request.front), (RequestKind::Write, 1, true));
         let alone = requests(&disk, None);
         assert_eq!((alone[0].total_ns, alone[0].front), (162, false));
         assert_eq!((alone[0].steps_ns[0], alone[0].steps_ns[10]), (0, 0));

@@ -26,7 +26,7 @@ pub use ring::{
     read_trace, trace_name,
 };
 
-use crate::Kind;
+use crate::RequestKind;
 
 /// Where a request can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,15 +104,16 @@ const KIND_SHIFT: u32 = 28;
 
 impl Event {
     /// The `aux` of a [`Point::Started`]: what the request does, and how many bytes long it is.
-    pub const fn about(kind: Kind, len: u64) -> u32 {
+    pub const fn about(kind: RequestKind, len: u64) -> u32 {
         let (sectors, most) = (len.div_ceil(512), (1u64 << KIND_SHIFT) - 1);
         let sectors = if sectors > most { most } else { sectors };
         (kind as u32) << KIND_SHIFT | sectors as u32
     }
 
     /// What [`Event::about`] said.
-    fn kind_and_len(self) -> (Kind, u64) {
-        let kind = Kind::ALL.get((self.aux >> KIND_SHIFT) as usize).copied().unwrap_or(Kind::Read);
+    fn kind_and_len(self) -> (RequestKind, u64) {
+        let kind =
+            RequestKind::ALL.get((self.aux >> KIND_SHIFT) as usize).copied().unwrap_or(RequestKind::Read);
         (kind, u64::from(self.aux & ((1 << KIND_SHIFT) - 1)) * 512)
     }
 
@@ -149,7 +150,7 @@ mod tests {
 
     #[test]
     fn kinds_and_lengths_survive_up_to_the_largest() {
-        for kind in Kind::ALL {
+        for kind in RequestKind::ALL {
             for len in [0, 512, 4096, 32 << 20, u64::MAX] {
                 let event = Event {
                     stamp: 0,

@@ -23,23 +23,26 @@ fn one_call_updates_every_layout() {
     let id = VbdId { domid: 5, devid: 51728 };
     let slot = stats.add_vbd(VbdPages::create(&root, 99_999_999, 3, id, true).expect("pages")).expect("room");
     stats.set_image("vhd:/a.vhd");
-    stats.submitted(Kind::Read, 4096);
-    stats.submitted(Kind::Write, 8192);
-    stats.submitted(Kind::Flush, 0);
-    stats.completed(Kind::Read, 4096, &STAGES_OF_ONE, true);
-    stats.completed(Kind::Write, 8192, &STAGES_OF_ONE, false);
+    stats.submitted(RequestKind::Read, 4096);
+    stats.submitted(RequestKind::Write, 8192);
+    stats.submitted(RequestKind::Flush, 0);
+    stats.completed(RequestKind::Read, 4096, &STAGES_OF_ONE, true);
+    stats.completed(RequestKind::Write, 8192, &STAGES_OF_ONE, false);
     stats.out_of_requests(slot);
 
     let snapshot = disks(&root).expect("listed")[0].read().expect("a page");
     assert_eq!((snapshot.pid, snapshot.minor, snapshot.image.as_str()), (99_999_999, 3, "vhd:/a.vhd"));
     assert_eq!(snapshot.vbds, [id]);
     assert_eq!(snapshot.in_flight(), 1);
-    assert_eq!(snapshot.kind(Kind::Write).errors, 1);
-    assert_eq!(snapshot.kind(Kind::Read).bytes, 4096);
-    assert_eq!(snapshot.histogram(Kind::Read, Stage::Kernel).expect("timed").counts[bucket_of(50_000)], 1);
-    assert_eq!(snapshot.histogram(Kind::Read, Stage::Total).expect("timed").sum_ns, 50_600);
-    assert_eq!(snapshot.histogram(Kind::Flush, Stage::Total).expect("timed").count(), 0);
-    assert_eq!(snapshot.histogram(Kind::Discard, Stage::Total), None);
+    assert_eq!(snapshot.kind(RequestKind::Write).errors, 1);
+    assert_eq!(snapshot.kind(RequestKind::Read).bytes, 4096);
+    assert_eq!(
+        snapshot.histogram(RequestKind::Read, Stage::Kernel).expect("timed").counts[bucket_of(50_000)],
+        1
+    );
+    assert_eq!(snapshot.histogram(RequestKind::Read, Stage::Total).expect("timed").sum_ns, 50_600);
+    assert_eq!(snapshot.histogram(RequestKind::Flush, Stage::Total).expect("timed").count(), 0);
+    assert_eq!(snapshot.histogram(RequestKind::Discard, Stage::Total), None);
     assert_eq!(stats.view().snapshot(), snapshot);
 
     let expected = PublishedStats {
@@ -76,8 +79,8 @@ fn fast_requests_do_not_lose_their_time_to_rounding() {
     let stats = DiskStats::create(&root, &name(0)).expect("created");
     let fast = Stages { kernel_ns: 900, ..Stages::default() };
     for _ in 0..1000 {
-        stats.submitted(Kind::Read, 4096);
-        stats.completed(Kind::Read, 512, &fast, true);
+        stats.submitted(RequestKind::Read, 4096);
+        stats.completed(RequestKind::Read, 512, &fast, true);
     }
     let bytes = fs::read(root.process(99_999_999).join("vdi-0")).expect("file");
     assert_eq!(parse_published(&bytes).expect("long enough").read_ticks_us, 900);
@@ -214,7 +217,7 @@ fn the_slots_end_somewhere() {
     }
     let pages = VbdPages::private(VbdId { domid: 0, devid: 99 }).expect("memory");
     assert_eq!(stats.add_vbd(pages).expect_err("full").id().devid, 99);
-    stats.submitted_by(VBD_SLOTS + 1, Kind::Read, 4096);
+    stats.submitted_by(VBD_SLOTS + 1, RequestKind::Read, 4096);
     assert_eq!(stats.view().snapshot().in_flight(), 1, "a request without a slot still counts for the disk");
 }
 
@@ -226,17 +229,17 @@ fn requests_count_for_one_number_or_for_all() {
     for id in ids {
         stats.add_vbd(VbdPages::create(&root, 99_999_999, 0, id, false).expect("pages")).expect("room");
     }
-    stats.submitted(Kind::Read, 4096);
-    stats.completed(Kind::Read, 512, &STAGES_OF_ONE, true);
-    stats.submitted_by(1, Kind::Read, 4096);
-    stats.completed_by(1, Kind::Read, 512, &STAGES_OF_ONE, true);
+    stats.submitted(RequestKind::Read, 4096);
+    stats.completed(RequestKind::Read, 512, &STAGES_OF_ONE, true);
+    stats.submitted_by(1, RequestKind::Read, 4096);
+    stats.completed_by(1, RequestKind::Read, 512, &STAGES_OF_ONE, true);
     stats.rings(&RingState { size: 8, req_prod: 2, rsp_prod: 1, ..RingState::default() }, 0);
     let files: Vec<_> =
         vbds(&root).expect("listed").iter().map(|vbd| VbdFiles::open(&root, vbd).expect("opened")).collect();
     let reads: Vec<_> = files.iter().map(|files| files.counters().expect("read").read_completed).collect();
     assert_eq!(reads, [1, 2]);
     assert!(files.iter().all(|files| files.ring().is_some_and(|ring| ring.used() == 1)));
-    assert_eq!(stats.view().snapshot().kind(Kind::Read).completed, 2);
+    assert_eq!(stats.view().snapshot().kind(RequestKind::Read).completed, 2);
     let poll =
         crate::PollCounts { spin_ns: 1, hits: 2, misses: 3, wakeups: 4, enters: 5, out_of_requests: 9 };
     stats.set_poll(&poll);
@@ -279,7 +282,7 @@ fn readers_see_sense_while_a_writer_counts() {
             let mut last = 0;
             while !stop.load(Ordering::Relaxed) {
                 let snapshot = file.read().expect("always a page");
-                let now = snapshot.kind(Kind::Read).completed;
+                let now = snapshot.kind(RequestKind::Read).completed;
                 assert!(now >= last, "{now} after {last}");
                 last = now;
                 assert!(["", "vhd:/one.vhd", "vhd:/second.vhd"].contains(&snapshot.image.as_str()));
@@ -289,11 +292,11 @@ fn readers_see_sense_while_a_writer_counts() {
     for round in 0..2000 {
         stats.set_image(if round % 2 == 0 { "vhd:/one.vhd" } else { "vhd:/second.vhd" });
         for _ in 0..20 {
-            stats.submitted(Kind::Read, 4096);
-            stats.completed(Kind::Read, 4096, &STAGES_OF_ONE, true);
+            stats.submitted(RequestKind::Read, 4096);
+            stats.completed(RequestKind::Read, 4096, &STAGES_OF_ONE, true);
         }
     }
     stop.store(true, Ordering::Relaxed);
     reader.join().expect("no assertion failed");
-    assert_eq!(stats.view().snapshot().kind(Kind::Read).completed, 40_000);
+    assert_eq!(stats.view().snapshot().kind(RequestKind::Read).completed, 40_000);
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_block::{
-    Client, CopyWhat, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Request, World,
+    Completion, CopyWhat, DataThread, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Request,
 };
 use tapio_fixtures::counting::{Counting, allocations};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
@@ -36,7 +36,7 @@ fn note_rest() {
 
 /// A client that keeps `depth` requests in flight without allocating, as a virtqueue does.
 struct Load {
-    world: World,
+    data_thread: DataThread,
     left: Cell<u64>,
     flying: Cell<u64>,
     memory: RefCell<PageBuf>,
@@ -59,21 +59,21 @@ impl Load {
         // SAFETY: the memory is the load's, which waits for all its answers.
         let data = unsafe { memory.segments(memory.len()).slice(slot * REQUEST_LEN, REQUEST_LEN) };
         let op = if self.write { Op::Write { durable: false } } else { Op::Read };
-        let client = self.me.borrow().clone().expect("set before the first request") as Rc<dyn Client>;
+        let client = self.me.borrow().clone().expect("set before the first request") as Rc<dyn Completion>;
         let span = Span::new(at, REQUEST_LEN);
         let request = Request { op, span, data, born_ns: 0, tag: slot, client };
-        assert!(self.world.port.submit(request).is_ok());
+        assert!(self.data_thread.port.submit(request).is_ok());
     }
 }
 
-impl Client for Load {
+impl Completion for Load {
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         result.expect("the storage works");
         self.flying.set(self.flying.get() - 1);
         if self.left.get() > 0 {
             self.submit(tag);
         } else if self.flying.get() == 0 {
-            self.done.notify_all(self.world.port.tasks());
+            self.done.notify_all(self.data_thread.port.tasks());
         }
     }
 }
@@ -81,10 +81,10 @@ impl Client for Load {
 /// Runs `count` requests at depth 32 on the data thread; gives the allocations it made meanwhile.
 fn allocations_of(disk: &Disk, write: bool, count: u64) -> u64 {
     disk.remote()
-        .call_async(TIMEOUT, move |world| async move {
-            let tasks: Tasks = world.port.tasks().clone();
+        .call_async(TIMEOUT, move |data_thread| async move {
+            let tasks: Tasks = data_thread.port.tasks().clone();
             let load = Rc::new(Load {
-                world,
+                data_thread,
                 left: Cell::new(count),
                 flying: Cell::new(0),
                 memory: RefCell::new(PageBuf::zeroed(32 * REQUEST_LEN as usize)),
@@ -116,15 +116,15 @@ fn disk_with(layers: &[(ImageKind, &Path)], options: DiskOptions) -> Disk {
 
 /// A flush of the guest, after which there is nothing to write back.
 fn flush(disk: &Disk) {
-    let flushed = disk.remote().call_async(TIMEOUT, move |world| async move {
-        let tasks: Tasks = world.port.tasks().clone();
+    let flushed = disk.remote().call_async(TIMEOUT, move |data_thread| async move {
+        let tasks: Tasks = data_thread.port.tasks().clone();
         let asked =
             Rc::new(Flushed { result: Cell::new(None), done: Notify::default(), tasks: tasks.clone() });
-        let client = Rc::clone(&asked) as Rc<dyn Client>;
+        let client = Rc::clone(&asked) as Rc<dyn Completion>;
         // SAFETY: a view of no bytes.
         let data = unsafe { PageBuf::zeroed(1).segments(0) };
         let request = Request { op: Op::Flush, span: Span::default(), data, born_ns: 0, tag: 0, client };
-        assert!(world.port.submit(request).is_ok());
+        assert!(data_thread.port.submit(request).is_ok());
         loop {
             if let Some(result) = asked.result.take() {
                 return result;
@@ -142,7 +142,7 @@ struct Flushed {
     tasks: Tasks,
 }
 
-impl Client for Flushed {
+impl Completion for Flushed {
     fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
         self.result.set(Some(result));
         self.done.notify_all(&self.tasks);
@@ -216,7 +216,7 @@ fn share_a_pool(disk: &Disk, directory: &Path, pages: u32) {
 fn limit(disk: &Disk, limits: &str) {
     let limits = limits.parse().expect("limits");
     disk.remote()
-        .call(TIMEOUT, move |world| world.admission().set_limits(&limits))
+        .call(TIMEOUT, move |data_thread| data_thread.admission().set_limits(&limits))
         .expect("the thread answers");
 }
 
@@ -244,10 +244,12 @@ fn a_request_that_is_traced_allocates_nothing() {
     std::fs::write(&path, vec![1; DISK_LEN as usize]).expect("the file can be written");
     let disk = disk(&[(ImageKind::Raw, &path)]);
     let ring = TraceRing::private(1 << 12).expect("memory");
-    disk.remote().call(TIMEOUT, move |world| drop(world.trace().start(ring))).expect("the thread answers");
+    disk.remote()
+        .call(TIMEOUT, move |data_thread| drop(data_thread.trace().start(ring)))
+        .expect("the thread answers");
     no_allocation_after_warm_up(&disk);
     let stopped = |disk: &Disk| {
-        let stop = disk.remote().call(TIMEOUT, |world| world.trace().stop());
+        let stop = disk.remote().call(TIMEOUT, |data_thread| data_thread.trace().stop());
         stop.expect("the thread answers").expect("there is a trace")
     };
     // A request has four points in the disk itself; batches have theirs beside.
@@ -281,10 +283,12 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
     let layers = vec![LayerSpec { kind: ImageKind::Raw, path: second.clone() }];
     let target = ChainSpec { layers, access: Access::ReadWrite };
     let options = MirrorOptions { copy: CopyWhat::Everything, ..MirrorOptions::default() };
-    let start = |world: World| async move { world.core().mirror_start(&target, options).await.map(drop) };
+    let start = |data_thread: DataThread| async move {
+        data_thread.core().mirror_start(&target, options).await.map(drop)
+    };
     disk.remote().call_async(TIMEOUT, start).expect("the thread answers").expect("the mirror begins");
     let in_sync = || {
-        let asked = disk.remote().call(TIMEOUT, |world| world.core().mirror_status());
+        let asked = disk.remote().call(TIMEOUT, |data_thread| data_thread.core().mirror_status());
         let status = asked.expect("the thread answers").expect("there is a mirror");
         assert!(status.phase != MirrorPhase::Degraded, "{status:?}");
         status.phase == MirrorPhase::InSync
@@ -301,7 +305,7 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
     let count = allocations_of(&disk, true, 20_000);
     assert!(count <= 20_001, "{count} allocations in 20,000 writes to both sides");
     assert!(in_sync());
-    let pivot = |world: World| async move { world.core().mirror_pivot().await.map(drop) };
+    let pivot = |data_thread: DataThread| async move { data_thread.core().mirror_pivot().await.map(drop) };
     disk.remote().call_async(TIMEOUT, pivot).expect("the thread answers").expect("the disk moves");
     disk.close(TIMEOUT).expect("the disk closes");
     let (one, two) = (std::fs::read(&path).expect("readable"), std::fs::read(&second).expect("readable"));
@@ -330,7 +334,9 @@ fn an_idle_disk_never_wakes_up() {
     let at_rest = Some(note_rest as fn());
     let disk = disk_with(&[(ImageKind::Vhd, &path)], DiskOptions { at_rest, ..DiskOptions::default() });
     let polling = PollingConfig { max_ns: 8_000_000, idle_min_percent: 0 };
-    disk.remote().call(TIMEOUT, move |world| world.set_polling(polling)).expect("polling can be set");
+    disk.remote()
+        .call(TIMEOUT, move |data_thread| data_thread.set_polling(polling))
+        .expect("polling can be set");
     // Limits and a pool have a timer only while a request waits for them.
     limit(&disk, "iops=5000,bps=1GiB");
     share_a_pool(&disk, directory.path(), 5);
@@ -339,8 +345,8 @@ fn an_idle_disk_never_wakes_up() {
     allocations_of(&disk, true, 500);
     let tid = disk
         .remote()
-        .call(TIMEOUT, |world| {
-            drop(world.uring.pool().take(64 << 10));
+        .call(TIMEOUT, |data_thread| {
+            drop(data_thread.uring.pool().take(64 << 10));
             // SAFETY: gettid takes no arguments.
             unsafe { libc::gettid() }
         })

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tapio_block::{Client, Disk, DiskError, DiskOptions, Op, Request, World};
+use tapio_block::{Completion, DataThread, Disk, DiskError, DiskOptions, Op, Request};
 use tapio_ring::{Notify, PageBuf, Tasks};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 
@@ -32,7 +32,7 @@ struct Answer {
     tasks: Tasks,
 }
 
-impl Client for Answer {
+impl Completion for Answer {
     fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
         let before = self.result.borrow_mut().replace(result);
         assert!(before.is_none(), "a request was answered twice");
@@ -41,31 +41,31 @@ impl Client for Answer {
 }
 
 /// One request from inside the data thread.
-pub async fn ask(world: &World, op: Op, span: Span, data: &PageBuf) -> Result<(), DiskError> {
-    let tasks = world.port.tasks().clone();
+pub async fn ask(data_thread: &DataThread, op: Op, span: Span, data: &PageBuf) -> Result<(), DiskError> {
+    let tasks = data_thread.port.tasks().clone();
     let answer = Rc::new(Answer { result: RefCell::new(None), given: Notify::default(), tasks });
     let moves = matches!(op, Op::Read | Op::Write { .. });
     // SAFETY: the caller waits for the answer while it has the page.
     let data = unsafe { data.segments(if moves { span.len as usize } else { 0 }) };
-    world.port.wait_room().await;
-    let born_ns = world.port.tasks().turn_ns();
-    let client = Rc::clone(&answer) as Rc<dyn Client>;
-    world.port.submit(Request { op, span, data, born_ns, tag: 1, client }).unwrap();
+    data_thread.port.wait_room().await;
+    let born_ns = data_thread.port.tasks().turn_ns();
+    let client = Rc::clone(&answer) as Rc<dyn Completion>;
+    data_thread.port.submit(Request { op, span, data, born_ns, tag: 1, client }).unwrap();
     loop {
         if let Some(result) = answer.result.borrow_mut().take() {
             return result;
         }
-        answer.given.wait(world.port.tasks()).await;
+        answer.given.wait(data_thread.port.tasks()).await;
     }
 }
 
 /// Writes `bytes` at `at`.
 pub fn write(disk: &Disk, at: u64, bytes: Vec<u8>, durable: bool) -> Result<(), DiskError> {
     disk.remote()
-        .call_async(TIMEOUT, move |world| async move {
+        .call_async(TIMEOUT, move |data_thread| async move {
             let mut page = PageBuf::zeroed(bytes.len());
             page[..bytes.len()].copy_from_slice(&bytes);
-            ask(&world, Op::Write { durable }, Span::new(at, bytes.len() as u64), &page).await
+            ask(&data_thread, Op::Write { durable }, Span::new(at, bytes.len() as u64), &page).await
         })
         .unwrap()
 }
@@ -73,9 +73,9 @@ pub fn write(disk: &Disk, at: u64, bytes: Vec<u8>, durable: bool) -> Result<(), 
 /// Reads `len` bytes at `at`.
 pub fn read(disk: &Disk, at: u64, len: usize) -> Result<Vec<u8>, DiskError> {
     disk.remote()
-        .call_async(TIMEOUT, move |world| async move {
+        .call_async(TIMEOUT, move |data_thread| async move {
             let page = PageBuf::zeroed(len);
-            ask(&world, Op::Read, Span::new(at, len as u64), &page).await?;
+            ask(&data_thread, Op::Read, Span::new(at, len as u64), &page).await?;
             Ok(page[..len].to_vec())
         })
         .unwrap()
@@ -84,6 +84,8 @@ pub fn read(disk: &Disk, at: u64, len: usize) -> Result<Vec<u8>, DiskError> {
 /// A request without data.
 pub fn order(disk: &Disk, op: Op, span: Span) -> Result<(), DiskError> {
     disk.remote()
-        .call_async(TIMEOUT, move |world| async move { ask(&world, op, span, &PageBuf::zeroed(1)).await })
+        .call_async(TIMEOUT, move |data_thread| async move {
+            ask(&data_thread, op, span, &PageBuf::zeroed(1)).await
+        })
         .unwrap()
 }

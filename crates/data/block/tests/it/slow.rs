@@ -182,12 +182,16 @@ const SECCOMP_IOCTL_NOTIF_SEND: libc::Ioctl = 0xc018_2101_u32 as libc::Ioctl;
 /// Begins to commit `leaf`; its number.
 fn commit(disk: &Disk, leaf: &Path) -> u32 {
     let leaf = leaf.to_path_buf();
-    let begun = disk.remote().call(TIMEOUT, move |world| world.core().commit(&leaf, 0).map(|job| job.id()));
+    let begun = disk
+        .remote()
+        .call(TIMEOUT, move |data_thread| data_thread.core().commit(&leaf, 0).map(|job| job.id()));
     begun.unwrap().unwrap()
 }
 
 fn state(disk: &Disk, job: u32) -> String {
-    let asked = disk.remote().call(TIMEOUT, move |world| world.core().jobs().get(job).unwrap().info().state);
+    let asked = disk
+        .remote()
+        .call(TIMEOUT, move |data_thread| data_thread.core().jobs().get(job).unwrap().info().state);
     asked.unwrap().to_string()
 }
 

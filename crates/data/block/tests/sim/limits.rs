@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use tapio_block::{Client, DiskError, Op, Pages, Port, Request};
+use tapio_block::{Completion, DiskError, Op, Pages, Port, Request};
 use tapio_ring::{Io, Notify, PageBuf, Tasks};
 use tapio_types::{Access, Span};
 
@@ -26,7 +26,7 @@ struct Load {
     begin_ns: Cell<u64>,
 }
 
-impl Client for Load {
+impl Completion for Load {
     fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
         result.expect("the storage works");
         self.flying.set(self.flying.get() - 1);
@@ -59,7 +59,7 @@ impl Load {
         // SAFETY: the memory is the client's, which waits for all its answers.
         let data = unsafe { self.memory.segments(if moves { self.len as usize } else { 0 }) };
         let span = Span::new(0, if op == Op::Flush { 0 } else { self.len });
-        let client = Rc::clone(self) as Rc<dyn Client>;
+        let client = Rc::clone(self) as Rc<dyn Completion>;
         self.flying.set(self.flying.get() + 1);
         let request = Request { op, span, data, born_ns: self.tasks().turn_ns(), tag: 0, client };
         assert!(self.port.submit(request).is_ok(), "there was room");

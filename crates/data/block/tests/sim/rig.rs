@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use tapio_block::{Client, Core, CoreOptions, DiskError, Notes, Op, Request, Taken};
+use tapio_block::{Completion, Core, CoreOptions, DiskError, Notes, Op, Request, Taken};
 use tapio_format::continuation::Move;
 use tapio_format::live::vhd::{BITMAPS_KEPT, HeapLogs, IntentPlace};
 use tapio_format::medium::Medium;
@@ -465,7 +465,7 @@ impl Process {
         let moves = matches!(op, Op::Read | Op::Write { .. });
         // SAFETY: the caller waits for the answer; one that may be given up before it is `kept` until then.
         let data = unsafe { data.segments(if moves { span.len as usize } else { 0 }) };
-        let client = Rc::clone(&answer) as Rc<dyn Client>;
+        let client = Rc::clone(&answer) as Rc<dyn Completion>;
         let request = Request { op, span, data, born_ns: tasks.turn_ns(), tag: 1, client };
         let mut timeout = 10_000;
         while !self.inbox.is_open() {
@@ -496,7 +496,7 @@ struct Answer {
     tasks: tapio_ring::Tasks,
 }
 
-impl Client for Answer {
+impl Completion for Answer {
     fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
         assert!(!self.ended.replace(true), "a request was answered twice");
         // One that was given up has its answer already.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tapio_block::{Forecast, Job, JobInfo, JobState, LeafFacts, Swapped, World};
+use tapio_block::{DataThread, Forecast, Job, JobInfo, JobState, LeafFacts, Swapped};
 use tapio_control::command::{Call, Commit, Handle, JobCancel, JobList, JobRate, Snapshot};
 use tapio_control::{ControlError, Errno, JobReport, JobStatus, Result, SnapshotReport};
 use tapio_format::FormatError;
@@ -48,21 +48,22 @@ impl Handle<Commit> for Table<Host> {
 
 impl Handle<JobList> for Table<Host> {
     fn handle(&self, command: JobList, _: &mut Call<'_>) -> Result<Vec<JobReport>> {
-        let list = |disk: &HostDisk| disk.ask(|world| Ok(world.core().jobs().infos()));
+        let list = |disk: &HostDisk| disk.ask(|data_thread| Ok(data_thread.core().jobs().infos()));
         Ok(self.on_images(command.minor, list)?.iter().map(report).collect())
     }
 }
 
 impl Handle<JobCancel> for Table<Host> {
     fn handle(&self, command: JobCancel, _: &mut Call<'_>) -> Result<JobReport> {
-        let cancel = |world: &World, job: &Job| job.cancel(world.port.tasks());
+        let cancel = |data_thread: &DataThread, job: &Job| job.cancel(data_thread.port.tasks());
         self.on_images(command.minor, |disk| with_job(disk, command.job, cancel))
     }
 }
 
 impl Handle<JobRate> for Table<Host> {
     fn handle(&self, command: JobRate, _: &mut Call<'_>) -> Result<JobReport> {
-        let set = move |world: &World, job: &Job| job.set_rate(command.rate, world.port.tasks());
+        let set =
+            move |data_thread: &DataThread, job: &Job| job.set_rate(command.rate, data_thread.port.tasks());
         self.on_images(command.minor, |disk| with_job(disk, command.job, set))
     }
 }
@@ -80,10 +81,14 @@ impl Table<Host> {
     }
 }
 
-fn with_job(disk: &HostDisk, id: u32, run: impl FnOnce(&World, &Job) + Send + 'static) -> Result<JobReport> {
-    let info = disk.ask(move |world| {
-        Ok(world.core().jobs().get(id).map(|job| {
-            run(world, &job);
+fn with_job(
+    disk: &HostDisk,
+    id: u32,
+    run: impl FnOnce(&DataThread, &Job) + Send + 'static,
+) -> Result<JobReport> {
+    let info = disk.ask(move |data_thread| {
+        Ok(data_thread.core().jobs().get(id).map(|job| {
+            run(data_thread, &job);
             job.info()
         }))
     })?;
@@ -113,7 +118,7 @@ fn report(info: &JobInfo) -> JobReport {
 }
 
 fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<SnapshotReport> {
-    let facts = disk.ask(|world| world.core().leaf_facts())?;
+    let facts = disk.ask(|data_thread| data_thread.core().leaf_facts())?;
     // An image that exists is never written over. A device is there always, and is made into an image in place.
     if std::fs::symlink_metadata(path).is_ok_and(|there| !is_device(&there)) {
         return Err(ControlError::new(Errno::EEXIST, format!("{} exists already", path.display()))
@@ -125,10 +130,10 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
     let leaf = LayerSpec { kind: ImageKind::Vhd, path: path.to_path_buf() };
     let (name, image) = (leaf.to_string(), leaf.clone());
     let stall_max_ns = u64::try_from(stall_max.as_nanos()).unwrap_or(u64::MAX);
-    let asked = disk.remote.call_async(IMAGES_TIMEOUT, move |world| async move {
-        let swapped = world.core().snapshot(&image, stall_max_ns).await?;
-        if let Some(geometry) = world.core().geometry() {
-            world.port.set_geometry(geometry);
+    let asked = disk.remote.call_async(IMAGES_TIMEOUT, move |data_thread| async move {
+        let swapped = data_thread.core().snapshot(&image, stall_max_ns).await?;
+        if let Some(geometry) = data_thread.core().geometry() {
+            data_thread.port.set_geometry(geometry);
         }
         Counter::with(|stats| stats.set_image(&name));
         Ok::<Swapped, FormatError>(swapped)
@@ -177,7 +182,7 @@ fn make_child(path: &Path, leaf: &LeafFacts) -> std::result::Result<(), FormatEr
 
 fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobReport> {
     let image = path.to_path_buf();
-    let forecast = disk.ask(move |world| world.core().forecast(&image))?;
+    let forecast = disk.ask(move |data_thread| data_thread.core().forecast(&image))?;
     if !force {
         check_space(&forecast)?;
     }
@@ -188,10 +193,10 @@ fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobRep
     };
     let (share, moved) = (disk.memory().take(len)?, disk.notebook());
     let image = path.to_path_buf();
-    let info = disk.ask(move |world| {
-        let before = world.core().spec().map_or_else(Vec::new, |spec| spec.layers);
-        let job = world.core().commit(&image, rate)?;
-        let (info, tasks) = (job.info(), world.port.tasks().clone());
+    let info = disk.ask(move |data_thread| {
+        let before = data_thread.core().spec().map_or_else(Vec::new, |spec| spec.layers);
+        let job = data_thread.core().commit(&image, rate)?;
+        let (info, tasks) = (job.info(), data_thread.port.tasks().clone());
         tasks.clone().spawn(async move {
             let is_done = job.ended(&tasks).await.is_ok();
             drop(share);

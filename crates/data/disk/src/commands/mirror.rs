@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tapio_block::{CopyWhat, MirrorOptions, MirrorPhase, MirrorStatus as Status, World};
+use tapio_block::{CopyWhat, DataThread, MirrorOptions, MirrorPhase, MirrorStatus as Status};
 use tapio_control::command::{
     Call, Done, Handle, MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus,
 };
@@ -32,8 +32,8 @@ impl Handle<MirrorStart> for Table<Host> {
             rate: command.rate,
             timeout: Duration::from_millis(command.patience_ms.into()),
         };
-        disk.order(IMAGES_TIMEOUT, move |world| async move {
-            world.core().mirror_start(&target, options).await.map(drop)
+        disk.order(IMAGES_TIMEOUT, move |data_thread| async move {
+            data_thread.core().mirror_start(&target, options).await.map(drop)
         })?;
         let ended = || ControlError::new(Errno::EIO, "the mirror ended as soon as it had begun");
         status(&disk)?.ok_or_else(ended)
@@ -48,14 +48,14 @@ impl Handle<MirrorStatus> for Table<Host> {
 
 impl Handle<MirrorResume> for Table<Host> {
     fn handle(&self, command: MirrorResume, _: &mut Call<'_>) -> Result<Done> {
-        let resume = |world: World| async move { world.core().mirror_resume().await };
+        let resume = |data_thread: DataThread| async move { data_thread.core().mirror_resume().await };
         self.running(command.minor)?.order(IMAGES_TIMEOUT, resume).map(|()| Done {})
     }
 }
 
 impl Handle<MirrorRate> for Table<Host> {
     fn handle(&self, command: MirrorRate, _: &mut Call<'_>) -> Result<Done> {
-        let set = move |world: &World| world.core().mirror_set_rate(command.rate);
+        let set = move |data_thread: &DataThread| data_thread.core().mirror_set_rate(command.rate);
         self.running(command.minor)?.ask(set).map(|()| Done {})
     }
 }
@@ -72,13 +72,13 @@ impl<P: Plane> Handle<MirrorPivot> for Table<P> {
 
 impl Handle<MirrorCancel> for Table<Host> {
     fn handle(&self, command: MirrorCancel, _: &mut Call<'_>) -> Result<Done> {
-        let cancel = |world: World| async move { world.core().mirror_cancel().await };
+        let cancel = |data_thread: DataThread| async move { data_thread.core().mirror_cancel().await };
         self.opened(command.minor)?.order(IMAGES_TIMEOUT + MARGIN, cancel).map(|()| Done {})
     }
 }
 
 fn status(disk: &HostDisk) -> Result<Option<MirrorReport>> {
-    Ok(disk.ask(|world| Ok(world.core().mirror_status()))?.as_ref().and_then(report))
+    Ok(disk.ask(|data_thread| Ok(data_thread.core().mirror_status()))?.as_ref().and_then(report))
 }
 
 fn report(status: &Status) -> Option<MirrorReport> {

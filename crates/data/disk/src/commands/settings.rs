@@ -1,6 +1,6 @@
 //! How a disk runs: polling, limits, traces.
 
-use tapio_block::World;
+use tapio_block::DataThread;
 use tapio_control::command::{Call, Done, Handle, Limits, SetLimits, SetPolling, TraceStart, TraceStop};
 use tapio_control::{LimitsReport, PoolShare, Result, TraceReport};
 
@@ -18,9 +18,9 @@ impl Handle<SetPolling> for Table<Host> {
 
 impl Handle<SetLimits> for Table<Host> {
     fn handle(&self, command: SetLimits, _: &mut Call<'_>) -> Result<Done> {
-        let set = move |world: &World| {
-            world.admission().set_limits(&command.limits);
-            Counter::refresh(world);
+        let set = move |data_thread: &DataThread| {
+            data_thread.admission().set_limits(&command.limits);
+            Counter::refresh(data_thread);
         };
         self.opened(command.minor)?.remote.call(REPLY_TIMEOUT, set).map_err(unreachable_thread)?;
         Ok(Done {})

@@ -141,8 +141,8 @@ impl PlaneDisk for DoubleDisk {
     fn publish(&self, pages: Box<VbdPages>) -> Result<usize> {
         let stats = &mut *self.stats.lock();
         let slot = stats.add_vbd(pages).map_err(|_| ControlError::new(Errno::E2BIG, "no slot"))?;
-        stats.submitted_by(slot, Kind::Read, 4096);
-        stats.completed_by(slot, Kind::Read, 4096, &Stages::default(), true);
+        stats.submitted_by(slot, RequestKind::Read, 4096);
+        stats.completed_by(slot, RequestKind::Read, 4096, &Stages::default(), true);
         Ok(slot)
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 
-use tapio_block::{FrontEnd, FrontId, World};
+use tapio_block::{DataThread, FrontEnd, FrontId};
 use tapio_ring::uring::{PollStream, Uring};
 use tapio_ring::{Io, Tasks};
 use tapio_types::RingState;
@@ -92,7 +92,7 @@ impl std::fmt::Debug for Device {
 impl Device {
     /// Adds a device to the disk, under number `id`.
     pub fn attach(
-        world: &World,
+        data_thread: &DataThread,
         id: u64,
         queues: Vec<(Rc<Queue>, Rc<Channel>)>,
         log: Log,
@@ -102,13 +102,13 @@ impl Device {
             entries: RefCell::default(),
             front: Cell::new(None),
             first: Cell::new(0),
-            tasks: world.port.tasks().clone(),
+            tasks: data_thread.port.tasks().clone(),
             log,
             on_ring,
             ticks: Cell::new(false),
         });
         for (queue, channel) in queues {
-            let watch = device.watch(&world.uring, &queue, channel);
+            let watch = device.watch(&data_thread.uring, &queue, channel);
             device.entries.borrow_mut().push(Entry {
                 queue,
                 watch,
@@ -117,12 +117,12 @@ impl Device {
                 reported: Cell::new(false),
             });
         }
-        device.front.set(Some(world.fronts.add(Box::new(DeviceFront(Rc::clone(&device))))));
+        device.front.set(Some(data_thread.fronts.add(Box::new(DeviceFront(Rc::clone(&device))))));
         DEVICES.with_borrow_mut(|devices| devices.insert(id, device));
     }
 
     /// Takes device `id` off the disk. Returns whether no request is left for the next process that serves its rings.
-    pub fn remove(world: &World, id: u64) -> bool {
+    pub fn remove(data_thread: &DataThread, id: u64) -> bool {
         let Some(device) = DEVICES.with_borrow_mut(|devices| devices.remove(&id)) else { return true };
         let clean = device.queues().iter().all(|queue| queue.is_clean());
         for queue in device.queues() {
@@ -130,7 +130,7 @@ impl Device {
         }
         device.entries.borrow_mut().clear();
         if let Some(front) = device.front.take() {
-            world.fronts.remove(front);
+            data_thread.fronts.remove(front);
         }
         clean
     }

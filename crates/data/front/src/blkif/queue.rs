@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use tapio_block::{Client, DiskError, Op, Point, Port, Request as DiskRequest};
+use tapio_block::{Completion, DiskError, Op, Point, Port, Request as DiskRequest};
 use tapio_ring::{Notify, Pool};
 use tapio_types::{Movement, RingState};
 use tapio_xen::blkif::BackRing;
@@ -81,7 +81,7 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-impl Client for Queue {
+impl Completion for Queue {
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         self.done.borrow_mut().push((tag as u32, result));
     }
@@ -214,7 +214,7 @@ impl Queue {
                 self.done.borrow_mut().push((index, Err(DiskError::Io(libc::EFAULT))));
                 continue;
             }
-            let client: Rc<dyn Client> = Rc::<Self>::clone(self);
+            let client: Rc<dyn Completion> = Rc::<Self>::clone(self);
             let slot = &core.slots[part.slot];
             if prepared > 0 {
                 self.port.note_at(slot.stamp, Point::Taken, index.into(), slot.request.id as u32);

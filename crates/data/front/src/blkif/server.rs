@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tapio_block::{Gone, Remote};
+use tapio_block::{DiskHandle, Gone};
 use tapio_types::Movement;
 use tapio_xen::blkif::{Abi, BackRing};
 use tapio_xen::{Channel, Domain, GrantRef, Mapped, Rights};
@@ -97,7 +97,7 @@ pub struct BlkifState {
 /// A connected device of a guest. Ends when dropped.
 #[derive(Debug)]
 pub struct BlkifServer {
-    remote: Remote,
+    remote: DiskHandle,
     id: u64,
     record: Option<Record>,
     ended: bool,
@@ -158,7 +158,7 @@ impl BlkifServer {
     ///
     /// # Errors
     /// The guest does not grant its rings, they make no sense, another process serves the device, or the disk is gone.
-    pub fn connect(options: BlkifOptions, remote: Remote) -> io::Result<Self> {
+    pub fn connect(options: BlkifOptions, remote: DiskHandle) -> io::Result<Self> {
         let BlkifOptions { domain, abi, rings, movement, max_indirect, sector_size, read_only, .. } = options;
         let mut prepared = prepare(&domain, abi, rings)?;
         let Some(entries) = prepared.iter().map(|one| one.ring.size()).max() else {
@@ -198,7 +198,7 @@ impl BlkifServer {
         }
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let (log, on_ring) = (options.log, options.on_ring);
-        let attached = remote.call(CALL_MAX, move |world| {
+        let attached = remote.call(CALL_MAX, move |data_thread| {
             let domain = Rc::new(domain);
             let mut queues = Vec::new();
             for (index, (one, (record, repeat))) in prepared.into_iter().zip(starts).enumerate() {
@@ -209,16 +209,16 @@ impl BlkifServer {
                     channel: Rc::clone(&channel),
                     domain: Rc::clone(&domain),
                     movement,
-                    pool: world.uring.pool().clone(),
+                    pool: data_thread.uring.pool().clone(),
                     record,
                     repeat,
                     max_indirect,
                     sector_size,
                     read_only,
                 };
-                queues.push((Rc::new(Queue::new(setup, world.port.client())), channel));
+                queues.push((Rc::new(Queue::new(setup, data_thread.port.client())), channel));
             }
-            Device::attach(world, id, queues, log, on_ring);
+            Device::attach(data_thread, id, queues, log, on_ring);
         });
         attached.map_err(|gone| io::Error::new(io::ErrorKind::NotConnected, gone.to_string()))?;
         Ok(Self { remote, id, record: Some(record), ended: false })
@@ -230,12 +230,12 @@ impl BlkifServer {
     /// The data thread is gone.
     pub fn state(&self) -> Result<BlkifState, Gone> {
         let id = self.id;
-        self.remote.call(CALL_MAX, move |world| {
+        self.remote.call(CALL_MAX, move |data_thread| {
             let queues = device::find(id).map_or_else(Vec::new, |device| {
                 device.tell(None);
                 device.queues()
             });
-            let now_ns = world.port.tasks().turn_ns();
+            let now_ns = data_thread.port.tasks().turn_ns();
             BlkifState { rings: queues.iter().map(|queue| queue.report(now_ns, OLDEST_MAX)).collect() }
         })
     }
@@ -260,7 +260,7 @@ impl BlkifServer {
                 queue.settled().await;
             }
         });
-        let clean = self.remote.call(CALL_MAX, move |world| Device::remove(world, id));
+        let clean = self.remote.call(CALL_MAX, move |data_thread| Device::remove(data_thread, id));
         let clean = drained.is_ok() && clean == Ok(true);
         if let Some(record) = self.record.take().filter(|_| clean) {
             // With something in flight it stays: the next process that serves the rings repeats that.

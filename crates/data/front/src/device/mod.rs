@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 use tapio_types::DeviceHow;
 
 pub use error::DeviceError;
@@ -71,7 +71,7 @@ impl LocalDevice {
     /// The kind does not work here, or the device was not made in time: then nothing of it is left.
     pub fn attach(
         options: &DeviceOptions,
-        remote: Remote,
+        remote: DiskHandle,
         server: impl FnOnce() -> Result<Arc<dyn nbd::Server>, DeviceError>,
     ) -> Result<Self, DeviceError> {
         let how = match options.how {

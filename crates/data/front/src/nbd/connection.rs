@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use tapio_block::{Client, DiskError, Extent, Op, Point, Port, Request, World};
+use tapio_block::{Completion, DataThread, DiskError, Extent, Op, Point, Port, Request};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Notify, Segments, Tasks};
 use tapio_types::Span;
@@ -125,7 +125,7 @@ thread_local! {
 impl Connection {
     /// Takes over a socket whose handshake is done; `None` when there is no place for it. Called on the data thread,
     /// where the receiver and the sender of the connection then have to run.
-    pub(super) fn open(world: &World, start: Start) -> Option<Rc<Self>> {
+    pub(super) fn open(data_thread: &DataThread, start: Start) -> Option<Rc<Self>> {
         let Start { fd, session, shared, permit, held } = start;
         // A server counts its own clients; the pool's shares are for all servers of the disk together.
         if shared.is_cancelled() || CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
@@ -134,10 +134,10 @@ impl Connection {
         }
         let connection = Rc::new_cyclic(|me| Self {
             me: me.clone(),
-            port: world.port.client(),
-            uring: world.uring.clone(),
+            port: data_thread.port.client(),
+            uring: data_thread.uring.clone(),
             session,
-            memory: Memory::new(world.uring.pool()),
+            memory: Memory::new(data_thread.uring.pool()),
             slots: RefCell::new(Slots::new(SLOTS)),
             ready: RefCell::new(VecDeque::with_capacity(SLOTS)),
             shared,
@@ -302,7 +302,7 @@ impl Connection {
             while me.port.room() == 0 {
                 me.port.wait_room().await;
             }
-            let client: Rc<dyn Client> = Rc::clone(&me) as Rc<dyn Client>;
+            let client: Rc<dyn Completion> = Rc::clone(&me) as Rc<dyn Completion>;
             let (span, born_ns) = (Span::default(), me.tasks().turn_ns());
             let tag = u64::from(slot);
             let request = Request { op: Op::Flush, span, data: Segments::EMPTY, born_ns, tag, client };
@@ -369,7 +369,7 @@ impl Drop for Connection {
     }
 }
 
-impl Client for Connection {
+impl Completion for Connection {
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         self.in_flight.set(self.in_flight.get() - 1);
         let outcome = self.slots.borrow_mut().finish(tag as u32, result);

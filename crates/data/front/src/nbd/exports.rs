@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 
 use super::handshake::{Catalog, Described, Listed, Refusal};
 use super::limits::{CONNECTIONS_MAX, DATA_THREAD_TIME, EXPORTS_MAX};
@@ -21,7 +21,7 @@ pub struct Export {
     /// For people; the same bounds.
     pub description: String,
     /// The disk.
-    pub disk: Remote,
+    pub disk: DiskHandle,
     /// Whether writes are refused here, whatever the disk allows.
     pub read_only: bool,
     /// Whether the disk zeroes faster than it writes: FAST_ZERO is refused otherwise.
@@ -32,7 +32,7 @@ pub struct Export {
 
 impl Export {
     /// A writable export without a description.
-    pub fn new(name: impl Into<String>, disk: Remote) -> Self {
+    pub fn new(name: impl Into<String>, disk: DiskHandle) -> Self {
         let (name, description) = (name.into(), String::new());
         Self { name, description, disk, read_only: false, fast_zero: false, connections_max: CONNECTIONS_MAX }
     }
@@ -191,8 +191,10 @@ impl Catalog for Visit<'_> {
         let entry = self.exports.get(name).ok_or(Refusal::Unknown)?;
         let export = &entry.export;
         // Asked anew each time: the disk may have been resized.
-        let geometry =
-            export.disk.call(DATA_THREAD_TIME, |world| world.port.geometry()).map_err(|_| Refusal::Down)?;
+        let geometry = export
+            .disk
+            .call(DATA_THREAD_TIME, |data_thread| data_thread.port.geometry())
+            .map_err(|_| Refusal::Down)?;
         let described = Described {
             name: export.name.clone(),
             description: export.description.clone(),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
-use tapio_block::World;
+use tapio_block::DataThread;
 use tapio_nbd::socket::{prepare, read_exact, write_all};
 use tapio_sys::poll::{self, PollFd, PollFlags};
 
@@ -325,7 +325,7 @@ impl Inner {
         let kept = Arc::clone(&shared);
         let held = Arc::clone(&entered.entry.held);
         let start = Start { fd, session, shared, permit: entered.permit, held };
-        let started = disk.call(DATA_THREAD_TIME, move |world| serve(world, start));
+        let started = disk.call(DATA_THREAD_TIME, move |data_thread| serve(data_thread, start));
         if started == Err(tapio_block::Gone::Ended) {
             kept.note_closed();
         }
@@ -333,9 +333,9 @@ impl Inner {
 }
 
 /// Serves a client, on the data thread.
-fn serve(world: &World, start: Start) {
-    if let Some(connection) = Connection::open(world, start) {
-        let tasks = world.port.tasks();
+fn serve(data_thread: &DataThread, start: Start) {
+    if let Some(connection) = Connection::open(data_thread, start) {
+        let tasks = data_thread.port.tasks();
         tasks.spawn(receiver::run(Rc::clone(&connection)));
         tasks.spawn(sender::run(connection));
     }

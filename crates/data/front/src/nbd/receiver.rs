@@ -14,7 +14,7 @@ use super::limits::{
 use super::memory::Held;
 use super::plan::{Action, check, payload_len};
 use super::reply::Failure;
-use super::slots::Kind;
+use super::slots::SlotKind;
 use super::wire::{RequestHeader, Style, error, parse_request};
 
 /// How long to wait for memory that is not ours to give back before looking again.
@@ -57,32 +57,39 @@ async fn dispatch(connection: &Connection, input: &mut Input, header: &RequestHe
         Ok(Action::Write { durable }) => write(connection, input, header, durable).await,
         Ok(Action::Disconnect) => Err(End::Goodbye),
         Ok(Action::Flush) => {
-            let slot = head(connection, Kind::Flush, header, 0).await?;
+            let slot = head(connection, SlotKind::Flush, header, 0).await?;
             connection.submit(slot, Op::Flush, Span::default(), Segments::EMPTY).await
         }
-        Ok(Action::Trim { durable }) => range(connection, header, Kind::Trim { durable }, Op::Discard).await,
+        Ok(Action::Trim { durable }) => {
+            range(connection, header, SlotKind::Trim { durable }, Op::Discard).await
+        }
         Ok(Action::Zero { unmap, durable }) => {
-            range(connection, header, Kind::Zero, Op::WriteZeroes { unmap, durable }).await
+            range(connection, header, SlotKind::Zero, Op::WriteZeroes { unmap, durable }).await
         }
         Ok(Action::Cache) => cache(connection, header).await,
         Ok(Action::Status { one }) => {
-            let slot = head(connection, Kind::Status, header, 0).await?;
+            let slot = head(connection, SlotKind::Status, header, 0).await?;
             let span = Span::new(header.offset, header.len).prefix(STATUS_LEN_MAX);
             connection.look_up(slot, span, if one { 1 } else { EXTENTS_MAX });
             Ok(())
         }
-        Ok(Action::Nothing) => answer(connection, header, Kind::Answer, None).await,
-        Ok(Action::EmptyRead) => answer(connection, header, Kind::EmptyRead, None).await,
+        Ok(Action::Nothing) => answer(connection, header, SlotKind::Answer, None).await,
+        Ok(Action::EmptyRead) => answer(connection, header, SlotKind::EmptyRead, None).await,
         Err(failure) => {
             // The stream stays in step only if the refused data is read past.
             input.skip(&connection.uring, connection.fd(), &connection.memory, payload).await?;
-            answer(connection, header, Kind::Answer, Some(failure)).await
+            answer(connection, header, SlotKind::Answer, Some(failure)).await
         }
     }
 }
 
 /// A slot for a whole request, when one is free.
-async fn head(connection: &Connection, kind: Kind, header: &RequestHeader, left: u64) -> Result<u32, End> {
+async fn head(
+    connection: &Connection,
+    kind: SlotKind,
+    header: &RequestHeader,
+    left: u64,
+) -> Result<u32, End> {
     loop {
         let taken = connection.slots.borrow_mut().take_head(kind, header, left);
         match taken {
@@ -109,7 +116,7 @@ async fn part(connection: &Connection, head: u32, header: &RequestHeader, span: 
 async fn answer(
     connection: &Connection,
     header: &RequestHeader,
-    kind: Kind,
+    kind: SlotKind,
     failure: Option<Failure>,
 ) -> Result<(), End> {
     let slot = head(connection, kind, header, 0).await?;
@@ -161,11 +168,11 @@ async fn read(connection: &Connection, header: &RequestHeader, whole: bool) -> R
     if whole || connection.session.style == Style::Simple {
         return read_whole(connection, header).await;
     }
-    read_in_parts(connection, Kind::Read, header).await
+    read_in_parts(connection, SlotKind::Read, header).await
 }
 
 /// Reads the range piece by piece, each as large as there is memory for.
-async fn read_in_parts(connection: &Connection, kind: Kind, header: &RequestHeader) -> Result<(), End> {
+async fn read_in_parts(connection: &Connection, kind: SlotKind, header: &RequestHeader) -> Result<(), End> {
     let part_len = part_len_max(connection, READ_PART_LEN);
     let head = head(connection, kind, header, header.len).await?;
     let mut left = Span::new(header.offset, header.len);
@@ -183,7 +190,7 @@ async fn read_in_parts(connection: &Connection, kind: Kind, header: &RequestHead
 async fn read_whole(connection: &Connection, header: &RequestHeader) -> Result<(), End> {
     let span = Span::new(header.offset, header.len);
     if header.len <= part_len_max(connection, PART_LEN_MAX) {
-        let slot = head(connection, Kind::Read, header, header.len).await?;
+        let slot = head(connection, SlotKind::Read, header, header.len).await?;
         if let Some(memory) = whole_memory(connection, header.len as usize, 1).await? {
             return submit_read(connection, slot, span, memory).await;
         }
@@ -194,7 +201,7 @@ async fn read_whole(connection: &Connection, header: &RequestHeader) -> Result<(
     }
     let message = "too large to be read in one piece now: ask for less or allow fragments";
     let failure = Failure::Refused { error: error::OVERFLOW, message };
-    answer(connection, header, Kind::Answer, Some(failure)).await
+    answer(connection, header, SlotKind::Answer, Some(failure)).await
 }
 
 /// A read larger than any buffer, for a client that takes only simple replies: alone on the connection, part after
@@ -213,7 +220,7 @@ async fn stream(connection: &Connection, header: &RequestHeader) -> Result<(), E
         let wanted = left.len.min(part_len_max(connection, PART_LEN_MAX)) as usize;
         let memory = some_memory(connection, wanted, 0).await?;
         let span = left.prefix(memory.len() as u64);
-        let slot = head(connection, Kind::Stream { first }, header, span.len).await?;
+        let slot = head(connection, SlotKind::Stream { first }, header, span.len).await?;
         {
             let mut slots = connection.slots.borrow_mut();
             let slot = slots.at(slot);
@@ -233,7 +240,7 @@ async fn write(
 ) -> Result<(), End> {
     // Each part of a durable write costs a flush of its own below.
     let part_len = part_len_max(connection, if durable { PART_LEN_MAX } else { WRITE_PART_LEN });
-    let head = head(connection, Kind::Write, header, header.len).await?;
+    let head = head(connection, SlotKind::Write, header, header.len).await?;
     let mut left = Span::new(header.offset, header.len);
     while !left.is_empty() {
         let mut memory = some_memory(connection, left.len.min(part_len) as usize, 1).await?;
@@ -250,7 +257,7 @@ async fn write(
 }
 
 /// TRIM and WRITE_ZEROES: no data, any length.
-async fn range(connection: &Connection, header: &RequestHeader, kind: Kind, op: Op) -> Result<(), End> {
+async fn range(connection: &Connection, header: &RequestHeader, kind: SlotKind, op: Op) -> Result<(), End> {
     let head = head(connection, kind, header, header.len).await?;
     let mut left = Span::new(header.offset, header.len);
     while !left.is_empty() {
@@ -265,5 +272,5 @@ async fn range(connection: &Connection, header: &RequestHeader, kind: Kind, op: 
 /// CACHE: reads the beginning of the range and forgets it, so that metadata and page cache have it.
 async fn cache(connection: &Connection, header: &RequestHeader) -> Result<(), End> {
     let header = &RequestHeader { len: header.len.min(CACHE_LEN_MAX), ..*header };
-    read_in_parts(connection, Kind::Cache, header).await
+    read_in_parts(connection, SlotKind::Cache, header).await
 }

@@ -10,7 +10,7 @@ use tapio_block::Point;
 use super::connection::Connection;
 use super::limits::{SEND_LEN_MAX, SEND_PIECES_MAX};
 use super::reply::{Failure, ReplyWriter};
-use super::slots::{Kind, Slot, Slots};
+use super::slots::{Slot, SlotKind, Slots};
 use super::wire::{Style, error};
 
 /// Header bytes a batch starts with room for, and shrinks back to after an unusually large one.
@@ -135,7 +135,7 @@ impl Batch {
 
     fn put(&mut self, slots: &mut Slots, index: u32, connection: &Connection) {
         let start = self.headers.len();
-        let done = slots.at(index).kind == Kind::Read && slots.part_sent(index);
+        let done = slots.at(index).kind == SlotKind::Read && slots.part_sent(index);
         let slot = slots.at(index);
         let with_data = self.put_header(slot, done, connection);
         let end = self.headers.len();
@@ -156,32 +156,32 @@ impl Batch {
         let (writer, out) = (self.writer, &mut self.headers);
         let (cookie, offset) = (slot.cookie, slot.request_offset);
         match (slot.kind, &slot.failure) {
-            (Kind::Read, None) => {
+            (SlotKind::Read, None) => {
                 match writer.style {
                     Style::Simple => writer.simple(out, cookie, error::NONE),
                     _ => writer.data(out, cookie, offset, slot.at, slot.len, done),
                 }
                 return true;
             }
-            (Kind::Stream { first }, None) => {
+            (SlotKind::Stream { first }, None) => {
                 if first {
                     writer.simple(out, cookie, error::NONE);
                 }
                 return true;
             }
-            (Kind::Stream { first: false }, Some(_)) => self.failed_midway = true,
-            (Kind::Stream { first: true }, Some(failure)) => {
+            (SlotKind::Stream { first: false }, Some(_)) => self.failed_midway = true,
+            (SlotKind::Stream { first: true }, Some(failure)) => {
                 connection.stream_failed.set(true);
                 writer.failure(out, cookie, offset, failure);
             }
-            (Kind::Read, Some(failure)) if writer.style != Style::Simple => {
+            (SlotKind::Read, Some(failure)) if writer.style != Style::Simple => {
                 writer.part_failure(out, cookie, offset, failure, slot.at, done);
             }
             (_, Some(failure)) => writer.failure(out, cookie, offset, failure),
-            (Kind::Status, None) => {
+            (SlotKind::Status, None) => {
                 writer.extents(out, cookie, offset, super::handshake::ALLOCATION_ID, &slot.extents);
             }
-            (Kind::EmptyRead, None) => writer.empty_read(out, cookie, offset),
+            (SlotKind::EmptyRead, None) => writer.empty_read(out, cookie, offset),
             (_, None) => writer.success(out, cookie, offset),
         }
         if let Some(Failure::Disk { .. }) = slot.failure {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tapio_block::{Gone, Remote};
+use tapio_block::{DiskHandle, Gone};
 use tapio_nbd::tls::TlsServer;
 
 use super::connection::Connection;
@@ -186,7 +186,7 @@ impl NbdServer {
         let entry = self.state.exports.get(name).ok_or_else(unknown)?;
         entry.held.store(false, Ordering::Release);
         let (wanted, name) = (self.owner(), entry.export.name.clone());
-        let resume = move |_: &tapio_block::World| {
+        let resume = move |_: &tapio_block::DataThread| {
             for connection in Connection::on_this_thread(|shared| wanted(shared) && shared.export == name) {
                 connection.hold(false);
             }
@@ -200,7 +200,7 @@ impl NbdServer {
         move |shared| Arc::ptr_eq(&shared.totals, &totals)
     }
 
-    fn cut_off(&self, disk: &Remote, wanted: impl Fn(&Shared) -> bool + Send + 'static) -> bool {
+    fn cut_off(&self, disk: &DiskHandle, wanted: impl Fn(&Shared) -> bool + Send + 'static) -> bool {
         let mine = self.owner();
         disk.call(DATA_THREAD_TIME, move |_| {
             let found = Connection::on_this_thread(|shared| mine(shared) && wanted(shared));

@@ -8,7 +8,7 @@ use super::wire::RequestHeader;
 
 /// What a slot stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SlotKind {
     /// Data to be answered; each part is a chunk of its own.
     Read,
     /// Data of a read too large for one simple reply: the first part brings the header, the others only data.
@@ -31,7 +31,7 @@ pub enum Kind {
     EmptyRead,
 }
 
-impl Kind {
+impl SlotKind {
     const fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Zero | Self::Trim { .. })
     }
@@ -41,7 +41,7 @@ impl Kind {
 #[derive(Debug)]
 pub struct Slot {
     /// What it stands for.
-    pub kind: Kind,
+    pub kind: SlotKind,
     /// The client's name for the request.
     pub cookie: u64,
     /// Where the request begins on the disk.
@@ -86,7 +86,7 @@ impl Slots {
     /// `count` free slots.
     pub fn new(count: usize) -> Self {
         let empty = || Slot {
-            kind: Kind::Answer,
+            kind: SlotKind::Answer,
             cookie: 0,
             request_offset: 0,
             at: 0,
@@ -113,7 +113,7 @@ impl Slots {
     }
 
     /// Takes a slot for a whole request.
-    pub fn take_head(&mut self, kind: Kind, header: &RequestHeader, left: u64) -> Option<u32> {
+    pub fn take_head(&mut self, kind: SlotKind, header: &RequestHeader, left: u64) -> Option<u32> {
         let index = self.free.pop()?;
         let slot = self.at(index);
         slot.kind = kind;
@@ -151,14 +151,14 @@ impl Slots {
     /// that cannot be said any more, because the request has other parts.
     pub fn give_up(&mut self, index: u32, error: DiskError) -> Option<u32> {
         let slot = self.at(index);
-        if slot.head != index || matches!(slot.kind, Kind::Stream { .. }) {
+        if slot.head != index || matches!(slot.kind, SlotKind::Stream { .. }) {
             return None;
         }
         let (cookie, request_offset, write) = (slot.cookie, slot.request_offset, slot.kind.changes());
         let answer = self.free.pop()?;
         self.at(index).told = true;
         let slot = self.at(answer);
-        (slot.kind, slot.cookie, slot.request_offset) = (Kind::Answer, cookie, request_offset);
+        (slot.kind, slot.cookie, slot.request_offset) = (SlotKind::Answer, cookie, request_offset);
         (slot.head, slot.left, slot.len) = (answer, 0, 0);
         slot.failure = Some(Failure::Disk { error, write });
         Some(answer)
@@ -174,12 +174,12 @@ impl Slots {
         let (kind, head, len) = (slot.kind, slot.head, slot.len);
         let failure = result.err().map(|error| Failure::Disk { error, write: kind.changes() });
         match kind {
-            Kind::Read | Kind::Stream { .. } | Kind::Flush | Kind::Status => {
+            SlotKind::Read | SlotKind::Stream { .. } | SlotKind::Flush | SlotKind::Status => {
                 slot.failure = failure;
                 return Outcome::Answer(index);
             }
-            Kind::Answer | Kind::EmptyRead => return Outcome::Nothing,
-            Kind::Write | Kind::Zero | Kind::Trim { .. } | Kind::Cache => {}
+            SlotKind::Answer | SlotKind::EmptyRead => return Outcome::Nothing,
+            SlotKind::Write | SlotKind::Zero | SlotKind::Trim { .. } | SlotKind::Cache => {}
         }
         slot.memory = None;
         if head != index {
@@ -192,8 +192,8 @@ impl Slots {
             return Outcome::Nothing;
         }
         match (whole.kind, whole.failure) {
-            (Kind::Trim { durable: true }, None) => {
-                whole.kind = Kind::Flush;
+            (SlotKind::Trim { durable: true }, None) => {
+                whole.kind = SlotKind::Flush;
                 Outcome::FlushFirst(head)
             }
             _ => Outcome::Answer(head),
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn a_write_is_answered_once_when_its_last_part_is_done_with_its_first_failure() {
         let mut slots = Slots::new(4);
-        let head = slots.take_head(Kind::Write, &header(3072), 3072).unwrap();
+        let head = slots.take_head(SlotKind::Write, &header(3072), 3072).unwrap();
         let parts: Vec<_> = (0..3).map(|i| slots.take_part(head, i * 1024, 1024).unwrap()).collect();
         assert_eq!(slots.take_part(head, 0, 1), None);
         assert_eq!(slots.finish(parts[1], Err(DiskError::NoSpace)), Outcome::Nothing);
@@ -242,7 +242,7 @@ mod tests {
         for (result, outcome) in
             [(Ok(()), Outcome::FlushFirst(0)), (Err(DiskError::Io(5)), Outcome::Answer(0))]
         {
-            let head = slots.take_head(Kind::Trim { durable: true }, &header(512), 512).unwrap();
+            let head = slots.take_head(SlotKind::Trim { durable: true }, &header(512), 512).unwrap();
             assert_eq!(slots.finish(head, result), outcome);
             slots.free(head);
         }
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn a_request_given_up_is_answered_once_and_keeps_its_slot_until_the_disk_is_done() {
         let mut slots = Slots::new(4);
-        let head = slots.take_head(Kind::Write, &header(512), 512).unwrap();
+        let head = slots.take_head(SlotKind::Write, &header(512), 512).unwrap();
         let answer = slots.give_up(head, DiskError::Io(libc::ETIMEDOUT)).expect("it has one part");
         let failure = Failure::Disk { error: DiskError::Io(libc::ETIMEDOUT), write: true };
         assert_eq!((slots.at(answer).cookie, slots.at(answer).failure), (9, Some(failure)));
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(slots.finish(head, Ok(())), Outcome::Nothing);
         assert_eq!(slots.used(), 0);
         // One of several parts cannot answer for all.
-        let head = slots.take_head(Kind::Read, &header(2048), 2048).unwrap();
+        let head = slots.take_head(SlotKind::Read, &header(2048), 2048).unwrap();
         let part = slots.take_part(head, 0, 1024).unwrap();
         assert_eq!(slots.give_up(part, DiskError::Io(libc::ETIMEDOUT)), None);
     }
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn parts_of_a_read_are_answered_one_by_one_and_the_last_one_sent_is_the_last() {
         let mut slots = Slots::new(3);
-        let head = slots.take_head(Kind::Read, &header(2048), 2048).unwrap();
+        let head = slots.take_head(SlotKind::Read, &header(2048), 2048).unwrap();
         let first = slots.take_part(head, 0, 1024).unwrap();
         let second = slots.take_part(head, 1024, 1024).unwrap();
         assert_eq!(slots.finish(second, Ok(())), Outcome::Answer(second));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 use tapio_nbd::tls::TlsServer;
 
 use super::exports::Exports;
@@ -14,7 +14,7 @@ use super::session::{Shared, Totals};
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
-    pub(super) disk: Remote,
+    pub(super) disk: DiskHandle,
 }
 
 /// What the threads of a server have in common.

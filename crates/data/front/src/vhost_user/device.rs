@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tapio_block::{FrontEnd, FrontId, Geometry, Gone, Port, Remote, World};
+use tapio_block::{DataThread, DiskHandle, FrontEnd, FrontId, Geometry, Gone, Port};
 use tapio_ring::uring::{PollStream, Uring};
 
 use super::Log;
@@ -201,16 +201,16 @@ impl FrontEnd for DeviceFront {
 /// The data side of a connection, as its control thread holds it. [`RemoteDevice::detach`] ends it.
 #[derive(Debug)]
 pub struct RemoteDevice {
-    remote: Remote,
+    remote: DiskHandle,
     id: u64,
 }
 
 impl RemoteDevice {
     /// Adds a device with room for `queues` queues to the disk. `news` is signalled when the configuration space has
     /// changed.
-    pub fn attach(remote: Remote, queues: usize, news: Notifier, log: Log) -> Result<Self, Gone> {
+    pub fn attach(remote: DiskHandle, queues: usize, news: Notifier, log: Log) -> Result<Self, Gone> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        remote.call(CALL_MAX, move |world| {
+        remote.call(CALL_MAX, move |data_thread| {
             let device = Rc::new(Device {
                 queues: RefCell::new((0..queues).map(|_| None).collect()),
                 front: Cell::new(None),
@@ -220,9 +220,9 @@ impl RemoteDevice {
                 log,
             });
             if !WATCHED.replace(true) {
-                world.port.tasks().spawn(watch_geometry(world.port.clone()));
+                data_thread.port.tasks().spawn(watch_geometry(data_thread.port.clone()));
             }
-            device.front.set(Some(world.fronts.add(Box::new(DeviceFront(Rc::clone(&device))))));
+            device.front.set(Some(data_thread.fronts.add(Box::new(DeviceFront(Rc::clone(&device))))));
             DEVICES.with_borrow_mut(|devices| devices.insert(id, device));
         })?;
         Ok(Self { remote, id })
@@ -240,14 +240,14 @@ impl RemoteDevice {
             }
         });
         let id = self.id;
-        self.remote.call(CALL_MAX, move |world| {
+        self.remote.call(CALL_MAX, move |data_thread| {
             if let Some(device) = DEVICES.with_borrow_mut(|devices| devices.remove(&id)) {
                 for queue in device.all() {
                     queue.kill();
                 }
                 device.queues.borrow_mut().clear();
                 if let Some(front) = device.front.take() {
-                    world.fronts.remove(front);
+                    data_thread.fronts.remove(front);
                 }
             }
         })?;
@@ -256,26 +256,28 @@ impl RemoteDevice {
 
     fn with<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&World, &Rc<Device>) -> T + Send + 'static,
+        job: impl FnOnce(&DataThread, &Rc<Device>) -> T + Send + 'static,
     ) -> Result<T, Gone> {
         let id = self.id;
-        let answer = self.remote.call(CALL_MAX, move |world| find(id).map(|device| job(world, &device)))?;
+        let answer = self
+            .remote
+            .call(CALL_MAX, move |data_thread| find(id).map(|device| job(data_thread, &device)))?;
         answer.ok_or(Gone::Ended)
     }
 
     fn each<T, Fut>(
         &self,
         within: Duration,
-        job: impl FnOnce(World, Rc<Device>) -> Fut + Send + 'static,
+        job: impl FnOnce(DataThread, Rc<Device>) -> Fut + Send + 'static,
     ) -> Result<T, Gone>
     where
         T: Send + 'static,
         Fut: Future<Output = T> + 'static,
     {
         let id = self.id;
-        let answer = self.remote.call_async(within, move |world| async move {
+        let answer = self.remote.call_async(within, move |data_thread| async move {
             match find(id) {
-                Some(device) => Some(job(world, device).await),
+                Some(device) => Some(job(data_thread, device).await),
                 None => None,
             }
         })?;
@@ -289,14 +291,14 @@ fn find(id: u64) -> Option<Rc<Device>> {
 
 impl DataSide for RemoteDevice {
     fn geometry(&self) -> Result<Geometry, Gone> {
-        self.remote.call(CALL_MAX, |world| world.port.geometry())
+        self.remote.call(CALL_MAX, |data_thread| data_thread.port.geometry())
     }
 
     fn start(&self, setup: QueueSetup, kick: Kick) -> Result<Result<(), RingError>, Gone> {
-        self.with(move |world, device| {
+        self.with(move |data_thread, device| {
             let index = setup.index;
-            let queue = Rc::new(Queue::new(setup, world.port.client(), Rc::clone(&device.writeback))?);
-            let watch = device.watch(&world.uring, &queue, kick);
+            let queue = Rc::new(Queue::new(setup, data_thread.port.client(), Rc::clone(&device.writeback))?);
+            let watch = device.watch(&data_thread.uring, &queue, kick);
             device.queues.borrow_mut()[index] = Some(Entry { queue, watch });
             Ok(())
         })
@@ -355,9 +357,9 @@ impl DataSide for RemoteDevice {
     }
 
     fn set_kick(&self, index: usize, kick: Kick) -> Result<(), Gone> {
-        self.with(move |world, device| {
+        self.with(move |data_thread, device| {
             let Some(queue) = device.queue(index) else { return };
-            let watch = device.watch(&world.uring, &queue, kick);
+            let watch = device.watch(&data_thread.uring, &queue, kick);
             if let Some(Some(entry)) = device.queues.borrow_mut().get_mut(index) {
                 entry.watch = watch;
             }

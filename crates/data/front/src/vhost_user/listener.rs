@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 use tapio_sys::poll::{self, PollFd, PollFlags};
 
 use super::Log;
@@ -126,7 +126,7 @@ impl VhostUserServer {
     /// Serves the disk behind `remote` to one front end after the other.
     ///
     /// Fails when the options make no sense or the path cannot be bound.
-    pub fn listen(listen: Listen<'_>, options: VhostUserOptions, remote: Remote) -> io::Result<Self> {
+    pub fn listen(listen: Listen<'_>, options: VhostUserOptions, remote: DiskHandle) -> io::Result<Self> {
         let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
         if options.queues == 0 || options.queues > QUEUES_MAX {
             return Err(invalid(format!("{} queues: 1 to {QUEUES_MAX} are possible", options.queues)));
@@ -233,7 +233,7 @@ struct Server {
     stop: OwnedFd,
     shared: Arc<Shared>,
     options: VhostUserOptions,
-    remote: Remote,
+    remote: DiskHandle,
 }
 
 impl Server {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tapio_block::{Client, DiskError, Op, Point, Port, Request};
+use tapio_block::{Completion, DiskError, Op, Point, Port, Request};
 use tapio_ring::{Notify, Segments};
 use tapio_types::Span;
 
@@ -125,7 +125,7 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-impl Client for Queue {
+impl Completion for Queue {
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         self.done.borrow_mut().push((tag as u32, result));
     }
@@ -462,7 +462,7 @@ impl Queue {
     }
 
     fn request(self: &Rc<Self>, op: Op, span: Span, data: Segments, slot: u32) -> Request {
-        let client: Rc<dyn Client> = Rc::<Self>::clone(self);
+        let client: Rc<dyn Completion> = Rc::<Self>::clone(self);
         Request { op, span, data, born_ns: self.port.tasks().turn_ns(), tag: u64::from(slot), client }
     }
 }

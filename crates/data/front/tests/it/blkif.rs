@@ -564,14 +564,15 @@ fn requests_wait_for_pages_of_their_storage_repositorys_pool() {
                 assert!(queue.wait(LIMIT).unwrap());
                 queue.reap(&mut done).unwrap();
                 let remote = rig.disk.as_ref().unwrap().remote();
-                let pool = remote.call(LIMIT, |world| world.status().pool).unwrap();
+                let pool = remote.call(LIMIT, |data_thread| data_thread.status().pool).unwrap();
                 assert!(pool.is_none_or(|pool| pool.held <= pages), "a disk never holds more than there are");
             }
         }
         assert!(done.iter().all(|done| done.status == status::OKAY));
         let remote = rig.disk.as_ref().unwrap().remote();
-        let (pool, delays) =
-            remote.call(LIMIT, |world| (world.status().pool, world.admission().delays())).unwrap();
+        let (pool, delays) = remote
+            .call(LIMIT, |data_thread| (data_thread.status().pool, data_thread.admission().delays()))
+            .unwrap();
         assert_eq!(pool.map(|pool| (pool.pages, pool.held)), Some((pages, 0)), "all pages are back");
         assert!(delays.requests > 0);
         assert!(rig.close());

@@ -620,9 +620,9 @@ fn the_front_end_hears_of_a_resize() {
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(LIMIT)).unwrap();
     let resize = |len| {
-        let set = move |world: &tapio_block::World| {
-            let geometry = world.port.geometry();
-            world.port.set_geometry(tapio_block::Geometry { len, ..geometry });
+        let set = move |data_thread: &tapio_block::DataThread| {
+            let geometry = data_thread.port.geometry();
+            data_thread.port.set_geometry(tapio_block::Geometry { len, ..geometry });
         };
         rig.disk.remote().call(LIMIT, set).unwrap();
     };

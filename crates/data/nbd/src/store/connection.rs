@@ -11,7 +11,7 @@ use tapio_types::Access;
 
 use super::Inner;
 use super::dial::Dialled;
-use super::slots::{Outcome, State};
+use super::slots::{Outcome, SlotState};
 use crate::target::Unflushed;
 use crate::tls::Status;
 use crate::wire::{RequestHeader, Style, command, put_request, transmission_flag};
@@ -140,7 +140,7 @@ impl Inner {
             let mut slots = self.slots.borrow_mut();
             let mut queue = self.queue.borrow_mut();
             for (index, slot) in slots.iter_mut() {
-                if slot.state != State::Flying(connection.number) {
+                if slot.state != SlotState::Flying(connection.number) {
                     continue;
                 }
                 slot.sending = false;
@@ -155,7 +155,7 @@ impl Inner {
                     ended.push(index);
                 } else {
                     // Reads and writes alike: the caller got no reply, so doing it again changes nothing.
-                    (slot.state, slot.got, slot.outcome) = (State::Queued, 0, Outcome::Done);
+                    (slot.state, slot.got, slot.outcome) = (SlotState::Queued, 0, Outcome::Done);
                     queue.push_back(index);
                 }
             }
@@ -221,7 +221,7 @@ impl Inner {
             let oldest = {
                 let mut slots = self.slots.borrow_mut();
                 let flying = slots.iter_mut().filter_map(|(_, slot)| match slot.state {
-                    State::Flying(_) => Some(slot.sent_ns),
+                    SlotState::Flying(_) => Some(slot.sent_ns),
                     _ => None,
                 });
                 flying.min()
@@ -246,7 +246,7 @@ impl Inner {
         let now = self.tasks().turn_ns();
         let mut silent = Vec::new();
         for (_, slot) in self.slots.borrow_mut().iter_mut() {
-            if let State::Flying(number) = slot.state
+            if let SlotState::Flying(number) = slot.state
                 && now >= slot.sent_ns + limit_ns
             {
                 // Counted once: the connection is about to end, and with it this flight.

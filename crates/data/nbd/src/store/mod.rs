@@ -39,8 +39,8 @@ use tapio_types::{Access, Span};
 
 use connection::{Connection, Facts};
 use dial::Dialled;
-use operation::{Kind, Operation, Request};
-use slots::{Ask, Outcome, SLOTS, Slots, State};
+use operation::{Effect, Operation, Request};
+use slots::{Ask, Outcome, SLOTS, SlotState, Slots};
 use status::Status;
 
 use crate::client::ExportInfo;
@@ -121,7 +121,7 @@ impl Inner {
         let task = {
             let mut slots = self.slots.borrow_mut();
             let slot = slots.at(index);
-            slot.state = State::Done;
+            slot.state = SlotState::Done;
             slot.task
         };
         self.tasks().wake(task);
@@ -263,13 +263,13 @@ impl NbdStore {
         self.inner.connections.borrow().len()
     }
 
-    fn request(&self, ask: Ask, kind: Kind) -> Request<'_> {
+    fn request(&self, ask: Ask, kind: Effect) -> Request<'_> {
         Request::new(&self.inner, ask, kind)
     }
 
     fn transfer(&self, command: u16, at: u64, data: Segments) -> Request<'_> {
         let ask = Ask { command, flags: 0, offset: at, len: data.len(), data };
-        self.request(ask, if command == command::WRITE { Kind::Change } else { Kind::Plain })
+        self.request(ask, if command == command::WRITE { Effect::Change } else { Effect::Plain })
     }
 
     /// What one request may carry is one; more goes in parts.
@@ -315,7 +315,7 @@ impl NbdStore {
             let piece = left.prefix(ZERO_LEN_MAX);
             let (offset, len) = (piece.start, piece.len);
             let command = command::WRITE_ZEROES;
-            self.request(Ask { command, flags, offset, len, data: Segments::EMPTY }, Kind::Change).await?;
+            self.request(Ask { command, flags, offset, len, data: Segments::EMPTY }, Effect::Change).await?;
             left = left.skip(len);
         }
         Ok(())
@@ -357,7 +357,7 @@ impl NbdStore {
         inner.status.borrow_mut().begin(span.start);
         let command = command::BLOCK_STATUS;
         let ask = Ask { command, flags: 0, offset: span.start, len, data: Segments::EMPTY };
-        let asked = self.request(ask, Kind::Plain).await;
+        let asked = self.request(ask, Effect::Plain).await;
         let mut status = inner.status.borrow_mut();
         status.busy = false;
         let refused = asked.as_ref().is_err_and(|error| error.raw_os_error().is_some());
@@ -421,7 +421,7 @@ unsafe impl Storage for NbdStore {
         }
         let (command, data) = (command::FLUSH, Segments::EMPTY);
         let ask = Ask { command, flags: 0, offset: 0, len: 0, data };
-        Operation::One(self.request(ask, Kind::Flush { covered: inner.written.get() }))
+        Operation::One(self.request(ask, Effect::Flush { covered: inner.written.get() }))
     }
 
     fn zero(&self, span: Span, how: Zeroing) -> impl Future<Output = io::Result<()>> {

@@ -7,11 +7,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use super::Inner;
-use super::slots::{Ask, Outcome, State};
+use super::slots::{Ask, Outcome, SlotState};
 
 /// What an end of a request means for the storage.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum Effect {
     /// Nothing.
     Plain,
     /// Something was written, perhaps also when it failed.
@@ -37,19 +37,19 @@ enum Stage {
 pub(super) struct Request<'a> {
     inner: &'a Inner,
     ask: Ask,
-    kind: Kind,
+    kind: Effect,
     stage: Stage,
     begun: bool,
 }
 
 impl<'a> Request<'a> {
-    pub(super) const fn new(inner: &'a Inner, ask: Ask, kind: Kind) -> Self {
+    pub(super) const fn new(inner: &'a Inner, ask: Ask, kind: Effect) -> Self {
         Self { inner, ask, kind, stage: Stage::New, begun: false }
     }
 
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true)
-            && let Kind::Change = self.kind
+            && let Effect::Change = self.kind
         {
             let inner = self.inner;
             inner.status.borrow_mut().forget();
@@ -61,7 +61,7 @@ impl<'a> Request<'a> {
     fn end(&mut self, outcome: Outcome) -> io::Result<()> {
         self.stage = Stage::Ended;
         let inner = self.inner;
-        if let Kind::Change = self.kind {
+        if let Effect::Change = self.kind {
             inner.writing.set(inner.writing.get() - 1);
             inner.written.set(inner.written.get() + 1);
         }
@@ -69,8 +69,8 @@ impl<'a> Request<'a> {
             return Err(inner.error(outcome));
         }
         match self.kind {
-            Kind::Flush { covered } => inner.flushed(covered),
-            Kind::Plain | Kind::Change => Ok(()),
+            Effect::Flush { covered } => inner.flushed(covered),
+            Effect::Plain | Effect::Change => Ok(()),
         }
     }
 }
@@ -104,7 +104,7 @@ impl Future for Request<'_> {
                     let outcome = {
                         let mut slots = inner.slots.borrow_mut();
                         let slot = slots.at(index);
-                        if slot.state != State::Done {
+                        if slot.state != SlotState::Done {
                             slot.task = tasks.current();
                             return Poll::Pending;
                         }

@@ -8,7 +8,7 @@ use tapio_ring::Segments;
 
 use super::Inner;
 use super::connection::Connection;
-use super::slots::{SLOTS, State};
+use super::slots::{SLOTS, SlotState};
 use crate::wire::{RequestHeader, Style, command, command_flag, put_request};
 
 /// Pieces of one send, as the kernel takes them (UIO_MAXIOV is 1024).
@@ -108,7 +108,7 @@ impl Batch {
             share -= 1;
             let cookie = slots.cookie(index);
             let slot = slots.at(index);
-            (slot.state, slot.sent_ns) = (State::Flying(connection.number), now_ns);
+            (slot.state, slot.sent_ns) = (SlotState::Flying(connection.number), now_ns);
             let ask = slot.ask;
             let is_write = ask.command == command::WRITE;
             let payload =

@@ -8,7 +8,7 @@ pub const SLOTS: usize = 128;
 
 /// Where a request is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum SlotState {
     /// The place is free.
     Free,
     /// Waiting to be sent.
@@ -52,7 +52,7 @@ pub struct Ask {
 pub struct Slot {
     generation: u32,
     /// See there.
-    pub state: State,
+    pub state: SlotState,
     /// The waiter.
     pub task: TaskId,
     /// What was asked.
@@ -85,7 +85,7 @@ impl Slots {
     pub fn new() -> Self {
         let slot = || Slot {
             generation: 0,
-            state: State::Free,
+            state: SlotState::Free,
             task: TaskId::NONE,
             ask: Ask { command: 0, flags: 0, offset: 0, len: 0, data: Segments::EMPTY },
             got: 0,
@@ -106,7 +106,7 @@ impl Slots {
         let generation = slot.generation.wrapping_add(1);
         *slot = Slot {
             generation,
-            state: State::Queued,
+            state: SlotState::Queued,
             task,
             ask,
             got: 0,
@@ -122,7 +122,7 @@ impl Slots {
 
     /// Gives a place back.
     pub fn free(&mut self, index: u32) {
-        self.slots[index as usize].state = State::Free;
+        self.slots[index as usize].state = SlotState::Free;
         self.free.push(index);
     }
 
@@ -141,7 +141,7 @@ impl Slots {
         let index = (cookie & u64::from(u32::MAX)) as u32;
         let slot = self.slots.get(index as usize)?;
         let known = u64::from(slot.generation) == cookie >> 32
-            && slot.state == State::Flying(connection)
+            && slot.state == SlotState::Flying(connection)
             && !slot.answered;
         known.then_some(index)
     }
@@ -163,13 +163,13 @@ mod tests {
         let index = slots.take(ask, TaskId::NONE).unwrap();
         let cookie = slots.cookie(index);
         assert_eq!(slots.find(cookie, 1), None, "not sent yet");
-        slots.at(index).state = State::Flying(1);
+        slots.at(index).state = SlotState::Flying(1);
         assert_eq!((slots.find(cookie, 1), slots.find(cookie, 2)), (Some(index), None));
         slots.at(index).answered = true;
         assert_eq!(slots.find(cookie, 1), None, "answered twice");
         slots.free(index);
         let again = slots.take(ask, TaskId::NONE).unwrap();
-        slots.at(again).state = State::Flying(1);
+        slots.at(again).state = SlotState::Flying(1);
         assert_eq!((again, slots.find(cookie, 1)), (index, None), "an old name");
         assert_eq!(slots.find(u64::MAX, 1), None);
     }

@@ -21,7 +21,7 @@ const FILE_LEN_MAX: u64 = 1 << 20;
 
 /// What a line is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RowKind {
     /// An account of the toolstack's own, with a hash.
     Own,
     /// An account of the system.
@@ -34,7 +34,7 @@ pub enum Kind {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Row {
     /// What it is about.
-    pub kind: Kind,
+    pub kind: RowKind,
     /// What it may do.
     pub role: Role,
     /// Of the account or group.
@@ -57,7 +57,8 @@ const ROLES: [(Role, &str); 4] = [
     (Role::ReadOnly, "read-only"),
 ];
 
-const KINDS: [(Kind, &str); 3] = [(Kind::Own, "own"), (Kind::System, "system"), (Kind::Group, "group")];
+const KINDS: [(RowKind, &str); 3] =
+    [(RowKind::Own, "own"), (RowKind::System, "system"), (RowKind::Group, "group")];
 
 /// A role as people write it.
 pub fn role_word(role: Role) -> &'static str {
@@ -69,7 +70,7 @@ pub fn role_named(word: &str) -> Option<Role> {
     ROLES.iter().find(|(_, known)| *known == word).map(|(role, _)| *role)
 }
 
-fn kind_word(kind: Kind) -> &'static str {
+fn kind_word(kind: RowKind) -> &'static str {
     KINDS.iter().find(|(known, _)| *known == kind).map_or("", |(_, word)| word)
 }
 
@@ -114,13 +115,13 @@ impl AccountFile {
     ///
     /// # Errors
     /// The name or password will not do, or the file cannot be written.
-    pub fn add(&self, kind: Kind, name: &str, role: Role, password: Option<&str>) -> Result<(), String> {
+    pub fn add(&self, kind: RowKind, name: &str, role: Role, password: Option<&str>) -> Result<(), String> {
         if !name_is_fit(name) {
             return Err(format!("'{name}' is no name: 1 to 64 letters, digits and any of . _ - @ will do"));
         }
         let hash = match (kind, password) {
-            (Kind::Own, Some(password)) => Some(Memory::default().hash(password)?),
-            (Kind::Own, None) => return Err(format!("{name} needs a password")),
+            (RowKind::Own, Some(password)) => Some(Memory::default().hash(password)?),
+            (RowKind::Own, None) => return Err(format!("{name} needs a password")),
             _ => None,
         };
         self.change(|rows| {
@@ -134,7 +135,7 @@ impl AccountFile {
     ///
     /// # Errors
     /// There is none, or the file cannot be written.
-    pub fn remove(&self, kind: Kind, name: &str) -> Result<(), String> {
+    pub fn remove(&self, kind: RowKind, name: &str) -> Result<(), String> {
         self.change(|rows| {
             let before = rows.len();
             rows.retain(|row| row.kind != kind || row.name != name);
@@ -157,7 +158,7 @@ impl AccountFile {
     /// The same with a hash that was made elsewhere.
     pub(super) fn set_hash(&self, name: &str, hash: String) -> Result<Row, String> {
         self.change(|rows| {
-            let row = rows.iter_mut().find(|row| row.kind == Kind::Own && row.name == name);
+            let row = rows.iter_mut().find(|row| row.kind == RowKind::Own && row.name == name);
             let row = row.ok_or_else(|| format!("there is no account '{name}'"))?;
             row.hash = Some(hash);
             Ok(row.clone())
@@ -194,8 +195,8 @@ fn row(line: &str) -> Result<Row, String> {
     };
     let kind = KINDS.iter().find(|(_, word)| *word == kind).ok_or_else(expected)?.0;
     match (kind, hash) {
-        (Kind::Own, Some(hash)) => hash::check(hash)?,
-        (Kind::Own, None) | (_, Some(_)) => return Err(expected()),
+        (RowKind::Own, Some(hash)) => hash::check(hash)?,
+        (RowKind::Own, None) | (_, Some(_)) => return Err(expected()),
         (_, None) => {}
     }
     let role = role_named(role).filter(|_| name_is_fit(name)).ok_or_else(expected)?;
@@ -223,9 +224,9 @@ mod tests {
     fn accounts_come_go_and_change() {
         let (dir, file) = file();
         assert_eq!(file.rows(), Ok(Vec::new()));
-        file.add(Kind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
-        file.add(Kind::Group, "wheel", Role::PoolAdmin, None).expect("added");
-        file.add(Kind::System, "alice", Role::ReadOnly, None).expect("added");
+        file.add(RowKind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
+        file.add(RowKind::Group, "wheel", Role::PoolAdmin, None).expect("added");
+        file.add(RowKind::System, "alice", Role::ReadOnly, None).expect("added");
         let mode = fs::metadata(dir.path().join("accounts")).expect("the file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let hash = |file: &AccountFile| file.rows().expect("rows")[0].hash.clone().expect("a hash");
@@ -237,8 +238,8 @@ mod tests {
         assert_ne!(before, hash(&file));
         assert!(verify(&hash(&file), "battery staple"));
         assert!(!format!("{:?}", file.rows()).contains("argon2"), "a hash is not for logs");
-        file.remove(Kind::Own, "alice").expect("removed");
-        assert!(file.remove(Kind::Own, "alice").expect_err("gone").contains("no own account"));
+        file.remove(RowKind::Own, "alice").expect("removed");
+        assert!(file.remove(RowKind::Own, "alice").expect_err("gone").contains("no own account"));
         assert_eq!(file.rows().expect("rows").len(), 2);
         assert!(file.set_password("alice", "battery staple").is_err());
     }
@@ -246,7 +247,7 @@ mod tests {
     #[test]
     fn what_will_not_do_is_refused_and_nothing_changes() {
         let (_dir, file) = file();
-        file.add(Kind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
+        file.add(RowKind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
         let before = file.rows();
         for (name, password) in [
             ("a b", "long enough"),
@@ -255,9 +256,9 @@ mod tests {
             ("bob", "short"),
             ("bob", &"x".repeat(2000)),
         ] {
-            assert!(file.add(Kind::Own, name, Role::ReadOnly, Some(password)).is_err(), "{name}");
+            assert!(file.add(RowKind::Own, name, Role::ReadOnly, Some(password)).is_err(), "{name}");
         }
-        assert!(file.add(Kind::Own, "bob", Role::ReadOnly, None).is_err());
+        assert!(file.add(RowKind::Own, "bob", Role::ReadOnly, None).is_err());
         assert_eq!(file.rows(), before);
     }
 

@@ -20,12 +20,12 @@ use std::time::Instant;
 use tapio_model::{ApiError, Role};
 use zeroize::Zeroizing;
 
-use crate::door::Peer;
+use crate::backend::Peer;
 use hash::Hasher;
 use standing::{Prints, Stamps};
 use throttle::Throttle;
 
-pub use file::{AccountFile, Kind, Row, role_named, role_word};
+pub use file::{AccountFile, Row, RowKind, role_named, role_word};
 pub use pam::{Pam, PamOptions};
 pub use watch::Watch;
 
@@ -108,7 +108,7 @@ impl Accounts {
 
     fn check(&self, user: &str, password: &str, from: &str) -> Result<Opened, ApiError> {
         let rows = self.file.rows().map_err(ApiError::internal)?;
-        let own = rows.iter().find(|row| row.kind == Kind::Own && row.name == user);
+        let own = rows.iter().find(|row| row.kind == RowKind::Own && row.name == user);
         if own.is_some() || self.pam.is_none() {
             // An unknown name costs as much as a wrong password.
             let hash = own.and_then(|row| row.hash.clone());
@@ -145,7 +145,7 @@ impl Accounts {
         let rows = self.file.rows().map_err(ApiError::internal)?;
         let standing = |(user, print): &(&str, u64)| match rows
             .iter()
-            .find(|row| row.kind == Kind::Own && row.name == *user)
+            .find(|row| row.kind == RowKind::Own && row.name == *user)
         {
             Some(row) => (self.prints.own(row) == *print).then_some(row.role),
             None if self.pam.is_none() || self.prints.system(user) != *print => None,
@@ -167,7 +167,7 @@ impl Accounts {
     pub fn change_password(&self, user: &str, old: &str, new: &str) -> Result<u64, ApiError> {
         let peer = Peer { superuser: false, address: "change_password".to_owned() };
         let rows = self.file.rows().map_err(ApiError::internal)?;
-        if !rows.iter().any(|row| row.kind == Kind::Own && row.name == user) {
+        if !rows.iter().any(|row| row.kind == RowKind::Own && row.name == user) {
             let why = format!("{user} is an account of the system: change its password with passwd");
             return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
         }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tapio_model::Role;
 
 use super::pam;
-use super::{Kind, Row};
+use super::{Row, RowKind};
 
 /// The system's files of accounts: names, groups and passwords.
 const SYSTEM_FILES: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/shadow"];
@@ -106,8 +106,9 @@ impl Prints {
 
 /// What an account of the system may do: by its name, by its groups, and root everything.
 pub(super) fn system_role(rows: &[Row], user: &str) -> Option<Role> {
-    let by_name = rows.iter().filter(|row| row.kind == Kind::System && row.name == user).map(|row| row.role);
-    let groups = rows.iter().filter(|row| row.kind == Kind::Group).collect::<Vec<_>>();
+    let by_name =
+        rows.iter().filter(|row| row.kind == RowKind::System && row.name == user).map(|row| row.role);
+    let groups = rows.iter().filter(|row| row.kind == RowKind::Group).collect::<Vec<_>>();
     let gids = if groups.is_empty() { Vec::new() } else { pam::groups_of(user) };
     let by_group = groups.iter().filter(|row| pam::gid_of(&row.name).is_some_and(|gid| gids.contains(&gid)));
     let root = (user == "root").then_some(Role::PoolAdmin);

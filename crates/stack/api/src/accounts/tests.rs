@@ -20,11 +20,11 @@ fn code(result: Result<Opened, ApiError>) -> String {
 fn own_accounts_log_in_and_wrong_ones_soon_wait() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = AccountFile::new(dir.path().join(FILE));
-    file.add(Kind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
+    file.add(RowKind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
     let accounts = Accounts::open(dir.path(), None).expect("opened");
     assert_eq!(role(accounts.authenticate("alice", "correct horse", &peer())), Ok(Role::VmAdmin));
     // An account that is added later can log in at once.
-    file.add(Kind::Own, "bob", Role::ReadOnly, Some("long enough")).expect("added");
+    file.add(RowKind::Own, "bob", Role::ReadOnly, Some("long enough")).expect("added");
     assert_eq!(role(accounts.authenticate("bob", "long enough", &peer())), Ok(Role::ReadOnly));
     for _ in 0..3 {
         assert_eq!(code(accounts.authenticate("alice", "wrong", &peer())), "SESSION_AUTHENTICATION_FAILED");
@@ -40,7 +40,7 @@ fn own_accounts_log_in_and_wrong_ones_soon_wait() {
 fn a_password_is_changed_by_a_client_that_knows_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = AccountFile::new(dir.path().join(FILE));
-    file.add(Kind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
+    file.add(RowKind::Own, "alice", Role::VmAdmin, Some("correct horse")).expect("added");
     let accounts = Accounts::open(dir.path(), None).expect("opened");
     let failed = |result: Result<u64, ApiError>| result.expect_err("refused").code.into_owned();
     assert_eq!(
@@ -93,13 +93,13 @@ fn accounts_of_the_system_log_in_by_pam_with_the_role_of_the_file() {
     assert_eq!(code(accounts.authenticate("root", "a\0b", &peer())), "SESSION_AUTHENTICATION_FAILED");
     assert_eq!(code(accounts.authenticate("daemon", "open sesame", &peer())), "SESSION_AUTHORIZATION_FAILED");
     let file = AccountFile::new(dir.path().join(FILE));
-    file.add(Kind::Group, "daemon", Role::VmAdmin, None).expect("added");
-    file.add(Kind::Group, "no-such-group", Role::PoolAdmin, None).expect("added");
+    file.add(RowKind::Group, "daemon", Role::VmAdmin, None).expect("added");
+    file.add(RowKind::Group, "no-such-group", Role::PoolAdmin, None).expect("added");
     assert_eq!(role(accounts.authenticate("daemon", "open sesame", &peer())), Ok(Role::VmAdmin));
-    file.add(Kind::System, "daemon", Role::PoolOperator, None).expect("added");
+    file.add(RowKind::System, "daemon", Role::PoolOperator, None).expect("added");
     assert_eq!(role(accounts.authenticate("daemon", "open sesame", &peer())), Ok(Role::PoolOperator));
     // A name with a hash of its own is the file's alone.
-    file.add(Kind::Own, "daemon", Role::ReadOnly, Some("correct horse")).expect("added");
+    file.add(RowKind::Own, "daemon", Role::ReadOnly, Some("correct horse")).expect("added");
     assert_eq!(role(accounts.authenticate("daemon", "correct horse", &peer())), Ok(Role::ReadOnly));
     assert_eq!(
         code(accounts.authenticate("daemon", "open sesame", &peer())),
@@ -128,7 +128,7 @@ fn without_rules_there_is_no_pam() {
 fn an_account_stands_as_long_as_its_row_does() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = AccountFile::new(dir.path().join(FILE));
-    file.add(Kind::Own, "alice", Role::PoolAdmin, Some("correct horse")).expect("added");
+    file.add(RowKind::Own, "alice", Role::PoolAdmin, Some("correct horse")).expect("added");
     let accounts = Accounts::open(dir.path(), None).expect("opened");
     let opened = accounts.authenticate("alice", "correct horse", &peer()).expect("right");
     let standing = |print: u64| accounts.standings(&[("alice", print), ("bob", print)]);
@@ -164,18 +164,18 @@ fn an_account_of_the_system_stands_by_the_file_and_by_its_groups() {
     let dir = tempfile::tempdir().expect("a directory");
     let Some(options) = rules(dir.path(), "pam_permit.so") else { return };
     let file = AccountFile::new(dir.path().join(FILE));
-    file.add(Kind::Group, "daemon", Role::VmAdmin, None).expect("added");
+    file.add(RowKind::Group, "daemon", Role::VmAdmin, None).expect("added");
     let accounts = Accounts::open(dir.path(), Some(&options)).expect("opened");
     let opened = accounts.authenticate("daemon", "open sesame", &peer()).expect("right");
     let standing = || accounts.standings(&[("daemon", opened.print)]).expect("readable")[0];
     assert_eq!(standing(), Some(Role::VmAdmin));
-    file.add(Kind::System, "daemon", Role::PoolOperator, None).expect("added");
+    file.add(RowKind::System, "daemon", Role::PoolOperator, None).expect("added");
     assert_eq!(standing(), Some(Role::PoolOperator));
-    file.remove(Kind::System, "daemon").expect("removed");
-    file.remove(Kind::Group, "daemon").expect("removed");
+    file.remove(RowKind::System, "daemon").expect("removed");
+    file.remove(RowKind::Group, "daemon").expect("removed");
     assert_eq!(standing(), None);
     // An own account of the same name is another account.
-    file.add(Kind::Own, "daemon", Role::PoolAdmin, Some("correct horse")).expect("added");
+    file.add(RowKind::Own, "daemon", Role::PoolAdmin, Some("correct horse")).expect("added");
     assert_eq!(standing(), None);
 }
 

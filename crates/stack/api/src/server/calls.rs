@@ -14,7 +14,7 @@ use super::lanes::{Lane, Lanes};
 use super::limits::ServerLimits;
 use super::pieces::{cost, pieces};
 use super::reply::{Reply, body, failure, held, reply, reply_of, texts};
-use crate::door::{Door, Peer};
+use crate::backend::{ApiBackend, Peer};
 use crate::writer::{Language, Writer};
 use crate::{jsonrpc, xmlrpc};
 
@@ -66,7 +66,7 @@ enum Done {
 
 /// Does calls.
 pub(super) struct Calls {
-    pub(super) door: Arc<dyn Door>,
+    pub(super) backend: Arc<dyn ApiBackend>,
     pub(super) lanes: Lanes,
     pub(super) budget: Arc<Budget>,
     /// Pieces of large answers that are put into words at a time.
@@ -85,7 +85,7 @@ impl Calls {
         language: Language,
     ) -> Result<Told, Refused> {
         let session = params.first().and_then(Value::as_str).map(str::to_owned);
-        if let Some(wait) = self.door.wait(peer, &method, &mut params) {
+        if let Some(wait) = self.backend.wait(peer, &method, &mut params) {
             let answer = tokio::select! {
                 answer = wait => answer,
                 () = super::ended(self.ending.clone()) => return Err(Refused::Ending),
@@ -94,11 +94,11 @@ impl Calls {
         }
         let lane = Lane::of(peer, &method);
         let place = self.lanes.enter(lane, peer).await.map_err(|Busy| Refused::Busy(lane))?;
-        let (door, peer_there) = (Arc::clone(&self.door), peer.clone());
+        let (backend, peer_there) = (Arc::clone(&self.backend), peer.clone());
         let work = move || {
             // If the client goes away the call goes on, and keeps its place.
             let _place = place;
-            let answer = door.call(&peer_there, &method, params);
+            let answer = backend.call(&peer_there, &method, params);
             let refused = lane == Lane::Login && answer.as_ref().is_err_and(is_refusal);
             (done(&language, answer), language, refused)
         };
@@ -131,7 +131,7 @@ impl Calls {
             Done::Large(large) => cost(large),
         };
         let take = || {
-            let account = session.and_then(|session| self.door.account_of(&session)).map(Payer::Account);
+            let account = session.and_then(|session| self.backend.account_of(&session)).map(Payer::Account);
             let address = Payer::Address(peer.address.clone());
             let payers: Arc<[Payer]> = std::iter::once(address).chain(account).collect();
             self.budget.take(&payers, len).map_err(|full| {

@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 use super::calls::Calls;
 use super::limits::ServerLimits;
 use super::reply::{Reply, failure, last_failure, reply};
-use crate::door::{BoxFuture, Peer};
+use crate::backend::{BoxFuture, Peer};
 
 /// Takes requests to other paths than those of calls: images that come and go, metrics.
 pub trait RouteHandler: Send + Sync + 'static {

@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::fair::{Busy, Fair, Turn};
 use super::limits::{LaneLimits, ServerLimits};
-use crate::door::Peer;
+use crate::backend::Peer;
 
 /// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The server: HTTP on TCP, TLS and UNIX sockets.
 //!
 //! ```text
-//!   listener ── place for one more? ── TLS ── guard (time) ── hyper ── http (path, body) ── calls ── lanes ── Door
-//!                                                                       |
-//!                                                                     routes (images, metrics)
+//!   listener ── free place? ── TLS ── guard (time) ── hyper ── http (path, body) ── calls ── lanes ── ApiBackend
+//!                                                               |
+//!                                                             routes (images, metrics)
 //! ```
 //!
 //! Everything that a client can make the server hold is bounded before it is held: connections in all and of each
@@ -36,7 +36,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-use crate::door::{Door, Peer};
+use crate::backend::{ApiBackend, Peer};
 use budget::Budget;
 use calls::Calls;
 use guard::{Guarded, Phase};
@@ -85,12 +85,12 @@ impl std::fmt::Debug for Server {
 impl Server {
     /// A server without listeners. Everything runs on the current tokio runtime, which needs
     /// [`ServerLimits::threads_max`] blocking threads and some more.
-    pub fn new(door: Arc<dyn Door>, options: ServerOptions) -> Self {
+    pub fn new(backend: Arc<dyn ApiBackend>, options: ServerOptions) -> Self {
         let (end, ending) = watch::channel(false);
         let ServerOptions { limits, mut routes, origins } = options;
         routes.sort_by_key(|route| std::cmp::Reverse(route.prefix.len()));
         let calls = Calls {
-            door,
+            backend,
             lanes: Lanes::new(&limits),
             budget: Arc::new(Budget::new(limits.answers_len_max, limits.answers_len_per_client_max)),
             turns: Arc::new(Semaphore::new(limits.encoding_max)),

@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 
 use super::budget::Share;
 use super::reply::{Body, BodyError, held};
-use crate::door::BoxFuture;
+use crate::backend::BoxFuture;
 use crate::writer::{Language, Writer};
 
 /// Bytes of a piece; a part that is longer is a piece of its own.

@@ -12,7 +12,7 @@ use tapio_model::{Answer, ApiError, Large, Shape, Value};
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::door::BoxFuture;
+use crate::backend::BoxFuture;
 
 /// What a test's client waits at most.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -66,7 +66,7 @@ impl Drop for Counted {
     }
 }
 
-impl Door for Double {
+impl ApiBackend for Double {
     fn call(&self, peer: &Peer, method: &str, params: Vec<Value>) -> Result<Answer, ApiError> {
         let value = match method {
             "echo" => Ok(Value::Set(params)),
@@ -127,8 +127,8 @@ fn fixture(options: ServerOptions) -> Fixture {
         .expect("a runtime");
     let double = Arc::new(Double::default());
     let (server, address) = runtime.block_on(async {
-        let door: Arc<dyn Door> = double.clone();
-        let server = Server::new(door, options);
+        let backend: Arc<dyn ApiBackend> = double.clone();
+        let server = Server::new(backend, options);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bound");
         let address = listener.local_addr().expect("an address");
         server.listen_http(listener);

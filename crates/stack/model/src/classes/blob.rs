@@ -2,13 +2,13 @@
 
 use super::row::*;
 use crate::Role::PoolOperator;
-use crate::table::{Class, Kind, Role};
+use crate::table::{Class, ClassKind, Role};
 
 /// The class `blob`.
 pub static BLOB_CLASS: Class = Class {
     name: "blob",
     doc: "Binary data",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         writable("name_label", STRING, "Name for people"),

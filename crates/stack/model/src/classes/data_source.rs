@@ -1,13 +1,13 @@
 //! What is measured.
 
 use super::row::*;
-use crate::table::{Class, Kind, Role};
+use crate::table::{Class, ClassKind, Role};
 
 /// The class `data_source`.
 pub static DATA_SOURCE_CLASS: Class = Class {
     name: "data_source",
     doc: "Something that is measured",
-    kind: Kind::Shape,
+    kind: ClassKind::Shape,
     fields: &[
         runtime("name_label", STRING, "Name for people"),
         runtime("name_description", STRING, "What it is, for people"),

@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::ReadOnly;
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const OPERATION: Type = Type::Enum(&Enum { name: "event_operation", words: &["add", "del", "mod"] });
 
@@ -10,7 +10,7 @@ const OPERATION: Type = Type::Enum(&Enum { name: "event_operation", words: &["ad
 pub static EVENT_CLASS: Class = Class {
     name: "event",
     doc: "A change of an object",
-    kind: Kind::Shape,
+    kind: ClassKind::Shape,
     fields: &[
         runtime("snapshot", Type::Any, "The record as it was then"),
         creator("id", INT, "Number of the event"),

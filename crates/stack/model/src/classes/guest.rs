@@ -1,7 +1,7 @@
 //! What belongs to a VM apart from its disks and interfaces.
 
 use super::row::*;
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const TRISTATE: Type = Type::Enum(&Enum { name: "tristate_type", words: &["yes", "no", "unspecified"] });
 const PROTOCOL: Type = Type::Enum(&Enum { name: "console_protocol", words: &["vt100", "rfb", "rdp"] });
@@ -10,7 +10,7 @@ const PROTOCOL: Type = Type::Enum(&Enum { name: "console_protocol", words: &["vt
 pub static VM_METRICS_CLASS: Class = Class {
     name: "VM_metrics",
     doc: "Measurements of a VM",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("memory_actual", INT, "Bytes of memory it has"),
@@ -27,7 +27,7 @@ pub static VM_METRICS_CLASS: Class = Class {
         runtime("hvm", BOOL, "Whether it has full hardware"),
         runtime("nested_virt", BOOL, "Whether the guest can run VMs itself"),
         runtime("nomigrate", BOOL, "Whether it cannot be moved"),
-        runtime("current_domain_type", DOMAIN_TYPE, "Kind of domain it runs as").or_text("unspecified"),
+        runtime("current_domain_type", DOMAIN_TYPE, "ClassKind of domain it runs as").or_text("unspecified"),
     ],
     messages: &[],
     constructor: None,
@@ -40,7 +40,7 @@ pub static VM_METRICS_CLASS: Class = Class {
 pub static VM_GUEST_METRICS_CLASS: Class = Class {
     name: "VM_guest_metrics",
     doc: "What a guest tells of itself",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("os_version", STRING_MAP, "Operating system"),
@@ -71,7 +71,7 @@ pub static VM_GUEST_METRICS_CLASS: Class = Class {
 pub static CONSOLE_CLASS: Class = Class {
     name: "console",
     doc: "A console of a VM",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("protocol", PROTOCOL, "What is spoken on it"),
@@ -91,7 +91,7 @@ pub static CONSOLE_CLASS: Class = Class {
 pub static CRASHDUMP_CLASS: Class = Class {
     name: "crashdump",
     doc: "The crash dump of a VM",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("VM", VM, "The VM"),

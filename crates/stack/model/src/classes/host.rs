@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::{PoolOperator, ReadOnly};
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const UPDATES_APPLIED: Type =
     Type::Enum(&Enum { name: "latest_synced_updates_applied_state", words: &["yes", "no", "unknown"] });
@@ -32,7 +32,7 @@ const NUMA_POLICY: Type =
 pub static HOST_CLASS: Class = Class {
     name: "host",
     doc: "A physical computer that runs VMs",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         writable("name_label", STRING, "Name for people"),
@@ -144,7 +144,7 @@ pub static HOST_CLASS: Class = Class {
 pub static HOST_METRICS_CLASS: Class = Class {
     name: "host_metrics",
     doc: "Measurements of a host",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("memory_total", INT, "Bytes of memory"),
@@ -164,7 +164,7 @@ pub static HOST_METRICS_CLASS: Class = Class {
 pub static HOST_CPU_CLASS: Class = Class {
     name: "host_cpu",
     doc: "A processor of a host",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("host", HOST, "The host"),

@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::{PoolOperator, ReadOnly};
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const CLS: Type = Type::Enum(&Enum {
     name: "cls",
@@ -13,7 +13,7 @@ const CLS: Type = Type::Enum(&Enum {
 pub static MESSAGE_CLASS: Class = Class {
     name: "message",
     doc: "Something the administrator should know",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("name", STRING, "Its kind, as VM_STARTED"),

@@ -1,7 +1,7 @@
 //! Networks, and what is connected to them.
 
 use super::row::*;
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const LOCKING_MODE: Type =
     Type::Enum(&Enum { name: "network_default_locking_mode", words: &["unlocked", "disabled"] });
@@ -27,7 +27,7 @@ const VIF_IPV6_MODE: Type =
 pub static NETWORK_CLASS: Class = Class {
     name: "network",
     doc: "A network that VMs can be on",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         writable("name_label", STRING, "Name for people"),
@@ -57,7 +57,7 @@ pub static NETWORK_CLASS: Class = Class {
 pub static PIF_CLASS: Class = Class {
     name: "PIF",
     doc: "A network interface of a host",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("device", STRING, "Its name on the host"),
@@ -106,7 +106,7 @@ pub static PIF_CLASS: Class = Class {
 pub static PIF_METRICS_CLASS: Class = Class {
     name: "PIF_metrics",
     doc: "Measurements of a network interface of a host",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("io_read_kbs", FLOAT, "KiB read a second"),
@@ -133,7 +133,7 @@ pub static PIF_METRICS_CLASS: Class = Class {
 pub static VIF_CLASS: Class = Class {
     name: "VIF",
     doc: "A network interface of a VM",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         allowed_operations(&VIF_OPERATION),
@@ -174,7 +174,7 @@ pub static VIF_CLASS: Class = Class {
 pub static VIF_METRICS_CLASS: Class = Class {
     name: "VIF_metrics",
     doc: "Measurements of a network interface of a VM",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("io_read_kbs", FLOAT, "KiB read a second"),

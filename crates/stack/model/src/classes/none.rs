@@ -2,7 +2,7 @@
 //! UUID or reference is known.
 
 use super::row::*;
-use crate::table::{Class, Field, Kind, Role};
+use crate::table::{Class, ClassKind, Field, Role};
 
 const UNNAMED: &[Field] = &[runtime("uuid", STRING, "Unique and lasting name")];
 
@@ -16,7 +16,7 @@ const fn none(name: &'static str, doc: &'static str, fields: &'static [Field]) -
     Class {
         name,
         doc,
-        kind: Kind::Objects,
+        kind: ClassKind::Objects,
         fields,
         messages: &[],
         constructor: None,

@@ -2,13 +2,13 @@
 
 use super::row::*;
 use crate::Role::PoolOperator;
-use crate::table::{Class, Kind, Role};
+use crate::table::{Class, ClassKind, Role};
 
 /// The class `PBD`.
 pub static PBD_CLASS: Class = Class {
     name: "PBD",
     doc: "The connection of a host to a storage repository",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         creator("host", HOST, "The host").required(),

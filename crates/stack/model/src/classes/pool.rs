@@ -1,7 +1,7 @@
 //! The pool.
 
 use super::row::*;
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const SYNC_FREQUENCY: Type = Type::Enum(&Enum { name: "update_sync_frequency", words: &["daily", "weekly"] });
 const TELEMETRY: Type =
@@ -30,7 +30,7 @@ const OPERATION: Type = Type::Enum(&Enum {
 pub static POOL_CLASS: Class = Class {
     name: "pool",
     doc: "All hosts that work together",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         writable("name_label", STRING, "Name for people"),

@@ -1,13 +1,13 @@
 //! Secrets.
 
 use super::row::*;
-use crate::table::{Class, Kind, Role};
+use crate::table::{Class, ClassKind, Role};
 
 /// The class `secret`.
 pub static SECRET_CLASS: Class = Class {
     name: "secret",
     doc: "A password or key that others name by reference",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         writable("value", STRING, "What is secret").required(),

@@ -2,13 +2,13 @@
 
 use super::row::*;
 use crate::Role::{PoolAdmin, ReadOnly};
-use crate::table::{Class, Kind, Role};
+use crate::table::{Class, ClassKind, Role};
 
 /// The class `session`.
 pub static SESSION_CLASS: Class = Class {
     name: "session",
     doc: "A login",
-    kind: Kind::Unlisted,
+    kind: ClassKind::Unlisted,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("this_host", HOST, "The host it was opened on"),
@@ -67,7 +67,7 @@ pub static SESSION_CLASS: Class = Class {
 pub static ROLE_CLASS: Class = Class {
     name: "role",
     doc: "A set of permissions that a user can have",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("name_label", STRING, "Name for people"),

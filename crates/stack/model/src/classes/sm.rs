@@ -1,13 +1,13 @@
 //! Storage drivers.
 
 use super::row::*;
-use crate::table::{Class, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Role, Type};
 
 /// The class `SM`.
 pub static SM_CLASS: Class = Class {
     name: "SM",
     doc: "A driver for a type of storage repository",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("name_label", STRING, "Name for people"),

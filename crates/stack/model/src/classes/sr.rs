@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::{PoolOperator, ReadOnly, VmAdmin};
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const OPERATION: Type = Type::Enum(&Enum {
     name: "storage_operations",
@@ -35,7 +35,7 @@ const HEALTH: Type = Type::Enum(&Enum { name: "sr_health", words: &["healthy", "
 pub static SR_CLASS: Class = Class {
     name: "SR",
     doc: "A storage repository: a place for disks",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         creator("name_label", STRING, "Name for people"),
@@ -171,7 +171,7 @@ pub static SR_CLASS: Class = Class {
 pub static SR_STAT_CLASS: Class = Class {
     name: "sr_stat",
     doc: "Sizes and health of a storage repository",
-    kind: Kind::Shape,
+    kind: ClassKind::Shape,
     fields: &[
         runtime("uuid", Type::Option(&STRING), "Unique and lasting name of the SR, where it has one"),
         runtime("name_label", STRING, "Its name"),
@@ -192,7 +192,7 @@ pub static SR_STAT_CLASS: Class = Class {
 pub static PROBE_RESULT_CLASS: Class = Class {
     name: "probe_result",
     doc: "One thing that a probe found",
-    kind: Kind::Shape,
+    kind: ClassKind::Shape,
     fields: &[
         runtime("configuration", STRING_MAP, "A device_config that reaches it"),
         runtime("complete", BOOL, "Whether that is all that is needed"),

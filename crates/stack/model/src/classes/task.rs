@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::ReadOnly;
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const STATUS: Type = Type::Enum(&Enum {
     name: "task_status_type",
@@ -14,7 +14,7 @@ const OPERATION: Type = Type::Enum(&Enum { name: "task_allowed_operations", word
 pub static TASK_CLASS: Class = Class {
     name: "task",
     doc: "Work in progress; it belongs to the account that began it, which may change it whatever its role",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("name_label", STRING, "Name for people"),

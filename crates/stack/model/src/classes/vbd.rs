@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::{ReadOnly, VmAdmin};
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const OPERATION: Type = Type::Enum(&Enum {
     name: "vbd_operations",
@@ -15,7 +15,7 @@ const TYPE: Type = Type::Enum(&Enum { name: "vbd_type", words: &["CD", "Disk", "
 pub static VBD_CLASS: Class = Class {
     name: "VBD",
     doc: "A disk or drive of a VM",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         allowed_operations(&OPERATION),
@@ -81,7 +81,7 @@ pub static VBD_CLASS: Class = Class {
 pub static VBD_METRICS_CLASS: Class = Class {
     name: "VBD_metrics",
     doc: "Measurements of a disk of a VM; its numbers are in the metrics now",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         runtime("io_read_kbs", FLOAT, "KiB read a second"),

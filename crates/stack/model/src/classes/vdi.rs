@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::{PoolAdmin, VmAdmin};
-use crate::table::{Class, Enum, Kind, Param, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Param, Role, Type};
 
 const ON_BOOT: Type = Type::Enum(&Enum { name: "on_boot", words: &["reset", "persist"] });
 const OPERATION: Type = Type::Enum(&Enum {
@@ -70,7 +70,7 @@ const RECORD: &[Param] = &[
 pub static VDI_CLASS: Class = Class {
     name: "VDI",
     doc: "A virtual disk",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         creator("name_label", STRING, "Name for people"),
@@ -174,7 +174,7 @@ pub static VDI_CLASS: Class = Class {
 pub static VDI_NBD_SERVER_INFO_CLASS: Class = Class {
     name: "vdi_nbd_server_info",
     doc: "A place where a disk can be read by NBD",
-    kind: Kind::Shape,
+    kind: ClassKind::Shape,
     fields: &[
         runtime("exportname", STRING, "Name to ask the server for"),
         runtime("address", STRING, "Address of the server"),

@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::{PoolOperator, ReadOnly, VmAdmin};
-use crate::table::{Class, Enum, Kind, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const AFTER_EXIT: Type = Type::Enum(&Enum { name: "on_normal_exit", words: &["destroy", "restart"] });
 const POWER_STATE: Type =
@@ -81,7 +81,7 @@ const AFTER_SOFTREBOOT: Type = Type::Enum(&Enum {
 pub static VM_CLASS: Class = Class {
     name: "VM",
     doc: "A virtual machine (VM), a template or a snapshot of one",
-    kind: Kind::Objects,
+    kind: ClassKind::Objects,
     fields: &[
         runtime("uuid", STRING, "Unique and lasting name"),
         allowed_operations(&OPERATION),
@@ -173,7 +173,7 @@ pub static VM_CLASS: Class = Class {
         creator("has_vendor_device", BOOL, "Whether it shows a device for driver updates"),
         runtime("requires_reboot", BOOL, "Whether it must restart to take changes"),
         creator("reference_label", STRING, "Name of the template it was made from, in every language"),
-        creator("domain_type", DOMAIN_TYPE, "Kind of domain").or_text("unspecified"),
+        creator("domain_type", DOMAIN_TYPE, "ClassKind of domain").or_text("unspecified"),
         creator("NVRAM", STRING_MAP, "Its firmware's variables"),
         runtime("pending_guidances", Type::Set(&GUIDANCE), "What to do after updates"),
         runtime(

@@ -9,7 +9,7 @@ use tapio_types::{Access, ApiError, ChainSpec, ImageKind, LayerSpec};
 use uuid::Uuid;
 
 use super::ImageDir;
-use super::facts::{Facts, Kind};
+use super::facts::{Facts, FileKind};
 use super::journal::{foreign_journal, unfinished};
 use crate::errors;
 use crate::links;
@@ -35,7 +35,7 @@ impl ImageDir {
             return Err(errors::fail(46, text));
         }
         let layers = self.chain(vdi, &facts)?;
-        if facts.kind == Kind::Vhd {
+        if facts.kind == FileKind::Vhd {
             check_blocks(&layers[0].path)?;
         }
         *self.active.lock().entry(vdi).or_insert(0) += 1;
@@ -48,7 +48,7 @@ impl ImageDir {
         if let Some(journal) = foreign_journal(&self.path, vdi) {
             return Err(errors::fail(46, unfinished(&journal)));
         }
-        let resize = offline::journal_beside(&self.file(Kind::Vhd, vdi));
+        let resize = offline::journal_beside(&self.file(FileKind::Vhd, vdi));
         let clone = self.path.join(format!("clone_{vdi}"));
         Ok([resize, clone].iter().any(|journal| std::fs::symlink_metadata(journal).is_ok()))
     }
@@ -72,17 +72,17 @@ impl ImageDir {
 
     /// The chain where every image lies in the directory under its recorded name, without opening block tables.
     fn chain_by_names(&self, vdi: Uuid, leaf: &Facts) -> Option<Vec<LayerSpec>> {
-        let layer = |kind: Kind, path: &Path| LayerSpec {
+        let layer = |kind: FileKind, path: &Path| LayerSpec {
             kind: match kind {
-                Kind::Vhd => ImageKind::Vhd,
-                Kind::Raw => ImageKind::Raw,
+                FileKind::Vhd => ImageKind::Vhd,
+                FileKind::Raw => ImageKind::Raw,
             },
             path: path.to_path_buf(),
         };
         let mut layers = vec![layer(leaf.kind, &self.file(leaf.kind, vdi))];
         let mut next = leaf.parent.clone();
         while let Some(wanted) = next {
-            let (uuid, kind) = Kind::of_file(&wanted.name)?;
+            let (uuid, kind) = FileKind::of_file(&wanted.name)?;
             let path = self.file(kind, uuid);
             let facts = Facts::read(&path, kind).ok()?;
             let is_meant = facts.footer_uuid == wanted.uuid && facts.damage.is_none() && !facts.disabled;

@@ -9,7 +9,7 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use super::ImageDir;
-use super::facts::{Facts, Kind};
+use super::facts::{Facts, FileKind};
 use super::journal::partial_raw_name;
 use crate::errors;
 use crate::lock::Share;
@@ -27,10 +27,10 @@ const RAW_STEP: u64 = 512;
 ///
 /// # Errors
 /// 79: none, or more than there can be.
-pub(super) fn rounded(kind: Kind, bytes: u64) -> Result<u64, ApiError> {
+pub(super) fn rounded(kind: FileKind, bytes: u64) -> Result<u64, ApiError> {
     let (step, max) = match kind {
-        Kind::Vhd => (VHD_STEP, VHD_LEN_MAX),
-        Kind::Raw => (RAW_STEP, i64::MAX.cast_unsigned() / 2),
+        FileKind::Vhd => (VHD_STEP, VHD_LEN_MAX),
+        FileKind::Raw => (RAW_STEP, i64::MAX.cast_unsigned() / 2),
     };
     match bytes.checked_next_multiple_of(step) {
         Some(size) if bytes > 0 && size <= max => Ok(size),
@@ -43,13 +43,13 @@ pub(super) fn rounded(kind: Kind, bytes: u64) -> Result<u64, ApiError> {
 
 impl ImageDir {
     /// The kind that `sm_config` asks for.
-    fn wanted_kind(&self, new: &NewVdi) -> Result<Kind, ApiError> {
+    fn wanted_kind(&self, new: &NewVdi) -> Result<FileKind, ApiError> {
         let mut kind = None;
         for key in ["type", "vdi_type", "image-format"] {
             let Some(word) = new.sm_config.get(key) else { continue };
             let named = match (key, word.as_str()) {
-                ("image-format" | "vdi_type" | "type", "vhd") => Kind::Vhd,
-                ("image-format" | "type" | "vdi_type", "raw") | ("vdi_type", "aio") => Kind::Raw,
+                ("image-format" | "vdi_type" | "type", "vhd") => FileKind::Vhd,
+                ("image-format" | "type" | "vdi_type", "raw") | ("vdi_type", "aio") => FileKind::Raw,
                 // `type` has other users, `image-format` has not.
                 ("type", _) => continue,
                 _ => {
@@ -66,7 +66,7 @@ impl ImageDir {
     }
 
     pub(super) fn check_free(&self, vdi: Uuid) -> Result<(), ApiError> {
-        for kind in Kind::ALL {
+        for kind in FileKind::ALL {
             let path = self.file(kind, vdi);
             if std::fs::symlink_metadata(&path).is_ok() {
                 return Err(errors::fail(43, format_args!("{} exists", path.display())));
@@ -84,11 +84,11 @@ impl ImageDir {
         ctx.step("vdi-create:begin");
         let path = self.file(kind, new.uuid);
         match kind {
-            Kind::Vhd => {
+            FileKind::Vhd => {
                 offline::create(&path, &Shape::Dynamic, size, 0)
                     .map_err(|error| errors::image(78, &error))?;
             }
-            Kind::Raw => self.create_raw(ctx, new.uuid, &path, size)?,
+            FileKind::Raw => self.create_raw(ctx, new.uuid, &path, size)?,
         }
         ctx.step("vdi-create:done");
         self.index.end(&own, &[new.uuid]);
@@ -127,7 +127,7 @@ impl ImageDir {
         location: &str,
     ) -> Result<VdiInfo, ApiError> {
         let _held = self.lock(ctx, Share::Exclusive)?;
-        let own = [vdi.to_string(), Kind::Vhd.file_name(vdi), Kind::Raw.file_name(vdi)];
+        let own = [vdi.to_string(), FileKind::Vhd.file_name(vdi), FileKind::Raw.file_name(vdi)];
         if own.iter().any(|name| name == location) {
             let facts = self.whole_image(vdi)?;
             return self.info_now(vdi, &facts);
@@ -157,12 +157,12 @@ impl ImageDir {
     }
 
     /// An image of another name in the directory: its path, kind, and the UUID in its name if there is one.
-    fn foreign_image(&self, location: &str) -> Result<(PathBuf, Kind, Option<Uuid>), ApiError> {
-        let named = Kind::ALL.into_iter().find(|kind| {
+    fn foreign_image(&self, location: &str) -> Result<(PathBuf, FileKind, Option<Uuid>), ApiError> {
+        let named = FileKind::ALL.into_iter().find(|kind| {
             location.strip_suffix(kind.extension()).is_some_and(|stem| stem.len() > 1 && stem.ends_with('.'))
         });
         if let Some(kind) = named.filter(|_| !location.contains('/') && !location.starts_with('.')) {
-            let old = Kind::of_file(location).map(|(uuid, _)| uuid);
+            let old = FileKind::of_file(location).map(|(uuid, _)| uuid);
             return match std::fs::symlink_metadata(self.path.join(location)) {
                 Ok(data) if data.is_file() => Ok((self.path.join(location), kind, old)),
                 Ok(_) => Err(errors::fail(46, format_args!("{location} is no regular file"))),
@@ -170,7 +170,7 @@ impl ImageDir {
             };
         }
         let uuid = super::facts::plain_uuid(location);
-        for kind in Kind::ALL {
+        for kind in FileKind::ALL {
             if let Some(uuid) = uuid.filter(|uuid| self.file(kind, *uuid).exists()) {
                 return Ok((self.file(kind, uuid), kind, Some(uuid)));
             }
@@ -189,13 +189,16 @@ mod tests {
 
     #[test]
     fn sizes_are_rounded_up_and_bounded() {
-        assert_eq!(rounded(Kind::Vhd, 1).unwrap(), 2 << 20);
-        assert_eq!(rounded(Kind::Vhd, (4 << 20) + 1).unwrap(), 6 << 20);
-        assert_eq!(rounded(Kind::Vhd, 2040 << 30).unwrap(), 2040 << 30);
-        assert_eq!(rounded(Kind::Raw, 513).unwrap(), 1024);
-        for (kind, bytes) in
-            [(Kind::Vhd, 0), (Kind::Vhd, (2040 << 30) + 1), (Kind::Vhd, u64::MAX), (Kind::Raw, u64::MAX)]
-        {
+        assert_eq!(rounded(FileKind::Vhd, 1).unwrap(), 2 << 20);
+        assert_eq!(rounded(FileKind::Vhd, (4 << 20) + 1).unwrap(), 6 << 20);
+        assert_eq!(rounded(FileKind::Vhd, 2040 << 30).unwrap(), 2040 << 30);
+        assert_eq!(rounded(FileKind::Raw, 513).unwrap(), 1024);
+        for (kind, bytes) in [
+            (FileKind::Vhd, 0),
+            (FileKind::Vhd, (2040 << 30) + 1),
+            (FileKind::Vhd, u64::MAX),
+            (FileKind::Raw, u64::MAX),
+        ] {
             let error = rounded(kind, bytes).unwrap_err();
             assert_eq!(error.code, "SR_BACKEND_FAILURE_79");
             assert!(error.params[1].starts_with("VDI Invalid size"), "{error}");

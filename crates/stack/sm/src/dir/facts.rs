@@ -13,14 +13,14 @@ pub(crate) const MARKER: &str = ".sr-uuid";
 
 /// Kinds of images that an SR of files holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     /// `<uuid>.vhd`
     Vhd,
     /// `<uuid>.raw`
     Raw,
 }
 
-impl Kind {
+impl FileKind {
     pub(crate) const ALL: [Self; 2] = [Self::Vhd, Self::Raw];
 
     /// Behind the dot of its files.
@@ -62,7 +62,7 @@ pub(crate) struct ParentName {
 /// One image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FileKind,
     /// Bytes the guest sees; 0 where that cannot be said.
     pub(crate) virtual_size: u64,
     /// Bytes it takes.
@@ -83,7 +83,7 @@ impl Facts {
     ///
     /// # Errors
     /// It cannot be opened or read; what is wrong inside is `damage`.
-    pub(crate) fn read(path: &Path, kind: Kind) -> io::Result<Self> {
+    pub(crate) fn read(path: &Path, kind: FileKind) -> io::Result<Self> {
         // Not waited for: a pipe of this name would hang a scan. Not followed: a link may lead out of the SR.
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOATIME | libc::O_NOFOLLOW;
         let open = |flags| std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
@@ -100,7 +100,7 @@ impl Facts {
         Ok(Self::of(&file, &data, kind))
     }
 
-    fn of(file: &File, data: &Metadata, kind: Kind) -> Self {
+    fn of(file: &File, data: &Metadata, kind: FileKind) -> Self {
         let mut facts = Self {
             kind,
             virtual_size: 0,
@@ -113,7 +113,7 @@ impl Facts {
         };
         if !data.is_file() {
             facts.damage = Some("is no regular file".into());
-        } else if kind == Kind::Raw {
+        } else if kind == FileKind::Raw {
             facts.virtual_size = data.len().next_multiple_of(SECTOR_LEN);
         } else if let Err(damage) = facts.read_vhd(file, data.len()) {
             facts.damage = Some(damage);
@@ -196,8 +196,8 @@ mod tests {
     #[test]
     fn names_are_images_only_in_one_spelling() {
         let uuid = Uuid::from_u128(0xabc);
-        assert_eq!(Kind::of_file(&format!("{uuid}.vhd")), Some((uuid, Kind::Vhd)));
-        assert_eq!(Kind::of_file(&format!("{uuid}.raw")), Some((uuid, Kind::Raw)));
+        assert_eq!(FileKind::of_file(&format!("{uuid}.vhd")), Some((uuid, FileKind::Vhd)));
+        assert_eq!(FileKind::of_file(&format!("{uuid}.raw")), Some((uuid, FileKind::Raw)));
         let odd = [
             format!("{}.vhd", uuid.to_string().to_uppercase()),
             format!("{}.vhd", uuid.simple()),
@@ -208,7 +208,7 @@ mod tests {
             uuid.to_string(),
         ];
         for name in odd {
-            assert_eq!(Kind::of_file(&name), None, "{name}");
+            assert_eq!(FileKind::of_file(&name), None, "{name}");
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
         let options = SnapshotOptions { keep_empty: true, ..SnapshotOptions::default() };
         snapshot(&child, &parent, &options).unwrap();
         let (above, below) =
-            (Facts::read(&child, Kind::Vhd).unwrap(), Facts::read(&parent, Kind::Vhd).unwrap());
+            (Facts::read(&child, FileKind::Vhd).unwrap(), Facts::read(&parent, FileKind::Vhd).unwrap());
         assert_eq!((above.virtual_size, above.hidden, &above.damage), (64 << 20, false, &None));
         assert_eq!(above.parent.unwrap(), ParentName { name: "p.vhd".into(), uuid: below.footer_uuid });
         assert_eq!(below.parent, None);
@@ -239,14 +239,14 @@ mod tests {
             ("header", [&whole[..512], &vec![9; 1024], &whole[1536..]].concat()),
         ] {
             std::fs::write(&path, bytes).unwrap();
-            let facts = Facts::read(&path, Kind::Vhd).unwrap();
+            let facts = Facts::read(&path, FileKind::Vhd).unwrap();
             assert!(facts.damage.is_some(), "{what}");
         }
         // One of the two footers is enough.
         std::fs::write(&path, &whole[..whole.len() - 512]).unwrap();
-        assert_eq!(Facts::read(&path, Kind::Vhd).unwrap().damage, None);
+        assert_eq!(Facts::read(&path, FileKind::Vhd).unwrap().damage, None);
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert_eq!(Facts::read(&path, Kind::Vhd).unwrap().damage.unwrap(), "is no regular file");
+        assert_eq!(Facts::read(&path, FileKind::Vhd).unwrap().damage.unwrap(), "is no regular file");
     }
 }

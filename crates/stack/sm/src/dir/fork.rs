@@ -26,7 +26,7 @@ use tapio_types::{ApiError, ChainSpec};
 use uuid::Uuid;
 
 use super::ImageDir;
-use super::facts::{Facts, Kind};
+use super::facts::{Facts, FileKind};
 use super::journal::{CloneJournal, foreign_journal, new_leaf_name, unfinished};
 use super::remove::remove;
 use crate::errors;
@@ -52,9 +52,9 @@ pub(super) enum Reached {
     /// The base copy has no name yet, or not any more.
     Nothing,
     /// There is a base copy, of this kind; the VDI is still what it was.
-    Linked(Kind),
+    Linked(FileKind),
     /// The leaf has the VDI's name; the base copy is of this kind.
-    Swapped(Kind),
+    Swapped(FileKind),
 }
 
 impl ImageDir {
@@ -128,10 +128,10 @@ impl ImageDir {
         new: Option<Uuid>,
         number: u16,
     ) -> Result<Option<Fork>, ApiError> {
-        if facts.kind != Kind::Vhd || facts.parent.is_none() {
+        if facts.kind != FileKind::Vhd || facts.parent.is_none() {
             return Ok(None);
         }
-        let path = self.file(Kind::Vhd, vdi);
+        let path = self.file(FileKind::Vhd, vdi);
         let failed = |error: FormatError| errors::image(number, &error);
         let image = Image::open(&path, OpenOptions::READ).map_err(failed)?;
         image.check_settled().map_err(failed)?;
@@ -140,7 +140,7 @@ impl ImageDir {
         }
         drop(image);
         if let Some(new) = new {
-            let child = self.file(Kind::Vhd, new);
+            let child = self.file(FileKind::Vhd, new);
             offline::snapshot(&child, &path, &SnapshotOptions::default()).map_err(failed)?;
             ctx.step("fork:empty");
         }
@@ -197,7 +197,7 @@ impl ImageDir {
         }
         ctx.step("fork:resumed");
         // Too late to be undone. What is left is done by the next fork or attach.
-        let old_name = if kind == Kind::Raw { remove(&own).and_then(|()| self.sync()) } else { Ok(()) };
+        let old_name = if kind == FileKind::Raw { remove(&own).and_then(|()| self.sync()) } else { Ok(()) };
         if let Err(error) = old_name.and_then(|()| self.remove_journal(journal)) {
             tracing::warn!("the fork of {vdi} is done, but its journal is left: {error}");
         }
@@ -209,17 +209,17 @@ impl ImageDir {
         &self,
         ctx: &dyn Ctx,
         journal: &CloneJournal,
-        kind: Kind,
+        kind: FileKind,
         leaf: &Path,
         is_live: bool,
     ) -> Result<(), FormatError> {
         let base = self.file(kind, journal.base);
         let (shape, len, len_max) = match kind {
-            Kind::Raw => {
+            FileKind::Raw => {
                 let (facts, len) = ParentFacts::gather(leaf, &base, true)?;
                 (Shape::Differencing(facts), len, 0)
             }
-            Kind::Vhd => {
+            FileKind::Vhd => {
                 let image = Image::open(&base, OpenOptions::READ)?;
                 if !is_live {
                     image.check_settled()?;
@@ -239,7 +239,7 @@ impl ImageDir {
         offline::create(leaf, &shape, len, len_max)?;
         ctx.step("fork:leaf-made");
         if let Some(new) = journal.new {
-            offline::create(&self.file(Kind::Vhd, new), &shape, len, len_max)?;
+            offline::create(&self.file(FileKind::Vhd, new), &shape, len, len_max)?;
         }
         ctx.step("fork:sibling-made");
         Ok(())
@@ -250,11 +250,11 @@ impl ImageDir {
         &self,
         ctx: &dyn Ctx,
         journal: &CloneJournal,
-        kind: Kind,
+        kind: FileKind,
         leaf: &Path,
         number: u16,
     ) -> Result<(), ApiError> {
-        let top = self.file(Kind::Vhd, journal.vdi);
+        let top = self.file(FileKind::Vhd, journal.vdi);
         std::fs::rename(leaf, &top)
             .map_err(|error| errors::io(number, "cannot give the new leaf its name", &top, &error))?;
         self.sync()?;
@@ -264,8 +264,8 @@ impl ImageDir {
         Ok(())
     }
 
-    fn hide_base(&self, base: Uuid, kind: Kind) -> Result<(), FormatError> {
-        if kind == Kind::Raw {
+    fn hide_base(&self, base: Uuid, kind: FileKind) -> Result<(), FormatError> {
+        if kind == FileKind::Raw {
             return Ok(());
         }
         let mut image = Image::open(&self.file(kind, base), OpenOptions::WRITE)?;
@@ -274,9 +274,9 @@ impl ImageDir {
 
     /// How far the fork came.
     pub(super) fn reached(&self, journal: &CloneJournal) -> io::Result<Reached> {
-        for kind in Kind::ALL {
+        for kind in FileKind::ALL {
             let Some(base) = file_id(&self.file(kind, journal.base))? else { continue };
-            let top = file_id(&self.file(Kind::Vhd, journal.vdi))?;
+            let top = file_id(&self.file(FileKind::Vhd, journal.vdi))?;
             return Ok(match top {
                 Some(top) if top != base => Reached::Swapped(kind),
                 _ => Reached::Linked(kind),
@@ -286,10 +286,10 @@ impl ImageDir {
     }
 
     /// Finishes a fork whose leaf has the VDI's name. The journal stays until a running disk goes on.
-    pub(super) fn finish_fork(&self, journal: &CloneJournal, kind: Kind) -> Result<(), ApiError> {
+    pub(super) fn finish_fork(&self, journal: &CloneJournal, kind: FileKind) -> Result<(), ApiError> {
         self.hide_base(journal.base, kind).map_err(|error| errors::image(82, &error))?;
-        if kind == Kind::Raw {
-            remove(&self.file(Kind::Raw, journal.vdi))?;
+        if kind == FileKind::Raw {
+            remove(&self.file(FileKind::Raw, journal.vdi))?;
             self.sync()?;
         }
         Ok(())
@@ -301,7 +301,7 @@ impl ImageDir {
         let system = |path: &Path, error: &io::Error| errors::io(82, "cannot undo a fork of", path, error);
         let reached = self.reached(journal).map_err(|error| system(&self.path, &error))?;
         if let Some(new) = journal.new.filter(|_| reached != Reached::Nothing) {
-            remove(&self.file(Kind::Vhd, new))?;
+            remove(&self.file(FileKind::Vhd, new))?;
         }
         remove(&self.path.join(new_leaf_name(journal.vdi)))?;
         match reached {
@@ -314,22 +314,24 @@ impl ImageDir {
                     std::fs::rename(&base, &own).map_err(|error| system(&own, &error))?;
                 }
             }
-            Reached::Swapped(Kind::Vhd) => {
-                let (own, base) = (self.file(Kind::Vhd, journal.vdi), self.file(Kind::Vhd, journal.base));
+            Reached::Swapped(FileKind::Vhd) => {
+                let (own, base) =
+                    (self.file(FileKind::Vhd, journal.vdi), self.file(FileKind::Vhd, journal.base));
                 let shown =
                     Image::open(&base, OpenOptions::WRITE).and_then(|mut image| set_hidden(&mut image, 0));
                 shown.map_err(|error| errors::image(82, &error))?;
                 std::fs::rename(&base, &own).map_err(|error| system(&own, &error))?;
             }
-            Reached::Swapped(Kind::Raw) => {
-                let (own, base) = (self.file(Kind::Raw, journal.vdi), self.file(Kind::Raw, journal.base));
+            Reached::Swapped(FileKind::Raw) => {
+                let (own, base) =
+                    (self.file(FileKind::Raw, journal.vdi), self.file(FileKind::Raw, journal.base));
                 // The old name is there until the fork is done, except where links are impossible.
                 if file_id(&own).map_err(|error| system(&own, &error))?.is_some() {
-                    remove(&self.file(Kind::Vhd, journal.vdi))?;
+                    remove(&self.file(FileKind::Vhd, journal.vdi))?;
                     self.sync()?;
                     remove(&base)?;
                 } else {
-                    remove(&self.file(Kind::Vhd, journal.vdi))?;
+                    remove(&self.file(FileKind::Vhd, journal.vdi))?;
                     self.sync()?;
                     std::fs::rename(&base, &own).map_err(|error| system(&own, &error))?;
                 }

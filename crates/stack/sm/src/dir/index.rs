@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use super::facts::{Facts, Kind};
+use super::facts::{Facts, FileKind};
 use super::journal;
 
 /// Threads that look at images side by side: most of the time they wait for the storage.
@@ -48,7 +48,7 @@ struct Known {
 }
 
 /// One image that was looked at.
-type Looked = ((Uuid, Kind), Option<Stamp>, Arc<Facts>);
+type Looked = ((Uuid, FileKind), Option<Stamp>, Arc<Facts>);
 
 /// What is known of a directory's images.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub(crate) struct Index {
 
 #[derive(Debug, Default)]
 struct State {
-    images: HashMap<(Uuid, Kind), Known>,
+    images: HashMap<(Uuid, FileKind), Known>,
     /// How many images name each one as their parent.
     children: HashMap<Uuid, u32>,
     /// Virtual sizes of all disks together.
@@ -80,11 +80,11 @@ pub(crate) struct Own {
 }
 
 fn parent_of(facts: &Facts) -> Option<Uuid> {
-    facts.parent.as_ref().and_then(|parent| Kind::of_file(&parent.name)).map(|(uuid, _)| uuid)
+    facts.parent.as_ref().and_then(|parent| FileKind::of_file(&parent.name)).map(|(uuid, _)| uuid)
 }
 
 impl State {
-    fn put(&mut self, image: (Uuid, Kind), known: Known) {
+    fn put(&mut self, image: (Uuid, FileKind), known: Known) {
         self.take(image);
         if let Some(parent) = parent_of(&known.facts) {
             *self.children.entry(parent).or_insert(0) += 1;
@@ -95,7 +95,7 @@ impl State {
         self.images.insert(image, known);
     }
 
-    fn take(&mut self, image: (Uuid, Kind)) {
+    fn take(&mut self, image: (Uuid, FileKind)) {
         let Some(known) = self.images.remove(&image) else { return };
         if let Some(parent) = parent_of(&known.facts)
             && let Some(count) = self.children.get_mut(&parent)
@@ -141,7 +141,7 @@ impl Listing {
 
     /// Whether an image only carries others: a hidden VHD, and a raw one that is a parent, which has no flag.
     pub(crate) fn is_base(facts: &Facts, children: u32) -> bool {
-        facts.hidden || (facts.kind == Kind::Raw && children > 0)
+        facts.hidden || (facts.kind == FileKind::Raw && children > 0)
     }
 }
 
@@ -169,7 +169,7 @@ impl Index {
             state.directory = None;
             return;
         }
-        for image in changed.iter().flat_map(|uuid| Kind::ALL.map(|kind| (*uuid, kind))) {
+        for image in changed.iter().flat_map(|uuid| FileKind::ALL.map(|kind| (*uuid, kind))) {
             match self.read(image.0, image.1) {
                 // Looked at again next time: it may change within one tick of the clock.
                 Ok(facts) => state.put(image, Known { stamp: None, facts: Arc::new(facts) }),
@@ -187,7 +187,7 @@ impl Index {
     /// where that takes a look at all images.
     pub(crate) fn lone(&self, own: &Own, uuid: Uuid) -> Option<Arc<Facts>> {
         let state = self.state.lock();
-        let mut kinds = Kind::ALL.into_iter().filter_map(|kind| state.images.get(&(uuid, kind)));
+        let mut kinds = FileKind::ALL.into_iter().filter_map(|kind| state.images.get(&(uuid, kind)));
         let (Some(known), None) = (kinds.next(), kinds.next()) else { return None };
         let is_lone = own.on == Some(state.looks)
             && state.children(uuid) == 0
@@ -208,7 +208,7 @@ impl Index {
         self.asked.load(Ordering::Relaxed)
     }
 
-    fn read(&self, uuid: Uuid, kind: Kind) -> io::Result<Facts> {
+    fn read(&self, uuid: Uuid, kind: FileKind) -> io::Result<Facts> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         Facts::read(&self.directory.join(kind.file_name(uuid)), kind)
     }
@@ -225,7 +225,7 @@ impl Index {
         for entry in std::fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
             let Some(name) = name.to_str() else { continue };
-            if let Some(image) = Kind::of_file(name) {
+            if let Some(image) = FileKind::of_file(name) {
                 names.push(image);
             } else if journal::is_leftover(name) {
                 listing.leftovers.push(name.to_string());
@@ -241,7 +241,7 @@ impl Index {
             fresh.put((uuid, kind), Known { stamp, facts: Arc::clone(&facts) });
             // Two files of one UUID are left by a fork of a raw image that stopped: the VHD is on top.
             let place = listing.images.entry(uuid).or_insert_with(|| Arc::clone(&facts));
-            if kind == Kind::Vhd {
+            if kind == FileKind::Vhd {
                 *place = facts;
             }
         }
@@ -260,7 +260,7 @@ impl Index {
     /// # Errors
     /// The system's; none where there is no such image.
     pub(crate) fn one(&self, uuid: Uuid) -> io::Result<Option<Facts>> {
-        for kind in Kind::ALL {
+        for kind in FileKind::ALL {
             match self.read(uuid, kind) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 found => return found.map(Some),
@@ -269,7 +269,7 @@ impl Index {
         Ok(None)
     }
 
-    fn look_at(&self, names: &[(Uuid, Kind)], known: &HashMap<(Uuid, Kind), Known>) -> Vec<Looked> {
+    fn look_at(&self, names: &[(Uuid, FileKind)], known: &HashMap<(Uuid, FileKind), Known>) -> Vec<Looked> {
         let threads = names.len().div_ceil(IMAGES_PER_THREAD).clamp(1, THREADS_MAX);
         let next = AtomicUsize::new(0);
         let work = || {
@@ -293,7 +293,7 @@ impl Index {
         })
     }
 
-    fn look_at_one(&self, (uuid, kind): (Uuid, Kind), known: Option<&Known>) -> Option<Looked> {
+    fn look_at_one(&self, (uuid, kind): (Uuid, FileKind), known: Option<&Known>) -> Option<Looked> {
         let path = self.directory.join(kind.file_name(uuid));
         self.asked.fetch_add(1, Ordering::Relaxed);
         let data = match std::fs::symlink_metadata(&path) {
@@ -333,7 +333,7 @@ fn unix_seconds() -> i64 {
     i64::try_from(since).unwrap_or(i64::MAX)
 }
 
-fn unreadable(kind: Kind, error: &io::Error) -> Facts {
+fn unreadable(kind: FileKind, error: &io::Error) -> Facts {
     Facts {
         kind,
         virtual_size: 0,
@@ -357,9 +357,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let index = Index::new(dir.path());
         let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        let path = dir.path().join(Kind::Vhd.file_name(a));
+        let path = dir.path().join(FileKind::Vhd.file_name(a));
         create(&path, &Shape::Dynamic, 2 << 20, 0).unwrap();
-        std::fs::write(dir.path().join(Kind::Raw.file_name(b)), [1; 1000]).unwrap();
+        std::fs::write(dir.path().join(FileKind::Raw.file_name(b)), [1; 1000]).unwrap();
         for foreign in ["lost+found", "readme", "x.vhd", ".hidden"] {
             std::fs::write(dir.path().join(foreign), "").unwrap();
         }
@@ -377,6 +377,6 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert_eq!(index.list().unwrap().images.len(), 1);
         assert_eq!(index.one(a).unwrap(), None);
-        assert_eq!(index.one(b).unwrap().unwrap().kind, Kind::Raw);
+        assert_eq!(index.one(b).unwrap().unwrap().kind, FileKind::Raw);
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::facts::{Kind, plain_uuid};
+use super::facts::{FileKind, plain_uuid};
 use crate::mount::sync_directory;
 
 /// A journal longer than this is none.
@@ -128,8 +128,8 @@ pub(crate) fn leftover(name: &str) -> Option<Leftover> {
         }
     }
     if let Some(image) = name.strip_suffix(".resize-journal") {
-        return Kind::of_file(image)
-            .filter(|(_, kind)| *kind == Kind::Vhd)
+        return FileKind::of_file(image)
+            .filter(|(_, kind)| *kind == FileKind::Vhd)
             .map(|(vdi, _)| Leftover::Resize(vdi));
     }
     if let Some(vdi) = name.strip_suffix(".vhd.new") {

@@ -38,7 +38,7 @@ use crate::fill;
 use crate::lock::{Held, Locks, Share};
 use crate::mount;
 use crate::traits::{Config, Ctx, Fork, ForkKind, NewVdi, Sr, SrStat, VdiInfo};
-use facts::{Facts, Kind};
+use facts::{Facts, FileKind};
 
 /// What an SR of this layout can do, in the words of `SM.capabilities`.
 pub(crate) const CAPABILITIES: &[&str] = &[
@@ -78,7 +78,7 @@ pub(crate) struct ImageDir {
     index: Index,
     /// VDIs that were activated here, and how often.
     active: Mutex<HashMap<Uuid, usize>>,
-    default_kind: Kind,
+    default_kind: FileKind,
     backing: Box<dyn Backing>,
 }
 
@@ -112,7 +112,7 @@ impl ImageDir {
         Ok(opened)
     }
 
-    fn file(&self, kind: Kind, vdi: Uuid) -> PathBuf {
+    fn file(&self, kind: FileKind, vdi: Uuid) -> PathBuf {
         self.path.join(kind.file_name(vdi))
     }
 
@@ -177,14 +177,14 @@ impl ImageDir {
         let mut sm_config = BTreeMap::new();
         let mut put = |key: &str, value: &str| sm_config.insert(key.to_string(), value.to_string());
         match facts.kind {
-            Kind::Vhd => put("vdi_type", "vhd"),
-            Kind::Raw => {
+            FileKind::Vhd => put("vdi_type", "vhd"),
+            FileKind::Raw => {
                 put("type", "raw");
                 put("vdi_type", "aio")
             }
         };
         put("image-format", facts.kind.extension());
-        let parent = facts.parent.as_ref().and_then(|parent| Kind::of_file(&parent.name));
+        let parent = facts.parent.as_ref().and_then(|parent| FileKind::of_file(&parent.name));
         if let Some((parent, _)) = parent {
             put("vhd-parent", &parent.to_string());
         }
@@ -208,8 +208,8 @@ impl ImageDir {
     /// What the VDI is now. Whether a raw image is a base copy may take a look at all others.
     fn info_now(&self, vdi: Uuid, facts: &Facts) -> Result<VdiInfo, ApiError> {
         let children = match facts.kind {
-            Kind::Vhd => 0,
-            Kind::Raw => match self.index.children(vdi) {
+            FileKind::Vhd => 0,
+            FileKind::Raw => match self.index.children(vdi) {
                 Some(children) => children,
                 None => self.list()?.children().get(&vdi).copied().unwrap_or(0),
             },
@@ -229,14 +229,14 @@ impl ImageDir {
 }
 
 /// The first format of `preferred-image-formats` that there is; VHD otherwise.
-fn preferred_kind(config: &Config) -> Kind {
+fn preferred_kind(config: &Config) -> FileKind {
     let preferred = config.get("preferred-image-formats").map_or("", String::as_str);
     let named = |word: &str| match word.trim() {
-        "vhd" => Some(Kind::Vhd),
-        "raw" => Some(Kind::Raw),
+        "vhd" => Some(FileKind::Vhd),
+        "raw" => Some(FileKind::Raw),
         _ => None,
     };
-    preferred.split(',').find_map(named).unwrap_or(Kind::Vhd)
+    preferred.split(',').find_map(named).unwrap_or(FileKind::Vhd)
 }
 
 impl Sr for ImageDir {

@@ -7,7 +7,7 @@ use tapio_types::{ApiError, ChainSpec};
 use uuid::Uuid;
 
 use super::ImageDir;
-use super::facts::Kind;
+use super::facts::FileKind;
 use super::fork::Reached;
 use super::index::Listing;
 use super::journal::{CloneJournal, Leftover, leftover};
@@ -102,7 +102,7 @@ impl ImageDir {
     }
 
     fn recover_resize(&self, vdi: Uuid, name: &str) -> Result<(), ApiError> {
-        if !self.file(Kind::Vhd, vdi).exists() {
+        if !self.file(FileKind::Vhd, vdi).exists() {
             return remove(&self.path.join(name));
         }
         // One that cannot be taken back keeps its VDI from being used, not the SR.

@@ -8,7 +8,7 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use super::ImageDir;
-use super::facts::{Facts, Kind};
+use super::facts::{Facts, FileKind};
 use super::index::{Listing, Own};
 use super::journal::{foreign_journal, unfinished};
 use crate::errors;
@@ -68,7 +68,7 @@ impl ImageDir {
     }
 
     /// Removes the files of one image.
-    fn remove_one(&self, ctx: &dyn Ctx, kind: Kind, vdi: Uuid) -> Result<(), ApiError> {
+    fn remove_one(&self, ctx: &dyn Ctx, kind: FileKind, vdi: Uuid) -> Result<(), ApiError> {
         ctx.step("destroy:begin");
         let path = self.file(kind, vdi);
         remove(&path)?;
@@ -93,7 +93,7 @@ impl ImageDir {
         while let Some(vdi) = next.take().filter(|_| is_known) {
             let Some(facts) = listing.images.get(&vdi).cloned() else { break };
             // A raw image has no flag: one that carried the image just removed was a base copy.
-            let is_garbage = (facts.hidden || facts.kind == Kind::Raw)
+            let is_garbage = (facts.hidden || facts.kind == FileKind::Raw)
                 && listing.children().get(&vdi).copied().unwrap_or(0) == 0;
             if !is_garbage || self.check_unused(ctx, vdi, "destroy").is_err() {
                 break;
@@ -156,7 +156,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::super::{Backing, ImageDir};
-    use super::Kind;
+    use super::FileKind;
     use crate::traits::{Config, Ctx, ForkKind, LiveDisk, NewVdi, Sr};
 
     struct Quiet;
@@ -222,7 +222,7 @@ mod tests {
                 assert!(sr.vdi(&Quiet, base).unwrap().read_only, "{format}: it still carries the VDI");
                 let plain = make(&sr, format);
                 sr.destroy(&Quiet, plain).unwrap();
-                assert!(!sr.file(Kind::Vhd, plain).exists() && !sr.file(Kind::Raw, plain).exists());
+                assert!(!sr.file(FileKind::Vhd, plain).exists() && !sr.file(FileKind::Raw, plain).exists());
             }
         }
         let asked = sr.index.asked() - before;
@@ -242,7 +242,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let sr = open(&dir);
             let vdi = make(&sr, format);
-            let kind = if format == "vhd" { Kind::Vhd } else { Kind::Raw };
+            let kind = if format == "vhd" { FileKind::Vhd } else { FileKind::Raw };
             let (path, child) = (sr.file(kind, vdi), Uuid::new_v4());
             // Times of the directory must differ, and the clock of its file system may tick slowly.
             let before = fs::metadata(&sr.path).unwrap().modified().unwrap();
@@ -252,8 +252,8 @@ mod tests {
                 fs::write(sr.path.join("tick"), "").unwrap();
                 fs::remove_file(sr.path.join("tick")).unwrap();
             }
-            let options = SnapshotOptions { raw_parent: kind == Kind::Raw, ..SnapshotOptions::default() };
-            offline::snapshot(&sr.file(Kind::Vhd, child), &path, &options).unwrap();
+            let options = SnapshotOptions { raw_parent: kind == FileKind::Raw, ..SnapshotOptions::default() };
+            offline::snapshot(&sr.file(FileKind::Vhd, child), &path, &options).unwrap();
             let refused = sr.destroy(&Quiet, vdi).expect_err("it carries a child");
             assert!(refused.to_string().contains("carries 1 other"), "{refused}");
             assert!(path.exists());

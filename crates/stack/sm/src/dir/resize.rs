@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::ImageDir;
 use super::create::rounded;
-use super::facts::Kind;
+use super::facts::FileKind;
 use crate::errors;
 use crate::lock::Share;
 use crate::traits::{Ctx, VdiInfo};
@@ -41,7 +41,7 @@ impl ImageDir {
         ctx.step("resize:begin");
         match (live, facts.kind) {
             (Some(disk), _) => disk.grow(size)?,
-            (None, Kind::Vhd) => {
+            (None, FileKind::Vhd) => {
                 let named = |step| match step {
                     ResizeStep::Begin => "resize:journal-written",
                     ResizeStep::DataMoved => "resize:data-moved",
@@ -53,7 +53,7 @@ impl ImageDir {
                 })
                 .map_err(|error| errors::image(110, &error))?;
             }
-            (None, Kind::Raw) => {
+            (None, FileKind::Raw) => {
                 let grown = OpenOptions::new().write(true).open(&path).and_then(|file| {
                     file.set_len(size)?;
                     file.sync_all()
@@ -70,7 +70,7 @@ impl ImageDir {
 
     /// Takes back a resize that was broken off, where there is one.
     pub(super) fn finish_resize(&self, vdi: Uuid) -> Result<(), ApiError> {
-        let path = self.file(Kind::Vhd, vdi);
+        let path = self.file(FileKind::Vhd, vdi);
         if let Some(done) = offline::finish_resize(&path).map_err(|error| errors::image(65, &error))? {
             tracing::info!("{}: {done}", path.display());
         }

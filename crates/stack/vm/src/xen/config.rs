@@ -20,14 +20,14 @@ const LABEL_LEN_MAX: usize = 40;
 
 /// Ways to run a guest (`platform:xen-type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum GuestType {
     /// Paravirtual, on any processor.
     Pv,
     /// Paravirtual in a container of the processor's.
     Pvh,
 }
 
-impl Kind {
+impl GuestType {
     /// What `VM.platform` says; PV if it has no `xen-type`.
     pub(super) fn of(spec: &VmSpec) -> Result<Self, String> {
         match spec.platform.get("xen-type").map(String::as_str) {
@@ -105,7 +105,7 @@ pub(super) fn arguments(spec: &VmSpec) -> Result<String, String> {
 /// # Errors
 /// What of the VM is not possible, as a sentence.
 pub(super) fn text(spec: &VmSpec, ramdisk: Option<&Path>) -> Result<String, String> {
-    let kind = Kind::of(spec)?;
+    let kind = GuestType::of(spec)?;
     let kernel = spec
         .kernel
         .as_deref()

@@ -3,7 +3,7 @@
 use tapio_cli::foreign::{rates_text, replay_text};
 use tapio_stat::trace::{Clock, Rate, parse_trace, requests};
 use tapio_stat::{
-    Kind, PUBLISHED_LEN, STATISTICS_LEN, Stage, parse_page, parse_published, parse_ring_text,
+    PUBLISHED_LEN, RequestKind, STATISTICS_LEN, Stage, parse_page, parse_published, parse_ring_text,
     parse_statistics, ring_text,
 };
 
@@ -21,7 +21,7 @@ pub fn stat_pages(bytes: &[u8]) {
     match parse_page(bytes) {
         Ok(snapshot) => {
             let _ = (snapshot.in_flight(), snapshot.errors());
-            for kind in Kind::ALL {
+            for kind in RequestKind::ALL {
                 let _ = snapshot.kind(kind);
                 for stage in Stage::ALL {
                     let Some(histogram) = snapshot.histogram(kind, stage) else { continue };

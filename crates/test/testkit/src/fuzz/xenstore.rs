@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use tapio_xenstore::wire::{Decoder, HEADER_LEN, Header, Kind, Message, PAYLOAD_MAX, Request, reply};
+use tapio_xenstore::wire::{Decoder, HEADER_LEN, Header, Message, MessageKind, PAYLOAD_MAX, Request, reply};
 use tapio_xenstore::{Client, Nodes, Path, XenbusState, domains};
 
 /// Requests that our client makes in one input.
@@ -54,7 +54,7 @@ fn messages(bytes: &[u8], step: usize) -> Vec<(Header, Vec<u8>)> {
 
 /// Our client asks, and each answer is whatever comes next in the input: payloads with a length before each.
 fn from_daemon(mut bytes: &[u8], mood: u8) {
-    for kind in [Kind::Directory, Kind::Control] {
+    for kind in [MessageKind::Directory, MessageKind::Control] {
         let _ = reply::read_strings(kind, bytes);
         let _ = reply::read_text(kind, bytes);
     }

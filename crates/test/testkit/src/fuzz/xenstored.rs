@@ -1,6 +1,6 @@
 //! Clients and guests of a small xenstored: any bytes in any order.
 
-use tapio_xenstore::wire::{Decoder, HEADER_LEN, Header, Kind, Permission, Request};
+use tapio_xenstore::wire::{Decoder, HEADER_LEN, Header, MessageKind, Permission, Request};
 use tapio_xenstored::domains::{Life, NoHypervisor};
 use tapio_xenstored::state::codec::{Reader, Writer};
 use tapio_xenstored::{Caller, Server, journal, state};
@@ -52,10 +52,10 @@ fn drain(server: &mut Server, id: usize, decoder: &mut Decoder) {
     while let Some(message) = decoder.next().expect("no answer is too long") {
         let kind = message.kind().expect("an answer has a known kind");
         let text = message.payload;
-        if matches!(kind, Kind::WatchEvent | Kind::Error) {
+        if matches!(kind, MessageKind::WatchEvent | MessageKind::Error) {
             assert_eq!(text.last(), Some(&0), "{kind:?} without an end");
         }
-        if kind == Kind::WatchEvent {
+        if kind == MessageKind::WatchEvent {
             assert_eq!(text.iter().filter(|byte| **byte == 0).count(), 2, "an event has a path and a token");
         }
     }

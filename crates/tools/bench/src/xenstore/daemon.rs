@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tapio_xenstore::wire::{Decoder, Kind, Request};
+use tapio_xenstore::wire::{Decoder, MessageKind, Request};
 
 use crate::process::Process;
 
@@ -166,8 +166,8 @@ impl Link {
             if let Some(message) = self.decoder.next().map_err(|error| error.to_string())? {
                 self.round_trips += 1;
                 return match message.kind() {
-                    Some(Kind::Error) if message.payload == b"EAGAIN\0" => Ok(None),
-                    Some(Kind::Error) => {
+                    Some(MessageKind::Error) if message.payload == b"EAGAIN\0" => Ok(None),
+                    Some(MessageKind::Error) => {
                         let name = String::from_utf8_lossy(message.payload);
                         Err(format!("{} was refused: {}", request.kind().name(), name.trim_end_matches('\0')))
                     }
@@ -200,7 +200,7 @@ impl Link {
                 }
                 self.decoder.push(&self.buffer[..count]);
                 while let Some(message) = self.decoder.next().map_err(|error| error.to_string())? {
-                    if message.kind() != Some(Kind::Write) {
+                    if message.kind() != Some(MessageKind::Write) {
                         return Err(format!(
                             "a write was refused: {}",
                             String::from_utf8_lossy(message.payload)

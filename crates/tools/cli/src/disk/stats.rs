@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::Args;
 use serde::Serialize;
 use tapio_control::{BlkifReport, ControlError, Errno};
-use tapio_stat::{BUCKETS, Histogram, Kind, STAGES, ShmRoot, Snapshot, Stage, bucket_floor, disks};
+use tapio_stat::{BUCKETS, Histogram, RequestKind, STAGES, ShmRoot, Snapshot, Stage, bucket_floor, disks};
 
 use super::rings;
 use tapio_report::failure::{Result, print, print_json};
@@ -78,7 +78,7 @@ fn table(disk: &Snapshot, histogram: bool) -> String {
         "{:<12} {:>12} {:>12} {:>9} {:>9} {:>16}",
         "", "SUBMITTED", "COMPLETED", "IN FLIGHT", "ERRORS", "BYTES"
     );
-    for kind in Kind::ALL {
+    for kind in RequestKind::ALL {
         let counts = disk.kind(kind);
         let _ = writeln!(
             out,
@@ -113,7 +113,7 @@ fn table(disk: &Snapshot, histogram: bool) -> String {
             delays.waiting
         );
     }
-    for kind in [Kind::Read, Kind::Write, Kind::Flush] {
+    for kind in [RequestKind::Read, RequestKind::Write, RequestKind::Flush] {
         if disk.histogram(kind, Stage::Total).is_some_and(|total| total.count() > 0) {
             latencies(&mut out, disk, kind, histogram);
         }
@@ -122,7 +122,7 @@ fn table(disk: &Snapshot, histogram: bool) -> String {
 }
 
 /// Quantiles are the ceilings of their buckets, powers of two.
-fn latencies(out: &mut String, disk: &Snapshot, kind: Kind, histogram: bool) {
+fn latencies(out: &mut String, disk: &Snapshot, kind: RequestKind, histogram: bool) {
     let _ = writeln!(
         out,
         "{:<12} {:>10} {:>10} {:>10} {:>10} {:>10}",
@@ -184,8 +184,8 @@ mod tests {
         stats.set_image("vhd:/a");
         let stages = Stages { queued_ns: 1_000, image_ns: 2_000, kernel_ns: 60_000, completing_ns: 500 };
         for _ in 0..10 {
-            stats.submitted(Kind::Read, 4096);
-            stats.completed(Kind::Read, 4096, &stages, true);
+            stats.submitted(RequestKind::Read, 4096);
+            stats.completed(RequestKind::Read, 4096, &stages, true);
         }
         assert!(!table(&stats.view().snapshot(), false).contains("limits:"));
         stats.set_limits(&"iops=500,burst-ios=9".parse().expect("limits"));

@@ -193,7 +193,7 @@ impl Sampler {
 
 #[cfg(test)]
 mod tests {
-    use tapio_stat::{DiskName, DiskStats, Kind, Stages, VbdPages};
+    use tapio_stat::{DiskName, DiskStats, RequestKind, Stages, VbdPages};
     use tapio_types::RingState;
 
     use super::*;
@@ -244,7 +244,7 @@ mod tests {
 
         let mut first = disk(&root, 1, VbdId { domid: 0, devid: 1 });
         sampler.scan().expect("listed");
-        first.submitted(Kind::Write, 4096);
+        first.submitted(RequestKind::Write, 4096);
         first.ring(0, &RingState { size: 128, req_prod: 9, rsp_prod: 4, ..RingState::default() }, 0);
         let second = disk(&root, 2, VbdId { domid: 3, devid: 51712 });
         let sample = sampler.sample();
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!((row.write_in_flight, row.ring_total, row.ring_used, row.pid), (1, 128, 5, 4001));
 
         sampler.scan().expect("listed");
-        first.completed(Kind::Write, 4096, &Stages::default(), true);
+        first.completed(RequestKind::Write, 4096, &Stages::default(), true);
         assert_eq!(sampler.sample().vbds.iter().map(|row| row.domid).collect::<Vec<_>>(), [0, 3]);
         drop(first);
         assert_eq!(sampler.sample().vbds.iter().map(|row| row.domid).collect::<Vec<_>>(), [3]);
@@ -273,9 +273,9 @@ mod tests {
         sampler.scan().expect("listed");
         drop(old);
         let new = disk(&root, 1, id);
-        new.submitted(Kind::Read, 4096);
+        new.submitted(RequestKind::Read, 4096);
         sampler.scan().expect("listed");
-        new.submitted(Kind::Read, 4096);
+        new.submitted(RequestKind::Read, 4096);
         let sample = sampler.sample();
         assert_eq!(sample.vbds.len(), 1);
         assert_eq!(sample.vbds[0].read_in_flight, 2);

@@ -22,7 +22,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::path::Path as FilePath;
 use std::time::{Duration, Instant};
 
-use super::wire::{Decoder, Errno, Header, Kind, Request, reply};
+use super::wire::{Decoder, Errno, Header, MessageKind, Request, reply};
 use link::Link;
 
 /// How long an answer may take: the daemon is busy for milliseconds, never for this long.
@@ -246,7 +246,7 @@ impl Client {
     /// The daemon refuses.
     pub fn domain_path(&mut self, domid: u32) -> Result<String, XsError> {
         let payload = self.one(&Request::GetDomainPath { domid })?;
-        Ok(reply::read_text(Kind::GetDomainPath, &payload)?)
+        Ok(reply::read_text(MessageKind::GetDomainPath, &payload)?)
     }
 
     /// A command of the daemon's own, as `["check"]` or `["log", "on"]`.
@@ -256,7 +256,7 @@ impl Client {
     pub fn control(&mut self, words: &[&str]) -> Result<String, XsError> {
         let arguments = reply::strings(words);
         let payload = self.one(&Request::Control { arguments: &arguments })?;
-        Ok(reply::read_text(Kind::Control, &payload)?)
+        Ok(reply::read_text(MessageKind::Control, &payload)?)
     }
 
     /// Sends requests and collects their answers, in the order of the requests.
@@ -297,8 +297,8 @@ impl Client {
                     return Ok(());
                 };
                 let asked = requests[index].kind();
-                *place = Some(match Kind::from_number(header.kind) {
-                    Some(Kind::Error) => Err(read_errno(payload)),
+                *place = Some(match MessageKind::from_number(header.kind) {
+                    Some(MessageKind::Error) => Err(read_errno(payload)),
                     kind if kind == Some(asked) => Ok(payload.to_vec()),
                     _ => return Err(XsError::odd(&requests[index], header.kind)),
                 });
@@ -320,7 +320,7 @@ impl Client {
         while let Some(len) = self.link.receive(&mut bytes)? {
             self.decoder.push(&bytes[..len]);
             while let Some(message) = self.decoder.next()? {
-                if message.kind() != Some(Kind::WatchEvent) {
+                if message.kind() != Some(MessageKind::WatchEvent) {
                     answer(message.header, message.payload)?;
                     continue;
                 }
@@ -355,7 +355,7 @@ impl Client {
 }
 
 fn read_errno(payload: &[u8]) -> Errno {
-    reply::read_text(Kind::Error, payload).map_or(Errno::EIO, |name| Errno::from_name(&name))
+    reply::read_text(MessageKind::Error, payload).map_or(Errno::EIO, |name| Errno::from_name(&name))
 }
 
 impl Nodes for Client {

@@ -1,7 +1,7 @@
 //! What can be done with nodes, in a transaction and without.
 
 use super::{Answer, XsError};
-use crate::wire::{Errno, Kind, Permission, Request, decimal, reply};
+use crate::wire::{Errno, MessageKind, Permission, Request, decimal, reply};
 
 /// Bytes of all names of a node's children, at most: a hundred thousand long ones.
 const DIRECTORY_LEN_MAX: usize = 16 << 20;
@@ -95,7 +95,7 @@ pub trait Nodes: Sized {
             found.push(match (answer, request) {
                 (Err(Errno::E2BIG), Request::Directory { path }) => long_directory(self, path)?,
                 (answer, _) => there(request, answer)?
-                    .map(|payload| reply::read_strings(Kind::Directory, &payload))
+                    .map(|payload| reply::read_strings(MessageKind::Directory, &payload))
                     .transpose()?,
             });
         }
@@ -193,7 +193,7 @@ fn long_directory<N: Nodes>(nodes: &mut N, path: &str) -> Result<Option<Vec<Stri
             return Err(XsError::Value { path: path.into(), why: "has too many children".into() });
         }
         if last {
-            return Ok(Some(reply::read_strings(Kind::DirectoryPart, &names)?));
+            return Ok(Some(reply::read_strings(MessageKind::DirectoryPart, &names)?));
         }
         if part.is_empty() {
             return Err(XsError::Nonsense(format!("a part of the children of {path} is empty")));

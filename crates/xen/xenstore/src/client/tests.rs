@@ -10,8 +10,8 @@ use crate::wire::{HEADER_LEN, Permission, frame};
 
 /// A daemon that answers each request by a function.
 fn daemon(
-    mut answer: impl FnMut(Header, &[u8]) -> Vec<(Kind, Vec<u8>)> + Send + 'static,
-) -> (Client, JoinHandle<Vec<Kind>>) {
+    mut answer: impl FnMut(Header, &[u8]) -> Vec<(MessageKind, Vec<u8>)> + Send + 'static,
+) -> (Client, JoinHandle<Vec<MessageKind>>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
         let mut asked = Vec::new();
@@ -27,7 +27,7 @@ fn daemon(
                 let mut out = Vec::new();
                 for (kind, payload) in answer(message.header, message.payload) {
                     let (request, transaction) = match kind {
-                        Kind::WatchEvent => (0, 0),
+                        MessageKind::WatchEvent => (0, 0),
                         _ => (message.header.request, message.header.transaction),
                     };
                     frame(kind, request, transaction, &payload, &mut out).unwrap();
@@ -41,19 +41,19 @@ fn daemon(
     (Client::from_socket(OwnedFd::from(ours)).unwrap(), thread)
 }
 
-fn error(errno: Errno) -> Vec<(Kind, Vec<u8>)> {
-    vec![(Kind::Error, reply::error(errno))]
+fn error(errno: Errno) -> Vec<(MessageKind, Vec<u8>)> {
+    vec![(MessageKind::Error, reply::error(errno))]
 }
 
-fn event(path: &str, token: &str) -> (Kind, Vec<u8>) {
-    (Kind::WatchEvent, reply::event(path, token.as_bytes()))
+fn event(path: &str, token: &str) -> (MessageKind, Vec<u8>) {
+    (MessageKind::WatchEvent, reply::event(path, token.as_bytes()))
 }
 
 #[test]
 fn many_reads_are_one_round_trip() {
     let (mut client, thread) = daemon(|_, payload| match payload {
         b"/missing\0" => error(Errno::ENOENT),
-        path => vec![(Kind::Read, path[..path.len() - 1].to_vec())],
+        path => vec![(MessageKind::Read, path[..path.len() - 1].to_vec())],
     });
     let paths: Vec<String> =
         (0..500).map(|n| if n == 250 { "/missing".into() } else { format!("/n/{n}") }).collect();
@@ -71,7 +71,12 @@ fn many_reads_are_one_round_trip() {
 #[test]
 fn events_come_between_answers_and_are_kept_once() {
     let (mut client, _thread) = daemon(|_, _| {
-        vec![event("/a/b", "t1"), event("/a/c", "t1"), (Kind::Read, b"1".to_vec()), event("/a/b", "t1")]
+        vec![
+            event("/a/b", "t1"),
+            event("/a/c", "t1"),
+            (MessageKind::Read, b"1".to_vec()),
+            event("/a/b", "t1"),
+        ]
     });
     assert_eq!(client.read_u64("/x").unwrap(), Some(1));
     assert_eq!(client.read_text("/x").unwrap().as_deref(), Some("1"));
@@ -90,18 +95,23 @@ fn events_come_between_answers_and_are_kept_once() {
 #[test]
 fn a_transaction_is_tried_again_when_others_were_in_the_way() {
     let mut ends = 0;
-    let (mut client, thread) = daemon(move |header, payload| match Kind::from_number(header.kind).unwrap() {
-        Kind::TransactionStart => vec![(Kind::TransactionStart, b"7\0".to_vec())],
-        Kind::TransactionEnd => {
-            assert_eq!((header.transaction, payload), (7, &b"T\0"[..]));
-            ends += 1;
-            if ends < 3 { error(Errno::EAGAIN) } else { vec![(Kind::TransactionEnd, reply::OK.to_vec())] }
-        }
-        kind => {
-            assert_eq!(header.transaction, 7);
-            vec![(kind, reply::OK.to_vec())]
-        }
-    });
+    let (mut client, thread) =
+        daemon(move |header, payload| match MessageKind::from_number(header.kind).unwrap() {
+            MessageKind::TransactionStart => vec![(MessageKind::TransactionStart, b"7\0".to_vec())],
+            MessageKind::TransactionEnd => {
+                assert_eq!((header.transaction, payload), (7, &b"T\0"[..]));
+                ends += 1;
+                if ends < 3 {
+                    error(Errno::EAGAIN)
+                } else {
+                    vec![(MessageKind::TransactionEnd, reply::OK.to_vec())]
+                }
+            }
+            kind => {
+                assert_eq!(header.transaction, 7);
+                vec![(kind, reply::OK.to_vec())]
+            }
+        });
     let mut tries = 0;
     let value = client.transaction(|t| {
         tries += 1;
@@ -116,25 +126,26 @@ fn a_transaction_is_tried_again_when_others_were_in_the_way() {
 
 #[test]
 fn a_transaction_that_fails_is_taken_back() {
-    let (mut client, thread) = daemon(|header, payload| match Kind::from_number(header.kind).unwrap() {
-        Kind::TransactionStart => vec![(Kind::TransactionStart, b"4294967295\0".to_vec())],
-        Kind::TransactionEnd => {
-            assert_eq!(payload, b"F\0");
-            vec![(Kind::TransactionEnd, reply::OK.to_vec())]
-        }
-        _ => error(Errno::EACCES),
-    });
+    let (mut client, thread) =
+        daemon(|header, payload| match MessageKind::from_number(header.kind).unwrap() {
+            MessageKind::TransactionStart => vec![(MessageKind::TransactionStart, b"4294967295\0".to_vec())],
+            MessageKind::TransactionEnd => {
+                assert_eq!(payload, b"F\0");
+                vec![(MessageKind::TransactionEnd, reply::OK.to_vec())]
+            }
+            _ => error(Errno::EACCES),
+        });
     let failed = client.transaction(|t| t.write("/a", "1")).unwrap_err();
     assert_eq!(failed.to_string(), "xenstored answered EACCES to WRITE /a");
     drop(client);
-    use Kind::{TransactionEnd, TransactionStart, Write};
+    use MessageKind::{TransactionEnd, TransactionStart, Write};
     assert_eq!(thread.join().unwrap(), [TransactionStart, Write, TransactionEnd]);
 }
 
 #[test]
 fn a_transaction_gives_up_some_day() {
-    let (mut client, _thread) = daemon(|header, _| match Kind::from_number(header.kind).unwrap() {
-        Kind::TransactionStart => vec![(Kind::TransactionStart, b"7\0".to_vec())],
+    let (mut client, _thread) = daemon(|header, _| match MessageKind::from_number(header.kind).unwrap() {
+        MessageKind::TransactionStart => vec![(MessageKind::TransactionStart, b"7\0".to_vec())],
         _ => error(Errno::EAGAIN),
     });
     let failed = client.transaction(|_| Ok(())).unwrap_err();
@@ -148,7 +159,7 @@ fn a_directory_of_any_length_is_read() {
     let all = reply::strings(&names);
     let mut asked = 0;
     let (mut client, _thread) = daemon(move |header, payload| {
-        if header.kind == Kind::Directory as u32 {
+        if header.kind == MessageKind::Directory as u32 {
             return error(Errno::E2BIG);
         }
         asked += 1;
@@ -157,7 +168,7 @@ fn a_directory_of_any_length_is_read() {
         };
         // It changes once, in the middle.
         let generation = if asked <= 2 { 1 } else { 2 };
-        vec![(Kind::DirectoryPart, reply::directory_part(generation, &all, offset as usize).unwrap())]
+        vec![(MessageKind::DirectoryPart, reply::directory_part(generation, &all, offset as usize).unwrap())]
     });
     assert_eq!(client.directory("/local/domain").unwrap().unwrap(), names);
 }
@@ -165,11 +176,11 @@ fn a_directory_of_any_length_is_read() {
 #[test]
 fn what_a_daemon_should_not_say_is_an_error_and_no_panic() {
     // Another type, a name that is none, a part that never ends.
-    let (mut client, _thread) = daemon(|header, _| match Kind::from_number(header.kind).unwrap() {
-        Kind::Read => vec![(Kind::Write, reply::OK.to_vec())],
-        Kind::TransactionStart => vec![(Kind::TransactionStart, b"x\0".to_vec())],
-        Kind::Directory => error(Errno::E2BIG),
-        Kind::DirectoryPart => vec![(Kind::DirectoryPart, b"1\0a".to_vec())],
+    let (mut client, _thread) = daemon(|header, _| match MessageKind::from_number(header.kind).unwrap() {
+        MessageKind::Read => vec![(MessageKind::Write, reply::OK.to_vec())],
+        MessageKind::TransactionStart => vec![(MessageKind::TransactionStart, b"x\0".to_vec())],
+        MessageKind::Directory => error(Errno::E2BIG),
+        MessageKind::DirectoryPart => vec![(MessageKind::DirectoryPart, b"1\0a".to_vec())],
         kind => vec![(kind, b"\xff".to_vec())],
     });
     assert!(matches!(client.read("/a").unwrap_err(), XsError::Nonsense(_)));
@@ -218,8 +229,8 @@ fn an_answer_that_comes_too_late_is_not_taken_for_another() {
                 continue;
             }
             let mut out = Vec::new();
-            frame(Kind::Read, held.take().unwrap(), 0, b"old", &mut out).unwrap();
-            frame(Kind::Read, header.request, 0, b"new", &mut out).unwrap();
+            frame(MessageKind::Read, held.take().unwrap(), 0, b"old", &mut out).unwrap();
+            frame(MessageKind::Read, header.request, 0, b"new", &mut out).unwrap();
             theirs.write_all(&out).unwrap();
         }
     });
@@ -233,13 +244,14 @@ fn an_answer_that_comes_too_late_is_not_taken_for_another() {
 
 #[test]
 fn values_are_what_they_should_be() {
-    let (mut client, _thread) = daemon(|header, payload| match (Kind::from_number(header.kind), payload) {
-        (Some(Kind::Read), b"/text\0") => vec![(Kind::Read, b"\xff\xfe".to_vec())],
-        (Some(Kind::Read), _) => vec![(Kind::Read, b"12x".to_vec())],
-        (Some(Kind::GetPerms), _) => vec![(Kind::GetPerms, b"n0\0r7\0".to_vec())],
-        (Some(Kind::Rm), _) => error(Errno::ENOENT),
-        _ => error(Errno::EINVAL),
-    });
+    let (mut client, _thread) =
+        daemon(|header, payload| match (MessageKind::from_number(header.kind), payload) {
+            (Some(MessageKind::Read), b"/text\0") => vec![(MessageKind::Read, b"\xff\xfe".to_vec())],
+            (Some(MessageKind::Read), _) => vec![(MessageKind::Read, b"12x".to_vec())],
+            (Some(MessageKind::GetPerms), _) => vec![(MessageKind::GetPerms, b"n0\0r7\0".to_vec())],
+            (Some(MessageKind::Rm), _) => error(Errno::ENOENT),
+            _ => error(Errno::EINVAL),
+        });
     let failed = client.read_u64("/number").unwrap_err();
     assert_eq!(failed.to_string(), "the node /number holds '12x', which is no number");
     assert!(client.read_text("/text").unwrap_err().to_string().contains("/text"));

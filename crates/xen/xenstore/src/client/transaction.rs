@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Answer, Client, Nodes, XsError};
-use crate::wire::{Errno, Kind, Request, decimal, reply};
+use crate::wire::{Errno, MessageKind, Request, decimal, reply};
 
 /// How often a transaction is tried.
 const TRIES_MAX: u32 = 30;
@@ -60,7 +60,7 @@ pub(super) fn run<T>(
 fn begin(client: &mut Client) -> Result<Transaction<'_>, XsError> {
     client.counts.transactions += 1;
     let payload = client.one(&Request::TransactionStart)?;
-    let text = reply::read_text(Kind::TransactionStart, &payload)?;
+    let text = reply::read_text(MessageKind::TransactionStart, &payload)?;
     let id = decimal(text.as_bytes()).and_then(|id| u32::try_from(id).ok()).filter(|id| *id != 0);
     match id {
         Some(id) => Ok(Transaction { client, id }),

@@ -32,20 +32,20 @@ macro_rules! kinds {
         /// What a message is (`enum xsd_sockmsg_type`). 20 was RESTRICT and is no more.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
-        pub enum Kind { $($(#[$doc])* $name = $number,)* }
+        pub enum MessageKind { $($(#[$doc])* $name = $number,)* }
 
-        impl Kind {
+        impl MessageKind {
             /// All of them, by number.
-            pub const ALL: &'static [Kind] = &[$(Kind::$name,)*];
+            pub const ALL: &'static [MessageKind] = &[$(MessageKind::$name,)*];
 
             /// The kind of this number, if there is one.
-            pub const fn from_number(number: u32) -> Option<Kind> {
-                match number { $($number => Some(Kind::$name),)* _ => None }
+            pub const fn from_number(number: u32) -> Option<MessageKind> {
+                match number { $($number => Some(MessageKind::$name),)* _ => None }
             }
 
             /// As the documentation writes it.
             pub const fn name(self) -> &'static str {
-                match self { $(Kind::$name => $text,)* }
+                match self { $(MessageKind::$name => $text,)* }
             }
         }
     };
@@ -109,7 +109,7 @@ kinds! {
 /// The 16 bytes before a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Number of a [`Kind`]; one that is not known is the reader's to refuse.
+    /// Number of a [`MessageKind`]; one that is not known is the reader's to refuse.
     pub kind: u32,
     /// Comes back in the answer; 0 in events.
     pub request: u32,
@@ -149,8 +149,8 @@ pub struct Message<'a> {
 
 impl Message<'_> {
     /// Its kind, if it is a known one.
-    pub fn kind(&self) -> Option<Kind> {
-        Kind::from_number(self.header.kind)
+    pub fn kind(&self) -> Option<MessageKind> {
+        MessageKind::from_number(self.header.kind)
     }
 }
 
@@ -163,7 +163,7 @@ pub enum WireError {
         len: usize,
     },
     /// Strings that do not end, or too few or too many of them.
-    Malformed(Kind),
+    Malformed(MessageKind),
 }
 
 impl fmt::Display for WireError {
@@ -184,7 +184,7 @@ impl std::error::Error for WireError {}
 /// # Errors
 /// The payload is too long; nothing was appended.
 pub fn frame(
-    kind: Kind,
+    kind: MessageKind,
     request: u32,
     transaction: u32,
     payload: &[u8],

@@ -1,7 +1,7 @@
 //! Payloads of answers, both ways.
 
 pub use super::strings::strings;
-use super::{Errno, Kind, PERMISSIONS_MAX, Permission, Pieces, WireError};
+use super::{Errno, MessageKind, PERMISSIONS_MAX, Permission, Pieces, WireError};
 
 /// What a request without a result is answered with.
 pub const OK: &[u8] = b"OK\0";
@@ -44,7 +44,7 @@ pub fn directory_part(generation: u64, children: &[u8], offset: usize) -> Option
 ///
 /// # Errors
 /// It does not end with a NUL, or is not UTF-8.
-pub fn read_strings(kind: Kind, payload: &[u8]) -> Result<Vec<String>, WireError> {
+pub fn read_strings(kind: MessageKind, payload: &[u8]) -> Result<Vec<String>, WireError> {
     let pieces = Pieces::new(payload).ok_or(WireError::Malformed(kind))?;
     pieces.map(|piece| text(kind, piece)).collect()
 }
@@ -53,7 +53,7 @@ pub fn read_strings(kind: Kind, payload: &[u8]) -> Result<Vec<String>, WireError
 ///
 /// # Errors
 /// There is more than one, or it is not UTF-8.
-pub fn read_text(kind: Kind, payload: &[u8]) -> Result<String, WireError> {
+pub fn read_text(kind: MessageKind, payload: &[u8]) -> Result<String, WireError> {
     let body = payload.strip_suffix(&[0]).unwrap_or(payload);
     if body.contains(&0) {
         return Err(WireError::Malformed(kind));
@@ -66,7 +66,7 @@ pub fn read_text(kind: Kind, payload: &[u8]) -> Result<String, WireError> {
 /// # Errors
 /// One of them is none, or there are none at all.
 pub fn read_permissions(payload: &[u8]) -> Result<Vec<Permission>, WireError> {
-    let malformed = WireError::Malformed(Kind::GetPerms);
+    let malformed = WireError::Malformed(MessageKind::GetPerms);
     let list: Option<Vec<Permission>> =
         Pieces::new(payload).ok_or(malformed)?.take(PERMISSIONS_MAX + 1).map(Permission::parse).collect();
     list.filter(|list| (1..=PERMISSIONS_MAX).contains(&list.len())).ok_or(malformed)
@@ -77,11 +77,11 @@ pub fn read_permissions(payload: &[u8]) -> Result<Vec<Permission>, WireError> {
 /// # Errors
 /// It has not two strings, or the path is not UTF-8.
 pub fn read_event(payload: &[u8]) -> Result<(String, Vec<u8>), WireError> {
-    let malformed = WireError::Malformed(Kind::WatchEvent);
+    let malformed = WireError::Malformed(MessageKind::WatchEvent);
     let mut pieces = Pieces::new(payload).ok_or(malformed)?;
     // A third piece is allowed: newer daemons may add one.
     match (pieces.next(), pieces.next()) {
-        (Some(path), Some(token)) => Ok((text(Kind::WatchEvent, path)?, token.to_vec())),
+        (Some(path), Some(token)) => Ok((text(MessageKind::WatchEvent, path)?, token.to_vec())),
         _ => Err(malformed),
     }
 }
@@ -91,7 +91,7 @@ pub fn read_event(payload: &[u8]) -> Result<(String, Vec<u8>), WireError> {
 /// # Errors
 /// There is no generation, or a name is cut.
 pub fn read_directory_part(payload: &[u8]) -> Result<(&[u8], &[u8], bool), WireError> {
-    let malformed = WireError::Malformed(Kind::DirectoryPart);
+    let malformed = WireError::Malformed(MessageKind::DirectoryPart);
     let end = payload.iter().position(|byte| *byte == 0).ok_or(malformed)?;
     let (generation, rest) = (&payload[..end], &payload[end + 1..]);
     match rest {
@@ -103,6 +103,6 @@ pub fn read_directory_part(payload: &[u8]) -> Result<(&[u8], &[u8], bool), WireE
     }
 }
 
-fn text(kind: Kind, bytes: &[u8]) -> Result<String, WireError> {
+fn text(kind: MessageKind, bytes: &[u8]) -> Result<String, WireError> {
     std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| WireError::Malformed(kind))
 }

@@ -2,7 +2,7 @@
 
 use super::reply::permissions as permission_strings;
 use super::strings::{Pieces, decimal, strings};
-use super::{Errno, Kind, PERMISSIONS_MAX, Permission, WireError, frame};
+use super::{Errno, MessageKind, PERMISSIONS_MAX, Permission, WireError, frame};
 
 /// What can be asked. Paths are as they came: [`crate::Path`] judges them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,48 +140,48 @@ impl<'a> Request<'a> {
         let one = || exactly::<1>(payload).map(|[only]| only);
         let path = || one().and_then(utf8);
         let domid = || one().and_then(small);
-        Ok(match Kind::from_number(kind).ok_or(Errno::ENOSYS)? {
-            Kind::WatchEvent | Kind::Error => return Err(Errno::ENOSYS),
-            Kind::Control => {
+        Ok(match MessageKind::from_number(kind).ok_or(Errno::ENOSYS)? {
+            MessageKind::WatchEvent | MessageKind::Error => return Err(Errno::ENOSYS),
+            MessageKind::Control => {
                 Pieces::new(payload).filter(|_| !payload.is_empty()).ok_or(Errno::EINVAL)?;
                 Self::Control { arguments: payload }
             }
-            Kind::Directory => Self::Directory { path: path()? },
-            Kind::Read => Self::Read { path: path()? },
-            Kind::GetPerms => Self::GetPerms { path: path()? },
-            Kind::Watch => match up_to_three(payload)? {
+            MessageKind::Directory => Self::Directory { path: path()? },
+            MessageKind::Read => Self::Read { path: path()? },
+            MessageKind::GetPerms => Self::GetPerms { path: path()? },
+            MessageKind::Watch => match up_to_three(payload)? {
                 ([path, token, _], 2) => Self::Watch { path: utf8(path)?, token, depth: None },
                 ([path, token, depth], 3) => {
                     Self::Watch { path: utf8(path)?, token, depth: Some(small(depth)?) }
                 }
                 _ => return Err(Errno::EINVAL),
             },
-            Kind::Unwatch => {
+            MessageKind::Unwatch => {
                 let [path, token] = exactly(payload)?;
                 Self::Unwatch { path: utf8(path)?, token }
             }
             // Their payload is an empty string by the book; it is not looked at.
-            Kind::TransactionStart => Self::TransactionStart,
-            Kind::ResetWatches => Self::ResetWatches,
-            Kind::TransactionEnd => match one()? {
+            MessageKind::TransactionStart => Self::TransactionStart,
+            MessageKind::ResetWatches => Self::ResetWatches,
+            MessageKind::TransactionEnd => match one()? {
                 b"T" => Self::TransactionEnd { commit: true },
                 b"F" => Self::TransactionEnd { commit: false },
                 _ => return Err(Errno::EINVAL),
             },
-            Kind::Introduce => {
+            MessageKind::Introduce => {
                 let [domid, gfn, port] = exactly(payload)?;
                 let gfn = decimal(gfn).ok_or(Errno::EINVAL)?;
                 Self::Introduce { domid: small(domid)?, gfn, port: small(port)? }
             }
-            Kind::Release => Self::Release { domid: domid()? },
-            Kind::GetDomainPath => Self::GetDomainPath { domid: domid()? },
-            Kind::Write => {
+            MessageKind::Release => Self::Release { domid: domid()? },
+            MessageKind::GetDomainPath => Self::GetDomainPath { domid: domid()? },
+            MessageKind::Write => {
                 let (path, value) = string_and_rest(payload)?;
                 Self::Write { path, value }
             }
-            Kind::Mkdir => Self::Mkdir { path: path()? },
-            Kind::Rm => Self::Rm { path: path()? },
-            Kind::SetPerms => {
+            MessageKind::Mkdir => Self::Mkdir { path: path()? },
+            MessageKind::Rm => Self::Rm { path: path()? },
+            MessageKind::SetPerms => {
                 let (path, rest) = string_and_rest(payload)?;
                 let permissions: Option<Vec<Permission>> = Pieces::new(rest)
                     .ok_or(Errno::EINVAL)?
@@ -193,26 +193,26 @@ impl<'a> Request<'a> {
                     .ok_or(Errno::EINVAL)?;
                 Self::SetPerms { path, permissions }
             }
-            Kind::IsDomainIntroduced => Self::IsDomainIntroduced { domid: domid()? },
-            Kind::Resume => Self::Resume { domid: domid()? },
-            Kind::SetTarget => {
+            MessageKind::IsDomainIntroduced => Self::IsDomainIntroduced { domid: domid()? },
+            MessageKind::Resume => Self::Resume { domid: domid()? },
+            MessageKind::SetTarget => {
                 let [domid, target] = exactly(payload)?;
                 Self::SetTarget { domid: small(domid)?, target: small(target)? }
             }
-            Kind::DirectoryPart => {
+            MessageKind::DirectoryPart => {
                 let [path, offset] = exactly(payload)?;
                 Self::DirectoryPart { path: utf8(path)?, offset: small(offset)? }
             }
-            Kind::GetFeature => match up_to_three(payload)? {
+            MessageKind::GetFeature => match up_to_three(payload)? {
                 (_, 0) | ([[], ..], 1) => Self::GetFeature { domid: None },
                 ([domid, ..], 1) => Self::GetFeature { domid: Some(small(domid)?) },
                 _ => return Err(Errno::EINVAL),
             },
-            Kind::SetFeature => {
+            MessageKind::SetFeature => {
                 let [domid, value] = exactly(payload)?;
                 Self::SetFeature { domid: small(domid)?, value: small(value)? }
             }
-            Kind::GetQuota => match up_to_three(payload)? {
+            MessageKind::GetQuota => match up_to_three(payload)? {
                 (_, 0) | ([[], ..], 1) => Self::GetQuota { domid: None, quota: None },
                 ([quota, ..], 1) => Self::GetQuota { domid: None, quota: Some(utf8(quota)?) },
                 ([domid, quota, _], 2) => {
@@ -220,7 +220,7 @@ impl<'a> Request<'a> {
                 }
                 _ => return Err(Errno::EINVAL),
             },
-            Kind::SetQuota => match up_to_three(payload)? {
+            MessageKind::SetQuota => match up_to_three(payload)? {
                 ([quota, value, _], 2) => {
                     Self::SetQuota { domid: None, quota: utf8(quota)?, value: small(value)? }
                 }
@@ -233,32 +233,32 @@ impl<'a> Request<'a> {
     }
 
     /// Its kind.
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> MessageKind {
         match self {
-            Self::Control { .. } => Kind::Control,
-            Self::Directory { .. } => Kind::Directory,
-            Self::Read { .. } => Kind::Read,
-            Self::GetPerms { .. } => Kind::GetPerms,
-            Self::Watch { .. } => Kind::Watch,
-            Self::Unwatch { .. } => Kind::Unwatch,
-            Self::TransactionStart => Kind::TransactionStart,
-            Self::TransactionEnd { .. } => Kind::TransactionEnd,
-            Self::Introduce { .. } => Kind::Introduce,
-            Self::Release { .. } => Kind::Release,
-            Self::GetDomainPath { .. } => Kind::GetDomainPath,
-            Self::Write { .. } => Kind::Write,
-            Self::Mkdir { .. } => Kind::Mkdir,
-            Self::Rm { .. } => Kind::Rm,
-            Self::SetPerms { .. } => Kind::SetPerms,
-            Self::IsDomainIntroduced { .. } => Kind::IsDomainIntroduced,
-            Self::Resume { .. } => Kind::Resume,
-            Self::SetTarget { .. } => Kind::SetTarget,
-            Self::ResetWatches => Kind::ResetWatches,
-            Self::DirectoryPart { .. } => Kind::DirectoryPart,
-            Self::GetFeature { .. } => Kind::GetFeature,
-            Self::SetFeature { .. } => Kind::SetFeature,
-            Self::GetQuota { .. } => Kind::GetQuota,
-            Self::SetQuota { .. } => Kind::SetQuota,
+            Self::Control { .. } => MessageKind::Control,
+            Self::Directory { .. } => MessageKind::Directory,
+            Self::Read { .. } => MessageKind::Read,
+            Self::GetPerms { .. } => MessageKind::GetPerms,
+            Self::Watch { .. } => MessageKind::Watch,
+            Self::Unwatch { .. } => MessageKind::Unwatch,
+            Self::TransactionStart => MessageKind::TransactionStart,
+            Self::TransactionEnd { .. } => MessageKind::TransactionEnd,
+            Self::Introduce { .. } => MessageKind::Introduce,
+            Self::Release { .. } => MessageKind::Release,
+            Self::GetDomainPath { .. } => MessageKind::GetDomainPath,
+            Self::Write { .. } => MessageKind::Write,
+            Self::Mkdir { .. } => MessageKind::Mkdir,
+            Self::Rm { .. } => MessageKind::Rm,
+            Self::SetPerms { .. } => MessageKind::SetPerms,
+            Self::IsDomainIntroduced { .. } => MessageKind::IsDomainIntroduced,
+            Self::Resume { .. } => MessageKind::Resume,
+            Self::SetTarget { .. } => MessageKind::SetTarget,
+            Self::ResetWatches => MessageKind::ResetWatches,
+            Self::DirectoryPart { .. } => MessageKind::DirectoryPart,
+            Self::GetFeature { .. } => MessageKind::GetFeature,
+            Self::SetFeature { .. } => MessageKind::SetFeature,
+            Self::GetQuota { .. } => MessageKind::GetQuota,
+            Self::SetQuota { .. } => MessageKind::SetQuota,
         }
     }
 

@@ -12,14 +12,14 @@ fn a_header_has_four_numbers_in_native_byte_order() {
 
 #[test]
 fn numbers_of_the_kinds_are_those_of_the_header_file() {
-    assert_eq!(Kind::ALL.len(), 26);
-    for kind in Kind::ALL {
-        assert_eq!(Kind::from_number(*kind as u32), Some(*kind));
+    assert_eq!(MessageKind::ALL.len(), 26);
+    for kind in MessageKind::ALL {
+        assert_eq!(MessageKind::from_number(*kind as u32), Some(*kind));
     }
-    assert_eq!(Kind::from_number(20), None, "RESTRICT is gone");
-    assert_eq!(Kind::from_number(27), None);
-    assert_eq!(Kind::WatchEvent as u32, 15);
-    assert_eq!(Kind::DirectoryPart as u32, 22);
+    assert_eq!(MessageKind::from_number(20), None, "RESTRICT is gone");
+    assert_eq!(MessageKind::from_number(27), None);
+    assert_eq!(MessageKind::WatchEvent as u32, 15);
+    assert_eq!(MessageKind::DirectoryPart as u32, 22);
 }
 
 /// Every form of request, with what it looks like on the wire.
@@ -71,35 +71,41 @@ fn every_request_looks_as_the_specification_says() {
         assert_eq!(request.payload(), payload, "{request:?}");
         assert_eq!(Request::parse(request.kind() as u32, payload).as_ref(), Ok(&request));
     }
-    let asked: std::collections::HashSet<Kind> =
+    let asked: std::collections::HashSet<MessageKind> =
         examples().iter().map(|(request, _)| request.kind()).collect();
-    let missing: Vec<_> = Kind::ALL.iter().filter(|kind| !asked.contains(kind)).collect();
-    assert_eq!(missing, [&Kind::WatchEvent, &Kind::Error], "what only the daemon says");
+    let missing: Vec<_> = MessageKind::ALL.iter().filter(|kind| !asked.contains(kind)).collect();
+    assert_eq!(missing, [&MessageKind::WatchEvent, &MessageKind::Error], "what only the daemon says");
 }
 
 #[test]
 fn another_form_is_refused() {
-    let refused = |kind: Kind, payload: &[u8]| Request::parse(kind as u32, payload).unwrap_err();
-    for kind in [Kind::Read, Kind::Directory, Kind::Rm, Kind::Mkdir, Kind::GetPerms] {
+    let refused = |kind: MessageKind, payload: &[u8]| Request::parse(kind as u32, payload).unwrap_err();
+    for kind in [
+        MessageKind::Read,
+        MessageKind::Directory,
+        MessageKind::Rm,
+        MessageKind::Mkdir,
+        MessageKind::GetPerms,
+    ] {
         for bad in [&b""[..], b"/a", b"/a\0/b\0", b"/a\0b", b"\xff\0"] {
             assert_eq!(refused(kind, bad), Errno::EINVAL, "{kind:?} {bad:?}");
         }
     }
-    assert_eq!(refused(Kind::Write, b"/a"), Errno::EINVAL);
+    assert_eq!(refused(MessageKind::Write, b"/a"), Errno::EINVAL);
     for bad in [&b"T"[..], b"X\0", b"\0", b"T\0T\0"] {
-        assert_eq!(refused(Kind::TransactionEnd, bad), Errno::EINVAL);
+        assert_eq!(refused(MessageKind::TransactionEnd, bad), Errno::EINVAL);
     }
     for bad in
         [&b"-1\0"[..], b"+1\0", b" 1\0", b"\0", b"4294967296\0", b"99999999999999999999999\0", b"0x1\0"]
     {
-        assert_eq!(refused(Kind::Release, bad), Errno::EINVAL, "{bad:?}");
+        assert_eq!(refused(MessageKind::Release, bad), Errno::EINVAL, "{bad:?}");
     }
     for bad in [&b"/a\0"[..], b"/a\0x1\0", b"/a\0r\0", b"/a\0r1", b"/a\0r-1\0"] {
-        assert_eq!(refused(Kind::SetPerms, bad), Errno::EINVAL, "{bad:?}");
+        assert_eq!(refused(MessageKind::SetPerms, bad), Errno::EINVAL, "{bad:?}");
     }
-    assert_eq!(refused(Kind::Watch, b"/a\0"), Errno::EINVAL);
-    assert_eq!(refused(Kind::Watch, b"/a\0t\0x\0"), Errno::EINVAL);
-    assert_eq!(refused(Kind::Watch, b"/a\0t\x001\x002\0"), Errno::EINVAL);
+    assert_eq!(refused(MessageKind::Watch, b"/a\0"), Errno::EINVAL);
+    assert_eq!(refused(MessageKind::Watch, b"/a\0t\0x\0"), Errno::EINVAL);
+    assert_eq!(refused(MessageKind::Watch, b"/a\0t\x001\x002\0"), Errno::EINVAL);
     for number in [15, 16, 20, 27, u32::MAX] {
         assert_eq!(Request::parse(number, b"\0").unwrap_err(), Errno::ENOSYS);
     }
@@ -133,7 +139,7 @@ fn a_stream_is_cut_wherever_it_is_broken() {
 #[test]
 fn a_payload_that_is_too_long_ends_the_stream() {
     let mut out = Vec::new();
-    frame(Kind::Read, 1, 0, &[b'a'; PAYLOAD_MAX], &mut out).unwrap();
+    frame(MessageKind::Read, 1, 0, &[b'a'; PAYLOAD_MAX], &mut out).unwrap();
     let mut decoder = Decoder::new();
     decoder.push(&out);
     assert_eq!(decoder.next().unwrap().unwrap().payload.len(), PAYLOAD_MAX);
@@ -142,7 +148,7 @@ fn a_payload_that_is_too_long_ends_the_stream() {
         assert_eq!(decoder.next(), Err(WireError::TooLong { len: 4097 }));
     }
     out.clear();
-    assert_eq!(frame(Kind::Read, 1, 0, &[0; 4097], &mut out), Err(WireError::TooLong { len: 4097 }));
+    assert_eq!(frame(MessageKind::Read, 1, 0, &[0; 4097], &mut out), Err(WireError::TooLong { len: 4097 }));
     assert!(out.is_empty());
 }
 
@@ -174,7 +180,7 @@ fn a_long_directory_comes_in_parts() {
             break;
         }
     }
-    assert_eq!(reply::read_strings(Kind::Directory, &found).unwrap(), names);
+    assert_eq!(reply::read_strings(MessageKind::Directory, &found).unwrap(), names);
     assert!(parts > 5);
     // No children, and none left.
     assert_eq!(reply::directory_part(1, b"", 0).unwrap(), b"1\0\0");
@@ -204,9 +210,12 @@ fn permissions_and_events_go_both_ways() {
     assert_eq!(reply::event("/a", b"to\xff"), b"/a\0to\xff\0");
     assert_eq!(reply::read_event(b"/a\0to\xff\0").unwrap(), ("/a".into(), b"to\xff".to_vec()));
     assert!(reply::read_event(b"/a\0").is_err());
-    assert_eq!(reply::read_text(Kind::Control, b"a\nb").unwrap(), "a\nb");
-    assert_eq!(reply::read_text(Kind::GetDomainPath, b"/local/domain/1\0").unwrap(), "/local/domain/1");
-    assert!(reply::read_text(Kind::Control, b"a\0b\0").is_err());
+    assert_eq!(reply::read_text(MessageKind::Control, b"a\nb").unwrap(), "a\nb");
+    assert_eq!(
+        reply::read_text(MessageKind::GetDomainPath, b"/local/domain/1\0").unwrap(),
+        "/local/domain/1"
+    );
+    assert!(reply::read_text(MessageKind::Control, b"a\0b\0").is_err());
 }
 
 proptest! {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use tapio_xenstore::wire::{self, Kind, Permission, Request};
+use tapio_xenstore::wire::{self, MessageKind, Permission, Request};
 
 use super::*;
 use crate::domains::Life;
@@ -149,7 +149,7 @@ fn ask(server: &mut Server, conn: usize, request: &Request<'_>) {
     request.frame(1, 0, &mut bytes).expect("a request");
     server.receive(conn, &bytes);
     let answer = server.unsent(conn);
-    assert_ne!(answer[0], Kind::Error as u8, "{request:?}: {}", String::from_utf8_lossy(answer));
+    assert_ne!(answer[0], MessageKind::Error as u8, "{request:?}: {}", String::from_utf8_lossy(answer));
     server.sent(conn, answer.len());
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tapio_load::Random;
 use tapio_xen::double::{Guest, Machine, Wire};
 use tapio_xen::{Channel, Domain, GrantRef, Rights};
-use tapio_xenstore::wire::{Decoder, Header, Kind, Request};
+use tapio_xenstore::wire::{Decoder, Header, MessageKind, Request};
 use tapio_xenstore::{Client, Nodes};
 
 use super::ring::{GuestRing, Page};
@@ -176,7 +176,7 @@ impl TestGuest {
         self.put(&bytes);
         loop {
             let (kind, payload) = self.next();
-            if kind != Kind::WatchEvent as u32 {
+            if kind != MessageKind::WatchEvent as u32 {
                 return payload;
             }
         }
@@ -214,9 +214,9 @@ fn messages_longer_than_the_ring_go_round_it() {
     }
     let request = Request::Watch { path: "data", token: b"t", depth: None };
     assert_eq!(guest.ask(&request), b"OK\0");
-    assert_eq!(guest.next(), (Kind::WatchEvent as u32, b"data\0t\0".to_vec()));
+    assert_eq!(guest.next(), (MessageKind::WatchEvent as u32, b"data\0t\0".to_vec()));
     world.root.write("/local/domain/1/data/x", b"1").expect("a write");
-    assert_eq!(world.guests[0].next(), (Kind::WatchEvent as u32, b"data/x\0t\0".to_vec()));
+    assert_eq!(world.guests[0].next(), (MessageKind::WatchEvent as u32, b"data/x\0t\0".to_vec()));
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn requests_come_in_pieces_of_any_size() {
         }
     }
     for _ in 0..20 {
-        assert_eq!(guest.next(), (Kind::Write as u32, b"OK\0".to_vec()));
+        assert_eq!(guest.next(), (MessageKind::Write as u32, b"OK\0".to_vec()));
     }
 }
 
@@ -257,7 +257,7 @@ fn indices_that_jump_stop_this_guest_alone() {
 #[test]
 fn a_message_that_is_too_long_is_a_violation_and_a_new_beginning_heals_it() {
     let mut world = World::new();
-    let header = Header { kind: Kind::Read as u32, request: 1, transaction: 0, len: 4097 };
+    let header = Header { kind: MessageKind::Read as u32, request: 1, transaction: 0, len: 4097 };
     let guest = &mut world.guests[0];
     assert_eq!(guest.ask(&Request::Watch { path: "w", token: b"t", depth: None }), b"OK\0");
     guest.put(&header.encode());
@@ -338,7 +338,7 @@ fn a_daemon_that_comes_back_serves_its_domains_on() {
     let watch = |path: &'static str, token: &'static [u8]| Request::Watch { path, token, depth: None };
     let event = |guest: &mut TestGuest| loop {
         let (kind, payload) = guest.next();
-        if kind == Kind::WatchEvent as u32 {
+        if kind == MessageKind::WatchEvent as u32 {
             return String::from_utf8(payload).expect("a path and a token");
         }
     };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tapio_xenstore::wire::{Errno, Kind, Pieces, decimal};
+use tapio_xenstore::wire::{Errno, MessageKind, Pieces, decimal};
 
 use super::{Action, Server};
 use crate::quota::QUOTAS;
@@ -147,7 +147,7 @@ impl Server {
 
     fn statistics(&self) -> String {
         let mut text = String::new();
-        for kind in Kind::ALL {
+        for kind in MessageKind::ALL {
             let count = self.counts.get(*kind as usize).copied().unwrap_or(0);
             if count != 0 {
                 let _ = writeln!(text, "{} {count}", kind.name());

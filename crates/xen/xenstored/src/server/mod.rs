@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::rc::Rc;
 
-use tapio_xenstore::wire::{Errno, Kind, Message};
+use tapio_xenstore::wire::{Errno, Message, MessageKind};
 
 use crate::domains::{Domain, Domains, Life, NoHypervisor, Part, Platform};
 use crate::kept::Kept;
@@ -248,27 +248,27 @@ impl Server {
             if errno == Errno::EAGAIN {
                 self.conflicts += 1;
             }
-            self.reply(id, Kind::Error, header.request, header.transaction, errno_payload(errno));
+            self.reply(id, MessageKind::Error, header.request, header.transaction, errno_payload(errno));
         }
         self.mark(id);
     }
 
-    fn reply(&mut self, id: ConnId, kind: Kind, request: u32, transaction: u32, payload: &[u8]) {
+    fn reply(&mut self, id: ConnId, kind: MessageKind, request: u32, transaction: u32, payload: &[u8]) {
         if let Some(conn) = self.conn_mut(id)
             && !conn.out.reply(kind, request, transaction, payload)
         {
-            conn.out.reply(Kind::Error, request, transaction, errno_payload(Errno::E2BIG));
+            conn.out.reply(MessageKind::Error, request, transaction, errno_payload(Errno::E2BIG));
         }
     }
 
     /// Answers a request that was left open ([`Action`]).
     pub fn answer_control(&mut self, id: ConnId, request: u32, text: &str) {
-        self.reply(id, Kind::Control, request, 0, format!("{text}\0").as_bytes());
+        self.reply(id, MessageKind::Control, request, 0, format!("{text}\0").as_bytes());
         self.mark(id);
     }
 
     fn trace_request(&mut self, id: ConnId, message: &Message<'_>) {
-        let name = message.kind().map_or("?", Kind::name);
+        let name = message.kind().map_or("?", MessageKind::name);
         let payload: String =
             message.payload.iter().map(|byte| if *byte == 0 { ' ' } else { char::from(*byte) }).collect();
         let seconds = std::time::SystemTime::now()

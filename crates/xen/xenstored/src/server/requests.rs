@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use tapio_xenstore::wire::{Errno, Kind, Message, PAYLOAD_MAX, Request, reply::OK};
+use tapio_xenstore::wire::{Errno, Message, MessageKind, PAYLOAD_MAX, Request, reply::OK};
 use tapio_xenstore::{Path, Special};
 
 use super::Server;
@@ -168,7 +168,7 @@ impl Server {
                 return Err(Errno::EACCES);
             }
             perms.to_wire(&mut payload);
-            conn.out.reply(Kind::GetPerms, header.request, header.transaction, &payload);
+            conn.out.reply(MessageKind::GetPerms, header.request, header.transaction, &payload);
             return Ok(());
         }
         let path = node_path(path, &conn.caller, limits.get(Quota::PathMax))?;
@@ -315,7 +315,7 @@ impl Server {
         }
         self.note_watch(id, &whole, token);
         let header = message.header;
-        self.reply(id, Kind::Watch, header.request, header.transaction, OK);
+        self.reply(id, MessageKind::Watch, header.request, header.transaction, OK);
         self.tell(id, path, token);
         Ok(())
     }
@@ -362,7 +362,9 @@ impl Server {
 /// Reads a request. The published form of `DIRECTORY_PART` has no NUL after its number.
 fn parse(kind: u32, payload: &[u8]) -> Result<Request<'_>, Errno> {
     let parsed = Request::parse(kind, payload);
-    if parsed.is_err() && kind == Kind::DirectoryPart as u32 && payload.last().is_some_and(u8::is_ascii_digit)
+    if parsed.is_err()
+        && kind == MessageKind::DirectoryPart as u32
+        && payload.last().is_some_and(u8::is_ascii_digit)
     {
         let end = payload.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
         let path = std::str::from_utf8(&payload[..end]).map_err(|_| Errno::EINVAL)?;

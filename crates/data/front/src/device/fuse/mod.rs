@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tapio_block::Remote;
+use tapio_block::DiskHandle;
 
 use super::aside::{Aside, aside};
 use super::fuse_mount::{FS_TYPE, mount, unmount};
@@ -33,7 +33,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// An exported file and, if it was asked for, the loop device over it.
 #[derive(Debug)]
 pub struct FuseDevice {
-    remote: Remote,
+    remote: DiskHandle,
     id: u64,
     dir: PathBuf,
     file: PathBuf,
@@ -54,7 +54,7 @@ impl FuseDevice {
     ///
     /// # Errors
     /// There is no FUSE or no loop device to be had, or the data thread does not answer.
-    pub fn attach(options: &DeviceOptions, with_loop: bool, remote: Remote) -> Result<Self, DeviceError> {
+    pub fn attach(options: &DeviceOptions, with_loop: bool, remote: DiskHandle) -> Result<Self, DeviceError> {
         let fuse = open_fuse().map_err(|error| {
             DeviceError::io("cannot open /dev/fuse", &error)
                 .next("run as root on a host with FUSE ('modprobe fuse'), or serve the disk by NBD")
@@ -90,8 +90,9 @@ impl FuseDevice {
     fn begin(&self, fuse: File, with_loop: bool, read_only: bool) -> Result<Option<PathBuf>, DeviceError> {
         let id = self.id;
         self.remote
-            .call(CALL_MAX, move |world| {
-                server::start(world, id, fuse, read_only).map(|()| world.port.geometry().logical_block_len)
+            .call(CALL_MAX, move |data_thread| {
+                server::start(data_thread, id, fuse, read_only)
+                    .map(|()| data_thread.port.geometry().logical_block_len)
             })
             .map_err(|gone| DeviceError::gone(&gone))?
             .map_err(|error| DeviceError::io("no memory for a device", &error))
@@ -183,7 +184,7 @@ impl FuseDevice {
         let dir = self.dir.clone();
         let _ = aside(DETACH_MAX, move || unmount(&dir));
         let id = self.id;
-        let _ = self.remote.call(CALL_MAX, move |world| server::end(world, id));
+        let _ = self.remote.call(CALL_MAX, move |data_thread| server::end(data_thread, id));
         let _ = fs::remove_dir(&self.dir);
     }
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tapio_block::{Geometry, Remote};
+use tapio_block::{DiskHandle, Geometry};
 use tapio_sys::poll::{self, PollFd, PollFlags};
 
 use super::aside::aside;
@@ -76,7 +76,7 @@ pub(super) fn usable() -> Result<(), DeviceError> {
 
 /// A device of the kernel's NBD client.
 pub struct NbdDevice {
-    remote: Remote,
+    remote: DiskHandle,
     index: u32,
     path: PathBuf,
     place: Place,
@@ -154,14 +154,15 @@ impl NbdDevice {
     /// The kernel has no client or no free device, or the device that was left belongs to another disk.
     pub fn attach(
         options: &DeviceOptions,
-        remote: Remote,
+        remote: DiskHandle,
         server: Arc<dyn Server>,
     ) -> Result<Self, DeviceError> {
         usable().map_err(|error| {
             error.next("load the driver (modprobe nbd), or choose another kind: 'tapio disk device probe'")
         })?;
-        let geometry =
-            remote.call(CALL_MAX, |world| world.port.geometry()).map_err(|gone| DeviceError::gone(&gone))?;
+        let geometry = remote
+            .call(CALL_MAX, |data_thread| data_thread.port.geometry())
+            .map_err(|gone| DeviceError::gone(&gone))?;
         let place = Place::new(&options.dir, KIND, options.minor);
         let found =
             place.read().filter(|note| is_connected(note.device) && is_made_by(note.device, &note.token));
@@ -253,7 +254,7 @@ impl NbdDevice {
     pub fn resize(&self) -> Result<(), DeviceError> {
         let geometry = self
             .remote
-            .call(CALL_MAX, |world| world.port.geometry())
+            .call(CALL_MAX, |data_thread| data_thread.port.geometry())
             .map_err(|gone| DeviceError::gone(&gone))?;
         let index = self.index;
         let token = self.place.read().map(|note| note.token).unwrap_or_default();

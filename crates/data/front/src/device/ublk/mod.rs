@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tapio_block::{Geometry, Remote};
+use tapio_block::{DiskHandle, Geometry};
 
 use super::note::{Note, Place};
 use super::{CALL_MAX, DeviceError, DeviceOptions, stale};
@@ -52,7 +52,7 @@ pub(super) fn usable() -> Result<(), DeviceError> {
 /// A device of the driver.
 #[derive(Debug)]
 pub struct UblkDevice {
-    remote: Remote,
+    remote: DiskHandle,
     id: u32,
     path: PathBuf,
     place: Place,
@@ -68,15 +68,16 @@ impl UblkDevice {
     ///
     /// # Errors
     /// There is no such driver, it refuses, or the device that was left belongs to another disk.
-    pub fn attach(options: &DeviceOptions, remote: Remote) -> Result<Self, DeviceError> {
+    pub fn attach(options: &DeviceOptions, remote: DiskHandle) -> Result<Self, DeviceError> {
         let offered = Driver::features().map_err(|error| {
             DeviceError::io(CONTROL, &error).next(
                 "load the driver (modprobe ublk_drv), or choose another kind: 'tapio disk device probe'",
             )
         })?;
         usable()?;
-        let geometry =
-            remote.call(CALL_MAX, |world| world.port.geometry()).map_err(|gone| DeviceError::gone(&gone))?;
+        let geometry = remote
+            .call(CALL_MAX, |data_thread| data_thread.port.geometry())
+            .map_err(|gone| DeviceError::gone(&gone))?;
         let place = Place::new(&options.dir, KIND, options.minor);
         let found = place.read();
         let left = found.as_ref().map(|note| Self::left(note, options, &geometry)).transpose()?.flatten();
@@ -194,7 +195,7 @@ impl UblkDevice {
         let file = open_node(Path::new(&node)).map_err(failed(&node))?;
         let id = self.id;
         self.remote
-            .call(CALL_MAX, move |world| queue::start(world, id, file))
+            .call(CALL_MAX, move |data_thread| queue::start(data_thread, id, file))
             .map_err(|gone| DeviceError::gone(&gone))?
             .map_err(failed("no memory for a device"))?;
         let begun = if recover { Driver::recovered(id) } else { Driver::start(id) };
@@ -230,7 +231,7 @@ impl UblkDevice {
         }
         let geometry = self
             .remote
-            .call(CALL_MAX, |world| world.port.geometry())
+            .call(CALL_MAX, |data_thread| data_thread.port.geometry())
             .map_err(|gone| DeviceError::gone(&gone))?;
         Driver::resize(self.id, geometry.len / 512)
             .map_err(failed(format_args!("{} does not take the new size", self.path.display())))?;
@@ -264,7 +265,7 @@ impl UblkDevice {
 
     fn end(&self) {
         let id = self.id;
-        let _ = self.remote.call(CALL_MAX, move |world| queue::end(world, id));
+        let _ = self.remote.call(CALL_MAX, move |data_thread| queue::end(data_thread, id));
     }
 
     /// The disk has another name from now on: its leaf changed.

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::Poll;
 
-use tapio_block::{Client, DiskError, FrontEnd, FrontId, Op, Point, Port, Request, World};
+use tapio_block::{Client, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Segments, TaskId};
 use tapio_types::{SECTOR_LEN, Span};
@@ -114,7 +114,7 @@ impl FrontEnd for QueueFront {
 }
 
 /// Fetches the first requests of the device `id`, opened as `file`.
-pub(super) fn start(world: &World, id: u32, file: File) -> io::Result<()> {
+pub(super) fn start(data_thread: &DataThread, id: u32, file: File) -> io::Result<()> {
     let descriptors = (usize::from(DEPTH) * DESCRIPTOR_LEN).next_multiple_of(4096);
     let descriptors =
         Mapping::new(descriptors, libc::PROT_READ, libc::MAP_SHARED | libc::MAP_POPULATE, file.as_raw_fd())?;
@@ -127,12 +127,12 @@ pub(super) fn start(world: &World, id: u32, file: File) -> io::Result<()> {
     // Huge pages would make the first byte of a tag cost 2 MiB.
     // SAFETY: the range is the mapping just made.
     unsafe { libc::madvise(memory.base.as_ptr().cast(), memory.len, libc::MADV_NOHUGEPAGE) };
-    let tasks = world.port.tasks();
+    let tasks = data_thread.port.tasks();
     let tag = Tag { task: tasks.current(), result: None, busy: false, touched: false };
     let queue = Rc::new(Queue {
         file,
-        uring: world.uring.clone(),
-        port: world.port.clone(),
+        uring: data_thread.uring.clone(),
+        port: data_thread.port.clone(),
         descriptors,
         memory,
         tags: RefCell::new(vec![tag; usize::from(DEPTH)]),
@@ -140,7 +140,7 @@ pub(super) fn start(world: &World, id: u32, file: File) -> io::Result<()> {
         alive: Cell::new(DEPTH),
         ending: Cell::new(false),
     });
-    let front = world.fronts.add(Box::new(QueueFront(Rc::clone(&queue))));
+    let front = data_thread.fronts.add(Box::new(QueueFront(Rc::clone(&queue))));
     for tag in 0..DEPTH {
         tasks.spawn(Rc::clone(&queue).serve(tag));
     }
@@ -159,11 +159,11 @@ pub(super) fn refuse(id: u32) {
 }
 
 /// Releases the device: commands the driver still has are cancelled.
-pub(super) fn end(world: &World, id: u32) {
+pub(super) fn end(data_thread: &DataThread, id: u32) {
     if let Some((queue, front)) = QUEUES.with_borrow_mut(|queues| queues.remove(&id)) {
         queue.ending.set(true);
-        world.uring.cancel_fd(queue.file.as_raw_fd());
-        drop(world.fronts.remove(front));
+        data_thread.uring.cancel_fd(queue.file.as_raw_fd());
+        drop(data_thread.fronts.remove(front));
     }
 }
 

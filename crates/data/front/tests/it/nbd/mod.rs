@@ -102,7 +102,9 @@ impl Rig {
 
     /// Bytes of the data thread's pool that are in use.
     pub fn pool_used(&self) -> usize {
-        let used = |world: &tapio_block::World| world.uring.pool().len() - world.uring.pool().free_len();
+        let used = |data_thread: &tapio_block::DataThread| {
+            data_thread.uring.pool().len() - data_thread.uring.pool().free_len()
+        };
         self.disk.remote().call(TIMEOUT, used).unwrap()
     }
 }

@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
-use tapio_block::{Client, DiskError, FrontEnd, FrontId, Op, Point, Port, Request, World};
+use tapio_block::{Client, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Buffer, Notify, Pool, Segments};
 use tapio_types::{SECTOR_LEN, Span};
@@ -134,7 +134,7 @@ impl FrontEnd for ServerFront {
 }
 
 /// Starts serving `file`, a fresh connection to the kernel, under the number `id`.
-pub(super) fn start(world: &World, id: u64, file: File, read_only: bool) -> io::Result<()> {
+pub(super) fn start(data_thread: &DataThread, id: u64, file: File, read_only: bool) -> io::Result<()> {
     let inner = Inner {
         head: Box::new([0; HEAD_LEN]),
         receive: None,
@@ -144,7 +144,7 @@ pub(super) fn start(world: &World, id: u64, file: File, read_only: bool) -> io::
     };
     let server = Rc::new(Server {
         file: Rc::new(file),
-        port: world.port.clone(),
+        port: data_thread.port.clone(),
         pool: Pool::new(POOL_LEN)?,
         read_only,
         inner: RefCell::new(inner),
@@ -157,8 +157,8 @@ pub(super) fn start(world: &World, id: u64, file: File, read_only: bool) -> io::
         seeks: Cell::new(0),
         patching: patch::Turn::default(),
     });
-    let front = world.fronts.add(Box::new(ServerFront(Rc::clone(&server))));
-    world.port.tasks().spawn(watch(world.uring.clone(), Rc::clone(&server)));
+    let front = data_thread.fronts.add(Box::new(ServerFront(Rc::clone(&server))));
+    data_thread.port.tasks().spawn(watch(data_thread.uring.clone(), Rc::clone(&server)));
     SERVERS.with_borrow_mut(|servers| servers.insert(id, (server, front)));
     Ok(())
 }
@@ -174,14 +174,14 @@ pub(super) fn refuse(id: u64) {
 }
 
 /// Ends a server: the kernel's connection closes with it, and programs that still use the file get errors.
-pub(super) fn end(world: &World, id: u64) {
+pub(super) fn end(data_thread: &DataThread, id: u64) {
     let found = SERVERS.with_borrow_mut(|servers| servers.remove(&id));
     if let Some((server, front)) = found {
         server.dead.set(true);
         // The poll holds the connection open.
-        world.uring.cancel_fd(server.file.as_raw_fd());
+        data_thread.uring.cancel_fd(server.file.as_raw_fd());
         server.drained.notify_all(server.port.tasks());
-        drop(world.fronts.remove(front));
+        drop(data_thread.fronts.remove(front));
     }
 }
 

@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use tapio_block::{Client, DiskError, Op, Request};
+use tapio_block::{Completion, DiskError, Op, Request};
 use tapio_ring::{Buffer, Notify, Segments, TaskId, Tasks};
 use tapio_types::{SECTOR_LEN, Span};
 
@@ -33,7 +33,7 @@ struct Asked {
     tasks: Tasks,
 }
 
-impl Client for Asked {
+impl Completion for Asked {
     fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
         self.result.set(Some(result));
         self.tasks.wake(self.task);
@@ -77,7 +77,7 @@ impl Server {
     async fn ask(&self, op: Op, span: Span, data: Segments) -> Result<(), DiskError> {
         let tasks = self.port.tasks();
         let asked = Rc::new(Asked { result: Cell::new(None), task: tasks.current(), tasks: tasks.clone() });
-        let client: Rc<dyn Client> = Rc::<Asked>::clone(&asked);
+        let client: Rc<dyn Completion> = Rc::<Asked>::clone(&asked);
         let mut request = Request { op, span, data, born_ns: tasks.turn_ns(), tag: 0, client };
         loop {
             self.port.wait_room().await;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use tapio_api::accounts::{Accounts, Watch};
-use tapio_api::door::{BoxFuture, Door, Peer};
+use tapio_api::backend::{ApiBackend, BoxFuture, Peer};
 use tapio_core::{Credential, Login, Toolstack};
 use tapio_model::{Answer, ApiError, Role, Value};
 
 use crate::memory::Trimmer;
 
 /// The toolstack as a server of its API calls it.
-pub struct Desk {
+pub struct StackBackend {
     pub stack: Arc<Toolstack>,
     pub trimmer: Trimmer,
 }
@@ -19,7 +19,7 @@ fn to_core(peer: &Peer) -> tapio_core::Peer {
     tapio_core::Peer { superuser: peer.superuser, address: peer.address.clone() }
 }
 
-impl Door for Desk {
+impl ApiBackend for StackBackend {
     fn call(&self, peer: &Peer, method: &str, params: Vec<Value>) -> Result<Answer, ApiError> {
         let answer = self.stack.answer(&to_core(peer), method, params)?;
         self.trimmer.saw(&answer);
@@ -50,9 +50,9 @@ impl Door for Desk {
 }
 
 /// Accounts as the toolstack asks for them.
-pub struct Guards(pub Arc<Accounts>);
+pub struct StackAccounts(pub Arc<Accounts>);
 
-impl tapio_core::Accounts for Guards {
+impl tapio_core::Accounts for StackAccounts {
     fn authenticate(&self, user: &str, password: &str, peer: &tapio_core::Peer) -> Result<Login, ApiError> {
         let peer = Peer { superuser: peer.superuser, address: peer.address.clone() };
         let opened = self.0.authenticate(user, password, &peer)?;

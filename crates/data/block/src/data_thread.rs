@@ -25,9 +25,9 @@ use crate::port::Port;
 /// Commands that may wait for the data thread at once.
 const QUEUE_MAX: usize = 16;
 
-/// What runs on the data thread can reach this: the disk's port, its ring, its shared-memory front ends.
+/// The data thread as its jobs see it: the disk's port, its ring, its shared-memory front ends.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct DataThread {
     /// The disk.
     pub port: Port,
     /// The ring of the thread: sockets, polls, the buffer pool.
@@ -39,13 +39,13 @@ pub struct World {
     pub(crate) polling: Rc<RefCell<Polling>>,
 }
 
-impl World {
+impl DataThread {
     /// The disk itself.
     pub fn core(&self) -> Rc<Core<DiskIo>> {
         Rc::clone(&self.core)
     }
 
-    /// The same world with a port whose requests count where `origin` says.
+    /// The same thread with a port whose requests count where `origin` says.
     fn seen_from(&self, origin: Origin) -> Cow<'_, Self> {
         if origin == Origin::UNKNOWN {
             return Cow::Borrowed(self);
@@ -54,7 +54,7 @@ impl World {
     }
 }
 
-type Job = Box<dyn FnOnce(&World) + Send>;
+type Job = Box<dyn FnOnce(&DataThread) + Send>;
 
 /// The data thread did not answer: it has ended, or it did not come to it in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,20 +78,20 @@ impl std::error::Error for Gone {}
 
 /// Reaches a data thread from any other thread.
 #[derive(Clone, Debug)]
-pub struct Remote {
+pub struct DiskHandle {
     jobs: SyncSender<Job>,
     event: Arc<File>,
     origin: Origin,
 }
 
-/// The data thread's end of a [`Remote`].
+/// The data thread's end of a [`DiskHandle`].
 #[derive(Debug)]
 pub(crate) struct Jobs {
     jobs: Receiver<Job>,
     event: Arc<File>,
 }
 
-impl Remote {
+impl DiskHandle {
     /// A pair of ends.
     pub(crate) fn pair() -> io::Result<(Self, Jobs)> {
         let event = Arc::new(File::from(eventfd(0, EventfdFlags::CLOEXEC)?));
@@ -100,7 +100,7 @@ impl Remote {
         Ok((remote, Jobs { jobs: receiver, event }))
     }
 
-    /// The same for a front end whose requests count where `origin` says: its jobs see a world with such a port.
+    /// The same for a front end whose requests count where `origin` says: its jobs are given such a port.
     #[must_use]
     pub fn with_origin(&self, origin: Origin) -> Self {
         Self { origin, ..self.clone() }
@@ -115,13 +115,13 @@ impl Remote {
     pub fn call<T: Send + 'static>(
         &self,
         within: Duration,
-        job: impl FnOnce(&World) -> T + Send + 'static,
+        job: impl FnOnce(&DataThread) -> T + Send + 'static,
     ) -> Result<T, Gone> {
         let (reply, answer) = sync_channel(1);
         let origin = self.origin;
-        self.post(Box::new(move |world| {
+        self.post(Box::new(move |data_thread| {
             // A caller that stopped waiting does not want the answer.
-            let _ = reply.send(job(&world.seen_from(origin)));
+            let _ = reply.send(job(&data_thread.seen_from(origin)));
         }))?;
         Self::receive(&answer, within)
     }
@@ -130,7 +130,7 @@ impl Remote {
     pub fn call_async<T, Fut>(
         &self,
         within: Duration,
-        job: impl FnOnce(World) -> Fut + Send + 'static,
+        job: impl FnOnce(DataThread) -> Fut + Send + 'static,
     ) -> Result<T, Gone>
     where
         T: Send + 'static,
@@ -138,9 +138,9 @@ impl Remote {
     {
         let (reply, answer) = sync_channel(1);
         let origin = self.origin;
-        self.post(Box::new(move |world| {
-            let future = job(world.seen_from(origin).into_owned());
-            world.port.tasks().spawn(async move {
+        self.post(Box::new(move |data_thread| {
+            let future = job(data_thread.seen_from(origin).into_owned());
+            data_thread.port.tasks().spawn(async move {
                 // As above.
                 let _ = reply.send(future.await);
             });
@@ -158,14 +158,14 @@ impl Remote {
 
 impl Jobs {
     /// The service that takes jobs, for as long as the thread lives. Sleeps in the ring: no timer, no wake-up.
-    pub(crate) async fn serve(self, world: World) {
+    pub(crate) async fn serve(self, data_thread: DataThread) {
         let mut value = Box::new(0);
         loop {
-            if world.uring.read_event(self.event.as_raw_fd(), &mut value).await.is_err() {
+            if data_thread.uring.read_event(self.event.as_raw_fd(), &mut value).await.is_err() {
                 return;
             }
             while let Ok(job) = self.jobs.try_recv() {
-                job(&world);
+                job(&data_thread);
             }
         }
     }

@@ -18,7 +18,7 @@ pub struct Peer {
 }
 
 /// What a server of the API calls: the toolstack behind it, or its double in tests.
-pub trait Door: Send + Sync + 'static {
+pub trait ApiBackend: Send + Sync + 'static {
     /// Does a call; may take as long as the operation does. Runs on a thread that may block.
     ///
     /// # Errors
