@@ -100,10 +100,10 @@ fn describe(text: &mut String, class: &'static Class) {
             let _ = writeln!(text, "{create}; fields are read by {get} and set by {set}.");
         }
         ClassKind::Unlisted => {
-            _ = writeln!(text, "A client reaches an object only by its reference: there is no `get_all`.")
+            _ = writeln!(text, "A client reaches an object only by its reference: there is no `get_all`.");
         }
         ClassKind::Shape => {
-            _ = writeln!(text, "A shape of results alone: no message is made from its fields.")
+            _ = writeln!(text, "A shape of results alone: no message is made from its fields.");
         }
     }
     let _ = writeln!(text, "\n| field | type | | what it is |\n|---|---|---|---|");

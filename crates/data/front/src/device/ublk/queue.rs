@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::Poll;
 
-use tapio_block::{Client, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
+use tapio_block::{Completion, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Segments, TaskId};
 use tapio_types::{SECTOR_LEN, Span};
@@ -79,7 +79,7 @@ struct Queue {
     ending: Cell<bool>,
 }
 
-impl Client for Queue {
+impl Completion for Queue {
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         let mut tags = self.tags.borrow_mut();
         let tag = &mut tags[tag as usize];
@@ -267,7 +267,7 @@ impl Queue {
             }
             _ => return None,
         };
-        let client: Rc<dyn Client> = Rc::<Self>::clone(self);
+        let client: Rc<dyn Completion> = Rc::<Self>::clone(self);
         Some(Request { op, span, data, born_ns: self.port.tasks().turn_ns(), tag: u64::from(tag), client })
     }
 

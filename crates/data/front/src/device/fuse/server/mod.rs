@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
-use tapio_block::{Client, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
+use tapio_block::{Completion, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Buffer, Notify, Pool, Segments};
 use tapio_types::{SECTOR_LEN, Span};
@@ -98,7 +98,7 @@ enum Received {
     NoMemory,
 }
 
-impl Client for Server {
+impl Completion for Server {
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         self.done.borrow_mut().push((tag as u32, result));
     }
@@ -428,7 +428,7 @@ impl Server {
                 }
             }
         };
-        let client: Rc<dyn Client> = Rc::<Self>::clone(self);
+        let client: Rc<dyn Completion> = Rc::<Self>::clone(self);
         let born_ns = self.port.tasks().turn_ns();
         self.port.note(Point::Taken, index.into(), unique as u32);
         if self.port.submit(Request { op, span, data, born_ns, tag: u64::from(index), client }).is_err() {
