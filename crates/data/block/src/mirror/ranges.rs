@@ -1,4 +1,5 @@
-//! The ranges of the disk that are worked on. Overlapping work is done one after the other, in the order of its arrival.
+//! The ranges of the disk that are worked on. Overlapping work is done one after the other, in the order of its
+//! arrival.
 
 use std::cell::{Cell, RefCell};
 
