@@ -27,7 +27,7 @@ pub static VM_METRICS_CLASS: Class = Class {
         runtime("hvm", BOOL, "Whether it has full hardware"),
         runtime("nested_virt", BOOL, "Whether the guest can run VMs itself"),
         runtime("nomigrate", BOOL, "Whether it cannot be moved"),
-        runtime("current_domain_type", DOMAIN_TYPE, "ClassKind of domain it runs as").or_text("unspecified"),
+        runtime("current_domain_type", DOMAIN_TYPE, "Kind of domain it runs as").or_text("unspecified"),
     ],
     messages: &[],
     constructor: None,

@@ -173,7 +173,7 @@ pub static VM_CLASS: Class = Class {
         creator("has_vendor_device", BOOL, "Whether it shows a device for driver updates"),
         runtime("requires_reboot", BOOL, "Whether it must restart to take changes"),
         creator("reference_label", STRING, "Name of the template it was made from, in every language"),
-        creator("domain_type", DOMAIN_TYPE, "ClassKind of domain").or_text("unspecified"),
+        creator("domain_type", DOMAIN_TYPE, "Kind of domain").or_text("unspecified"),
         creator("NVRAM", STRING_MAP, "Its firmware's variables"),
         runtime("pending_guidances", Type::Set(&GUIDANCE), "What to do after updates"),
         runtime(
