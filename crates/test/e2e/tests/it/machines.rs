@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tapio_e2e::client::{copy_out, sha256};
 use tapio_e2e::disk::{DiskOptions, assert_vhd_valid};
-use tapio_e2e::process::{poll_until, run, run_with_input, run_within};
+use tapio_e2e::process::{poll_until, run_with_input, run_within};
 use tapio_e2e::world::World;
 
 /// Bytes of a record that a guest writes, and how many it writes before it begins anew.
@@ -77,9 +77,15 @@ impl Guest {
     #[track_caller]
     pub fn start(&self) {
         self.ok(&["vm-start", "vm=guest"]);
+        // An empty line asks the shell for its prompt: the one that it shows by itself is lost where no client is
+        // connected at that moment.
+        let typed = self.world.scratch.join("typed");
+        std::fs::write(&typed, "\n").expect("written");
         let awake = poll_until(self.limit, || {
             let mut command = self.world.xe();
-            let said = run(command.args(["console", "vm=guest", "timeout=0.3"]));
+            let input = std::fs::File::open(&typed).expect("opened");
+            command.args(["console", "vm=guest", "timeout=1"]);
+            let said = run_with_input(&mut command, Some(input), self.limit);
             said.stdout.contains("tapio#").then_some(())
         });
         assert!(awake.is_some(), "no shell: {}", self.world.daemon().process.log());
