@@ -21,7 +21,7 @@ use crate::traits::{DiskSpec, VmEvent, VmSpec, VmState};
 
 /// A VM of this driver; `own` is what only its driver knows.
 #[derive(Debug)]
-pub(crate) struct Machine<T> {
+pub(crate) struct DriverVm<T> {
     pub vm: Uuid,
     pub place: Place,
     pub agent: Agent,
@@ -30,7 +30,7 @@ pub(crate) struct Machine<T> {
     process: Mutex<Option<Arc<Process>>>,
 }
 
-impl<T> Machine<T> {
+impl<T> DriverVm<T> {
     pub(crate) fn new(place: Place, saved: Saved, way: Way, own: T) -> Self {
         let vm = saved.spec.uuid;
         let agent = Agent::new(way);
@@ -79,7 +79,7 @@ pub(crate) struct Fleet<T> {
     pub name: &'static str,
     pub settings: Settings,
     pub events: Events,
-    vms: Mutex<BTreeMap<Uuid, Arc<Machine<T>>>>,
+    vms: Mutex<BTreeMap<Uuid, Arc<DriverVm<T>>>>,
     stop: Option<Arc<Stop>>,
 }
 
@@ -113,12 +113,12 @@ impl<T> Fleet<T> {
     }
 
     /// The VM, if the driver has it.
-    pub(crate) fn find(&self, vm: Uuid) -> Option<Arc<Machine<T>>> {
+    pub(crate) fn find(&self, vm: Uuid) -> Option<Arc<DriverVm<T>>> {
         self.vms.lock().get(&vm).cloned()
     }
 
     /// The VM, which must be there.
-    pub(crate) fn machine(&self, vm: Uuid) -> Result<Arc<Machine<T>>, ApiError> {
+    pub(crate) fn vm(&self, vm: Uuid) -> Result<Arc<DriverVm<T>>, ApiError> {
         self.find(vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
 
@@ -127,8 +127,8 @@ impl<T> Fleet<T> {
         &self,
         vm: &VmSpec,
         kernels: Kernels,
-        guest: impl FnOnce(Place, Saved) -> Machine<T>,
-    ) -> Result<Arc<Machine<T>>, ApiError> {
+        guest: impl FnOnce(Place, Saved) -> DriverVm<T>,
+    ) -> Result<Arc<DriverVm<T>>, ApiError> {
         let vm = &boot::checked(&self.settings, vm, kernels)?;
         let place = Place::of(&self.settings, vm.uuid)?;
         let mut vms = self.vms.lock();
@@ -148,8 +148,8 @@ impl<T> Fleet<T> {
     /// ended meanwhile are reported.
     pub(crate) fn adopt_all(
         self: &Arc<Self>,
-        guest: impl Fn(Place, Saved) -> Machine<T>,
-        adopt: impl Fn(&Arc<Machine<T>>, Process) -> Result<(), ApiError>,
+        guest: impl Fn(Place, Saved) -> DriverVm<T>,
+        adopt: impl Fn(&Arc<DriverVm<T>>, Process) -> Result<(), ApiError>,
     ) {
         for (place, saved) in found(&self.settings, self.name) {
             let (phase, is_ending, started) = (saved.phase, saved.is_ending, saved.started);
@@ -170,7 +170,7 @@ impl<T> Fleet<T> {
     }
 
     /// The process of a VM has ended: reports `event`, unless the toolstack asked for the end.
-    pub(crate) fn ended(&self, guest: &Machine<T>, is_ending: bool, event: VmEvent) {
+    pub(crate) fn ended(&self, guest: &DriverVm<T>, is_ending: bool, event: VmEvent) {
         // Before the event: its reader may create the VM again at once.
         self.forget(guest);
         if !is_ending {
@@ -179,7 +179,7 @@ impl<T> Fleet<T> {
     }
 
     /// Forgets a VM.
-    pub(crate) fn forget(&self, guest: &Machine<T>) {
+    pub(crate) fn forget(&self, guest: &DriverVm<T>) {
         let mut vms = self.vms.lock();
         // Another one with its name may have been made meanwhile.
         if vms.get(&guest.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), guest)) {
@@ -193,10 +193,10 @@ impl<T: Send + Sync + 'static> Fleet<T> {
     /// Looks after a process from now on; `verdict` says what its end meant.
     pub(crate) fn look_after(
         self: &Arc<Self>,
-        guest: &Arc<Machine<T>>,
+        guest: &Arc<DriverVm<T>>,
         process: Process,
         has_console: bool,
-        verdict: impl FnOnce(&Machine<T>, &str) -> VmEvent + Send + 'static,
+        verdict: impl FnOnce(&DriverVm<T>, &str) -> VmEvent + Send + 'static,
     ) -> Result<(), ApiError> {
         let process = Arc::new(process);
         let started = process.started();

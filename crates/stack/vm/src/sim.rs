@@ -33,7 +33,7 @@ const NAME: &str = "sim";
 const LATENCY_MAX: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
-struct Machine {
+struct DriverVm {
     place: Place,
     saved: Mutex<Saved>,
 }
@@ -42,7 +42,7 @@ struct Machine {
 #[derive(Debug)]
 pub(crate) struct Sim {
     settings: Settings,
-    vms: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
+    vms: Mutex<BTreeMap<Uuid, Arc<DriverVm>>>,
     /// What happens by itself, and when.
     planned: Mutex<Vec<(Instant, VmEvent)>>,
     events: Events,
@@ -52,7 +52,7 @@ impl Sim {
     /// VMs of an earlier daemon go on.
     pub(crate) fn new(settings: &Settings) -> Self {
         let guest = |(place, saved): (Place, Saved)| {
-            (saved.spec.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }))
+            (saved.spec.uuid, Arc::new(DriverVm { place, saved: Mutex::new(saved) }))
         };
         Self {
             settings: settings.clone(),
@@ -62,7 +62,7 @@ impl Sim {
         }
     }
 
-    fn guest(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
+    fn guest(&self, vm: Uuid) -> Result<Arc<DriverVm>, ApiError> {
         self.vms.lock().get(&vm).cloned().ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
 
@@ -97,7 +97,7 @@ fn takes(spec: &VmSpec, key: &str, until: Option<Instant>) -> bool {
     wait <= left
 }
 
-impl Machine {
+impl DriverVm {
     /// Changes what is known, and keeps it.
     fn change(&self, change: impl FnOnce(&mut Saved)) -> Result<(), ApiError> {
         let mut saved = self.saved.lock();
@@ -147,7 +147,7 @@ impl VmDriver for Sim {
         place.make(&self.settings)?;
         let saved = Saved::new(NAME, vm);
         place.save(&saved)?;
-        self.vms.lock().insert(vm.uuid, Arc::new(Machine { place, saved: Mutex::new(saved) }));
+        self.vms.lock().insert(vm.uuid, Arc::new(DriverVm { place, saved: Mutex::new(saved) }));
         Ok(())
     }
 

@@ -121,11 +121,11 @@ impl PersistentPages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tapio_xen::double::{Guest, Machine};
+    use tapio_xen::double::{DoubleVm, Guest};
 
     #[test]
     fn pages_stay_until_others_need_the_place() {
-        let vm = Machine::new(16).unwrap();
+        let vm = DoubleVm::new(16).unwrap();
         let domain = Domain::Double(Guest::of(&vm, 5).unwrap());
         let grants: Vec<GrantRef> = (0..8).map(|page| vm.grant(page, Rights::Write, 0).unwrap()).collect();
         let mut table = PersistentPages::new(4);
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_page_for_reading_alone_is_refused() {
-        let vm = Machine::new(2).unwrap();
+        let vm = DoubleVm::new(2).unwrap();
         let domain = Domain::Double(Guest::of(&vm, 5).unwrap());
         let grant = vm.grant(0, Rights::Read, 0).unwrap();
         let mut table = PersistentPages::new(4);

@@ -9,7 +9,7 @@ use tapio_front::blkif::{Broken, Start};
 use tapio_types::Movement;
 use tapio_xen::blkfront::{Blkfront, Command, FrontOptions, Invitation, RingInvitation};
 use tapio_xen::blkif::{Abi, FrontRing, Request, Response, RingError, Segment, Slot, op, status};
-use tapio_xen::double::{Machine, Wire};
+use tapio_xen::double::{DoubleVm, Wire};
 use tapio_xen::{GrantRef, Rights};
 
 use super::blkif::{DISK_LEN, LIMIT, Rig, Wanted, ok, rig};
@@ -18,7 +18,7 @@ const MOVEMENTS: [Movement; 4] = [Movement::Copy, Movement::Persistent, Movement
 
 /// A guest that writes its ring by hand. Page 0 is its ring, the others are its own.
 struct Hand {
-    vm: Machine,
+    vm: DoubleVm,
     ring: FrontRing,
     wire: Wire,
     theirs: Wire,
@@ -27,7 +27,7 @@ struct Hand {
 
 impl Hand {
     fn new() -> Self {
-        let vm = Machine::new(64).unwrap();
+        let vm = DoubleVm::new(64).unwrap();
         // SAFETY: the page stays as long as `vm`, which lives as long as the ring; nothing else refers into it.
         let ring = unsafe { FrontRing::new(vm.page(0), 4096, Abi::X86_64).unwrap() };
         let (wire, theirs) = Wire::pair().unwrap();

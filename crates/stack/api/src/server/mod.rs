@@ -42,7 +42,7 @@ use calls::Calls;
 use guard::{Guarded, Phase};
 use http::Http;
 use lanes::Lanes;
-use peers::{Peers, Place, Who};
+use peers::{PeerKey, Peers, Place};
 
 pub use http::{Route, RouteHandler};
 pub use limits::{LaneLimits, ServerLimits};
@@ -123,7 +123,7 @@ impl Server {
                         let peer = Peer { superuser: false, address: address.to_string() };
                         // Answers are written whole; waiting for more would only cost time.
                         let _ = stream.set_nodelay(true);
-                        shared.clone().take_tcp(stream, Who::Address(address), peer, tls.clone());
+                        shared.clone().take_tcp(stream, PeerKey::Address(address), peer, tls.clone());
                     }
                     Err(error) => pause(&error).await,
                 }
@@ -141,7 +141,7 @@ impl Server {
                         let own = rustix::process::geteuid().as_raw();
                         let peer =
                             Peer { superuser: uid == 0 || uid == own, address: format!("unix:uid={uid}") };
-                        shared.clone().take_unix(stream, Who::User(uid), peer);
+                        shared.clone().take_unix(stream, PeerKey::User(uid), peer);
                     }
                     Err(error) => pause(&error).await,
                 }
@@ -179,7 +179,7 @@ impl Shared {
         }
     }
 
-    fn place(&self, owner: Who) -> Option<Place> {
+    fn place(&self, owner: PeerKey) -> Option<Place> {
         let limits = &self.http.limits;
         let place = self.peers.enter(owner, limits.connections_per_peer_max, limits.connections_max);
         if place.is_none() {
@@ -188,7 +188,13 @@ impl Shared {
         place
     }
 
-    fn take_tcp(self: Arc<Self>, mut stream: TcpStream, owner: Who, peer: Peer, tls: Option<TlsAcceptor>) {
+    fn take_tcp(
+        self: Arc<Self>,
+        mut stream: TcpStream,
+        owner: PeerKey,
+        peer: Peer,
+        tls: Option<TlsAcceptor>,
+    ) {
         let Some(place) = self.place(owner) else {
             if tls.is_none() {
                 tokio::spawn(async move { refuse(&mut stream).await });
@@ -209,7 +215,7 @@ impl Shared {
         });
     }
 
-    fn take_unix(self: Arc<Self>, mut stream: UnixStream, owner: Who, peer: Peer) {
+    fn take_unix(self: Arc<Self>, mut stream: UnixStream, owner: PeerKey, peer: Peer) {
         let Some(place) = self.place(owner) else {
             tokio::spawn(async move { refuse(&mut stream).await });
             return;

@@ -8,26 +8,26 @@ use parking_lot::Mutex;
 
 /// Whose connections are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Who {
+pub(super) enum PeerKey {
     Address(IpAddr),
     User(u32),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    counts: Mutex<HashMap<Who, usize>>,
+    counts: Mutex<HashMap<PeerKey, usize>>,
 }
 
 /// A place for one connection.
 #[derive(Debug)]
 pub(super) struct Place {
     peers: Arc<Peers>,
-    owner: Who,
+    owner: PeerKey,
 }
 
 impl Peers {
     /// Room for one more, where there is some.
-    pub(super) fn enter(self: &Arc<Self>, owner: Who, each_max: usize, all_max: usize) -> Option<Place> {
+    pub(super) fn enter(self: &Arc<Self>, owner: PeerKey, each_max: usize, all_max: usize) -> Option<Place> {
         let mut counts = self.counts.lock();
         if counts.values().sum::<usize>() >= all_max {
             return None;
@@ -60,10 +60,11 @@ mod tests {
     #[test]
     fn each_and_all_are_bounded_and_places_come_back() {
         let peers = Arc::new(Peers::default());
-        let mut held: Vec<Place> = (0..2).map(|_| peers.enter(Who::User(1), 2, 3).expect("room")).collect();
-        assert!(peers.enter(Who::User(1), 2, 3).is_none());
-        held.push(peers.enter(Who::User(2), 2, 3).expect("room"));
-        assert!(peers.enter(Who::User(3), 2, 3).is_none());
+        let mut held: Vec<Place> =
+            (0..2).map(|_| peers.enter(PeerKey::User(1), 2, 3).expect("room")).collect();
+        assert!(peers.enter(PeerKey::User(1), 2, 3).is_none());
+        held.push(peers.enter(PeerKey::User(2), 2, 3).expect("room"));
+        assert!(peers.enter(PeerKey::User(3), 2, 3).is_none());
         assert_eq!(peers.counts.lock().len(), 2, "a refused peer leaves nothing behind");
         drop(held);
         assert!(peers.counts.lock().is_empty());

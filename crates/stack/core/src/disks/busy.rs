@@ -28,11 +28,6 @@ pub(super) struct Table {
 }
 
 impl Table {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Why>> {
-        // Every change is one call on the map.
-        self.busy.lock()
-    }
-
     /// Waits while `busy` is in the way, at most until `until`.
     fn wait(
         &self,
@@ -40,7 +35,7 @@ impl Table {
         mut is_in_the_way: impl FnMut(&BTreeMap<Uuid, Why>) -> bool,
     ) -> MutexGuard<'_, BTreeMap<Uuid, Why>> {
         let timeout = until.saturating_duration_since(Instant::now());
-        let mut busy = self.lock();
+        let mut busy = self.busy.lock();
         self.ended.wait_while_for(&mut busy, |busy| is_in_the_way(busy), timeout);
         busy
     }
@@ -91,7 +86,7 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.disks.busy.lock().remove(&self.vbd);
+        self.disks.busy.busy.lock().remove(&self.vbd);
         self.disks.busy.ended.notify_all();
     }
 }

@@ -57,7 +57,7 @@ const FORCE_LIMIT: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 struct Control(Mutex<Option<Arc<Qmp>>>);
 
-type Machine = fleet::Machine<Control>;
+type DriverVm = fleet::DriverVm<Control>;
 
 /// The driver.
 #[derive(Debug)]
@@ -73,9 +73,9 @@ impl Drop for Qemu {
     }
 }
 
-fn guest(place: Place, saved: Saved) -> Machine {
+fn guest(place: Place, saved: Saved) -> DriverVm {
     let way = Way::Socket(place.own().join("agent"));
-    Machine::new(place, saved, way, Control::default())
+    DriverVm::new(place, saved, way, Control::default())
 }
 
 fn soon() -> Instant {
@@ -121,7 +121,7 @@ impl Qemu {
     }
 
     /// Speaks to a process from now on.
-    fn adopt(&self, guest: &Arc<Machine>, process: Process) -> Result<(), ApiError> {
+    fn adopt(&self, guest: &Arc<DriverVm>, process: Process) -> Result<(), ApiError> {
         let fleet = &self.fleet;
         fleet.look_after(guest, process, false, end)?;
         let told = |error: std::io::Error| {
@@ -151,7 +151,7 @@ impl Qemu {
     }
 
     /// Connects as soon as the emulator listens, or fails as soon as it has ended.
-    fn connect(&self, guest: &Machine, stop: Arc<crate::supervise::Stop>) -> std::io::Result<Arc<Qmp>> {
+    fn connect(&self, guest: &DriverVm, stop: Arc<crate::supervise::Stop>) -> std::io::Result<Arc<Qmp>> {
         let (path, until) = (guest.place.own().join("qmp"), soon());
         while !path.exists() && Instant::now() < until {
             if guest.process().is_none_or(|process| process.has_ended()) {
@@ -163,7 +163,7 @@ impl Qemu {
     }
 
     /// Starts the emulator with its processors stopped.
-    fn start(&self, guest: &Arc<Machine>) -> Result<(), ApiError> {
+    fn start(&self, guest: &Arc<DriverVm>) -> Result<(), ApiError> {
         let settings = &self.fleet.settings;
         let (vm, place) = (guest.vm, &guest.place);
         let spec = guest.saved().spec;
@@ -219,7 +219,7 @@ impl Qemu {
     }
 
     /// The initramfs of guests with a kernel and no ramdisk.
-    fn embedded(&self, guest: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
+    fn embedded(&self, guest: &DriverVm, kernel: &Path) -> Result<PathBuf, ApiError> {
         let settings = &self.fleet.settings;
         let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
         let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel)).map_err(told)?;
@@ -232,7 +232,7 @@ impl Qemu {
 }
 
 /// What the end of a VM's process meant: what the emulator told, or its guest.
-fn end(guest: &Machine, how: &str) -> VmEvent {
+fn end(guest: &DriverVm, how: &str) -> VmEvent {
     let said = verdict(guest.vm, &guest.place, how);
     // What came last may still be on its way through the reader's thread, which ends with the connection.
     let reason = guest.own.0.lock().clone().and_then(|qmp| qmp.end(Instant::now() + Duration::from_secs(1)));
@@ -269,7 +269,7 @@ fn addresses(buses: &Value, into: &mut Vec<(String, String)>) {
     }
 }
 
-impl Machine {
+impl DriverVm {
     fn qmp(&self) -> Result<Arc<Qmp>, ApiError> {
         let connected = self.own.0.lock().clone();
         connected.ok_or_else(|| {
@@ -431,7 +431,7 @@ impl VmDriver for Qemu {
     }
 
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
-        let guest = self.fleet.machine(vm)?;
+        let guest = self.fleet.vm(vm)?;
         let spec = guest.saved().spec;
         let position = disk.position;
         if command::place_of(&spec, position).is_none() {
@@ -467,7 +467,7 @@ impl VmDriver for Qemu {
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let guest = self.fleet.machine(vm)?;
+        let guest = self.fleet.vm(vm)?;
         let position = disk.spec.position;
         if guest.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
             return Err(already_there(position));
@@ -541,7 +541,7 @@ impl VmDriver for Qemu {
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let guest = self.fleet.machine(vm)?;
+        let guest = self.fleet.vm(vm)?;
         if guest.phase() == Phase::Made {
             // The firmware shall see what was plugged since, and in which order to boot from it.
             guest.run("system_reset", json!({}))?;
@@ -553,7 +553,7 @@ impl VmDriver for Qemu {
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let guest = self.fleet.machine(vm)?;
+        let guest = self.fleet.vm(vm)?;
         if guest.phase() != Phase::Running {
             return Ok(());
         }
@@ -602,7 +602,7 @@ impl VmDriver for Qemu {
 }
 
 /// Presses the power button, tells the agent where there is one, and waits for the end.
-fn ask_to_end(guest: &Machine, process: &Process, until: Instant) -> Result<(), Option<ApiError>> {
+fn ask_to_end(guest: &DriverVm, process: &Process, until: Instant) -> Result<(), Option<ApiError>> {
     if guest.phase() != Phase::Running {
         return Err(Some(bad_power_state(guest.vm, "Running", "Paused")));
     }

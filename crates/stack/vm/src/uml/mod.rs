@@ -60,7 +60,7 @@ const FORCE_LIMIT: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 struct Slots(Mutex<BTreeMap<u8, u16>>);
 
-type Machine = fleet::Machine<Slots>;
+type DriverVm = fleet::DriverVm<Slots>;
 
 /// The driver.
 #[derive(Debug)]
@@ -72,9 +72,9 @@ impl Drop for Uml {
     }
 }
 
-fn guest(place: Place, saved: Saved) -> Machine {
+fn guest(place: Place, saved: Saved) -> DriverVm {
     let way = Way::Pipes(place.join("agent.in"), place.join("agent.out"));
-    Machine::new(place, saved, way, Slots::default())
+    DriverVm::new(place, saved, way, Slots::default())
 }
 
 impl Uml {
@@ -86,7 +86,7 @@ impl Uml {
     }
 
     /// Takes care of a process from now on.
-    fn adopt(&self, guest: &Arc<Machine>, process: Process) -> Result<(), ApiError> {
+    fn adopt(&self, guest: &Arc<DriverVm>, process: Process) -> Result<(), ApiError> {
         self.0.look_after(guest, process, true, |guest, how| verdict(guest.vm, &guest.place, how))?;
         guest.change(|saved| {
             if saved.phase == Phase::Made {
@@ -96,7 +96,7 @@ impl Uml {
     }
 
     /// The guest of VMs without a ramdisk, made when it is first needed.
-    fn embedded(&self, guest: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
+    fn embedded(&self, guest: &DriverVm, kernel: &Path) -> Result<PathBuf, ApiError> {
         let settings = &self.0.settings;
         let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
         let mut modules: Vec<PathBuf> = kernel.parent().map(Path::to_path_buf).into_iter().collect();
@@ -111,7 +111,7 @@ impl Uml {
     }
 
     /// Starts the kernel.
-    fn start(&self, guest: &Arc<Machine>) -> Result<(), ApiError> {
+    fn start(&self, guest: &Arc<DriverVm>) -> Result<(), ApiError> {
         let settings = &self.0.settings;
         let (vm, place) = (guest.vm, &guest.place);
         let told = |what: &'static str| move |error: std::io::Error| failed(vm, what, error);
@@ -176,7 +176,7 @@ impl Uml {
     }
 }
 
-impl Machine {
+impl DriverVm {
     /// A command to the guest's kernel.
     fn kernel(&self, command: &str, until: Instant) -> std::io::Result<String> {
         mconsole::ask(self.place.dir(), &self.place.own().join("m/mconsole"), command, until)
@@ -341,7 +341,7 @@ impl VmDriver for Uml {
     }
 
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
-        let guest = self.0.machine(vm)?;
+        let guest = self.0.vm(vm)?;
         let slot = guest.slot(disk)?;
         Ok(FrontSpec::VhostUser { socket: guest.place.join(&slot.to_string()), queues: 1 })
     }
@@ -362,7 +362,7 @@ impl VmDriver for Uml {
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let guest = self.0.machine(vm)?;
+        let guest = self.0.vm(vm)?;
         let position = disk.spec.position;
         let slot = guest.slot_of(disk)?;
         guest.give_socket(disk)?;
@@ -388,7 +388,7 @@ impl VmDriver for Uml {
         let Some(guest) = self.0.find(vm) else { return Ok(()) };
         guest.own.0.lock().remove(&disk.position);
         let Some(known) = guest.disk(disk) else { return Ok(()) };
-        let device = Machine::device(known.slot);
+        let device = DriverVm::device(known.slot);
         match (guest.phase(), force) {
             (Phase::Made, _) => {}
             (Phase::Paused, false) => {
@@ -422,7 +422,7 @@ impl VmDriver for Uml {
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let guest = self.0.machine(vm)?;
+        let guest = self.0.vm(vm)?;
         match guest.phase() {
             Phase::Running => Ok(()),
             Phase::Made => {
@@ -450,7 +450,7 @@ impl VmDriver for Uml {
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let guest = self.0.machine(vm)?;
+        let guest = self.0.vm(vm)?;
         if guest.phase() != Phase::Running {
             return Ok(());
         }
@@ -504,7 +504,12 @@ impl VmDriver for Uml {
 
 impl Uml {
     /// Asks the guest to end and waits for it: its agent, or by the three keys where it has none.
-    fn ask_to_end(&self, guest: &Machine, process: &Process, until: Instant) -> Result<(), Option<ApiError>> {
+    fn ask_to_end(
+        &self,
+        guest: &DriverVm,
+        process: &Process,
+        until: Instant,
+    ) -> Result<(), Option<ApiError>> {
         if guest.phase() == Phase::Paused {
             return Err(Some(bad_power_state(guest.vm, "Running", "Paused")));
         }

@@ -39,7 +39,7 @@ pub(super) fn soon() -> Instant {
 
 /// A VM of this driver.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(super) struct DriverVm {
     pub vm: Uuid,
     pub place: Place,
     record: Record,
@@ -59,7 +59,7 @@ pub(super) enum End {
     Vanished,
 }
 
-impl Machine {
+impl DriverVm {
     fn new(place: Place, saved: Saved) -> Arc<Self> {
         Arc::new(Self {
             vm: saved.spec.uuid,
@@ -156,7 +156,7 @@ pub(super) struct Domains {
     pub settings: Settings,
     pub xl: Xl,
     pub events: Events,
-    vms: Mutex<BTreeMap<Uuid, Arc<Machine>>>,
+    vms: Mutex<BTreeMap<Uuid, Arc<DriverVm>>>,
     stop: Option<Arc<Stop>>,
     watched: OnceLock<()>,
 }
@@ -164,7 +164,7 @@ pub(super) struct Domains {
 impl Domains {
     /// Those that an earlier daemon made go on; those that ended meanwhile are reported.
     pub(super) fn new(settings: &Settings) -> Arc<Self> {
-        let known = found(settings, NAME).into_iter().map(|(place, saved)| Machine::new(place, saved));
+        let known = found(settings, NAME).into_iter().map(|(place, saved)| DriverVm::new(place, saved));
         let this = Arc::new(Self {
             settings: settings.clone(),
             xl: Xl(settings.xen.xl.clone()),
@@ -206,21 +206,21 @@ impl Domains {
         self.bus().map_err(|error| failed(vm, "xenstore", error))
     }
 
-    pub(super) fn find(&self, vm: Uuid) -> Option<Arc<Machine>> {
+    pub(super) fn find(&self, vm: Uuid) -> Option<Arc<DriverVm>> {
         self.vms.lock().get(&vm).cloned()
     }
 
     /// The VM, which must be there.
-    pub(super) fn machine(&self, vm: Uuid) -> Result<Arc<Machine>, ApiError> {
+    pub(super) fn vm(&self, vm: Uuid) -> Result<Arc<DriverVm>, ApiError> {
         self.find(vm).ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
 
-    fn all(&self) -> Vec<Arc<Machine>> {
+    fn all(&self) -> Vec<Arc<DriverVm>> {
         self.vms.lock().values().cloned().collect()
     }
 
     /// Makes the record and the directory of a new VM.
-    pub(super) fn add(&self, vm: &VmSpec) -> Result<Arc<Machine>, ApiError> {
+    pub(super) fn add(&self, vm: &VmSpec) -> Result<Arc<DriverVm>, ApiError> {
         let place = Place::of(&self.settings, vm.uuid)?;
         let mut vms = self.vms.lock();
         if vms.contains_key(&vm.uuid) {
@@ -230,13 +230,13 @@ impl Domains {
         place.make(&self.settings)?;
         let saved = Saved::new(NAME, vm);
         place.save(&saved)?;
-        let guest = Machine::new(place, saved);
+        let guest = DriverVm::new(place, saved);
         vms.insert(vm.uuid, Arc::clone(&guest));
         Ok(guest)
     }
 
     /// Forgets a VM.
-    pub(super) fn forget(&self, guest: &Machine) {
+    pub(super) fn forget(&self, guest: &DriverVm) {
         let mut vms = self.vms.lock();
         // Another one with its name may have been made meanwhile.
         if vms.get(&guest.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), guest)) {
@@ -246,7 +246,7 @@ impl Domains {
     }
 
     /// Finds the domain of a VM whose daemon died, and which disks it really has.
-    fn adopt(&self, guest: &Machine) -> Result<(), ApiError> {
+    fn adopt(&self, guest: &DriverVm) -> Result<(), ApiError> {
         let told = |error: XsError| failed(guest.vm, "xenstore", error);
         let mut bus = self.bus().map_err(told)?;
         if guest.domid().is_none() {
@@ -262,7 +262,7 @@ impl Domains {
     }
 
     /// Takes the domain of a VM apart, with its back ends; one that is gone already is fine.
-    pub(super) fn destroy(&self, guest: &Machine) -> Result<(), ApiError> {
+    pub(super) fn destroy(&self, guest: &DriverVm) -> Result<(), ApiError> {
         let vm = guest.vm;
         let mut bus = self.bus_for(vm)?;
         let told = |error: XsError| failed(vm, "xenstore", error);
@@ -342,7 +342,7 @@ impl Domains {
     }
 
     /// Reports an end of the guest that was held back while the toolstack asked for one.
-    pub(super) fn retell(&self, guest: &Machine) {
+    pub(super) fn retell(&self, guest: &DriverVm) {
         let end = *guest.end.lock();
         if let Some(end) = end {
             self.ended(guest, end);
@@ -350,7 +350,7 @@ impl Domains {
     }
 
     /// A domain has ended: it is destroyed and reported, unless the toolstack asked for the end and does both.
-    fn ended(&self, guest: &Machine, end: End) {
+    fn ended(&self, guest: &DriverVm, end: End) {
         let _life = guest.life();
         if guest.record.is_gone() || guest.saved().is_ending {
             return;

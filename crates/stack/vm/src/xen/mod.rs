@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use self::bus::{Bus, Sides, Written, states};
 use self::device::Device;
-use self::domains::{Domains, Machine, NAME, soon};
+use self::domains::{Domains, DriverVm, NAME, soon};
 use crate::boot::{self, Kernels};
 use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, shutdown_timeout,
@@ -69,7 +69,7 @@ impl Xen {
     }
 
     /// The guest of VMs without a ramdisk: a shell on the console.
-    fn embedded(&self, guest: &Machine, kernel: &Path) -> Result<PathBuf, ApiError> {
+    fn embedded(&self, guest: &DriverVm, kernel: &Path) -> Result<PathBuf, ApiError> {
         let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
         let image =
             initramfs::embedded(&self.0.settings.busybox, &initramfs::modules_of(kernel)).map_err(told)?;
@@ -79,7 +79,7 @@ impl Xen {
     }
 
     /// Makes the domain of a VM whose record is written.
-    fn make(&self, guest: &Machine, spec: &VmSpec) -> Result<(), ApiError> {
+    fn make(&self, guest: &DriverVm, spec: &VmSpec) -> Result<(), ApiError> {
         let vm = spec.uuid;
         let told = |why: String| failed(vm, "cannot be made", why);
         let ramdisk = match (&spec.kernel, &spec.ramdisk) {
@@ -99,7 +99,7 @@ impl Xen {
     }
 
     /// Waits until the guest and its back end have a disk.
-    fn connected(&self, bus: &mut Bus, guest: &Machine, device: &Device, vbd: Uuid) -> Result<(), ApiError> {
+    fn connected(&self, bus: &mut Bus, guest: &DriverVm, device: &Device, vbd: Uuid) -> Result<(), ApiError> {
         let until = Instant::now() + PLUG_LIMIT;
         let is_decided = |sides: &Sides| {
             sides.are_connected() || !sides.is_ours || !sides.has_domain || sides.front_gave_up()
@@ -128,7 +128,7 @@ impl Xen {
     fn let_go(
         &self,
         bus: &mut Bus,
-        guest: &Machine,
+        guest: &DriverVm,
         disk: &DiskSpec,
         until: Instant,
     ) -> Result<(), ApiError> {
@@ -165,7 +165,7 @@ impl Xen {
     }
 
     /// Asks the guest to end and waits for it.
-    fn ask_to_end(&self, guest: &Machine, until: Instant) -> Result<(), ApiError> {
+    fn ask_to_end(&self, guest: &DriverVm, until: Instant) -> Result<(), ApiError> {
         let (vm, begun) = (guest.vm, Instant::now());
         match guest.phase() {
             // Nothing of it has run yet.
@@ -223,7 +223,7 @@ impl VmDriver for Xen {
     }
 
     fn front(&self, vm: Uuid, _: &DiskSpec) -> Result<FrontSpec, ApiError> {
-        self.0.machine(vm).map(|_| FrontSpec::Xen)
+        self.0.vm(vm).map(|_| FrontSpec::Xen)
     }
 
     fn check_boot(&self, vm: &VmSpec, field: BootField) -> Result<(), ApiError> {
@@ -247,7 +247,7 @@ impl VmDriver for Xen {
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let guest = self.0.machine(vm)?;
+        let guest = self.0.vm(vm)?;
         let (position, vbd) = (disk.spec.position, disk.spec.vbd);
         let path = disk.node.as_deref().filter(|_| disk.front == FrontSpec::Xen);
         let path = path.ok_or_else(|| {
@@ -308,7 +308,7 @@ impl VmDriver for Xen {
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let guest = self.0.machine(vm)?;
+        let guest = self.0.vm(vm)?;
         if guest.phase() == Phase::Running {
             return Ok(());
         }
@@ -318,7 +318,7 @@ impl VmDriver for Xen {
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let guest = self.0.machine(vm)?;
+        let guest = self.0.vm(vm)?;
         if guest.phase() != Phase::Running {
             return Ok(());
         }

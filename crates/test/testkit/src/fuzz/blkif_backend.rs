@@ -9,7 +9,7 @@ use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, Start};
 use tapio_types::Movement;
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use tapio_xen::blkif::{Abi, FrontRing, REQUEST_LEN_MAX, SEGMENT_LEN, Slot, status};
-use tapio_xen::double::{Guest, Machine, Wire};
+use tapio_xen::double::{DoubleVm, Guest, Wire};
 use tapio_xen::{Channel, Domain, GrantRef, Rights};
 
 use super::take;
@@ -45,7 +45,7 @@ pub fn blkif_backend(bytes: &[u8]) {
     let mut rest = bytes;
     let [flags] = take::<1>(&mut rest);
     let abi = if flags & 4 != 0 { Abi::X86_32 } else { Abi::X86_64 };
-    let vm = Machine::new(PAGES + 1).expect("memory");
+    let vm = DoubleVm::new(PAGES + 1).expect("memory");
     // SAFETY: the page stays as long as `vm`, which outlives the ring; nothing else refers into it.
     let mut ring = unsafe { FrontRing::new(vm.page(0), 4096, abi).expect("one page") };
     let ring_grant = vm.grant(0, Rights::Write, 0).expect("a grant");

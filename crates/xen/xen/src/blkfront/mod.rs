@@ -1,6 +1,6 @@
 //! A block front end without a guest: the load generator of benchmarks and the double of a guest in tests.
 //!
-//! It lives in a [`Machine`], uses a disk as Linux' `xen-blkfront` does, and knows no xenstore: [`Offer`] is what a
+//! It lives in a [`DoubleVm`], uses a disk as Linux' `xen-blkfront` does, and knows no xenstore: [`Offer`] is what a
 //! back end publishes, [`Invitation`] what a back end must be told. Each queue has a fixed number of slots with a
 //! buffer each, so that nothing is allocated per request.
 //!
@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 
 use crate::blkif::Abi;
 use crate::domain::GrantRef;
-use crate::double::{Machine, Wire};
+use crate::double::{DoubleVm, Wire};
 
 pub use options::{FrontOptions, Offer};
 pub use queue::{Command, Completion, FrontQueue, RAW_ID};
@@ -51,7 +51,7 @@ pub struct Invitation {
 /// A device as its front end has it.
 #[derive(Debug)]
 pub struct Blkfront {
-    vm: Machine,
+    vm: DoubleVm,
     options: FrontOptions,
     queues: Vec<FrontQueue>,
 }
@@ -63,14 +63,14 @@ impl Blkfront {
     /// The options contradict themselves, or there is no memory.
     pub fn new(options: FrontOptions) -> io::Result<Self> {
         options.check()?;
-        Self::on(Machine::new(options.pages())?, options)
+        Self::on(DoubleVm::new(options.pages())?, options)
     }
 
     /// A front end in a domain that is there: several devices of one guest.
     ///
     /// # Errors
     /// As of [`Blkfront::new`]; the domain must have [`FrontOptions::pages`] pages left.
-    pub fn on(vm: Machine, options: FrontOptions) -> io::Result<Self> {
+    pub fn on(vm: DoubleVm, options: FrontOptions) -> io::Result<Self> {
         options.check()?;
         let queues = (0..options.queues).map(|_| FrontQueue::new(&vm, &options));
         let queues = queues.collect::<io::Result<Vec<_>>>()?;
@@ -78,7 +78,7 @@ impl Blkfront {
     }
 
     /// The domain.
-    pub fn machine(&self) -> &Machine {
+    pub fn vm(&self) -> &DoubleVm {
         &self.vm
     }
 

@@ -14,7 +14,7 @@ use super::slots::Slots;
 use crate::blkif::{Abi, DISCARD_SECURE, FrontRing, Request, RingError, Slot, op, status};
 use crate::channel::Channel;
 use crate::domain::{GrantRef, PAGE_LEN, Rights};
-use crate::double::{Machine, RevokeError, Wire};
+use crate::double::{DoubleVm, RevokeError, Wire};
 
 /// In the id of a request that the caller made itself ([`FrontQueue::submit_raw`]).
 pub const RAW_ID: u64 = 1 << 63;
@@ -78,17 +78,17 @@ struct Area {
 }
 
 impl Area {
-    fn new(vm: &Machine, pages: u32) -> io::Result<Self> {
+    fn new(vm: &DoubleVm, pages: u32) -> io::Result<Self> {
         let none = || io::Error::new(io::ErrorKind::OutOfMemory, "the domain has no pages left");
         Ok(Self { page: vm.take_pages(pages).ok_or_else(none)?, pages, grants: Vec::new() })
     }
 
-    fn bounds(&self, vm: &Machine) -> (NonNull<u8>, usize) {
+    fn bounds(&self, vm: &DoubleVm) -> (NonNull<u8>, usize) {
         (vm.page(self.page), self.pages as usize * PAGE_LEN)
     }
 
     /// Empties the pages and grants them anew; none may be in use.
-    fn renew(&mut self, vm: &Machine, back_end: u32) -> io::Result<()> {
+    fn renew(&mut self, vm: &DoubleVm, back_end: u32) -> io::Result<()> {
         while let Some(grant) = self.grants.last() {
             if let Err(RevokeError::InUse(_)) = vm.revoke(*grant) {
                 let why = "the back end still has the ring mapped; it must let go before a new one is made";
@@ -107,7 +107,7 @@ impl Area {
 /// A queue. Belongs to one thread at a time.
 #[derive(Debug)]
 pub struct FrontQueue {
-    vm: Machine,
+    vm: DoubleVm,
     abi: Abi,
     back_end: u32,
     sector_size: u32,
@@ -130,7 +130,7 @@ fn broken(error: RingError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-fn ring_in(vm: &Machine, areas: &(Area, Option<Area>), abi: Abi) -> io::Result<FrontRing> {
+fn ring_in(vm: &DoubleVm, areas: &(Area, Option<Area>), abi: Abi) -> io::Result<FrontRing> {
     let requests = areas.0.bounds(vm);
     // SAFETY: the queue keeps `vm`, and the areas are taken from it for the ring alone.
     let ring = unsafe {
@@ -143,7 +143,7 @@ fn ring_in(vm: &Machine, areas: &(Area, Option<Area>), abi: Abi) -> io::Result<F
 }
 
 impl FrontQueue {
-    pub(super) fn new(vm: &Machine, options: &FrontOptions) -> io::Result<Self> {
+    pub(super) fn new(vm: &DoubleVm, options: &FrontOptions) -> io::Result<Self> {
         let mut requests = Area::new(vm, options.ring_pages())?;
         requests.renew(vm, options.back_end)?;
         let mut responses = match options.response_pages() {
@@ -382,7 +382,7 @@ impl FrontQueue {
 
     /// Makes the ring anew, as a guest does that was suspended or whose back end is another one now, and asks once more
     /// what has no answer, in the same order; how many requests. The back end must have let go of the old ring
-    /// ([`Machine::back_end_died`] for one that was killed), and be invited again; then [`FrontQueue::kick`].
+    /// ([`DoubleVm::back_end_died`] for one that was killed), and be invited again; then [`FrontQueue::kick`].
     ///
     /// Requests that were made by hand are forgotten.
     ///

@@ -5,7 +5,7 @@ use std::io;
 use super::options::FrontOptions;
 use crate::blkif::{INDIRECT_PER_PAGE, Request, SEGMENT_LEN, Segment};
 use crate::domain::{GrantRef, PAGE_LEN, Rights};
-use crate::double::{Machine, RevokeError};
+use crate::double::{DoubleVm, RevokeError};
 
 /// What a slot is used for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ enum Use {
 /// The slots of a queue.
 #[derive(Debug)]
 pub(super) struct Slots {
-    vm: Machine,
+    vm: DoubleVm,
     back_end: u32,
     persistent: bool,
     segment_len: u32,
@@ -39,7 +39,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(vm: &Machine, options: &FrontOptions) -> io::Result<Self> {
+    pub(super) fn new(vm: &DoubleVm, options: &FrontOptions) -> io::Result<Self> {
         let take = |count: u32| {
             let none = || io::Error::new(io::ErrorKind::OutOfMemory, "the domain has no pages left");
             vm.take_pages(options.depth * count).ok_or_else(none)

@@ -257,7 +257,7 @@ fn grants_live_as_long_as_they_should() {
             seen.push(grants);
         }
         assert_eq!(seen[0] == seen[1] && seen[1] == seen[2], persistent);
-        assert_eq!(front.machine().uses(seen[2][0]), 0);
+        assert_eq!(front.vm().uses(seen[2][0]), 0);
     }
 }
 
@@ -347,7 +347,7 @@ fn what_has_no_answer_is_asked_again_after_a_reconnect() {
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy, "the old ring is mapped");
         // Killed: only the hypervisor unmaps for it.
         std::mem::forget(backend);
-        front.machine().back_end_died();
+        front.vm().back_end_died();
         assert_eq!(queue.reconnect().unwrap(), depth);
         queue.kick().unwrap();
         let mut invitation = front.invitation_of(std::slice::from_ref(&queue)).unwrap();
@@ -428,7 +428,7 @@ fn no_waiter_sleeps_through_a_notification() {
 #[test]
 fn several_queues_share_a_domain() {
     let options = FrontOptions { queues: 3, depth: 4, buffer_len: 4096, ..FrontOptions::default() };
-    let vm = crate::double::Machine::new(2 * options.pages()).unwrap();
+    let vm = crate::double::DoubleVm::new(2 * options.pages()).unwrap();
     let fronts = [0, 1].map(|_| Blkfront::on(vm.clone(), options.clone()).unwrap());
     assert!(Blkfront::on(vm.clone(), options.clone()).is_err(), "no pages left");
     let mut grants = Vec::new();

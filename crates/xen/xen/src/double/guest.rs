@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
-use super::memory::{Machine, Memory};
+use super::memory::{DoubleVm, Memory};
 use crate::domain::{CopyBatch, Direction, GrantRef, PAGE_LEN, Rights, grant_status};
 use crate::sys::CopySegment;
 
@@ -22,7 +22,7 @@ impl Guest {
     /// The domain behind a memfd, under the number `domid`; the back end is domain 0.
     ///
     /// # Errors
-    /// It is no memory of a [`Machine`].
+    /// It is no memory of a [`DoubleVm`].
     pub fn from_fd(fd: OwnedFd, domid: u32) -> io::Result<Self> {
         Self::from_fd_for(fd, domid, 0)
     }
@@ -39,7 +39,7 @@ impl Guest {
     ///
     /// # Errors
     /// No descriptor or no memory is left.
-    pub fn of(vm: &Machine, domid: u32) -> io::Result<Self> {
+    pub fn of(vm: &DoubleVm, domid: u32) -> io::Result<Self> {
         Self::from_fd(vm.share()?, domid)
     }
 

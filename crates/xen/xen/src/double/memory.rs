@@ -198,15 +198,15 @@ pub enum RevokeError {
 /// Cheap to clone; all clones are the same domain. Memory is handed out raw: tests change it from other threads while a
 /// back end looks at it, as a hostile guest does.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct DoubleVm {
     memory: Arc<Memory>,
     /// Where to look for a free grant next.
     next_grant: Arc<AtomicU32>,
-    /// Pages handed out by [`Machine::take_pages`].
+    /// Pages handed out by [`DoubleVm::take_pages`].
     taken: Arc<AtomicU32>,
 }
 
-impl Machine {
+impl DoubleVm {
     /// A domain with `pages` pages of 4 KiB.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! A double of the hypervisor: a domain is a memfd with a grant table in it, event channels are pairs of eventfds.
 //!
 //! The other side of [`crate::Domain`] and [`crate::Channel`] for tests, fuzzers and benchmarks on any host. Both
-//! sides may be processes of their own: what they share are descriptors. [`Machine`] is the domain as it sees itself,
+//! sides may be processes of their own: what they share are descriptors. [`DoubleVm`] is the domain as it sees itself,
 //! [`Guest`] the same as a back end sees it, [`Wire`] an end of an event channel.
 //!
 //! # What its costs stand for
@@ -18,7 +18,7 @@ mod memory;
 mod wire;
 
 pub use guest::{Guest, MappedPages};
-pub use memory::{Machine, RevokeError};
+pub use memory::{DoubleVm, RevokeError};
 pub use wire::Wire;
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use crate::domain::{CopyBatch, Direction, Domain, GrantRef, PAGE_LEN, Rights, gr
 
 const US: u32 = 0;
 
-fn world(pages: u32) -> (Machine, Domain) {
-    let vm = Machine::new(pages).unwrap();
+fn world(pages: u32) -> (DoubleVm, Domain) {
+    let vm = DoubleVm::new(pages).unwrap();
     let domain = Domain::Double(Guest::of(&vm, 5).unwrap());
     (vm, domain)
 }
@@ -128,7 +128,7 @@ fn a_copy_across_the_border_of_a_page_fails_the_batch() {
 
 #[test]
 fn grants_run_out_and_come_back() {
-    let vm = Machine::new(1).unwrap();
+    let vm = DoubleVm::new(1).unwrap();
     let mut grants = Vec::new();
     while let Ok(grant) = vm.grant(0, Rights::Read, US) {
         grants.push(grant);
@@ -142,7 +142,7 @@ fn grants_run_out_and_come_back() {
 
 #[test]
 fn pages_are_set_aside_once() {
-    let vm = Machine::new(10).unwrap();
+    let vm = DoubleVm::new(10).unwrap();
     assert_eq!(vm.take_pages(4), Some(0));
     assert_eq!(vm.take_pages(7), None);
     assert_eq!(vm.take_pages(6), Some(4));

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use tapio_load::Random;
-use tapio_xen::double::{Guest, Machine, Wire};
+use tapio_xen::double::{DoubleVm, Guest, Wire};
 use tapio_xen::{Channel, Domain, GrantRef, Rights};
 use tapio_xenstore::wire::{Decoder, Header, MessageKind, Request};
 use tapio_xenstore::{Client, Nodes};
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Domains of the double with the daemon's ends of their channels.
 #[derive(Debug)]
-struct Doubles(BTreeMap<u32, (Machine, GrantRef, Vec<Wire>)>);
+struct Doubles(BTreeMap<u32, (DoubleVm, GrantRef, Vec<Wire>)>);
 
 impl Source for Doubles {
     fn page(&mut self, domid: u32, _gfn: u64) -> io::Result<Page> {
@@ -40,7 +40,7 @@ impl Source for Doubles {
 struct World {
     scratch: tempfile::TempDir,
     /// What a hypervisor keeps when the daemon is gone.
-    doubles: Vec<(u32, Machine, GrantRef, Wire)>,
+    doubles: Vec<(u32, DoubleVm, GrantRef, Wire)>,
     waker: OwnedFd,
     thread: Option<std::thread::JoinHandle<()>>,
     root: Client,
@@ -58,7 +58,7 @@ impl World {
         let mut doubles = Vec::new();
         let mut guests = Vec::new();
         for domid in [1, 2, 0, 3] {
-            let vm = Machine::new(4).expect("memory");
+            let vm = DoubleVm::new(4).expect("memory");
             let page = vm.take_pages(1).expect("a page");
             let grant = vm.grant(page, Rights::Write, 0).expect("a grant");
             let (ours, theirs) = Wire::pair().expect("a channel");
@@ -82,7 +82,7 @@ impl World {
     /// The daemon begins with what is in the directory.
     fn start(
         scratch: &Path,
-        doubles: &[(u32, Machine, GrantRef, Wire)],
+        doubles: &[(u32, DoubleVm, GrantRef, Wire)],
     ) -> (OwnedFd, std::thread::JoinHandle<()>, Client) {
         let (path, state) = (scratch.join("socket"), scratch.join("state"));
         let mut ends = BTreeMap::new();

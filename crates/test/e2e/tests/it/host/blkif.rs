@@ -219,7 +219,7 @@ fn a_guest_works_on_its_disk_and_everybody_can_see_it() {
         let minor = tap.minor.to_string();
         run(&mut host.tapio(&["disk", "front", "remove", "-p", &pid, "-m", &minor, &id])).ok();
         let ring = queue.invitation().expect("descriptors").ring[0];
-        assert_eq!(front.machine().uses(ring), 0, "nothing is mapped any more");
+        assert_eq!(front.vm().uses(ring), 0, "nothing is mapped any more");
         stop(&scratch, tap);
     }
     assert_vhd_valid(&scratch.join("leaf.vhd"));
@@ -265,7 +265,7 @@ fn what_a_killed_process_left_is_done_by_the_next() {
                     }
                 }
                 tap.kill();
-                front.machine().back_end_died();
+                front.vm().back_end_died();
                 tap = host.create(image);
                 start = if generation % 2 == 0 { RingStart::Auto } else { RingStart::Resume };
             }
