@@ -1,5 +1,6 @@
 //! Real disk processes on real files.
 
+use std::cell::Cell;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -187,11 +188,16 @@ fn a_process_that_dies_while_it_takes_anothers_place_is_replaced_too() {
         signal(process.pid, Signal::KILL);
         process
     };
+    let replaced = Cell::new(0);
     let is_replaced = |process| {
+        // The message is the last step. A process that serves may not be offered yet, and its death then counts as one
+        // of the tries of the replacement that is under way.
+        replaced.set(replaced.get() + 1);
         wait("another process", || {
-            rig.stack.disks.of_vbd(uuid).is_some_and(|now| now.process.is_some_and(|now| now != process))
-                && rig.stack.disks.serves(uuid)
+            rig.stack.db.find("message", "name", "VBD_DISK_PROCESS_RESTARTED").len() == replaced.get()
         });
+        let now = rig.stack.disks.of_vbd(uuid).and_then(|note| note.process);
+        assert!(now.is_some_and(|now| now != process) && rig.stack.disks.serves(uuid), "{now:?}");
         assert!(rig.get("VBD", &vbd).bool("currently_attached"));
         rig.check_real();
     };
