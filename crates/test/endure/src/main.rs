@@ -23,6 +23,8 @@ mod report;
 mod toolstack;
 mod xenstored;
 
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
@@ -30,7 +32,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::Parser;
 
-use crate::report::Report;
+use crate::report::{Finding, Report, words_of};
 
 /// Run Tapio's programs under verified load while they are killed, paused, moved, and their storage fails
 ///
@@ -154,6 +156,10 @@ fn main() -> ExitCode {
     let report = Report::new(arguments.seed.unwrap_or_else(seed), arguments.quiet);
     eprintln!("tapio-endure: seed {}, {} minutes", report.seed, arguments.minutes);
     let dir = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);
+    if let Err(error) = fs::create_dir_all(&dir) {
+        eprintln!("tapio-endure: {} cannot be made: {error}; give another --dir", dir.display());
+        return ExitCode::from(2);
+    }
     let ran = run(&arguments, &dir, &report);
     if arguments.json {
         println!("{:#}", report.json());
@@ -185,12 +191,17 @@ fn run(arguments: &Arguments, dir: &Path, report: &Report) -> usize {
             .into_iter()
             .filter(chosen)
             .map(|leg| {
-                scope.spawn(move || match leg.run(dir, report) {
-                    Ok(()) => true,
-                    Err(reason) => {
-                        report.leave_out(leg.name, &reason);
-                        false
+                scope.spawn(move || {
+                    let ran = catch_unwind(AssertUnwindSafe(|| leg.run(dir, report)));
+                    match ran.as_ref() {
+                        Ok(Ok(())) => {}
+                        Ok(Err(reason)) => report.leave_out(leg.name, reason),
+                        Err(panic) => {
+                            let what = words_of(panic.as_ref());
+                            report.found(Finding { leg: leg.name.into(), step: 0, what });
+                        }
                     }
+                    matches!(ran, Ok(Ok(())))
                 })
             })
             .collect();
