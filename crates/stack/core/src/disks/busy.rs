@@ -40,6 +40,10 @@ impl Table {
         busy
     }
 
+    pub(super) fn is_paused(&self, vbd: Uuid) -> bool {
+        self.busy.lock().get(&vbd) == Some(&Why::Paused)
+    }
+
     /// Does something when the process of a disk is not being replaced, or at `until`; no replacement begins meanwhile.
     pub(super) fn after_replacement<T>(&self, vbd: Uuid, until: Instant, work: impl FnOnce() -> T) -> T {
         let _held = self.wait(until, |busy| busy.get(&vbd) == Some(&Why::Replaced));

@@ -424,6 +424,11 @@ impl Disks {
         Ok(names_process.then_some(after))
     }
 
+    /// Whether the disk waits for other images: no process takes the place of a dead one meanwhile.
+    pub fn is_paused(&self, vbd: Uuid) -> bool {
+        self.0.busy.is_paused(vbd)
+    }
+
     /// Finds what an earlier daemon left: its notes are known from now on, and processes without a note are
     /// ended. What runs is not touched.
     pub fn adopt(&self) {

@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tapio_model::ApiError;
 use tapio_vm::{ShutdownKind, VmDriver, VmEvent, VmState};
-use uuid::Uuid;
 
 use super::plug::record;
 use super::running::Running;
@@ -22,6 +21,8 @@ const TURN: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(200);
 /// How long a guest that has ended may take to be cleared away.
 const CLEAR: Duration = Duration::from_secs(30);
+/// Deaths of disk processes that are followed at a time.
+const FOLLOWED_MAX: usize = 16;
 
 /// One thread for each driver, and one for disk processes. They end with the toolstack.
 pub fn spawn(vms: &Arc<Vms>) {
@@ -85,43 +86,68 @@ fn ended(vms: &Arc<Vms>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), A
     Ok(())
 }
 
+/// Each death is followed in a thread of its own: a storage that hangs keeps its disk, and none that died after it.
 fn processes(vms: &Weak<Vms>) {
-    let mut pending: Vec<Note> = Vec::new();
+    let mut due: Vec<Note> = Vec::new();
+    let mut followed: Vec<(Note, JoinHandle<Followed>)> = Vec::new();
     loop {
         let Some(disks) = vms.upgrade().map(|vms| vms.disks.clone()) else { return };
-        let turn = if pending.is_empty() { TURN } else { AGAIN };
+        let turn = if due.is_empty() && followed.is_empty() { TURN } else { AGAIN };
         let death = disks.wait_for_death(Instant::now() + turn);
         let Some(vms) = vms.upgrade() else { return };
-        pending.retain(|note| follow(note.spec.vbd, left_ended(&vms, &Call::own(&vms), note)));
-        if let Some(vbd) = death
-            && follow(vbd, died(&vms, vbd))
-        {
-            pending.extend(vms.disks.of_vbd(vbd));
+        for (note, thread) in followed.extract_if(.., |(_, thread)| thread.is_finished()) {
+            if thread.join().is_ok_and(|followed| followed == Followed::Again) {
+                due.push(note);
+            }
+        }
+        due.extend(death.and_then(|vbd| vms.disks.of_vbd(vbd)));
+        let free = FOLLOWED_MAX - followed.len();
+        let ready = due.extract_if(.., |note| !vms.disks.is_paused(note.spec.vbd)).take(free);
+        for note in ready.collect::<Vec<_>>() {
+            let (vms, of) = (Arc::clone(&vms), note.clone());
+            match thread::Builder::new().name("disk-death".into()).spawn(move || follow(&vms, &of)) {
+                Ok(thread) => followed.push((note, thread)),
+                Err(error) => {
+                    tracing::warn!(vbd = %note.spec.vbd, %error, "the death of a disk process waits for a thread");
+                    due.push(note);
+                }
+            }
         }
     }
 }
 
-/// Whether what followed a death has to be tried again, because another operation holds the VBD or its VM.
-fn follow(vbd: Uuid, followed: Result<(), ApiError>) -> bool {
-    match followed {
-        Ok(()) => false,
-        Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => true,
-        Err(error) => {
-            tracing::warn!(%vbd, %error, "the death of a disk process could not be followed");
-            false
-        }
-    }
+/// What came of following a death.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Followed {
+    Done,
+    /// Another operation holds the VBD, its VM, or the disk's images.
+    Again,
 }
 
-/// The process of a plugged disk has died: another takes its place, or the guest has lost its disk.
-fn died(vms: &Arc<Vms>, uuid: Uuid) -> Result<(), ApiError> {
-    let call = Call::own(vms);
-    let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(()) };
+fn follow(vms: &Arc<Vms>, note: &Note) -> Followed {
+    died(vms, note).unwrap_or_else(|error| {
+        if error.code == "OTHER_OPERATION_IN_PROGRESS" {
+            return Followed::Again;
+        }
+        tracing::warn!(vbd = %note.spec.vbd, %error, "the death of a disk process could not be followed");
+        Followed::Done
+    })
+}
+
+/// The process of a plugged disk, which `died` names, has died: another takes its place, or the guest has lost its
+/// disk.
+fn died(vms: &Arc<Vms>, died: &Note) -> Result<Followed, ApiError> {
+    let (call, uuid) = (Call::own(vms), died.spec.vbd);
+    let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(Followed::Done) };
+    if note.process.is_some() && note.process != died.process {
+        // Another has taken its place already, and is watched itself.
+        return Ok(Followed::Done);
+    }
     if note.phase != Phase::Running {
         return left_ended(vms, &call, &note);
     }
     if recover::waits_for_sr(vms, &note) {
-        return Ok(());
+        return Ok(Followed::Done);
     }
     let vbd = vms.db.by_uuid("VBD", &uuid.to_string())?;
     let Err(error) = recover::restart(vms, &note) else {
@@ -130,24 +156,30 @@ fn died(vms: &Arc<Vms>, uuid: Uuid) -> Result<(), ApiError> {
             "The disk process of VBD {uuid} died and was started again; the guest has noticed a pause."
         );
         lookup::tell(vms, "VBD_DISK_PROCESS_RESTARTED", &*vms.db.get("VM", vbd.text("VM"))?, &told);
-        return Ok(());
+        return Ok(Followed::Done);
     };
-    let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(()) };
+    let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(Followed::Done) };
     if note.phase != Phase::Running {
         // An unplug came first.
         return left_ended(vms, &call, &note);
+    }
+    if vms.disks.is_paused(uuid) {
+        // A snapshot came first, and takes longer than a start may: the guest waits for its storage, and loses nothing.
+        return Ok(Followed::Again);
     }
     let why = format!("The disk process of VBD {uuid} died and cannot be started again: {error}");
     recover::remove(&call, &note, Some(&vbd))?;
     record(&call, &vbd.reference, None, Some(&why))?;
     lookup::tell(vms, "VBD_DISK_PROCESS_DIED", &*vms.db.get("VM", vbd.text("VM"))?, &why);
-    Ok(())
+    Ok(Followed::Done)
 }
 
 /// A process that an unplug left behind has ended: its VDI is free again.
-fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<(), ApiError> {
+fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<Followed, ApiError> {
     let vbd = vms.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
-    let Some(record) = &vbd else { return recover::remove(call, note, None) };
+    let Some(record) = &vbd else {
+        return recover::remove(call, note, None).map(|()| Followed::Done);
+    };
     let check = |_: &mut Change<'_>, vbd: &Object| Ok(vbd.bool("currently_attached"));
     let (_running, is_attached) = Running::begin(call, "VBD", &record.reference, "unplug", check)?;
     // An operation may have cleared it away, and plugged another disk. One that is attached although its disk ends is
@@ -156,8 +188,8 @@ fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<(), ApiError> 
         now.process.is_none_or(|process| note.process == Some(process))
             && (!is_attached || now.phase == Phase::Ending)
     };
-    match vms.disks.of_vbd(note.spec.vbd) {
-        Some(now) if is_left(&now) => recover::remove(call, &now, Some(record)),
-        _ => Ok(()),
+    if let Some(now) = vms.disks.of_vbd(note.spec.vbd).filter(is_left) {
+        recover::remove(call, &now, Some(record))?;
     }
+    Ok(Followed::Done)
 }
