@@ -202,98 +202,9 @@ impl Raw {
     }
 
     fn finish(self) -> Result<Options, String> {
-        let image = match (self.image, self.blk_file) {
-            (Some(_), Some(_)) => return Err("give --image or --blk-file, not both".into()),
-            (Some(image), None) => Some(ImageSource::Leaf(image)),
-            // The convention has no way to name a format, so the file's name does, never its content.
-            (None, Some(file)) if file.ends_with(".vhd") => {
-                Some(ImageSource::Leaf(format!("vhd:{}", absolute(&file)?)))
-            }
-            (None, Some(file)) => Some(ImageSource::Leaf(format!("aio:{}", absolute(&file)?))),
-            (None, None) => None,
-        };
-        if let Some(image) = &image {
-            image.check().map_err(|error| error.to_string())?;
-        }
-        let mut fronts = Vec::new();
-        let export = self.export.clone().unwrap_or_default();
-        for path in &self.nbd_unix {
-            let path = PathBuf::from(absolute(path)?);
-            fronts.push(Front::NbdUnix {
-                path,
-                listener: None,
-                export: export.clone(),
-                read_only: self.read_only,
-            });
-        }
-        let tls = TlsSettings::from_options(
-            self.tls.as_deref(),
-            self.tls_dir.clone().map(PathBuf::from),
-            self.tls_psk.clone().map(PathBuf::from),
-            self.tls_verify_peer,
-        )
-        .map_err(|error| error.to_string())?;
-        if tls.is_some() && self.nbd_tcp.is_empty() {
-            return Err("TLS is for NBD over TCP: give --nbd-tcp".into());
-        }
-        for addr in &self.nbd_tcp {
-            let addr: SocketAddr = addr
-                .parse()
-                .map_err(|_| format!("'{addr}' is not an address and port, as 127.0.0.1:10809"))?;
-            fronts.push(Front::NbdTcp {
-                addr,
-                tls: tls.clone(),
-                export: export.clone(),
-                read_only: self.read_only,
-            });
-        }
-        let vhost_user = |socket: PathBuf, connection: Option<u32>| Front::VhostUser {
-            socket,
-            listener: None,
-            connection,
-            queues: self.queues.unwrap_or(1),
-            queue_size: self.queue_size.unwrap_or(1024),
-            read_only: self.read_only,
-        };
-        for path in &self.vhost_user {
-            fronts.push(vhost_user(PathBuf::from(absolute(path)?), None));
-        }
-        // The device is attached when the process has given up its privileges already.
-        let has_device = self.device.is_some();
-        if let Some(how) = self.device {
-            fronts.push(Front::Block { how, device: None, read_only: self.read_only });
-        }
-        if let Some(fd) = self.fd {
-            if fd < 0 {
-                return Err(format!("'--fd {fd}' is not a descriptor"));
-            }
-            fronts.push(vhost_user(PathBuf::from(format!("/proc/self/fd/{fd}")), Some(0)));
-        }
-        if image.is_none() && !fronts.is_empty() {
-            return Err("a front end needs an image: give --image".into());
-        }
-        if image.is_none() && self.key_file.is_some() {
-            return Err("--key-file is the key of an image: give --image".into());
-        }
-        if image.is_some() && fronts.is_empty() {
-            return Err(
-                "an image needs a front end: give --nbd-unix, --nbd-tcp, --vhost-user or --device".into()
-            );
-        }
-        for front in &fronts {
-            front.check(usize::from(self.fd.is_some())).map_err(|error| error.to_string())?;
-        }
-        if let Some(minor) = self.minor.filter(|minor| *minor >= MINOR_MAX) {
-            return Err(format!("minor numbers end below {MINOR_MAX}, so {minor} is none"));
-        }
-        let polling =
-            Polling { max_us: self.poll_max.unwrap_or(0), idle_percent: self.poll_idle.unwrap_or(50) };
-        if polling.max_us > 1_000_000 || polling.idle_percent > 100 {
-            return Err("--poll-max goes up to 1000000 microseconds and --poll-idle to 100 percent".into());
-        }
-        if self.foreground && self.detach {
-            return Err("--detach leaves the terminal, in which --foreground stays".into());
-        }
+        let image = self.image()?;
+        let fronts = self.fronts()?;
+        self.check(image.is_some(), &fronts)?;
         Ok(Options {
             foreground: self.foreground,
             detach: self.detach,
@@ -302,11 +213,8 @@ impl Raw {
             fronts,
             vhost_user_fd: self.fd,
             read_only: self.read_only,
-            key_file: self.key_file,
-            polling,
+            polling: self.polling()?,
             minor: self.minor,
-            limits: self.limits.unwrap_or_default(),
-            pool: self.pool,
             no_space: match self.no_space {
                 Some(no_space) => no_space,
                 None => from_env("TAPIO_NO_SPACE", no_space)?.unwrap_or(NoSpace::Fail),
@@ -326,11 +234,110 @@ impl Raw {
                 },
                 user: self.user,
                 allowed: self.allow.into_iter().map(PathBuf::from).collect(),
+                // The device is attached when the process has given up its privileges already.
                 devices: self.devices
-                    || has_device
+                    || self.device.is_some()
                     || std::env::var("TAPIO_DEVICES").is_ok_and(|value| value == "1"),
             },
+            key_file: self.key_file,
+            limits: self.limits.unwrap_or_default(),
+            pool: self.pool,
         })
+    }
+
+    fn image(&self) -> Result<Option<ImageSource>, String> {
+        let leaf = match (&self.image, &self.blk_file) {
+            (Some(_), Some(_)) => return Err("give --image or --blk-file, not both".into()),
+            (Some(image), None) => image.clone(),
+            // The convention has no way to name a format, so the file's name does, never its content.
+            (None, Some(file)) if file.ends_with(".vhd") => format!("vhd:{}", absolute(file)?),
+            (None, Some(file)) => format!("aio:{}", absolute(file)?),
+            (None, None) => return Ok(None),
+        };
+        let image = ImageSource::Leaf(leaf);
+        image.check().map_err(|error| error.to_string())?;
+        Ok(Some(image))
+    }
+
+    fn fronts(&self) -> Result<Vec<Front>, String> {
+        let mut fronts = Vec::new();
+        let export = self.export.clone().unwrap_or_default();
+        let read_only = self.read_only;
+        for path in &self.nbd_unix {
+            let path = PathBuf::from(absolute(path)?);
+            fronts.push(Front::NbdUnix { path, listener: None, export: export.clone(), read_only });
+        }
+        let tls = TlsSettings::from_options(
+            self.tls.as_deref(),
+            self.tls_dir.clone().map(PathBuf::from),
+            self.tls_psk.clone().map(PathBuf::from),
+            self.tls_verify_peer,
+        )
+        .map_err(|error| error.to_string())?;
+        if tls.is_some() && self.nbd_tcp.is_empty() {
+            return Err("TLS is for NBD over TCP: give --nbd-tcp".into());
+        }
+        for addr in &self.nbd_tcp {
+            let addr: SocketAddr = addr
+                .parse()
+                .map_err(|_| format!("'{addr}' is not an address and port, as 127.0.0.1:10809"))?;
+            fronts.push(Front::NbdTcp { addr, tls: tls.clone(), export: export.clone(), read_only });
+        }
+        let vhost_user = |socket: PathBuf, connection: Option<u32>| Front::VhostUser {
+            socket,
+            listener: None,
+            connection,
+            queues: self.queues.unwrap_or(1),
+            queue_size: self.queue_size.unwrap_or(1024),
+            read_only,
+        };
+        for path in &self.vhost_user {
+            fronts.push(vhost_user(PathBuf::from(absolute(path)?), None));
+        }
+        if let Some(how) = self.device {
+            fronts.push(Front::Block { how, device: None, read_only });
+        }
+        if let Some(fd) = self.fd {
+            if fd < 0 {
+                return Err(format!("'--fd {fd}' is not a descriptor"));
+            }
+            fronts.push(vhost_user(PathBuf::from(format!("/proc/self/fd/{fd}")), Some(0)));
+        }
+        for front in &fronts {
+            front.check(usize::from(self.fd.is_some())).map_err(|error| error.to_string())?;
+        }
+        Ok(fronts)
+    }
+
+    fn polling(&self) -> Result<Polling, String> {
+        let polling =
+            Polling { max_us: self.poll_max.unwrap_or(0), idle_percent: self.poll_idle.unwrap_or(50) };
+        if polling.max_us > 1_000_000 || polling.idle_percent > 100 {
+            return Err("--poll-max goes up to 1000000 microseconds and --poll-idle to 100 percent".into());
+        }
+        Ok(polling)
+    }
+
+    /// Options that need one another, or exclude one another.
+    fn check(&self, has_image: bool, fronts: &[Front]) -> Result<(), String> {
+        if !has_image && !fronts.is_empty() {
+            return Err("a front end needs an image: give --image".into());
+        }
+        if !has_image && self.key_file.is_some() {
+            return Err("--key-file is the key of an image: give --image".into());
+        }
+        if has_image && fronts.is_empty() {
+            return Err(
+                "an image needs a front end: give --nbd-unix, --nbd-tcp, --vhost-user or --device".into()
+            );
+        }
+        if let Some(minor) = self.minor.filter(|minor| *minor >= MINOR_MAX) {
+            return Err(format!("minor numbers end below {MINOR_MAX}, so {minor} is none"));
+        }
+        if self.foreground && self.detach {
+            return Err("--detach leaves the terminal, in which --foreground stays".into());
+        }
+        Ok(())
     }
 }
 

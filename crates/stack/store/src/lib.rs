@@ -10,7 +10,7 @@ use std::fmt;
 use std::time::Duration;
 
 pub use memory::Memory;
-pub use sqlite::{Patient, Sqlite};
+pub use sqlite::{DeferringStore, Sqlite};
 
 /// Number of a change; grows by at least one with every commit.
 pub type Revision = u64;

@@ -17,7 +17,7 @@ use tapio_control::notify;
 use tapio_core::Toolstack;
 use tapio_core::config::Config;
 use tapio_core::db::Db;
-use tapio_store::{Patient, Store};
+use tapio_store::{DeferringStore, Store};
 use tapio_sys::successor::{Holder, is_served, take_over};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -127,9 +127,9 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
 fn toolstack(
     settings: &Settings,
     accounts: &Arc<Accounts>,
-) -> Result<(Arc<Toolstack>, Arc<Patient>), String> {
+) -> Result<(Arc<Toolstack>, Arc<DeferringStore>), String> {
     let path = settings.state_dir.join(DATABASE);
-    let store = Arc::new(Patient::open(&path).map_err(|error| error.to_string())?);
+    let store = Arc::new(DeferringStore::open(&path).map_err(|error| error.to_string())?);
     let db = Db::open(Arc::clone(&store) as Arc<dyn Store>)
         .map_err(|error| format!("{}: {error}", path.display()))?;
     let config = Config {
@@ -181,7 +181,7 @@ fn say_full(stack: &Toolstack, why: &str) {
 }
 
 /// Puts in order what an earlier daemon left. Calls that only look are answered meanwhile.
-fn recover(stack: &Arc<Toolstack>, store: &Patient, default_sr: Option<&Path>) -> Result<(), String> {
+fn recover(stack: &Arc<Toolstack>, store: &DeferringStore, default_sr: Option<&Path>) -> Result<(), String> {
     let recovered = stack.recover(Instant::now() + STORAGE);
     recovered.map_err(|error| format!("recovery of what an earlier daemon left: {error}"))?;
     match default_sr.map_or(Ok(()), |path| default_sr::ensure(stack, path)) {
@@ -197,7 +197,7 @@ fn recover(stack: &Arc<Toolstack>, store: &Patient, default_sr: Option<&Path>) -
 async fn serve(
     settings: &Settings,
     options: &Options,
-    (stack, store): (Arc<Toolstack>, Arc<Patient>),
+    (stack, store): (Arc<Toolstack>, Arc<DeferringStore>),
     certificates: Option<Arc<Certificates>>,
     made: bool,
 ) -> Result<(), String> {

@@ -90,7 +90,7 @@ struct Leg {
 
 #[derive(Clone, Copy)]
 enum LegKind {
-    Disk(&'static disk::Kind),
+    Disk(&'static disk::DiskKind),
     Xenstored,
     Toolstack,
 }

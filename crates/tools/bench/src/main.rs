@@ -59,17 +59,17 @@ enum What {
     ///
     /// Starts a tapiod of its own in a directory that is removed at the end, with real disk processes and, but for one
     /// VM, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
-    Toolstack(toolstack::Arguments),
+    Toolstack(toolstack::ToolstackArguments),
     /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
     /// memory that both sides map, and eventfds. So the costs of rings, requests, copies and wake-ups are real, and
     /// those of hypercalls are missing; see the end of '--help'.
-    Xen(xen::Arguments),
+    Xen(xen::XenArguments),
     /// Measure our xenstored beside the stock one: requests, transactions, listings of domains
     ///
     /// Both run without a hypervisor, at sockets in a directory that is removed at the end.
-    Xenstore(xenstore::Arguments),
+    Xenstore(xenstore::XenstoreArguments),
 }
 
 /// Measure speed and cost beside other servers on this host

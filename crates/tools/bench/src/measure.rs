@@ -184,7 +184,7 @@ impl Running {
 
     fn nbd(&self, job: &Job) -> Result<(Sample, u64), String> {
         let address = Address::Unix(self.socket.clone());
-        let report = load::run(&address, &wishes(), &job.load(), job.workload.connections)
+        let report = load::run(&address, &client_options(), &job.load(), job.workload.connections)
             .map_err(|error| format!("{}: {error}; {}", self.server.name, self.said()))?;
         Ok((Sample::of(&report, job.workload.block_len), report.count))
     }
@@ -199,7 +199,7 @@ impl Drop for Running {
     }
 }
 
-fn wishes() -> ClientOptions {
+fn client_options() -> ClientOptions {
     ClientOptions { export: EXPORT.into(), style: Style::Structured, allocation: false }
 }
 
@@ -215,7 +215,7 @@ pub fn connect(socket: &Path) -> Result<Client, String> {
     if !socket.exists() {
         return Err("there is no socket yet".into());
     }
-    Client::connect(&Address::Unix(socket.to_path_buf()), &wishes(), START_MAX)
+    Client::connect(&Address::Unix(socket.to_path_buf()), &client_options(), START_MAX)
         .map_err(|error| error.to_string())
 }
 

@@ -18,7 +18,7 @@ use tapio_report::failure::{Result, print, print_json};
   tapio domains --json            everything that was read, as JSON
 
 A device's two words are the states of its front end, which the guest writes, and of its back end.")]
-pub struct Arguments {
+pub struct DomainsArguments {
     /// Number or name of a domain; all without
     domain: Option<String>,
     /// As JSON
@@ -29,7 +29,7 @@ pub struct Arguments {
     xenstored: Option<PathBuf>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &DomainsArguments) -> Result<()> {
     let mut client =
         arguments.xenstored.as_deref().map_or_else(Client::open, Client::connect).map_err(failed)?;
     let found = match arguments.domain.as_ref().map(|text| (text, text.parse::<u32>())) {

@@ -38,11 +38,11 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Look at running disks and change them
-    Disk(disk::Arguments),
+    Disk(disk::DiskArguments),
     /// Show Xen's domains, their disks and network interfaces, and where these stand
     ///
     /// Everything is read from xenstore in one transaction, however many domains and disks there are.
-    Domains(domains::Arguments),
+    Domains(domains::DomainsArguments),
     /// Measure speed and cost beside other servers on this host
     ///
     /// Runs the program 'tapio-bench', which is built from the same sources and lies beside this one or in the search
@@ -57,11 +57,11 @@ enum Command {
     ///
     /// By request size, as a table, a picture or JSON. Histograms ('tapio disk stats') say how long stages take; this
     /// says which requests spend it there.
-    Trace(trace::Arguments),
+    Trace(trace::TraceArguments),
     /// Draw what the steps of a task did, and when
     ///
     /// A line for each step: how long it waited for its turn, how long it worked, and a bar where it did.
-    Timeline(timeline::Arguments),
+    Timeline(timeline::TimelineArguments),
     /// Print completions for a shell
     ///
     /// For bash: 'tapio completions bash > /etc/bash_completion.d/tapio'. The tools under their own names have

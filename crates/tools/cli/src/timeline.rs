@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 
-use crate::xe::{Arguments as XeArguments, Client, Failure, find};
+use crate::xe::{Client, Failure, XeArguments, find};
 use tapio_report::failure;
 use tapio_report::plot::escaped;
 
 /// Options of `tapio timeline`.
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct TimelineArguments {
     /// UUID, reference or name of the task; 'xe task-list' shows those that are there. Without it, the latest
     /// operation that had steps
     task: Option<String>,
@@ -62,7 +62,7 @@ const WIDTH: usize = 100;
 /// Fewest columns that the bars get.
 const BARS_MIN: usize = 20;
 
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &TimelineArguments) -> ExitCode {
     match read(arguments).and_then(|timeline| shown(&timeline, arguments)) {
         Ok(text) => match failure::print(&text) {
             Ok(()) => ExitCode::SUCCESS,
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn read(arguments: &Arguments) -> Result<Timeline, Failure> {
+fn read(arguments: &TimelineArguments) -> Result<Timeline, Failure> {
     let xe = XeArguments::read(&arguments.xe)?;
     let client = Client::connect(&xe.connection)?;
     let answer = match &arguments.task {
@@ -97,7 +97,7 @@ fn steps_of(client: &Client, task: &str) -> Result<String, Failure> {
     Ok(answer.as_str().unwrap_or_default().to_owned())
 }
 
-fn shown(timeline: &Timeline, arguments: &Arguments) -> Result<String, Failure> {
+fn shown(timeline: &Timeline, arguments: &TimelineArguments) -> Result<String, Failure> {
     if arguments.json {
         let text = serde_json::to_string_pretty(timeline);
         return text.map(|text| text + "\n").map_err(|error| Failure::other(error.to_string()));

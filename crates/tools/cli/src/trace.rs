@@ -47,7 +47,7 @@ The steps of a request, without a gap:
 
 Tracing costs some tens of nanoseconds a point while it is on, and a load while it is off. The trace is a ring in
 shared memory that is overwritten when it is full: a report is about the last requests.")]
-pub struct Arguments {
+pub struct TraceArguments {
     #[command(subcommand)]
     command: Command,
 }
@@ -131,7 +131,7 @@ struct Report {
     rows: Vec<Row>,
 }
 
-pub fn run(arguments: Arguments) -> Result<()> {
+pub fn run(arguments: TraceArguments) -> Result<()> {
     let run = RunDir::from_env();
     match arguments.command {
         Command::Run { which, time, events, form } => {

@@ -394,7 +394,7 @@ impl State {
         match pool.take(wanted, now) {
             Some(pages) => Ok((index, pages)),
             // A disk that returns pages rings; the time is only for processes that die meanwhile.
-            None => Err(when.min(now.saturating_add(pool.patience_ns()))),
+            None => Err(when.min(now.saturating_add(pool.retry_ns()))),
         }
     }
 

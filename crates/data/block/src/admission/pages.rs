@@ -13,7 +13,7 @@ pub trait Pages {
     /// The request that could not have its pages is gone.
     fn stop_waiting(&mut self);
     /// After how long to ask again although the bell did not ring.
-    fn patience_ns(&self) -> u64 {
+    fn retry_ns(&self) -> u64 {
         GRACE_NS
     }
     /// The descriptor that rings by being readable.

@@ -8,7 +8,7 @@ use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use crate::model::{fill, stamp_of};
-use crate::rig::{Kind, Rig};
+use crate::rig::{Rig, RigKind};
 
 const BLOCK: Span = Span::new(4096 * SECTOR_LEN, 4096 * SECTOR_LEN);
 /// In the block, with sectors between them that were never written: zeroes go there in two writes.
@@ -16,7 +16,7 @@ const SECTORS: [Span; 2] =
     [Span::new(BLOCK.start + SECTOR_LEN, SECTOR_LEN), Span::new(BLOCK.start + 2000 * SECTOR_LEN, SECTOR_LEN)];
 
 /// Zeroes are being written to a block when a discard gives it back; they are answered, and the process is killed.
-pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
+pub fn run(kind: RigKind, seed: u64) -> Result<(), String> {
     let rig = Rig::new(kind, seed);
     let process = rig.process();
     let (running, spec) = (process.clone(), rig.spec(Access::ReadWrite));

@@ -9,14 +9,14 @@ use tapio_ring::Io;
 use tapio_ring::sim::Random;
 use tapio_types::{ImageKind, LayerSpec};
 
-use crate::rig::{Kind, Process, Rig};
+use crate::rig::{Process, Rig, RigKind};
 use crate::story::{End, World, prepared};
 
 /// How long a snapshot may hold requests back: longer than anything but a stuck one.
 const STALL_MAX_NS: u64 = 20_000_000_000;
 
 /// One seed: a few phases with changes of the chain in each.
-pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
+pub fn run(kind: RigKind, seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0xc4a1);
     let mut world = prepared(kind, seed)?;
     for _ in 0..2 + random.below(3) {
@@ -52,7 +52,7 @@ pub const INNER: &[Change] = &[Change::Snapshot, Change::Snapshot, Change::Commi
 pub const LEAF: &[Change] = &[Change::Snapshot, Change::CommitLeaf, Change::CommitLeaf];
 
 /// A fixed short story with an end after each of its changes. The whole of it leaves a chain of `left` images.
-pub fn at_every_change(kind: Kind, changes: &'static [Change], left: usize) -> Result<(), String> {
+pub fn at_every_change(kind: RigKind, changes: &'static [Change], left: usize) -> Result<(), String> {
     let story = |end: End, cut: Option<u64>| -> Result<World, String> {
         let mut world = prepared(kind, 5)?;
         world.phase_with(end, false, cut, Some(Plan::Fixed(changes)))?;
@@ -77,7 +77,7 @@ pub fn at_every_change(kind: Kind, changes: &'static [Change], left: usize) -> R
 
 /// The same story with EIO for a while from each of its operations on; then the power goes or the process dies, at the
 /// end or before.
-pub fn eio_at_every_operation(kind: Kind, changes: &'static [Change]) -> Result<(), String> {
+pub fn eio_at_every_operation(kind: RigKind, changes: &'static [Change]) -> Result<(), String> {
     let plan = Some(Plan::Fixed(changes));
     let (operations, changed) = {
         let mut world = prepared(kind, 5)?;

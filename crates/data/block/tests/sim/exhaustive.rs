@@ -5,7 +5,7 @@ use tapio_ring::PageBuf;
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use crate::model::{Stamp, fill, stamp_of};
-use crate::rig::{Kind, Process, Rig};
+use crate::rig::{Process, Rig, RigKind};
 
 /// Operations in a history.
 const LEN: u32 = 3;
@@ -41,7 +41,7 @@ const STEPS: [Step; 9] = [
 ];
 
 pub fn run() {
-    for kind in [Kind::Dynamic, Kind::Device, Kind::Two, Kind::Encrypted] {
+    for kind in [RigKind::Dynamic, RigKind::Device, RigKind::Two, RigKind::Encrypted] {
         for number in 0..(STEPS.len() as u64).pow(LEN) {
             let history: Vec<Step> = digits(number).collect();
             for kill in [false, true] {
@@ -61,7 +61,7 @@ fn digits(number: u64) -> impl Iterator<Item = Step> {
 /// What each of the sectors must hold; `None` where a discard left it open.
 type Expected = [Option<Stamp>; 3];
 
-fn one(kind: Kind, history: &[Step], kill: bool) -> Result<(), String> {
+fn one(kind: RigKind, history: &[Step], kill: bool) -> Result<(), String> {
     let mut rig = Rig::new(kind, 1);
     rig.grow(kind);
     let process = rig.process();

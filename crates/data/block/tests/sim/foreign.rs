@@ -14,7 +14,7 @@ use tapio_ring::sim::{Durable, Random};
 use tapio_types::{ImageKind, SECTOR_LEN};
 
 use crate::model::{fill, stamp_of};
-use crate::rig::{Content, Kind, ZONE_SECTORS, ZONES, place};
+use crate::rig::{Content, RigKind, ZONE_SECTORS, ZONES, place};
 use crate::story::{End, World, prepared};
 
 /// What a session is, and how it ends.
@@ -41,7 +41,7 @@ fn draw(random: &mut Random, foreign: bool) -> Session {
 }
 
 /// Two hosts and, with `foreign`, another program use one image in turn.
-pub fn run(kind: Kind, seed: u64, foreign: bool) -> Result<(), String> {
+pub fn run(kind: RigKind, seed: u64, foreign: bool) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0xf04e);
     let mut world = prepared(kind, seed)?;
     let mut logs: [Arc<HeapLogs>; 2] = [Arc::default(), Arc::default()];

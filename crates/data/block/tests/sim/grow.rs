@@ -8,7 +8,7 @@ use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use crate::model::{fill, stamp_of};
-use crate::rig::{DISK_LEN, Kind, Process, Rig};
+use crate::rig::{DISK_LEN, Process, Rig, RigKind};
 
 /// Enough for the table to need another sector.
 const GROWN_LEN: u64 = 300 << 20;
@@ -24,7 +24,7 @@ enum Come {
     Flushed,
 }
 
-pub fn run(kind: Kind) -> Result<(), String> {
+pub fn run(kind: RigKind) -> Result<(), String> {
     let (rig, process) = prepared(kind);
     let before = rig.host.changed();
     let come = story(&rig, &process);
@@ -43,7 +43,7 @@ pub fn run(kind: Kind) -> Result<(), String> {
     Ok(())
 }
 
-fn prepared(kind: Kind) -> (Rig, Process) {
+fn prepared(kind: RigKind) -> (Rig, Process) {
     let mut rig = Rig::new(kind, 9);
     while rig.grow(kind) {}
     let process = rig.process();

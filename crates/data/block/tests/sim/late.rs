@@ -8,7 +8,7 @@ use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use crate::model::{fill, stamp_of};
-use crate::rig::{Kind, Process, Rig};
+use crate::rig::{Process, Rig, RigKind};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const TIMED_OUT: DiskError = DiskError::Io(libc::ETIMEDOUT);
@@ -37,7 +37,7 @@ fn expect(what: &str, found: impl PartialEq<bool>) -> Result<(), String> {
 
 /// Opens a chain, writes both sectors once so that later writes are one operation each, and runs `story`.
 fn on<F: Future<Output = Result<(), String>>>(
-    kind: Kind,
+    kind: RigKind,
     story: impl FnOnce(Process) -> F + 'static,
 ) -> Result<(), String> {
     on_rig(&Rig::new(kind, 5), story)
@@ -64,7 +64,7 @@ fn on_rig<F: Future<Output = Result<(), String>>>(
 }
 
 /// The kernel does not let go: the client is told, whatever meets the write waits for it, everything else goes on.
-pub fn told(kind: Kind) -> Result<(), String> {
+pub fn told(kind: RigKind) -> Result<(), String> {
     on(kind, |process| async move {
         let (tasks, host) = (process.sim.tasks().clone(), process.sim.host().clone());
         host.set_faults(Faults { stuck: 10_000, ..Faults::default() });
@@ -102,7 +102,7 @@ pub fn told(kind: Kind) -> Result<(), String> {
 }
 
 /// The kernel lets go: the request fails at its time.
-pub fn cancelled(kind: Kind) -> Result<(), String> {
+pub fn cancelled(kind: RigKind) -> Result<(), String> {
     on(kind, |process| async move {
         let (tasks, host) = (process.sim.tasks().clone(), process.sim.host().clone());
         host.set_faults(Faults { stuck: 10_000, cancels: 10_000, ..Faults::default() });
@@ -123,8 +123,8 @@ pub fn cancelled(kind: Kind) -> Result<(), String> {
 
 /// A change that had to wait for a request in vain says for which, and that is all that happened.
 pub fn named() -> Result<(), String> {
-    let mut rig = Rig::new(Kind::Two, 5);
-    rig.grow(Kind::Two);
+    let mut rig = Rig::new(RigKind::Two, 5);
+    rig.grow(RigKind::Two);
     on_rig(&rig, |process| async move {
         let (tasks, host) = (process.sim.tasks().clone(), process.sim.host().clone());
         host.set_faults(Faults { stuck: 10_000, ..Faults::default() });

@@ -7,7 +7,7 @@ use tapio_block::{Completion, DiskError, Op, Pages, Port, Request};
 use tapio_ring::{Io, Notify, PageBuf, Tasks};
 use tapio_types::{Access, Span};
 
-use crate::rig::{Kind, Process, Rig};
+use crate::rig::{Process, Rig, RigKind};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
@@ -97,8 +97,8 @@ impl Load {
 
 /// A process with an open disk, and a port to it.
 fn process() -> (Process, Port) {
-    let process = Rig::new(Kind::Raw, 5).process();
-    let (core, spec) = (Rc::clone(&process.core), Rig::new(Kind::Raw, 5).spec(Access::ReadWrite));
+    let process = Rig::new(RigKind::Raw, 5).process();
+    let (core, spec) = (Rc::clone(&process.core), Rig::new(RigKind::Raw, 5).spec(Access::ReadWrite));
     process.run(async move { core.resume(&spec).await }).expect("power").expect("it opens");
     let port = process.core.port().expect("it is open");
     (process, port)
@@ -227,7 +227,7 @@ fn a_pause_waits_for_no_limit_and_the_debt_stays() {
     let loads: Vec<_> = (0..3).map(|_| Load::new(&port, Op::Read, 4096, 4)).collect();
     loads.iter().for_each(|load| load.start(60 * SECOND));
     let tasks = process.sim.tasks().clone();
-    let (core, spec) = (Rc::clone(&process.core), Rig::new(Kind::Raw, 5).spec(Access::ReadWrite));
+    let (core, spec) = (Rc::clone(&process.core), Rig::new(RigKind::Raw, 5).spec(Access::ReadWrite));
     let begin = tasks.turn_ns();
     let inner = loads.clone();
     process.run(async move {

@@ -23,7 +23,7 @@ mod rig;
 mod story;
 mod taps;
 
-use rig::Kind;
+use rig::RigKind;
 
 /// Seeds for each kind of chain in an ordinary test run.
 const SEEDS: u64 = 160;
@@ -37,7 +37,7 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-fn try_seeds(kind: Kind) {
+fn try_seeds(kind: RigKind) {
     for seed in seeds() {
         if let Err(why) = story::run(kind, seed) {
             panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}");
@@ -47,47 +47,47 @@ fn try_seeds(kind: Kind) {
 
 #[test]
 fn raw() {
-    try_seeds(Kind::Raw);
+    try_seeds(RigKind::Raw);
 }
 
 #[test]
 fn fixed() {
-    try_seeds(Kind::Fixed);
+    try_seeds(RigKind::Fixed);
 }
 
 #[test]
 fn dynamic() {
-    try_seeds(Kind::Dynamic);
+    try_seeds(RigKind::Dynamic);
 }
 
 #[test]
 fn dynamic_on_a_device() {
-    try_seeds(Kind::Device);
+    try_seeds(RigKind::Device);
 }
 
 #[test]
 fn chain_of_two() {
-    try_seeds(Kind::Two);
+    try_seeds(RigKind::Two);
 }
 
 #[test]
 fn chain_of_three() {
-    try_seeds(Kind::Three);
+    try_seeds(RigKind::Three);
 }
 
 #[test]
 fn child_of_a_raw_image() {
-    try_seeds(Kind::OnRaw);
+    try_seeds(RigKind::OnRaw);
 }
 
 #[test]
 fn child_of_a_remote_export() {
-    try_seeds(Kind::OnRemote);
+    try_seeds(RigKind::OnRemote);
 }
 
 #[test]
 fn child_on_a_device() {
-    try_seeds(Kind::DeviceOnFile);
+    try_seeds(RigKind::DeviceOnFile);
 }
 
 #[test]
@@ -189,18 +189,18 @@ fn a_flush_on_a_remote_leaf_promises_what_it_says_or_fails() {
 
 #[test]
 fn encrypted() {
-    try_seeds(Kind::Encrypted);
+    try_seeds(RigKind::Encrypted);
 }
 
 #[test]
 fn encrypted_child_of_a_plain_image() {
-    try_seeds(Kind::EncryptedOnPlain);
+    try_seeds(RigKind::EncryptedOnPlain);
 }
 
 /// What was promised to be zero stays so, although a discard took its block away meanwhile and the process died.
 #[test]
 fn zeroes_stay_whatever_a_discard_beside_them_gives_back() {
-    for kind in [Kind::Raw, Kind::Dynamic, Kind::Device, Kind::Encrypted] {
+    for kind in [RigKind::Raw, RigKind::Dynamic, RigKind::Device, RigKind::Encrypted] {
         for seed in seeds().take(20) {
             beneath::run(kind, seed)
                 .unwrap_or_else(|why| panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}"));
@@ -211,7 +211,7 @@ fn zeroes_stay_whatever_a_discard_beside_them_gives_back() {
 /// A disk that grows is as it was or as it will be, whatever happens.
 #[test]
 fn a_disk_grows_at_every_write_boundary() {
-    for kind in [Kind::Raw, Kind::Dynamic, Kind::Device, Kind::Two, Kind::Encrypted] {
+    for kind in [RigKind::Raw, RigKind::Dynamic, RigKind::Device, RigKind::Two, RigKind::Encrypted] {
         grow::run(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -225,7 +225,7 @@ fn all_short_histories() {
 /// A request that is stuck in the kernel holds up itself and no other request.
 #[test]
 fn a_stuck_request_holds_up_no_other() {
-    for kind in Kind::ALL {
+    for kind in RigKind::ALL {
         story::stuck(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -233,7 +233,7 @@ fn a_stuck_request_holds_up_no_other() {
 /// A request that the storage holds longer than it may is answered, and does no harm when it ends at last.
 #[test]
 fn a_request_that_takes_too_long_is_answered() {
-    for kind in Kind::ALL {
+    for kind in RigKind::ALL {
         late::told(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -241,7 +241,7 @@ fn a_request_that_takes_too_long_is_answered() {
 /// One that the kernel can give up fails at its time, and leaves nothing behind.
 #[test]
 fn a_request_that_can_be_cancelled_is() {
-    for kind in Kind::ALL {
+    for kind in RigKind::ALL {
         late::cancelled(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -254,7 +254,7 @@ fn a_change_that_waits_in_vain_names_the_request() {
 /// A short fixed story with EIO at every single operation that it makes, once and for a while.
 #[test]
 fn eio_at_every_operation_loses_nothing_that_was_flushed() {
-    for kind in Kind::ALL {
+    for kind in RigKind::ALL {
         let operations = story::count_operations(kind, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         for before in 0..operations {
             for count in [1, 3, 40] {
@@ -269,7 +269,7 @@ fn eio_at_every_operation_loses_nothing_that_was_flushed() {
 /// A short fixed story with the power cut at every single change that it makes.
 #[test]
 fn power_cut_at_every_write_boundary() {
-    for kind in Kind::ALL {
+    for kind in RigKind::ALL {
         let changes = story::count_changes(kind, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         for cut in 1..=changes {
             // Several draws of what survives each cut.
@@ -283,7 +283,7 @@ fn power_cut_at_every_write_boundary() {
 }
 
 /// Snapshots and commits while clients work, with every end.
-fn try_changes(kind: Kind) {
+fn try_changes(kind: RigKind) {
     for seed in seeds() {
         if let Err(why) = changes::run(kind, seed) {
             panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}");
@@ -293,33 +293,33 @@ fn try_changes(kind: Kind) {
 
 #[test]
 fn chains_change_on_a_dynamic_disk() {
-    try_changes(Kind::Dynamic);
+    try_changes(RigKind::Dynamic);
 }
 
 #[test]
 fn chains_change_on_a_chain_of_two() {
-    try_changes(Kind::Two);
+    try_changes(RigKind::Two);
 }
 
 #[test]
 fn chains_change_on_a_raw_base() {
-    try_changes(Kind::OnRaw);
+    try_changes(RigKind::OnRaw);
 }
 
 #[test]
 fn chains_change_on_a_fixed_base() {
-    try_changes(Kind::Fixed);
+    try_changes(RigKind::Fixed);
 }
 
 #[test]
 fn chains_change_on_a_device() {
-    try_changes(Kind::Device);
+    try_changes(RigKind::Device);
 }
 
 /// A short story of a snapshot and a commit with the power cut, and the process killed, at every change it makes.
 #[test]
 fn a_change_of_the_chain_survives_at_every_write_boundary() {
-    for kind in [Kind::Two, Kind::OnRaw] {
+    for kind in [RigKind::Two, RigKind::OnRaw] {
         changes::at_every_change(kind, changes::INNER, 3).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -327,7 +327,7 @@ fn a_change_of_the_chain_survives_at_every_write_boundary() {
 /// The same for commits of the leaf.
 #[test]
 fn a_commit_of_the_leaf_survives_at_every_write_boundary() {
-    for kind in [Kind::Two, Kind::OnRaw, Kind::DeviceOnFile] {
+    for kind in [RigKind::Two, RigKind::OnRaw, RigKind::DeviceOnFile] {
         changes::at_every_change(kind, changes::LEAF, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -335,7 +335,7 @@ fn a_commit_of_the_leaf_survives_at_every_write_boundary() {
 /// A commit of the leaf whose storages fail for a while.
 #[test]
 fn a_commit_of_the_leaf_survives_eio_at_every_operation() {
-    for kind in [Kind::Two, Kind::OnRaw] {
+    for kind in [RigKind::Two, RigKind::OnRaw] {
         changes::eio_at_every_operation(kind, changes::LEAF).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -343,7 +343,7 @@ fn a_commit_of_the_leaf_survives_eio_at_every_operation() {
 /// Two hosts whose processes are killed have an image in turn; each has intent logs of its own.
 #[test]
 fn a_log_of_another_host_is_not_believed() {
-    for kind in [Kind::Dynamic, Kind::Device, Kind::Two, Kind::Encrypted] {
+    for kind in [RigKind::Dynamic, RigKind::Device, RigKind::Two, RigKind::Encrypted] {
         for seed in seeds() {
             foreign::run(kind, seed, false)
                 .unwrap_or_else(|why| panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}"));
@@ -354,7 +354,7 @@ fn a_log_of_another_host_is_not_believed() {
 /// The same, and a program that knows nothing of intent logs writes the image between two processes.
 #[test]
 fn a_log_from_before_a_foreign_writer_is_not_believed() {
-    for kind in [Kind::Dynamic, Kind::Device] {
+    for kind in [RigKind::Dynamic, RigKind::Device] {
         for seed in seeds() {
             foreign::run(kind, seed, true)
                 .unwrap_or_else(|why| panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}"));

@@ -15,7 +15,7 @@ use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, SECTOR_LEN, Span};
 
 use crate::model::{Model, fill, stamp_of};
-use crate::rig::{Content, DISK_LEN, Kind, Process, Rig, ZONE_SECTORS, ZONES, place};
+use crate::rig::{Content, DISK_LEN, Process, Rig, RigKind, ZONE_SECTORS, ZONES, place};
 
 const SECTOR: usize = SECTOR_LEN as usize;
 
@@ -80,7 +80,7 @@ enum Told {
 /// milliseconds.
 pub fn run(fate: Fate, seed: u64, after: Option<u64>) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0x0dd);
-    let kind = Kind::ALL[random.below(Kind::ALL.len() as u64) as usize];
+    let kind = RigKind::ALL[random.below(RigKind::ALL.len() as u64) as usize];
     let mut rig = Rig::new(kind, seed);
     let mut target_kind = [ImageKind::Raw, ImageKind::Vhd][random.below(2) as usize];
     if fate == Fate::NearFails {

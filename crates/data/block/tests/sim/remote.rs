@@ -8,7 +8,7 @@ use tapio_ring::sim::{Faults, Random};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use crate::model::{fill, stamp_of};
-use crate::rig::{Kind, Rig};
+use crate::rig::{Rig, RigKind};
 
 const SECTORS: u64 = 32;
 
@@ -40,7 +40,7 @@ impl Known {
 /// Writes, reads and flushes one after the other; in the end the power goes, and every sector holds what the last good
 /// flush promised or something that came after it.
 pub fn run(seed: u64) -> Result<(), String> {
-    let rig = Rig::new(Kind::OnRemote, seed);
+    let rig = Rig::new(RigKind::OnRemote, seed);
     let process = rig.process();
     let (spec, host) = (rig.spec(Access::ReadWrite), rig.host.clone());
     let running = process.clone();

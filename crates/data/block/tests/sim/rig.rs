@@ -79,7 +79,7 @@ fn parent_facts(_child: &Path, parent: &Path) -> tapio_format::Result<ParentFact
 
 /// The chains that are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RigKind {
     Raw,
     Fixed,
     Dynamic,
@@ -101,7 +101,7 @@ pub enum Kind {
     EncryptedOnPlain,
 }
 
-impl Kind {
+impl RigKind {
     pub const ALL: [Self; 11] = [
         Self::Raw,
         Self::Fixed,
@@ -205,43 +205,47 @@ impl NotesOfHost {
 }
 
 impl Rig {
-    pub fn new(kind: Kind, seed: u64) -> Self {
+    pub fn new(kind: RigKind, seed: u64) -> Self {
         let (host, memory) = (SimHost::new(seed), Arc::default());
         let (images, kinds, keys) = (Vec::new(), Rc::default(), Keys::default());
         let (command, notes) = (PathBuf::new(), Arc::default());
         let bitmaps_kept = if seed.is_multiple_of(3) { 1 } else { BITMAPS_KEPT };
         let mut rig = Self { host, images, made: 0, keys, memory, command, notes, bitmaps_kept, kinds };
         match kind {
-            Kind::Raw => rig.put_raw(),
-            Kind::Fixed => rig.put_vhd(&Shape::Fixed, false),
-            Kind::Dynamic => rig.put_vhd(&Shape::Dynamic, false),
-            Kind::Device => rig.put_vhd(&Shape::Dynamic, true),
-            Kind::Two | Kind::Three | Kind::DeviceOnFile | Kind::EncryptedOnPlain => {
+            RigKind::Raw => rig.put_raw(),
+            RigKind::Fixed => rig.put_vhd(&Shape::Fixed, false),
+            RigKind::Dynamic => rig.put_vhd(&Shape::Dynamic, false),
+            RigKind::Device => rig.put_vhd(&Shape::Dynamic, true),
+            RigKind::Two | RigKind::Three | RigKind::DeviceOnFile | RigKind::EncryptedOnPlain => {
                 rig.put_vhd(&Shape::Dynamic, false);
             }
-            Kind::Encrypted => {
+            RigKind::Encrypted => {
                 rig.put_vhd(&Shape::Dynamic, false);
                 rig.encrypt();
             }
-            Kind::OnRaw => rig.put_raw(),
-            Kind::OnRemote => rig.put_remote("remote"),
+            RigKind::OnRaw => rig.put_raw(),
+            RigKind::OnRemote => rig.put_remote("remote"),
         }
         rig.is_commanded();
         rig
     }
 
     /// Puts the next layers on, over a base that has data by now.
-    pub fn grow(&mut self, kind: Kind) -> bool {
+    pub fn grow(&mut self, kind: RigKind) -> bool {
         let wanted = match kind {
-            Kind::Raw | Kind::Fixed | Kind::Dynamic | Kind::Device | Kind::Encrypted => 1,
-            Kind::Two | Kind::OnRaw | Kind::OnRemote | Kind::DeviceOnFile | Kind::EncryptedOnPlain => 2,
-            Kind::Three => 3,
+            RigKind::Raw | RigKind::Fixed | RigKind::Dynamic | RigKind::Device | RigKind::Encrypted => 1,
+            RigKind::Two
+            | RigKind::OnRaw
+            | RigKind::OnRemote
+            | RigKind::DeviceOnFile
+            | RigKind::EncryptedOnPlain => 2,
+            RigKind::Three => 3,
         };
         if self.images.len() == wanted {
             return false;
         }
-        self.put_child(matches!(kind, Kind::DeviceOnFile | Kind::EncryptedOnPlain));
-        if kind == Kind::EncryptedOnPlain {
+        self.put_child(matches!(kind, RigKind::DeviceOnFile | RigKind::EncryptedOnPlain));
+        if kind == RigKind::EncryptedOnPlain {
             self.encrypt();
         }
         self.is_commanded();

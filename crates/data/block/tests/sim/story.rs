@@ -10,7 +10,7 @@ use tapio_types::{Access, SECTOR_LEN, Span};
 
 use crate::changes::Plan;
 use crate::model::{Model, fill, stamp_of};
-use crate::rig::{Kind, Process, Rig, ZONE_SECTORS, ZONES, blocks, in_zones, place};
+use crate::rig::{Process, Rig, RigKind, ZONE_SECTORS, ZONES, blocks, in_zones, place};
 
 const SECTOR: usize = SECTOR_LEN as usize;
 
@@ -31,7 +31,7 @@ pub struct World {
 }
 
 /// One seed: layers are put on one after the other, with a few phases of work on each.
-pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
+pub fn run(kind: RigKind, seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0xfeed);
     let mut world = World {
         rig: Rig::new(kind, seed),
@@ -61,7 +61,7 @@ pub fn run(kind: Kind, seed: u64) -> Result<(), String> {
 }
 
 /// Grows the chain with closed phases, so that the leaf is new.
-pub fn prepared(kind: Kind, seed: u64) -> Result<World, String> {
+pub fn prepared(kind: RigKind, seed: u64) -> Result<World, String> {
     let mut world = World {
         rig: Rig::new(kind, seed),
         model: Rc::default(),
@@ -81,7 +81,7 @@ pub fn prepared(kind: Kind, seed: u64) -> Result<World, String> {
 }
 
 /// How many changes the short story makes.
-pub fn count_changes(kind: Kind, seed: u64) -> Result<u64, String> {
+pub fn count_changes(kind: RigKind, seed: u64) -> Result<u64, String> {
     let mut world = prepared(kind, seed)?;
     let before = world.rig.host.changed();
     world.phase(End::Close, false, None)?;
@@ -89,14 +89,14 @@ pub fn count_changes(kind: Kind, seed: u64) -> Result<u64, String> {
 }
 
 /// The short story with the power cut after `cut` changes.
-pub fn cut_at(kind: Kind, seed: u64, cut: u64) -> Result<(), String> {
+pub fn cut_at(kind: RigKind, seed: u64, cut: u64) -> Result<(), String> {
     let mut world = prepared(kind, seed)?;
     world.phase(End::PowerCut, false, Some(cut))?;
     world.phase(End::Close, false, None)
 }
 
 /// How many writes, flushes and changes of length the short story makes.
-pub fn count_operations(kind: Kind, seed: u64) -> Result<u64, String> {
+pub fn count_operations(kind: RigKind, seed: u64) -> Result<u64, String> {
     let mut world = prepared(kind, seed)?;
     let before = world.rig.host.operations();
     world.phase(End::Close, false, None)?;
@@ -105,7 +105,7 @@ pub fn count_operations(kind: Kind, seed: u64) -> Result<u64, String> {
 
 /// The short story with EIO for `count` of these after the first `before`: data, bitmaps, table, footer, flushes alike.
 /// When the storage works again everything can be made durable, and then the power goes.
-pub fn eio_at(kind: Kind, seed: u64, before: u64, count: u64) -> Result<(), String> {
+pub fn eio_at(kind: RigKind, seed: u64, before: u64, count: u64) -> Result<(), String> {
     let mut world = prepared(kind, seed)?;
     world.must_recover = true;
     world.rig.host.fail_after(before, count);
@@ -114,7 +114,7 @@ pub fn eio_at(kind: Kind, seed: u64, before: u64, count: u64) -> Result<(), Stri
 }
 
 /// One write is stuck for an hour; others begin and end meanwhile, a pause does not end before it does.
-pub fn stuck(kind: Kind) -> Result<(), String> {
+pub fn stuck(kind: RigKind) -> Result<(), String> {
     let world = prepared(kind, 3)?;
     let process = world.rig.process();
     let spec = world.rig.spec(Access::ReadWrite);

@@ -16,7 +16,7 @@ use tapio_ring::sim::{Broken, Durable, Random};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, SECTOR_LEN, Span};
 
 use crate::model::{Model, fill, stamp_of};
-use crate::rig::{Content, DISK_LEN, Kind, Process, Rig, place};
+use crate::rig::{Content, DISK_LEN, Process, Rig, RigKind, place};
 use crate::story::End;
 
 const LOG: &str = "log";
@@ -60,7 +60,7 @@ async fn change(process: &Process, random: &mut Random, stamp: u64) -> Result<Sp
 /// all sessions since it was last trusted, after a kill it is not trusted.
 pub fn logged(seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0xcb7);
-    let kind = Kind::ALL[random.below(Kind::ALL.len() as u64) as usize];
+    let kind = RigKind::ALL[random.below(RigKind::ALL.len() as u64) as usize];
     let mut rig = Rig::new(kind, seed);
     rig.grow(kind);
     put_log(&rig, 1);
@@ -114,7 +114,7 @@ pub fn logged(seed: u64) -> Result<(), String> {
 
 /// What is refused, and that a log which is not trusted does not become trusted by being closed.
 pub fn refused() -> Result<(), String> {
-    let rig = Rig::new(Kind::Raw, 1);
+    let rig = Rig::new(RigKind::Raw, 1);
     rig.host.put(Path::new("short"), &[0; 60]);
     let other = Log::create_on(Vec::new(), DISK_LEN / 2).map_err(|error| error.to_string())?;
     let mut bytes = other.header().encode().to_vec();
@@ -189,8 +189,8 @@ fn with_standby(rig: &Rig, standby: &LayerSpec, used: &Arc<AtomicU32>) -> (Chain
 /// pause, and by the process that the same command starts when this one was killed or the power went.
 pub fn standby(seed: u64, cut: Option<u64>) -> Result<u64, String> {
     let mut random = Random::new(seed ^ 0x57a);
-    let mut rig = Rig::new(Kind::Two, seed);
-    rig.grow(Kind::Two);
+    let mut rig = Rig::new(RigKind::Two, seed);
+    rig.grow(RigKind::Two);
     let leaf = rig.images[0].1.clone();
     let second = put_standby(&rig, random.chance(1, 2));
     let used: Arc<AtomicU32> = Arc::default();

@@ -8,7 +8,7 @@ use crate::mirror::{MirrorCopy, MirrorPivoted, MirrorReport};
 use crate::{ControlError, Errno, Result};
 
 /// Longest timeout of the second storage.
-const PATIENCE_MS_MAX: u32 = 3_600_000;
+const TIMEOUT_MS_MAX: u32 = 3_600_000;
 
 /// Begins a mirror: every change goes to a second storage too, and what is there already is copied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,27 +25,27 @@ pub struct MirrorStart {
     #[serde(default)]
     pub rate: u64,
     /// Milliseconds that the second storage may take for an answer before it is lost.
-    #[serde(default = "patience_ms")]
-    pub patience_ms: u32,
+    #[serde(default = "timeout_ms", alias = "patience_ms")]
+    pub timeout_ms: u32,
 }
 
-const fn patience_ms() -> u32 {
-    MirrorStart::PATIENCE_MS
+const fn timeout_ms() -> u32 {
+    MirrorStart::TIMEOUT_MS
 }
 
 impl MirrorStart {
     /// The timeout if none is given.
-    pub const PATIENCE_MS: u32 = 5_000;
+    pub const TIMEOUT_MS: u32 = 5_000;
 }
 
 impl DiskCommand for MirrorStart {
     type Reply = MirrorReport;
 
     fn check(&self, _fds: usize) -> Result<()> {
-        if !(1..=PATIENCE_MS_MAX).contains(&self.patience_ms) {
+        if !(1..=TIMEOUT_MS_MAX).contains(&self.timeout_ms) {
             return Err(ControlError::new(
                 Errno::EINVAL,
-                format!("a timeout of {} ms is not from 1 to {PATIENCE_MS_MAX}", self.patience_ms),
+                format!("a timeout of {} ms is not from 1 to {TIMEOUT_MS_MAX}", self.timeout_ms),
             ));
         }
         self.target.check()

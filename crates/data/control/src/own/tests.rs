@@ -106,7 +106,7 @@ fn every_command_survives_the_wire() {
             target: image.clone(),
             copy: MirrorCopy::Leaf,
             rate: 5,
-            patience_ms: 100,
+            timeout_ms: 100,
         }
         .into(),
         command::MirrorStatus { minor: 1 }.into(),

@@ -30,7 +30,7 @@ impl Handle<MirrorStart> for Table<Host> {
                 MirrorCopy::Nothing => CopyWhat::Nothing,
             },
             rate: command.rate,
-            timeout: Duration::from_millis(command.patience_ms.into()),
+            timeout: Duration::from_millis(command.timeout_ms.into()),
         };
         disk.order(IMAGES_TIMEOUT, move |data_thread| async move {
             data_thread.core().mirror_start(&target, options).await.map(drop)

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use tapio_sandbox::bpf::{self, AND, IF_EQUAL, LOAD, Program, RETURN, argument, errno, statement, unless};
 
-use super::rules::{Arguments, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, Rule, Scope, name_of};
+use super::rules::{ArgumentRule, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, Rule, Scope, name_of};
 
 /// Where the handler writes: standard error, or a socket to the system's log.
 static LOG: AtomicI32 = AtomicI32::new(libc::STDERR_FILENO);
@@ -43,18 +43,18 @@ fn verdict(rule: &Rule, own: u32) -> Program {
         program
     };
     match rule.arguments {
-        Arguments::Any => vec![allow],
-        Arguments::Never { errno: refused } => vec![statement(RETURN, errno(refused))],
-        Arguments::OneOf { index, values, errno } => one_of(index, values, errno),
-        Arguments::Own { index, errno } => one_of(index, &[own], errno),
-        Arguments::Without { index, bits, errno: refused } => vec![
+        ArgumentRule::Any => vec![allow],
+        ArgumentRule::Never { errno: refused } => vec![statement(RETURN, errno(refused))],
+        ArgumentRule::OneOf { index, values, errno } => one_of(index, values, errno),
+        ArgumentRule::Own { index, errno } => one_of(index, &[own], errno),
+        ArgumentRule::Without { index, bits, errno: refused } => vec![
             statement(LOAD, argument(index)),
             statement(AND, bits),
             unless(IF_EQUAL, 0, 1),
             allow,
             statement(RETURN, errno(refused)),
         ],
-        Arguments::With { index, bits, errno: refused } => vec![
+        ArgumentRule::With { index, bits, errno: refused } => vec![
             statement(LOAD, argument(index)),
             statement(AND, bits),
             unless(IF_EQUAL, bits, 1),

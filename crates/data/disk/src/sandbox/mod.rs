@@ -28,7 +28,7 @@ use crate::log;
 
 pub use files::Own;
 use privileges::user;
-use rules::{Arguments, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, Scope};
+use rules::{ArgumentRule, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, Scope};
 
 /// How narrow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -118,8 +118,8 @@ pub fn describe() -> String {
                 Scope::Control => "; not on data threads",
             };
             let arguments = match rule.arguments {
-                Arguments::Any => "",
-                Arguments::Never { .. } => "; fails",
+                ArgumentRule::Any => "",
+                ArgumentRule::Never { .. } => "; fails",
                 _ => "; some arguments only",
             };
             // Writing to a string cannot fail.

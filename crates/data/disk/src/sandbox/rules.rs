@@ -16,7 +16,7 @@ pub enum Scope {
 
 /// Which arguments are allowed. Only the low half of an argument is looked at: each is an `int` or a set of flags.
 #[derive(Clone, Copy, Debug)]
-pub enum Arguments {
+pub enum ArgumentRule {
     /// All.
     Any,
     /// Argument `index` is one of these; otherwise the call fails with `errno`.
@@ -41,13 +41,13 @@ pub struct Rule {
     /// The threads that may make it.
     pub scope: Scope,
     /// With what.
-    pub arguments: Arguments,
+    pub arguments: ArgumentRule,
     /// Why.
     pub why: &'static str,
 }
 
 const fn rule(call: c_long, name: &'static str, why: &'static str) -> Rule {
-    Rule { call, name, scope: Scope::Process, arguments: Arguments::Any, why }
+    Rule { call, name, scope: Scope::Process, arguments: ArgumentRule::Any, why }
 }
 
 impl Rule {
@@ -55,7 +55,7 @@ impl Rule {
         Self { scope, ..self }
     }
 
-    const fn only(self, arguments: Arguments) -> Self {
+    const fn only(self, arguments: ArgumentRule) -> Self {
         Self { arguments, ..self }
     }
 }
@@ -94,161 +94,157 @@ const IOCTLS: &[u32] = &[
 ];
 
 /// The calls, those of every request first.
-pub const RULES: &[Rule] = &[
-    // The data path.
-    call!(SYS_io_uring_enter, "io_uring_enter", "every batch of operations"),
-    call!(SYS_pread64, "pread64", "files in memory; images while they are opened"),
-    call!(SYS_pwrite64, "pwrite64", "files in memory; images while they are opened"),
-    call!(SYS_preadv, "preadv", "as pread64, scattered"),
-    call!(SYS_pwritev, "pwritev", "as pwrite64, scattered"),
-    call!(SYS_sendmsg, "sendmsg", "replies of NBD; messages of vhost-user"),
-    call!(SYS_recvmsg, "recvmsg", "messages with descriptors: control socket, vhost-user"),
-    call!(SYS_read, "read", "event counters, sockets of handshakes, /proc/stat"),
-    call!(SYS_write, "write", "event counters, log lines"),
-    call!(SYS_readv, "readv", "sockets"),
-    call!(SYS_writev, "writev", "sockets, panic messages"),
-    call!(SYS_sendto, "sendto", "handshakes, answers, the system's log"),
-    call!(SYS_recvfrom, "recvfrom", "handshakes, requests"),
-    call!(SYS_sendmmsg, "sendmmsg", "the library asks for the address of a host"),
-    call!(SYS_madvise, "madvise", "giving memory back at rest"),
-    call!(SYS_fallocate, "fallocate", "offline repairs while an image is opened"),
-    call!(SYS_fsync, "fsync", "as fallocate"),
-    call!(SYS_fdatasync, "fdatasync", "as fallocate"),
-    call!(SYS_fadvise64, "fadvise64", "reading images while they are opened"),
-    call!(SYS_io_uring_register, "io_uring_register", "chunks of the buffer pool come and go"),
-    call!(SYS_io_uring_setup, "io_uring_setup", "a ring for a disk that is opened").by(Scope::Control),
-    // Waiting and time.
-    call!(SYS_futex, "futex", "locks and channels between threads"),
-    call!(SYS_ppoll, "ppoll", "waiting on sockets"),
-    call!(SYS_epoll_create1, "epoll_create1", "waiting on sockets"),
-    call!(SYS_epoll_ctl, "epoll_ctl", "waiting on sockets"),
-    call!(SYS_epoll_pwait, "epoll_pwait", "waiting on sockets"),
-    call!(SYS_eventfd2, "eventfd2", "event counters"),
-    call!(SYS_signalfd4, "signalfd4", "being asked to end").by(Scope::Control),
-    call!(SYS_timerfd_create, "timerfd_create", "timers of services").by(Scope::Control),
-    call!(SYS_timerfd_settime, "timerfd_settime", "timers of services"),
-    call!(SYS_clock_gettime, "clock_gettime", "the clock, where the kernel has no faster way"),
-    call!(SYS_clock_getres, "clock_getres", "the clock"),
-    call!(SYS_gettimeofday, "gettimeofday", "time stamps, where the kernel has no faster way"),
-    call!(SYS_nanosleep, "nanosleep", "short waits of the control side"),
-    call!(SYS_clock_nanosleep, "clock_nanosleep", "short waits of the control side"),
-    call!(SYS_sched_yield, "sched_yield", "locks"),
-    call!(SYS_restart_syscall, "restart_syscall", "the kernel's own, after a stop"),
-    // Files.
-    call!(SYS_openat, "openat", "images, logs, statistics; which ones is Landlock's business"),
-    call!(SYS_openat2, "openat2", "as openat"),
-    call!(SYS_close, "close", "everything opened"),
-    call!(SYS_close_range, "close_range", "everything opened"),
-    call!(SYS_statx, "statx", "what a file is, what O_DIRECT asks for"),
-    call!(SYS_newfstatat, "newfstatat", "what a file is"),
-    call!(SYS_fstat, "fstat", "what a file is"),
-    call!(SYS_fstatfs, "fstatfs", "whether a file is in memory"),
-    call!(SYS_statfs, "statfs", "whether a file is in memory"),
-    call!(SYS_lseek, "lseek", "lengths, holes"),
-    call!(SYS_ftruncate, "ftruncate", "images, logs, statistics"),
-    call!(SYS_flock, "flock", "one writer, one owner of a number"),
-    call!(SYS_mknodat, "mknodat", "the pipes by which disks at one page pool wake each other")
-        .only(Arguments::OneOf { index: 2, values: &[libc::S_IFIFO | 0o600], errno: libc::EPERM }),
-    call!(SYS_faccessat, "faccessat", "whether a file is there"),
-    call!(SYS_faccessat2, "faccessat2", "whether a file is there"),
-    call!(SYS_readlinkat, "readlinkat", "paths of parents"),
-    call!(SYS_getdents64, "getdents64", "directories of sockets, numbers and statistics"),
-    call!(SYS_getcwd, "getcwd", "relative paths"),
-    call!(SYS_mkdirat, "mkdirat", "directories of logs and statistics"),
-    call!(SYS_unlinkat, "unlinkat", "sockets, logs and statistics at their end"),
-    call!(SYS_renameat, "renameat", "statistics and logs that replace older ones"),
-    call!(SYS_renameat2, "renameat2", "statistics and logs that replace older ones"),
-    call!(SYS_fchmod, "fchmod", "permissions of a socket or a file of statistics"),
-    call!(SYS_fchmodat, "fchmodat", "permissions of a socket"),
-    call!(SYS_fcntl, "fcntl", "copies of descriptors, blocking mode"),
-    call!(SYS_dup, "dup", "copies of descriptors"),
-    call!(SYS_dup3, "dup3", "leaving the terminal"),
-    call!(SYS_pipe2, "pipe2", "event channels").by(Scope::Control),
-    call!(SYS_memfd_create, "memfd_create", "requests in flight, shared with a guest").by(Scope::Control),
-    call!(SYS_ioctl, "ioctl", "sizes of block devices, blocking mode, pages and events of Xen guests")
-        .only(Arguments::OneOf { index: 1, values: IOCTLS, errno: libc::ENOTTY }),
-    // Memory.
-    call!(SYS_mmap, "mmap", "memory of all kinds, never to be executed").only(Arguments::Without {
-        index: 2,
-        bits: EXEC,
-        errno: libc::EACCES,
-    }),
-    call!(SYS_mprotect, "mprotect", "stacks of threads, never to be executed").only(Arguments::Without {
-        index: 2,
-        bits: EXEC,
-        errno: libc::EACCES,
-    }),
-    call!(SYS_munmap, "munmap", "memory that goes"),
-    call!(SYS_mremap, "mremap", "memory that grows"),
-    call!(SYS_brk, "brk", "memory"),
-    call!(SYS_mlock, "mlock", "memory of requests"),
-    call!(SYS_munlock, "munlock", "memory of requests"),
-    call!(SYS_msync, "msync", "memory shared with files"),
-    call!(SYS_mincore, "mincore", "the allocator, while a panic is printed"),
-    call!(SYS_membarrier, "membarrier", "the library, when threads come"),
-    // Sockets.
-    call!(SYS_socket, "socket", "front ends, the system's log, other storages").only(Arguments::OneOf {
-        index: 0,
-        values: FAMILIES,
-        errno: libc::EAFNOSUPPORT,
-    }),
-    call!(SYS_socketpair, "socketpair", "threads that talk").only(Arguments::OneOf {
-        index: 0,
-        values: FAMILIES,
-        errno: libc::EAFNOSUPPORT,
-    }),
-    call!(SYS_connect, "connect", "the system's log, other storages"),
-    call!(SYS_bind, "bind", "front ends, the control socket").by(Scope::Control),
-    call!(SYS_listen, "listen", "front ends, the control socket").by(Scope::Control),
-    call!(SYS_accept4, "accept4", "clients").by(Scope::Control),
-    call!(SYS_shutdown, "shutdown", "clients that are cut off"),
-    call!(SYS_getsockopt, "getsockopt", "the user of a client, what went wrong"),
-    call!(SYS_setsockopt, "setsockopt", "TCP without delay, with keep-alives"),
-    call!(SYS_getsockname, "getsockname", "the port that was given"),
-    call!(SYS_getpeername, "getpeername", "the address of a client"),
-    // Threads and the process.
-    call!(SYS_clone, "clone", "threads; never a process").only(Arguments::With {
-        index: 0,
-        bits: libc::CLONE_THREAD as u32,
-        errno: libc::EPERM,
-    }),
-    // Its flags are in memory, where a filter cannot see them. Libraries fall back to clone.
-    call!(SYS_clone3, "clone3", "the library asks first").only(Arguments::Never { errno: libc::ENOSYS }),
-    call!(SYS_set_robust_list, "set_robust_list", "threads"),
-    call!(SYS_rseq, "rseq", "threads"),
-    call!(SYS_gettid, "gettid", "threads"),
-    call!(SYS_getpid, "getpid", "names of files, log lines"),
-    call!(SYS_getuid, "getuid", "users that may connect"),
-    call!(SYS_geteuid, "geteuid", "users that may connect"),
-    call!(SYS_getgid, "getgid", "the library"),
-    call!(SYS_getegid, "getegid", "the library"),
-    call!(SYS_sched_getaffinity, "sched_getaffinity", "threads: their stacks"),
-    call!(SYS_prctl, "prctl", "names of threads").only(Arguments::OneOf {
-        index: 0,
-        values: PRCTLS,
-        errno: libc::EPERM,
-    }),
-    call!(SYS_seccomp, "seccomp", "data threads allow themselves less"),
-    call!(SYS_prlimit64, "prlimit64", "threads: their stacks"),
-    call!(SYS_getrandom, "getrandom", "identities"),
-    call!(SYS_uname, "uname", "the library"),
-    call!(SYS_sysinfo, "sysinfo", "the library"),
-    call!(SYS_umask, "umask", "sockets for their owner alone").by(Scope::Control),
-    call!(SYS_exit, "exit", "threads end"),
-    call!(SYS_exit_group, "exit_group", "the process ends"),
-    // Signals.
-    call!(SYS_rt_sigaction, "rt_sigaction", "stack overflows are reported"),
-    call!(SYS_rt_sigprocmask, "rt_sigprocmask", "threads"),
-    call!(SYS_rt_sigreturn, "rt_sigreturn", "the end of a signal's handler"),
-    call!(SYS_sigaltstack, "sigaltstack", "stack overflows are reported"),
-    call!(SYS_kill, "kill", "whether a process is there: signal 0 alone").only(Arguments::OneOf {
-        index: 1,
-        values: &[0],
-        errno: libc::EPERM,
-    }),
-    call!(SYS_tgkill, "tgkill", "panics end this process")
-        .only(Arguments::Own { index: 0, errno: libc::EPERM }),
-];
+pub const RULES: &[Rule] =
+    &[
+        // The data path.
+        call!(SYS_io_uring_enter, "io_uring_enter", "every batch of operations"),
+        call!(SYS_pread64, "pread64", "files in memory; images while they are opened"),
+        call!(SYS_pwrite64, "pwrite64", "files in memory; images while they are opened"),
+        call!(SYS_preadv, "preadv", "as pread64, scattered"),
+        call!(SYS_pwritev, "pwritev", "as pwrite64, scattered"),
+        call!(SYS_sendmsg, "sendmsg", "replies of NBD; messages of vhost-user"),
+        call!(SYS_recvmsg, "recvmsg", "messages with descriptors: control socket, vhost-user"),
+        call!(SYS_read, "read", "event counters, sockets of handshakes, /proc/stat"),
+        call!(SYS_write, "write", "event counters, log lines"),
+        call!(SYS_readv, "readv", "sockets"),
+        call!(SYS_writev, "writev", "sockets, panic messages"),
+        call!(SYS_sendto, "sendto", "handshakes, answers, the system's log"),
+        call!(SYS_recvfrom, "recvfrom", "handshakes, requests"),
+        call!(SYS_sendmmsg, "sendmmsg", "the library asks for the address of a host"),
+        call!(SYS_madvise, "madvise", "giving memory back at rest"),
+        call!(SYS_fallocate, "fallocate", "offline repairs while an image is opened"),
+        call!(SYS_fsync, "fsync", "as fallocate"),
+        call!(SYS_fdatasync, "fdatasync", "as fallocate"),
+        call!(SYS_fadvise64, "fadvise64", "reading images while they are opened"),
+        call!(SYS_io_uring_register, "io_uring_register", "chunks of the buffer pool come and go"),
+        call!(SYS_io_uring_setup, "io_uring_setup", "a ring for a disk that is opened").by(Scope::Control),
+        // Waiting and time.
+        call!(SYS_futex, "futex", "locks and channels between threads"),
+        call!(SYS_ppoll, "ppoll", "waiting on sockets"),
+        call!(SYS_epoll_create1, "epoll_create1", "waiting on sockets"),
+        call!(SYS_epoll_ctl, "epoll_ctl", "waiting on sockets"),
+        call!(SYS_epoll_pwait, "epoll_pwait", "waiting on sockets"),
+        call!(SYS_eventfd2, "eventfd2", "event counters"),
+        call!(SYS_signalfd4, "signalfd4", "being asked to end").by(Scope::Control),
+        call!(SYS_timerfd_create, "timerfd_create", "timers of services").by(Scope::Control),
+        call!(SYS_timerfd_settime, "timerfd_settime", "timers of services"),
+        call!(SYS_clock_gettime, "clock_gettime", "the clock, where the kernel has no faster way"),
+        call!(SYS_clock_getres, "clock_getres", "the clock"),
+        call!(SYS_gettimeofday, "gettimeofday", "time stamps, where the kernel has no faster way"),
+        call!(SYS_nanosleep, "nanosleep", "short waits of the control side"),
+        call!(SYS_clock_nanosleep, "clock_nanosleep", "short waits of the control side"),
+        call!(SYS_sched_yield, "sched_yield", "locks"),
+        call!(SYS_restart_syscall, "restart_syscall", "the kernel's own, after a stop"),
+        // Files.
+        call!(SYS_openat, "openat", "images, logs, statistics; which ones is Landlock's business"),
+        call!(SYS_openat2, "openat2", "as openat"),
+        call!(SYS_close, "close", "everything opened"),
+        call!(SYS_close_range, "close_range", "everything opened"),
+        call!(SYS_statx, "statx", "what a file is, what O_DIRECT asks for"),
+        call!(SYS_newfstatat, "newfstatat", "what a file is"),
+        call!(SYS_fstat, "fstat", "what a file is"),
+        call!(SYS_fstatfs, "fstatfs", "whether a file is in memory"),
+        call!(SYS_statfs, "statfs", "whether a file is in memory"),
+        call!(SYS_lseek, "lseek", "lengths, holes"),
+        call!(SYS_ftruncate, "ftruncate", "images, logs, statistics"),
+        call!(SYS_flock, "flock", "one writer, one owner of a number"),
+        call!(SYS_mknodat, "mknodat", "the pipes by which disks at one page pool wake each other")
+            .only(ArgumentRule::OneOf { index: 2, values: &[libc::S_IFIFO | 0o600], errno: libc::EPERM }),
+        call!(SYS_faccessat, "faccessat", "whether a file is there"),
+        call!(SYS_faccessat2, "faccessat2", "whether a file is there"),
+        call!(SYS_readlinkat, "readlinkat", "paths of parents"),
+        call!(SYS_getdents64, "getdents64", "directories of sockets, numbers and statistics"),
+        call!(SYS_getcwd, "getcwd", "relative paths"),
+        call!(SYS_mkdirat, "mkdirat", "directories of logs and statistics"),
+        call!(SYS_unlinkat, "unlinkat", "sockets, logs and statistics at their end"),
+        call!(SYS_renameat, "renameat", "statistics and logs that replace older ones"),
+        call!(SYS_renameat2, "renameat2", "statistics and logs that replace older ones"),
+        call!(SYS_fchmod, "fchmod", "permissions of a socket or a file of statistics"),
+        call!(SYS_fchmodat, "fchmodat", "permissions of a socket"),
+        call!(SYS_fcntl, "fcntl", "copies of descriptors, blocking mode"),
+        call!(SYS_dup, "dup", "copies of descriptors"),
+        call!(SYS_dup3, "dup3", "leaving the terminal"),
+        call!(SYS_pipe2, "pipe2", "event channels").by(Scope::Control),
+        call!(SYS_memfd_create, "memfd_create", "requests in flight, shared with a guest").by(Scope::Control),
+        call!(SYS_ioctl, "ioctl", "sizes of block devices, blocking mode, pages and events of Xen guests")
+            .only(ArgumentRule::OneOf { index: 1, values: IOCTLS, errno: libc::ENOTTY }),
+        // Memory.
+        call!(SYS_mmap, "mmap", "memory of all kinds, never to be executed").only(ArgumentRule::Without {
+            index: 2,
+            bits: EXEC,
+            errno: libc::EACCES,
+        }),
+        call!(SYS_mprotect, "mprotect", "stacks of threads, never to be executed")
+            .only(ArgumentRule::Without { index: 2, bits: EXEC, errno: libc::EACCES }),
+        call!(SYS_munmap, "munmap", "memory that goes"),
+        call!(SYS_mremap, "mremap", "memory that grows"),
+        call!(SYS_brk, "brk", "memory"),
+        call!(SYS_mlock, "mlock", "memory of requests"),
+        call!(SYS_munlock, "munlock", "memory of requests"),
+        call!(SYS_msync, "msync", "memory shared with files"),
+        call!(SYS_mincore, "mincore", "the allocator, while a panic is printed"),
+        call!(SYS_membarrier, "membarrier", "the library, when threads come"),
+        // Sockets.
+        call!(SYS_socket, "socket", "front ends, the system's log, other storages")
+            .only(ArgumentRule::OneOf { index: 0, values: FAMILIES, errno: libc::EAFNOSUPPORT }),
+        call!(SYS_socketpair, "socketpair", "threads that talk").only(ArgumentRule::OneOf {
+            index: 0,
+            values: FAMILIES,
+            errno: libc::EAFNOSUPPORT,
+        }),
+        call!(SYS_connect, "connect", "the system's log, other storages"),
+        call!(SYS_bind, "bind", "front ends, the control socket").by(Scope::Control),
+        call!(SYS_listen, "listen", "front ends, the control socket").by(Scope::Control),
+        call!(SYS_accept4, "accept4", "clients").by(Scope::Control),
+        call!(SYS_shutdown, "shutdown", "clients that are cut off"),
+        call!(SYS_getsockopt, "getsockopt", "the user of a client, what went wrong"),
+        call!(SYS_setsockopt, "setsockopt", "TCP without delay, with keep-alives"),
+        call!(SYS_getsockname, "getsockname", "the port that was given"),
+        call!(SYS_getpeername, "getpeername", "the address of a client"),
+        // Threads and the process.
+        call!(SYS_clone, "clone", "threads; never a process").only(ArgumentRule::With {
+            index: 0,
+            bits: libc::CLONE_THREAD as u32,
+            errno: libc::EPERM,
+        }),
+        // Its flags are in memory, where a filter cannot see them. Libraries fall back to clone.
+        call!(SYS_clone3, "clone3", "the library asks first")
+            .only(ArgumentRule::Never { errno: libc::ENOSYS }),
+        call!(SYS_set_robust_list, "set_robust_list", "threads"),
+        call!(SYS_rseq, "rseq", "threads"),
+        call!(SYS_gettid, "gettid", "threads"),
+        call!(SYS_getpid, "getpid", "names of files, log lines"),
+        call!(SYS_getuid, "getuid", "users that may connect"),
+        call!(SYS_geteuid, "geteuid", "users that may connect"),
+        call!(SYS_getgid, "getgid", "the library"),
+        call!(SYS_getegid, "getegid", "the library"),
+        call!(SYS_sched_getaffinity, "sched_getaffinity", "threads: their stacks"),
+        call!(SYS_prctl, "prctl", "names of threads").only(ArgumentRule::OneOf {
+            index: 0,
+            values: PRCTLS,
+            errno: libc::EPERM,
+        }),
+        call!(SYS_seccomp, "seccomp", "data threads allow themselves less"),
+        call!(SYS_prlimit64, "prlimit64", "threads: their stacks"),
+        call!(SYS_getrandom, "getrandom", "identities"),
+        call!(SYS_uname, "uname", "the library"),
+        call!(SYS_sysinfo, "sysinfo", "the library"),
+        call!(SYS_umask, "umask", "sockets for their owner alone").by(Scope::Control),
+        call!(SYS_exit, "exit", "threads end"),
+        call!(SYS_exit_group, "exit_group", "the process ends"),
+        // Signals.
+        call!(SYS_rt_sigaction, "rt_sigaction", "stack overflows are reported"),
+        call!(SYS_rt_sigprocmask, "rt_sigprocmask", "threads"),
+        call!(SYS_rt_sigreturn, "rt_sigreturn", "the end of a signal's handler"),
+        call!(SYS_sigaltstack, "sigaltstack", "stack overflows are reported"),
+        call!(SYS_kill, "kill", "whether a process is there: signal 0 alone").only(ArgumentRule::OneOf {
+            index: 1,
+            values: &[0],
+            errno: libc::EPERM,
+        }),
+        call!(SYS_tgkill, "tgkill", "panics end this process")
+            .only(ArgumentRule::Own { index: 0, errno: libc::EPERM }),
+    ];
 
 /// What a process that may attach local block devices (`--devices`) makes besides, or more freely; these lines come
 /// before the others. Data threads serve such devices and may make all of these calls too.
@@ -258,9 +254,9 @@ pub const RULES_OF_DEVICES: &[Rule] = &[
     call!(SYS_ioctl, "ioctl", "loop, nbd and ublk devices are set up by it"),
     call!(SYS_io_uring_setup, "io_uring_setup", "a ring for the commands of ublk"),
     call!(SYS_unshare, "unshare", "a thread whose waiting must not keep descriptors open")
-        .only(Arguments::OneOf { index: 0, values: &[libc::CLONE_FILES as u32], errno: libc::EPERM }),
+        .only(ArgumentRule::OneOf { index: 0, values: &[libc::CLONE_FILES as u32], errno: libc::EPERM }),
     call!(SYS_socket, "socket", "as of every process, and netlink for the kernel's NBD client")
-        .only(Arguments::OneOf { index: 0, values: FAMILIES_OF_DEVICES, errno: libc::EAFNOSUPPORT }),
+        .only(ArgumentRule::OneOf { index: 0, values: FAMILIES_OF_DEVICES, errno: libc::EAFNOSUPPORT }),
     call!(SYS_mknodat, "mknodat", "device nodes where no other program makes them"),
 ];
 

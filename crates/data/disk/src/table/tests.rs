@@ -279,13 +279,13 @@ fn the_documented_errors_come_in_every_state() {
 }
 
 #[test]
-fn wishes_that_would_lose_data_are_refused_and_the_others_granted() {
+fn requests_that_would_lose_data_are_refused_and_the_others_granted() {
     let Setting { table, minor, .. } = &setting();
-    for wish in [
+    for request in [
         (Open { secondary: Some("tar:/s".into()), ..image(*minor, "vhd:/a") }, Errno::EINVAL),
         (Open { standby: true, ..image(*minor, "vhd:/a") }, Errno::EINVAL),
     ] {
-        assert_eq!(errno(table.ask(wish.0)), wish.1);
+        assert_eq!(errno(table.ask(request.0)), request.1);
     }
     table.ask(image(*minor, "vhd:/a")).expect("opens");
 }

@@ -46,7 +46,7 @@ pub enum Fault {
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Operation {
     /// Read into its pieces.
     Read(Span),
     /// Write its pieces.
@@ -95,7 +95,7 @@ fn span(sector: u64, bytes: u64, limits: &Limits) -> Result<Span, Fault> {
 ///
 /// # Errors
 /// It cannot have it.
-pub fn wish(request: &Request, bytes: u64, limits: &Limits) -> Result<Wish, Fault> {
+pub fn operation(request: &Request, bytes: u64, limits: &Limits) -> Result<Operation, Fault> {
     if request.indirect && request.segments > limits.max_indirect {
         return Err(Fault::Segments);
     }
@@ -108,13 +108,13 @@ pub fn wish(request: &Request, bytes: u64, limits: &Limits) -> Result<Wish, Faul
         return Err(Fault::ReadOnly);
     }
     match request.op {
-        op::READ => span(request.sector, bytes, limits).map(Wish::Read),
-        op::WRITE => span(request.sector, bytes, limits).map(Wish::Write),
+        op::READ => span(request.sector, bytes, limits).map(Operation::Read),
+        op::WRITE => span(request.sector, bytes, limits).map(Operation::Write),
         op::WRITE_BARRIER | op::FLUSH_DISKCACHE => {
             let alone = request.op == op::WRITE_BARRIER;
             // Without data the sector means nothing.
             let data = if bytes == 0 { Span::new(0, 0) } else { span(request.sector, bytes, limits)? };
-            Ok(Wish::Flush { data, alone })
+            Ok(Operation::Flush { data, alone })
         }
         op::DISCARD if request.discard_flag & DISCARD_SECURE != 0 => Err(Fault::Unsupported),
         op::DISCARD => {
@@ -122,7 +122,7 @@ pub fn wish(request: &Request, bytes: u64, limits: &Limits) -> Result<Wish, Faul
             if bytes == 0 {
                 return Err(Fault::Range);
             }
-            span(request.sector, bytes, limits).map(Wish::Discard)
+            span(request.sector, bytes, limits).map(Operation::Discard)
         }
         _ => Err(Fault::Unsupported),
     }
@@ -158,54 +158,64 @@ mod tests {
     #[test]
     fn nothing_reaches_past_the_end_or_around_the_largest_number() {
         let last = LIMITS.len / 512 - 1;
-        assert_eq!(wish(&request(op::READ, last), 512, &LIMITS), Ok(Wish::Read(Span::new(last * 512, 512))));
+        assert_eq!(
+            operation(&request(op::READ, last), 512, &LIMITS),
+            Ok(Operation::Read(Span::new(last * 512, 512)))
+        );
         let starts = [last + 1, u64::MAX, u64::MAX / 512, u64::MAX / 512 + 1, 1 << 55, (1 << 55) - 1];
         for sector in starts {
             for op in [op::READ, op::WRITE, op::WRITE_BARRIER, op::FLUSH_DISKCACHE] {
-                assert_eq!(wish(&request(op, sector), 4096, &LIMITS), Err(Fault::Range), "{op} {sector}");
+                assert_eq!(
+                    operation(&request(op, sector), 4096, &LIMITS),
+                    Err(Fault::Range),
+                    "{op} {sector}"
+                );
             }
             let discard = Request { discard_sectors: 8, ..request(op::DISCARD, sector) };
-            assert_eq!(wish(&discard, 0, &LIMITS), Err(Fault::Range), "{sector}");
+            assert_eq!(operation(&discard, 0, &LIMITS), Err(Fault::Range), "{sector}");
         }
         for sectors in [0, 2049, u64::MAX, u64::MAX / 512, 1 << 55] {
             let discard = Request { discard_sectors: sectors, ..request(op::DISCARD, 0) };
-            assert_eq!(wish(&discard, 0, &LIMITS), Err(Fault::Range), "{sectors}");
+            assert_eq!(operation(&discard, 0, &LIMITS), Err(Fault::Range), "{sectors}");
         }
     }
 
     #[test]
     fn large_sectors_are_whole() {
         let limits = Limits { sector_size: 4096, ..LIMITS };
-        assert_eq!(wish(&request(op::WRITE, 8), 4096, &limits), Ok(Wish::Write(Span::new(4096, 4096))));
-        assert_eq!(wish(&request(op::WRITE, 4), 4096, &limits), Err(Fault::Range));
+        assert_eq!(
+            operation(&request(op::WRITE, 8), 4096, &limits),
+            Ok(Operation::Write(Span::new(4096, 4096)))
+        );
+        assert_eq!(operation(&request(op::WRITE, 4), 4096, &limits), Err(Fault::Range));
         for bytes in [512, 3584, 4096 + 512] {
             for op in [op::READ, op::WRITE, op::WRITE_BARRIER, op::FLUSH_DISKCACHE] {
-                assert_eq!(wish(&request(op, 8), bytes, &limits), Err(Fault::Range), "{op} {bytes}");
+                assert_eq!(operation(&request(op, 8), bytes, &limits), Err(Fault::Range), "{op} {bytes}");
             }
         }
         let discard = Request { discard_sectors: 4, ..request(op::DISCARD, 0) };
-        assert_eq!(wish(&discard, 0, &limits), Err(Fault::Range));
+        assert_eq!(operation(&discard, 0, &limits), Err(Fault::Range));
     }
 
     #[test]
     fn a_disk_that_may_only_be_read_is() {
         let limits = Limits { read_only: true, ..LIMITS };
         for op in [op::WRITE, op::WRITE_BARRIER, op::FLUSH_DISKCACHE] {
-            assert_eq!(wish(&request(op, 0), 512, &limits), Err(Fault::ReadOnly), "{op}");
+            assert_eq!(operation(&request(op, 0), 512, &limits), Err(Fault::ReadOnly), "{op}");
         }
         let discard = Request { discard_sectors: 8, ..request(op::DISCARD, 0) };
-        assert_eq!(wish(&discard, 0, &limits), Err(Fault::ReadOnly));
-        assert!(matches!(wish(&request(op::READ, 0), 512, &limits), Ok(Wish::Read(_))));
-        let flush = wish(&request(op::FLUSH_DISKCACHE, u64::MAX), 0, &limits);
-        assert_eq!(flush, Ok(Wish::Flush { data: Span::new(0, 0), alone: false }));
+        assert_eq!(operation(&discard, 0, &limits), Err(Fault::ReadOnly));
+        assert!(matches!(operation(&request(op::READ, 0), 512, &limits), Ok(Operation::Read(_))));
+        let flush = operation(&request(op::FLUSH_DISKCACHE, u64::MAX), 0, &limits);
+        assert_eq!(flush, Ok(Operation::Flush { data: Span::new(0, 0), alone: false }));
     }
 
     #[test]
     fn what_was_not_offered_is_refused() {
         let many = Request { indirect: true, segments: 33, ..request(op::READ, 0) };
-        assert_eq!(wish(&many, 33 * 4096, &LIMITS), Err(Fault::Segments));
+        assert_eq!(operation(&many, 33 * 4096, &LIMITS), Err(Fault::Segments));
         let secure = Request { discard_sectors: 8, discard_flag: DISCARD_SECURE, ..request(op::DISCARD, 0) };
-        assert_eq!(wish(&secure, 0, &LIMITS), Err(Fault::Unsupported));
-        assert_eq!(wish(&request(9, 0), 0, &LIMITS), Err(Fault::Unsupported));
+        assert_eq!(operation(&secure, 0, &LIMITS), Err(Fault::Unsupported));
+        assert_eq!(operation(&request(9, 0), 0, &LIMITS), Err(Fault::Unsupported));
     }
 }

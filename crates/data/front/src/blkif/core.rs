@@ -20,7 +20,7 @@ const PART_LEN_MAX: u64 = 1 << 20;
 const TABLE_LEN: usize = 16 << 10;
 /// Whether requests are taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum QueueState {
     /// They are.
     Running,
     /// Takes nothing new.
@@ -50,7 +50,7 @@ pub struct Core {
     pub free_entries: Vec<u32>,
     pub repeat: VecDeque<(u32, tapio_xen::blkif::Slot)>,
     pub limits: Limits,
-    pub state: State,
+    pub state: QueueState,
     pub slots: Places<Slot>,
     pub parts: Places<Part>,
     /// Requests without an answer.
@@ -72,7 +72,7 @@ pub struct Core {
 
 impl Core {
     pub fn takes(&self) -> bool {
-        self.state == State::Running
+        self.state == QueueState::Running
     }
 
     pub fn has_leftovers(&self) -> bool {
@@ -101,8 +101,8 @@ impl Core {
     }
 
     pub fn break_down(&mut self, error: Broken) {
-        if !matches!(self.state, State::Broken(_) | State::Dead) {
-            self.state = State::Broken(error);
+        if !matches!(self.state, QueueState::Broken(_) | QueueState::Dead) {
+            self.state = QueueState::Broken(error);
         }
     }
 
@@ -169,9 +169,9 @@ impl Core {
             return;
         }
         let made = check::pieces(request.direct_segments().iter().copied(), &mut slot.pieces);
-        match made.and_then(|bytes| check::wish(&request, bytes, limits)) {
-            Ok(wish) => {
-                slot.plan(wish);
+        match made.and_then(|bytes| check::operation(&request, bytes, limits)) {
+            Ok(operation) => {
+                slot.plan(operation);
                 self.pending.push_back(index);
             }
             Err(fault) => {
@@ -213,8 +213,8 @@ impl Core {
             let words = &self.table[slot.table..slot.table + usize::from(slot.request.segments)];
             let segments = words.iter().map(|word| Segment::decode(&word.to_ne_bytes()));
             let made = check::pieces(segments, &mut slot.pieces);
-            match made.and_then(|bytes| check::wish(&slot.request, bytes, limits)) {
-                Ok(wish) => slot.plan(wish),
+            match made.and_then(|bytes| check::operation(&slot.request, bytes, limits)) {
+                Ok(operation) => slot.plan(operation),
                 Err(fault) => self.refuse(*index, fault),
             }
         }
@@ -379,7 +379,7 @@ impl Core {
             return false;
         }
         let finished = std::mem::take(&mut self.finished);
-        let dead = self.state == State::Dead;
+        let dead = self.state == QueueState::Dead;
         for (name, result) in &finished {
             let part = &mut self.parts[*name];
             let slot = &self.slots[part.slot];
@@ -454,7 +454,7 @@ impl Core {
         if self.answers.is_empty() {
             return false;
         }
-        if self.state == State::Dead {
+        if self.state == QueueState::Dead {
             self.answers.clear();
             return false;
         }

@@ -20,7 +20,7 @@ use tapio_xen::blkif::BackRing;
 use tapio_xen::{Channel, Domain};
 
 use super::check::Limits;
-use super::core::{Blocked, Core, State};
+use super::core::{Blocked, Core, QueueState};
 use super::mover::Mover;
 use super::record::RecordQueue;
 use super::report::{Broken, QueueCounts, QueueReport, UnderWay};
@@ -114,7 +114,7 @@ impl Queue {
                 max_indirect: setup.max_indirect,
                 read_only: setup.read_only,
             },
-            state: State::Running,
+            state: QueueState::Running,
             slots: Places::new(),
             parts: Places::new(),
             in_flight: 0,
@@ -157,7 +157,7 @@ impl Queue {
     /// Takes what is new out of the ring and hands it over, as far as the disk has room.
     pub fn pull(self: &Rc<Self>) -> bool {
         let mut core = self.core.borrow_mut();
-        if core.state == State::Dead {
+        if core.state == QueueState::Dead {
             return false;
         }
         let mut pulled = false;
@@ -249,7 +249,7 @@ impl Queue {
     /// Asks for notifications; true if there is something to do already.
     pub fn arm(&self) -> bool {
         let mut core = self.core.borrow_mut();
-        if matches!(core.state, State::Broken(_) | State::Dead) {
+        if matches!(core.state, QueueState::Broken(_) | QueueState::Dead) {
             return false;
         }
         // Taken first: a notification that comes from now on wakes the thread again.
@@ -304,8 +304,8 @@ impl Queue {
     /// Takes nothing more. What was taken is answered as always; [`Queue::settled`] waits for that.
     pub fn halt(&self) {
         let mut core = self.core.borrow_mut();
-        if core.state == State::Running {
-            core.state = State::Halted;
+        if core.state == QueueState::Running {
+            core.state = QueueState::Halted;
         }
     }
 
@@ -329,7 +329,7 @@ impl Queue {
 
     /// Answers nothing any more: the guest's memory goes.
     pub fn kill(&self) {
-        self.core.borrow_mut().state = State::Dead;
+        self.core.borrow_mut().state = QueueState::Dead;
     }
 
     /// Whether no request is left for the next process that serves the ring.
@@ -341,7 +341,7 @@ impl Queue {
     /// Why nothing is taken any more.
     pub fn broken(&self) -> Option<Broken> {
         match &self.core.borrow().state {
-            State::Broken(error) => Some(error.clone()),
+            QueueState::Broken(error) => Some(error.clone()),
             _ => None,
         }
     }
@@ -389,7 +389,7 @@ impl Queue {
             ..core.counts
         };
         let broken = match &core.state {
-            State::Broken(error) => Some(error.clone()),
+            QueueState::Broken(error) => Some(error.clone()),
             _ => None,
         };
         QueueReport { counters: core.ring.counters(), in_flight: core.in_flight, oldest, counts, broken }

@@ -4,7 +4,7 @@ use tapio_block::Op;
 use tapio_types::Span;
 use tapio_xen::blkif::Request;
 
-use super::check::{Piece, Wish};
+use super::check::{Operation, Piece};
 use super::mover::Hold;
 
 /// What of a request is handed to the disk next.
@@ -97,19 +97,19 @@ impl Slot {
     }
 
     /// Sets out to do what the request wants.
-    pub fn plan(&mut self, wish: Wish) {
+    pub fn plan(&mut self, operation: Operation) {
         (self.next, self.op) = (0, Op::Read);
-        (self.stage, self.span) = match wish {
-            Wish::Read(span) => (Stage::Data, span),
-            Wish::Write(span) => {
+        (self.stage, self.span) = match operation {
+            Operation::Read(span) => (Stage::Data, span),
+            Operation::Write(span) => {
                 self.op = Op::Write { durable: false };
                 (Stage::Data, span)
             }
-            Wish::Flush { data, alone } => {
+            Operation::Flush { data, alone } => {
                 self.op = Op::Write { durable: true };
                 (if alone { Stage::Drain } else { Stage::Flush }, data)
             }
-            Wish::Discard(span) => (Stage::Discard, span),
+            Operation::Discard(span) => (Stage::Discard, span),
         };
         self.at = self.span.start;
     }

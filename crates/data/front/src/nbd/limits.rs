@@ -15,7 +15,7 @@ pub const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// Threads of handshakes at once, with those that were turned away and wait for a disk that does not answer.
 pub const HANDSHAKE_THREADS_MAX: usize = 2 * HANDSHAKES_MAX;
 /// When all places are taken, a handshake older than this gives way to a newcomer.
-pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(1);
+pub const HANDSHAKE_TIME_WHEN_FULL: Duration = Duration::from_secs(1);
 /// Options in one handshake.
 pub const OPTIONS_MAX: u32 = 128;
 /// Bytes of one option. A GO with the longest name and every kind of information takes 4112.

@@ -21,12 +21,12 @@ use super::connection::{Connection, Start};
 use super::exports::{Entered, Visit};
 use super::handshake::{Agreed, Catalog, Handshake, Refusal, Step};
 use super::limits::{
-    DATA_THREAD_TIME, HANDSHAKE_PATIENCE, HANDSHAKE_THREADS_MAX, HANDSHAKE_TIME, HANDSHAKES_MAX,
+    DATA_THREAD_TIME, HANDSHAKE_THREADS_MAX, HANDSHAKE_TIME, HANDSHAKE_TIME_WHEN_FULL, HANDSHAKES_MAX,
     LISTENERS_MAX,
 };
 use super::session::{Permit, Shared, count};
 use super::socket::Listener;
-use super::state::{Session, State};
+use super::state::{ServerState, Session};
 use super::wire::Style;
 use super::{plan, receiver, sender};
 
@@ -56,7 +56,7 @@ struct Listeners {
 
 #[derive(Debug)]
 struct Inner {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     listeners: Mutex<Listeners>,
     visitors: Mutex<Vec<Visitor>>,
     /// Threads of handshakes.
@@ -74,7 +74,7 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn start(state: &Arc<State>) -> io::Result<Self> {
+    pub(super) fn start(state: &Arc<ServerState>) -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let inner = Arc::new(Inner {
             state: Arc::clone(state),
@@ -190,7 +190,7 @@ impl Inner {
         }
         // One more than the maximum may end at the same time as it is turned away; its place is free when it is gone.
         let oldest = visitors.iter().map(|visitor| visitor.since.elapsed()).max().unwrap_or_default();
-        match HANDSHAKE_PATIENCE.checked_sub(oldest) {
+        match HANDSHAKE_TIME_WHEN_FULL.checked_sub(oldest) {
             Some(left) if !left.is_zero() => (false, Some(left)),
             _ => (true, None),
         }

@@ -18,7 +18,7 @@ use super::handshake::Refusal;
 use super::limits::DATA_THREAD_TIME;
 use super::listener::{Acceptor, ListenerId};
 use super::session::{ConnectionInfo, ServerCounters, Shared};
-use super::state::State;
+use super::state::ServerState;
 
 /// What becomes of the clients of an export that is drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl std::error::Error for DrainError {}
 /// the server closes its sockets and connections.
 #[derive(Debug)]
 pub struct NbdServer {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     acceptor: Acceptor,
 }
 
@@ -67,7 +67,7 @@ impl NbdServer {
 
     /// The same, with clients that can begin TLS, or must.
     pub fn with_tls(tls: Option<TlsServer>) -> io::Result<Self> {
-        let state = Arc::new(State::new(tls));
+        let state = Arc::new(ServerState::new(tls));
         let acceptor = Acceptor::start(&state)?;
         Ok(Self { state, acceptor })
     }

@@ -19,7 +19,7 @@ pub(super) struct Session {
 
 /// What the threads of a server have in common.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct ServerState {
     pub(super) exports: Exports,
     /// How clients begin TLS, if they can.
     pub(super) tls: Option<TlsServer>,
@@ -28,7 +28,7 @@ pub(super) struct State {
     next_id: AtomicU64,
 }
 
-impl State {
+impl ServerState {
     pub(super) fn new(tls: Option<TlsServer>) -> Self {
         Self { tls, ..Self::default() }
     }

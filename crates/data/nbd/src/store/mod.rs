@@ -215,7 +215,7 @@ impl NbdStore {
         let facts = Facts::of(&first, access)?;
         let many = facts.flags & transmission_flag::CAN_MULTI_CONN != 0;
         let count = if many { target.connections } else { 1 };
-        let patience = target.timeout.map(|timeout| timeout.as_nanos() as u64);
+        let timeout_ns = target.timeout.map(|timeout| timeout.as_nanos() as u64);
         let inner = Rc::new(Inner {
             uring: uring.clone(),
             target,
@@ -247,8 +247,8 @@ impl NbdStore {
         for _ in 0..count {
             uring.tasks().spawn(redial::run(Rc::clone(&inner), next.take()));
         }
-        if let Some(patience) = patience {
-            uring.tasks().spawn(Rc::clone(&inner).watch(patience));
+        if let Some(timeout_ns) = timeout_ns {
+            uring.tasks().spawn(Rc::clone(&inner).watch(timeout_ns));
         }
         Ok(Self { inner })
     }

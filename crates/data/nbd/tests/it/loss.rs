@@ -127,7 +127,7 @@ fn writes_that_were_answered_and_not_flushed_make_the_next_flush_fail_once() {
 }
 
 #[test]
-fn without_patience_requests_fail_at_once_and_work_again_when_the_server_is_back() {
+fn without_a_timeout_requests_fail_at_once_and_work_again_when_the_server_is_back() {
     if !has("nbdkit") {
         return;
     }

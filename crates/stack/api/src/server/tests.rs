@@ -403,12 +403,12 @@ fn a_slow_client_is_cut_off() {
     let (status, text) = fixture.ask(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n<");
     assert!(status == 408 && text.contains("not complete"), "{text}");
     // A second head has its own time, and between two requests there is more.
-    let patient = fixture_with_idle(TIMEOUT);
-    let mut idle = patient.connect();
+    let fixture = fixture_with_idle(TIMEOUT);
+    let mut idle = fixture.connect();
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
     // The time of a head has passed when one that began later is cut off.
-    assert_eq!(patient.connect().read(&mut [0; 64]).expect("the end"), 0);
+    assert_eq!(fixture.connect().read(&mut [0; 64]).expect("the end"), 0);
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
     // But not for ever.

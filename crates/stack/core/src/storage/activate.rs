@@ -8,7 +8,7 @@ use tapio_model::{ApiError, Value};
 use tapio_types::{Access, ChainSpec, ImageKind};
 
 use super::notes::Note;
-use super::state::State;
+use super::state::StorageState;
 use super::vdi::Subject;
 use super::work::Work;
 use super::{Call, Storage, allowed, this_host};
@@ -32,7 +32,7 @@ const fn word(access: Access) -> &'static str {
 }
 
 /// Whether one more holder may have the VDI open in addition to the present ones.
-fn shares(state: &State, vdi: &str, holder: &str, access: Access) -> bool {
+fn shares(state: &StorageState, vdi: &str, holder: &str, access: Access) -> bool {
     let others = state.holders.get(vdi).into_iter().flatten().filter(|(known, _)| *known != holder);
     let mut others = others.map(|(_, access)| *access);
     match access {
@@ -165,7 +165,7 @@ pub fn closing(call: &Call, vdi: &str) -> Result<Held, ApiError> {
 /// # Errors
 /// The driver's, the store's; then the holder still has it.
 pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
-    let has = |state: &State| state.holders.get(vdi)?.get(holder).copied();
+    let has = |state: &StorageState| state.holders.get(vdi)?.get(holder).copied();
     if has(&call.part.state()).is_none() {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use tapio_types::Access;
 
 use super::Storage;
 use super::attached::Attached;
-use super::state::State;
+use super::state::StorageState;
 use crate::db::{Change, Object};
 
 /// Operations of an attached SR, with the capability each needs.
@@ -62,7 +62,7 @@ pub(super) fn refresh_all(storage: &Storage, change: &mut Change<'_>, sr: &str) 
     Ok(())
 }
 
-fn of_sr(state: &State, sr: &Object) -> Vec<&'static str> {
+fn of_sr(state: &StorageState, sr: &Object) -> Vec<&'static str> {
     match state.attached.get(&sr.reference) {
         Some(attached) => {
             let can = |needs: &str| needs.is_empty() || attached.can(needs);
@@ -72,7 +72,7 @@ fn of_sr(state: &State, sr: &Object) -> Vec<&'static str> {
     }
 }
 
-fn of_vdi(state: &State, vdi: &Object) -> Vec<&'static str> {
+fn of_vdi(state: &StorageState, vdi: &Object) -> Vec<&'static str> {
     let Some(attached) = state.attached.get(vdi.text("SR")) else { return vec!["forget"] };
     if !vdi.bool("managed") {
         return vec!["update"];

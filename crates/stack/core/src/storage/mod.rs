@@ -52,7 +52,7 @@ use crate::db::Db;
 use crate::disks::Disks;
 use crate::operations::Operations;
 use attached::Attached;
-use state::State;
+use state::StorageState;
 
 /// A call to the storage.
 type Call = crate::call::Call<Storage>;
@@ -66,7 +66,7 @@ pub struct Storage {
     disks: Disks,
     drivers: RwLock<Vec<Arc<dyn SrDriver>>>,
     operations: Arc<Operations>,
-    state: Mutex<State>,
+    state: Mutex<StorageState>,
     recovering: retry::Recovering,
 }
 

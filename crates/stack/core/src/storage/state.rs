@@ -14,14 +14,14 @@ pub(super) type Holders = BTreeMap<String, Access>;
 
 /// What is known.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct StorageState {
     /// By the VDI's reference.
     pub(super) holders: BTreeMap<String, Holders>,
     /// By the SR's reference.
     pub(super) attached: BTreeMap<String, Arc<Attached>>,
 }
 
-impl State {
+impl StorageState {
     /// Whether several disk processes have the VDI open and one of them writes: what a fork puts on top takes one
     /// writer.
     pub(super) fn is_shared_by_a_writer(&self, vdi: &str) -> bool {
@@ -39,7 +39,7 @@ impl State {
 
 impl Storage {
     /// What is known now. No other lock is taken while this is held.
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, StorageState> {
         self.state.lock()
     }
 }

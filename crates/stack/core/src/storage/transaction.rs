@@ -7,7 +7,7 @@ use tapio_sm::worker::is_unfinished;
 
 use super::attached::Attached;
 use super::notes::Note;
-use super::state::State;
+use super::state::StorageState;
 use super::{Call, allowed};
 use crate::db::Change;
 use crate::operations::{Held, Target};
@@ -31,7 +31,7 @@ impl<'a> Transaction<'a> {
     pub(super) fn enter(
         call: &'a Call,
         targets: &[Target<'_>],
-        check: impl FnOnce(&mut State) -> Result<(), ApiError>,
+        check: impl FnOnce(&mut StorageState) -> Result<(), ApiError>,
     ) -> Result<Self, ApiError> {
         let storage = &call.part;
         let held = storage.operations.enter(&*call.progress, targets, || check(&mut storage.state()))?;

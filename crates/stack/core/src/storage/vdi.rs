@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::allowed::{NoResize, can_resize};
 use super::attached::Attached;
 use super::notes::Note;
-use super::state::State;
+use super::state::StorageState;
 use super::transaction::Transaction;
 use super::work::{Names, Work, is_missing};
 use super::{Call, Handlers, records};
@@ -101,7 +101,7 @@ impl Subject {
 ///
 /// # Errors
 /// `VDI_IN_USE`.
-pub(super) fn not_in_use(state: &State, vdi: &str, op: &str) -> Result<(), ApiError> {
+pub(super) fn not_in_use(state: &StorageState, vdi: &str, op: &str) -> Result<(), ApiError> {
     match state.use_of(vdi) {
         Some(_) => Err(ApiError::new("VDI_IN_USE", [vdi, op])),
         None => Ok(()),

@@ -133,8 +133,8 @@ fn connect(path: &Path, is_reader: bool) -> Result<Connection, StoreError> {
     let opened = Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX);
     let connection = opened.map_err(|error| failed(path, "opening", &error))?;
     // An operator may read with sqlite3 meanwhile.
-    let patience = connection.busy_timeout(Duration::from_secs(10));
-    patience.map_err(|error| failed(path, "opening", &error))?;
+    let bounded = connection.busy_timeout(Duration::from_secs(10));
+    bounded.map_err(|error| failed(path, "opening", &error))?;
     Ok(connection)
 }
 

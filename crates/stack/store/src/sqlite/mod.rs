@@ -3,8 +3,8 @@
 //! Commits that come while one is being written are written together by the next one, in one transaction of SQLite
 //! and one sync of the disk; each still succeeds or fails alone.
 
+mod deferring;
 mod file;
-mod patient;
 
 use std::fmt;
 use std::fs::File;
@@ -18,7 +18,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::{Expect, Memory, Revision, Row, Store, StoreError, Txn};
 
-pub use patient::Patient;
+pub use deferring::DeferringStore;
 
 /// Changed rows that the log remembers.
 const LOG_MAX: u64 = 100_000;

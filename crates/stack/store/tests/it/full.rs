@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use tapio_store::{Expect, Patient, Sqlite, Store, StoreError, Txn};
+use tapio_store::{DeferringStore, Expect, Sqlite, Store, StoreError, Txn};
 
 use crate::{put, put_if, value};
 
@@ -56,7 +56,7 @@ fn failed(answer: Result<u64, StoreError>) -> String {
 
 /// What the start commits is kept for the file, the rest is refused; then there is room, and both are there.
 fn serves_and_recovers(small: &Small, path: &Path) {
-    let store = Patient::open(path).expect("it opens");
+    let store = DeferringStore::open(path).expect("it opens");
     let before = value(&store, "/a").expect("what was stored is read");
     assert_eq!(before.0, "1");
     let at = store.commit(put_if("/a", Expect::At(before.1), "2")).expect("the start may commit");
@@ -112,7 +112,7 @@ fn what_a_kill_left_in_the_log_is_read() {
     drop(store);
     let path = small.path().join("killed-db");
     small.fill();
-    let store = Patient::open(&path).expect("it opens");
+    let store = DeferringStore::open(&path).expect("it opens");
     assert_eq!(store.list("/row/").expect("rows").len(), 50);
     drop(store);
     serves_and_recovers(&small, &path);
@@ -122,7 +122,7 @@ fn what_a_kill_left_in_the_log_is_read() {
 fn a_file_system_that_fills_up_later_refuses_and_goes_on() {
     let Some(small) = Small::mount() else { return };
     let path = small.path().join("db");
-    let store = Patient::open(&path).expect("a new store");
+    let store = DeferringStore::open(&path).expect("a new store");
     store.commit(put("/a", "1")).expect("a commit");
     store.started();
     small.fill();
@@ -137,7 +137,7 @@ fn a_file_system_that_fills_up_later_refuses_and_goes_on() {
 fn a_new_store_needs_room() {
     let Some(small) = Small::mount() else { return };
     small.fill();
-    let why = match Patient::open(&small.path().join("db")) {
+    let why = match DeferringStore::open(&small.path().join("db")) {
         Err(StoreError::Failed(why)) => why,
         other => panic!("{other:?}"),
     };

@@ -33,7 +33,7 @@ const ODD_END: &[u8] = &[0x5a; 333];
 
 /// A kind of disk and what is done to it.
 #[derive(Debug)]
-pub struct Kind {
+pub struct DiskKind {
     /// Its name on the command line.
     pub name: &'static str,
     /// For people.
@@ -91,8 +91,8 @@ const FAULTS: &[(&str, u64)] = &[
 ];
 
 /// All legs with a disk.
-pub const KINDS: &[Kind] = &[
-    Kind {
+pub const KINDS: &[DiskKind] = &[
+    DiskKind {
         name: "chain",
         about: "dynamic VHDs, a chain that grows and shrinks",
         by_default: true,
@@ -100,7 +100,7 @@ pub const KINDS: &[Kind] = &[
         base: Base::Vhd,
         actions: ALL,
     },
-    Kind {
+    DiskKind {
         name: "raw",
         about: "a raw image, and VHDs on top of it",
         by_default: true,
@@ -108,7 +108,7 @@ pub const KINDS: &[Kind] = &[
         base: Base::Raw,
         actions: ALL,
     },
-    Kind {
+    DiskKind {
         name: "fixed",
         about: "a fixed VHD, and VHDs on top of it",
         by_default: true,
@@ -116,7 +116,7 @@ pub const KINDS: &[Kind] = &[
         base: Base::Fixed,
         actions: ALL,
     },
-    Kind {
+    DiskKind {
         name: "encrypted",
         about: "an encrypted VHD",
         by_default: true,
@@ -124,7 +124,7 @@ pub const KINDS: &[Kind] = &[
         base: Base::Encrypted,
         actions: &[("kill", 6), ("pause", 4), ("stop", 3), ("quiet", 2)],
     },
-    Kind {
+    DiskKind {
         name: "full",
         about: "VHDs on a file system that becomes full (needs root to mount a tmpfs)",
         by_default: true,
@@ -140,7 +140,7 @@ pub const KINDS: &[Kind] = &[
             ("stop", 2),
         ],
     },
-    Kind {
+    DiskKind {
         name: "faulty",
         about: "a raw image on a storage that fails and hangs (needs nbdkit and FUSE)",
         by_default: true,
@@ -148,7 +148,7 @@ pub const KINDS: &[Kind] = &[
         base: Base::FaultyRaw,
         actions: FAULTS,
     },
-    Kind {
+    DiskKind {
         name: "faulty-vhd",
         about: "a VHD on a device that fails and whose storage hangs (needs nbdkit, FUSE and loop devices)",
         by_default: true,
@@ -156,7 +156,7 @@ pub const KINDS: &[Kind] = &[
         base: Base::FaultyVhd,
         actions: FAULTS,
     },
-    Kind {
+    DiskKind {
         name: "odd",
         about: "a raw image that does not end with a sector, and VHDs on top of it",
         by_default: true,
@@ -167,7 +167,7 @@ pub const KINDS: &[Kind] = &[
 ];
 
 /// Runs a leg until the run ends. `Err` is why it cannot run here.
-pub fn run(kind: &Kind, dir: &Path, report: &Report) -> Result<(), String> {
+pub fn run(kind: &DiskKind, dir: &Path, report: &Report) -> Result<(), String> {
     let mut scratch = Scratch::below(dir);
     let ran = catch_unwind(AssertUnwindSafe(|| run_in(kind, &scratch, report)));
     let ran = ran.unwrap_or_else(|panic| {
@@ -181,7 +181,7 @@ pub fn run(kind: &Kind, dir: &Path, report: &Report) -> Result<(), String> {
     ran
 }
 
-fn run_in(kind: &Kind, scratch: &Scratch, report: &Report) -> Result<(), String> {
+fn run_in(kind: &DiskKind, scratch: &Scratch, report: &Report) -> Result<(), String> {
     let storage = Storage::new(kind.base, scratch)?;
     let mut setup = Setup {
         name: kind.name.into(),
@@ -256,7 +256,7 @@ fn make_base(kind: Base, storage: &Storage, scratch: &Scratch, setup: &mut Setup
 }
 
 /// The life of a disk: load and schedule until the run ends, then all of it is read once more.
-fn live(kind: &Kind, subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
+fn live(kind: &DiskKind, subject: &mut Subject<'_>, storage: &Storage) -> Outcome {
     subject.start()?;
     let actions: Vec<(Action, u64)> =
         kind.actions.iter().map(|(name, weight)| (Action::named(name), *weight)).collect();

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// What a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum RequestKind {
     Directory = 1,
     Read = 2,
     TransactionStart = 6,
@@ -65,7 +65,7 @@ impl Client {
         Ok(Self { stream, requests: 0 })
     }
 
-    fn ask(&mut self, kind: Kind, transaction: u32, payload: &[u8]) -> Result<Vec<u8>, Failure> {
+    fn ask(&mut self, kind: RequestKind, transaction: u32, payload: &[u8]) -> Result<Vec<u8>, Failure> {
         self.requests += 1;
         let words = [kind as u32, self.requests, transaction, payload.len() as u32];
         let message: Vec<u8> =
@@ -97,35 +97,35 @@ impl Client {
 
     /// The value of a node.
     pub fn read(&mut self, transaction: u32, path: &str) -> Result<Vec<u8>, Failure> {
-        self.ask(Kind::Read, transaction, &Self::named(path))
+        self.ask(RequestKind::Read, transaction, &Self::named(path))
     }
 
     /// The names of its children.
     pub fn directory(&mut self, transaction: u32, path: &str) -> Result<Vec<String>, Failure> {
-        let names = self.ask(Kind::Directory, transaction, &Self::named(path))?;
+        let names = self.ask(RequestKind::Directory, transaction, &Self::named(path))?;
         let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
         Ok(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
     }
 
     /// Gives a node a value, and makes it and those above it where they are missing.
     pub fn write(&mut self, transaction: u32, path: &str, value: &[u8]) -> Result<(), Failure> {
-        self.ask(Kind::Write, transaction, &[&Self::named(path), value].concat()).map(drop)
+        self.ask(RequestKind::Write, transaction, &[&Self::named(path), value].concat()).map(drop)
     }
 
     /// Removes a node with all below it.
     pub fn remove(&mut self, transaction: u32, path: &str) -> Result<(), Failure> {
-        self.ask(Kind::Remove, transaction, &Self::named(path)).map(drop)
+        self.ask(RequestKind::Remove, transaction, &Self::named(path)).map(drop)
     }
 
     /// Begins a transaction.
     pub fn begin(&mut self) -> Result<u32, Failure> {
-        let number = self.ask(Kind::TransactionStart, 0, &[0])?;
+        let number = self.ask(RequestKind::TransactionStart, 0, &[0])?;
         let number = String::from_utf8_lossy(&number).trim_end_matches('\0').parse();
         number.map_err(|_| Failure::Refused("a transaction without a number".into()))
     }
 
     /// Ends it.
     pub fn end(&mut self, transaction: u32, commit: bool) -> Result<(), Failure> {
-        self.ask(Kind::TransactionEnd, transaction, if commit { b"T\0" } else { b"F\0" }).map(drop)
+        self.ask(RequestKind::TransactionEnd, transaction, if commit { b"T\0" } else { b"F\0" }).map(drop)
     }
 }

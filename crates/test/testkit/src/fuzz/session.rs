@@ -145,12 +145,12 @@ pub fn vhost_user_message(bytes: &[u8]) {
     }
 }
 
-/// Descriptors as the message wants them, unless `wish` asks for other ones.
-fn descriptors(request: u32, wish: u32, message: &Message) -> Vec<OwnedFd> {
+/// Descriptors as the message wants them, unless `choice` asks for other ones.
+fn descriptors(request: u32, choice: u32, message: &Message) -> Vec<OwnedFd> {
     let fitting = (0..=8).find(|count| message.check_fds(request, *count).is_ok()).unwrap_or(0);
-    let count = if wish & 0x80 == 0 { fitting } else { (wish & 0xf) as usize };
+    let count = if choice & 0x80 == 0 { fitting } else { (choice & 0xf) as usize };
     let events =
         matches!(request, id::SET_VRING_KICK | id::SET_VRING_CALL | id::SET_VRING_ERR | id::SET_LOG_FD);
-    let events = events != (wish & 0x40 != 0);
+    let events = events != (choice & 0x40 != 0);
     (0..count).map(|_| if events { eventfd() } else { memfd(FILE_LEN) }).collect()
 }

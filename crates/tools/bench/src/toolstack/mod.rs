@@ -30,7 +30,7 @@ use super::progress::Progress;
 use super::{failed, invalid};
 use daemon::{Daemon, Place};
 use report::{Memory, Report, Setting};
-use starts::Kind;
+use starts::StartKind;
 use tapio_report::failure::Result;
 
 const MIB: u64 = 1 << 20;
@@ -60,7 +60,7 @@ const STORM_DISKS: usize = 8;
   tapio bench toolstack --quick --json -         does it run at all, as JSON
 
 Only numbers of calls per second are measured for some time; the rest is repeated, plugs ten times as often.")]
-pub struct Arguments {
+pub struct ToolstackArguments {
     /// Where the database and the images are made; they are removed at the end
     #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
     dir: PathBuf,
@@ -100,7 +100,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(arguments: &Arguments) -> Result<Self> {
+    fn new(arguments: &ToolstackArguments) -> Result<Self> {
         let quick = arguments.common.quick;
         let (time, rounds) = arguments.common.times((1.0, 3), (0.05, 1))?;
         let or =
@@ -163,7 +163,7 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &ToolstackArguments) -> Result<()> {
     let plan = Plan::new(arguments)?;
     super::end_at_interrupt();
     let setting = Setting {
@@ -213,7 +213,7 @@ fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<R
         report.calls = calls::rates(&daemon, plan.time, &connections, begin)?;
     }
     let mut vdis = Vec::new();
-    for (part, kind) in [("start", Kind::Latency), ("real", Kind::Real)] {
+    for (part, kind) in [("start", StartKind::Latency), ("real", StartKind::Real)] {
         if goes_on(part) {
             let (counts, latency, rounds) = (&plan.vbds, plan.latency_ms, plan.rounds);
             report.starts.extend(starts::series(&daemon, kind, counts, latency, rounds, &mut vdis, begin)?);
@@ -244,7 +244,7 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        arguments: Arguments,
+        arguments: ToolstackArguments,
     }
 
     fn plan(words: &[&str]) -> Result<Plan> {

@@ -8,7 +8,7 @@ use super::super::common::{self, CUT_SHORT};
 use super::calls::{Calls, Many};
 use super::events::Events;
 use super::plug::{FRONT, GUEST, PEER, Plugs};
-use super::starts::{Kind, PER_VM, Start, Storm};
+use super::starts::{PER_VM, Start, StartKind, Storm};
 
 /// The host and the settings of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -69,7 +69,7 @@ impl Report {
             let reached = if at_least { value >= wanted } else { value <= wanted };
             goals.push(Goal { what, value, wanted, at_least, reached });
         };
-        for row in self.starts.iter().filter(|row| row.kind == Kind::Latency && row.vbds > 1) {
+        for row in self.starts.iter().filter(|row| row.kind == StartKind::Latency && row.vbds > 1) {
             add(
                 format!("start with {} disks, of the ideal speed-up", row.vbds),
                 row.of_ideal,
@@ -164,14 +164,16 @@ impl Report {
     }
 
     fn starting(&self, out: &mut String) {
-        for kind in [Kind::Latency, Kind::Real] {
+        for kind in [StartKind::Latency, StartKind::Real] {
             let rows: Vec<_> = self.starts.iter().filter(|row| row.kind == kind).collect();
             if rows.is_empty() {
                 continue;
             }
             let title = match kind {
-                Kind::Latency => format!("each plug waits {} ms for its storage", self.setting.latency_ms),
-                Kind::Real => "VHDs behind vhost-user, no latency: work for the processors alone".into(),
+                StartKind::Latency => {
+                    format!("each plug waits {} ms for its storage", self.setting.latency_ms)
+                }
+                StartKind::Real => "VHDs behind vhost-user, no latency: work for the processors alone".into(),
             };
             let _ = writeln!(
                 out,
@@ -239,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    fn start(kind: Kind, vbds: usize, of_ideal: f64) -> Start {
+    fn start(kind: StartKind, vbds: usize, of_ideal: f64) -> Start {
         Start { kind, vbds, serial_ms: 10.0, parallel_ms: 1.0, speed_up: 9.0, ideal: 10.0, of_ideal }
     }
 
@@ -259,9 +261,9 @@ mod tests {
             first_answer_ms: 1.0,
             plugs: vec![plugs(FRONT, 14.0), plugs(PEER, 10.0), plugs(GUEST, 16.0)],
             starts: vec![
-                start(Kind::Latency, 1, 0.1),
-                start(Kind::Latency, 10, 0.95),
-                start(Kind::Real, 10, 0.1),
+                start(StartKind::Latency, 1, 0.1),
+                start(StartKind::Latency, 10, 0.95),
+                start(StartKind::Real, 10, 0.1),
             ],
             storm: None,
             calls: Vec::new(),

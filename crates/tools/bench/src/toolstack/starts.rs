@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// What the disks of a series are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum StartKind {
     /// Each takes a known time to be plugged, as a slow storage does, beside the work for its disk process.
     Latency,
     /// VHDs behind vhost-user sockets: nothing but work.
@@ -29,7 +29,7 @@ pub enum Kind {
 /// Starts of a VM with so many disks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Start {
-    pub kind: Kind,
+    pub kind: StartKind,
     pub vbds: usize,
     /// With one step at a time for the VM.
     pub serial_ms: f64,
@@ -55,10 +55,10 @@ pub struct Storm {
     pub ideal_ms: f64,
 }
 
-fn platform(kind: Kind) -> Value {
+fn platform(kind: StartKind) -> Value {
     match kind {
-        Kind::Latency => json!({}),
-        Kind::Real => json!({"sim-front": "vhost-user"}),
+        StartKind::Latency => json!({}),
+        StartKind::Real => json!({"sim-front": "vhost-user"}),
     }
 }
 
@@ -80,16 +80,16 @@ fn destroy(client: &mut Client, vm: &str) -> Result<(), String> {
 }
 
 /// The largest speed-up that so many disks can have.
-fn ideal(kind: Kind, vbds: usize) -> f64 {
+fn ideal(kind: StartKind, vbds: usize) -> f64 {
     let rounds = vbds as f64 / vbds.div_ceil(PER_VM) as f64;
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-    if kind == Kind::Real { rounds.min(processors) } else { rounds }
+    if kind == StartKind::Real { rounds.min(processors) } else { rounds }
 }
 
 /// A start with each number of disks; they are made as they are needed, in `vdis`.
 pub fn series(
     daemon: &Daemon,
-    kind: Kind,
+    kind: StartKind,
     counts: &[usize],
     latency_ms: u64,
     rounds: usize,
@@ -97,7 +97,7 @@ pub fn series(
     begin: &mut dyn FnMut(&str),
 ) -> Result<Vec<Start>, String> {
     let client = &mut daemon.client()?;
-    daemon.set_latency(client, if kind == Kind::Latency { latency_ms } else { 0 })?;
+    daemon.set_latency(client, if kind == StartKind::Latency { latency_ms } else { 0 })?;
     let mut rows = Vec::new();
     for count in counts {
         if interrupted() {
@@ -168,7 +168,7 @@ pub fn storm(daemon: &Daemon, machines: usize, disks: usize, latency_ms: u64) ->
     }
     let mut vms = Vec::new();
     for _ in 0..machines {
-        let vm = daemon.make_vm(client, "sim", platform(Kind::Latency))?;
+        let vm = daemon.make_vm(client, "sim", platform(StartKind::Latency))?;
         for (place, vdi) in vdis.iter().enumerate() {
             daemon.make_vbd(client, &vm, vdi, place, true)?;
         }
@@ -192,11 +192,11 @@ mod tests {
 
     #[test]
     fn the_ideal_is_bounded_by_the_limit_and_by_the_processors() {
-        assert_eq!(ideal(Kind::Latency, 1), 1.0);
-        assert_eq!(ideal(Kind::Latency, 10), 10.0);
-        assert_eq!(ideal(Kind::Latency, 255), 255.0 / 26.0);
-        assert_eq!(ideal(Kind::Real, 1), 1.0);
+        assert_eq!(ideal(StartKind::Latency, 1), 1.0);
+        assert_eq!(ideal(StartKind::Latency, 10), 10.0);
+        assert_eq!(ideal(StartKind::Latency, 255), 255.0 / 26.0);
+        assert_eq!(ideal(StartKind::Real, 1), 1.0);
         let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-        assert_eq!(ideal(Kind::Real, 64), processors.min(64.0 / 7.0));
+        assert_eq!(ideal(StartKind::Real, 64), processors.min(64.0 / 7.0));
     }
 }

@@ -61,7 +61,7 @@ request, and copied once more by the processor.";
 Comparisons: {}, machines, overhead.
 
 {MEANING}", names().join(", ")))]
-pub struct Arguments {
+pub struct XenArguments {
     /// Where the images are made; they are removed at the end
     #[arg(long, default_value = "/dev/shm", value_name = "DIR")]
     dir: PathBuf,
@@ -92,7 +92,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(arguments: &Arguments) -> Result<Self> {
+    fn new(arguments: &XenArguments) -> Result<Self> {
         let (time, rounds) = arguments.common.times((0.3, 5), (0.02, 1))?;
         let all: Vec<_> = names().into_iter().chain([MACHINES, OVERHEAD]).collect();
         check_only(&arguments.only, &all, "comparison")?;
@@ -142,7 +142,7 @@ impl Place<'_> {
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &XenArguments) -> Result<()> {
     let plan = Plan::new(arguments)?;
     end_at_interrupt();
     let program = super::server::ours().map_err(|why| ControlError::new(Errno::ENOENT, why))?;
@@ -254,8 +254,8 @@ fn file_of(bytes: u32) -> String {
 mod tests {
     use super::*;
 
-    fn arguments(only: &[&str]) -> Arguments {
-        Arguments {
+    fn arguments(only: &[&str]) -> XenArguments {
+        XenArguments {
             dir: "/dev/shm".into(),
             common: Common { quick: true, ..Common::default() },
             only: only.iter().map(|word| (*word).to_owned()).collect(),

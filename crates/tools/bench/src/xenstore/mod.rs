@@ -43,7 +43,7 @@ const LISTINGS_MAX: usize = 100_000;
 The C daemon is Debian's, which 'scripts/setup clients' unpacks below target/lanes (XENSTORED names
 another one). What it asks of a hypervisor is answered by a small library that is compiled with cc and
 preloaded; its tree is in memory.")]
-pub struct Arguments {
+pub struct XenstoreArguments {
     /// Nodes of the trees
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',')]
     nodes: Vec<usize>,
@@ -119,7 +119,7 @@ struct Plan {
     daemons: Vec<(Whose, PathBuf)>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &XenstoreArguments) -> Result<()> {
     let (plan, skipped) = plan(arguments)?;
     super::end_at_interrupt();
     let place = Place(std::env::temp_dir().join(format!("tapio-bench-xenstore-{}", std::process::id())));
@@ -142,7 +142,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     arguments.common.show(&report, &report.tables())
 }
 
-fn plan(arguments: &Arguments) -> Result<(Plan, Vec<String>)> {
+fn plan(arguments: &XenstoreArguments) -> Result<(Plan, Vec<String>)> {
     let quick = arguments.common.quick;
     let (time, rounds) = arguments.common.times((0.5, 5), (0.02, 1))?;
     let nodes = match arguments.nodes.as_slice() {

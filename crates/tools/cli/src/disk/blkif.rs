@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_options_of_all_commands_go_together() {
-        super::super::Arguments::augment_args(clap::Command::new("disk")).debug_assert();
+        super::super::DiskArguments::augment_args(clap::Command::new("disk")).debug_assert();
     }
 
     #[test]

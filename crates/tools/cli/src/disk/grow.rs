@@ -12,7 +12,7 @@ use super::REPLY_TIMEOUT;
 use tapio_report::failure::{Result, print, print_json};
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct GrowArguments {
     /// The disk: its minor number, or the control socket of a process with one disk
     #[arg(value_name = "MINOR|SOCKET")]
     disk: String,
@@ -33,7 +33,7 @@ struct Grown {
     len: u64,
 }
 
-pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
+pub fn run(run: &RunDir, arguments: &GrowArguments) -> Result<()> {
     let (pid, mut process, minor) = find(run, &arguments.disk)?;
     // Data may have to be moved, which takes as long as it takes.
     let info = process.call(&ask::Grow { minor, len: arguments.size }, &[], None)?;

@@ -21,7 +21,7 @@ use tapio_report::failure::{Result, print, print_json};
 The limits given replace all that were there before. Flushes count nowhere; discards and zeroing count as one
 request of no bytes. Bytes may have a unit: KiB, MiB, GiB, TiB (or K, M, G, T) are powers of 1024, kB, MB, GB, TB
 of 1000.")]
-pub struct Arguments {
+pub struct LimitArguments {
     /// Minor number
     minor: u16,
     /// Process; needed only where several have a disk of that number
@@ -61,7 +61,7 @@ pub struct Arguments {
     json: bool,
 }
 
-impl Arguments {
+impl LimitArguments {
     /// The limits to set; `None` when they are only to be shown.
     fn limits(&self) -> Result<Option<IoLimits>> {
         let given = [
@@ -88,7 +88,7 @@ impl Arguments {
     }
 }
 
-pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
+pub fn run(run: &RunDir, arguments: &LimitArguments) -> Result<()> {
     let minor = arguments.minor;
     let limits = arguments.limits()?;
     let mut client = find(run, minor, arguments.pid)?;
@@ -174,7 +174,7 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Line {
         #[command(flatten)]
-        arguments: Arguments,
+        arguments: LimitArguments,
     }
 
     fn limits(line: &str) -> Result<Option<IoLimits>> {

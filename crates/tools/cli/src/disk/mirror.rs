@@ -83,8 +83,8 @@ pub struct Start {
     #[arg(long, default_value = "0", hide_default_value = true, value_parser = parse_bytes)]
     rate: u64,
     /// Milliseconds that the second storage may take for an answer before it is given up
-    #[arg(long, default_value_t = ask::MirrorStart::PATIENCE_MS, value_name = "MILLISECONDS")]
-    patience: u32,
+    #[arg(long, default_value_t = ask::MirrorStart::TIMEOUT_MS, alias = "patience", value_name = "MILLISECONDS")]
+    timeout: u32,
     /// Show progress until both sides are the same
     #[arg(long)]
     wait: bool,
@@ -126,7 +126,7 @@ fn begin(run: &RunDir, start: &Start) -> Result<()> {
             _ => MirrorCopy::Allocated,
         },
         rate: start.rate,
-        patience_ms: start.patience,
+        timeout_ms: start.timeout,
     };
     let mut client = OwnClient::connect(run, start.which.pid)?;
     client.call(&ask, &[], None)?;

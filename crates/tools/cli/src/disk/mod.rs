@@ -50,7 +50,7 @@ const REPLY_TIMEOUT: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk resume -p 4711 -m 0 --image vhd:/disks/snap.vhd --image vhd:/disks/base.vhd
 
 'list' shows disks of a foreign tapdisk too; the other commands need a disk process of ours.")]
-pub struct Arguments {
+pub struct DiskArguments {
     #[command(subcommand)]
     command: Command,
 }
@@ -77,7 +77,7 @@ enum Command {
     /// Print counters and latencies by stage
     ///
     /// Read from shared memory: no process is asked, so this works also when one does not answer.
-    Stats(stats::Arguments),
+    Stats(stats::StatsArguments),
     /// Open an image; several name a chain, leaf first
     Open {
         #[command(flatten)]
@@ -104,7 +104,7 @@ enum Command {
     ///
     /// A dynamic VHD has a table with room for more blocks ('vhd-util create -S'), a raw file always grows. Where there
     /// is no room, data are moved while the guest waits, with a journal beside the image.
-    Grow(grow::Arguments),
+    Grow(grow::GrowArguments),
     /// Close the image
     Close {
         #[command(flatten)]
@@ -159,9 +159,9 @@ enum Command {
     ///
     /// For an upgrade: guests that connect again by themselves notice a pause. Polling and limits are back at their
     /// defaults. A process that a service manager runs is restarted by that.
-    Restart(restart::Arguments),
+    Restart(restart::RestartArguments),
     /// Show or set what a disk may do: requests and bytes a second
-    Limit(limit::Arguments),
+    Limit(limit::LimitArguments),
     /// Show page pools and the disks that share them
     ///
     /// Read from shared memory, as statistics are.
@@ -230,7 +230,7 @@ struct Add {
     #[command(flatten)]
     how: How,
     #[command(flatten)]
-    tls: tls::Arguments,
+    tls: tls::TlsArguments,
     #[command(flatten)]
     xen: blkif::RingArguments,
     /// Name of the NBD export; any name is served without
@@ -327,7 +327,7 @@ fn tell<C: DiskCommand>(run: &RunDir, pid: i32, ask: &C, timeout: Option<Duratio
     OwnClient::connect(run, pid)?.call(ask, &[], timeout)
 }
 
-pub fn run(arguments: Arguments) -> Result<()> {
+pub fn run(arguments: DiskArguments) -> Result<()> {
     let run = RunDir::from_env();
     match arguments.command {
         Command::List { json } => list(&run, json),

@@ -14,7 +14,7 @@ use super::REPLY_TIMEOUT;
 use tapio_report::failure::{Result, print};
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct RestartArguments {
     /// Process
     #[arg(short, long)]
     pid: i32,
@@ -89,7 +89,7 @@ fn plan(
     Ok(Plan { minor, open, limits, fronts })
 }
 
-pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
+pub fn run(run: &RunDir, arguments: &RestartArguments) -> Result<()> {
     let mut old = OwnClient::connect(run, arguments.pid)?;
     let disks = old.call(&ask::List {}, &[], REPLY_TIMEOUT)?;
     let plans = disks
@@ -113,8 +113,8 @@ pub fn run(run: &RunDir, arguments: &Arguments) -> Result<()> {
     // It stands ready before the old one goes: a program that does not start does no harm.
     let pid = spawn(&SpawnOptions::new(disk_program()))?;
     let mut new = OwnClient::connect(run, pid)?;
-    let patience = Some(Duration::from_secs(arguments.timeout));
-    if let Err(error) = old.call(&ask::Quit { force: false }, &[], patience) {
+    let timeout = Some(Duration::from_secs(arguments.timeout));
+    if let Err(error) = old.call(&ask::Quit { force: false }, &[], timeout) {
         // The old one says what is wrong; the new one was never needed.
         let _ = new.call(&ask::Quit { force: true }, &[], REPLY_TIMEOUT);
         return Err(error);

@@ -11,7 +11,7 @@ use super::rings;
 use tapio_report::failure::{Result, print, print_json};
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct StatsArguments {
     /// Only disks of this process
     #[arg(short, long)]
     pid: Option<u32>,
@@ -26,7 +26,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &StatsArguments) -> Result<()> {
     let root = ShmRoot::from_env();
     let files = disks(&root).map_err(|error| {
         ControlError::io(format_args!("cannot list {}", root.pages().display()), &error)

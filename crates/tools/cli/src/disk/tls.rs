@@ -7,7 +7,7 @@ use tapio_control::{Result, TlsSettings};
 
 /// How clients begin TLS.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub struct TlsArguments {
     /// TLS for NBD over TCP; required when there are certificates or keys
     #[arg(long, value_name = "required|offered|off", requires = "nbd_tcp")]
     tls: Option<String>,
@@ -22,7 +22,7 @@ pub struct Arguments {
     tls_verify_peer: bool,
 }
 
-impl Arguments {
+impl TlsArguments {
     /// The same for the disk process, whose directory is another.
     pub fn settings(&self) -> Result<Option<TlsSettings>> {
         let absolute = |path: &Option<PathBuf>| path.as_deref().map(super::absolute).transpose();

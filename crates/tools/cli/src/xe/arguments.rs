@@ -30,7 +30,7 @@ pub struct Connection {
 
 /// What was typed.
 #[derive(Clone, Debug, Default)]
-pub struct Arguments {
+pub struct XeArguments {
     /// The command, and words without `=`.
     pub words: Vec<String>,
     /// Parameters in order; a later one of the same name counts.
@@ -65,7 +65,7 @@ const STANDARD: [&str; 16] = [
     "progress",
 ];
 
-impl Arguments {
+impl XeArguments {
     /// Reads the arguments of the program, after `~/.xe` and `XE_EXTRA_ARGS`.
     pub fn read(words: &[String]) -> Result<Self> {
         let mut arguments = Self::default();
@@ -217,8 +217,8 @@ pub fn boolean(name: &str, value: &str) -> Result<bool> {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Arguments> {
-        let mut arguments = Arguments::default();
+    fn read(text: &str) -> Result<XeArguments> {
+        let mut arguments = XeArguments::default();
         let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
         arguments.take(&words)?;
         Ok(arguments)
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_rc_file_comes_first() {
-        let mut arguments = Arguments::default();
+        let mut arguments = XeArguments::default();
         arguments.rc("# mine\nserver = box\nusername=joe\n").expect("good");
         arguments.take(&["-u".into(), "eve".into(), "vm-list".into()]).expect("good");
         assert_eq!(arguments.connection.server.as_deref(), Some("box"));

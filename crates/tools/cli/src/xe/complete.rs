@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 use tapio_model::columns::{TABLES, Table, table};
 
-use super::arguments::Arguments;
+use super::arguments::XeArguments;
 use super::client::Client;
 use super::commands::{self, Found};
 use super::error::Failure;
@@ -52,7 +52,7 @@ pub fn script(shell: Option<&str>) -> ExitCode {
 pub fn run(words: &[String]) {
     let [shell, line, rest @ ..] = words else { return };
     let (before, current) = split(line);
-    let Some(arguments) = Arguments::read(&before[before.len().min(1)..]).ok() else { return };
+    let Some(arguments) = XeArguments::read(&before[before.len().min(1)..]).ok() else { return };
     let mut known = Server { arguments: &arguments, client: None };
     let mut all = candidates(&arguments, &current, &mut known);
     all.retain(|candidate| candidate.starts_with(&current));
@@ -117,7 +117,7 @@ fn split(line: &str) -> (Vec<String>, String) {
 
 /// The toolstack, asked when something is needed from it.
 struct Server<'a> {
-    arguments: &'a Arguments,
+    arguments: &'a XeArguments,
     client: Option<Option<Client>>,
 }
 
@@ -166,7 +166,7 @@ fn table_of(command: &Found, param: &str, name: &str) -> Option<&'static Table> 
     table(if short == "on" { "host" } else { last })
 }
 
-fn candidates(arguments: &Arguments, current: &str, server: &mut Server<'_>) -> Vec<String> {
+fn candidates(arguments: &XeArguments, current: &str, server: &mut Server<'_>) -> Vec<String> {
     let Some(name) = arguments.words.first() else {
         return help::names().into_iter().collect();
     };
@@ -187,7 +187,7 @@ fn candidates(arguments: &Arguments, current: &str, server: &mut Server<'_>) -> 
 }
 
 /// Parameters that are not given yet.
-fn params(arguments: &Arguments, command: &Found) -> Vec<String> {
+fn params(arguments: &XeArguments, command: &Found) -> Vec<String> {
     let (required, optional, _) = command.words();
     let mut names = Vec::new();
     for param in required.iter().chain(optional) {
@@ -210,7 +210,7 @@ fn params(arguments: &Arguments, command: &Found) -> Vec<String> {
 }
 
 fn values(
-    arguments: &Arguments,
+    arguments: &XeArguments,
     command: &Found,
     name: &str,
     param: &str,
@@ -272,7 +272,7 @@ mod tests {
 
     fn offered(line: &str) -> Vec<String> {
         let (before, current) = split(line);
-        let mut arguments = Arguments::default();
+        let mut arguments = XeArguments::default();
         for word in &before[1..] {
             match word.split_once('=') {
                 Some((name, value)) => arguments.params.push((name.into(), value.into())),

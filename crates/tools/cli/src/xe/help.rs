@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use tapio_model::columns::{Show, TABLES};
 
-use super::arguments::Arguments;
+use super::arguments::XeArguments;
 use super::commands::{self, Found};
 use super::error::Failure;
 use super::generic::VERBS;
@@ -100,7 +100,7 @@ pub fn unknown(name: &str) -> Failure {
 }
 
 /// Prints the list, or what one command takes.
-pub fn run(name: Option<&str>, arguments: &Arguments) -> ExitCode {
+pub fn run(name: Option<&str>, arguments: &XeArguments) -> ExitCode {
     match name {
         None | Some("help") if arguments.minimal => {
             println!("{}", names().into_iter().collect::<Vec<_>>().join(","));

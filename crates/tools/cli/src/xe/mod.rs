@@ -22,7 +22,7 @@ mod wait;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-pub use arguments::Arguments;
+pub use arguments::XeArguments;
 pub use client::Client;
 pub use error::Failure;
 pub use objects::find;
@@ -58,7 +58,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         complete::run(&words[1..]);
         return ExitCode::SUCCESS;
     }
-    let arguments = match Arguments::read(&words) {
+    let arguments = match XeArguments::read(&words) {
         Ok(arguments) => arguments,
         Err(error) => return error.report(),
     };

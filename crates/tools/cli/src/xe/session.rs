@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::arguments::Arguments;
+use super::arguments::XeArguments;
 use super::client::Client;
 use super::error::{Failure, Result};
 use super::printer::{self, Cell};
@@ -13,7 +13,7 @@ use super::{size, task};
 /// A command that runs.
 #[derive(Debug)]
 pub struct Session {
-    pub arguments: Arguments,
+    pub arguments: XeArguments,
     pub client: Client,
 }
 

@@ -19,10 +19,10 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Disk processes that exist only here, as one process of the program reaches them: the threads of one that has ended
 /// reach nothing.
 #[derive(Clone, Default)]
-pub struct Fakes(Arc<(Mutex<State>, Condvar)>, u32);
+pub struct Fakes(Arc<(Mutex<FakeState>, Condvar)>, u32);
 
 #[derive(Default)]
-pub struct State {
+pub struct FakeState {
     /// By the disk's number: the process, and the end of a pair whose closing is its death.
     pub processes: BTreeMap<u16, (i32, UnixStream, UnixStream)>,
     pub rings: BTreeMap<VbdId, (i32, BlkifFront)>,
@@ -46,12 +46,12 @@ impl Fakes {
         Self(self.0.clone(), self.1 + 1)
     }
 
-    fn alive(&self) -> Result<MutexGuard<'_, State>, Trouble> {
+    fn alive(&self) -> Result<MutexGuard<'_, FakeState>, Trouble> {
         let state = self.state();
         if state.generation == self.1 { Ok(state) } else { Err(Trouble::Absent("killed".into())) }
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, FakeState> {
         self.0.0.lock().unwrap()
     }
 

@@ -210,7 +210,7 @@ impl Daemon {
         }
         loop {
             self.settle()?;
-            if let Some(end) = self.wished() {
+            if let Some(end) = self.next_live_update() {
                 return Ok(end);
             }
             self.poll.wait(&mut events, self.waiting.is_empty())?;
@@ -256,7 +256,7 @@ impl Daemon {
         None
     }
 
-    fn wished(&mut self) -> Option<End> {
+    fn next_live_update(&mut self) -> Option<End> {
         let Action::LiveUpdate { conn, request, program, arguments } = self.server.actions.pop()?;
         Some(End::Update(Update { asked: Some((conn, request)), program, arguments }))
     }

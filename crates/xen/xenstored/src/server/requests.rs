@@ -20,6 +20,10 @@ const ABSOLUTE_LEN_MAX: usize = 3072;
 /// Bytes of a relative one (`XENSTORE_REL_PATH_MAX`).
 const RELATIVE_LEN_MAX: u64 = 2048;
 
+fn privileged(caller: &Caller) -> Result<(), Errno> {
+    if caller.privileged { Ok(()) } else { Err(Errno::EACCES) }
+}
+
 impl Server {
     /// Carries a request out and answers it; what it is refused with otherwise.
     pub(super) fn answer(&mut self, id: ConnId, message: &Message<'_>) -> Result<(), Errno> {
@@ -29,7 +33,6 @@ impl Server {
         let caller = conn.caller;
         let parsed = parse(header.kind, message.payload)?;
         let kind = parsed.kind();
-        let privileged = || if caller.privileged { Ok(()) } else { Err(Errno::EACCES) };
         let text = match parsed {
             Request::Directory { .. }
             | Request::Read { .. }
@@ -67,13 +70,33 @@ impl Server {
                 self.fire(&changes);
                 return Ok(());
             }
+            Request::Control { arguments } => {
+                privileged(&caller)?;
+                match self.control(id, request, arguments)? {
+                    Some(text) => text.into(),
+                    None => return Ok(()),
+                }
+            }
+            _ => self.answer_about_domain(&caller, &parsed)?,
+        };
+        self.reply(id, kind, request, transaction, format!("{text}\0").as_bytes());
+        Ok(())
+    }
+
+    /// Requests that name a domain, but not a node: the text of the answer.
+    fn answer_about_domain(
+        &mut self,
+        caller: &Caller,
+        asked: &Request<'_>,
+    ) -> Result<Cow<'static, str>, Errno> {
+        let text = match *asked {
             Request::Introduce { domid, gfn, port } => {
-                privileged()?;
+                privileged(caller)?;
                 self.introduce(domid, gfn, port)?;
                 Cow::Borrowed("OK")
             }
             Request::Release { domid } => {
-                privileged()?;
+                privileged(caller)?;
                 if domid == 0 || domid >= DOMID_MAX {
                     return Err(Errno::EINVAL);
                 }
@@ -83,7 +106,7 @@ impl Server {
                 Cow::Borrowed("OK")
             }
             Request::Resume { domid } => {
-                privileged()?;
+                privileged(caller)?;
                 self.domains.change(domid).ok_or(Errno::ENOENT)?.shutdown = false;
                 Cow::Borrowed("OK")
             }
@@ -92,7 +115,7 @@ impl Server {
                 Cow::Borrowed(if self.domains.introduced(domid) { "T" } else { "F" })
             }
             Request::SetTarget { domid, target } => {
-                privileged()?;
+                privileged(caller)?;
                 self.set_target(domid, target)?;
                 Cow::Borrowed("OK")
             }
@@ -110,7 +133,7 @@ impl Server {
                 features.to_string().into()
             }
             Request::SetFeature { domid, value } => {
-                privileged()?;
+                privileged(caller)?;
                 if value & !FEATURES != 0 || domid >= DOMID_MAX {
                     return Err(Errno::EINVAL);
                 }
@@ -129,20 +152,13 @@ impl Server {
                 self.quota(domid, quota)?.into()
             }
             Request::SetQuota { domid, quota, value } => {
-                privileged()?;
+                privileged(caller)?;
                 self.set_quota(domid, quota, value.into())?;
                 Cow::Borrowed("OK")
             }
-            Request::Control { arguments } => {
-                privileged()?;
-                match self.control(id, request, arguments)? {
-                    Some(text) => text.into(),
-                    None => return Ok(()),
-                }
-            }
+            _ => return Err(Errno::ENOSYS),
         };
-        self.reply(id, kind, request, transaction, format!("{text}\0").as_bytes());
-        Ok(())
+        Ok(text)
     }
 
     /// Requests that change nothing: the answer is written straight from the tree.

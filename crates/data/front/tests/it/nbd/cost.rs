@@ -23,8 +23,8 @@ fn load(rig: &Rig, write: bool, block_len: u32, depth: u32, style: Style) -> Loa
         spin: false,
         seed: 3,
     };
-    let wishes = ClientOptions { export: "disk".into(), style, allocation: false };
-    let report = run(&rig.address(), &wishes, &load, 1).unwrap();
+    let options = ClientOptions { export: "disk".into(), style, allocation: false };
+    let report = run(&rig.address(), &options, &load, 1).unwrap();
     assert_eq!(report.errors, 0);
     assert!(report.count > 10, "only {} requests", report.count);
     rig.wait_connections(0);

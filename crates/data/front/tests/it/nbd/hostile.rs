@@ -300,8 +300,8 @@ fn a_goodbye_with_replies_unread_is_not_waited_for_for_ever() {
     assert!(begin.elapsed() < Duration::from_secs(15));
     assert_eq!(rig.pool_used(), 0);
     drop(stream);
-    let wishes = ClientOptions { export: "disk".into(), style: Style::Simple, allocation: false };
-    Client::connect(&rig.address(), &wishes, TIMEOUT).unwrap().disconnect().unwrap();
+    let options = ClientOptions { export: "disk".into(), style: Style::Simple, allocation: false };
+    Client::connect(&rig.address(), &options, TIMEOUT).unwrap().disconnect().unwrap();
 }
 
 /// A seeded stream of requests, sensible and not, cut somewhere.

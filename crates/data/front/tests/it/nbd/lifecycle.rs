@@ -178,8 +178,8 @@ fn draining_answers_what_was_taken_and_then_disconnects() {
         seed: 1,
     };
     let address = rig.address();
-    let wishes = ClientOptions { export: "disk".into(), style: Style::Structured, allocation: false };
-    let worker = std::thread::spawn(move || run(&address, &wishes, &load, 2));
+    let options = ClientOptions { export: "disk".into(), style: Style::Structured, allocation: false };
+    let worker = std::thread::spawn(move || run(&address, &options, &load, 2));
     rig.wait_connections(2);
     std::thread::sleep(Duration::from_millis(100));
     rig.server.drain("disk", Drained::Close, TIMEOUT).unwrap();

@@ -73,8 +73,8 @@ impl Rig {
     }
 
     pub fn client_of(&self, style: Style) -> Client {
-        let wishes = ClientOptions { export: "disk".into(), style, allocation: style != Style::Simple };
-        let client = Client::connect(&self.address(), &wishes, TIMEOUT).unwrap();
+        let options = ClientOptions { export: "disk".into(), style, allocation: style != Style::Simple };
+        let client = Client::connect(&self.address(), &options, TIMEOUT).unwrap();
         assert_eq!(client.style(), style);
         client
     }

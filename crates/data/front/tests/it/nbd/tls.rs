@@ -264,9 +264,9 @@ fn a_disk_on_a_secured_export_reconnects() {
     server.add_export(Export::new("upper", disk.remote().clone())).unwrap();
     let socket = secured.rig.socket.with_extension("upper");
     server.listen_unix(&socket, 0o600).unwrap();
-    let wishes = ClientOptions::all("upper");
+    let options = ClientOptions::all("upper");
     let mut client =
-        tapio_front::nbd::client::Client::connect(&Address::Unix(socket), &wishes, TIMEOUT).unwrap();
+        tapio_front::nbd::client::Client::connect(&Address::Unix(socket), &options, TIMEOUT).unwrap();
     for round in 0..8u64 {
         let bytes = pattern(round, 1 << 20);
         client.write(round << 20, &bytes, false).unwrap();

@@ -261,8 +261,8 @@ fn a_disk_whose_storage_hangs_is_closed_by_force() {
         tap.ctl("stats", &[]).ok().contains("\"reqs_outstanding\": 1").then_some(())
     });
     assert!(outstanding.is_some(), "the request is not seen");
-    let patient = tap.ctl("close", &["-t", "1"]);
-    assert!(!patient.status.success(), "{patient}");
+    let clean = tap.ctl("close", &["-t", "1"]);
+    assert!(!clean.status.success(), "{clean}");
     assert!(is_alive(tap.pid));
     let begun = Instant::now();
     tap.ctl("close", &["-f"]).ok();

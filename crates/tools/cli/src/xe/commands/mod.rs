@@ -12,7 +12,7 @@ mod status;
 
 use tapio_model::columns::Table;
 
-use super::arguments::Arguments;
+use super::arguments::XeArguments;
 use super::error::{Failure, Result};
 use super::generic::{self, VERBS, Verb};
 use super::session::Session;
@@ -105,7 +105,7 @@ impl Found {
     }
 
     /// The first parameter that must be given and is not.
-    pub fn missing(&self, arguments: &Arguments) -> Option<String> {
+    pub fn missing(&self, arguments: &XeArguments) -> Option<String> {
         let (required, ..) = self.words();
         required.iter().find(|name| arguments.get(name).is_none()).map(|name| (*name).to_owned())
     }
@@ -115,7 +115,7 @@ impl Found {
     ///
     /// # Errors
     /// A sentence that names it.
-    pub fn check(&self, arguments: &Arguments) -> Result<()> {
+    pub fn check(&self, arguments: &XeArguments) -> Result<()> {
         let (required, optional, _) = self.words();
         let known = || required.iter().chain(optional);
         if known().any(|word| matches!(*word, "FIELD" | "KEY" | "MAP:KEY" | "vm")) {
@@ -185,7 +185,7 @@ mod tests {
     fn parameters_that_are_not_known_are_named() {
         let check = |line: &str| {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let arguments = Arguments::of(&words).expect("good words");
+            let arguments = XeArguments::of(&words).expect("good words");
             find(words[0].as_str()).expect("a command").check(&arguments)
         };
         for good in [

@@ -41,16 +41,16 @@ enum State {
 }
 
 /// Rows in a file of SQLite, on a file system that may be full.
-pub struct Patient {
+pub struct DeferringStore {
     path: PathBuf,
     state: RwLock<State>,
     /// Whether the owner is still starting.
     is_starting: Mutex<bool>,
 }
 
-impl fmt::Debug for Patient {
+impl fmt::Debug for DeferringStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Patient").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("DeferringStore").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
@@ -73,7 +73,7 @@ fn room(path: &Path) -> Result<(), String> {
     }
 }
 
-impl Patient {
+impl DeferringStore {
     /// Opens the file, or, where its file system is full, what it holds. The owner starts until [`Store::started`].
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl Patient {
     }
 }
 
-impl Store for Patient {
+impl Store for DeferringStore {
     fn get(&self, key: &str) -> Result<Option<Row>, StoreError> {
         match &*self.state.read() {
             State::Open(sqlite) => sqlite.get(key),
