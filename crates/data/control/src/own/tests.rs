@@ -36,6 +36,12 @@ fn commands_read_as_documented() {
         read(r#"{"id":7,"command":"set-polling","minor":1,"max_us":50,"idle_percent":30}"#).command,
         command::SetPolling { minor: 1, max_us: 50, idle_percent: 30 }.into()
     );
+    let named_before = r#"{"command":"mirror-start","minor":0,"target":{"leaf":"aio:/b"},"patience_ms":7}"#;
+    let command = read(named_before).command;
+    assert!(
+        matches!(command, Command::MirrorStart(command::MirrorStart { timeout_ms: 7, .. })),
+        "{command:?}"
+    );
 }
 
 #[test]
@@ -182,7 +188,7 @@ fn answers_are_read_as_they_are_written() {
 }
 
 #[test]
-fn impossible_wishes_are_refused() {
+fn impossible_requests_are_refused() {
     let unix = |path: &str, export: &str| Front::NbdUnix {
         path: path.into(),
         listener: None,
