@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tapio_control::{OwnClient, RunDir, command};
+use tapio_fixtures::waiting::Caller;
 use tapio_load::Random;
 use tapio_model::Value;
 use tapio_sys::process::Signal;
@@ -44,7 +45,7 @@ fn a_disk_is_plugged_limited_restarted_and_adopted() {
     let limits = |pid: i32, minor: u16| {
         let mut client =
             OwnClient::connect(&RunDir::new(scratch.path().join("ctl")), pid).expect("it listens");
-        let asked = client.call(&command::Limits { minor }, &[], Some(Duration::from_secs(5)));
+        let asked = client.call(&command::Limits { minor }, &[], Some(Duration::from_secs(60)));
         asked.expect("an answer")
     };
     let process = note.process.expect("a process");
@@ -230,11 +231,14 @@ fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
     // It is connected to, and does not answer.
     signal(process.pid, Signal::STOP);
     let backend = rig.real_backend();
-    let end =
-        thread::spawn(move || backend.end(process, Some(0), false, Instant::now() + Duration::from_secs(20)));
-    thread::sleep(Duration::from_millis(300));
-    signal(process.pid, Signal::KILL);
-    end.join().expect("no panic").expect("it has ended");
+    let caller = Caller::default();
+    let until = Instant::now() + Duration::from_secs(120);
+    thread::scope(|scope| {
+        let end = scope.spawn(|| caller.calls(|| backend.end(process, Some(0), false, until)));
+        caller.until_it_waits();
+        signal(process.pid, Signal::KILL);
+        end.join().expect("no panic").expect("it has ended");
+    });
     // The guest had let go: the disk is unplugged when its process is seen to have ended.
     rig.stack.disks.is_left(uuid);
     let is_unplugged = || {
@@ -281,10 +285,10 @@ fn a_process_that_dies_while_its_disk_is_paused_is_replaced_when_that_goes_on() 
     assert!(early.params[0].contains("stays paused"), "{early}");
     assert_eq!(rig.processes(), [], "it would have opened the images of before");
     live.resume(&note.chain.expect("a chain")).expect("the next process goes on");
-    wait("another process", || {
-        rig.stack.disks.of_vbd(uuid).is_some_and(|now| now.process.is_some_and(|now| now != died))
-            && rig.stack.disks.serves(uuid)
+    wait("the word of another process, which is the last step", || {
+        !rig.stack.db.find("message", "name", "VBD_DISK_PROCESS_RESTARTED").is_empty()
     });
+    assert!(rig.stack.disks.of_vbd(uuid).is_some_and(|now| now.process.is_some_and(|now| now != died)));
     rig.check_real();
     rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
     rig.check_real();
