@@ -195,7 +195,7 @@ mod tests {
         disk.node = Some(node);
         driver.plug(vm.uuid, &disk).unwrap();
         let driver = Host::new(&settings);
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + Duration::from_secs(60);
         let mut other = disk.clone();
         other.spec.vbd = Uuid::new_v4();
         assert_eq!(driver.plug(vm.uuid, &other).unwrap_err().code, "DEVICE_ALREADY_EXISTS", "still known");

@@ -279,13 +279,13 @@ mod tests {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 600 & exec true"]);
         let process = Process::spawn(&place, vm, shell, &[], confined(&settings, &place)).unwrap();
-        assert!(process.wait(Instant::now() + Duration::from_secs(5)));
+        assert!(process.wait(Instant::now() + Duration::from_secs(60)));
         assert!(
             Process::spawn(&place, vm, sleeper(), &[], confined(&settings, &place)).is_err(),
             "its child holds the lock"
         );
         process.end_rest(&place);
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + Duration::from_secs(60);
         while !try_lock(&open_lock(&place).unwrap()) {
             assert!(Instant::now() < until, "the child survived");
             poll(&mut [], Instant::now() + Duration::from_millis(5));

@@ -301,7 +301,7 @@ mod tests {
     }
 
     fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(5)
+        Instant::now() + Duration::from_secs(60)
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
             driver.unpause(vm.uuid).unwrap();
         }
         println!("125 VMs with 8 disks in {:?}", begun.elapsed());
-        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
         drop(driver);
         let driver = Sim::new(&settings);
         for vm in &vms {
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(unplug(2, false).unwrap_err().code, "DEVICE_DETACH_REJECTED");
         let begun = Instant::now();
         assert_eq!(unplug(3, false).unwrap_err().code, "DEVICE_DETACH_TIMEOUT");
-        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < Duration::from_secs(30));
+        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < Duration::from_secs(300));
         unplug(2, true).unwrap();
         unplug(3, true).unwrap();
         let until = Instant::now() + Duration::from_millis(30);
@@ -383,9 +383,12 @@ mod tests {
         for (word, wanted) in [("halt", 0), ("reboot", 1), ("crash", 2)] {
             let vm = spec(&[("sim-event", word), ("sim-event-ms", "700")]);
             driver.create(&vm).unwrap();
+            let begun = Instant::now();
             driver.unpause(vm.uuid).unwrap();
-            assert_eq!(driver.wait_event(Instant::now() + Duration::from_millis(5)), None);
-            let got = match driver.wait_event(soon()).expect("an event") {
+            let at_once = driver.wait_event(Instant::now() + Duration::from_millis(5));
+            let event = at_once.or_else(|| driver.wait_event(soon())).expect("an event");
+            assert!(begun.elapsed() >= Duration::from_millis(700), "{event:?} came early");
+            let got = match event {
                 VmEvent::Halted(_) => 0,
                 VmEvent::Rebooted(_) => 1,
                 VmEvent::Crashed(_, why) => why.len().min(2),

@@ -1,5 +1,4 @@
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use super::*;
@@ -64,8 +63,7 @@ fn a_damaged_file_is_told_at_the_start() {
 /// Rules of PAM with a program that knows one password; none where this system has no PAM.
 fn rules(dir: &Path, account: &str) -> Option<PamOptions> {
     let program = dir.join("check");
-    fs::write(&program, "#!/bin/sh\nread -r word\n[ \"$word\" = 'open sesame' ]\n").expect("written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
+    tapio_fixtures::program(&program, b"#!/bin/sh\nread -r word\n[ \"$word\" = 'open sesame' ]\n");
     let text = format!(
         "auth required pam_exec.so expose_authtok quiet {}\naccount required {account}\n",
         program.display()

@@ -72,6 +72,12 @@ impl Lanes {
         Self { quick: Gate::new(limits.quick), slow: Gate::new(limits.slow), login: Fair::new(limits.login) }
     }
 
+    /// How many more quick calls may wait.
+    #[cfg(test)]
+    pub(super) fn free_to_wait(&self) -> usize {
+        self.quick.waiting.available_permits()
+    }
+
     /// Waits for a place; the holder of a place may block a thread.
     pub(super) async fn enter(&self, lane: Lane, peer: &Peer) -> Result<Place, Busy> {
         let gate = match lane {

@@ -160,12 +160,10 @@ impl Fixture {
         answer(&mut stream)
     }
 
-    /// The answer, if it comes at once; otherwise the client leaves.
-    fn soon(&self, request: &[u8]) -> Option<(u16, String)> {
-        let mut stream = self.connect();
-        stream.write_all(request).expect("sent");
-        stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a timeout");
-        stream.peek(&mut [0; 1]).is_ok().then(|| answer(&mut stream))
+    /// So many calls wait for one that is at work, of the one that may wait at most.
+    fn until_waiting_calls(&self, count: usize) {
+        let lanes = &self.server.as_ref().expect("a server").shared.http.calls.lanes;
+        self.until("calls that wait", |_| 1 - lanes.free_to_wait() == count);
     }
 
     fn budget(&self) -> &Budget {
@@ -377,22 +375,18 @@ fn a_client_that_never_ends_its_upload_is_left() {
     }
 }
 
-fn fixture_with_idle(idle_time: Duration) -> Fixture {
-    fixture(limits(|limits| {
-        limits.head_time = Duration::from_millis(200);
-        limits.body_time = Duration::from_millis(200);
-        limits.idle_time = idle_time;
-    }))
-}
+/// How long a head may take where that is what a test sees end; and the least time in which a client on a busy host
+/// sends something after it has connected.
+const HEAD_TIME: Duration = Duration::from_secs(2);
 
 #[test]
-fn a_slow_client_is_cut_off() {
-    let fixture = fixture_with_idle(Duration::from_secs(3));
+fn a_head_or_a_body_that_comes_slowly_is_cut_off() {
+    let heads = fixture(limits(|limits| limits.head_time = Duration::from_millis(200)));
     let started = Instant::now();
     // Nothing at all, and a head that comes by the byte.
-    let mut silent = fixture.connect();
+    let mut silent = heads.connect();
     assert_eq!(silent.read(&mut [0; 64]).expect("the end"), 0);
-    let mut dripping = fixture.connect();
+    let mut dripping = heads.connect();
     for byte in b"POST / HTTP/1.1\r\nHost: x\r\n".iter().cycle() {
         if dripping.write_all(&[*byte]).is_err() {
             break;
@@ -400,10 +394,18 @@ fn a_slow_client_is_cut_off() {
         assert!(started.elapsed() < TIMEOUT, "it may drip for ever");
         thread::sleep(Duration::from_millis(20));
     }
-    let (status, text) = fixture.ask(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n<");
+    let bodies = fixture(limits(|limits| limits.body_time = Duration::from_millis(200)));
+    let (status, text) = bodies.ask(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n<");
     assert!(status == 408 && text.contains("not complete"), "{text}");
-    // A second head has its own time, and between two requests there is more.
-    let fixture = fixture_with_idle(TIMEOUT);
+}
+
+#[test]
+fn between_two_requests_there_is_more_time_but_it_ends() {
+    // A second head has its own time.
+    let fixture = fixture(limits(|limits| {
+        limits.head_time = HEAD_TIME;
+        limits.idle_time = TIMEOUT;
+    }));
     let mut idle = fixture.connect();
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
@@ -412,7 +414,8 @@ fn a_slow_client_is_cut_off() {
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
     // But not for ever.
-    let mut idle = fixture.connect();
+    let hasty = fixture(limits(|limits| limits.idle_time = Duration::from_millis(200)));
+    let mut idle = hasty.connect();
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
     assert_eq!(idle.read(&mut [0; 64]).expect("the end"), 0);
@@ -465,13 +468,8 @@ fn calls_at_work_are_bounded_and_a_client_that_leaves_loses_nothing() {
     // One that waits, and leaves: it is never begun.
     let mut third = fixture.connect();
     third.write_all(&post("/", &xml("slow"))).expect("sent");
-    let until = Instant::now() + TIMEOUT;
-    let said = loop {
-        assert!(Instant::now() < until, "no client is refused");
-        if let Some(said) = fixture.soon(&post("/jsonrpc", &json("echo"))) {
-            break said;
-        }
-    };
+    fixture.until_waiting_calls(1);
+    let said = fixture.ask(&post("/jsonrpc", &json("echo")));
     assert!(
         said.0 == 503 && said.1.contains("too many calls") && said.1.contains("retry-after: 1"),
         "{said:?}"
@@ -484,13 +482,15 @@ fn calls_at_work_are_bounded_and_a_client_that_leaves_loses_nothing() {
             .contains("SESSION_AUTHENTICATION_FAILED")
     );
     drop(third);
-    // Once its place in the queue is free, another one waits there.
-    while let Some(said) = fixture.soon(&post("/jsonrpc", &json("echo"))) {
-        assert!(said.0 == 503 && Instant::now() < until, "a client that left keeps its place: {said:?}");
-    }
+    // Its place in the queue is free, and another one waits there.
+    fixture.until_waiting_calls(0);
+    let mut fourth = fixture.connect();
+    fourth.write_all(&post("/jsonrpc", &json("echo"))).expect("sent");
+    fixture.until_waiting_calls(1);
     drop(held.pop());
     fixture.double.release();
     assert_eq!(answer(&mut held[0]).0, 200);
+    assert_eq!(answer(&mut fourth).0, 200);
     let until = Instant::now() + TIMEOUT;
     while fixture.ask(&post("/", &xml("echo"))).0 != 200 {
         assert!(Instant::now() < until, "places came not back");

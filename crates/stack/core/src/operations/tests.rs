@@ -1,3 +1,5 @@
+use tapio_fixtures::waiting::Caller;
+
 use super::*;
 use crate::progress::Unwatched;
 
@@ -43,14 +45,13 @@ fn copies_of_one_vdi_run_together_and_are_seen() {
 fn a_plug_waits_for_a_snapshot() {
     let operations = Arc::default();
     let snapshot = enter(&operations, &[on_vdi("a", "snapshot")]).expect("nothing runs");
-    let waiting = {
-        let operations = Arc::clone(&operations);
-        std::thread::spawn(move || enter(&operations, &[on_vdi("a", ACTIVATE)]).map(drop))
-    };
-    std::thread::sleep(Duration::from_millis(30));
-    assert!(!waiting.is_finished());
-    drop(snapshot);
-    waiting.join().expect("no panic").expect("the snapshot is over");
+    let caller = Caller::default();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| caller.calls(|| enter(&operations, &[on_vdi("a", ACTIVATE)]).map(drop)));
+        caller.until_it_waits();
+        drop(snapshot);
+        waiting.join().expect("no panic").expect("the snapshot is over");
+    });
 }
 
 #[test]

@@ -28,6 +28,14 @@ fn no_listener() -> Arc<dyn Progress> {
     Arc::new(Unwatched::default())
 }
 
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < until, "never: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn of(vm: &str) -> Permits {
     Permits { vm: Some(vm.into()), sr: None }
 }
@@ -38,8 +46,11 @@ fn steps_run_beside_each_other_up_to_the_limits() {
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let steps = (0..30).map(|_| {
         let (now, most) = (Arc::clone(&now), Arc::clone(&most));
-        Plan::leaf("sleep", "VM 1", of("1"), move |_| {
+        Plan::leaf("meet", "VM 1", of("1"), move |_| {
             most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            // The first ones wait for each other: on a busy host, too, so many run at once.
+            until("three at once", || most.load(Ordering::SeqCst) >= 3);
+            // And time for one too many.
             thread::sleep(Duration::from_millis(2));
             now.fetch_sub(1, Ordering::SeqCst);
             Ok(())
@@ -103,14 +114,15 @@ fn a_cancelled_task_stops_at_the_next_step() {
     let task = Arc::new(Task { cancelled: AtomicBool::new(false), fraction: Mutex::new(0.0) });
     let watched: Arc<dyn Progress> = Arc::clone(&task) as _;
     let wait = |task: &Arc<Task>| {
-        let task = Arc::clone(task);
+        let (task, plans) = (Arc::clone(task), plans.clone());
         Plan::leaf("wait", "", of("1"), move |doing| {
+            assert!(!doing.is_cancelled());
             task.cancelled.store(true, Ordering::Relaxed);
-            let begun = Instant::now();
-            while !doing.is_cancelled() && begun.elapsed() < Duration::from_secs(10) {
-                thread::sleep(Duration::from_millis(1));
-            }
-            thread::sleep(3 * LOOK);
+            assert!(doing.is_cancelled(), "a step sees it at once");
+            // The caller that waits for the plan sees it at its next look, and keeps the next step from beginning.
+            until("the plan is cancelled", || {
+                plans.0.lock().jobs.values().all(|job| job.cancelled.load(Ordering::Relaxed))
+            });
             Ok(())
         })
     };
@@ -127,21 +139,14 @@ fn limits_change_while_plans_run() {
         let both = Arc::clone(&both);
         Plan::leaf("meet", "", of("1"), move |_| {
             both.fetch_add(1, Ordering::SeqCst);
-            let begun = Instant::now();
-            while both.load(Ordering::SeqCst) < 2 {
-                thread::sleep(Duration::from_millis(1));
-                if begun.elapsed() > Duration::from_secs(10) {
-                    return Err(ApiError::internal("the other never came"));
-                }
-            }
+            until("both are there", || both.load(Ordering::SeqCst) == 2);
             Ok(())
         })
     });
     let plan = Plan::Parallel(steps.collect());
     thread::scope(|scope| {
         let run = scope.spawn(|| plans.run("test", plan, &no_listener()));
-        thread::sleep(Duration::from_millis(50));
-        assert_eq!(plans.load(), (1, 1));
+        until("one runs and one waits", || plans.load() == (1, 1) && both.load(Ordering::SeqCst) == 1);
         plans.set_limits(Limits { host: 2, vm: 2, sr: 2 });
         run.join().expect("no panic").expect("both met");
     });

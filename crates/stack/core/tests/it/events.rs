@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tapio_core::{Peer, Toolstack};
+use tapio_fixtures::waiting::Caller;
 use tapio_model::Value;
 
 use crate::world::{Client, map, needed, stack, text, texts};
@@ -120,17 +121,17 @@ fn a_blocked_call_is_answered_when_something_happens_and_not_before() {
     let began = Instant::now();
     assert!(from(&admin, &["pool"], &token, 0.1).events.is_empty());
     assert!(began.elapsed() >= Duration::from_millis(100));
+    let caller = Caller::default();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| from(&admin, &["pool"], &token, 120.0));
-        std::thread::sleep(Duration::from_millis(30));
+        let waiting = scope.spawn(|| caller.calls(|| from(&admin, &["pool"], &token, 3600.0)));
+        caller.until_it_waits();
         let vm = admin.vm("of no concern");
         note(&admin, "VM", &vm, "x");
-        std::thread::sleep(Duration::from_millis(30));
-        assert!(!waiting.is_finished());
+        caller.until_it_waits();
         note(&admin, "pool", &pool, "x");
         assert_eq!(waiting.join().expect("no panic").events.len(), 1);
     });
-    assert!(began.elapsed() < Duration::from_secs(60));
+    assert!(began.elapsed() < Duration::from_secs(600), "the event ended the wait");
 }
 
 #[test]
@@ -161,10 +162,11 @@ fn registered_events_come_by_next() {
     assert_eq!(next, [("mod".into(), "pool".into(), pool.clone(), String::new())]);
     // The same change is there for a listener that does it the other way, in the same session.
     assert_eq!(from(&admin, &["pool"], &token, 0.0).events.len(), 1);
+    let caller = Caller::default();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| admin.call("event.next", vec![]));
-        std::thread::sleep(Duration::from_millis(40));
-        assert!(!waiting.is_finished(), "each change comes once");
+        let waiting = scope.spawn(|| caller.calls(|| admin.call("event.next", vec![])));
+        // Each change comes once.
+        caller.until_it_waits();
         note(&admin, "pool", &pool, "y");
         waiting.join().expect("no panic");
     });
@@ -181,15 +183,16 @@ fn a_logout_releases_waiters() {
         let token = from(&client, &["pool"], "", 0.0).token;
         let params = match method {
             "event.next" => vec![],
-            _ => vec![Value::strings(["pool"]), token.as_str().into(), 60.0.into()],
+            _ => vec![Value::strings(["pool"]), token.as_str().into(), 3600.0.into()],
         };
+        let caller = Caller::default();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| client.code(method, params));
-            std::thread::sleep(Duration::from_millis(40));
+            let waiting = scope.spawn(|| caller.calls(|| client.code(method, params)));
+            caller.until_it_waits();
             let began = Instant::now();
             client.call("session.logout", vec![]);
             assert_eq!(waiting.join().expect("no panic"), "SESSION_INVALID");
-            assert!(began.elapsed() < Duration::from_secs(30), "{method}");
+            assert!(began.elapsed() < Duration::from_secs(600), "{method}");
         });
     }
 }

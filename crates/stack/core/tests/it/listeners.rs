@@ -132,7 +132,6 @@ fn every_picture_is_the_database_in_the_end() {
     let (_dir, stack) = stack_on(Db::open(Arc::new(store)).expect("an empty store opens"));
     let client = Client::login(&stack, "pool-admin");
     let is_over = AtomicBool::new(false);
-    let began = Instant::now();
     std::thread::scope(|scope| {
         let listeners: Vec<_> = (0..LISTENERS)
             .map(|number| {
@@ -185,9 +184,12 @@ fn every_picture_is_the_database_in_the_end() {
                 let db = &stack.db;
                 scope.spawn(move || {
                     let mut random = Random::new(seed ^ (number + 100).wrapping_mul(0x2545_f491_4f6c_dd1d));
+                    // For a while, and a busy host must have come to some.
                     let until = Instant::now() + Duration::from_millis(2500);
-                    while Instant::now() < until {
+                    let mut changes = 0;
+                    while Instant::now() < until || changes < 100 {
                         change(db, &mut random);
+                        changes += 1;
                     }
                 })
             })
@@ -200,5 +202,4 @@ fn every_picture_is_the_database_in_the_end() {
             assert!(listener.join().expect("no panic") > 0);
         }
     });
-    assert!(began.elapsed() < Duration::from_secs(60));
 }

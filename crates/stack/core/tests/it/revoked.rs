@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tapio_core::db::Db;
 use tapio_core::{Accounts, Credential, Login, Peer, Toolstack};
+use tapio_fixtures::waiting::Caller;
 use tapio_model::{ApiError, Role, Value};
 
 use crate::world::{Client, config, map, text};
@@ -82,7 +83,7 @@ fn world() -> World {
     let inner = Arc::get_mut(&mut stack).expect("there is no other reference yet");
     // Work that goes on until it is cancelled.
     inner.handlers.of(&Arc::new(())).replace("host.compute_free_memory", |call, _| {
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + Duration::from_secs(600);
         while !call.progress.is_cancelled() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -180,10 +181,14 @@ fn calls_that_wait_end_or_see_what_they_may() {
         text(&map(&batch)["token"])
     };
     let (at_alice, at_bob) = (token(&alice), token(&bob));
+    let (of_alice, of_bob) = (Caller::default(), Caller::default());
     std::thread::scope(|scope| {
-        let waiting =
-            scope.spawn(|| alice.try_call("event.from", vec![secrets(), at_alice.into(), 3600.0.into()]));
-        let demoted = scope.spawn(|| bob.call("event.from", vec![secrets(), at_bob.into(), 3.0.into()]));
+        let params = vec![secrets(), at_alice.into(), 3600.0.into()];
+        let waiting = scope.spawn(|| of_alice.calls(|| alice.try_call("event.from", params)));
+        let params = vec![secrets(), at_bob.into(), 5.0.into()];
+        let demoted = scope.spawn(|| of_bob.calls(|| bob.call("event.from", params)));
+        of_alice.until_it_waits();
+        of_bob.until_it_waits();
         // What the daemon's watch of the file does.
         world.book.set(&[("bob", Role::ReadOnly, "secret")]);
         stack.sessions.review().expect("readable");

@@ -1,8 +1,9 @@
 //! Logins, roles, and sessions that end.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tapio_core::Peer;
+use tapio_fixtures::waiting::Caller;
 use tapio_model::Value;
 
 use crate::world::{Client, map, stack, text, texts};
@@ -85,10 +86,13 @@ fn sessions_are_not_for_others_to_see() {
 #[test]
 fn an_idle_session_ends_and_a_used_one_does_not() {
     let (_dir, stack) = stack();
-    stack.sessions.set_idle_limit(Duration::from_millis(300));
+    // Long enough that a busy host lets the used one be used in time.
+    let limit = Duration::from_secs(4);
+    stack.sessions.set_idle_limit(limit);
     let (used, idle) = (Client::login(&stack, "pool-admin"), Client::login(&stack, "read-only"));
-    for _ in 0..8 {
-        std::thread::sleep(Duration::from_millis(100));
+    let since = Instant::now();
+    while since.elapsed() <= limit {
+        std::thread::sleep(Duration::from_millis(50));
         used.call("pool.get_all", vec![]);
     }
     let error = idle.try_call("pool.get_all", vec![]).expect_err("it was idle");
@@ -100,7 +104,14 @@ fn an_idle_session_ends_and_a_used_one_does_not() {
     // A call that is in progress when the session ends of age ends as it should; the next one does not begin.
     let token =
         text(&map(&used.call("event.from", vec![Value::strings(["pool"]), "".into(), 0.0.into()]))["token"]);
-    let under_way = used.call("event.from", vec![Value::strings(["pool"]), token.into(), 0.7.into()]);
+    let caller = Caller::default();
+    let under_way = std::thread::scope(|scope| {
+        let params = vec![Value::strings(["pool"]), token.into(), 1.0.into()];
+        let under_way = scope.spawn(|| caller.calls(|| used.call("event.from", params)));
+        caller.until_it_waits();
+        stack.sessions.set_idle_limit(Duration::from_millis(1));
+        under_way.join().expect("no panic")
+    });
     assert!(map(&under_way)["events"].as_set().expect("a set").is_empty());
     assert_eq!(used.code("pool.get_all", vec![]), "SESSION_INVALID");
 }

@@ -13,7 +13,7 @@ fn record(client: &Client, task: &str) -> std::collections::BTreeMap<String, Val
 }
 
 fn wait(client: &Client, task: &str) -> std::collections::BTreeMap<String, Value> {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(120);
     loop {
         let record = record(client, task);
         if !matches!(text(&record["status"]).as_str(), "pending" | "cancelling") {
@@ -34,11 +34,12 @@ fn slow() -> (tempfile::TempDir, std::sync::Arc<Toolstack>) {
         if args.text(0)? == tapio_model::NULL_REF {
             return Ok(Value::Int(7));
         }
-        for step in 1..=400 {
+        // Ten minutes: longer than any test waits.
+        for step in 1..=12_000 {
             if call.progress.is_cancelled() {
                 return Err(ApiError::new("TASK_CANCELLED", [call.progress.task().unwrap_or_default()]));
             }
-            call.progress.set(f64::from(step) / 400.0);
+            call.progress.set(f64::from(step) / 12_000.0);
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(Value::Void)
@@ -106,7 +107,7 @@ fn a_cancelled_call_ends_soon() {
     let (_dir, stack) = slow();
     let root = root(&stack);
     let task = text(&root.call("Async.host.compute_free_memory", vec!["OpaqueRef:any".into()]));
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while record(&root, &task)["progress"] == 0.0.into() {
         assert!(Instant::now() < until);
         std::thread::sleep(Duration::from_millis(5));
@@ -116,10 +117,8 @@ fn a_cancelled_call_ends_soon() {
         root.code("task.set_status", vec![task.as_str().into(), "success".into()]),
         "OPERATION_NOT_ALLOWED"
     );
-    let began = Instant::now();
     root.call("task.cancel", vec![task.as_str().into()]);
     let ended = wait(&root, &task);
-    assert!(began.elapsed() < Duration::from_secs(30));
     assert_eq!(text(&ended["status"]), "cancelled");
     assert_eq!(texts(&ended["error_info"]), ["TASK_CANCELLED", &task]);
     assert_eq!(root.code("task.cancel", vec![task.into()]), "OPERATION_NOT_ALLOWED");
@@ -132,7 +131,7 @@ fn a_call_that_its_client_waits_for_is_a_task_meanwhile() {
     std::thread::scope(|scope| {
         let calling =
             scope.spawn(|| client.try_call("host.compute_free_memory", vec!["OpaqueRef:any".into()]));
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(60);
         let task = loop {
             let tasks = client.call("task.get_all_records", vec![]);
             let found = map(&tasks)

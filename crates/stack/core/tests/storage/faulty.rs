@@ -76,7 +76,7 @@ impl Plan {
 
     /// Waits until an operation is in progress.
     fn wait_for(&self, op: &'static str) {
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(60);
         while !self.state.lock().expect("no panic").waiting.contains(&op) {
             assert!(Instant::now() < until, "{op} never began");
             std::thread::sleep(Duration::from_millis(2));

@@ -144,7 +144,7 @@ fn look(dir: &Path, place: &str) {
         }
     }
     // What was being copied is copied in the background.
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(120);
     while !rig.stack.db.notes("storage/copy-into/").is_empty() {
         assert!(Instant::now() < until, "{place}: the copy does not end");
         std::thread::sleep(Duration::from_millis(5));

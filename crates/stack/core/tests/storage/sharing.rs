@@ -1,6 +1,7 @@
 //! Which holders may have a VDI open, and what runs together.
 
 use tapio_core::storage;
+use tapio_fixtures::waiting::Caller;
 use tapio_model::Value;
 use tapio_types::Access::{ReadOnly, ReadWrite};
 
@@ -75,11 +76,12 @@ fn a_chain_stays_while_it_is_opened_or_closed() {
     let sr = rig.make_sr("sr");
     let vdi = rig.make_vdi(&sr, 4 * MIB);
     let closing = storage::closing(&rig.own_call(), &vdi).expect("it has no other holder");
+    let caller = Caller::default();
     std::thread::scope(|scope| {
-        let snapshot = scope
-            .spawn(|| rig.call("VDI.snapshot", vec![vdi.as_str().into(), Value::Map(Default::default())]));
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        assert!(!snapshot.is_finished(), "it waits until the chain is closed");
+        let params = vec![vdi.as_str().into(), Value::Map(Default::default())];
+        let snapshot = scope.spawn(|| caller.calls(|| rig.call("VDI.snapshot", params)));
+        // Until the chain is closed.
+        caller.until_it_waits();
         drop(closing);
         snapshot.join().expect("no panic").expect("a snapshot");
     });

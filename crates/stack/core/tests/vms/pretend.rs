@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_control::{DiskInfo, PoolSpec};
@@ -15,8 +15,11 @@ use uuid::Uuid;
 
 #[derive(Debug, Default)]
 pub struct Pretend {
-    /// How long it takes to open images.
-    open: Duration,
+    /// Images that are being opened, and the most that were at a time.
+    opening: AtomicUsize,
+    pub most_opening: AtomicUsize,
+    /// No images are open before so many were being opened at a time.
+    pub together: AtomicUsize,
     /// No process starts while this is set.
     pub fails: AtomicBool,
     /// No process starts while a test holds this.
@@ -25,12 +28,6 @@ pub struct Pretend {
     pub pausing: Mutex<()>,
     next: AtomicI32,
     alive: Mutex<BTreeMap<i32, Uuid>>,
-}
-
-impl Pretend {
-    pub fn opening_in(open: Duration) -> Self {
-        Self { open, ..Self::default() }
-    }
 }
 
 impl Backend for Pretend {
@@ -58,7 +55,18 @@ impl Backend for Pretend {
         _: &Tuning,
         _: Instant,
     ) -> Result<DiskInfo, ApiError> {
-        std::thread::sleep(self.open);
+        let opening = self.opening.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_opening.fetch_max(opening, Ordering::SeqCst);
+        let until = Instant::now() + Duration::from_secs(60);
+        while self.most_opening.load(Ordering::SeqCst) < self.together.load(Ordering::SeqCst) {
+            if Instant::now() > until {
+                return Err(ApiError::internal("too few are opened at a time"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Time for one too many.
+        std::thread::sleep(Duration::from_millis(2));
+        self.opening.fetch_sub(1, Ordering::SeqCst);
         Ok(DiskInfo { sectors: 8192, sector_size: 512, info: 0 })
     }
 

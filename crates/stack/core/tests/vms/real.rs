@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tapio_control::{OwnClient, RunDir, command};
+use tapio_fixtures::waiting::Caller;
 use tapio_load::Random;
 use tapio_model::Value;
 use tapio_sys::process::Signal;
@@ -44,7 +45,7 @@ fn a_disk_is_plugged_limited_restarted_and_adopted() {
     let limits = |pid: i32, minor: u16| {
         let mut client =
             OwnClient::connect(&RunDir::new(scratch.path().join("ctl")), pid).expect("it listens");
-        let asked = client.call(&command::Limits { minor }, &[], Some(Duration::from_secs(5)));
+        let asked = client.call(&command::Limits { minor }, &[], Some(Duration::from_secs(60)));
         asked.expect("an answer")
     };
     let process = note.process.expect("a process");
@@ -230,11 +231,14 @@ fn a_process_that_dies_while_it_is_told_to_end_has_ended() {
     // It is connected to, and does not answer.
     signal(process.pid, Signal::STOP);
     let backend = rig.real_backend();
-    let end =
-        thread::spawn(move || backend.end(process, Some(0), false, Instant::now() + Duration::from_secs(20)));
-    thread::sleep(Duration::from_millis(300));
-    signal(process.pid, Signal::KILL);
-    end.join().expect("no panic").expect("it has ended");
+    let caller = Caller::default();
+    let until = Instant::now() + Duration::from_secs(120);
+    thread::scope(|scope| {
+        let end = scope.spawn(|| caller.calls(|| backend.end(process, Some(0), false, until)));
+        caller.until_it_waits();
+        signal(process.pid, Signal::KILL);
+        end.join().expect("no panic").expect("it has ended");
+    });
     // The guest had let go: the disk is unplugged when its process is seen to have ended.
     rig.stack.disks.is_left(uuid);
     let is_unplugged = || {
@@ -280,23 +284,25 @@ fn a_process_that_dies_while_its_disk_is_paused_is_replaced_when_that_goes_on() 
         wait("the end of the process", || !rig.real_backend().is_alive(process));
         process
     };
-    let is_replaced = |vbd, died| {
-        wait("another process", || {
-            rig.stack.disks.of_vbd(vbd).is_some_and(|now| now.process.is_some_and(|now| now != died))
-                && rig.stack.disks.serves(vbd)
+    // The message is the last step.
+    let is_replaced = |vbd, died, messages| {
+        wait("the message of another process", || {
+            rig.stack.db.find("message", "name", "VBD_DISK_PROCESS_RESTARTED").len() == messages
         });
+        let now = rig.stack.disks.of_vbd(vbd).and_then(|note| note.process);
+        assert!(now.is_some_and(|now| now != died) && rig.stack.disks.serves(vbd), "{now:?}");
     };
     let died = kill(paused);
     let early = rig.stack.disks.restart(paused, Instant::now()).expect_err("its images change");
     assert!(early.params[0].contains("stays paused"), "{early}");
     // One that dies after it does not wait for it.
-    is_replaced(other, kill(other));
+    is_replaced(other, kill(other), 1);
     assert!(
         rig.processes().iter().all(|(_, vbd)| *vbd == other),
         "it would have opened the images of before"
     );
     live.resume(&note.chain.expect("a chain")).expect("the next process goes on");
-    is_replaced(paused, died);
+    is_replaced(paused, died, 2);
     rig.check_real();
     rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
     rig.check_real();

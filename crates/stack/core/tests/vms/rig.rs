@@ -74,12 +74,10 @@ impl Rig {
 
     /// With disk processes that a script starts: before each of them it does what the file `dir/before.sh` says.
     pub fn with_started_by_script(dir: &Path) -> Self {
-        use std::os::unix::fs::PermissionsExt;
         let (program, before) = (dir.join("tapio-disk"), dir.join("before.sh"));
         let script = format!("#!/bin/sh\n. {}\nexec {} \"$@\"\n", before.display(), disk_program().display());
         std::fs::write(&before, "").expect("a script");
-        std::fs::write(&program, script).expect("a script");
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("a mode");
+        tapio_fixtures::program(&program, script.as_bytes());
         Self::start(dir, Db::default(), Self::backend(dir, program))
     }
 
@@ -258,7 +256,7 @@ impl Rig {
             let mut wanted: Vec<_> = notes.iter().filter_map(|note| note.process).collect();
             wanted.sort();
             // A process that was being started when its daemon was killed ends by itself: nothing reads its first line.
-            let until = Instant::now() + Duration::from_secs(20);
+            let until = Instant::now() + Duration::from_secs(60);
             loop {
                 let mut runs: Vec<_> = backend.ours().into_iter().map(|(process, _)| process).collect();
                 runs.sort();

@@ -82,7 +82,8 @@ fn plugging_has_its_states() {
     let begun = std::time::Instant::now();
     let late = rig.refused("VBD.unplug", vec![disks[2].as_str().into()]);
     assert_eq!((&*late.code, &*late.params[1]), ("DEVICE_DETACH_TIMEOUT", disks[2].as_str()));
-    assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{:?}", begun.elapsed());
+    // The default is a minute.
+    assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{:?}", begun.elapsed());
     rig.check(None);
     rig.call("VBD.unplug_force", vec![disks[2].as_str().into()]);
     assert!(!rig.get("VBD", &disks[2]).bool("currently_attached"));

@@ -1,11 +1,22 @@
 //! The life of VMs.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tapio_core::disks::Backend;
 use tapio_core::plan::Timeline;
 use tapio_model::Value;
 
+use crate::pretend::Pretend;
 use crate::rig::{MIB, Rig};
+
+fn wait(what: &str, is_there: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_there() {
+        assert!(Instant::now() < until, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 fn start(vm: &str) -> Vec<Value> {
     vec![vm.into(), false.into(), false.into()]
@@ -83,16 +94,8 @@ fn guests_end_by_themselves() {
         rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB));
         rig.call("VM.set_actions_after_crash", vec![vm.as_str().into(), "destroy".into()]);
         rig.call("VM.start", start(&vm));
-        let until = Instant::now() + Duration::from_secs(20);
-        while rig.get("VM", &vm).text("power_state") != wanted {
-            assert!(Instant::now() < until, "{event} is not followed");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let until = Instant::now() + Duration::from_secs(5);
-        while !rig.get("VM", &vm).get("current_operations").as_map().expect("a map").is_empty() {
-            assert!(Instant::now() < until);
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait(event, || rig.get("VM", &vm).text("power_state") == wanted);
+        wait("the end of the operation", || rig.get("VM", &vm).map("current_operations").is_empty());
         rig.check(None);
         let told = rig.stack.db.find("message", "name", "VM_CRASHED").len();
         assert_eq!(told, usize::from(event == "crash"));
@@ -176,18 +179,17 @@ fn settings_are_checked() {
 
 #[test]
 fn one_operation_at_a_time() {
-    let rig = Rig::pretended();
-    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-boot-ms", "400")]));
+    let backend = Arc::new(Pretend::default());
+    let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
     let vbd = rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB));
+    let starting = backend.starting.lock().expect("no panic");
     let task = rig.text("Async.VM.start", start(&vm));
-    let until = Instant::now() + Duration::from_secs(5);
-    while rig.get("VM", &vm).get("current_operations").as_map().expect("a map").is_empty() {
-        assert!(Instant::now() < until);
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait("the start", || !rig.get("VM", &vm).map("current_operations").is_empty());
     let error = rig.refused("VM.hard_shutdown", vec![vm.as_str().into()]);
     assert_eq!((&*error.code, &*error.params[2]), ("OTHER_OPERATION_IN_PROGRESS", "start"));
     assert_eq!(rig.refused("VBD.unplug", vec![vbd.into()]).code, "OTHER_OPERATION_IN_PROGRESS");
+    drop(starting);
     assert_eq!(rig.finished(&task).text("status"), "success");
     let allowed = rig.get("VM", &vm);
     let allowed = allowed.get("allowed_operations").as_set().expect("a set");
@@ -196,12 +198,24 @@ fn one_operation_at_a_time() {
 
 #[test]
 fn a_cancelled_start_is_undone() {
-    let rig = Rig::pretended();
-    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-plug-ms", "300")]));
+    let backend = Arc::new(Pretend::default());
+    let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
     (0..20).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB))));
+    let has_step = |task: &str, result: &str| {
+        let timeline = rig.stack.plans.timeline(task);
+        timeline.is_some_and(|timeline| timeline.steps.iter().any(|step| step.result == result))
+    };
+    let starting = backend.starting.lock().expect("no panic");
     let task = rig.text("Async.VM.start", start(&vm));
-    std::thread::sleep(Duration::from_millis(200));
+    wait("a step that was done", || has_step(&task, "ok"));
+    wait("the steps that start disk processes", || {
+        let timeline = rig.stack.plans.timeline(&task).expect("it runs");
+        timeline.steps.iter().any(|step| step.name == "start a disk process" && step.result == "running")
+    });
     rig.call("task.cancel", vec![task.as_str().into()]);
+    wait("the steps that are left out", || has_step(&task, "skipped"));
+    drop(starting);
     let ended = rig.finished(&task);
     assert_eq!(ended.text("status"), "cancelled", "{ended:?}");
     assert_eq!(rig.get("VM", &vm).text("power_state"), "Halted");
@@ -223,9 +237,7 @@ fn force_ends_a_guest_that_does_not_answer_a_clean_end() {
         rig.call("VM.add_to_other_config", config);
         rig.call("VM.start", start(&vm));
         let task = rig.text(asked, one());
-        while rig.get("VM", &vm).get("current_operations").as_map().expect("a map").is_empty() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait("the clean end", || !rig.get("VM", &vm).map("current_operations").is_empty());
         rig.call(forced, one());
         let is_halted = forced == "VM.hard_shutdown";
         assert_eq!(rig.get("VM", &vm).text("power_state"), if is_halted { "Halted" } else { "Running" });

@@ -233,7 +233,7 @@ pub fn blocks(chain: &ChainSpec) -> u32 {
 }
 
 /// What a child that is to die may take.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Whether a child died at its step, rather than finish; `what` it was to do.
 pub fn died(mut child: Child, what: &str) -> bool {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use tapio_fixtures::waiting::Caller;
 use tapio_store::{Expect, StoreError, Txn};
 
 use crate::{each, put, put_if, value};
@@ -101,14 +102,15 @@ fn a_waiter_for_a_change_gets_it() {
         let began = Instant::now();
         let nothing = store.changes(start, Duration::from_millis(60)).expect("it is remembered");
         assert!(nothing.is_empty() && began.elapsed() >= Duration::from_millis(60));
+        let caller = Caller::default();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| store.changes(start, Duration::from_secs(30)));
-            std::thread::sleep(Duration::from_millis(50));
+            let waiting = scope.spawn(|| caller.calls(|| store.changes(start, Duration::from_secs(600))));
+            caller.until_it_waits();
             store.commit(put("/b", "1")).expect("a commit");
             let seen = waiting.join().expect("no panic").expect("it is remembered");
             assert_eq!(seen.iter().map(|row| row.key.as_str()).collect::<Vec<_>>(), ["/b"]);
         });
-        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(began.elapsed() < Duration::from_secs(300), "the commit ended the wait");
     });
 }
 

@@ -3,11 +3,15 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use tapio_store::{Expect, Sqlite, Store, Txn};
 
 const DIR: &str = "TAPIO_STORE_KILL_DIR";
+
+/// The longest time between two commits of a busy host.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Not a test of its own: what the killed process does. Two rows of one commit count together.
 #[test]
@@ -53,18 +57,26 @@ fn what_was_acknowledged_survives_a_kill() {
             .spawn()
             .expect("a child");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (told, hears) = channel();
         let reader = std::thread::spawn(move || {
             let mut last = [0_u64; 3];
             for line in output.lines().map_while(Result::ok) {
                 let words: Vec<&str> = line.split_whitespace().collect();
                 if let ["done", thread, number] = words[..] {
                     last[thread.parse::<usize>().expect("a thread")] = number.parse().expect("a number");
+                    let _ = told.send(());
                 }
             }
             last
         });
-        // Sometimes while it opens, sometimes in the midst of writing.
-        std::thread::sleep(Duration::from_millis(5 + round * 37 % 120));
+        // While it opens, and in the midst of writing: however long a busy host takes to come so far.
+        if round % 3 == 0 {
+            std::thread::sleep(Duration::from_millis(5 + round * 37 % 120));
+        } else {
+            for _ in 0..round * 7 % 20 + 1 {
+                hears.recv_timeout(LIMIT).expect("it writes");
+            }
+        }
         child.kill().expect("it runs");
         child.wait().expect("it ends");
         for (thread, number) in reader.join().expect("no panic").into_iter().enumerate() {

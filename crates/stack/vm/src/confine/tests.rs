@@ -57,7 +57,7 @@ fn tried(change: impl FnOnce(&mut Settings, &mut Confinement)) -> Option<Vec<Str
     command.args(["-c", SCRIPT]).env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
     command.env("OUTSIDE", &outside).env("DAEMON", std::process::id().to_string());
     let process = Process::spawn(&place, vm, command, &[], confinement).unwrap();
-    assert!(process.wait(Instant::now() + Duration::from_secs(20)), "it ends");
+    assert!(process.wait(Instant::now() + Duration::from_secs(60)), "it ends");
     let said = fs::read_to_string(place.join("emulator.log")).unwrap();
     let mut lines: Vec<String> = said.lines().map(str::to_owned).collect();
     assert_eq!(lines.pop(), Some(format!("user {user} {user}")), "{said}");

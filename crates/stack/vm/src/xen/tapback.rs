@@ -104,16 +104,15 @@ pub(super) fn ensure(settings: &Settings) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
     use super::*;
 
-    /// A program that locks the file as tapback does, for some seconds, and counts its starts.
+    /// A program that does `body`, and counts its starts.
     fn fake(dir: &Path, body: &str) -> PathBuf {
         let program = dir.join("tapback");
-        fs::write(&program, format!("#!/bin/sh\necho start >>{}/starts\n{body}\n", dir.display())).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let script = format!("#!/bin/sh\necho start >>{}/starts\n{body}\n", dir.display());
+        tapio_fixtures::program(&program, script.as_bytes());
         program
     }
 
@@ -127,8 +126,9 @@ mod tests {
     #[test]
     fn it_is_started_once_and_found_again() {
         let dir = tempfile::tempdir().unwrap();
-        let body =
-            "lock=$TAPIO_RUN_DIR/tapback-vbd3.lock; exec 9>>$lock; flock 9; echo $$ >$lock; exec sleep 2";
+        // It locks the file as tapback does, until the test's directory is gone.
+        let body = "lock=$TAPIO_RUN_DIR/tapback-vbd3.lock; exec 9>>$lock; flock 9; echo $$ >$lock
+            while [ -e $lock ]; do sleep 0.1; done";
         let settings = settings(dir.path(), body);
         ensure(&settings).unwrap();
         assert!(is_served(&settings).unwrap());

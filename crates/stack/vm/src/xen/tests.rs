@@ -12,7 +12,7 @@ use crate::traits::{DiskFacts, VmState};
 use self::host::{Habit, Host};
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn shortly() -> Instant {

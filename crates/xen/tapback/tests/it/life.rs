@@ -216,7 +216,7 @@ fn a_disk_that_grows_is_told_to_the_guest() {
             world.until("it is written", |world| {
                 world.value(&World::back(id, "sectors")).as_deref() == Some(told)
             });
-            let until = std::time::Instant::now() + Duration::from_secs(10);
+            let until = std::time::Instant::now() + Duration::from_secs(60);
             assert!(guest.wait_event(Some(until)).unwrap().is_some(), "the guest is told to look again");
             assert_eq!(world.back_state(id).as_deref(), Some("4"));
             world.settle();

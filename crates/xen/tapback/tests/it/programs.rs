@@ -14,7 +14,7 @@ use tapio_xenstored::serve::Running;
 
 use crate::world::{World, vbd};
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program that ends with the test.
 struct Program {

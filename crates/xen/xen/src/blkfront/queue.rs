@@ -360,12 +360,12 @@ impl FrontQueue {
     /// in flight.
     ///
     /// # Errors
-    /// As of the steps; `TimedOut` when no answer comes in ten seconds.
+    /// As of the steps; `TimedOut` when no answer comes in a minute.
     pub fn ask(&mut self, command: &Command) -> io::Result<Completion> {
         let id = self.submit(command)?.ok_or_else(|| io::Error::other("no slot is free"))?;
         self.kick()?;
         let mut answers = Vec::new();
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(60);
         while answers.is_empty() {
             if !self.wait(end.saturating_duration_since(Instant::now()))? {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer to {command:?}")));

@@ -16,7 +16,7 @@ use super::*;
 use crate::domains::FEATURES;
 use crate::store::Store;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Domains of the double with the daemon's ends of their channels.
 #[derive(Debug)]

@@ -406,11 +406,10 @@ mod tests {
     fn the_program_speaks_over_its_line() {
         let dir = tempfile::tempdir().unwrap();
         let (program, line) = (dir.path().join("agent"), dir.path().join("line"));
-        fs::write(&program, crate::guest::AGENT).unwrap();
-        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        tapio_fixtures::program(&program, crate::guest::AGENT);
         fs::write(&line, "7 ping\n7 dance\n8 dance\n").unwrap();
         let mut child = std::process::Command::new(&program).arg(&line).spawn().unwrap();
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;

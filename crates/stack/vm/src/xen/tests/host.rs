@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -80,11 +79,6 @@ fn pause() {
     poll(&mut [], Instant::now() + Duration::from_millis(1));
 }
 
-fn executable(path: &Path, text: &str) {
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-}
-
 impl Host {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -106,7 +100,7 @@ impl Host {
              exit $status\n",
             at("asked").display()
         );
-        executable(&at("xl"), &script);
+        tapio_fixtures::program(&at("xl"), script.as_bytes());
         let mut settings = Settings::new(&at("run"));
         settings.kernel_dirs = vec![dir.path().into()];
         settings.xen.xl = at("xl");
