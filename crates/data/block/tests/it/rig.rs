@@ -64,8 +64,8 @@ pub fn write(disk: &Disk, at: u64, bytes: Vec<u8>, durable: bool) -> Result<(), 
     write_after(disk, at, bytes, durable, |_| {})
 }
 
-/// A [`write`] to a disk whose gate is closed, and the test while it waits there: on the data thread, which has answered
-/// a question since.
+/// A [`write`] to a disk whose gate is closed, and the test while it waits there: on the data thread, which has
+/// answered a question since.
 pub fn write_at_the_gate(disk: &Disk, at: u64, bytes: Vec<u8>, while_it_waits: impl FnOnce()) {
     let (seen, at_the_gate) = std::sync::mpsc::sync_channel(1);
     std::thread::scope(|scope| {
