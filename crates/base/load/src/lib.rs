@@ -18,7 +18,7 @@ pub use random::Random;
 use tapio_stat::trace::{Event, Point, TraceRing};
 
 /// The longest wait for an answer.
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// What to do, request by request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,7 +222,7 @@ impl Load {
     /// Runs the load. The ring's slots must be as large as a block; nothing else may be in flight.
     ///
     /// # Errors
-    /// The ring is broken, or no answer comes for five seconds.
+    /// The ring is broken, or no answer comes for a minute.
     pub fn run(&self, ring: &mut (impl Ring + ?Sized)) -> io::Result<LoadReport> {
         self.run_watched(ring, &())
     }
@@ -258,7 +258,7 @@ impl Load {
             }
             ring.kick()?;
             if !self.answered(ring)? {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in five seconds"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in a minute"));
             }
             done.clear();
             ring.reap(&mut done)?;

@@ -166,16 +166,17 @@ fn read_start(from: &UnixStream, deadline: Deadline) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     fn script(dir: &Path, text: &str) -> SpawnOptions {
         let program = dir.join("program");
-        fs::write(&program, format!("#!/bin/sh\n{text}\n")).expect("written");
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
-        SpawnOptions { timeout: Duration::from_secs(5), ..SpawnOptions::new(program) }
+        // Written by another process. A descriptor of this one may for a moment be that of a process which another
+        // test starts as well, and a file that is open for writing is not executed (ETXTBSY).
+        let mut write = Command::new("sh");
+        write.args(["-c", "printf '%s' \"$1\" > \"$0\" && chmod 755 \"$0\""]).arg(&program);
+        let written = write.arg(format!("#!/bin/sh\n{text}\n")).status().expect("a shell");
+        assert!(written.success(), "{written}");
+        SpawnOptions { timeout: Duration::from_secs(60), ..SpawnOptions::new(program) }
     }
 
     #[test]
@@ -188,19 +189,19 @@ mod tests {
     #[test]
     fn a_child_that_lives_on_does_not_hold_us_up() {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let options = script(dir.path(), "(sleep 30 &) ; echo /run/ctl12");
+        let options = script(dir.path(), "(sleep 100 &) ; echo /run/ctl12");
         let begun = std::time::Instant::now();
         assert_eq!(spawn(&options), Ok(12));
-        assert!(begun.elapsed() < Duration::from_secs(25));
+        assert!(begun.elapsed() < Duration::from_secs(90));
     }
 
     #[test]
     fn a_child_that_stays_is_not_waited_for_and_one_that_fails_is() {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let text = "[ \"$1\" = --detach ] || exit 22\necho /run/ctl14; exec sleep 30";
+        let text = "[ \"$1\" = --detach ] || exit 22\necho /run/ctl14; exec sleep 100";
         let begun = std::time::Instant::now();
         assert_eq!(spawn(&SpawnOptions { is_child: true, ..script(dir.path(), text) }), Ok(14));
-        assert!(begun.elapsed() < Duration::from_secs(25));
+        assert!(begun.elapsed() < Duration::from_secs(90));
         let failing = SpawnOptions { is_child: true, ..script(dir.path(), "echo no room >&2; exit 28") };
         assert_eq!(spawn(&failing).expect_err("status 28").errno, Errno::ENOSPC);
     }
@@ -209,10 +210,10 @@ mod tests {
     fn words_before_the_socket_are_no_failure() {
         let dir = tempfile::tempdir().expect("temporary directory");
         let text =
-            "echo /dev/loop1 of a dead process taken away >&2; sleep 0.1; echo /run/ctl13\n(sleep 30 &)";
+            "echo /dev/loop1 of a dead process taken away >&2; sleep 0.1; echo /run/ctl13\n(sleep 100 &)";
         let begun = std::time::Instant::now();
         assert_eq!(spawn(&script(dir.path(), text)), Ok(13));
-        assert!(begun.elapsed() < Duration::from_secs(25));
+        assert!(begun.elapsed() < Duration::from_secs(90));
         let failing =
             spawn(&script(dir.path(), "echo one >&2; echo two >&2; exit 28")).expect_err("status 28");
         assert!(failing.message.contains("one; two"), "{failing}");
@@ -228,7 +229,7 @@ mod tests {
         assert_eq!(killed.errno, Errno::EINTR);
         let babble = spawn(&script(dir.path(), "echo hello")).expect_err("no socket");
         assert_eq!(babble.errno, Errno::EPROTO);
-        let mut slow = script(dir.path(), "exec sleep 20");
+        let mut slow = script(dir.path(), "exec sleep 100");
         slow.timeout = Duration::from_millis(100);
         assert_eq!(spawn(&slow).expect_err("silent").errno, Errno::ETIMEDOUT);
         assert_eq!(spawn(&SpawnOptions::new("/nonexistent/x")).expect_err("missing").errno, Errno::ENOENT);

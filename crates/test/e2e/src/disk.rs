@@ -10,10 +10,10 @@ use crate::scratch::Scratch;
 use crate::tools::our;
 
 /// How long a disk process may take until its sockets answer. It needs milliseconds; a busy host needs more.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long an orderly end may take.
-pub const STOP_LIMIT: Duration = Duration::from_secs(20);
+pub const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 /// `tapio COMMAND ...`, ready for more arguments.
 #[track_caller]

@@ -1,6 +1,7 @@
 //! A storage that fails, delays and hangs when it is told to: nbdkit, mounted as a file by FUSE.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::scratch::Scratch;
 use crate::tools::missing;
 
 /// How long a helper may take to start.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// A file whose storage does as it is told; gone when dropped.
 #[derive(Debug)]
@@ -63,7 +64,8 @@ impl Faulty {
         nbdkit.args(["error-rate=100%", &format!("error-file={}", text(&path("fail")))]);
         nbdkit.args(filters.iter().filter(|filter| !filter.starts_with("--")));
         let mut nbdkit = Running::start(&mut nbdkit, &path("nbdkit.log"));
-        nbdkit.wait_for("nbdkit's socket", START_LIMIT, || socket.exists().then_some(()));
+        // A socket is there before it listens.
+        nbdkit.wait_for("nbdkit's answer", START_LIMIT, || UnixStream::connect(&socket).ok());
         let file = path("disk");
         fs::write(&file, "").map_err(|error| error.to_string())?;
         let mut fuse = Command::new("nbdfuse");

@@ -300,7 +300,7 @@ mod tests {
     fn a_command_that_hangs_is_killed_at_its_deadline() {
         let finished = run_within(Command::new("sleep").arg("60"), Duration::from_millis(200));
         assert_eq!(finished.status.signal(), Some(libc::SIGKILL));
-        assert!(finished.took < Duration::from_secs(20), "{:?}", finished.took);
+        assert!(finished.took < Duration::from_secs(50), "{:?}", finished.took);
     }
 
     #[test]

@@ -15,10 +15,10 @@ use crate::scratch::Scratch;
 use crate::tools::{our, repository};
 
 /// How long a start may take: recovery is a part of it.
-pub const START_LIMIT: Duration = Duration::from_secs(30);
+pub const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long an end may take.
-pub const END_LIMIT: Duration = Duration::from_secs(30);
+pub const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// What one call may take.
 const CALL_LIMIT: Duration = Duration::from_secs(120);

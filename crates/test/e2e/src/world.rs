@@ -76,7 +76,7 @@ impl World {
     /// Ends it: no process of a disk or a guest may be left.
     #[track_caller]
     pub fn finish(mut self) {
-        let left = poll_until(Duration::from_secs(10), || {
+        let left = poll_until(Duration::from_secs(60), || {
             let left = left_behind(self.scratch.path(), self.daemon().process.pid());
             left.is_empty().then_some(())
         });

@@ -573,7 +573,7 @@ fn child_that_takes_and_gives() {
     let begin = Instant::now();
     let mut held = Vec::new();
     let mut random = u64::from(std::process::id());
-    while begin.elapsed() < Duration::from_secs(20) {
+    while begin.elapsed() < Duration::from_secs(100) {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let pages = if random >> 63 == 0 { 1 } else { 64 };
         match member.take(pages, begin.elapsed().as_nanos() as u64) {
@@ -638,8 +638,15 @@ fn pages_of_killed_processes_come_back() {
     let mut served = 0u64;
     for round in 0..12 {
         let mut children: Vec<_> = (0..3).map(|_| start()).collect();
-        let until = Instant::now() + Duration::from_millis(60 + round * 7);
-        while Instant::now() < until {
+        // All of them have come, and are killed at another moment each time.
+        let joined = Instant::now() + Duration::from_secs(60);
+        while pools(&root).expect("one")[0].disks.len() < 4 {
+            assert!(Instant::now() < joined, "the children do not join: {:?}", pools(&root));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let until = Instant::now() + Duration::from_millis(20 + round * 7);
+        while Instant::now() < until || served < (round + 1) * 100 {
+            assert!(Instant::now() < joined, "{served} pages until round {round}");
             if let Some(pages) = member.take(16, begin.elapsed().as_nanos() as u64) {
                 served += u64::from(pages);
                 member.give(pages);
@@ -653,10 +660,9 @@ fn pages_of_killed_processes_come_back() {
             child.wait().expect("waited for");
         }
     }
-    assert!(served > 1000, "{served} pages in 12 rounds");
     member.stop_waiting();
     // A disk that finds the pool empty takes it all in the end.
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + Duration::from_secs(60);
     let taken = loop {
         match member.take(200, begin.elapsed().as_nanos() as u64) {
             Some(pages) if pages > 0 => break pages,
@@ -666,7 +672,7 @@ fn pages_of_killed_processes_come_back() {
     };
     assert_eq!(taken, 200);
     // Dead disks are looked for while one waits for pages, and on a busy host the last was killed a moment ago.
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(60);
     while pools(&root).expect("one")[0].disks.len() > 1 {
         assert!(Instant::now() < until, "the dead processes have not left: {:?}", pools(&root));
         assert_eq!(member.take(1, begin.elapsed().as_nanos() as u64), None, "all pages are taken");

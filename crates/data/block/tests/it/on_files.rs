@@ -3,7 +3,7 @@
 use tapio_block::{DiskError, Op};
 use tapio_types::{Access, ImageKind, Span};
 
-use crate::rig::{TIMEOUT, chain, directory, order, read, start, write};
+use crate::rig::{TIMEOUT, chain, directory, order, read, start, write, write_at_the_gate};
 
 #[test]
 fn a_raw_file_keeps_what_is_written() {
@@ -74,12 +74,8 @@ fn a_paused_disk_keeps_its_guests_waiting_and_loses_nothing() {
     disk.pause(TIMEOUT).unwrap();
     // The file is not held: another process may write it.
     start(spec.clone()).close(TIMEOUT).unwrap();
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| write(&disk, 0, vec![9; 512], true));
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        assert!(!waiting.is_finished());
+    write_at_the_gate(&disk, 0, vec![9; 512], || {
         disk.resume(spec.clone(), TIMEOUT).unwrap();
-        waiting.join().unwrap().unwrap();
     });
     assert_eq!(read(&disk, 0, 512).unwrap(), vec![9; 512]);
     disk.close(TIMEOUT).unwrap();

@@ -10,7 +10,7 @@ use tapio_ring::{Notify, PageBuf, Tasks};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 
 /// Long enough for any honest answer.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A directory that goes away with the test, on the disk rather than in memory.
 pub fn directory() -> tempfile::TempDir {
@@ -61,8 +61,38 @@ pub async fn ask(data_thread: &DataThread, op: Op, span: Span, data: &PageBuf) -
 
 /// Writes `bytes` at `at`.
 pub fn write(disk: &Disk, at: u64, bytes: Vec<u8>, durable: bool) -> Result<(), DiskError> {
+    write_after(disk, at, bytes, durable, |_| {})
+}
+
+/// A [`write`] to a disk whose gate is closed, and the test while it waits there: on the data thread, which has
+/// answered a question since.
+pub fn write_at_the_gate(disk: &Disk, at: u64, bytes: Vec<u8>, while_it_waits: impl FnOnce()) {
+    let (seen, at_the_gate) = std::sync::mpsc::sync_channel(1);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(move || {
+            write_after(disk, at, bytes, true, move |data_thread| {
+                assert_eq!(data_thread.port.room(), 0, "the gate is open");
+                seen.send(()).unwrap();
+            })
+        });
+        at_the_gate.recv_timeout(TIMEOUT).unwrap();
+        disk.status(TIMEOUT).unwrap();
+        assert!(!waiting.is_finished(), "a write passed the gate");
+        while_it_waits();
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+fn write_after(
+    disk: &Disk,
+    at: u64,
+    bytes: Vec<u8>,
+    durable: bool,
+    before: impl FnOnce(&DataThread) + Send + 'static,
+) -> Result<(), DiskError> {
     disk.remote()
         .call_async(TIMEOUT, move |data_thread| async move {
+            before(&data_thread);
             let mut page = PageBuf::zeroed(bytes.len());
             page[..bytes.len()].copy_from_slice(&bytes);
             ask(&data_thread, Op::Write { durable }, Span::new(at, bytes.len() as u64), &page).await

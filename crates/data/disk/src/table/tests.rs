@@ -60,7 +60,7 @@ impl Plane for Double {
 impl DoubleDisk {
     fn wait(&self, is_cancelled: &dyn Fn() -> bool) -> Result<()> {
         let begun = Instant::now();
-        while self.busy.load(Ordering::SeqCst) && begun.elapsed().as_secs() < 5 {
+        while self.busy.load(Ordering::SeqCst) && begun.elapsed().as_secs() < 60 {
             if is_cancelled() {
                 return Err(ControlError::new(Errno::ECANCELED, "no caller waits"));
             }

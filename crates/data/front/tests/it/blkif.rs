@@ -18,7 +18,7 @@ use tapio_xen::double::Guest;
 use tapio_xen::{Channel, Domain};
 
 pub const DISK_LEN: u64 = 16 << 20;
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(60);
 const DOMID: u32 = 5;
 
 /// How a test wants its device.
@@ -552,8 +552,12 @@ fn requests_wait_for_pages_of_their_storage_repositorys_pool() {
             }
             queue.kick().unwrap();
             if round == 0 {
-                rig.until("a request that waits", |rig| rig.rings()[0].in_flight > 0);
-                std::thread::sleep(Duration::from_millis(20));
+                rig.until("requests that wait for pages", |rig| {
+                    let remote = rig.disk.as_ref().unwrap().remote();
+                    let waiting =
+                        |data_thread: &tapio_block::DataThread| data_thread.admission().delays().waiting;
+                    remote.call(LIMIT, waiting).unwrap() > 0
+                });
                 let ring = &rig.rings()[0];
                 assert!(ring.in_flight <= 32 && ring.counters.rsp_prod == 0, "{ring:?}");
                 let waiting = ring.counters.req_prod.wrapping_sub(ring.counters.req_cons);

@@ -369,7 +369,8 @@ fn xsa_332_notifications_in_storms_cost_a_bounded_number_of_wake_ups() {
     let grant = hand.grant(1, Rights::Write);
     let begin = Instant::now();
     let mut sent = 0u64;
-    while begin.elapsed() < Duration::from_millis(400) {
+    // On a busy host this thread may be kept from storming for a while.
+    while begin.elapsed() < Duration::from_millis(400) || sent < 10_000 {
         hand.notify();
         sent += 1;
     }

@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_nbd::wire::{
@@ -10,7 +12,7 @@ use tapio_nbd::wire::{
 };
 use tapio_ring::Storage;
 
-use crate::rig::{Place, on_ring, open, read, write};
+use crate::rig::{Place, TIMEOUT, on_ring, open, read, write};
 
 const LEN: u64 = 1 << 20;
 
@@ -24,7 +26,7 @@ fn reply(out: &mut Vec<u8>, option: u32, kind: u32, payload: &[u8]) {
 
 /// Talks through the handshake; structured replies if `structured`.
 fn greet(stream: &mut UnixStream, structured: bool) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream
         .write_all(&[&MAGIC.to_be_bytes()[..], &OPTION_MAGIC.to_be_bytes(), &3u16.to_be_bytes()].concat())?;
     stream.read_exact(&mut [0; 4])?;
@@ -145,7 +147,7 @@ fn every_lie_costs_the_connection_and_the_request_is_asked_again() {
     for (what, structured, lie) in lies {
         let place = Place::new();
         serve(&place, structured, 2, lie);
-        let target = place.target("", "reconnect=10");
+        let target = place.target("", "reconnect=60");
         on_ring(|uring| async move {
             let store = open(&uring, &target).await.unwrap();
             assert_eq!(store.len(), LEN);
@@ -165,7 +167,7 @@ fn a_server_that_only_lies_is_given_up() {
         let begin = Instant::now();
         let error = read(&store, 0, 4096).await.unwrap_err();
         assert!(error.to_string().contains("does not keep to the protocol"), "{error}");
-        assert!(begin.elapsed() < Duration::from_secs(20));
+        assert!(begin.elapsed() < TIMEOUT);
     });
 }
 
@@ -173,13 +175,17 @@ fn a_server_that_only_lies_is_given_up() {
 fn an_error_before_all_of_a_write_was_taken_waits_until_its_memory_is_free() {
     let place = Place::new();
     let listener = UnixListener::bind(place.socket()).unwrap();
+    let taking = Arc::new(AtomicBool::new(false));
+    let takes = Arc::clone(&taking);
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         greet(&mut stream, false).unwrap();
         let cookie = next(&mut stream).unwrap();
         stream.write_all(&simple(28, cookie, &[])).unwrap();
-        // The data is taken only now.
+        // The data is taken only now. A client that tells the error before it is taken tells it in this time: no state
+        // shows that it will not. A test that is late proves less, and does not fail.
         std::thread::sleep(Duration::from_millis(200));
+        takes.store(true, Ordering::SeqCst);
         let mut data = vec![0; LEN as usize];
         stream.read_exact(&mut data).unwrap();
         assert!(data.iter().all(|byte| *byte == 5), "the memory was used for something else meanwhile");
@@ -191,10 +197,9 @@ fn an_error_before_all_of_a_write_was_taken_waits_until_its_memory_is_free() {
     let target = place.target("", "reconnect=0");
     on_ring(|uring| async move {
         let store = open(&uring, &target).await.unwrap();
-        let begin = Instant::now();
         let error = write(&store, 0, &vec![5; LEN as usize]).await.unwrap_err();
+        assert!(taking.load(Ordering::SeqCst), "told before the memory was free");
         assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
-        assert!(begin.elapsed() >= Duration::from_millis(150), "told before the memory was free");
         assert_eq!(read(&store, 0, 512).await.unwrap(), [9; 512]);
     });
     server.join().unwrap();
@@ -225,6 +230,6 @@ fn an_endless_handshake_ends() {
         let target = place.target("", "");
         let begin = Instant::now();
         let failed = on_ring(|uring| async move { open(&uring, &target).await.is_err() });
-        assert!(failed && begin.elapsed() < Duration::from_secs(15));
+        assert!(failed && begin.elapsed() < TIMEOUT);
     }
 }

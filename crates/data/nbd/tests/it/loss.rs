@@ -1,16 +1,15 @@
 //! Servers that die, stall and come back while requests are in flight.
 
-use std::cell::Cell;
 use std::fs::File;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use tapio_load::Random;
 use tapio_ring::Storage;
 
-use crate::rig::{Place, Server, all, has, on_ring, open, pattern, pause, read, write};
+use crate::rig::{Place, Server, TIMEOUT, all, has, on_ring, open, pattern, pause, read, write};
 
 const LEN: u64 = 8 << 20;
 
@@ -20,6 +19,15 @@ fn image(place: &Place) -> String {
     path.display().to_string()
 }
 
+/// Set when it is dropped, by a panic too: the thread that waits for it ends.
+struct SetAtEnd(Arc<AtomicBool>);
+
+impl Drop for SetAtEnd {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_server_that_is_killed_and_restarted_again_and_again_costs_time_and_nothing_else() {
     if !has("nbdkit") {
@@ -27,34 +35,39 @@ fn a_server_that_is_killed_and_restarted_again_and_again_costs_time_and_nothing_
     }
     let place = Place::new();
     let path = image(&place);
-    let target = place.target("", "connections=2&reconnect=20&unflushed=keep");
+    let target = place.target("", "connections=2&reconnect=60&unflushed=keep");
     let server = Server::nbdkit(&place, &["file", &path]);
     let done = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&done);
+    let (rounds, restarts) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (all_rounds, all_restarts) = (Arc::clone(&rounds), Arc::clone(&restarts));
     std::thread::scope(|scope| {
-        let restarts = scope.spawn(|| {
+        scope.spawn(|| {
             let mut server = server;
-            let mut count = 0;
             while !done.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(60));
+                // Sixteen parts always have a request in flight: the kill comes in the middle of some.
+                let seen = rounds.load(Ordering::Relaxed);
+                while rounds.load(Ordering::Relaxed) < seen + 20 && !done.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 server.kill();
+                // For a while there is none.
                 std::thread::sleep(Duration::from_millis(20));
                 server = Server::nbdkit(&place, &["file", &path]);
-                count += 1;
+                restarts.fetch_add(1, Ordering::Relaxed);
             }
-            count
         });
-        let rounds = on_ring(move |uring| async move {
+        let _ends = SetAtEnd(ended);
+        on_ring(move |uring| async move {
             let store = Rc::new(open(&uring, &target).await.unwrap());
-            let rounds = Rc::new(Cell::new(0));
-            let until = Instant::now() + Duration::from_millis(1500);
             let parts = (0..16u64).map(|part| {
-                let (store, rounds) = (Rc::clone(&store), Rc::clone(&rounds));
+                let store = Rc::clone(&store);
+                let (rounds, restarts) = (Arc::clone(&all_rounds), Arc::clone(&all_restarts));
                 async move {
                     let mut random = Random::new(part);
                     let part_len = LEN / 16;
                     let mut model = vec![0; part_len as usize];
-                    while Instant::now() < until {
+                    while restarts.load(Ordering::Relaxed) < 8 || rounds.load(Ordering::Relaxed) < 200 {
                         let at = random.below(part_len / 512 - 256) * 512;
                         let len = (random.below(255) + 1) * 512;
                         let range = at as usize..(at + len) as usize;
@@ -66,7 +79,7 @@ fn a_server_that_is_killed_and_restarted_again_and_again_costs_time_and_nothing_
                             let found = read(&store, part * part_len + at, len as usize).await.unwrap();
                             assert!(found == model[range], "part {part} at {at}");
                         }
-                        rounds.set(rounds.get() + 1);
+                        rounds.fetch_add(1, Ordering::Relaxed);
                     }
                     let found = read(&store, part * part_len, part_len as usize).await.unwrap();
                     assert!(found == model, "part {part} at the end");
@@ -74,11 +87,7 @@ fn a_server_that_is_killed_and_restarted_again_and_again_costs_time_and_nothing_
             });
             all(&uring, parts.collect()).await;
             store.flush().await.unwrap();
-            rounds.get()
         });
-        ended.store(true, Ordering::Relaxed);
-        let restarts = restarts.join().unwrap();
-        assert!(restarts >= 3 && rounds >= 100, "{restarts} restarts, {rounds} rounds");
     });
 }
 
@@ -151,14 +160,15 @@ fn without_a_timeout_requests_fail_at_once_and_work_again_when_the_server_is_bac
             while store.connections() > 0 {
                 pause(&uring, 1).await;
             }
+            // No server comes before this has ended, and the ordinary patience is a minute.
             let begin = Instant::now();
             let error = read(&store, 0, 512).await.unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::NotConnected, "{error}");
-            assert!(begin.elapsed() < Duration::from_secs(5));
+            assert!(begin.elapsed() < TIMEOUT / 2);
             to_killer.send(()).unwrap();
             let begin = Instant::now();
             while read(&store, 0, 512).await.is_err() {
-                assert!(begin.elapsed() < Duration::from_secs(10), "it never comes back");
+                assert!(begin.elapsed() < TIMEOUT, "it never comes back");
                 pause(&uring, 10).await;
             }
             to_killer.send(()).unwrap();
@@ -181,10 +191,15 @@ fn requests_wait_as_long_as_configured_and_then_fail() {
         let error = write(&store, 0, &[1; 512]).await.unwrap_err();
         let waited = begin.elapsed();
         assert!(error.to_string().contains("unreachable"), "{error}");
-        assert!((900..3000).contains(&waited.as_millis()), "waited {waited:?}");
-        let begin = Instant::now();
-        assert!(write(&store, 0, &[1; 512]).await.is_err());
-        assert!(begin.elapsed() < Duration::from_secs(5), "new ones need not wait again");
+        assert!(waited >= Duration::from_millis(900) && waited < TIMEOUT, "waited {waited:?}");
+        // New ones need not wait again. One that fails later than that was kept by a busy host, or did wait.
+        let mut fails_at_once = false;
+        while !fails_at_once {
+            assert!(begin.elapsed() < TIMEOUT, "new ones wait again");
+            let begin = Instant::now();
+            assert!(write(&store, 0, &[1; 512]).await.is_err());
+            fails_at_once = begin.elapsed() < Duration::from_millis(900);
+        }
     });
 }
 
@@ -199,20 +214,17 @@ fn a_silent_server_is_given_up_after_the_time_limit() {
     on_ring(move |uring| async move {
         let store = open(&uring, &target).await.unwrap();
         write(&store, 0, &[1; 512]).await.unwrap();
-        server.signal(libc::SIGSTOP);
-        // Its threads stop one after the other, and the last may still answer.
-        pause(&uring, 200).await;
+        server.freeze();
+        // The clock of the ring's turn is from before.
+        pause(&uring, 1).await;
         let begin = Instant::now();
         let error = read(&store, 0, 512).await.unwrap_err();
         let waited = begin.elapsed();
-        assert!(
-            waited >= Duration::from_millis(950) && waited < Duration::from_secs(18),
-            "{waited:?}: {error}"
-        );
+        assert!(waited >= Duration::from_millis(950) && waited < TIMEOUT, "{waited:?}: {error}");
         server.signal(libc::SIGCONT);
         let begin = Instant::now();
         while read(&store, 0, 512).await.is_err() {
-            assert!(begin.elapsed() < Duration::from_secs(15), "it never comes back");
+            assert!(begin.elapsed() < TIMEOUT, "it never comes back");
             pause(&uring, 20).await;
         }
         assert_eq!(read(&store, 0, 512).await.unwrap(), [1; 512]);
@@ -225,20 +237,24 @@ fn a_slow_server_is_not_a_silent_one() {
         return;
     }
     let place = Place::new();
-    let target = place.target("", "timeout=2&reconnect=0");
+    let target = place.target("", "timeout=8&reconnect=0");
     let _server = Server::nbdkit(&place, &["--filter=delay", "memory", "8M", "rdelay=600ms", "wdelay=600ms"]);
     on_ring(move |uring| async move {
         let store = Rc::new(open(&uring, &target).await.unwrap());
+        // Together longer than the limit, which is for each request.
         let begin = Instant::now();
         let jobs = (0..8).map(|index| {
             let store = Rc::clone(&store);
             async move {
-                write(&store, index * 4096, &[index as u8; 4096]).await.unwrap();
-                assert_eq!(read(&store, index * 4096, 4096).await.unwrap(), [index as u8; 4096]);
+                for round in 0..7 {
+                    write(&store, index * 4096, &[index as u8 + round; 4096]).await.unwrap();
+                    let found = read(&store, index * 4096, 4096).await.unwrap();
+                    assert_eq!(found, [index as u8 + round; 4096]);
+                }
             }
         });
         all(&uring, jobs.collect()).await;
-        assert!(begin.elapsed() >= Duration::from_millis(1200));
+        assert!(begin.elapsed() >= Duration::from_secs(8));
         assert_eq!(store.connections(), 1);
     });
 }
@@ -250,7 +266,7 @@ fn an_export_that_grew_is_larger_after_the_next_connection_and_one_that_shrank_i
     }
     let place = Place::new();
     let path = image(&place);
-    let target = place.target("", "reconnect=5");
+    let target = place.target("", "reconnect=60");
     let server = Server::nbdkit(&place, &["file", &path]);
     std::thread::scope(|scope| {
         let (to_server, told) = mpsc::channel();
@@ -271,7 +287,7 @@ fn an_export_that_grew_is_larger_after_the_next_connection_and_one_that_shrank_i
             to_server.send(()).unwrap();
             let begin = Instant::now();
             while store.len() == LEN {
-                assert!(begin.elapsed() < Duration::from_secs(10), "it does not grow");
+                assert!(begin.elapsed() < TIMEOUT, "it does not grow");
                 pause(&uring, 5).await;
             }
             write(&store, 2 * LEN - 512, &[3; 512]).await.unwrap();

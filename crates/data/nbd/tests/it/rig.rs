@@ -18,7 +18,7 @@ use tapio_types::Access;
 use tempfile::TempDir;
 
 /// Every wait of a test is bounded by this.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs `story` on a data thread of its own, with what it reported.
 pub fn on_ring<T: 'static, F>(story: impl FnOnce(Uring) -> F) -> T
@@ -148,6 +148,23 @@ impl Server {
         let socket = place.socket().display().to_string();
         let _ = std::fs::remove_file(place.socket());
         Self::start(place, "nbdkit", &[&["-f", "-U", &socket], arguments].concat())
+    }
+
+    /// Stops every thread of the process, as an overloaded host does. They stop one after the other, and one that still
+    /// runs may answer: all are waited for.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let stops = |task: io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task?.path().join("stat"))?;
+            let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+            Ok::<_, io::Error>(state == Some('T'))
+        };
+        let deadline = Instant::now() + TIMEOUT;
+        let tasks = format!("/proc/{}/task", self.child.id());
+        while !std::fs::read_dir(&tasks).unwrap().all(|task| stops(task).unwrap_or(false)) {
+            assert!(Instant::now() < deadline, "the server does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The process, by number, for signals.

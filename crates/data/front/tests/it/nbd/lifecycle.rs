@@ -1,5 +1,6 @@
 //! Exports, sockets and connections that come and go while clients work.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_front::nbd::client::{Address, Client, ClientError, ClientOptions, Haggle};
@@ -105,12 +106,13 @@ fn there_are_at_most_sixty_four_connections_and_one_place_is_free_again_after_ea
 }
 
 /// Writes numbered blocks one after the other until told to stop; every acknowledged one must be there in the end.
-fn steady_writer(rig: &Rig, stop: &std::sync::atomic::AtomicBool) -> u64 {
+fn steady_writer(rig: &Rig, stop: &AtomicBool, answered: &AtomicU64) -> u64 {
     let mut client = rig.client();
     let mut count = 0;
-    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+    while !stop.load(Ordering::SeqCst) {
         client.write(count % 256 * 4096, &pattern(count, 4096), false).unwrap();
         count += 1;
+        answered.store(count, Ordering::SeqCst);
     }
     client.disconnect().unwrap();
     count
@@ -119,24 +121,31 @@ fn steady_writer(rig: &Rig, stop: &std::sync::atomic::AtomicBool) -> u64 {
 #[test]
 fn pausing_the_disk_or_holding_the_export_loses_no_request() {
     let rig = Rig::new(1 << 20);
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
     let written = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| steady_writer(&rig, &stop));
+        let writer = scope.spawn(|| steady_writer(&rig, &stop, &answered));
+        let count = || answered.load(Ordering::SeqCst);
+        let goes_on = || {
+            let before = count();
+            wait_until(|| count() >= before + 40 || writer.is_finished(), "the writer to go on");
+        };
         for _ in 0..5 {
-            std::thread::sleep(Duration::from_millis(20));
+            goes_on();
             rig.disk.pause(TIMEOUT).unwrap();
             let before = rig.image(0, 1 << 20);
-            std::thread::sleep(Duration::from_millis(20));
+            // The write that waits has been taken from the client, and is not answered.
+            wait_until(|| rig.server.connections()[0].requests > count(), "a write that waits");
             assert!(rig.image(0, 1 << 20) == before, "a write while the disk was paused");
             rig.disk.resume(rig.spec(), TIMEOUT).unwrap();
-            std::thread::sleep(Duration::from_millis(20));
+            goes_on();
             rig.server.drain("disk", Drained::Keep, TIMEOUT).unwrap();
             let before = rig.image(0, 1 << 20);
+            // A held connection counts nothing, so no state shows that the client's next write has come.
             std::thread::sleep(Duration::from_millis(20));
             assert!(rig.image(0, 1 << 20) == before, "a write while the export was held");
             rig.server.resume("disk").unwrap();
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        stop.store(true, Ordering::SeqCst);
         writer.join().unwrap()
     });
     assert!(written > 256, "only {written} writes");
@@ -159,6 +168,7 @@ fn a_client_that_comes_while_the_export_is_held_waits_like_the_others() {
         begin.elapsed()
     });
     rig.wait_connections(1);
+    // A held connection counts nothing, so no state shows that the client's read has come.
     std::thread::sleep(Duration::from_millis(100));
     rig.server.resume("disk").unwrap();
     assert!(late.join().unwrap() >= Duration::from_millis(100));
@@ -172,7 +182,8 @@ fn draining_answers_what_was_taken_and_then_disconnects() {
         block_len: 4096,
         depth: 32,
         span_len: 0,
-        time: Duration::from_secs(20),
+        // It is ended below.
+        time: TIMEOUT * 3,
         requests_max: u64::MAX,
         spin: false,
         seed: 1,
@@ -181,7 +192,8 @@ fn draining_answers_what_was_taken_and_then_disconnects() {
     let options = ClientOptions { export: "disk".into(), style: Style::Structured, allocation: false };
     let worker = std::thread::spawn(move || run(&address, &options, &load, 2));
     rig.wait_connections(2);
-    std::thread::sleep(Duration::from_millis(100));
+    let busy = || rig.server.connections().iter().all(|info| info.requests > 100);
+    wait_until(busy, "both connections to work");
     rig.server.drain("disk", Drained::Close, TIMEOUT).unwrap();
     assert!(worker.join().unwrap().is_err(), "the load must notice");
     rig.wait_connections(0);
@@ -196,7 +208,7 @@ fn a_paused_disk_does_not_keep_its_clients_from_being_closed() {
     client.read(0, 512).unwrap();
     rig.disk.pause(TIMEOUT).unwrap();
     client.send(0, 0, 0, 512, &[]).unwrap();
-    std::thread::sleep(Duration::from_millis(50));
+    rig.wait_requests(2);
     rig.server.remove_export("disk", true).unwrap();
     rig.wait_connections(0);
     assert_eq!(rig.pool_used(), 0);

@@ -24,7 +24,7 @@ use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use tempfile::TempDir;
 
 /// Every wait of a test is bounded by this.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A disk on a raw file, and a server with the disk as its export `disk`.
 pub struct Rig {
@@ -93,6 +93,12 @@ impl Rig {
     /// URI for other people's clients.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///disk?socket={}", self.socket.display())
+    }
+
+    /// Waits until the server has taken this many requests of its only client.
+    pub fn wait_requests(&self, count: u64) {
+        let taken = || self.server.connections().iter().any(|info| info.requests >= count);
+        wait_until(taken, "requests to be taken");
     }
 
     /// Waits until the server has this many connections.

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use super::{Rig, pattern, wait_until};
 
@@ -234,7 +233,6 @@ fn a_killed_client_is_forgotten() {
         .spawn()
         .unwrap();
     wait_until(|| rig.server.connections().iter().any(|info| info.requests > 10), "the client to read");
-    std::thread::sleep(Duration::from_millis(50));
     child.kill().unwrap();
     child.wait().unwrap();
     rig.wait_connections(0);

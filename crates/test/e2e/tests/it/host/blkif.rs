@@ -18,7 +18,7 @@ use tapio_xen::blkfront::{Blkfront, Command, FrontOptions, FrontQueue, Invitatio
 use tapio_xen::blkif::status;
 
 const DISK_MIB: u64 = 16;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 const DOMID: u32 = 9;
 const DEVID: u32 = 51712;
 

@@ -148,7 +148,7 @@ fn after_a_switch_over_the_same_command_serves_the_second_side() {
     let goal = format!("vhd:{}", text(&far));
     let moves = |service: &Service, goal: &str, copy: &[&str]| {
         service.disk(&["mirror", "start"], &[&["--target", goal, "--wait"], copy].concat()).ok();
-        let moved = poll_until(Duration::from_secs(30), || {
+        let moved = poll_until(Duration::from_secs(60), || {
             service.disk(&["mirror", "pivot"], &[]).status.success().then_some(())
         });
         moved.expect("it moves");
@@ -192,7 +192,7 @@ fn the_unit_goes_on_with_the_newest_leaf_or_says_why_it_cannot() {
     let uri = format!("nbd+unix:///?socket={}", text(&socket));
     let mut disk = start();
     let up = |disk: &mut Running| {
-        disk.wait_for("the socket", Duration::from_secs(20), || {
+        disk.wait_for("the socket", Duration::from_secs(60), || {
             std::os::unix::net::UnixStream::connect(&socket).ok()
         });
     };
@@ -210,7 +210,7 @@ fn the_unit_goes_on_with_the_newest_leaf_or_says_why_it_cannot() {
     // Without the newest leaf nothing is served, least of all the old one.
     std::fs::rename(&leaf, scratch.join("away.vhd")).expect("renamed");
     let mut disk = start();
-    assert!(!disk.wait(Duration::from_secs(20)).success());
+    assert!(!disk.wait(Duration::from_secs(60)).success());
     let said = disk.log();
     assert!(said.contains(text(&leaf)) && said.contains("is not there"), "{said}");
 }

@@ -58,7 +58,7 @@ fn crash_in_rounds(image: &Path, scratch: &Scratch, rounds: u32) {
         nbdsh_command.env("PATH", "/usr/bin:/bin").args(["-u", &disk.uri(), "-c", &script]);
         let writer = Running::start(&mut nbdsh_command, &scratch.join("writer.log"));
         let before = std::fs::metadata(&log).expect("the log").len();
-        let wrote = poll_until(Duration::from_secs(30), || {
+        let wrote = poll_until(Duration::from_secs(60), || {
             (std::fs::metadata(&log).expect("the log").len() > before + 300).then_some(())
         });
         assert!(wrote.is_some(), "the writer does not get on: {}", writer.log());

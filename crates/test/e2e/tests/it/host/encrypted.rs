@@ -12,7 +12,7 @@ use tapio_e2e::scratch::Scratch;
 
 use super::MIB;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn key_file(scratch: &Scratch, name: &str, len: usize) -> PathBuf {
     let path = scratch.join(&format!("{name},aes-xts-plain,{}.key", len * 8));

@@ -116,7 +116,7 @@ print('done', flush=True)
     let mut writer = Running::start(&mut nbdsh, &scratch.join("writer.log"));
     // It gets as far as there is room, and stays there.
     let mut before = (usize::MAX, Instant::now());
-    writer.wait_for("the writer to stand still", Duration::from_secs(30), || {
+    writer.wait_for("the writer to stand still", Duration::from_secs(60), || {
         let lines = std::fs::read_to_string(scratch.join("writer.log")).map_or(0, |log| log.lines().count());
         if lines != before.0 {
             before = (lines, Instant::now());
@@ -125,7 +125,7 @@ print('done', flush=True)
     });
     assert!(before.0 < 26, "the file system never filled up");
     std::fs::remove_file(&ballast).expect("the ballast is there");
-    assert!(writer.wait(Duration::from_secs(30)).success(), "{}", writer.log());
+    assert!(writer.wait(Duration::from_secs(60)).success(), "{}", writer.log());
     assert!(writer.log().lines().any(|line| line == "done"), "{}", writer.log());
     disk.stop();
     assert_vhd_valid(&image);

@@ -46,7 +46,7 @@ fn snapshots_and_commits_under_load_keep_every_write() {
     let mut written = 0;
     let mut some_work = |recorder: &Running| {
         let count = || recorder.log().lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back();
-        let reached = poll_until(Duration::from_secs(30), || count().filter(|count| *count >= written + 200));
+        let reached = poll_until(Duration::from_secs(60), || count().filter(|count| *count >= written + 200));
         written = reached.unwrap_or_else(|| panic!("the load does not get on: {}", recorder.log()));
     };
     some_work(&recorder);
@@ -110,13 +110,13 @@ fn a_commit_that_is_killed_loses_nothing_and_is_repeated() {
     nbdsh(&tap.uri(), "h.pwrite(b'l' * 65536, 5 << 20)");
     let before = scratch.join("before");
     copy_out(&tap.uri(), &before);
-    tapio_disk(&host, &tap, &["commit", text(&middle), "--rate", "2M", "--detach"]).ok();
+    tapio_disk(&host, &tap, &["commit", text(&middle), "--rate", "256K", "--detach"]).ok();
     let begun = || {
         let said = tapio_disk(&host, &tap, &["job", "list", "--json"]).ok();
         let jobs: serde_json::Value = serde_json::from_str(&said).expect("it is JSON");
         jobs[0]["done_bytes"].as_u64().filter(|done| *done > 1 << 20)
     };
-    poll_until(Duration::from_secs(20), begun).expect("the commit gets on");
+    poll_until(Duration::from_secs(60), begun).expect("the commit gets on");
     let minor = tap.minor.to_string();
     tap.kill();
     host.tap_ctl(&["free", "-m", &minor]);
@@ -158,7 +158,7 @@ fn the_leaf_is_committed_under_load() {
     let count = |log: String| log.lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back();
     let reached = |recorder: &Running, least: u64| {
         let found =
-            poll_until(Duration::from_secs(30), || count(recorder.log()).filter(|count| *count >= least));
+            poll_until(Duration::from_secs(60), || count(recorder.log()).filter(|count| *count >= least));
         found.unwrap_or_else(|| panic!("the load does not get on: {}", recorder.log()))
     };
     let before = reached(&recorder, 200);
@@ -210,13 +210,13 @@ fn a_commit_of_the_leaf_that_is_killed_loses_nothing_and_is_repeated() {
     let write = format!("h.pwrite(open({:?}, 'rb').read()[:4 << 20], OFFSET)\nh.flush()", text(&data));
     nbdsh(&tap.uri(), &format!("OFFSET = 3 << 20\n{write}"));
     nbdsh(&tap.uri(), &format!("OFFSET = 40 << 20\n{write}"));
-    tapio_disk(&host, &tap, &["commit", text(&leaf), "--rate", "2M", "--detach"]).ok();
+    tapio_disk(&host, &tap, &["commit", text(&leaf), "--rate", "256K", "--detach"]).ok();
     let begun = || {
         let said = tapio_disk(&host, &tap, &["job", "list", "--json"]).ok();
         let jobs: serde_json::Value = serde_json::from_str(&said).expect("it is JSON");
         jobs[0]["done_bytes"].as_u64().filter(|done| *done > 1 << 20)
     };
-    poll_until(Duration::from_secs(20), begun).expect("the commit gets on");
+    poll_until(Duration::from_secs(60), begun).expect("the commit gets on");
     // Answered by both, not flushed: to what was copied already, and to what was not.
     nbdsh(&tap.uri(), "h.pwrite(b'l' * 65536, 4 << 20)\nh.pwrite(b'm' * 65536, 43 << 20)");
     nbdsh(&tap.uri(), "h.pwrite(b'n' * 65536, 20 << 20)");

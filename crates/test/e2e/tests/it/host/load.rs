@@ -31,7 +31,7 @@ fn verify(options: &DiskOptions, scratch: &Scratch) {
 }
 
 fn has_nbd_engine() -> bool {
-    let engines = run_within(Command::new("fio").arg("--enghelp"), Duration::from_secs(20)).ok();
+    let engines = run_within(Command::new("fio").arg("--enghelp"), Duration::from_secs(60)).ok();
     let found = engines.lines().any(|line| line.trim() == "nbd");
     if !found {
         skip("needs fio with the nbd engine");

@@ -24,7 +24,7 @@ fn vhd_disk(scratch: &Scratch) -> Disk {
 /// A connection after the greeting and the client's flags.
 fn greet(disk: &Disk) -> UnixStream {
     let mut stream = UnixStream::connect(&disk.nbd).expect("the socket answers");
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout can be set");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).expect("the greeting");
     assert_eq!(&greeting[..8], b"NBDMAGIC");

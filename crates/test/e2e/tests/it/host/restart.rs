@@ -6,6 +6,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use tapio_e2e::disk::{DiskOptions, Host, assert_vhd_valid, create_vhd, snapshot_vhd, text};
@@ -134,6 +135,16 @@ impl Guest {
     }
 }
 
+/// More answers than a process that has just ended can have left in the ring: a guest that has them found the next one.
+const MORE: u64 = 300;
+
+/// Waits until the guest has so many more answers, or has ended.
+fn gets_on(progress: &AtomicU64, worker: &ScopedJoinHandle<'_, Guest>, answers: u64) {
+    let target = progress.load(Ordering::Relaxed) + answers;
+    let reached = || (progress.load(Ordering::Relaxed) >= target || worker.is_finished()).then_some(());
+    poll_until(LIMIT, reached).expect("the guest gets on");
+}
+
 fn killed_under_load(packed: bool) {
     let scratch = Scratch::on_disk();
     let base = create_vhd(scratch.join("base.vhd"), DISK_LEN >> 20);
@@ -155,15 +166,13 @@ fn killed_under_load(packed: bool) {
         });
         for _ in 0..KILLS {
             // Some processes die before they have served a request, most in the middle of work.
-            let target = progress.load(Ordering::Relaxed) + moments.next() % 200 * (moments.next() % 4);
-            let reached =
-                || (progress.load(Ordering::Relaxed) >= target || worker.is_finished()).then_some(());
-            poll_until(LIMIT, reached).expect("the guest gets on");
+            gets_on(progress, &worker, moments.next() % 200 * (moments.next() % 4));
             std::thread::sleep(Duration::from_micros(moments.next() % 5000));
             disk.process.kill();
             options.restart(scratch.path(), &mut disk);
         }
-        std::thread::sleep(Duration::from_millis(50));
+        // The guest has found the last process.
+        gets_on(progress, &worker, MORE);
         stop.store(true, Ordering::Relaxed);
         worker.join().expect("the guest saw nothing but pauses")
     });
@@ -239,16 +248,15 @@ fn a_process_is_replaced_by_a_command_while_its_guest_works() {
             guest
         });
         for _ in 0..3 {
-            let target = progress.load(Ordering::Relaxed) + 300;
-            let reached =
-                || (progress.load(Ordering::Relaxed) >= target || worker.is_finished()).then_some(());
-            poll_until(LIMIT, reached).expect("the guest gets on");
+            gets_on(progress, &worker, MORE);
             let old = tap.pid;
             let said = run(&mut host.tapio(&["disk", "restart", "-p", &old.to_string()])).ok();
             tap.pid = said.trim().parse().expect("the new process");
             assert_ne!(tap.pid, old);
             assert!(tap.row().is_some(), "the new process has the disk under the same number");
         }
+        // The guest has found the last process.
+        gets_on(progress, &worker, MORE);
         stop.store(true, Ordering::Relaxed);
         worker.join().expect("the guest saw nothing but pauses")
     });

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use tapio_e2e::client::nbdsh;
-use tapio_e2e::disk::{Disk, DiskOptions, Host, create_vhd, snapshot_vhd, text};
+use tapio_e2e::disk::{Disk, DiskOptions, Host, STOP_LIMIT, create_vhd, snapshot_vhd, text};
 use tapio_e2e::needs;
 use tapio_e2e::process::run;
 use tapio_e2e::scratch::Scratch;
@@ -148,7 +148,7 @@ fn another_user_serves_what_is_that_users() {
     assert!(said.contains("secret.raw") && said.to_lowercase().contains("permission denied"), "{said}");
     let mut disk = tapio_e2e::process::Running::start(&mut start(&image), &scratch.join("user.log"));
     let socket = scratch.join("served/n.sock");
-    disk.wait_for("the socket", std::time::Duration::from_secs(20), || socket.exists().then_some(()));
+    disk.wait_for("the socket", STOP_LIMIT, || std::os::unix::net::UnixStream::connect(&socket).ok());
     let uids = field_of_threads(disk.pid(), "Uid:");
     assert!(uids.iter().all(|line| !line.split_whitespace().any(|uid| uid == "0")), "{uids:?}");
     for set in field_of_threads(disk.pid(), "CapPrm:") {
@@ -158,7 +158,7 @@ fn another_user_serves_what_is_that_users() {
         &format!("nbd+unix:///?socket={}", text(&socket)),
         "h.pwrite(b'u' * 4096, 0)\nh.flush()\nassert h.pread(4096, 0) == b'u' * 4096",
     );
-    disk.stop(std::time::Duration::from_secs(20));
+    disk.stop(STOP_LIMIT);
     assert!(!socket.exists(), "its socket was left behind");
 }
 
@@ -175,7 +175,7 @@ fn a_device_is_refused_by_a_process_that_gave_up_what_it_takes() {
     let attach = || run(&mut host.tapio(&["disk", "device", "attach", "3", "--how", "fuse-file"]));
     let begun = std::time::Instant::now();
     let mut said = attach();
-    while said.stderr.contains("no disk process of ours") && begun.elapsed().as_secs() < 20 {
+    while said.stderr.contains("no disk process of ours") && begun.elapsed() < STOP_LIMIT {
         std::thread::sleep(std::time::Duration::from_millis(20));
         said = attach();
     }

@@ -124,7 +124,7 @@ fn snapshots_of_a_busy_vdi_each_hold_one_moment() {
     for _ in 0..4 {
         let before = count(&recorder.log());
         let reached =
-            poll_until(Duration::from_secs(30), || (count(&recorder.log()) >= before + 200).then_some(()));
+            poll_until(Duration::from_secs(60), || (count(&recorder.log()) >= before + 200).then_some(()));
         assert!(reached.is_some(), "the load does not get on: {}", recorder.log());
         let forked = sr.fork(&watch, vdi, Uuid::new_v4(), ForkKind::Snapshot).expect("a snapshot");
         snapshots.push(forked.made.uuid);

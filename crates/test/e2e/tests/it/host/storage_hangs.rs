@@ -116,7 +116,7 @@ fn stop(mut daemon: Daemon) {
 fn one_hung_sr_takes_neither_the_others_nor_the_daemon() {
     let scratch = Scratch::on_disk();
     let hanging = hanging!(&scratch);
-    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=3");
+    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=10");
     let daemon = options.start();
     let session = daemon.login();
     let (good, bad) = (default_sr(&session), make_sr(&session, &hanging.sr()));
@@ -173,7 +173,7 @@ fn one_hung_sr_takes_neither_the_others_nor_the_daemon() {
 fn an_sr_that_hung_goes_on_without_a_restart() {
     let scratch = Scratch::on_disk();
     let hanging = hanging!(&scratch);
-    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=3");
+    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=10");
     let daemon = options.start();
     let session = daemon.login();
     let bad = make_sr(&session, &hanging.sr());
@@ -264,7 +264,7 @@ fn vm_on(session: &Session, vdi: &str) -> (String, String) {
 fn force_overrides_an_unplug_that_hangs() {
     let scratch = Scratch::on_disk();
     let hanging = hanging!(&scratch);
-    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=3");
+    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=10");
     let daemon = options.start();
     let session = daemon.login();
     let bad = make_sr(&session, &hanging.sr());
@@ -324,7 +324,7 @@ fn ask_in_vain(daemon: &mut Daemon, session: &Session, method: &str, params: &[V
 fn an_sr_that_is_destroyed_goes_on_to_be_when_its_storage_answers() {
     let scratch = Scratch::on_disk();
     let hanging = hanging!(&scratch);
-    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=1");
+    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=10");
     let mut daemon = options.clone().env("TAPIO_DIE_AT", "sr-destroy:noted").start();
     let session = daemon.login();
     let bad = make_sr(&session, &hanging.sr());
@@ -352,7 +352,7 @@ fn an_sr_that_is_destroyed_goes_on_to_be_when_its_storage_answers() {
 fn a_pbd_of_a_hung_sr_is_refused_in_time_and_the_sr_works_later() {
     let scratch = Scratch::on_disk();
     let hanging = hanging!(&scratch);
-    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=2");
+    let options = DaemonOptions::new(&scratch).default_sr().arg("--set").arg("storage-timeout=10");
     let daemon = options.start();
     let session = daemon.login();
     let bad = make_sr(&session, &hanging.sr());

@@ -66,7 +66,7 @@ fn requests_of_a_virtqueue_are_followed_and_their_steps_add_up() {
             block_len,
             depth: 4,
             span_len: DISK_LEN as u64,
-            time: Duration::from_secs(10),
+            time: Duration::from_secs(60),
             requests_max: 300,
             spin: false,
             seed: 1,
@@ -143,7 +143,7 @@ while True:
     let pid = disk.process.pid().to_string();
     let mut report = Value::Null;
     // The client takes its time to start on a busy host.
-    for _ in 0..20 {
+    for _ in 0..200 {
         let arguments = ["trace", "run", "-p", &pid, "-m", "0", "--time", "0.3", "--json"];
         report = serde_json::from_str(&run(&mut host.tapio(&arguments)).ok()).expect("JSON");
         if report["requests"].as_u64() > Some(20) {

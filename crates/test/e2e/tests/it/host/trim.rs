@@ -39,7 +39,7 @@ fn trimmed_blocks_go_back_to_the_file_system_and_are_used_again() {
         &disk.uri(),
         "h.trim(8 << 20, 0)\nh.zero(5 << 20, 10 << 20)\nh.trim(1 << 20, 20 << 20)\nh.trim(1 << 20, 21 << 20)\nh.flush()",
     );
-    let less = poll_until(Duration::from_secs(20), || (used(&image) <= before - 14 * MIB).then_some(()));
+    let less = poll_until(Duration::from_secs(60), || (used(&image) <= before - 14 * MIB).then_some(()));
     assert!(less.is_some(), "{before} bytes became {}", used(&image));
     disk.stop();
     let len = image.metadata().expect("the image is there").len();

@@ -23,7 +23,7 @@ use tapio_e2e::toolstack::DaemonOptions;
 use self::attempt::{Attempts, as_nobody, nobody_dares};
 use crate::machines::Guest;
 
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Devices of the system that every process may have open, and file systems of the kernel's.
 const SYSTEMS: [&str; 7] =

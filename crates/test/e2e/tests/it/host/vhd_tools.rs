@@ -107,14 +107,14 @@ fn libvhdi_reads_a_chain_that_we_wrote() {
     vhdimount.args(["-v", text(&leaf), text(&mount)]).current_dir(scratch.path());
     let mut process = Running::start(&mut vhdimount, &scratch.join("vhdimount.log"));
     // One file per level of the chain; the last is the leaf as a guest sees it.
-    let file = process.wait_for("mounted image", Duration::from_secs(20), || {
+    let file = process.wait_for("mounted image", Duration::from_secs(60), || {
         let mut names: Vec<_> = std::fs::read_dir(&mount).ok()?.flatten().map(|entry| entry.path()).collect();
         names.sort();
         names.pop()
     });
     let digest = sha256(&file);
     run(Command::new("umount").arg(&mount)).ok();
-    process.wait(Duration::from_secs(20));
+    process.wait(Duration::from_secs(60));
     assert_eq!(digest, sha256(&copy));
 }
 

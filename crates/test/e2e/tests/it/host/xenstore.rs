@@ -9,7 +9,7 @@ use tapio_e2e::process::{Finished, Running, run, run_within, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::{find, our, repository, skip};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Where `scripts/setup` unpacks Xen's programs.
 fn unpacked() -> PathBuf {
@@ -219,7 +219,11 @@ with Client(unix_socket_path=path) as client:
     client.transaction()
     client[b"/py/two"] = b"2"
     os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.3)
+    for look in range(6000):
+        if "--restore=" in open(f"/proc/{pid}/cmdline").read(): break
+        time.sleep(0.01)
+    else:
+        raise SystemExit("no live update")
     assert client[b"/py/two"] == b"2"
     with Client(unix_socket_path=path) as other:
         assert not other.exists(b"/py/two")

@@ -87,7 +87,7 @@ fn a_certificate_of_ones_own_takes_effect_at_once() {
     assert!(install(&cert, &cert).fails().contains("no key"));
     let said = install(&cert, &key).ok();
     let fresh = said.trim().strip_prefix("SHA-256 ").expect("a fingerprint");
-    let now = poll_until(Duration::from_secs(20), || Some(shown()).filter(|shown| shown.contains(fresh)));
+    let now = poll_until(Duration::from_secs(60), || Some(shown()).filter(|shown| shown.contains(fresh)));
     assert!(now.expect("the new certificate").contains("CN = ours"));
     // Both versions of TLS that are let in, and none before them.
     for (version, works) in [("-tls1_3", true), ("-tls1_2", true), ("-tls1_1", false)] {
@@ -155,7 +155,7 @@ fn the_manager_hears_and_a_hangup_is_no_end() {
     let scratch = Scratch::on_disk();
     let socket = scratch.join("notify");
     let manager = UnixDatagram::bind(&socket).expect("bound");
-    manager.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    manager.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     let receive = || {
         let mut bytes = [0; 4096];
         let len = manager.recv(&mut bytes).expect("a message in time");
@@ -169,7 +169,7 @@ fn the_manager_hears_and_a_hangup_is_no_end() {
     assert_eq!(receive(), "WATCHDOG=1");
     daemon.process.signal(libc::SIGHUP);
     let read_again =
-        poll_until(Duration::from_secs(20), || daemon.process.log().contains("read again").then_some(()));
+        poll_until(Duration::from_secs(60), || daemon.process.log().contains("read again").then_some(()));
     assert!(read_again.is_some(), "{}", daemon.process.log());
     assert_eq!(receive(), "WATCHDOG=1");
     daemon.process.signal(libc::SIGTERM);

@@ -11,7 +11,7 @@ use tapio_e2e::toolstack::{Daemon, DaemonOptions, post};
 fn connect(daemon: &Daemon) -> TcpStream {
     let address = daemon.http.strip_prefix("http://").expect("an address");
     let stream = TcpStream::connect(address).expect("connected");
-    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     stream
 }
 
@@ -25,7 +25,7 @@ fn resident_kib(daemon: &Daemon) -> u64 {
 #[test]
 fn hostile_clients_cost_little_and_others_are_served() {
     let scratch = Scratch::on_disk();
-    let options = DaemonOptions::new(&scratch).arg("--set=head-time=1").arg("--set=body-time=1");
+    let options = DaemonOptions::new(&scratch).arg("--set=head-time=5").arg("--set=body-time=5");
     let daemon = options.arg("--set=connections-per-peer=300").start();
     let session = daemon.login();
     session.call("pool.get_all", &[]);
@@ -54,7 +54,7 @@ fn hostile_clients_cost_little_and_others_are_served() {
     for _ in 0..20 {
         let asked = Instant::now();
         session.call("pool.get_all", &[]);
-        assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < Duration::from_secs(60), "{:?}", asked.elapsed());
     }
     // The connections of all clients that owe something are closed in time.
     for (number, stream) in held.iter_mut().enumerate().filter(|(number, _)| number % 4 < 3) {
@@ -112,6 +112,7 @@ fn fifty_listeners_and_their_end() {
         );
         stream.write_all(text.as_bytes()).expect("sent");
     }
+    // No state shows that the daemon has read them all. One that it reads later is answered just as well.
     std::thread::sleep(Duration::from_millis(300));
     let threads = || {
         let dir = format!("/proc/{}/task", daemon.process.pid());
@@ -126,6 +127,6 @@ fn fifty_listeners_and_their_end() {
         stream.read_to_string(&mut text).expect("an answer");
         assert!(text.contains("for all"), "{text}");
     }
-    assert!(changed.elapsed() < Duration::from_secs(30), "{:?}", changed.elapsed());
+    assert!(changed.elapsed() < Duration::from_secs(50), "{:?}", changed.elapsed());
     daemon.stop();
 }
