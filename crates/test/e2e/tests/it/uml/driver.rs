@@ -9,7 +9,7 @@ use tapio_vm::{ShutdownKind, VmState, initramfs};
 
 use crate::conformance::{Lab, confined, disks, ends, many, places, root_on_disk, whole_life};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 #[test]
 fn a_guest_lives_with_disks_that_come_and_go() {
@@ -59,9 +59,8 @@ fn a_guest_without_an_agent_cannot_be_given_disks_while_it_runs() {
     let hot = lab.disk(0, |_| ());
     let error = lab.driver().plug(lab.vm(), &hot.disk).expect_err("no agent is there to take it");
     assert_eq!(error.code, "VM_LACKS_FEATURE", "{error}");
-    let until = std::time::Instant::now() + Duration::from_secs(2);
     // Three keys end it: its kernel starts anew, which here means that it ends.
-    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, until + Duration::from_secs(40)).expect("ended");
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.soon()).expect("ended");
     assert_eq!(lab.driver().state(lab.vm()).expect("a state"), VmState::Halted);
 }
 
