@@ -402,15 +402,15 @@ fn a_head_or_a_body_that_comes_slowly_is_cut_off() {
 #[test]
 fn between_two_requests_there_is_more_time_but_it_ends() {
     // A second head has its own time.
-    let fixture = fixture(limits(|limits| {
+    let lenient = fixture(limits(|limits| {
         limits.head_time = HEAD_TIME;
         limits.idle_time = TIMEOUT;
     }));
-    let mut idle = fixture.connect();
+    let mut idle = lenient.connect();
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
     // The time of a head has passed when one that began later is cut off.
-    assert_eq!(fixture.connect().read(&mut [0; 64]).expect("the end"), 0);
+    assert_eq!(lenient.connect().read(&mut [0; 64]).expect("the end"), 0);
     idle.write_all(&post("/", &xml("echo"))).expect("sent");
     assert_eq!(answer(&mut idle).0, 200);
     // But not for ever.
