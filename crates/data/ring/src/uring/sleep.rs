@@ -5,8 +5,8 @@
 //! its guest always has a poll or a receive in flight, so that a host with one idle disk would look like one whose
 //! storage is too slow. It is counted here what is in flight at the storage, and only that is waited for as I/O.
 //!
-//! Kernels from 6.15 on are told at each wait (`IORING_ENTER_NO_IOWAIT`). On older ones a thread that has slept in vain
-//! sleeps in poll(2) from then on, which costs calls only where nothing happens.
+//! Kernels from 6.15 on are told at each wait (`IORING_ENTER_NO_IOWAIT`). On older ones a thread whose sleep has timed
+//! out sleeps in poll(2) from then on, which costs calls only where nothing happens.
 
 use std::cell::Cell;
 use std::io;
@@ -26,8 +26,8 @@ pub(super) struct Sleep {
     is_told: Cell<bool>,
     /// Operations in flight at the storage.
     at_storage: Cell<u32>,
-    /// The last sleep ended without a completion.
-    was_in_vain: Cell<bool>,
+    /// The last sleep ended at its limit, without a completion.
+    timed_out: Cell<bool>,
 }
 
 impl Sleep {
@@ -35,7 +35,7 @@ impl Sleep {
         Self {
             is_told: Cell::new(ring.params().is_feature_no_iowait()),
             at_storage: Cell::new(0),
-            was_in_vain: Cell::new(false),
+            timed_out: Cell::new(false),
         }
     }
 
@@ -51,14 +51,17 @@ impl Sleep {
                 // `EXT_ARG` says, and lives longer than the call.
                 return unsafe {
                     match &args {
-                        Some(args) => {
-                            ring.submitter().enter(queued, 1, (flags | EnterFlags::EXT_ARG).bits(), Some(args))
-                        }
+                        Some(args) => ring.submitter().enter(
+                            queued,
+                            1,
+                            (flags | EnterFlags::EXT_ARG).bits(),
+                            Some(args),
+                        ),
                         None => ring.submitter().enter::<libc::sigset_t>(queued, 1, flags.bits(), None),
                     }
                 };
             }
-            if self.was_in_vain.get() {
+            if self.timed_out.get() {
                 ring.submit()?;
                 // SAFETY: the ring is open for as long as it is borrowed.
                 let fd = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) };
@@ -75,7 +78,7 @@ impl Sleep {
 
     /// Whether a completion ended the sleep.
     pub(super) fn ended(&self, completed: bool) {
-        self.was_in_vain.set(!completed);
+        self.timed_out.set(!completed);
     }
 }
 
@@ -136,8 +139,7 @@ mod tests {
     /// The fewest threads of the host that wait for I/O while `THREADS` of ours sleep on rings with a poll in flight.
     fn blocked_while_idle(prepare: impl Fn(&Sleep) + Copy + Send) -> Option<usize> {
         let (tell, told) = mpsc::channel();
-        let (readers, writers): (Vec<_>, Vec<_>) =
-            (0..THREADS).map(|_| io::pipe().expect("a pipe")).unzip();
+        let (readers, writers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| io::pipe().expect("a pipe")).unzip();
         thread::scope(|scope| {
             for reader in &readers {
                 let tell = tell.clone();
@@ -151,17 +153,18 @@ mod tests {
                     let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
                     // SAFETY: the entry refers to no memory.
                     let op = unsafe { uring.start(|_| entry) };
-                                        let own = std::fs::read_link("/proc/thread-self").expect("proc(5)");
+                    let own = std::fs::read_link("/proc/thread-self").expect("proc(5)");
                     let polling = std::rc::Rc::new(std::cell::RefCell::new(Polling::new(PollingConfig::OFF)));
                     let inbox: std::rc::Rc<Inbox<()>> = Inbox::new(1);
                     let mut executor = Executor::new(uring.tasks().clone(), inbox, |()| async {}, polling);
-                    // A first sleep that is in vain.
+                    // A first sleep that times out.
                     uring.turn(true, Some(Driver::now_ns(&uring) + 1_000_000));
                     tell.send(Some(own)).expect("it listens");
                     executor.block_on(&uring, &mut (), async move { assert!(op.await > 0, "readable") });
                 });
             }
-            let threads: Option<Vec<PathBuf>> = (0..THREADS).map(|_| told.recv().expect("a thread")).collect();
+            let threads: Option<Vec<PathBuf>> =
+                (0..THREADS).map(|_| told.recv().expect("a thread")).collect();
             let fewest = threads.map(|threads| {
                 let until = Instant::now() + Duration::from_secs(60);
                 while !threads.iter().all(|thread| is_asleep(thread)) {

@@ -310,7 +310,7 @@ fn force_overrides_an_unplug_that_hangs() {
 }
 
 /// Sends a call whose daemon dies over it: no answer comes.
-fn ask_in_vain(daemon: &mut Daemon, session: &Session, method: &str, params: &[Value]) {
+fn ask_without_answer(daemon: &mut Daemon, session: &Session, method: &str, params: &[Value]) {
     let mut all = vec![json!(session.reference)];
     all.extend_from_slice(params);
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": all}).to_string();
@@ -328,7 +328,7 @@ fn an_sr_that_is_destroyed_goes_on_to_be_when_its_storage_answers() {
     let mut daemon = options.clone().env("TAPIO_DIE_AT", "sr-destroy:noted").start();
     let session = daemon.login();
     let bad = make_sr(&session, &hanging.sr());
-    ask_in_vain(&mut daemon, &session, "SR.destroy", &[json!(bad)]);
+    ask_without_answer(&mut daemon, &session, "SR.destroy", &[json!(bad)]);
     // The next daemon serves, and concludes nothing from the storage's silence, however often it asks.
     hanging.forget_cached();
     hanging.hang(true);
