@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::retry_on_intr;
-pub(crate) use tapio_sys::shm::is_ours;
 use tapio_sys::lock::try_lock;
+pub(crate) use tapio_sys::shm::is_ours;
 use tapio_sys::shm::{PrivateDir, SharedMemory};
 
 /// The directory below which all counters live.

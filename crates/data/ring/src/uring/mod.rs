@@ -91,6 +91,11 @@ impl Uring {
     /// Completions are delivered only when this thread asks (`DEFER_TASKRUN`), so that the kernel never interrupts
     /// it, and a flag in shared memory says when asking is worth a call (`TASKRUN_FLAG`), which is what spinning reads.
     pub fn new(config: UringConfig) -> io::Result<Self> {
+        Self::with(config, |ring| ring.params().is_feature_no_iowait())
+    }
+
+    /// [`Uring::new`], on a kernel that takes `IORING_ENTER_NO_IOWAIT` where `is_told` says so.
+    fn with(config: UringConfig, is_told: impl FnOnce(&IoUring) -> bool) -> io::Result<Self> {
         let mut builder = IoUring::builder();
         builder
             .setup_single_issuer()
@@ -101,12 +106,13 @@ impl Uring {
             .setup_r_disabled()
             .setup_cqsize(config.entries * 4);
         let ring = builder.build(config.entries)?;
+        let sleep = Sleep::of(&ring, is_told(&ring))?;
         restrict::enable(&ring)?;
         let pool = Pool::new(config.pool_len)?;
         // A kernel that refuses registered buffers or ring descriptors costs speed, not function.
         let registered = ring.submitter().register_buffers_sparse(pool.chunks() as u32).is_ok();
         let inner = Inner {
-            sleep: Sleep::of(&ring),
+            sleep,
             ring: RefCell::new(ring),
             tasks: Tasks::new(config.entries as usize * 2),
             pool,

@@ -6,24 +6,34 @@
 //! storage is too slow. It is counted here what is in flight at the storage, and only that is waited for as I/O.
 //!
 //! Kernels from 6.15 on are told at each wait (`IORING_ENTER_NO_IOWAIT`). On older ones a thread whose sleep has timed
-//! out sleeps in poll(2) from then on, which costs calls only where nothing happens.
+//! out once waits for an eventfd of the ring from then on, until something completes: that costs calls only where
+//! nothing happens. The eventfd, not the ring's own descriptor: completions whose work is deferred to this thread do not
+//! always wake a poll of that.
 
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring};
+use rustix::event::{EventfdFlags, eventfd};
 use tapio_sys::poll;
 
 use super::Uring;
 use crate::tasks::Op;
 
+/// Which kind of wait the kernel does not count as I/O.
+enum Quiet {
+    /// `IORING_ENTER_NO_IOWAIT`.
+    Told,
+    /// The ring's eventfd.
+    Eventfd(OwnedFd),
+}
+
 /// What a thread knows of its sleep.
 pub(super) struct Sleep {
-    /// Whether the kernel takes `IORING_ENTER_NO_IOWAIT`.
-    is_told: Cell<bool>,
+    quiet: Quiet,
     /// Operations in flight at the storage.
     at_storage: Cell<u32>,
     /// The last sleep ended at its limit, without a completion.
@@ -31,48 +41,48 @@ pub(super) struct Sleep {
 }
 
 impl Sleep {
-    pub(super) fn of(ring: &IoUring) -> Self {
-        Self {
-            is_told: Cell::new(ring.params().is_feature_no_iowait()),
-            at_storage: Cell::new(0),
-            timed_out: Cell::new(false),
-        }
+    /// For a ring that is not enabled yet.
+    ///
+    /// # Errors
+    /// No eventfd, on a kernel that needs one.
+    pub(super) fn of(ring: &IoUring, is_told: bool) -> io::Result<Self> {
+        let quiet = if is_told {
+            Quiet::Told
+        } else {
+            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            ring.submitter().register_eventfd(fd.as_raw_fd())?;
+            Quiet::Eventfd(fd)
+        };
+        Ok(Self { quiet, at_storage: Cell::new(0), timed_out: Cell::new(false) })
     }
 
     /// Hands over what was queued, and waits for a completion, at most `limit`.
     pub(super) fn wait(&self, ring: &mut IoUring, limit: Option<Duration>) -> io::Result<usize> {
         let timespec = limit.map(Timespec::from);
         let args = timespec.as_ref().map(|timespec| SubmitArgs::new().timespec(timespec));
-        if self.at_storage.get() == 0 {
-            if self.is_told.get() {
+        let is_idle = self.at_storage.get() == 0;
+        match (&self.quiet, &args) {
+            (Quiet::Told, Some(args)) if is_idle => {
+                let queued = ring.submission().len() as u32;
+                let flags = EnterFlags::GETEVENTS | EnterFlags::NO_IOWAIT | EnterFlags::EXT_ARG;
+                // SAFETY: the entries were vouched for when they were queued; the argument is of the kind that the flag
+                // says, and lives longer than the call.
+                unsafe { ring.submitter().enter(queued, 1, flags.bits(), Some(args)) }
+            }
+            (Quiet::Told, None) if is_idle => {
                 let queued = ring.submission().len() as u32;
                 let flags = EnterFlags::GETEVENTS | EnterFlags::NO_IOWAIT;
-                // SAFETY: the entries were vouched for when they were queued; the argument, if there is one, is what
-                // `EXT_ARG` says, and lives longer than the call.
-                return unsafe {
-                    match &args {
-                        Some(args) => ring.submitter().enter(
-                            queued,
-                            1,
-                            (flags | EnterFlags::EXT_ARG).bits(),
-                            Some(args),
-                        ),
-                        None => ring.submitter().enter::<libc::sigset_t>(queued, 1, flags.bits(), None),
-                    }
-                };
+                // SAFETY: the entries were vouched for when they were queued; there is no argument.
+                unsafe { ring.submitter().enter::<libc::sigset_t>(queued, 1, flags.bits(), None) }
             }
-            if self.timed_out.get() {
-                ring.submit()?;
-                // SAFETY: the ring is open for as long as it is borrowed.
-                let fd = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) };
-                poll::any(&mut [poll::PollFd::new(&fd, poll::PollFlags::IN)], limit)?;
-                // The work of the completions that woke it.
-                return ring.submit();
+            (Quiet::Eventfd(fd), _) if is_idle && self.timed_out.get() => {
+                ring.completion().enable_eventfd();
+                let slept = sleep_on(fd, ring, limit);
+                ring.completion().disable_eventfd();
+                slept
             }
-        }
-        match &args {
-            Some(args) => ring.submitter().submit_with_args(1, args),
-            None => ring.submit_and_wait(1),
+            (_, Some(args)) => ring.submitter().submit_with_args(1, args),
+            (_, None) => ring.submit_and_wait(1),
         }
     }
 
@@ -80,6 +90,23 @@ impl Sleep {
     pub(super) fn ended(&self, completed: bool) {
         self.timed_out.set(!completed);
     }
+}
+
+/// Waits for the ring's eventfd, which is enabled.
+fn sleep_on(fd: &OwnedFd, ring: &mut IoUring, limit: Option<Duration>) -> io::Result<usize> {
+    // What completes from here on rings; what did before is seen after this call, which is a barrier.
+    ring.submit()?;
+    let is_there = {
+        let queue = ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    };
+    if !(is_there || !ring.completion().is_empty()) {
+        poll::any(&mut [poll::PollFd::new(fd, poll::PollFlags::IN)], limit)?;
+        // Nothing to read: it has timed out.
+        let _ = rustix::io::read(fd, &mut [0; 8]);
+    }
+    // Deferred work of completions is done by a call.
+    ring.submit()
 }
 
 /// An operation of the storage, counted until it has ended or is given up.
@@ -108,9 +135,10 @@ impl Uring {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::io::Write;
-    use std::os::fd::AsRawFd;
     use std::path::{Path, PathBuf};
+    use std::rc::Rc;
     use std::sync::mpsc;
     use std::thread;
     use std::time::Instant;
@@ -137,30 +165,34 @@ mod tests {
     }
 
     /// The fewest threads of the host that wait for I/O while `THREADS` of ours sleep on rings with a poll in flight.
-    fn blocked_while_idle(prepare: impl Fn(&Sleep) + Copy + Send) -> Option<usize> {
+    fn blocked_while_idle(is_told: bool, at_storage: u32) -> Option<usize> {
         let (tell, told) = mpsc::channel();
         let (readers, writers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| io::pipe().expect("a pipe")).unzip();
         thread::scope(|scope| {
             for reader in &readers {
                 let tell = tell.clone();
                 scope.spawn(move || {
-                    let Ok(uring) = Uring::new(UringConfig { entries: 4, ..UringConfig::default() }) else {
+                    let config = UringConfig { entries: 4, ..UringConfig::default() };
+                    let Ok(uring) =
+                        Uring::with(config, |ring| is_told && ring.params().is_feature_no_iowait())
+                    else {
                         tell.send(None).expect("it listens");
                         return;
                     };
-                    prepare(&uring.inner.sleep);
+                    uring.inner.sleep.at_storage.set(at_storage);
                     let fd = types::Fd(reader.as_raw_fd());
                     let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
                     // SAFETY: the entry refers to no memory.
                     let op = unsafe { uring.start(|_| entry) };
                     let own = std::fs::read_link("/proc/thread-self").expect("proc(5)");
-                    let polling = std::rc::Rc::new(std::cell::RefCell::new(Polling::new(PollingConfig::OFF)));
-                    let inbox: std::rc::Rc<Inbox<()>> = Inbox::new(1);
+                    let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
+                    let inbox: Rc<Inbox<()>> = Inbox::new(1);
                     let mut executor = Executor::new(uring.tasks().clone(), inbox, |()| async {}, polling);
                     // A first sleep that times out.
                     uring.turn(true, Some(Driver::now_ns(&uring) + 1_000_000));
                     tell.send(Some(own)).expect("it listens");
                     executor.block_on(&uring, &mut (), async move { assert!(op.await > 0, "readable") });
+                    uring.inner.sleep.at_storage.set(0);
                 });
             }
             let threads: Option<Vec<PathBuf>> =
@@ -186,14 +218,14 @@ mod tests {
 
     #[test]
     fn an_idle_thread_is_not_counted_as_waiting_for_io() {
-        let Some(told) = blocked_while_idle(|_| ()) else {
+        let Some(told) = blocked_while_idle(true, 0) else {
             println!("skipped: no io_uring");
             return;
         };
-        let polled = blocked_while_idle(|sleep| sleep.is_told.set(false)).expect("rings");
-        assert!(told < THREADS / 2 && polled < THREADS / 2, "{told} and {polled} wait for I/O");
+        let with_eventfd = blocked_while_idle(false, 0).expect("rings");
+        assert!(told < THREADS / 2 && with_eventfd < THREADS / 2, "{told} and {with_eventfd} wait for I/O");
         // With an operation at the storage they wait for it, and the count shows it.
-        let at_storage = blocked_while_idle(|sleep| sleep.at_storage.set(1)).expect("rings");
+        let at_storage = blocked_while_idle(true, 1).expect("rings");
         assert!(at_storage >= THREADS, "{at_storage} wait for I/O");
     }
 }
