@@ -1,12 +1,13 @@
 //! Files of counters, mapped by the one process that writes them.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::retry_on_intr;
+use tapio_sys::lock::try_lock;
 pub(crate) use tapio_sys::shm::is_ours;
 use tapio_sys::shm::{PrivateDir, SharedMemory};
 
@@ -76,15 +77,6 @@ pub enum FileState {
 /// Makes a directory for counters, or accepts one that no other user can change.
 pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
     PrivateDir::make(dir).map(drop)
-}
-
-/// Takes the advisory lock of a file without waiting; `false` when another description holds it.
-pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
-    match file.try_lock() {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
 }
 
 /// The right to make or clean away files below a root. Held for microseconds, so that no process cleans what another is

@@ -3,13 +3,14 @@
 use std::fs;
 use std::io;
 
+use tapio_sys::lock::try_lock;
 use tapio_sys::process::exists;
 use tapio_sys::shm::PrivateDir;
 
 use crate::Snapshot;
 use crate::page::{PAGE_LEN, parse_page};
 use crate::reader::{head, names, open_plain, two_numbers};
-use crate::shm::{ShmRoot, Turn, try_lock};
+use crate::shm::{ShmRoot, Turn};
 
 /// What was removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

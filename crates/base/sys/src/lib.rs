@@ -3,6 +3,7 @@
 //! ```text
 //!   process    whether a process is there, and which one it is
 //!   poll       waiting for descriptors
+//!   lock       advisory locks of files
 //!   socket     which process is at the other end
 //!   successor  taking the place of a process that was killed
 //!   private    what a program makes, and what is there already, closed to other users
@@ -11,6 +12,7 @@
 //!
 //! Nothing here knows a disk, an image or a guest, and nothing here depends on another crate of this workspace.
 
+pub mod lock;
 pub mod poll;
 pub mod private;
 pub mod process;

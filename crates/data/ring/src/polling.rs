@@ -42,7 +42,7 @@ const LOAD_VALID_NS: u64 = 1_000_000_000;
 const RETRY_AFTER: u32 = 64;
 /// So many spins in a row may end just before the work comes. More, and it is spinning that keeps the work away: the
 /// guest waits for this very processor.
-const VAIN_MAX: u32 = 4;
+const LATE_MISSES_MAX: u32 = 4;
 
 /// The state of the poller.
 #[derive(Debug)]
@@ -52,8 +52,8 @@ pub struct Polling {
     /// Waits of which it cannot be told whether a spin would have covered them, since one was tried.
     unclear: u32,
     /// Spins in a row that found nothing, although the work came soon after they had ended.
-    vain: u32,
-    /// How long the current wait was spun in vain.
+    late_misses: u32,
+    /// How long the current wait was spun without finding work.
     spun_ns: u64,
     counters: PollingCounters,
     host: HostIdle,
@@ -66,7 +66,7 @@ impl Polling {
             config,
             window_ns: config.max_ns,
             unclear: 0,
-            vain: 0,
+            late_misses: 0,
             spun_ns: 0,
             counters: PollingCounters::default(),
             host: HostIdle::default(),
@@ -77,7 +77,7 @@ impl Polling {
     pub fn set(&mut self, config: PollingConfig) {
         self.config = config;
         self.window_ns = config.max_ns;
-        (self.unclear, self.vain) = (0, 0);
+        (self.unclear, self.late_misses) = (0, 0);
     }
 
     /// The configuration in force.
@@ -112,7 +112,7 @@ impl Polling {
         self.counters.spin_ns += spent_ns;
         if found {
             self.counters.hits += 1;
-            (self.vain, self.spun_ns) = (0, 0);
+            (self.late_misses, self.spun_ns) = (0, 0);
         } else {
             self.counters.misses += 1;
             self.spun_ns = spent_ns;
@@ -124,15 +124,15 @@ impl Polling {
         let max_ns = self.config.max_ns;
         let spun_ns = std::mem::take(&mut self.spun_ns);
         if spun_ns > 0 && wait_ns.saturating_sub(spun_ns) <= max_ns {
-            self.vain = (self.vain + 1).min(VAIN_MAX);
+            self.late_misses = (self.late_misses + 1).min(LATE_MISSES_MAX);
         }
         // Not the whole window at once: where short waits (for the storage) and long ones (for the guest) take turns,
-        // each long one costs a spin in vain, which should be no longer than the short ones are worth.
+        // each long one costs a spin that finds nothing, which should be no longer than the short ones are worth.
         let enough = wait_ns.saturating_mul(2).max(WINDOW_MIN_NS).min(max_ns);
-        let is_vain = self.vain == VAIN_MAX;
-        if spun_ns > 0 && is_vain {
+        let is_hopeless = self.late_misses == LATE_MISSES_MAX;
+        if spun_ns > 0 && is_hopeless {
             self.window_ns = 0;
-        } else if wait_ns <= max_ns && !is_vain {
+        } else if wait_ns <= max_ns && !is_hopeless {
             self.window_ns = self.window_ns.max(enough);
         } else if self.window_ns > 0 {
             self.window_ns /= 2;

@@ -48,7 +48,7 @@ pub fn parse_pool(name: &str, bytes: &[u8]) -> Option<PoolInfo> {
     let mut disks = Vec::new();
     for slot in 0..SLOTS {
         let owner = Owner(word(at::owner(slot)));
-        if owner == Owner::NOBODY {
+        if owner == Owner::NONE {
             continue;
         }
         let mut share = Share(word(at::share(slot)));

@@ -129,7 +129,7 @@ impl Share {
 pub struct Owner(pub u64);
 
 impl Owner {
-    pub const NOBODY: Self = Self(0);
+    pub const NONE: Self = Self(0);
 
     pub const fn new(pid: u32, start: u64) -> Self {
         Self((pid as u64) << 32 | (start & 0xffff_ffff))

@@ -129,7 +129,7 @@ impl<M: Memory> Ledger<M> {
         let state = self.settle();
         let held: u64 = self
             .slots()
-            .filter(|slot| self.owner(*slot) != Owner::NOBODY)
+            .filter(|slot| self.owner(*slot) != Owner::NONE)
             .map(|slot| u64::from(self.share(slot).held()))
             .sum();
         let free = u64::from(self.total).saturating_sub(held) as u32;
@@ -144,7 +144,7 @@ impl<M: Memory> Ledger<M> {
     /// Takes a free slot for `owner`.
     pub fn join(&self, owner: Owner, minor: u32) -> Option<usize> {
         let slot = (0..SLOTS).find(|slot| {
-            self.owner(*slot) == Owner::NOBODY && self.memory.swap(at::owner(*slot), 0, owner.0)
+            self.owner(*slot) == Owner::NONE && self.memory.swap(at::owner(*slot), 0, owner.0)
         })?;
         // Before it holds anything.
         while let used = self.memory.load(at::USED)
@@ -197,7 +197,7 @@ impl<M: Memory> Ledger<M> {
 
     fn reclaim_at(&self, slot: usize, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
         let owner = self.owner(slot);
-        let dead = owner != Owner::NOBODY
+        let dead = owner != Owner::NONE
             && owner != me
             && is_dead(owner)
             && self.memory.swap(at::owner(slot), owner.0, me.0);
@@ -287,7 +287,7 @@ impl<M: Memory> Ledger<M> {
             self.memory.load(at::WAITING + slot / 64) & (1u64 << (slot % 64)) != 0
                 || self.share(slot).held() > 0
         };
-        let count = self.slots().filter(|slot| self.owner(*slot) != Owner::NOBODY && wants(*slot)).count();
+        let count = self.slots().filter(|slot| self.owner(*slot) != Owner::NONE && wants(*slot)).count();
         (self.total / count.max(1) as u32).max(1)
     }
 

@@ -141,7 +141,7 @@ impl Place {
 }
 
 fn has_living(ledger: &Ledger<Mapping>) -> bool {
-    (0..SLOTS).map(|slot| ledger.owner(slot)).any(|owner| owner != Owner::NOBODY && !owner::is_dead(owner))
+    (0..SLOTS).map(|slot| ledger.owner(slot)).any(|owner| owner != Owner::NONE && !owner::is_dead(owner))
 }
 
 /// The first words of a segment.

@@ -145,7 +145,7 @@ fn whatever_happens_at_any_step_of_another_and_whichever_process_dies_pages_are_
                     let dead = |owner: Owner| owner.pid() == 3 || died.get() && owner.pid() == 2;
                     ledger.reclaim(Owner::new(99, 1), &dead);
                     let held: u32 = (0..3)
-                        .filter(|slot| ledger.owner(*slot) != Owner::NOBODY)
+                        .filter(|slot| ledger.owner(*slot) != Owner::NONE)
                         .map(|slot| ledger.share(slot).held())
                         .sum();
                     assert_eq!(free(&ledger) + held, 10, "{context}: after the burial");
@@ -492,13 +492,13 @@ fn the_dead_are_found_in_lots() {
     let me = owner(7);
     let dead = |owner: Owner| owner == self::owner(3) || owner == self::owner(30);
     assert_eq!(ledger.reclaim_some(0, 16, me, &dead), 16);
-    assert_eq!((ledger.owner(3), ledger.owner(30)), (Owner::NOBODY, owner(30)));
+    assert_eq!((ledger.owner(3), ledger.owner(30)), (Owner::NONE, owner(30)));
     assert_eq!(ledger.reclaim_some(16, 16, me, &dead), 32);
-    assert_eq!(ledger.owner(30), Owner::NOBODY);
+    assert_eq!(ledger.owner(30), Owner::NONE);
     assert_eq!(ledger.reclaim_some(32, 16, me, &dead), 8, "from the first again");
     assert_eq!(ledger.settle().free(), 100 - 2 * 38);
     assert_eq!(ledger.reclaim_some(300, 1000, me, &|_| true), 1300 % 40);
-    assert_eq!((0..40).filter(|slot| ledger.owner(*slot) != Owner::NOBODY).count(), 1, "but never oneself");
+    assert_eq!((0..40).filter(|slot| ledger.owner(*slot) != Owner::NONE).count(), 1, "but never oneself");
 }
 
 #[test]

@@ -23,13 +23,14 @@
 //!   queue 1 follows
 //! ```
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use tapio_sys::lock::try_lock;
 use tapio_sys::shm::{PrivateDir, SharedMemory};
 use tapio_xen::blkif::{REQUEST_LEN_MAX, Slot};
 
@@ -104,14 +105,6 @@ pub struct Record {
     inherited: bool,
 }
 
-fn lock(file: &File) -> io::Result<bool> {
-    match file.try_lock() {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
-}
-
 impl Record {
     /// A record that dies with the process.
     ///
@@ -132,7 +125,7 @@ impl Record {
         let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
         let file = PrivateDir::open(path.parent().unwrap_or(path))?.file_or_new(name)?;
         let facts = file.metadata()?;
-        if !lock(&file)? {
+        if !try_lock(&file)? {
             let why = format!("another process serves this device: it has {} open", path.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }

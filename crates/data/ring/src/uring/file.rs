@@ -217,7 +217,7 @@ impl UringFile {
                     }),
                 }
             };
-            match op.await {
+            match self.uring.at_storage(op).await {
                 0 if !write => {
                     return Err(io::Error::new(
                         io::ErrorKind::UnexpectedEof,
@@ -286,8 +286,8 @@ impl UringFile {
             let entry =
                 opcode::Fallocate::new(types::Fd(self.fd()), span.len).offset(span.start).mode(mode).build();
             // SAFETY: the entry refers to no memory.
-            let result = unsafe { self.uring.start(|_| entry) }.await;
-            match result {
+            let op = unsafe { self.uring.start(|_| entry) };
+            match self.uring.at_storage(op).await {
                 0.. => return Ok(()),
                 error if -error == libc::EINTR || -error == libc::EAGAIN => {}
                 error => return Err(io::Error::from_raw_os_error(-error)),
@@ -365,7 +365,8 @@ unsafe impl Storage for UringFile {
         }
         let entry = opcode::Fsync::new(types::Fd(self.fd())).flags(types::FsyncFlags::DATASYNC).build();
         // SAFETY: the entry refers to no memory.
-        match unsafe { self.uring.start(|_| entry) }.await {
+        let op = unsafe { self.uring.start(|_| entry) };
+        match self.uring.at_storage(op).await {
             0.. => Ok(()),
             error => {
                 // A flush that was cancelled was not tried.

@@ -33,7 +33,7 @@ const JOBS_MAX: usize = 1;
 const KEPT: Duration = Duration::from_secs(10);
 
 /// Of a password that no client knows: an account that is not there takes as long as one that is.
-const NOBODY: &str =
+const UNKNOWN_USER_HASH: &str =
     "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5bm9ib2R5bm8$6Dn1UEcWrqW4ESXVDoBm4jmBmgPf7zNjDYhLT9Gf4nM";
 
 /// A hash that this module can check, at a bounded cost.
@@ -119,7 +119,7 @@ impl Memory {
 
     /// Whether a password is the one of a hash. Without a hash it takes as long, and is not.
     pub(super) fn verify(&mut self, hash: Option<&str>, password: &str) -> bool {
-        let Ok(known) = Known::read(hash.unwrap_or(NOBODY)) else { return false };
+        let Ok(known) = Known::read(hash.unwrap_or(UNKNOWN_USER_HASH)) else { return false };
         if password.len() > PASSWORD_MAX {
             return false;
         }

@@ -40,7 +40,7 @@ impl Claim {
         match signature.kind() {
             None => {}
             Some("LVM2_member") if has_lvm => match lvm::owner(path)? {
-                Owner::Nobody => {}
+                Owner::Unclaimed => {}
                 Owner::Sr(sr) => {
                     if !lvm::is_unfinished(sr)? && !force {
                         let text = format!("{} holds SR {sr}: {NEXT}", path.display());

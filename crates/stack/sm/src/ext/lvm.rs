@@ -29,7 +29,7 @@ const WITHOUT_UDEV: &str = "activation { udev_sync=0 udev_rules=0 } \
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// No group: one was about to be made of the device, or is gone.
-    Nobody,
+    Unclaimed,
     /// To the group of this SR.
     Sr(Uuid),
     /// To another group.
@@ -101,7 +101,7 @@ fn owner_of(said: &str) -> Owner {
     };
     match (group.strip_prefix(PREFIX).and_then(plain_uuid), group, used.trim()) {
         (Some(sr), ..) => Owner::Sr(sr),
-        (None, "", "") => Owner::Nobody,
+        (None, "", "") => Owner::Unclaimed,
         (None, "", _) => Owner::Unknown,
         (None, group, _) => Owner::Group(group.to_string()),
     }
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(owner_of(&format!("  {}|used\n", group(sr))), Owner::Sr(sr));
         assert_eq!(owner_of("  XSLocalEXT-mine|used\n"), Owner::Group("XSLocalEXT-mine".into()));
         assert_eq!(owner_of("  vg0|used\n"), Owner::Group("vg0".into()));
-        assert_eq!(owner_of("  |\n"), Owner::Nobody);
+        assert_eq!(owner_of("  |\n"), Owner::Unclaimed);
         // Its group's description lies elsewhere: not free.
         assert_eq!(owner_of("  |used\n"), Owner::Unknown);
         assert_eq!(owner_of(""), Owner::Unknown);

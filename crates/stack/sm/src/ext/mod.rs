@@ -264,7 +264,7 @@ impl SrDriver for Ext {
                         result.extra_info.insert("volume_group".into(), name);
                         None
                     }
-                    Owner::Nobody | Owner::Unknown => None,
+                    Owner::Unclaimed | Owner::Unknown => None,
                 },
                 Some(kind) if kind == self.fs.kind() && signature.label() == Some(LABEL) => signature.uuid(),
                 _ => None,

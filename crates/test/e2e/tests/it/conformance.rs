@@ -91,7 +91,7 @@ impl Lab {
         self.spec.uuid
     }
 
-    pub fn soon(&self) -> Instant {
+    pub fn deadline(&self) -> Instant {
         Instant::now() + self.limit
     }
 
@@ -145,7 +145,7 @@ impl Lab {
 
     #[track_caller]
     pub fn event(&self) -> VmEvent {
-        self.driver().wait_event(self.soon()).expect("an event in time")
+        self.driver().wait_event(self.deadline()).expect("an event in time")
     }
 
     #[track_caller]
@@ -177,7 +177,7 @@ impl Drop for Lab {
         if self.driver.is_none() {
             self.start_daemon();
         }
-        let _ = self.driver().shutdown(self.vm(), ShutdownKind::Hard, self.soon());
+        let _ = self.driver().shutdown(self.vm(), ShutdownKind::Hard, self.deadline());
     }
 }
 
@@ -299,14 +299,14 @@ pub fn whole_life(lab: &mut Lab) {
     console.run("dd if=/mnt/p of=/dev/vdd bs=65536 conv=fsync 2>/dev/null");
     assert_eq!(lab.written(&hot.image), digest(&mut console));
     console.run("mke2fs /dev/vdd >/dev/null && mkdir -p /mnt/d && mount -t ext4 /dev/vdd /mnt/d");
-    let error = lab.driver().unplug(vm, &hot.disk.spec, false, lab.soon()).unwrap_err();
+    let error = lab.driver().unplug(vm, &hot.disk.spec, false, lab.deadline()).unwrap_err();
     assert_eq!(error.code, "DEVICE_DETACH_REJECTED", "{error}");
     assert!(error.params[2].contains("/mnt/d"), "{error}");
     console.run("umount /mnt/d");
-    lab.driver().unplug(vm, &hot.disk.spec, false, lab.soon()).unwrap();
+    lab.driver().unplug(vm, &hot.disk.spec, false, lab.deadline()).unwrap();
     hot.process.process.kill();
     assert!(console.try_run("[ -e /sys/block/vdd ]").is_err(), "the guest still has the disk");
-    lab.driver().unplug(vm, &hot.disk.spec, false, lab.soon()).expect("it is gone already");
+    lab.driver().unplug(vm, &hot.disk.spec, false, lab.deadline()).expect("it is gone already");
     step("a disk came and went");
 
     lab.driver().pause(vm).unwrap();
@@ -329,15 +329,15 @@ pub fn whole_life(lab: &mut Lab) {
     assert_eq!(console.run("cat /sys/block/vdd/size"), (16 * MIB / 512).to_string());
     // By force it goes whatever the guest does with it.
     console.run("mke2fs /dev/vdd >/dev/null && mount -t ext4 /dev/vdd /mnt/d");
-    lab.driver().unplug(vm, &hot.disk.spec, true, lab.soon()).unwrap();
+    lab.driver().unplug(vm, &hot.disk.spec, true, lab.deadline()).unwrap();
     drop(hot);
     step("found by another daemon, a disk taken by force");
 
-    lab.driver().shutdown(vm, ShutdownKind::Clean, lab.soon()).unwrap();
+    lab.driver().shutdown(vm, ShutdownKind::Clean, lab.deadline()).unwrap();
     assert_eq!(lab.driver().state(vm).unwrap(), VmState::Halted);
     lab.assert_quiet();
     for disk in &first {
-        lab.driver().unplug(vm, &disk.disk.spec, false, lab.soon()).unwrap();
+        lab.driver().unplug(vm, &disk.disk.spec, false, lab.deadline()).unwrap();
     }
     drop(first);
     lab.assert_gone();
@@ -387,7 +387,7 @@ pub fn ends(lab: &mut Lab) {
 
     start(lab);
     let mut hard = QuietTime::start();
-    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.soon()).unwrap();
+    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.deadline()).unwrap();
     let took = hard.elapsed();
     assert!(took < Duration::from_secs(6), "{took:?}");
     assert_eq!(lab.driver().state(vm).unwrap(), VmState::Halted);
@@ -412,7 +412,7 @@ pub fn places(lab: &mut Lab) {
     let mut first = together(lab, &[0, 30, 31, 200, 254]);
     // One of them changes its mind before the guest runs.
     let gone = first.remove(3);
-    lab.driver().unplug(vm, &gone.disk.spec, false, lab.soon()).unwrap();
+    lab.driver().unplug(vm, &gone.disk.spec, false, lab.deadline()).unwrap();
     gone.process.stop();
     let read_only = lab.disk(201, |spec| spec.read_only = true);
     lab.driver().plug(vm, &read_only.disk).unwrap();
@@ -424,12 +424,12 @@ pub fn places(lab: &mut Lab) {
     assert_eq!(console.run("cd /sys/block; echo vd? | wc -w; cd /"), "9");
     std::thread::scope(|scope| {
         for one in &later {
-            let (driver, until) = (lab.driver(), lab.soon());
+            let (driver, until) = (lab.driver(), lab.deadline());
             scope.spawn(move || driver.unplug(vm, &one.disk.spec, false, until).expect("a disk goes"));
         }
     });
     assert_eq!(console.run("cd /sys/block; echo vd? | wc -w; cd /"), "5");
-    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.soon()).unwrap();
+    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.deadline()).unwrap();
     lab.assert_quiet();
 }
 
@@ -465,10 +465,10 @@ pub fn root_on_disk(lab: &mut Lab) {
     assert_eq!(console.run("cat /etc/from"), "the disk");
     let hot = lab.plug(1);
     assert_eq!(console.run("cat /sys/block/vdb/size"), (16 * MIB / 512).to_string());
-    let error = lab.driver().unplug(vm, &_root.disk.spec, false, lab.soon()).unwrap_err();
+    let error = lab.driver().unplug(vm, &_root.disk.spec, false, lab.deadline()).unwrap_err();
     assert_eq!(error.code, "DEVICE_DETACH_REJECTED", "{error}");
-    lab.driver().unplug(vm, &hot.disk.spec, false, lab.soon()).unwrap();
-    lab.driver().shutdown(vm, ShutdownKind::Clean, lab.soon()).unwrap();
+    lab.driver().unplug(vm, &hot.disk.spec, false, lab.deadline()).unwrap();
+    lab.driver().shutdown(vm, ShutdownKind::Clean, lab.deadline()).unwrap();
     lab.assert_quiet();
 }
 
@@ -524,7 +524,7 @@ pub fn many(lab: &mut Lab, count: u8) {
         up - plugged,
         begun.elapsed() - up
     );
-    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.soon()).unwrap();
+    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.deadline()).unwrap();
 }
 
 /// Whether a process is there and has not ended.
@@ -564,7 +564,7 @@ pub fn replaced(lab: &mut Lab) {
     let mut bytes = [0; 518];
     std::fs::File::open(&disk.image).and_then(|mut file| file.read_exact(&mut bytes)).expect("the image");
     assert_eq!((&bytes[..7], &bytes[512..]), (&b"before\n"[..], &b"after\n"[..]));
-    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.soon()).expect("ended");
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.deadline()).expect("ended");
 }
 
 /// A guest's processes have no rights on this host, see nothing of it, and nothing of another guest.
@@ -584,7 +584,7 @@ pub fn confined(first: &mut Lab, second: &mut Lab) {
         let hot = lab.plug(1);
         lab.driver().pause(lab.vm()).expect("paused");
         lab.driver().unpause(lab.vm()).expect("goes on");
-        lab.driver().unplug(lab.vm(), &hot.disk.spec, false, lab.soon()).expect("gone");
+        lab.driver().unplug(lab.vm(), &hot.disk.spec, false, lab.deadline()).expect("gone");
         // All of its session: User-mode Linux has a process for each of the guest's. While the guest is paused, none of
         // them comes or goes.
         lab.driver().pause(lab.vm()).expect("paused again");
@@ -646,6 +646,6 @@ pub fn confined(first: &mut Lab, second: &mut Lab) {
         }
     }
     for lab in [first, second] {
-        lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.soon()).expect("ended");
+        lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.deadline()).expect("ended");
     }
 }

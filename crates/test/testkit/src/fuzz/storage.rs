@@ -54,9 +54,9 @@ fn listen<T: serde::Serialize + serde::de::DeserializeOwned>(bytes: &[u8], step:
     }
 }
 
-struct Nobody;
+struct NoContext;
 
-impl Ctx for Nobody {
+impl Ctx for NoContext {
     fn is_cancelled(&self) -> bool {
         false
     }
@@ -79,8 +79,8 @@ fn attach() -> Attached {
     let drivers = registry(&at("mount"), &at("run"));
     let file = drivers.iter().find(|driver| driver.info().sr_type == "file").map(Arc::clone);
     let file = file.expect("the driver of directories");
-    file.create(&Nobody, Uuid::from_u128(9), &config, 0).expect("an SR");
-    let sr = file.attach(&Nobody, Uuid::from_u128(9), &config).expect("an SR");
+    file.create(&NoContext, Uuid::from_u128(9), &config, 0).expect("an SR");
+    let sr = file.attach(&NoContext, Uuid::from_u128(9), &config).expect("an SR");
     Attached { sr, directory }
 }
 
@@ -94,15 +94,15 @@ pub fn sm_image(bytes: &[u8]) {
         let Attached { sr, directory } = attached.get_or_insert_with(attach);
         let path = directory.path().join("images").join(format!("{vdi}.vhd"));
         std::fs::write(&path, bytes).expect("room for the image");
-        let found = sr.scan(&Nobody).expect("a scan never fails for an image");
+        let found = sr.scan(&NoContext).expect("a scan never fails for an image");
         assert_eq!(found.len(), 1);
         let info = &found[0];
-        assert_eq!(sr.vdi(&Nobody, vdi).expect("it is there").virtual_size, info.virtual_size);
-        match sr.activate(&Nobody, vdi, Access::ReadOnly) {
+        assert_eq!(sr.vdi(&NoContext, vdi).expect("it is there").virtual_size, info.virtual_size);
+        match sr.activate(&NoContext, vdi, Access::ReadOnly) {
             Ok(chain) => {
                 assert!(!info.sm_config.contains_key("damaged"), "{info:?}");
                 assert!(chain.layers.iter().all(|layer| layer.path.starts_with(Path::new(directory.path()))));
-                sr.deactivate(&Nobody, vdi).expect("it was active");
+                sr.deactivate(&NoContext, vdi).expect("it was active");
             }
             Err(error) => {
                 let text = error.params.get(1).map_or("", String::as_str);

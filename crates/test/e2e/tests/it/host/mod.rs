@@ -16,6 +16,7 @@ mod full_database;
 mod full_disk;
 mod grow;
 mod guests;
+mod idle;
 mod images;
 mod instruments;
 mod limits;

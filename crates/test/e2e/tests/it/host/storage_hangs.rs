@@ -310,7 +310,7 @@ fn force_overrides_an_unplug_that_hangs() {
 }
 
 /// Sends a call whose daemon dies over it: no answer comes.
-fn ask_in_vain(daemon: &mut Daemon, session: &Session, method: &str, params: &[Value]) {
+fn ask_without_answer(daemon: &mut Daemon, session: &Session, method: &str, params: &[Value]) {
     let mut all = vec![json!(session.reference)];
     all.extend_from_slice(params);
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": all}).to_string();
@@ -328,7 +328,7 @@ fn an_sr_that_is_destroyed_goes_on_to_be_when_its_storage_answers() {
     let mut daemon = options.clone().env("TAPIO_DIE_AT", "sr-destroy:noted").start();
     let session = daemon.login();
     let bad = make_sr(&session, &hanging.sr());
-    ask_in_vain(&mut daemon, &session, "SR.destroy", &[json!(bad)]);
+    ask_without_answer(&mut daemon, &session, "SR.destroy", &[json!(bad)]);
     // The next daemon serves, and concludes nothing from the storage's silence, however often it asks.
     hanging.forget_cached();
     hanging.hang(true);
@@ -393,11 +393,17 @@ fn a_disk_process_that_is_killed_again_and_again_takes_one_number() {
         let row = rows.lines().find(|row| row.contains("args=vhd:"))?;
         row.split_whitespace().find_map(|word| word.strip_prefix("pid=")?.parse::<i32>().ok())
     };
-    let mut pid = until("its process", LIMIT, process);
+    // The message is the last step: one that is killed before counts as a try of the replacement that is under way.
+    let replaced = || {
+        let messages = session.call("message.get_all_records", &[]);
+        let messages = messages.as_object().expect("records").values();
+        messages.filter(|message| message["name"] == "VBD_DISK_PROCESS_RESTARTED").count()
+    };
     for round in 0..6 {
+        let pid = until("its process", LIMIT, process);
         // The disk process of this test's daemon.
         signal(pid, libc::SIGKILL).unwrap_or_else(|error| panic!("round {round}: {error}"));
-        pid = until("another process", LIMIT, || process().filter(|other| *other != pid));
+        until("another process", LIMIT, || (replaced() > round).then_some(()));
     }
     until("its VBD", LIMIT, || {
         (session.call("VBD.get_currently_attached", &[json!(vbd)]) == json!(true)).then_some(())

@@ -60,7 +60,7 @@ fn a_guest_without_an_agent_cannot_be_given_disks_while_it_runs() {
     let error = lab.driver().plug(lab.vm(), &hot.disk).expect_err("no agent is there to take it");
     assert_eq!(error.code, "VM_LACKS_FEATURE", "{error}");
     // Three keys end it: its kernel starts anew, which here means that it ends.
-    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.soon()).expect("ended");
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Clean, lab.deadline()).expect("ended");
     assert_eq!(lab.driver().state(lab.vm()).expect("a state"), VmState::Halted);
 }
 
@@ -83,7 +83,7 @@ fn a_guest_that_does_not_start_says_why() {
     lab.driver().create(&lab.spec).expect("made");
     let error = lab.driver().unpause(lab.vm()).expect_err("it is no program");
     assert!(error.params[0].contains(&format!("cannot start {}", copy.display())), "{error}");
-    lab.driver().shutdown(lab.vm(), ShutdownKind::Hard, lab.soon()).expect("cleared away");
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Hard, lab.deadline()).expect("cleared away");
     lab.spec = good;
     lab.spec.kernel_args = "ubd0=/etc/passwd".into();
     let error = lab.driver().create(&lab.spec).expect_err("this reaches out of the guest");
@@ -117,7 +117,7 @@ fn a_disk_comes_and_goes_again_and_again() {
             let begun = std::time::Instant::now();
             lab.driver().plug(lab.vm(), &disk.disk).expect("there");
             let took = begun.elapsed();
-            lab.driver().unplug(lab.vm(), &disk.disk.spec, false, lab.soon()).expect("gone");
+            lab.driver().unplug(lab.vm(), &disk.disk.spec, false, lab.deadline()).expect("gone");
             took
         })
         .collect();
