@@ -100,7 +100,7 @@ fn sleep_on(fd: &OwnedFd, ring: &mut IoUring, limit: Option<Duration>) -> io::Re
         let queue = ring.submission();
         queue.taskrun() || queue.cq_overflow()
     };
-    if !(is_there || !ring.completion().is_empty()) {
+    if !is_there && ring.completion().is_empty() {
         poll::any(&mut [poll::PollFd::new(fd, poll::PollFlags::IN)], limit)?;
         // Nothing to read: it has timed out.
         let _ = rustix::io::read(fd, &mut [0; 8]);
