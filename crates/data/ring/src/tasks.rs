@@ -75,6 +75,8 @@ pub(crate) struct Inner {
     ops: RefCell<Vec<OpSlot>>,
     ops_free: RefCell<Vec<u32>>,
     pub(crate) ops_flying: Cell<usize>,
+    /// Of these, operations of the storage.
+    pub(crate) ops_at_storage: Cell<u32>,
     timers: RefCell<BinaryHeap<Reverse<(u64, TaskId)>>>,
     pub(crate) now_ns: Cell<u64>,
     pub(crate) services: RefCell<Vec<Option<ServiceFuture>>>,
@@ -107,6 +109,7 @@ impl Tasks {
             ops: RefCell::new(Vec::with_capacity(ops)),
             ops_free: RefCell::new(Vec::with_capacity(ops)),
             ops_flying: Cell::new(0),
+            ops_at_storage: Cell::new(0),
             timers: RefCell::new(BinaryHeap::with_capacity(16)),
             now_ns: Cell::new(0),
             services: RefCell::new(Vec::with_capacity(8)),
@@ -281,11 +284,19 @@ pub(crate) struct Op {
     tasks: Tasks,
     id: OpId,
     finished: bool,
+    is_at_storage: bool,
 }
 
 impl Op {
     pub(crate) fn new(tasks: &Tasks, id: OpId) -> Self {
-        Self { tasks: tasks.clone(), id, finished: false }
+        Self { tasks: tasks.clone(), id, finished: false, is_at_storage: false }
+    }
+
+    /// It is the storage's: a thread that sleeps meanwhile waits for I/O. Counted until this is dropped.
+    pub(crate) fn at_storage(mut self) -> Self {
+        self.is_at_storage = true;
+        self.tasks.inner.ops_at_storage.set(self.tasks.inner.ops_at_storage.get() + 1);
+        self
     }
 }
 
@@ -307,6 +318,9 @@ impl Drop for Op {
     fn drop(&mut self) {
         if !self.finished {
             self.tasks.orphan_op(self.id);
+        }
+        if self.is_at_storage {
+            self.tasks.inner.ops_at_storage.set(self.tasks.inner.ops_at_storage.get() - 1);
         }
     }
 }

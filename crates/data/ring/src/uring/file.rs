@@ -217,7 +217,7 @@ impl UringFile {
                     }),
                 }
             };
-            match self.uring.at_storage(op).await {
+            match op.at_storage().await {
                 0 if !write => {
                     return Err(io::Error::new(
                         io::ErrorKind::UnexpectedEof,
@@ -287,7 +287,7 @@ impl UringFile {
                 opcode::Fallocate::new(types::Fd(self.fd()), span.len).offset(span.start).mode(mode).build();
             // SAFETY: the entry refers to no memory.
             let op = unsafe { self.uring.start(|_| entry) };
-            match self.uring.at_storage(op).await {
+            match op.at_storage().await {
                 0.. => return Ok(()),
                 error if -error == libc::EINTR || -error == libc::EAGAIN => {}
                 error => return Err(io::Error::from_raw_os_error(-error)),
@@ -366,7 +366,7 @@ unsafe impl Storage for UringFile {
         let entry = opcode::Fsync::new(types::Fd(self.fd())).flags(types::FsyncFlags::DATASYNC).build();
         // SAFETY: the entry refers to no memory.
         let op = unsafe { self.uring.start(|_| entry) };
-        match self.uring.at_storage(op).await {
+        match op.at_storage().await {
             0.. => Ok(()),
             error => {
                 // A flush that was cancelled was not tried.

@@ -268,7 +268,8 @@ impl Driver for Uring {
                 });
                 if wait {
                     let left = until_ns.map(|until| until.saturating_sub(Io::now_ns(self)));
-                    self.inner.sleep.wait(&mut ring, left.map(Duration::from_nanos))
+                    let is_idle = self.inner.tasks.inner.ops_at_storage.get() == 0;
+                    self.inner.sleep.wait(&mut ring, left.map(Duration::from_nanos), is_idle)
                 } else {
                     ring.submit()
                 }

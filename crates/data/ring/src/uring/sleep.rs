@@ -20,9 +20,6 @@ use io_uring::{EnterFlags, IoUring};
 use rustix::event::{EventfdFlags, eventfd};
 use tapio_sys::poll;
 
-use super::Uring;
-use crate::tasks::Op;
-
 /// Which kind of wait the kernel does not count as I/O.
 enum Quiet {
     /// `IORING_ENTER_NO_IOWAIT`.
@@ -34,8 +31,6 @@ enum Quiet {
 /// What a thread knows of its sleep.
 pub(super) struct Sleep {
     quiet: Quiet,
-    /// Operations in flight at the storage.
-    at_storage: Cell<u32>,
     /// The last sleep ended at its limit, without a completion.
     timed_out: Cell<bool>,
 }
@@ -53,14 +48,18 @@ impl Sleep {
             ring.submitter().register_eventfd(fd.as_raw_fd())?;
             Quiet::Eventfd(fd)
         };
-        Ok(Self { quiet, at_storage: Cell::new(0), timed_out: Cell::new(false) })
+        Ok(Self { quiet, timed_out: Cell::new(false) })
     }
 
-    /// Hands over what was queued, and waits for a completion, at most `limit`.
-    pub(super) fn wait(&self, ring: &mut IoUring, limit: Option<Duration>) -> io::Result<usize> {
+    /// Hands over what was queued, and waits for a completion, at most `limit`. `is_idle`: nothing is at the storage.
+    pub(super) fn wait(
+        &self,
+        ring: &mut IoUring,
+        limit: Option<Duration>,
+        is_idle: bool,
+    ) -> io::Result<usize> {
         let timespec = limit.map(Timespec::from);
         let args = timespec.as_ref().map(|timespec| SubmitArgs::new().timespec(timespec));
-        let is_idle = self.at_storage.get() == 0;
         match (&self.quiet, &args) {
             (Quiet::Told, Some(args)) if is_idle => {
                 let queued = ring.submission().len() as u32;
@@ -109,30 +108,6 @@ fn sleep_on(fd: &OwnedFd, ring: &mut IoUring, limit: Option<Duration>) -> io::Re
     ring.submit()
 }
 
-/// An operation of the storage, counted until it has ended or is given up.
-struct AtStorage<'a>(&'a Cell<u32>);
-
-impl<'a> AtStorage<'a> {
-    fn begin(count: &'a Cell<u32>) -> Self {
-        count.set(count.get() + 1);
-        Self(count)
-    }
-}
-
-impl Drop for AtStorage<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
-impl Uring {
-    /// Waits for an operation of the storage.
-    pub(super) async fn at_storage(&self, op: Op) -> i32 {
-        let _counted = AtStorage::begin(&self.inner.sleep.at_storage);
-        op.await
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
@@ -147,7 +122,7 @@ mod tests {
 
     use super::*;
     use crate::executor::Driver;
-    use crate::uring::UringConfig;
+    use crate::uring::{Uring, UringConfig};
     use crate::{Executor, Inbox, Io, Polling, PollingConfig};
 
     /// More than other programs of the host have, that wait for I/O at one moment.
@@ -179,7 +154,7 @@ mod tests {
                         tell.send(None).expect("it listens");
                         return;
                     };
-                    uring.inner.sleep.at_storage.set(at_storage);
+                    uring.inner.tasks.inner.ops_at_storage.set(at_storage);
                     let fd = types::Fd(reader.as_raw_fd());
                     let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
                     // SAFETY: the entry refers to no memory.
@@ -192,7 +167,6 @@ mod tests {
                     uring.turn(true, Some(Driver::now_ns(&uring) + 1_000_000));
                     tell.send(Some(own)).expect("it listens");
                     executor.block_on(&uring, &mut (), async move { assert!(op.await > 0, "readable") });
-                    uring.inner.sleep.at_storage.set(0);
                 });
             }
             let threads: Option<Vec<PathBuf>> =

@@ -27,7 +27,7 @@ fn idle_disks_do_not_wait_for_io() {
     let scratch = Scratch::in_memory();
     let disks: Vec<_> = (0..DISKS)
         .map(|index| {
-            let dir = scratch.join(format!("{index}"));
+            let dir = scratch.join(&format!("{index}"));
             fs::create_dir(&dir).expect("a directory");
             let disk = DiskOptions::vhd(&create_vhd(dir.join("a.vhd"), 4)).nbd().start(&dir);
             nbdsh(&disk.uri(), "h.pwrite(b'x' * 4096, 0)\nh.flush()");
