@@ -3,8 +3,8 @@
 use std::fs::{File, TryLockError};
 use std::io;
 
-/// Takes the lock of a file without waiting; whether it was free. The lock belongs to the open file: it ends when the last
-/// descriptor of it is closed, in whichever process.
+/// Takes the lock of a file without waiting; whether it was free. The lock belongs to the open file: it ends when the
+/// last descriptor of it is closed, in whichever process.
 ///
 /// # Errors
 /// The kernel's.

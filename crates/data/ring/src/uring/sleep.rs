@@ -7,8 +7,8 @@
 //!
 //! Kernels from 6.15 on are told at each wait (`IORING_ENTER_NO_IOWAIT`). On older ones a thread whose sleep has timed
 //! out once waits for an eventfd of the ring from then on, until something completes: that costs calls only where
-//! nothing happens. The eventfd, not the ring's own descriptor: completions whose work is deferred to this thread do not
-//! always wake a poll of that.
+//! nothing happens. The eventfd, not the ring's own descriptor: completions whose work is deferred to this thread do
+//! not always wake a poll of that.
 
 use std::cell::Cell;
 use std::io;
