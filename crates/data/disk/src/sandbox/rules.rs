@@ -120,7 +120,7 @@ pub const RULES: &[Rule] =
         call!(SYS_io_uring_setup, "io_uring_setup", "a ring for a disk that is opened").by(Scope::Control),
         // Waiting and time.
         call!(SYS_futex, "futex", "locks and channels between threads"),
-        call!(SYS_ppoll, "ppoll", "waiting on sockets, and for the eventfd of a ring that is idle"),
+        call!(SYS_ppoll, "ppoll", "waiting on sockets"),
         call!(SYS_epoll_create1, "epoll_create1", "waiting on sockets"),
         call!(SYS_epoll_ctl, "epoll_ctl", "waiting on sockets"),
         call!(SYS_epoll_pwait, "epoll_pwait", "waiting on sockets"),

@@ -27,7 +27,6 @@ pub use command::{COMMAND_LEN, CommandRing};
 use file::OpenedFile;
 pub use file::{Caching, UringFile};
 pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
-use sleep::Sleep;
 pub use socket::PollStream;
 
 /// Completions with this mark have no waiter: notifications that cannot usefully fail.
@@ -70,7 +69,6 @@ pub(crate) struct Inner {
     caching: Caching,
     start: Instant,
     counters: Cell<UringCounters>,
-    sleep: Sleep,
 }
 
 /// The ring of one data thread: a cheap handle. Made and used on that thread alone.
@@ -91,11 +89,6 @@ impl Uring {
     /// Completions are delivered only when this thread asks (`DEFER_TASKRUN`), so that the kernel never interrupts
     /// it, and a flag in shared memory says when asking is worth a call (`TASKRUN_FLAG`), which is what spinning reads.
     pub fn new(config: UringConfig) -> io::Result<Self> {
-        Self::with(config, |ring| ring.params().is_feature_no_iowait())
-    }
-
-    /// [`Uring::new`], on a kernel that takes `IORING_ENTER_NO_IOWAIT` where `is_told` says so.
-    fn with(config: UringConfig, is_told: impl FnOnce(&IoUring) -> bool) -> io::Result<Self> {
         let mut builder = IoUring::builder();
         builder
             .setup_single_issuer()
@@ -106,13 +99,11 @@ impl Uring {
             .setup_r_disabled()
             .setup_cqsize(config.entries * 4);
         let ring = builder.build(config.entries)?;
-        let sleep = Sleep::of(&ring, is_told(&ring))?;
         restrict::enable(&ring)?;
         let pool = Pool::new(config.pool_len)?;
         // A kernel that refuses registered buffers or ring descriptors costs speed, not function.
         let registered = ring.submitter().register_buffers_sparse(pool.chunks() as u32).is_ok();
         let inner = Inner {
-            sleep,
             ring: RefCell::new(ring),
             tasks: Tasks::new(config.entries as usize * 2),
             pool,
@@ -254,14 +245,14 @@ impl Driver for Uring {
     }
 
     fn turn(&self, wait: bool, until_ns: Option<u64>) -> bool {
-        let (result, slept) = {
+        let result = {
             let mut ring = self.inner.ring.borrow_mut();
             let (queued, nudge) = {
                 let queue = ring.submission();
                 (!queue.is_empty(), queue.taskrun() || queue.cq_overflow())
             };
             let wait = wait && ring.completion().is_empty();
-            let result = if wait || queued || nudge {
+            if wait || queued || nudge {
                 self.inner.count(|counters| {
                     counters.enters += 1;
                     counters.sleeps += u64::from(wait);
@@ -269,23 +260,18 @@ impl Driver for Uring {
                 if wait {
                     let left = until_ns.map(|until| until.saturating_sub(Io::now_ns(self)));
                     let is_idle = self.inner.tasks.inner.ops_at_storage.get() == 0;
-                    self.inner.sleep.wait(&mut ring, left.map(Duration::from_nanos), is_idle)
+                    sleep::wait(&mut ring, left.map(Duration::from_nanos), is_idle)
                 } else {
                     ring.submit()
                 }
             } else {
                 Ok(0)
-            };
-            (result, wait)
+            }
         };
         if let Err(error) = result {
             assert!(transient(&error), "io_uring_enter failed: {error}");
         }
-        let completed = self.reap();
-        if slept {
-            self.inner.sleep.ended(completed);
-        }
-        completed
+        self.reap()
     }
 
     fn has_completions(&self) -> bool {

@@ -3,115 +3,44 @@
 //! The kernel counts a thread that waits in `io_uring_enter` as waiting for I/O (`iowait` and `procs_blocked` of
 //! `/proc/stat`, the pressure of `/proc/pressure/io`) while anything of its ring is in flight. A disk that waits for
 //! its guest always has a poll or a receive in flight, so that a host with one idle disk would look like one whose
-//! storage is too slow. It is counted here what is in flight at the storage, and only that is waited for as I/O.
-//!
-//! Kernels from 6.15 on are told at each wait (`IORING_ENTER_NO_IOWAIT`). On older ones a thread whose sleep has timed
-//! out once waits for an eventfd of the ring from then on, until something completes: that costs calls only where
-//! nothing happens. The eventfd, not the ring's own descriptor: completions whose work is deferred to this thread do
-//! not always wake a poll of that.
+//! storage is too slow. It is counted what is in flight at the storage, and only that is waited for as I/O. Kernels
+//! from 6.15 on are told at each wait (`IORING_ENTER_NO_IOWAIT`); older ones count as they do.
 
-use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring};
-use rustix::event::{EventfdFlags, eventfd};
-use tapio_sys::poll;
 
-/// Which kind of wait the kernel does not count as I/O.
-enum Quiet {
-    /// `IORING_ENTER_NO_IOWAIT`.
-    Told,
-    /// The ring's eventfd.
-    Eventfd(OwnedFd),
-}
-
-/// What a thread knows of its sleep.
-pub(super) struct Sleep {
-    quiet: Quiet,
-    /// The last sleep ended at its limit, without a completion.
-    timed_out: Cell<bool>,
-}
-
-impl Sleep {
-    /// For a ring that is not enabled yet.
-    ///
-    /// # Errors
-    /// No eventfd, on a kernel that needs one.
-    pub(super) fn of(ring: &IoUring, is_told: bool) -> io::Result<Self> {
-        let quiet = if is_told {
-            Quiet::Told
-        } else {
-            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            ring.submitter().register_eventfd(fd.as_raw_fd())?;
-            Quiet::Eventfd(fd)
+/// Hands over what was queued, and waits for a completion, at most `limit`. `is_idle`: nothing is at the storage.
+pub(super) fn wait(ring: &mut IoUring, limit: Option<Duration>, is_idle: bool) -> io::Result<usize> {
+    let timespec = limit.map(Timespec::from);
+    let args = timespec.as_ref().map(|timespec| SubmitArgs::new().timespec(timespec));
+    if !(is_idle && ring.params().is_feature_no_iowait()) {
+        return match &args {
+            Some(args) => ring.submitter().submit_with_args(1, args),
+            None => ring.submit_and_wait(1),
         };
-        Ok(Self { quiet, timed_out: Cell::new(false) })
     }
-
-    /// Hands over what was queued, and waits for a completion, at most `limit`. `is_idle`: nothing is at the storage.
-    pub(super) fn wait(
-        &self,
-        ring: &mut IoUring,
-        limit: Option<Duration>,
-        is_idle: bool,
-    ) -> io::Result<usize> {
-        let timespec = limit.map(Timespec::from);
-        let args = timespec.as_ref().map(|timespec| SubmitArgs::new().timespec(timespec));
-        match (&self.quiet, &args) {
-            (Quiet::Told, Some(args)) if is_idle => {
-                let queued = ring.submission().len() as u32;
-                let flags = EnterFlags::GETEVENTS | EnterFlags::NO_IOWAIT | EnterFlags::EXT_ARG;
-                // SAFETY: the entries were vouched for when they were queued; the argument is of the kind that the flag
-                // says, and lives longer than the call.
-                unsafe { ring.submitter().enter(queued, 1, flags.bits(), Some(args)) }
-            }
-            (Quiet::Told, None) if is_idle => {
-                let queued = ring.submission().len() as u32;
-                let flags = EnterFlags::GETEVENTS | EnterFlags::NO_IOWAIT;
-                // SAFETY: the entries were vouched for when they were queued; there is no argument.
-                unsafe { ring.submitter().enter::<libc::sigset_t>(queued, 1, flags.bits(), None) }
-            }
-            (Quiet::Eventfd(fd), _) if is_idle && self.timed_out.get() => {
-                ring.completion().enable_eventfd();
-                let slept = sleep_on(fd, ring, limit);
-                ring.completion().disable_eventfd();
-                slept
-            }
-            (_, Some(args)) => ring.submitter().submit_with_args(1, args),
-            (_, None) => ring.submit_and_wait(1),
+    let queued = ring.submission().len() as u32;
+    let flags = EnterFlags::GETEVENTS | EnterFlags::NO_IOWAIT;
+    match &args {
+        Some(args) => {
+            let flags = flags | EnterFlags::EXT_ARG;
+            // SAFETY: the entries were vouched for when they were queued; the argument is of the kind that the flag
+            // says, and lives longer than the call.
+            unsafe { ring.submitter().enter(queued, 1, flags.bits(), Some(args)) }
         }
+        // SAFETY: the entries were vouched for when they were queued; there is no argument.
+        None => unsafe { ring.submitter().enter::<libc::sigset_t>(queued, 1, flags.bits(), None) },
     }
-
-    /// Whether a completion ended the sleep.
-    pub(super) fn ended(&self, completed: bool) {
-        self.timed_out.set(!completed);
-    }
-}
-
-/// Waits for the ring's eventfd, which is enabled.
-fn sleep_on(fd: &OwnedFd, ring: &mut IoUring, limit: Option<Duration>) -> io::Result<usize> {
-    // What completes from here on rings; what did before is seen after this call, which is a barrier.
-    ring.submit()?;
-    let is_there = {
-        let queue = ring.submission();
-        queue.taskrun() || queue.cq_overflow()
-    };
-    if !is_there && ring.completion().is_empty() {
-        poll::any(&mut [poll::PollFd::new(fd, poll::PollFlags::IN)], limit)?;
-        // Nothing to read: it has timed out.
-        let _ = rustix::io::read(fd, &mut [0; 8]);
-    }
-    // Deferred work of completions is done by a call.
-    ring.submit()
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
     use std::io::Write;
+    use std::os::fd::AsRawFd;
     use std::path::{Path, PathBuf};
     use std::rc::Rc;
     use std::sync::mpsc;
@@ -121,7 +50,6 @@ mod tests {
     use io_uring::{opcode, types};
 
     use super::*;
-    use crate::executor::Driver;
     use crate::uring::{Uring, UringConfig};
     use crate::{Executor, Inbox, Io, Polling, PollingConfig};
 
@@ -140,7 +68,7 @@ mod tests {
     }
 
     /// The fewest threads of the host that wait for I/O while `THREADS` of ours sleep on rings with a poll in flight.
-    fn blocked_while_idle(is_told: bool, at_storage: u32) -> Option<usize> {
+    fn blocked_while_idle(at_storage: u32) -> Option<usize> {
         let (tell, told) = mpsc::channel();
         let (readers, writers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| io::pipe().expect("a pipe")).unzip();
         thread::scope(|scope| {
@@ -148,9 +76,7 @@ mod tests {
                 let tell = tell.clone();
                 scope.spawn(move || {
                     let config = UringConfig { entries: 4, ..UringConfig::default() };
-                    let Ok(uring) =
-                        Uring::with(config, |ring| is_told && ring.params().is_feature_no_iowait())
-                    else {
+                    let Ok(uring) = Uring::new(config) else {
                         tell.send(None).expect("it listens");
                         return;
                     };
@@ -163,8 +89,6 @@ mod tests {
                     let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
                     let inbox: Rc<Inbox<()>> = Inbox::new(1);
                     let mut executor = Executor::new(uring.tasks().clone(), inbox, |()| async {}, polling);
-                    // A first sleep that times out.
-                    uring.turn(true, Some(Driver::now_ns(&uring) + 1_000_000));
                     tell.send(Some(own)).expect("it listens");
                     executor.block_on(&uring, &mut (), async move { assert!(op.await > 0, "readable") });
                 });
@@ -192,14 +116,16 @@ mod tests {
 
     #[test]
     fn an_idle_thread_is_not_counted_as_waiting_for_io() {
-        let Some(told) = blocked_while_idle(true, 0) else {
-            println!("skipped: no io_uring");
+        let is_told = Uring::new(UringConfig::default())
+            .is_ok_and(|uring| uring.inner.ring.borrow().params().is_feature_no_iowait());
+        if !is_told {
+            println!("skipped: needs Linux 6.15");
             return;
-        };
-        let with_eventfd = blocked_while_idle(false, 0).expect("rings");
-        assert!(told < THREADS / 2 && with_eventfd < THREADS / 2, "{told} and {with_eventfd} wait for I/O");
+        }
+        let idle = blocked_while_idle(0).expect("rings");
+        assert!(idle < THREADS / 2, "{idle} wait for I/O");
         // With an operation at the storage they wait for it, and the count shows it.
-        let at_storage = blocked_while_idle(true, 1).expect("rings");
+        let at_storage = blocked_while_idle(1).expect("rings");
         assert!(at_storage >= THREADS, "{at_storage} wait for I/O");
     }
 }
