@@ -246,7 +246,7 @@ impl DiskHost for Double {
 const ID: i32 = 77;
 
 /// Longer than a busy host keeps a client or the server from going on.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// For tests that wait until a limit is over.
 fn quick() -> Limits {
@@ -254,8 +254,8 @@ fn quick() -> Limits {
 }
 
 /// For all others: a client that a busy host keeps waiting is not cut off.
-fn patient() -> Limits {
-    Limits { read: PATIENCE, write: PATIENCE, idle: PATIENCE, ..Limits::default() }
+fn lenient() -> Limits {
+    Limits { read: LONGEST, write: LONGEST, idle: LONGEST, ..Limits::default() }
 }
 
 /// Runs a server on a socket of its own beside `test`, then ends it; the test bounds itself by the clients'
@@ -281,7 +281,7 @@ fn run_server(limits: Limits, ends: bool, test: impl FnOnce(&RunDir, &Double)) -
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&run, &host)));
         host.busy.store(false, Ordering::SeqCst);
         let asked = Instant::now();
-        while ends && outcome.is_ok() && !server.is_finished() && asked.elapsed() < PATIENCE {
+        while ends && outcome.is_ok() && !server.is_finished() && asked.elapsed() < LONGEST {
             thread::sleep(Duration::from_millis(1));
         }
         drop(stop);
@@ -291,13 +291,13 @@ fn run_server(limits: Limits, ends: bool, test: impl FnOnce(&RunDir, &Double)) -
     })
 }
 
-fn patience() -> Option<Duration> {
-    Some(PATIENCE)
+fn longest() -> Option<Duration> {
+    Some(LONGEST)
 }
 
 #[test]
 fn a_disk_lives_its_life_over_the_tapdisk_protocol() {
-    let ended = with_server_that_ends(patient(), |run, host| {
+    let ended = with_server_that_ends(lenient(), |run, host| {
         let client = Client::new(run, ID);
         assert_eq!(client.pid(), Ok(std::process::id() as i32));
         assert_eq!(client.list(), Ok(vec![]));
@@ -339,7 +339,7 @@ fn a_disk_lives_its_life_over_the_tapdisk_protocol() {
         assert_eq!(host.disks.lock()[&3].key, Some(Key(vec![7; 32])));
         assert_eq!(client.open(3, &open).expect_err("twice").errno, Errno::EALREADY);
         assert_eq!(client.disk_info(3), Ok(INFO));
-        client.pause(3, patience()).expect("paused");
+        client.pause(3, longest()).expect("paused");
         let listed = client.list().expect("listed");
         assert_eq!((listed[0].minor, listed[0].state, listed[0].path.as_str()), (3, 0x2a, "vhd:/a.vhd"));
         let resume = ResumeArguments {
@@ -358,7 +358,7 @@ fn a_disk_lives_its_life_over_the_tapdisk_protocol() {
         let row = &list(run).expect("listed")[0];
         assert_eq!((row.kind.as_deref(), row.path.as_deref()), (Some("vhd"), Some("/b.vhd")));
         assert_eq!(client.detach(3).expect_err("open").errno, Errno::EBUSY);
-        client.close(3, false, patience()).expect("closed");
+        client.close(3, false, longest()).expect("closed");
         client.detach(3).expect("detached");
     });
     assert_eq!(ended, Ended::Empty);
@@ -366,7 +366,7 @@ fn a_disk_lives_its_life_over_the_tapdisk_protocol() {
 
 #[test]
 fn the_reason_reaches_the_client_of_tapdisks_protocol() {
-    with_server(patient(), |run, _| {
+    with_server(lenient(), |run, _| {
         let error = Client::new(run, ID).detach(5).expect_err("no disk");
         assert_eq!(error.errno, Errno::ENODEV);
         assert!(error.message.contains("there is no disk 5; attach it first"), "{error}");
@@ -375,22 +375,22 @@ fn the_reason_reaches_the_client_of_tapdisks_protocol() {
 
 #[test]
 fn questions_are_answered_while_a_pause_waits_and_changes_take_turns() {
-    with_server(patient(), |run, host| {
+    with_server(lenient(), |run, host| {
         let client = Client::new(run, ID);
         client.attach(1).expect("attached");
         client.attach(2).expect("attached");
         host.busy.store(true, Ordering::SeqCst);
         thread::scope(|scope| {
-            let pause = scope.spawn(|| client.pause(1, patience()));
+            let pause = scope.spawn(|| client.pause(1, longest()));
             while host.inside.load(Ordering::SeqCst) == 0 {
                 thread::yield_now();
             }
-            let other = scope.spawn(|| client.pause(2, patience()));
+            let other = scope.spawn(|| client.pause(2, longest()));
             assert_eq!(client.list().expect("listed").len(), 2);
             assert!(client.stats(1).is_ok());
             assert!(client.pid().is_ok());
             let mut own = OwnClient::connect(run, ID).expect("greeted");
-            let listed = own.call(&command::List {}, &[], patience()).expect("listed");
+            let listed = own.call(&command::List {}, &[], longest()).expect("listed");
             assert_eq!(listed.len(), 2);
             assert!(!pause.is_finished() && !other.is_finished());
             host.busy.store(false, Ordering::SeqCst);
@@ -402,7 +402,7 @@ fn questions_are_answered_while_a_pause_waits_and_changes_take_turns() {
 
 #[test]
 fn a_pause_whose_client_left_is_given_up() {
-    with_server(patient(), |run, host| {
+    with_server(lenient(), |run, host| {
         let client = Client::new(run, ID);
         client.attach(1).expect("attached");
         host.busy.store(true, Ordering::SeqCst);
@@ -410,7 +410,7 @@ fn a_pause_whose_client_left_is_given_up() {
         assert_eq!(error.errno, Errno::ETIMEDOUT);
         let begun = Instant::now();
         while host.gone.load(Ordering::SeqCst) == 0 {
-            assert!(begun.elapsed() < PATIENCE, "the pause still waits");
+            assert!(begun.elapsed() < LONGEST, "the pause still waits");
             thread::yield_now();
         }
     });
@@ -418,16 +418,16 @@ fn a_pause_whose_client_left_is_given_up() {
 
 #[test]
 fn too_many_that_wait_are_sent_away() {
-    let limits = Limits { waiting: 2, ..patient() };
+    let limits = Limits { waiting: 2, ..lenient() };
     with_server(limits, |run, host| {
         let client = Client::new(run, ID);
         client.attach(1).expect("attached");
         host.busy.store(true, Ordering::SeqCst);
         thread::scope(|scope| {
-            let pauses: Vec<_> = (0..4).map(|_| scope.spawn(|| client.pause(1, patience()))).collect();
+            let pauses: Vec<_> = (0..4).map(|_| scope.spawn(|| client.pause(1, longest()))).collect();
             let begun = Instant::now();
             while pauses.iter().filter(|pause| pause.is_finished()).count() < 2 {
-                assert!(begun.elapsed() < PATIENCE, "no client was refused");
+                assert!(begun.elapsed() < LONGEST, "no client was refused");
                 thread::yield_now();
             }
             host.busy.store(false, Ordering::SeqCst);
@@ -445,11 +445,11 @@ fn too_many_that_wait_are_sent_away() {
 
 #[test]
 fn our_own_protocol_carries_everything() {
-    let ended = with_server_that_ends(patient(), |run, host| {
+    let ended = with_server_that_ends(lenient(), |run, host| {
         let mut own = OwnClient::connect(run, ID).expect("greeted");
         assert_eq!((own.hello().version, own.hello().pid), (1, std::process::id()));
         let mut ask = |command: Command| -> Result<Value> {
-            own.call_all(&[command], patience()).map(|mut answers| answers.remove(0))
+            own.call_all(&[command], longest()).map(|mut answers| answers.remove(0))
         };
         ask(command::Attach { minor: 4 }.into()).expect("attached");
         let image = ImageSource::Leaf("vhd:/a".into());
@@ -494,7 +494,7 @@ fn our_own_protocol_carries_everything() {
 
 #[test]
 fn descriptors_come_along_and_are_closed_when_no_command_takes_them() {
-    with_server(patient(), |run, host| {
+    with_server(lenient(), |run, host| {
         Client::new(run, ID).attach(0).expect("attached");
         let mut own = OwnClient::connect(run, ID).expect("greeted");
         let (mut ours, theirs) = UnixStream::pair().expect("pair");
@@ -507,13 +507,13 @@ fn descriptors_come_along_and_are_closed_when_no_command_takes_them() {
             read_only: false,
         };
         let add = FrontAdd { minor: 0, front, vbd: None };
-        let error = own.call(&add, &[], patience()).expect_err("none came");
+        let error = own.call(&add, &[], longest()).expect_err("none came");
         assert_eq!(error.errno, Errno::EINVAL);
-        own.call(&add, &[theirs.as_fd()], patience()).expect("added");
+        own.call(&add, &[theirs.as_fd()], longest()).expect("added");
         assert_eq!(host.disks.lock()[&0].fd_count, 1);
-        own.call(&command::List {}, &[theirs.as_fd(), theirs.as_fd()], patience()).expect("listed");
+        own.call(&command::List {}, &[theirs.as_fd(), theirs.as_fd()], longest()).expect("listed");
         drop(theirs);
-        ours.set_read_timeout(patience()).expect("set");
+        ours.set_read_timeout(longest()).expect("set");
         let mut said = String::new();
         ours.read_to_string(&mut said).expect("all copies at the other end are closed");
         assert_eq!(said, "reached");
@@ -522,13 +522,13 @@ fn descriptors_come_along_and_are_closed_when_no_command_takes_them() {
 
 fn raw(run: &RunDir) -> UnixStream {
     let stream = UnixStream::connect(run.socket(ID)).expect("connected");
-    stream.set_read_timeout(patience()).expect("set");
+    stream.set_read_timeout(longest()).expect("set");
     stream
 }
 
 #[test]
 fn our_protocol_wants_a_greeting_and_answers_nonsense() {
-    with_server(patient(), |run, _| {
+    with_server(lenient(), |run, _| {
         let mut stream = raw(run);
         stream.write_all(b"{\"id\":3,\"command\":\"list\"}\n{\"id\":4,\"command\":\"hel").expect("sent");
         stream.write_all(b"lo\",\"version\":0}\n{nonsense}\n{\"id\":5,\"command\":\"hello\",\"version\":9}\n{\"id\":6,\"command\":\"list\"}\n").expect("sent");
@@ -567,7 +567,7 @@ fn hostile_bytes_are_survived() {
             let begun = Instant::now();
             let mut answer = Vec::new();
             while answer.is_empty() {
-                assert!(begun.elapsed() < PATIENCE, "type {number} was not answered");
+                assert!(begun.elapsed() < LONGEST, "type {number} was not answered");
                 let mut stream = raw(run);
                 if stream.write_all(&bytes).is_ok() {
                     let _ = stream.read_to_end(&mut answer);
@@ -646,7 +646,7 @@ fn an_idle_server_ends_at_once_when_it_is_stopped() {
 
 #[test]
 fn processes_are_found_and_dead_sockets_told_apart() {
-    with_server(patient(), |run, _| {
+    with_server(lenient(), |run, _| {
         drop(UnixListener::bind(run.socket(99_999_999)).expect("bound"));
         std::fs::write(run.path().join("ctlx"), "").expect("written");
         std::fs::write(run.path().join("nbd77.0"), "").expect("written");

@@ -144,7 +144,7 @@ fn died(vms: &Arc<Vms>, died: &Note) -> Result<Followed, ApiError> {
         return Ok(Followed::Done);
     }
     if note.phase != Phase::Running {
-        return left_ended(vms, &call, &note);
+        return left_ended(vms, &call, &note).map(|()| Followed::Done);
     }
     if recover::waits_for_sr(vms, &note) {
         return Ok(Followed::Done);
@@ -161,7 +161,7 @@ fn died(vms: &Arc<Vms>, died: &Note) -> Result<Followed, ApiError> {
     let Some(note) = vms.disks.of_vbd(uuid) else { return Ok(Followed::Done) };
     if note.phase != Phase::Running {
         // An unplug came first.
-        return left_ended(vms, &call, &note);
+        return left_ended(vms, &call, &note).map(|()| Followed::Done);
     }
     if vms.disks.is_paused(uuid) {
         // A snapshot came first, and takes longer than a start may: the guest waits for its storage, and loses nothing.
@@ -175,11 +175,9 @@ fn died(vms: &Arc<Vms>, died: &Note) -> Result<Followed, ApiError> {
 }
 
 /// A process that an unplug left behind has ended: its VDI is free again.
-fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<Followed, ApiError> {
+fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<(), ApiError> {
     let vbd = vms.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
-    let Some(record) = &vbd else {
-        return recover::remove(call, note, None).map(|()| Followed::Done);
-    };
+    let Some(record) = &vbd else { return recover::remove(call, note, None) };
     let check = |_: &mut Change<'_>, vbd: &Object| Ok(vbd.bool("currently_attached"));
     let (_running, is_attached) = Running::begin(call, "VBD", &record.reference, "unplug", check)?;
     // An operation may have cleared it away, and plugged another disk. One that is attached although its disk ends is
@@ -188,8 +186,8 @@ fn left_ended(vms: &Arc<Vms>, call: &Call, note: &Note) -> Result<Followed, ApiE
         now.process.is_none_or(|process| note.process == Some(process))
             && (!is_attached || now.phase == Phase::Ending)
     };
-    if let Some(now) = vms.disks.of_vbd(note.spec.vbd).filter(is_left) {
-        recover::remove(call, &now, Some(record))?;
+    match vms.disks.of_vbd(note.spec.vbd) {
+        Some(now) if is_left(&now) => recover::remove(call, &now, Some(record)),
+        _ => Ok(()),
     }
-    Ok(Followed::Done)
 }
