@@ -4,7 +4,7 @@
 //!   process    whether a process is there, and which one it is
 //!   poll       waiting for descriptors
 //!   lock       advisory locks of files
-//!   socket     which process is at the other end
+//!   socket     which process is at the other end; descriptors that travel with bytes
 //!   successor  taking the place of a process that was killed
 //!   private    what a program makes, and what is there already, closed to other users
 //!   shm        directories and files in shared memory, which every local user can write to

@@ -1,19 +1,13 @@
 //! UNIX stream sockets with deadlines and descriptors.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
 use tapio_sys::poll::{self, PollFd, PollFlags};
-
-/// Descriptors that one message may bring.
-pub(crate) const FDS_MAX: usize = 8;
+use tapio_sys::socket;
+pub(crate) use tapio_sys::socket::FDS_MAX;
 
 /// A moment after which waiting ends; `None` waits for ever.
 #[derive(Clone, Copy, Debug)]
@@ -46,23 +40,9 @@ pub(crate) fn wait<const N: usize>(
     }
 }
 
-/// Room for the control messages: more than a message may bring, so that one with too many is seen to have them.
-type ControlBuffer = [MaybeUninit<u8>; rustix::cmsg_space!(ScmRights(3 * FDS_MAX))];
-
-const NO_CONTROL: ControlBuffer = [MaybeUninit::uninit(); size_of::<ControlBuffer>()];
-
 /// Receives what is there, descriptors included, without waiting.
 pub(crate) fn receive(stream: &UnixStream, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-    let mut room = NO_CONTROL;
-    let mut control = RecvAncillaryBuffer::new(&mut room);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let len = recvmsg(stream, &mut [IoSliceMut::new(into)], &mut control, flags)?.bytes;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(more) = message {
-            fds.extend(more);
-        }
-    }
-    Ok(len)
+    socket::receive(stream, into, fds).map(|received| received.len)
 }
 
 /// Sends all bytes before the deadline, the descriptors with the first of them.
@@ -72,14 +52,8 @@ pub(crate) fn send_all(
     mut fds: &[BorrowedFd<'_>],
     deadline: Deadline,
 ) -> io::Result<()> {
-    if fds.len() > FDS_MAX {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("at most {FDS_MAX} descriptors at a time"),
-        ));
-    }
     while !bytes.is_empty() {
-        match send_some(stream, bytes, fds) {
+        match socket::send(stream, bytes, fds) {
             Ok(sent) => {
                 bytes = &bytes[sent..];
                 fds = &[];
@@ -94,16 +68,6 @@ pub(crate) fn send_all(
         }
     }
     Ok(())
-}
-
-fn send_some(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut room = NO_CONTROL;
-    let mut control = SendAncillaryBuffer::new(&mut room);
-    // The caller has seen that there is room for all of them.
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
 }
 
 /// Fills the buffer before the deadline.

@@ -1,26 +1,17 @@
 //! The socket of one connection: whole messages with the descriptors that came along.
 
 use std::fmt;
-use std::io::{self, IoSliceMut};
-use std::mem::{self, MaybeUninit};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use tapio_sys::poll::{self, PollFd, PollFlags};
+use tapio_sys::socket;
 
 use super::message::{HEADER_LEN, Header, Message, MessageError, TABLE_REGIONS_MAX};
 
 /// A front end that has begun a message must finish it within this time.
 const MESSAGE_MAX: Duration = Duration::from_secs(10);
-
-/// Room for the control message that carries descriptors.
-#[repr(align(8))]
-struct ControlSpace([u8; 128]);
-
-/// More room than the most descriptors of a message need, so that one with too many is seen to have them.
-const ROOM_LEN: usize = rustix::cmsg_space!(ScmRights(3 * TABLE_REGIONS_MAX));
 
 /// Why a connection ended.
 #[derive(Debug)]
@@ -108,7 +99,7 @@ impl Channel {
     }
 
     /// Sends one message.
-    pub fn send(&self, header: Header, payload: &[u8], fds: &[RawFd]) -> io::Result<()> {
+    pub fn send(&self, header: Header, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(HEADER_LEN + payload.len());
         bytes.extend_from_slice(&header.to_bytes());
         bytes.extend_from_slice(payload);
@@ -168,65 +159,24 @@ impl Channel {
     }
 
     fn recv_some(&self, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ChannelError> {
-        let mut room = [MaybeUninit::uninit(); ROOM_LEN];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let got = loop {
-            match recvmsg(&self.socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
-                Ok(got) => break got,
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
-                Err(error) => return Err(io::Error::from(error).into()),
-            }
+        let got = match socket::receive(&self.socket, into, fds) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Err(ChannelError::Closed),
+            got => got?,
         };
-        // Take every descriptor first, so that none leaks when there are too many.
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(more) = message {
-                fds.extend(more);
-            }
-        }
-        if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > TABLE_REGIONS_MAX {
+        if got.is_cut || fds.len() > TABLE_REGIONS_MAX {
             let why = "more descriptors came with a message than any message has";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why).into());
         }
-        Ok(got.bytes)
+        Ok(got.len)
     }
 
-    fn send_some(&self, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
-        assert!(fds.len() <= TABLE_REGIONS_MAX, "a message carries at most {TABLE_REGIONS_MAX} descriptors");
-        let mut control = ControlSpace([0; 128]);
-        let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: an all-zero msghdr is a valid value.
-        let mut header: libc::msghdr = unsafe { mem::zeroed() };
-        header.msg_iov = &raw mut piece;
-        header.msg_iovlen = 1;
-        if !fds.is_empty() {
-            let len = size_of_val(fds) as u32;
-            header.msg_control = control.0.as_mut_ptr().cast();
-            // SAFETY: pure arithmetic.
-            header.msg_controllen = unsafe { libc::CMSG_SPACE(len) } as usize;
-            // SAFETY: the control space is aligned and large enough for eight descriptors.
-            unsafe {
-                let entry = libc::CMSG_FIRSTHDR(&raw const header);
-                (*entry).cmsg_level = libc::SOL_SOCKET;
-                (*entry).cmsg_type = libc::SCM_RIGHTS;
-                (*entry).cmsg_len = libc::CMSG_LEN(len) as usize;
-                let data = libc::CMSG_DATA(entry).cast::<RawFd>();
-                for (index, fd) in fds.iter().enumerate() {
-                    data.add(index).write_unaligned(*fd);
-                }
-            }
-        }
+    fn send_some(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
         loop {
-            // SAFETY: the header names memory that is valid for reading during the call.
-            let count =
-                unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
-            if count >= 0 {
-                return Ok(count as usize);
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
+            match socket::send(&self.socket, bytes, fds) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    poll::any(&mut [PollFd::new(&self.socket, PollFlags::OUT)], None)?;
+                }
+                sent => return sent,
             }
         }
     }
@@ -249,7 +199,7 @@ mod tests {
         let (front, back, stop, _keep) = pair();
         let file = std::fs::File::open("/dev/null").unwrap();
         let header = Header::request(id::SET_VRING_KICK, 8, false);
-        front.send(header, &1u64.to_ne_bytes(), &[file.as_raw_fd()]).unwrap();
+        front.send(header, &1u64.to_ne_bytes(), &[file.as_fd()]).unwrap();
         let (got, message, fds) = back.receive(stop.as_fd()).unwrap();
         assert_eq!(got, header);
         assert_eq!(message, Message::SetVringKick { index: 1, has_fd: true });
@@ -279,7 +229,7 @@ mod tests {
         let (front, back, stop, _keep) = pair();
         let (probe, other) = UnixStream::pair().unwrap();
         let header = Header::request(id::SET_VRING_KICK, 8, false);
-        front.send(header, &0u64.to_ne_bytes(), &[other.as_raw_fd(); 2]).unwrap();
+        front.send(header, &0u64.to_ne_bytes(), &[other.as_fd(); 2]).unwrap();
         assert!(matches!(back.receive(stop.as_fd()), Err(ChannelError::Message(_))));
         drop(other);
         // Every copy is closed: the other end sees the end of the stream.

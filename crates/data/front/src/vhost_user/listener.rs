@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -354,7 +354,7 @@ impl Server {
             let wants_ack = header.needs_reply() && session.acknowledges();
             let sent = match answer {
                 Ok(Some(reply)) => {
-                    let fds: Vec<_> = reply.fd.iter().map(AsRawFd::as_raw_fd).collect();
+                    let fds: Vec<_> = reply.fd.iter().map(AsFd::as_fd).collect();
                     let head = Header::reply(header.request, reply.payload.len() as u32);
                     channel.send(head, &reply.payload, &fds)
                 }

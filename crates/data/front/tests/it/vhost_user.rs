@@ -614,7 +614,7 @@ fn a_socket_that_listens_already_is_taken_over() {
 #[test]
 fn the_front_end_hears_of_a_resize() {
     use std::io::Read;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::AsFd;
     let rig = Rig::small();
     let driver = rig.driver(DriverOptions::default());
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -628,7 +628,7 @@ fn the_front_end_hears_of_a_resize() {
     };
     resize(DISK_LEN * 2);
     assert_eq!(driver.read_config().unwrap()[..8], (DISK_LEN * 2 / 512).to_le_bytes());
-    driver.send_raw(21, &[], &[theirs.as_raw_fd()]).unwrap();
+    driver.send_raw(21, &[], &[theirs.as_fd()]).unwrap();
     drop(theirs);
     // Messages are obeyed in order: once this one is answered, the socket has been taken.
     driver.read_config().unwrap();

@@ -1,32 +1,17 @@
-//! Descriptors through a socket.
+//! Links to an SR's worker: a descriptor each, through the socket that it was started with.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
-
-/// Room for the control message of one descriptor.
-type Room = [MaybeUninit<u8>; rustix::cmsg_space!(ScmRights(1))];
-
-const EMPTY: Room = [MaybeUninit::uninit(); size_of::<Room>()];
+use tapio_sys::{poll, socket};
 
 /// Sends a descriptor; does not wait for room in the socket.
 ///
 /// # Errors
 /// The other end is gone, or takes nothing.
 pub(super) fn send(socket: &UnixStream, fd: impl AsFd) -> io::Result<()> {
-    let fds = [fd.as_fd()];
-    let mut room = EMPTY;
-    let mut control = SendAncillaryBuffer::new(&mut room);
-    // It is as large as one descriptor needs.
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-    Ok(())
+    socket::send(socket, &[0], &[fd.as_fd()]).map(drop)
 }
 
 /// The next descriptor; none when the other end is gone.
@@ -34,18 +19,18 @@ pub(super) fn send(socket: &UnixStream, fd: impl AsFd) -> io::Result<()> {
 /// # Errors
 /// Something else came.
 pub(super) fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
-    let mut data = [0];
-    let mut room = EMPTY;
-    let mut control = RecvAncillaryBuffer::new(&mut room);
-    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut data)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    if got.bytes == 0 {
+    let mut fds = Vec::new();
+    let got = loop {
+        poll::any(&mut [poll::PollFd::new(socket, poll::PollFlags::IN)], None)?;
+        match socket::receive(socket, &mut [0], &mut fds) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            got => break got?,
+        }
+    };
+    if got.len == 0 {
         return Ok(None);
     }
-    let found = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    found.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no descriptor came"))
+    fds.pop().map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no descriptor came"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The log of a live migration as a front end keeps it.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -57,7 +57,7 @@ impl Driver {
         let end = GUEST_BASE + self.memory.mapping.len();
         let file = Arc::new(LogFile::new(end.div_ceil(LOG_PAGE_LEN).div_ceil(8))?);
         let payload = [file.len.to_ne_bytes(), 0u64.to_ne_bytes()].concat();
-        self.ask(id::SET_LOG_BASE, &payload, &[file.fd.as_raw_fd()])?;
+        self.ask(id::SET_LOG_BASE, &payload, &[file.fd.as_fd()])?;
         self.tell(id::SET_FEATURES, &(self.features | feature::LOG_ALL).to_ne_bytes(), &[])?;
         self.log = Some(Arc::clone(&file));
         queues.iter().try_for_each(|queue| self.set_addresses(*queue))?;

@@ -9,7 +9,7 @@ mod queue;
 mod ring;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -307,7 +307,7 @@ impl Driver {
     /// Shares the memory again, as a front end does whose memory layout has changed.
     pub fn share_memory(&self) -> io::Result<()> {
         let len = self.memory.mapping.len();
-        let fd = self.memory.file.as_raw_fd();
+        let fd = self.memory.file.as_fd();
         let region = RegionSpec { guest: GUEST_BASE, len, user: USER_BASE, offset: 0 };
         if self.options.memory_slots && self.protocol & protocol::CONFIGURE_MEM_SLOTS != 0 {
             // In two halves, so that buffers cross from one region into the next.
@@ -330,7 +330,7 @@ impl Driver {
     }
 
     /// Sends any message, with any descriptors: for tests of back ends.
-    pub fn send_raw(&self, request: u32, payload: &[u8], fds: &[i32]) -> io::Result<()> {
+    pub fn send_raw(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.channel.send(Header::request(request, payload.len() as u32, false), payload, fds)
     }
 
@@ -408,7 +408,7 @@ impl Driver {
             self.inflight = Some((InflightSpec { len, ..spec }, Arc::new(fd)));
         }
         match &self.inflight {
-            Some((spec, fd)) => self.tell(id::SET_INFLIGHT_FD, &spec.to_bytes(), &[fd.as_raw_fd()]),
+            Some((spec, fd)) => self.tell(id::SET_INFLIGHT_FD, &spec.to_bytes(), &[fd.as_fd()]),
             None => Ok(()),
         }
     }
@@ -420,7 +420,12 @@ impl Driver {
         })
     }
 
-    fn ask(&self, request: u32, payload: &[u8], fds: &[i32]) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    fn ask(
+        &self,
+        request: u32,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         self.channel.send(Header::request(request, payload.len() as u32, false), payload, fds)?;
         self.answer(request)
     }
@@ -436,12 +441,12 @@ impl Driver {
         Ok((payload, fds))
     }
 
-    fn tell_quietly(&self, request: u32, payload: &[u8], fds: &[i32]) -> io::Result<()> {
+    fn tell_quietly(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.channel.send(Header::request(request, payload.len() as u32, false), payload, fds)
     }
 
     /// Sends a message that has no answer of its own, and waits until it was obeyed.
-    fn tell(&self, request: u32, payload: &[u8], fds: &[i32]) -> io::Result<()> {
+    fn tell(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let ack = self.protocol & protocol::REPLY_ACK != 0;
         self.channel.send(Header::request(request, payload.len() as u32, ack), payload, fds)?;
         if !ack {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -101,8 +101,8 @@ impl DriverQueue {
         }
     }
 
-    pub(super) fn descriptors(&self) -> (RawFd, RawFd, RawFd) {
-        (self.kick.as_raw_fd(), self.call.as_raw_fd(), self.err.as_raw_fd())
+    pub(super) fn descriptors(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>, BorrowedFd<'_>) {
+        (self.kick.as_fd(), self.call.as_fd(), self.err.as_fd())
     }
 
     /// Slots that are free.
