@@ -475,11 +475,12 @@ pub(super) async fn run_all<F: Future<Output = Result<()>>>(
     let mut result = Ok(());
     poll_fn(|context| {
         loop {
-            let mut began = false;
             while result.is_ok() && flying.len() < most {
                 let Some(future) = waiting.next() else { break };
                 flying.push(Box::pin(future));
-                began = true;
+            }
+            if flying.is_empty() {
+                return Poll::Ready(());
             }
             let before = flying.len();
             flying.retain_mut(|future| match future.as_mut().poll(context) {
@@ -491,9 +492,6 @@ pub(super) async fn run_all<F: Future<Output = Result<()>>>(
                     false
                 }
             });
-            if flying.is_empty() && !began {
-                return Poll::Ready(());
-            }
             if flying.len() == before {
                 return Poll::Pending;
             }
@@ -505,7 +503,61 @@ pub(super) async fn run_all<F: Future<Output = Result<()>>>(
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    #[test]
+    fn all_futures_run_however_many_end_at_once() {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        for (count, most) in [(0, 4), (3, 4), (4, 4), (8, 4), (9, 4), (100, 32)] {
+            let (flying, ended) = (Cell::new(0), Cell::new(0));
+            let futures = (0..count).map(|_| async {
+                flying.set(flying.get() + 1);
+                assert!(flying.get() <= most, "{} at once", flying.get());
+                let mut polled = false;
+                poll_fn(
+                    |_| if std::mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending },
+                )
+                .await;
+                flying.set(flying.get() - 1);
+                ended.set(ended.get() + 1);
+                Ok(())
+            });
+            let mut all = Box::pin(run_all(futures, most));
+            while all.as_mut().poll(&mut context).is_pending() {}
+            assert_eq!(ended.get(), count);
+        }
+    }
+
+    #[test]
+    fn no_future_begins_after_an_error_and_those_that_began_end() {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let ended = Cell::new(0);
+        let futures = (0..9).map(|index| {
+            let ended = &ended;
+            async move {
+                let mut polled = index == 1;
+                poll_fn(
+                    |_| if std::mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending },
+                )
+                .await;
+                ended.set(ended.get() + 1);
+                let failed = FormatError::new(FormatErrorKind::OutOfSpace, "full");
+                if index == 1 { Err(failed) } else { Ok(()) }
+            }
+        });
+        let mut all = Box::pin(run_all(futures, 4));
+        let result = loop {
+            if let Poll::Ready(result) = all.as_mut().poll(&mut context) {
+                break result;
+            }
+        };
+        assert_eq!(
+            (result.map_err(|error| error.kind()), ended.get()),
+            (Err(FormatErrorKind::OutOfSpace), 4)
+        );
+    }
 
     #[test]
     fn near_sectors_of_the_table_go_in_one_piece() {
