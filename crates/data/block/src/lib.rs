@@ -33,6 +33,7 @@ mod open;
 mod parent;
 mod port;
 mod request;
+mod shared;
 mod standby;
 mod swap;
 mod takeover;
@@ -46,7 +47,7 @@ pub use admission::{Admission, Delays, Origin, Pages, PoolFacts, Taken};
 pub use chain::{Chain, LayerCounters, Link};
 pub use commit::Forecast;
 pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};
-pub use data_thread::{DataThread, DiskHandle, Gone};
+pub use data_thread::{DataThread, DiskHandle, Gone, Handle, Owner, Place};
 pub use disk::{Disk, DiskFailure, DiskOptions, DiskStatus};
 pub use front::{FrontEnd, FrontId, Fronts};
 pub use io::{DiskIo, DiskStore};
@@ -57,6 +58,10 @@ pub use notes::Notes;
 pub use open::CHAIN_MAX;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use request::{Completion, DiskError, Op, Request};
+pub use shared::{
+    Exchange, QUEUE_THREADS_MAX, QueueCore, QueueHandle, QueueOptions, Shared, Sharing, THREADS_AUTO_MAX,
+    Wake, threads_auto,
+};
 pub use swap::{LeafFacts, Swapped};
 pub use tap::{Signal, StandbyOptions, TapOptions};
 pub use tapio_stat::trace::Point;

@@ -22,6 +22,7 @@ mod remote;
 mod rig;
 mod story;
 mod taps;
+mod threads;
 
 use rig::RigKind;
 

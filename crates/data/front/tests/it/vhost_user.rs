@@ -530,9 +530,10 @@ fn hostile_rings_hurt_only_themselves() {
         bad.kick_always().unwrap();
         assert!(bad.wait_broken(LIMIT).unwrap(), "{name}: the front end is told");
         assert_eq!(write_pattern(&mut good, 0, 4096, 3), 0, "{name}: the other queue works on");
+        // The thread of the queue answers this only when it has reported.
+        driver.stop(0).unwrap();
         let lines = rig.lines.lock().unwrap().clone();
         assert_eq!(lines.len(), 1, "{name}: {lines:?}");
-        driver.stop(0).unwrap();
     }
 }
 
@@ -620,7 +621,7 @@ fn the_front_end_hears_of_a_resize() {
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(LIMIT)).unwrap();
     let resize = |len| {
-        let set = move |data_thread: &tapio_block::DataThread| {
+        let set = move |data_thread: &tapio_block::Owner| {
             let geometry = data_thread.port.geometry();
             data_thread.port.set_geometry(tapio_block::Geometry { len, ..geometry });
         };

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
 use tapio_types::{Access, SECTOR_LEN, Span};
@@ -40,7 +41,8 @@ const ZERO_PIECE: usize = 256 << 10;
 #[derive(Debug)]
 pub struct UringFile {
     uring: Uring,
-    file: File,
+    /// Shared with the rings of other threads: see [`SharedFile`].
+    file: Arc<File>,
     _lock: Option<WriterLock>,
     info: StorageInfo,
     inode: u64,
@@ -68,6 +70,19 @@ enum ZeroSupport {
 pub(super) struct OpenedFile {
     file: File,
     lock: Option<WriterLock>,
+    info: StorageInfo,
+    inode: u64,
+    memory_align: u32,
+    in_memory: bool,
+    on_fuse: bool,
+    len: u64,
+}
+
+/// An open file for the rings of other threads of the process. The lock of a writer stays with the thread that opened
+/// it, and so do its length and what is found out about it: others read and write what they know to be there.
+#[derive(Clone, Debug)]
+pub struct SharedFile {
+    file: Arc<File>,
     info: StorageInfo,
     inode: u64,
     memory_align: u32,
@@ -133,7 +148,7 @@ impl UringFile {
         let OpenedFile { file, lock, info, inode, memory_align, in_memory, on_fuse, len } = opened;
         Self {
             uring: uring.clone(),
-            file,
+            file: Arc::new(file),
             _lock: lock,
             info,
             inode,
@@ -141,6 +156,36 @@ impl UringFile {
             in_memory,
             on_fuse,
             len: Cell::new(len),
+            zeroing: Cell::new(ZeroSupport::Untried),
+            flush_failed: Cell::new(false),
+        }
+    }
+
+    /// The file for the rings of other threads.
+    pub(super) fn share(&self) -> SharedFile {
+        SharedFile {
+            file: Arc::clone(&self.file),
+            info: self.info,
+            inode: self.inode,
+            memory_align: self.memory_align,
+            in_memory: self.in_memory,
+            on_fuse: self.on_fuse,
+            len: self.len.get(),
+        }
+    }
+
+    /// A file that another thread has opened, on this ring too.
+    pub(super) fn adopt(uring: &Uring, shared: &SharedFile) -> Self {
+        Self {
+            uring: uring.clone(),
+            file: Arc::clone(&shared.file),
+            _lock: None,
+            info: shared.info,
+            inode: shared.inode,
+            memory_align: shared.memory_align,
+            in_memory: shared.in_memory,
+            on_fuse: shared.on_fuse,
+            len: Cell::new(shared.len),
             zeroing: Cell::new(ZeroSupport::Untried),
             flush_failed: Cell::new(false),
         }
