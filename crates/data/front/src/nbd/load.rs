@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use tapio_load::{Load, LoadReport, Places};
+use tapio_load::{Load, LoadReport, Places, thread_cpu};
 use tapio_nbd::socket::write_all;
 
 use super::client::{Address, Client, ClientError, ClientOptions};
@@ -58,7 +58,7 @@ fn drive(client: Client, mut load: Load) -> Result<LoadReport, ClientError> {
     if load.span_len < load.block_len.max(1).into() || load.depth == 0 {
         return Err(ClientError::Protocol("the export is smaller than one block of the load"));
     }
-    let begin = Instant::now();
+    let (begin, cpu) = (Instant::now(), thread_cpu());
     let mut driver = Driver {
         load,
         style: client.style(),
@@ -76,6 +76,7 @@ fn drive(client: Client, mut load: Load) -> Result<LoadReport, ClientError> {
     driver.send(fd.as_fd())?;
     driver.pump(&fd, begin)?;
     driver.report.time = begin.elapsed();
+    driver.report.cpu = thread_cpu().saturating_sub(cpu);
     Ok(driver.report)
 }
 
