@@ -115,6 +115,8 @@ const R1M: &str = "read-1m-q8";
 const W1M: &str = "write-1m-q8";
 const R8X4: &str = "read-4k-q8x4";
 const W8X4: &str = "write-4k-q8x4";
+const R8X4S: &str = "read-4k-q8x4-single";
+const W8X4S: &str = "write-4k-q8x4-single";
 const X2: &str = "read-4k-q32x2";
 const X4: &str = "read-4k-q32x4";
 const A1: &str = "allocate-4k-q1";
@@ -126,7 +128,7 @@ const VHD: f64 = 0.97;
 const LANES: f64 = 1.15;
 
 #[rustfmt::skip]
-pub const GOALS: [Goal; 131] = [
+pub const GOALS: [Goal; 141] = [
     rate(Q1, "tapio-nbd-raw", "qemu-nbd-raw", 1.25),
     rate(Q1, "tapio-nbd-raw", "qsd-nbd-raw", 1.25),
     rate(Q1, "tapio-nbd-raw", "nbdkit-file", 1.25),
@@ -212,6 +214,16 @@ pub const GOALS: [Goal; 131] = [
     rate(W8X4, "tapio-vhost-vhd", "tapio-vhost-raw", VHD),
     cpu_us(W8X4, "tapio-nbd-raw", 6.0),
     cpu_us(W8X4, "tapio-nbd-vhd", 6.0),
+    rate(R8X4S, "tapio-nbd-raw", "nbdkit-file", LANES),
+    rate(R8X4S, "tapio-nbd-vhd", "tapio-nbd-raw", VHD),
+    seen(R8X4S, "tapio-nbd-null", "nbdkit-null"),
+    cpu_us(R8X4S, "tapio-nbd-raw", 6.0),
+    cpu_us(R8X4S, "tapio-nbd-vhd", 6.0),
+    rate(W8X4S, "tapio-nbd-raw", "nbdkit-file", LANES),
+    rate(W8X4S, "tapio-nbd-raw", "qemu-nbd-raw", 2.2),
+    rate(W8X4S, "tapio-nbd-vhd", "tapio-nbd-raw", VHD),
+    cpu_us(W8X4S, "tapio-nbd-raw", 6.0),
+    cpu_us(W8X4S, "tapio-nbd-vhd", 6.0),
     scaling(X2, "tapio-vhost-raw", Q32, 1.5),
     scaling(X2, "tapio-vhost-vhd", Q32, 1.5),
     scaling(X2, "tapio-vhost-null", Q32, 1.5),

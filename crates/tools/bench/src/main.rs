@@ -178,10 +178,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     arguments.common.show(&report, &report.tables())
 }
 
-/// Ctrl-C ends the run after the current measurement.
+/// Ctrl-C, and the signal to end, end the run after the current measurement: it cleans up and reports what it has.
 fn end_at_interrupt() {
-    // SAFETY: the handler only stores to an atomic.
-    unsafe { libc::signal(libc::SIGINT, interrupt as *const () as libc::sighandler_t) };
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { libc::signal(signal, interrupt as *const () as libc::sighandler_t) };
+    }
 }
 
 extern "C" fn interrupt(_signal: libc::c_int) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_front::nbd::client::{Address, Client, ClientOptions};
-use tapio_front::nbd::load;
+use tapio_front::nbd::load::{self, Sending};
 use tapio_front::nbd::wire::Style;
 use tapio_load::bare_file;
 use tapio_load::{Load, LoadReport};
@@ -203,7 +203,8 @@ impl Running {
 
     fn nbd(&self, job: &Job) -> Result<LoadReport, String> {
         let address = Address::Unix(self.socket.clone());
-        load::run(&address, &client_options(), &job.load(), job.workload.lanes.into())
+        let sending = if job.workload.singly { Sending::Singly } else { Sending::Together };
+        load::run_sending(&address, &client_options(), &job.load(), job.workload.lanes.into(), sending)
             .map_err(|error| format!("{}: {error}; {}", self.server.name, self.said()))
     }
 }

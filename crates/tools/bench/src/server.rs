@@ -126,13 +126,15 @@ impl Server {
     /// Whether it can do this at all.
     pub fn takes(&self, workload: &Workload) -> bool {
         let lanes = workload.lanes == 1 || matches!(self.protocol, Nbd | VhostUser) && !self.polls;
+        // A ring has no calls that send requests.
+        let sends = !workload.singly || self.protocol == Nbd;
         // Behind nothing there is nothing to write.
         let backed = self.backing != Nothing || !workload.mix.writes();
         // Into a sparse file every other server than the file itself only adds its usual cost.
         let allocates = !matches!(self.backing, Raw | Nothing) && self.protocol != Fuse && !self.polls;
         let filled = !matches!(self.backing, Differencing | Encrypted | Qcow2);
         let state = if workload.fresh { allocates || self.program == BareFile } else { filled };
-        lanes && backed && state
+        lanes && sends && backed && state
     }
 
     /// It reads from and writes to the page cache, although the storage is a disk and others go past it: what it does
@@ -283,9 +285,9 @@ mod tests {
             assert!(takes.iter().any(|server| server.program == Tapio), "{}", workload.name);
             assert!(takes.iter().any(|server| server.program == QemuNbd), "{}", workload.name);
             assert!(takes.iter().any(|server| server.program == BareFile) == (workload.lanes == 1));
-            for protocol in [Nbd, VhostUser] {
+            for protocol in if workload.singly { &[Nbd][..] } else { &[Nbd, VhostUser] } {
                 let found = |program| {
-                    takes.iter().any(|server| (server.program, server.protocol) == (program, protocol))
+                    takes.iter().any(|server| (server.program, server.protocol) == (program, *protocol))
                 };
                 assert!(found(Tapio) && found(QemuStorageDaemon), "{} {protocol:?}", workload.name);
             }

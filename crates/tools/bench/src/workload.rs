@@ -16,6 +16,8 @@ pub struct Workload {
     pub depth: u32,
     /// Connections of NBD clients, or queues of one vhost-user front end; each is driven by a thread of its own.
     pub lanes: u16,
+    /// NBD clients send each request by a call of its own, as libnbd and the kernel's client do.
+    pub singly: bool,
     /// Into a fresh image without any data, for a number of requests rather than a time.
     pub fresh: bool,
 }
@@ -27,6 +29,7 @@ const READ: Workload = Workload {
     block_len: 4096,
     depth: 32,
     lanes: 1,
+    singly: false,
     fresh: false,
 };
 
@@ -35,7 +38,7 @@ const WRITE: Workload = Workload { mix: Mix::RandomWrite, ..READ };
 const LARGE: Workload = Workload { block_len: 1 << 20, depth: 8, mix: Mix::SequentialRead, ..READ };
 
 /// All of them, in the order in which they run.
-pub const WORKLOADS: [Workload; 12] = [
+pub const WORKLOADS: [Workload; 14] = [
     Workload { name: "read-4k-q1", title: "4k random read, depth 1", depth: 1, ..READ },
     Workload { name: "read-4k-q32", title: "4k random read, depth 32", ..READ },
     Workload { name: "write-4k-q32", title: "4k random write, depth 32", ..WRITE },
@@ -58,6 +61,22 @@ pub const WORKLOADS: [Workload; 12] = [
         title: "4k random write, 4 connections or queues of depth 8",
         depth: 8,
         lanes: 4,
+        ..WRITE
+    },
+    Workload {
+        name: "read-4k-q8x4-single",
+        title: "4k random read, 4 connections of depth 8, each request sent alone",
+        depth: 8,
+        lanes: 4,
+        singly: true,
+        ..READ
+    },
+    Workload {
+        name: "write-4k-q8x4-single",
+        title: "4k random write, 4 connections of depth 8, each request sent alone",
+        depth: 8,
+        lanes: 4,
+        singly: true,
         ..WRITE
     },
     Workload {

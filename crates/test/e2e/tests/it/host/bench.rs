@@ -59,6 +59,10 @@ fn a_quick_run_measures_ours_and_the_peers() {
             assert!(of(server, workload).is_some(), "no {server} {workload} in {said}");
         }
     }
+    assert!(
+        of("tapio-nbd-raw", "read-4k-q8x4-single").is_some()
+            && of("tapio-nbd-vhd", "write-4k-q8x4-single").is_some()
+    );
     for workload in ["allocate-4k-q1", "allocate-4k-q32", "allocate-1m-q8"] {
         for image in ["vhd", "diff", "crypt"] {
             for server in [format!("tapio-nbd-{image}"), format!("tapio-vhost-{image}")] {
