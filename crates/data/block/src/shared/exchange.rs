@@ -49,6 +49,8 @@ pub(super) enum ToOwner {
     Counts(Counts),
     /// The queue thread takes no requests, and the owner has been given every one that it had.
     Quiet,
+    /// What waits for its turn is to be let in: a client has to come to an end.
+    Hurry,
     /// Something is as the owner may wait for: a request has left, a view is dropped, a told change has ended.
     Look,
 }

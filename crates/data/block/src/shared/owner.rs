@@ -90,6 +90,11 @@ impl<I: Io> Core<I> {
         Arc::clone(&self.sharing.get_or_init(make).shared)
     }
 
+    /// Whether queue threads could serve anything of the open images by themselves.
+    pub fn can_be_shared(&self) -> bool {
+        self.chain().is_some_and(|chain| View::of(0, &chain, &self.io).is_some())
+    }
+
     /// Adds the queue thread at the other end of `exchange`; gives the front end that the data thread has to drive. The
     /// disk must have images.
     pub fn add_queue_thread(self: &Rc<Self>, exchange: &Arc<Exchange>) -> Option<Box<dyn FrontEnd>> {

@@ -362,6 +362,12 @@ impl<I: Io> FrontEnd for FromOwner<I> {
 struct Map<I: Io>(Rc<QueueCore<I>>);
 
 impl<I: Io> AllocationMap for Map<I> {
+    fn hurry(&self) {
+        if self.0.requests.count() > 0 {
+            self.0.exchange.tell_owner(ToOwner::Hurry);
+        }
+    }
+
     fn extents(
         &self,
         span: Span,

@@ -30,6 +30,8 @@ pub(super) struct QueueFront<I: Io> {
     answers: RefCell<Vec<ToQueue>>,
     /// The queue thread takes no requests, and all that it had were given to the owner.
     pub(super) is_quiet: Cell<bool>,
+    /// What waits here now goes to the disk without waiting for its turn.
+    is_hurried: Cell<bool>,
 }
 
 impl<I: Io> fmt::Debug for QueueFront<I> {
@@ -49,6 +51,7 @@ impl<I: Io> QueueFront<I> {
             give_up: RefCell::default(),
             answers: RefCell::default(),
             is_quiet: Cell::new(false),
+            is_hurried: Cell::new(false),
         })
     }
 
@@ -89,6 +92,10 @@ impl<I: Io> QueueFront<I> {
             ToOwner::Quiet => {
                 self.is_quiet.set(true);
                 core.queue_threads_moved();
+            }
+            ToOwner::Hurry => {
+                core.admission().admit_all();
+                self.is_hurried.set(!self.waiting.borrow().is_empty());
             }
             ToOwner::Look => core.queue_threads_moved(),
         }
@@ -178,7 +185,16 @@ impl<I: Io> FrontEnd for FromQueue<I> {
         let Some(core) = self.front.core.upgrade() else { return any };
         // What closed the gate may be over by now.
         core.look_at_sharing();
-        let submitted = self.front.submit();
+        let mut submitted = self.front.submit();
+        while self.front.is_hurried.get() {
+            core.admission().admit_all();
+            // What the disk has no room for goes on when it has.
+            if !self.front.submit() {
+                self.front.is_hurried.set(!self.front.waiting.borrow().is_empty());
+                break;
+            }
+            submitted = true;
+        }
         if submitted && core.state() != DiskState::Running {
             // A pause waits until all of them are at the disk.
             core.queue_threads_moved();

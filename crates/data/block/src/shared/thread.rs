@@ -143,7 +143,10 @@ impl QueueThreads {
     /// Thread `number` of the disk, 0 being the owner. Threads between that do not run yet are started too.
     pub fn nth(&self, disk: &DiskHandle, number: usize) -> QueueHandle {
         let mut running = self.running.lock();
-        while running.len() < number {
+        // Of an encrypted image, or one on another host, they would pass on every request.
+        let is_worth_it = running.len() >= number
+            || disk.owner().call(START_MAX, |owner| owner.core.can_be_shared()) == Ok(true);
+        while is_worth_it && running.len() < number {
             match self.start(disk.owner(), running.len()) {
                 Ok(started) => running.push(started),
                 Err(why) => {
