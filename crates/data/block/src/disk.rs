@@ -16,11 +16,12 @@ use tapio_types::{ChainSpec, IoLimits};
 
 use crate::admission::{Admission, Delays, PoolFacts, Taken};
 use crate::core::{Core, CoreOptions, DiskState, Observer};
-use crate::data_thread::{DataThread, DiskHandle, Gone, Handle, Owner};
+use crate::data_thread::{DataThread, Gone, Handle, Owner};
+use crate::disk_handle::DiskHandle;
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Geometry;
-use crate::shared::QueueThreads;
+use crate::shared::{QueueOptions, QueueThreads, ThreadOptions};
 use crate::tap::TapOptions;
 use crate::trace::Trace;
 
@@ -127,7 +128,7 @@ impl Disk {
     /// # Errors
     /// No thread or ring to be had, or an image that cannot be opened.
     pub fn start(spec: ChainSpec, options: DiskOptions) -> Result<Self, DiskFailure> {
-        let queues = Arc::new(QueueThreads::new(&options));
+        let queues = Arc::new(QueueThreads::new(options.threads, thread_options(&options)));
         let (reply, answer) = sync_channel::<Started>(1);
         let run = move || run(&spec, options, &|started| drop(reply.send(started)));
         let thread = Builder::new()
@@ -182,6 +183,7 @@ impl Disk {
             data_thread.core.resume_with(&spec, &taps).await?;
             if let Some(geometry) = data_thread.core.geometry() {
                 data_thread.port.set_geometry(geometry);
+                data_thread.core.queue_threads_know(geometry).await;
             }
             Ok::<_, FormatError>(())
         })??)
@@ -195,6 +197,7 @@ impl Disk {
         Ok(self.remote.call_async(within, move |data_thread| async move {
             let geometry = data_thread.core.grow(len).await?;
             data_thread.port.set_geometry(geometry);
+            data_thread.core.queue_threads_know(geometry).await;
             Ok::<_, FormatError>(geometry)
         })??)
     }
@@ -242,6 +245,17 @@ impl Disk {
             let _ = thread.join();
         }
         Ok(result??)
+    }
+}
+
+fn thread_options(options: &DiskOptions) -> ThreadOptions {
+    ThreadOptions {
+        queue_depth: options.queue_depth,
+        ring: UringConfig { pool_len: options.pool_len, caching: options.caching, ..UringConfig::default() },
+        polling: options.polling,
+        queue: QueueOptions { request_timeout: options.core.request_timeout, report: options.core.report },
+        at_start: options.at_start,
+        at_rest: options.at_rest,
     }
 }
 

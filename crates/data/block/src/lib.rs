@@ -20,6 +20,7 @@ mod commit;
 mod core;
 mod data_thread;
 mod disk;
+mod disk_handle;
 mod front;
 mod grow;
 mod io;
@@ -47,8 +48,9 @@ pub use admission::{Admission, Delays, Origin, Pages, PoolFacts, Taken};
 pub use chain::{Chain, LayerCounters, Link};
 pub use commit::Forecast;
 pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};
-pub use data_thread::{DataThread, DiskHandle, Gone, Handle, Owner, Place};
+pub use data_thread::{DataThread, Gone, Handle, Owner, Place};
 pub use disk::{Disk, DiskFailure, DiskOptions, DiskStatus};
+pub use disk_handle::DiskHandle;
 pub use front::{FrontEnd, FrontId, Fronts};
 pub use io::{DiskIo, DiskStore};
 pub use job::{Job, JobInfo, JobKind, JobState, Jobs};
@@ -59,8 +61,8 @@ pub use open::CHAIN_MAX;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use request::{Completion, DiskError, Op, Request};
 pub use shared::{
-    Exchange, QUEUE_THREADS_MAX, QueueCore, QueueHandle, QueueOptions, Shared, Sharing, THREADS_AUTO_MAX,
-    Wake, threads_auto,
+    Exchange, QUEUE_THREADS_MAX, QueueCore, QueueHandle, QueueOptions, Shared, THREADS_AUTO_MAX, Wake,
+    threads_auto,
 };
 pub use swap::{LeafFacts, Swapped};
 pub use tap::{Signal, StandbyOptions, TapOptions};

@@ -10,7 +10,8 @@
 //! | each VHD of its chain: bitmaps kept | 2304 x (bytes of a bitmap + 160): 1.5 MiB; a leaf that is written 10240: 6.6 MiB |
 //! | a leaf that is written: order of its blocks, while it is opened | 8 a block: 4 MiB a TiB |
 //!
-//! A disk has as many threads as `--threads` says and as there is memory for, but always one. The sum is a bound, not what is used: an idle disk takes less than a megabyte of it. Guest memory that a VM
+//! A disk has as many threads as `--threads` says and as there is memory for, but always one. The sum is a bound, not
+//! what is used: an idle disk takes less than a megabyte of it. Guest memory that a VM
 //! shares by vhost-user is the guest's and counts there. With `--memory-max` a disk whose sum does not fit is
 //! refused, and the kernel refuses the process more (`RLIMIT_DATA`).
 

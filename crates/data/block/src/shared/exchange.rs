@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use tapio_ring::Segments;
 use tapio_types::Span;
@@ -57,7 +57,7 @@ pub(super) enum ToOwner {
 
 /// From the owner to a queue thread.
 #[derive(Debug)]
-pub(super) enum ToQueue {
+pub(crate) enum ToQueue {
     Done(u32, Result<(), DiskError>),
     Extents(u32, Result<Vec<Extent>, DiskError>),
     /// The request takes longer than it may: see [`crate::Completion::give_up`].
@@ -77,6 +77,8 @@ pub struct Exchange {
     pub(super) to_queue: Mailbox<ToQueue>,
     /// Requests of the queue thread that the kernel does not give back.
     pub(super) stuck: AtomicUsize,
+    /// Bytes of the disk as the clients of the queue thread know it.
+    pub(super) known_len: AtomicU64,
     wake_owner: Wake,
     wake_queue: Wake,
 }
@@ -95,6 +97,7 @@ impl Exchange {
             to_owner: Mailbox::new(),
             to_queue: Mailbox::new(),
             stuck: AtomicUsize::new(0),
+            known_len: AtomicU64::new(0),
             wake_owner,
             wake_queue,
         })

@@ -12,13 +12,12 @@ use crate::request::Completion;
 struct Slot<T> {
     task: TaskId,
     answer: Option<T>,
-    /// Who hears when the request is given up.
+    /// Hears when the request is given up.
     client: Option<(Rc<dyn Completion>, u64)>,
     used: bool,
 }
 
-/// A table of what is at the owner. Keeps its memory: a request that is handed over allocates nothing but while the table
-/// grows.
+/// A table of what is at the owner. Keeps its memory: handing a request over allocates only while the table grows.
 pub(super) struct AtOwner<T> {
     slots: RefCell<Vec<Slot<T>>>,
     free: RefCell<Vec<u32>>,

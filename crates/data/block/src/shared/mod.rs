@@ -19,14 +19,14 @@ mod mailbox;
 mod owner;
 mod queue;
 mod queue_front;
+mod sharing;
 mod thread;
 mod view;
 
 pub use exchange::{Exchange, Wake};
 pub use gate::QUEUE_THREADS_MAX;
-pub use owner::Sharing;
-pub(crate) use owner::SharingSlot;
 pub use queue::{QueueCore, QueueOptions};
-pub(crate) use thread::QueueThreads;
+pub(crate) use sharing::SharingSlot;
 pub use thread::{QueueHandle, THREADS_AUTO_MAX, threads_auto};
+pub(crate) use thread::{QueueThreads, ThreadOptions};
 pub use view::Shared;

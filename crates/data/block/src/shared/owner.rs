@@ -1,52 +1,21 @@
 //! The owner's part: when the gate is open, and what must be over before something changes.
 
-use std::cell::{Cell, OnceCell, RefCell};
-use std::fmt;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{self, Arc};
 
-use tapio_ring::{Io, Notify};
+use tapio_ring::Io;
 use tapio_types::{Access, Span};
 
 use super::counts::Counts;
 use super::exchange::{Exchange, ToQueue};
 use super::gate::Open;
 use super::queue_front::{FromQueue, QueueFront};
+use super::sharing::{QueueEnd, Sharing};
 use super::view::{Shared, View};
-use crate::chain::Chain;
 use crate::core::{Core, DiskState};
 use crate::front::FrontEnd;
-
-/// Empty on a disk without queue threads.
-pub(crate) type SharingSlot<I> = OnceCell<Rc<Sharing<I>>>;
-
-/// A view, and the chain that it is of.
-type ViewOf<I> = (Arc<View<<I as Io>::Share>>, Weak<Chain<<I as Io>::Store>>);
-
-/// A disk that has queue threads.
-pub struct Sharing<I: Io> {
-    shared: Arc<Shared<I::Share>>,
-    /// The queue threads. Not held here: what they hold has the disk.
-    fronts: RefCell<Vec<Weak<QueueFront<I>>>>,
-    /// The view that queue threads may have.
-    view: RefCell<Option<ViewOf<I>>>,
-    views: Cell<u64>,
-    /// Every view that a queue thread may still have.
-    given: RefCell<Vec<sync::Weak<View<I::Share>>>>,
-    /// Requests at work that need the image for themselves.
-    holds: Cell<u32>,
-    /// Queue threads are to take requests.
-    is_open: Cell<bool>,
-    /// Told of letters that something may wait for.
-    moved: Notify,
-}
-
-impl<I: Io> fmt::Debug for Sharing<I> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sharing").field("shared", &self.shared).finish_non_exhaustive()
-    }
-}
+use crate::port::Geometry;
 
 /// The image for its owner alone; ends when it is dropped.
 pub(crate) struct Hold<'a, I: Io>(&'a Core<I>);
@@ -60,33 +29,10 @@ impl<I: Io> Drop for Hold<'_, I> {
     }
 }
 
-impl<I: Io> Sharing<I> {
-    fn fronts(&self) -> Vec<Rc<QueueFront<I>>> {
-        self.fronts.borrow().iter().filter_map(Weak::upgrade).collect()
-    }
-
-    fn tell_all(&self, letter: impl Fn() -> ToQueue) {
-        for front in self.fronts() {
-            front.exchange.tell_queue(letter());
-        }
-    }
-}
-
 impl<I: Io> Core<I> {
     /// What its queue threads share with this thread; makes it at the first call.
     pub fn share(&self) -> Arc<Shared<I::Share>> {
-        let make = || {
-            Rc::new(Sharing {
-                shared: Arc::default(),
-                fronts: RefCell::default(),
-                view: RefCell::default(),
-                views: Cell::new(0),
-                given: RefCell::default(),
-                holds: Cell::new(0),
-                is_open: Cell::new(self.state() == DiskState::Running),
-                moved: Notify::default(),
-            })
-        };
+        let make = || Rc::new(Sharing::new(self.state() == DiskState::Running));
         Arc::clone(&self.sharing.get_or_init(make).shared)
     }
 
@@ -102,7 +48,8 @@ impl<I: Io> Core<I> {
         self.share();
         let sharing = self.sharing.get()?;
         let front = QueueFront::new(self, Arc::clone(exchange), port);
-        sharing.fronts.borrow_mut().push(Rc::downgrade(&front));
+        let end: Rc<dyn QueueEnd> = Rc::<QueueFront<I>>::clone(&front);
+        sharing.fronts.borrow_mut().push(Rc::downgrade(&end));
         self.io.tasks().spawn(front.keep_geometry());
         if sharing.is_open.get() {
             exchange.tell_queue(ToQueue::SetOpen(true));
@@ -202,9 +149,9 @@ impl<I: Io> Core<I> {
         let Some(sharing) = self.sharing.get() else { return };
         sharing.is_open.set(false);
         self.look_at_sharing();
-        sharing.fronts().iter().for_each(|front| front.is_quiet.set(false));
+        sharing.fronts().iter().for_each(|front| front.is_asked());
         sharing.tell_all(|| ToQueue::SetOpen(false));
-        let is_over = |front: &Rc<QueueFront<I>>| front.is_quiet.get() && front.is_empty();
+        let is_over = |front: &Rc<dyn QueueEnd>| front.is_quiet() && front.is_empty();
         while !(sharing.fronts().iter().all(is_over) && sharing.shared.gate.is_empty()) {
             // What was taken is served without waiting for its turn.
             self.admission.admit_all();
@@ -228,8 +175,24 @@ impl<I: Io> Core<I> {
     pub(crate) fn open_queue_threads(&self) {
         let Some(sharing) = self.sharing.get() else { return };
         sharing.is_open.set(true);
+        // First, so that no client is refused what a larger disk has.
+        if let Some(geometry) = self.geometry() {
+            sharing.tell_all(|| ToQueue::Geometry(geometry));
+        }
         sharing.tell_all(|| ToQueue::SetOpen(true));
         self.look_at_sharing();
+    }
+
+    /// Waits until the clients of every queue thread are served as the disk is now: a client that was told that the
+    /// disk is larger may use that by any of them.
+    pub async fn queue_threads_know(&self, geometry: Geometry) {
+        let Some(sharing) = self.sharing.get() else { return };
+        sharing.tell_all(|| ToQueue::Geometry(geometry));
+        let knows =
+            |front: &Rc<dyn QueueEnd>| front.exchange().known_len.load(Ordering::Acquire) == geometry.len;
+        while !sharing.fronts().iter().all(knows) {
+            sharing.moved.wait(self.io.tasks()).await;
+        }
     }
 
     /// Whether no change that a queue thread has answered early touches `span`.
@@ -268,7 +231,7 @@ impl<I: Io> Core<I> {
     /// Of these, requests that the kernel does not give back.
     pub(crate) fn stuck_elsewhere(&self) -> usize {
         self.sharing.get().map_or(0, |sharing| {
-            sharing.fronts().iter().map(|front| front.exchange.stuck.load(Ordering::Relaxed)).sum()
+            sharing.fronts().iter().map(|front| front.exchange().stuck.load(Ordering::Relaxed)).sum()
         })
     }
 

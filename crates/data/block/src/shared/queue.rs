@@ -315,6 +315,8 @@ impl<I: Io> FromOwner<I> {
                 if let Some(port) = &*core.port.borrow() {
                     port.set_geometry(geometry);
                 }
+                core.exchange.known_len.store(geometry.len, Ordering::Release);
+                core.exchange.tell_owner(ToOwner::Look);
             }
             ToQueue::SetOpen(open) => {
                 core.inbox.set_open(open);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tapio_ring::Io;
 
 use super::exchange::{Exchange, Handed, ToOwner, ToQueue};
+use super::sharing::QueueEnd;
 use crate::admission::Origin;
 use crate::core::{Core, DiskState};
 use crate::front::FrontEnd;
@@ -19,7 +20,7 @@ use crate::request::{Completion, DiskError, Request};
 /// What came from one queue thread and what goes back there.
 pub(super) struct QueueFront<I: Io> {
     core: Weak<Core<I>>,
-    pub(super) exchange: Arc<Exchange>,
+    exchange: Arc<Exchange>,
     port: Port,
     /// A port for each client of the queue thread, so that they take turns where the disk is limited.
     ports: RefCell<Vec<((u8, Origin), Port)>>,
@@ -29,7 +30,7 @@ pub(super) struct QueueFront<I: Io> {
     give_up: RefCell<Vec<bool>>,
     answers: RefCell<Vec<ToQueue>>,
     /// The queue thread takes no requests, and all that it had were given to the owner.
-    pub(super) is_quiet: Cell<bool>,
+    is_quiet: Cell<bool>,
     /// What waits here now goes to the disk without waiting for its turn.
     is_hurried: Cell<bool>,
 }
@@ -65,16 +66,6 @@ impl<I: Io> QueueFront<I> {
                 known = port.geometry_changed(known).await;
             }
         }
-    }
-
-    /// Whether nothing of the queue thread waits here or on its way here.
-    pub fn is_empty(&self) -> bool {
-        self.exchange.to_owner.is_empty() && self.waiting.borrow().is_empty()
-    }
-
-    /// Requests that are on their way to the disk.
-    pub fn waiting(&self) -> usize {
-        self.waiting.borrow().len()
     }
 
     fn read(self: &Rc<Self>, letter: ToOwner) {
@@ -143,6 +134,28 @@ impl<I: Io> QueueFront<I> {
             any = true;
         }
         any
+    }
+}
+
+impl<I: Io> QueueEnd for QueueFront<I> {
+    fn exchange(&self) -> &Exchange {
+        &self.exchange
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.is_quiet.get()
+    }
+
+    fn is_asked(&self) {
+        self.is_quiet.set(false);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.exchange.to_owner.is_empty() && self.waiting.borrow().is_empty()
+    }
+
+    fn waiting(&self) -> usize {
+        self.waiting.borrow().len()
     }
 }
 

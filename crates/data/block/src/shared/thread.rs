@@ -18,8 +18,7 @@ use super::exchange::Exchange;
 use super::gate::QUEUE_THREADS_MAX;
 use super::queue::{QueueCore, QueueOptions};
 use super::view::Shared;
-use crate::data_thread::{DataThread, DiskHandle, Gone, Handle, Jobs, Owner};
-use crate::disk::DiskOptions;
+use crate::data_thread::{DataThread, Gone, Handle, Jobs, Owner};
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Geometry;
@@ -80,15 +79,15 @@ impl QueueHandle {
     }
 }
 
-/// What a queue thread is started with: the owner's.
+/// What a queue thread is started with: the owner's, see [`crate::DiskOptions`].
 #[derive(Clone, Copy)]
-struct Options {
-    queue_depth: usize,
-    ring: UringConfig,
-    polling: tapio_ring::PollingConfig,
-    queue: QueueOptions,
-    at_start: Option<fn()>,
-    at_rest: Option<fn()>,
+pub(crate) struct ThreadOptions {
+    pub queue_depth: usize,
+    pub ring: UringConfig,
+    pub polling: tapio_ring::PollingConfig,
+    pub queue: QueueOptions,
+    pub at_start: Option<fn()>,
+    pub at_rest: Option<fn()>,
 }
 
 struct Running {
@@ -99,7 +98,7 @@ struct Running {
 /// The queue threads of one disk.
 pub(crate) struct QueueThreads {
     max: usize,
-    options: Options,
+    options: ThreadOptions,
     running: Mutex<Vec<Running>>,
     clients: Arc<AtomicUsize>,
 }
@@ -111,24 +110,9 @@ impl fmt::Debug for QueueThreads {
 }
 
 impl QueueThreads {
-    /// None yet, for a disk with these options.
-    pub fn new(options: &DiskOptions) -> Self {
-        let max = options.threads.unwrap_or_else(threads_auto).clamp(1, QUEUE_THREADS_MAX + 1);
-        let options = Options {
-            queue_depth: options.queue_depth,
-            ring: UringConfig {
-                pool_len: options.pool_len,
-                caching: options.caching,
-                ..UringConfig::default()
-            },
-            polling: options.polling,
-            queue: QueueOptions {
-                request_timeout: options.core.request_timeout,
-                report: options.core.report,
-            },
-            at_start: options.at_start,
-            at_rest: options.at_rest,
-        };
+    /// None yet, for a disk that may have `max` threads, its owner among them.
+    pub fn new(max: Option<usize>, options: ThreadOptions) -> Self {
+        let max = max.unwrap_or_else(threads_auto).clamp(1, QUEUE_THREADS_MAX + 1);
         Self { max, options, running: Mutex::default(), clients: Arc::default() }
     }
 
@@ -141,13 +125,13 @@ impl QueueThreads {
     }
 
     /// Thread `number` of the disk, 0 being the owner. Threads between that do not run yet are started too.
-    pub fn nth(&self, disk: &DiskHandle, number: usize) -> QueueHandle {
+    pub fn nth(&self, owner: &Handle<Owner>, number: usize) -> QueueHandle {
         let mut running = self.running.lock();
         // Of an encrypted image, or one on another host, they would pass on every request.
-        let is_worth_it = running.len() >= number
-            || disk.owner().call(START_MAX, |owner| owner.core.can_be_shared()) == Ok(true);
+        let is_worth_it =
+            running.len() >= number || owner.call(START_MAX, |owner| owner.core.can_be_shared()) == Ok(true);
         while is_worth_it && running.len() < number {
-            match self.start(disk.owner(), running.len()) {
+            match self.start(owner, running.len()) {
                 Ok(started) => running.push(started),
                 Err(why) => {
                     (self.options.queue.report)(&format!(
@@ -159,17 +143,17 @@ impl QueueThreads {
             }
         }
         match number.checked_sub(1).and_then(|index| running.get(index)) {
-            Some(found) => QueueHandle::Queue(found.handle.with_origin(disk.origin())),
-            None => QueueHandle::Owner(disk.owner().clone()),
+            Some(found) => QueueHandle::Queue(found.handle.with_origin(owner.origin())),
+            None => QueueHandle::Owner(owner.clone()),
         }
     }
 
     /// All threads of the disk, the owner first.
-    pub fn all(&self, disk: &DiskHandle) -> Vec<QueueHandle> {
+    pub fn all(&self, owner: &Handle<Owner>) -> Vec<QueueHandle> {
         let running = self.running.lock();
         let queues =
-            running.iter().map(|running| QueueHandle::Queue(running.handle.with_origin(disk.origin())));
-        std::iter::once(QueueHandle::Owner(disk.owner().clone())).chain(queues).collect()
+            running.iter().map(|running| QueueHandle::Queue(running.handle.with_origin(owner.origin())));
+        std::iter::once(QueueHandle::Owner(owner.clone())).chain(queues).collect()
     }
 
     fn start(&self, owner: &Handle<Owner>, index: usize) -> Result<Running, String> {
@@ -214,7 +198,7 @@ impl QueueThreads {
 
 /// Everything that a queue thread begins with.
 struct Begin {
-    options: Options,
+    options: ThreadOptions,
     shared: Arc<Shared<SharedFile>>,
     exchange: Arc<Exchange>,
     geometry: Geometry,

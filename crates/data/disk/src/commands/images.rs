@@ -129,6 +129,7 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
         let swapped = data_thread.core().snapshot(&image, stall_max_ns).await?;
         if let Some(geometry) = data_thread.core().geometry() {
             data_thread.port.set_geometry(geometry);
+            data_thread.core().queue_threads_know(geometry).await;
         }
         Counter::with(|stats| stats.set_image(&name));
         Ok::<Swapped, FormatError>(swapped)

@@ -14,9 +14,9 @@ use tapio_e2e::scratch::Scratch;
 const LIMIT: Duration = Duration::from_secs(120);
 const CONNECTIONS: usize = 4;
 
-/// Clients on connections of their own, each on its part of the disk and all of them on one that they share the blocks
-/// of: writes of a number, reads that must find the last one, trims, flushes, and block status, until a file says that it
-/// is enough. At the end everything is read once more.
+/// Clients on connections of their own, each on its part of the disk, and all of them on blocks that they share: writes
+/// of a number, reads that must find the last one, trims, flushes, and block status, until a file says that it is
+/// enough. At the end everything is read once more.
 fn clients(uri: &str, enough: &Path, progress: &Path) -> String {
     format!(
         r#"
