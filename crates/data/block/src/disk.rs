@@ -36,9 +36,8 @@ pub struct DiskOptions {
     pub caching: Caching,
     /// Adaptive polling.
     pub polling: PollingConfig,
-    /// Threads that may serve the disk; by itself as many as there are queues or connections and processors, up to
-    /// [`crate::THREADS_AUTO_MAX`].
-    pub threads: Option<usize>,
+    /// Threads that may serve the disk.
+    pub threads: usize,
     /// What the disk does when its storage is full, and where its logs go.
     pub core: CoreOptions,
     /// Called on the data thread at its start, when it has its ring: it may give up what it does not need any more.
@@ -56,7 +55,7 @@ impl Default for DiskOptions {
             pool_len: 32 << 20,
             caching: Caching::Direct,
             polling: PollingConfig::OFF,
-            threads: None,
+            threads: 1,
             core: CoreOptions::default(),
             at_start: None,
             taps: TapOptions::default(),
@@ -182,8 +181,8 @@ impl Disk {
         Ok(self.remote.call_async(within, move |data_thread| async move {
             data_thread.core.resume_with(&spec, &taps).await?;
             if let Some(geometry) = data_thread.core.geometry() {
-                data_thread.port.set_geometry(geometry);
                 data_thread.core.queue_threads_know(geometry).await;
+                data_thread.port.set_geometry(geometry);
             }
             Ok::<_, FormatError>(())
         })??)
@@ -196,8 +195,9 @@ impl Disk {
     pub fn grow(&self, len: u64, within: Duration) -> Result<Geometry, DiskFailure> {
         Ok(self.remote.call_async(within, move |data_thread| async move {
             let geometry = data_thread.core.grow(len).await?;
-            data_thread.port.set_geometry(geometry);
+            // Before a guest hears of it, by whichever thread.
             data_thread.core.queue_threads_know(geometry).await;
+            data_thread.port.set_geometry(geometry);
             Ok::<_, FormatError>(geometry)
         })??)
     }

@@ -60,10 +60,7 @@ pub use notes::Notes;
 pub use open::CHAIN_MAX;
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use request::{Completion, DiskError, Op, Request};
-pub use shared::{
-    Exchange, QUEUE_THREADS_MAX, QueueCore, QueueHandle, QueueOptions, Shared, THREADS_AUTO_MAX, Wake,
-    threads_auto,
-};
+pub use shared::{Exchange, QUEUE_THREADS_MAX, QueueCore, QueueHandle, QueueOptions, Shared, Wake};
 pub use swap::{LeafFacts, Swapped};
 pub use tap::{Signal, StandbyOptions, TapOptions};
 pub use tapio_stat::trace::Point;

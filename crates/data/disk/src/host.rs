@@ -88,7 +88,7 @@ impl Plane for Host {
         let (threads, share) = self
             .memory
             .take_for(self.threads, |threads| disk_len(&options, threads, &chain.layers, access))?;
-        let options = DiskOptions { threads: Some(threads), ..options };
+        let options = DiskOptions { threads, ..options };
         let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
         disk.observe(move |data_thread| Counter::install(data_thread, stats, depth), REPLY_TIMEOUT)
             .map_err(|error| failure(&error))?;

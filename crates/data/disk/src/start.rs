@@ -109,8 +109,6 @@ fn begin(options: &Options) -> Result<Begun> {
     }
     run.create()?;
     let memory = Budget::new(options.memory_max)?;
-    // Asked for here, because the sandbox does not let anything look at processors.
-    let threads = options.threads.unwrap_or_else(tapio_block::threads_auto);
     let own = sandbox::Own {
         files: vec![run.path().to_path_buf(), shm.path().to_path_buf(), intent::directory()],
         sockets: options.fronts.iter().filter_map(Front::directory).collect(),
@@ -121,7 +119,7 @@ fn begin(options: &Options) -> Result<Begun> {
     let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket)
         .map_err(|error| ControlError::io(format_args!("cannot listen on {}", socket.display()), &error))?;
-    let host = Host { no_space: options.no_space, memory, threads };
+    let host = Host { no_space: options.no_space, memory, threads: options.threads.unwrap_or(1) };
     let table = Table::new(host, run.clone(), shm);
     if let Err(error) = serve_image(&table, &run, options) {
         let _ = fs::remove_file(&socket);

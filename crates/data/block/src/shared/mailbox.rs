@@ -1,8 +1,8 @@
 //! What one thread has for another: a queue, and whether the receiver sleeps.
 //!
 //! The receiver says that it is about to sleep and looks once more; the sender puts its letter in and then looks
-//! whether the receiver sleeps. Both with a fence between (`SeqCst`), so that no letter stays behind with a receiver that
-//! sleeps (`tests/loom`). While the receiver is awake a letter costs a lock that both hold for a few instructions.
+//! whether the receiver sleeps. Both with a fence between (`SeqCst`), so that no letter stays behind with a receiver
+//! that sleeps (`tests/loom`). While the receiver is awake a letter costs a lock that both hold for a few instructions.
 
 use super::atomic::{AtomicBool, AtomicUsize, Mutex, Ordering, fence};
 

@@ -27,6 +27,6 @@ pub use exchange::{Exchange, Wake};
 pub use gate::QUEUE_THREADS_MAX;
 pub use queue::{QueueCore, QueueOptions};
 pub(crate) use sharing::SharingSlot;
-pub use thread::{QueueHandle, THREADS_AUTO_MAX, threads_auto};
+pub use thread::QueueHandle;
 pub(crate) use thread::{QueueThreads, ThreadOptions};
 pub use view::Shared;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::{Builder, JoinHandle, available_parallelism};
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,14 +22,6 @@ use crate::data_thread::{DataThread, Gone, Handle, Jobs, Owner};
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Geometry;
-
-/// Threads of a disk where their number is not given, at most.
-pub const THREADS_AUTO_MAX: usize = 4;
-/// Threads that a disk may have where their number is not given: one for each processor that there is for this
-/// process, up to [`THREADS_AUTO_MAX`].
-pub fn threads_auto() -> usize {
-    available_parallelism().map_or(1, std::num::NonZero::get).min(THREADS_AUTO_MAX)
-}
 
 /// A thread that starts, or a data thread that is asked, answers within this time.
 const START_MAX: Duration = Duration::from_secs(10);
@@ -111,8 +103,8 @@ impl fmt::Debug for QueueThreads {
 
 impl QueueThreads {
     /// None yet, for a disk that may have `max` threads, its owner among them.
-    pub fn new(max: Option<usize>, options: ThreadOptions) -> Self {
-        let max = max.unwrap_or_else(threads_auto).clamp(1, QUEUE_THREADS_MAX + 1);
+    pub fn new(max: usize, options: ThreadOptions) -> Self {
+        let max = max.clamp(1, QUEUE_THREADS_MAX + 1);
         Self { max, options, running: Mutex::default(), clients: Arc::default() }
     }
 

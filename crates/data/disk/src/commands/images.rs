@@ -128,8 +128,8 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
     let asked = disk.remote.call_async(IMAGES_TIMEOUT, move |data_thread| async move {
         let swapped = data_thread.core().snapshot(&image, stall_max_ns).await?;
         if let Some(geometry) = data_thread.core().geometry() {
-            data_thread.port.set_geometry(geometry);
             data_thread.core().queue_threads_know(geometry).await;
+            data_thread.port.set_geometry(geometry);
         }
         Counter::with(|stats| stats.set_image(&name));
         Ok::<Swapped, FormatError>(swapped)

@@ -650,7 +650,7 @@ fn the_front_end_hears_of_a_resize() {
 /// A limit that lets one request through an hour; a stop of a queue lets in what was taken, on every thread.
 #[test]
 fn a_queue_that_stops_does_not_wait_for_a_limit_whichever_thread_serves_it() {
-    let disk_options = DiskOptions { threads: Some(2), ..DiskOptions::default() };
+    let disk_options = DiskOptions { threads: 2, ..DiskOptions::default() };
     let rig = Rig::new(DISK_LEN, VhostUserOptions { queues: 2, ..VhostUserOptions::default() }, disk_options);
     let driver = rig.driver(DriverOptions { queues: 2, ..DriverOptions::default() });
     for index in 0..2 {
