@@ -9,11 +9,11 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::io;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use tapio_sys::process::Stat;
 
 use super::process::Process;
 
@@ -50,14 +50,8 @@ impl Awake {
 /// The threads of a process that are of the class `SCHED_IDLE`.
 fn spinning(pid: u32) -> usize {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
-    tasks.flatten().filter(|task| policy(&task.path()) == Some(libc::SCHED_IDLE)).count()
-}
-
-/// Field 41 of `/proc/PID/stat`. The name in the second may have spaces and brackets.
-fn policy(task: &Path) -> Option<i32> {
-    let stat = std::fs::read_to_string(task.join("stat")).ok()?;
-    let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_whitespace().nth(41 - 3)?.parse().ok()
+    let threads = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
+    threads.filter(|tid| Stat::of_thread(pid, *tid).is_ok_and(|stat| stat.policy == libc::SCHED_IDLE)).count()
 }
 
 fn processors() -> io::Result<Vec<usize>> {
