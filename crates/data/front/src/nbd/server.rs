@@ -155,7 +155,7 @@ impl NbdServer {
         for thread in entry.export.disk.threads() {
             let (wanted, name) = (self.owner(), entry.export.name.clone());
             thread
-                .call_async(within, move |_| async move {
+                .call_async(deadline.saturating_duration_since(Instant::now()), move |_| async move {
                     let mine = Connection::on_this_thread(|shared| wanted(shared) && shared.export == name);
                     for connection in &mine {
                         connection.hold(true);
