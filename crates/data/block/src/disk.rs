@@ -180,10 +180,7 @@ impl Disk {
     ) -> Result<(), DiskFailure> {
         Ok(self.remote.call_async(within, move |data_thread| async move {
             data_thread.core.resume_with(&spec, &taps).await?;
-            if let Some(geometry) = data_thread.core.geometry() {
-                data_thread.core.queue_threads_know(geometry).await;
-                data_thread.port.set_geometry(geometry);
-            }
+            data_thread.tell_geometry().await;
             Ok::<_, FormatError>(())
         })??)
     }
@@ -195,9 +192,7 @@ impl Disk {
     pub fn grow(&self, len: u64, within: Duration) -> Result<Geometry, DiskFailure> {
         Ok(self.remote.call_async(within, move |data_thread| async move {
             let geometry = data_thread.core.grow(len).await?;
-            // Before a guest hears of it, by whichever thread.
-            data_thread.core.queue_threads_know(geometry).await;
-            data_thread.port.set_geometry(geometry);
+            data_thread.tell_geometry().await;
             Ok::<_, FormatError>(geometry)
         })??)
     }
@@ -248,10 +243,15 @@ impl Disk {
     }
 }
 
+/// The ring of each thread of the disk.
+fn ring_config(options: &DiskOptions) -> UringConfig {
+    UringConfig { pool_len: options.pool_len, caching: options.caching, ..UringConfig::default() }
+}
+
 fn thread_options(options: &DiskOptions) -> ThreadOptions {
     ThreadOptions {
         queue_depth: options.queue_depth,
-        ring: UringConfig { pool_len: options.pool_len, caching: options.caching, ..UringConfig::default() },
+        ring: ring_config(options),
         polling: options.polling,
         queue: QueueOptions { request_timeout: options.core.request_timeout, report: options.core.report },
         at_start: options.at_start,
@@ -309,6 +309,14 @@ impl DataThread {
 }
 
 impl Owner {
+    /// Has guests see the disk as it is now.
+    pub async fn tell_geometry(&self) {
+        let Some(geometry) = self.core.geometry() else { return };
+        // First, because a guest that hears of it may use it by any thread.
+        self.core.queue_threads_know(geometry).await;
+        self.port.set_geometry(geometry);
+    }
+
     /// Where requests wait for limits and for pages of a pool.
     pub fn admission(&self) -> &Rc<Admission> {
         self.core.admission()
@@ -360,12 +368,7 @@ impl Owner {
 
 /// The data thread.
 fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
-    let made = Uring::new(UringConfig {
-        pool_len: options.pool_len,
-        caching: options.caching,
-        ..UringConfig::default()
-    });
-    let uring = match made {
+    let uring = match Uring::new(ring_config(&options)) {
         Ok(uring) => uring,
         Err(error) => return started(Err(DiskFailure::Host(format!("io_uring cannot be set up: {error}")))),
     };
@@ -404,14 +407,9 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
 mod tests {
     use super::*;
 
-    /// The length of the future that `make` makes, which is never made.
-    fn len_of<R, F>(_make: impl Fn(R) -> F) -> usize {
-        size_of::<F>()
-    }
-
     #[test]
     fn a_request_task_is_small() {
-        let len = len_of(|(core, request): (Rc<Core<DiskIo>>, Taken)| core.serve(request));
+        let len = crate::task_len::of(|(core, request): (Rc<Core<DiskIo>>, Taken)| core.serve(request));
         assert!(len <= 4096, "a request task takes {len} bytes; a disk has hundreds of them");
     }
 }

@@ -40,6 +40,8 @@ mod swap;
 mod takeover;
 mod tap;
 mod taps;
+#[cfg(test)]
+mod task_len;
 mod timeouts;
 mod trace;
 mod window;

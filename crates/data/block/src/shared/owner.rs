@@ -44,13 +44,14 @@ impl<I: Io> Core<I> {
     /// Adds the queue thread at the other end of `exchange`; gives the front end that the data thread has to drive. The
     /// disk must have images.
     pub fn add_queue_thread(self: &Rc<Self>, exchange: &Arc<Exchange>) -> Option<Box<dyn FrontEnd>> {
-        let port = self.port()?;
+        let (port, geometry) = (self.port()?, self.geometry()?);
         self.share();
         let sharing = self.sharing.get()?;
         let front = QueueFront::new(self, Arc::clone(exchange), port);
         let end: Rc<dyn QueueEnd> = Rc::<QueueFront<I>>::clone(&front);
         sharing.fronts.borrow_mut().push(Rc::downgrade(&end));
-        self.io.tasks().spawn(front.keep_geometry());
+        // It may have changed since the thread was made.
+        exchange.tell_queue(ToQueue::Geometry(geometry));
         if sharing.is_open.get() {
             exchange.tell_queue(ToQueue::SetOpen(true));
         }
@@ -99,12 +100,12 @@ impl<I: Io> Core<I> {
             let mut given = sharing.given.borrow_mut();
             given.retain(|view| view.strong_count() > 0);
             given.extend(made.as_ref().map(Arc::downgrade));
-            if view.is_some() {
+            if matches!(&*view, Some((Some(_), _))) {
                 sharing.tell_all(|| ToQueue::Forget);
             }
-            *view = made.map(|made| (made, Rc::downgrade(&chain)));
+            *view = Some((made, Rc::downgrade(&chain)));
         }
-        if let Some((view, _)) = &*view
+        if let Some((Some(view), _)) = &*view
             && !sharing.shared.gate.is_set(view.id, open)
         {
             sharing.shared.gate.set(view.id, open);
@@ -213,7 +214,9 @@ impl<I: Io> Core<I> {
         let sharing = self.sharing.get();
         let chain = sharing.and_then(|sharing| {
             let view = sharing.view.borrow();
-            view.as_ref().filter(|(view, _)| view.id == counts.view).and_then(|(_, chain)| chain.upgrade())
+            view.as_ref()
+                .filter(|(view, _)| view.as_ref().is_some_and(|view| view.id == counts.view))
+                .and_then(|(_, chain)| chain.upgrade())
         });
         if let Some(chain) = chain {
             chain.links().iter().zip(&counts.layers).for_each(|(link, layer)| link.add(layer));

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -120,7 +120,7 @@ impl<I: Io> QueueCore<I> {
         let tasks = self.io.tasks().clone();
         // Limits are the owner's: requests that they are for go there.
         let admission = Admission::new(Rc::clone(&self.inbox), tasks.clone(), Rc::clone(&self.ended));
-        let map = Rc::new(Map(Rc::clone(self)));
+        let map = Rc::new(Map(Rc::downgrade(self)));
         let (inbox, ended) = (Rc::clone(&self.inbox), Rc::clone(&self.ended));
         let port = Port::new(inbox, admission, tasks, geometry, map, ended, Rc::default());
         *self.port.borrow_mut() = Some(port.clone());
@@ -360,13 +360,13 @@ impl<I: Io> FrontEnd for FromOwner<I> {
     }
 }
 
-/// Asks the owner what is allocated.
-struct Map<I: Io>(Rc<QueueCore<I>>);
+/// Asks the owner what is allocated. Not the one that keeps the disk, which has a port.
+struct Map<I: Io>(Weak<QueueCore<I>>);
 
 impl<I: Io> AllocationMap for Map<I> {
     fn hurry(&self) {
-        if self.0.requests.count() > 0 {
-            self.0.exchange.tell_owner(ToOwner::Hurry);
+        if let Some(core) = self.0.upgrade().filter(|core| core.requests.count() > 0) {
+            core.exchange.tell_owner(ToOwner::Hurry);
         }
     }
 
@@ -375,8 +375,9 @@ impl<I: Io> AllocationMap for Map<I> {
         span: Span,
         count_max: usize,
     ) -> Pin<Box<dyn Future<Output = Result<Vec<Extent>, DiskError>>>> {
-        let core = Rc::clone(&self.0);
+        let core = self.0.upgrade();
         Box::pin(async move {
+            let core = core.ok_or(DiskError::Io(libc::ESHUTDOWN))?;
             let slot = core.questions.begin(core.io.tasks(), None);
             core.exchange.tell_owner(ToOwner::Extents { slot, span, count_max });
             core.questions.answer(slot).await
@@ -389,14 +390,9 @@ mod tests {
     use super::*;
     use crate::io::DiskIo;
 
-    /// The length of the future that `make` makes, which is never made.
-    fn len_of<R, F>(_make: impl Fn(R) -> F) -> usize {
-        size_of::<F>()
-    }
-
     #[test]
     fn a_request_task_is_small() {
-        let len = len_of(|(core, request): (Rc<QueueCore<DiskIo>>, Taken)| core.serve(request));
+        let len = crate::task_len::of(|(core, request): (Rc<QueueCore<DiskIo>>, Taken)| core.serve(request));
         assert!(len <= 4096, "a request task takes {len} bytes; a queue thread has hundreds of them");
     }
 }

@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -54,18 +53,6 @@ impl<I: Io> QueueFront<I> {
             is_quiet: Cell::new(false),
             is_hurried: Cell::new(false),
         })
-    }
-
-    /// Tells the queue thread what guests see of the disk, now and whenever that changes. Ends with the disk's tasks.
-    pub fn keep_geometry(&self) -> impl Future<Output = ()> + use<I> {
-        let (exchange, port) = (Arc::clone(&self.exchange), self.port.clone());
-        async move {
-            let mut known = port.geometry();
-            loop {
-                exchange.tell_queue(ToQueue::Geometry(known));
-                known = port.geometry_changed(known).await;
-            }
-        }
     }
 
     fn read(self: &Rc<Self>, letter: ToOwner) {

@@ -28,8 +28,8 @@ pub(crate) trait QueueEnd {
 /// Empty on a disk without queue threads.
 pub(crate) type SharingSlot<I> = OnceCell<Rc<Sharing<I>>>;
 
-/// A view, and the chain that it is of.
-pub(crate) type ViewOf<I> = (Arc<View<<I as Io>::Share>>, Weak<Chain<<I as Io>::Store>>);
+/// A view, if there can be one, and the chain that it is of.
+pub(crate) type ViewOf<I> = (Option<Arc<View<<I as Io>::Share>>>, Weak<Chain<<I as Io>::Store>>);
 
 /// A disk that has queue threads.
 pub(crate) struct Sharing<I: Io> {

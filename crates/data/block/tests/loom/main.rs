@@ -85,6 +85,12 @@ impl Disk {
         Arc::new(disk)
     }
 
+    /// A thread that makes one request, as queue thread `index`.
+    fn queue(disk: &Arc<Self>, index: usize) -> thread::JoinHandle<bool> {
+        let disk = Arc::clone(disk);
+        thread::spawn(move || disk.request(index))
+    }
+
     /// A request of queue thread `index`; whether it was served there.
     fn request(&self, index: usize) -> bool {
         if let Err(wake) = self.gate.enter(index, 1, Open::Everything) {
@@ -117,10 +123,7 @@ impl Disk {
 fn a_place_that_was_given_back_has_no_user_when_another_block_gets_it() {
     explore(|| {
         let disk = Disk::new(Open::Everything);
-        let queues = [0, 1].map(|index| {
-            let disk = Arc::clone(&disk);
-            thread::spawn(move || disk.request(index))
-        });
+        let queues = [0, 1].map(|index| Disk::queue(&disk, index));
         disk.hold();
         disk.word.store(0, Ordering::Release);
         disk.gate.set(1, Open::Everything);
@@ -136,10 +139,7 @@ fn a_place_that_was_given_back_has_no_user_when_another_block_gets_it() {
 fn an_owner_that_looks_again_meanwhile_is_woken_all_the_same() {
     explore(|| {
         let disk = Disk::new(Open::Everything);
-        let queue = {
-            let disk = Arc::clone(&disk);
-            thread::spawn(move || disk.request(0))
-        };
+        let queue = Disk::queue(&disk, 0);
         disk.gate.set(1, Open::Nothing);
         let mut is_empty = disk.gate.is_empty();
         while !is_empty {
@@ -159,10 +159,7 @@ fn an_owner_that_looks_again_meanwhile_is_woken_all_the_same() {
 fn a_request_with_images_of_before_does_not_enter() {
     explore(|| {
         let disk = Disk::new(Open::Everything);
-        let queue = {
-            let disk = Arc::clone(&disk);
-            thread::spawn(move || disk.request(0))
-        };
+        let queue = Disk::queue(&disk, 0);
         disk.hold();
         // SAFETY: as above. The images are others now.
         disk.place.with_mut(|place| unsafe { *place = 7 });

@@ -127,10 +127,7 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
     let stall_max_ns = u64::try_from(stall_max.as_nanos()).unwrap_or(u64::MAX);
     let asked = disk.remote.call_async(IMAGES_TIMEOUT, move |data_thread| async move {
         let swapped = data_thread.core().snapshot(&image, stall_max_ns).await?;
-        if let Some(geometry) = data_thread.core().geometry() {
-            data_thread.core().queue_threads_know(geometry).await;
-            data_thread.port.set_geometry(geometry);
-        }
+        data_thread.tell_geometry().await;
         Counter::with(|stats| stats.set_image(&name));
         Ok::<Swapped, FormatError>(swapped)
     });
