@@ -46,7 +46,7 @@ mod timeouts;
 mod trace;
 mod window;
 
-pub use admission::{Admission, Delays, Origin, Pages, PoolFacts, Taken};
+pub use admission::{Admission, Delays, Origin, PageSeat, Pages, PoolFacts, Taken};
 pub use chain::{Chain, LayerCounters, Link};
 pub use commit::Forecast;
 pub use core::{Core, CoreOptions, DiskState, NoSpace, Observer};

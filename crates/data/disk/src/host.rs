@@ -85,10 +85,9 @@ impl Plane for Host {
         let (chain, taps) = opening(&command.image, access, options.taps, None)?;
         let options = DiskOptions { taps, ..options };
         let standby = options.taps.standby.clone();
-        // Where every request waits for pages, it does so at the owner: more threads would only pass it on.
-        let wanted = if pool.is_some() { 1 } else { self.threads };
-        let (threads, share) =
-            self.memory.take_for(wanted, |threads| disk_len(&options, threads, &chain.layers, access))?;
+        let (threads, share) = self
+            .memory
+            .take_for(self.threads, |threads| disk_len(&options, threads, &chain.layers, access))?;
         let options = DiskOptions { threads, ..options };
         let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
         disk.observe(move |data_thread| Counter::install(data_thread, stats, depth), REPLY_TIMEOUT)

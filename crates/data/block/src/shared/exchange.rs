@@ -51,6 +51,8 @@ pub(super) enum ToOwner {
     Quiet,
     /// What waits for its turn is to be let in: a client has to come to an end.
     Hurry,
+    /// Pages of the pool were given back, and a disk waits.
+    Pages,
     /// Something is as the owner may wait for: a request has left, a view is dropped, a told change has ended.
     Look,
 }

@@ -38,7 +38,7 @@ impl<I: Io> Core<I> {
 
     /// Whether queue threads could serve anything of the open images by themselves.
     pub fn can_be_shared(&self) -> bool {
-        self.chain().is_some_and(|chain| View::of(0, &chain, &self.io).is_some())
+        self.chain().is_some_and(|chain| View::of(0, &chain, None, &self.io).is_some())
     }
 
     /// Adds the queue thread at the other end of `exchange`; gives the front end that the data thread has to drive. The
@@ -67,7 +67,7 @@ impl<I: Io> Core<I> {
             || self.changing.get().is_some()
             || holds > 0
             || self.timeouts.has_fences()
-            || self.admission.is_on()
+            || self.admission.is_here_alone()
             || self.trace.is_on()
             || self.unfinished.borrow().is_some();
         let Some(chain) = self.chain().filter(|_| !is_disturbed) else { return Open::Nothing };
@@ -95,7 +95,7 @@ impl<I: Io> Core<I> {
             sharing.shared.gate.set(0, Open::Nothing);
             let id = sharing.views.get() + 1;
             sharing.views.set(id);
-            let made = View::of(id, &chain, &self.io).map(Arc::new);
+            let made = View::of(id, &chain, self.admission.seat(), &self.io).map(Arc::new);
             sharing.shared.view.lock().clone_from(&made);
             let mut given = sharing.given.borrow_mut();
             given.retain(|view| view.strong_count() > 0);

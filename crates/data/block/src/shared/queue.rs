@@ -17,7 +17,7 @@ use super::exchange::{Exchange, Handed, ToOwner, ToQueue};
 use super::gate::Open;
 use super::handed::AtOwner;
 use super::view::{Shared, View};
-use crate::admission::{Admission, Taken};
+use crate::admission::{Admission, Taken, pages_of};
 use crate::chain::{Chain, LayerCounters};
 use crate::front::FrontEnd;
 use crate::meter::Meter;
@@ -29,7 +29,7 @@ use crate::timeouts::{Late, RequestTimeouts};
 struct LocalView<I: Io> {
     id: u64,
     /// The owner sees by it that this thread still has the images.
-    _given: Arc<View<I::Share>>,
+    given: Arc<View<I::Share>>,
     chain: Chain<I::Store>,
     /// What the owner was told of the work of each.
     told: RefCell<Vec<LayerCounters>>,
@@ -72,10 +72,18 @@ impl<I: Io> fmt::Debug for QueueCore<I> {
 struct Inside<'a, I: Io> {
     core: &'a QueueCore<I>,
     view: Rc<LocalView<I>>,
+    /// Pages of the pool that it holds.
+    pages: u32,
 }
 
 impl<I: Io> Drop for Inside<'_, I> {
     fn drop(&mut self) {
+        if self.pages > 0
+            && let Some(seat) = &self.view.given.seat
+            && seat.give(self.pages)
+        {
+            self.core.exchange.tell_owner(ToOwner::Pages);
+        }
         if self.core.shared.gate.leave(self.core.exchange.index) {
             self.core.exchange.tell_owner(ToOwner::Look);
         }
@@ -199,14 +207,21 @@ impl<I: Io> QueueCore<I> {
                 return None;
             }
         }
-        let inside = Inside { core: self, view };
+        let mut inside = Inside { core: self, view, pages: 0 };
         let chain = &inside.view.chain;
         let is_right = request.span.is_aligned(SECTOR_LEN)
             && request.span.fits(chain.len())
             && request.data.len() == request.span.len
             && (request.op == Op::Read || chain.access() == Access::ReadWrite);
         // What is wrong is the owner's to say.
-        is_right.then_some(inside)
+        if !is_right {
+            return None;
+        }
+        if let Some(seat) = &inside.view.given.seat {
+            // A request that has to wait does so at the owner.
+            inside.pages = seat.take_free(pages_of(request.span.len))?;
+        }
+        Some(inside)
     }
 
     /// The images that the gate lets in; what this thread had before goes.
@@ -222,7 +237,7 @@ impl<I: Io> QueueCore<I> {
         let view = self.shared.view.lock().clone().filter(|view| view.id == id)?;
         let chain = view.chain(&self.io);
         let told = RefCell::new(vec![LayerCounters::default(); chain.links().len()]);
-        let view = Rc::new(LocalView { id, _given: view, chain, told });
+        let view = Rc::new(LocalView { id, given: view, chain, told });
         *mine = Some(Rc::clone(&view));
         Some(view)
     }

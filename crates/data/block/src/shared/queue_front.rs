@@ -75,6 +75,7 @@ impl<I: Io> QueueFront<I> {
                 core.admission().admit_all();
                 self.is_hurried.set(!self.waiting.borrow().is_empty());
             }
+            ToOwner::Pages => core.admission().given_elsewhere(),
             ToOwner::Look => core.queue_threads_moved(),
         }
     }

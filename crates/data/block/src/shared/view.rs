@@ -9,6 +9,7 @@ use tapio_ring::Io;
 use tapio_types::{Access, LayerSpec, Span};
 
 use super::gate::Gate;
+use crate::admission::PageSeat;
 use crate::chain::{Chain, Link};
 
 /// One image.
@@ -25,17 +26,24 @@ pub(crate) struct View<F> {
     pub id: u64,
     access: Access,
     images: Vec<Image<F>>,
+    /// Where requests take pages, if the disk shares a pool.
+    pub seat: Option<Arc<dyn PageSeat>>,
 }
 
 impl<F> View<F> {
     /// What queue threads may know of `chain`; `None` where it has an image that only its owner can use.
-    pub fn of<I: Io<Share = F>>(id: u64, chain: &Chain<I::Store>, io: &I) -> Option<Self> {
+    pub fn of<I: Io<Share = F>>(
+        id: u64,
+        chain: &Chain<I::Store>,
+        seat: Option<Arc<dyn PageSeat>>,
+        io: &I,
+    ) -> Option<Self> {
         let image = |link: &Rc<Link<I::Store>>| {
             let storage = io.share(link.layer.store())?;
             Some(Image { spec: link.spec.clone(), mapping: link.layer.share()?, storage })
         };
         let images = chain.links().iter().map(image).collect::<Option<_>>()?;
-        Some(Self { id, access: chain.access(), images })
+        Some(Self { id, access: chain.access(), images, seat })
     }
 
     /// The chain that a queue thread walks.

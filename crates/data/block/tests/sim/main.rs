@@ -18,6 +18,7 @@ mod late;
 mod limits;
 mod mirror;
 mod model;
+mod pages;
 mod remote;
 mod rig;
 mod story;

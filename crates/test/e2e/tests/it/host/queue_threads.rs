@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use serde_json::Value;
 use tapio_e2e::client::nbdsh;
 use tapio_e2e::disk::{DiskOptions, Host, Tap, assert_vhd_valid, create_vhd, text, vhd_util};
 use tapio_e2e::needs;
@@ -95,7 +96,9 @@ fn connections_on_several_threads_keep_every_write_while_images_change() {
     let scratch = Scratch::on_disk();
     let host = Host::new(&scratch);
     let base = create_vhd(scratch.join("base.vhd"), 128);
-    let disk = DiskOptions::vhd(&base).nbd().arg("--threads").arg("3").start_on(&host, scratch.path());
+    let disk = DiskOptions::vhd(&base).nbd().arg("--threads=3");
+    // Fewer pages than the clients want now and then: most requests take theirs by themselves, the rest in turn.
+    let disk = disk.arg("--pool=queues:3").start_on(&host, scratch.path());
     let tap = Tap::found(&host, &format!("vhd:{}", text(&base)));
     let (enough, progress) = (scratch.join("enough"), scratch.join("progress"));
     let script = clients(&disk.uri(), &enough, &progress);
@@ -132,6 +135,9 @@ fn connections_on_several_threads_keep_every_write_while_images_change() {
     some_work();
     fs::write(&enough, "").expect("written");
     load.join().expect("every read found what was written");
+    let pools = run(&mut host.tapio(&["disk", "pool", "--json"])).ok();
+    let pools: Value = serde_json::from_str(&pools).expect("JSON");
+    assert_eq!((&pools[0]["name"], &pools[0]["used"]), (&"queues".into(), &0.into()), "{pools}");
     tap.forget();
     disk.stop();
     assert_vhd_valid(&images[2]);
