@@ -96,7 +96,7 @@ pub const OPTIONS: &[ProgramOption] = &[
     takes(
         "--threads",
         "COUNT",
-        "Threads that serve a disk with several queues or connections, 1 to 16. More than 1 is on trial. Default 1.",
+        "Threads that serve a disk with several queues or connections, 1 to 16. Default: as many as processors, up to 4.",
     ),
     takes("--poll-max", "MICROSECONDS", "Spin this long for new requests before sleeping. Default 0: never."),
     takes("--poll-idle", "PERCENT", "Spin only while at least this share of the host is idle. Default 50."),

@@ -53,7 +53,7 @@ pub struct Options {
     pub request_timeout: Option<Duration>,
     /// Bytes.
     pub memory_max: Option<u64>,
-    /// Threads for each disk; one without.
+    /// Threads for each disk; by itself without.
     pub threads: Option<usize>,
     pub sandbox: Sandbox,
     pub limits: IoLimits,
