@@ -94,6 +94,15 @@ fn status(table: &Table<Host>) -> String {
 
 type Begun = (Table<Host>, UnixListener, RunDir, OwnedFd);
 
+/// Threads of a disk where their number is not given, at most.
+const THREADS_AUTO_MAX: usize = 4;
+
+/// Threads that a disk may have where their number is not given: one for each processor that this process may use, up
+/// to [`THREADS_AUTO_MAX`].
+fn threads_of_host() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(THREADS_AUTO_MAX)
+}
+
 fn begin(options: &Options) -> Result<Begun> {
     let refused = process::settle_in();
     let termination = process::termination()?;
@@ -109,6 +118,8 @@ fn begin(options: &Options) -> Result<Begun> {
     }
     run.create()?;
     let memory = Budget::new(options.memory_max)?;
+    // Asked for here, because the sandbox does not let anything look at processors.
+    let threads = options.threads.unwrap_or_else(threads_of_host);
     let own = sandbox::Own {
         files: vec![run.path().to_path_buf(), shm.path().to_path_buf(), intent::directory()],
         sockets: options.fronts.iter().filter_map(Front::directory).collect(),
@@ -119,7 +130,7 @@ fn begin(options: &Options) -> Result<Begun> {
     let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket)
         .map_err(|error| ControlError::io(format_args!("cannot listen on {}", socket.display()), &error))?;
-    let host = Host { no_space: options.no_space, memory };
+    let host = Host { no_space: options.no_space, memory, threads };
     let table = Table::new(host, run.clone(), shm);
     if let Err(error) = serve_image(&table, &run, options) {
         let _ = fs::remove_file(&socket);

@@ -230,6 +230,11 @@ impl<M: Memory> Ledger<M> {
         })
     }
 
+    /// Whether any disk waits.
+    pub fn any_waits(&self) -> bool {
+        (0..at::WAITING_WORDS).any(|index| self.memory.load(at::WAITING + index) != 0)
+    }
+
     /// The slots that wait, without `me`.
     pub fn waiting(&self, me: usize) -> impl Iterator<Item = usize> + '_ {
         (0..at::WAITING_WORDS).flat_map(move |index| {

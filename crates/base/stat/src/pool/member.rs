@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 
 use super::layout::{Owner, SLOTS};
 use super::ledger::{GRACE_NS, Ledger, Refusal, STARVED_NS};
@@ -10,16 +11,13 @@ use super::segment::{Mapping, Place, TakenSlot, take_slot};
 use super::{PoolName, owner};
 use crate::shm::ShmRoot;
 
-/// A disk at a pool, on the thread that serves it. Leaving, which is dropping, gives back what it holds; the last to
-/// leave removes the pool.
+/// A disk at a pool, on the thread that waits for pages.
 ///
 /// Nothing here waits. A disk that is refused waits until [`PoolMember::wake_fd`] is readable, or for [`GRACE_NS`],
 /// whichever comes first, and asks again.
 #[derive(Debug)]
 pub struct PoolMember {
-    ledger: Ledger<Mapping>,
-    place: Place,
-    slot: usize,
+    seat: Arc<PoolSeat>,
     owner: Owner,
     /// What others write a byte into to wake this one.
     bell: File,
@@ -28,6 +26,40 @@ pub struct PoolMember {
     observed: Observed,
     /// When it looked for dead processes last, and the slot to go on from.
     inspected: (u64, usize),
+}
+
+/// A disk's slot, for all threads of the disk. Leaving, which is dropping the last, gives back what the disk holds; the
+/// last disk to leave removes the pool.
+#[derive(Debug)]
+pub struct PoolSeat {
+    ledger: Ledger<Mapping>,
+    place: Place,
+    slot: usize,
+}
+
+impl PoolSeat {
+    /// Takes pages if they are free and no disk waits for any, this one included; gives how many, as
+    /// [`PoolMember::take`].
+    #[inline]
+    pub fn take_free(&self, pages: u32) -> Option<u32> {
+        let pages = pages.min(self.ledger.total);
+        (!self.ledger.any_waits() && self.ledger.take(self.slot, pages)).then_some(pages)
+    }
+
+    /// Gives pages back; whether a disk waits for some. Then [`PoolMember::wake_next`] is due, and this disk's own
+    /// requests may go on.
+    #[inline]
+    pub fn give(&self, pages: u32) -> bool {
+        self.ledger.give(self.slot, pages);
+        self.ledger.any_waits()
+    }
+}
+
+impl Drop for PoolSeat {
+    fn drop(&mut self) {
+        self.ledger.leave(self.slot);
+        self.place.leave(&self.ledger);
+    }
 }
 
 /// How often a disk that has to share looks for dead processes among [`INSPECTED`] of the others, one lot after the
@@ -60,9 +92,7 @@ impl PoolMember {
         let TakenSlot { ledger, place, slot, owner, bell } = taken;
         let bells = (0..SLOTS).map(|_| None).collect();
         let mut member = Self {
-            ledger,
-            place,
-            slot,
+            seat: Arc::new(PoolSeat { ledger, place, slot }),
             owner,
             bell,
             bells,
@@ -73,20 +103,25 @@ impl PoolMember {
         member
     }
 
+    /// The disk's slot, for its other threads.
+    pub fn seat(&self) -> Arc<PoolSeat> {
+        Arc::clone(&self.seat)
+    }
+
     /// The pool's name.
     pub fn name(&self) -> &str {
-        self.place.name()
+        self.seat.place.name()
     }
 
     /// Pages of the pool.
     pub fn total(&self) -> u32 {
-        self.ledger.total
+        self.seat.ledger.total
     }
 
     /// Pages that this disk holds.
     pub fn held(&self) -> u32 {
-        self.ledger.settle();
-        self.ledger.share(self.slot).held()
+        self.seat.ledger.settle();
+        self.seat.ledger.share(self.seat.slot).held()
     }
 
     /// Takes pages for a request; gives how many were taken, which are to be given back. A request larger than the
@@ -94,20 +129,22 @@ impl PoolMember {
     /// [`PoolMember::stop_waiting`]. `now_ns` is any clock that never goes back.
     #[inline]
     pub fn take(&mut self, pages: u32, now_ns: u64) -> Option<u32> {
-        let pages = pages.min(self.ledger.total);
+        let pages = pages.min(self.seat.ledger.total);
         if self.observed.since_ns.is_none()
-            && !self.ledger.others_wait(self.slot)
-            && self.ledger.take(self.slot, pages)
+            && !self.seat.ledger.others_wait(self.seat.slot)
+            && self.seat.ledger.take(self.seat.slot, pages)
         {
             return Some(pages);
         }
         let owner = self.owner;
         let (inspected_ns, from) = self.inspected;
         if now_ns.saturating_sub(inspected_ns) >= INSPECT_NS {
-            self.inspected = (now_ns, self.ledger.reclaim_some(from, INSPECTED, owner, &owner::is_dead));
+            self.inspected = (now_ns, self.seat.ledger.reclaim_some(from, INSPECTED, owner, &owner::is_dead));
         }
         let taken =
-            self.observed.contend(&self.ledger, self.slot, pages, now_ns, &|ledger: &Ledger<Mapping>| {
+            self.observed.contend(&self.seat.ledger, self.seat.slot, pages, now_ns, &|ledger: &Ledger<
+                Mapping,
+            >| {
                 ledger.reclaim(owner, &owner::is_dead)
             });
         if taken.is_some() {
@@ -120,7 +157,7 @@ impl PoolMember {
     #[inline]
     pub fn give(&mut self, pages: u32) {
         if pages > 0 {
-            self.ledger.give(self.slot, pages);
+            self.seat.ledger.give(self.seat.slot, pages);
             self.wake_next();
         }
     }
@@ -132,7 +169,7 @@ impl PoolMember {
 
     /// The request that waited is gone.
     pub fn stop_waiting(&mut self) {
-        if self.observed.stop(&self.ledger, self.slot) {
+        if self.observed.stop(&self.seat.ledger, self.seat.slot) {
             self.wake_next();
         }
     }
@@ -149,11 +186,12 @@ impl PoolMember {
         while matches!(self.bell.read(&mut bytes), Ok(count) if count == bytes.len()) {}
     }
 
-    fn wake_next(&mut self) {
+    /// Wakes the next disk that waits and finds its pages.
+    pub fn wake_next(&mut self) {
         // Each is woken once until it looks, so this ends; an unreachable one is dead, and cleaned up in time.
         loop {
-            let passed = |other: usize| self.observed.passes_by(&self.ledger, other);
-            let Some(slot) = self.ledger.next_to_wake(self.slot, &passed) else { return };
+            let passed = |other: usize| self.observed.passes_by(&self.seat.ledger, other);
+            let Some(slot) = self.seat.ledger.next_to_wake(self.seat.slot, &passed) else { return };
             if self.ring(slot).is_ok() {
                 return;
             }
@@ -161,7 +199,7 @@ impl PoolMember {
     }
 
     fn ring(&mut self, slot: usize) -> io::Result<()> {
-        let place = &self.place;
+        let place = &self.seat.place;
         let bell = match &mut self.bells[slot] {
             Some(bell) => bell,
             none => none.insert(place.open_bell_of_other(slot)?),
@@ -176,9 +214,13 @@ impl PoolMember {
 
 impl Drop for PoolMember {
     fn drop(&mut self) {
-        self.ledger.leave(self.slot);
+        // Nobody else of this disk rings. What other threads still hold goes back with the last of them.
+        let held = self.held();
+        if Arc::strong_count(&self.seat) == 1 {
+            self.seat.ledger.give(self.seat.slot, held);
+        }
+        self.stop_waiting();
         self.wake_next();
-        self.place.leave(&self.ledger);
     }
 }
 

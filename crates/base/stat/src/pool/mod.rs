@@ -24,7 +24,7 @@ use std::str::FromStr;
 pub use info::{PoolDisk, PoolInfo, parse_pool, pools};
 pub use layout::{PAGES_MAX, SEGMENT_LEN, SLOTS as POOL_DISKS_MAX};
 pub use ledger::{GRACE_NS, STARVED_NS};
-pub use member::{PoolMember, join};
+pub use member::{PoolMember, PoolSeat, join};
 pub use segment::clean_pools;
 
 /// Pages of a pool if no number is configured: 64 requests of 11 pages, as XenServer had per SR.

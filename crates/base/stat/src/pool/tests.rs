@@ -175,6 +175,8 @@ struct TurnState {
     random: u64,
     alive: Vec<bool>,
     turn: usize,
+    /// Now and then one is killed.
+    kills: bool,
 }
 
 struct Seat {
@@ -193,7 +195,7 @@ impl Seat {
         let out = run(&mut state.words);
         let chance = state.next_random();
         let alive = state.alive.iter().filter(|alive| **alive).count();
-        let dies = chance.is_multiple_of(61) && alive > 1;
+        let dies = state.kills && chance.is_multiple_of(61) && alive > 1;
         if dies {
             state.alive[self.number] = false;
         }
@@ -253,6 +255,16 @@ impl Memory for Seat {
 
 #[test]
 fn three_at_once_in_any_order_keep_the_books_straight() {
+    three_at_once([0, 1, 2], true);
+}
+
+#[test]
+fn threads_of_one_disk_in_any_order_keep_the_books_straight() {
+    three_at_once([0, 1, 1], false);
+}
+
+/// Threads at these slots.
+fn three_at_once(slots: [usize; 3], kills: bool) {
     let seeds = std::env::var("TAPIO_SEED")
         .ok()
         .and_then(|seed| seed.parse().ok())
@@ -264,7 +276,7 @@ fn three_at_once_in_any_order_keep_the_books_straight() {
             ledger.join(owner(number), number).expect("room");
         }
         let words = plain.words.iter().map(Cell::get).collect();
-        let state = TurnState { words, random: seed, alive: vec![true; 3], turn: 0 };
+        let state = TurnState { words, random: seed, alive: vec![true; 3], turn: 0, kills };
         let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() });
         let threads: Vec<_> = (0..3)
             .map(|number| {
@@ -275,11 +287,11 @@ fn three_at_once_in_any_order_keep_the_books_straight() {
                         let mut held = 0;
                         for round in 0..4 {
                             let pages = 1 + (number as u32 + round) % 4;
-                            if ledger.take(number, pages) {
+                            if ledger.take(slots[number], pages) {
                                 held += pages;
                             }
                             if round % 2 == 1 && held > 0 {
-                                ledger.give(number, held.min(2));
+                                ledger.give(slots[number], held.min(2));
                                 held -= held.min(2);
                             }
                         }
@@ -295,9 +307,10 @@ fn three_at_once_in_any_order_keep_the_books_straight() {
             word.set(*value);
         }
         assert_eq!(sum(&ledger), 6, "TAPIO_SEED={seed}");
-        for (slot, end) in ends.iter().enumerate() {
-            if let Some(held) = end {
-                assert_eq!(ledger.share(slot).held(), *held, "TAPIO_SEED={seed}, disk {slot}");
+        for slot in 0..3 {
+            let at = ends.iter().enumerate().filter(|(number, _)| slots[*number] == slot);
+            if let Some(held) = at.map(|(_, end)| *end).sum::<Option<u32>>() {
+                assert_eq!(ledger.share(slot).held(), held, "TAPIO_SEED={seed}, disk {slot}");
             }
         }
         let dead = |owner: Owner| ends[owner.pid() as usize - 1].is_none();
@@ -527,9 +540,20 @@ fn the_first_makes_a_pool_and_the_last_removes_it() {
     second.quiet();
     assert_eq!(second.take(5, 0), Some(5));
     assert_eq!((first.held(), second.held()), (100, 5));
+    // Another thread of the second disk takes what is free, and nothing while a disk waits.
+    let seat = second.seat();
+    assert_eq!(seat.take_free(9), Some(9));
+    assert!(!seat.give(4));
+    assert_eq!(first.take(700, 0), None);
+    assert_eq!(seat.take_free(1), None);
+    assert!(seat.give(3));
+    assert_eq!((first.held(), second.held()), (100, 7));
     drop(first);
-    assert_eq!(second.take(699, 0), Some(699));
+    assert_eq!(second.take(690, 0), Some(690));
     drop(second);
+    assert_eq!(pools(&root).expect("one")[0].used, 697, "the slot lives as long as a thread has it");
+    assert!(!seat.give(7));
+    drop(seat);
     assert!(!root.pools().exists(), "the last one leaves nothing");
     for bad in ["", ".x", "a/b", "a b", &"x".repeat(65)] {
         assert!(bad.parse::<PoolName>().is_err(), "{bad}");

@@ -22,13 +22,15 @@ mod pages;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tapio_ring::{Inbox, Notify, Tasks};
 use tapio_types::IoLimits;
 
 use crate::request::{Op, Request};
 use bucket::{Buckets, Way};
-pub use pages::{Pages, PoolFacts};
+pub(crate) use pages::pages_of;
+pub use pages::{PageSeat, Pages, PoolFacts};
 
 /// Requests of one client that may wait here.
 const WAITING_MAX: usize = 1;
@@ -204,6 +206,23 @@ impl Admission {
         let old = std::mem::replace(&mut self.state.borrow_mut().pages, pages);
         self.changed();
         old
+    }
+
+    /// Whether queue threads must leave every request to this thread.
+    pub(crate) fn is_here_alone(&self) -> bool {
+        let state = self.state.borrow();
+        state.buckets.is_some() || state.pages.as_ref().is_some_and(|pages| pages.seat().is_none())
+    }
+
+    /// The pool, for queue threads.
+    pub(crate) fn seat(&self) -> Option<Arc<dyn PageSeat>> {
+        self.state.borrow().pages.as_ref()?.seat()
+    }
+
+    /// A queue thread has given pages back, and a disk waits: another one, or this.
+    pub(crate) fn given_elsewhere(&self) {
+        self.with_pages(|pages| pages.wake_next());
+        self.look();
     }
 
     /// Calls `look` with the pool, if there is one.

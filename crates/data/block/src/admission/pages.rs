@@ -1,8 +1,10 @@
 //! Pages of an SR's pool, as admission takes them.
 
+use std::fmt;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
-use tapio_stat::pool::{GRACE_NS, POOL_PAGE_LEN, PoolMember};
+use tapio_stat::pool::{GRACE_NS, POOL_PAGE_LEN, PoolMember, PoolSeat};
 
 /// A pool of pages that several disks share.
 pub trait Pages {
@@ -12,6 +14,13 @@ pub trait Pages {
     fn give(&mut self, pages: u32);
     /// The request that could not have its pages is gone.
     fn stop_waiting(&mut self);
+    /// The pool for queue threads, which take what is free and never wait; `None`: requests of all threads take their
+    /// turn here.
+    fn seat(&self) -> Option<Arc<dyn PageSeat>> {
+        None
+    }
+    /// A queue thread has given pages back, and a disk waits.
+    fn wake_next(&mut self) {}
     /// After how long to ask again although the bell did not ring.
     fn retry_ns(&self) -> u64 {
         GRACE_NS
@@ -25,6 +34,24 @@ pub trait Pages {
     /// Name and size, for reports.
     fn facts(&self) -> PoolFacts {
         PoolFacts::default()
+    }
+}
+
+/// A disk's place at its pool, for any of its threads.
+pub trait PageSeat: fmt::Debug + Send + Sync {
+    /// Takes pages for a request, and says how many; `None`: not now.
+    fn take_free(&self, pages: u32) -> Option<u32>;
+    /// Gives them back; whether a disk waits for some.
+    fn give(&self, pages: u32) -> bool;
+}
+
+impl PageSeat for PoolSeat {
+    fn take_free(&self, pages: u32) -> Option<u32> {
+        Self::take_free(self, pages)
+    }
+
+    fn give(&self, pages: u32) -> bool {
+        Self::give(self, pages)
     }
 }
 
@@ -50,6 +77,14 @@ impl Pages for PoolMember {
 
     fn stop_waiting(&mut self) {
         Self::stop_waiting(self);
+    }
+
+    fn seat(&self) -> Option<Arc<dyn PageSeat>> {
+        Some(Self::seat(self))
+    }
+
+    fn wake_next(&mut self) {
+        Self::wake_next(self);
     }
 
     fn bell(&self) -> Option<RawFd> {

@@ -3,10 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use tapio_block::{Completion, DiskError, Op, Pages, Port, Request};
+use tapio_block::{Completion, DiskError, Op, Port, Request};
 use tapio_ring::{Io, Notify, PageBuf, Tasks};
 use tapio_types::{Access, Span};
 
+use crate::pages::Pool;
 use crate::rig::{Process, Rig, RigKind};
 
 const MS: u64 = 1_000_000;
@@ -278,37 +279,11 @@ fn limits_change_under_way_and_go() {
     process.sim.end();
 }
 
-/// A pool of one process, which checks that no more pages are taken than there are.
-struct Few {
-    free: Rc<Cell<u32>>,
-    least: Rc<Cell<u32>>,
-}
-
-impl Pages for Few {
-    fn take(&mut self, pages: u32, _now_ns: u64) -> Option<u32> {
-        let left = self.free.get().checked_sub(pages)?;
-        self.free.set(left);
-        self.least.set(self.least.get().min(left));
-        Some(pages)
-    }
-
-    fn give(&mut self, pages: u32) {
-        self.free.set(self.free.get() + pages);
-    }
-
-    fn stop_waiting(&mut self) {}
-}
-
 #[test]
 fn data_under_way_never_takes_more_pages_than_there_are() {
     let (process, port) = process();
-    let (free, least) = (Rc::new(Cell::new(24)), Rc::new(Cell::new(24)));
-    drop(
-        process
-            .core
-            .admission()
-            .set_pages(Some(Box::new(Few { free: Rc::clone(&free), least: Rc::clone(&least) }))),
-    );
+    let pool = Pool::new(24);
+    drop(process.core.admission().set_pages(Some(pool.member())));
     let loads: Vec<_> =
         [(Op::Read, 4096, 16), (WRITE, 65536, 8), (Op::Discard, 4096, 2), (Op::Read, 12288, 1)]
             .into_iter()
@@ -322,13 +297,13 @@ fn data_under_way_never_takes_more_pages_than_there_are() {
         core.close().await
     });
     closed.expect("power").expect("it closes");
-    assert!(least.get() < 8, "the pool was used: {} free at least", least.get());
+    assert!(pool.least() < 8, "the pool was used: {} free at least", pool.least());
     for load in &loads {
         assert!(load.count(0, SECOND) > 500, "{:?}: {}", load.op, load.count(0, SECOND));
     }
     // In turn by pages: the small reader has about as many as the large writer.
     let pages = |load: &Load| load.count(SECOND / 4, SECOND) * load.len;
     assert!(pages(&loads[0]) * 5 > pages(&loads[1]), "{} and {}", pages(&loads[0]), pages(&loads[1]));
-    assert_eq!(free.get(), 24, "all pages came back");
+    assert_eq!(pool.free(), 24, "all pages came back");
     process.sim.end();
 }

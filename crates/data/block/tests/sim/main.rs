@@ -18,16 +18,18 @@ mod late;
 mod limits;
 mod mirror;
 mod model;
+mod pages;
 mod remote;
 mod rig;
 mod space;
 mod story;
 mod taps;
+mod threads;
 
 use rig::RigKind;
 
 /// Seeds for each kind of chain in an ordinary test run.
-const SEEDS: u64 = 160;
+const SEEDS: u64 = 72;
 
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());

@@ -10,6 +10,7 @@ use tapio_types::{Access, SECTOR_LEN, Span};
 
 use crate::changes::Plan;
 use crate::model::{Model, fill, stamp_of};
+use crate::pages::Pool;
 use crate::rig::{Process, Rig, RigKind, ZONE_SECTORS, ZONES, blocks, in_zones, place};
 
 const SECTOR: usize = SECTOR_LEN as usize;
@@ -202,16 +203,24 @@ impl World {
             self.rig.notes.lock().expect("no panic").fails_each = Some(3);
         }
         let spec = self.rig.spec(Access::ReadWrite);
+        let (threads, thread_seed) = (self.random.below(4) as usize, self.random.next());
+        let pool = self.random.chance(1, 3).then(|| Pool::new(1 + self.random.below(4) as u32));
         let clients = 1 + self.random.below(8);
         let seeds: Vec<u64> = (0..clients).map(|_| self.random.next()).collect();
         let (model, must_recover) = (Rc::clone(&self.model), self.must_recover);
         let running = process.clone();
         let images = Rc::new(RefCell::new(self.rig.clone()));
         let changed = Rc::clone(&images);
+        if let Some(pool) = &pool {
+            drop(process.core.admission().set_pages(Some(pool.member())));
+        }
         let work = async move {
             // Opening may meet a fault; then there is nothing to do in this phase.
             if running.core.resume(&spec).await.is_err() {
                 return Ok(false);
+            }
+            if threads > 0 {
+                running.add_queue_threads(threads, thread_seed);
             }
             let left = Rc::new(RefCell::new(seeds.len() + usize::from(changes.is_some())));
             let failure: Rc<RefCell<Option<String>>> = Rc::default();
@@ -263,8 +272,16 @@ impl World {
         if end == End::Close && outcome.is_some() && opened {
             let core = Rc::clone(&process.core);
             closed = matches!(process.run(async move { core.close().await }), Some(Ok(())));
+            if let Some(pool) = pool.filter(|pool| closed && pool.free() != pool.pages) {
+                return Err(format!("pages are missing at the end: {pool:?}"));
+            }
         }
-        process.sim.end();
+        process.end();
+        let core = Rc::downgrade(&process.core);
+        drop(process);
+        if core.upgrade().is_some() {
+            return Err("something of the process keeps the disk when all of it is gone".into());
+        }
         self.rig.images.clone_from(&images.borrow().images);
         self.rig.made = images.borrow().made;
         self.rig.host.set_faults(Faults::default());
