@@ -12,6 +12,7 @@
 //!
 //! Must never depend on: a format, a front end, tokio.
 
+mod blocks;
 mod buffer;
 mod executor;
 mod hooks;

@@ -12,14 +12,15 @@ use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::Uring;
 use super::lock::WriterLock;
+use crate::blocks::{self, Blocks, Turn, WholeBlocks};
 use crate::segments::{Flat, PageBuf, Segments};
 use crate::storage::{Storage, StorageInfo, Zeroing};
-use crate::tasks::IOVECS_MAX;
+use crate::tasks::{IOVECS_MAX, Tasks};
 
 /// Whether the host's page cache stands between us and the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caching {
-    /// O_DIRECT where the file system takes it at 512-byte alignment, the page cache where it does not.
+    /// O_DIRECT where the file system takes it in sectors of 512 or 4096 bytes, the page cache where it does not.
     Direct,
     /// The page cache.
     Cached,
@@ -33,6 +34,8 @@ const READ_NOW_MAX: u64 = 64 << 10;
 /// Longer writes likewise; what is written has just been received and is still in this processor's cache, so that the
 /// border lies higher: a tenth faster and a sixth cheaper than with a thread.
 const WRITE_NOW_MAX: u64 = 256 << 10;
+/// The longest piece in which O_DIRECT is used: the longest that every disk writes as a whole or not at all.
+const BLOCK_LEN_MAX: u32 = 4096;
 /// Zeroes written by hand go in pieces of this size.
 const ZERO_PIECE: usize = 256 << 10;
 
@@ -54,6 +57,18 @@ pub struct UringFile {
     zeroing: Cell<ZeroSupport>,
     /// A flush of the page cache failed: see [`Storage::flush`] of this type.
     flush_failed: Cell<bool>,
+    /// Where O_DIRECT takes longer pieces than sectors of 512 bytes.
+    direct_blocks: Option<Box<DirectBlocks>>,
+}
+
+/// A file that is used past the page cache in longer pieces than sectors of 512 bytes.
+#[derive(Debug)]
+struct DirectBlocks {
+    blocks: Blocks,
+    /// The same file by the page cache, for what a file has behind its last whole block.
+    cached: File,
+    /// That was written.
+    end_was_written: Cell<bool>,
 }
 
 /// What the file system has turned out to be able to do; found out once, by trying.
@@ -74,6 +89,7 @@ pub(super) struct OpenedFile {
     in_memory: bool,
     on_fuse: bool,
     len: u64,
+    direct_blocks: Option<Box<DirectBlocks>>,
 }
 
 impl OpenedFile {
@@ -96,18 +112,24 @@ impl OpenedFile {
         let lock = if access == Access::ReadWrite { Some(WriterLock::take(&plain)?) } else { None };
         // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
         let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
+        let sector_len = if is_device { device_sector_len(&plain) } else { SECTOR_LEN as u32 };
         let direct = match caching {
             Caching::Cached => None,
-            Caching::Direct => match direct_align(&plain) {
-                Some((memory, offset)) if u64::from(offset) <= SECTOR_LEN => {
-                    open(libc::O_DIRECT).ok().map(|file| (file, memory.max(1)))
+            Caching::Direct => match direct_align(&plain, sector_len) {
+                Some((memory, offset)) if offset <= BLOCK_LEN_MAX => {
+                    open(libc::O_DIRECT).ok().map(|file| (file, memory.max(1), u64::from(offset)))
                 }
                 _ => None,
             },
         };
-        let (file, memory_align, align) = match direct {
-            Some((file, memory)) => (file, memory, SECTOR_LEN as u32),
-            None => (plain, 1, 1),
+        let (file, memory_align, align, direct_blocks) = match direct {
+            Some((file, memory, len)) if len > SECTOR_LEN => {
+                let (blocks, end_was_written) = (Blocks::new(len), Cell::new(false));
+                let parts = Box::new(DirectBlocks { blocks, cached: plain, end_was_written });
+                (file, memory, SECTOR_LEN as u32, Some(parts))
+            }
+            Some((file, memory, _)) => (file, memory, SECTOR_LEN as u32, None),
+            None => (plain, 1, 1, None),
         };
         let len = current_len(&file)?;
         let system = if is_device { None } else { file_system(&file) };
@@ -115,11 +137,12 @@ impl OpenedFile {
         let on_fuse = system == Some(libc::FUSE_SUPER_MAGIC);
         let info = StorageInfo {
             align,
+            sector_len,
             resizable: !is_device,
             fresh_reads_zero: !is_device,
             promises_space: !is_device && !in_memory,
         };
-        Ok(Self { file, lock, info, inode, memory_align, in_memory, on_fuse, len })
+        Ok(Self { file, lock, info, inode, memory_align, in_memory, on_fuse, len, direct_blocks })
     }
 }
 
@@ -130,7 +153,8 @@ impl UringFile {
 
     /// A file that was opened, on this ring.
     pub(super) fn of(uring: &Uring, opened: OpenedFile) -> Self {
-        let OpenedFile { file, lock, info, inode, memory_align, in_memory, on_fuse, len } = opened;
+        let OpenedFile { file, lock, info, inode, memory_align, in_memory, on_fuse, len, direct_blocks } =
+            opened;
         Self {
             uring: uring.clone(),
             file,
@@ -143,6 +167,7 @@ impl UringFile {
             len: Cell::new(len),
             zeroing: Cell::new(ZeroSupport::Untried),
             flush_failed: Cell::new(false),
+            direct_blocks,
         }
     }
 
@@ -306,6 +331,135 @@ impl UringFile {
         }
         Ok(())
     }
+
+    async fn zero_range(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        if span.is_empty() {
+            return Ok(());
+        }
+        if self.zeroing.get() == ZeroSupport::ByHand {
+            return Box::pin(self.zero_by_hand(span)).await;
+        }
+        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
+        let punched = match how {
+            Zeroing::Unmap => self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await,
+            Zeroing::Keep => match self.fallocate(span, libc::FALLOC_FL_ZERO_RANGE | keep_size).await {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    // tmpfs can punch and allocate, but not both at once.
+                    match self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await {
+                        Ok(()) => self.fallocate(span, keep_size).await,
+                        error => error,
+                    }
+                }
+                result => result,
+            },
+        };
+        match punched {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                self.zeroing.set(ZeroSupport::ByHand);
+                Box::pin(self.zero_by_hand(span)).await
+            }
+            result => result,
+        }
+    }
+
+    /// Whether `span` is not whole blocks, on a storage that takes nothing else.
+    fn is_of_parts(&self, span: Span) -> bool {
+        self.direct_blocks.as_ref().is_some_and(|parts| !parts.blocks.are_whole(span))
+    }
+
+    /// To be held while whole blocks are written. None where every request may go at any time.
+    async fn turn(&self, span: Span) -> Option<Turn<'_>> {
+        let parts = self.direct_blocks.as_ref()?;
+        let tasks = &self.uring.inner.tasks;
+        match parts.blocks.turn_now(span, tasks) {
+            Some(turn) => Some(turn),
+            None => Some(Box::pin(parts.blocks.turn(span, false, tasks)).await),
+        }
+    }
+
+    /// Moves less than a block at the end of a file, through the page cache.
+    async fn move_end(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let parts = self.direct_blocks.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let len = usize::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut page = PageBuf::zeroed(len);
+        if write {
+            data.copy_to(&mut page);
+            parts.end_was_written.set(true);
+        }
+        let (fd, flags) = (types::Fd(parts.cached.as_raw_fd()), self.flags(write));
+        let mut done = 0;
+        while done < len {
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            let op = unsafe {
+                let left = page.segments(len).slice(done as u64, (len - done) as u64);
+                let Flat::Contiguous { base, len, .. } = left.flat() else {
+                    return Err(io::ErrorKind::InvalidInput.into());
+                };
+                let offset = at + done as u64;
+                self.uring.start(|_| {
+                    if write {
+                        opcode::Write::new(fd, base, len).offset(offset).build().flags(flags)
+                    } else {
+                        opcode::Read::new(fd, base, len).offset(offset).build().flags(flags)
+                    }
+                })
+            };
+            match op.at_storage().await {
+                0 if write => {
+                    return Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes"));
+                }
+                0 => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "read past the end of the file",
+                    ));
+                }
+                moved @ 1.. => done += moved as usize,
+                error if -error == libc::EINTR || -error == libc::EAGAIN => {}
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
+        }
+        if write {
+            self.len.set(self.len.get().max(at + data.len()));
+        } else {
+            data.copy_from(&page);
+        }
+        Ok(())
+    }
+}
+
+impl WholeBlocks for UringFile {
+    fn blocks(&self) -> &Blocks {
+        &self.direct_blocks.as_ref().expect("asked for where there are some").blocks
+    }
+
+    fn tasks(&self) -> &Tasks {
+        &self.uring.inner.tasks
+    }
+
+    fn end(&self) -> u64 {
+        self.len.get()
+    }
+
+    async fn read_blocks(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.transfer(at, into, false, false).await
+    }
+
+    async fn write_blocks(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.transfer(at, from, true, false).await
+    }
+
+    async fn zero_blocks(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        self.zero_range(span, how).await
+    }
+
+    async fn read_end(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.move_end(at, into, false).await
+    }
+
+    async fn write_end(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.move_end(at, from, true).await
+    }
 }
 
 // SAFETY: a future ends when the kernel has completed its operation, and bounces what it may not keep.
@@ -349,10 +503,18 @@ unsafe impl Storage for UringFile {
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
+        if self.is_of_parts(Span::new(at, into.len())) {
+            return Box::pin(blocks::read(self, at, into)).await;
+        }
         self.transfer(at, into, false, false).await
     }
 
     async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
+        let span = Span::new(at, from.len());
+        if self.is_of_parts(span) {
+            return Box::pin(blocks::write(self, at, from)).await;
+        }
+        let _turn = self.turn(span).await;
         self.transfer(at, from, true, false).await
     }
 
@@ -370,40 +532,21 @@ unsafe impl Storage for UringFile {
             0.. => Ok(()),
             error => {
                 // A flush that was cancelled was not tried.
-                self.flush_failed.set(!self.is_direct() && -error != libc::ECANCELED);
+                let was_cached = self
+                    .direct_blocks
+                    .as_ref()
+                    .map_or(!self.is_direct(), |parts| parts.end_was_written.get());
+                self.flush_failed.set(was_cached && -error != libc::ECANCELED);
                 Err(io::Error::from_raw_os_error(-error))
             }
         }
     }
 
     async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
-        if span.is_empty() {
-            return Ok(());
+        if self.direct_blocks.is_some() {
+            return Box::pin(blocks::zero(self, span, how)).await;
         }
-        if self.zeroing.get() == ZeroSupport::ByHand {
-            return Box::pin(self.zero_by_hand(span)).await;
-        }
-        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
-        let punched = match how {
-            Zeroing::Unmap => self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await,
-            Zeroing::Keep => match self.fallocate(span, libc::FALLOC_FL_ZERO_RANGE | keep_size).await {
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    // tmpfs can punch and allocate, but not both at once.
-                    match self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await {
-                        Ok(()) => self.fallocate(span, keep_size).await,
-                        error => error,
-                    }
-                }
-                result => result,
-            },
-        };
-        match punched {
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                self.zeroing.set(ZeroSupport::ByHand);
-                Box::pin(self.zero_by_hand(span)).await
-            }
-            result => result,
-        }
+        self.zero_range(span, how).await
     }
 
     async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
@@ -453,8 +596,17 @@ unsafe impl Storage for UringFile {
     }
 }
 
+/// Bytes of a sector of a block device, as its driver says.
+fn device_sector_len(device: &File) -> u32 {
+    let mut len: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes an int to the place it is given.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), libc::BLKSSZGET as _, &raw mut len) };
+    let known = u32::try_from(len).ok().filter(|len| result == 0 && len.is_power_of_two());
+    known.unwrap_or(0).max(SECTOR_LEN as u32)
+}
+
 /// What O_DIRECT asks of memory and of offsets on this file, in bytes; `None` where it is not to be had.
-fn direct_align(file: &File) -> Option<(u32, u32)> {
+fn direct_align(file: &File, sector_len: u32) -> Option<(u32, u32)> {
     // SAFETY: an all-zero statx is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
     let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
@@ -464,10 +616,11 @@ fn direct_align(file: &File) -> Option<(u32, u32)> {
         return None;
     }
     if stat.stx_mask & libc::STATX_DIOALIGN == 0 {
-        // The file system does not say (tmpfs, older kernels): 512 works wherever O_DIRECT works at all.
-        return Some((SECTOR_LEN as u32, SECTOR_LEN as u32));
+        // The file system does not say (tmpfs, older kernels): 512 works wherever O_DIRECT works on a file at all.
+        return Some((sector_len, sector_len));
     }
-    (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+    let offset = stat.stx_dio_offset_align;
+    (offset > 0).then_some((stat.stx_dio_mem_align, offset.max(sector_len)))
 }
 
 /// The number of a file system in memory that is not in `libc`.

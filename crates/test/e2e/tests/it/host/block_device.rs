@@ -1,6 +1,6 @@
 //! Images on real block devices: loop devices over files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tapio_e2e::client::nbdsh;
@@ -19,9 +19,16 @@ struct Loop {
 
 impl Loop {
     fn over(scratch: &Scratch, len: u64, filling: u8) -> Result<Self, String> {
+        Self::with_sectors(512, scratch, len, filling)
+    }
+
+    fn with_sectors(sector: u32, scratch: &Scratch, len: u64, filling: u8) -> Result<Self, String> {
         let file = scratch.join("device");
         std::fs::write(&file, vec![filling; len as usize]).map_err(|error| error.to_string())?;
-        let out = Command::new("losetup").args(["--find", "--show", text(&file)]).output();
+        let sector = sector.to_string();
+        let out = Command::new("losetup")
+            .args(["--sector-size", &sector, "--find", "--show", text(&file)])
+            .output();
         let out = out.map_err(|error| format!("losetup: {error}"))?;
         if !out.status.success() {
             return Err(String::from_utf8_lossy(&out.stderr).trim().to_owned());
@@ -33,6 +40,132 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         run(Command::new("losetup").arg("--detach").arg(&self.device));
+    }
+}
+
+/// A file system on a device; unmounted when dropped.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn of(device: &Path, at: PathBuf) -> Result<Self, String> {
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096"]).arg(device));
+        std::fs::create_dir(&at).map_err(|error| error.to_string())?;
+        let out = Command::new("mount").arg(device).arg(&at).output().map_err(|error| error.to_string())?;
+        if out.status.success() { Ok(Self(at)) } else { Err(String::from_utf8_lossy(&out.stderr).into()) }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        run(Command::new("umount").arg(&self.0));
+    }
+}
+
+/// Whether process `pid` has `image` open past the page cache.
+fn is_direct(pid: u32, image: &Path) -> bool {
+    let image = std::fs::canonicalize(image).expect("it is there");
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs");
+    open.flatten().filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|path| path == image)).any(|fd| {
+        let info = format!("/proc/{pid}/fdinfo/{}", fd.file_name().display());
+        let info = std::fs::read_to_string(info).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & libc::O_DIRECT as u32 != 0)
+    })
+}
+
+/// Requests of 512 bytes beside one another, on what lies over sectors of 4096.
+const PARTS: &str = "
+import struct
+size = h.get_size()
+def sector(n, mark): return struct.pack('>QQ', n, mark) * 32
+top = size // 512
+model = {}
+# Beside one another, in any order, some in flight at once; whole blocks among them.
+for round in range(3):
+    cookies = []
+    for n in list(range(1, 40, 2)) + list(range(0, 40, 2)) + [top - 1, top - 3, top - 2, 4096 * 2 - 1, 4096 * 2]:
+        model[n] = sector(n, round)
+        cookies.append((h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(model[n])), n * 512)))
+    while h.aio_in_flight() > 0:
+        h.poll(-1)
+    for cookie in cookies:
+        assert h.aio_command_completed(cookie)
+    block = b''.join(sector(n, 100 + round) for n in range(8, 16))
+    h.pwrite(block, 8 * 512)
+    model.update({n: sector(n, 100 + round) for n in range(8, 16)})
+    # Odd places, longer than what is copied as a whole.
+    long = b''.join(sector(n, 200 + round) for n in range(101, 101 + 200))
+    h.pwrite(long, 101 * 512)
+    model.update({n: sector(n, 200 + round) for n in range(101, 301)})
+    h.zero(5 * 512, 3 * 512)
+    model.update({n: bytes(512) for n in range(3, 8)})
+    h.zero(40 * 512, 203 * 512)
+    model.update({n: bytes(512) for n in range(203, 243)})
+    h.flush()
+for n, data in model.items():
+    assert h.pread(512, n * 512) == data, n
+assert h.pread(200 * 512, 101 * 512) == b''.join(model[n] for n in range(101, 301))
+assert h.pread(3 * 512, size - 3 * 512) == b''.join(model[n] for n in range(top - 3, top))
+# What was never written is zero.
+assert h.pread(512, 4096 * 2 * 512 + 512) == bytes(512)
+assert h.pread(512, 41 * 512) == bytes(512)
+";
+
+#[test]
+fn parts_of_long_sectors_are_written_beside_one_another() {
+    needs!("nbdsh", "mkfs.ext4");
+    let scratch = Scratch::on_disk();
+    let device = match Loop::with_sectors(4096, &scratch, 96 * MIB, 0) {
+        Ok(device) => device,
+        Err(why) => return skip(&format!("needs a loop device: {why}")),
+    };
+    // The device itself, and a VHD that is the device.
+    for vhd in [false, true] {
+        let disk = if vhd {
+            // What the disk before left shows where a VHD reads what it did not write.
+            vhd_util(&["create", "-n", text(&device.device), "-s", "16"]).ok();
+            DiskOptions::vhd(&device.device)
+        } else {
+            DiskOptions::raw(&device.device)
+        };
+        let disk = disk.nbd().start(scratch.path());
+        assert!(is_direct(disk.process.pid(), &device.device), "vhd: {vhd}");
+        nbdsh(&disk.uri(), PARTS);
+        disk.stop();
+        if vhd {
+            vhd_util(&["check", "-n", text(&device.device)]).ok();
+        }
+    }
+    // Files on a file system on it: raw ones that end inside of a block and not, and VHDs, whose footer does.
+    let mount = match Mount::of(&device.device, scratch.join("mount")) {
+        Ok(mount) => mount,
+        Err(why) => return skip(&format!("needs to mount: {why}")),
+    };
+    for len in [8 * MIB, 8 * MIB + 512, 8 * MIB + 3584] {
+        let image = mount.0.join(format!("{len}.raw"));
+        let file = std::fs::File::create(&image).and_then(|file| file.set_len(len));
+        file.expect("an image can be made");
+        let disk = DiskOptions::raw(&image).nbd().start(scratch.path());
+        assert!(is_direct(disk.process.pid(), &image), "{len}");
+        nbdsh(&disk.uri(), PARTS);
+        disk.stop();
+        assert_eq!(std::fs::metadata(&image).expect("it is there").len(), len);
+    }
+    let image = mount.0.join("a.vhd");
+    vhd_util(&["create", "-n", text(&image), "-s", "16"]).ok();
+    let child = mount.0.join("b.vhd");
+    vhd_util(&["snapshot", "-n", text(&child), "-p", text(&image)]).ok();
+    for image in [&image, &child] {
+        let disk = DiskOptions::vhd(image).nbd().start(scratch.path());
+        assert!(is_direct(disk.process.pid(), image));
+        nbdsh(&disk.uri(), PARTS);
+        // Killed, it is put in order by the one that comes next.
+        disk.crash();
+        let disk = DiskOptions::vhd(image).nbd().start(scratch.path());
+        nbdsh(&disk.uri(), PARTS);
+        disk.stop();
+        vhd_util(&["check", "-n", text(image)]).ok();
     }
 }
 
