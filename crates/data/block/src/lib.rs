@@ -33,6 +33,7 @@ mod open;
 mod parent;
 mod port;
 mod request;
+mod sectors;
 mod standby;
 mod swap;
 mod takeover;

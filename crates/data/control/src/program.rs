@@ -93,6 +93,11 @@ pub const OPTIONS: &[ProgramOption] = &[
     switch("--tls-verify-peer", "Clients need a certificate that the authority in ca-cert.pem has signed."),
     switch("--read-only", "Refuse writes."),
     takes("--key-file", "PATH", "A file with the key of an encrypted image, 32 or 64 bytes as they are."),
+    takes(
+        "--sector-size",
+        "512|4096",
+        "Bytes of a sector as guests are told. Default: what a raw device has, 512 for other images.",
+    ),
     takes("--poll-max", "MICROSECONDS", "Spin this long for new requests before sleeping. Default 0: never."),
     takes("--poll-idle", "PERCENT", "Spin only while at least this share of the host is idle. Default 50."),
     takes(

@@ -15,7 +15,7 @@ use std::io;
 use tapio_types::Span;
 
 use crate::segments::{PageBuf, Segments};
-use crate::storage::Zeroing;
+use crate::storage::{Storage, StorageInfo, Zeroing};
 use crate::tasks::{Notify, Tasks};
 
 /// A longer request is cut, so that only its first and last block are copied.
@@ -65,16 +65,7 @@ pub(crate) struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let blocks = self.blocks;
-        let mut places = blocks.places.borrow_mut();
-        places[self.place].number = None;
-        let was_alone = places[self.place].alone;
-        drop(places);
-        blocks.free.borrow_mut().push(self.place);
-        blocks.alone.set(blocks.alone.get() - usize::from(was_alone));
-        if blocks.waiting.get() > 0 {
-            blocks.left.notify_all(self.tasks);
-        }
+        self.blocks.leave(self.place, self.tasks);
     }
 }
 
@@ -112,10 +103,24 @@ impl Blocks {
         self.floor(at + self.len - 1)
     }
 
-    /// The turn of a write of whole blocks, if it need not wait.
+    /// Begins a write of whole blocks that need not wait; [`Blocks::leave`] ends it. No guard, which a request would
+    /// have to have room for.
     #[inline]
-    pub(crate) fn turn_now<'a>(&'a self, span: Span, tasks: &'a Tasks) -> Option<Turn<'a>> {
-        (self.alone.get() == 0).then(|| Turn { blocks: self, tasks, place: self.enter(span, false) })
+    pub(crate) fn enter_now(&self, span: Span) -> Option<usize> {
+        (self.alone.get() == 0 && self.are_whole(span)).then(|| self.enter(span, false))
+    }
+
+    /// Ends a write.
+    pub(crate) fn leave(&self, place: usize, tasks: &Tasks) {
+        let mut places = self.places.borrow_mut();
+        places[place].number = None;
+        let was_alone = places[place].alone;
+        drop(places);
+        self.free.borrow_mut().push(place);
+        self.alone.set(self.alone.get() - usize::from(was_alone));
+        if self.waiting.get() > 0 {
+            self.left.notify_all(tasks);
+        }
     }
 
     /// The turn of a write, which has its blocks `alone`.
@@ -290,4 +295,106 @@ async fn put_zeroes<S: WholeBlocks>(storage: &S, span: Span) -> io::Result<()> {
     let page = PageBuf::zeroed(span.len as usize);
     // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
     put(storage, span.start, unsafe { page.segments(span.len as usize) }).await
+}
+
+/// A storage that takes whole blocks only, for requests of 512 bytes.
+#[derive(Debug)]
+pub struct InBlocks<S> {
+    storage: S,
+    blocks: Blocks,
+    tasks: Tasks,
+}
+
+impl<S: Storage> InBlocks<S> {
+    /// `storage` takes blocks of as many bytes as its sectors have.
+    pub fn new(storage: S, tasks: Tasks) -> Self {
+        let blocks = Blocks::new(storage.info().sector_len.into());
+        Self { storage, blocks, tasks }
+    }
+}
+
+impl<S: Storage> WholeBlocks for InBlocks<S> {
+    fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    fn end(&self) -> u64 {
+        self.blocks.floor(self.storage.len())
+    }
+
+    fn read_blocks(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>> {
+        self.storage.read(at, into)
+    }
+
+    fn write_blocks(&self, at: u64, from: Segments) -> impl Future<Output = io::Result<()>> {
+        self.storage.write(at, from)
+    }
+
+    fn zero_blocks(&self, span: Span, how: Zeroing) -> impl Future<Output = io::Result<()>> {
+        self.storage.zero(span, how)
+    }
+
+    async fn read_end(&self, _at: u64, _into: Segments) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::UnexpectedEof, "read past the last whole block"))
+    }
+
+    async fn write_end(&self, _at: u64, _from: Segments) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+}
+
+// SAFETY: the storage below keeps to the contract, and gets this one's memory, or pages that are owned until its
+// futures have ended.
+unsafe impl<S: Storage> Storage for InBlocks<S> {
+    fn info(&self) -> StorageInfo {
+        StorageInfo { align: 512, ..self.storage.info() }
+    }
+
+    fn len(&self) -> u64 {
+        self.end()
+    }
+
+    fn inode(&self) -> u64 {
+        self.storage.inode()
+    }
+
+    fn data_run(&self, span: Span) -> (u64, bool) {
+        self.storage.data_run(span)
+    }
+
+    /// What the storage knows is about whole blocks, so it is asked about these.
+    async fn known_run(&self, span: Span) -> (u64, bool) {
+        let start = self.blocks.floor(span.start);
+        let end = self.blocks.ceil(span.start + span.len).min(self.end());
+        let (len, is_data) = self.storage.known_run(Span::new(start, end - start)).await;
+        ((start + len).saturating_sub(span.start).clamp(1, span.len), is_data)
+    }
+
+    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
+        read(self, at, into).await
+    }
+
+    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
+        write(self, at, from).await
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> {
+        self.storage.flush()
+    }
+
+    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        zero(self, span, how).await
+    }
+
+    fn allocate(&self, span: Span, space: bool) -> impl Future<Output = io::Result<()>> {
+        self.storage.allocate(span, space)
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> {
+        self.storage.set_len(len)
+    }
 }

@@ -25,6 +25,7 @@ mod tasks;
 pub mod sim;
 pub mod uring;
 
+pub use blocks::InBlocks;
 pub use buffer::{Buffer, Pool};
 pub use executor::{Driver, Executor, Inbox};
 pub use hooks::Hooks;

@@ -12,7 +12,7 @@ use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::Uring;
 use super::lock::WriterLock;
-use crate::blocks::{self, Blocks, Turn, WholeBlocks};
+use crate::blocks::{self, Blocks, WholeBlocks};
 use crate::segments::{Flat, PageBuf, Segments};
 use crate::storage::{Storage, StorageInfo, Zeroing};
 use crate::tasks::{IOVECS_MAX, Tasks};
@@ -191,10 +191,11 @@ impl UringFile {
         if aside { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
     }
 
-    /// What was bounced goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
-    async fn transfer(&self, at: u64, data: Segments, write: bool, bounced: bool) -> io::Result<()> {
-        if !bounced && self.memory_align > 1 && !data.is_aligned(self.memory_align) {
-            return Box::pin(self.transfer_bounced(at, data, write)).await;
+    /// What was looked at goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
+    async fn transfer(&self, at: u64, data: Segments, write: bool, looked_at: bool) -> io::Result<()> {
+        // In here, where there is one way aside already: hundreds of request tasks have room for these futures.
+        if !looked_at && self.goes_aside(at, &data, write) {
+            return Box::pin(self.transfer_aside(at, data, write)).await;
         }
         let mut done = 0;
         while done < data.len() {
@@ -326,7 +327,7 @@ impl UringFile {
         while !left.is_empty() {
             let len = left.len.min(zeroes.len() as u64);
             // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            self.transfer(left.start, unsafe { zeroes.segments(len as usize) }, true, false).await?;
+            self.transfer(left.start, unsafe { zeroes.segments(len as usize) }, true, true).await?;
             left = left.skip(len);
         }
         Ok(())
@@ -362,18 +363,35 @@ impl UringFile {
         }
     }
 
-    /// Whether `span` is not whole blocks, on a storage that takes nothing else.
-    fn is_of_parts(&self, span: Span) -> bool {
-        self.direct_blocks.as_ref().is_some_and(|parts| !parts.blocks.are_whole(span))
+    /// Whether a request is more than one operation, or must not meet others.
+    fn goes_aside(&self, at: u64, data: &Segments, write: bool) -> bool {
+        let by_blocks = self
+            .direct_blocks
+            .as_ref()
+            .is_some_and(|parts| write || !parts.blocks.are_whole(Span::new(at, data.len())));
+        by_blocks || self.memory_align > 1 && !data.is_aligned(self.memory_align)
     }
 
-    /// To be held while whole blocks are written. None where every request may go at any time.
-    async fn turn(&self, span: Span) -> Option<Turn<'_>> {
-        let parts = self.direct_blocks.as_ref()?;
-        let tasks = &self.uring.inner.tasks;
-        match parts.blocks.turn_now(span, tasks) {
-            Some(turn) => Some(turn),
-            None => Some(Box::pin(parts.blocks.turn(span, false, tasks)).await),
+    async fn transfer_aside(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let Some(parts) = &self.direct_blocks else { return self.transfer_bounced(at, data, write).await };
+        let span = Span::new(at, data.len());
+        if !write {
+            return match parts.blocks.are_whole(span) {
+                true => self.transfer_bounced(at, data, false).await,
+                false => blocks::read(self, at, data).await,
+            };
+        }
+        let Some(place) = parts.blocks.enter_now(span) else { return blocks::write(self, at, data).await };
+        let result = self.transfer_blocks(at, data, true).await;
+        parts.blocks.leave(place, &self.uring.inner.tasks);
+        result
+    }
+
+    /// Moves whole blocks.
+    async fn transfer_blocks(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        match self.memory_align > 1 && !data.is_aligned(self.memory_align) {
+            true => self.transfer_bounced(at, data, write).await,
+            false => self.transfer(at, data, write, true).await,
         }
     }
 
@@ -442,15 +460,16 @@ impl WholeBlocks for UringFile {
     }
 
     async fn read_blocks(&self, at: u64, into: Segments) -> io::Result<()> {
-        self.transfer(at, into, false, false).await
+        self.transfer_blocks(at, into, false).await
     }
 
     async fn write_blocks(&self, at: u64, from: Segments) -> io::Result<()> {
-        self.transfer(at, from, true, false).await
+        self.transfer_blocks(at, from, true).await
     }
 
     async fn zero_blocks(&self, span: Span, how: Zeroing) -> io::Result<()> {
-        self.zero_range(span, how).await
+        // Boxed: hundreds of request tasks have room for reads and writes.
+        Box::pin(self.zero_range(span, how)).await
     }
 
     async fn read_end(&self, at: u64, into: Segments) -> io::Result<()> {
@@ -503,18 +522,10 @@ unsafe impl Storage for UringFile {
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
-        if self.is_of_parts(Span::new(at, into.len())) {
-            return Box::pin(blocks::read(self, at, into)).await;
-        }
         self.transfer(at, into, false, false).await
     }
 
     async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
-        let span = Span::new(at, from.len());
-        if self.is_of_parts(span) {
-            return Box::pin(blocks::write(self, at, from)).await;
-        }
-        let _turn = self.turn(span).await;
         self.transfer(at, from, true, false).await
     }
 
@@ -594,6 +605,16 @@ unsafe impl Storage for UringFile {
         self.len.set(len);
         Ok(())
     }
+}
+
+/// Bytes of a sector of the image at `path` as a disk: what a block device says, 512 for a file.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn sector_len_of(path: &Path) -> io::Result<u32> {
+    let file = File::open(path)?;
+    let is_device = file.metadata()?.file_type().is_block_device();
+    Ok(if is_device { device_sector_len(&file) } else { SECTOR_LEN as u32 })
 }
 
 /// Bytes of a sector of a block device, as its driver says.

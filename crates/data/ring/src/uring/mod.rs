@@ -25,7 +25,7 @@ use crate::tasks::{Op, OpId, TaskId, Tasks};
 
 pub use command::{COMMAND_LEN, CommandRing};
 use file::OpenedFile;
-pub use file::{Caching, UringFile};
+pub use file::{Caching, UringFile, sector_len_of};
 pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
 pub use socket::PollStream;
 

@@ -13,7 +13,7 @@ use tapio_types::{Access, SECTOR_LEN, Span};
 use self::remote::{Lost, Remote};
 use super::file::{Change, Durable, SimFile};
 use super::random::Random;
-use crate::blocks::{self, Blocks, Turn, WholeBlocks};
+use crate::blocks::{self, Blocks, WholeBlocks};
 use crate::executor::Driver;
 use crate::segments::Segments;
 use crate::storage::{Io, Storage, StorageInfo, Zeroing};
@@ -613,14 +613,6 @@ impl SimStore {
         let change = Change::Zero { at: span.start, len: span.len };
         self.done(self.sim.start(|_| Action::Change { file: self.file, change, grows: false })).await
     }
-
-    async fn turn(&self, span: Span) -> Option<Turn<'_>> {
-        let blocks = self.blocks.as_ref()?;
-        match blocks.turn_now(span, &self.sim.tasks) {
-            Some(turn) => Some(turn),
-            None => Some(blocks.turn(span, false, &self.sim.tasks).await),
-        }
-    }
 }
 
 impl WholeBlocks for SimStore {
@@ -693,12 +685,13 @@ unsafe impl Storage for SimStore {
     async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
         assert!((at | from.len()).is_multiple_of(self.align), "unaligned write at {at}");
         self.check_writable()?;
-        let span = Span::new(at, from.len());
-        if self.blocks.as_ref().is_some_and(|blocks| !blocks.are_whole(span)) {
+        let Some(blocks) = &self.blocks else { return self.write_at(at, from, self.align).await };
+        let Some(place) = blocks.enter_now(Span::new(at, from.len())) else {
             return blocks::write(self, at, from).await;
-        }
-        let _turn = self.turn(span).await;
-        self.write_at(at, from, self.align).await
+        };
+        let result = self.write_at(at, from, blocks.len()).await;
+        blocks.leave(place, &self.sim.tasks);
+        result
     }
 
     async fn flush(&self) -> io::Result<()> {

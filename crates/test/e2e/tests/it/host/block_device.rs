@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tapio_e2e::client::nbdsh;
-use tapio_e2e::disk::{DiskOptions, text, vhd_util};
+use tapio_e2e::disk::{DiskOptions, Host, text, vhd_util};
 use tapio_e2e::needs;
 use tapio_e2e::process::run;
 use tapio_e2e::scratch::Scratch;
@@ -127,7 +127,7 @@ fn parts_of_long_sectors_are_written_beside_one_another() {
             vhd_util(&["create", "-n", text(&device.device), "-s", "16"]).ok();
             DiskOptions::vhd(&device.device)
         } else {
-            DiskOptions::raw(&device.device)
+            DiskOptions::raw(&device.device).arg("--sector-size=512")
         };
         let disk = disk.nbd().start(scratch.path());
         assert!(is_direct(disk.process.pid(), &device.device), "vhd: {vhd}");
@@ -167,6 +167,82 @@ fn parts_of_long_sectors_are_written_beside_one_another() {
         disk.stop();
         vhd_util(&["check", "-n", text(image)]).ok();
     }
+}
+
+/// What a client finds that asks about block sizes, and one that does not.
+const LONG: &str = "
+size = h.get_size()
+asks = h.get_block_size(nbd.SIZE_MINIMUM)
+assert asks == 4096, asks
+block = bytes(range(256)) * 16
+h.pwrite(block, 8192)
+assert h.pread(4096, 8192) == block
+for at, count in [(512, 4096), (8192, 512)]:
+    try:
+        h.pread(count, at)
+    except nbd.Error as error:
+        assert error.errno == 'EINVAL', error
+    else:
+        assert False, at
+other = nbd.NBD()
+other.set_request_block_size(False)
+other.connect_uri(URI)
+other.pwrite(b'x' * 512, 8192 + 1024)
+assert other.pread(1024, 8192 + 512) == block[512:1024] + b'x' * 512
+other.shutdown()
+assert h.pread(4096, 8192) == block[:1024] + b'x' * 512 + block[1536:]
+";
+
+#[test]
+fn a_raw_device_with_long_sectors_is_a_disk_with_long_sectors() {
+    needs!("nbdsh");
+    let scratch = Scratch::on_disk();
+    let device = match Loop::with_sectors(4096, &scratch, 16 * MIB, 0) {
+        Ok(device) => device,
+        Err(why) => return skip(&format!("needs a loop device: {why}")),
+    };
+    let script = |uri: &str| LONG.replace("URI", &format!("{uri:?}"));
+    let host = Host::new(&scratch);
+    let tap = host.create(&format!("aio:{}", device.device.display()));
+    nbdsh(&tap.uri(), &script(&tap.uri()));
+
+    // Clients keep what they were told, whatever the disk goes on with.
+    let same = scratch.join("same.raw");
+    let odd = scratch.join("odd.raw");
+    for (file, len) in [(&same, 16 * MIB), (&odd, 16 * MIB + 512)] {
+        let made = std::fs::File::create(file).and_then(|file| file.set_len(len));
+        made.expect("an image can be made");
+    }
+    tap.ctl("pause", &[]).ok();
+    let why = tap.ctl("unpause", &["-a", &format!("aio:{}", odd.display())]).fails();
+    assert!(why.contains("guests were told of sectors of 4096 bytes"), "{why}");
+    assert!(why.contains("odd.raw") && why.contains("make the image longer"), "{why}");
+    tap.ctl("unpause", &["-a", &format!("aio:{}", same.display())]).ok();
+    nbdsh(&tap.uri(), &script(&tap.uri()));
+    tap.destroy();
+
+    // An export of such a disk is one for the next process, and its parts are served there.
+    let near = DiskOptions::raw(&device.device).nbd().start(scratch.path());
+    let far = DiskOptions::remote(&near.uri()).nbd().start(scratch.path());
+    nbdsh(&far.uri(), &script(&far.uri()));
+    far.stop();
+    let far = DiskOptions::remote(&near.uri()).arg("--sector-size=512").nbd().start(scratch.path());
+    nbdsh(
+        &far.uri(),
+        &format!("assert h.get_block_size(nbd.SIZE_MINIMUM) == 512\nh.zero(16 << 20, 0)\n{PARTS}"),
+    );
+    far.stop();
+    near.stop();
+
+    // A disk that cannot have what is wanted is refused with the reason.
+    let why = DiskOptions::raw(&odd).arg("--sector-size=4096").nbd().refused(scratch.path());
+    assert!(why.contains("no whole number of sectors of 4096") && why.contains("odd.raw"), "{why}");
+    // A VHD is served so where that is asked for.
+    let image = scratch.join("a.vhd");
+    vhd_util(&["create", "-n", text(&image), "-s", "16"]).ok();
+    let disk = DiskOptions::vhd(&image).arg("--sector-size=4096").nbd().start(scratch.path());
+    nbdsh(&disk.uri(), &script(&disk.uri()));
+    disk.stop();
 }
 
 #[test]
