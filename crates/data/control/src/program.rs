@@ -98,6 +98,11 @@ pub const OPTIONS: &[ProgramOption] = &[
         "512|4096",
         "Bytes of a sector as guests are told. Default: what a raw device has, 512 for other images.",
     ),
+    takes(
+        "--threads",
+        "COUNT",
+        "Threads that serve a disk with several queues or connections, 1 to 16. More than 1 is on trial. Default 1.",
+    ),
     takes("--poll-max", "MICROSECONDS", "Spin this long for new requests before sleeping. Default 0: never."),
     takes("--poll-idle", "PERCENT", "Spin only while at least this share of the host is idle. Default 50."),
     takes(
@@ -163,6 +168,7 @@ pub const ENVIRONMENT: &[(&str, &str)] = &[
     ("TAPIO_SANDBOX", "As --sandbox, likewise."),
     ("TAPIO_DEVICES", "As --devices when it is 1, likewise."),
     ("TAPIO_MEMORY_MAX", "As --memory-max, likewise."),
+    ("TAPIO_THREADS", "As --threads, likewise."),
     ("NOTIFY_SOCKET", "Where a service manager is told that the process is ready. Set by systemd."),
     ("WATCHDOG_USEC", "How often it wants to hear that the process lives. Set by systemd."),
 ];

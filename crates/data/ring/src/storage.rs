@@ -89,6 +89,13 @@ pub unsafe trait Storage: 'static {
 pub trait Io: Clone + 'static {
     /// The storages that this opens.
     type Store: Storage;
+    /// An open storage on its way to another thread of the process.
+    type Share: Clone + std::fmt::Debug + Send + Sync + 'static;
+    /// The storage for other threads of the process; `None` for one that belongs to this thread alone.
+    fn share(&self, store: &Self::Store) -> Option<Self::Share>;
+    /// A storage that another thread has opened, on this thread too. Only what is known to be there is read and
+    /// written through it: its length and its durability are the other thread's.
+    fn adopt(&self, share: &Self::Share) -> Self::Store;
     /// Opens a file or a block device.
     fn open(&self, path: &Path, access: Access) -> io::Result<Self::Store>;
     /// [`Io::open`], while other tasks go on, however long the file system takes.

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
 use tapio_types::{Access, SECTOR_LEN, Span};
@@ -43,16 +44,8 @@ const ZERO_PIECE: usize = 256 << 10;
 #[derive(Debug)]
 pub struct UringFile {
     uring: Uring,
-    file: File,
+    shared: SharedFile,
     _lock: Option<WriterLock>,
-    info: StorageInfo,
-    inode: u64,
-    /// What O_DIRECT wants of memory addresses; 1 without it.
-    memory_align: u32,
-    /// A file system in memory: see [`UringFile::move_now`].
-    in_memory: bool,
-    /// A file on FUSE: see [`UringFile::flags`].
-    on_fuse: bool,
     len: Cell<u64>,
     zeroing: Cell<ZeroSupport>,
     /// A flush of the page cache failed: see [`Storage::flush`] of this type.
@@ -81,15 +74,26 @@ enum ZeroSupport {
 /// A file that is open and not yet in any thread's ring: it may come from another thread.
 #[derive(Debug)]
 pub(super) struct OpenedFile {
-    file: File,
+    shared: SharedFile,
     lock: Option<WriterLock>,
+    direct_blocks: Option<Box<DirectBlocks>>,
+}
+
+/// An open file for the rings of all threads of the process. The lock of a writer stays with the thread that opened it,
+/// and so do its length and what is found out about it: others read and write what they know to be there.
+#[derive(Clone, Debug)]
+pub struct SharedFile {
+    file: Arc<File>,
     info: StorageInfo,
     inode: u64,
+    /// What O_DIRECT wants of memory addresses; 1 without it.
     memory_align: u32,
+    /// A file system in memory: see [`UringFile::move_now`].
     in_memory: bool,
+    /// A file on FUSE: see [`UringFile::flags`].
     on_fuse: bool,
+    /// Bytes when it was opened or shared.
     len: u64,
-    direct_blocks: Option<Box<DirectBlocks>>,
 }
 
 impl OpenedFile {
@@ -142,7 +146,9 @@ impl OpenedFile {
             fresh_reads_zero: !is_device,
             promises_space: !is_device && !in_memory,
         };
-        Ok(Self { file, lock, info, inode, memory_align, in_memory, on_fuse, len, direct_blocks })
+        let file = Arc::new(file);
+        let shared = SharedFile { file, info, inode, memory_align, in_memory, on_fuse, len };
+        Ok(Self { shared, lock, direct_blocks })
     }
 }
 
@@ -153,31 +159,45 @@ impl UringFile {
 
     /// A file that was opened, on this ring.
     pub(super) fn of(uring: &Uring, opened: OpenedFile) -> Self {
-        let OpenedFile { file, lock, info, inode, memory_align, in_memory, on_fuse, len, direct_blocks } =
-            opened;
+        Self::on(uring, opened.shared, opened.lock, opened.direct_blocks)
+    }
+
+    /// A file that another thread has opened, on this ring too.
+    pub(super) fn adopt(uring: &Uring, shared: &SharedFile) -> Self {
+        Self::on(uring, shared.clone(), None, None)
+    }
+
+    fn on(
+        uring: &Uring,
+        shared: SharedFile,
+        lock: Option<WriterLock>,
+        direct_blocks: Option<Box<DirectBlocks>>,
+    ) -> Self {
         Self {
             uring: uring.clone(),
-            file,
+            len: Cell::new(shared.len),
+            shared,
             _lock: lock,
-            info,
-            inode,
-            memory_align,
-            in_memory,
-            on_fuse,
-            len: Cell::new(len),
             zeroing: Cell::new(ZeroSupport::Untried),
             flush_failed: Cell::new(false),
             direct_blocks,
         }
     }
 
+    /// The file for the rings of other threads; none where the writes to one block wait for one another, which only
+    /// those of one thread do.
+    pub(super) fn share(&self) -> Option<SharedFile> {
+        let has_blocks = self.direct_blocks.is_some();
+        (!has_blocks).then(|| SharedFile { len: self.len.get(), ..self.shared.clone() })
+    }
+
     /// Whether the page cache is passed by.
     pub fn is_direct(&self) -> bool {
-        self.memory_align > 1 || self.info.align > 1
+        self.shared.memory_align > 1 || self.shared.info.align > 1
     }
 
     fn fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+        self.shared.file.as_raw_fd()
     }
 
     /// Which operations a thread of the kernel's does from the beginning, instead of being tried by this one.
@@ -187,7 +207,7 @@ impl UringFile {
         //
         // Of a file in memory, without being asked, the kernel lets one of its threads work at a time, unless that one
         // sleeps; copying never sleeps. Writes of a file go one after the other anyway.
-        let aside = self.on_fuse || self.in_memory && !write;
+        let aside = self.shared.on_fuse || self.shared.in_memory && !write;
         if aside { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
     }
 
@@ -201,7 +221,7 @@ impl UringFile {
         while done < data.len() {
             let piece = data.slice(done, (data.len() - done).min(TRANSFER_MAX));
             let offset = at + done;
-            if self.in_memory && piece.len() <= if write { WRITE_NOW_MAX } else { READ_NOW_MAX } {
+            if self.shared.in_memory && piece.len() <= if write { WRITE_NOW_MAX } else { READ_NOW_MAX } {
                 done += self.move_now(offset, piece, write)?;
                 continue;
             }
@@ -369,7 +389,7 @@ impl UringFile {
             .direct_blocks
             .as_ref()
             .is_some_and(|parts| write || !parts.blocks.are_whole(Span::new(at, data.len())));
-        by_blocks || self.memory_align > 1 && !data.is_aligned(self.memory_align)
+        by_blocks || self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align)
     }
 
     async fn transfer_aside(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
@@ -389,7 +409,7 @@ impl UringFile {
 
     /// Moves whole blocks.
     async fn transfer_blocks(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
-        match self.memory_align > 1 && !data.is_aligned(self.memory_align) {
+        match self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align) {
             true => self.transfer_bounced(at, data, write).await,
             false => self.transfer(at, data, write, true).await,
         }
@@ -484,11 +504,11 @@ impl WholeBlocks for UringFile {
 // SAFETY: a future ends when the kernel has completed its operation, and bounces what it may not keep.
 unsafe impl Storage for UringFile {
     fn info(&self) -> StorageInfo {
-        self.info
+        self.shared.info
     }
 
     fn inode(&self) -> u64 {
-        self.inode
+        self.shared.inode
     }
 
     fn len(&self) -> u64 {
@@ -497,7 +517,7 @@ unsafe impl Storage for UringFile {
 
     fn data_run(&self, span: Span) -> (u64, bool) {
         // A server of FUSE is asked, behind the same lock as in `flags`, and this thread would wait for it.
-        if !self.info.resizable || self.on_fuse {
+        if !self.shared.info.resizable || self.shared.on_fuse {
             return (span.len, true);
         }
         let seek = |whence| {
@@ -562,7 +582,7 @@ unsafe impl Storage for UringFile {
 
     async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
         let end = span.end().ok_or(io::ErrorKind::InvalidInput)?;
-        if !self.info.resizable {
+        if !self.shared.info.resizable {
             let fits = end <= self.len.get();
             return if fits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) };
         }
@@ -584,9 +604,9 @@ unsafe impl Storage for UringFile {
     }
 
     async fn set_len(&self, len: u64) -> io::Result<()> {
-        if !self.info.resizable {
+        if !self.shared.info.resizable {
             // The administrator has made the device longer, or not.
-            let now = current_len(&self.file)?;
+            let now = current_len(&self.shared.file)?;
             if now < len {
                 let why = format!("the device has {now} bytes: make it longer first");
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));
@@ -594,11 +614,11 @@ unsafe impl Storage for UringFile {
             self.len.set(now);
             return Ok(());
         }
-        if self.in_memory && len >= self.len.get() {
-            self.file.set_len(len)?;
+        if self.shared.in_memory && len >= self.len.get() {
+            self.shared.file.set_len(len)?;
         } else {
             // A file system that gives back gigabytes, or waits for its journal or server, takes seconds.
-            let file = self.file.try_clone()?;
+            let file = self.shared.file.try_clone()?;
             // Boxed: this is reached from requests, whose tasks have room for the common paths only.
             Box::pin(self.uring.offload(move || file.set_len(len))).await??;
         }

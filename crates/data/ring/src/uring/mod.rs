@@ -12,6 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use io_uring::types::CancelBuilder;
@@ -25,9 +26,12 @@ use crate::tasks::{Op, OpId, TaskId, Tasks};
 
 pub use command::{COMMAND_LEN, CommandRing};
 use file::OpenedFile;
-pub use file::{Caching, UringFile, sector_len_of};
+pub use file::{Caching, SharedFile, UringFile, sector_len_of};
 pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
 pub use socket::PollStream;
+
+/// When the clock of all rings of the process began: data threads that serve one disk compare times.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Completions with this mark have no waiter: notifications that cannot usefully fail.
 const FORGET: u64 = u64::MAX;
@@ -67,7 +71,6 @@ pub(crate) struct Inner {
     tasks: Tasks,
     pool: Pool,
     caching: Caching,
-    start: Instant,
     counters: Cell<UringCounters>,
 }
 
@@ -89,6 +92,8 @@ impl Uring {
     /// Completions are delivered only when this thread asks (`DEFER_TASKRUN`), so that the kernel never interrupts
     /// it, and a flag in shared memory says when asking is worth a call (`TASKRUN_FLAG`), which is what spinning reads.
     pub fn new(config: UringConfig) -> io::Result<Self> {
+        // Stages of requests tell a time from none by zero, so that it has to run a moment before the first.
+        LazyLock::force(&START);
         let mut builder = IoUring::builder();
         builder
             .setup_single_issuer()
@@ -108,7 +113,6 @@ impl Uring {
             tasks: Tasks::new(config.entries as usize * 2),
             pool,
             caching: config.caching,
-            start: Instant::now(),
             counters: Cell::new(UringCounters::default()),
         };
         let uring = Self { inner: Rc::new(inner) };
@@ -207,9 +211,18 @@ impl Inner {
 
 impl Io for Uring {
     type Store = UringFile;
+    type Share = SharedFile;
 
     fn open(&self, path: &Path, access: Access) -> io::Result<UringFile> {
         UringFile::open(self, path, access, self.inner.caching)
+    }
+
+    fn share(&self, store: &UringFile) -> Option<SharedFile> {
+        store.share()
+    }
+
+    fn adopt(&self, share: &SharedFile) -> UringFile {
+        UringFile::adopt(self, share)
     }
 
     async fn open_aside(&self, path: &Path, access: Access) -> io::Result<UringFile> {
@@ -227,7 +240,7 @@ impl Io for Uring {
     }
 
     fn now_ns(&self) -> u64 {
-        self.inner.start.elapsed().as_nanos() as u64
+        START.elapsed().as_nanos() as u64
     }
 
     fn cancel(&self, task: TaskId) {

@@ -81,6 +81,8 @@ impl Action {
 
 #[derive(Debug)]
 struct Flying {
+    /// Of the thread that began it.
+    tasks: Tasks,
     op: OpId,
     due_ns: u64,
     action: Action,
@@ -152,6 +154,15 @@ pub struct SimStore {
     align: u64,
     /// Where sectors are longer than 512 bytes.
     blocks: Option<Blocks>,
+}
+
+/// An open file for another thread of the process.
+#[derive(Clone, Copy, Debug)]
+pub struct SimShare {
+    file: usize,
+    writable: bool,
+    is_device: bool,
+    align: u64,
 }
 
 impl SimHost {
@@ -307,6 +318,12 @@ impl Inner {
         }
     }
 
+    /// The blocks of a file that is used in pieces of `align` bytes, where sectors are longer than 512 bytes.
+    fn blocks(&self, file: usize, align: u64) -> Option<Blocks> {
+        let has_blocks = self.sector_len > SECTOR_LEN && align > 1 && !self.remotes[file].is_remote;
+        has_blocks.then(|| Blocks::new(self.sector_len))
+    }
+
     fn change(&mut self, file: usize, change: Change) {
         self.files[file].change(change);
         self.changes[file] += 1;
@@ -441,7 +458,7 @@ impl Sim {
             delay += STUCK_NS;
         }
         let due_ns = inner.now_ns + delay;
-        inner.flying.push(Flying { op, due_ns, action, broken });
+        inner.flying.push(Flying { tasks: self.tasks.clone(), op, due_ns, action, broken });
         Op::new(&self.tasks, op)
     }
 }
@@ -454,6 +471,13 @@ impl Sim {
         drop(services);
     }
 
+    /// Another data thread of the same process.
+    pub fn thread(&self) -> Self {
+        let sim = Self { tasks: Tasks::new(256), ..self.clone() };
+        sim.tasks.inner.now_ns.set(Io::now_ns(self));
+        sim
+    }
+
     /// The host that the process runs on.
     pub const fn host(&self) -> &SimHost {
         &self.host
@@ -462,6 +486,24 @@ impl Sim {
 
 impl Io for Sim {
     type Store = SimStore;
+    type Share = SimShare;
+
+    /// As on a kernel: a remote one belongs to one thread, and one whose blocks are longer than sectors of 512 bytes.
+    fn share(&self, store: &SimStore) -> Option<SimShare> {
+        let is_remote = self.host.inner.borrow().remotes[store.file].is_remote;
+        (!is_remote && store.blocks.is_none()).then_some(SimShare {
+            file: store.file,
+            writable: store.writable,
+            is_device: store.is_device,
+            align: store.align,
+        })
+    }
+
+    fn adopt(&self, share: &SimShare) -> SimStore {
+        let SimShare { file, writable, is_device, align } = *share;
+        let blocks = self.host.inner.borrow().blocks(file, align);
+        SimStore { sim: self.clone(), file, writable, _lock: None, is_device, align, blocks }
+    }
 
     fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
         self.open_file(path, access, false)
@@ -485,10 +527,11 @@ impl Io for Sim {
         let mut inner = self.host.inner.borrow_mut();
         let (now_ns, cancels) = (inner.now_ns, inner.faults.cancels);
         for index in 0..inner.flying.len() {
-            if ops.contains(&inner.flying[index].op) && inner.fault(cancels) {
-                let (op, file) = (inner.flying[index].op, inner.flying[index].action.file());
-                inner.flying[index] =
-                    Flying { op, due_ns: now_ns, action: Action::Cancelled { file }, broken: None };
+            let flying = &inner.flying[index];
+            if flying.tasks.is(&self.tasks) && ops.contains(&flying.op) && inner.fault(cancels) {
+                let flying = &mut inner.flying[index];
+                let file = flying.action.file();
+                (flying.due_ns, flying.action, flying.broken) = (now_ns, Action::Cancelled { file }, None);
             }
         }
     }
@@ -509,7 +552,6 @@ impl Sim {
             None
         };
         let align = if inner.files[*file].seen.len().is_multiple_of(SECTOR_LEN) { SECTOR_LEN } else { 1 };
-        let has_blocks = inner.sector_len > SECTOR_LEN && align > 1 && !remote;
         Ok(SimStore {
             _lock: lock,
             sim: self.clone(),
@@ -517,7 +559,7 @@ impl Sim {
             writable: access == Access::ReadWrite,
             is_device: inner.devices[*file],
             align,
-            blocks: has_blocks.then(|| Blocks::new(inner.sector_len)),
+            blocks: inner.blocks(*file, align),
         })
     }
 }
@@ -565,7 +607,7 @@ impl Driver for Sim {
             }
         };
         drop(inner);
-        self.tasks.complete_op(flying.op, result);
+        flying.tasks.complete_op(flying.op, result);
         true
     }
 
