@@ -49,3 +49,16 @@ fn every_span_is_read_written_and_zeroed_and_nothing_beside_it() {
         executor.block_on(&process, &mut (), work);
     }
 }
+
+/// Writes to one block wait for one another in one thread; another would know nothing of them.
+#[test]
+fn a_file_with_long_sectors_is_not_shared_with_other_threads() {
+    let (host, path) = (SimHost::new(1), Path::new("disk"));
+    host.put(path, &[1; 8192]);
+    for (sector_len, is_shared) in [(512, true), (4096, false)] {
+        host.set_sector_len(sector_len);
+        let process = host.process();
+        let store = process.open(path, Access::ReadWrite).expect("it is there");
+        assert_eq!(process.share(&store).is_some(), is_shared, "{sector_len}");
+    }
+}

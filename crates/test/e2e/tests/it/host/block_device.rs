@@ -2,15 +2,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use tapio_e2e::client::nbdsh;
-use tapio_e2e::disk::{DiskOptions, Host, text, vhd_util};
+use tapio_e2e::disk::{DiskOptions, Host, Tap, create_vhd, text, vhd_util};
 use tapio_e2e::needs;
 use tapio_e2e::process::run;
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
+use tapio_front::vhost_user::driver::{self, Driver, DriverOptions, DriverQueue};
 
 use super::MIB;
+use super::queue_threads::{change, queue_threads};
+
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A loop device over a file; detached when dropped.
 struct Loop {
@@ -166,6 +171,124 @@ fn parts_of_long_sectors_are_written_beside_one_another() {
         nbdsh(&disk.uri(), PARTS);
         disk.stop();
         vhd_util(&["check", "-n", text(image)]).ok();
+    }
+}
+
+/// Whole blocks by one connection and parts of them by another, at once: neither takes from the other what is its own.
+const MEETING: &str = "
+other = nbd.NBD()
+other.connect_uri(URI)
+def until_done(*handles):
+    while any(handle.aio_in_flight() for handle in handles):
+        for handle in handles:
+            if handle.aio_in_flight():
+                handle.poll(-1)
+# A VHD has all of it from here on.
+h.pwrite(bytes(2 << 20), 0)
+h.flush()
+for round in range(1, 251):
+    wholes, parts = (h, other) if round % 2 else (other, h)
+    whole = nbd.Buffer.from_bytearray(bytearray([round]) * 4096)
+    part = nbd.Buffer.from_bytearray(bytearray([0xff]) * 512)
+    cookies = []
+    for block in range(48):
+        cookies.append((wholes, wholes.aio_pwrite(whole, block * 4096)))
+        cookies.append((parts, parts.aio_pwrite(part, block * 4096 + block % 8 * 512)))
+    until_done(h, other)
+    for handle, cookie in cookies:
+        assert handle.aio_command_completed(cookie)
+    data = h.pread(48 * 4096, 0)
+    for block in range(48):
+        for sector in range(8):
+            at = block * 4096 + sector * 512
+            may = [round, 0xff] if sector == block % 8 else [round]
+            assert data[at] in may and data[at:at + 512] == bytes([data[at]]) * 512, (round, block, sector, data[at])
+other.shutdown()
+";
+
+#[test]
+fn parts_of_long_sectors_meet_whole_ones_on_several_connections() {
+    needs!("nbdsh", "mkfs.ext4");
+    let scratch = Scratch::on_disk();
+    let device = match Loop::with_sectors(4096, &scratch, 96 * MIB, 0) {
+        Ok(device) => device,
+        Err(why) => return skip(&format!("needs a loop device: {why}")),
+    };
+    let meeting = |uri: &str| nbdsh(uri, &MEETING.replace("URI", &format!("{uri:?}")));
+    // Writes to one block wait for one another, which those of one thread do.
+    let disk = DiskOptions::raw(&device.device).arg("--sector-size=512").arg("--threads=2").nbd();
+    let disk = disk.start(scratch.path());
+    meeting(&disk.uri());
+    assert_eq!(queue_threads(disk.process.pid()), 0, "the owner serves such a disk alone");
+    disk.stop();
+
+    // A disk that has a thread more, and goes on with an image on such a device.
+    let mount = match Mount::of(&device.device, scratch.join("mount")) {
+        Ok(mount) => mount,
+        Err(why) => return skip(&format!("needs to mount: {why}")),
+    };
+    let host = Host::new(&scratch);
+    let base = create_vhd(scratch.join("base.vhd"), 16);
+    let disk = DiskOptions::vhd(&base).arg("--threads=2").nbd().start_on(&host, scratch.path());
+    let tap = Tap::found(&host, &format!("vhd:{}", text(&base)));
+    meeting(&disk.uri());
+    assert_eq!(queue_threads(tap.pid), 1);
+    let child = mount.0.join("child.vhd");
+    change(&host, &tap, &["snapshot", text(&child)]);
+    assert!(is_direct(tap.pid, &child));
+    meeting(&disk.uri());
+    tap.forget();
+    disk.stop();
+    vhd_util(&["check", "-n", text(&child)]).ok();
+}
+
+/// One request of a vhost-user guest, which must go well; its place in the guest's memory.
+fn ask(queue: &mut DriverQueue, command: &driver::Command<'_>) -> u16 {
+    let slot = queue.submit(command).expect("a free slot");
+    queue.kick().expect("the disk listens");
+    let mut done = Vec::new();
+    let begin = Instant::now();
+    while queue.reap(&mut done) == 0 {
+        assert!(begin.elapsed() < LIMIT, "no answer in time");
+        queue.wait(Duration::from_millis(100)).expect("the disk lives");
+    }
+    assert_eq!(done[0].status, 0, "{command:?}");
+    slot
+}
+
+#[test]
+fn a_vhost_user_guest_is_told_of_long_sectors_and_may_use_parts() {
+    let scratch = Scratch::on_disk();
+    let device = match Loop::with_sectors(4096, &scratch, 16 * MIB, 7) {
+        Ok(device) => device,
+        Err(why) => return skip(&format!("needs a loop device: {why}")),
+    };
+    for (argument, told) in
+        [("--sector-size=4096", 4096_u32), ("--sector-size=512", 512), ("--threads=2", 4096)]
+    {
+        let disk = DiskOptions::raw(&device.device).vhost_user().arg("--queues=2").arg(argument);
+        let disk = disk.start(scratch.path());
+        let options = DriverOptions { queues: 2, ..DriverOptions::default() };
+        let driver = Driver::connect(&disk.vhost, options).expect("the device");
+        assert_eq!(driver.config()[20..24], told.to_le_bytes(), "{argument}");
+        assert_eq!(driver.capacity(), 16 * MIB, "in units of 512 bytes whatever sectors have");
+        for index in 0..2 {
+            let mut queue = driver.start(index).expect("a queue");
+            let at = (1 + u64::from(index)) * MIB;
+            for (at, len, filling) in [(at, 8192, 1), (at + 512, 512, 2), (at + 4096 - 512, 1024, 3)] {
+                let slot = queue.next_slot().expect("a free slot");
+                queue.buffer(slot)[..len as usize].fill(filling);
+                ask(&mut queue, &driver::Command::Write { at, len });
+            }
+            let slot = ask(&mut queue, &driver::Command::Read { at: at - 4096, len: 16384 });
+            let sector = |filling: u8, count: usize| vec![filling; count * 512];
+            let want = [(7, 8), (1, 1), (2, 1), (1, 5), (3, 2), (1, 7), (7, 8)];
+            let want: Vec<u8> =
+                want.into_iter().flat_map(|(filling, count)| sector(filling, count)).collect();
+            assert!(queue.buffer(slot)[..16384] == want, "{argument}, queue {index}");
+        }
+        drop(driver);
+        disk.stop();
     }
 }
 
