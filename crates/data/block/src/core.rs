@@ -23,6 +23,7 @@ use crate::mirror::Mirror;
 use crate::notes::Notes;
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
+use crate::sectors::{count_for, in_units, settle};
 use crate::shared::SharingSlot;
 use crate::standby::{self, Redirected};
 use crate::tap::{Tap, TapOptions};
@@ -63,6 +64,8 @@ pub struct CoreOptions {
     pub keys: Keys,
     /// How many bitmaps of each image stay in memory.
     pub bitmaps_kept: usize,
+    /// Bytes of a sector as guests are told, 512 or 4096; what the images have without.
+    pub sector_len: Option<u32>,
     /// How long a request may take; for ever without. See [`crate::Completion::give_up`].
     pub request_timeout: Option<Duration>,
     /// Where sentences for the log go. Called for changes of state and failures, never per request.
@@ -79,6 +82,7 @@ impl Default for CoreOptions {
             notes: Notes::default(),
             keys: Keys::default(),
             bitmaps_kept: BITMAPS_KEPT,
+            sector_len: None,
             request_timeout: Some(REQUEST_TIMEOUT),
             report: |line| eprintln!("{line}"),
         }
@@ -135,6 +139,8 @@ pub struct Core<I: Io> {
     /// The disk has moved to other images than those it was opened with.
     pub(crate) moved: Cell<bool>,
     state: Cell<DiskState>,
+    /// What guests were told of sectors, for as long as the disk is there.
+    sector_len: Cell<Option<u32>>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
     pub(crate) ended: Rc<Notify>,
@@ -186,6 +192,7 @@ impl<I: Io> Core<I> {
             owed_notes: RefCell::default(),
             moved: Cell::new(false),
             state: Cell::new(DiskState::Paused),
+            sector_len: Cell::new(None),
             parked: Cell::new(0),
             ended,
             jobs: Jobs::default(),
@@ -288,12 +295,24 @@ impl<I: Io> Core<I> {
         let chain = self.chain.borrow();
         let chain = chain.as_ref()?;
         Some(Geometry {
-            len: chain.len(),
-            logical_block_len: SECTOR_LEN as u32,
+            len: chain.len() / u64::from(self.sector_len()) * u64::from(self.sector_len()),
+            logical_block_len: self.sector_len(),
             physical_block_len: 4096,
             read_only: chain.access() == Access::ReadOnly,
             transfer_max: 32 << 20,
         })
+    }
+
+    /// Bytes of a sector as guests are told.
+    pub(crate) fn sector_len(&self) -> u32 {
+        self.sector_len.get().unwrap_or(SECTOR_LEN as u32)
+    }
+
+    /// Settles what guests are told, once; images that are opened later have to serve it.
+    fn settle_sectors(&self, chain: &Chain<I::Store>) -> Result<()> {
+        let len = settle(chain, self.sector_len.get(), self.options.sector_len)?;
+        self.sector_len.set(Some(len));
+        Ok(())
     }
 
     /// Opens the images of `spec` and serves requests.
@@ -315,7 +334,7 @@ impl<I: Io> Core<I> {
         }
         let overlaid = taps.standby.as_ref().is_some_and(|standby| standby.took_over);
         let chain = self.open_chain(spec, overlaid).await?;
-        let opened = match self.check_keys(&chain) {
+        let opened = match self.check_keys(&chain).and_then(|()| self.settle_sectors(&chain)) {
             Ok(()) => self.open_tap(&chain, taps).await,
             Err(error) => Err(error),
         };
@@ -717,7 +736,11 @@ impl<I: Io> AllocationMap for Map<I> {
             if !span.fits(chain.len()) {
                 return Err(DiskError::OutOfRange);
             }
-            chain.extents(span, count_max).await.map_err(|error| DiskError::Io(error.errno()))
+            let unit = core.sector_len();
+            let found = chain.extents(span, count_for(count_max, unit)).await;
+            let found = found.map_err(|error| DiskError::Io(error.errno()))?;
+            let to_end = found.iter().map(|extent| extent.len).sum::<u64>() >= span.len;
+            Ok(in_units(found, unit, count_max, to_end))
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::trace::Trace;
 pub struct Geometry {
     /// Bytes; a multiple of the logical block.
     pub len: u64,
-    /// Every span must be aligned to this: 512.
+    /// Bytes of a sector as guests are told, 512 or 4096. Every span must be aligned to 512 all the same.
     pub logical_block_len: u32,
     /// The size of access that costs no extra work below: 4096.
     pub physical_block_len: u32,

@@ -71,6 +71,7 @@ impl Plane for Host {
                 },
                 intent: IntentPlace::Directory(intent::directory()),
                 keys: keys(spec.key)?,
+                sector_len: command.sector_size,
                 notes: Notes::new(continuation::note),
                 ..CoreOptions::default()
             },

@@ -12,8 +12,11 @@ use crate::tasks::{TaskId, Tasks};
 /// What a storage can do; read once at opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageInfo {
-    /// Bytes to which offsets and lengths must be aligned: 512 or 4096 with O_DIRECT, 1 otherwise.
+    /// Bytes to which offsets and lengths must be aligned: 512 with O_DIRECT, 1 otherwise.
     pub align: u32,
+    /// Bytes of a sector as a block device has them, and a disk that is this device; 512 otherwise. Smaller requests
+    /// are served, by reading and writing more than they are about.
+    pub sector_len: u32,
     /// Whether the length can change: a regular file. A block device has its length for good.
     pub resizable: bool,
     /// Whether bytes that were never written read as zero: a fresh range of a regular file does, a range of a

@@ -377,6 +377,7 @@ unsafe impl Storage for NbdStore {
     fn info(&self) -> StorageInfo {
         StorageInfo {
             align: self.inner.facts.get().align,
+            sector_len: self.inner.facts.get().align.max(512),
             resizable: false,
             fresh_reads_zero: false,
             promises_space: false,

@@ -208,10 +208,10 @@ fn large_blocks_are_refused_with_a_way_out() {
         return;
     }
     let place = Place::new();
-    let sizes = ["blocksize-minimum=4K", "blocksize-preferred=4K", "blocksize-maximum=64K"];
+    let sizes = ["blocksize-minimum=16K", "blocksize-preferred=16K", "blocksize-maximum=64K"];
     let _server =
         Server::nbdkit(&place, &[&["--filter=blocksize-policy", "memory", "8M"][..], &sizes[..]].concat());
     let target = place.target("", "");
     let error = on_ring(|uring| async move { open(&uring, &target).await.unwrap_err().to_string() });
-    assert!(error.contains("blocks of 4096 bytes") && error.contains("--filter=blocksize"), "{error}");
+    assert!(error.contains("blocks of 16384 bytes") && error.contains("--filter=blocksize"), "{error}");
 }

@@ -13,14 +13,15 @@ use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::Uring;
 use super::lock::WriterLock;
+use crate::blocks::{self, Blocks, WholeBlocks};
 use crate::segments::{Flat, PageBuf, Segments};
 use crate::storage::{Storage, StorageInfo, Zeroing};
-use crate::tasks::IOVECS_MAX;
+use crate::tasks::{IOVECS_MAX, Tasks};
 
 /// Whether the host's page cache stands between us and the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caching {
-    /// O_DIRECT where the file system takes it at 512-byte alignment, the page cache where it does not.
+    /// O_DIRECT where the file system takes it in sectors of 512 or 4096 bytes, the page cache where it does not.
     Direct,
     /// The page cache.
     Cached,
@@ -34,6 +35,8 @@ const READ_NOW_MAX: u64 = 64 << 10;
 /// Longer writes likewise; what is written has just been received and is still in this processor's cache, so that the
 /// border lies higher: a tenth faster and a sixth cheaper than with a thread.
 const WRITE_NOW_MAX: u64 = 256 << 10;
+/// The longest piece in which O_DIRECT is used: the longest that every disk writes as a whole or not at all.
+const BLOCK_LEN_MAX: u32 = 4096;
 /// Zeroes written by hand go in pieces of this size.
 const ZERO_PIECE: usize = 256 << 10;
 
@@ -47,6 +50,18 @@ pub struct UringFile {
     zeroing: Cell<ZeroSupport>,
     /// A flush of the page cache failed: see [`Storage::flush`] of this type.
     flush_failed: Cell<bool>,
+    /// Where O_DIRECT takes longer pieces than sectors of 512 bytes.
+    direct_blocks: Option<Box<DirectBlocks>>,
+}
+
+/// A file that is used past the page cache in longer pieces than sectors of 512 bytes.
+#[derive(Debug)]
+struct DirectBlocks {
+    blocks: Blocks,
+    /// The same file by the page cache, for what a file has behind its last whole block.
+    cached: File,
+    /// That was written.
+    end_was_written: Cell<bool>,
 }
 
 /// What the file system has turned out to be able to do; found out once, by trying.
@@ -61,6 +76,7 @@ enum ZeroSupport {
 pub(super) struct OpenedFile {
     shared: SharedFile,
     lock: Option<WriterLock>,
+    direct_blocks: Option<Box<DirectBlocks>>,
 }
 
 /// An open file for the rings of all threads of the process. The lock of a writer stays with the thread that opened it,
@@ -100,18 +116,24 @@ impl OpenedFile {
         let lock = if access == Access::ReadWrite { Some(WriterLock::take(&plain)?) } else { None };
         // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
         let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
+        let sector_len = if is_device { device_sector_len(&plain) } else { SECTOR_LEN as u32 };
         let direct = match caching {
             Caching::Cached => None,
-            Caching::Direct => match direct_align(&plain) {
-                Some((memory, offset)) if u64::from(offset) <= SECTOR_LEN => {
-                    open(libc::O_DIRECT).ok().map(|file| (file, memory.max(1)))
+            Caching::Direct => match direct_align(&plain, sector_len) {
+                Some((memory, offset)) if offset <= BLOCK_LEN_MAX => {
+                    open(libc::O_DIRECT).ok().map(|file| (file, memory.max(1), u64::from(offset)))
                 }
                 _ => None,
             },
         };
-        let (file, memory_align, align) = match direct {
-            Some((file, memory)) => (file, memory, SECTOR_LEN as u32),
-            None => (plain, 1, 1),
+        let (file, memory_align, align, direct_blocks) = match direct {
+            Some((file, memory, len)) if len > SECTOR_LEN => {
+                let (blocks, end_was_written) = (Blocks::new(len), Cell::new(false));
+                let parts = Box::new(DirectBlocks { blocks, cached: plain, end_was_written });
+                (file, memory, SECTOR_LEN as u32, Some(parts))
+            }
+            Some((file, memory, _)) => (file, memory, SECTOR_LEN as u32, None),
+            None => (plain, 1, 1, None),
         };
         let len = current_len(&file)?;
         let system = if is_device { None } else { file_system(&file) };
@@ -119,13 +141,14 @@ impl OpenedFile {
         let on_fuse = system == Some(libc::FUSE_SUPER_MAGIC);
         let info = StorageInfo {
             align,
+            sector_len,
             resizable: !is_device,
             fresh_reads_zero: !is_device,
             promises_space: !is_device && !in_memory,
         };
         let file = Arc::new(file);
         let shared = SharedFile { file, info, inode, memory_align, in_memory, on_fuse, len };
-        Ok(Self { shared, lock })
+        Ok(Self { shared, lock, direct_blocks })
     }
 }
 
@@ -136,15 +159,20 @@ impl UringFile {
 
     /// A file that was opened, on this ring.
     pub(super) fn of(uring: &Uring, opened: OpenedFile) -> Self {
-        Self::on(uring, opened.shared, opened.lock)
+        Self::on(uring, opened.shared, opened.lock, opened.direct_blocks)
     }
 
     /// A file that another thread has opened, on this ring too.
     pub(super) fn adopt(uring: &Uring, shared: &SharedFile) -> Self {
-        Self::on(uring, shared.clone(), None)
+        Self::on(uring, shared.clone(), None, None)
     }
 
-    fn on(uring: &Uring, shared: SharedFile, lock: Option<WriterLock>) -> Self {
+    fn on(
+        uring: &Uring,
+        shared: SharedFile,
+        lock: Option<WriterLock>,
+        direct_blocks: Option<Box<DirectBlocks>>,
+    ) -> Self {
         Self {
             uring: uring.clone(),
             len: Cell::new(shared.len),
@@ -152,12 +180,15 @@ impl UringFile {
             _lock: lock,
             zeroing: Cell::new(ZeroSupport::Untried),
             flush_failed: Cell::new(false),
+            direct_blocks,
         }
     }
 
-    /// The file for the rings of other threads.
-    pub(super) fn share(&self) -> SharedFile {
-        SharedFile { len: self.len.get(), ..self.shared.clone() }
+    /// The file for the rings of other threads; none where the writes to one block wait for one another, which only
+    /// those of one thread do.
+    pub(super) fn share(&self) -> Option<SharedFile> {
+        let has_blocks = self.direct_blocks.is_some();
+        (!has_blocks).then(|| SharedFile { len: self.len.get(), ..self.shared.clone() })
     }
 
     /// Whether the page cache is passed by.
@@ -180,10 +211,11 @@ impl UringFile {
         if aside { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
     }
 
-    /// What was bounced goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
-    async fn transfer(&self, at: u64, data: Segments, write: bool, bounced: bool) -> io::Result<()> {
-        if !bounced && self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align) {
-            return Box::pin(self.transfer_bounced(at, data, write)).await;
+    /// What was looked at goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
+    async fn transfer(&self, at: u64, data: Segments, write: bool, looked_at: bool) -> io::Result<()> {
+        // In here, where there is one way aside already: hundreds of request tasks have room for these futures.
+        if !looked_at && self.goes_aside(at, &data, write) {
+            return Box::pin(self.transfer_aside(at, data, write)).await;
         }
         let mut done = 0;
         while done < data.len() {
@@ -315,10 +347,157 @@ impl UringFile {
         while !left.is_empty() {
             let len = left.len.min(zeroes.len() as u64);
             // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            self.transfer(left.start, unsafe { zeroes.segments(len as usize) }, true, false).await?;
+            self.transfer(left.start, unsafe { zeroes.segments(len as usize) }, true, true).await?;
             left = left.skip(len);
         }
         Ok(())
+    }
+
+    async fn zero_range(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        if span.is_empty() {
+            return Ok(());
+        }
+        if self.zeroing.get() == ZeroSupport::ByHand {
+            return Box::pin(self.zero_by_hand(span)).await;
+        }
+        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
+        let punched = match how {
+            Zeroing::Unmap => self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await,
+            Zeroing::Keep => match self.fallocate(span, libc::FALLOC_FL_ZERO_RANGE | keep_size).await {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    // tmpfs can punch and allocate, but not both at once.
+                    match self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await {
+                        Ok(()) => self.fallocate(span, keep_size).await,
+                        error => error,
+                    }
+                }
+                result => result,
+            },
+        };
+        match punched {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                self.zeroing.set(ZeroSupport::ByHand);
+                Box::pin(self.zero_by_hand(span)).await
+            }
+            result => result,
+        }
+    }
+
+    /// Whether a request is more than one operation, or must not meet others.
+    fn goes_aside(&self, at: u64, data: &Segments, write: bool) -> bool {
+        let by_blocks = self
+            .direct_blocks
+            .as_ref()
+            .is_some_and(|parts| write || !parts.blocks.are_whole(Span::new(at, data.len())));
+        by_blocks || self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align)
+    }
+
+    async fn transfer_aside(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let Some(parts) = &self.direct_blocks else { return self.transfer_bounced(at, data, write).await };
+        let span = Span::new(at, data.len());
+        if !write {
+            return match parts.blocks.are_whole(span) {
+                true => self.transfer_bounced(at, data, false).await,
+                false => blocks::read(self, at, data).await,
+            };
+        }
+        let Some(place) = parts.blocks.enter_now(span) else { return blocks::write(self, at, data).await };
+        let result = self.transfer_blocks(at, data, true).await;
+        parts.blocks.leave(place, &self.uring.inner.tasks);
+        result
+    }
+
+    /// Moves whole blocks.
+    async fn transfer_blocks(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        match self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align) {
+            true => self.transfer_bounced(at, data, write).await,
+            false => self.transfer(at, data, write, true).await,
+        }
+    }
+
+    /// Moves less than a block at the end of a file, through the page cache.
+    async fn move_end(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let parts = self.direct_blocks.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let len = usize::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut page = PageBuf::zeroed(len);
+        if write {
+            data.copy_to(&mut page);
+            parts.end_was_written.set(true);
+        }
+        let (fd, flags) = (types::Fd(parts.cached.as_raw_fd()), self.flags(write));
+        let mut done = 0;
+        while done < len {
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            let op = unsafe {
+                let left = page.segments(len).slice(done as u64, (len - done) as u64);
+                let Flat::Contiguous { base, len, .. } = left.flat() else {
+                    return Err(io::ErrorKind::InvalidInput.into());
+                };
+                let offset = at + done as u64;
+                self.uring.start(|_| {
+                    if write {
+                        opcode::Write::new(fd, base, len).offset(offset).build().flags(flags)
+                    } else {
+                        opcode::Read::new(fd, base, len).offset(offset).build().flags(flags)
+                    }
+                })
+            };
+            match op.at_storage().await {
+                0 if write => {
+                    return Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes"));
+                }
+                0 => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "read past the end of the file",
+                    ));
+                }
+                moved @ 1.. => done += moved as usize,
+                error if -error == libc::EINTR || -error == libc::EAGAIN => {}
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
+        }
+        if write {
+            self.len.set(self.len.get().max(at + data.len()));
+        } else {
+            data.copy_from(&page);
+        }
+        Ok(())
+    }
+}
+
+impl WholeBlocks for UringFile {
+    fn blocks(&self) -> &Blocks {
+        &self.direct_blocks.as_ref().expect("asked for where there are some").blocks
+    }
+
+    fn tasks(&self) -> &Tasks {
+        &self.uring.inner.tasks
+    }
+
+    fn end(&self) -> u64 {
+        self.len.get()
+    }
+
+    async fn read_blocks(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.transfer_blocks(at, into, false).await
+    }
+
+    async fn write_blocks(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.transfer_blocks(at, from, true).await
+    }
+
+    async fn zero_blocks(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        // Boxed: hundreds of request tasks have room for reads and writes.
+        Box::pin(self.zero_range(span, how)).await
+    }
+
+    async fn read_end(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.move_end(at, into, false).await
+    }
+
+    async fn write_end(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.move_end(at, from, true).await
     }
 }
 
@@ -384,40 +563,21 @@ unsafe impl Storage for UringFile {
             0.. => Ok(()),
             error => {
                 // A flush that was cancelled was not tried.
-                self.flush_failed.set(!self.is_direct() && -error != libc::ECANCELED);
+                let was_cached = self
+                    .direct_blocks
+                    .as_ref()
+                    .map_or(!self.is_direct(), |parts| parts.end_was_written.get());
+                self.flush_failed.set(was_cached && -error != libc::ECANCELED);
                 Err(io::Error::from_raw_os_error(-error))
             }
         }
     }
 
     async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
-        if span.is_empty() {
-            return Ok(());
+        if self.direct_blocks.is_some() {
+            return Box::pin(blocks::zero(self, span, how)).await;
         }
-        if self.zeroing.get() == ZeroSupport::ByHand {
-            return Box::pin(self.zero_by_hand(span)).await;
-        }
-        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
-        let punched = match how {
-            Zeroing::Unmap => self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await,
-            Zeroing::Keep => match self.fallocate(span, libc::FALLOC_FL_ZERO_RANGE | keep_size).await {
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    // tmpfs can punch and allocate, but not both at once.
-                    match self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await {
-                        Ok(()) => self.fallocate(span, keep_size).await,
-                        error => error,
-                    }
-                }
-                result => result,
-            },
-        };
-        match punched {
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                self.zeroing.set(ZeroSupport::ByHand);
-                Box::pin(self.zero_by_hand(span)).await
-            }
-            result => result,
-        }
+        self.zero_range(span, how).await
     }
 
     async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
@@ -467,8 +627,27 @@ unsafe impl Storage for UringFile {
     }
 }
 
+/// Bytes of a sector of the image at `path` as a disk: what a block device says, 512 for a file.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn sector_len_of(path: &Path) -> io::Result<u32> {
+    let file = File::open(path)?;
+    let is_device = file.metadata()?.file_type().is_block_device();
+    Ok(if is_device { device_sector_len(&file) } else { SECTOR_LEN as u32 })
+}
+
+/// Bytes of a sector of a block device, as its driver says.
+fn device_sector_len(device: &File) -> u32 {
+    let mut len: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes an int to the place it is given.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), libc::BLKSSZGET as _, &raw mut len) };
+    let known = u32::try_from(len).ok().filter(|len| result == 0 && len.is_power_of_two());
+    known.unwrap_or(0).max(SECTOR_LEN as u32)
+}
+
 /// What O_DIRECT asks of memory and of offsets on this file, in bytes; `None` where it is not to be had.
-fn direct_align(file: &File) -> Option<(u32, u32)> {
+fn direct_align(file: &File, sector_len: u32) -> Option<(u32, u32)> {
     // SAFETY: an all-zero statx is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
     let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
@@ -478,10 +657,11 @@ fn direct_align(file: &File) -> Option<(u32, u32)> {
         return None;
     }
     if stat.stx_mask & libc::STATX_DIOALIGN == 0 {
-        // The file system does not say (tmpfs, older kernels): 512 works wherever O_DIRECT works at all.
-        return Some((SECTOR_LEN as u32, SECTOR_LEN as u32));
+        // The file system does not say (tmpfs, older kernels): 512 works wherever O_DIRECT works on a file at all.
+        return Some((sector_len, sector_len));
     }
-    (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+    let offset = stat.stx_dio_offset_align;
+    (offset > 0).then_some((stat.stx_dio_mem_align, offset.max(sector_len)))
 }
 
 /// The number of a file system in memory that is not in `libc`.

@@ -26,7 +26,7 @@ use crate::tasks::{Op, OpId, TaskId, Tasks};
 
 pub use command::{COMMAND_LEN, CommandRing};
 use file::OpenedFile;
-pub use file::{Caching, SharedFile, UringFile};
+pub use file::{Caching, SharedFile, UringFile, sector_len_of};
 pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
 pub use socket::PollStream;
 
@@ -218,7 +218,7 @@ impl Io for Uring {
     }
 
     fn share(&self, store: &UringFile) -> Option<SharedFile> {
-        Some(store.share())
+        store.share()
     }
 
     fn adopt(&self, share: &SharedFile) -> UringFile {
