@@ -304,11 +304,21 @@ impl<I: Io> Core<I> {
             let detail = format!("the disk is {}, not paused", self.state.get());
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
+        // Opening waits for the storage: another command may come meanwhile.
+        let change = self.begin_change("opening the images")?;
         let overlaid = taps.standby.as_ref().is_some_and(|standby| standby.took_over);
         let chain = self.open_chain(spec, overlaid).await?;
         let opened = match self.check_keys(&chain) {
             Ok(()) => self.open_tap(&chain, taps).await,
             Err(error) => Err(error),
+        };
+        let opened = match opened {
+            Ok(()) if self.state.get() != DiskState::Paused => {
+                self.close_tap().await;
+                let detail = format!("the disk is {} meanwhile", self.state.get());
+                Err(FormatError::new(FormatErrorKind::InvalidArgument, detail))
+            }
+            opened => opened,
         };
         if let Err(error) = opened {
             if let Err(error) = chain.close().await {
@@ -318,6 +328,7 @@ impl<I: Io> Core<I> {
         }
         *self.chain.borrow_mut() = Some(Rc::new(chain));
         self.state.set(DiskState::Running);
+        drop(change);
         let mirror = self.tap.borrow().as_ref().and_then(|tap| tap.mirror.clone());
         if let Some(mirror) = mirror {
             self.mirror_run(&mirror);
@@ -376,12 +387,15 @@ impl<I: Io> Core<I> {
         let chain = self.chain.borrow_mut().take();
         // The next opening of the chain finds out which parent it is.
         self.unfinished.take();
-        let result = match chain {
+        let result = match &chain {
             Some(chain) => chain.close().await,
             None => Ok(()),
         };
+        drop(chain);
         self.standby_waited.set(self.has_waiting_standby());
         self.close_tap().await;
+        // A caller that is told of the pause may open the images.
+        self.io.closed().await;
         if let Err(error) = &result {
             (self.options.report)(&format!("not closed cleanly: {error}"));
         }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Mutex;
 use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -110,7 +111,7 @@ impl From<Gone> for DiskFailure {
 pub struct Disk {
     remote: DiskHandle,
     geometry: Geometry,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 type Started = Result<(DiskHandle, Geometry), DiskFailure>;
@@ -130,7 +131,7 @@ impl Disk {
             .map_err(|error| DiskFailure::Host(format!("cannot start a data thread: {error}")))?;
         let started = answer.recv().map_err(|_| DiskFailure::Gone(Gone::Ended))?;
         let (remote, geometry) = started?;
-        Ok(Self { remote, geometry, thread: Some(thread) })
+        Ok(Self { remote, geometry, thread: Mutex::new(Some(thread)) })
     }
 
     /// How front ends and others reach the data thread.
@@ -223,12 +224,12 @@ impl Disk {
     ///
     /// # Errors
     /// Not within the time, or not closed cleanly.
-    pub fn close(mut self, within: Duration) -> Result<(), DiskFailure> {
+    pub fn close(&self, within: Duration) -> Result<(), DiskFailure> {
         let result =
             self.remote.call_async(within, |data_thread| async move { data_thread.core.close().await });
         let _ = self.remote.call(within, |data_thread| data_thread.port.tasks().stop());
         if result.is_ok()
-            && let Some(thread) = self.thread.take()
+            && let Some(thread) = self.thread.lock().ok().and_then(|mut thread| thread.take())
         {
             let _ = thread.join();
         }

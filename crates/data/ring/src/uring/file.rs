@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
 use tapio_types::{Access, SECTOR_LEN, Span};
@@ -33,6 +34,8 @@ const READ_NOW_MAX: u64 = 64 << 10;
 /// Longer writes likewise; what is written has just been received and is still in this processor's cache, so that the
 /// border lies higher: a tenth faster and a sixth cheaper than with a thread.
 const WRITE_NOW_MAX: u64 = 256 << 10;
+/// The most runs that are looked up by one call.
+const RUNS_MAX: usize = 256;
 /// Zeroes written by hand go in pieces of this size.
 const ZERO_PIECE: usize = 256 << 10;
 
@@ -40,8 +43,9 @@ const ZERO_PIECE: usize = 256 << 10;
 #[derive(Debug)]
 pub struct UringFile {
     uring: Uring,
-    file: File,
-    _lock: Option<WriterLock>,
+    /// Taken when this is dropped.
+    handle: Option<Arc<Handle>>,
+    fd: RawFd,
     info: StorageInfo,
     inode: u64,
     /// What O_DIRECT wants of memory addresses; 1 without it.
@@ -54,6 +58,23 @@ pub struct UringFile {
     zeroing: Cell<ZeroSupport>,
     /// A flush of the page cache failed: see [`Storage::flush`] of this type.
     flush_failed: Cell<bool>,
+}
+
+/// The open file: held by its storage, and by calls on helper threads that take longer than their tasks wait.
+#[derive(Debug)]
+struct Handle {
+    file: File,
+    _lock: Option<WriterLock>,
+}
+
+impl Drop for UringFile {
+    /// Releasing a lock and closing a file wait for the file system: for a server, for writing back, and for the space
+    /// of a file that was removed.
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            self.uring.inner.helpers.close_file(move || drop(handle));
+        }
+    }
 }
 
 /// What the file system has turned out to be able to do; found out once, by trying.
@@ -124,17 +145,13 @@ impl OpenedFile {
 }
 
 impl UringFile {
-    pub(super) fn open(uring: &Uring, path: &Path, access: Access, caching: Caching) -> io::Result<Self> {
-        Ok(Self::of(uring, OpenedFile::open(path, access, caching)?))
-    }
-
     /// A file that was opened, on this ring.
     pub(super) fn of(uring: &Uring, opened: OpenedFile) -> Self {
         let OpenedFile { file, lock, info, inode, memory_align, in_memory, on_fuse, len } = opened;
         Self {
             uring: uring.clone(),
-            file,
-            _lock: lock,
+            fd: file.as_raw_fd(),
+            handle: Some(Arc::new(Handle { file, _lock: lock })),
             info,
             inode,
             memory_align,
@@ -152,7 +169,19 @@ impl UringFile {
     }
 
     fn fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+        self.fd
+    }
+
+    /// Runs a call on the file that may block, on a helper thread.
+    async fn ask<T: Send + 'static>(&self, call: impl FnOnce(&File) -> T + Send + 'static) -> io::Result<T> {
+        let Some(handle) = self.handle.clone() else { return Err(io::ErrorKind::NotConnected.into()) };
+        let work = move || {
+            let told = call(&handle.file);
+            drop(handle);
+            told
+        };
+        // Boxed: this is reached from requests, whose tasks have room for the common paths only.
+        Box::pin(self.uring.offload(work)).await
     }
 
     /// Which operations a thread of the kernel's does from the beginning, instead of being tried by this one.
@@ -322,30 +351,28 @@ unsafe impl Storage for UringFile {
         self.len.get()
     }
 
-    fn data_run(&self, span: Span) -> (u64, bool) {
-        // A server of FUSE is asked, behind the same lock as in `flags`, and this thread would wait for it.
-        if !self.info.resizable || self.on_fuse {
+    async fn data_run(&self, span: Span) -> (u64, bool) {
+        if !self.info.resizable {
             return (span.len, true);
         }
-        let seek = |whence| {
-            // SAFETY: `lseek` takes no pointers; the offset of this descriptor is never used.
-            unsafe { libc::lseek(self.fd(), span.start as i64, whence) }
+        self.ask(move |file| run_of(file, span)).await.unwrap_or((span.len, true))
+    }
+
+    async fn known_runs(&self, span: Span, count_max: usize) -> Vec<(u64, bool)> {
+        let all_data = vec![(span.len, true)];
+        if !self.info.resizable {
+            return all_data;
+        }
+        let runs = move |file: &File| {
+            let (mut runs, mut left) = (Vec::new(), span);
+            while !left.is_empty() && runs.len() < count_max.clamp(1, RUNS_MAX) {
+                let run = run_of(file, left);
+                runs.push(run);
+                left = left.skip(run.0);
+            }
+            runs
         };
-        let end = span.start + span.len;
-        let data = seek(libc::SEEK_DATA);
-        if data < 0 {
-            // ENXIO: nothing but a hole up to the end of the file. Anything else: no knowledge, so data.
-            let hole = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
-            return (span.len, !hole);
-        }
-        let data = data as u64;
-        if data > span.start {
-            return (data.min(end) - span.start, false);
-        }
-        match u64::try_from(seek(libc::SEEK_HOLE)) {
-            Ok(hole) if hole > span.start => (hole.min(end) - span.start, true),
-            _ => (span.len, true),
-        }
+        self.ask(runs).await.unwrap_or(all_data)
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
@@ -432,7 +459,7 @@ unsafe impl Storage for UringFile {
     async fn set_len(&self, len: u64) -> io::Result<()> {
         if !self.info.resizable {
             // The administrator has made the device longer, or not.
-            let now = current_len(&self.file)?;
+            let now = self.ask(current_len).await??;
             if now < len {
                 let why = format!("the device has {now} bytes: make it longer first");
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));
@@ -440,13 +467,18 @@ unsafe impl Storage for UringFile {
             self.len.set(now);
             return Ok(());
         }
-        if self.in_memory && len >= self.len.get() {
-            self.file.set_len(len)?;
-        } else {
-            // A file system that gives back gigabytes, or waits for its journal or server, takes seconds.
-            let file = self.file.try_clone()?;
-            // Boxed: this is reached from requests, whose tasks have room for the common paths only.
-            Box::pin(self.uring.offload(move || file.set_len(len))).await??;
+        let grows = len >= self.len.get();
+        match self.handle.as_deref() {
+            Some(handle) if self.in_memory && grows => handle.file.set_len(len)?,
+            _ => {
+                // A file system that gives back gigabytes, or waits for its journal or server, takes seconds. A request
+                // that waited in vain does not make the file shorter than others have made it meanwhile.
+                let cut = move |file: &File| match current_len(file)? {
+                    now if grows && now >= len => Ok(()),
+                    _ => file.set_len(len),
+                };
+                self.ask(cut).await??;
+            }
         }
         self.len.set(len);
         Ok(())
@@ -482,6 +514,29 @@ fn file_system(file: &File) -> Option<libc::__fsword_t> {
     }
 }
 
+/// How much from the beginning of `span` is alike in being data, or a hole.
+fn run_of(file: &File, span: Span) -> (u64, bool) {
+    let seek = |whence| {
+        // SAFETY: `lseek` takes no pointers; the offset of this descriptor is never used.
+        unsafe { libc::lseek(file.as_raw_fd(), span.start as i64, whence) }
+    };
+    let end = span.start + span.len;
+    let data = seek(libc::SEEK_DATA);
+    if data < 0 {
+        // ENXIO: nothing but a hole up to the end of the file. Anything else: no knowledge, so data.
+        let hole = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
+        return (span.len, !hole);
+    }
+    let data = data as u64;
+    if data > span.start {
+        return (data.min(end) - span.start, false);
+    }
+    match u64::try_from(seek(libc::SEEK_HOLE)) {
+        Ok(hole) if hole > span.start => (hole.min(end) - span.start, true),
+        _ => (span.len, true),
+    }
+}
+
 /// The length of a file, or the size of a block device.
 fn current_len(file: &File) -> io::Result<u64> {
     use std::io::{Seek, SeekFrom};
@@ -506,19 +561,20 @@ mod tests {
         let inbox: Rc<Inbox<()>> = Inbox::new(1);
         let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
         let mut executor = Executor::new(uring.tasks().clone(), inbox, |()| async {}, polling);
-        let file = uring.open(&path, Access::ReadOnly).expect("opened");
-        std::fs::remove_file(&path).expect("removed");
-        let is_direct = file.is_direct();
+        let running = uring.clone();
         let read = async move {
+            let file = running.open(&path, Access::ReadOnly).await.expect("opened");
+            std::fs::remove_file(&path).expect("removed");
+            let is_direct = file.is_direct();
             let page = PageBuf::zeroed(4096);
             // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
             let odd = file.read(0, unsafe { page.segments(412) }).await;
             // Memory at an odd place is bounced, whole sectors at a time.
             // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
             let moved = file.read(0, unsafe { page.segments(4096).slice(4, 1024) }).await;
-            (odd, moved, page[4..1028] == [7; 1024])
+            (is_direct, odd, moved, page[4..1028] == [7; 1024])
         };
-        let (odd, moved, same) = executor.block_on(&uring, &mut (), read);
+        let (is_direct, odd, moved, same) = executor.block_on(&uring, &mut (), read);
         assert!(moved.is_ok() && same, "{moved:?}");
         if is_direct {
             assert_eq!(odd.expect_err("not whole sectors").raw_os_error(), Some(libc::EINVAL));

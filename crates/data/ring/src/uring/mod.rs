@@ -27,6 +27,7 @@ pub use command::{COMMAND_LEN, CommandRing};
 use file::OpenedFile;
 pub use file::{Caching, UringFile};
 pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
+use offload::Helpers;
 pub use socket::PollStream;
 
 /// Completions with this mark have no waiter: notifications that cannot usefully fail.
@@ -69,6 +70,7 @@ pub(crate) struct Inner {
     caching: Caching,
     start: Instant,
     counters: Cell<UringCounters>,
+    helpers: Helpers,
 }
 
 /// The ring of one data thread: a cheap handle. Made and used on that thread alone.
@@ -110,6 +112,7 @@ impl Uring {
             caching: config.caching,
             start: Instant::now(),
             counters: Cell::new(UringCounters::default()),
+            helpers: Helpers::default(),
         };
         let uring = Self { inner: Rc::new(inner) };
         if registered {
@@ -208,14 +211,14 @@ impl Inner {
 impl Io for Uring {
     type Store = UringFile;
 
-    fn open(&self, path: &Path, access: Access) -> io::Result<UringFile> {
-        UringFile::open(self, path, access, self.inner.caching)
-    }
-
-    async fn open_aside(&self, path: &Path, access: Access) -> io::Result<UringFile> {
+    async fn open(&self, path: &Path, access: Access) -> io::Result<UringFile> {
         let (name, caching) = (path.to_path_buf(), self.inner.caching);
         let opened = self.offload(move || OpenedFile::open(&name, access, caching)).await??;
         Ok(UringFile::of(self, opened))
+    }
+
+    async fn closed(&self) {
+        self.files_closed().await;
     }
 
     async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
