@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::{Load, LoadReport, Mix, Ring};
 use io_uring::{IoUring, opcode, types};
+use rustix::time::ClockId;
 
 /// Alignment that O_DIRECT is content with everywhere.
 const ALIGN: usize = 4096;
@@ -132,10 +133,9 @@ impl Ring for Bare {
     }
 }
 
-/// CPU time of this process.
+/// CPU time of this process: what the kernel's threads do for its ring is counted too.
 fn own_cpu() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
+    crate::cpu_of(ClockId::ProcessCPUTime)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 pub use latencies::Latencies;
 pub use random::Random;
 
+use rustix::time::ClockId;
 use tapio_stat::trace::{Event, Point, TraceRing};
 
 /// The longest wait for an answer.
@@ -102,6 +103,8 @@ pub struct LoadReport {
     pub kicks: u64,
     /// Times it notified us, where that is counted.
     pub wakes: u64,
+    /// CPU time of the threads that made the load: what the generator itself costs.
+    pub cpu: Duration,
     /// How long the requests took.
     pub latencies: Latencies,
 }
@@ -126,8 +129,19 @@ impl LoadReport {
         self.time = self.time.max(other.time);
         self.kicks += other.kicks;
         self.wakes += other.wakes;
+        self.cpu += other.cpu;
         self.latencies.add(&other.latencies);
     }
+}
+
+/// CPU time of the calling thread so far.
+pub fn thread_cpu() -> Duration {
+    cpu_of(ClockId::ThreadCPUTime)
+}
+
+fn cpu_of(clock: ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(clock);
+    Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
 }
 
 /// A ring of a front end of ours, of whatever kind: what a load needs of it. Slots are numbered from 0.
@@ -238,6 +252,7 @@ impl Load {
         let (mut places, mut started, mut under_way) = (self.places(), 0, 0);
         let (kicks, wakes) = ring.notified();
         ring.want_wakes(!self.spin);
+        let cpu = thread_cpu();
         let begin = Instant::now();
         let mut now = begin;
         let mut place = None;
@@ -270,6 +285,7 @@ impl Load {
             }
         }
         report.time = begin.elapsed();
+        report.cpu = thread_cpu().saturating_sub(cpu);
         let after = ring.notified();
         (report.kicks, report.wakes) = (after.0 - kicks, after.1 - wakes);
         Ok(report)
@@ -403,9 +419,12 @@ mod tests {
             let (asked, seen) = (names.0.into_inner(), names.1.into_inner());
             assert_eq!((asked.len(), &asked), (25, &seen), "answers in the order of requests");
             assert!(asked.iter().all(|name| [100, 101].contains(name)));
+            assert_eq!(report.latencies.count(), report.count, "each request has its latency");
+            assert!(report.cpu > Duration::ZERO, "the generator's own cost is known");
             let mut twice = report.clone();
             twice.add(&report);
             assert_eq!((twice.count, twice.errors, twice.time), (50, 4, report.time));
+            assert_eq!((twice.latencies.count(), twice.cpu), (50, report.cpu * 2));
         }
         let mut dead = Double { dead: true, ..Double::default() };
         assert_eq!(LOAD.run(&mut dead).expect_err("no answer").kind(), io::ErrorKind::TimedOut);

@@ -20,6 +20,8 @@ pub struct Stat {
     pub session: i32,
     /// Field 22: when it began, in clock ticks since the host did. With its number this names a process for good.
     pub start: u64,
+    /// Field 41: its scheduling class (sched(7)).
+    pub policy: i32,
 }
 
 impl Stat {
@@ -29,6 +31,14 @@ impl Stat {
     /// `NotFound` where there is no such process; `InvalidData` where the line cannot be understood.
     pub fn of(pid: u32) -> io::Result<Self> {
         Self::read(&format!("/proc/{pid}/stat"))
+    }
+
+    /// Of the thread `tid` of the process `pid`.
+    ///
+    /// # Errors
+    /// Those of [`Stat::of`].
+    pub fn of_thread(pid: u32, tid: u32) -> io::Result<Self> {
+        Self::read(&format!("/proc/{pid}/task/{tid}/stat"))
     }
 
     /// Of this process.
@@ -50,7 +60,8 @@ impl Stat {
         let mut fields = line.get(line.rfind(')')? + 1..)?.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
         let session = fields.nth(2)?.parse().ok()?;
-        Some(Self { state, session, start: fields.nth(15)?.parse().ok()? })
+        let start = fields.nth(15)?.parse().ok()?;
+        Some(Self { state, session, start, policy: fields.nth(18)?.parse().ok()? })
     }
 
     /// Whether it has ended, and its parent has not asked how: it holds nothing any more.
@@ -132,8 +143,9 @@ mod tests {
 
     #[test]
     fn the_line_of_the_kernel_is_understood_whatever_the_name_is() {
-        let line = "42 (a) S 1 (b)) R 1 43 44 0 -1 4194560 1 0 0 0 7 8 0 0 20 0 1 0 123456 1000 2 3";
-        assert_eq!(Stat::parse(line), Some(Stat { state: b'R', session: 44, start: 123_456 }));
+        let line = "42 (a) S 1 (b)) R 1 43 44 0 -1 4194560 1 0 0 0 7 8 0 0 20 0 1 0 123456 1000 2 3 \
+                    0 0 0 0 0 0 0 0 0 0 0 0 17 1 0 5 0";
+        assert_eq!(Stat::parse(line), Some(Stat { state: b'R', session: 44, start: 123_456, policy: 5 }));
         for bad in ["", "42 (x)", "42 (x) R 1", "no parenthesis"] {
             assert_eq!(Stat::parse(bad), None, "{bad}");
         }

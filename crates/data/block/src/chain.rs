@@ -33,6 +33,18 @@ pub struct LayerCounters {
     pub writes_failed: u64,
 }
 
+impl LayerCounters {
+    /// What was done after `before`.
+    pub(crate) const fn since(&self, before: &Self) -> Self {
+        Self {
+            sectors_read: self.sectors_read - before.sectors_read,
+            sectors_written: self.sectors_written - before.sectors_written,
+            reads_failed: self.reads_failed - before.reads_failed,
+            writes_failed: self.writes_failed - before.writes_failed,
+        }
+    }
+}
+
 /// An open image and what was done with it. Shared by the chain before a change of images and the one after it.
 #[derive(Debug)]
 pub struct Link<S: Storage> {
@@ -89,6 +101,16 @@ impl<S: Storage> Link<S> {
     /// What was done with it.
     pub const fn counters(&self) -> LayerCounters {
         self.counters.get()
+    }
+
+    /// Counts what another thread did with it.
+    pub(crate) fn add(&self, more: &LayerCounters) {
+        self.count(|counters| {
+            counters.sectors_read += more.sectors_read;
+            counters.sectors_written += more.sectors_written;
+            counters.reads_failed += more.reads_failed;
+            counters.writes_failed += more.writes_failed;
+        });
     }
 
     fn count(&self, change: impl FnOnce(&mut LayerCounters)) {

@@ -20,6 +20,7 @@ impl<I: Io> fmt::Debug for Change<I> {
 impl<I: Io> Drop for Change<I> {
     fn drop(&mut self) {
         self.0.changing.set(None);
+        self.0.look_at_sharing();
         self.0.ended.notify_all(self.0.io.tasks());
     }
 }
@@ -46,6 +47,7 @@ impl<I: Io> Drop for Gate<I> {
         // A pause that came meanwhile keeps it closed.
         if self.core.state() == DiskState::Running {
             self.core.inbox.set_open(true);
+            self.core.look_at_sharing();
             self.core.admission.look();
             self.core.ended.notify_all(self.core.io.tasks());
         }
@@ -63,6 +65,7 @@ impl<I: Io> Core<I> {
             return Err(FormatError::io(format!("{what} must wait until {other} has ended"), busy));
         }
         self.changing.set(Some(what));
+        self.look_at_sharing();
         Ok(Change(Rc::clone(self)))
     }
 
@@ -74,8 +77,9 @@ impl<I: Io> Core<I> {
         let tasks = self.io.tasks();
         let gate = Gate { core: Rc::clone(self), since_ns: self.io.now_ns() };
         self.inbox.set_open(false);
+        self.look_at_sharing();
         let until = tasks.turn_ns().saturating_add(within_ns);
-        while self.inbox.in_flight() > self.waiting_for_space() {
+        while self.inbox.in_flight() > self.waiting_for_space() || !self.queue_threads_are_out() {
             if self.state() != DiskState::Running {
                 return Err(FormatError::new(FormatErrorKind::Cancelled, "the disk is being paused"));
             }
@@ -89,7 +93,8 @@ impl<I: Io> Core<I> {
 
     /// What is said of requests that did not end in time.
     fn late(&self, within_ns: u64) -> FormatError {
-        let count = self.inbox.in_flight().saturating_sub(self.waiting_for_space());
+        let here = self.inbox.in_flight().saturating_sub(self.waiting_for_space());
+        let count = here + self.in_flight_elsewhere();
         let longest = self.longest_request().map_or_else(String::new, |longest| format!(" ({longest})"));
         let detail = format!(
             "{count} {} did not end within {} ms{longest}; try again later",

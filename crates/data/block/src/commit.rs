@@ -66,7 +66,7 @@ impl<I: Io> Core<I> {
         };
         let (held, missing) = match parent {
             Layer::Vhd(parent) => image.blocks_beside(Some(parent)),
-            Layer::Raw(_) => image.blocks_beside(None),
+            Layer::Raw(_) | Layer::Shared(_) => image.blocks_beside(None),
         };
         let block_len = image.block_cost();
         Ok(Forecast {
@@ -109,6 +109,8 @@ impl<I: Io> Core<I> {
         let path = path.to_path_buf();
         drop(chain);
         self.io.tasks().spawn(async move {
+            // What queue threads write from here on comes by this thread, which knows what is copied already.
+            core.queue_threads_left().await;
             // Boxed: each of them holds more than the stack of a data thread should carry about.
             let result = if index == 0 {
                 Box::pin(core.commit_leaf(&work)).await
@@ -190,7 +192,7 @@ impl<I: Io> Core<I> {
         let writable = self.open_layer(kind, path, Access::ReadWrite).await?;
         let relinked = match &writable {
             Layer::Vhd(image) => image.relink(facts).await,
-            Layer::Raw(_) => Err(no_parent(path)),
+            Layer::Raw(_) | Layer::Shared(_) => Err(no_parent(path)),
         };
         let closed = writable.close().await;
         relinked.and(closed)?;

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use tapio_format::continuation::Move;
@@ -13,7 +13,7 @@ use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io, Notify, Storage, Zeroing};
 use tapio_stat::trace::Clock;
-use tapio_types::{Access, ChainSpec, SECTOR_LEN};
+use tapio_types::{Access, ChainSpec, SECTOR_LEN, Span};
 
 use crate::admission::{Admission, Origin, Taken};
 use crate::chain::{Chain, LayerCounters};
@@ -23,6 +23,7 @@ use crate::mirror::Mirror;
 use crate::notes::Notes;
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
+use crate::shared::{Hold, SharingSlot};
 use crate::standby::{self, Redirected};
 use crate::tap::{Tap, TapOptions};
 use crate::timeouts::{Late, Place, REQUEST_TIMEOUT, RequestTimeouts};
@@ -148,9 +149,13 @@ pub struct Core<I: Io> {
     reported_ns: Cell<Option<u64>>,
     /// How the last pause ended, for the callers that joined it.
     paused: RefCell<Result<()>>,
-    timeouts: RequestTimeouts,
+    pub(crate) timeouts: RequestTimeouts,
     is_watched: Cell<bool>,
     pub(crate) trace: Rc<Trace>,
+    /// Requests at work that need the image for themselves.
+    pub(crate) holds: Cell<u32>,
+    /// Queue threads, if the disk has any.
+    pub(crate) sharing: SharingSlot<I>,
 }
 
 impl<I: Io> fmt::Debug for Core<I> {
@@ -171,6 +176,8 @@ impl<I: Io> Core<I> {
             timeouts,
             is_watched: Cell::new(false),
             trace: Rc::default(),
+            holds: Cell::new(0),
+            sharing: SharingSlot::default(),
             options,
             inbox,
             admission,
@@ -212,6 +219,7 @@ impl<I: Io> Core<I> {
     /// Lets requests that are taken from now on see these images.
     pub(crate) fn replace_chain(&self, chain: impl Into<Rc<Chain<I::Store>>>) {
         *self.chain.borrow_mut() = Some(chain.into());
+        self.look_at_sharing();
     }
 
     /// What each layer has done, leaf first.
@@ -259,10 +267,14 @@ impl<I: Io> Core<I> {
         *self.observer.borrow_mut() = Some(observer);
     }
 
+    pub(crate) fn observer(&self) -> Option<Rc<dyn Observer>> {
+        self.observer.borrow().clone()
+    }
+
     /// A port for front ends. The disk must have images.
     pub fn port(self: &Rc<Self>) -> Option<Port> {
         let geometry = self.geometry()?;
-        let map = Rc::new(Map(Rc::clone(self)));
+        let map = Rc::new(Map(Rc::downgrade(self)));
         Some(Port::new(
             Rc::clone(&self.inbox),
             Rc::clone(&self.admission),
@@ -334,6 +346,7 @@ impl<I: Io> Core<I> {
             self.mirror_run(&mirror);
         }
         self.inbox.set_open(true);
+        self.open_queue_threads();
         self.ended.notify_all(self.io.tasks());
         if self.timeouts.is_on() && !self.is_watched.replace(true) {
             self.io.tasks().spawn(Rc::clone(self).watch());
@@ -348,9 +361,11 @@ impl<I: Io> Core<I> {
             while let Some(late) = self.timeouts.next_late(self.io.tasks().turn_ns()) {
                 match late {
                     Late::Cancel(task) => self.io.cancel(task),
-                    Late::Stuck(what) => (self.options.report)(&what),
+                    Late::Stuck { what, .. } => (self.options.report)(&what),
                 }
             }
+            // Before an answer goes out, which is another task's.
+            self.look_at_sharing();
             // A request that waits behind a late one may be late itself.
             self.ended.notify_all(self.io.tasks());
         }
@@ -373,6 +388,7 @@ impl<I: Io> Core<I> {
                 return self.paused.borrow().clone();
             }
         }
+        self.drain_queue_threads().await;
         // Requests that were taken are served without waiting for their turn.
         self.admission.admit_all();
         self.inbox.set_open(false);
@@ -385,6 +401,7 @@ impl<I: Io> Core<I> {
             self.ended.wait(self.io.tasks()).await;
         }
         let chain = self.chain.borrow_mut().take();
+        self.take_images_back().await;
         // The next opening of the chain finds out which parent it is.
         self.unfinished.take();
         let result = match &chain {
@@ -454,7 +471,7 @@ impl<I: Io> Core<I> {
     async fn run(self: &Rc<Self>, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
         let mut retries = 0;
         loop {
-            while !(self.timeouts.is_clear(request.span) || self.timeouts.is_over(place)) {
+            while !(self.is_clear(request.span) || self.timeouts.is_over(place)) {
                 self.ended.wait(self.io.tasks()).await;
             }
             let chain = self.chain.borrow().clone();
@@ -510,10 +527,25 @@ impl<I: Io> Core<I> {
         }
     }
 
+    /// Whether no change that was answered and is still in flight, on whichever thread, touches `span`.
+    fn is_clear(&self, span: Span) -> bool {
+        self.timeouts.is_clear(span) && self.is_clear_elsewhere(span)
+    }
+
     /// A pause does not wait for a storage to become less busy.
     fn may_retry(&self, place: Place) -> bool {
         self.state.get() == DiskState::Running
             && self.timeouts.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
+    }
+
+    /// Holds queue threads, once none of them has a request of its own at the storage.
+    async fn hold_alone(&self) -> Hold<'_, I> {
+        let hold = self.hold();
+        if self.sharing.get().is_some() {
+            // Boxed: hundreds of request tasks have room for what every request needs.
+            Box::pin(self.queue_threads_left()).await;
+        }
+        hold
     }
 
     async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
@@ -523,7 +555,14 @@ impl<I: Io> Core<I> {
             tap.note(span);
             if let Some(mirror) = tap.mirror.clone() {
                 // Boxed: hundreds of request tasks have room for what every request needs.
-                return Box::pin(mirrored(mirror, chain, request, meter)).await;
+                return Box::pin(async move {
+                    let _hold = match request.op {
+                        Op::Discard | Op::WriteZeroes { .. } => Some(self.hold_alone().await),
+                        Op::Read | Op::Write { .. } | Op::Flush => None,
+                    };
+                    mirrored(mirror, chain, request, meter).await
+                })
+                .await;
             }
         }
         let durable = match request.op {
@@ -536,13 +575,10 @@ impl<I: Io> Core<I> {
                 durable
             }
             Op::Flush => true,
-            Op::Discard => {
-                chain.discard(span, meter).await?;
-                false
-            }
-            Op::WriteZeroes { unmap, durable } => {
-                chain.write_zeroes(span, if unmap { Zeroing::Unmap } else { Zeroing::Keep }, meter).await?;
-                durable
+            Op::Discard | Op::WriteZeroes { .. } => {
+                // Its place may be given back, because of what the storage has there.
+                let _hold = self.hold_alone().await;
+                clear(chain, request, meter).await?
             }
         };
         if durable { chain.sync(meter).await } else { Ok(()) }
@@ -615,6 +651,21 @@ fn is_busy(error: &FormatError) -> bool {
     error.kind() == FormatErrorKind::Io && busy.contains(&error.errno())
 }
 
+/// Gives back or zeroes; whether it must be durable then.
+async fn clear<S: Storage>(chain: &Chain<S>, request: &Request, meter: &Meter) -> Result<bool> {
+    let span = request.span;
+    match request.op {
+        Op::WriteZeroes { unmap, durable } => {
+            chain.write_zeroes(span, if unmap { Zeroing::Unmap } else { Zeroing::Keep }, meter).await?;
+            Ok(durable)
+        }
+        _ => {
+            chain.discard(span, meter).await?;
+            Ok(false)
+        }
+    }
+}
+
 /// A change, or a flush, of a disk that has a mirror.
 async fn mirrored<S: Storage>(
     mirror: Rc<Mirror<S>>,
@@ -663,8 +714,8 @@ fn check<S: Storage>(request: &Request, chain: &Chain<S>) -> Result<(), DiskErro
     Ok(())
 }
 
-/// Answers what is allocated.
-struct Map<I: Io>(Rc<Core<I>>);
+/// Answers what is allocated. Not the one that keeps the disk: its front ends are held by requests, which it holds.
+struct Map<I: Io>(Weak<Core<I>>);
 
 impl<I: Io> AllocationMap for Map<I> {
     fn extents(
@@ -672,8 +723,9 @@ impl<I: Io> AllocationMap for Map<I> {
         span: tapio_types::Span,
         count_max: usize,
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<Vec<crate::Extent>, DiskError>>>> {
-        let core = Rc::clone(&self.0);
+        let core = self.0.upgrade();
         Box::pin(async move {
+            let core = core.ok_or(DiskError::Io(libc::ESHUTDOWN))?;
             let chain = loop {
                 let chain = core.chain.borrow().clone();
                 match chain {

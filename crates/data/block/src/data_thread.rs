@@ -6,6 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, Write};
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,11 +22,12 @@ use crate::core::Core;
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Port;
+use crate::shared::Wake;
 
 /// Commands that may wait for the data thread at once.
 const QUEUE_MAX: usize = 16;
 
-/// The data thread as its jobs see it: the disk's port, its ring, its shared-memory front ends.
+/// A thread that serves a disk, as front ends see it: the disk's port, the thread's ring, its shared-memory front ends.
 #[derive(Clone, Debug)]
 pub struct DataThread {
     /// The disk.
@@ -34,27 +36,74 @@ pub struct DataThread {
     pub uring: Uring,
     /// The shared-memory front ends.
     pub fronts: Fronts,
-    pub(crate) core: Rc<Core<DiskIo>>,
-    pub(crate) inbox: Rc<Inbox<Taken>>,
     pub(crate) polling: Rc<RefCell<Polling>>,
 }
 
-impl DataThread {
+/// The data thread that has the images of its disk.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    pub(crate) thread: DataThread,
+    pub(crate) core: Rc<Core<DiskIo>>,
+    pub(crate) inbox: Rc<Inbox<Taken>>,
+}
+
+impl Deref for Owner {
+    type Target = DataThread;
+
+    fn deref(&self) -> &DataThread {
+        &self.thread
+    }
+}
+
+impl Owner {
     /// The disk itself.
     pub fn core(&self) -> Rc<Core<DiskIo>> {
         Rc::clone(&self.core)
     }
+}
 
-    /// The same thread with a port whose requests count where `origin` says.
+/// What jobs of a thread are given.
+pub trait Place: Clone + 'static {
+    /// The same with a port whose requests count where `origin` says.
+    fn seen_from(&self, origin: Origin) -> Cow<'_, Self>;
+    /// The thread.
+    fn thread(&self) -> &DataThread;
+    /// A job has been done.
+    fn look(&self) {}
+}
+
+impl Place for DataThread {
     fn seen_from(&self, origin: Origin) -> Cow<'_, Self> {
         if origin == Origin::UNKNOWN {
             return Cow::Borrowed(self);
         }
         Cow::Owned(Self { port: self.port.with_origin(origin), ..self.clone() })
     }
+
+    fn thread(&self) -> &DataThread {
+        self
+    }
 }
 
-type Job = Box<dyn FnOnce(&DataThread) + Send>;
+impl Place for Owner {
+    fn seen_from(&self, origin: Origin) -> Cow<'_, Self> {
+        match self.thread.seen_from(origin) {
+            Cow::Borrowed(_) => Cow::Borrowed(self),
+            Cow::Owned(thread) => Cow::Owned(Self { thread, ..self.clone() }),
+        }
+    }
+
+    fn thread(&self) -> &DataThread {
+        &self.thread
+    }
+
+    /// Limits, traces and whatever else a command may have set close queue threads out, or no longer.
+    fn look(&self) {
+        self.core.look_at_sharing();
+    }
+}
+
+type Job<P> = Box<dyn FnOnce(&P) + Send>;
 
 /// The data thread did not answer: it has ended, or it did not come to it in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,24 +125,30 @@ impl fmt::Display for Gone {
 
 impl std::error::Error for Gone {}
 
-/// Reaches a data thread from any other thread.
-#[derive(Clone, Debug)]
-pub struct DiskHandle {
-    jobs: SyncSender<Job>,
+/// Reaches a thread that serves a disk from any other thread.
+#[derive(Debug)]
+pub struct Handle<P> {
+    jobs: SyncSender<Job<P>>,
     event: Arc<File>,
     origin: Origin,
 }
 
-/// The data thread's end of a [`DiskHandle`].
+impl<P> Clone for Handle<P> {
+    fn clone(&self) -> Self {
+        Self { jobs: self.jobs.clone(), event: Arc::clone(&self.event), origin: self.origin }
+    }
+}
+
+/// The thread's end of a [`Handle`].
 #[derive(Debug)]
-pub(crate) struct Jobs {
-    jobs: Receiver<Job>,
+pub(crate) struct Jobs<P> {
+    jobs: Receiver<Job<P>>,
     event: Arc<File>,
 }
 
-impl DiskHandle {
+impl<P: Place> Handle<P> {
     /// A pair of ends.
-    pub(crate) fn pair() -> io::Result<(Self, Jobs)> {
+    pub(crate) fn pair() -> io::Result<(Self, Jobs<P>)> {
         let event = Arc::new(File::from(eventfd(0, EventfdFlags::CLOEXEC)?));
         let (sender, receiver) = sync_channel(QUEUE_MAX);
         let remote = Self { jobs: sender, event: Arc::clone(&event), origin: Origin::UNKNOWN };
@@ -106,31 +161,42 @@ impl DiskHandle {
         Self { origin, ..self.clone() }
     }
 
-    fn post(&self, job: Job) -> Result<(), Gone> {
+    pub(crate) const fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Wakes the thread, which looks at everything that it may have missed.
+    pub(crate) fn waker(&self) -> Wake {
+        let event = Arc::clone(&self.event);
+        // A counter that is full wakes as well.
+        Arc::new(move || drop((&*event).write(&1u64.to_ne_bytes())))
+    }
+
+    fn post(&self, job: Job<P>) -> Result<(), Gone> {
         self.jobs.send(job).map_err(|_| Gone::Ended)?;
         (&*self.event).write_all(&1u64.to_ne_bytes()).map_err(|_| Gone::Ended)
     }
 
-    /// Runs `job` on the data thread and gives its result.
+    /// Runs `job` on the thread and gives its result.
     pub fn call<T: Send + 'static>(
         &self,
         within: Duration,
-        job: impl FnOnce(&DataThread) -> T + Send + 'static,
+        job: impl FnOnce(&P) -> T + Send + 'static,
     ) -> Result<T, Gone> {
         let (reply, answer) = sync_channel(1);
         let origin = self.origin;
-        self.post(Box::new(move |data_thread| {
+        self.post(Box::new(move |place| {
             // A caller that stopped waiting does not want the answer.
-            let _ = reply.send(job(&data_thread.seen_from(origin)));
+            let _ = reply.send(job(&place.seen_from(origin)));
         }))?;
         Self::receive(&answer, within)
     }
 
-    /// Runs the future that `job` makes as a task of the data thread and gives its result.
+    /// Runs the future that `job` makes as a task of the thread and gives its result.
     pub fn call_async<T, Fut>(
         &self,
         within: Duration,
-        job: impl FnOnce(DataThread) -> Fut + Send + 'static,
+        job: impl FnOnce(P) -> Fut + Send + 'static,
     ) -> Result<T, Gone>
     where
         T: Send + 'static,
@@ -138,9 +204,9 @@ impl DiskHandle {
     {
         let (reply, answer) = sync_channel(1);
         let origin = self.origin;
-        self.post(Box::new(move |data_thread| {
-            let future = job(data_thread.seen_from(origin).into_owned());
-            data_thread.port.tasks().spawn(async move {
+        self.post(Box::new(move |place| {
+            let future = job(place.seen_from(origin).into_owned());
+            place.thread().port.tasks().spawn(async move {
                 // As above.
                 let _ = reply.send(future.await);
             });
@@ -156,16 +222,17 @@ impl DiskHandle {
     }
 }
 
-impl Jobs {
+impl<P: Place> Jobs<P> {
     /// The service that takes jobs, for as long as the thread lives. Sleeps in the ring: no timer, no wake-up.
-    pub(crate) async fn serve(self, data_thread: DataThread) {
+    pub(crate) async fn serve(self, place: P) {
         let mut value = Box::new(0);
         loop {
-            if data_thread.uring.read_event(self.event.as_raw_fd(), &mut value).await.is_err() {
+            if place.thread().uring.read_event(self.event.as_raw_fd(), &mut value).await.is_err() {
                 return;
             }
             while let Ok(job) = self.jobs.try_recv() {
-                job(&data_thread);
+                job(&place);
+                place.look();
             }
         }
     }

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::Mutex;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -16,10 +16,12 @@ use tapio_types::{ChainSpec, IoLimits};
 
 use crate::admission::{Admission, Delays, PoolFacts, Taken};
 use crate::core::{Core, CoreOptions, DiskState, Observer};
-use crate::data_thread::{DataThread, DiskHandle, Gone};
+use crate::data_thread::{DataThread, Gone, Handle, Owner};
+use crate::disk_handle::DiskHandle;
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Geometry;
+use crate::shared::{QueueOptions, QueueThreads, ThreadOptions};
 use crate::tap::TapOptions;
 use crate::trace::Trace;
 
@@ -34,6 +36,8 @@ pub struct DiskOptions {
     pub caching: Caching,
     /// Adaptive polling.
     pub polling: PollingConfig,
+    /// Threads that may serve the disk.
+    pub threads: usize,
     /// What the disk does when its storage is full, and where its logs go.
     pub core: CoreOptions,
     /// Called on the data thread at its start, when it has its ring: it may give up what it does not need any more.
@@ -51,6 +55,7 @@ impl Default for DiskOptions {
             pool_len: 32 << 20,
             caching: Caching::Direct,
             polling: PollingConfig::OFF,
+            threads: 1,
             core: CoreOptions::default(),
             at_start: None,
             taps: TapOptions::default(),
@@ -114,7 +119,7 @@ pub struct Disk {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-type Started = Result<(DiskHandle, Geometry), DiskFailure>;
+type Started = Result<(Handle<Owner>, Geometry), DiskFailure>;
 
 impl Disk {
     /// Starts a data thread and opens the images of `spec` on it.
@@ -122,6 +127,7 @@ impl Disk {
     /// # Errors
     /// No thread or ring to be had, or an image that cannot be opened.
     pub fn start(spec: ChainSpec, options: DiskOptions) -> Result<Self, DiskFailure> {
+        let queues = Arc::new(QueueThreads::new(options.threads, thread_options(&options)));
         let (reply, answer) = sync_channel::<Started>(1);
         let run = move || run(&spec, options, &|started| drop(reply.send(started)));
         let thread = Builder::new()
@@ -130,7 +136,8 @@ impl Disk {
             .spawn(run)
             .map_err(|error| DiskFailure::Host(format!("cannot start a data thread: {error}")))?;
         let started = answer.recv().map_err(|_| DiskFailure::Gone(Gone::Ended))?;
-        let (remote, geometry) = started?;
+        let (owner, geometry) = started?;
+        let remote = DiskHandle::new(owner, queues);
         Ok(Self { remote, geometry, thread: Mutex::new(Some(thread)) })
     }
 
@@ -173,9 +180,7 @@ impl Disk {
     ) -> Result<(), DiskFailure> {
         Ok(self.remote.call_async(within, move |data_thread| async move {
             data_thread.core.resume_with(&spec, &taps).await?;
-            if let Some(geometry) = data_thread.core.geometry() {
-                data_thread.port.set_geometry(geometry);
-            }
+            data_thread.tell_geometry().await;
             Ok::<_, FormatError>(())
         })??)
     }
@@ -187,7 +192,7 @@ impl Disk {
     pub fn grow(&self, len: u64, within: Duration) -> Result<Geometry, DiskFailure> {
         Ok(self.remote.call_async(within, move |data_thread| async move {
             let geometry = data_thread.core.grow(len).await?;
-            data_thread.port.set_geometry(geometry);
+            data_thread.tell_geometry().await;
             Ok::<_, FormatError>(geometry)
         })??)
     }
@@ -214,7 +219,7 @@ impl Disk {
     /// The thread does not answer.
     pub fn observe(
         &self,
-        make: impl FnOnce(&DataThread) -> Rc<dyn Observer> + Send + 'static,
+        make: impl FnOnce(&Owner) -> Rc<dyn Observer> + Send + 'static,
         within: Duration,
     ) -> Result<(), DiskFailure> {
         Ok(self.remote.call(within, move |data_thread| data_thread.core.observe(make(data_thread)))?)
@@ -227,6 +232,7 @@ impl Disk {
     pub fn close(&self, within: Duration) -> Result<(), DiskFailure> {
         let result =
             self.remote.call_async(within, |data_thread| async move { data_thread.core.close().await });
+        self.remote.queues().end(within, result.is_ok());
         let _ = self.remote.call(within, |data_thread| data_thread.port.tasks().stop());
         if result.is_ok()
             && let Some(thread) = self.thread.lock().ok().and_then(|mut thread| thread.take())
@@ -234,6 +240,22 @@ impl Disk {
             let _ = thread.join();
         }
         Ok(result??)
+    }
+}
+
+/// The ring of each thread of the disk.
+fn ring_config(options: &DiskOptions) -> UringConfig {
+    UringConfig { pool_len: options.pool_len, caching: options.caching, ..UringConfig::default() }
+}
+
+fn thread_options(options: &DiskOptions) -> ThreadOptions {
+    ThreadOptions {
+        queue_depth: options.queue_depth,
+        ring: ring_config(options),
+        polling: options.polling,
+        queue: QueueOptions { request_timeout: options.core.request_timeout, report: options.core.report },
+        at_start: options.at_start,
+        at_rest: options.at_rest,
     }
 }
 
@@ -284,6 +306,16 @@ impl DataThread {
     pub fn set_polling(&self, config: PollingConfig) {
         self.polling.borrow_mut().set(config);
     }
+}
+
+impl Owner {
+    /// Has guests see the disk as it is now.
+    pub async fn tell_geometry(&self) {
+        let Some(geometry) = self.core.geometry() else { return };
+        // First, because a guest that hears of it may use it by any thread.
+        self.core.queue_threads_know(geometry).await;
+        self.port.set_geometry(geometry);
+    }
 
     /// Where requests wait for limits and for pages of a pool.
     pub fn admission(&self) -> &Rc<Admission> {
@@ -317,9 +349,9 @@ impl DataThread {
             state: self.core.state(),
             spec: self.core.spec(),
             layers: self.core.layer_counters(),
-            in_flight: self.inbox.in_flight(),
+            in_flight: self.inbox.in_flight() + self.core.in_flight_elsewhere(),
             waiting_for_space: self.core.waiting_for_space(),
-            stuck: self.core.stuck(),
+            stuck: self.core.stuck() + self.core.stuck_elsewhere(),
             failures: self.core.failures(),
             limits: self.admission().limits(),
             delays: self.admission().delays(),
@@ -336,12 +368,7 @@ impl DataThread {
 
 /// The data thread.
 fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
-    let made = Uring::new(UringConfig {
-        pool_len: options.pool_len,
-        caching: options.caching,
-        ..UringConfig::default()
-    });
-    let uring = match made {
+    let uring = match Uring::new(ring_config(&options)) {
         Ok(uring) => uring,
         Err(error) => return started(Err(DiskFailure::Host(format!("io_uring cannot be set up: {error}")))),
     };
@@ -362,7 +389,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
         executor.end(&uring);
         return started(Err(error.into()));
     }
-    let (remote, jobs) = match DiskHandle::pair() {
+    let (remote, jobs) = match Handle::pair() {
         Ok(pair) => pair,
         Err(error) => return started(Err(DiskFailure::Host(format!("cannot make an eventfd: {error}")))),
     };
@@ -370,8 +397,8 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     let geometry = port.geometry();
     let fronts = Fronts::on_thread(uring.pool().clone(), options.at_rest, Rc::clone(&core.trace));
     let mut hooks = fronts.clone();
-    let data_thread = DataThread { port, uring: uring.clone(), fronts, core, inbox, polling };
-    tasks.spawn(jobs.serve(data_thread));
+    let thread = DataThread { port, uring: uring.clone(), fronts, polling };
+    tasks.spawn(jobs.serve(Owner { thread, core, inbox }));
     started(Ok((remote, geometry)));
     executor.run(&uring, &mut hooks);
 }
@@ -380,14 +407,9 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
 mod tests {
     use super::*;
 
-    /// The length of the future that `make` makes, which is never made.
-    fn len_of<R, F>(_make: impl Fn(R) -> F) -> usize {
-        size_of::<F>()
-    }
-
     #[test]
     fn a_request_task_is_small() {
-        let len = len_of(|(core, request): (Rc<Core<DiskIo>>, Taken)| core.serve(request));
+        let len = crate::task_len::of(|(core, request): (Rc<Core<DiskIo>>, Taken)| core.serve(request));
         assert!(len <= 4096, "a request task takes {len} bytes; a disk has hundreds of them");
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use tapio_nbd::{NbdStore, Target};
-use tapio_ring::uring::{Uring, UringFile};
+use tapio_ring::uring::{SharedFile, Uring, UringFile};
 use tapio_ring::{Io, Segments, Storage, StorageInfo, TaskId, Tasks, Zeroing};
 use tapio_types::{Access, Span};
 
@@ -35,6 +35,19 @@ impl DiskIo {
 
 impl Io for DiskIo {
     type Store = DiskStore;
+    type Share = SharedFile;
+
+    fn share(&self, store: &DiskStore) -> Option<SharedFile> {
+        match store {
+            DiskStore::File(file) => self.uring.share(file),
+            // Its connections are tasks of this thread.
+            DiskStore::Remote(_) => None,
+        }
+    }
+
+    fn adopt(&self, share: &SharedFile) -> DiskStore {
+        DiskStore::File(self.uring.adopt(share))
+    }
 
     async fn open(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
         self.uring.open(path, access).await.map(DiskStore::File)

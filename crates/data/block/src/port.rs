@@ -41,8 +41,11 @@ pub struct Extent {
 
 type ExtentsFuture = Pin<Box<dyn Future<Output = Result<Vec<Extent>, DiskError>>>>;
 
-/// Reports what is allocated; implemented by the disk.
+/// What a port asks of its disk beside requests.
 pub trait AllocationMap {
+    /// Requests that wait for their turn elsewhere are to be let in: see [`Port::hurry`].
+    fn hurry(&self) {}
+
     /// The extents of `span` in order, neighbours of one kind merged, at most `count_max` of them (then they cover only
     /// the beginning of `span`, never nothing).
     fn extents(&self, span: Span, count_max: usize) -> ExtentsFuture;
@@ -183,6 +186,7 @@ impl Port {
         if self.inner.admission.is_on() {
             self.inner.admission.admit_all();
         }
+        self.inner.map.hurry();
     }
 
     /// Whether requests are traced now: one load. Front ends ask before they do anything for the trace alone.

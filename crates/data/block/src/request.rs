@@ -105,6 +105,11 @@ pub trait Completion {
     fn give_up(&self, _tag: u64) -> bool {
         false
     }
+
+    /// Whether [`Completion::give_up`] answers, for a caller that cannot ask at that moment.
+    fn gives_up(&self) -> bool {
+        false
+    }
 }
 
 /// A request on its way.

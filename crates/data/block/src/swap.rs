@@ -47,7 +47,7 @@ impl<I: Io> Core<I> {
         let leaf = &chain.links()[0];
         let (uuid, len_max, key_hash) = match &leaf.layer {
             Layer::Vhd(vhd) => (Some(vhd.uuid()), vhd.len_max(), vhd.key_hash()),
-            Layer::Raw(_) => (None, 0, KeyHash::default()),
+            Layer::Raw(_) | Layer::Shared(_) => (None, 0, KeyHash::default()),
         };
         Ok(LeafFacts { image: leaf.spec.clone(), uuid, len: chain.len(), len_max, key_hash })
     }

@@ -103,7 +103,9 @@ impl<I: Io> Core<I> {
                 "holds data, which would hide what is below it when it takes over: give an empty one",
             )),
             Layer::Vhd(_) => check_len(len, chain.len()),
-            Layer::Raw(_) => Err(no_standby("only a differencing image can take over when the leaf is full")),
+            Layer::Raw(_) | Layer::Shared(_) => {
+                Err(no_standby("only a differencing image can take over when the leaf is full"))
+            }
         };
         let (used, is_child) = (Cell::new(used), Cell::new(false));
         let (ready, noted) = (RefCell::default(), RefCell::default());

@@ -20,6 +20,7 @@ impl<I: Io> Core<I> {
         let used = tap.mirror.is_some() || tap.log.is_some();
         *slot = used.then(|| Rc::new(tap));
         self.tapped.set(used);
+        self.look_at_sharing();
     }
 
     /// Opens the taps of a disk on `chain`. The mirror still has to be run.

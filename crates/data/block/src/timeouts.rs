@@ -64,8 +64,13 @@ impl Place {
 pub(crate) enum Late {
     /// The kernel is to cancel what this task waits for.
     Cancel(TaskId),
-    /// It did not: a sentence about it.
-    Stuck(String),
+    /// It did not.
+    Stuck {
+        /// A sentence about it.
+        what: String,
+        /// What it may still change although it was answered.
+        told: Option<Span>,
+    },
 }
 
 /// The requests in flight and how long they have been.
@@ -166,19 +171,26 @@ impl RequestTimeouts {
         Place(index)
     }
 
-    /// A request has ended.
-    pub(crate) fn end(&self, place: Place) {
+    /// A request has ended; true if it is a change that was answered before.
+    pub(crate) fn end(&self, place: Place) -> bool {
         let mut places = self.places.borrow_mut();
-        let Some(watched) = places.get_mut(place.0 as usize) else { return };
+        let Some(watched) = places.get_mut(place.0 as usize) else { return false };
         if watched.stage >= Stage::Stuck {
             self.stuck.set(self.stuck.get() - 1);
         }
-        if watched.stage == Stage::Told && changes(watched.op) {
+        let was_told = watched.stage == Stage::Told && changes(watched.op);
+        if was_told {
             self.fences.set(self.fences.get() - 1);
         }
         watched.stage = Stage::Free;
         watched.client = None;
         self.free.borrow_mut().push(place.0);
+        was_told
+    }
+
+    /// Whether there are changes that were answered and are still in flight.
+    pub(crate) const fn has_fences(&self) -> bool {
+        self.fences.get() > 0
     }
 
     /// A request waits for space, which takes as long as it takes.
@@ -280,9 +292,10 @@ impl RequestTimeouts {
             }
         }
         let guest = if told { "it was answered with ETIMEDOUT" } else { "the guest waits for it" };
-        Some(Late::Stuck(format!(
+        let what = format!(
             "{op:?} of {} bytes at {} has been in the storage for {seconds} s and cannot be cancelled: {guest}",
             span.len, span.start
-        )))
+        );
+        Some(Late::Stuck { what, told: (told && changes(op)).then_some(span) })
     }
 }

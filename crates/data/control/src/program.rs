@@ -93,6 +93,11 @@ pub const OPTIONS: &[ProgramOption] = &[
     switch("--tls-verify-peer", "Clients need a certificate that the authority in ca-cert.pem has signed."),
     switch("--read-only", "Refuse writes."),
     takes("--key-file", "PATH", "A file with the key of an encrypted image, 32 or 64 bytes as they are."),
+    takes(
+        "--threads",
+        "COUNT",
+        "Threads that serve a disk with several queues or connections, 1 to 16. More than 1 is on trial. Default 1.",
+    ),
     takes("--poll-max", "MICROSECONDS", "Spin this long for new requests before sleeping. Default 0: never."),
     takes("--poll-idle", "PERCENT", "Spin only while at least this share of the host is idle. Default 50."),
     takes(
@@ -158,6 +163,7 @@ pub const ENVIRONMENT: &[(&str, &str)] = &[
     ("TAPIO_SANDBOX", "As --sandbox, likewise."),
     ("TAPIO_DEVICES", "As --devices when it is 1, likewise."),
     ("TAPIO_MEMORY_MAX", "As --memory-max, likewise."),
+    ("TAPIO_THREADS", "As --threads, likewise."),
     ("NOTIFY_SOCKET", "Where a service manager is told that the process is ready. Set by systemd."),
     ("WATCHDOG_USEC", "How often it wants to hear that the process lives. Set by systemd."),
 ];

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tapio_block::NoSpace;
+use tapio_block::{NoSpace, QUEUE_THREADS_MAX};
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
 use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, PoolSpec, TlsSettings};
 use tapio_types::{DeviceHow, IoLimits};
@@ -53,6 +53,8 @@ pub struct Options {
     pub request_timeout: Option<Duration>,
     /// Bytes.
     pub memory_max: Option<u64>,
+    /// Threads for each disk; one without.
+    pub threads: Option<usize>,
     pub sandbox: Sandbox,
     pub limits: IoLimits,
     pub pool: Option<PoolSpec>,
@@ -85,6 +87,7 @@ struct Raw {
     no_space: Option<NoSpace>,
     request_timeout: Option<u64>,
     memory_max: Option<u64>,
+    threads: Option<u16>,
     user: Option<String>,
     allow: Vec<String>,
     devices: bool,
@@ -183,6 +186,7 @@ impl Raw {
             "--no-space" => once(&mut self.no_space, name, no_space(&value)?)?,
             "--request-timeout" => once(&mut self.request_timeout, name, number(name, &value)?)?,
             "--memory-max" => once(&mut self.memory_max, name, mebibytes(name, &value)?)?,
+            "--threads" => once(&mut self.threads, name, threads(name, &value)?)?,
             "--user" => once(&mut self.user, name, value)?,
             "--allow" => self.allow.push(absolute(&value)?),
             "--devices" => self.devices = true,
@@ -227,6 +231,11 @@ impl Raw {
                 Some(max) => Some(max),
                 None => from_env("TAPIO_MEMORY_MAX", |value| mebibytes("TAPIO_MEMORY_MAX", value))?,
             },
+            threads: match self.threads {
+                Some(count) => Some(count),
+                None => from_env("TAPIO_THREADS", |value| threads("TAPIO_THREADS", value))?,
+            }
+            .map(usize::from),
             sandbox: Sandbox {
                 is_off: match self.sandbox {
                     Some(on) => !on,
@@ -355,6 +364,15 @@ fn on_off(value: &str) -> Result<bool, String> {
         "off" => Ok(false),
         _ => Err(format!("the sandbox is 'on' or 'off', not '{value}'")),
     }
+}
+
+/// Threads for a disk.
+fn threads(name: &str, value: &str) -> Result<u16, String> {
+    let count: u16 = number(name, value)?;
+    if count == 0 || usize::from(count) > QUEUE_THREADS_MAX + 1 {
+        return Err(format!("'{name} {count}': a disk has 1 to {} threads", QUEUE_THREADS_MAX + 1));
+    }
+    Ok(count)
 }
 
 fn mebibytes(name: &str, value: &str) -> Result<u64, String> {
@@ -488,7 +506,7 @@ mod tests {
         let options = options(
             "--image aio:/a --nbd-unix /n --memory-max 64 --request-timeout 0 --user nobody --allow /a --allow /b",
         );
-        assert_eq!(options.memory_max, Some(64 << 20));
+        assert_eq!((options.memory_max, options.threads), (Some(64 << 20), None));
         assert_eq!(options.request_timeout, Some(Duration::MAX));
         assert_eq!(options.sandbox.user.as_deref(), Some("nobody"));
         assert_eq!(options.sandbox.allowed, [PathBuf::from("/a"), PathBuf::from("/b")]);
@@ -498,6 +516,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused_with_a_reason() {
         for (line, reason) in [
+            ("--image vhd:/a --nbd-unix /s --threads 0", "1 to 16"),
             ("--imgae vhd:/a", "not an option"),
             ("--image", "needs a value: TYPE:PATH"),
             ("--foreground=1", "takes no value"),

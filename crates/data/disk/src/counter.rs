@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use tapio_block::{DataThread, Observer, Op, Origin, StageTimes};
+use tapio_block::{Observer, Op, Origin, Owner, StageTimes};
 use tapio_stat::{DelayCounts, DiskStats, PollCounts, Stages, VBD_SLOTS};
 use tapio_types::RingState;
 
@@ -13,7 +13,7 @@ const POLL_EVERY: u32 = 256;
 /// The counters of the disk of this data thread.
 pub struct Counter {
     stats: RefCell<DiskStats>,
-    data_thread: DataThread,
+    data_thread: Owner,
     depth: u32,
     /// Requests of each number under which the disk is published, and at the end of all: as its ring has them.
     rings: [Ring; VBD_SLOTS + 1],
@@ -43,7 +43,7 @@ impl Observer for Deaf {
 
 impl Counter {
     /// Begins to count. Called on the data thread.
-    pub fn install(data_thread: &DataThread, stats: DiskStats, depth: u32) -> Rc<dyn Observer> {
+    pub fn install(data_thread: &Owner, stats: DiskStats, depth: u32) -> Rc<dyn Observer> {
         let counter = Rc::new(Self {
             stats: RefCell::new(stats),
             data_thread: data_thread.clone(),
@@ -93,7 +93,7 @@ impl Counter {
     }
 
     /// Copies what waiting has cost so far.
-    pub fn refresh(data_thread: &DataThread) {
+    pub fn refresh(data_thread: &Owner) {
         Self::with(|stats| {
             stats.set_poll(&poll_counts(data_thread));
             stats.set_limits(&data_thread.admission().limits());
@@ -102,7 +102,7 @@ impl Counter {
     }
 }
 
-fn poll_counts(data_thread: &DataThread) -> PollCounts {
+fn poll_counts(data_thread: &Owner) -> PollCounts {
     let (ring, polling) = (data_thread.uring.counters(), data_thread.polling_counters());
     PollCounts {
         spin_ns: polling.spin_ns,
@@ -114,7 +114,7 @@ fn poll_counts(data_thread: &DataThread) -> PollCounts {
     }
 }
 
-fn delay_counts(data_thread: &DataThread) -> DelayCounts {
+fn delay_counts(data_thread: &Owner) -> DelayCounts {
     let delays = data_thread.admission().delays();
     DelayCounts { requests: delays.requests, time_ns: delays.time_ns, waiting: delays.waiting }
 }

@@ -45,6 +45,8 @@ pub struct Host {
     pub no_space: NoSpace,
     /// What its disks may take.
     pub memory: Budget,
+    /// Threads that a disk may have.
+    pub threads: usize,
 }
 
 /// What the images of a chain are decrypted with.
@@ -84,7 +86,11 @@ impl Plane for Host {
         let (chain, taps) = opening(&command.image, access, options.taps, None)?;
         let options = DiskOptions { taps, ..options };
         let standby = options.taps.standby.clone();
-        let share = self.memory.take(disk_len(options.pool_len, &chain.layers, access))?;
+        // Where every request waits for pages, it does so at the owner: more threads would only pass it on.
+        let wanted = if pool.is_some() { 1 } else { self.threads };
+        let (threads, share) =
+            self.memory.take_for(wanted, |threads| disk_len(&options, threads, &chain.layers, access))?;
+        let options = DiskOptions { threads, ..options };
         let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
         disk.observe(move |data_thread| Counter::install(data_thread, stats, depth), REPLY_TIMEOUT)
             .map_err(|error| failure(&error))?;
@@ -163,7 +169,8 @@ impl PlaneDisk for HostDisk {
             // The images before are closed, and those that come may be larger.
             let mut shares = self.shares.lock();
             shares.clear();
-            let len = disk_len(DiskOptions::default().pool_len, &chain.layers, self.access);
+            let threads = self.remote.threads_max();
+            let len = disk_len(&DiskOptions::default(), threads, &chain.layers, self.access);
             shares.push(self.memory.take(len)?);
         }
         self.with(|disk| disk.resume_with(chain, taps, IMAGES_TIMEOUT))?;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tapio_block::{DataThread, Disk, DiskFailure, DiskHandle, DiskStatus, Geometry, Gone, StandbyOptions};
+use tapio_block::{Disk, DiskFailure, DiskHandle, DiskStatus, Geometry, Gone, Owner, StandbyOptions};
 use tapio_control::{ControlError, Errno, ImageSource, Polling, Result};
 use tapio_format::FormatError;
 use tapio_ring::PollingConfig;
@@ -63,7 +63,7 @@ impl HostDisk {
     /// Asks the data thread for something that takes no time.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&DataThread) -> std::result::Result<T, FormatError> + Send + 'static,
+        question: impl FnOnce(&Owner) -> std::result::Result<T, FormatError> + Send + 'static,
     ) -> Result<T> {
         self.remote
             .call(REPLY_TIMEOUT, question)
@@ -75,7 +75,7 @@ impl HostDisk {
     pub(crate) fn order<T, F>(
         &self,
         within: Duration,
-        work: impl FnOnce(DataThread) -> F + Send + 'static,
+        work: impl FnOnce(Owner) -> F + Send + 'static,
     ) -> Result<T>
     where
         T: Send + 'static,
@@ -90,9 +90,11 @@ impl HostDisk {
             max_ns: u64::from(polling.max_us) * 1_000,
             idle_min_percent: polling.idle_percent,
         };
-        self.remote
-            .call(REPLY_TIMEOUT, move |data_thread| data_thread.set_polling(config))
-            .map_err(unreachable_thread)
+        self.remote.threads().iter().try_for_each(|thread| {
+            thread
+                .call(REPLY_TIMEOUT, move |data_thread| data_thread.set_polling(config))
+                .map_err(unreachable_thread)
+        })
     }
 
     /// Takes note of how long the disk is now.

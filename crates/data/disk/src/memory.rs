@@ -3,14 +3,15 @@
 //! | part | bytes |
 //! |---|---|
 //! | the process: program, control threads, handshakes | 16 MiB |
-//! | a disk: buffer pool | 32 MiB |
-//! | a disk: requests, ring, 64 connections | 8 MiB |
+//! | each thread of a disk: buffer pool | 32 MiB |
+//! | each thread of a disk: requests, ring, 64 connections | 8 MiB |
 //! | each remote export of its chain | 1 MiB |
 //! | each VHD of its chain: table | 4 1/8 a block: 2.1 MiB a TiB of 2 MiB blocks |
 //! | each VHD of its chain: bitmaps kept | 2304 x (bytes of a bitmap + 160): 1.5 MiB; a leaf that is written 10240: 6.6 MiB |
 //! | a leaf that is written: order of its blocks, while it is opened | 8 a block: 4 MiB a TiB |
 //!
-//! The sum is a bound, not what is used: an idle disk takes less than a megabyte of it. Guest memory that a VM
+//! A disk has as many threads as `--threads` says and as there is memory for, but always one. The sum is a bound, not
+//! what is used: an idle disk takes less than a megabyte of it. Guest memory that a VM
 //! shares by vhost-user is the guest's and counts there. With `--memory-max` a disk whose sum does not fit is
 //! refused, and the kernel refuses the process more (`RLIMIT_DATA`).
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
+use tapio_block::DiskOptions;
 use tapio_control::{ControlError, Errno, Result};
 use tapio_format::vhd::{BLOCK_LEN, FOOTER_LEN, Footer, HEADER_LEN, Header, layout};
 use tapio_types::{Access, ImageKind, LayerSpec};
@@ -27,8 +29,8 @@ use tapio_types::{Access, ImageKind, LayerSpec};
 const MIB: u64 = 1 << 20;
 /// Program, heap, and the stacks of the control threads and handshakes there may be.
 const PROCESS_LEN: u64 = 16 * MIB;
-/// The slab of requests, the ring, and what connections hold outside the pool.
-const DISK_LEN: u64 = 8 * MIB;
+/// A thread of a disk: the slab of requests, the ring, and what connections hold outside the pool.
+const THREAD_LEN: u64 = 8 * MIB;
 /// Connections, buffers and a thread that dials.
 const REMOTE_LEN: u64 = MIB;
 /// Bitmaps kept: the cache, and those that requests in flight hold beside it.
@@ -71,7 +73,7 @@ impl Budget {
         let Some(max) = max else {
             return Ok(Self { max: limit_of_group(), taken: Arc::default() });
         };
-        if max < PROCESS_LEN + DISK_LEN {
+        if max < PROCESS_LEN + THREAD_LEN {
             return Err(ControlError::new(
                 Errno::EINVAL,
                 format!("--memory-max {}: the process alone needs {} MiB", max / MIB, PROCESS_LEN / MIB),
@@ -82,6 +84,15 @@ impl Budget {
         setrlimit(Resource::Data, limit)
             .map_err(|error| ControlError::io("limiting memory", &error.into()))?;
         Ok(Self { max: Some(max), taken: Arc::default() })
+    }
+
+    /// Sets aside what as many threads take as there is memory for, up to `threads`; `len` says how much that is.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there is not enough left for one.
+    pub fn take_for(&self, threads: usize, len: impl Fn(usize) -> u64) -> Result<(usize, Share)> {
+        let found = (2..=threads).rev().find_map(|threads| Some((threads, self.take(len(threads)).ok()?)));
+        found.map_or_else(|| Ok((1, self.take(len(1))?)), Ok)
     }
 
     /// Sets a part aside.
@@ -118,9 +129,9 @@ fn limit_of_group() -> Option<u64> {
     limit.trim().parse().ok()
 }
 
-/// The most that a disk with this pool and these images takes, leaf first. Images that cannot be read count nothing:
-/// opening them says why.
-pub fn disk_len(pool_len: usize, layers: &[LayerSpec], access: Access) -> u64 {
+/// The most that a disk with these options, threads and images takes, leaf first. Images that cannot be read count
+/// nothing: opening them says why.
+pub fn disk_len(options: &DiskOptions, threads: usize, layers: &[LayerSpec], access: Access) -> u64 {
     let images = layers.iter().enumerate().map(|(index, layer)| match layer.kind {
         ImageKind::Raw => 0,
         ImageKind::Nbd => REMOTE_LEN,
@@ -129,7 +140,8 @@ pub fn disk_len(pool_len: usize, layers: &[LayerSpec], access: Access) -> u64 {
             table_of(layer).map_or(0, |(entries, block_len)| image_len(entries, block_len, writes))
         }
     });
-    images.fold(DISK_LEN.saturating_add(pool_len as u64), u64::saturating_add)
+    let thread = THREAD_LEN.saturating_add(options.pool_len as u64);
+    images.fold(thread.saturating_mul(threads as u64), u64::saturating_add)
 }
 
 /// The most that a new leaf of a disk of `len` bytes takes.
@@ -194,7 +206,21 @@ mod tests {
         assert!((13 * MIB..14 * MIB).contains(&more), "{more}");
         assert_eq!(new_leaf_len(2 << 40), image_len(entries, 2 << 20, true));
         let nothing = [LayerSpec { kind: ImageKind::Vhd, path: "/no/such/image.vhd".into() }];
-        assert_eq!(disk_len(32 << 20, &nothing, Access::ReadWrite), 40 * MIB);
+        let options = DiskOptions::default();
+        assert_eq!(disk_len(&options, 1, &nothing, Access::ReadWrite), 40 * MIB);
+        assert_eq!(disk_len(&options, 4, &nothing, Access::ReadWrite), 160 * MIB);
+    }
+
+    #[test]
+    fn a_disk_has_as_many_threads_as_there_is_memory_for_and_one_always() {
+        let len = |threads| threads as u64 * 40 * MIB;
+        let budget = budget(PROCESS_LEN + 100 * MIB);
+        let (threads, share) = budget.take_for(4, len).expect("there is room for two");
+        assert_eq!((threads, share.len), (2, 80 * MIB));
+        let error = budget.take_for(4, len).expect_err("there is none for one");
+        assert!(error.to_string().contains("may need 40 MiB"), "{error}");
+        drop(share);
+        assert_eq!(Budget::default().take_for(4, len).expect("no limit").0, 4);
     }
 
     #[test]
@@ -205,7 +231,7 @@ mod tests {
             .expect("made");
         let layer = LayerSpec { kind: ImageKind::Vhd, path };
         assert_eq!(table_of(&layer), Some((1 << 19, 2 << 20)));
-        let len = disk_len(32 << 20, &[layer], Access::ReadOnly);
+        let len = disk_len(&DiskOptions::default(), 1, &[layer], Access::ReadOnly);
         assert!((43 * MIB..45 * MIB).contains(&len), "{len}");
     }
 }

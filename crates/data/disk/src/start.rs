@@ -124,7 +124,7 @@ fn begin(options: &Options) -> Result<Begun> {
     let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket)
         .map_err(|error| ControlError::io(format_args!("cannot listen on {}", socket.display()), &error))?;
-    let host = Host { no_space: options.no_space, memory };
+    let host = Host { no_space: options.no_space, memory, threads: options.threads.unwrap_or(1) };
     let table = Table::new(host, run.clone(), shm);
     if let Err(error) = serve_image(&table, &run, options) {
         let _ = fs::remove_file(&socket);

@@ -42,6 +42,8 @@ pub enum FormatErrorKind {
     NeedsPause,
     /// The caller cancelled it.
     Cancelled,
+    /// Only the thread that has the image open can do it.
+    Owner,
 }
 
 impl FormatErrorKind {
@@ -62,6 +64,7 @@ impl FormatErrorKind {
             Self::Exists => "exists already",
             Self::NeedsPause => "in use",
             Self::Cancelled => "cancelled",
+            Self::Owner => "another thread's",
         }
     }
 }
@@ -156,7 +159,7 @@ impl FormatError {
             FormatErrorKind::Loop => libc::ELOOP,
             FormatErrorKind::Exists => libc::EEXIST,
             FormatErrorKind::Cancelled => libc::ECANCELED,
-            FormatErrorKind::NeedsPause => libc::EBUSY,
+            FormatErrorKind::NeedsPause | FormatErrorKind::Owner => libc::EBUSY,
             FormatErrorKind::NotThisFormat
             | FormatErrorKind::Corrupt
             | FormatErrorKind::Disabled

@@ -249,6 +249,16 @@ where
         }
     }
 
+    /// Runs what can run now and waits for nothing: for a simulated thread beside the one that lets time pass. Says
+    /// whether anything ran.
+    #[cfg(feature = "doubles")]
+    pub fn step(&mut self, driver: &impl Driver, hooks: &mut impl Hooks) -> bool {
+        self.tick(driver);
+        let worked = self.run_rounds(hooks);
+        hooks.publish();
+        worked
+    }
+
     fn tick(&self, driver: &impl Driver) {
         let now = driver.now_ns();
         self.tasks.inner.now_ns.set(now);

@@ -64,6 +64,16 @@ impl Segments {
         }
     }
 
+    /// The same memory for the ring of another thread, which has not registered it.
+    #[must_use]
+    pub const fn elsewhere(&self) -> Self {
+        let pieces = match self.pieces {
+            Pieces::One { base, .. } => Pieces::One { base, buffer: None },
+            many @ Pieces::Many { .. } => many,
+        };
+        Self { pieces, skip: self.skip, len: self.len }
+    }
+
     /// Bytes in all.
     pub const fn len(&self) -> u64 {
         self.len

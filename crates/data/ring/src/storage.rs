@@ -88,10 +88,17 @@ pub unsafe trait Storage: 'static {
 pub trait Io: Clone + 'static {
     /// The storages that this opens.
     type Store: Storage;
+    /// An open storage on its way to another thread of the process.
+    type Share: Clone + std::fmt::Debug + Send + Sync + 'static;
+    /// The storage for other threads of the process; `None` for one that belongs to this thread alone.
+    fn share(&self, store: &Self::Store) -> Option<Self::Share>;
+    /// A storage that another thread has opened, on this thread too. Only what is known to be there is read and
+    /// written through it: its length and its durability are the other thread's.
+    fn adopt(&self, share: &Self::Share) -> Self::Store;
     /// Opens a file or a block device, while other tasks go on, however long the file system takes.
     fn open(&self, path: &Path, access: Access) -> impl Future<Output = io::Result<Self::Store>>;
     /// Waits until the storages that were dropped before are closed, and can be opened for writing again. Dropping one
-    /// waits for nothing.
+    /// waits for nothing. What other threads have of a storage they must have let go of before.
     fn closed(&self) -> impl Future<Output = ()> {
         std::future::ready(())
     }

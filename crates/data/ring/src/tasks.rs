@@ -120,6 +120,12 @@ impl Tasks {
         Self { inner: Rc::new(inner) }
     }
 
+    /// Whether both are handles of one thread's tasks.
+    #[cfg(feature = "doubles")]
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// The task that runs now.
     pub fn current(&self) -> TaskId {
         self.inner.current.get()

@@ -19,6 +19,12 @@ pub const WEIGHED: [&str; 6] =
 /// After this long without a request a server is idle; ours gives memory back after one second.
 pub const IDLE_AFTER: Duration = Duration::from_millis(1500);
 
+/// The states in which memory is read.
+pub const OPENED: &str = "opened";
+const AFTER_TRAFFIC: &str = "after traffic";
+const LARGEST_OPENED: &str = "2040 GiB VHD, opened";
+pub const LARGEST_AFTER_TRAFFIC: &str = "2040 GiB VHD, after traffic";
+
 /// Medians of starting and ending.
 #[derive(Clone, Debug, Serialize)]
 pub struct Start {
@@ -86,8 +92,8 @@ pub fn memory(
         if server.backing == Backing::Vhd { ground.largest()? } else { ground.stand(server, None)? };
     let (running, client, _) = Running::start(server, &program, &stand, first_answer)?;
     let states = match server.backing {
-        Backing::Vhd => ["2040 GiB VHD, opened", "2040 GiB VHD, after traffic"],
-        _ => ["opened", "after traffic"],
+        Backing::Vhd => [LARGEST_OPENED, LARGEST_AFTER_TRAFFIC],
+        _ => [OPENED, AFTER_TRAFFIC],
     };
     weigh(&running, states[0])?;
     let write = Workload { mix: Mix::RandomWrite, ..WORKLOADS[1] };

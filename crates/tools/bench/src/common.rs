@@ -7,6 +7,8 @@ use clap::Args;
 use serde::Serialize;
 use tapio_control::ControlError;
 
+use super::awake::Awake;
+use super::environment::Environment;
 use super::{failed, invalid};
 use tapio_report::failure::{Result, print, print_json};
 
@@ -32,6 +34,12 @@ pub struct Common {
     /// Little of everything, a blink for each measurement: shows that everything works, not how fast
     #[arg(long)]
     pub quick: bool,
+    /// Keep the processors from halting: a thread of the class SCHED_IDLE spins on each until the run ends
+    ///
+    /// To wake a halted virtual processor takes 50 to 100 microseconds on many hosts, which hides what servers cost.
+    /// The threads give way to all others at once. Use it in a VM, and for comparisons of servers that sleep.
+    #[arg(long)]
+    pub keep_awake: bool,
 }
 
 impl Common {
@@ -49,6 +57,15 @@ impl Common {
             )));
         }
         Ok((Duration::from_secs_f64(seconds), rounds))
+    }
+
+    /// Keeps the processors from halting until the value is dropped, if that was asked for.
+    ///
+    /// # Errors
+    /// The threads that spin cannot be started.
+    pub fn awake(&self) -> Result<Option<Awake>> {
+        let awake = self.keep_awake.then(Awake::start).transpose();
+        awake.map_err(|error| ControlError::io("cannot keep the processors awake", &error))
     }
 
     /// Prints the tables, and writes the JSON where it is wanted: `-` prints it instead.
@@ -92,34 +109,32 @@ pub fn check_only(only: &[String], names: &[&str], what: &str) -> Result<()> {
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     pub version: &'static str,
-    pub kernel: String,
-    pub processors: usize,
-    /// The load of the last minute before the run, by other programs of the host.
-    pub load_before: f64,
+    #[serde(flatten)]
+    pub environment: Environment,
     pub rounds: usize,
     pub seconds: f64,
 }
 
 impl Setting {
     /// That of a run that is about to begin.
-    pub fn now(time: Duration, rounds: usize) -> Self {
-        let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        let load = line("/proc/loadavg");
+    pub fn now(time: Duration, rounds: usize, kept_awake: bool) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
-            kernel: line("/proc/sys/kernel/osrelease"),
-            processors: std::thread::available_parallelism().map_or(1, Into::into),
-            load_before: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
+            environment: Environment::now(kept_awake),
             rounds,
             seconds: time.as_secs_f64(),
         }
     }
 
-    /// The first line of a report; `how` says where and how it was measured.
+    /// The first lines of a report; `how` says where and how it was measured.
     pub fn line(&self, how: &str) -> String {
         format!(
-            "tapio {} on Linux {}, {} processors, load {:.1}; {how}; medians of {} x {} s\n",
-            self.version, self.kernel, self.processors, self.load_before, self.rounds, self.seconds
+            "tapio {} on Linux {}; {how}; medians of {} x {} s\n{}\n",
+            self.version,
+            self.environment.kernel,
+            self.rounds,
+            self.seconds,
+            self.environment.line()
         )
     }
 }

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_front::nbd::client::{Address, Client, ClientOptions};
-use tapio_front::nbd::load;
+use tapio_front::nbd::load::{self, Sending};
 use tapio_front::nbd::wire::Style;
-use tapio_front::vhost_user::driver::{Driver, DriverOptions, DriverQueue};
 use tapio_load::bare_file;
 use tapio_load::{Load, LoadReport};
 
 use super::exported::Exported;
 use super::process::Process;
 use super::server::{EXPORT, Program, Protocol, Server, Stand};
+use super::virtqueues::Virtqueues;
 use super::workload::Workload;
 
 /// How long a server may take until it answers for the first time.
@@ -23,8 +23,8 @@ const START_MAX: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_micros(100);
 /// The shortest run whose system calls are worth counting.
 const COUNT_MIN: Duration = Duration::from_millis(20);
-/// Descriptors of the virtqueue.
-const QUEUE_SIZE: u16 = 128;
+/// A load generator whose threads work for this share of the time is what limits the rate.
+const BUSY_SHARE: f64 = 0.9;
 
 /// Set by an interrupt: the run ends after the current measurement, and cleans up.
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -65,6 +65,15 @@ pub struct Sample {
     pub bytes_per_second: f64,
     pub p50_us: f64,
     pub p99_us: f64,
+    pub p999_us: f64,
+    /// The longest request: the longest stall.
+    pub longest_us: f64,
+    /// Requests answered.
+    pub requests: u64,
+    /// CPU microseconds of the load generator for each request; none where it is not apart from the server.
+    pub load_cpu_us: Option<f64>,
+    /// The share of the time for which the generator's threads worked, on average.
+    pub load_busy: f64,
     /// CPU microseconds of the server for each request; of this process where there is no server.
     pub cpu_us: Option<f64>,
     /// System calls of the server for each request, counted in a short run of its own before the timed one.
@@ -74,21 +83,33 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What requests of `block_len` bytes came to; nothing of what they cost.
-    pub fn of(report: &LoadReport, block_len: u32) -> Self {
+    /// What requests of `block_len` bytes on so many lanes came to; nothing of what they cost the server.
+    pub fn of(report: &LoadReport, block_len: u32, lanes: u16) -> Self {
+        let quantile_us = |share| report.latencies.quantile_ns(share) as f64 / 1e3;
+        let generated = report.cpu.as_secs_f64();
         Self {
             iops: report.rate(),
             bytes_per_second: report.rate() * f64::from(block_len),
-            p50_us: report.latencies.quantile_ns(0.5) as f64 / 1e3,
-            p99_us: report.latencies.quantile_ns(0.99) as f64 / 1e3,
+            p50_us: quantile_us(0.5),
+            p99_us: quantile_us(0.99),
+            p999_us: quantile_us(0.999),
+            longest_us: report.latencies.longest_ns() as f64 / 1e3,
+            requests: report.count,
+            load_cpu_us: Some(generated * 1e6 / report.count.max(1) as f64),
+            load_busy: generated / (report.time.as_secs_f64() * f64::from(lanes)).max(1e-9),
             errors: report.errors,
             ..Self::default()
         }
     }
+
+    /// Whether the load generator was the limit.
+    pub fn is_limited_by_load(&self) -> bool {
+        self.load_cpu_us.is_some() && self.load_busy >= BUSY_SHARE
+    }
 }
 
-/// Runs a job; what came of it, and the number of requests.
-type Runner<'a> = dyn FnMut(&Job) -> Result<(Sample, u64), String> + 'a;
+/// Runs a job.
+type Runner<'a> = dyn FnMut(&Job) -> Result<LoadReport, String> + 'a;
 
 /// A server that runs and can be reached.
 #[derive(Debug)]
@@ -150,18 +171,16 @@ impl Running {
                 let exported = self.exported.as_ref().ok_or("nothing is exported")?;
                 let file = exported.file()?;
                 self.measured(job, warm_up, &mut |job| {
-                    let load = job.load();
-                    let report = bare_file::run(&file, &load, true).map_err(|error| error.to_string())?.load;
-                    Ok((Sample::of(&report, load.block_len), report.count))
+                    let report = bare_file::run(&file, &job.load(), true);
+                    report.map(|report| report.load).map_err(|error| error.to_string())
                 })
             }
             Protocol::Nbd => self.measured(job, warm_up, &mut |job| self.nbd(job)),
             Protocol::VhostUser => {
-                let (driver, mut queue) = vhost_user(&self.socket, &job.workload)?;
-                let sample =
-                    self.measured(job, warm_up, &mut |job| virtqueue(&mut queue, job, driver.capacity()));
-                driver.stop(0).map_err(|error| error.to_string())?;
-                sample
+                let mut queues = Virtqueues::start(&self.socket, &job.workload)?;
+                let sample = self.measured(job, warm_up, &mut |job| queues.run(&job.load()))?;
+                queues.stop()?;
+                Ok(sample)
             }
         }
     }
@@ -171,22 +190,22 @@ impl Running {
         if !job.workload.fresh {
             // To open the trace point takes the kernel some time, which a run too short to say anything saves.
             let counter = if warm_up >= COUNT_MIN { self.process.count_calls() } else { None };
-            let (_, requests) = run(&Job { time: warm_up, seed: job.seed ^ 0x5555, ..*job })?;
+            let report = run(&Job { time: warm_up, seed: job.seed ^ 0x5555, ..*job })?;
             let total = counter.and_then(|counter| counter.total());
-            calls = total.map(|total| total as f64 / requests.max(1) as f64);
+            calls = total.map(|total| total as f64 / report.count.max(1) as f64);
         }
         let before = self.process.cpu_us();
-        let (sample, requests) = run(job)?;
+        let report = run(job)?;
         let spent = self.process.cpu_us().zip(before).map(|(after, before)| after - before);
-        let cpu_us = spent.map(|spent| spent.max(0.0) / requests.max(1) as f64);
-        Ok(Sample { cpu_us, calls, ..sample })
+        let cpu_us = spent.map(|spent| spent.max(0.0) / report.count.max(1) as f64);
+        Ok(Sample { cpu_us, calls, ..Sample::of(&report, job.workload.block_len, job.workload.lanes) })
     }
 
-    fn nbd(&self, job: &Job) -> Result<(Sample, u64), String> {
+    fn nbd(&self, job: &Job) -> Result<LoadReport, String> {
         let address = Address::Unix(self.socket.clone());
-        let report = load::run(&address, &client_options(), &job.load(), job.workload.connections)
-            .map_err(|error| format!("{}: {error}; {}", self.server.name, self.said()))?;
-        Ok((Sample::of(&report, job.workload.block_len), report.count))
+        let sending = if job.workload.singly { Sending::Singly } else { Sending::Together };
+        load::run_sending(&address, &client_options(), &job.load(), job.workload.lanes.into(), sending)
+            .map_err(|error| format!("{}: {error}; {}", self.server.name, self.said()))
     }
 }
 
@@ -219,24 +238,6 @@ pub fn connect(socket: &Path) -> Result<Client, String> {
         .map_err(|error| error.to_string())
 }
 
-fn vhost_user(socket: &Path, workload: &Workload) -> Result<(Driver, DriverQueue), String> {
-    let options = DriverOptions {
-        queue_size: QUEUE_SIZE,
-        depth: u16::try_from(workload.depth).unwrap_or(u16::MAX),
-        buffer_len: workload.block_len,
-        ..DriverOptions::default()
-    };
-    let driver = Driver::connect(socket, options).map_err(|error| error.to_string())?;
-    let queue = driver.start(0).map_err(|error| error.to_string())?;
-    Ok((driver, queue))
-}
-
-fn virtqueue(queue: &mut DriverQueue, job: &Job, capacity: u64) -> Result<(Sample, u64), String> {
-    let load = Load { span_len: job.len.min(capacity), ..job.load() };
-    let report = load.run(queue).map_err(|error| error.to_string())?;
-    Ok((Sample::of(&report, job.workload.block_len), report.count))
-}
-
 /// Measures one server under one load.
 pub fn measure(
     server: &Server,
@@ -246,17 +247,16 @@ pub fn measure(
     warm_up: Duration,
 ) -> Result<Sample, String> {
     if server.program == Program::BareFile {
-        let load = job.load();
         let report =
-            bare_file::run(&stand.image, &load, !stand.in_memory).map_err(|error| error.to_string())?;
-        return Ok(Sample { cpu_us: Some(report.cpu_us), ..Sample::of(&report.load, load.block_len) });
+            bare_file::run(&stand.image, &job.load(), !stand.in_memory).map_err(|error| error.to_string())?;
+        let sample = Sample::of(&report.load, job.workload.block_len, 1);
+        return Ok(Sample { cpu_us: Some(report.cpu_us), load_cpu_us: None, ..sample });
     }
     let reach = |socket: &Path| match server.protocol {
         Protocol::VhostUser => {
             let found = socket.exists();
             found.then_some(()).ok_or_else(|| "there is no socket yet".to_owned())?;
-            vhost_user(socket, &job.workload)
-                .and_then(|(driver, _)| driver.stop(0).map(drop).map_err(|error| error.to_string()))
+            Virtqueues::start(socket, &job.workload)?.stop()
         }
         Protocol::Fuse => Exported::of(server, stand).file().map(drop),
         _ => connect(socket).map(drop),

@@ -6,20 +6,57 @@ use serde::Serialize;
 
 use super::alone::{Memory, Start};
 use super::common::{self, CUT_SHORT};
-use super::goals::{Quantity, Ratio};
+use super::goals::Quantity;
+use super::ground::Ground;
 use super::medians::Row;
-use super::workload::WORKLOADS;
+use super::site::Site;
+use super::verdict::{self, Verdict};
+use super::workload::{WORKLOADS, Workload};
 
-/// The host and the settings of a run.
+/// What to know about a file system in memory: `tapio_ring` moves small pieces by calls of its own there.
+const IN_MEMORY: &str = "tapio-disk moves reads of up to 64 KiB and writes of up to 256 KiB of files in memory itself, \
+                         past its ring: only a disk shows the cost of the ring";
+
+/// What was found in one directory.
 #[derive(Clone, Debug, Serialize)]
-pub struct Setting {
+pub struct Place {
     #[serde(flatten)]
-    pub run: common::Setting,
-    pub dir: String,
-    pub in_memory: bool,
+    pub site: Site,
     pub image_bytes: u64,
     pub fresh_image_bytes: u64,
-    pub fresh_requests: u64,
+    pub fresh_requests_max: u64,
+    pub fresh_space_bytes_max: u64,
+    pub results: Vec<Row>,
+    pub goals: Vec<Verdict>,
+}
+
+impl Place {
+    pub fn of(ground: &Ground, results: Vec<Row>, goals: Vec<Verdict>) -> Self {
+        let sizes = &ground.sizes;
+        Self {
+            site: ground.site.clone(),
+            image_bytes: sizes.full_len,
+            fresh_image_bytes: sizes.fresh_len,
+            fresh_requests_max: sizes.fresh_requests_max,
+            fresh_space_bytes_max: sizes.fresh_space_max,
+            results,
+            goals,
+        }
+    }
+
+    fn tables(&self, out: &mut String) {
+        let _ = writeln!(out, "\n== {} ==", self.site.line());
+        if self.site.in_memory {
+            let _ = writeln!(out, "{IN_MEMORY}");
+        }
+        for workload in &WORKLOADS {
+            let rows: Vec<_> = self.results.iter().filter(|row| row.workload == workload.name).collect();
+            if !rows.is_empty() {
+                table(out, workload, &rows);
+            }
+        }
+        comparisons(out, &self.goals);
+    }
 }
 
 /// What was not measured.
@@ -32,11 +69,12 @@ pub struct Skipped {
 /// All that a run found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    pub setting: Setting,
-    pub results: Vec<Row>,
+    pub setting: common::Setting,
+    pub places: Vec<Place>,
     pub starts: Vec<Start>,
     pub memory: Vec<Memory>,
-    pub ratios: Vec<Ratio>,
+    /// Those for a process alone; those for its work are with the places.
+    pub goals: Vec<Verdict>,
     pub skipped: Vec<Skipped>,
     /// An interrupt ended the run before its time.
     pub interrupted: bool,
@@ -47,51 +85,102 @@ fn or_not(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "n/a".into(), |value| format!("{value:.decimals$}"))
 }
 
+fn table(out: &mut String, workload: &Workload, rows: &[&Row]) {
+    let _ = writeln!(
+        out,
+        "\n{} ({})\n  {:<22}{:>9}{:>9}{:>10}{:>10}{:>10}{:>12}{:>12}{:>11}{:>13}{:>11}",
+        workload.title,
+        workload.name,
+        "SERVER",
+        "IOPS",
+        "MB/s",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "longest ms",
+        "CPU us/req",
+        "calls/req",
+        "load us/req",
+        "load CPUs"
+    );
+    for row in rows {
+        let _ = write!(
+            out,
+            "  {:<22}{:>9.0}{:>9.1}{:>10.1}{:>10.1}{:>10.1}{:>12.2}{:>12}{:>11}{:>13}{:>11}",
+            row.server,
+            row.iops,
+            row.bytes_per_second / 1e6,
+            row.p50_us,
+            row.p99_us,
+            row.p999_us,
+            row.longest_us / 1e3,
+            or_not(row.server_cpu_us_per_request, 2),
+            or_not(row.server_calls_per_request, 2),
+            or_not(row.load_cpu_us_per_request, 2),
+            or_not(row.load_processors, 2),
+        );
+        if row.errors > 0 {
+            let _ = write!(out, "  {} errors", row.errors);
+        }
+        out.push_str(if row.limited_by_load { "  load busy" } else { "" });
+        out.push_str(if row.cached { "  page cache\n" } else { "\n" });
+    }
+}
+
+fn comparisons(out: &mut String, goals: &[Verdict]) {
+    if goals.is_empty() {
+        return;
+    }
+    let judged = goals.iter().filter(|goal| goal.reached.is_some()).count();
+    let met = goals.iter().filter(|goal| goal.reached == Some(true)).count();
+    let width = goals.iter().map(|goal| goal.workload.len()).max().unwrap_or(0).max("WORKLOAD".len()) + 2;
+    let _ = writeln!(
+        out,
+        "\ngoals: {met} of {judged} met\n  {:<width$}{:<58}{:>8}  WANTED",
+        "WORKLOAD", "", "VALUE"
+    );
+    for goal in goals {
+        let sign = if goal.quantity == Quantity::Rate { "at least" } else { "at most" };
+        let wanted = match (goal.wanted, goal.reached) {
+            (Some(wanted), Some(false)) => format!("{sign} {wanted}: MISSED"),
+            (Some(wanted), _) => format!("{sign} {wanted}"),
+            (None, _) => String::new(),
+        };
+        let against = goal.against.map(|name| format!(" / {name}")).unwrap_or_default();
+        let what = format!("{}{against}{}", goal.ours, goal.quantity.title());
+        let note = goal.note.map(|note| format!(" ({note})")).unwrap_or_default();
+        let line = format!("  {:<width$}{what:<58}{:>8.2}  {wanted}{note}", goal.workload, goal.value);
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+}
+
 impl Report {
-    /// The tables that people read. Writing to a string cannot fail, here and below.
+    /// An empty one.
+    pub const fn new(setting: common::Setting) -> Self {
+        Self {
+            setting,
+            places: Vec::new(),
+            starts: Vec::new(),
+            memory: Vec::new(),
+            goals: Vec::new(),
+            skipped: Vec::new(),
+            interrupted: false,
+        }
+    }
+
+    /// Holds what was found of processes alone against its limits.
+    pub fn judge_alone(&mut self) {
+        self.goals = verdict::of_alone(&self.starts, &self.memory);
+    }
+
+    /// The tables that people read. Writing to a string cannot fail, here and above.
     pub fn tables(&self) -> String {
-        let Setting { dir, in_memory, .. } = &self.setting;
-        let place = format!("{dir} ({})", if *in_memory { "in memory" } else { "a disk" });
-        let mut out = self.setting.run.line(&place);
-        for workload in &WORKLOADS {
-            let rows: Vec<_> = self.results.iter().filter(|row| row.workload == workload.name).collect();
-            if rows.is_empty() {
-                continue;
-            }
-            let _ = writeln!(
-                out,
-                "\n{} ({})\n  {:<22}{:>10}{:>10}{:>10}{:>10}{:>14}{:>12}",
-                workload.title,
-                workload.name,
-                "SERVER",
-                "IOPS",
-                "MB/s",
-                "p50 us",
-                "p99 us",
-                "CPU us/req",
-                "calls/req"
-            );
-            for row in rows {
-                let _ = write!(
-                    out,
-                    "  {:<22}{:>10.0}{:>10.1}{:>10.1}{:>10.1}{:>14}{:>12}",
-                    row.server,
-                    row.iops,
-                    row.bytes_per_second / 1e6,
-                    row.p50_us,
-                    row.p99_us,
-                    or_not(row.server_cpu_us_per_request, 2),
-                    or_not(row.server_calls_per_request, 2),
-                );
-                out.push_str(&if row.errors > 0 {
-                    format!("  {} errors\n", row.errors)
-                } else {
-                    "\n".into()
-                });
-            }
+        let mut out = self.setting.line("ours beside peers");
+        for place in &self.places {
+            place.tables(&mut out);
         }
         self.costs(&mut out);
-        self.comparisons(&mut out);
+        comparisons(&mut out, &self.goals);
         for skipped in &self.skipped {
             let _ = writeln!(out, "skipped {}: {}", skipped.server, skipped.reason);
         }
@@ -129,25 +218,6 @@ impl Report {
                 "  {:<22}{:<30}{:>10}{:>16}",
                 memory.server, memory.state, memory.pss_kib, memory.anonymous_kib
             );
-        }
-    }
-
-    fn comparisons(&self, out: &mut String) {
-        if self.ratios.is_empty() {
-            return;
-        }
-        let _ = writeln!(out, "\nratios\n  {:<18}{:<46}{:>8}  WANTED", "WORKLOAD", "", "RATIO");
-        for ratio in &self.ratios {
-            let what = if ratio.quantity == Quantity::Rate { "" } else { ", server CPU" };
-            let sign = if ratio.quantity == Quantity::Rate { "at least" } else { "at most" };
-            let wanted = match (ratio.wanted, ratio.reached) {
-                (Some(wanted), Some(true)) => format!("{sign} {wanted}"),
-                (Some(wanted), _) => format!("{sign} {wanted}: MISSED"),
-                (None, _) => String::new(),
-            };
-            let pair = format!("{} / {}{what}", ratio.ours, ratio.peer);
-            let line = format!("  {:<18}{pair:<46}{:>8.2}  {wanted}", ratio.workload, ratio.ratio);
-            let _ = writeln!(out, "{}", line.trim_end());
         }
     }
 }

@@ -39,6 +39,12 @@ pub enum Protocol {
 pub enum Backing {
     Raw,
     Vhd,
+    /// A VHD whose parent is an empty VHD. Measured from empty only, as the next two.
+    Differencing,
+    /// A VHD whose data are encrypted.
+    Encrypted,
+    /// QEMU's own format.
+    Qcow2,
     /// No data at all: the protocol alone. Ours has an empty VHD, which reads as zeroes without touching its file.
     Nothing,
 }
@@ -63,19 +69,22 @@ const fn polling(of: Server, name: &'static str) -> Server {
     Server { name, polls: true, ..of }
 }
 
-use Backing::{Nothing, Raw, Vhd};
+use Backing::{Differencing, Encrypted, Nothing, Qcow2, Raw, Vhd};
 use Program::{BareFile, Nbdkit, QemuNbd, QemuStorageDaemon, Tapio};
 use Protocol::{File, Fuse, Nbd, VhostUser};
 
 /// All of them, in the order of the tables.
-pub const SERVERS: [Server; 22] = [
+pub const SERVERS: [Server; 28] = [
     server("file", BareFile, File, Raw),
     server("tapio-nbd-raw", Tapio, Nbd, Raw),
     polling(server("", Tapio, Nbd, Raw), "tapio-nbd-raw-poll"),
     server("tapio-nbd-vhd", Tapio, Nbd, Vhd),
+    server("tapio-nbd-diff", Tapio, Nbd, Differencing),
+    server("tapio-nbd-crypt", Tapio, Nbd, Encrypted),
     server("qemu-nbd-raw", QemuNbd, Nbd, Raw),
     server("qemu-nbd-vpc", QemuNbd, Nbd, Vhd),
     server("qsd-nbd-raw", QemuStorageDaemon, Nbd, Raw),
+    server("qsd-nbd-qcow2", QemuStorageDaemon, Nbd, Qcow2),
     server("nbdkit-file", Nbdkit, Nbd, Raw),
     server("tapio-nbd-null", Tapio, Nbd, Nothing),
     server("nbdkit-null", Nbdkit, Nbd, Nothing),
@@ -83,9 +92,12 @@ pub const SERVERS: [Server; 22] = [
     polling(server("", Tapio, VhostUser, Raw), "tapio-vhost-raw-poll"),
     server("tapio-vhost-vhd", Tapio, VhostUser, Vhd),
     polling(server("", Tapio, VhostUser, Vhd), "tapio-vhost-vhd-poll"),
+    server("tapio-vhost-diff", Tapio, VhostUser, Differencing),
+    server("tapio-vhost-crypt", Tapio, VhostUser, Encrypted),
     server("qsd-vhost-raw", QemuStorageDaemon, VhostUser, Raw),
     polling(server("", QemuStorageDaemon, VhostUser, Raw), "qsd-vhost-raw-poll"),
     server("qsd-vhost-vpc", QemuStorageDaemon, VhostUser, Vhd),
+    server("qsd-vhost-qcow2", QemuStorageDaemon, VhostUser, Qcow2),
     server("tapio-vhost-null", Tapio, VhostUser, Nothing),
     server("qsd-vhost-null", QemuStorageDaemon, VhostUser, Nothing),
     server("tapio-fuse-raw", Tapio, Fuse, Raw),
@@ -99,6 +111,10 @@ pub struct Stand {
     pub image: PathBuf,
     /// Bytes of the disk, for servers that have no image.
     pub len: u64,
+    /// The file with the key of an encrypted image.
+    pub key: Option<PathBuf>,
+    /// Queues that a front end will use, or connections that clients will make.
+    pub lanes: u16,
     pub socket: PathBuf,
     /// The file system is one in memory. Elsewhere every server that can goes past the page cache, as ours does.
     pub in_memory: bool,
@@ -109,13 +125,22 @@ pub struct Stand {
 impl Server {
     /// Whether it can do this at all.
     pub fn takes(&self, workload: &Workload) -> bool {
-        let connections = workload.connections == 1 || self.protocol == Nbd;
+        let lanes = workload.lanes == 1 || matches!(self.protocol, Nbd | VhostUser) && !self.polls;
+        // A ring has no calls that send requests.
+        let sends = !workload.singly || self.protocol == Nbd;
         // Behind nothing there is nothing to write.
         let backed = self.backing != Nothing || !workload.mix.writes();
         // Into a sparse file every other server than the file itself only adds its usual cost.
-        let fresh =
-            !workload.fresh || self.backing == Vhd && self.protocol != Fuse || self.program == BareFile;
-        connections && backed && fresh
+        let allocates = !matches!(self.backing, Raw | Nothing) && self.protocol != Fuse && !self.polls;
+        let filled = !matches!(self.backing, Differencing | Encrypted | Qcow2);
+        let state = if workload.fresh { allocates || self.program == BareFile } else { filled };
+        lanes && sends && backed && state
+    }
+
+    /// It reads from and writes to the page cache, although the storage is a disk and others go past it: what it does
+    /// is then no comparison for them.
+    pub fn is_cached(&self, in_memory: bool) -> bool {
+        self.program == Nbdkit && self.backing == Raw && !in_memory
     }
 
     /// The program's file, if it is there.
@@ -137,7 +162,7 @@ impl Server {
             BareFile => {}
             Tapio => self.tapio(&mut command, stand),
             QemuNbd => {
-                let format = if self.backing == Vhd { "vpc" } else { "raw" };
+                let format = self.format();
                 command.args(["-t", "-e", "16", "-x", EXPORT, "-f", format]);
                 if !stand.in_memory {
                     command.args(["--cache=none", "--aio=io_uring"]);
@@ -156,14 +181,29 @@ impl Server {
         command
     }
 
+    /// What QEMU calls the format of its image.
+    const fn format(&self) -> &'static str {
+        match self.backing {
+            Vhd | Differencing | Encrypted => "vpc",
+            Qcow2 => "qcow2",
+            Raw | Nothing => "raw",
+        }
+    }
+
     fn tapio(&self, command: &mut Command, stand: &Stand) {
         let kind = if self.backing == Raw { "aio:" } else { "vhd:" };
         command.arg("--foreground").arg("--image").arg(join(kind, &stand.image, ""));
         match self.protocol {
             Fuse => command.args(["--device", "fuse-file"]),
             Nbd => command.arg("--nbd-unix").arg(&stand.socket),
-            _ => command.arg("--vhost-user").arg(&stand.socket),
+            _ => command
+                .arg("--vhost-user")
+                .arg(&stand.socket)
+                .args(["--queues", &stand.lanes.max(1).to_string()]),
         };
+        if let Some(key) = &stand.key {
+            command.arg("--key-file").arg(key);
+        }
         if self.polls {
             command.args(["--poll-max", POLL_US, "--poll-idle", "0"]);
         }
@@ -177,10 +217,10 @@ impl Server {
             Nothing => {
                 OsString::from(format!("driver=null-co,size={},read-zeroes=on,node-name=disk", stand.len))
             }
-            Raw | Vhd => {
+            _ => {
                 let options = format!(",node-name=file{direct}");
                 command.arg("--blockdev").arg(join("driver=file,filename=", &stand.image, &options));
-                let format = if self.backing == Vhd { "vpc" } else { "raw" };
+                let format = self.format();
                 OsString::from(format!("driver={format},file=file,node-name=disk"))
             }
         };
@@ -197,7 +237,8 @@ impl Server {
             let export = join("fuse,id=e,node-name=disk,writable=on,mountpoint=", &stand.socket, "");
             command.arg("--export").arg(export);
         } else {
-            let options = format!("{thread},node-name=disk,writable=on");
+            let queues = stand.lanes.max(1);
+            let options = format!("{thread},num-queues={queues},node-name=disk,writable=on");
             let server = join("vhost-user-blk,id=e,addr.type=unix,addr.path=", &stand.socket, &options);
             command.arg("--export").arg(server);
         }
@@ -239,11 +280,22 @@ mod tests {
         let names: BTreeSet<_> = SERVERS.iter().map(|server| server.name).collect();
         assert_eq!(names.len(), SERVERS.len());
         for workload in &WORKLOADS {
+            assert!(["read-", "write-", "allocate-"].iter().any(|kind| workload.name.starts_with(kind)));
             let takes: Vec<_> = SERVERS.iter().filter(|server| server.takes(workload)).collect();
             assert!(takes.iter().any(|server| server.program == Tapio), "{}", workload.name);
             assert!(takes.iter().any(|server| server.program == QemuNbd), "{}", workload.name);
-            assert!(takes.iter().any(|server| server.program == BareFile) == (workload.connections == 1));
+            assert!(takes.iter().any(|server| server.program == BareFile) == (workload.lanes == 1));
+            for protocol in if workload.singly { &[Nbd][..] } else { &[Nbd, VhostUser] } {
+                let found = |program| {
+                    takes.iter().any(|server| (server.program, server.protocol) == (program, *protocol))
+                };
+                assert!(found(Tapio) && found(QemuStorageDaemon), "{} {protocol:?}", workload.name);
+            }
         }
+        let kinds = [Differencing, Encrypted, Qcow2];
+        assert!(
+            kinds.iter().all(|kind| SERVERS.iter().filter(|server| server.backing == *kind).count() == 2)
+        );
     }
 
     #[test]
@@ -251,6 +303,8 @@ mod tests {
         let stand = Stand {
             image: "/a b/x.vhd".into(),
             len: 4096,
+            key: Some("/k".into()),
+            lanes: 2,
             socket: "/s".into(),
             in_memory: false,
             run_dir: "/r".into(),
@@ -264,6 +318,9 @@ mod tests {
                 said.contains("/a b/x.vhd")
                     && (said.contains("\"/s") || said.contains("=/s") || ours_by_fuse)
             );
+            assert_eq!(said.contains("\"/k\""), server.program == Tapio, "{said}");
+            let queues = said.contains("\"--queues\" \"2\"") || said.contains("num-queues=2,");
+            assert_eq!(queues, server.protocol == VhostUser, "{said}");
         }
     }
 }

@@ -55,7 +55,7 @@ impl<S: Storage> Chain<S> {
             }
             // A block at a time, so that each can be given back.
             let piece = match self.leaf() {
-                Layer::Raw(_) => left,
+                Layer::Raw(_) | Layer::Shared(_) => left,
                 Layer::Vhd(vhd) => {
                     let (_, block) = vhd.block_span(left.start);
                     left.prefix(block.start + block.len - left.start)

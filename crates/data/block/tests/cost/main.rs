@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_block::{
-    Completion, CopyWhat, DataThread, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Request,
+    Completion, CopyWhat, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Owner, Request,
 };
 use tapio_fixtures::counting::{Counting, allocations};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
@@ -36,7 +36,7 @@ fn note_rest() {
 
 /// A client that keeps `depth` requests in flight without allocating, as a virtqueue does.
 struct Load {
-    data_thread: DataThread,
+    data_thread: Owner,
     left: Cell<u64>,
     flying: Cell<u64>,
     memory: RefCell<PageBuf>,
@@ -284,9 +284,8 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
     let target = ChainSpec { layers, access: Access::ReadWrite };
     // A busy host may keep the second side longer than the guest would wait for it.
     let options = MirrorOptions { copy: CopyWhat::Everything, timeout: TIMEOUT, ..MirrorOptions::default() };
-    let start = |data_thread: DataThread| async move {
-        data_thread.core().mirror_start(&target, options).await.map(drop)
-    };
+    let start =
+        |data_thread: Owner| async move { data_thread.core().mirror_start(&target, options).await.map(drop) };
     disk.remote().call_async(TIMEOUT, start).expect("the thread answers").expect("the mirror begins");
     let in_sync = || {
         let asked = disk.remote().call(TIMEOUT, |data_thread| data_thread.core().mirror_status());
@@ -307,7 +306,7 @@ fn a_write_to_both_sides_of_a_mirror_allocates_once() {
     let count = (0..3).map(|_| allocations_of(&disk, true, 20_000)).min();
     assert!(count <= Some(20_001), "{count:?} allocations in 20,000 writes to both sides");
     assert!(in_sync());
-    let pivot = |data_thread: DataThread| async move { data_thread.core().mirror_pivot().await.map(drop) };
+    let pivot = |data_thread: Owner| async move { data_thread.core().mirror_pivot().await.map(drop) };
     disk.remote().call_async(TIMEOUT, pivot).expect("the thread answers").expect("the disk moves");
     disk.close(TIMEOUT).expect("the disk closes");
     let (one, two) = (std::fs::read(&path).expect("readable"), std::fs::read(&second).expect("readable"));

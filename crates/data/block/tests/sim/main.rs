@@ -22,11 +22,12 @@ mod remote;
 mod rig;
 mod story;
 mod taps;
+mod threads;
 
 use rig::RigKind;
 
 /// Seeds for each kind of chain in an ordinary test run.
-const SEEDS: u64 = 160;
+const SEEDS: u64 = 72;
 
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());

@@ -24,6 +24,8 @@ use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
+use crate::threads::{QueueThread, Threads, Turns};
+
 /// Bytes of the simulated disks: four blocks, the last of them not whole, and an odd number of sectors.
 pub const DISK_LEN: u64 = (8 << 20) - 13 * 512;
 const DEVICE_LEN: u64 = 16 << 20;
@@ -370,7 +372,8 @@ impl Rig {
             report: |_| (),
             ..CoreOptions::default()
         };
-        Process { core: Core::new(sim.clone(), Rc::clone(&inbox), options), sim, inbox }
+        let core = Core::new(sim.clone(), Rc::clone(&inbox), options);
+        Process { core, sim, inbox, threads: Rc::default() }
     }
 
     /// The rules of vhd.md section 10 hold for every image. Before an image that was not closed is opened again two
@@ -431,6 +434,7 @@ pub struct Process {
     pub core: Rc<Core<Sim>>,
     pub sim: Sim,
     inbox: Rc<Inbox<Taken>>,
+    pub threads: Rc<RefCell<Threads>>,
 }
 
 impl Process {
@@ -442,7 +446,29 @@ impl Process {
         let tasks = self.sim.tasks().clone();
         let mut executor = Executor::new(tasks, Rc::clone(&self.inbox), make, polling);
         let host = self.sim.host().clone();
-        executor.block_on_until(&self.sim, &mut (), future, &move || host.is_dark())
+        executor
+            .block_on_until(&self.sim, &mut Turns(Rc::clone(&self.threads)), future, &move || host.is_dark())
+    }
+
+    /// Serves the disk, which runs, by `count` queue threads more; the interleaving of all threads, and which one takes
+    /// a request, is drawn from `seed`.
+    pub fn add_queue_threads(&self, count: usize, seed: u64) {
+        self.threads.borrow_mut().random = Some(Random::new(seed));
+        for index in 0..count {
+            let queue = QueueThread::new(self, index);
+            let front = self.core.add_queue_thread(&queue.exchange).expect("the disk runs");
+            let mut threads = self.threads.borrow_mut();
+            threads.fronts.push(front);
+            threads.queues.push(queue);
+        }
+    }
+
+    /// The process is gone.
+    pub fn end(&self) {
+        self.sim.end();
+        let mut threads = self.threads.borrow_mut();
+        threads.fronts.clear();
+        threads.queues.drain(..).for_each(|queue| queue.sim.end());
     }
 
     /// One request whose client gives up when it may: with its memory, which stays the storage's until the end.
@@ -471,13 +497,14 @@ impl Process {
         let data = unsafe { data.segments(if moves { span.len as usize } else { 0 }) };
         let client = Rc::clone(&answer) as Rc<dyn Completion>;
         let request = Request { op, span, data, born_ns: tasks.turn_ns(), tag: 1, client };
+        let inbox = self.threads.borrow_mut().draw(&self.inbox);
         let mut timeout = 10_000;
-        while !self.inbox.is_open() {
+        while !inbox.is_open() {
             // Held back by a change of the chain.
             tasks.sleep_until(tasks.turn_ns() + timeout).await;
             timeout *= 2;
         }
-        assert!(self.inbox.push(request.into()).is_ok(), "the test keeps to the room there is");
+        assert!(inbox.push(request.into()).is_ok(), "the test keeps to the room there is");
         answer
     }
 

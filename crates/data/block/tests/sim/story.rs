@@ -202,6 +202,7 @@ impl World {
             self.rig.notes.lock().expect("no panic").fails_each = Some(3);
         }
         let spec = self.rig.spec(Access::ReadWrite);
+        let (threads, thread_seed) = (self.random.below(4) as usize, self.random.next());
         let clients = 1 + self.random.below(8);
         let seeds: Vec<u64> = (0..clients).map(|_| self.random.next()).collect();
         let (model, must_recover) = (Rc::clone(&self.model), self.must_recover);
@@ -212,6 +213,9 @@ impl World {
             // Opening may meet a fault; then there is nothing to do in this phase.
             if running.core.resume(&spec).await.is_err() {
                 return Ok(false);
+            }
+            if threads > 0 {
+                running.add_queue_threads(threads, thread_seed);
             }
             let left = Rc::new(RefCell::new(seeds.len() + usize::from(changes.is_some())));
             let failure: Rc<RefCell<Option<String>>> = Rc::default();
@@ -264,7 +268,12 @@ impl World {
             let core = Rc::clone(&process.core);
             closed = matches!(process.run(async move { core.close().await }), Some(Ok(())));
         }
-        process.sim.end();
+        process.end();
+        let core = Rc::downgrade(&process.core);
+        drop(process);
+        if core.upgrade().is_some() {
+            return Err("something of the process keeps the disk when all of it is gone".into());
+        }
         self.rig.images.clone_from(&images.borrow().images);
         self.rig.made = images.borrow().made;
         self.rig.host.set_faults(Faults::default());

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tapio_block::{DataThread, Forecast, Job, JobInfo, JobState, LeafFacts, Swapped};
+use tapio_block::{Forecast, Job, JobInfo, JobState, LeafFacts, Owner, Swapped};
 use tapio_control::command::{Call, Commit, Handle, JobCancel, JobList, JobRate, Snapshot};
 use tapio_control::{ControlError, Errno, JobReport, JobStatus, Result, SnapshotReport};
 use tapio_format::FormatError;
@@ -55,15 +55,14 @@ impl Handle<JobList> for Table<Host> {
 
 impl Handle<JobCancel> for Table<Host> {
     fn handle(&self, command: JobCancel, _: &mut Call<'_>) -> Result<JobReport> {
-        let cancel = |data_thread: &DataThread, job: &Job| job.cancel(data_thread.port.tasks());
+        let cancel = |data_thread: &Owner, job: &Job| job.cancel(data_thread.port.tasks());
         self.on_images(command.minor, |disk| with_job(disk, command.job, cancel))
     }
 }
 
 impl Handle<JobRate> for Table<Host> {
     fn handle(&self, command: JobRate, _: &mut Call<'_>) -> Result<JobReport> {
-        let set =
-            move |data_thread: &DataThread, job: &Job| job.set_rate(command.rate, data_thread.port.tasks());
+        let set = move |data_thread: &Owner, job: &Job| job.set_rate(command.rate, data_thread.port.tasks());
         self.on_images(command.minor, |disk| with_job(disk, command.job, set))
     }
 }
@@ -81,11 +80,7 @@ impl Table<Host> {
     }
 }
 
-fn with_job(
-    disk: &HostDisk,
-    id: u32,
-    run: impl FnOnce(&DataThread, &Job) + Send + 'static,
-) -> Result<JobReport> {
+fn with_job(disk: &HostDisk, id: u32, run: impl FnOnce(&Owner, &Job) + Send + 'static) -> Result<JobReport> {
     let info = disk.ask(move |data_thread| {
         Ok(data_thread.core().jobs().get(id).map(|job| {
             run(data_thread, &job);
@@ -132,9 +127,7 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
     let stall_max_ns = u64::try_from(stall_max.as_nanos()).unwrap_or(u64::MAX);
     let asked = disk.remote.call_async(IMAGES_TIMEOUT, move |data_thread| async move {
         let swapped = data_thread.core().snapshot(&image, stall_max_ns).await?;
-        if let Some(geometry) = data_thread.core().geometry() {
-            data_thread.port.set_geometry(geometry);
-        }
+        data_thread.tell_geometry().await;
         Counter::with(|stats| stats.set_image(&name));
         Ok::<Swapped, FormatError>(swapped)
     });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tapio_block::{CopyWhat, DataThread, MirrorOptions, MirrorPhase, MirrorStatus as Status};
+use tapio_block::{CopyWhat, MirrorOptions, MirrorPhase, MirrorStatus as Status, Owner};
 use tapio_control::command::{
     Call, Done, Handle, MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus,
 };
@@ -48,14 +48,14 @@ impl Handle<MirrorStatus> for Table<Host> {
 
 impl Handle<MirrorResume> for Table<Host> {
     fn handle(&self, command: MirrorResume, _: &mut Call<'_>) -> Result<Done> {
-        let resume = |data_thread: DataThread| async move { data_thread.core().mirror_resume().await };
+        let resume = |data_thread: Owner| async move { data_thread.core().mirror_resume().await };
         self.running(command.minor)?.order(IMAGES_TIMEOUT, resume).map(|()| Done {})
     }
 }
 
 impl Handle<MirrorRate> for Table<Host> {
     fn handle(&self, command: MirrorRate, _: &mut Call<'_>) -> Result<Done> {
-        let set = move |data_thread: &DataThread| data_thread.core().mirror_set_rate(command.rate);
+        let set = move |data_thread: &Owner| data_thread.core().mirror_set_rate(command.rate);
         self.running(command.minor)?.ask(set).map(|()| Done {})
     }
 }
@@ -72,7 +72,7 @@ impl<P: Plane> Handle<MirrorPivot> for Table<P> {
 
 impl Handle<MirrorCancel> for Table<Host> {
     fn handle(&self, command: MirrorCancel, _: &mut Call<'_>) -> Result<Done> {
-        let cancel = |data_thread: DataThread| async move { data_thread.core().mirror_cancel().await };
+        let cancel = |data_thread: Owner| async move { data_thread.core().mirror_cancel().await };
         self.opened(command.minor)?.order(IMAGES_TIMEOUT + MARGIN, cancel).map(|()| Done {})
     }
 }

@@ -1,6 +1,6 @@
 //! How a disk runs: polling, limits, traces.
 
-use tapio_block::DataThread;
+use tapio_block::Owner;
 use tapio_control::command::{Call, Done, Handle, Limits, SetLimits, SetPolling, TraceStart, TraceStop};
 use tapio_control::{LimitsReport, PoolShare, Result, TraceReport};
 
@@ -18,7 +18,7 @@ impl Handle<SetPolling> for Table<Host> {
 
 impl Handle<SetLimits> for Table<Host> {
     fn handle(&self, command: SetLimits, _: &mut Call<'_>) -> Result<Done> {
-        let set = move |data_thread: &DataThread| {
+        let set = move |data_thread: &Owner| {
             data_thread.admission().set_limits(&command.limits);
             Counter::refresh(data_thread);
         };

@@ -1,15 +1,58 @@
 //! One layer of a chain, whatever its format. A closed list: the hot path has no virtual call.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tapio_ring::Storage;
 use tapio_types::{ImageKind, Span};
 
-use super::mapping::{Extent, Lookup};
+use super::mapping::{Extent, Lookup, Place};
 use super::raw::RawLayer;
-use super::vhd::{VhdLayer, Visit};
-use crate::error::Result;
+use super::vhd::{SharedMap, VhdLayer, Visit};
+use crate::error::{FormatError, FormatErrorKind, Result};
 use crate::vhd::crypt::DiskCipher;
+
+/// What a thread other than the owner of an image knows of it: where blocks are that it need not ask about.
+#[derive(Clone, Debug)]
+pub struct SharedMapping {
+    kind: ImageKind,
+    virtual_len: u64,
+    /// Of a raw image every byte is where it is.
+    map: Option<Arc<SharedMap>>,
+}
+
+/// An image that another thread keeps.
+#[derive(Debug)]
+pub struct SharedLayer<S> {
+    store: S,
+    mapping: SharedMapping,
+}
+
+impl<S> SharedLayer<S> {
+    /// The image in `store`, which its owner has opened.
+    pub const fn new(store: S, mapping: SharedMapping) -> Self {
+        Self { store, mapping }
+    }
+
+    fn lookup(&self, want: Span) -> Lookup {
+        match &self.mapping.map {
+            Some(map) => map.lookup(want),
+            None => Lookup::Extent(Extent { len: want.len, place: Place::Data { offset: want.start } }),
+        }
+    }
+
+    fn prepare_now(&self, want: Span) -> Option<Extent> {
+        match self.lookup(want) {
+            Lookup::Extent(extent @ Extent { place: Place::Data { .. }, .. }) => Some(extent),
+            Lookup::Extent(_) | Lookup::Miss { .. } => None,
+        }
+    }
+}
+
+/// What only the owner of an image can do.
+fn of_owner<T>() -> Result<T> {
+    Err(FormatError::new(FormatErrorKind::Owner, "the owner of the image has to do this"))
+}
 
 /// An open image.
 #[derive(Debug)]
@@ -18,6 +61,8 @@ pub enum Layer<S: Storage> {
     Raw(RawLayer<S>),
     /// Virtual Hard Disk.
     Vhd(Rc<VhdLayer<S>>),
+    /// An image of another thread.
+    Shared(SharedLayer<S>),
 }
 
 impl<S: Storage> Layer<S> {
@@ -26,6 +71,7 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(raw) => raw.kind(),
             Self::Vhd(_) => ImageKind::Vhd,
+            Self::Shared(shared) => shared.mapping.kind,
         }
     }
 
@@ -34,6 +80,7 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(raw) => &raw.store,
             Self::Vhd(vhd) => vhd.store(),
+            Self::Shared(shared) => &shared.store,
         }
     }
 
@@ -42,7 +89,18 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(raw) => raw.virtual_len(),
             Self::Vhd(vhd) => vhd.virtual_len(),
+            Self::Shared(shared) => shared.mapping.virtual_len,
         }
+    }
+
+    /// What other threads are told of this image; `None` where they need its owner for everything.
+    pub fn share(&self) -> Option<SharedMapping> {
+        let map = match self {
+            Self::Raw(_) => None,
+            Self::Vhd(vhd) => Some(vhd.share_map()?),
+            Self::Shared(_) => return None,
+        };
+        Some(SharedMapping { kind: self.kind(), virtual_len: self.virtual_len(), map })
     }
 
     /// Bytes that the storage has for new blocks, where it has its length for good.
@@ -52,6 +110,7 @@ impl<S: Storage> Layer<S> {
             // All of it is there already.
             Self::Raw(_) => Some(u64::MAX),
             Self::Vhd(vhd) => Some(vhd.room()),
+            Self::Shared(_) => None,
         }
     }
 
@@ -59,7 +118,7 @@ impl<S: Storage> Layer<S> {
     /// that is not reads as in any other layer.
     pub fn cipher(&self) -> Option<&DiskCipher> {
         match self {
-            Self::Raw(_) => None,
+            Self::Raw(_) | Self::Shared(_) => None,
             Self::Vhd(vhd) => vhd.cipher(),
         }
     }
@@ -69,7 +128,7 @@ impl<S: Storage> Layer<S> {
     /// belong to another block.
     pub fn enter(&self) -> Option<Visit<'_>> {
         match self {
-            Self::Raw(_) => None,
+            Self::Raw(_) | Self::Shared(_) => None,
             Self::Vhd(vhd) => vhd.enter(),
         }
     }
@@ -79,6 +138,7 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(raw) => Lookup::Extent(raw.lookup(want)),
             Self::Vhd(vhd) => vhd.lookup(want),
+            Self::Shared(shared) => shared.lookup(want),
         }
     }
 
@@ -90,6 +150,7 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(_) => Ok(()),
             Self::Vhd(vhd) => vhd.load(block).await,
+            Self::Shared(_) => of_owner(),
         }
     }
 
@@ -102,6 +163,7 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(raw) => Ok(raw.lookup(want)),
             Self::Vhd(vhd) => vhd.prepare(want).await,
+            Self::Shared(_) => of_owner(),
         }
     }
 
@@ -110,6 +172,7 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(raw) => Some(raw.lookup(want)),
             Self::Vhd(vhd) => vhd.prepare_now(want),
+            Self::Shared(shared) => shared.prepare_now(want),
         }
     }
 
@@ -118,7 +181,7 @@ impl<S: Storage> Layer<S> {
     /// run.
     pub fn written(&self, span: Span, offset: u64) -> bool {
         match self {
-            Self::Raw(_) => false,
+            Self::Raw(_) | Self::Shared(_) => false,
             Self::Vhd(vhd) => vhd.written(span, offset),
         }
     }
@@ -126,7 +189,7 @@ impl<S: Storage> Layer<S> {
     /// The write to a span that [`Layer::prepare`] gave a place failed: nothing of it becomes visible.
     pub fn not_written(&self, span: Span) {
         match self {
-            Self::Raw(_) => {}
+            Self::Raw(_) | Self::Shared(_) => {}
             Self::Vhd(vhd) => vhd.not_written(span),
         }
     }
@@ -137,7 +200,7 @@ impl<S: Storage> Layer<S> {
     /// The storage's.
     pub async fn settle(&self) -> Result<()> {
         match self {
-            Self::Raw(_) => Ok(()),
+            Self::Raw(_) | Self::Shared(_) => Ok(()),
             Self::Vhd(vhd) => vhd.settle().await,
         }
     }
@@ -151,6 +214,7 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(raw) => raw.grow(len).await,
             Self::Vhd(vhd) => vhd.grow(len).await,
+            Self::Shared(_) => of_owner(),
         }
     }
 
@@ -164,6 +228,7 @@ impl<S: Storage> Layer<S> {
                 raw.store.flush().await.map_err(|error| crate::FormatError::io("cannot flush", error))
             }
             Self::Vhd(vhd) => vhd.sync().await,
+            Self::Shared(_) => of_owner(),
         }
     }
 
@@ -176,6 +241,7 @@ impl<S: Storage> Layer<S> {
         match self {
             Self::Raw(_) => self.sync().await,
             Self::Vhd(vhd) => vhd.close().await,
+            Self::Shared(_) => of_owner(),
         }
     }
 }

@@ -15,6 +15,6 @@ mod mapping;
 mod raw;
 pub mod vhd;
 
-pub use layer::Layer;
+pub use layer::{Layer, SharedLayer, SharedMapping};
 pub use mapping::{Extent, Lookup, Place};
 pub use raw::RawLayer;

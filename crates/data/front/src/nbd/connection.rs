@@ -25,7 +25,7 @@ use tapio_ring::uring::Uring;
 use tapio_ring::{Notify, Segments, Tasks};
 use tapio_types::Span;
 
-use super::limits::{CONNECTIONS_MAX, LINGER_TIME, SLOTS};
+use super::limits::{LINGER_TIME, SLOTS};
 use super::memory::Memory;
 use super::plan::Session;
 use super::session::{Permit, Shared, count};
@@ -63,8 +63,10 @@ pub(super) struct Start {
     pub(super) session: Session,
     /// What the control side knows of it.
     pub(super) shared: Arc<Shared>,
-    /// Its place among the connections there may be.
+    /// Its place among the connections there may be to the server and the export.
     pub(super) permit: Permit,
+    /// Its place among those there may be to the disk.
+    pub(super) place: Permit,
     /// Whether the export's clients wait.
     pub(super) held: Arc<AtomicBool>,
 }
@@ -99,8 +101,8 @@ pub struct Connection {
     sending: Cell<bool>,
     /// The first part of a streamed read failed, and its client has been told so.
     pub(super) stream_failed: Cell<bool>,
-    /// Its place among the connections there may be.
-    _permit: Permit,
+    /// Its places among the connections there may be.
+    _permits: [Permit; 2],
     /// A slot or memory came back, or the state changed: the receiver looks again, and so does a waiter for quiescence.
     freed: Notify,
     /// Something is ready, or the state changed: the sender looks again.
@@ -126,9 +128,8 @@ impl Connection {
     /// Takes over a socket whose handshake is done; `None` when there is no place for it. Called on the data thread,
     /// where the receiver and the sender of the connection then have to run.
     pub(super) fn open(data_thread: &DataThread, start: Start) -> Option<Rc<Self>> {
-        let Start { fd, session, shared, permit, held } = start;
-        // A server counts its own clients; the pool's shares are for all servers of the disk together.
-        if shared.is_cancelled() || CONNECTIONS.with_borrow(Vec::len) >= CONNECTIONS_MAX {
+        let Start { fd, session, shared, permit, place, held } = start;
+        if shared.is_cancelled() {
             shared.note_closed();
             return None;
         }
@@ -149,7 +150,7 @@ impl Connection {
             in_flight: Cell::new(0),
             sending: Cell::new(false),
             stream_failed: Cell::new(false),
-            _permit: permit,
+            _permits: [permit, place],
             freed: Notify::default(),
             outgoing: Notify::default(),
         });
@@ -389,6 +390,10 @@ impl Completion for Connection {
             None => self.break_off(),
         }
         // Either way the memory stays in its slot until the disk is done with it.
+        true
+    }
+
+    fn gives_up(&self) -> bool {
         true
     }
 }

@@ -21,12 +21,12 @@ use super::connection::{Connection, Start};
 use super::exports::{Entered, Visit};
 use super::handshake::{Agreed, Catalog, Handshake, Refusal, Step};
 use super::limits::{
-    DATA_THREAD_TIME, HANDSHAKE_THREADS_MAX, HANDSHAKE_TIME, HANDSHAKE_TIME_WHEN_FULL, HANDSHAKES_MAX,
-    LISTENERS_MAX,
+    CONNECTIONS_MAX, DATA_THREAD_TIME, HANDSHAKE_THREADS_MAX, HANDSHAKE_TIME, HANDSHAKE_TIME_WHEN_FULL,
+    HANDSHAKES_MAX, LISTENERS_MAX,
 };
 use super::session::{Permit, Shared, count};
 use super::socket::Listener;
-use super::state::{ServerState, Session};
+use super::state::ServerState;
 use super::wire::Style;
 use super::{plan, receiver, sender};
 
@@ -317,15 +317,19 @@ impl Inner {
         };
         count(&self.state.totals.sessions);
         // In the list before it runs, so that closing the server finds it.
-        self.state.sessions().push(Session { shared: Arc::clone(&shared), disk: disk.clone() });
+        let thread = self.state.begin(&shared, &disk);
         // A close of the server, or a removal of the export, before it was in the list is seen here.
         if self.stop.load(Ordering::Acquire) || entered.entry.removed.load(Ordering::Acquire) {
             return shared.note_closed();
         }
+        // A server counts its own clients; the pool's shares are for all servers of the disk together.
+        let Some(place) = Permit::take(&[(disk.clients(), CONNECTIONS_MAX)]) else {
+            return shared.note_closed();
+        };
         let kept = Arc::clone(&shared);
         let held = Arc::clone(&entered.entry.held);
-        let start = Start { fd, session, shared, permit: entered.permit, held };
-        let started = disk.call(DATA_THREAD_TIME, move |data_thread| serve(data_thread, start));
+        let start = Start { fd, session, shared, permit: entered.permit, place, held };
+        let started = disk.queue(thread).call(DATA_THREAD_TIME, move |data_thread| serve(data_thread, start));
         if started == Err(tapio_block::Gone::Ended) {
             kept.note_closed();
         }

@@ -1,7 +1,7 @@
 //! A load generator: some connections, each with some requests in flight, for some time.
 //!
-//! Each connection is a thread that receives what has come, answers every reply with a new request and sends all of
-//! these at once, so that it costs less than any server it measures.
+//! Each connection is a thread that receives what has come and answers every reply with a new request. It sends all of
+//! these at once, so that it costs less than any server it measures, or each by a call of its own, as most clients do.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,13 +9,22 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use tapio_load::{Load, LoadReport, Places};
+use tapio_load::{Load, LoadReport, Places, thread_cpu};
 use tapio_nbd::socket::write_all;
 
 use super::client::{Address, Client, ClientError, ClientOptions};
 use super::wire::{
     ReplyHeader, RequestHeader, Style, chunk, command, command_flag, error, parse_reply, put_request,
 };
+
+/// How requests that are made at the same time are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sending {
+    /// By one call.
+    Together,
+    /// Each by a call of its own, as libnbd and the kernel's client do: a server finds fewer of them at a time.
+    Singly,
+}
 
 /// Runs `load` against an export on some connections at once, each with a load of its own, and waits for its end. A
 /// span of 0 bytes is the whole export. Sockets are slept on, whatever the load says.
@@ -28,11 +37,25 @@ pub fn run(
     load: &Load,
     connections: usize,
 ) -> Result<LoadReport, ClientError> {
+    run_sending(address, options, load, connections, Sending::Together)
+}
+
+/// The same with requests sent as `sending` says.
+///
+/// # Errors
+/// As of [`run`].
+pub fn run_sending(
+    address: &Address,
+    options: &ClientOptions,
+    load: &Load,
+    connections: usize,
+    sending: Sending,
+) -> Result<LoadReport, ClientError> {
     let mut threads = Vec::with_capacity(connections);
     for index in 0..connections.max(1) {
         let client = Client::connect(address, options, Duration::from_secs(10))?;
         let load = Load { seed: load.seed.wrapping_add(index as u64 * 0x9e37_79b9), ..*load };
-        threads.push(std::thread::spawn(move || drive(client, load)));
+        threads.push(std::thread::spawn(move || drive(client, load, sending)));
     }
     let mut report = LoadReport::default();
     for thread in threads {
@@ -43,6 +66,7 @@ pub fn run(
 
 struct Driver {
     load: Load,
+    sending: Sending,
     style: Style,
     places: Places,
     payload: Vec<u8>,
@@ -52,15 +76,16 @@ struct Driver {
     report: LoadReport,
 }
 
-fn drive(client: Client, mut load: Load) -> Result<LoadReport, ClientError> {
+fn drive(client: Client, mut load: Load, sending: Sending) -> Result<LoadReport, ClientError> {
     let len = client.export().len;
     load.span_len = if load.span_len == 0 { len } else { load.span_len.min(len) };
     if load.span_len < load.block_len.max(1).into() || load.depth == 0 {
         return Err(ClientError::Protocol("the export is smaller than one block of the load"));
     }
-    let begin = Instant::now();
+    let (begin, cpu) = (Instant::now(), thread_cpu());
     let mut driver = Driver {
         load,
+        sending,
         style: client.style(),
         places: load.places(),
         payload: if load.mix.writes() { vec![0xa5; load.block_len as usize] } else { Vec::new() },
@@ -71,16 +96,19 @@ fn drive(client: Client, mut load: Load) -> Result<LoadReport, ClientError> {
     };
     let fd = client.into_fd();
     for slot in 0..load.depth as usize {
-        driver.issue(slot, begin);
+        driver.issue(fd.as_fd(), slot, begin)?;
     }
-    driver.send(fd.as_fd())?;
+    if !driver.out.is_empty() {
+        driver.send(fd.as_fd())?;
+    }
     driver.pump(&fd, begin)?;
     driver.report.time = begin.elapsed();
+    driver.report.cpu = thread_cpu().saturating_sub(cpu);
     Ok(driver.report)
 }
 
 impl Driver {
-    fn issue(&mut self, slot: usize, now: Instant) {
+    fn issue(&mut self, fd: BorrowedFd<'_>, slot: usize, now: Instant) -> io::Result<()> {
         let write = self.load.mix.writes();
         let extended_write = write && self.style == Style::Extended;
         let header = RequestHeader {
@@ -94,6 +122,7 @@ impl Driver {
         self.out.extend_from_slice(&self.payload);
         self.started[slot] = now;
         self.issued += 1;
+        if self.sending == Sending::Singly { self.send(fd) } else { Ok(()) }
     }
 
     fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -122,7 +151,7 @@ impl Driver {
                 if let Some(slot) = done_after_skip.take() {
                     self.finish(slot, now)?;
                     if going_on && self.issued < self.load.requests_max {
-                        self.issue(slot, now);
+                        self.issue(fd.as_fd(), slot, now)?;
                     } else {
                         running -= 1;
                     }

@@ -152,12 +152,10 @@ impl NbdServer {
         if then == Drained::Keep {
             entry.held.store(true, Ordering::Release);
         }
-        entry
-            .export
-            .disk
-            .call_async(within, {
-                let (wanted, name) = (self.owner(), entry.export.name.clone());
-                move |_| async move {
+        for thread in entry.export.disk.threads() {
+            let (wanted, name) = (self.owner(), entry.export.name.clone());
+            thread
+                .call_async(deadline.saturating_duration_since(Instant::now()), move |_| async move {
                     let mine = Connection::on_this_thread(|shared| wanted(shared) && shared.export == name);
                     for connection in &mine {
                         connection.hold(true);
@@ -168,9 +166,9 @@ impl NbdServer {
                             connection.break_off();
                         }
                     }
-                }
-            })
-            .map_err(DrainError::Disk)?;
+                })
+                .map_err(DrainError::Disk)?;
+        }
         if then == Drained::Close {
             // Their tasks run once more before they are gone.
             while entry.connections.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
@@ -185,13 +183,17 @@ impl NbdServer {
         let unknown = || DrainError::Export(ExportError::Unknown(name.to_string()));
         let entry = self.state.exports.get(name).ok_or_else(unknown)?;
         entry.held.store(false, Ordering::Release);
-        let (wanted, name) = (self.owner(), entry.export.name.clone());
-        let resume = move |_: &tapio_block::DataThread| {
-            for connection in Connection::on_this_thread(|shared| wanted(shared) && shared.export == name) {
-                connection.hold(false);
-            }
-        };
-        entry.export.disk.call(DATA_THREAD_TIME, resume).map_err(DrainError::Disk)
+        for thread in entry.export.disk.threads() {
+            let (wanted, name) = (self.owner(), entry.export.name.clone());
+            let resume = move |_: &tapio_block::DataThread| {
+                for connection in Connection::on_this_thread(|shared| wanted(shared) && shared.export == name)
+                {
+                    connection.hold(false);
+                }
+            };
+            thread.call(DATA_THREAD_TIME, resume).map_err(DrainError::Disk)?;
+        }
+        Ok(())
     }
 
     /// Distinguishes connections of this server from those of another one on the same data thread.
@@ -200,17 +202,21 @@ impl NbdServer {
         move |shared| Arc::ptr_eq(&shared.totals, &totals)
     }
 
-    fn cut_off(&self, disk: &DiskHandle, wanted: impl Fn(&Shared) -> bool + Send + 'static) -> bool {
-        let mine = self.owner();
-        disk.call(DATA_THREAD_TIME, move |_| {
-            let found = Connection::on_this_thread(|shared| mine(shared) && wanted(shared));
-            for connection in &found {
-                connection.break_off();
-            }
-            !found.is_empty()
-        })
-        // A data thread that has ended has no connections.
-        .unwrap_or(false)
+    fn cut_off(&self, disk: &DiskHandle, wanted: impl Fn(&Shared) -> bool + Clone + Send + 'static) -> bool {
+        let mut any = false;
+        for thread in disk.threads() {
+            let (mine, wanted) = (self.owner(), wanted.clone());
+            let found = thread.call(DATA_THREAD_TIME, move |_| {
+                let found = Connection::on_this_thread(|shared| mine(shared) && wanted(shared));
+                for connection in &found {
+                    connection.break_off();
+                }
+                !found.is_empty()
+            });
+            // A data thread that has ended has no connections.
+            any |= found.unwrap_or(false);
+        }
+        any
     }
 
     /// Closes all sockets and cuts off every connection.

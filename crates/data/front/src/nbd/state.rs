@@ -15,6 +15,8 @@ use super::session::{Shared, Totals};
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
     pub(super) disk: DiskHandle,
+    /// Which of the disk's threads serves it.
+    pub(super) thread: usize,
 }
 
 /// What the threads of a server have in common.
@@ -35,6 +37,19 @@ impl ServerState {
 
     pub(super) fn next_id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Puts a session in the list, on the thread of its disk that has the fewest; gives its number.
+    pub(super) fn begin(&self, shared: &Arc<Shared>, disk: &DiskHandle) -> usize {
+        let mut sessions = self.sessions();
+        let served = |thread: usize| {
+            let here =
+                |session: &&Session| session.thread == thread && session.shared.export == shared.export;
+            sessions.iter().filter(here).count()
+        };
+        let thread = (0..disk.threads_max()).min_by_key(|thread| served(*thread)).unwrap_or(0);
+        sessions.push(Session { shared: Arc::clone(shared), disk: disk.clone(), thread });
+        thread
     }
 
     /// The sessions that are alive.

@@ -2,14 +2,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tapio_block::{DataThread, DiskHandle, FrontEnd, FrontId, Geometry, Gone, Port};
+use parking_lot::Mutex;
+use tapio_block::{DataThread, DiskHandle, FrontEnd, FrontId, Geometry, Gone, Port, QueueHandle};
 use tapio_ring::uring::{PollStream, Uring};
 
 use super::Log;
@@ -66,7 +68,9 @@ async fn watch_geometry(port: Port) {
     let mut known = port.geometry();
     loop {
         known = port.geometry_changed(known).await;
-        DEVICES.with_borrow(|devices| devices.values().for_each(|device| device.news.signal()));
+        DEVICES.with_borrow(|devices| {
+            devices.values().flat_map(|device| &device.news).for_each(Notifier::signal);
+        });
     }
 }
 
@@ -90,15 +94,15 @@ struct Entry {
     watch: Watch,
 }
 
-/// The queues of one connection.
+/// The queues of one connection that one thread serves.
 struct Device {
     queues: RefCell<Vec<Option<Entry>>>,
     front: Cell<Option<FrontId>>,
     /// Which queue is asked first: moves on, so that none starves where room is scarce.
     first: Cell<usize>,
     writeback: Rc<Cell<bool>>,
-    /// Signalled when the configuration space has changed.
-    news: Notifier,
+    /// Signalled when the configuration space has changed; one part of the device does that.
+    news: Option<Notifier>,
     log: Log,
 }
 
@@ -198,75 +202,154 @@ impl FrontEnd for DeviceFront {
     }
 }
 
-/// The data side of a connection, as its control thread holds it. [`RemoteDevice::detach`] ends it.
+/// A device on the threads of its disk that serve its queues: queue `n` on thread `n` modulo their number.
 #[derive(Debug)]
+struct Threads {
+    /// Threads that the device may have.
+    max: usize,
+    /// Those that it is on: the disk's owner, and others from the first start of one of their queues on.
+    list: Vec<QueueHandle>,
+}
+
+/// The data side of a connection, as its control thread holds it. [`RemoteDevice::detach`] ends it.
 pub struct RemoteDevice {
-    remote: DiskHandle,
+    disk: DiskHandle,
     id: u64,
+    queues: usize,
+    log: Log,
+    threads: Mutex<Threads>,
+    writeback: AtomicBool,
+}
+
+impl fmt::Debug for RemoteDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteDevice")
+            .field("id", &self.id)
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
 }
 
 impl RemoteDevice {
     /// Adds a device with room for `queues` queues to the disk. `news` is signalled when the configuration space has
     /// changed.
-    pub fn attach(remote: DiskHandle, queues: usize, news: Notifier, log: Log) -> Result<Self, Gone> {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        remote.call(CALL_MAX, move |data_thread| {
+    pub fn attach(disk: DiskHandle, queues: usize, news: Notifier, log: Log) -> Result<Self, Gone> {
+        let owner = disk.queue(0);
+        let device = Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            queues,
+            log,
+            threads: Mutex::new(Threads { max: queues.min(disk.threads_max()).max(1), list: Vec::new() }),
+            disk,
+            writeback: AtomicBool::new(true),
+        };
+        device.attach_to(&owner, Some(news))?;
+        device.threads.lock().list.push(owner);
+        Ok(device)
+    }
+
+    fn attach_to(&self, thread: &QueueHandle, news: Option<Notifier>) -> Result<(), Gone> {
+        let (id, queues, log) = (self.id, self.queues, Arc::clone(&self.log));
+        let writeback = self.writeback.load(Ordering::Relaxed);
+        thread.call(CALL_MAX, move |data_thread| {
+            let is_first = news.is_some();
             let device = Rc::new(Device {
                 queues: RefCell::new((0..queues).map(|_| None).collect()),
                 front: Cell::new(None),
                 first: Cell::new(0),
-                writeback: Rc::new(Cell::new(true)),
+                writeback: Rc::new(Cell::new(writeback)),
                 news,
                 log,
             });
-            if !WATCHED.replace(true) {
+            if is_first && !WATCHED.replace(true) {
                 data_thread.port.tasks().spawn(watch_geometry(data_thread.port.clone()));
             }
             device.front.set(Some(data_thread.fronts.add(Box::new(DeviceFront(Rc::clone(&device))))));
             DEVICES.with_borrow_mut(|devices| devices.insert(id, device));
-        })?;
-        Ok(Self { remote, id })
+        })
+    }
+
+    /// The thread of a queue; `start` adds the device to it if it is not there yet.
+    fn thread_of(&self, index: usize, start: bool) -> Result<QueueHandle, Gone> {
+        let mut threads = self.threads.lock();
+        let wanted = index % threads.max;
+        while start && threads.list.len() <= wanted {
+            let next = self.disk.queue(threads.list.len());
+            if matches!(next, QueueHandle::Owner(_)) {
+                // There is no other one to be had: as many as there are serve all queues from now on.
+                threads.max = threads.list.len();
+                break;
+            }
+            self.attach_to(&next, None)?;
+            threads.list.push(next);
+        }
+        let wanted = index % threads.max;
+        Ok(threads.list.get(wanted).unwrap_or(&threads.list[0]).clone())
+    }
+
+    fn threads(&self) -> Vec<QueueHandle> {
+        self.threads.lock().list.clone()
     }
 
     /// Takes the device off the disk: nothing new is taken, what is in flight is answered, memory is let go. Where a
     /// storage is stuck, its requests are left to end by themselves, unanswered. Tells whether everything ended.
     pub fn detach(&self) -> Result<bool, Gone> {
-        let drained = self.each(DRAIN_MAX, |_, device| async move {
+        let threads = self.threads();
+        let halted = self.on_all(CALL_MAX, |_, device| async move {
             for queue in device.all() {
                 queue.halt();
             }
-            for queue in device.all() {
-                queue.settled().await;
-            }
+        });
+        let drained = halted.and_then(|()| {
+            self.on_all(DRAIN_MAX, |_, device| async move {
+                for queue in device.all() {
+                    queue.settled().await;
+                }
+            })
         });
         let id = self.id;
-        self.remote.call(CALL_MAX, move |data_thread| {
-            if let Some(device) = DEVICES.with_borrow_mut(|devices| devices.remove(&id)) {
-                for queue in device.all() {
-                    queue.kill();
+        for thread in threads {
+            thread.call(CALL_MAX, move |data_thread| {
+                if let Some(device) = DEVICES.with_borrow_mut(|devices| devices.remove(&id)) {
+                    for queue in device.all() {
+                        queue.kill();
+                    }
+                    device.queues.borrow_mut().clear();
+                    if let Some(front) = device.front.take() {
+                        data_thread.fronts.remove(front);
+                    }
                 }
-                device.queues.borrow_mut().clear();
-                if let Some(front) = device.front.take() {
-                    data_thread.fronts.remove(front);
-                }
-            }
-        })?;
+            })?;
+        }
         Ok(drained.is_ok())
+    }
+
+    /// Does something on every thread that the device is on, one after the other.
+    fn on_all<Fut>(
+        &self,
+        within: Duration,
+        job: impl Fn(DataThread, Rc<Device>) -> Fut + Clone + Send + 'static,
+    ) -> Result<(), Gone>
+    where
+        Fut: Future<Output = ()> + 'static,
+    {
+        self.threads().iter().try_for_each(|thread| self.each(thread, within, job.clone()))
     }
 
     fn with<T: Send + 'static>(
         &self,
+        thread: &QueueHandle,
         job: impl FnOnce(&DataThread, &Rc<Device>) -> T + Send + 'static,
     ) -> Result<T, Gone> {
         let id = self.id;
-        let answer = self
-            .remote
-            .call(CALL_MAX, move |data_thread| find(id).map(|device| job(data_thread, &device)))?;
+        let answer =
+            thread.call(CALL_MAX, move |data_thread| find(id).map(|device| job(data_thread, &device)))?;
         answer.ok_or(Gone::Ended)
     }
 
     fn each<T, Fut>(
         &self,
+        thread: &QueueHandle,
         within: Duration,
         job: impl FnOnce(DataThread, Rc<Device>) -> Fut + Send + 'static,
     ) -> Result<T, Gone>
@@ -275,7 +358,7 @@ impl RemoteDevice {
         Fut: Future<Output = T> + 'static,
     {
         let id = self.id;
-        let answer = self.remote.call_async(within, move |data_thread| async move {
+        let answer = thread.call_async(within, move |data_thread| async move {
             match find(id) {
                 Some(device) => Some(job(data_thread, device).await),
                 None => None,
@@ -291,12 +374,12 @@ fn find(id: u64) -> Option<Rc<Device>> {
 
 impl DataSide for RemoteDevice {
     fn geometry(&self) -> Result<Geometry, Gone> {
-        self.remote.call(CALL_MAX, |data_thread| data_thread.port.geometry())
+        self.disk.call(CALL_MAX, |data_thread| data_thread.port.geometry())
     }
 
     fn start(&self, setup: QueueSetup, kick: Kick) -> Result<Result<(), RingError>, Gone> {
-        self.with(move |data_thread, device| {
-            let index = setup.index;
+        let index = setup.index;
+        self.with(&self.thread_of(index, true)?, move |data_thread, device| {
             let queue = Rc::new(Queue::new(setup, data_thread.port.client(), Rc::clone(&device.writeback))?);
             let watch = device.watch(&data_thread.uring, &queue, kick);
             device.queues.borrow_mut()[index] = Some(Entry { queue, watch });
@@ -305,7 +388,7 @@ impl DataSide for RemoteDevice {
     }
 
     fn stop(&self, index: usize) -> Result<Option<u32>, Gone> {
-        self.each(DRAIN_MAX, move |_, device| async move {
+        self.each(&self.thread_of(index, false)?, DRAIN_MAX, move |_, device| async move {
             let queue = device.queue(index)?;
             queue.halt();
             queue.settled().await;
@@ -315,25 +398,28 @@ impl DataSide for RemoteDevice {
     }
 
     fn set_memory(&self, memory: Arc<GuestMemory>, drain: bool) -> Result<(), Gone> {
-        self.each(DRAIN_MAX, move |_, device| async move {
-            if drain {
-                for queue in device.all() {
-                    queue.set_held(true);
+        self.on_all(DRAIN_MAX, move |_, device| {
+            let memory = Arc::clone(&memory);
+            async move {
+                if drain {
+                    for queue in device.all() {
+                        queue.set_held(true);
+                    }
+                    for queue in device.all() {
+                        queue.settled().await;
+                    }
                 }
                 for queue in device.all() {
-                    queue.settled().await;
+                    queue.set_memory(&memory);
+                    queue.set_held(false);
+                    device.report(&queue);
                 }
-            }
-            for queue in device.all() {
-                queue.set_memory(&memory);
-                queue.set_held(false);
-                device.report(&queue);
             }
         })
     }
 
     fn set_enabled(&self, index: usize, enabled: bool) -> Result<(), Gone> {
-        self.with(move |_, device| {
+        self.with(&self.thread_of(index, false)?, move |_, device| {
             if let Some(queue) = device.queue(index) {
                 queue.set_enabled(enabled);
             }
@@ -341,7 +427,7 @@ impl DataSide for RemoteDevice {
     }
 
     fn set_call(&self, index: usize, call: Option<Arc<Notifier>>) -> Result<(), Gone> {
-        self.with(move |_, device| {
+        self.with(&self.thread_of(index, false)?, move |_, device| {
             if let Some(queue) = device.queue(index) {
                 queue.set_call(call);
             }
@@ -349,7 +435,7 @@ impl DataSide for RemoteDevice {
     }
 
     fn set_err(&self, index: usize, err: Option<Arc<Notifier>>) -> Result<(), Gone> {
-        self.with(move |_, device| {
+        self.with(&self.thread_of(index, false)?, move |_, device| {
             if let Some(queue) = device.queue(index) {
                 queue.set_err(err);
             }
@@ -357,7 +443,7 @@ impl DataSide for RemoteDevice {
     }
 
     fn set_kick(&self, index: usize, kick: Kick) -> Result<(), Gone> {
-        self.with(move |data_thread, device| {
+        self.with(&self.thread_of(index, false)?, move |data_thread, device| {
             let Some(queue) = device.queue(index) else { return };
             let watch = device.watch(&data_thread.uring, &queue, kick);
             if let Some(Some(entry)) = device.queues.borrow_mut().get_mut(index) {
@@ -367,11 +453,14 @@ impl DataSide for RemoteDevice {
     }
 
     fn set_writeback(&self, writeback: bool) -> Result<(), Gone> {
-        self.with(move |_, device| device.writeback.set(writeback))
+        self.writeback.store(writeback, Ordering::Relaxed);
+        self.threads()
+            .iter()
+            .try_for_each(|thread| self.with(thread, move |_, device| device.writeback.set(writeback)))
     }
 
     fn set_logging(&self, index: usize, logging: Option<Logging>) -> Result<(), Gone> {
-        self.with(move |_, device| {
+        self.with(&self.thread_of(index, false)?, move |_, device| {
             if let Some(queue) = device.queue(index) {
                 queue.set_logging(logging);
             }

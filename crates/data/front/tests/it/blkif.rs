@@ -554,8 +554,7 @@ fn requests_wait_for_pages_of_their_storage_repositorys_pool() {
             if round == 0 {
                 rig.until("requests that wait for pages", |rig| {
                     let remote = rig.disk.as_ref().unwrap().remote();
-                    let waiting =
-                        |data_thread: &tapio_block::DataThread| data_thread.admission().delays().waiting;
+                    let waiting = |data_thread: &tapio_block::Owner| data_thread.admission().delays().waiting;
                     remote.call(LIMIT, waiting).unwrap() > 0
                 });
                 let ring = &rig.rings()[0];

@@ -530,9 +530,10 @@ fn hostile_rings_hurt_only_themselves() {
         bad.kick_always().unwrap();
         assert!(bad.wait_broken(LIMIT).unwrap(), "{name}: the front end is told");
         assert_eq!(write_pattern(&mut good, 0, 4096, 3), 0, "{name}: the other queue works on");
+        // The thread of the queue answers this only when it has reported.
+        driver.stop(0).unwrap();
         let lines = rig.lines.lock().unwrap().clone();
         assert_eq!(lines.len(), 1, "{name}: {lines:?}");
-        driver.stop(0).unwrap();
     }
 }
 
@@ -620,7 +621,7 @@ fn the_front_end_hears_of_a_resize() {
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(LIMIT)).unwrap();
     let resize = |len| {
-        let set = move |data_thread: &tapio_block::DataThread| {
+        let set = move |data_thread: &tapio_block::Owner| {
             let geometry = data_thread.port.geometry();
             data_thread.port.set_geometry(tapio_block::Geometry { len, ..geometry });
         };
@@ -644,4 +645,33 @@ fn the_front_end_hears_of_a_resize() {
     assert_eq!(ours.read(&mut [0; 1]).unwrap(), 0, "the socket goes with the connection");
     resize(DISK_LEN);
     assert_eq!(rig.driver(DriverOptions::default()).capacity(), DISK_LEN);
+}
+
+/// A limit that lets one request through an hour; a stop of a queue lets in what was taken, on every thread.
+#[test]
+fn a_queue_that_stops_does_not_wait_for_a_limit_whichever_thread_serves_it() {
+    let disk_options = DiskOptions { threads: 2, ..DiskOptions::default() };
+    let rig = Rig::new(DISK_LEN, VhostUserOptions { queues: 2, ..VhostUserOptions::default() }, disk_options);
+    let driver = rig.driver(DriverOptions { queues: 2, ..DriverOptions::default() });
+    for index in 0..2 {
+        let mut queue = driver.start(index).unwrap();
+        assert_eq!(run(&mut queue, &Command::Flush).status, 0);
+        let limits = tapio_types::IoLimits { bps: 1, burst_bytes: 4096, ..Default::default() };
+        let set = move |owner: &tapio_block::Owner| owner.admission().set_limits(&limits);
+        rig.disk.remote().call(LIMIT, set).unwrap();
+        for at in 0..8u64 {
+            queue.submit(&Command::Read { at: at * 4096, len: 4096 }).unwrap();
+        }
+        queue.kick().unwrap();
+        // Some pass; from then on the disk owes.
+        let mut done = Vec::new();
+        while queue.reap(&mut done) == 0 {
+            assert!(queue.wait(LIMIT).unwrap(), "no answer in time");
+        }
+        assert!(done.len() < 8, "the limit holds the others back");
+        driver.stop(index).unwrap();
+        let off =
+            |owner: &tapio_block::Owner| owner.admission().set_limits(&tapio_types::IoLimits::default());
+        rig.disk.remote().call(LIMIT, off).unwrap();
+    }
 }

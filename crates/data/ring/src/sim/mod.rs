@@ -22,5 +22,5 @@ mod host;
 mod random;
 
 pub use file::{Durable, SimFile};
-pub use host::{Broken, Faults, Sim, SimHost, SimStore};
+pub use host::{Broken, Faults, Sim, SimHost, SimShare, SimStore};
 pub use random::Random;

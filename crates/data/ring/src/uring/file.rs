@@ -6,13 +6,14 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use io_uring::{opcode, squeue, types};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::Uring;
 use super::lock::WriterLock;
+use super::offload::{Closer, Closing};
 use crate::segments::{Flat, PageBuf, Segments};
 use crate::storage::{Storage, StorageInfo, Zeroing};
 use crate::tasks::IOVECS_MAX;
@@ -43,36 +44,74 @@ const ZERO_PIECE: usize = 256 << 10;
 #[derive(Debug)]
 pub struct UringFile {
     uring: Uring,
-    /// Taken when this is dropped.
+    shared: SharedFile,
+    /// Of the thread that opened it alone. Taken when this is dropped.
     handle: Option<Arc<Handle>>,
-    fd: RawFd,
-    info: StorageInfo,
-    inode: u64,
-    /// What O_DIRECT wants of memory addresses; 1 without it.
-    memory_align: u32,
-    /// A file system in memory: see [`UringFile::move_now`].
-    in_memory: bool,
-    /// A file on FUSE: see [`UringFile::flags`].
-    on_fuse: bool,
     len: Cell<u64>,
     zeroing: Cell<ZeroSupport>,
     /// A flush of the page cache failed: see [`Storage::flush`] of this type.
     flush_failed: Cell<bool>,
 }
 
-/// The open file: held by its storage, and by calls on helper threads that take longer than their tasks wait.
+/// The file as the thread that opened it has it: held by its storage, and by calls on helper threads that take longer
+/// than their tasks wait.
 #[derive(Debug)]
 struct Handle {
-    file: File,
-    _lock: Option<WriterLock>,
+    /// Both taken when this is dropped.
+    file: Option<Arc<OpenFile>>,
+    lock: Option<WriterLock>,
+    closer: Closer,
+    /// Its storage was dropped.
+    closing: OnceLock<Closing>,
 }
 
-impl Drop for UringFile {
+impl Handle {
+    fn file(&self) -> Option<&File> {
+        self.file.as_ref()?.file.as_ref()
+    }
+}
+
+impl Drop for Handle {
     /// Releasing a lock and closing a file wait for the file system: for a server, for writing back, and for the space
     /// of a file that was removed.
     fn drop(&mut self) {
+        let (file, lock) = (self.file.take(), self.lock.take());
+        let closing = self.closing.take().unwrap_or_else(|| self.closer.closing());
+        self.closer.run(move || {
+            drop(lock);
+            if let Some(mut open) = file.and_then(Arc::into_inner) {
+                drop(open.file.take());
+            }
+            drop(closing);
+        });
+    }
+}
+
+/// A file that is open. The thread that lets go of it last has it closed, and does not wait for that.
+#[derive(Debug)]
+struct OpenFile {
+    /// Taken when this is dropped.
+    file: Option<File>,
+    closer: Closer,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            let closing = self.closer.closing();
+            self.closer.run(move || {
+                drop(file);
+                drop(closing);
+            });
+        }
+    }
+}
+
+impl Drop for UringFile {
+    fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
-            self.uring.inner.helpers.close_file(move || drop(handle));
+            // Whoever waits until it is closed waits for calls that still hold it, too.
+            let _ = handle.closing.set(handle.closer.closing());
         }
     }
 }
@@ -87,18 +126,32 @@ enum ZeroSupport {
 /// A file that is open and not yet in any thread's ring: it may come from another thread.
 #[derive(Debug)]
 pub(super) struct OpenedFile {
-    file: File,
-    lock: Option<WriterLock>,
+    shared: SharedFile,
+    handle: Handle,
+}
+
+/// An open file for the rings of all threads of the process. The lock of a writer stays with the thread that opened it,
+/// and so do its length and what is found out about it: others read and write what they know to be there.
+#[derive(Clone, Debug)]
+pub struct SharedFile {
+    /// Its descriptor stays open as long as this.
+    _file: Arc<OpenFile>,
+    fd: RawFd,
     info: StorageInfo,
     inode: u64,
+    /// What O_DIRECT wants of memory addresses; 1 without it.
     memory_align: u32,
+    /// A file system in memory: see [`UringFile::move_now`].
     in_memory: bool,
+    /// A file on FUSE: see [`UringFile::flags`].
     on_fuse: bool,
+    /// Bytes when it was opened or shared.
     len: u64,
 }
 
 impl OpenedFile {
-    pub(super) fn open(path: &Path, access: Access, caching: Caching) -> io::Result<Self> {
+    /// Opens a file, which `closer` closes.
+    pub(super) fn open(path: &Path, access: Access, caching: Caching, closer: Closer) -> io::Result<Self> {
         let open = |flags| {
             OpenOptions::new()
                 .read(true)
@@ -140,48 +193,60 @@ impl OpenedFile {
             fresh_reads_zero: !is_device,
             promises_space: !is_device && !in_memory,
         };
-        Ok(Self { file, lock, info, inode, memory_align, in_memory, on_fuse, len })
+        let fd = file.as_raw_fd();
+        let file = Arc::new(OpenFile { file: Some(file), closer: closer.clone() });
+        let handle = Handle { file: Some(Arc::clone(&file)), lock, closer, closing: OnceLock::new() };
+        let shared = SharedFile { _file: file, fd, info, inode, memory_align, in_memory, on_fuse, len };
+        Ok(Self { shared, handle })
     }
 }
 
 impl UringFile {
     /// A file that was opened, on this ring.
     pub(super) fn of(uring: &Uring, opened: OpenedFile) -> Self {
-        let OpenedFile { file, lock, info, inode, memory_align, in_memory, on_fuse, len } = opened;
+        Self::on(uring, opened.shared, Some(Arc::new(opened.handle)))
+    }
+
+    /// A file that another thread has opened, on this ring too.
+    pub(super) fn adopt(uring: &Uring, shared: &SharedFile) -> Self {
+        Self::on(uring, shared.clone(), None)
+    }
+
+    fn on(uring: &Uring, shared: SharedFile, handle: Option<Arc<Handle>>) -> Self {
         Self {
             uring: uring.clone(),
-            fd: file.as_raw_fd(),
-            handle: Some(Arc::new(Handle { file, _lock: lock })),
-            info,
-            inode,
-            memory_align,
-            in_memory,
-            on_fuse,
-            len: Cell::new(len),
+            len: Cell::new(shared.len),
+            shared,
+            handle,
             zeroing: Cell::new(ZeroSupport::Untried),
             flush_failed: Cell::new(false),
         }
     }
 
+    /// The file for the rings of other threads.
+    pub(super) fn share(&self) -> SharedFile {
+        SharedFile { len: self.len.get(), ..self.shared.clone() }
+    }
+
     /// Whether the page cache is passed by.
     pub fn is_direct(&self) -> bool {
-        self.memory_align > 1 || self.info.align > 1
+        self.shared.memory_align > 1 || self.shared.info.align > 1
     }
 
     fn fd(&self) -> RawFd {
-        self.fd
+        self.shared.fd
     }
 
-    /// Runs a call on the file that may block, on a helper thread.
+    /// Runs a call on the file that may block, on a helper thread. For the thread that opened it.
     async fn ask<T: Send + 'static>(&self, call: impl FnOnce(&File) -> T + Send + 'static) -> io::Result<T> {
         let Some(handle) = self.handle.clone() else { return Err(io::ErrorKind::NotConnected.into()) };
         let work = move || {
-            let told = call(&handle.file);
+            let told = handle.file().map(call);
             drop(handle);
             told
         };
         // Boxed: this is reached from requests, whose tasks have room for the common paths only.
-        Box::pin(self.uring.offload(work)).await
+        Box::pin(self.uring.offload(work)).await?.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Which operations a thread of the kernel's does from the beginning, instead of being tried by this one.
@@ -191,20 +256,20 @@ impl UringFile {
         //
         // Of a file in memory, without being asked, the kernel lets one of its threads work at a time, unless that one
         // sleeps; copying never sleeps. Writes of a file go one after the other anyway.
-        let aside = self.on_fuse || self.in_memory && !write;
+        let aside = self.shared.on_fuse || self.shared.in_memory && !write;
         if aside { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
     }
 
     /// What was bounced goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
     async fn transfer(&self, at: u64, data: Segments, write: bool, bounced: bool) -> io::Result<()> {
-        if !bounced && self.memory_align > 1 && !data.is_aligned(self.memory_align) {
+        if !bounced && self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align) {
             return Box::pin(self.transfer_bounced(at, data, write)).await;
         }
         let mut done = 0;
         while done < data.len() {
             let piece = data.slice(done, (data.len() - done).min(TRANSFER_MAX));
             let offset = at + done;
-            if self.in_memory && piece.len() <= if write { WRITE_NOW_MAX } else { READ_NOW_MAX } {
+            if self.shared.in_memory && piece.len() <= if write { WRITE_NOW_MAX } else { READ_NOW_MAX } {
                 done += self.move_now(offset, piece, write)?;
                 continue;
             }
@@ -340,11 +405,11 @@ impl UringFile {
 // SAFETY: a future ends when the kernel has completed its operation, and bounces what it may not keep.
 unsafe impl Storage for UringFile {
     fn info(&self) -> StorageInfo {
-        self.info
+        self.shared.info
     }
 
     fn inode(&self) -> u64 {
-        self.inode
+        self.shared.inode
     }
 
     fn len(&self) -> u64 {
@@ -352,7 +417,7 @@ unsafe impl Storage for UringFile {
     }
 
     async fn data_run(&self, span: Span) -> (u64, bool) {
-        if !self.info.resizable {
+        if !self.shared.info.resizable {
             return (span.len, true);
         }
         self.ask(move |file| run_of(file, span)).await.unwrap_or((span.len, true))
@@ -360,7 +425,7 @@ unsafe impl Storage for UringFile {
 
     async fn known_runs(&self, span: Span, count_max: usize) -> Vec<(u64, bool)> {
         let all_data = vec![(span.len, true)];
-        if !self.info.resizable {
+        if !self.shared.info.resizable {
             return all_data;
         }
         let runs = move |file: &File| {
@@ -435,7 +500,7 @@ unsafe impl Storage for UringFile {
 
     async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
         let end = span.end().ok_or(io::ErrorKind::InvalidInput)?;
-        if !self.info.resizable {
+        if !self.shared.info.resizable {
             let fits = end <= self.len.get();
             return if fits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) };
         }
@@ -457,7 +522,7 @@ unsafe impl Storage for UringFile {
     }
 
     async fn set_len(&self, len: u64) -> io::Result<()> {
-        if !self.info.resizable {
+        if !self.shared.info.resizable {
             // The administrator has made the device longer, or not.
             let now = self.ask(current_len).await??;
             if now < len {
@@ -468,8 +533,8 @@ unsafe impl Storage for UringFile {
             return Ok(());
         }
         let grows = len >= self.len.get();
-        match self.handle.as_deref() {
-            Some(handle) if self.in_memory && grows => handle.file.set_len(len)?,
+        match self.handle.as_ref().and_then(|handle| handle.file()) {
+            Some(file) if self.shared.in_memory && grows => file.set_len(len)?,
             _ => {
                 // A file system that gives back gigabytes, or waits for its journal or server, takes seconds. A request
                 // that waited in vain does not make the file shorter than others have made it meanwhile.

@@ -12,6 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use io_uring::types::CancelBuilder;
@@ -25,10 +26,13 @@ use crate::tasks::{Op, OpId, TaskId, Tasks};
 
 pub use command::{COMMAND_LEN, CommandRing};
 use file::OpenedFile;
-pub use file::{Caching, UringFile};
+pub use file::{Caching, SharedFile, UringFile};
 pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
 use offload::Helpers;
 pub use socket::PollStream;
+
+/// When the clock of all rings of the process began: data threads that serve one disk compare times.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Completions with this mark have no waiter: notifications that cannot usefully fail.
 const FORGET: u64 = u64::MAX;
@@ -68,7 +72,6 @@ pub(crate) struct Inner {
     tasks: Tasks,
     pool: Pool,
     caching: Caching,
-    start: Instant,
     counters: Cell<UringCounters>,
     helpers: Helpers,
 }
@@ -91,6 +94,8 @@ impl Uring {
     /// Completions are delivered only when this thread asks (`DEFER_TASKRUN`), so that the kernel never interrupts
     /// it, and a flag in shared memory says when asking is worth a call (`TASKRUN_FLAG`), which is what spinning reads.
     pub fn new(config: UringConfig) -> io::Result<Self> {
+        // Stages of requests tell a time from none by zero, so that it has to run a moment before the first.
+        LazyLock::force(&START);
         let mut builder = IoUring::builder();
         builder
             .setup_single_issuer()
@@ -110,7 +115,6 @@ impl Uring {
             tasks: Tasks::new(config.entries as usize * 2),
             pool,
             caching: config.caching,
-            start: Instant::now(),
             counters: Cell::new(UringCounters::default()),
             helpers: Helpers::default(),
         };
@@ -210,10 +214,20 @@ impl Inner {
 
 impl Io for Uring {
     type Store = UringFile;
+    type Share = SharedFile;
+
+    fn share(&self, store: &UringFile) -> Option<SharedFile> {
+        Some(store.share())
+    }
+
+    fn adopt(&self, share: &SharedFile) -> UringFile {
+        UringFile::adopt(self, share)
+    }
 
     async fn open(&self, path: &Path, access: Access) -> io::Result<UringFile> {
         let (name, caching) = (path.to_path_buf(), self.inner.caching);
-        let opened = self.offload(move || OpenedFile::open(&name, access, caching)).await??;
+        let closer = self.inner.helpers.closer();
+        let opened = self.offload(move || OpenedFile::open(&name, access, caching, closer)).await??;
         Ok(UringFile::of(self, opened))
     }
 
@@ -230,7 +244,7 @@ impl Io for Uring {
     }
 
     fn now_ns(&self) -> u64 {
-        self.inner.start.elapsed().as_nanos() as u64
+        START.elapsed().as_nanos() as u64
     }
 
     fn cancel(&self, task: TaskId) {

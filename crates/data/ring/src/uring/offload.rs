@@ -6,6 +6,7 @@
 //! inherits the restrictions of the data thread. While [`THREADS_MAX`] calls hang, further ones wait.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -46,22 +47,18 @@ struct Shared {
     closed: Condvar,
 }
 
-/// The helper threads of one data thread.
-#[derive(Default)]
-pub(super) struct Helpers(Arc<Shared>);
-
-impl Helpers {
+impl Shared {
     /// Hands `work` to a helper; gives its number.
     ///
     /// # Errors
     /// There is no helper and none can be started: the work comes back.
-    fn start(&self, work: Work) -> Result<u64, Work> {
-        let mut queue = self.0.queue.lock();
+    fn start(self: &Arc<Self>, work: Work) -> Result<u64, Work> {
+        let mut queue = self.queue.lock();
         queue.last += 1;
         let number = queue.last;
         queue.calls.push_back((number, work));
         if queue.free >= queue.calls.len() {
-            self.0.called.notify_one();
+            self.called.notify_one();
             return Ok(number);
         }
         if queue.threads == THREADS_MAX {
@@ -69,31 +66,55 @@ impl Helpers {
         }
         queue.threads += 1;
         drop(queue);
-        let helper = Helper(Arc::clone(&self.0));
+        let helper = Helper(Arc::clone(self));
         let run = move || help(&helper);
         if Builder::new().name("tapio-aside".into()).stack_size(STACK_LEN).spawn(run).is_ok() {
             return Ok(number);
         }
         // The closure has ended with the thread that there is not, and the helper with the closure.
-        if self.0.queue.lock().threads > 0 { Ok(number) } else { self.forget(number).map_or(Ok(number), Err) }
+        if self.queue.lock().threads > 0 { Ok(number) } else { self.forget(number).map_or(Ok(number), Err) }
     }
 
     /// Takes back a call that no helper has taken.
     fn forget(&self, number: u64) -> Option<Work> {
-        let calls = &mut self.0.queue.lock().calls;
+        let calls = &mut self.queue.lock().calls;
         let index = calls.iter().position(|(other, _)| *other == number)?;
         calls.remove(index).map(|(_, work)| work)
     }
+}
 
-    /// Runs `work`, which ends with the last use of a file, on a helper.
-    pub(super) fn close_file(&self, work: impl FnOnce() + Send + 'static) {
+/// The helper threads of one data thread.
+#[derive(Default)]
+pub(super) struct Helpers(Arc<Shared>);
+
+impl Helpers {
+    /// What closes files by these helpers.
+    pub(super) fn closer(&self) -> Closer {
+        Closer(Arc::clone(&self.0))
+    }
+}
+
+/// Closes files by the helpers of the thread that opened them, whatever thread lets go of them last, and also after that
+/// thread has ended.
+#[derive(Clone)]
+pub(super) struct Closer(Arc<Shared>);
+
+impl fmt::Debug for Closer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Closer").finish_non_exhaustive()
+    }
+}
+
+impl Closer {
+    /// Counts a file that is being closed, until this is dropped.
+    pub(super) fn closing(&self) -> Closing {
         self.0.queue.lock().closing += 1;
-        let closing = Closing(Arc::clone(&self.0));
-        let done = self.start(Box::new(move || {
-            work();
-            drop(closing);
-        }));
-        if let Err(work) = done {
+        Closing(Arc::clone(&self.0))
+    }
+
+    /// Runs `work` on a helper.
+    pub(super) fn run(&self, work: impl FnOnce() + Send + 'static) {
+        if let Err(work) = self.0.start(Box::new(work)) {
             work();
         }
     }
@@ -138,7 +159,13 @@ fn help(Helper(shared): &Helper) {
 }
 
 /// A file that is being closed.
-struct Closing(Arc<Shared>);
+pub(super) struct Closing(Arc<Shared>);
+
+impl fmt::Debug for Closing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Closing").finish_non_exhaustive()
+    }
+}
 
 impl Drop for Closing {
     fn drop(&mut self) {
@@ -189,10 +216,10 @@ impl Uring {
             let result = work();
             *ended.0.result.lock() = Some(result);
         };
-        match self.inner.helpers.start(Box::new(run)) {
+        match self.inner.helpers.0.start(Box::new(run)) {
             Ok(number) => {
                 if let Err(error) = self.poll(place.event.as_raw_fd(), libc::POLLIN).await {
-                    self.inner.helpers.forget(number);
+                    self.inner.helpers.0.forget(number);
                     return Err(error);
                 }
             }

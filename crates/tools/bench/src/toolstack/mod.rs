@@ -166,13 +166,15 @@ fn ms(time: Duration) -> f64 {
 pub fn run(arguments: &ToolstackArguments) -> Result<()> {
     let plan = Plan::new(arguments)?;
     super::end_at_interrupt();
+    let awake = arguments.common.awake()?;
     let setting = Setting {
-        run: common::Setting::now(plan.time, plan.rounds),
+        run: common::Setting::now(plan.time, plan.rounds, awake.is_some()),
         dir: arguments.dir.display().to_string(),
         latency_ms: plan.latency_ms,
     };
     let place = Place::new(&arguments.dir).map_err(failed)?;
     let mut report = execute(&plan, place, setting).map_err(failed)?;
+    report.setting.run.environment.end();
     report.judge();
     arguments.common.show(&report, &report.tables())
 }

@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn goals_are_reached_or_missed() {
         let setting = Setting {
-            run: common::Setting::now(Duration::from_secs(1), 3),
+            run: common::Setting::now(Duration::from_secs(1), 3, false),
             dir: "/d".into(),
             latency_ms: 100,
         };

@@ -120,7 +120,7 @@ impl Plan {
 
 const fn sizes(quick: bool) -> Sizes {
     let full_len = if quick { 32 << 20 } else { 256 << 20 };
-    Sizes { full_len, fresh_len: full_len, fresh_requests: 0 }
+    Sizes { full_len, fresh_len: full_len, fresh_requests_max: 0, fresh_space_max: 0 }
 }
 
 /// Where a run works, and with which program.
@@ -151,9 +151,10 @@ pub fn run(arguments: &XenArguments) -> Result<()> {
     {
         return Err(invalid(format!("{} is no directory for pictures", dir.display())).next("make it first"));
     }
-    let ground = Ground::new(&arguments.dir, |_| sizes(plan.quick))?;
+    let awake = arguments.common.awake()?;
+    let ground = Ground::new(&arguments.dir, |_, _| sizes(plan.quick))?;
     let place = Place { ground: &ground, program };
-    let mut report = Report::new(Setting::of(&arguments.dir, ground.in_memory, plan.time, plan.rounds));
+    let mut report = Report::new(Setting::of(&ground.site, plan.time, plan.rounds, awake.is_some()));
     singles(&plan, &place, &mut report);
     if plan.machines && !interrupted() {
         machines::run(&plan, &place, &mut report);
@@ -162,6 +163,7 @@ pub fn run(arguments: &XenArguments) -> Result<()> {
         overhead::run(&plan, &place, &mut report);
     }
     report.interrupted = interrupted();
+    report.setting.run.environment.end();
     drop(ground);
     if let (true, Some(skipped)) = (report.is_empty(), report.skipped.first()) {
         return Err(failed(format!("nothing could be measured: {}: {}", skipped.what, skipped.reason)));

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -14,6 +13,7 @@ use super::{MEANING, file_of};
 use crate::common::{self, CUT_SHORT};
 use crate::measure;
 use crate::medians::median;
+use crate::site::Site;
 use tapio_report::plot::{Axis, Line, Lines};
 use tapio_report::size::size;
 use tapio_report::trace;
@@ -23,16 +23,16 @@ use tapio_report::trace;
 pub struct Setting {
     #[serde(flatten)]
     pub run: common::Setting,
-    pub dir: String,
-    pub in_memory: bool,
+    #[serde(flatten)]
+    pub site: Site,
     /// What the numbers mean, and what they do not.
     pub meaning: &'static str,
 }
 
 impl Setting {
-    pub fn of(dir: &Path, in_memory: bool, time: Duration, rounds: usize) -> Self {
-        let run = common::Setting::now(time, rounds);
-        Self { run, dir: dir.display().to_string(), in_memory, meaning: MEANING }
+    pub fn of(site: &Site, time: Duration, rounds: usize, kept_awake: bool) -> Self {
+        let run = common::Setting::now(time, rounds, kept_awake);
+        Self { run, site: site.clone(), meaning: MEANING }
     }
 }
 
@@ -55,7 +55,7 @@ impl Sample {
         let report = &outcome.report;
         let each = |value: f64| value / report.count.max(1) as f64;
         let measure::Sample { iops, bytes_per_second, p50_us, p99_us, errors, .. } =
-            measure::Sample::of(report, block_len);
+            measure::Sample::of(report, block_len, 1);
         Self {
             iops,
             bytes_per_second,
@@ -290,8 +290,8 @@ impl Report {
 
     /// The tables that people read. Writing to a string cannot fail, here and below.
     pub fn tables(&self) -> String {
-        let Setting { run, dir, in_memory, meaning } = &self.setting;
-        let mut out = run.line(&format!("{dir} ({})", if *in_memory { "in memory" } else { "a disk" }));
+        let Setting { run, site, meaning } = &self.setting;
+        let mut out = run.line(&site.line());
         for part in parts() {
             self.comparison(&mut out, &part);
         }
@@ -471,7 +471,8 @@ mod tests {
 
     #[test]
     fn tables_and_pictures_show_what_was_found() {
-        let mut report = Report::new(Setting::of(Path::new("/dev/shm"), true, Duration::from_secs(1), 3));
+        let site = Site::of("/".as_ref()).expect("it is there");
+        let mut report = Report::new(Setting::of(&site, Duration::from_secs(1), 3, false));
         let part = &parts()[0];
         report.rows.push(Row::of(part, &part.works[0], &part.variants[0], &[sample(123_456.0, 2.0)], &[]));
         let found = Together { iops: 1000.0, disk_cpu_us: 3.0, front_cpu_us: 1.0, fairness: 0.9, errors: 0 };

@@ -126,14 +126,16 @@ pub fn run(arguments: &XenstoreArguments) -> Result<()> {
     // A name that another user has taken is refused.
     std::fs::create_dir(&place.0)
         .map_err(|error| failed(format!("cannot make {}: {error}", place.0.display())))?;
+    let awake = arguments.common.awake()?;
     let mut report = Report {
-        setting: common::Setting::now(plan.time, plan.rounds),
+        setting: common::Setting::now(plan.time, plan.rounds, awake.is_some()),
         loads: Vec::new(),
         listings: Vec::new(),
         memory: Vec::new(),
         skipped,
     };
     measure(&plan, &place.0, &mut report).map_err(failed)?;
+    report.setting.environment.end();
     if let Some(file) = &arguments.plot {
         let picture = report.picture();
         std::fs::write(file, picture)

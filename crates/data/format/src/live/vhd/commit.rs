@@ -83,6 +83,8 @@ struct Batch {
     is_last: bool,
     /// It writes what [`Writer::owes_table`] was set for.
     pays: bool,
+    /// [`Writer::unrecorded`] when it was taken.
+    unrecorded: u64,
 }
 
 impl Writer {
@@ -93,6 +95,12 @@ impl Writer {
     /// Whether a writer must await [`VhdLayer::settle`].
     pub(super) fn must_settle(&self) -> bool {
         self.log.used() >= CAPACITY / 2 || self.owes_table.get()
+    }
+
+    /// Whether a kill of the process takes no sector away that a block has in memory: what the disk lacks is in the
+    /// log.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.unrecorded.get() == self.settled.get() && !self.owes_table.get()
     }
 
     pub(super) fn service_ends(&self, tasks: &Tasks) {
@@ -175,6 +183,7 @@ impl<S: Storage> VhdLayer<S> {
                 if batch.pays {
                     writer.owes_table.set(false);
                 }
+                writer.settled.set(batch.unrecorded);
                 writer.log.clear(batch.half);
                 writer.freed.gone(&batch.freed, batch.is_last);
             }
@@ -212,6 +221,7 @@ impl<S: Storage> VhdLayer<S> {
             freed: writer.freed.take(),
             is_last,
             pays: writer.owes_table.get(),
+            unrecorded: writer.unrecorded.get(),
         }
     }
 

@@ -32,6 +32,7 @@ pub mod intent;
 mod open;
 mod relink;
 mod reserve;
+mod shared;
 mod table;
 mod traffic;
 
@@ -59,6 +60,7 @@ pub use bitmaps::BITMAPS_KEPT;
 pub use freed::Look;
 pub use intent::{HeapLogs, IntentPlace};
 pub use open::{OpenOptions, Opened, SpaceMode, open};
+pub use shared::SharedMap;
 pub use traffic::Visit;
 
 /// An open dynamic or differencing VHD.
@@ -108,6 +110,10 @@ struct Writer {
     closing: Cell<bool>,
     /// The table on disk may lack blocks that are here: no write is answered before a batch has put that right.
     owes_table: Cell<bool>,
+    /// Writes so far that found no room in the log ...
+    unrecorded: Cell<u64>,
+    /// ... and how many of them are durable with their metadata.
+    settled: Cell<u64>,
     services: Cell<u32>,
     service_ended: Notify,
 }
@@ -182,6 +188,7 @@ impl<S: Storage> VhdLayer<S> {
         let (block, within) = self.block_of(want.start);
         let len = want.len.min(self.block_len() - within);
         let Some(sector) = self.table.sector(block) else {
+            self.publish_absent(block);
             let blocks = (within + want.len).div_ceil(self.block_len()).min(u64::from(u32::MAX)) as u32;
             let run = self.table.unallocated_run(block, blocks);
             let len = want.len.min(u64::from(run) * self.block_len() - within);
@@ -189,6 +196,7 @@ impl<S: Storage> VhdLayer<S> {
         };
         let data = Place::Data { offset: self.data_offset(sector) + within };
         if self.table.is_full(block) {
+            self.publish_full(block, sector);
             return Lookup::Extent(Extent { len, place: data });
         }
         let mut bitmaps = self.bitmaps.borrow_mut();
@@ -261,7 +269,9 @@ impl<S: Storage> VhdLayer<S> {
             Some(sector) => sector,
             None => self.assign(writer, block)?,
         };
-        if !self.table.is_full(block) {
+        if self.table.is_full(block) {
+            self.publish_full(block, sector);
+        } else {
             self.bitmaps.borrow_mut().entry(block)?;
         }
         self.flying.begin(block);
@@ -354,6 +364,7 @@ impl<S: Storage> VhdLayer<S> {
         let intent = Intent { block, sector, first: first as u16, count: count as u16 };
         if !writer.log.append(intent) {
             dirty.overflow = true;
+            writer.unrecorded.set(writer.unrecorded.get() + 1);
         }
         let overflow = dirty.overflow;
         drop(dirty);

@@ -428,6 +428,8 @@ async fn make_writable<S: Storage>(
         sleeping: Cell::new(super::Sleeping::No),
         closing: Cell::new(false),
         owes_table: Cell::new(false),
+        unrecorded: Cell::new(0),
+        settled: Cell::new(0),
         services: Cell::new(0),
         service_ended: Notify::default(),
     };

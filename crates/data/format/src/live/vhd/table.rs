@@ -1,6 +1,9 @@
 //! The block allocation table in memory.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::sync::Arc;
+
+use super::shared::SharedMap;
 
 /// Where each block is, and which blocks have every sector.
 ///
@@ -11,6 +14,8 @@ pub(super) struct BlockTable {
     inverted: RefCell<Vec<u32>>,
     full: RefCell<Vec<u64>>,
     allocated: Cell<u32>,
+    /// What other threads are told, once there are any.
+    shared: OnceCell<Arc<SharedMap>>,
 }
 
 impl BlockTable {
@@ -21,6 +26,24 @@ impl BlockTable {
             inverted: RefCell::new(vec![0; count]),
             full: RefCell::new(vec![0; count.div_ceil(64)]),
             allocated: Cell::new(0),
+            shared: OnceCell::new(),
+        }
+    }
+
+    /// What other threads are told; `make` is called once.
+    pub(super) fn share(&self, make: impl FnOnce() -> SharedMap) -> &Arc<SharedMap> {
+        self.shared.get_or_init(|| Arc::new(make()))
+    }
+
+    /// What other threads are told, if there are any.
+    #[inline]
+    pub(super) fn shared(&self) -> Option<&Arc<SharedMap>> {
+        self.shared.get()
+    }
+
+    fn withdraw(&self, block: u32) {
+        if let Some(shared) = self.shared.get() {
+            shared.withdraw(block);
         }
     }
 
@@ -44,6 +67,7 @@ impl BlockTable {
 
     /// Sets the sector of the block's bitmap.
     pub(super) fn set_sector(&self, block: u32, sector: u32) {
+        self.withdraw(block);
         let before = std::mem::replace(&mut self.inverted.borrow_mut()[block as usize], !sector);
         if before == 0 {
             self.allocated.set(self.allocated.get() + 1);
@@ -61,6 +85,7 @@ impl BlockTable {
 
     /// Notes that not every sector of the block may be present.
     pub(super) fn clear_full(&self, block: u32) {
+        self.withdraw(block);
         self.full.borrow_mut()[block as usize / 64] &= !(1 << (block % 64));
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tapio_block::DiskOptions;
 use tapio_fixtures::counting::allocations;
 use tapio_front::nbd::client::ClientOptions;
-use tapio_front::nbd::load::run;
+use tapio_front::nbd::load::{Sending, run, run_sending};
 use tapio_front::nbd::wire::Style;
 use tapio_load::{Load, LoadReport, Mix};
 
@@ -68,6 +68,28 @@ fn a_batch_of_requests_shares_its_system_calls() {
     // out requests one by one, so one of ten attempts is enough.
     let mut attempts = (0..10).map(|_| turns());
     assert!(attempts.any(|each| each <= 1.0), "more turns of the ring than requests");
+}
+
+#[test]
+fn requests_that_are_sent_one_by_one_are_all_answered() {
+    let rig = Rig::new(1 << 20);
+    for write in [false, true] {
+        let load = Load {
+            mix: if write { Mix::RandomWrite } else { Mix::RandomRead },
+            block_len: 4096,
+            depth: 8,
+            span_len: 0,
+            time: TIMEOUT,
+            requests_max: 500,
+            spin: false,
+            seed: 4,
+        };
+        let options = ClientOptions { export: "disk".into(), style: Style::Structured, allocation: false };
+        let report = run_sending(&rig.address(), &options, &load, 4, Sending::Singly).unwrap();
+        assert_eq!((report.count, report.errors, report.latencies.count()), (4 * 500, 0, 4 * 500));
+        assert!(report.cpu > Duration::ZERO, "the cost of four threads is known");
+    }
+    rig.wait_connections(0);
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Rig {
 
     /// Bytes of the data thread's pool that are in use.
     pub fn pool_used(&self) -> usize {
-        let used = |data_thread: &tapio_block::DataThread| {
+        let used = |data_thread: &tapio_block::Owner| {
             data_thread.uring.pool().len() - data_thread.uring.pool().free_len()
         };
         self.disk.remote().call(TIMEOUT, used).unwrap()

@@ -82,6 +82,8 @@ impl Action {
 
 #[derive(Debug)]
 struct Flying {
+    /// Of the thread that began it.
+    tasks: Tasks,
     op: OpId,
     due_ns: u64,
     action: Action,
@@ -148,6 +150,15 @@ pub struct SimStore {
     _lock: Option<Lock>,
     is_device: bool,
     /// As on a kernel: a file that does not end on a sector is used through the page cache.
+    align: u64,
+}
+
+/// An open file for another thread of the process.
+#[derive(Clone, Copy, Debug)]
+pub struct SimShare {
+    file: usize,
+    writable: bool,
+    is_device: bool,
     align: u64,
 }
 
@@ -428,7 +439,7 @@ impl Sim {
             delay += STUCK_NS;
         }
         let due_ns = inner.now_ns + delay;
-        inner.flying.push(Flying { op, due_ns, action, broken });
+        inner.flying.push(Flying { tasks: self.tasks.clone(), op, due_ns, action, broken });
         Op::new(&self.tasks, op)
     }
 }
@@ -441,6 +452,13 @@ impl Sim {
         drop(services);
     }
 
+    /// Another data thread of the same process.
+    pub fn thread(&self) -> Self {
+        let sim = Self { tasks: Tasks::new(256), ..self.clone() };
+        sim.tasks.inner.now_ns.set(Io::now_ns(self));
+        sim
+    }
+
     /// The host that the process runs on.
     pub const fn host(&self) -> &SimHost {
         &self.host
@@ -449,6 +467,22 @@ impl Sim {
 
 impl Io for Sim {
     type Store = SimStore;
+    type Share = SimShare;
+
+    fn share(&self, store: &SimStore) -> Option<SimShare> {
+        let is_remote = self.host.inner.borrow().remotes[store.file].is_remote;
+        (!is_remote).then_some(SimShare {
+            file: store.file,
+            writable: store.writable,
+            is_device: store.is_device,
+            align: store.align,
+        })
+    }
+
+    fn adopt(&self, share: &SimShare) -> SimStore {
+        let SimShare { file, writable, is_device, align } = *share;
+        SimStore { sim: self.clone(), file, writable, _lock: None, is_device, align }
+    }
 
     async fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
         self.open_file(path, access, false)
@@ -472,10 +506,11 @@ impl Io for Sim {
         let mut inner = self.host.inner.borrow_mut();
         let (now_ns, cancels) = (inner.now_ns, inner.faults.cancels);
         for index in 0..inner.flying.len() {
-            if ops.contains(&inner.flying[index].op) && inner.fault(cancels) {
-                let (op, file) = (inner.flying[index].op, inner.flying[index].action.file());
-                inner.flying[index] =
-                    Flying { op, due_ns: now_ns, action: Action::Cancelled { file }, broken: None };
+            let flying = &inner.flying[index];
+            if flying.tasks.is(&self.tasks) && ops.contains(&flying.op) && inner.fault(cancels) {
+                let flying = &mut inner.flying[index];
+                let file = flying.action.file();
+                (flying.due_ns, flying.action, flying.broken) = (now_ns, Action::Cancelled { file }, None);
             }
         }
     }
@@ -549,7 +584,7 @@ impl Driver for Sim {
             }
         };
         drop(inner);
-        self.tasks.complete_op(flying.op, result);
+        flying.tasks.complete_op(flying.op, result);
         true
     }
 

@@ -32,6 +32,7 @@ mod nbd_protocol;
 mod nbd_tools;
 mod odd_sizes;
 mod proof;
+mod queue_threads;
 mod restart;
 mod sandbox;
 mod service;
