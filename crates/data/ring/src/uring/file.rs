@@ -645,4 +645,90 @@ mod tests {
             assert_eq!(odd.expect_err("not whole sectors").raw_os_error(), Some(libc::EINVAL));
         }
     }
+
+    /// Whether this process has the file open.
+    fn is_open(path: &Path) -> bool {
+        let open = std::fs::read_dir("/proc/self/fd").expect("the process has files").flatten();
+        open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|name| name == path)
+    }
+
+    /// Whether a writer has the file.
+    fn is_locked(path: &Path) -> bool {
+        let lock = WriterLock::take(&File::open(path).expect("it is there"));
+        lock.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+    }
+
+    /// Runs `test` on a ring with a file; where there is no ring, nothing.
+    fn with_file<Fut: Future<Output = ()> + 'static>(
+        name: &str,
+        test: impl FnOnce(Uring, UringFile, std::path::PathBuf) -> Fut + 'static,
+    ) {
+        let Ok(uring) = Uring::new(UringConfig::default()) else { return };
+        let path = std::env::temp_dir().join(format!("tapio-ring-{name}-{}", std::process::id()));
+        std::fs::write(&path, vec![7; 8192]).expect("written");
+        let inbox: Rc<Inbox<()>> = Inbox::new(1);
+        let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
+        let mut executor = Executor::new(uring.tasks().clone(), inbox, |()| async {}, polling);
+        let running = uring.clone();
+        executor.block_on(&uring, &mut (), async move {
+            let file = running.open(&path, Access::ReadWrite).await.expect("opened");
+            assert!(is_open(&path) && is_locked(&path));
+            test(running, file, path.clone()).await;
+            std::fs::remove_file(&path).expect("removed");
+        });
+    }
+
+    #[test]
+    fn a_file_that_another_thread_has_is_unlocked_by_its_opener_and_closed_after_the_last() {
+        with_file("shared", |uring, file, path| async move {
+            let share = file.share();
+            drop(file);
+            uring.files_closed().await;
+            assert!(is_open(&path) && !is_locked(&path));
+            std::thread::spawn(move || drop(share)).join().expect("it ends");
+            uring.files_closed().await;
+            assert!(!is_open(&path));
+        });
+    }
+
+    #[test]
+    fn a_file_with_a_call_that_hangs_is_not_closed_before_the_call_has_ended() {
+        with_file("hangs", |uring, file, path| async move {
+            let (release, hold) = std::sync::mpsc::sync_channel::<()>(0);
+            let (begin, begun) = std::sync::mpsc::sync_channel(1);
+            let tasks = uring.tasks().clone();
+            let given_up = Rc::new(Cell::new(false));
+            let seen = Rc::clone(&given_up);
+            let task = tasks.spawn(async move {
+                let hang = move |_: &File| {
+                    begin.send(()).expect("it is waited for");
+                    hold.recv().expect_err("only its end is waited for");
+                };
+                file.ask(hang).await.expect_err("it is cancelled");
+                drop(file);
+                seen.set(true);
+            });
+            while begun.try_recv().is_err() {
+                tasks.yield_now().await;
+            }
+            uring.cancel(task);
+            while !given_up.get() {
+                tasks.yield_now().await;
+            }
+            let closed = Rc::new(Cell::new(false));
+            let (seen, waiting) = (Rc::clone(&closed), uring.clone());
+            tasks.spawn(async move {
+                waiting.files_closed().await;
+                seen.set(true);
+            });
+            // What was handed to helpers before this one call has been taken, and is over or waits.
+            uring.offload(|| ()).await.expect("a thread");
+            assert!(is_locked(&path) && !closed.get());
+            drop(release);
+            while !closed.get() {
+                tasks.yield_now().await;
+            }
+            assert!(!is_open(&path));
+        });
+    }
 }

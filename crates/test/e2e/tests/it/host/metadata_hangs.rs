@@ -1,6 +1,7 @@
 //! A file system that answers reads and writes, and lets one kind of its other calls hang: opening, closing, locking,
 //! cutting, looking for holes. The data thread makes none of them itself.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -9,11 +10,12 @@ use tapio_e2e::client::nbdsh;
 use tapio_e2e::disk::{Host, Tap, create_vhd, is_alive, text};
 use tapio_e2e::hanging::{Call, HangingFs};
 use tapio_e2e::needs;
-use tapio_e2e::process::{Running, poll_until, run_within, signal};
+use tapio_e2e::process::{Running, poll_until, run, run_within, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
 
 use super::MIB;
+use super::queue_threads::queue_threads;
 
 /// What anything here may take on a busy host. It ends a hang, and judges nothing.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -82,17 +84,38 @@ enum End {
     Signal,
 }
 
+/// Connections that are idle while a call hangs; with two threads, each of them has some, and the next one is served by
+/// the queue thread.
+fn idle_connections(tap: &Tap, log: &Path) -> Running {
+    let script = format!(
+        "import time\nmine = [nbd.NBD() for i in range(3)]\nfor i, one in enumerate(mine):\n    one.connect_uri('{}')\n    \
+         one.pwrite(b'd' * 4096, (16 << 20) + i * 4096)\nprint('connected', flush=True)\ntime.sleep(1000)",
+        tap.uri()
+    );
+    let mut nbdsh = Command::new("nbdsh");
+    let mut idle = Running::start(nbdsh.env("PATH", "/usr/bin:/bin").args(["-c", &script]), log);
+    idle.wait_for("the connections", LIMIT, || {
+        fs::read_to_string(log).is_ok_and(|log| log.contains("connected")).then_some(())
+    });
+    idle
+}
+
 /// Two disks of one process: one on the file system that hangs.
-fn case((kind, call, by): (&str, Call, By), end: End) -> Result<(), String> {
-    let what = format!("{kind} {call:?} {by:?} {end:?}");
+fn case((kind, call, by): (&str, Call, By), end: End, threads: usize) -> Result<(), String> {
+    let what = format!("{kind} {call:?} {by:?} {end:?}, {threads} threads");
     let scratch = Scratch::on_disk();
-    let fs = HangingFs::start(&scratch)?;
+    let hanging = HangingFs::start(&scratch)?;
     let image = match kind {
-        "vhd" => create_vhd(fs.behind("image"), 32).file_name().map(|_| fs.file("image")).expect("a name"),
-        _ => fs.raw_image("image", 32 * MIB),
+        "vhd" => create_vhd(hanging.behind("image"), 32)
+            .file_name()
+            .map(|_| hanging.file("image"))
+            .expect("a name"),
+        _ => hanging.raw_image("image", 32 * MIB),
     };
     let host = Host::new(&scratch);
-    let tap = host.create(&format!("{kind}:{}", text(&image)));
+    let image = format!("{kind}:{}", text(&image));
+    run(host.tapio(&["tap-ctl", "create", "-a", &image]).env("TAPIO_THREADS", threads.to_string())).ok();
+    let tap = host.find(&image);
     let other = format!("aio:{}", text(&scratch.raw_image("other", 32 * MIB)));
     let pid = tap.pid.to_string();
     let marker = host.tap_ctl(&["allocate"]).ok();
@@ -102,13 +125,15 @@ fn case((kind, call, by): (&str, Call, By), end: End) -> Result<(), String> {
     let other = Tap::found(&host, &other);
     let writes = "h.pwrite(b'a' * 65536, 0)\nh.pwrite(b'b' * 4096, 4 << 20)\nh.flush()";
     nbdsh(&tap.uri(), writes);
+    let idle = idle_connections(&tap, &scratch.join("idle.log"));
+    assert_eq!(queue_threads(tap.pid), threads - 1, "{what}");
     if by == By::Reopening {
         tap.ctl("pause", &[]).ok();
     }
 
-    fs.hang(call);
+    hanging.hang(call);
     let mut asked = by.start(&host, &tap, &scratch.join("asked.log"));
-    asked.wait_for("the call", LIMIT, || (fs.held() > 0).then_some(()));
+    asked.wait_for("the call", LIMIT, || (hanging.held() > 0).then_some(()));
     // Questions are answered, other disks go on, and so does this one where it is open.
     let within = |args: &[&str]| {
         let out = run_within(host.tapio(&["tap-ctl"]).args(args), LIMIT);
@@ -125,7 +150,7 @@ fn case((kind, call, by): (&str, Call, By), end: End) -> Result<(), String> {
     if !matches!(by, By::Reopening | By::Pausing) {
         nbdsh(&tap.uri(), "assert h.pread(4096, 4 << 20) == b'b' * 4096");
     }
-    assert!(asked.is_running() && fs.held() > 0, "{what}: it did not hang: {}", asked.log());
+    assert!(asked.is_running() && hanging.held() > 0, "{what}: it did not hang: {}", asked.log());
 
     if end == End::Force {
         within(&["close", "-f", "-p", &pid, "-m", &tap.minor.to_string()]);
@@ -137,7 +162,8 @@ fn case((kind, call, by): (&str, Call, By), end: End) -> Result<(), String> {
     // then there is nothing but the name of that.
     let ended = poll_until(LIMIT, || (!is_alive(tap.pid)).then_some(()));
     assert!(ended.is_some(), "{what}: the process goes on");
-    fs.go_on();
+    hanging.go_on();
+    drop(idle);
     tap.forget();
     other.forget();
     Ok(())
@@ -147,7 +173,9 @@ fn cases(end: End) {
     needs!("nbdsh", "nbdinfo");
     // Beside each other, because an end by a signal waits half a minute first.
     let skipped = std::thread::scope(|scope| {
-        let running: Vec<_> = CASES.iter().map(|one| scope.spawn(|| case(*one, end))).collect();
+        let all = CASES.iter().flat_map(|one| [(one, 1), (one, 2)]);
+        let running: Vec<_> =
+            all.map(|(one, threads)| scope.spawn(move || case(*one, end, threads))).collect();
         running.into_iter().find_map(|case| case.join().expect("no case panics").err())
     });
     if let Some(why) = skipped {

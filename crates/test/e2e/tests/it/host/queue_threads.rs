@@ -77,7 +77,7 @@ assert not failures, failures
 }
 
 /// Threads of the process that serve queues beside the data thread.
-fn queue_threads(pid: u32) -> usize {
+pub fn queue_threads(pid: u32) -> usize {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
     let names = tasks.expect("the process lives").flatten().map(name);
