@@ -23,7 +23,7 @@ use crate::mirror::Mirror;
 use crate::notes::Notes;
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
-use crate::shared::{Hold, SharingSlot};
+use crate::shared::SharingSlot;
 use crate::standby::{self, Redirected};
 use crate::tap::{Tap, TapOptions};
 use crate::timeouts::{Late, Place, REQUEST_TIMEOUT, RequestTimeouts};
@@ -137,7 +137,9 @@ pub struct Core<I: Io> {
     state: Cell<DiskState>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
-    pub(crate) ended: Rc<Notify>,
+    /// Told when the disk gets into another state, and of ends of requests where something may wait for these: see
+    /// [`Core::serve`].
+    pub(crate) ended: Notify,
     jobs: Jobs,
     /// Which change of the chain is at work.
     pub(crate) changing: Cell<Option<&'static str>>,
@@ -169,8 +171,7 @@ impl<I: Io> Core<I> {
     pub fn new(io: I, inbox: Rc<Inbox<Taken>>, options: CoreOptions) -> Rc<Self> {
         inbox.set_open(false);
         let timeouts = RequestTimeouts::new(options.request_timeout, inbox.capacity());
-        let ended = Rc::new(Notify::default());
-        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone(), Rc::clone(&ended));
+        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone());
         Rc::new(Self {
             io,
             timeouts,
@@ -190,7 +191,7 @@ impl<I: Io> Core<I> {
             moved: Cell::new(false),
             state: Cell::new(DiskState::Paused),
             parked: Cell::new(0),
-            ended,
+            ended: Notify::default(),
             jobs: Jobs::default(),
             changing: Cell::new(None),
             unfinished: RefCell::new(None),
@@ -281,7 +282,6 @@ impl<I: Io> Core<I> {
             self.io.tasks().clone(),
             geometry,
             map,
-            Rc::clone(&self.ended),
             Rc::clone(&self.trace),
         ))
     }
@@ -346,6 +346,7 @@ impl<I: Io> Core<I> {
             self.mirror_run(&mirror);
         }
         self.inbox.set_open(true);
+        self.admission.opened();
         self.open_queue_threads();
         self.ended.notify_all(self.io.tasks());
         if self.timeouts.is_on() && !self.is_watched.replace(true) {
@@ -450,7 +451,7 @@ impl<I: Io> Core<I> {
         let (meter, stamp) = (Meter::traced(clock), clock.map_or(0, Clock::now));
         let place = self.timeouts.begin(&request, self.io.tasks());
         let result = self.run(&request, &meter, place).await;
-        self.timeouts.end(place);
+        let was_told = self.timeouts.end(place);
         if let Some(observer) = &observer {
             // The one clock that is read for a request; everything else goes by the turn's.
             let now_ns = self.io.now_ns();
@@ -464,8 +465,12 @@ impl<I: Io> Core<I> {
         if self.admission.is_on() {
             self.admission.ended(pages);
         }
-        // Heard by connections that wait for room, by a pause, by a close.
-        self.ended.notify_all(self.io.tasks());
+        self.admission.leaves();
+        // A pause, a close and a change of the images wait for ends of requests while none is let in; and what touches
+        // the same bytes as a change that was answered early waits for that one.
+        if was_told || !self.inbox.is_open() || self.state.get() != DiskState::Running {
+            self.ended.notify_all(self.io.tasks());
+        }
     }
 
     async fn run(self: &Rc<Self>, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
@@ -536,16 +541,6 @@ impl<I: Io> Core<I> {
     fn may_retry(&self, place: Place) -> bool {
         self.state.get() == DiskState::Running
             && self.timeouts.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
-    }
-
-    /// Holds queue threads, once none of them has a request of its own at the storage.
-    async fn hold_alone(&self) -> Hold<'_, I> {
-        let hold = self.hold();
-        if self.sharing.get().is_some() {
-            // Boxed: hundreds of request tasks have room for what every request needs.
-            Box::pin(self.queue_threads_left()).await;
-        }
-        hold
     }
 
     async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {

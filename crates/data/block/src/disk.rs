@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tapio_format::FormatError;
 use tapio_ring::uring::{Caching, Uring, UringConfig};
 use tapio_ring::{Executor, Inbox, Io, Polling, PollingConfig};
@@ -235,7 +236,7 @@ impl Disk {
         self.remote.queues().end(within, result.is_ok());
         let _ = self.remote.call(within, |data_thread| data_thread.port.tasks().stop());
         if result.is_ok()
-            && let Some(thread) = self.thread.lock().ok().and_then(|mut thread| thread.take())
+            && let Some(thread) = self.thread.lock().take()
         {
             let _ = thread.join();
         }

@@ -9,8 +9,8 @@ use crate::stats_text::VbdStats;
 /// beside them.
 ///
 /// [Concurrent](crate::command::DiskCommand::IS_CONCURRENT) commands and `stats` may be called while another operation
-/// is in progress, by several threads at once, and must not wait for it. All other calls come one at a time, but for the
-/// forced end of a disk, which comes during a call that takes too long.
+/// is in progress, by several threads at once, and must not wait for it. All other calls come one at a time, but for
+/// the forced end of a disk, which comes during a call that takes too long.
 pub trait DiskHost: Handlers + Sync {
     /// Statistics in tapdisk's form.
     ///

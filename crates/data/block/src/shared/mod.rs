@@ -25,7 +25,6 @@ mod view;
 
 pub use exchange::{Exchange, Wake};
 pub use gate::QUEUE_THREADS_MAX;
-pub(crate) use owner::Hold;
 pub use queue::{QueueCore, QueueOptions};
 pub(crate) use sharing::SharingSlot;
 pub use thread::QueueHandle;

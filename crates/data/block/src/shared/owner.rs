@@ -114,12 +114,17 @@ impl<I: Io> Core<I> {
         self.sharing.get().is_none_or(|sharing| sharing.shared.gate.is_empty())
     }
 
-    /// Closes the gate for as long as what this returns. Also of a disk without queue threads: the first may begin
-    /// meanwhile.
-    pub(crate) fn hold(&self) -> Hold<'_, I> {
+    /// Closes the gate for as long as what this returns, and waits until no queue thread has a request of its own at
+    /// the storage. Also of a disk without queue threads: the first may begin meanwhile.
+    pub(crate) async fn hold_alone(&self) -> Hold<'_, I> {
         self.holds.set(self.holds.get() + 1);
-        self.look_at_sharing();
-        Hold(self)
+        let hold = Hold(self);
+        if self.sharing.get().is_some() {
+            self.look_at_sharing();
+            // Boxed: hundreds of request tasks have room for what every request needs.
+            Box::pin(self.queue_threads_left()).await;
+        }
+        hold
     }
 
     /// Waits until no queue thread has a request of its own at the storage. The gate must be closed.

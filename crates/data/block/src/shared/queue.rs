@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tapio_ring::{Inbox, Io, Notify};
+use tapio_ring::{Inbox, Io};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::counts::{Counted, Counts, Uncounted};
@@ -56,7 +56,8 @@ pub struct QueueCore<I: Io> {
     uncounted: Uncounted,
     timeouts: RequestTimeouts,
     report: fn(&str),
-    ended: Rc<Notify>,
+    /// Limits are the owner's: requests that they are for go there.
+    admission: Rc<Admission>,
     port: RefCell<Option<Port>>,
     /// The owner waits until it has everything that this thread had.
     must_be_quiet: Cell<bool>,
@@ -93,6 +94,7 @@ impl<I: Io> QueueCore<I> {
     ) -> Rc<Self> {
         inbox.set_open(false);
         let timeouts = RequestTimeouts::new(options.request_timeout, inbox.capacity());
+        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone());
         let core = Rc::new(Self {
             io,
             inbox,
@@ -104,7 +106,7 @@ impl<I: Io> QueueCore<I> {
             uncounted: Uncounted::default(),
             timeouts,
             report: options.report,
-            ended: Rc::default(),
+            admission,
             port: RefCell::default(),
             must_be_quiet: Cell::new(false),
         });
@@ -118,11 +120,9 @@ impl<I: Io> QueueCore<I> {
     /// A port for front ends, to a disk that is `geometry`.
     pub fn port(self: &Rc<Self>, geometry: Geometry) -> Port {
         let tasks = self.io.tasks().clone();
-        // Limits are the owner's: requests that they are for go there.
-        let admission = Admission::new(Rc::clone(&self.inbox), tasks.clone(), Rc::clone(&self.ended));
         let map = Rc::new(Map(Rc::downgrade(self)));
-        let (inbox, ended) = (Rc::clone(&self.inbox), Rc::clone(&self.ended));
-        let port = Port::new(inbox, admission, tasks, geometry, map, ended, Rc::default());
+        let (inbox, admission) = (Rc::clone(&self.inbox), Rc::clone(&self.admission));
+        let port = Port::new(inbox, admission, tasks, geometry, map, Rc::default());
         *self.port.borrow_mut() = Some(port.clone());
         port
     }
@@ -143,7 +143,7 @@ impl<I: Io> QueueCore<I> {
             }
         };
         request.client.complete(request.tag, result);
-        self.ended.notify_all(self.io.tasks());
+        self.admission.leaves();
     }
 
     /// Serves a request if this thread may and can; `None` if not, and then nothing has happened that cannot happen
@@ -322,7 +322,7 @@ impl<I: Io> FromOwner<I> {
                 core.inbox.set_open(open);
                 core.must_be_quiet.set(!open);
                 core.look_whether_quiet();
-                core.ended.notify_all(tasks);
+                core.admission.opened();
             }
             ToQueue::Forget => {
                 core.tell_counts();

@@ -1,9 +1,9 @@
 //! Calls that may block, on helper threads.
 //!
-//! Opening, locking, looking into, cutting, removing and closing files, and making names durable, wait for a file system:
-//! for its journal, for space to be freed, for a server. For some of them the ring has no operation, for others only on
-//! new kernels. A helper thread is started when a call finds none free, and ends when it was free for a second; it
-//! inherits the restrictions of the data thread. While [`THREADS_MAX`] calls hang, further ones wait.
+//! Opening, locking, looking into, cutting, removing and closing files, and making names durable, wait for a file
+//! system: for its journal, for space to be freed, for a server. For some of them the ring has no operation, for others
+//! only on new kernels. A helper thread is started when a call finds none free, and ends when it was free for a second;
+//! it inherits the restrictions of the data thread. While [`THREADS_MAX`] calls hang, further ones wait.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -94,8 +94,8 @@ impl Helpers {
     }
 }
 
-/// Closes files by the helpers of the thread that opened them, whatever thread lets go of them last, and also after that
-/// thread has ended.
+/// Closes files by the helpers of the thread that opened them, whatever thread lets go of them last, and also after
+/// that thread has ended.
 #[derive(Clone)]
 pub(super) struct Closer(Arc<Shared>);
 

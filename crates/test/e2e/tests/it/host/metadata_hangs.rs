@@ -88,8 +88,9 @@ enum End {
 /// the queue thread.
 fn idle_connections(tap: &Tap, log: &Path) -> Running {
     let script = format!(
-        "import time\nmine = [nbd.NBD() for i in range(3)]\nfor i, one in enumerate(mine):\n    one.connect_uri('{}')\n    \
-         one.pwrite(b'd' * 4096, (16 << 20) + i * 4096)\nprint('connected', flush=True)\ntime.sleep(1000)",
+        "import time\nmine = [nbd.NBD() for i in range(3)]\nfor i, one in enumerate(mine):\n    \
+         one.connect_uri('{}')\n    one.pwrite(b'd' * 4096, (16 << 20) + i * 4096)\n\
+         print('connected', flush=True)\ntime.sleep(1000)",
         tap.uri()
     );
     let mut nbdsh = Command::new("nbdsh");
