@@ -543,6 +543,13 @@ impl<I: Io> Core<I> {
             && self.timeouts.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
     }
 
+    /// Gives back or zeroes while no queue thread has a request of its own at the storage: its place may be given back,
+    /// because of what the storage has there.
+    async fn clear_alone(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<bool> {
+        let _hold = self.hold_alone().await;
+        clear(chain, request, meter).await
+    }
+
     async fn attempt(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<()> {
         let span = request.span;
         if self.tapped.get() && request.op != Op::Read {
@@ -570,11 +577,8 @@ impl<I: Io> Core<I> {
                 durable
             }
             Op::Flush => true,
-            Op::Discard | Op::WriteZeroes { .. } => {
-                // Its place may be given back, because of what the storage has there.
-                let _hold = self.hold_alone().await;
-                clear(chain, request, meter).await?
-            }
+            // Boxed, as above.
+            Op::Discard | Op::WriteZeroes { .. } => Box::pin(self.clear_alone(chain, request, meter)).await?,
         };
         if durable { chain.sync(meter).await } else { Ok(()) }
     }

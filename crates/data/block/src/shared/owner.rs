@@ -121,8 +121,7 @@ impl<I: Io> Core<I> {
         let hold = Hold(self);
         if self.sharing.get().is_some() {
             self.look_at_sharing();
-            // Boxed: hundreds of request tasks have room for what every request needs.
-            Box::pin(self.queue_threads_left()).await;
+            self.queue_threads_left().await;
         }
         hold
     }
