@@ -143,7 +143,9 @@ pub struct Core<I: Io> {
     sector_len: Cell<Option<u32>>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
-    pub(crate) ended: Rc<Notify>,
+    /// Told when the disk gets into another state, and of ends of requests where something may wait for these: see
+    /// [`Core::serve`].
+    pub(crate) ended: Notify,
     jobs: Jobs,
     /// Which change of the chain is at work.
     pub(crate) changing: Cell<Option<&'static str>>,
@@ -158,6 +160,8 @@ pub struct Core<I: Io> {
     pub(crate) timeouts: RequestTimeouts,
     is_watched: Cell<bool>,
     pub(crate) trace: Rc<Trace>,
+    /// Requests at work that need the image for themselves.
+    pub(crate) holds: Cell<u32>,
     /// Queue threads, if the disk has any.
     pub(crate) sharing: SharingSlot<I>,
 }
@@ -173,13 +177,13 @@ impl<I: Io> Core<I> {
     pub fn new(io: I, inbox: Rc<Inbox<Taken>>, options: CoreOptions) -> Rc<Self> {
         inbox.set_open(false);
         let timeouts = RequestTimeouts::new(options.request_timeout, inbox.capacity());
-        let ended = Rc::new(Notify::default());
-        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone(), Rc::clone(&ended));
+        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone());
         Rc::new(Self {
             io,
             timeouts,
             is_watched: Cell::new(false),
             trace: Rc::default(),
+            holds: Cell::new(0),
             sharing: SharingSlot::default(),
             options,
             inbox,
@@ -194,7 +198,7 @@ impl<I: Io> Core<I> {
             state: Cell::new(DiskState::Paused),
             sector_len: Cell::new(None),
             parked: Cell::new(0),
-            ended,
+            ended: Notify::default(),
             jobs: Jobs::default(),
             changing: Cell::new(None),
             unfinished: RefCell::new(None),
@@ -285,7 +289,6 @@ impl<I: Io> Core<I> {
             self.io.tasks().clone(),
             geometry,
             map,
-            Rc::clone(&self.ended),
             Rc::clone(&self.trace),
         ))
     }
@@ -332,11 +335,21 @@ impl<I: Io> Core<I> {
             let detail = format!("the disk is {}, not paused", self.state.get());
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
+        // Opening waits for the storage: another command may come meanwhile.
+        let change = self.begin_change("opening the images")?;
         let overlaid = taps.standby.as_ref().is_some_and(|standby| standby.took_over);
         let chain = self.open_chain(spec, overlaid).await?;
         let opened = match self.check_keys(&chain).and_then(|()| self.settle_sectors(&chain)) {
             Ok(()) => self.open_tap(&chain, taps).await,
             Err(error) => Err(error),
+        };
+        let opened = match opened {
+            Ok(()) if self.state.get() != DiskState::Paused => {
+                self.close_tap().await;
+                let detail = format!("the disk is {} meanwhile", self.state.get());
+                Err(FormatError::new(FormatErrorKind::InvalidArgument, detail))
+            }
+            opened => opened,
         };
         if let Err(error) = opened {
             if let Err(error) = chain.close().await {
@@ -346,11 +359,13 @@ impl<I: Io> Core<I> {
         }
         *self.chain.borrow_mut() = Some(Rc::new(chain));
         self.state.set(DiskState::Running);
+        drop(change);
         let mirror = self.tap.borrow().as_ref().and_then(|tap| tap.mirror.clone());
         if let Some(mirror) = mirror {
             self.mirror_run(&mirror);
         }
         self.inbox.set_open(true);
+        self.admission.opened();
         self.open_queue_threads();
         self.ended.notify_all(self.io.tasks());
         if self.timeouts.is_on() && !self.is_watched.replace(true) {
@@ -409,12 +424,15 @@ impl<I: Io> Core<I> {
         self.take_images_back().await;
         // The next opening of the chain finds out which parent it is.
         self.unfinished.take();
-        let result = match chain {
+        let result = match &chain {
             Some(chain) => chain.close().await,
             None => Ok(()),
         };
+        drop(chain);
         self.standby_waited.set(self.has_waiting_standby());
         self.close_tap().await;
+        // A caller that is told of the pause may open the images.
+        self.io.closed().await;
         if let Err(error) = &result {
             (self.options.report)(&format!("not closed cleanly: {error}"));
         }
@@ -452,7 +470,7 @@ impl<I: Io> Core<I> {
         let (meter, stamp) = (Meter::traced(clock), clock.map_or(0, Clock::now));
         let place = self.timeouts.begin(&request, self.io.tasks());
         let result = self.run(&request, &meter, place).await;
-        self.timeouts.end(place);
+        let was_told = self.timeouts.end(place);
         if let Some(observer) = &observer {
             // The one clock that is read for a request; everything else goes by the turn's.
             let now_ns = self.io.now_ns();
@@ -466,8 +484,12 @@ impl<I: Io> Core<I> {
         if self.admission.is_on() {
             self.admission.ended(pages);
         }
-        // Heard by connections that wait for room, by a pause, by a close.
-        self.ended.notify_all(self.io.tasks());
+        self.admission.leaves();
+        // A pause, a close and a change of the images wait for ends of requests while none is let in; and what touches
+        // the same bytes as a change that was answered early waits for that one.
+        if was_told || !self.inbox.is_open() || self.state.get() != DiskState::Running {
+            self.ended.notify_all(self.io.tasks());
+        }
     }
 
     async fn run(self: &Rc<Self>, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
@@ -540,9 +562,10 @@ impl<I: Io> Core<I> {
             && self.timeouts.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
     }
 
-    /// Gives back or zeroes while no queue thread has a request of its own at the storage: its place may be given back.
+    /// Gives back or zeroes while no queue thread has a request of its own at the storage: its place may be given back,
+    /// because of what the storage has there.
     async fn clear_alone(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<bool> {
-        let _hold = self.hold_queue_threads().await;
+        let _hold = self.hold_alone().await;
         clear(chain, request, meter).await
     }
 
@@ -555,7 +578,7 @@ impl<I: Io> Core<I> {
                 // Boxed: hundreds of request tasks have room for what every request needs.
                 return Box::pin(async move {
                     let _hold = match request.op {
-                        Op::Discard | Op::WriteZeroes { .. } => self.hold_queue_threads().await,
+                        Op::Discard | Op::WriteZeroes { .. } => Some(self.hold_alone().await),
                         Op::Read | Op::Write { .. } | Op::Flush => None,
                     };
                     mirrored(mirror, chain, request, meter).await
@@ -573,10 +596,8 @@ impl<I: Io> Core<I> {
                 durable
             }
             Op::Flush => true,
-            Op::Discard | Op::WriteZeroes { .. } if self.sharing.get().is_some() => {
-                Box::pin(self.clear_alone(chain, request, meter)).await?
-            }
-            Op::Discard | Op::WriteZeroes { .. } => clear(chain, request, meter).await?,
+            // Boxed, as above.
+            Op::Discard | Op::WriteZeroes { .. } => Box::pin(self.clear_alone(chain, request, meter)).await?,
         };
         if durable { chain.sync(meter).await } else { Ok(()) }
     }

@@ -51,12 +51,12 @@ impl Io for DiskIo {
         DiskStore::File(self.uring.adopt(share))
     }
 
-    fn open(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
-        self.uring.open(path, access).map(DiskStore::File)
+    async fn open(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
+        self.uring.open(path, access).await.map(DiskStore::File)
     }
 
-    async fn open_aside(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
-        self.uring.open_aside(path, access).await.map(DiskStore::File)
+    async fn closed(&self) {
+        self.uring.files_closed().await;
     }
 
     async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
@@ -111,12 +111,12 @@ unsafe impl Storage for DiskStore {
         either!(self, store => store.inode())
     }
 
-    fn data_run(&self, span: Span) -> (u64, bool) {
-        either!(self, store => store.data_run(span))
+    async fn data_run(&self, span: Span) -> (u64, bool) {
+        either!(self, store => store.data_run(span).await)
     }
 
-    async fn known_run(&self, span: Span) -> (u64, bool) {
-        either!(self, store => store.known_run(span).await)
+    async fn known_runs(&self, span: Span, count_max: usize) -> Vec<(u64, bool)> {
+        either!(self, store => store.known_runs(span, count_max).await)
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {

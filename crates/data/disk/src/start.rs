@@ -46,7 +46,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     };
     let begun = begin(options);
-    let (table, listener, run, termination) = match (begun, parent) {
+    let (table, listener, termination) = match (begun, parent) {
         (Ok(begun), None) => {
             if options.detach {
                 process::leave_terminal()?;
@@ -71,16 +71,21 @@ pub fn run(options: &Options) -> Result<()> {
     };
     notify::ready(&status(&table));
     let ended = watched(&table, || serve(&listener, &table, Limits::default(), Some(termination.as_fd())));
-    notify::stopping("closing its disks");
-    // New clients shall not find a process that is going.
-    let _ = fs::remove_file(run.socket(std::process::id() as i32));
-    let closed = table.handle(Quit { force: false }, &mut Call::of_itself());
+    let closed = finish(&table);
     match ended {
         Ok(Ended::Stopped) => log::line("ended by a signal"),
         Ok(Ended::Quit | Ended::Empty) => {}
         Err(error) => return Err(ControlError::io("the control socket failed", &error)),
     }
-    closed.map(drop)
+    closed
+}
+
+/// Closes all disks, at the end of the process.
+pub(crate) fn finish(table: &Table<Host>) -> Result<()> {
+    notify::stopping("closing its disks");
+    // New clients shall not find a process that is going.
+    let _ = fs::remove_file(table.run.socket(std::process::id() as i32));
+    table.handle(Quit { force: false }, &mut Call::of_itself()).map(drop)
 }
 
 /// What the service manager shows.
@@ -92,7 +97,7 @@ fn status(table: &Table<Host>) -> String {
     }
 }
 
-type Begun = (Table<Host>, UnixListener, RunDir, OwnedFd);
+type Begun = (Table<Host>, UnixListener, OwnedFd);
 
 /// Threads of a disk where their number is not given, at most.
 const THREADS_AUTO_MAX: usize = 4;
@@ -140,7 +145,7 @@ fn begin(options: &Options) -> Result<Begun> {
     }
     let printed = writeln!(std::io::stdout(), "{}", socket.display());
     printed.map_err(|error| ControlError::io("printing the control socket", &error))?;
-    Ok((table, listener, run, termination))
+    Ok((table, listener, termination))
 }
 
 /// What earlier processes left when they died. A failure is no reason not to serve.

@@ -362,16 +362,26 @@ unsafe impl<S: Storage> Storage for InBlocks<S> {
         self.storage.inode()
     }
 
-    fn data_run(&self, span: Span) -> (u64, bool) {
+    fn data_run(&self, span: Span) -> impl Future<Output = (u64, bool)> {
         self.storage.data_run(span)
     }
 
     /// What the storage knows is about whole blocks, so it is asked about these.
-    async fn known_run(&self, span: Span) -> (u64, bool) {
+    async fn known_runs(&self, span: Span, count_max: usize) -> Vec<(u64, bool)> {
         let start = self.blocks.floor(span.start);
         let end = self.blocks.ceil(span.start + span.len).min(self.end());
-        let (len, is_data) = self.storage.known_run(Span::new(start, end - start)).await;
-        ((start + len).saturating_sub(span.start).clamp(1, span.len), is_data)
+        let mut runs = self.storage.known_runs(Span::new(start, end - start), count_max).await;
+        let (mut before, mut left) = (span.start - start, span.len);
+        for (len, _) in &mut runs {
+            let skipped = before.min(*len);
+            *len = (*len - skipped).min(left);
+            (before, left) = (before - skipped, left - *len);
+        }
+        runs.retain(|(len, _)| *len > 0);
+        if runs.is_empty() {
+            runs.push((span.len, true));
+        }
+        runs
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {

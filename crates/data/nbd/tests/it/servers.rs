@@ -149,14 +149,14 @@ fn holes_are_known_after_asking_once() {
     on_ring(|uring| async move {
         let store = open(&uring, &target).await.unwrap();
         write(&store, 64 << 20, &pattern(1, 4096)).await.unwrap();
-        assert_eq!(store.data_run(Span::new(0, 1 << 30)), (1 << 30, true), "nothing is known yet");
-        let (len, has_data) = store.known_run(Span::new(0, 1 << 30)).await;
+        assert_eq!(store.data_run(Span::new(0, 1 << 30)).await, (1 << 30, true), "nothing is known yet");
+        let (len, has_data) = store.known_runs(Span::new(0, 1 << 30), 1).await[0];
         assert_eq!((len, has_data), (64 << 20, false));
-        assert_eq!(store.data_run(Span::new(4096, 4096)), (4096, false));
-        assert!(store.data_run(Span::new(64 << 20, 4096)).1);
+        assert_eq!(store.data_run(Span::new(4096, 4096)).await, (4096, false));
+        assert!(store.data_run(Span::new(64 << 20, 4096)).await.1);
         write(&store, 0, &pattern(2, 512)).await.unwrap();
-        assert_eq!(store.data_run(Span::new(0, 4096)), (4096, true), "forgotten by writing");
-        assert!(store.known_run(Span::new(0, 1 << 30)).await.1);
+        assert_eq!(store.data_run(Span::new(0, 4096)).await, (4096, true), "forgotten by writing");
+        assert!(store.known_runs(Span::new(0, 1 << 30), 1).await[0].1);
     });
 }
 

@@ -1,12 +1,19 @@
 //! Requests of 512 bytes on a disk with sectors of 4096: see [`crate::blocks`].
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
 use tapio_types::{Access, Span};
 
-use super::SimHost;
+use super::{Sim, SimHost};
 use crate::{Executor, Inbox, Io, PageBuf, Polling, PollingConfig, Storage, Zeroing};
+
+fn run(process: &Sim, work: impl Future<Output = ()> + 'static) {
+    let inbox: Rc<Inbox<()>> = Inbox::new(1);
+    let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
+    Executor::new(process.tasks().clone(), inbox, |()| async {}, polling).block_on(process, &mut (), work);
+}
 
 /// Every span of sectors of 512 bytes over some blocks of 4096, on files that end inside of a block and not.
 #[test]
@@ -18,11 +25,9 @@ fn every_span_is_read_written_and_zeroed_and_nothing_beside_it() {
         let mut model = vec![1; sectors * SECTOR];
         host.put(path, &model);
         let process = host.process();
-        let store = process.open(path, Access::ReadWrite).expect("it is there");
-        let inbox: Rc<Inbox<()>> = Inbox::new(1);
-        let polling = Rc::new(std::cell::RefCell::new(Polling::new(PollingConfig::OFF)));
-        let mut executor = Executor::new(process.tasks().clone(), inbox, |()| async {}, polling);
-        let work = async move {
+        let opening = process.clone();
+        run(&process, async move {
+            let store = opening.open(path, Access::ReadWrite).await.expect("it is there");
             let mut mark = 1_u8;
             for start in 0..sectors {
                 for end in start + 1..=sectors {
@@ -45,8 +50,7 @@ fn every_span_is_read_written_and_zeroed_and_nothing_beside_it() {
                     assert!(host.content(path).bytes() == model, "beside {start}..{end} of {sectors}");
                 }
             }
-        };
-        executor.block_on(&process, &mut (), work);
+        });
     }
 }
 
@@ -58,7 +62,10 @@ fn a_file_with_long_sectors_is_not_shared_with_other_threads() {
     for (sector_len, is_shared) in [(512, true), (4096, false)] {
         host.set_sector_len(sector_len);
         let process = host.process();
-        let store = process.open(path, Access::ReadWrite).expect("it is there");
-        assert_eq!(process.share(&store).is_some(), is_shared, "{sector_len}");
+        let opening = process.clone();
+        run(&process, async move {
+            let store = opening.open(path, Access::ReadWrite).await.expect("it is there");
+            assert_eq!(opening.share(&store).is_some(), is_shared, "{sector_len}");
+        });
     }
 }

@@ -55,6 +55,8 @@ pub enum Broken {
 const PARTS: u64 = 10_000;
 /// How long connecting to a server takes.
 const CONNECT_NS: u64 = 1_000_000;
+/// How long looking for holes takes at most.
+const LOOK_MAX_NS: u64 = 200_000;
 /// How long an operation is stuck: much longer than anything waits for it.
 const STUCK_NS: u64 = 3_600_000_000_000;
 
@@ -505,7 +507,7 @@ impl Io for Sim {
         SimStore { sim: self.clone(), file, writable, _lock: None, is_device, align, blocks }
     }
 
-    fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
+    async fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
         self.open_file(path, access, false)
     }
 
@@ -709,10 +711,13 @@ unsafe impl Storage for SimStore {
         self.sim.host.inner.borrow().files[self.file].seen.len()
     }
 
-    fn data_run(&self, span: Span) -> (u64, bool) {
+    /// As on a kernel, where a helper thread looks: other tasks run between the question and the answer.
+    async fn data_run(&self, span: Span) -> (u64, bool) {
         if self.is_device {
             return (span.len, true);
         }
+        let takes_ns = self.sim.host.inner.borrow_mut().random.below(LOOK_MAX_NS);
+        self.sim.tasks.sleep_until(self.sim.tasks.turn_ns() + takes_ns).await;
         self.sim.host.inner.borrow().files[self.file].seen.data_run(span)
     }
 
