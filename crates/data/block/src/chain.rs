@@ -428,7 +428,7 @@ impl<S: Storage> Chain<S> {
                 Lookup::Extent(Mapped { len, place: Place::Parent }) => (len, true),
                 Lookup::Extent(Mapped { len, place: Place::Zero }) => (len, self.links.len() == 1),
                 Lookup::Extent(Mapped { len, place: Place::Data { offset } }) => {
-                    let (known, has_data) = self.leaf().store().data_run(Span::new(offset, len));
+                    let (known, has_data) = self.leaf().store().data_run(Span::new(offset, len)).await;
                     (known, !has_data && self.links.len() == 1)
                 }
             };
@@ -449,25 +449,25 @@ impl<S: Storage> Chain<S> {
         let mut extents: Vec<Extent> = Vec::new();
         let mut left = span;
         while !left.is_empty() {
-            let (mut len, target) = self.resolve(left).await?;
-            let empty = match target {
-                Target::Zero => true,
+            let (len, target) = self.resolve(left).await?;
+            let count = (count_max.max(1) - extents.len()).saturating_add(1);
+            let runs = match target {
+                Target::Zero => vec![(len, false)],
                 // A hole in an encrypted layer is not zero.
-                Target::Data { layer, .. } if self.links[layer].layer.cipher().is_some() => false,
+                Target::Data { layer, .. } if self.links[layer].layer.cipher().is_some() => vec![(len, true)],
                 Target::Data { layer, offset } => {
-                    let store = self.links[layer].layer.store();
-                    let (known, has_data) = store.known_run(Span::new(offset, len)).await;
-                    len = known;
-                    !has_data
+                    self.links[layer].layer.store().known_runs(Span::new(offset, len), count).await
                 }
             };
-            let full = extents.len() == count_max.max(1);
-            match extents.last_mut() {
-                Some(last) if last.hole == empty => last.len += len,
-                _ if full => return Ok(extents),
-                _ => extents.push(Extent { len, hole: empty, zero: empty }),
+            for (len, has_data) in runs {
+                let full = extents.len() == count_max.max(1);
+                match extents.last_mut() {
+                    Some(last) if last.hole != has_data => last.len += len,
+                    _ if full => return Ok(extents),
+                    _ => extents.push(Extent { len, hole: !has_data, zero: !has_data }),
+                }
+                left = left.skip(len);
             }
-            left = left.skip(len);
         }
         Ok(extents)
     }

@@ -47,6 +47,7 @@ impl<I: Io> Drop for Gate<I> {
         // A pause that came meanwhile keeps it closed.
         if self.core.state() == DiskState::Running {
             self.core.inbox.set_open(true);
+            self.core.admission.opened();
             self.core.look_at_sharing();
             self.core.admission.look();
             self.core.ended.notify_all(self.core.io.tasks());

@@ -144,7 +144,7 @@ impl<I: Io> Core<I> {
         // From here on it is a matter of a few writes, and is brought to its end.
         let links = chain.links();
         let (above, image, below) = (&links[index - 1], &links[index], &links[index + 1]);
-        let mut facts = (self.options.parent_facts)(&above.spec.path, &below.spec.path)?;
+        let mut facts = self.parent_facts(above, below).await?;
         if let Layer::Vhd(image) = &image.layer {
             facts.uuid = image.parent_uuid().unwrap_or_default();
         }

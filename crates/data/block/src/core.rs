@@ -23,6 +23,7 @@ use crate::mirror::Mirror;
 use crate::notes::Notes;
 use crate::port::{AllocationMap, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
+use crate::sectors::{count_for, in_units, settle};
 use crate::shared::SharingSlot;
 use crate::standby::{self, Redirected};
 use crate::tap::{Tap, TapOptions};
@@ -63,6 +64,8 @@ pub struct CoreOptions {
     pub keys: Keys,
     /// How many bitmaps of each image stay in memory.
     pub bitmaps_kept: usize,
+    /// Bytes of a sector as guests are told, 512 or 4096; what the images have without.
+    pub sector_len: Option<u32>,
     /// How long a request may take; for ever without. See [`crate::Completion::give_up`].
     pub request_timeout: Option<Duration>,
     /// Where sentences for the log go. Called for changes of state and failures, never per request.
@@ -79,6 +82,7 @@ impl Default for CoreOptions {
             notes: Notes::default(),
             keys: Keys::default(),
             bitmaps_kept: BITMAPS_KEPT,
+            sector_len: None,
             request_timeout: Some(REQUEST_TIMEOUT),
             report: |line| eprintln!("{line}"),
         }
@@ -135,9 +139,13 @@ pub struct Core<I: Io> {
     /// The disk has moved to other images than those it was opened with.
     pub(crate) moved: Cell<bool>,
     state: Cell<DiskState>,
+    /// What guests were told of sectors, for as long as the disk is there.
+    sector_len: Cell<Option<u32>>,
     /// Requests that wait for space, outside of any chain.
     parked: Cell<usize>,
-    pub(crate) ended: Rc<Notify>,
+    /// Told when the disk gets into another state, and of ends of requests where something may wait for these: see
+    /// [`Core::serve`].
+    pub(crate) ended: Notify,
     jobs: Jobs,
     /// Which change of the chain is at work.
     pub(crate) changing: Cell<Option<&'static str>>,
@@ -152,6 +160,8 @@ pub struct Core<I: Io> {
     pub(crate) timeouts: RequestTimeouts,
     is_watched: Cell<bool>,
     pub(crate) trace: Rc<Trace>,
+    /// Requests at work that need the image for themselves.
+    pub(crate) holds: Cell<u32>,
     /// Queue threads, if the disk has any.
     pub(crate) sharing: SharingSlot<I>,
 }
@@ -167,13 +177,13 @@ impl<I: Io> Core<I> {
     pub fn new(io: I, inbox: Rc<Inbox<Taken>>, options: CoreOptions) -> Rc<Self> {
         inbox.set_open(false);
         let timeouts = RequestTimeouts::new(options.request_timeout, inbox.capacity());
-        let ended = Rc::new(Notify::default());
-        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone(), Rc::clone(&ended));
+        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone());
         Rc::new(Self {
             io,
             timeouts,
             is_watched: Cell::new(false),
             trace: Rc::default(),
+            holds: Cell::new(0),
             sharing: SharingSlot::default(),
             options,
             inbox,
@@ -186,8 +196,9 @@ impl<I: Io> Core<I> {
             owed_notes: RefCell::default(),
             moved: Cell::new(false),
             state: Cell::new(DiskState::Paused),
+            sector_len: Cell::new(None),
             parked: Cell::new(0),
-            ended,
+            ended: Notify::default(),
             jobs: Jobs::default(),
             changing: Cell::new(None),
             unfinished: RefCell::new(None),
@@ -278,7 +289,6 @@ impl<I: Io> Core<I> {
             self.io.tasks().clone(),
             geometry,
             map,
-            Rc::clone(&self.ended),
             Rc::clone(&self.trace),
         ))
     }
@@ -288,12 +298,24 @@ impl<I: Io> Core<I> {
         let chain = self.chain.borrow();
         let chain = chain.as_ref()?;
         Some(Geometry {
-            len: chain.len(),
-            logical_block_len: SECTOR_LEN as u32,
+            len: chain.len() / u64::from(self.sector_len()) * u64::from(self.sector_len()),
+            logical_block_len: self.sector_len(),
             physical_block_len: 4096,
             read_only: chain.access() == Access::ReadOnly,
             transfer_max: 32 << 20,
         })
+    }
+
+    /// Bytes of a sector as guests are told.
+    pub(crate) fn sector_len(&self) -> u32 {
+        self.sector_len.get().unwrap_or(SECTOR_LEN as u32)
+    }
+
+    /// Settles what guests are told, once; images that are opened later have to serve it.
+    fn settle_sectors(&self, chain: &Chain<I::Store>) -> Result<()> {
+        let len = settle(chain, self.sector_len.get(), self.options.sector_len)?;
+        self.sector_len.set(Some(len));
+        Ok(())
     }
 
     /// Opens the images of `spec` and serves requests.
@@ -313,11 +335,21 @@ impl<I: Io> Core<I> {
             let detail = format!("the disk is {}, not paused", self.state.get());
             return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
         }
+        // Opening waits for the storage: another command may come meanwhile.
+        let change = self.begin_change("opening the images")?;
         let overlaid = taps.standby.as_ref().is_some_and(|standby| standby.took_over);
         let chain = self.open_chain(spec, overlaid).await?;
-        let opened = match self.check_keys(&chain) {
+        let opened = match self.check_keys(&chain).and_then(|()| self.settle_sectors(&chain)) {
             Ok(()) => self.open_tap(&chain, taps).await,
             Err(error) => Err(error),
+        };
+        let opened = match opened {
+            Ok(()) if self.state.get() != DiskState::Paused => {
+                self.close_tap().await;
+                let detail = format!("the disk is {} meanwhile", self.state.get());
+                Err(FormatError::new(FormatErrorKind::InvalidArgument, detail))
+            }
+            opened => opened,
         };
         if let Err(error) = opened {
             if let Err(error) = chain.close().await {
@@ -327,11 +359,13 @@ impl<I: Io> Core<I> {
         }
         *self.chain.borrow_mut() = Some(Rc::new(chain));
         self.state.set(DiskState::Running);
+        drop(change);
         let mirror = self.tap.borrow().as_ref().and_then(|tap| tap.mirror.clone());
         if let Some(mirror) = mirror {
             self.mirror_run(&mirror);
         }
         self.inbox.set_open(true);
+        self.admission.opened();
         self.open_queue_threads();
         self.ended.notify_all(self.io.tasks());
         if self.timeouts.is_on() && !self.is_watched.replace(true) {
@@ -390,12 +424,15 @@ impl<I: Io> Core<I> {
         self.take_images_back().await;
         // The next opening of the chain finds out which parent it is.
         self.unfinished.take();
-        let result = match chain {
+        let result = match &chain {
             Some(chain) => chain.close().await,
             None => Ok(()),
         };
+        drop(chain);
         self.standby_waited.set(self.has_waiting_standby());
         self.close_tap().await;
+        // A caller that is told of the pause may open the images.
+        self.io.closed().await;
         if let Err(error) = &result {
             (self.options.report)(&format!("not closed cleanly: {error}"));
         }
@@ -433,7 +470,7 @@ impl<I: Io> Core<I> {
         let (meter, stamp) = (Meter::traced(clock), clock.map_or(0, Clock::now));
         let place = self.timeouts.begin(&request, self.io.tasks());
         let result = self.run(&request, &meter, place).await;
-        self.timeouts.end(place);
+        let was_told = self.timeouts.end(place);
         if let Some(observer) = &observer {
             // The one clock that is read for a request; everything else goes by the turn's.
             let now_ns = self.io.now_ns();
@@ -447,8 +484,12 @@ impl<I: Io> Core<I> {
         if self.admission.is_on() {
             self.admission.ended(pages);
         }
-        // Heard by connections that wait for room, by a pause, by a close.
-        self.ended.notify_all(self.io.tasks());
+        self.admission.leaves();
+        // A pause, a close and a change of the images wait for ends of requests while none is let in; and what touches
+        // the same bytes as a change that was answered early waits for that one.
+        if was_told || !self.inbox.is_open() || self.state.get() != DiskState::Running {
+            self.ended.notify_all(self.io.tasks());
+        }
     }
 
     async fn run(self: &Rc<Self>, request: &Request, meter: &Meter, place: Place) -> Result<(), DiskError> {
@@ -521,9 +562,10 @@ impl<I: Io> Core<I> {
             && self.timeouts.has_time(place, self.io.tasks().turn_ns(), BUSY_RETRY_NS)
     }
 
-    /// Gives back or zeroes while no queue thread has a request of its own at the storage: its place may be given back.
+    /// Gives back or zeroes while no queue thread has a request of its own at the storage: its place may be given back,
+    /// because of what the storage has there.
     async fn clear_alone(&self, chain: &Chain<I::Store>, request: &Request, meter: &Meter) -> Result<bool> {
-        let _hold = self.hold_queue_threads().await;
+        let _hold = self.hold_alone().await;
         clear(chain, request, meter).await
     }
 
@@ -536,7 +578,7 @@ impl<I: Io> Core<I> {
                 // Boxed: hundreds of request tasks have room for what every request needs.
                 return Box::pin(async move {
                     let _hold = match request.op {
-                        Op::Discard | Op::WriteZeroes { .. } => self.hold_queue_threads().await,
+                        Op::Discard | Op::WriteZeroes { .. } => Some(self.hold_alone().await),
                         Op::Read | Op::Write { .. } | Op::Flush => None,
                     };
                     mirrored(mirror, chain, request, meter).await
@@ -554,10 +596,8 @@ impl<I: Io> Core<I> {
                 durable
             }
             Op::Flush => true,
-            Op::Discard | Op::WriteZeroes { .. } if self.sharing.get().is_some() => {
-                Box::pin(self.clear_alone(chain, request, meter)).await?
-            }
-            Op::Discard | Op::WriteZeroes { .. } => clear(chain, request, meter).await?,
+            // Boxed, as above.
+            Op::Discard | Op::WriteZeroes { .. } => Box::pin(self.clear_alone(chain, request, meter)).await?,
         };
         if durable { chain.sync(meter).await } else { Ok(()) }
     }
@@ -717,7 +757,11 @@ impl<I: Io> AllocationMap for Map<I> {
             if !span.fits(chain.len()) {
                 return Err(DiskError::OutOfRange);
             }
-            chain.extents(span, count_max).await.map_err(|error| DiskError::Io(error.errno()))
+            let unit = core.sector_len();
+            let found = chain.extents(span, count_for(count_max, unit)).await;
+            let found = found.map_err(|error| DiskError::Io(error.errno()))?;
+            let to_end = found.iter().map(|extent| extent.len).sum::<u64>() >= span.len;
+            Ok(in_units(found, unit, count_max, to_end))
         })
     }
 }

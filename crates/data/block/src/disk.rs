@@ -8,6 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tapio_format::FormatError;
 use tapio_ring::uring::{Caching, Uring, UringConfig};
 use tapio_ring::{Executor, Inbox, Io, Polling, PollingConfig};
@@ -116,7 +117,7 @@ impl From<Gone> for DiskFailure {
 pub struct Disk {
     remote: DiskHandle,
     geometry: Geometry,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 type Started = Result<(Handle<Owner>, Geometry), DiskFailure>;
@@ -138,7 +139,7 @@ impl Disk {
         let started = answer.recv().map_err(|_| DiskFailure::Gone(Gone::Ended))?;
         let (owner, geometry) = started?;
         let remote = DiskHandle::new(owner, queues);
-        Ok(Self { remote, geometry, thread: Some(thread) })
+        Ok(Self { remote, geometry, thread: Mutex::new(Some(thread)) })
     }
 
     /// How front ends and others reach the data thread.
@@ -229,13 +230,13 @@ impl Disk {
     ///
     /// # Errors
     /// Not within the time, or not closed cleanly.
-    pub fn close(mut self, within: Duration) -> Result<(), DiskFailure> {
+    pub fn close(&self, within: Duration) -> Result<(), DiskFailure> {
         let result =
             self.remote.call_async(within, |data_thread| async move { data_thread.core.close().await });
         self.remote.queues().end(within, result.is_ok());
         let _ = self.remote.call(within, |data_thread| data_thread.port.tasks().stop());
         if result.is_ok()
-            && let Some(thread) = self.thread.take()
+            && let Some(thread) = self.thread.lock().take()
         {
             let _ = thread.join();
         }

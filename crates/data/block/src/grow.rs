@@ -19,6 +19,7 @@ impl<I: Io> Core<I> {
     pub async fn grow(self: &Rc<Self>, len: u64) -> Result<Geometry> {
         let _change = self.begin_change("growing the disk")?;
         let chain = self.running_chain()?;
+        let len = len.checked_next_multiple_of(self.sector_len().into()).unwrap_or(u64::MAX);
         let leaf = &chain.links()[0].spec.path;
         if chain.access() == Access::ReadOnly {
             return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk cannot grow"));

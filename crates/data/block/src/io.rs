@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tapio_nbd::{NbdStore, Target};
 use tapio_ring::uring::{SharedFile, Uring, UringFile};
-use tapio_ring::{Io, Segments, Storage, StorageInfo, TaskId, Tasks, Zeroing};
+use tapio_ring::{InBlocks, Io, Segments, Storage, StorageInfo, TaskId, Tasks, Zeroing};
 use tapio_types::{Access, Span};
 
 /// Opens storages on the ring of a data thread.
@@ -24,6 +24,8 @@ pub enum DiskStore {
     File(UringFile),
     /// A remote export.
     Remote(NbdStore),
+    /// One that takes whole blocks of more than 512 bytes only.
+    RemoteInBlocks(Box<InBlocks<NbdStore>>),
 }
 
 impl DiskIo {
@@ -41,7 +43,7 @@ impl Io for DiskIo {
         match store {
             DiskStore::File(file) => self.uring.share(file),
             // Its connections are tasks of this thread.
-            DiskStore::Remote(_) => None,
+            DiskStore::Remote(_) | DiskStore::RemoteInBlocks(_) => None,
         }
     }
 
@@ -49,12 +51,12 @@ impl Io for DiskIo {
         DiskStore::File(self.uring.adopt(share))
     }
 
-    fn open(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
-        self.uring.open(path, access).map(DiskStore::File)
+    async fn open(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
+        self.uring.open(path, access).await.map(DiskStore::File)
     }
 
-    async fn open_aside(&self, path: &Path, access: Access) -> io::Result<DiskStore> {
-        self.uring.open_aside(path, access).await.map(DiskStore::File)
+    async fn closed(&self) {
+        self.uring.files_closed().await;
     }
 
     async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
@@ -63,7 +65,11 @@ impl Io for DiskIo {
 
     async fn open_remote(&self, name: &str, access: Access) -> io::Result<DiskStore> {
         let target: Target = name.parse()?;
-        NbdStore::open(&self.uring, target, access, self.report).await.map(DiskStore::Remote)
+        let store = NbdStore::open(&self.uring, target, access, self.report).await?;
+        Ok(match store.info().sector_len {
+            512 => DiskStore::Remote(store),
+            _ => DiskStore::RemoteInBlocks(Box::new(InBlocks::new(store, self.uring.tasks().clone()))),
+        })
     }
 
     fn tasks(&self) -> &Tasks {
@@ -86,11 +92,12 @@ macro_rules! either {
         match $store {
             DiskStore::File($inner) => $call,
             DiskStore::Remote($inner) => $call,
+            DiskStore::RemoteInBlocks($inner) => $call,
         }
     };
 }
 
-// SAFETY: both kinds do as they must.
+// SAFETY: all kinds do as they must.
 unsafe impl Storage for DiskStore {
     fn info(&self) -> StorageInfo {
         either!(self, store => store.info())
@@ -104,20 +111,30 @@ unsafe impl Storage for DiskStore {
         either!(self, store => store.inode())
     }
 
-    fn data_run(&self, span: Span) -> (u64, bool) {
-        either!(self, store => store.data_run(span))
+    async fn data_run(&self, span: Span) -> (u64, bool) {
+        either!(self, store => store.data_run(span).await)
     }
 
-    async fn known_run(&self, span: Span) -> (u64, bool) {
-        either!(self, store => store.known_run(span).await)
+    async fn known_runs(&self, span: Span, count_max: usize) -> Vec<(u64, bool)> {
+        either!(self, store => store.known_runs(span, count_max).await)
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
-        either!(self, store => store.read(at, into).await)
+        match self {
+            Self::File(store) => store.read(at, into).await,
+            Self::Remote(store) => store.read(at, into).await,
+            // Boxed: hundreds of request tasks have room for the common ones.
+            Self::RemoteInBlocks(store) => Box::pin(store.read(at, into)).await,
+        }
     }
 
     async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
-        either!(self, store => store.write(at, from).await)
+        match self {
+            Self::File(store) => store.write(at, from).await,
+            Self::Remote(store) => store.write(at, from).await,
+            // Boxed: hundreds of request tasks have room for the common ones.
+            Self::RemoteInBlocks(store) => Box::pin(store.write(at, from)).await,
+        }
     }
 
     async fn flush(&self) -> io::Result<()> {
@@ -125,7 +142,12 @@ unsafe impl Storage for DiskStore {
     }
 
     async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
-        either!(self, store => store.zero(span, how).await)
+        match self {
+            Self::File(store) => store.zero(span, how).await,
+            Self::Remote(store) => store.zero(span, how).await,
+            // Boxed: hundreds of request tasks have room for the common ones.
+            Self::RemoteInBlocks(store) => Box::pin(store.zero(span, how)).await,
+        }
     }
 
     async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {

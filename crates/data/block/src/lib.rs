@@ -34,6 +34,7 @@ mod open;
 mod parent;
 mod port;
 mod request;
+mod sectors;
 mod shared;
 mod standby;
 mod swap;

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use tapio_format::live::vhd::OpenOptions;
 use tapio_format::live::{Layer, RawLayer, vhd};
+use tapio_format::vhd::offline::ParentFacts;
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::uring::{LOCK_RETRY, LockHolder, lock_may_come};
 use tapio_ring::{Io, Storage};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
 use crate::chain::{Chain, Link};
-use crate::core::{Core, DiskState};
+use crate::core::Core;
 use crate::lineage::check_parent;
 
 /// The most images in a chain: what sm allows, and its raw base.
@@ -43,6 +44,9 @@ impl<I: Io> Core<I> {
                     (self.options.report)(&format!("not closed cleanly: {error}"));
                 }
             }
+            drop(links);
+            // The caller may try another process.
+            self.io.closed().await;
             return Err(error);
         }
         if spec.access == Access::ReadWrite {
@@ -76,11 +80,23 @@ impl<I: Io> Core<I> {
         }
     }
 
+    /// What the image `above` records about the one `below`, but for its UUID: names, for which files are looked at.
+    pub(crate) async fn parent_facts(
+        &self,
+        above: &Link<I::Store>,
+        below: &Link<I::Store>,
+    ) -> Result<ParentFacts> {
+        let facts = self.options.parent_facts;
+        let (child, parent) = (above.spec.path.clone(), below.spec.path.clone());
+        let told = self.io.offload(move || facts(&child, &parent)).await;
+        told.map_err(|error| FormatError::io("cannot look at the parent", error))?
+    }
+
     /// Writes once more that the image at `index` belongs to the one below it; gives it as it is open then.
     async fn relink_again(&self, links: &[Rc<Link<I::Store>>], index: usize) -> Result<Rc<Link<I::Store>>> {
         let (above, below) = (&links[index], &links[index + 1]);
         let Layer::Vhd(child) = &above.layer else { return Ok(Rc::clone(above)) };
-        let mut facts = (self.options.parent_facts)(&above.spec.path, &below.spec.path)?;
+        let mut facts = self.parent_facts(above, below).await?;
         facts.uuid = child.parent_uuid().unwrap_or_default();
         if index > 0 {
             return self.relink_inner(above, &facts).await;
@@ -206,20 +222,18 @@ impl<I: Io> Core<I> {
         let tasks = self.io.tasks();
         let begin_ns = tasks.turn_ns();
         loop {
-            // Nothing else runs while a disk is not served; opening at once is faster then.
-            let opened = match self.state() {
-                DiskState::Running => Box::pin(self.io.open_aside(path, access)).await,
-                _ => self.io.open(path, access),
-            };
-            let error = match opened {
+            let error = match Box::pin(self.io.open(path, access)).await {
                 Ok(store) => return Ok(store),
                 Err(error) => error,
             };
+            let cannot = |error| FormatError::io(format!("cannot open {what}"), error);
             if error.raw_os_error() != Some(libc::EBUSY) {
-                return Err(FormatError::io(format!("cannot open {what}"), error));
+                return Err(cannot(error));
             }
-            if !lock_may_come(path, Duration::from_nanos(tasks.turn_ns() - begin_ns)) {
-                return Err(FormatError::io(format!("{what} {}", LockHolder::of(path)), error));
+            let (name, waited) = (path.to_path_buf(), Duration::from_nanos(tasks.turn_ns() - begin_ns));
+            let ask = move || if lock_may_come(&name, waited) { None } else { Some(LockHolder::of(&name)) };
+            if let Some(holder) = Box::pin(self.io.offload(ask)).await.map_err(cannot)? {
+                return Err(FormatError::io(format!("{what} {holder}"), error));
             }
             tasks.sleep_until(tasks.turn_ns() + LOCK_RETRY.as_nanos() as u64).await;
         }

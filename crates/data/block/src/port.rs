@@ -18,7 +18,7 @@ use crate::trace::Trace;
 pub struct Geometry {
     /// Bytes; a multiple of the logical block.
     pub len: u64,
-    /// Every span must be aligned to this: 512.
+    /// Bytes of a sector as guests are told, 512 or 4096. Every span must be aligned to 512 all the same.
     pub logical_block_len: u32,
     /// The size of access that costs no extra work below: 4096.
     pub physical_block_len: u32,
@@ -57,7 +57,6 @@ struct Inner {
     tasks: Tasks,
     geometry: Cell<Geometry>,
     map: Rc<dyn AllocationMap>,
-    room_freed: Rc<Notify>,
     geometry_changed: Notify,
     trace: Rc<Trace>,
     /// Clients so far.
@@ -81,15 +80,13 @@ impl std::fmt::Debug for Port {
 }
 
 impl Port {
-    /// A port to the disk that takes requests from `inbox`, and notifies `room_freed` when one of them has ended or
-    /// the gate opens.
+    /// A port to the disk that takes requests from `inbox`.
     pub(crate) fn new(
         inbox: Rc<Inbox<Taken>>,
         admission: Rc<Admission>,
         tasks: Tasks,
         geometry: Geometry,
         map: Rc<dyn AllocationMap>,
-        room_freed: Rc<Notify>,
         trace: Rc<Trace>,
     ) -> Self {
         Self {
@@ -99,7 +96,6 @@ impl Port {
                 tasks,
                 geometry: Cell::new(geometry),
                 map,
-                room_freed,
                 geometry_changed: Notify::default(),
                 trace,
                 clients: Cell::new(0),
@@ -165,7 +161,7 @@ impl Port {
     /// Waits until there is room for a request.
     pub async fn wait_room(&self) {
         while self.room() == 0 {
-            self.inner.room_freed.wait(&self.inner.tasks).await;
+            self.inner.admission.freed().wait(&self.inner.tasks).await;
         }
     }
 

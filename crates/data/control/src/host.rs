@@ -9,7 +9,8 @@ use crate::stats_text::VbdStats;
 /// beside them.
 ///
 /// [Concurrent](crate::command::DiskCommand::IS_CONCURRENT) commands and `stats` may be called while another operation
-/// is in progress, by several threads at once, and must not wait for it. All other calls come one at a time.
+/// is in progress, by several threads at once, and must not wait for it. All other calls come one at a time, but for
+/// the forced end of a disk, which comes during a call that takes too long.
 pub trait DiskHost: Handlers + Sync {
     /// Statistics in tapdisk's form.
     ///
@@ -28,6 +29,9 @@ pub trait DiskHost: Handlers + Sync {
     fn disconnect_ring(&self, minor: u16, ring: &Blkif) -> Result<()>;
     /// Whether the last disk was detached: the process ends then.
     fn is_empty(&self) -> bool;
+    /// The server has ended, and `conversations` have not: a call on a file system hangs. The process may end without
+    /// them here; otherwise they are waited for.
+    fn abandon(&self, _conversations: usize) {}
     /// Something an operator may want to know.
     fn log(&self, _line: &str) {}
 }

@@ -94,6 +94,11 @@ pub const OPTIONS: &[ProgramOption] = &[
     switch("--read-only", "Refuse writes."),
     takes("--key-file", "PATH", "A file with the key of an encrypted image, 32 or 64 bytes as they are."),
     takes(
+        "--sector-size",
+        "512|4096",
+        "Bytes of a sector as guests are told. Default: what a raw device has, 512 for other images.",
+    ),
+    takes(
         "--threads",
         "COUNT",
         "Threads that serve a disk with several queues or connections, 1 to 16. Default: as many as processors, up to 4.",

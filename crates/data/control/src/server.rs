@@ -16,9 +16,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use tapio_sys::poll::{self, PollFd, PollFlags};
 use tapio_sys::socket::peer;
@@ -84,10 +84,26 @@ pub fn serve(
         let result = shared.accept(scope, listener, stop);
         // Conversations that wait for a request or for a drain look here.
         shared.end(Ended::Stopped);
+        let left = shared.wait_conversations(CONVERSATIONS_END);
+        if left > 0 {
+            host.abandon(left);
+        }
         result
     })?;
     let ended = *shared.ended.lock();
     Ok(ended.unwrap_or(Ended::Stopped))
+}
+
+/// How long a forced end of a disk waits for its turn.
+const FORCED_TURN: Duration = Duration::from_secs(5);
+/// How long the end of the server waits for its conversations.
+const CONVERSATIONS_END: Duration = Duration::from_secs(10);
+
+/// Whose turn it is to change a disk.
+#[derive(Default)]
+struct Turns {
+    now: Option<u64>,
+    last: u64,
 }
 
 /// One conversation on a stream that is connected already, without a listener and without threads: for fuzzers.
@@ -101,8 +117,9 @@ pub fn converse_once(stream: UnixStream, host: &dyn DiskHost, limits: Limits) ->
 struct Shared<'a> {
     host: &'a dyn DiskHost,
     limits: Limits,
-    /// Held by the thread that changes a disk.
-    turn: Mutex<()>,
+    turns: Mutex<Turns>,
+    /// A turn has ended, or the server.
+    turned: Condvar,
     waiting: AtomicUsize,
     connections: AtomicUsize,
     /// Readable once a connection has ended.
@@ -142,7 +159,8 @@ impl<'a> Shared<'a> {
         Ok(Self {
             host,
             limits,
-            turn: Mutex::new(()),
+            turns: Mutex::default(),
+            turned: Condvar::new(),
             waiting: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             freed: event()?,
@@ -215,6 +233,23 @@ impl<'a> Shared<'a> {
         self.ended.lock().get_or_insert(why);
         self.is_over.store(true, Ordering::Release);
         raise(&self.over);
+        // Under the lock, so that a waiter either sees it or is woken.
+        let _turns = self.turns.lock();
+        self.turned.notify_all();
+    }
+
+    /// Waits until the conversations are over, but no longer than `within`; says how many are not.
+    fn wait_conversations(&self, within: Duration) -> usize {
+        let deadline = Deadline::after(Some(within));
+        loop {
+            let count = self.connections.load(Ordering::Acquire);
+            let ready =
+                if count == 0 { Ok([false]) } else { wait([(self.freed.as_fd(), PollFlags::IN)], deadline) };
+            match ready {
+                Ok([true]) => lower(&self.freed),
+                _ => return count,
+            }
+        }
     }
 
     fn converse(&self, stream: UnixStream) {
@@ -258,11 +293,57 @@ impl<'a> Shared<'a> {
                 ControlError::new(Errno::EBUSY, format!("{before} requests wait already")).next("try later")
             );
         }
-        let _turn = self.turn.lock();
-        if self.is_over.load(Ordering::Acquire) {
-            return Err(ControlError::new(Errno::ESHUTDOWN, "the disk process is ending"));
-        }
+        let _turn = self.turn(None)?;
         run()
+    }
+
+    /// [`Shared::in_turn`] of a forced end of a disk: it does not wait for a command that hangs. That command goes on,
+    /// and finds the disk closed.
+    fn in_forced_turn<T>(&self, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _turn = self.turn(Some(FORCED_TURN))?;
+        run()
+    }
+
+    /// Waits for a turn; after `within` takes it from the command that has it.
+    fn turn(&self, within: Option<Duration>) -> Result<YourTurn<'_, 'a>> {
+        let deadline = within.map(|within| Instant::now() + within);
+        let mut turns = self.turns.lock();
+        loop {
+            if self.is_over.load(Ordering::Acquire) {
+                return Err(ControlError::new(Errno::ESHUTDOWN, "the disk process is ending"));
+            }
+            if turns.now.is_none() {
+                break;
+            }
+            match deadline {
+                None => self.turned.wait(&mut turns),
+                Some(deadline) if self.turned.wait_until(&mut turns, deadline).timed_out() => {
+                    self.host.log("control: a command that hangs is not waited for");
+                    break;
+                }
+                Some(_) => {}
+            }
+        }
+        turns.last += 1;
+        let number = turns.last;
+        turns.now = Some(number);
+        Ok(YourTurn { shared: self, number })
+    }
+}
+
+/// A turn; ends when it is dropped, unless it was taken away before.
+struct YourTurn<'s, 'a> {
+    shared: &'s Shared<'a>,
+    number: u64,
+}
+
+impl Drop for YourTurn<'_, '_> {
+    fn drop(&mut self) {
+        let mut turns = self.shared.turns.lock();
+        if turns.now == Some(self.number) {
+            turns.now = None;
+            self.shared.turned.notify_one();
+        }
     }
 }
 

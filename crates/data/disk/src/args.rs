@@ -44,6 +44,7 @@ pub struct Options {
     /// A vhost-user socket that the starter left open, by its number.
     pub vhost_user_fd: Option<i32>,
     pub read_only: bool,
+    pub sector_size: Option<u32>,
     /// The file with the key of an encrypted image.
     pub key_file: Option<PathBuf>,
     pub polling: Polling,
@@ -79,6 +80,7 @@ struct Raw {
     tls_psk: Option<String>,
     tls_verify_peer: bool,
     read_only: bool,
+    sector_size: Option<u32>,
     key_file: Option<PathBuf>,
     poll_max: Option<u32>,
     poll_idle: Option<u8>,
@@ -180,6 +182,7 @@ impl Raw {
             "--queues" => once(&mut self.queues, name, number(name, &value)?)?,
             "--queue-size" => once(&mut self.queue_size, name, number(name, &value)?)?,
             "--key-file" => once(&mut self.key_file, name, PathBuf::from(absolute(&value)?))?,
+            "--sector-size" => once(&mut self.sector_size, name, sector_size(&value)?)?,
             "--export" => once(&mut self.export, name, value)?,
             "--poll-max" => once(&mut self.poll_max, name, number(name, &value)?)?,
             "--poll-idle" => once(&mut self.poll_idle, name, number(name, &value)?)?,
@@ -217,6 +220,7 @@ impl Raw {
             fronts,
             vhost_user_fd: self.fd,
             read_only: self.read_only,
+            sector_size: self.sector_size,
             polling: self.polling()?,
             minor: self.minor,
             no_space: match self.no_space {
@@ -332,6 +336,9 @@ impl Raw {
         if !has_image && !fronts.is_empty() {
             return Err("a front end needs an image: give --image".into());
         }
+        if !has_image && self.sector_size.is_some() {
+            return Err("--sector-size is about an image: give --image".into());
+        }
         if !has_image && self.key_file.is_some() {
             return Err("--key-file is the key of an image: give --image".into());
         }
@@ -377,6 +384,14 @@ fn threads(name: &str, value: &str) -> Result<u16, String> {
 
 fn mebibytes(name: &str, value: &str) -> Result<u64, String> {
     number::<u64>(name, value)?.checked_mul(1 << 20).ok_or_else(|| format!("'{name}' is too large"))
+}
+
+fn sector_size(value: &str) -> Result<u32, String> {
+    match value {
+        "512" => Ok(512),
+        "4096" => Ok(4096),
+        _ => Err(format!("sectors have 512 or 4096 bytes, not '{value}'")),
+    }
 }
 
 fn no_space(value: &str) -> Result<NoSpace, String> {
@@ -438,6 +453,7 @@ mod tests {
                     " 16"
                 }
                 Some("fail|wait") => " wait",
+                Some("512|4096") => " 4096",
                 Some("dead|waiting") => " dead",
                 Some("HOW") => " auto",
                 Some("on|off") => " off",
@@ -518,6 +534,8 @@ mod tests {
         for (line, reason) in [
             ("--image vhd:/a --nbd-unix /s --threads 0", "1 to 16"),
             ("--imgae vhd:/a", "not an option"),
+            ("--image vhd:/a --nbd-unix /n --sector-size 1024", "512 or 4096 bytes, not '1024'"),
+            ("--sector-size 4096", "is about an image"),
             ("--image", "needs a value: TYPE:PATH"),
             ("--foreground=1", "takes no value"),
             ("--image vhd:/a --image vhd:/b", "given twice"),

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -71,6 +72,7 @@ impl Plane for Host {
                 },
                 intent: IntentPlace::Directory(intent::directory()),
                 keys: keys(spec.key)?,
+                sector_len: command.sector_size,
                 notes: Notes::new(continuation::note),
                 ..CoreOptions::default()
             },
@@ -99,7 +101,7 @@ impl Plane for Host {
             remote: disk.remote().clone(),
             geometry: disk.geometry(),
             len: AtomicU64::new(disk.geometry().len),
-            disk: RwLock::new(Some(disk)),
+            disk: RwLock::new(Some(Arc::new(disk))),
             access,
             serial: serial(&command.image),
             fronts: Fronts::new(command.minor, serial(&command.image)),
@@ -157,14 +159,12 @@ impl PlaneDisk for HostDisk {
 
     fn resume(&self, image: &ImageSource, taps: &TapRequest) -> Result<()> {
         let name = image.text();
-        let (chain, taps) = {
-            let mut standby = self.standby.lock();
-            let opened = opening(image, self.access, tap_options(taps)?, standby.as_ref())?;
-            if opened.1.standby.is_some() {
-                standby.clone_from(&opened.1.standby);
-            }
-            opened
-        };
+        // No lock is held while images are looked at, which may hang.
+        let earlier = self.standby.lock().clone();
+        let (chain, taps) = opening(image, self.access, tap_options(taps)?, earlier.as_ref())?;
+        if taps.standby.is_some() {
+            self.standby.lock().clone_from(&taps.standby);
+        }
         {
             // The images before are closed, and those that come may be larger.
             let mut shares = self.shares.lock();

@@ -1,9 +1,10 @@
 //! A disk as the control side holds it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
 use tapio_block::{Disk, DiskFailure, DiskHandle, DiskStatus, Geometry, Gone, Owner, StandbyOptions};
 use tapio_control::{ControlError, Errno, ImageSource, Polling, Result};
 use tapio_format::FormatError;
@@ -21,7 +22,7 @@ use crate::trace::Tracing;
 /// A disk with its data thread and its front ends.
 pub struct HostDisk {
     /// Taken away when it is closed.
-    pub(crate) disk: RwLock<Option<Disk>>,
+    pub(crate) disk: RwLock<Option<Arc<Disk>>>,
     pub(crate) remote: DiskHandle,
     /// As it was when it was opened, but for its length.
     pub(crate) geometry: Geometry,
@@ -41,14 +42,11 @@ pub struct HostDisk {
 }
 
 impl HostDisk {
-    fn disk(&self) -> RwLockReadGuard<'_, Option<Disk>> {
-        // The lock guards a pointer that is taken once.
-        self.disk.read()
-    }
-
     pub fn with<T>(&self, run: impl FnOnce(&Disk) -> std::result::Result<T, DiskFailure>) -> Result<T> {
-        match &*self.disk() {
-            Some(disk) => run(disk).map_err(|error| failure(&error)),
+        // The lock is not held meanwhile: opening images may hang, and the disk is to be closed by force then.
+        let disk = self.disk.read().clone();
+        match disk {
+            Some(disk) => run(&disk).map_err(|error| failure(&error)),
             None => Err(ControlError::new(Errno::ENODEV, "the disk is closed")),
         }
     }

@@ -10,12 +10,12 @@ use tapio_control::{
     ControlError, Ended, Errno, Front, ImageSource, Key, Limits, Result, RunDir, notify,
     remove_stale_sockets, serve,
 };
-use tapio_format::continuation::{self, Followed};
+use tapio_format::continuation::{self, Followed, Reason};
 use tapio_format::live::vhd::intent;
 use tapio_format::vhd::offline::remove_orphans;
 use tapio_stat::pool::clean_pools;
 use tapio_stat::{ShmRoot, clean_stale};
-use tapio_types::parse_type_and_path;
+use tapio_types::{ImageKind, LayerSpec, parse_type_and_path};
 
 use crate::args::Options;
 use crate::device;
@@ -46,7 +46,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     };
     let begun = begin(options);
-    let (table, listener, run, termination) = match (begun, parent) {
+    let (table, listener, termination) = match (begun, parent) {
         (Ok(begun), None) => {
             if options.detach {
                 process::leave_terminal()?;
@@ -71,16 +71,21 @@ pub fn run(options: &Options) -> Result<()> {
     };
     notify::ready(&status(&table));
     let ended = watched(&table, || serve(&listener, &table, Limits::default(), Some(termination.as_fd())));
-    notify::stopping("closing its disks");
-    // New clients shall not find a process that is going.
-    let _ = fs::remove_file(run.socket(std::process::id() as i32));
-    let closed = table.handle(Quit { force: false }, &mut Call::of_itself());
+    let closed = finish(&table);
     match ended {
         Ok(Ended::Stopped) => log::line("ended by a signal"),
         Ok(Ended::Quit | Ended::Empty) => {}
         Err(error) => return Err(ControlError::io("the control socket failed", &error)),
     }
-    closed.map(drop)
+    closed
+}
+
+/// Closes all disks, at the end of the process.
+pub(crate) fn finish(table: &Table<Host>) -> Result<()> {
+    notify::stopping("closing its disks");
+    // New clients shall not find a process that is going.
+    let _ = fs::remove_file(table.run.socket(std::process::id() as i32));
+    table.handle(Quit { force: false }, &mut Call::of_itself()).map(drop)
 }
 
 /// What the service manager shows.
@@ -92,7 +97,7 @@ fn status(table: &Table<Host>) -> String {
     }
 }
 
-type Begun = (Table<Host>, UnixListener, RunDir, OwnedFd);
+type Begun = (Table<Host>, UnixListener, OwnedFd);
 
 /// Threads of a disk where their number is not given, at most.
 const THREADS_AUTO_MAX: usize = 4;
@@ -140,7 +145,7 @@ fn begin(options: &Options) -> Result<Begun> {
     }
     let printed = writeln!(std::io::stdout(), "{}", socket.display());
     printed.map_err(|error| ControlError::io("printing the control socket", &error))?;
-    Ok((table, listener, run, termination))
+    Ok((table, listener, termination))
 }
 
 /// What earlier processes left when they died. A failure is no reason not to serve.
@@ -166,7 +171,8 @@ fn clean_up(run: &RunDir, shm: &ShmRoot) {
 /// Opens the image of the command line, if there is one, and all its front ends.
 fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<()> {
     let Some(image) = &options.image else { return Ok(()) };
-    let image = &newest(image, options.read_only)?;
+    let command = image;
+    let (image, reason) = &newest(image, options.read_only)?;
     remove_unfinished(image, options.read_only);
     let minor = match options.minor {
         Some(minor) => run.minors().claim(minor)?,
@@ -175,7 +181,8 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
     table.attach_own(minor)?;
     let key = options.key_file.as_deref().map(Key::in_file).transpose()?;
     let (read_only, pool) = (options.read_only, options.pool.clone());
-    let open = Open { read_only, pool, ..Open::of(minor, image.clone()) };
+    let sector_size = options.sector_size.or_else(|| sector_size_of_command(command, image, (*reason)?));
+    let open = Open { read_only, pool, sector_size, ..Open::of(minor, image.clone()) };
     table.open(&open, key.as_ref(), options.request_timeout)?;
     let mut call = Call::of_itself();
     if !options.limits.is_off() {
@@ -196,19 +203,32 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
 
 /// The image that the disk of the command line is on now: it may have gone on with another while an earlier process
 /// served it.
-fn newest(image: &ImageSource, read_only: bool) -> Result<ImageSource> {
-    let ImageSource::Leaf(text) = image else { return Ok(image.clone()) };
+fn newest(image: &ImageSource, read_only: bool) -> Result<(ImageSource, Option<Reason>)> {
+    let ImageSource::Leaf(text) = image else { return Ok((image.clone(), None)) };
     if read_only {
-        return Ok(image.clone());
+        return Ok((image.clone(), None));
     }
     let named =
         parse_type_and_path(text).map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))?;
     let followed = continuation::follow(&named).map_err(|error| bad_image(&error))?;
     continuation::check_single(&followed).map_err(|error| bad_image(&error))?;
     let Followed { leaf, reason, .. } = followed;
-    let Some(reason) = reason else { return Ok(image.clone()) };
+    let Some(reason) = reason else { return Ok((image.clone(), None)) };
     log::line(&format!("{named} went on with {leaf} after {reason}: that one is served"));
-    Ok(ImageSource::Leaf(leaf.to_string()))
+    Ok((ImageSource::Leaf(leaf.to_string()), Some(reason)))
+}
+
+/// What guests were told of sectors by the process that was started with this command first, where the disk went on
+/// with another image since, which alone would tell them something else.
+fn sector_size_of_command(command: &ImageSource, newest: &ImageSource, reason: Reason) -> Option<u32> {
+    let (ImageSource::Leaf(command), ImageSource::Leaf(newest)) = (command, newest) else { return None };
+    let (command, newest) = (parse_type_and_path(command).ok()?, parse_type_and_path(newest).ok()?);
+    let is_raw = |image: &LayerSpec| image.kind == ImageKind::Raw;
+    match is_raw(&command) {
+        true => Some(tapio_ring::uring::sector_len_of(&command.path).unwrap_or(512)),
+        // A commit may end on a raw base, which was in the chain before.
+        false => (is_raw(&newest) && reason != Reason::Commit).then_some(512),
+    }
 }
 
 /// Removes what a process that was killed in a snapshot left beside the image.

@@ -135,6 +135,13 @@ pub(crate) struct Now<D> {
     pub(crate) open: Option<Opened<D>>,
 }
 
+impl<D> Now<D> {
+    /// Whether `plane` is what is open.
+    pub(crate) fn is_of(&self, plane: &Arc<D>) -> bool {
+        self.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.plane, plane))
+    }
+}
+
 /// A disk with an image.
 pub(crate) struct Opened<D> {
     pub(crate) plane: Arc<D>,

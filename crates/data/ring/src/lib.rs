@@ -12,6 +12,7 @@
 //!
 //! Must never depend on: a format, a front end, tokio.
 
+mod blocks;
 mod buffer;
 mod executor;
 mod hooks;
@@ -24,6 +25,7 @@ mod tasks;
 pub mod sim;
 pub mod uring;
 
+pub use blocks::InBlocks;
 pub use buffer::{Buffer, Pool};
 pub use executor::{Driver, Executor, Inbox};
 pub use hooks::Hooks;

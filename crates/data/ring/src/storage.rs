@@ -12,8 +12,11 @@ use crate::tasks::{TaskId, Tasks};
 /// What a storage can do; read once at opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageInfo {
-    /// Bytes to which offsets and lengths must be aligned: 512 or 4096 with O_DIRECT, 1 otherwise.
+    /// Bytes to which offsets and lengths must be aligned: 512 with O_DIRECT, 1 otherwise.
     pub align: u32,
+    /// Bytes of a sector as a block device has them, and a disk that is this device; 512 otherwise. Smaller requests
+    /// are served, by reading and writing more than they are about.
+    pub sector_len: u32,
     /// Whether the length can change: a regular file. A block device has its length for good.
     pub resizable: bool,
     /// Whether bytes that were never written read as zero: a fresh range of a regular file does, a range of a
@@ -58,15 +61,17 @@ pub unsafe trait Storage: 'static {
         self.len() == 0
     }
     /// How much from the beginning of `span` is alike, and whether it is data: false where the storage keeps nothing
-    /// and it
-    /// reads as zero. At least one byte, at most the span.
-    fn data_run(&self, span: Span) -> (u64, bool) {
-        (span.len, true)
+    /// and it reads as zero. At least one byte, at most the span. Asks nothing but the host's file system; what is not
+    /// known without asking further counts as data.
+    fn data_run(&self, span: Span) -> impl Future<Output = (u64, bool)> {
+        std::future::ready((span.len, true))
     }
-    /// [`Storage::data_run`] of a storage that has to be asked, and where asking may take long: for copies, not for
-    /// the path of a request.
-    fn known_run(&self, span: Span) -> impl Future<Output = (u64, bool)> {
-        async move { self.data_run(span) }
+    /// [`Storage::data_run`] of `span` and, as far as that costs no further call, of what follows in it; at most
+    /// `count_max` runs and at least one. Of a storage that has to be asked, and where asking may take long: for copies
+    /// and questions, not for the path of a request.
+    fn known_runs(&self, span: Span, count_max: usize) -> impl Future<Output = Vec<(u64, bool)>> {
+        let _ = count_max;
+        async move { vec![self.data_run(span).await] }
     }
     /// Reads `into.len()` bytes from `at`.
     fn read(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>>;
@@ -93,11 +98,12 @@ pub trait Io: Clone + 'static {
     /// A storage that another thread has opened, on this thread too. Only what is known to be there is read and
     /// written through it: its length and its durability are the other thread's.
     fn adopt(&self, share: &Self::Share) -> Self::Store;
-    /// Opens a file or a block device.
-    fn open(&self, path: &Path, access: Access) -> io::Result<Self::Store>;
-    /// [`Io::open`], while other tasks go on, however long the file system takes.
-    fn open_aside(&self, path: &Path, access: Access) -> impl Future<Output = io::Result<Self::Store>> {
-        std::future::ready(self.open(path, access))
+    /// Opens a file or a block device, while other tasks go on, however long the file system takes.
+    fn open(&self, path: &Path, access: Access) -> impl Future<Output = io::Result<Self::Store>>;
+    /// Waits until the storages that were dropped before are closed, and can be opened for writing again. Dropping one
+    /// waits for nothing. What other threads have of a storage they must have let go of before.
+    fn closed(&self) -> impl Future<Output = ()> {
+        std::future::ready(())
     }
     /// Runs a call that may block, while other tasks go on.
     ///

@@ -19,6 +19,7 @@ pub mod client;
 pub mod disk;
 pub mod faulty;
 pub mod guest;
+pub mod hanging;
 pub mod local;
 pub mod process;
 pub mod quiet_time;

@@ -62,7 +62,7 @@ impl Offer {
     /// The nodes of the back end, before and once the disk is known.
     pub fn nodes(&self, back: &Back, disk: Option<&DiskInfo>) -> Vec<(&'static str, String)> {
         let unknown = DiskInfo { sectors: 0, sector_size: 512, info: 0 };
-        let mut info = disk.copied().unwrap_or(unknown);
+        let info = disk.copied().unwrap_or(unknown);
         let offer = BlkifOffer {
             queues: self.bounds().queues,
             order: self.order,
@@ -85,16 +85,10 @@ impl Offer {
             nodes.push(("feature-discard", "0".to_owned()));
         }
         if disk.is_some() {
-            info.sectors = sectors_512(&info);
             nodes.extend(offer.properties(&info));
         }
         nodes
     }
-}
-
-/// The length of a disk as guests are told: always in units of 512 bytes.
-pub fn sectors_512(info: &DiskInfo) -> u64 {
-    info.sectors.saturating_mul(u64::from(info.sector_size.max(512)) / 512)
 }
 
 /// A device.
@@ -226,7 +220,7 @@ mod tests {
         let info = DiskInfo { sectors: 100, sector_size: 4096, info: DiskInfo::READ_ONLY };
         let nodes = Offer::default().nodes(&back(), Some(&info));
         assert_eq!(value(&nodes, "feature-discard"), Some("0"));
-        assert_eq!(value(&nodes, "sectors"), Some("800"), "always in units of 512 bytes");
+        assert_eq!(value(&nodes, "sectors"), Some("100"), "always in units of 512 bytes");
         assert_eq!(value(&nodes, "sector-size"), Some("4096"));
         assert_eq!(value(&nodes, "info"), Some("4"));
         let reader = Back { writable: Some(false), discard: false, ..back() };

@@ -10,7 +10,7 @@ use tapio_stat::VbdId;
 use tapio_xenstore::wire::decimal;
 use tapio_xenstore::{Client, Counts, Nodes, WatchEvent, XenbusState, XsError};
 
-use crate::device::{Device, Offer, sectors_512};
+use crate::device::{Device, Offer};
 use crate::disks::{Disks, Linked, Trouble, has_ended, take_news};
 use crate::jobs::{Job, Jobs, Outcome};
 use crate::keys;
@@ -323,7 +323,7 @@ impl<D: Disks> Tapback<D> {
                 if let Some(linked) = &mut device.linked {
                     let tells = linked.news.is_some();
                     device.ask_at = if tells { None } else { self.settings.next_question(now) };
-                    look = sectors_512(&linked.info) != sectors_512(&info);
+                    look = linked.info.sectors != info.sectors;
                     linked.info = info;
                 }
             }

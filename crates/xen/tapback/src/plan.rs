@@ -12,7 +12,7 @@ use tapio_types::Movement;
 use tapio_xenstore::wire::Request;
 use tapio_xenstore::{Nodes, Transaction, XenbusState, XsError};
 
-use crate::device::{Device, Offer, sectors_512};
+use crate::device::{Device, Offer};
 use crate::disks::{Order, start_of};
 use crate::keys::{self, Back, Form};
 use crate::table::{Action, Ring, Situation};
@@ -365,7 +365,7 @@ impl Plan {
             self.writes.push((format!("{dir}/kthread-pid"), linked.at.pid.to_string()));
             self.announced = true;
         }
-        let sectors = sectors_512(&linked.info).to_string();
+        let sectors = linked.info.sectors.to_string();
         if values.bytes("sectors") != Some(sectors.as_bytes()) {
             self.writes.push((format!("{dir}/sectors"), sectors));
             // The front end looks at the length again when this node is written, whatever is written.

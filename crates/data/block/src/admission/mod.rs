@@ -120,7 +120,7 @@ pub struct Admission {
     inbox: Rc<Inbox<Taken>>,
     tasks: Tasks,
     /// Told when there is room again.
-    freed: Rc<Notify>,
+    freed: Notify,
     state: RefCell<State>,
     /// Told when the time to look again has changed.
     clock: Notify,
@@ -152,12 +152,12 @@ const fn moved(request: &Request) -> u64 {
 }
 
 impl Admission {
-    pub(crate) fn new(inbox: Rc<Inbox<Taken>>, tasks: Tasks, freed: Rc<Notify>) -> Rc<Self> {
+    pub(crate) fn new(inbox: Rc<Inbox<Taken>>, tasks: Tasks) -> Rc<Self> {
         Rc::new(Self {
             on: Cell::new(false),
             inbox,
             tasks,
-            freed,
+            freed: Notify::default(),
             state: RefCell::default(),
             clock: Notify::default(),
             alarm_ns: Cell::new(u64::MAX),
@@ -288,6 +288,24 @@ impl Admission {
         }
         self.look();
         Ok(())
+    }
+
+    /// A request is about to leave the disk: tells whoever waits for room, which was none. Where there was some, there
+    /// is no waiter.
+    pub(crate) fn leaves(&self) {
+        if self.inbox.is_open() && self.inbox.room() <= self.state.borrow().waiting.len() {
+            self.freed.notify_all(&self.tasks);
+        }
+    }
+
+    /// The disk takes requests again.
+    pub(crate) fn opened(&self) {
+        self.freed.notify_all(&self.tasks);
+    }
+
+    /// Told when there is room where there was none, for all of the disk or for one client.
+    pub(crate) const fn freed(&self) -> &Notify {
+        &self.freed
     }
 
     /// A request that held pages has ended, or one that came in this way: others may go.

@@ -119,8 +119,12 @@ impl<S: Storage> Chain<S> {
         }
         let (block, kept) = leaf.block_span(at);
         let all = asked.start <= kept.start && asked.start + asked.len >= kept.start + kept.len;
+        let look = leaf.look(block).await;
         // A parent's old data must not come to light.
-        if leaf.may_give_back(block, all) && self.is_zero_below(kept).await? && leaf.give_back(block, all) {
+        if leaf.may_give_back(block, all, look)
+            && self.is_zero_below(kept).await?
+            && leaf.give_back(block, all, look)
+        {
             leaf.settle().await?;
         }
         Ok(())
@@ -133,7 +137,7 @@ impl<S: Storage> Chain<S> {
             let (mut len, target) = self.resolve_from(1, left).await?;
             if let Target::Data { layer, offset } = target {
                 let layer = &self.links[layer].layer;
-                let (known, is_data) = layer.store().data_run(Span::new(offset, len));
+                let (known, is_data) = layer.store().data_run(Span::new(offset, len)).await;
                 if is_data || layer.cipher().is_some() {
                     return Ok(false);
                 }

@@ -22,9 +22,7 @@ pub(crate) struct Hold<'a, I: Io>(&'a Core<I>);
 
 impl<I: Io> Drop for Hold<'_, I> {
     fn drop(&mut self) {
-        if let Some(sharing) = self.0.sharing.get() {
-            sharing.holds.set(sharing.holds.get() - 1);
-        }
+        self.0.holds.set(self.0.holds.get() - 1);
         self.0.look_at_sharing();
     }
 }
@@ -61,11 +59,10 @@ impl<I: Io> Core<I> {
 
     /// What queue threads may do by themselves now.
     fn what_is_open(&self) -> Open {
-        let holds = self.sharing.get().map_or(0, |sharing| sharing.holds.get());
         let is_disturbed = self.state() != DiskState::Running
             || !self.inbox.is_open()
             || self.changing.get().is_some()
-            || holds > 0
+            || self.holds.get() > 0
             || self.timeouts.has_fences()
             || self.admission.is_here_alone()
             || self.trace.is_on()
@@ -117,15 +114,16 @@ impl<I: Io> Core<I> {
         self.sharing.get().is_none_or(|sharing| sharing.shared.gate.is_empty())
     }
 
-    /// Closes the gate and waits until no queue thread has a request of its own at the storage. The gate stays closed
-    /// as long as what this returns.
-    pub(crate) async fn hold_queue_threads(&self) -> Option<Hold<'_, I>> {
-        let sharing = Rc::clone(self.sharing.get()?);
-        sharing.holds.set(sharing.holds.get() + 1);
+    /// Closes the gate for as long as what this returns, and waits until no queue thread has a request of its own at
+    /// the storage. Also of a disk without queue threads: the first may begin meanwhile.
+    pub(crate) async fn hold_alone(&self) -> Hold<'_, I> {
+        self.holds.set(self.holds.get() + 1);
         let hold = Hold(self);
-        self.look_at_sharing();
-        self.queue_threads_left().await;
-        Some(hold)
+        if self.sharing.get().is_some() {
+            self.look_at_sharing();
+            self.queue_threads_left().await;
+        }
+        hold
     }
 
     /// Waits until no queue thread has a request of its own at the storage. The gate must be closed.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tapio_ring::{Inbox, Io, Notify};
+use tapio_ring::{Inbox, Io};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::counts::{Counted, Counts, Uncounted};
@@ -28,11 +28,11 @@ use crate::timeouts::{Late, RequestTimeouts};
 /// The images as this thread has them.
 struct LocalView<I: Io> {
     id: u64,
-    /// The owner sees by it that this thread still has the images.
-    given: Arc<View<I::Share>>,
     chain: Chain<I::Store>,
     /// What the owner was told of the work of each.
     told: RefCell<Vec<LayerCounters>>,
+    /// The owner sees by it that this thread still has the images: dropped after them.
+    given: Arc<View<I::Share>>,
 }
 
 /// What a queue thread does as its disk's owner does it: see [`crate::CoreOptions`].
@@ -56,7 +56,8 @@ pub struct QueueCore<I: Io> {
     uncounted: Uncounted,
     timeouts: RequestTimeouts,
     report: fn(&str),
-    ended: Rc<Notify>,
+    /// Limits are the owner's: requests that they are for go there.
+    admission: Rc<Admission>,
     port: RefCell<Option<Port>>,
     /// The owner waits until it has everything that this thread had.
     must_be_quiet: Cell<bool>,
@@ -101,6 +102,7 @@ impl<I: Io> QueueCore<I> {
     ) -> Rc<Self> {
         inbox.set_open(false);
         let timeouts = RequestTimeouts::new(options.request_timeout, inbox.capacity());
+        let admission = Admission::new(Rc::clone(&inbox), io.tasks().clone());
         let core = Rc::new(Self {
             io,
             inbox,
@@ -112,7 +114,7 @@ impl<I: Io> QueueCore<I> {
             uncounted: Uncounted::default(),
             timeouts,
             report: options.report,
-            ended: Rc::default(),
+            admission,
             port: RefCell::default(),
             must_be_quiet: Cell::new(false),
         });
@@ -126,11 +128,9 @@ impl<I: Io> QueueCore<I> {
     /// A port for front ends, to a disk that is `geometry`.
     pub fn port(self: &Rc<Self>, geometry: Geometry) -> Port {
         let tasks = self.io.tasks().clone();
-        // Limits are the owner's: requests that they are for go there.
-        let admission = Admission::new(Rc::clone(&self.inbox), tasks.clone(), Rc::clone(&self.ended));
         let map = Rc::new(Map(Rc::downgrade(self)));
-        let (inbox, ended) = (Rc::clone(&self.inbox), Rc::clone(&self.ended));
-        let port = Port::new(inbox, admission, tasks, geometry, map, ended, Rc::default());
+        let (inbox, admission) = (Rc::clone(&self.inbox), Rc::clone(&self.admission));
+        let port = Port::new(inbox, admission, tasks, geometry, map, Rc::default());
         *self.port.borrow_mut() = Some(port.clone());
         port
     }
@@ -151,7 +151,7 @@ impl<I: Io> QueueCore<I> {
             }
         };
         request.client.complete(request.tag, result);
-        self.ended.notify_all(self.io.tasks());
+        self.admission.leaves();
     }
 
     /// Serves a request if this thread may and can; `None` if not, and then nothing has happened that cannot happen
@@ -237,7 +237,7 @@ impl<I: Io> QueueCore<I> {
         let view = self.shared.view.lock().clone().filter(|view| view.id == id)?;
         let chain = view.chain(&self.io);
         let told = RefCell::new(vec![LayerCounters::default(); chain.links().len()]);
-        let view = Rc::new(LocalView { id, given: view, chain, told });
+        let view = Rc::new(LocalView { id, chain, told, given: view });
         *mine = Some(Rc::clone(&view));
         Some(view)
     }
@@ -337,7 +337,7 @@ impl<I: Io> FromOwner<I> {
                 core.inbox.set_open(open);
                 core.must_be_quiet.set(!open);
                 core.look_whether_quiet();
-                core.ended.notify_all(tasks);
+                core.admission.opened();
             }
             ToQueue::Forget => {
                 core.tell_counts();

@@ -41,8 +41,6 @@ pub(crate) struct Sharing<I: Io> {
     pub views: Cell<u64>,
     /// Every view that a queue thread may still have.
     pub given: RefCell<Vec<sync::Weak<View<I::Share>>>>,
-    /// Requests at work that need the image for themselves.
-    pub holds: Cell<u32>,
     /// Queue threads are to take requests.
     pub is_open: Cell<bool>,
     /// Told of letters that something may wait for.
@@ -63,7 +61,6 @@ impl<I: Io> Sharing<I> {
             view: RefCell::default(),
             views: Cell::new(0),
             given: RefCell::default(),
-            holds: Cell::new(0),
             is_open: Cell::new(is_open),
             moved: Notify::default(),
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tapio_ring::uring::{SharedFile, Uring, UringConfig};
@@ -177,10 +177,12 @@ impl QueueThreads {
         }
     }
 
-    /// Ends all of them; waits for their ends if `join`.
+    /// Ends all of them; `within` is for all together. Waits for their ends if `join`.
     pub fn end(&self, within: Duration, join: bool) {
+        let deadline = Instant::now() + within;
         for Running { handle, thread } in self.running.lock().drain(..) {
-            let stopped = handle.call(within, |thread| thread.port.tasks().stop());
+            let left = deadline.saturating_duration_since(Instant::now());
+            let stopped = handle.call(left, |thread| thread.port.tasks().stop());
             if join && stopped.is_ok() {
                 let _ = thread.join();
             }

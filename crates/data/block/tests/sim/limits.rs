@@ -1,6 +1,8 @@
 //! Limits and pages by the simulator's clock, where a second is a second.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
 
 use tapio_block::{Completion, DiskError, Op, Port, Request};
@@ -150,6 +152,44 @@ fn every_second_has_what_it_may_have() {
             assert!(count * 100 >= each_second * 97, "{limits}: only {count} requests in second {second}");
         }
     }
+}
+
+#[test]
+fn the_end_of_a_request_wakes_no_client_that_cannot_go_on() {
+    let (process, port) = process();
+    process.core.admission().set_limits(&"iops=1".parse().expect("limits"));
+    let (limited, other) = (Load::new(&port, Op::Read, 512, 2), Load::new(&port, Op::Flush, 0, 1));
+    let looks = Rc::new(Cell::new(0));
+    let (tasks, seen) = (process.sim.tasks().clone(), Rc::clone(&looks));
+    let core = Rc::clone(&process.core);
+    let (flushed, closed) = process
+        .run(async move {
+            // The first goes, and the next one waits for a second: there is no room for a third.
+            limited.submit(Op::Read);
+            limited.submit(Op::Read);
+            assert_eq!((limited.port.room(), other.port.room() > 0), (0, true));
+            let waiting = limited.port.clone();
+            tasks.spawn(async move {
+                let mut room = pin!(waiting.wait_room());
+                let look = poll_fn(|context| {
+                    seen.set(seen.get() + 1);
+                    room.as_mut().poll(context)
+                });
+                look.await;
+            });
+            let mut flushed = 0;
+            while limited.answers.borrow().len() < 2 {
+                other.submit(Op::Flush);
+                other.changed.wait(&tasks).await;
+                flushed += 1;
+            }
+            (flushed, core.close().await)
+        })
+        .expect("power");
+    closed.expect("it closes");
+    process.sim.end();
+    assert!(flushed > 20, "{flushed} requests ended meanwhile");
+    assert!(looks.get() <= 3, "the client that waits looked {} times", looks.get());
 }
 
 #[test]

@@ -93,6 +93,12 @@ fn child_on_a_device() {
     try_seeds(RigKind::DeviceOnFile);
 }
 
+/// Clients of sectors of 512 bytes on a disk with sectors of 4096.
+#[test]
+fn on_long_sectors() {
+    RigKind::LONG.into_iter().for_each(try_seeds);
+}
+
 #[test]
 fn a_log_of_changed_blocks_is_right_after_a_close_and_known_after_a_death() {
     for seed in seeds() {
@@ -203,7 +209,8 @@ fn encrypted_child_of_a_plain_image() {
 /// What was promised to be zero stays so, although a discard took its block away meanwhile and the process died.
 #[test]
 fn zeroes_stay_whatever_a_discard_beside_them_gives_back() {
-    for kind in [RigKind::Raw, RigKind::Dynamic, RigKind::Device, RigKind::Encrypted] {
+    let plain = [RigKind::Raw, RigKind::Dynamic, RigKind::Device, RigKind::Encrypted];
+    for kind in plain.into_iter().chain([RigKind::LongRaw, RigKind::LongDynamic, RigKind::LongDevice]) {
         for seed in seeds().take(20) {
             beneath::run(kind, seed)
                 .unwrap_or_else(|why| panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}"));
@@ -214,7 +221,8 @@ fn zeroes_stay_whatever_a_discard_beside_them_gives_back() {
 /// A disk that grows is as it was or as it will be, whatever happens.
 #[test]
 fn a_disk_grows_at_every_write_boundary() {
-    for kind in [RigKind::Raw, RigKind::Dynamic, RigKind::Device, RigKind::Two, RigKind::Encrypted] {
+    let plain = [RigKind::Raw, RigKind::Dynamic, RigKind::Device, RigKind::Two, RigKind::Encrypted];
+    for kind in plain.into_iter().chain([RigKind::LongRaw, RigKind::LongDynamic, RigKind::LongDevice]) {
         grow::run(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -281,7 +289,7 @@ fn a_change_that_waits_in_vain_names_the_request() {
 /// A short fixed story with EIO at every single operation that it makes, once and for a while.
 #[test]
 fn eio_at_every_operation_loses_nothing_that_was_flushed() {
-    for kind in RigKind::ALL {
+    for kind in RigKind::all() {
         let operations = story::count_operations(kind, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         for before in 0..operations {
             for count in [1, 3, 40] {
@@ -296,7 +304,7 @@ fn eio_at_every_operation_loses_nothing_that_was_flushed() {
 /// A short fixed story with the power cut at every single change that it makes.
 #[test]
 fn power_cut_at_every_write_boundary() {
-    for kind in RigKind::ALL {
+    for kind in RigKind::all() {
         let changes = story::count_changes(kind, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         for cut in 1..=changes {
             // Several draws of what survives each cut.
@@ -324,6 +332,13 @@ fn chains_change_on_a_dynamic_disk() {
 }
 
 #[test]
+fn chains_change_on_long_sectors() {
+    for kind in [RigKind::LongTwo, RigKind::LongDevice] {
+        try_changes(kind);
+    }
+}
+
+#[test]
 fn chains_change_on_a_chain_of_two() {
     try_changes(RigKind::Two);
 }
@@ -346,7 +361,7 @@ fn chains_change_on_a_device() {
 /// A short story of a snapshot and a commit with the power cut, and the process killed, at every change it makes.
 #[test]
 fn a_change_of_the_chain_survives_at_every_write_boundary() {
-    for kind in [RigKind::Two, RigKind::OnRaw] {
+    for kind in [RigKind::Two, RigKind::OnRaw, RigKind::LongTwo] {
         changes::at_every_change(kind, changes::INNER, 3).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
@@ -354,7 +369,7 @@ fn a_change_of_the_chain_survives_at_every_write_boundary() {
 /// The same for commits of the leaf.
 #[test]
 fn a_commit_of_the_leaf_survives_at_every_write_boundary() {
-    for kind in [RigKind::Two, RigKind::OnRaw, RigKind::DeviceOnFile] {
+    for kind in [RigKind::Two, RigKind::OnRaw, RigKind::DeviceOnFile, RigKind::LongDeviceOnFile] {
         changes::at_every_change(kind, changes::LEAF, 1).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }

@@ -101,6 +101,13 @@ pub enum RigKind {
     Encrypted,
     /// An encrypted differencing disk on a block device, over a dynamic one that is not.
     EncryptedOnPlain,
+    /// The same kinds on a disk with sectors of 4096 bytes, which the clients know nothing of.
+    LongRaw,
+    LongDynamic,
+    LongDevice,
+    LongTwo,
+    LongDeviceOnFile,
+    LongEncrypted,
 }
 
 impl RigKind {
@@ -117,6 +124,34 @@ impl RigKind {
         Self::Encrypted,
         Self::EncryptedOnPlain,
     ];
+
+    /// Those on a disk with long sectors. Requests for parts of one such sector wait for one another.
+    pub const LONG: [Self; 6] = [
+        Self::LongRaw,
+        Self::LongDynamic,
+        Self::LongDevice,
+        Self::LongTwo,
+        Self::LongDeviceOnFile,
+        Self::LongEncrypted,
+    ];
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().chain(Self::LONG)
+    }
+
+    /// The same on a disk with sectors of 512 bytes.
+    fn plain(self) -> Self {
+        match self {
+            Self::LongRaw => Self::Raw,
+            Self::LongDynamic => Self::Dynamic,
+            Self::LongDevice => Self::Device,
+            Self::LongTwo => Self::Two,
+            Self::LongDeviceOnFile => Self::DeviceOnFile,
+            Self::LongEncrypted => Self::Encrypted,
+            plain => plain,
+        }
+    }
 }
 
 /// The key of the encrypted images.
@@ -213,7 +248,10 @@ impl Rig {
         let (command, notes) = (PathBuf::new(), Arc::default());
         let bitmaps_kept = if seed.is_multiple_of(3) { 1 } else { BITMAPS_KEPT };
         let mut rig = Self { host, images, made: 0, keys, memory, command, notes, bitmaps_kept, kinds };
-        match kind {
+        if kind != kind.plain() {
+            rig.host.set_sector_len(4096);
+        }
+        match kind.plain() {
             RigKind::Raw => rig.put_raw(),
             RigKind::Fixed => rig.put_vhd(&Shape::Fixed, false),
             RigKind::Dynamic => rig.put_vhd(&Shape::Dynamic, false),
@@ -227,6 +265,7 @@ impl Rig {
             }
             RigKind::OnRaw => rig.put_raw(),
             RigKind::OnRemote => rig.put_remote("remote"),
+            long => unreachable!("{long:?} is not plain"),
         }
         rig.is_commanded();
         rig
@@ -234,6 +273,7 @@ impl Rig {
 
     /// Puts the next layers on, over a base that has data by now.
     pub fn grow(&mut self, kind: RigKind) -> bool {
+        let kind = kind.plain();
         let wanted = match kind {
             RigKind::Raw | RigKind::Fixed | RigKind::Dynamic | RigKind::Device | RigKind::Encrypted => 1,
             RigKind::Two
@@ -242,6 +282,7 @@ impl Rig {
             | RigKind::DeviceOnFile
             | RigKind::EncryptedOnPlain => 2,
             RigKind::Three => 3,
+            long => unreachable!("{long:?} is not plain"),
         };
         if self.images.len() == wanted {
             return false;

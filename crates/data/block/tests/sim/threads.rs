@@ -5,11 +5,12 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tapio_block::{Exchange, FrontEnd, QueueCore, QueueOptions, Taken};
+use tapio_block::{Exchange, FrontEnd, Op, QueueCore, QueueOptions, Taken};
 use tapio_ring::sim::{Random, Sim};
-use tapio_ring::{Executor, Hooks, Inbox, Io, Polling, PollingConfig};
+use tapio_ring::{Executor, Hooks, Inbox, Io, PageBuf, Polling, PollingConfig};
+use tapio_types::{Access, Span};
 
-use crate::rig::Process;
+use crate::rig::{Process, Rig, RigKind};
 
 /// A simulated queue thread.
 pub struct QueueThread {
@@ -114,5 +115,48 @@ impl Hooks for Turns {
 
     fn disarm(&mut self) {
         self.0.borrow_mut().fronts.iter_mut().for_each(|front| front.disarm());
+    }
+}
+
+/// The first queue thread begins while the owner looks what the storage keeps of a block.
+#[test]
+fn a_block_that_a_thread_writes_during_a_trim_of_its_beginning_is_kept() {
+    for seed in 1..=300 {
+        let rig = Rig::new(RigKind::Dynamic, seed);
+        let (process, spec) = (rig.process(), rig.spec(Access::ReadWrite));
+        let running = process.clone();
+        let done = process.run(async move {
+            running.core.resume(&spec).await.expect("it opens");
+            let tasks = running.sim.tasks().clone();
+            let span = |index: u64| Span::new(index << 16, 4096);
+            running
+                .ask(Op::Write { durable: true }, span(0), &PageBuf::zeroed(4096))
+                .await
+                .expect("it works");
+            let trimming = running.clone();
+            let trim = Rc::new(RefCell::new(None));
+            let told = Rc::clone(&trim);
+            tasks.spawn(async move {
+                *told.borrow_mut() =
+                    Some(trimming.ask(Op::Discard, Span::new(0, 4096), &PageBuf::zeroed(4096)).await);
+            });
+            tasks.sleep_until(tasks.turn_ns() + seed * 1_000).await;
+            running.add_queue_threads(1, seed);
+            let mut page = PageBuf::zeroed(4096);
+            page[..4096].fill(7);
+            for index in 1..=12 {
+                running.ask(Op::Write { durable: false }, span(index), &page).await.expect("it works");
+            }
+            while trim.borrow().is_none() {
+                tasks.sleep_until(tasks.turn_ns() + 1_000).await;
+            }
+            for index in 1..=12 {
+                let page = PageBuf::zeroed(4096);
+                running.ask(Op::Read, span(index), &page).await.expect("it works");
+                assert!(page[..4096] == [7; 4096], "seed {seed}: write {index} is lost");
+            }
+        });
+        assert!(done.is_some(), "power");
+        process.end();
     }
 }

@@ -134,6 +134,9 @@ pub struct Open {
     /// A file with the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
+    /// Bytes of a sector as guests are told, 512 or 4096; those of the image without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sector_size: Option<u32>,
 }
 
 impl Open {
@@ -151,6 +154,7 @@ impl Open {
             log: None,
             key: None,
             key_file: None,
+            sector_size: None,
         }
     }
 
@@ -171,6 +175,10 @@ impl DiskCommand for Open {
         self.pool.as_ref().map_or(Ok(()), |pool| pool.check().map(drop))?;
         self.image.check()?;
         check_log(self.log.as_deref())?;
+        if let Some(size) = self.sector_size.filter(|size| !matches!(size, 512 | 4096)) {
+            let why = format!("sectors of {size} bytes: 512 or 4096 are possible");
+            return Err(ControlError::new(Errno::EINVAL, why));
+        }
         match (self.key, &self.key_file) {
             (Some(_), Some(_)) => {
                 Err(ControlError::new(Errno::EINVAL, "give a key by a descriptor or by a file, not both"))

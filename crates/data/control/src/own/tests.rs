@@ -104,6 +104,7 @@ fn every_command_survives_the_wire() {
             log: Some("/a.cbtlog".into()),
             key: None,
             key_file: Some("/keys/a".into()),
+            sector_size: Some(4096),
             pool: Some("sr:704".parse().expect("a pool")),
         }
         .into(),

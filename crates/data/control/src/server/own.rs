@@ -86,7 +86,12 @@ fn run(connection: &mut Connection<'_>, command: Command, ends: &mut Option<Ende
     if command.is_concurrent() {
         return command.run(shared.host, &mut call);
     }
-    let answer = shared.in_turn(|| command.run(shared.host, &mut call))?;
+    let is_forced = matches!(&command, Command::Close(close) if close.force)
+        || matches!(&command, Command::Quit(quit) if quit.force);
+    let answer = match is_forced {
+        true => shared.in_forced_turn(|| command.run(shared.host, &mut call))?,
+        false => shared.in_turn(|| command.run(shared.host, &mut call))?,
+    };
     if detaches && shared.host.is_empty() {
         *ends = Some(Ended::Empty);
     }

@@ -161,9 +161,14 @@ fn change(connection: &mut Connection<'_>, request: &Message, ends: &mut Option<
             let image = Image { sectors: info.sectors, sector_size: info.sector_size, info: info.info };
             one(Message { kind: MessageKind::OpenRsp, cookie, body: Body::Image(image) })
         }
-        (MessageKind::Close | MessageKind::ForceShutdown, _) => {
-            let force = request.kind == MessageKind::ForceShutdown;
-            ask(connection, command::Close { minor: cookie, force }, None)?;
+        (MessageKind::Close, _) => {
+            ask(connection, command::Close { minor: cookie, force: false }, None)?;
+            done(MessageKind::CloseRsp, cookie)
+        }
+        (MessageKind::ForceShutdown, _) => {
+            let mut call = Call::of(connection);
+            let close = command::Close { minor: cookie, force: true };
+            shared.in_forced_turn(|| Handle::handle(host, close, &mut call))?;
             done(MessageKind::CloseRsp, cookie)
         }
         (MessageKind::Pause, _) => {

@@ -74,6 +74,9 @@ impl<P: Plane> Handle<Pause> for Table<P> {
         disk.note_moved();
         disk.note_chain(&*plane);
         let paused = plane.pause(&|| call.caller.gone());
+        if !disk.now.lock().is_of(&plane) {
+            return paused.map(|()| Done {});
+        }
         disk.now.lock().state = match &paused {
             Ok(()) => VbdState::Paused,
             // The drain goes on; a later caller sees it end.
@@ -110,6 +113,10 @@ impl<P: Plane> Handle<Resume> for Table<P> {
         }
         let resumed = plane.resume(&image, &taps);
         let mut now = disk.now.lock();
+        if !now.is_of(&plane) {
+            // Closed by force, while its images were being opened.
+            return resumed.map(|()| Done {});
+        }
         now.state = if resumed.is_ok() { VbdState::Running } else { VbdState::ResumeFailed };
         if resumed.is_ok()
             && let Some(open) = &mut now.open
@@ -177,6 +184,10 @@ impl<P: Plane> Table<P> {
         let spec = OpenSpec { command, request_timeout, taps: &taps, key };
         let plane = Arc::new(self.plane.open(&spec, stats)?);
         let info = plane.info();
+        if !self.disk(minor).is_ok_and(|found| Arc::ptr_eq(&found, &disk)) {
+            plane.close(true)?;
+            return Err(ControlError::new(Errno::ESHUTDOWN, format!("disk {minor} was detached meanwhile")));
+        }
         disk.now.lock().open = Some(Opened {
             plane,
             image: command.image.clone(),

@@ -33,6 +33,20 @@ impl DiskHost for Table<Host> {
         self.is_empty()
     }
 
+    /// Closes the disks as at any end, those whose storage hangs by force, and ends the process: its threads that the
+    /// kernel holds end when the storage answers.
+    fn abandon(&self, conversations: usize) {
+        crate::log::line(&format!("ends without {conversations} commands that a storage does not answer"));
+        let code = match crate::start::finish(self) {
+            Ok(()) => 0,
+            Err(error) => {
+                crate::log::line(&error.to_string());
+                i32::from(u8::try_from(error.errno.raw()).unwrap_or(1))
+            }
+        };
+        std::process::exit(code)
+    }
+
     fn log(&self, line: &str) {
         crate::log::line(line);
     }

@@ -12,6 +12,7 @@
 use std::fmt;
 
 use tapio_nbd::tls::TlsPolicy;
+use tapio_types::SECTOR_LEN;
 
 use super::limits::{OPTION_LEN_MAX, OPTION_SKIP_MAX, OPTIONS_MAX};
 use super::wire::{
@@ -53,6 +54,11 @@ pub struct Described {
 }
 
 impl Described {
+    /// For a client that does not ask about block sizes: it may send requests of 512 bytes, which are served.
+    fn for_any_client(self) -> Self {
+        Self { block_len_min: self.block_len_min.min(SECTOR_LEN as u32), ..self }
+    }
+
     /// The transmission flags, which depend on what was negotiated before.
     pub fn flags(&self, style: Style) -> u16 {
         use transmission_flag as flag;
@@ -413,7 +419,7 @@ impl Handshake {
         let name = std::str::from_utf8(data).unwrap_or("\0");
         let unknown = name.len() > STRING_LEN_MAX || name.contains('\0');
         let found = if unknown { Err(Refusal::Unknown) } else { catalog.find(name, true) };
-        let export = found.map_err(HandshakeError::NoSuchExport)?;
+        let export = found.map_err(HandshakeError::NoSuchExport)?.for_any_client();
         out.extend_from_slice(&export.len.to_be_bytes());
         out.extend_from_slice(&export.flags(self.style).to_be_bytes());
         if !self.no_zeroes {
@@ -427,7 +433,8 @@ impl Handshake {
             return self.refuse(out, option, option_reply::ERR_INVALID, "the option is not well formed");
         };
         let export = match catalog.find(name, option == option::GO) {
-            Ok(export) => export,
+            Ok(export) if kinds.contains(&info::BLOCK_SIZE) => export,
+            Ok(export) => export.for_any_client(),
             Err(why) => {
                 let (error, message) = why.reply();
                 return self.refuse(out, option, error, message);

@@ -9,7 +9,7 @@ fn described(name: &str) -> Described {
         name: name.to_string(),
         description: "a disk".to_string(),
         len: 1 << 20,
-        block_len_min: 512,
+        block_len_min: if name == "long" { 4096 } else { 512 },
         block_len_preferred: 4096,
         read_only: name == "ro",
         fast_zero: false,
@@ -22,7 +22,7 @@ impl Catalog for Two {
     }
 
     fn find(&mut self, name: &str, _enter: bool) -> Result<Described, Refusal> {
-        if name == "rw" || name == "ro" { Ok(described(name)) } else { Err(Refusal::Unknown) }
+        if ["rw", "ro", "long"].contains(&name) { Ok(described(name)) } else { Err(Refusal::Unknown) }
     }
 }
 
@@ -96,6 +96,25 @@ fn go_leads_to_transmission_and_swallows_nothing_behind_it() {
     let kinds: Vec<_> = replies(&out).iter().map(|(_, kind, _)| *kind).collect();
     use option_reply::{ACK, INFO, META_CONTEXT};
     assert_eq!(kinds, [ACK, META_CONTEXT, ACK, INFO, INFO, INFO, INFO, ACK]);
+}
+
+#[test]
+fn only_a_client_that_asks_is_held_to_long_blocks() {
+    // What was asked with GO, whether the smallest block was stated, and what is agreed.
+    for (asked, stated) in [(&[0, 1, 0, 3][..], 4096), (&[0, 1, 0, 1], 512), (&[0, 0], 512)] {
+        let mut stream = opening();
+        put_option(&mut stream, option::GO, &named("long", asked));
+        let (end, out, _) = run(&stream);
+        let Ok(Step::Transmission(agreed)) = end else { panic!("{end:?}") };
+        assert_eq!(agreed.export.block_len_min, stated);
+        let sizes = replies(&out).into_iter().find(|(_, _, payload)| payload.starts_with(&[0, 3]));
+        let (_, _, payload) = sizes.expect("block sizes are stated");
+        assert_eq!(payload[2..6], stated.to_be_bytes());
+    }
+    let mut stream = opening();
+    put_option(&mut stream, option::EXPORT_NAME, b"long");
+    let Ok(Step::Transmission(agreed)) = run(&stream).0 else { panic!("the old way in") };
+    assert_eq!(agreed.export.block_len_min, 512);
 }
 
 #[test]

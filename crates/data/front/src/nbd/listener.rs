@@ -314,6 +314,7 @@ impl Inner {
             allocation: agreed.allocation,
             read_only: entered.entry.export.read_only,
             fast_zero: entered.entry.export.fast_zero,
+            block_len: agreed.export.block_len_min,
         };
         count(&self.state.totals.sessions);
         // In the list before it runs, so that closing the server finds it.

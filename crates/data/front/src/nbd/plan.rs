@@ -18,6 +18,8 @@ pub struct Session {
     pub read_only: bool,
     /// Whether zeroing is known to be faster than writing.
     pub fast_zero: bool,
+    /// The smallest block that the client was told of, to which its requests are aligned.
+    pub block_len: u32,
 }
 
 /// A request that makes sense.
@@ -98,7 +100,7 @@ pub fn check(session: &Session, geometry: &Geometry, request: &RequestHeader) ->
             "the request reaches past the end of the export",
         );
     }
-    if !span.is_aligned(u64::from(geometry.logical_block_len)) {
+    if !span.is_aligned(u64::from(session.block_len)) {
         return refuse(
             error::INVAL,
             "offset and length must be multiples of the minimum block size that the handshake stated",
@@ -150,8 +152,13 @@ mod tests {
         read_only: false,
         transfer_max: 2 << 20,
     };
-    const SESSION: Session =
-        Session { style: Style::Structured, allocation: true, read_only: false, fast_zero: false };
+    const SESSION: Session = Session {
+        style: Style::Structured,
+        allocation: true,
+        read_only: false,
+        fast_zero: false,
+        block_len: 512,
+    };
 
     fn request(command: u16, flags: u16, offset: u64, len: u64) -> RequestHeader {
         RequestHeader { flags, command, cookie: 1, offset, len }
@@ -188,6 +195,9 @@ mod tests {
         assert_eq!(on(&SESSION, request(command::TRIM, 0, end, 512)), error::INVAL);
         assert_eq!(on(&SESSION, request(command::READ, 0, 1, 512)), error::INVAL);
         assert_eq!(on(&SESSION, request(command::READ, 0, 0, 511)), error::INVAL);
+        let long = Session { block_len: 4096, ..SESSION };
+        assert_eq!(on(&long, request(command::READ, 0, 512, 4096)), error::INVAL);
+        assert_eq!(on(&long, request(command::WRITE, 0, 4096, 512)), error::INVAL);
         assert_eq!(on(&read_only, request(command::WRITE, 0, 0, 512)), error::PERM);
         assert_eq!(on(&read_only, request(command::TRIM, 0, 0, 512)), error::PERM);
         assert_eq!(on(&no_context, request(command::BLOCK_STATUS, 0, 0, 512)), error::INVAL);

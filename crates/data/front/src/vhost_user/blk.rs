@@ -421,5 +421,11 @@ mod tests {
         assert_eq!(space[32], 1);
         assert_eq!(space[34..36], 3u16.to_le_bytes());
         assert_eq!(space[44..48], 8u32.to_le_bytes());
+        // The length stays in units of 512 bytes.
+        let space = config_space(&Geometry { logical_block_len: 4096, ..geometry }, 3, true);
+        assert_eq!(space[..8], 20480u64.to_le_bytes());
+        assert_eq!(space[20..24], 4096u32.to_le_bytes());
+        assert_eq!(space[24], 0);
+        assert_eq!(space[44..48], 8u32.to_le_bytes());
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tapio_block::{Disk, DiskOptions};
+use tapio_block::{CoreOptions, Disk, DiskOptions};
 use tapio_front::vhost_user::driver::{Command, Completion, Descriptor, Driver, DriverOptions, DriverQueue};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer, VhostUserState, feature};
 use tapio_ring::PollingConfig;
@@ -270,6 +270,28 @@ fn discards_and_zeroes_reach_the_image() {
     // Outside the disk, and one range good while the other is not.
     assert_eq!(run(&mut queue, &Command::Discard(&[(0, 512), (DISK_LEN, 512)])).status, 1);
     assert_eq!(run(&mut queue, &Command::Raw { kind: 11, sector: 0 }).status, 1);
+}
+
+#[test]
+fn a_disk_with_sectors_of_4096_bytes_says_so_in_its_configuration_space() {
+    let core = CoreOptions { sector_len: Some(4096), ..CoreOptions::default() };
+    let disk_options = DiskOptions { core, ..DiskOptions::default() };
+    let rig = Rig::new(DISK_LEN, VhostUserOptions::default(), disk_options);
+    let driver = rig.driver(DriverOptions { features: u64::MAX, ..DriverOptions::default() });
+    assert_ne!(driver.features() & feature::BLK_SIZE, 0);
+    assert_eq!(driver.config()[20..24], 4096_u32.to_le_bytes(), "blk_size");
+    assert_eq!(
+        driver.config()[44..48],
+        8_u32.to_le_bytes(),
+        "discards of whole sectors, in units of 512 bytes"
+    );
+    assert_eq!(driver.capacity(), DISK_LEN, "in units of 512 bytes");
+    let mut queue = driver.start(0).unwrap();
+    verified_load(&mut queue, 0, DISK_LEN, 200, 3);
+    assert_eq!(write_pattern(&mut queue, DISK_LEN - 4096, 4096, 5), 0, "the last one");
+    let zero = Command::WriteZeroes { ranges: &[(0, 4096)], unmap: true };
+    assert_eq!(run(&mut queue, &zero).status, 0);
+    assert_eq!(read(&mut queue, 0, 4096), vec![0; 4096]);
 }
 
 #[test]

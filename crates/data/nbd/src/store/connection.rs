@@ -271,9 +271,12 @@ pub(super) struct Facts {
     pub(super) flags: u16,
     /// Bytes that one request may carry.
     pub(super) payload_max: u64,
-    /// Bytes to which requests must be aligned: 1 or 512.
+    /// Bytes to which requests must be aligned: 1, or 512 to 4096.
     pub(super) align: u32,
 }
+
+/// The longest blocks of an export that are sectors of a disk.
+const BLOCK_LEN_MAX: u32 = 4096;
 
 impl Facts {
     pub(super) fn of(dialled: &Dialled, access: Access) -> io::Result<Self> {
@@ -291,10 +294,10 @@ impl Facts {
             Some((min, _, max)) => (min, max),
             None => (1, crate::wire::PAYLOAD_LEN_MAX),
         };
-        if !min.is_power_of_two() || min > 512 {
+        if !min.is_power_of_two() || min > BLOCK_LEN_MAX {
             let why = format!(
-                "the export takes only blocks of {min} bytes, a disk has sectors of 512: put a server with smaller \
-                 blocks before it (nbdkit --filter=blocksize)"
+                "the export takes only blocks of {min} bytes, a disk has sectors of {BLOCK_LEN_MAX} at most: put a \
+                 server with smaller blocks before it (nbdkit --filter=blocksize)"
             );
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
@@ -302,7 +305,7 @@ impl Facts {
         if payload_max == 0 {
             return Err(io::Error::other(format!("the server's largest request has {max} bytes")));
         }
-        let align = if min > 1 { 512 } else { 1 };
+        let align = if min > 1 { min.max(512) } else { 1 };
         Ok(Self { len: export.len, flags: export.flags, payload_max: u64::from(payload_max), align })
     }
 }

@@ -377,6 +377,7 @@ unsafe impl Storage for NbdStore {
     fn info(&self) -> StorageInfo {
         StorageInfo {
             align: self.inner.facts.get().align,
+            sector_len: self.inner.facts.get().align.max(512),
             resizable: false,
             fresh_reads_zero: false,
             promises_space: false,
@@ -387,13 +388,13 @@ unsafe impl Storage for NbdStore {
         self.inner.facts.get().len
     }
 
-    fn data_run(&self, span: Span) -> (u64, bool) {
+    async fn data_run(&self, span: Span) -> (u64, bool) {
         let status = self.inner.status.borrow();
         if status.busy { (span.len, true) } else { status.run(span).unwrap_or((span.len, true)) }
     }
 
-    async fn known_run(&self, span: Span) -> (u64, bool) {
-        self.ask_status(span).await
+    async fn known_runs(&self, span: Span, _count_max: usize) -> Vec<(u64, bool)> {
+        vec![self.ask_status(span).await]
     }
 
     fn read(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>> {

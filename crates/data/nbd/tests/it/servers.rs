@@ -149,14 +149,14 @@ fn holes_are_known_after_asking_once() {
     on_ring(|uring| async move {
         let store = open(&uring, &target).await.unwrap();
         write(&store, 64 << 20, &pattern(1, 4096)).await.unwrap();
-        assert_eq!(store.data_run(Span::new(0, 1 << 30)), (1 << 30, true), "nothing is known yet");
-        let (len, has_data) = store.known_run(Span::new(0, 1 << 30)).await;
+        assert_eq!(store.data_run(Span::new(0, 1 << 30)).await, (1 << 30, true), "nothing is known yet");
+        let (len, has_data) = store.known_runs(Span::new(0, 1 << 30), 1).await[0];
         assert_eq!((len, has_data), (64 << 20, false));
-        assert_eq!(store.data_run(Span::new(4096, 4096)), (4096, false));
-        assert!(store.data_run(Span::new(64 << 20, 4096)).1);
+        assert_eq!(store.data_run(Span::new(4096, 4096)).await, (4096, false));
+        assert!(store.data_run(Span::new(64 << 20, 4096)).await.1);
         write(&store, 0, &pattern(2, 512)).await.unwrap();
-        assert_eq!(store.data_run(Span::new(0, 4096)), (4096, true), "forgotten by writing");
-        assert!(store.known_run(Span::new(0, 1 << 30)).await.1);
+        assert_eq!(store.data_run(Span::new(0, 4096)).await, (4096, true), "forgotten by writing");
+        assert!(store.known_runs(Span::new(0, 1 << 30), 1).await[0].1);
     });
 }
 
@@ -208,10 +208,10 @@ fn large_blocks_are_refused_with_a_way_out() {
         return;
     }
     let place = Place::new();
-    let sizes = ["blocksize-minimum=4K", "blocksize-preferred=4K", "blocksize-maximum=64K"];
+    let sizes = ["blocksize-minimum=16K", "blocksize-preferred=16K", "blocksize-maximum=64K"];
     let _server =
         Server::nbdkit(&place, &[&["--filter=blocksize-policy", "memory", "8M"][..], &sizes[..]].concat());
     let target = place.target("", "");
     let error = on_ring(|uring| async move { open(&uring, &target).await.unwrap_err().to_string() });
-    assert!(error.contains("blocks of 4096 bytes") && error.contains("--filter=blocksize"), "{error}");
+    assert!(error.contains("blocks of 16384 bytes") && error.contains("--filter=blocksize"), "{error}");
 }

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use tapio_types::{SECTOR_LEN, Span};
+use tapio_types::Span;
 
 use super::random::Random;
 
 const PAGE_LEN: u64 = 4096;
-const SECTOR: usize = SECTOR_LEN as usize;
 
 type Page = Rc<[u8; PAGE_LEN as usize]>;
 
@@ -170,7 +169,9 @@ impl SimFile {
     }
 
     /// What is left after a power cut, as chance has it.
-    pub(super) fn cut(&self, random: &mut Random) -> Durable {
+    ///
+    /// The disk writes `sector_len` bytes as one: each such piece of a write is there or not.
+    pub(super) fn cut(&self, sector_len: u64, random: &mut Random) -> Durable {
         let mut left = self.safe.clone();
         let is_metadata = |change: &Change| !matches!(change, Change::Write { .. });
         let metadata = self.pending.iter().filter(|change| is_metadata(change)).count() as u64;
@@ -178,8 +179,12 @@ impl SimFile {
         let keep = random.below(4);
         for change in &self.pending {
             if let Change::Write { at, data } = change {
-                for (index, sector) in data.chunks(SECTOR).enumerate() {
-                    let place = at + index as u64 * SECTOR_LEN;
+                let mut done = 0;
+                while done < data.len() {
+                    let place = at + done as u64;
+                    let len = ((sector_len - place % sector_len) as usize).min(data.len() - done);
+                    let sector = &data[done..done + len];
+                    done += len;
                     // All, none, or any: the corners are worth more than their share.
                     let survives = match keep {
                         0 => false,
@@ -202,6 +207,8 @@ impl SimFile {
 
 #[cfg(test)]
 mod tests {
+    use tapio_types::SECTOR_LEN;
+
     use super::*;
 
     #[test]
@@ -211,11 +218,23 @@ mod tests {
             file.change(Change::Write { at: 0, data: Rc::from([2; 1024]) });
             file.flushed(1);
             file.change(Change::Write { at: 512, data: Rc::from([3; 1024]) });
-            let left = file.cut(&mut Random::new(seed)).bytes();
+            let left = file.cut(SECTOR_LEN, &mut Random::new(seed)).bytes();
             assert_eq!(left[..512], [2; 512]);
             assert!(left[512..1024] == [2; 512] || left[512..1024] == [3; 512]);
             assert!(left[1024..1536] == [1; 512] || left[1024..1536] == [3; 512]);
             assert_eq!(left[1536..], [1; 2560]);
+        }
+    }
+
+    #[test]
+    fn a_long_sector_is_old_or_new_as_a_whole() {
+        for seed in 0..500 {
+            let mut file = SimFile::new(&[1; 8192]);
+            file.change(Change::Write { at: 0, data: Rc::from([2; 8192]) });
+            let left = file.cut(4096, &mut Random::new(seed)).bytes();
+            for sector in left.chunks_exact(4096) {
+                assert!(*sector == [1; 4096] || *sector == [2; 4096]);
+            }
         }
     }
 
@@ -225,7 +244,7 @@ mod tests {
             let mut file = SimFile::new(&[1; 512]);
             file.change(Change::SetLen(1024));
             file.change(Change::Write { at: 512, data: Rc::from([3; 512]) });
-            let left = file.cut(&mut Random::new(seed));
+            let left = file.cut(SECTOR_LEN, &mut Random::new(seed));
             assert!(left.len() == 512 || left.len() == 1024);
         }
     }

@@ -15,10 +15,13 @@
 //! | connection to a remote file lost | what was in flight is done again later, or fails; the server may have been restarted, which is a power cut for that file, and then the next flush fails | see `tapio_nbd::NbdStore` |
 //! | EIO, ENOSPC | by plan, also in the middle of a write | media, quotas |
 //!
-//! A sector (512 bytes) is never torn: that is what disks guarantee and what VHD relies on.
+//! A sector (512 bytes, or what [`SimHost::set_sector_len`] says) is never torn: that is what disks guarantee and what
+//! VHD relies on.
 
 mod file;
 mod host;
+#[cfg(test)]
+mod long_sectors;
 mod random;
 
 pub use file::{Durable, SimFile};

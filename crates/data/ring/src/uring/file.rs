@@ -1,30 +1,20 @@
 //! A regular file or a block device as a storage.
 
 use std::cell::Cell;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
 use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
-use tapio_types::{Access, SECTOR_LEN, Span};
+use tapio_types::Span;
 
 use super::Uring;
-use super::lock::WriterLock;
+use super::open_file::{DirectBlocks, Handle, OpenedFile, SharedFile, current_len};
+use crate::blocks::{self, Blocks, WholeBlocks};
 use crate::segments::{Flat, PageBuf, Segments};
 use crate::storage::{Storage, StorageInfo, Zeroing};
-use crate::tasks::IOVECS_MAX;
-
-/// Whether the host's page cache stands between us and the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Caching {
-    /// O_DIRECT where the file system takes it at 512-byte alignment, the page cache where it does not.
-    Direct,
-    /// The page cache.
-    Cached,
-}
+use crate::tasks::{IOVECS_MAX, Tasks};
 
 /// The largest single operation. Longer transfers go in several, as the kernel would cut them anyway.
 const TRANSFER_MAX: u64 = 1 << 30;
@@ -34,6 +24,8 @@ const READ_NOW_MAX: u64 = 64 << 10;
 /// Longer writes likewise; what is written has just been received and is still in this processor's cache, so that the
 /// border lies higher: a tenth faster and a sixth cheaper than with a thread.
 const WRITE_NOW_MAX: u64 = 256 << 10;
+/// The most runs that are looked up by one call.
+const RUNS_MAX: usize = 256;
 /// Zeroes written by hand go in pieces of this size.
 const ZERO_PIECE: usize = 256 << 10;
 
@@ -42,11 +34,23 @@ const ZERO_PIECE: usize = 256 << 10;
 pub struct UringFile {
     uring: Uring,
     shared: SharedFile,
-    _lock: Option<WriterLock>,
+    /// Of the thread that opened it alone. Taken when this is dropped.
+    handle: Option<Arc<Handle>>,
     len: Cell<u64>,
     zeroing: Cell<ZeroSupport>,
     /// A flush of the page cache failed: see [`Storage::flush`] of this type.
     flush_failed: Cell<bool>,
+    /// Where O_DIRECT takes longer pieces than sectors of 512 bytes.
+    direct_blocks: Option<Box<DirectBlocks>>,
+}
+
+impl Drop for UringFile {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            // Whoever waits until it is closed waits for calls that still hold it, too.
+            let _ = handle.closing.set(handle.closer.closing());
+        }
+    }
 }
 
 /// What the file system has turned out to be able to do; found out once, by trying.
@@ -56,108 +60,39 @@ enum ZeroSupport {
     ByHand,
 }
 
-/// A file that is open and not yet in any thread's ring: it may come from another thread.
-#[derive(Debug)]
-pub(super) struct OpenedFile {
-    shared: SharedFile,
-    lock: Option<WriterLock>,
-}
-
-/// An open file for the rings of all threads of the process. The lock of a writer stays with the thread that opened it,
-/// and so do its length and what is found out about it: others read and write what they know to be there.
-#[derive(Clone, Debug)]
-pub struct SharedFile {
-    file: Arc<File>,
-    info: StorageInfo,
-    inode: u64,
-    /// What O_DIRECT wants of memory addresses; 1 without it.
-    memory_align: u32,
-    /// A file system in memory: see [`UringFile::move_now`].
-    in_memory: bool,
-    /// A file on FUSE: see [`UringFile::flags`].
-    on_fuse: bool,
-    /// Bytes when it was opened or shared.
-    len: u64,
-}
-
-impl OpenedFile {
-    pub(super) fn open(path: &Path, access: Access, caching: Caching) -> io::Result<Self> {
-        let open = |flags| {
-            OpenOptions::new()
-                .read(true)
-                .write(access == Access::ReadWrite)
-                .custom_flags(flags | libc::O_CLOEXEC)
-                .open(path)
-        };
-        let plain = open(0)?;
-        let kind = plain.metadata()?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            let why = "neither a regular file nor a block device";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        }
-        let is_device = kind.is_block_device();
-        let inode = if is_device { 0 } else { plain.metadata()?.ino() };
-        let lock = if access == Access::ReadWrite { Some(WriterLock::take(&plain)?) } else { None };
-        // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
-        let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
-        let direct = match caching {
-            Caching::Cached => None,
-            Caching::Direct => match direct_align(&plain) {
-                Some((memory, offset)) if u64::from(offset) <= SECTOR_LEN => {
-                    open(libc::O_DIRECT).ok().map(|file| (file, memory.max(1)))
-                }
-                _ => None,
-            },
-        };
-        let (file, memory_align, align) = match direct {
-            Some((file, memory)) => (file, memory, SECTOR_LEN as u32),
-            None => (plain, 1, 1),
-        };
-        let len = current_len(&file)?;
-        let system = if is_device { None } else { file_system(&file) };
-        let in_memory = system.is_some_and(|magic| [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic));
-        let on_fuse = system == Some(libc::FUSE_SUPER_MAGIC);
-        let info = StorageInfo {
-            align,
-            resizable: !is_device,
-            fresh_reads_zero: !is_device,
-            promises_space: !is_device && !in_memory,
-        };
-        let file = Arc::new(file);
-        let shared = SharedFile { file, info, inode, memory_align, in_memory, on_fuse, len };
-        Ok(Self { shared, lock })
-    }
-}
-
 impl UringFile {
-    pub(super) fn open(uring: &Uring, path: &Path, access: Access, caching: Caching) -> io::Result<Self> {
-        Ok(Self::of(uring, OpenedFile::open(path, access, caching)?))
-    }
-
     /// A file that was opened, on this ring.
     pub(super) fn of(uring: &Uring, opened: OpenedFile) -> Self {
-        Self::on(uring, opened.shared, opened.lock)
+        Self::on(uring, opened.shared, Some(Arc::new(opened.handle)), opened.direct_blocks)
     }
 
     /// A file that another thread has opened, on this ring too.
     pub(super) fn adopt(uring: &Uring, shared: &SharedFile) -> Self {
-        Self::on(uring, shared.clone(), None)
+        Self::on(uring, shared.clone(), None, None)
     }
 
-    fn on(uring: &Uring, shared: SharedFile, lock: Option<WriterLock>) -> Self {
+    fn on(
+        uring: &Uring,
+        shared: SharedFile,
+        handle: Option<Arc<Handle>>,
+        direct_blocks: Option<Box<DirectBlocks>>,
+    ) -> Self {
         Self {
             uring: uring.clone(),
             len: Cell::new(shared.len),
             shared,
-            _lock: lock,
+            handle,
             zeroing: Cell::new(ZeroSupport::Untried),
             flush_failed: Cell::new(false),
+            direct_blocks,
         }
     }
 
-    /// The file for the rings of other threads.
-    pub(super) fn share(&self) -> SharedFile {
-        SharedFile { len: self.len.get(), ..self.shared.clone() }
+    /// The file for the rings of other threads; none where the writes to one block wait for one another, which only
+    /// those of one thread do.
+    pub(super) fn share(&self) -> Option<SharedFile> {
+        let has_blocks = self.direct_blocks.is_some();
+        (!has_blocks).then(|| self.shared.with_len(self.len.get()))
     }
 
     /// Whether the page cache is passed by.
@@ -166,7 +101,19 @@ impl UringFile {
     }
 
     fn fd(&self) -> RawFd {
-        self.shared.file.as_raw_fd()
+        self.shared.fd
+    }
+
+    /// Runs a call on the file that may block, on a helper thread. For the thread that opened it.
+    async fn ask<T: Send + 'static>(&self, call: impl FnOnce(&File) -> T + Send + 'static) -> io::Result<T> {
+        let Some(handle) = self.handle.clone() else { return Err(io::ErrorKind::NotConnected.into()) };
+        let work = move || {
+            let told = handle.file().map(call);
+            drop(handle);
+            told
+        };
+        // Boxed: this is reached from requests, whose tasks have room for the common paths only.
+        Box::pin(self.uring.offload(work)).await?.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Which operations a thread of the kernel's does from the beginning, instead of being tried by this one.
@@ -180,10 +127,11 @@ impl UringFile {
         if aside { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
     }
 
-    /// What was bounced goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
-    async fn transfer(&self, at: u64, data: Segments, write: bool, bounced: bool) -> io::Result<()> {
-        if !bounced && self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align) {
-            return Box::pin(self.transfer_bounced(at, data, write)).await;
+    /// What was looked at goes as it is: if it is not whole sectors the kernel refuses it here (EINVAL).
+    async fn transfer(&self, at: u64, data: Segments, write: bool, looked_at: bool) -> io::Result<()> {
+        // In here, where there is one way aside already: hundreds of request tasks have room for these futures.
+        if !looked_at && self.goes_aside(at, &data, write) {
+            return Box::pin(self.transfer_aside(at, data, write)).await;
         }
         let mut done = 0;
         while done < data.len() {
@@ -315,82 +263,13 @@ impl UringFile {
         while !left.is_empty() {
             let len = left.len.min(zeroes.len() as u64);
             // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            self.transfer(left.start, unsafe { zeroes.segments(len as usize) }, true, false).await?;
+            self.transfer(left.start, unsafe { zeroes.segments(len as usize) }, true, true).await?;
             left = left.skip(len);
         }
         Ok(())
     }
-}
 
-// SAFETY: a future ends when the kernel has completed its operation, and bounces what it may not keep.
-unsafe impl Storage for UringFile {
-    fn info(&self) -> StorageInfo {
-        self.shared.info
-    }
-
-    fn inode(&self) -> u64 {
-        self.shared.inode
-    }
-
-    fn len(&self) -> u64 {
-        self.len.get()
-    }
-
-    fn data_run(&self, span: Span) -> (u64, bool) {
-        // A server of FUSE is asked, behind the same lock as in `flags`, and this thread would wait for it.
-        if !self.shared.info.resizable || self.shared.on_fuse {
-            return (span.len, true);
-        }
-        let seek = |whence| {
-            // SAFETY: `lseek` takes no pointers; the offset of this descriptor is never used.
-            unsafe { libc::lseek(self.fd(), span.start as i64, whence) }
-        };
-        let end = span.start + span.len;
-        let data = seek(libc::SEEK_DATA);
-        if data < 0 {
-            // ENXIO: nothing but a hole up to the end of the file. Anything else: no knowledge, so data.
-            let hole = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
-            return (span.len, !hole);
-        }
-        let data = data as u64;
-        if data > span.start {
-            return (data.min(end) - span.start, false);
-        }
-        match u64::try_from(seek(libc::SEEK_HOLE)) {
-            Ok(hole) if hole > span.start => (hole.min(end) - span.start, true),
-            _ => (span.len, true),
-        }
-    }
-
-    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
-        self.transfer(at, into, false, false).await
-    }
-
-    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
-        self.transfer(at, from, true, false).await
-    }
-
-    /// After a failure the page cache may have dropped what it could not write, and would call the next flush a
-    /// success. So there is none any more until the file is opened again. Past the page cache nothing is dropped, and
-    /// the next flush may well succeed.
-    async fn flush(&self) -> io::Result<()> {
-        if self.flush_failed.get() {
-            return Err(io::Error::from_raw_os_error(libc::EIO));
-        }
-        let entry = opcode::Fsync::new(types::Fd(self.fd())).flags(types::FsyncFlags::DATASYNC).build();
-        // SAFETY: the entry refers to no memory.
-        let op = unsafe { self.uring.start(|_| entry) };
-        match op.at_storage().await {
-            0.. => Ok(()),
-            error => {
-                // A flush that was cancelled was not tried.
-                self.flush_failed.set(!self.is_direct() && -error != libc::ECANCELED);
-                Err(io::Error::from_raw_os_error(-error))
-            }
-        }
-    }
-
-    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
+    async fn zero_range(&self, span: Span, how: Zeroing) -> io::Result<()> {
         if span.is_empty() {
             return Ok(());
         }
@@ -420,6 +299,201 @@ unsafe impl Storage for UringFile {
         }
     }
 
+    /// Whether a request is more than one operation, or must not meet others.
+    fn goes_aside(&self, at: u64, data: &Segments, write: bool) -> bool {
+        let by_blocks = self
+            .direct_blocks
+            .as_ref()
+            .is_some_and(|parts| write || !parts.blocks.are_whole(Span::new(at, data.len())));
+        by_blocks || self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align)
+    }
+
+    async fn transfer_aside(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let Some(parts) = &self.direct_blocks else { return self.transfer_bounced(at, data, write).await };
+        let span = Span::new(at, data.len());
+        if !write {
+            return match parts.blocks.are_whole(span) {
+                true => self.transfer_bounced(at, data, false).await,
+                false => blocks::read(self, at, data).await,
+            };
+        }
+        let Some(place) = parts.blocks.enter_now(span) else { return blocks::write(self, at, data).await };
+        let result = self.transfer_blocks(at, data, true).await;
+        parts.blocks.leave(place, &self.uring.inner.tasks);
+        result
+    }
+
+    /// Moves whole blocks.
+    async fn transfer_blocks(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        match self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align) {
+            true => self.transfer_bounced(at, data, write).await,
+            false => self.transfer(at, data, write, true).await,
+        }
+    }
+
+    /// Moves less than a block at the end of a file, through the page cache.
+    async fn move_end(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let parts = self.direct_blocks.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let len = usize::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut page = PageBuf::zeroed(len);
+        if write {
+            data.copy_to(&mut page);
+            parts.end_was_written.set(true);
+        }
+        let (fd, flags) = (types::Fd(parts.cached), self.flags(write));
+        let mut done = 0;
+        while done < len {
+            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+            let op = unsafe {
+                let left = page.segments(len).slice(done as u64, (len - done) as u64);
+                let Flat::Contiguous { base, len, .. } = left.flat() else {
+                    return Err(io::ErrorKind::InvalidInput.into());
+                };
+                let offset = at + done as u64;
+                self.uring.start(|_| {
+                    if write {
+                        opcode::Write::new(fd, base, len).offset(offset).build().flags(flags)
+                    } else {
+                        opcode::Read::new(fd, base, len).offset(offset).build().flags(flags)
+                    }
+                })
+            };
+            match op.at_storage().await {
+                0 if write => {
+                    return Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes"));
+                }
+                0 => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "read past the end of the file",
+                    ));
+                }
+                moved @ 1.. => done += moved as usize,
+                error if -error == libc::EINTR || -error == libc::EAGAIN => {}
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
+        }
+        if write {
+            self.len.set(self.len.get().max(at + data.len()));
+        } else {
+            data.copy_from(&page);
+        }
+        Ok(())
+    }
+}
+
+impl WholeBlocks for UringFile {
+    fn blocks(&self) -> &Blocks {
+        &self.direct_blocks.as_ref().expect("asked for where there are some").blocks
+    }
+
+    fn tasks(&self) -> &Tasks {
+        &self.uring.inner.tasks
+    }
+
+    fn end(&self) -> u64 {
+        self.len.get()
+    }
+
+    async fn read_blocks(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.transfer_blocks(at, into, false).await
+    }
+
+    async fn write_blocks(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.transfer_blocks(at, from, true).await
+    }
+
+    async fn zero_blocks(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        // Boxed: hundreds of request tasks have room for reads and writes.
+        Box::pin(self.zero_range(span, how)).await
+    }
+
+    async fn read_end(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.move_end(at, into, false).await
+    }
+
+    async fn write_end(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.move_end(at, from, true).await
+    }
+}
+
+// SAFETY: a future ends when the kernel has completed its operation, and bounces what it may not keep.
+unsafe impl Storage for UringFile {
+    fn info(&self) -> StorageInfo {
+        self.shared.info
+    }
+
+    fn inode(&self) -> u64 {
+        self.shared.inode
+    }
+
+    fn len(&self) -> u64 {
+        self.len.get()
+    }
+
+    async fn data_run(&self, span: Span) -> (u64, bool) {
+        if !self.shared.info.resizable {
+            return (span.len, true);
+        }
+        self.ask(move |file| run_of(file, span)).await.unwrap_or((span.len, true))
+    }
+
+    async fn known_runs(&self, span: Span, count_max: usize) -> Vec<(u64, bool)> {
+        let all_data = vec![(span.len, true)];
+        if !self.shared.info.resizable {
+            return all_data;
+        }
+        let runs = move |file: &File| {
+            let (mut runs, mut left) = (Vec::new(), span);
+            while !left.is_empty() && runs.len() < count_max.clamp(1, RUNS_MAX) {
+                let run = run_of(file, left);
+                runs.push(run);
+                left = left.skip(run.0);
+            }
+            runs
+        };
+        self.ask(runs).await.unwrap_or(all_data)
+    }
+
+    async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.transfer(at, into, false, false).await
+    }
+
+    async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.transfer(at, from, true, false).await
+    }
+
+    /// After a failure the page cache may have dropped what it could not write, and would call the next flush a
+    /// success. So there is none any more until the file is opened again. Past the page cache nothing is dropped, and
+    /// the next flush may well succeed.
+    async fn flush(&self) -> io::Result<()> {
+        if self.flush_failed.get() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        let entry = opcode::Fsync::new(types::Fd(self.fd())).flags(types::FsyncFlags::DATASYNC).build();
+        // SAFETY: the entry refers to no memory.
+        let op = unsafe { self.uring.start(|_| entry) };
+        match op.at_storage().await {
+            0.. => Ok(()),
+            error => {
+                // A flush that was cancelled was not tried.
+                let was_cached = self
+                    .direct_blocks
+                    .as_ref()
+                    .map_or(!self.is_direct(), |parts| parts.end_was_written.get());
+                self.flush_failed.set(was_cached && -error != libc::ECANCELED);
+                Err(io::Error::from_raw_os_error(-error))
+            }
+        }
+    }
+
+    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
+        if self.direct_blocks.is_some() {
+            return Box::pin(blocks::zero(self, span, how)).await;
+        }
+        self.zero_range(span, how).await
+    }
+
     async fn allocate(&self, span: Span, space: bool) -> io::Result<()> {
         let end = span.end().ok_or(io::ErrorKind::InvalidInput)?;
         if !self.shared.info.resizable {
@@ -446,7 +520,7 @@ unsafe impl Storage for UringFile {
     async fn set_len(&self, len: u64) -> io::Result<()> {
         if !self.shared.info.resizable {
             // The administrator has made the device longer, or not.
-            let now = current_len(&self.shared.file)?;
+            let now = self.ask(current_len).await??;
             if now < len {
                 let why = format!("the device has {now} bytes: make it longer first");
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));
@@ -454,53 +528,45 @@ unsafe impl Storage for UringFile {
             self.len.set(now);
             return Ok(());
         }
-        if self.shared.in_memory && len >= self.len.get() {
-            self.shared.file.set_len(len)?;
-        } else {
-            // A file system that gives back gigabytes, or waits for its journal or server, takes seconds.
-            let file = self.shared.file.try_clone()?;
-            // Boxed: this is reached from requests, whose tasks have room for the common paths only.
-            Box::pin(self.uring.offload(move || file.set_len(len))).await??;
+        let grows = len >= self.len.get();
+        match self.handle.as_ref().and_then(|handle| handle.file()) {
+            Some(file) if self.shared.in_memory && grows => file.set_len(len)?,
+            _ => {
+                // A file system that gives back gigabytes, or waits for its journal or server, takes seconds. A request
+                // that waited in vain does not make the file shorter than others have made it meanwhile.
+                let cut = move |file: &File| match current_len(file)? {
+                    now if grows && now >= len => Ok(()),
+                    _ => file.set_len(len),
+                };
+                self.ask(cut).await??;
+            }
         }
         self.len.set(len);
         Ok(())
     }
 }
 
-/// What O_DIRECT asks of memory and of offsets on this file, in bytes; `None` where it is not to be had.
-fn direct_align(file: &File) -> Option<(u32, u32)> {
-    // SAFETY: an all-zero statx is a valid value.
-    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
-    // SAFETY: the path is an empty C string and `stat` is valid for writing.
-    let result = unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, mask, &raw mut stat) };
-    if result != 0 {
-        return None;
+/// How much from the beginning of `span` is alike in being data, or a hole.
+fn run_of(file: &File, span: Span) -> (u64, bool) {
+    let seek = |whence| {
+        // SAFETY: `lseek` takes no pointers; the offset of this descriptor is never used.
+        unsafe { libc::lseek(file.as_raw_fd(), span.start as i64, whence) }
+    };
+    let end = span.start + span.len;
+    let data = seek(libc::SEEK_DATA);
+    if data < 0 {
+        // ENXIO: nothing but a hole up to the end of the file. Anything else: no knowledge, so data.
+        let hole = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
+        return (span.len, !hole);
     }
-    if stat.stx_mask & libc::STATX_DIOALIGN == 0 {
-        // The file system does not say (tmpfs, older kernels): 512 works wherever O_DIRECT works at all.
-        return Some((SECTOR_LEN as u32, SECTOR_LEN as u32));
+    let data = data as u64;
+    if data > span.start {
+        return (data.min(end) - span.start, false);
     }
-    (stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
-}
-
-/// The number of a file system in memory that is not in `libc`.
-const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
-
-/// The number of the kind of file system that the file is on.
-fn file_system(file: &File) -> Option<libc::__fsword_t> {
-    // SAFETY: an all-zero statfs is a valid value, and `fstatfs` gets a valid descriptor and place.
-    unsafe {
-        let mut stat: libc::statfs = std::mem::zeroed();
-        (libc::fstatfs(file.as_raw_fd(), &raw mut stat) == 0).then_some(stat.f_type)
+    match u64::try_from(seek(libc::SEEK_HOLE)) {
+        Ok(hole) if hole > span.start => (hole.min(end) - span.start, true),
+        _ => (span.len, true),
     }
-}
-
-/// The length of a file, or the size of a block device.
-fn current_len(file: &File) -> io::Result<u64> {
-    use std::io::{Seek, SeekFrom};
-    let mut handle = file;
-    handle.seek(SeekFrom::End(0))
 }
 
 #[cfg(test)]
@@ -508,8 +574,13 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
+    use std::path::Path;
+
+    use tapio_types::Access;
+
     use super::*;
     use crate::uring::UringConfig;
+    use crate::uring::lock::WriterLock;
     use crate::{Executor, Inbox, Io, Polling, PollingConfig};
 
     #[test]
@@ -520,22 +591,109 @@ mod tests {
         let inbox: Rc<Inbox<()>> = Inbox::new(1);
         let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
         let mut executor = Executor::new(uring.tasks().clone(), inbox, |()| async {}, polling);
-        let file = uring.open(&path, Access::ReadOnly).expect("opened");
-        std::fs::remove_file(&path).expect("removed");
-        let is_direct = file.is_direct();
+        let running = uring.clone();
         let read = async move {
+            let file = running.open(&path, Access::ReadOnly).await.expect("opened");
+            std::fs::remove_file(&path).expect("removed");
+            let is_direct = file.is_direct();
             let page = PageBuf::zeroed(4096);
             // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
             let odd = file.read(0, unsafe { page.segments(412) }).await;
             // Memory at an odd place is bounced, whole sectors at a time.
             // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
             let moved = file.read(0, unsafe { page.segments(4096).slice(4, 1024) }).await;
-            (odd, moved, page[4..1028] == [7; 1024])
+            (is_direct, odd, moved, page[4..1028] == [7; 1024])
         };
-        let (odd, moved, same) = executor.block_on(&uring, &mut (), read);
+        let (is_direct, odd, moved, same) = executor.block_on(&uring, &mut (), read);
         assert!(moved.is_ok() && same, "{moved:?}");
         if is_direct {
             assert_eq!(odd.expect_err("not whole sectors").raw_os_error(), Some(libc::EINVAL));
         }
+    }
+
+    /// Whether this process has the file open.
+    fn is_open(path: &Path) -> bool {
+        let open = std::fs::read_dir("/proc/self/fd").expect("the process has files").flatten();
+        open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|name| name == path)
+    }
+
+    /// Whether a writer has the file.
+    fn is_locked(path: &Path) -> bool {
+        let lock = WriterLock::take(&File::open(path).expect("it is there"));
+        lock.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+    }
+
+    /// Runs `test` on a ring with a file; where there is no ring, nothing.
+    fn with_file<Fut: Future<Output = ()> + 'static>(
+        name: &str,
+        test: impl FnOnce(Uring, UringFile, std::path::PathBuf) -> Fut + 'static,
+    ) {
+        let Ok(uring) = Uring::new(UringConfig::default()) else { return };
+        let path = std::env::temp_dir().join(format!("tapio-ring-{name}-{}", std::process::id()));
+        std::fs::write(&path, vec![7; 8192]).expect("written");
+        let inbox: Rc<Inbox<()>> = Inbox::new(1);
+        let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
+        let mut executor = Executor::new(uring.tasks().clone(), inbox, |()| async {}, polling);
+        let running = uring.clone();
+        executor.block_on(&uring, &mut (), async move {
+            let file = running.open(&path, Access::ReadWrite).await.expect("opened");
+            assert!(is_open(&path) && is_locked(&path));
+            test(running, file, path.clone()).await;
+            std::fs::remove_file(&path).expect("removed");
+        });
+    }
+
+    #[test]
+    fn a_file_that_another_thread_has_is_unlocked_by_its_opener_and_closed_after_the_last() {
+        with_file("shared", |uring, file, path| async move {
+            let share = file.share();
+            drop(file);
+            uring.files_closed().await;
+            assert!(is_open(&path) && !is_locked(&path));
+            std::thread::spawn(move || drop(share)).join().expect("it ends");
+            uring.files_closed().await;
+            assert!(!is_open(&path));
+        });
+    }
+
+    #[test]
+    fn a_file_with_a_call_that_hangs_is_not_closed_before_the_call_has_ended() {
+        with_file("hangs", |uring, file, path| async move {
+            let (release, hold) = std::sync::mpsc::sync_channel::<()>(0);
+            let (begin, begun) = std::sync::mpsc::sync_channel(1);
+            let tasks = uring.tasks().clone();
+            let given_up = Rc::new(Cell::new(false));
+            let seen = Rc::clone(&given_up);
+            let task = tasks.spawn(async move {
+                let hang = move |_: &File| {
+                    begin.send(()).expect("it is waited for");
+                    hold.recv().expect_err("only its end is waited for");
+                };
+                file.ask(hang).await.expect_err("it is cancelled");
+                drop(file);
+                seen.set(true);
+            });
+            while begun.try_recv().is_err() {
+                tasks.yield_now().await;
+            }
+            uring.cancel(task);
+            while !given_up.get() {
+                tasks.yield_now().await;
+            }
+            let closed = Rc::new(Cell::new(false));
+            let (seen, waiting) = (Rc::clone(&closed), uring.clone());
+            tasks.spawn(async move {
+                waiting.files_closed().await;
+                seen.set(true);
+            });
+            // What was handed to helpers before this one call has been taken, and is over or waits.
+            uring.offload(|| ()).await.expect("a thread");
+            assert!(is_locked(&path) && !closed.get());
+            drop(release);
+            while !closed.get() {
+                tasks.yield_now().await;
+            }
+            assert!(!is_open(&path));
+        });
     }
 }

@@ -4,6 +4,7 @@ mod command;
 mod file;
 mod lock;
 mod offload;
+mod open_file;
 mod restrict;
 mod sleep;
 mod socket;
@@ -25,9 +26,11 @@ use crate::storage::Io;
 use crate::tasks::{Op, OpId, TaskId, Tasks};
 
 pub use command::{COMMAND_LEN, CommandRing};
-use file::OpenedFile;
-pub use file::{Caching, SharedFile, UringFile};
+pub use file::UringFile;
 pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
+use offload::Helpers;
+use open_file::OpenedFile;
+pub use open_file::{Caching, SharedFile, sector_len_of};
 pub use socket::PollStream;
 
 /// When the clock of all rings of the process began: data threads that serve one disk compare times.
@@ -72,6 +75,7 @@ pub(crate) struct Inner {
     pool: Pool,
     caching: Caching,
     counters: Cell<UringCounters>,
+    helpers: Helpers,
 }
 
 /// The ring of one data thread: a cheap handle. Made and used on that thread alone.
@@ -114,6 +118,7 @@ impl Uring {
             pool,
             caching: config.caching,
             counters: Cell::new(UringCounters::default()),
+            helpers: Helpers::default(),
         };
         let uring = Self { inner: Rc::new(inner) };
         if registered {
@@ -213,22 +218,23 @@ impl Io for Uring {
     type Store = UringFile;
     type Share = SharedFile;
 
-    fn open(&self, path: &Path, access: Access) -> io::Result<UringFile> {
-        UringFile::open(self, path, access, self.inner.caching)
-    }
-
     fn share(&self, store: &UringFile) -> Option<SharedFile> {
-        Some(store.share())
+        store.share()
     }
 
     fn adopt(&self, share: &SharedFile) -> UringFile {
         UringFile::adopt(self, share)
     }
 
-    async fn open_aside(&self, path: &Path, access: Access) -> io::Result<UringFile> {
+    async fn open(&self, path: &Path, access: Access) -> io::Result<UringFile> {
         let (name, caching) = (path.to_path_buf(), self.inner.caching);
-        let opened = self.offload(move || OpenedFile::open(&name, access, caching)).await??;
+        let closer = self.inner.helpers.closer();
+        let opened = self.offload(move || OpenedFile::open(&name, access, caching, closer)).await??;
         Ok(UringFile::of(self, opened))
+    }
+
+    async fn closed(&self) {
+        self.files_closed().await;
     }
 
     async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {

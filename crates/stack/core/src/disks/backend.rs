@@ -32,6 +32,9 @@ pub struct Tuning {
     pub pool_pages: Option<u32>,
     /// Class and level of the kernel's I/O scheduler, as `ioprio_set` takes it.
     pub io_priority: Option<u16>,
+    /// Bytes of a sector as the guest is told: what is wanted, and what it was told once the disk is open.
+    #[serde(default)]
+    pub sector_size: Option<u32>,
 }
 
 /// Where a disk is offered.

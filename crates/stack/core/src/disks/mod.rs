@@ -212,7 +212,8 @@ impl Disks {
         let info = self.0.backend.open(process, minor, chain, &pool, &note.tuning, until)?;
         self.0.update_of(vbd, process, |note| {
             note.chain = Some(chain.clone());
-            note.size = info.sectors.saturating_mul(u64::from(info.sector_size));
+            note.size = info.len();
+            note.tuning.sector_size = Some(info.sector_size);
         })?;
         step("vbd-plug:opened");
         Ok(())
@@ -377,8 +378,9 @@ impl Disks {
     /// The process does not answer.
     pub fn tune(&self, vbd: Uuid, tuning: &Tuning) -> Result<Option<PluggedDisk>, ApiError> {
         let Some(note) = self.of_vbd(vbd) else { return Ok(None) };
-        // The pool stays as it is until its last disk goes.
-        let tuning = Tuning { pool_pages: note.tuning.pool_pages, ..tuning.clone() };
+        // The pool stays as it is until its last disk goes, and sectors as the guest was told of them.
+        let Tuning { pool_pages, sector_size, .. } = note.tuning;
+        let tuning = Tuning { pool_pages, sector_size, ..tuning.clone() };
         if note.tuning == tuning {
             return Ok(None);
         }

@@ -233,6 +233,7 @@ impl Backend for Processes {
         let open = command::Open {
             read_only: chain.access == Access::ReadOnly,
             pool: Some(pool.clone()),
+            sector_size: tuning.sector_size,
             ..command::Open::of(minor, ImageSource::Chain(chain.layers.clone()))
         };
         let limits = (tuning.limits != IoLimits::default())

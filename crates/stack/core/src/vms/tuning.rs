@@ -90,7 +90,8 @@ pub fn of(vbd: &Object, sr: &Object, config: &Config) -> Tuning {
         tracing::warn!(sr = sr.text("uuid"), "its page pool has the default size: {why}");
         None
     });
-    Tuning { limits, polling: (us, idle), pool_pages, io_priority }
+    let sector_size = number("sector-size").filter(|size| matches!(size, 512 | 4096));
+    Tuning { limits, polling: (us, idle), pool_pages, io_priority, sector_size }
 }
 
 #[cfg(test)]

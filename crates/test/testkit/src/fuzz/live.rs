@@ -53,7 +53,9 @@ fn session(host: &SimHost, access: Access, write: bool) -> Option<u8> {
     let polling = Rc::new(RefCell::new(Polling::new(PollingConfig::OFF)));
     let mut executor: Executor<(), Ready<()>, _> =
         Executor::new(tasks.clone(), Inbox::new(1), |()| std::future::ready(()), polling);
-    let store = sim.open(Path::new(PATH), access).ok()?;
+    let opening = sim.clone();
+    let store =
+        executor.block_on(&sim, &mut (), async move { opening.open(Path::new(PATH), access).await }).ok()?;
     let result =
         executor.block_on(&sim, &mut (), async move { use_image(store, &tasks, access, write).await });
     executor.end(&sim);

@@ -98,6 +98,7 @@ pub fn nbd_requests(bytes: &[u8]) {
         allocation: negotiated & 4 != 0,
         read_only: negotiated & 8 != 0,
         fast_zero: negotiated & 16 != 0,
+        block_len: 512,
     };
     let geometry = Geometry {
         len: 1 << 30,

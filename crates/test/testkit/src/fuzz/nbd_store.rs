@@ -62,9 +62,9 @@ async fn story(store: &NbdStore) {
         let read = store.read(turn * READ_LEN as u64, inside).await;
         let outside = memory[..READ_LEN].iter().chain(&memory[2 * READ_LEN..3 * READ_LEN]);
         assert!(outside.into_iter().all(|byte| *byte == GUARD), "written outside of the read's memory");
-        let (run, _) = store.known_run(Span::new(turn << 16, 1 << 16)).await;
+        let (run, _) = store.known_runs(Span::new(turn << 16, 1 << 16), 1).await[0];
         assert!((1..=1 << 16).contains(&run), "a run of {run} bytes");
-        let (run, _) = store.data_run(Span::new(0, 1 << 20));
+        let (run, _) = store.data_run(Span::new(0, 1 << 20)).await;
         assert!((1..=1 << 20).contains(&run), "a run of {run} bytes");
         // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
         let written = store.write(0, unsafe { memory.segments(512) }).await;

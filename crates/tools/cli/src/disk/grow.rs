@@ -37,7 +37,7 @@ pub fn run(run: &RunDir, arguments: &GrowArguments) -> Result<()> {
     let (pid, mut process, minor) = find(run, &arguments.disk)?;
     // Data may have to be moved, which takes as long as it takes.
     let info = process.call(&ask::Grow { minor, len: arguments.size }, &[], None)?;
-    let grown = Grown { pid, minor, len: info.sectors * u64::from(info.sector_size) };
+    let grown = Grown { pid, minor, len: info.len() };
     if arguments.json {
         return print_json(&grown);
     }

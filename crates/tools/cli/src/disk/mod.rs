@@ -99,6 +99,9 @@ enum Command {
         /// Share the page pool of an SR with its other disks; 704 pages of 4 KiB unless it has another number
         #[arg(long, value_name = "NAME[:PAGES]")]
         pool: Option<PoolSpec>,
+        /// Bytes of a sector as guests are told: 512 or 4096; what a raw device has, 512 for other images
+        #[arg(long, value_name = "BYTES")]
+        sector_size: Option<u32>,
     },
     /// Make a disk larger while its guest uses it
     ///
@@ -333,7 +336,16 @@ pub fn run(arguments: DiskArguments) -> Result<()> {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
         Command::Grow(arguments) => grow::run(&run, &arguments),
-        Command::Open { which: Which { pid, minor }, images, read_only, beside, standby, key_file, pool } => {
+        Command::Open {
+            which: Which { pid, minor },
+            images,
+            read_only,
+            beside,
+            standby,
+            key_file,
+            pool,
+            sector_size,
+        } => {
             let image =
                 source(&images)?.ok_or_else(|| ControlError::new(Errno::EINVAL, "no image was named"))?;
             // The process may not be allowed to open it by itself.
@@ -350,6 +362,7 @@ pub fn run(arguments: DiskArguments) -> Result<()> {
                 key: key.is_some().then_some(0),
                 key_file: None,
                 pool,
+                sector_size,
             };
             let fds: Vec<_> = key.iter().map(AsFd::as_fd).collect();
             OwnClient::connect(&run, pid)?.call(&open, &fds, REPLY_TIMEOUT).map(drop)

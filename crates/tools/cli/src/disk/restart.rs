@@ -84,6 +84,7 @@ fn plan(
         secondary: None,
         standby: false,
         pool: bounds.pool.as_ref().map(|pool| PoolSpec { name: pool.name.clone(), pages: Some(pool.pages) }),
+        sector_size: None,
     });
     let limits = (!bounds.limits.is_off()).then_some(ask::SetLimits { minor, limits: bounds.limits });
     Ok(Plan { minor, open, limits, fronts })
@@ -107,7 +108,13 @@ pub fn run(run: &RunDir, arguments: &RestartArguments) -> Result<()> {
                 return Err(ControlError::new(Errno::EOPNOTSUPP, why)
                     .next("pause it, restart by hand and name that again: it must not be left out"));
             }
-            plan(run, arguments.pid, disk, arguments.key_file.as_ref(), &bounds)
+            let mut plan = plan(run, arguments.pid, disk, arguments.key_file.as_ref(), &bounds)?;
+            if let Some(open) = &mut plan.open {
+                // Guests go on with what they were told, whatever images the disk has by now.
+                let info = old.call(&ask::DiskInfo { minor: disk.minor }, &[], REPLY_TIMEOUT)?;
+                open.sector_size = Some(info.sector_size);
+            }
+            Ok(plan)
         })
         .collect::<Result<Vec<_>>>()?;
     // It stands ready before the old one goes: a program that does not start does no harm.
@@ -186,6 +193,7 @@ mod tests {
             secondary: None,
             standby: false,
             pool: Some(PoolSpec { name: "sr".into(), pages: Some(704) }),
+            sector_size: None,
         };
         assert_eq!(made.open, Some(open));
     }

@@ -66,6 +66,15 @@ pub(super) struct Freed {
     forgotten: Cell<bool>,
 }
 
+/// What the storage keeps at the place of a block, as [`VhdLayer::look`] has found.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    sector: u32,
+    /// Of the writes to the block, if none was in flight.
+    mark: Option<u64>,
+    is_hole: bool,
+}
+
 /// What giving a block a place found.
 pub(super) enum Again {
     /// The block is not leaving.
@@ -208,36 +217,42 @@ impl<S: Storage> VhdLayer<S> {
         (block, Span::new(start, self.block_len().min(self.virtual_len().saturating_sub(start))))
     }
 
-    /// Whether `block` could be given back: it has a place, and with `all` clear the storage keeps nothing of it that a
-    /// reader could see. `all`: the caller has just made every sector of it zero, or does not need it.
-    pub fn may_give_back(&self, block: u32, all: bool) -> bool {
-        let (Some(_), Some(sector)) = (&self.writer, self.table.sector(block)) else { return false };
-        if all {
-            return true;
-        }
-        self.is_hole(block, sector)
+    /// Asks the storage what it keeps at the place of `block`. Writes go on meanwhile, and what they change is seen by
+    /// [`VhdLayer::give_back`].
+    pub async fn look(&self, block: u32) -> Look {
+        let unknown = Look { sector: 0, mark: None, is_hole: false };
+        // A hole in an encrypted image is not zero, and a write in flight may fill one.
+        let mark = if self.cipher.is_some() { None } else { self.flying.quiet_mark(block) };
+        let (Some(sector), Some(_)) = (self.table.sector(block), mark) else { return unknown };
+        let place = Span::new(self.data_offset(sector), self.block_len());
+        let (len, is_data) = self.store.data_run(place).await;
+        Look { sector, mark, is_hole: !is_data && len == place.len }
     }
 
-    /// Whether the storage keeps nothing at the place of `block`.
-    fn is_hole(&self, block: u32, sector: u32) -> bool {
-        // A hole in an encrypted image is not zero, and a write in flight may fill it.
-        if self.cipher.is_some() || !self.flying.is_quiet(block) {
-            return false;
-        }
-        let (len, is_data) = self.store.data_run(Span::new(self.data_offset(sector), self.block_len()));
-        !is_data && len == self.block_len()
+    /// Whether `block` could be given back: it has a place, and with `all` clear the storage keeps nothing of it that a
+    /// reader could see, as `look` has found. `all`: the caller has just made every sector of it zero, or does not need
+    /// it.
+    pub fn may_give_back(&self, block: u32, all: bool, look: Look) -> bool {
+        let (Some(_), Some(sector)) = (&self.writer, self.table.sector(block)) else { return false };
+        all || self.is_hole(block, sector, look)
+    }
+
+    /// Whether the storage keeps nothing at the place of `block`: it was so at a look, and no write has begun since.
+    fn is_hole(&self, block: u32, sector: u32, look: Look) -> bool {
+        let is_as_seen = look.sector == sector && look.mark == self.flying.quiet_mark(block);
+        look.is_hole && is_as_seen
     }
 
     /// Gives `block` back if [`VhdLayer::may_give_back`]. Where the image has a parent, the caller knows that the
     /// layers below read as zero there. Returns whether [`VhdLayer::settle`] must be awaited.
-    pub fn give_back(&self, block: u32, all: bool) -> bool {
-        let Some(writer) = self.writer.as_ref().filter(|_| self.may_give_back(block, all)) else {
+    pub fn give_back(&self, block: u32, all: bool, look: Look) -> bool {
+        let Some(writer) = self.writer.as_ref().filter(|_| self.may_give_back(block, all, look)) else {
             return false;
         };
         let Some(sector) = self.table.sector(block) else { return false };
         // A write in flight may still put data there, and one that ended since a sector was made zero has done so: they
         // come before what gave the block back.
-        let is_zero = self.is_hole(block, sector);
+        let is_zero = self.is_hole(block, sector, look);
         let leaving = Leaving { sector, blank: is_zero && self.table.is_full(block), stage: Stage::Fresh };
         self.table.clear(block);
         self.bitmaps.borrow_mut().remove(block);

@@ -57,6 +57,7 @@ use table::BlockTable;
 use traffic::{Flying, Visits};
 
 pub use bitmaps::BITMAPS_KEPT;
+pub use freed::Look;
 pub use intent::{HeapLogs, IntentPlace};
 pub use open::{OpenOptions, Opened, SpaceMode, open};
 pub use shared::SharedMap;

@@ -45,9 +45,14 @@ impl Visits {
 const COUNTS: usize = 512;
 
 /// Writes in flight, counted by block. Blocks that are far apart share a count, so that the memory is bounded: one that
-/// is busy makes its mates look busy.
+/// is busy makes its mates look busy. The lower half of a count is those in flight, the upper half those that have
+/// begun.
 #[derive(Debug)]
-pub(super) struct Flying(Box<[Cell<u32>]>);
+pub(super) struct Flying(Box<[Cell<u64>]>);
+
+/// One more has begun, and is in flight.
+const BEGUN: u64 = (1 << 32) + 1;
+const IN_FLIGHT: u64 = (1 << 32) - 1;
 
 impl Flying {
     /// For an image that is written, or one that is only read.
@@ -55,24 +60,30 @@ impl Flying {
         Self(vec![Cell::new(0); if writes { COUNTS } else { 1 }].into_boxed_slice())
     }
 
-    fn count(&self, block: u32) -> &Cell<u32> {
+    fn count(&self, block: u32) -> &Cell<u64> {
         &self.0[block as usize & (self.0.len() - 1)]
     }
 
     pub(super) fn begin(&self, block: u32) {
         let count = self.count(block);
-        count.set(count.get() + 1);
+        count.set(count.get().wrapping_add(BEGUN));
     }
 
     pub(super) fn end(&self, block: u32) {
         let count = self.count(block);
-        debug_assert!(count.get() > 0, "a write to block {block} ended that never began");
-        count.set(count.get().saturating_sub(1));
+        let any = count.get() & IN_FLIGHT > 0;
+        debug_assert!(any, "a write to block {block} ended that never began");
+        count.set(count.get() - u64::from(any));
     }
 
     /// Whether no write to the block is in flight.
     pub(super) fn is_quiet(&self, block: u32) -> bool {
-        self.count(block).get() == 0
+        self.count(block).get() & IN_FLIGHT == 0
+    }
+
+    /// A mark of now, if no write to the block is in flight: as long as it stays the same, none has begun.
+    pub(super) fn quiet_mark(&self, block: u32) -> Option<u64> {
+        self.is_quiet(block).then(|| self.count(block).get())
     }
 }
 
@@ -106,5 +117,11 @@ mod tests {
         assert!(!flying.is_quiet(3) && !flying.is_quiet(3 + COUNTS as u32) && flying.is_quiet(4));
         flying.end(3);
         assert!(flying.is_quiet(3));
+        let mark = flying.quiet_mark(3);
+        assert!(mark.is_some() && mark == flying.quiet_mark(3));
+        flying.begin(3);
+        assert_eq!(flying.quiet_mark(3), None);
+        flying.end(3);
+        assert_ne!(flying.quiet_mark(3), mark, "a write has begun since, and ended");
     }
 }

@@ -13,6 +13,7 @@ use tapio_types::{Access, SECTOR_LEN, Span};
 use self::remote::{Lost, Remote};
 use super::file::{Change, Durable, SimFile};
 use super::random::Random;
+use crate::blocks::{self, Blocks, WholeBlocks};
 use crate::executor::Driver;
 use crate::segments::Segments;
 use crate::storage::{Io, Storage, StorageInfo, Zeroing};
@@ -63,6 +64,8 @@ pub enum Broken {
 const PARTS: u64 = 10_000;
 /// How long connecting to a server takes.
 const CONNECT_NS: u64 = 1_000_000;
+/// How long looking for holes takes at most.
+const LOOK_MAX_NS: u64 = 200_000;
 /// How long an operation is stuck: much longer than anything waits for it.
 const STUCK_NS: u64 = 3_600_000_000_000;
 
@@ -106,6 +109,8 @@ pub(super) struct Inner {
     changes: Vec<u64>,
     names: BTreeMap<PathBuf, usize>,
     devices: Vec<bool>,
+    /// Bytes of a sector of the host's own disk.
+    sector_len: u64,
     flying: Vec<Flying>,
     pub(super) faults: Faults,
     /// Instead of what chance has.
@@ -160,6 +165,8 @@ pub struct SimStore {
     is_device: bool,
     /// As on a kernel: a file that does not end on a sector is used through the page cache.
     align: u64,
+    /// Where sectors are longer than 512 bytes.
+    blocks: Option<Blocks>,
 }
 
 /// An open file for another thread of the process.
@@ -181,6 +188,7 @@ impl SimHost {
             changes: Vec::new(),
             names: BTreeMap::new(),
             devices: Vec::new(),
+            sector_len: SECTOR_LEN,
             flying: Vec::new(),
             faults: Faults::default(),
             latency: None,
@@ -192,6 +200,12 @@ impl SimHost {
             failing: None,
         };
         Self { inner: Rc::new(RefCell::new(inner)) }
+    }
+
+    /// The host's disk has sectors of `len` bytes: it moves whole ones, and writes each as a whole or not at all. Of
+    /// files and devices that are opened from now on; a remote one is on another disk.
+    pub fn set_sector_len(&self, len: u64) {
+        self.inner.borrow_mut().sector_len = len;
     }
 
     /// Puts a file with these bytes on the host's disk, durable.
@@ -288,8 +302,10 @@ impl SimHost {
         let mut inner = self.inner.borrow_mut();
         inner.flying_may_happen();
         let mut random = inner.random.clone();
-        for file in &mut inner.files {
-            let left = file.cut(&mut random);
+        let inner = &mut *inner;
+        for (file, remote) in inner.files.iter_mut().zip(&inner.remotes) {
+            let sector_len = if remote.is_remote { SECTOR_LEN } else { inner.sector_len };
+            let left = file.cut(sector_len, &mut random);
             *file = SimFile { seen: left.clone(), safe: left, pending: Vec::new() };
         }
         inner.random = random;
@@ -319,6 +335,12 @@ impl Inner {
                 Action::Read { .. } | Action::Flush { .. } | Action::Cancelled { .. } => {}
             }
         }
+    }
+
+    /// The blocks of a file that is used in pieces of `align` bytes, where sectors are longer than 512 bytes.
+    fn blocks(&self, file: usize, align: u64) -> Option<Blocks> {
+        let has_blocks = self.sector_len > SECTOR_LEN && align > 1 && !self.remotes[file].is_remote;
+        has_blocks.then(|| Blocks::new(self.sector_len))
     }
 
     fn change(&mut self, file: usize, change: Change) {
@@ -400,8 +422,9 @@ impl Inner {
                     return -libc::ENOSPC;
                 }
                 if self.fault(self.faults.write_eio) {
-                    let sectors = data.len() as u64 / SECTOR_LEN;
-                    let done = self.random.below(sectors.max(1)) * SECTOR_LEN;
+                    let sector_len = if self.remotes[file].is_remote { SECTOR_LEN } else { self.sector_len };
+                    let sectors = data.len() as u64 / sector_len;
+                    let done = self.random.below(sectors.max(1)) * sector_len;
                     if done > 0 {
                         self.change(file, Change::Write { at, data: Rc::from(&data[..done as usize]) });
                     }
@@ -487,9 +510,10 @@ impl Io for Sim {
     type Store = SimStore;
     type Share = SimShare;
 
+    /// As on a kernel: a remote one belongs to one thread, and one whose blocks are longer than sectors of 512 bytes.
     fn share(&self, store: &SimStore) -> Option<SimShare> {
         let is_remote = self.host.inner.borrow().remotes[store.file].is_remote;
-        (!is_remote).then_some(SimShare {
+        (!is_remote && store.blocks.is_none()).then_some(SimShare {
             file: store.file,
             writable: store.writable,
             is_device: store.is_device,
@@ -499,10 +523,11 @@ impl Io for Sim {
 
     fn adopt(&self, share: &SimShare) -> SimStore {
         let SimShare { file, writable, is_device, align } = *share;
-        SimStore { sim: self.clone(), file, writable, _lock: None, is_device, align }
+        let blocks = self.host.inner.borrow().blocks(file, align);
+        SimStore { sim: self.clone(), file, writable, _lock: None, is_device, align, blocks }
     }
 
-    fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
+    async fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
         self.open_file(path, access, false)
     }
 
@@ -548,13 +573,15 @@ impl Sim {
         } else {
             None
         };
+        let align = if inner.files[*file].seen.len().is_multiple_of(SECTOR_LEN) { SECTOR_LEN } else { 1 };
         Ok(SimStore {
             _lock: lock,
             sim: self.clone(),
             file: *file,
             writable: access == Access::ReadWrite,
             is_device: inner.devices[*file],
-            align: if inner.files[*file].seen.len().is_multiple_of(SECTOR_LEN) { SECTOR_LEN } else { 1 },
+            align,
+            blocks: inner.blocks(*file, align),
         })
     }
 }
@@ -632,13 +659,68 @@ impl SimStore {
     fn check_writable(&self) -> io::Result<()> {
         if self.writable { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EBADF)) }
     }
+
+    async fn read_at(&self, at: u64, into: Segments, align: u64) -> io::Result<()> {
+        assert!((at | into.len()).is_multiple_of(align), "unaligned read at {at}");
+        self.done(self.sim.start(|_| Action::Read { file: self.file, at, into })).await
+    }
+
+    async fn write_at(&self, at: u64, from: Segments, align: u64) -> io::Result<()> {
+        assert!((at | from.len()).is_multiple_of(align), "unaligned write at {at}");
+        let mut data = vec![0; from.len() as usize];
+        from.copy_to(&mut data);
+        let (file, extend) = (self.file, !self.is_device);
+        self.done(self.sim.start(|_| Action::Write { file, at, data: data.into(), extend })).await
+    }
+
+    async fn zero_at(&self, span: Span) -> io::Result<()> {
+        let change = Change::Zero { at: span.start, len: span.len };
+        self.done(self.sim.start(|_| Action::Change { file: self.file, change, grows: false })).await
+    }
+}
+
+impl WholeBlocks for SimStore {
+    fn blocks(&self) -> &Blocks {
+        self.blocks.as_ref().expect("asked for where there are some")
+    }
+
+    fn tasks(&self) -> &Tasks {
+        &self.sim.tasks
+    }
+
+    fn end(&self) -> u64 {
+        Storage::len(self)
+    }
+
+    async fn read_blocks(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.read_at(at, into, self.blocks().len()).await
+    }
+
+    async fn write_blocks(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.write_at(at, from, self.blocks().len()).await
+    }
+
+    async fn zero_blocks(&self, span: Span, _how: Zeroing) -> io::Result<()> {
+        assert!(self.blocks().are_whole(span), "unaligned zeroing at {}", span.start);
+        self.zero_at(span).await
+    }
+
+    async fn read_end(&self, at: u64, into: Segments) -> io::Result<()> {
+        self.read_at(at, into, 1).await
+    }
+
+    async fn write_end(&self, at: u64, from: Segments) -> io::Result<()> {
+        self.write_at(at, from, 1).await
+    }
 }
 
 // SAFETY: a flight keeps the memory of a request until the future is told that it has ended.
 unsafe impl Storage for SimStore {
     fn info(&self) -> StorageInfo {
+        let device_sector = if self.is_device { self.blocks.as_ref().map(Blocks::len) } else { None };
         StorageInfo {
             align: self.align as u32,
+            sector_len: device_sector.unwrap_or(SECTOR_LEN) as u32,
             resizable: !self.is_device,
             fresh_reads_zero: !self.is_device,
             promises_space: !self.is_device,
@@ -649,25 +731,34 @@ unsafe impl Storage for SimStore {
         self.sim.host.inner.borrow().files[self.file].seen.len()
     }
 
-    fn data_run(&self, span: Span) -> (u64, bool) {
+    /// As on a kernel, where a helper thread looks: other tasks run between the question and the answer.
+    async fn data_run(&self, span: Span) -> (u64, bool) {
         if self.is_device {
             return (span.len, true);
         }
+        let takes_ns = self.sim.host.inner.borrow_mut().random.below(LOOK_MAX_NS);
+        self.sim.tasks.sleep_until(self.sim.tasks.turn_ns() + takes_ns).await;
         self.sim.host.inner.borrow().files[self.file].seen.data_run(span)
     }
 
     async fn read(&self, at: u64, into: Segments) -> io::Result<()> {
         assert!((at | into.len()).is_multiple_of(self.align), "unaligned read at {at}");
-        self.done(self.sim.start(|_| Action::Read { file: self.file, at, into })).await
+        if self.blocks.as_ref().is_some_and(|blocks| !blocks.are_whole(Span::new(at, into.len()))) {
+            return blocks::read(self, at, into).await;
+        }
+        self.read_at(at, into, self.align).await
     }
 
     async fn write(&self, at: u64, from: Segments) -> io::Result<()> {
         assert!((at | from.len()).is_multiple_of(self.align), "unaligned write at {at}");
         self.check_writable()?;
-        let mut data = vec![0; from.len() as usize];
-        from.copy_to(&mut data);
-        let (file, extend) = (self.file, !self.is_device);
-        self.done(self.sim.start(|_| Action::Write { file, at, data: data.into(), extend })).await
+        let Some(blocks) = &self.blocks else { return self.write_at(at, from, self.align).await };
+        let Some(place) = blocks.enter_now(Span::new(at, from.len())) else {
+            return blocks::write(self, at, from).await;
+        };
+        let result = self.write_at(at, from, blocks.len()).await;
+        blocks.leave(place, &self.sim.tasks);
+        result
     }
 
     async fn flush(&self) -> io::Result<()> {
@@ -675,10 +766,12 @@ unsafe impl Storage for SimStore {
         self.done(self.sim.start(|inner| Action::Flush { file, covers: inner.changes[file] })).await
     }
 
-    async fn zero(&self, span: Span, _how: Zeroing) -> io::Result<()> {
+    async fn zero(&self, span: Span, how: Zeroing) -> io::Result<()> {
         self.check_writable()?;
-        let change = Change::Zero { at: span.start, len: span.len };
-        self.done(self.sim.start(|_| Action::Change { file: self.file, change, grows: false })).await
+        if self.blocks.is_some() {
+            return blocks::zero(self, span, how).await;
+        }
+        self.zero_at(span).await
     }
 
     async fn allocate(&self, span: Span, _space: bool) -> io::Result<()> {

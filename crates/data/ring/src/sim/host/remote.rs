@@ -25,7 +25,7 @@ impl Inner {
             self.remotes[file].writes_lost = true;
             if self.random.chance(1, 2) {
                 let mut random = self.random.clone();
-                let left = self.files[file].cut(&mut random);
+                let left = self.files[file].cut(tapio_types::SECTOR_LEN, &mut random);
                 self.random = random;
                 self.files[file].restart(left);
             }

@@ -24,6 +24,7 @@ mod load;
 mod local_device;
 mod local_file;
 mod memory;
+mod metadata_hangs;
 mod mirror;
 mod nbd_client;
 mod nbd_hostile;

@@ -78,14 +78,14 @@ assert not failures, failures
 }
 
 /// Threads of the process that serve queues beside the data thread.
-fn queue_threads(pid: u32) -> usize {
+pub(super) fn queue_threads(pid: u32) -> usize {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
     let names = tasks.expect("the process lives").flatten().map(name);
     names.filter(|name| name.starts_with("tapio-queue")).count()
 }
 
-fn change(host: &Host, tap: &Tap, arguments: &[&str]) {
+pub(super) fn change(host: &Host, tap: &Tap, arguments: &[&str]) {
     let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
     run(host.tapio(&["disk", arguments[0], "-p", &pid, "-m", &minor]).args(&arguments[1..])).ok();
 }

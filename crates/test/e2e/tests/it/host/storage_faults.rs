@@ -238,7 +238,7 @@ fn requests_behind_a_flush_that_hangs_are_answered_in_time() {
             let mut asked = client(&tap.uri(), &format!("{FAILS}\nassert fails({call})"), &log(name));
             assert!(asked.wait(LIMIT).success(), "{name} of {len}: {}", asked.log());
         }
-        // Where data are is not known without asking the storage, and needs no asking: everywhere.
+        // This server of FUSE does not know holes.
         let map = run_within(Command::new("nbdinfo").args(["--map", &tap.uri()]), LIMIT);
         assert!(map.stdout.contains("data"), "{map}");
         assert!(flush.wait(LIMIT).success(), "{}", flush.log());
