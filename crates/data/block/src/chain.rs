@@ -446,6 +446,19 @@ impl<S: Storage> Chain<S> {
     /// # Errors
     /// The storage's.
     pub async fn extents(&self, span: Span, count_max: usize) -> Result<Vec<Extent>> {
+        self.extents_while(span, count_max, &|| true).await
+    }
+
+    /// The same; what is looked at when it is not `in_time` any more counts as data.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn extents_while(
+        &self,
+        span: Span,
+        count_max: usize,
+        in_time: &dyn Fn() -> bool,
+    ) -> Result<Vec<Extent>> {
         let mut extents: Vec<Extent> = Vec::new();
         let mut left = span;
         while !left.is_empty() {
@@ -455,6 +468,7 @@ impl<S: Storage> Chain<S> {
                 Target::Zero => vec![(len, false)],
                 // A hole in an encrypted layer is not zero.
                 Target::Data { layer, .. } if self.links[layer].layer.cipher().is_some() => vec![(len, true)],
+                Target::Data { .. } if !in_time() => vec![(len, true)],
                 Target::Data { layer, offset } => {
                     self.links[layer].layer.store().known_runs(Span::new(offset, len), count).await
                 }

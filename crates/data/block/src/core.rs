@@ -758,7 +758,11 @@ impl<I: Io> AllocationMap for Map<I> {
                 return Err(DiskError::OutOfRange);
             }
             let unit = core.sector_len();
-            let found = chain.extents(span, count_for(count_max, unit)).await;
+            let (timeouts, tasks) = (&core.timeouts, core.io.tasks());
+            let place = timeouts.begin_question(span, tasks);
+            let in_time = || !timeouts.is_over(place);
+            let found = chain.extents_while(span, count_for(count_max, unit), &in_time).await;
+            timeouts.end(place);
             let found = found.map_err(|error| DiskError::Io(error.errno()))?;
             let to_end = found.iter().map(|extent| extent.len).sum::<u64>() >= span.len;
             Ok(in_units(found, unit, count_max, to_end))

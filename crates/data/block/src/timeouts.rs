@@ -152,6 +152,15 @@ impl RequestTimeouts {
 
     /// A request begins, as the current task.
     pub(crate) fn begin(&self, request: &Request, tasks: &Tasks) -> Place {
+        self.watch(request.op, request.span, Some((&request.client, request.tag)), tasks)
+    }
+
+    /// A question of what is allocated begins, as the current task.
+    pub(crate) fn begin_question(&self, span: Span, tasks: &Tasks) -> Place {
+        self.watch(Op::Read, span, None, tasks)
+    }
+
+    fn watch(&self, op: Op, span: Span, client: Option<(&Rc<dyn Completion>, u64)>, tasks: &Tasks) -> Place {
         if self.limit_ns.is_none() {
             return Place::NONE;
         }
@@ -159,11 +168,11 @@ impl RequestTimeouts {
         self.places.borrow_mut()[index as usize] = Watched {
             stage: Stage::Waiting,
             begun_ns: tasks.turn_ns(),
-            op: request.op,
-            span: request.span,
-            tag: request.tag,
+            op,
+            span,
+            tag: client.map_or(0, |(_, tag)| tag),
             task: tasks.current(),
-            client: Some(Rc::clone(&request.client)),
+            client: client.map(|(client, _)| Rc::clone(client)),
         };
         if !self.is_awake.replace(true) {
             self.wake.notify_all(tasks);
