@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use tapio_control::command as ask;
 use tapio_control::{BlkifFront, BlkifQueue, Front, FrontEntry, OwnClient, RingStart, RunDir};
-use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd};
+use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd, text};
+use tapio_e2e::hanging::{Call, HangingFs};
 use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
+use tapio_e2e::tools::skip;
 use tapio_load::{Load, Mix};
 use tapio_types::Movement;
 use tapio_xen::blkfront::{Blkfront, Command, FrontOptions, FrontQueue, Invitation};
@@ -359,6 +361,45 @@ fn rings_of_a_device_are_served_by_several_threads() {
         stop(&scratch, tap);
     }
     assert_vhd_valid(&scratch.join("leaf.vhd"));
+}
+
+/// A flush is the owner's, whatever thread's ring asked for it: when it takes longer than it may, the guest has its
+/// answer all the same.
+#[test]
+fn a_flush_that_hangs_is_answered_on_every_ring() {
+    let scratch = Scratch::on_disk();
+    let hanging = match HangingFs::start(&scratch) {
+        Ok(hanging) => hanging,
+        Err(why) => return skip(&why),
+    };
+    let image = format!("aio:{}", text(&hanging.raw_image("image", DISK_MIB << 20)));
+    let host = Host::new(&scratch);
+    let mut create = host.tapio(&["tap-ctl", "create", "-a", &image, "-t", "1"]);
+    run(create.env("TAPIO_THREADS", "2")).ok();
+    let tap = host.find(&image);
+    let options = FrontOptions { queues: 2, buffer_len: BLOCK, ..FrontOptions::default() };
+    let mut front = Blkfront::new(options).expect("a double");
+    let invitation = front.invitation().expect("descriptors");
+    connect(&scratch, &tap, invitation, Movement::Copy, RingStart::Fresh);
+    assert_eq!(queue_threads(tap.pid), 1, "two threads serve two rings");
+    let mut queues = front.take_queues();
+    for (index, queue) in queues.iter_mut().enumerate() {
+        write(queue, index as u64, 1);
+        queue.kick().expect("woken");
+        reap_all(queue);
+    }
+    hanging.hang(Call::Sync);
+    for (index, queue) in queues.iter_mut().enumerate() {
+        let done = queue.ask(&Command::Flush).expect("answered");
+        assert_eq!(done.status, status::ERROR, "ring {index}");
+        assert!(hanging.held() > 0, "it hangs");
+    }
+    hanging.go_on();
+    for queue in &mut queues {
+        assert_eq!(queue.ask(&Command::Flush).expect("answered").status, status::OKAY);
+        verify(queue, &[1, 1]);
+    }
+    stop(&scratch, tap);
 }
 
 /// The kernel ends the operations of a killed process, and lets go of its image, a little later than of the process.
