@@ -371,20 +371,28 @@ fn the_owner_tells_where_the_rings_of_all_threads_stand() {
     }));
     rig.server = Some(BlkifServer::connect(options, disk(&rig).remote().clone()).unwrap());
     let mut queues = front.take_queues();
+    let is_told = |count: u32| {
+        rig.until("the last answer is told of", |_| {
+            let (state, thread) = told.lock().unwrap().clone();
+            (state.rsp_prod, state.used()) == (count, 0) && thread.as_deref() == Some("tapio-data")
+        });
+    };
     for round in 1..=3u32 {
         for block in 0..20 {
             ask_to_write(&mut queues[1], block * u64::from(BLOCK), 1);
         }
         reap_all(&mut queues[1]);
-        // The owner does it, and does not know of the answer.
+        is_told(21 * round - 1);
+        // The owner does it, and is told of nothing else after that.
         ok(&mut queues[1], &Command::Flush);
-        rig.until("the last answer is told of", |_| {
-            let (state, thread) = told.lock().unwrap().clone();
-            (state.rsp_prod, state.used()) == (21 * round, 0) && thread.as_deref() == Some("tapio-data")
-        });
+        is_told(21 * round);
     }
+    // The owner has nothing to do any more, not even to give memory back, and this request is not for it either.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(queues[1].ask(&Command::Read { at: DISK_LEN, len: BLOCK }).unwrap().status, status::ERROR);
+    is_told(64);
     ok(&mut queues[0], &Command::Read { at: 0, len: 4096 });
-    rig.until("both rings are told of", |_| told.lock().unwrap().0.rsp_prod == 64);
+    rig.until("both rings are told of", |_| told.lock().unwrap().0.rsp_prod == 65);
     assert_eq!(told.lock().unwrap().0.size, 64, "slots of both rings");
     // A report tells at once.
     disk(&rig).pause(LIMIT).unwrap();
