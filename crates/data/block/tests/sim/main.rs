@@ -21,6 +21,7 @@ mod model;
 mod pages;
 mod remote;
 mod rig;
+mod space;
 mod story;
 mod taps;
 mod threads;
@@ -223,6 +224,30 @@ fn a_disk_grows_at_every_write_boundary() {
     let plain = [RigKind::Raw, RigKind::Dynamic, RigKind::Device, RigKind::Two, RigKind::Encrypted];
     for kind in plain.into_iter().chain([RigKind::LongRaw, RigKind::LongDynamic, RigKind::LongDevice]) {
         grow::run(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+/// Writes to new blocks wait for the storage's flush only where there is no space yet.
+#[test]
+fn writes_to_new_blocks_find_space_in_time() {
+    for kind in [RigKind::Dynamic, RigKind::Two, RigKind::Encrypted] {
+        space::new_blocks(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+/// Writes that leave records wait for the rest of one batch of metadata where they come too fast.
+#[test]
+fn writes_to_new_sectors_wait_for_one_batch_at_most() {
+    for kind in [RigKind::Two, RigKind::Encrypted] {
+        space::new_sectors(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+/// Space for new blocks is made ahead and given back, whatever happens meanwhile.
+#[test]
+fn space_is_made_and_given_back_at_every_write_boundary() {
+    for kind in [RigKind::Dynamic, RigKind::Two, RigKind::Encrypted] {
+        space::made_and_given_back(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
 

@@ -25,5 +25,5 @@ mod long_sectors;
 mod random;
 
 pub use file::{Durable, SimFile};
-pub use host::{Broken, Faults, Sim, SimHost, SimShare, SimStore};
+pub use host::{Broken, Faults, Latency, Sim, SimHost, SimShare, SimStore};
 pub use random::Random;

@@ -5,17 +5,22 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use tapio_ring::{PageBuf, Segments, Storage, Tasks};
-use tapio_types::SECTOR_LEN;
+use tapio_ring::{PageBuf, Storage, Tasks};
+use tapio_types::{SECTOR_LEN, Span};
 
 use super::{CAPACITY, Sleeping, VhdLayer, Writer};
 use crate::error::{FormatError, FormatErrorKind, Result};
-use crate::vhd::{BitOrder, FOOTER_LEN, bitmap};
+use crate::vhd::{BitOrder, FOOTER_LEN, bitmap, layout};
 
 /// Metadata that no flush writes is written back after this long.
 const WRITEBACK_AFTER_NS: u64 = 1_000_000_000;
 /// Metadata writes in flight at once.
-const PARALLEL: usize = 16;
+const PARALLEL: usize = 32;
+/// Records in the log that begin a batch before its time: few enough that a batch takes milliseconds, and that the
+/// other half of the log is far from full when it ends.
+const BATCH_AT: u32 = CAPACITY / 4;
+/// Records beyond which answers wait for the next batch to begin: what is in flight still finds room in the log.
+const CROWDED_AT: u32 = CAPACITY / 4 * 3;
 /// Table sectors this close to each other are written in one piece, with what lies between.
 const TABLE_GAP: u32 = 8;
 /// The longest piece of the table written at once, in sectors.
@@ -94,7 +99,7 @@ impl Writer {
 
     /// Whether a writer must await [`VhdLayer::settle`].
     pub(super) fn must_settle(&self) -> bool {
-        self.log.used() >= CAPACITY / 2 || self.owes_table.get()
+        self.log.used() >= BATCH_AT || self.owes_table.get()
     }
 
     /// Whether a kill of the process takes no sector away that a block has in memory: what the disk lacks is in the
@@ -133,6 +138,23 @@ impl<S: Storage> VhdLayer<S> {
             return Box::pin(self.sync()).await;
         }
         self.note_dirty(writer);
+        if writer.log.used() >= CROWDED_AT {
+            return self.wait_for_log(writer, CROWDED_AT).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until the log holds fewer than `records`: for the end of the batch that is being written, not for the one
+    /// that begins then.
+    pub(super) async fn wait_for_log(&self, writer: &Writer, records: u32) -> Result<()> {
+        while writer.log.used() >= records {
+            if writer.batch_failed.get() || writer.closing.get() {
+                // The service tries again later; here its error is wanted.
+                return Box::pin(self.sync()).await;
+            }
+            self.note_dirty(writer);
+            writer.batch_began.wait(&self.tasks).await;
+        }
         Ok(())
     }
 
@@ -141,7 +163,7 @@ impl<S: Storage> VhdLayer<S> {
         let wakes = match writer.sleeping.get() {
             Sleeping::No => false,
             Sleeping::UntilDirty => true,
-            Sleeping::UntilDue => writer.log.used() >= CAPACITY / 2,
+            Sleeping::UntilDue => writer.log.used() >= BATCH_AT,
         };
         if wakes {
             writer.sleeping.set(Sleeping::No);
@@ -166,6 +188,7 @@ impl<S: Storage> VhdLayer<S> {
 
     async fn commit(&self, writer: &Writer) -> Result<()> {
         let batch = self.take_batch(writer);
+        writer.batch_began.notify_all(&self.tasks);
         let result = async {
             // Before its entry is gone: a block that is not there must not be called full.
             self.clear_in_batmap(&batch.freed).await?;
@@ -178,6 +201,7 @@ impl<S: Storage> VhdLayer<S> {
         }
         .await;
         self.unpin(&batch);
+        writer.batch_failed.set(result.is_err());
         match &result {
             Ok(()) => {
                 if batch.pays {
@@ -187,7 +211,10 @@ impl<S: Storage> VhdLayer<S> {
                 writer.log.clear(batch.half);
                 writer.freed.gone(&batch.freed, batch.is_last);
             }
-            Err(_) => self.return_batch(writer, batch),
+            Err(_) => {
+                self.return_batch(writer, batch);
+                writer.batch_began.notify_all(&self.tasks);
+            }
         }
         result
     }
@@ -259,25 +286,15 @@ impl<S: Storage> VhdLayer<S> {
     }
 
     async fn write_batch(&self, writer: &Writer, batch: &Batch) -> Result<()> {
-        let ones = self.ones();
-        let len = self.bitmap_len as usize;
-        let longest = batch.bitmaps.len().min(PARALLEL);
-        let mut pages: Vec<PageBuf> = (0..longest).map(|_| PageBuf::zeroed(len)).collect();
-        for chunk in batch.bitmaps.chunks(PARALLEL) {
-            let writes = chunk.iter().zip(&mut pages).filter_map(|((block, bits), page)| {
-                page.copy_from_slice(bits);
-                // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-                Some((u64::from(self.table.sector(*block)?) * SECTOR_LEN, unsafe { page.segments(len) }))
-            });
-            self.write_all(writes, "cannot write a bitmap").await?;
-        }
-        for chunk in batch.wholes.chunks(PARALLEL) {
-            let writes = chunk.iter().filter_map(|&block| {
-                // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-                Some((u64::from(self.table.sector(block)?) * SECTOR_LEN, unsafe { ones.segments(len) }))
-            });
-            self.write_all(writes, "cannot write the bitmap of a new block").await?;
-        }
+        let bitmaps = batch.bitmaps.iter().filter_map(|(block, bits)| {
+            let (span, within) = self.bitmap_span(writer, self.table.sector(*block)?);
+            let mut page = PageBuf::zeroed(span.len as usize);
+            page[within..].copy_from_slice(bits);
+            Some(self.write_page(span, page, "cannot write a bitmap"))
+        });
+        run_all(bitmaps, PARALLEL).await?;
+        let wholes = batch.wholes.iter().filter_map(|&block| self.table.sector(block));
+        self.write_wholes(writer, wholes).await?;
         let mut page = PageBuf::zeroed(TABLE_PIECE as usize * SECTOR_LEN as usize);
         let table_offset = self.header.borrow().table_offset;
         for &(first, count) in &batch.table {
@@ -298,27 +315,56 @@ impl<S: Storage> VhdLayer<S> {
         Ok(())
     }
 
-    /// A bitmap that says that every sector of a block is there.
-    fn ones(&self) -> PageBuf {
-        let mut page = PageBuf::zeroed(self.bitmap_len as usize);
-        bitmap::set_range(&mut page, 0, (self.block_len() / SECTOR_LEN) as usize);
-        if self.bit_order == BitOrder::LsbFirst {
-            self.bit_order.swap(&mut page);
+    /// Where the bitmap at `sector` is written to, and where in that span it lies.
+    ///
+    /// File systems have blocks of 4096 bytes. Where one of them has never been written, a write of a part of it waits
+    /// for everything in flight to the file and holds back all that comes after it (ext4, xfs). So a bitmap goes
+    /// together with the gap before it, which is there because the data behind it are aligned, and belongs to nothing:
+    /// all blocks end on such a border, metadata end before it, and of the file's footers only one that does not count
+    /// any more may be there.
+    pub(super) fn bitmap_span(&self, writer: &Writer, sector: u32) -> (Span, usize) {
+        let at = u64::from(sector) * SECTOR_LEN;
+        let page = at - at % layout::DATA_ALIGN;
+        let begin = || layout::metadata_end(&self.header.borrow(), self.batmap.as_ref());
+        if writer.pages && page >= begin() {
+            (Span::new(page, at + self.bitmap_len - page), (at - page) as usize)
+        } else {
+            (Span::new(at, self.bitmap_len), 0)
         }
-        page
     }
 
-    async fn write_all(
+    /// Writes into the bitmaps at `sectors` that every sector of their blocks is there.
+    pub(super) async fn write_wholes(
         &self,
-        writes: impl Iterator<Item = (u64, Segments)>,
-        what: &'static str,
+        writer: &Writer,
+        sectors: impl Iterator<Item = u32>,
     ) -> Result<()> {
-        let futures = writes.map(|(at, from)| {
-            Box::pin(async move {
-                self.store.write(at, from).await.map_err(|error| FormatError::io(what, error).with_offset(at))
-            })
+        let len = self.bitmap_len as usize;
+        let mut ones = PageBuf::zeroed(layout::DATA_ALIGN.max(self.bitmap_len) as usize);
+        let last = ones.len() - len;
+        bitmap::set_range(&mut ones[last..], 0, (self.block_len() / SECTOR_LEN) as usize);
+        if self.bit_order == BitOrder::LsbFirst {
+            self.bit_order.swap(&mut ones[last..]);
+        }
+        // SAFETY: the page is owned here until the operations have ended, whose futures are polled to their end.
+        let from = unsafe { ones.segments(ones.len()) };
+        let writes = sectors.map(|sector| {
+            let (span, _) = self.bitmap_span(writer, sector);
+            let from = from.slice(ones.len() as u64 - span.len, span.len);
+            async move {
+                let written = self.store.write(span.start, from).await;
+                written.map_err(|error| {
+                    FormatError::io("cannot write the bitmap of a new block", error).with_offset(span.start)
+                })
+            }
         });
-        join_all(futures.collect()).await
+        run_all(writes, PARALLEL).await
+    }
+
+    async fn write_page(&self, span: Span, page: PageBuf, what: &'static str) -> Result<()> {
+        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
+        let written = self.store.write(span.start, unsafe { page.segments(span.len as usize) }).await;
+        written.map_err(|error| FormatError::io(what, error).with_offset(span.start))
     }
 
     /// The service that writes metadata back when no flush does. Sleeps while there is nothing to write.
@@ -330,7 +376,7 @@ impl<S: Storage> VhdLayer<S> {
                 writer.writeback.wait(&self.tasks).await;
                 continue;
             }
-            self.pause_writeback(writer, CAPACITY / 2).await;
+            self.pause_writeback(writer, BATCH_AT).await;
             // A failure is told to the guest at its next flush; here it is only tried again later.
             if writer.closing.get() {
                 break;
@@ -383,8 +429,12 @@ impl<S: Storage> VhdLayer<S> {
 
     /// Puts the footer right behind the data of a file that may be longer, and cuts the rest off.
     pub(super) async fn trim_tail(&self, from: u64) -> Result<()> {
+        self.trim_to(self.data_end(), from).await
+    }
+
+    /// Puts the footer of a file, which may be at `from`, to `end`, and cuts off what is behind it.
+    pub(super) async fn trim_to(&self, end: u64, from: u64) -> Result<()> {
         let failed = |what: &'static str| move |error| FormatError::io(what, error);
-        let end = self.data_end();
         let len = end + FOOTER_LEN as u64;
         if self.store.info().resizable && (from != end || self.store.len() != len) {
             match self.write_footer(end).await {
@@ -424,21 +474,38 @@ fn dirty_ranges(marks: &mut [u64]) -> Vec<(u32, u32)> {
     ranges
 }
 
-/// Runs all futures at once and gives the first error, when all have ended: none is dropped with an operation in
-/// flight.
-async fn join_all<F: Future<Output = Result<()>>>(mut futures: Vec<Pin<Box<F>>>) -> Result<()> {
+/// Runs futures, `most` of them at a time, and gives the first error: none is begun after it, and none is dropped with
+/// an operation in flight.
+pub(super) async fn run_all<F: Future<Output = Result<()>>>(
+    futures: impl Iterator<Item = F>,
+    most: usize,
+) -> Result<()> {
+    let mut waiting = futures.fuse();
+    let mut flying: Vec<Pin<Box<F>>> = Vec::with_capacity(most);
     let mut result = Ok(());
     poll_fn(|context| {
-        futures.retain_mut(|future| match future.as_mut().poll(context) {
-            Poll::Pending => true,
-            Poll::Ready(outcome) => {
-                if result.is_ok() {
-                    result = outcome;
-                }
-                false
+        loop {
+            while result.is_ok() && flying.len() < most {
+                let Some(future) = waiting.next() else { break };
+                flying.push(Box::pin(future));
             }
-        });
-        if futures.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            if flying.is_empty() {
+                return Poll::Ready(());
+            }
+            let before = flying.len();
+            flying.retain_mut(|future| match future.as_mut().poll(context) {
+                Poll::Pending => true,
+                Poll::Ready(outcome) => {
+                    if result.is_ok() {
+                        result = outcome;
+                    }
+                    false
+                }
+            });
+            if flying.len() == before {
+                return Poll::Pending;
+            }
+        }
     })
     .await;
     result
@@ -446,7 +513,61 @@ async fn join_all<F: Future<Output = Result<()>>>(mut futures: Vec<Pin<Box<F>>>)
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    #[test]
+    fn all_futures_run_however_many_end_at_once() {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        for (count, most) in [(0, 4), (3, 4), (4, 4), (8, 4), (9, 4), (100, 32)] {
+            let (flying, ended) = (Cell::new(0), Cell::new(0));
+            let futures = (0..count).map(|_| async {
+                flying.set(flying.get() + 1);
+                assert!(flying.get() <= most, "{} at once", flying.get());
+                let mut polled = false;
+                poll_fn(
+                    |_| if std::mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending },
+                )
+                .await;
+                flying.set(flying.get() - 1);
+                ended.set(ended.get() + 1);
+                Ok(())
+            });
+            let mut all = Box::pin(run_all(futures, most));
+            while all.as_mut().poll(&mut context).is_pending() {}
+            assert_eq!(ended.get(), count);
+        }
+    }
+
+    #[test]
+    fn no_future_begins_after_an_error_and_those_that_began_end() {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let ended = Cell::new(0);
+        let futures = (0..9).map(|index| {
+            let ended = &ended;
+            async move {
+                let mut polled = index == 1;
+                poll_fn(
+                    |_| if std::mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending },
+                )
+                .await;
+                ended.set(ended.get() + 1);
+                let failed = FormatError::new(FormatErrorKind::OutOfSpace, "full");
+                if index == 1 { Err(failed) } else { Ok(()) }
+            }
+        });
+        let mut all = Box::pin(run_all(futures, 4));
+        let result = loop {
+            if let Poll::Ready(result) = all.as_mut().poll(&mut context) {
+                break result;
+            }
+        };
+        assert_eq!(
+            (result.map_err(|error| error.kind()), ended.get()),
+            (Err(FormatErrorKind::OutOfSpace), 4)
+        );
+    }
 
     #[test]
     fn near_sectors_of_the_table_go_in_one_piece() {

@@ -174,6 +174,18 @@ impl Freed {
         first
     }
 
+    /// Where the last of all places ends that are free or were a block's, by what `end` says of each; zero without any.
+    pub(super) fn end(&self, end: impl Fn(u32) -> u64) -> u64 {
+        let mut last = self.places.borrow().last().map_or(0, |&sector| end(sector));
+        self.for_each_pending(|sector| last = last.max(end(sector)));
+        last
+    }
+
+    /// A place that was to be used again is not: it is punched out and free once more.
+    pub(super) fn not_taken(&self, sector: u32) {
+        self.left.borrow_mut().push(sector);
+    }
+
     /// Takes a place that no request holds.
     pub(super) fn put(&self, sector: u32) {
         let mut places = self.places.borrow_mut();

@@ -98,6 +98,8 @@ pub struct VhdLayer<S> {
 struct Writer {
     /// New blocks count as present as a whole; see the module's text.
     whole_blocks: bool,
+    /// A bitmap is written together with the gap before it: see [`VhdLayer::bitmap_span`].
+    pages: bool,
     reserve: Reserve,
     dirty: RefCell<Dirty>,
     freed: Freed,
@@ -106,6 +108,10 @@ struct Writer {
     syncs: GroupRun,
     /// Work for the task that writes metadata back by itself.
     writeback: Notify,
+    /// A batch began, and with it an empty half of the log; or one failed.
+    batch_began: Notify,
+    /// The last batch failed.
+    batch_failed: Cell<bool>,
     sleeping: Cell<Sleeping>,
     closing: Cell<bool>,
     /// The table on disk may lack blocks that are here: no write is answered before a batch has put that right.
@@ -116,6 +122,14 @@ struct Writer {
     settled: Cell<u64>,
     services: Cell<u32>,
     service_ended: Notify,
+}
+
+impl Writer {
+    /// The bitmap of a place in the reserve says already that all of the block is there, which is as good as nothing
+    /// there: a file whose space is not reserved gets it for its bitmaps by being written, so this costs nothing.
+    const fn whole_early(&self) -> bool {
+        self.whole_blocks && self.pages && !self.reserve.space
+    }
 }
 
 /// What the service that writes metadata back waits for.
@@ -291,8 +305,10 @@ impl<S: Storage> VhdLayer<S> {
             let (block, _) = self.block_of(want.start);
             if self.table.sector(block).is_some() {
                 self.load(block).await?;
-            } else if writer.log.used() >= CAPACITY || !writer.freed.is_settled() {
+            } else if !writer.freed.is_settled() {
                 self.sync().await?;
+            } else if writer.log.used() >= CAPACITY {
+                self.wait_for_log(writer, CAPACITY).await?;
             } else {
                 self.wait_for_space().await?;
             }
@@ -320,7 +336,11 @@ impl<S: Storage> VhdLayer<S> {
         dirty.mark_table(block);
         if writer.whole_blocks {
             self.table.set_full(block);
-            dirty.mark_whole(block);
+            if writer.whole_early() {
+                dirty.batmap = true;
+            } else {
+                dirty.mark_whole(block);
+            }
             let fits = writer.log.append(Intent { block, sector, first: 0, count: 0 });
             debug_assert!(fits, "room was tested above");
         } else {

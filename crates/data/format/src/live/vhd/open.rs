@@ -320,6 +320,15 @@ impl<S: Storage> VhdLayer<S> {
         Ok(())
     }
 
+    /// Whether the data of every block begins and ends on a multiple of [`layout::DATA_ALIGN`], as in images of ours.
+    fn data_is_aligned(&self) -> bool {
+        let mut aligned = self.block_len().is_multiple_of(layout::DATA_ALIGN);
+        self.table.for_each_allocated(|_, sector| {
+            aligned &= self.data_offset(sector).is_multiple_of(layout::DATA_ALIGN);
+        });
+        aligned
+    }
+
     /// Applies what a process that died left in the log, all of which fits.
     fn apply(&self, left: &[Intent], dirty: &mut Dirty, whole_blocks: bool) {
         for intent in left {
@@ -414,10 +423,12 @@ async fn make_writable<S: Storage>(
     let memory = options.intent.memory(uuid, vhd.store.inode())?;
     let (log, left) = IntentLog::adopt(memory, uuid);
     let left = believed(&vhd, &log, left, remarks).await?;
+    let pages = info.resizable && vhd.data_is_aligned();
     let mut dirty = Dirty::new(vhd.table.len());
     vhd.apply(&left, &mut dirty, whole_blocks);
     let writer = Writer {
         whole_blocks,
+        pages,
         reserve: Reserve::new(0, space),
         dirty: RefCell::new(dirty),
         freed: Freed::default(),
@@ -425,6 +436,8 @@ async fn make_writable<S: Storage>(
         log,
         syncs: GroupRun::default(),
         writeback: Notify::default(),
+        batch_began: Notify::default(),
+        batch_failed: Cell::new(false),
         sleeping: Cell::new(super::Sleeping::No),
         closing: Cell::new(false),
         owes_table: Cell::new(false),

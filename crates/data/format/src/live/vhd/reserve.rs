@@ -6,6 +6,18 @@
 //! stays
 //! where it is until the new one is durable, in a gap that no block uses; so a process that opens the file after a
 //! power cut finds a footer at its end. On a device the footer never moves and the bitmaps of the run are zeroed.
+//!
+//! The next run begins when three eighths of the last are used, and one that came too late makes its successor twice as
+//! long: the length of a run follows from how many blocks are taken while one is made. A reserve that nobody has taken
+//! anything from for a while is given back, and the file ends behind its last block again, as after closing:
+//!
+//! | step | what | why it must come here |
+//! |---|---|---|
+//! | 1 | no place of the reserve can be taken any more | the footer goes where the first of them begins |
+//! | 2 | a footer is written there, durable | a file that is cut to any length from here on ends in a footer |
+//! | 3 | the intent log has the length of now and the one to come | a process that dies before or after step 4 has one |
+//! | 4 | the file is cut behind that footer | |
+//! | 5 | the next run begins there | |
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,10 +31,15 @@ use crate::error::{FormatError, FormatErrorKind, Result};
 use crate::vhd::{FOOTER_LEN as FOOTER_BYTES, layout};
 
 const FOOTER_LEN: u64 = FOOTER_BYTES as u64;
-/// Blocks in the first run. Each run is twice the last, because an image that grows fast will go on growing.
+/// Blocks in the first run, if not more are wanted at once.
 const STEP_MIN: u32 = 4;
-/// Blocks in the largest run: 512 MiB of 2 MiB blocks.
-const STEP_MAX: u32 = 256;
+/// Blocks in the largest run: 1 GiB of 2 MiB blocks. File systems hold back all writes to a file while they reserve
+/// space for it, about 5 ms for as much (ext4).
+const STEP_MAX: u32 = 512;
+/// A run that lasted longer has a shorter successor.
+const LASTS_NS: u64 = 1_000_000_000;
+/// A reserve that nothing was taken from for so long is given back.
+const KEPT_NS: u64 = 10_000_000_000;
 
 /// Space for new blocks.
 #[derive(Debug)]
@@ -31,12 +48,19 @@ pub(super) struct Reserve {
     ready: RefCell<VecDeque<u32>>,
     /// Where the next run begins, in bytes.
     tail: Cell<u64>,
+    /// Blocks in the next run.
     step: Cell<u32>,
+    /// Fewer places than this are few.
+    few: Cell<u32>,
+    /// When the last run began.
+    ran_ns: Cell<u64>,
+    /// When a place was taken last.
+    taken_ns: Cell<u64>,
     /// Whether the file system is asked for the space itself, or only for the address range.
-    space: bool,
+    pub(super) space: bool,
     pub(super) busy: Cell<bool>,
-    /// A task waits for space: the service must make some now, or say why it cannot.
-    wanted: Cell<bool>,
+    /// Tasks that wait for space: the service must make some now, or say why it cannot.
+    wanted: Cell<u32>,
     failure: RefCell<Option<FormatError>>,
     failures: Cell<u64>,
     work: Notify,
@@ -46,12 +70,15 @@ pub(super) struct Reserve {
 impl Reserve {
     pub(super) fn new(tail: u64, space: bool) -> Self {
         Self {
-            ready: RefCell::new(VecDeque::with_capacity(STEP_MAX as usize * 2)),
+            ready: RefCell::default(),
             tail: Cell::new(tail),
             step: Cell::new(STEP_MIN),
+            few: Cell::new(0),
+            ran_ns: Cell::new(0),
+            taken_ns: Cell::new(0),
             space,
             busy: Cell::new(false),
-            wanted: Cell::new(false),
+            wanted: Cell::new(0),
             failure: RefCell::new(None),
             failures: Cell::new(0),
             work: Notify::default(),
@@ -84,8 +111,13 @@ impl Reserve {
     }
 
     fn is_low(&self) -> bool {
-        self.wanted.get()
-            || (self.step.get() > STEP_MIN && self.ready.borrow().len() < self.step.get() as usize / 4)
+        self.wanted.get() > 0 || self.ready.borrow().len() < self.few.get() as usize
+    }
+
+    /// A run of `count` blocks is there; with `late`, tasks had to wait for it, or nearly.
+    fn ran(&self, count: u32, late: bool) {
+        self.few.set(count - count * 3 / 8);
+        self.step.set(if late { (count * 2).min(STEP_MAX) } else { count });
     }
 }
 
@@ -95,7 +127,7 @@ impl<S: Storage> VhdLayer<S> {
     pub(super) async fn wait_for_space(&self) -> Result<()> {
         let reserve = &self.writer()?.reserve;
         let before = reserve.failures.get();
-        reserve.wanted.set(true);
+        reserve.wanted.set(reserve.wanted.get() + 1);
         reserve.work.notify_all(&self.tasks);
         reserve.done.wait(&self.tasks).await;
         if reserve.failures.get() != before && reserve.ready.borrow().is_empty() {
@@ -109,6 +141,7 @@ impl<S: Storage> VhdLayer<S> {
 
     /// Wakes the service because the reserve may have run low.
     pub(super) fn watch_reserve(&self, writer: &Writer) {
+        writer.reserve.taken_ns.set(self.tasks.turn_ns());
         if writer.reserve.is_low() && !writer.reserve.busy.get() {
             writer.reserve.work.notify_all(&self.tasks);
         }
@@ -119,8 +152,14 @@ impl<S: Storage> VhdLayer<S> {
         let Some(writer) = &self.writer else { return };
         let reserve = &writer.reserve;
         while !writer.closing.get() {
-            if !reserve.is_low() {
+            let due = reserve.taken_ns.get() + KEPT_NS;
+            let is_idle = !reserve.is_low() && self.tasks.turn_ns() >= due;
+            if !reserve.is_low() && (reserve.ready.borrow().is_empty() || !self.store.info().resizable) {
                 reserve.work.wait(&self.tasks).await;
+                continue;
+            }
+            if !reserve.is_low() && !is_idle {
+                reserve.work.wait_until(&self.tasks, due).await;
                 continue;
             }
             if reserve.busy.get() {
@@ -129,9 +168,17 @@ impl<S: Storage> VhdLayer<S> {
                 continue;
             }
             reserve.busy.set(true);
+            if is_idle {
+                // What fails is tried again as much later.
+                reserve.taken_ns.set(self.tasks.turn_ns());
+                let _ = Box::pin(self.give_reserve_back(writer)).await;
+                reserve.busy.set(false);
+                reserve.done.notify_all(&self.tasks);
+                continue;
+            }
             // A waiter that finds nothing afterwards asks again; one that is slow to look must not make this loop spin.
-            reserve.wanted.set(false);
-            let result = self.make_room(writer).await;
+            let wanted = reserve.wanted.replace(0);
+            let result = self.make_room(writer, wanted).await;
             reserve.busy.set(false);
             let failed = result.is_err();
             if let Err(error) = result {
@@ -161,64 +208,115 @@ impl<S: Storage> VhdLayer<S> {
     }
 
     /// Sets aside a run of blocks; a shorter one when the storage is nearly full.
-    async fn make_room(&self, writer: &Writer) -> Result<()> {
+    async fn make_room(&self, writer: &Writer, wanted: u32) -> Result<()> {
         let reserve = &writer.reserve;
         self.reclaim(writer).await;
         let spoken_for = self.table.allocated() + reserve.ready.borrow().len() as u32;
         let left = self.table.len().saturating_sub(spoken_for);
         if left == 0 {
             // Every block has its place: nothing will ever be low again.
-            reserve.step.set(STEP_MIN);
+            reserve.few.set(0);
             return Ok(());
         }
-        let mut count = reserve.step.get().min(left);
+        let now = self.tasks.turn_ns();
+        if wanted == 0 && now - reserve.ran_ns.replace(now) > LASTS_NS {
+            reserve.step.set((reserve.step.get() / 2).max(STEP_MIN));
+        }
+        let step = reserve.step.get().max(wanted.saturating_mul(2)).min(STEP_MAX);
+        let mut count = step.min(left);
         loop {
             let made = match self.reuse(writer, count).await {
-                Ok(false) => self.make_run(writer, count).await,
-                reused => reused.map(drop),
+                Ok(0) => self.make_run(writer, count).await,
+                reused => reused,
             };
             match made {
-                Ok(()) => {
-                    reserve.step.set((reserve.step.get() * 2).min(STEP_MAX));
+                Ok(made) => {
+                    let rest = (reserve.ready.borrow().len() as u32).saturating_sub(made);
+                    reserve.ran(made, wanted > 0 || reserve.wanted.get() > 0 || rest < made / 4);
                     return Ok(());
                 }
                 Err(error) if error.kind() == FormatErrorKind::OutOfSpace && count > 1 => {
                     count /= 4;
                     count = count.max(1);
-                    reserve.step.set(STEP_MIN);
                 }
                 // Another look finds places that there was no room to remember.
                 Err(error) if error.kind() == FormatErrorKind::OutOfSpace && writer.freed.has_forgotten() => {
                     self.find_places(writer, reserve.tail.get())?;
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // What is left is used up before the storage is asked again.
+                    reserve.few.set(0);
+                    reserve.step.set(STEP_MIN);
+                    return Err(error);
+                }
             }
         }
     }
 
-    /// Makes up to `count` places ready that blocks had before; says whether there were any.
-    async fn reuse(&self, writer: &Writer, count: u32) -> Result<bool> {
+    /// Gives back a reserve that nothing is taken from.
+    async fn give_reserve_back(&self, writer: &Writer) -> Result<()> {
+        let reserve = &writer.reserve;
+        let places = std::mem::take(&mut *reserve.ready.borrow_mut());
+        let end =
+            self.data_end().max(writer.freed.end(|sector| self.place_span(sector).end().unwrap_or(u64::MAX)));
+        if let Err(error) = self.trim_to(end, reserve.tail.get()).await {
+            reserve.ready.borrow_mut().extend(places);
+            return Err(error);
+        }
+        reserve.set_tail(end);
+        self.will_have(writer, 0);
+        reserve.few.set(0);
+        reserve.step.set(STEP_MIN);
+        places.into_iter().filter(|&sector| u64::from(sector) * SECTOR_LEN < end).for_each(|sector| {
+            writer.freed.not_taken(sector);
+        });
+        self.reclaim(writer).await;
+        Ok(())
+    }
+
+    /// Makes up to `count` places ready that blocks had before; says how many.
+    async fn reuse(&self, writer: &Writer, count: u32) -> Result<u32> {
         let is_file = self.store.info().resizable;
         let places = writer.freed.lowest(count);
         for &sector in &places {
             let at = u64::from(sector) * SECTOR_LEN;
             let failed = |what: &'static str| move |error| FormatError::io(what, error).with_offset(at);
             self.renew(sector).await.map_err(failed("cannot clear the place of a new block"))?;
-            if is_file {
+            if is_file && writer.reserve.space {
                 // As for a place at the end of the file.
-                let span = self.place_span(sector);
-                let promised = if writer.reserve.space { span } else { span.prefix(self.bitmap_len) };
-                let promised = self.store.allocate(promised, true).await;
+                let promised = self.store.allocate(self.place_span(sector), true).await;
                 promised.map_err(failed("cannot set space aside for a new block"))?;
             }
         }
         if places.is_empty() {
-            return Ok(false);
+            return Ok(0);
         }
+        self.promise_bitmaps(writer, &places).await?;
         self.flush().await?;
         places.iter().for_each(|&sector| writer.freed.taken(sector));
+        let made = places.len() as u32;
         writer.reserve.ready.borrow_mut().extend(places);
-        Ok(true)
+        Ok(made)
+    }
+
+    /// Where a file only grows in length, data may find the storage full, and the guest gets an error. Metadata of data
+    /// that was accepted may not: bitmaps get their space now.
+    async fn promise_bitmaps(&self, writer: &Writer, places: &[u32]) -> Result<()> {
+        if writer.reserve.space || !self.store.info().resizable {
+            return Ok(());
+        }
+        if writer.whole_early() {
+            return self.write_wholes(writer, places.iter().copied()).await;
+        }
+        for &sector in places {
+            let (span, _) = self.bitmap_span(writer, sector);
+            let promised = self.store.allocate(span, true).await;
+            promised.map_err(|error| {
+                let what = "cannot set space aside for the bitmap of a new block";
+                FormatError::io(what, error).with_offset(span.start)
+            })?;
+        }
+        Ok(())
     }
 
     /// Notes in the log that the file has its length, or is about to have this one if that is more. Apart from
@@ -228,7 +326,8 @@ impl<S: Storage> VhdLayer<S> {
         writer.log.will_have_len(len, len.max(new_len));
     }
 
-    async fn make_run(&self, writer: &Writer, count: u32) -> Result<()> {
+    /// Makes `count` places ready at the end of the storage; says how many.
+    async fn make_run(&self, writer: &Writer, count: u32) -> Result<u32> {
         let block_len = self.header.borrow().block_len;
         let resizable = self.store.info().resizable;
         let begin = writer.reserve.tail.get();
@@ -240,24 +339,18 @@ impl<S: Storage> VhdLayer<S> {
             places.push(sector);
             end = u64::from(sector) * SECTOR_LEN + layout::block_span_len(block_len);
         }
-        let whole = Span::new(begin, end + FOOTER_LEN - begin);
+        // The footer ends a block of the file system, so that it is written with all of it, as bitmaps are.
+        let tail = if writer.pages { end + layout::DATA_ALIGN - FOOTER_LEN } else { end };
+        let whole = Span::new(begin, tail + FOOTER_LEN - begin);
         let failed = |what: &'static str| move |error| FormatError::io(what, error).with_offset(begin);
-        self.will_have(writer, end + FOOTER_LEN);
+        self.will_have(writer, tail + FOOTER_LEN);
         self.store
             .allocate(whole, writer.reserve.space)
             .await
             .map_err(failed("cannot set space aside for new blocks"))?;
         if resizable {
-            if !writer.reserve.space {
-                // Data may find the storage full, and the guest gets an error. Metadata of data that was accepted may
-                // not.
-                for &sector in &places {
-                    let bitmap = Span::new(u64::from(sector) * SECTOR_LEN, self.bitmap_len);
-                    let promised = self.store.allocate(bitmap, true).await;
-                    promised.map_err(failed("cannot set space aside for the bitmap of a new block"))?;
-                }
-            }
-            self.write_footer(end).await?;
+            self.promise_bitmaps(writer, &places).await?;
+            self.write_footer_after(end, tail).await?;
             self.will_have(writer, 0);
         } else {
             let zeroes = PageBuf::zeroed(self.bitmap_len as usize);
@@ -274,16 +367,23 @@ impl<S: Storage> VhdLayer<S> {
         }
         self.store.flush().await.map_err(failed("cannot make space for new blocks durable"))?;
         writer.reserve.ready.borrow_mut().extend(places);
-        writer.reserve.tail.set(end);
-        Ok(())
+        writer.reserve.tail.set(tail);
+        Ok(count)
     }
 
     /// Writes the footer at `at`.
     pub(super) async fn write_footer(&self, at: u64) -> Result<()> {
-        let mut page = PageBuf::zeroed(FOOTER_BYTES);
-        page.copy_from_slice(&self.footer.borrow().encode());
+        self.write_footer_after(at, at).await
+    }
+
+    /// Writes the footer at `at`, and zeroes from `from` on before it.
+    async fn write_footer_after(&self, from: u64, at: u64) -> Result<()> {
+        let before = (at - from) as usize;
+        let mut page = PageBuf::zeroed(before + FOOTER_BYTES);
+        page[before..].copy_from_slice(&self.footer.borrow().encode());
+        let len = page.len();
         // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let written = self.store.write(at, unsafe { page.segments(FOOTER_BYTES) }).await;
+        let written = self.store.write(from, unsafe { page.segments(len) }).await;
         written.map_err(|error| FormatError::io("cannot write the footer", error).with_offset(at))
     }
 }

@@ -40,6 +40,15 @@ pub struct Faults {
     pub cancels: u64,
 }
 
+/// How long operations take, all alike.
+#[derive(Clone, Copy, Debug)]
+pub struct Latency {
+    /// Any operation but a flush.
+    pub operation_ns: u64,
+    /// A flush.
+    pub flush_ns: u64,
+}
+
 /// What a broken file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
@@ -104,6 +113,8 @@ pub(super) struct Inner {
     sector_len: u64,
     flying: Vec<Flying>,
     pub(super) faults: Faults,
+    /// Instead of what chance has.
+    latency: Option<Latency>,
     /// Files that break, or are broken: how many operations are still to go well, and what happens then.
     broken: BTreeMap<usize, (u64, Broken)>,
     now_ns: u64,
@@ -180,6 +191,7 @@ impl SimHost {
             sector_len: SECTOR_LEN,
             flying: Vec::new(),
             faults: Faults::default(),
+            latency: None,
             broken: BTreeMap::new(),
             now_ns: 0,
             cut_after: None,
@@ -231,6 +243,11 @@ impl SimHost {
     /// From now on these faults may happen.
     pub fn set_faults(&self, faults: Faults) {
         self.inner.borrow_mut().faults = faults;
+    }
+
+    /// From now on operations take so long; with `None` as long as chance has it.
+    pub fn set_latency(&self, latency: Option<Latency>) {
+        self.inner.borrow_mut().latency = latency;
     }
 
     /// The file breaks after `operations` more were begun on it.
@@ -446,6 +463,9 @@ impl Sim {
         let mut delay = 10_000 + inner.random.below(90_000);
         if inner.random.chance(1, 50) {
             delay += inner.random.below(5_000_000);
+        }
+        if let Some(Latency { operation_ns, flush_ns }) = inner.latency {
+            delay = if matches!(action, Action::Flush { .. }) { flush_ns } else { operation_ns };
         }
         let slow = inner.faults.slow;
         if inner.fault(slow) {
