@@ -166,7 +166,7 @@ impl<P: Place> Handle<P> {
     }
 
     /// Wakes the thread, which looks at everything that it may have missed.
-    pub(crate) fn waker(&self) -> Wake {
+    pub fn waker(&self) -> Wake {
         let event = Arc::clone(&self.event);
         // A counter that is full wakes as well.
         Arc::new(move || drop((&*event).write(&1u64.to_ne_bytes())))

@@ -252,6 +252,14 @@ impl Host {
         self.find(image)
     }
 
+    /// The same for a disk that may have so many threads.
+    #[track_caller]
+    pub fn create_with_threads(&self, image: &str, threads: usize) -> Tap {
+        let mut create = self.tapio(&["tap-ctl", "create", "-a", image]);
+        run(create.env("TAPIO_THREADS", threads.to_string())).ok();
+        self.find(image)
+    }
+
     /// The disk with this image, which a `tap-ctl create` has made.
     #[track_caller]
     pub fn find(&self, image: &str) -> Tap {

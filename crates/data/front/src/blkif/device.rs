@@ -1,9 +1,10 @@
-//! The rings of a device as one front end of the disk, on the data thread.
+//! The rings of a device that one thread of the disk serves, as one of that thread's front ends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tapio_block::{DataThread, FrontEnd, FrontId};
 use tapio_ring::uring::{PollStream, Uring};
@@ -12,7 +13,8 @@ use tapio_types::RingState;
 use tapio_xen::Channel;
 
 use super::queue::Queue;
-use super::report::Broken;
+use super::report::{Broken, QueueReport};
+use super::standing::{self, Standing};
 use super::{Log, OnRing};
 
 /// Notifications without a request, one after the other, from which on a guest is listened to at intervals.
@@ -21,9 +23,11 @@ const STORM: u32 = 16;
 const STORM_PAUSE_NS: u64 = 5_000_000;
 /// How often rings are looked at in which requests wait or are in flight without progress.
 const TICK_NS: u64 = 5_000_000_000;
+/// How long the owner may not know where rings of other threads stand.
+const DELAY_NS: u64 = 100_000_000;
 
 thread_local! {
-    /// The devices of this data thread, by number.
+    /// The devices of this thread, by number.
     static DEVICES: RefCell<BTreeMap<u64, Rc<Device>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -70,7 +74,27 @@ struct Entry {
     reported: Cell<bool>,
 }
 
-/// The rings of one device.
+/// Which thread tells where the rings stand.
+pub enum Telling {
+    /// Nothing asks for it.
+    Nowhere,
+    /// This is the disk's owner, which tells of all rings.
+    Here {
+        /// What it calls.
+        on_ring: OnRing,
+        /// The rings that it does not serve itself, if there are some.
+        others: Option<Arc<Standing>>,
+    },
+    /// The owner is, by what this thread puts there.
+    Owner {
+        /// Shared with it.
+        standing: Arc<Standing>,
+        /// The place of this thread.
+        part: usize,
+    },
+}
+
+/// The rings of one device that this thread serves.
 pub struct Device {
     entries: RefCell<Vec<Entry>>,
     front: Cell<Option<FrontId>>,
@@ -78,9 +102,11 @@ pub struct Device {
     first: Cell<usize>,
     tasks: Tasks,
     log: Log,
-    on_ring: Option<OnRing>,
+    telling: Telling,
     /// A timer runs for rings in which something waits.
     ticks: Cell<bool>,
+    /// A timer runs that wakes the owner if it does not know then.
+    wakes: Cell<bool>,
 }
 
 impl std::fmt::Debug for Device {
@@ -90,13 +116,13 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Adds a device to the disk, under number `id`.
+    /// Adds a device to the thread, under number `id`.
     pub fn attach(
         data_thread: &DataThread,
         id: u64,
         queues: Vec<(Rc<Queue>, Rc<Channel>)>,
         log: Log,
-        on_ring: Option<OnRing>,
+        telling: Telling,
     ) {
         let device = Rc::new(Self {
             entries: RefCell::default(),
@@ -104,8 +130,9 @@ impl Device {
             first: Cell::new(0),
             tasks: data_thread.port.tasks().clone(),
             log,
-            on_ring,
+            telling,
             ticks: Cell::new(false),
+            wakes: Cell::new(false),
         });
         for (queue, channel) in queues {
             let watch = device.watch(&data_thread.uring, &queue, channel);
@@ -121,7 +148,7 @@ impl Device {
         DEVICES.with_borrow_mut(|devices| devices.insert(id, device));
     }
 
-    /// Takes device `id` off the disk. Returns whether no request is left for the next process that serves its rings.
+    /// Takes device `id` off the thread. Returns whether no request is left for the next process that serves its rings.
     pub fn remove(data_thread: &DataThread, id: u64) -> bool {
         let Some(device) = DEVICES.with_borrow_mut(|devices| devices.remove(&id)) else { return true };
         let clean = device.queues().iter().all(|queue| queue.is_clean());
@@ -161,36 +188,51 @@ impl Device {
         }
     }
 
-    /// Where the rings stand, all together.
-    fn counters(&self) -> RingState {
-        let mut all = RingState::default();
-        for entry in self.entries.borrow().iter() {
-            let one = entry.queue.counters();
-            all.size += one.size;
-            for (sum, number) in [
-                (&mut all.req_prod, one.req_prod),
-                (&mut all.req_cons, one.req_cons),
-                (&mut all.req_event, one.req_event),
-                (&mut all.rsp_prod, one.rsp_prod),
-                (&mut all.rsp_pvt, one.rsp_pvt),
-                (&mut all.rsp_event, one.rsp_event),
-            ] {
-                *sum = sum.wrapping_add(number);
-            }
-        }
-        all
+    /// Every ring with its place in the device, for people.
+    pub fn reports(&self, oldest_max: usize) -> Vec<(usize, QueueReport)> {
+        let now_ns = self.tasks.turn_ns();
+        let report = |entry: &Entry| (entry.queue.index(), entry.queue.report(now_ns, oldest_max));
+        self.entries.borrow().iter().map(report).collect()
     }
 
-    /// Calls `on_ring`, if there is one, with where the rings stand.
+    /// Where the rings stand, all together; on the disk's owner with those of other threads.
+    fn counters(&self) -> RingState {
+        let others = match &self.telling {
+            Telling::Here { others: Some(others), .. } => others.all(),
+            _ => RingState::default(),
+        };
+        self.entries.borrow().iter().fold(others, |all, entry| standing::sum(all, entry.queue.counters()))
+    }
+
+    /// Calls `on_ring`, if there is one, with where the rings stand; or has the owner do it.
     pub fn tell(&self, now_ns: Option<u64>) {
-        if let Some(on_ring) = &self.on_ring {
-            on_ring(&self.counters(), now_ns);
+        match &self.telling {
+            Telling::Nowhere => {}
+            Telling::Here { on_ring, .. } => on_ring(&self.counters(), now_ns),
+            Telling::Owner { standing, part } => standing.put(*part, &self.counters()),
         }
+    }
+
+    /// Has the owner look soon at what it was told, if it does not by itself.
+    fn wake_owner(self: &Rc<Self>) {
+        if !matches!(self.telling, Telling::Owner { .. }) || self.wakes.replace(true) {
+            return;
+        }
+        let (device, tasks) = (Rc::downgrade(self), self.tasks.clone());
+        self.tasks.spawn(async move {
+            tasks.sleep_until(tasks.turn_ns() + DELAY_NS).await;
+            if let Some(device) = device.upgrade()
+                && let Telling::Owner { standing, .. } = &device.telling
+            {
+                device.wakes.set(false);
+                standing.wake();
+            }
+        });
     }
 
     /// Has it told now and then while something is in the rings and nothing comes of it.
     fn tick(self: &Rc<Self>) {
-        if self.on_ring.is_none() || self.ticks.get() {
+        if matches!(self.telling, Telling::Nowhere) || self.ticks.get() {
             return;
         }
         let all = self.counters();
@@ -204,6 +246,7 @@ impl Device {
             if let Some(device) = device.upgrade() {
                 device.ticks.set(false);
                 device.tell(Some(tasks.turn_ns()));
+                device.wake_owner();
             }
         });
     }
@@ -230,7 +273,7 @@ async fn listen(uring: &Uring, channel: &Channel, state: &WatchState) -> Option<
     None
 }
 
-/// The hooks of the data thread's loop.
+/// The hooks of the thread's loop.
 struct DeviceFront(Rc<Device>);
 
 impl FrontEnd for DeviceFront {
@@ -251,8 +294,15 @@ impl FrontEnd for DeviceFront {
     fn publish(&mut self) {
         let answered =
             self.0.entries.borrow().iter().fold(false, |answered, entry| answered | entry.queue.publish());
-        if answered {
+        let news = match &self.0.telling {
+            Telling::Here { others: Some(others), .. } => others.has_news(),
+            _ => false,
+        };
+        if answered || news {
             self.0.tell(Some(self.0.tasks.turn_ns()));
+        }
+        if answered {
+            self.0.wake_owner();
         }
     }
 

@@ -1,4 +1,4 @@
-//! One ring on the data thread: takes requests out of it, hands them to the disk, puts answers back.
+//! One ring on the thread that serves it: takes requests out of it, hands them to the disk, puts answers back.
 //!
 //! ```text
 //!   ring ── take: a batch ──▶ pending ── cut into parts ──▶ ready ── submit ──▶ the disk
@@ -93,9 +93,18 @@ impl Completion for Queue {
         }
         self.copying
     }
+
+    fn gives_up(&self) -> bool {
+        self.copying
+    }
 }
 
 impl Queue {
+    /// Its place in the device.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
     /// Starts on a ring.
     pub fn new(setup: QueueSetup, port: Port) -> Self {
         let entries = setup.ring.size();
@@ -193,6 +202,10 @@ impl Queue {
             if submitted == 0 {
                 break;
             }
+        }
+        if pulled && core.state == QueueState::Halted {
+            // These must not wait for their turn either.
+            self.settled.notify_all(self.port.tasks());
         }
         pulled
     }
@@ -313,7 +326,10 @@ impl Queue {
     /// process that serves the ring.
     pub async fn settled(self: &Rc<Self>) {
         loop {
-            self.pull();
+            if self.pull() {
+                // So that what this thread cannot serve by itself is at the disk's owner.
+                self.port.tasks().yield_now().await;
+            }
             // What waits for its turn at the disk would keep the front end waiting as well.
             self.port.hurry();
             self.publish();

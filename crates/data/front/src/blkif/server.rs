@@ -3,21 +3,24 @@
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
 
-use tapio_block::{DiskHandle, Gone};
+use tapio_block::{DataThread, DiskHandle, Gone, QueueHandle};
 use tapio_types::Movement;
 use tapio_xen::blkif::{Abi, BackRing};
 use tapio_xen::{Channel, Domain, GrantRef, Mapped, Rights};
 
-use super::device::{self, Device};
+use super::device::{self, Device, Telling};
 use super::queue::{Queue, QueueSetup};
-use super::record::Record;
+use super::record::{Left, Record, RecordQueue};
 use super::report::QueueReport;
+use super::standing::Standing;
 use super::{Log, OnRing};
 
-/// The data thread answers questions within this time, or it is gone.
+/// A thread of the disk answers questions within this time, or it is gone.
 const CALL_MAX: Duration = Duration::from_secs(10);
 /// Requests in flight end within this time, or their storage is stuck.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
@@ -97,8 +100,9 @@ pub struct BlkifState {
 /// A connected device of a guest. Ends when dropped.
 #[derive(Debug)]
 pub struct BlkifServer {
-    remote: DiskHandle,
     id: u64,
+    /// The threads that serve its rings, the disk's owner first.
+    threads: Vec<QueueHandle>,
     record: Option<Record>,
     ended: bool,
 }
@@ -122,6 +126,65 @@ struct Prepared {
     ring: BackRing,
     channel: Channel,
     identity: u64,
+}
+
+/// A ring that can be served, on its way to its thread.
+struct Ready {
+    index: usize,
+    ring: BackRing,
+    channel: Channel,
+    record: RecordQueue,
+    repeat: Left,
+}
+
+/// What the rings of a device have in common.
+#[derive(Clone)]
+struct Common {
+    domain: Domain,
+    movement: Movement,
+    max_indirect: u16,
+    sector_size: u32,
+    read_only: bool,
+    log: Log,
+}
+
+impl Common {
+    /// Has a thread serve `rings` of device `id`. Runs on that thread.
+    fn attach(self, thread: &DataThread, id: u64, rings: Vec<Ready>, telling: Telling) {
+        let domain = Rc::new(self.domain);
+        let make = |ready: Ready| {
+            let channel = Rc::new(ready.channel);
+            let setup = QueueSetup {
+                index: ready.index,
+                ring: ready.ring,
+                channel: Rc::clone(&channel),
+                domain: Rc::clone(&domain),
+                movement: self.movement,
+                pool: thread.uring.pool().clone(),
+                record: ready.record,
+                repeat: ready.repeat,
+                max_indirect: self.max_indirect,
+                sector_size: self.sector_size,
+                read_only: self.read_only,
+            };
+            (Rc::new(Queue::new(setup, thread.port.client())), channel)
+        };
+        let queues = rings.into_iter().map(make).collect();
+        Device::attach(thread, id, queues, self.log, telling);
+    }
+}
+
+/// The threads that serve `count` rings, the disk's owner first. Ring `n` is that of thread `n` modulo their number.
+fn threads(remote: &DiskHandle, count: usize) -> Vec<QueueHandle> {
+    let mut threads = vec![remote.queue(0)];
+    while threads.len() < count.min(remote.threads_max()) {
+        match remote.queue(threads.len()) {
+            // There is no other one to be had: as many as there are serve all rings.
+            QueueHandle::Owner(_) => break,
+            queue @ QueueHandle::Queue(_) => threads.push(queue),
+        }
+    }
+    threads
 }
 
 fn invalid(why: String) -> io::Error {
@@ -160,7 +223,7 @@ impl BlkifServer {
     /// The guest does not grant its rings, they make no sense, another process serves the device, or the disk is gone.
     pub fn connect(options: BlkifOptions, remote: DiskHandle) -> io::Result<Self> {
         let BlkifOptions { domain, abi, rings, movement, max_indirect, sector_size, read_only, .. } = options;
-        let mut prepared = prepare(&domain, abi, rings)?;
+        let prepared = prepare(&domain, abi, rings)?;
         let Some(entries) = prepared.iter().map(|one| one.ring.size()).max() else {
             return Err(invalid("a device without rings".into()));
         };
@@ -169,8 +232,8 @@ impl BlkifServer {
             Some(path) => Record::open(path, count, entries, options.start != Start::Fresh)?,
             None => Record::private(count, entries)?,
         };
-        let mut starts = Vec::new();
-        for (index, one) in prepared.iter_mut().enumerate() {
+        let mut ready = Vec::new();
+        for (index, mut one) in prepared.into_iter().enumerate() {
             let mut part = record.queue(index as u32);
             let rsp_prod = one.ring.next_response();
             let left = match record.is_inherited() {
@@ -183,7 +246,7 @@ impl BlkifServer {
             let left = left.map_err(|mismatch| mismatch.to_string()).and_then(|left| {
                 one.ring.resume(left.len() as u32).map(|()| left).map_err(|error| error.to_string())
             });
-            let left = match left {
+            let repeat = match left {
                 Ok(left) => left,
                 Err(why) if options.start == Start::Resume => {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, format!("ring {index}: {why}")));
@@ -194,50 +257,66 @@ impl BlkifServer {
                     Vec::new()
                 }
             };
-            starts.push((part, left));
+            ready.push(Ready { index, ring: one.ring, channel: one.channel, record: part, repeat });
         }
+        let common = Common { domain, movement, max_indirect, sector_size, read_only, log: options.log };
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let (log, on_ring) = (options.log, options.on_ring);
-        let attached = remote.call(CALL_MAX, move |data_thread| {
-            let domain = Rc::new(domain);
-            let mut queues = Vec::new();
-            for (index, (one, (record, repeat))) in prepared.into_iter().zip(starts).enumerate() {
-                let channel = Rc::new(one.channel);
-                let setup = QueueSetup {
-                    index,
-                    ring: one.ring,
-                    channel: Rc::clone(&channel),
-                    domain: Rc::clone(&domain),
-                    movement,
-                    pool: data_thread.uring.pool().clone(),
-                    record,
-                    repeat,
-                    max_indirect,
-                    sector_size,
-                    read_only,
-                };
-                queues.push((Rc::new(Queue::new(setup, data_thread.port.client())), channel));
-            }
-            Device::attach(data_thread, id, queues, log, on_ring);
-        });
+        let mut server = Self { id, threads: Vec::new(), record: None, ended: false };
+        let attached = server.attach(&remote, &common, ready, options.on_ring);
         attached.map_err(|gone| io::Error::new(io::ErrorKind::NotConnected, gone.to_string()))?;
-        Ok(Self { remote, id, record: Some(record), ended: false })
+        // Not before: where a thread is missing, what a former process left for its rings stays.
+        server.record = Some(record);
+        Ok(server)
+    }
+
+    /// Gives each ring to its thread.
+    fn attach(
+        &mut self,
+        remote: &DiskHandle,
+        common: &Common,
+        rings: Vec<Ready>,
+        on_ring: Option<OnRing>,
+    ) -> Result<(), Gone> {
+        let threads = threads(remote, rings.len());
+        let mut parts: Vec<Vec<Ready>> = threads.iter().map(|_| Vec::new()).collect();
+        for ring in rings {
+            parts[ring.index % threads.len()].push(ring);
+        }
+        let others = threads.len() - 1;
+        let others = (others > 0 && on_ring.is_some()).then(|| Standing::new(others, remote.waker()));
+        let mut on_ring = on_ring;
+        for (number, (thread, rings)) in threads.into_iter().zip(parts).enumerate() {
+            let telling = match (on_ring.take(), &others) {
+                (Some(on_ring), others) => Telling::Here { on_ring, others: others.clone() },
+                (None, Some(standing)) => Telling::Owner { standing: Arc::clone(standing), part: number - 1 },
+                (None, None) => Telling::Nowhere,
+            };
+            let (id, common) = (self.id, common.clone());
+            thread.call(CALL_MAX, move |thread| common.attach(thread, id, rings, telling))?;
+            self.threads.push(thread);
+        }
+        Ok(())
     }
 
     /// How it is doing.
     ///
     /// # Errors
-    /// The data thread is gone.
+    /// A thread of the disk is gone.
     pub fn state(&self) -> Result<BlkifState, Gone> {
         let id = self.id;
-        self.remote.call(CALL_MAX, move |data_thread| {
-            let queues = device::find(id).map_or_else(Vec::new, |device| {
-                device.tell(None);
-                device.queues()
-            });
-            let now_ns = data_thread.port.tasks().turn_ns();
-            BlkifState { rings: queues.iter().map(|queue| queue.report(now_ns, OLDEST_MAX)).collect() }
-        })
+        let mut rings = Vec::new();
+        // The owner comes last, and tells what the others have said.
+        for thread in self.threads.iter().rev() {
+            let reports = move |_: &DataThread| {
+                device::find(id).map_or_else(Vec::new, |device| {
+                    device.tell(None);
+                    device.reports(OLDEST_MAX)
+                })
+            };
+            rings.extend(thread.call(CALL_MAX, reports)?);
+        }
+        rings.sort_unstable_by_key(|(index, _)| *index);
+        Ok(BlkifState { rings: rings.into_iter().map(|(_, report)| report).collect() })
     }
 
     /// Ends it: nothing new is taken, what is in flight is answered, memory and event channels are let go. Where a
@@ -251,17 +330,35 @@ impl BlkifServer {
             return true;
         }
         let id = self.id;
-        let drained = self.remote.call_async(DRAIN_MAX, move |_| async move {
-            let queues = device::find(id).map_or_else(Vec::new, |device| device.queues());
-            for queue in &queues {
-                queue.halt();
-            }
-            for queue in &queues {
-                queue.settled().await;
-            }
-        });
-        let clean = self.remote.call(CALL_MAX, move |data_thread| Device::remove(data_thread, id));
-        let clean = drained.is_ok() && clean == Ok(true);
+        let deadline = Instant::now() + DRAIN_MAX;
+        let (settled, all_settled) = sync_channel(self.threads.len());
+        // On all threads at once: none waits for a storage that another waits for too.
+        let mut clean = true;
+        for thread in &self.threads {
+            let settled = settled.clone();
+            let halted = thread.call(CALL_MAX, move |thread| {
+                let queues = device::find(id).map_or_else(Vec::new, |device| device.queues());
+                for queue in &queues {
+                    queue.halt();
+                }
+                thread.port.tasks().spawn(async move {
+                    for queue in &queues {
+                        queue.settled().await;
+                    }
+                    // Unless the caller has stopped waiting.
+                    let _ = settled.send(());
+                });
+            });
+            clean &= halted.is_ok();
+        }
+        drop(settled);
+        for _ in &self.threads {
+            let left = deadline.saturating_duration_since(Instant::now());
+            clean &= all_settled.recv_timeout(left).is_ok();
+        }
+        for thread in &self.threads {
+            clean &= thread.call(CALL_MAX, move |thread| Device::remove(thread, id)) == Ok(true);
+        }
         if let Some(record) = self.record.take().filter(|_| clean) {
             // With something in flight it stays: the next process that serves the rings repeats that.
             record.remove();

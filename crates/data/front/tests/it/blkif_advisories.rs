@@ -17,17 +17,21 @@ use super::blkif::{DISK_LEN, LIMIT, Rig, Wanted, ok, rig};
 const MOVEMENTS: [Movement; 4] = [Movement::Copy, Movement::Persistent, Movement::Map, Movement::Bounce];
 
 /// A guest that writes its ring by hand. Page 0 is its ring, the others are its own.
-struct Hand {
-    vm: DoubleVm,
+pub struct Hand {
+    pub vm: DoubleVm,
     ring: FrontRing,
     wire: Wire,
     theirs: Wire,
-    grant: GrantRef,
+    pub grant: GrantRef,
 }
 
 impl Hand {
     fn new() -> Self {
-        let vm = DoubleVm::new(64).unwrap();
+        Self::on(DoubleVm::new(64).unwrap())
+    }
+
+    /// A guest in a domain that is there.
+    pub fn on(vm: DoubleVm) -> Self {
         // SAFETY: the page stays as long as `vm`, which lives as long as the ring; nothing else refers into it.
         let ring = unsafe { FrontRing::new(vm.page(0), 4096, Abi::X86_64).unwrap() };
         let (wire, theirs) = Wire::pair().unwrap();
@@ -35,13 +39,13 @@ impl Hand {
         Self { vm, ring, wire, theirs, grant }
     }
 
-    fn invitation(&self) -> Invitation {
+    pub fn invitation(&self) -> Invitation {
         let wire = self.theirs.try_clone().unwrap();
         let rings = vec![RingInvitation { ring: vec![self.grant], responses: Vec::new(), wire }];
         Invitation { memory: self.vm.share().unwrap(), abi: Abi::X86_64, persistent: false, rings }
     }
 
-    fn grant(&self, page: u32, rights: Rights) -> GrantRef {
+    pub fn grant(&self, page: u32, rights: Rights) -> GrantRef {
         self.vm.grant(page, rights, 0).unwrap()
     }
 
@@ -55,7 +59,7 @@ impl Hand {
         }
     }
 
-    fn notify(&self) {
+    pub fn notify(&self) {
         use std::io::Write;
         let (_, theirs) = self.wire.as_fds();
         let mut event = std::fs::File::from(theirs.try_clone_to_owned().unwrap());
@@ -77,25 +81,25 @@ impl Hand {
         all
     }
 
-    fn ask(&mut self, request: &Request) -> Response {
+    pub fn ask(&mut self, request: &Request) -> Response {
         self.put(request);
         self.kick();
         self.answers(1)[0]
     }
 
     /// A word of the ring's header: 0 `req_prod`, 1 `req_event`, 2 `rsp_prod`, 3 `rsp_event`.
-    fn set_word(&self, index: usize, value: u32) {
+    pub fn set_word(&self, index: usize, value: u32) {
         self.vm.write(0, index * 4, &value.to_le_bytes());
     }
 }
 
-fn request(op: u8, id: u64, sector: u64, segments: &[Segment]) -> Request {
+pub fn request(op: u8, id: u64, sector: u64, segments: &[Segment]) -> Request {
     let mut request = Request { op, id, sector, segments: segments.len() as u16, ..Request::default() };
     request.direct[..segments.len()].copy_from_slice(segments);
     request
 }
 
-fn whole(grant: GrantRef) -> Segment {
+pub fn whole(grant: GrantRef) -> Segment {
     Segment { grant, first: 0, last: 7 }
 }
 

@@ -5,6 +5,7 @@
 
 mod blkif;
 mod blkif_advisories;
+mod blkif_threads;
 mod nbd;
 mod vhost_user;
 mod vhost_user_log;

@@ -75,7 +75,8 @@ const MAP_WORDS: usize = 2;
 /// How often a copy is repeated whose page is not in memory. The kernel itself waits for it, half a minute if need be.
 const AGAIN_MAX: usize = 8;
 
-/// The pages of one domain by an open `/dev/xen/gntdev`.
+/// The pages of one domain by an open `/dev/xen/gntdev`. Clones are the same open device, also for several threads: the
+/// kernel has a lock around its list of mappings, and holds none while it copies.
 #[derive(Clone, Debug)]
 pub struct GrantDevice {
     device: Arc<OwnedFd>,

@@ -9,13 +9,17 @@ use std::time::Duration;
 
 use tapio_control::command as ask;
 use tapio_control::{BlkifFront, BlkifQueue, Front, FrontEntry, OwnClient, RingStart, RunDir};
-use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd};
+use tapio_e2e::disk::{Host, Tap, assert_vhd_valid, create_vhd, snapshot_vhd, text};
+use tapio_e2e::hanging::{Call, HangingFs};
 use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
+use tapio_e2e::tools::skip;
 use tapio_load::{Load, Mix};
 use tapio_types::Movement;
 use tapio_xen::blkfront::{Blkfront, Command, FrontOptions, FrontQueue, Invitation};
 use tapio_xen::blkif::status;
+
+use super::queue_threads::{queue_thread_switches, queue_threads};
 
 const DISK_MIB: u64 = 16;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -276,6 +280,126 @@ fn what_a_killed_process_left_is_done_by_the_next() {
         }
     }
     assert_vhd_valid(&scratch.join("leaf.vhd"));
+}
+
+/// Two rings, each on a thread of its own, through kills, a pause and a snapshot: what one thread has taken and not
+/// answered is done by the same ring's thread in the next process.
+#[test]
+fn rings_of_a_device_are_served_by_several_threads() {
+    let scratch = Scratch::in_memory();
+    let host = Host::new(&scratch);
+    for image in images(&scratch) {
+        let options = FrontOptions { queues: 2, buffer_len: BLOCK, ..FrontOptions::default() };
+        let mut front = Blkfront::new(options).expect("a double");
+        let mut queues = front.take_queues();
+        // Each queue has every second block.
+        let mut generations = vec![0u64; 512];
+        let mut start = RingStart::Fresh;
+        let mut tap = host.create_with_threads(&image, 2);
+        for generation in 1..=4u64 {
+            let invitation = front.invitation_of(&queues).expect("descriptors");
+            connect(&scratch, &tap, invitation, Movement::Copy, start);
+            assert_eq!(queue_threads(tap.pid), 1, "two threads serve two rings");
+            for queue in &mut queues {
+                queue.kick().expect("woken");
+                reap_all(queue);
+                verify(queue, &generations);
+            }
+            let before = queue_thread_switches(tap.pid);
+            for block in 0..512u64 {
+                let queue = &mut queues[block as usize % 2];
+                if queue.room() == 0 {
+                    queue.kick().expect("woken");
+                    reap_all(queue);
+                }
+                write(queue, block, generation);
+                generations[block as usize] = generation;
+            }
+            for queue in &mut queues {
+                queue.kick().expect("woken");
+            }
+            if generation % 2 == 0 {
+                queues.iter_mut().for_each(reap_all);
+                assert!(
+                    queue_thread_switches(tap.pid) > before,
+                    "the thread beside the owner has served its ring"
+                );
+                tap.ctl("pause", &[]).ok();
+                write(&mut queues[1], 1, generation);
+                queues[1].kick().expect("woken");
+                tap.ctl("unpause", &[]).ok();
+                reap_all(&mut queues[1]);
+            }
+            tap.kill();
+            front.vm().back_end_died();
+            tap = host.create_with_threads(&image, 2);
+            start = RingStart::Resume;
+        }
+        let entry = connect(
+            &scratch,
+            &tap,
+            front.invitation_of(&queues).expect("descriptors"),
+            Movement::Copy,
+            start,
+        );
+        for queue in &mut queues {
+            reap_all(queue);
+            verify(queue, &generations);
+        }
+        let (pid, minor) = (tap.pid.to_string(), tap.minor.to_string());
+        let json = run(&mut host.tapio(&["disk", "stats", "-p", &pid, "--json"])).ok();
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let rings = json[0]["blkif"][0]["rings"].as_array().expect("rings");
+        let answered: Vec<_> = rings.iter().map(|ring| ring["rsp-prod"].as_u64() > Some(500)).collect();
+        assert_eq!(answered, [true, true], "{json}");
+        run(&mut host.tapio(&["disk", "front", "remove", "-p", &pid, "-m", &minor, &entry.id.to_string()]))
+            .ok();
+        for queue in &queues {
+            let ring = queue.invitation().expect("descriptors").ring[0];
+            assert_eq!(front.vm().uses(ring), 0, "nothing is mapped any more");
+        }
+        stop(&scratch, tap);
+    }
+    assert_vhd_valid(&scratch.join("leaf.vhd"));
+}
+
+/// A flush is the owner's, whatever thread's ring asked for it: when it takes longer than it may, the guest has its
+/// answer all the same.
+#[test]
+fn a_flush_that_hangs_is_answered_on_every_ring() {
+    let scratch = Scratch::on_disk();
+    let hanging = match HangingFs::start(&scratch) {
+        Ok(hanging) => hanging,
+        Err(why) => return skip(&why),
+    };
+    let image = format!("aio:{}", text(&hanging.raw_image("image", DISK_MIB << 20)));
+    let host = Host::new(&scratch);
+    let mut create = host.tapio(&["tap-ctl", "create", "-a", &image, "-t", "1"]);
+    run(create.env("TAPIO_THREADS", "2")).ok();
+    let tap = host.find(&image);
+    let options = FrontOptions { queues: 2, buffer_len: BLOCK, ..FrontOptions::default() };
+    let mut front = Blkfront::new(options).expect("a double");
+    let invitation = front.invitation().expect("descriptors");
+    connect(&scratch, &tap, invitation, Movement::Copy, RingStart::Fresh);
+    assert_eq!(queue_threads(tap.pid), 1, "two threads serve two rings");
+    let mut queues = front.take_queues();
+    for (index, queue) in queues.iter_mut().enumerate() {
+        write(queue, index as u64, 1);
+        queue.kick().expect("woken");
+        reap_all(queue);
+    }
+    hanging.hang(Call::Sync);
+    for (index, queue) in queues.iter_mut().enumerate() {
+        let done = queue.ask(&Command::Flush).expect("answered");
+        assert_eq!(done.status, status::ERROR, "ring {index}");
+        assert!(hanging.held() > 0, "it hangs");
+    }
+    hanging.go_on();
+    for queue in &mut queues {
+        assert_eq!(queue.ask(&Command::Flush).expect("answered").status, status::OKAY);
+        verify(queue, &[1, 1]);
+    }
+    stop(&scratch, tap);
 }
 
 /// The kernel ends the operations of a killed process, and lets go of its image, a little later than of the process.

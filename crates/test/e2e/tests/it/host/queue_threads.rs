@@ -77,12 +77,27 @@ assert not failures, failures
     )
 }
 
-/// Threads of the process that serve queues beside the data thread.
+/// The directories of the threads of the process that serve queues beside the data thread.
+fn directories(pid: u32) -> Vec<PathBuf> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
+    let name = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap_or_default();
+    let tasks = tasks.flatten().map(|task| task.path());
+    tasks.filter(|task| name(task).starts_with("tapio-queue")).collect()
+}
+
+/// Their number.
 pub(super) fn queue_threads(pid: u32) -> usize {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-    let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-    let names = tasks.expect("the process lives").flatten().map(name);
-    names.filter(|name| name.starts_with("tapio-queue")).count()
+    directories(pid).len()
+}
+
+/// How often they slept, all together: a thread that serves a client does so again and again.
+pub(super) fn queue_thread_switches(pid: u32) -> u64 {
+    let of = |task: &PathBuf| {
+        let status = fs::read_to_string(task.join("status")).unwrap_or_default();
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    directories(pid).iter().map(of).sum()
 }
 
 pub(super) fn change(host: &Host, tap: &Tap, arguments: &[&str]) {
