@@ -35,7 +35,12 @@ pub(crate) struct Process {
     handle: OwnedFd,
 }
 
+/// The lock of a VM that has or had a process. Not made here: the VM may be forgotten meanwhile, with its directory.
 fn open_lock(place: &Place) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(place.join("lock"))
+}
+
+fn make_lock(place: &Place) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -128,7 +133,7 @@ impl Process {
             let why = cause(place, &error.to_string());
             failed(vm, format!("cannot start {program}"), why)
         };
-        let lock = open_lock(place).map_err(told)?;
+        let lock = make_lock(place).map_err(told)?;
         if !try_lock(&lock) {
             return Err(failed(vm, format!("cannot start {program}"), "a process of this VM still runs"));
         }
@@ -149,7 +154,7 @@ impl Process {
 
     /// The VM's process, if it lives; `started` tells it from another with its id, where it is known.
     pub(crate) fn find(place: &Place, started: Option<u64>) -> Option<Self> {
-        let lock = OpenOptions::new().read(true).write(true).open(place.join("lock")).ok()?;
+        let lock = open_lock(place).ok()?;
         if try_lock(&lock) {
             return None;
         }
@@ -290,6 +295,10 @@ mod tests {
             assert!(Instant::now() < until, "the child survived");
             poll(&mut [], Instant::now() + Duration::from_millis(5));
         }
+        // The VM is forgotten meanwhile, by a shutdown.
+        fs::remove_file(place.join("lock")).unwrap();
+        process.end_rest(&place);
+        assert!(!place.join("lock").exists(), "its directory would stay for ever");
     }
 
     #[test]
