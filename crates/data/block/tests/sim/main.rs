@@ -29,7 +29,7 @@ mod threads;
 use rig::RigKind;
 
 /// Seeds for each kind of chain in an ordinary test run.
-const SEEDS: u64 = 72;
+const SEEDS: u64 = 60;
 
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());

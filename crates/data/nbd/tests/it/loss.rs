@@ -266,7 +266,7 @@ fn an_export_that_grew_is_larger_after_the_next_connection_and_one_that_shrank_i
     }
     let place = Place::new();
     let path = image(&place);
-    let target = place.target("", "reconnect=60");
+    let target = place.target("", "reconnect=20");
     let server = Server::nbdkit(&place, &["file", &path]);
     std::thread::scope(|scope| {
         let (to_server, told) = mpsc::channel();
