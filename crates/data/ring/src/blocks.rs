@@ -25,7 +25,7 @@ const COPIED_MAX: u64 = 8 << 10;
 #[derive(Debug)]
 pub(crate) struct Blocks {
     /// Bytes of a block, a power of two.
-    len: u64,
+    pub(crate) len: u64,
     places: RefCell<Vec<Place>>,
     /// Places without a write.
     free: RefCell<Vec<usize>>,
@@ -82,11 +82,6 @@ impl Blocks {
             waiting: Cell::new(0),
             left: Notify::default(),
         }
-    }
-
-    /// Bytes of a block.
-    pub(crate) const fn len(&self) -> u64 {
-        self.len
     }
 
     /// Whether a request is for whole blocks.

@@ -693,11 +693,11 @@ impl WholeBlocks for SimStore {
     }
 
     async fn read_blocks(&self, at: u64, into: Segments) -> io::Result<()> {
-        self.read_at(at, into, self.blocks().len()).await
+        self.read_at(at, into, self.blocks().len).await
     }
 
     async fn write_blocks(&self, at: u64, from: Segments) -> io::Result<()> {
-        self.write_at(at, from, self.blocks().len()).await
+        self.write_at(at, from, self.blocks().len).await
     }
 
     async fn zero_blocks(&self, span: Span, _how: Zeroing) -> io::Result<()> {
@@ -717,7 +717,7 @@ impl WholeBlocks for SimStore {
 // SAFETY: a flight keeps the memory of a request until the future is told that it has ended.
 unsafe impl Storage for SimStore {
     fn info(&self) -> StorageInfo {
-        let device_sector = if self.is_device { self.blocks.as_ref().map(Blocks::len) } else { None };
+        let device_sector = if self.is_device { self.blocks.as_ref().map(|blocks| blocks.len) } else { None };
         StorageInfo {
             align: self.align as u32,
             sector_len: device_sector.unwrap_or(SECTOR_LEN) as u32,
@@ -756,7 +756,7 @@ unsafe impl Storage for SimStore {
         let Some(place) = blocks.enter_now(Span::new(at, from.len())) else {
             return blocks::write(self, at, from).await;
         };
-        let result = self.write_at(at, from, blocks.len()).await;
+        let result = self.write_at(at, from, blocks.len).await;
         blocks.leave(place, &self.sim.tasks);
         result
     }
