@@ -214,7 +214,7 @@ impl PoolMember {
 
 impl Drop for PoolMember {
     fn drop(&mut self) {
-        // Nobody else of this disk rings. What other threads still hold goes back with the last of them.
+        // No other thread of this disk rings. What other threads still hold goes back with the last of them.
         let held = self.held();
         if Arc::strong_count(&self.seat) == 1 {
             self.seat.ledger.give(self.seat.slot, held);

@@ -7,8 +7,7 @@ use tapio_block::Op;
 use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
-use crate::model::{fill, stamp_of};
-use crate::rig::{DISK_LEN, Process, Rig, RigKind};
+use crate::rig::{DISK_LEN, Process, Rig, RigKind, read, write};
 
 /// Enough for the table to need another sector.
 const GROWN_LEN: u64 = 300 << 20;
@@ -115,18 +114,4 @@ fn end(mut rig: Rig, kill: bool, come: Come) -> Result<(), String> {
         return Err(format!("write {before} in an old block, write {behind} in a new one"));
     }
     rig.check(false)
-}
-
-async fn write(process: &Process, at: u64, stamp: u64) -> Result<(), String> {
-    let mut page = PageBuf::zeroed(SECTOR_LEN as usize);
-    fill(stamp, &mut page);
-    let span = Span::new(at, SECTOR_LEN);
-    process.ask(Op::Write { durable: false }, span, &page).await.map_err(|error| error.to_string())
-}
-
-async fn read(process: &Process, at: u64) -> Result<u64, String> {
-    let page = PageBuf::zeroed(SECTOR_LEN as usize);
-    let span = Span::new(at, SECTOR_LEN);
-    process.ask(Op::Read, span, &page).await.map_err(|error| error.to_string())?;
-    stamp_of(&page[..SECTOR_LEN as usize])
 }

@@ -84,7 +84,7 @@ impl Pages for Member {
         Some(Arc::<Pool>::clone(&self.0))
     }
 
-    /// Nobody rings: what was given back is heard of, or missed for good.
+    /// No bell rings: what was given back is heard of, or missed for good.
     fn retry_ns(&self) -> u64 {
         u64::MAX
     }

@@ -20,10 +20,11 @@ use tapio_format::vhd::offline::{
 use tapio_format::vhd::{Footer, Header, KeyHash, Keys, time};
 use tapio_ring::sim::{Durable, Random, Sim, SimHost};
 use tapio_ring::{Executor, Inbox, Io, Notify, PageBuf, Polling, PollingConfig};
-use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, SECTOR_LEN, Span};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
+use crate::model::{fill, stamp_of};
 use crate::threads::{QueueThread, Threads, Turns};
 
 /// Bytes of the simulated disks: four blocks, the last of them not whole, and an odd number of sectors.
@@ -627,4 +628,20 @@ pub fn blocks(random: &mut Random) -> std::ops::Range<u64> {
 pub fn in_zones(sectors: &std::ops::Range<u64>) -> Vec<std::ops::Range<u64>> {
     let parts = ZONES.iter().map(|&zone| zone.max(sectors.start)..(zone + ZONE_SECTORS).min(sectors.end));
     parts.filter(|part| part.start < part.end).collect()
+}
+
+/// Writes a sector with a stamp.
+pub async fn write(process: &Process, at: u64, stamp: u64) -> Result<(), String> {
+    let mut page = PageBuf::zeroed(SECTOR_LEN as usize);
+    fill(stamp, &mut page);
+    let span = Span::new(at, SECTOR_LEN);
+    process.ask(Op::Write { durable: false }, span, &page).await.map_err(|error| error.to_string())
+}
+
+/// Reads the stamp of a sector.
+pub async fn read(process: &Process, at: u64) -> Result<u64, String> {
+    let page = PageBuf::zeroed(SECTOR_LEN as usize);
+    let span = Span::new(at, SECTOR_LEN);
+    process.ask(Op::Read, span, &page).await.map_err(|error| error.to_string())?;
+    stamp_of(&page[..SECTOR_LEN as usize])
 }

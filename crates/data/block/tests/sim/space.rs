@@ -9,8 +9,7 @@ use tapio_ring::sim::Latency;
 use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, SECTOR_LEN, Span};
 
-use crate::model::{fill, stamp_of};
-use crate::rig::{Process, Rig, RigKind};
+use crate::rig::{Process, Rig, RigKind, read, write};
 
 const BLOCK_LEN: u64 = 2 << 20;
 const MS: u64 = 1_000_000;
@@ -30,19 +29,6 @@ async fn opened(process: &Process, rig: &Rig) -> Result<(), String> {
     process.core.resume(&rig.spec(Access::ReadWrite)).await.map_err(|error| error.to_string())?;
     let grown = process.core.grow(BLOCKS * BLOCK_LEN).await.map_err(|error| error.to_string())?;
     if grown.len == BLOCKS * BLOCK_LEN { Ok(()) } else { Err(format!("the disk has {} bytes", grown.len)) }
-}
-
-async fn write(process: &Process, at: u64, stamp: u64) -> Result<(), String> {
-    let mut page = PageBuf::zeroed(SECTOR_LEN as usize);
-    fill(stamp, &mut page);
-    let span = Span::new(at, SECTOR_LEN);
-    process.ask(Op::Write { durable: false }, span, &page).await.map_err(|error| error.to_string())
-}
-
-async fn read(process: &Process, at: u64) -> Result<u64, String> {
-    let page = PageBuf::zeroed(SECTOR_LEN as usize);
-    process.ask(Op::Read, Span::new(at, SECTOR_LEN), &page).await.map_err(|error| error.to_string())?;
-    stamp_of(&page[..SECTOR_LEN as usize])
 }
 
 /// Clients that write to `places` in turn, [`DEPTH`] at a time, and rest for `rest_ns` between two writes. How long

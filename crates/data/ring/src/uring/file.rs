@@ -47,7 +47,7 @@ pub struct UringFile {
 impl Drop for UringFile {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
-            // Whoever waits until it is closed waits for calls that still hold it, too.
+            // A task that waits until it is closed waits for calls that still hold it, too.
             let _ = handle.closing.set(handle.closer.closing());
         }
     }
@@ -305,7 +305,12 @@ impl UringFile {
             .direct_blocks
             .as_ref()
             .is_some_and(|parts| write || !parts.blocks.are_whole(Span::new(at, data.len())));
-        by_blocks || self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align)
+        by_blocks || self.must_bounce(data)
+    }
+
+    /// Whether O_DIRECT does not take this memory.
+    fn must_bounce(&self, data: &Segments) -> bool {
+        self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align)
     }
 
     async fn transfer_aside(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
@@ -325,7 +330,7 @@ impl UringFile {
 
     /// Moves whole blocks.
     async fn transfer_blocks(&self, at: u64, data: Segments, write: bool) -> io::Result<()> {
-        match self.shared.memory_align > 1 && !data.is_aligned(self.shared.memory_align) {
+        match self.must_bounce(&data) {
             true => self.transfer_bounced(at, data, write).await,
             false => self.transfer(at, data, write, true).await,
         }
