@@ -290,8 +290,8 @@ impl Admission {
         Ok(())
     }
 
-    /// A request is about to leave the disk: tells clients that wait for room, which was none. Where there was some, there
-    /// is no waiter.
+    /// A request is about to leave the disk: tells clients that wait for room, which was none. Where there was some,
+    /// there is no waiter.
     pub(crate) fn leaves(&self) {
         if self.inbox.is_open() && self.inbox.room() <= self.state.borrow().waiting.len() {
             self.freed.notify_all(&self.tasks);

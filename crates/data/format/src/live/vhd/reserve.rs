@@ -8,7 +8,7 @@
 //! power cut finds a footer at its end. On a device the footer never moves and the bitmaps of the run are zeroed.
 //!
 //! The next run begins when three eighths of the last are used, and one that came too late makes its successor twice as
-//! long: the length of a run follows from how many blocks are taken while one is made. A reserve that no write has taken
+//! long: the length of a run follows from how many blocks are taken while one is made. A reserve that no write took
 //! anything from for a while is given back, and the file ends behind its last block again, as after closing:
 //!
 //! | step | what | why it must come here |
