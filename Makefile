@@ -1,10 +1,12 @@
 # Two commands do everything: `make run` shows Tapio at work, `make test` passes the tests.
 # Each installs what it needs and says so; see scripts/setup.
-# `make run-disk` shows a single disk, without the toolstack.
-.PHONY: run run-disk test
+# `make run-disk` shows a single disk, without the toolstack; `make deb` builds Debian packages.
+.PHONY: run run-disk test deb
 run:
 	@scripts/run
 run-disk:
 	@scripts/run-disk
 test:
 	@scripts/test
+deb:
+	@scripts/deb

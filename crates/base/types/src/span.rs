@@ -36,6 +36,12 @@ impl Span {
         }
     }
 
+    /// Whether the two have a byte in common. What does not fit 64 bits ends there.
+    pub const fn overlaps(&self, other: Self) -> bool {
+        self.start < other.start.saturating_add(other.len)
+            && other.start < self.start.saturating_add(self.len)
+    }
+
     /// Whether both ends are multiples of `unit` (a power of two).
     pub const fn is_aligned(&self, unit: u64) -> bool {
         (self.start | self.len) & (unit - 1) == 0
@@ -62,6 +68,22 @@ mod tests {
         assert_eq!(Span::new(u64::MAX, 1).end(), None);
         assert!(!Span::new(u64::MAX, 1).fits(u64::MAX));
         assert!(Span::new(u64::MAX - 1, 1).fits(u64::MAX));
+    }
+
+    #[test]
+    fn spans_overlap_where_they_share_a_byte() {
+        let span = Span::new(100, 50);
+        for (other, shares) in [
+            (Span::new(0, 100), false),
+            (Span::new(0, 101), true),
+            (Span::new(149, 1), true),
+            (Span::new(150, 1), false),
+            (Span::new(120, 10), true),
+            (Span::new(0, u64::MAX), true),
+        ] {
+            assert_eq!((span.overlaps(other), other.overlaps(span)), (shares, shares), "{other:?}");
+        }
+        assert!(Span::new(u64::MAX - 1, 10).overlaps(Span::new(u64::MAX - 2, 2)));
     }
 
     #[test]

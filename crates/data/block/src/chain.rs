@@ -2,6 +2,7 @@
 
 mod clear;
 mod encrypted;
+mod owned;
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -93,7 +94,7 @@ impl<S: Storage> Link<S> {
         self.merged_into.set(merged_into);
     }
 
-    /// Whether more is known of it here than its storage would tell after a death: see [`crate::parent`].
+    /// Whether more is known of it here than its storage would tell after a death: see `change/parent.rs`.
     pub(crate) const fn is_volatile(&self) -> bool {
         self.unsettled.get() || self.merged_into.get()
     }

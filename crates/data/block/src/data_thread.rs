@@ -15,14 +15,14 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use tapio_ring::uring::Uring;
-use tapio_ring::{Inbox, Polling};
+use tapio_ring::{Inbox, PageBuf, Polling};
 
-use crate::admission::{Origin, Taken};
 use crate::core::Core;
 use crate::front::Fronts;
 use crate::io::DiskIo;
 use crate::port::Port;
 use crate::shared::Wake;
+use crate::taken::{Origin, Taken};
 
 /// Commands that may wait for the data thread at once.
 const QUEUE_MAX: usize = 16;
@@ -225,9 +225,11 @@ impl<P: Place> Handle<P> {
 impl<P: Place> Jobs<P> {
     /// The service that takes jobs, for as long as the thread lives. Sleeps in the ring: no timer, no wake-up.
     pub(crate) async fn serve(self, place: P) {
-        let mut value = Box::new(0);
+        let mut value = PageBuf::zeroed(8);
         loop {
-            if place.thread().uring.read_event(self.event.as_raw_fd(), &mut value).await.is_err() {
+            let read;
+            (value, read) = place.thread().uring.read_event(self.event.as_raw_fd(), value).await;
+            if read.is_err() {
                 return;
             }
             while let Ok(job) = self.jobs.try_recv() {

@@ -15,15 +15,17 @@ use tapio_ring::{Executor, Inbox, Io, Polling, PollingConfig};
 use tapio_stat::pool::PoolMember;
 use tapio_types::{ChainSpec, IoLimits};
 
-use crate::admission::{Admission, Delays, PoolFacts, Taken};
-use crate::core::{Core, CoreOptions, DiskState, Observer};
+use crate::core::Core;
 use crate::data_thread::{DataThread, Gone, Handle, Owner};
 use crate::disk_handle::DiskHandle;
 use crate::front::Fronts;
 use crate::io::DiskIo;
+use crate::life::DiskState;
+use crate::options::{CoreOptions, TapOptions};
 use crate::port::Geometry;
 use crate::shared::{QueueOptions, QueueThreads, ThreadOptions};
-use crate::tap::TapOptions;
+use crate::stages::{Admission, Delays, Observer, PoolFacts};
+use crate::taken::Taken;
 use crate::trace::Trace;
 
 /// How a disk runs.
@@ -314,7 +316,7 @@ impl Owner {
     pub async fn tell_geometry(&self) {
         let Some(geometry) = self.core.geometry() else { return };
         // First, because a guest that hears of it may use it by any thread.
-        self.core.queue_threads_know(geometry).await;
+        self.core.sharing.know(geometry, self.core.host.tasks()).await;
         self.port.set_geometry(geometry);
     }
 
@@ -325,7 +327,7 @@ impl Owner {
 
     /// Where the trace points of the disk go.
     pub fn trace(&self) -> &Trace {
-        &self.core.trace
+        self.core.trace()
     }
 
     /// Shares a pool, and listens to its bell: an operation in the ring, no timer and no thread.
@@ -350,9 +352,9 @@ impl Owner {
             state: self.core.state(),
             spec: self.core.spec(),
             layers: self.core.layer_counters(),
-            in_flight: self.inbox.in_flight() + self.core.in_flight_elsewhere(),
+            in_flight: self.inbox.in_flight() + self.core.sharing.in_flight(),
             waiting_for_space: self.core.waiting_for_space(),
-            stuck: self.core.stuck() + self.core.stuck_elsewhere(),
+            stuck: self.core.stuck() + self.core.sharing.stuck(),
             failures: self.core.failures(),
             limits: self.admission().limits(),
             delays: self.admission().delays(),
@@ -396,7 +398,7 @@ fn run(spec: &ChainSpec, options: DiskOptions, started: &dyn Fn(Started)) {
     };
     let Some(port) = core.port() else { return started(Err(DiskFailure::Gone(Gone::Ended))) };
     let geometry = port.geometry();
-    let fronts = Fronts::on_thread(uring.pool().clone(), options.at_rest, Rc::clone(&core.trace));
+    let fronts = Fronts::on_thread(uring.pool().clone(), options.at_rest, Rc::clone(core.trace()));
     let mut hooks = fronts.clone();
     let thread = DataThread { port, uring: uring.clone(), fronts, polling };
     tasks.spawn(jobs.serve(Owner { thread, core, inbox }));

@@ -4,9 +4,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use crate::admission::Origin;
 use crate::data_thread::{Handle, Owner};
 use crate::shared::{QueueHandle, QueueThreads};
+use crate::taken::Origin;
 
 /// Reaches a disk from any thread: its owner, and by [`DiskHandle::queue`] its queue threads.
 #[derive(Clone, Debug)]

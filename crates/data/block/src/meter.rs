@@ -21,6 +21,11 @@ impl Meter {
         Self { clock, ..Self::default() }
     }
 
+    /// Whether the request is traced.
+    pub(crate) const fn is_traced(&self) -> bool {
+        self.clock.is_some()
+    }
+
     /// When the first transfer began and the last one ended, in ticks of the request's own clock; zero for what was
     /// not.
     pub(crate) const fn stamps(&self) -> (u64, u64) {

@@ -13,13 +13,13 @@ use tapio_ring::{Io, Storage};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 
 use crate::chain::{Chain, Link};
-use crate::core::Core;
+use crate::host::Host;
 use crate::lineage::check_parent;
 
 /// The most images in a chain: what sm allows, and its raw base.
 pub const CHAIN_MAX: usize = 31;
 
-impl<I: Io> Core<I> {
+impl<I: Io> Host<I> {
     /// Opens the images of `spec`, of which the first is a standby that took over if it is `overlaid`.
     ///
     /// # Errors
@@ -40,19 +40,17 @@ impl<I: Io> Core<I> {
         if let Err(error) = self.open_layers(spec, overlaid, &mut links).await {
             // The leaf may be open for writing already: it is left as it was found.
             for link in &links {
-                if let Err(error) = link.layer.close().await {
-                    (self.options.report)(&format!("not closed cleanly: {error}"));
-                }
+                self.close_unused(&link.layer).await;
             }
             drop(links);
             // The caller may try another process.
-            self.io.closed().await;
+            self.io().closed().await;
             return Err(error);
         }
         if spec.access == Access::ReadWrite {
             self.finish_relinks(&mut links, usize::from(overlaid)).await;
         }
-        Ok(Chain::new(links, spec.access, self.io.tasks().clone()))
+        Ok(Chain::new(links, spec.access, self.tasks().clone()))
     }
 
     /// Ends changes of parents that a death broke off, of the images from `first` on. All are looked at: an image that
@@ -70,10 +68,10 @@ impl<I: Io> Core<I> {
             let (path, parent) = (above.spec.path.display(), below.spec.path.display());
             match finished {
                 Ok(link) => {
-                    (self.options.report)(&format!("{path}: its change of parent to {parent} was finished"));
+                    self.report(&format!("{path}: its change of parent to {parent} was finished"));
                     links[index] = link;
                 }
-                Err(error) => (self.options.report)(&format!(
+                Err(error) => self.report(&format!(
                     "{path}: its change of parent to {parent} was broken off and cannot be finished: {error}"
                 )),
             }
@@ -86,9 +84,9 @@ impl<I: Io> Core<I> {
         above: &Link<I::Store>,
         below: &Link<I::Store>,
     ) -> Result<ParentFacts> {
-        let facts = self.options.parent_facts;
+        let facts = self.options().parent_facts;
         let (child, parent) = (above.spec.path.clone(), below.spec.path.clone());
-        let told = self.io.offload(move || facts(&child, &parent)).await;
+        let told = self.io().offload(move || facts(&child, &parent)).await;
         told.map_err(|error| FormatError::io("cannot look at the parent", error))?
     }
 
@@ -141,7 +139,7 @@ impl<I: Io> Core<I> {
                 // An image that was merged into its parent stays in the list of a caller that was killed just then.
                 if spec.access == Access::ReadWrite && index > 0 && self.is_bypassed(spec, index, links).await
                 {
-                    (self.options.report)(&format!("{}: is not in the chain any more", image.path.display()));
+                    self.report(&format!("{}: is not in the chain any more", image.path.display()));
                     continue;
                 }
                 links.push(Link::new(layer, image.clone()));
@@ -164,9 +162,9 @@ impl<I: Io> Core<I> {
     ///
     /// # Errors
     /// There is a key, and nothing to use it for.
-    pub(crate) fn check_keys(&self, chain: &Chain<I::Store>) -> Result<()> {
+    pub(crate) fn check_keys(&self, chain: &Chain<I::Store>, has_moved: bool) -> Result<()> {
         let is_encrypted = chain.links().iter().any(|link| link.layer.cipher().is_some());
-        if self.options.keys.is_empty() || is_encrypted || self.moved.get() {
+        if self.options().keys.is_empty() || is_encrypted || has_moved {
             return Ok(());
         }
         let detail = "a key was given, but no image of the chain is encrypted: open it without a key";
@@ -213,16 +211,16 @@ impl<I: Io> Core<I> {
         }
         let failed = |error| FormatError::io("cannot open the image", error);
         let name = path.to_str().ok_or_else(|| failed(std::io::ErrorKind::InvalidInput.into()))?;
-        Box::pin(self.io.open_remote(name, access)).await.map_err(failed)
+        Box::pin(self.io().open_remote(name, access)).await.map_err(failed)
     }
 
     /// Opens a file or device, and waits a while until no other process has it open for writing: one that was killed a
     /// moment ago still has it, or requests of a moment ago do. `what` names it in errors.
     pub(crate) async fn open_file(&self, path: &Path, access: Access, what: &str) -> Result<I::Store> {
-        let tasks = self.io.tasks();
+        let tasks = self.tasks();
         let begin_ns = tasks.turn_ns();
         loop {
-            let error = match Box::pin(self.io.open(path, access)).await {
+            let error = match Box::pin(self.io().open(path, access)).await {
                 Ok(store) => return Ok(store),
                 Err(error) => error,
             };
@@ -232,7 +230,7 @@ impl<I: Io> Core<I> {
             }
             let (name, waited) = (path.to_path_buf(), Duration::from_nanos(tasks.turn_ns() - begin_ns));
             let ask = move || if lock_may_come(&name, waited) { None } else { Some(LockHolder::of(&name)) };
-            if let Some(holder) = Box::pin(self.io.offload(ask)).await.map_err(cannot)? {
+            if let Some(holder) = Box::pin(self.io().offload(ask)).await.map_err(cannot)? {
                 return Err(FormatError::io(format!("{what} {holder}"), error));
             }
             tasks.sleep_until(tasks.turn_ns() + LOCK_RETRY.as_nanos() as u64).await;
@@ -252,18 +250,58 @@ impl<I: Io> Core<I> {
             ImageKind::Vhd => {
                 let options = OpenOptions {
                     access,
-                    space: self.options.space,
-                    intent: self.options.intent.clone(),
-                    keys: self.options.keys.clone(),
-                    bitmaps_kept: self.options.bitmaps_kept,
+                    space: self.options().space,
+                    intent: self.options().intent.clone(),
+                    keys: self.options().keys.clone(),
+                    bitmaps_kept: self.options().bitmaps_kept,
                 };
                 // Boxed: the stack of a data thread is small, and this is far from the hot path.
-                let opened = Box::pin(vhd::open(store, self.io.tasks(), &options)).await?;
+                let opened = Box::pin(vhd::open(store, self.tasks(), &options)).await?;
                 for remark in opened.remarks {
-                    (self.options.report)(&format!("{}: {remark}", path.display()));
+                    self.report(&format!("{}: {remark}", path.display()));
                 }
                 Ok(opened.layer)
             }
         }
+    }
+
+    /// Puts an image that is only read under another parent; gives it opened again.
+    pub(crate) async fn relink_inner(
+        &self,
+        above: &Rc<Link<I::Store>>,
+        facts: &ParentFacts,
+    ) -> Result<Rc<Link<I::Store>>> {
+        let (kind, path) = (above.spec.kind, &above.spec.path);
+        let writable = self.open_layer(kind, path, Access::ReadWrite).await?;
+        let relinked = match &writable {
+            Layer::Vhd(image) => image.relink(facts).await,
+            Layer::Raw(_) | Layer::Shared(_) => {
+                let detail = "has no parent to commit into";
+                Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path))
+            }
+        };
+        let closed = writable.close().await;
+        relinked.and(closed)?;
+        drop(writable);
+        Ok(above.reopened(self.open_layer(kind, path, Access::ReadOnly).await?))
+    }
+
+    /// Closes an image that was opened for a change that does not happen.
+    pub(crate) async fn close_unused(&self, layer: &Layer<I::Store>) {
+        if let Err(error) = layer.close().await {
+            self.report(&format!("not closed cleanly: {error}"));
+        }
+    }
+
+    /// Closes the images of a chain; a failure is reported.
+    ///
+    /// # Errors
+    /// They are closed, but not cleanly: the next opening repairs them.
+    pub(crate) async fn close_chain(&self, chain: &Chain<I::Store>) -> Result<()> {
+        let closed = chain.close().await;
+        if let Err(error) = &closed {
+            self.report(&format!("not closed cleanly: {error}"));
+        }
+        closed
     }
 }

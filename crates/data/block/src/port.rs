@@ -9,8 +9,9 @@ use tapio_ring::{Inbox, Notify, Tasks};
 use tapio_stat::trace::Point;
 use tapio_types::Span;
 
-use crate::admission::{Admission, Client, Origin, Taken};
 use crate::request::{DiskError, Request};
+use crate::stages::{Admission, Client};
+use crate::taken::{Origin, Taken};
 use crate::trace::Trace;
 
 /// The disk as a guest sees it.

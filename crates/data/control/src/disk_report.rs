@@ -81,6 +81,10 @@ pub struct DiskReport {
     pub in_flight: u64,
     /// Of these, requests that have taken longer than they may and that the storage does not give back.
     pub stuck: u64,
+    /// Operations, requests and their memory that the process has dropped before their end, over all of its disks: a
+    /// fault of the program.
+    #[serde(default)]
+    pub dropped: u64,
     /// Images, leaf first, with the sectors each served.
     pub images: Vec<ImageReport>,
     /// The taps of the disk: a second image, a log of changed blocks.

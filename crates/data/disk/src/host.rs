@@ -30,7 +30,7 @@ use crate::limits::{IMAGES_TIMEOUT, REPLY_TIMEOUT};
 use crate::log;
 use crate::memory::{Budget, disk_len};
 use crate::moved::Moved;
-use crate::process;
+use crate::rest;
 use crate::sandbox;
 use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, TapRequest};
 use crate::tap_options::{name, tap_options};
@@ -78,7 +78,7 @@ impl Plane for Host {
             },
             at_start: Some(sandbox::enter_data_thread),
             taps: tap_options(spec.taps)?,
-            at_rest: Some(process::forget_the_program),
+            at_rest: Some(rest::give_back),
             ..DiskOptions::default()
         };
         let pool = command.pool.as_ref().map(|pool| join_pool(pool, command.minor)).transpose()?;

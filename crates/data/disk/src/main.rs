@@ -25,6 +25,7 @@ mod memory;
 mod moved;
 mod nbd_servers;
 mod process;
+mod rest;
 mod sandbox;
 mod start;
 mod table;

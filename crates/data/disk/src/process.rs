@@ -104,24 +104,6 @@ pub fn settle_in() -> Vec<String> {
     refused
 }
 
-unsafe extern "C" {
-    /// Where the program begins in memory, and where its code ends; both come from the linker.
-    static __executable_start: u8;
-    static etext: u8;
-}
-
-/// Lets go of the pages of the program itself, which an idle disk shall not count as its own. What is needed again
-/// comes back from the page cache as it is touched, which makes the first request after a rest a little slower.
-pub fn forget_the_program() {
-    const PAGE_LEN: usize = 4096;
-    let (begin, end) = (&raw const __executable_start, &raw const etext);
-    let start = begin.addr().next_multiple_of(PAGE_LEN);
-    let len = (end.addr() & !(PAGE_LEN - 1)).saturating_sub(start);
-    // SAFETY: from the first header to the end of the code the program is mapped from its file and never written, so
-    // every page reads the same when it comes back. What the dynamic linker writes to lies after the code.
-    unsafe { libc::madvise(begin.with_addr(start).cast_mut().cast(), len, libc::MADV_DONTNEED) };
-}
-
 /// A descriptor that becomes readable when the process is asked to end. To be called before there is a second thread,
 /// so that all threads leave these signals to it.
 pub fn termination() -> Result<OwnedFd> {

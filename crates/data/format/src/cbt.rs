@@ -301,6 +301,48 @@ impl<M: Medium> Log<M> {
         Ok(())
     }
 
+    /// Calls `change` with the bitmap, piece by piece, and writes what it makes of each; durable when this ends.
+    fn change_bitmap(&mut self, mut change: impl FnMut(u64, &mut [u8])) -> Result<()> {
+        let mut piece = vec![0; PIECE_LEN];
+        let (mut at, end) = (HEADER_LEN as u64, log_len(self.header.size));
+        while at < end {
+            let mine = &mut piece[..(end - at).min(PIECE_LEN as u64) as usize];
+            self.medium.read_at(at, mine).map_err(reading)?;
+            change(at - HEADER_LEN as u64, mine);
+            self.medium.write_at(at, mine).map_err(writing)?;
+            at += mine.len() as u64;
+        }
+        self.medium.flush().map_err(writing)
+    }
+
+    /// Sets the bit of every block of the disk: everything counts as changed.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub fn set_all(&mut self) -> Result<()> {
+        let blocks = self.header.size.div_ceil(BLOCK_LEN);
+        self.change_bitmap(|first, piece| {
+            set_blocks(piece, 0..blocks.saturating_sub(first * 8));
+        })
+    }
+
+    /// Adds the bits of `changed`, which has the order of the bitmap and may be shorter. Bits of blocks that the disk
+    /// does not have are left out.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub fn add(&mut self, changed: &[u8]) -> Result<()> {
+        let blocks = self.header.size.div_ceil(BLOCK_LEN);
+        self.change_bitmap(|first, piece| {
+            let theirs = changed.get(usize::try_from(first).unwrap_or(usize::MAX)..).unwrap_or_default();
+            piece.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine |= theirs);
+            let last = (first + piece.len() as u64) * 8;
+            if let Some(byte) = piece.last_mut().filter(|_| last > blocks) {
+                *byte &= 0xff >> (last - blocks).min(8);
+            }
+        })
+    }
+
     /// Adds what changed in `earlier`, a log of the same disk before this one. Repeating it changes nothing.
     ///
     /// # Errors
@@ -371,6 +413,23 @@ mod tests {
         assert_eq!(blocks_of(Span::new(BLOCK_LEN - 1, 2)), 0..2);
         assert_eq!(blocks_of(Span::new(5, 0)), 0..0);
         assert_eq!(blocks_of(Span::new(u64::MAX, u64::MAX)).end, u64::MAX / BLOCK_LEN + 1);
+    }
+
+    #[test]
+    fn everything_or_some_blocks_are_marked_within_the_disk() {
+        let mut log = Log::create_on(Vec::new(), 11 * BLOCK_LEN + 1).unwrap();
+        log.add(&[0b101, 0xff, 0xff]).unwrap();
+        assert_eq!(log.medium[HEADER_LEN..], [0b101, 0b1111]);
+        log.add(&[0b10]).unwrap();
+        assert_eq!(log.medium[HEADER_LEN..], [0b111, 0b1111]);
+        log.set_all().unwrap();
+        assert_eq!(log.medium[HEADER_LEN..], [0xff, 0b1111]);
+        // More than one piece of a bitmap.
+        let size = (PIECE_LEN as u64 + 2) * 8 * BLOCK_LEN - 3 * BLOCK_LEN;
+        let mut large = Log::create_on(Vec::new(), size).unwrap();
+        large.set_all().unwrap();
+        let bits: u32 = large.medium[HEADER_LEN..].iter().map(|byte| byte.count_ones()).sum();
+        assert_eq!(u64::from(bits), size / BLOCK_LEN);
     }
 
     #[test]

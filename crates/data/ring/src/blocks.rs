@@ -11,9 +11,11 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 
 use tapio_types::Span;
 
+use crate::lent::lend;
 use crate::segments::{PageBuf, Segments};
 use crate::storage::{Storage, StorageInfo, Zeroing};
 use crate::tasks::{Notify, Tasks};
@@ -49,9 +51,10 @@ struct Place {
 impl Place {
     /// Whether a later write has to wait for this one.
     fn holds_up(&self, later: &Self) -> bool {
-        let meets = self.span.start < later.span.start + later.span.len
-            && later.span.start < self.span.start + self.span.len;
-        meets && (self.alone || later.alone) && self.number < later.number && self.number.is_some()
+        self.span.overlaps(later.span)
+            && (self.alone || later.alone)
+            && self.number < later.number
+            && self.number.is_some()
     }
 }
 
@@ -155,8 +158,22 @@ impl Blocks {
     }
 }
 
+/// How a page of this process is moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    /// Blocks, out of the storage.
+    Read,
+    /// Blocks, to the storage.
+    Write,
+    /// What is behind the last whole block, out of the storage.
+    ReadEnd,
+}
+
 /// What a storage of blocks does by itself. Spans are whole blocks.
-pub(crate) trait WholeBlocks {
+///
+/// # Safety
+/// As for [`Storage`], of every call that is given memory.
+pub(crate) unsafe trait WholeBlocks {
     /// Its blocks.
     fn blocks(&self) -> &Blocks;
     /// The tasks of its thread.
@@ -173,6 +190,27 @@ pub(crate) trait WholeBlocks {
     fn read_end(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>>;
     /// Writes there, in a file that ends there or before.
     fn write_end(&self, at: u64, from: Segments) -> impl Future<Output = io::Result<()>>;
+    /// Moves `place` of `page`, which comes back with the result.
+    fn move_page(
+        &self,
+        at: u64,
+        page: PageBuf,
+        place: Range<usize>,
+        way: Way,
+    ) -> impl Future<Output = (PageBuf, io::Result<()>)>
+    where
+        Self: Sized,
+    {
+        let operation = move |data| async move {
+            match way {
+                Way::Read => self.read_blocks(at, data).await,
+                Way::Write => self.write_blocks(at, data).await,
+                Way::ReadEnd => self.read_end(at, data).await,
+            }
+        };
+        // SAFETY: implementations of this trait keep to what `lend` asks for.
+        unsafe { lend(page, place, operation) }
+    }
 }
 
 /// Where the last whole block ends, in a storage that has `end` bytes at least.
@@ -204,9 +242,8 @@ pub(crate) async fn read<S: WholeBlocks>(storage: &S, at: u64, into: Segments) -
         }
         let first = blocks.floor(piece.start);
         let len = (blocks.ceil(piece.start + piece.len) - first) as usize;
-        let page = PageBuf::zeroed(len);
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        storage.read_blocks(first, unsafe { page.segments(len) }).await?;
+        let (page, read) = storage.move_page(first, PageBuf::zeroed(len), 0..len, Way::Read).await;
+        read?;
         into.copy_from(&page[(piece.start - first) as usize..][..piece.len as usize]);
     }
     if whole.len < all.len {
@@ -230,15 +267,14 @@ async fn put<S: WholeBlocks>(storage: &S, at: u64, from: Segments) -> io::Result
         let (len, last) = ((blocks.ceil(end) - first) as usize, blocks.floor(end));
         let mut page = PageBuf::zeroed(len);
         if first < piece.start {
-            read_block(storage, first, &page, 0).await?;
+            page = read_block(storage, first, page, 0).await?;
         }
         let is_read = last == first && first < piece.start;
         if last < end && !is_read {
-            read_block(storage, last, &page, last - first).await?;
+            page = read_block(storage, last, page, last - first).await?;
         }
         from.copy_to(&mut page[(piece.start - first) as usize..][..piece.len as usize]);
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        storage.write_blocks(first, unsafe { page.segments(len) }).await?;
+        storage.move_page(first, page, 0..len, Way::Write).await.1?;
     }
     if whole.len < all.len {
         storage.write_end(at + whole.len, from.slice(whole.len, all.len - whole.len)).await?;
@@ -247,17 +283,15 @@ async fn put<S: WholeBlocks>(storage: &S, at: u64, from: Segments) -> io::Result
 }
 
 /// Reads the block at `at` to `place` of the page; what is behind the end of the storage stays zero.
-async fn read_block<S: WholeBlocks>(storage: &S, at: u64, page: &PageBuf, place: u64) -> io::Result<()> {
+async fn read_block<S: WholeBlocks>(storage: &S, at: u64, page: PageBuf, place: u64) -> io::Result<PageBuf> {
     let (block_len, len) = (storage.blocks().len, storage.end());
-    // SAFETY: the caller owns the page until the operation has ended, whose future is polled to its end.
-    let into = unsafe { page.segments((place + block_len) as usize) };
-    if at + block_len <= len {
-        storage.read_blocks(at, into.slice(place, block_len)).await
-    } else if at < len {
-        storage.read_end(at, into.slice(place, len - at)).await
-    } else {
-        Ok(())
-    }
+    let (way, count) = match len.saturating_sub(at) {
+        0 => return Ok(page),
+        left if left < block_len => (Way::ReadEnd, left),
+        _ => (Way::Read, block_len),
+    };
+    let (page, read) = storage.move_page(at, page, place as usize..(place + count) as usize, way).await;
+    read.map(|()| page)
 }
 
 /// Writes any bytes.
@@ -288,8 +322,9 @@ async fn put_zeroes<S: WholeBlocks>(storage: &S, span: Span) -> io::Result<()> {
         return Ok(());
     }
     let page = PageBuf::zeroed(span.len as usize);
-    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-    put(storage, span.start, unsafe { page.segments(span.len as usize) }).await
+    let operation = |zeroes| put(storage, span.start, zeroes);
+    // SAFETY: implementations of `WholeBlocks` keep to what `lend` asks for.
+    unsafe { lend(page, 0..span.len as usize, operation) }.await.1
 }
 
 /// A storage that takes whole blocks only, for requests of 512 bytes.
@@ -308,7 +343,8 @@ impl<S: Storage> InBlocks<S> {
     }
 }
 
-impl<S: Storage> WholeBlocks for InBlocks<S> {
+// SAFETY: the storage below keeps to the contract.
+unsafe impl<S: Storage> WholeBlocks for InBlocks<S> {
     fn blocks(&self) -> &Blocks {
         &self.blocks
     }

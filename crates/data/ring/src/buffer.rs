@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -48,6 +49,9 @@ impl Pool {
     /// A pool of `len` bytes, rounded up to whole chunks of 1 MiB.
     pub fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1).next_multiple_of(CHUNK_LEN);
+        if u32::try_from(len / PAGE_LEN).is_err() {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
         // SAFETY: a fresh private anonymous mapping; no existing memory is touched.
         let base = unsafe {
             libc::mmap(
@@ -118,7 +122,7 @@ impl Pool {
         self.inner.free_pages.set(self.inner.free_pages.get() - count);
         self.inner.touched.set(true);
         let buffer = self.registered_chunk(first, count);
-        Some(Buffer { pool: self.clone(), first, count, len, buffer })
+        Some(Buffer { pool: self.clone(), len, first: first as u32, count: count as u32, buffer })
     }
 
     /// Gives the memory of free pages back to the host.
@@ -230,13 +234,18 @@ impl Drop for Inner {
 #[derive(Debug)]
 pub struct Buffer {
     pool: Pool,
-    first: usize,
-    count: usize,
     len: usize,
+    /// Short, because requests carry buffers.
+    first: u32,
+    count: u32,
     buffer: Option<u16>,
 }
 
 impl Buffer {
+    const fn pages(&self) -> Range<usize> {
+        self.first as usize..self.first as usize + self.count as usize
+    }
+
     /// Length in bytes.
     pub const fn len(&self) -> usize {
         self.len
@@ -251,32 +260,25 @@ impl Buffer {
     /// much there was.
     pub fn truncate(&mut self, len: usize) {
         let keep = len.max(1).div_ceil(PAGE_LEN);
-        if keep < self.count {
-            self.pool.free(self.first + keep, self.count - keep);
-            self.count = keep;
-            self.buffer = self.pool.registered_chunk(self.first, keep);
+        let pages = self.pages();
+        if keep < pages.len() {
+            self.pool.free(pages.start + keep, pages.len() - keep);
+            self.count = keep as u32;
+            self.buffer = self.pool.registered_chunk(pages.start, keep);
         }
         self.len = self.len.min(len);
     }
 
     /// Where it begins.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.pool.page(self.first)
+        self.pool.page(self.first as usize)
     }
 
-    /// The buffer as the memory of a request.
-    ///
-    /// ```compile_fail,E0133
-    /// #![forbid(unsafe_code)]
-    /// let pool = tapio_ring::Pool::new(1 << 20).unwrap();
-    /// let given_back = pool.take(4096).unwrap().segments();
-    /// let other = pool.take(4096).unwrap();
-    /// given_back.fill_zero();
-    /// ```
+    /// All of it, as the memory of an operation.
     ///
     /// # Safety
-    /// As [`crate::PageBuf::segments`]: what is made here is not used any more when the buffer is cut or dropped.
-    pub unsafe fn segments(&self) -> Segments {
+    /// As [`crate::Memory::segments`].
+    pub(crate) unsafe fn whole(&self) -> Segments {
         // SAFETY: the pages are this buffer's until it is dropped, and the caller keeps to that.
         unsafe { Segments::from_registered(self.as_ptr(), self.len as u64, self.buffer) }
     }
@@ -300,7 +302,8 @@ impl std::ops::DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool.free(self.first, self.count);
+        let pages = self.pages();
+        self.pool.free(pages.start, pages.len());
     }
 }
 
@@ -320,8 +323,7 @@ mod tests {
                 held.swap_remove((state >> 40) as usize % held.len());
             } else if let Some(buffer) = pool.take(len) {
                 for other in &held {
-                    let (a, b) =
-                        (buffer.first..buffer.first + buffer.count, other.first..other.first + other.count);
+                    let (a, b) = (buffer.pages(), other.pages());
                     assert!(a.end <= b.start || b.end <= a.start, "two buffers share a page");
                 }
                 held.push(buffer);

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use crate::dropped::while_nothing_flies;
 use crate::hooks::Hooks;
 use crate::polling::Polling;
 use crate::tasks::{TaskId, Tasks};
@@ -203,8 +204,7 @@ where
     /// holds the tasks: without this a thread that ends early would keep its files open.
     pub fn end(&mut self, driver: &impl Driver) {
         driver.quiesce();
-        let services = std::mem::take(&mut *self.tasks.inner.services.borrow_mut());
-        drop(services);
+        self.tasks.drop_services();
     }
 
     /// Runs until `future` has a result: before the loop proper, and in tests.
@@ -388,14 +388,25 @@ where
 }
 
 impl<R, F, M> Drop for Executor<R, F, M> {
+    /// Requests are dropped only where the thread has come to its end, or its process was killed: [`Executor::run`]
+    /// waits for them.
     fn drop(&mut self) {
-        for index in 0..self.alive.len() {
-            if std::mem::take(&mut self.alive[index]) {
-                let place = self.slots[index].as_mut_ptr().cast::<F>();
+        let queued = std::mem::take(&mut *self.inbox.queue.borrow_mut());
+        if self.tasks.inner.ops_flying.get() > 0 {
+            // What the kernel has may be theirs.
+            std::mem::forget((std::mem::take(&mut self.slots), queued));
+            return;
+        }
+        let (alive, slots) = (&mut self.alive, &mut self.slots);
+        while_nothing_flies(|| {
+            drop(queued);
+            for (alive, slot) in alive.iter_mut().zip(slots).filter(|(alive, _)| **alive) {
+                *alive = false;
+                let place = slot.as_mut_ptr().cast::<F>();
                 // SAFETY: the slot holds a future, and the slab is going.
                 unsafe { place.drop_in_place() };
             }
-        }
+        });
     }
 }
 

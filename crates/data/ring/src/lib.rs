@@ -14,8 +14,10 @@
 
 mod blocks;
 mod buffer;
+pub mod dropped;
 mod executor;
 mod hooks;
+mod lent;
 mod polling;
 mod segments;
 mod storage;
@@ -27,8 +29,10 @@ pub mod uring;
 
 pub use blocks::InBlocks;
 pub use buffer::{Buffer, Pool};
+pub use dropped::Dropped;
 pub use executor::{Driver, Executor, Inbox};
 pub use hooks::Hooks;
+pub use lent::{Memory, MemoryMut, lend};
 pub use polling::{Polling, PollingConfig, PollingCounters};
 pub use segments::{PageBuf, Segments};
 pub use storage::{Io, Storage, StorageInfo, Zeroing};

@@ -205,6 +205,17 @@ impl Segments {
 }
 
 /// Page-aligned memory for metadata, zeroed at first. Not for the path of guest data, which uses the pool.
+///
+/// Operations take it by value: [`crate::Storage::read_into`], [`crate::Storage::write_from`].
+///
+/// ```compile_fail,E0382
+/// # async fn example(store: impl tapio_ring::Storage) {
+/// let page = tapio_ring::PageBuf::zeroed(4096);
+/// let write = store.write_from(0, page, 0..4096);
+/// drop(page);
+/// # drop(write);
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct PageBuf {
     base: NonNull<u8>,
@@ -222,26 +233,9 @@ impl PageBuf {
         Self { base, layout }
     }
 
-    /// The whole buffer, or its first `len` bytes, as the memory of an operation.
-    ///
-    /// ```compile_fail,E0133
-    /// #![forbid(unsafe_code)]
-    /// let freed = {
-    ///     let page = tapio_ring::PageBuf::zeroed(4096);
-    ///     page.segments(4096)
-    /// };
-    /// freed.fill_zero();
-    /// ```
-    ///
-    /// # Safety
-    /// What is made here and its slices are not used any more, by operations in flight neither, when the buffer is
-    /// dropped, and what reads or writes them does not run beside a reference to the same bytes. That holds in an
-    /// `async fn` that owns the buffer and awaits the operation: its future is polled to its end, never dropped half
-    /// way (see [`crate::Storage`]).
-    pub unsafe fn segments(&self, len: usize) -> Segments {
-        assert!(len <= self.layout.size());
-        // SAFETY: the memory lives as long as `self`, and the caller keeps to that.
-        unsafe { Segments::from_raw(self.base.as_ptr(), len as u64) }
+    /// Where it begins.
+    pub(crate) const fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
     }
 }
 

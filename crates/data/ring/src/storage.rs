@@ -2,10 +2,12 @@
 
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use tapio_types::{Access, Span};
 
+use crate::lent::{Memory, MemoryMut, lend};
 use crate::segments::Segments;
 use crate::tasks::{TaskId, Tasks};
 
@@ -41,12 +43,13 @@ pub enum Zeroing {
 /// Never short: a call moves every byte or fails. Reading past the end fails. A write is durable only after a
 /// [`Storage::flush`] that began after the write had completed.
 ///
-/// The futures own operations of the kernel: they are always polled to their end, never dropped half way.
+/// The futures own operations of the kernel: they are always polled to their end, never dropped half way
+/// ([`crate::dropped`]).
 ///
 /// # Safety
-/// What [`Storage::read`] and [`Storage::write`] are given is used until their futures have ended, and never again, by
-/// the storage and by everything that it hands the memory to: the kernel, threads, other storages. Callers free and
-/// reuse it then.
+/// What [`Storage::read`] and [`Storage::write`] are given is used from the first poll of their futures until these
+/// have ended, and never before or again, by the storage and by everything that it hands the memory to: the kernel,
+/// threads, other storages. Callers free and reuse it then.
 pub unsafe trait Storage: 'static {
     /// What this storage can do.
     fn info(&self) -> StorageInfo;
@@ -73,10 +76,30 @@ pub unsafe trait Storage: 'static {
         let _ = count_max;
         async move { vec![self.data_run(span).await] }
     }
-    /// Reads `into.len()` bytes from `at`.
+    /// Reads `into.len()` bytes from `at`. Of memory of this process: [`Storage::read_into`].
     fn read(&self, at: u64, into: Segments) -> impl Future<Output = io::Result<()>>;
-    /// Writes `from.len()` bytes at `at`.
+    /// Writes `from.len()` bytes at `at`. Of memory of this process: [`Storage::write_from`].
     fn write(&self, at: u64, from: Segments) -> impl Future<Output = io::Result<()>>;
+    /// Reads from `at` into `place` of `memory`, which comes back with the result.
+    fn read_into<B: MemoryMut>(
+        &self,
+        at: u64,
+        memory: B,
+        place: Range<usize>,
+    ) -> impl Future<Output = (B, io::Result<()>)> {
+        // SAFETY: implementations of this trait keep to what `lend` asks for.
+        unsafe { lend(memory, place, |into| self.read(at, into)) }
+    }
+    /// Writes `place` of `memory` at `at`. The memory comes back with the result.
+    fn write_from<B: Memory>(
+        &self,
+        at: u64,
+        memory: B,
+        place: Range<usize>,
+    ) -> impl Future<Output = (B, io::Result<()>)> {
+        // SAFETY: implementations of this trait keep to what `lend` asks for.
+        unsafe { lend(memory, place, |from| self.write(at, from)) }
+    }
     /// Makes every write that has completed durable, with the length and the space it needs.
     fn flush(&self) -> impl Future<Output = io::Result<()>>;
     /// Makes a range read as zero.

@@ -8,6 +8,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use crate::dropped::{Dropped, while_nothing_flies};
+
 /// Names a task: its place in the slab of requests or among the services, and how often that place was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId(u32);
@@ -63,7 +65,7 @@ enum OpState {
     Free,
     Flying,
     Done(i32),
-    /// Its future was dropped (only at the end of a process); the completion frees the slot.
+    /// Its future was dropped, which is a fault; the completion frees the slot.
     Orphan,
 }
 
@@ -177,6 +179,16 @@ impl Tasks {
         self.inner.services_alive.set(self.inner.services_alive.get() - 1);
     }
 
+    /// Drops every service where it stands, at the end of the thread. What the kernel still works on stays for good.
+    pub(crate) fn drop_services(&self) {
+        let services = std::mem::take(&mut *self.inner.services.borrow_mut());
+        if self.inner.ops_flying.get() > 0 {
+            std::mem::forget(services);
+        } else {
+            while_nothing_flies(|| drop(services));
+        }
+    }
+
     /// The earliest timer, in nanoseconds of the thread's clock.
     pub(crate) fn next_timer(&self) -> Option<u64> {
         self.inner.timers.borrow().peek().map(|Reverse((when, _))| *when)
@@ -267,17 +279,40 @@ impl Tasks {
         }
     }
 
-    fn orphan_op(&self, op: OpId) {
+    /// The future of an operation was dropped. Whether the operation was in flight, which it is from then on without a
+    /// waiter.
+    fn orphan_op(&self, op: OpId) -> bool {
         let mut ops = self.inner.ops.borrow_mut();
         let slot = &mut ops[op.index()];
+        if u64::from(slot.generation) != op.0 >> 32 {
+            return false;
+        }
         match slot.state {
-            OpState::Flying => slot.state = OpState::Orphan,
+            OpState::Flying => {
+                slot.state = OpState::Orphan;
+                return true;
+            }
             OpState::Done(_) => {
                 slot.state = OpState::Free;
                 self.inner.ops_free.borrow_mut().push(op.index() as u32);
             }
             OpState::Free | OpState::Orphan => {}
         }
+        false
+    }
+
+    /// Nothing that is in flight uses memory any more, or has an end: the process that began it was killed.
+    #[cfg(feature = "doubles")]
+    pub(crate) fn lose_ops(&self) {
+        let mut ops = self.inner.ops.borrow_mut();
+        for (index, slot) in ops.iter_mut().enumerate() {
+            if matches!(slot.state, OpState::Flying | OpState::Orphan) {
+                // A new number: neither a completion nor the future that waits for it means this place any more.
+                (slot.generation, slot.state) = (slot.generation.wrapping_add(1), OpState::Free);
+                self.inner.ops_free.borrow_mut().push(index as u32);
+            }
+        }
+        self.inner.ops_flying.set(0);
     }
 }
 
@@ -322,11 +357,11 @@ impl Future for Op {
 
 impl Drop for Op {
     fn drop(&mut self) {
-        if !self.finished {
-            self.tasks.orphan_op(self.id);
-        }
         if self.is_at_storage {
             self.tasks.inner.ops_at_storage.set(self.tasks.inner.ops_at_storage.get() - 1);
+        }
+        if !self.finished && self.tasks.orphan_op(self.id) {
+            Dropped::Operation.note();
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The toolstack as the servers of its API see it.
 
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 
-use tapio_model::{Answer, ApiError, Value};
+use tapio_model::{Answer, ApiError, Begun, Transfer, Value};
 
 /// A future of the server's.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -28,6 +29,20 @@ pub trait ApiBackend: Send + Sync + 'static {
     /// The account of a session; none if there is no such session. The memory of all answers to one account is counted
     /// together.
     fn account_of(&self, session: &str) -> Option<String>;
+
+    /// Does a transfer of a disk over `data`: an export comes with its length and a tag in front, eight bytes each, the
+    /// lowest byte first. `begun` is called once it was accepted; `is_taken` waits until the client has the whole
+    /// export, and says whether it does. Runs on a thread of its own.
+    ///
+    /// # Errors
+    /// Why it was refused, or how it ended; its task, if it has one, has ended so too.
+    fn transfer(
+        &self,
+        transfer: &Transfer,
+        data: OwnedFd,
+        begun: &mut dyn FnMut(Begun),
+        is_taken: &dyn Fn() -> bool,
+    ) -> Result<(), ApiError>;
 
     /// A call that waits for something to happen (`event.from`, `event.next`), as a future that holds no thread; its
     /// parameters are taken then. None for every other call. A client that goes away ends its wait: the future is

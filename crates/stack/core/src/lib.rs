@@ -35,6 +35,7 @@ pub mod storage;
 mod subscriptions;
 pub mod tasks;
 mod toolstack;
+mod transfers;
 pub mod vms;
 
 pub use accounts::{Accounts, Credential, Login, NoAccounts, Peer};

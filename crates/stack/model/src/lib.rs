@@ -14,6 +14,7 @@ mod reference;
 mod table;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod value;
 
 pub use answer::{Answer, EVENTS, Large, Part, Shape};
@@ -22,6 +23,7 @@ pub use implied::{Implied, ImpliedKind, implied, methods};
 pub use reference::reference;
 pub use table::{Class, ClassKind, Enum, Field, FieldAccess, Initial, Message, Param, Role, Source, Type};
 pub use tapio_types::ApiError;
+pub use transfer::{Asked, Begun, ImageFormat, Transfer};
 pub use value::Value;
 
 /// The reference to nothing.

@@ -4,9 +4,10 @@
 //! and new blocks lie in the order of the disk. What no image of the source holds is not touched: a target that has
 //! other contents keeps them there, which is what a delta is for.
 
-mod plan;
+mod log;
+pub(crate) mod plan;
 mod raw;
-mod target;
+pub(crate) mod target;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -28,11 +29,11 @@ const UPDATES: u64 = 200;
 const AHEAD: usize = 2;
 
 /// A piece as a reader hands it over.
-struct Filled {
-    span: Span,
-    data: PageBuffer,
+pub(crate) struct Filled {
+    pub(crate) span: Span,
+    pub(crate) data: PageBuffer,
     /// Runs of whole sectors within the piece; zero ones are not in `data`.
-    runs: Vec<Run>,
+    pub(crate) runs: Vec<Run>,
 }
 
 /// Sectors within a piece.
@@ -67,7 +68,9 @@ pub(crate) fn fill(
         return Err(errors::fail(79, text));
     }
     ctx.step("fill:begin");
-    if base.is_some() || !raw::share(&source, &target) {
+    if base.is_none() && raw::share(&source, &target) {
+        target.note_all();
+    } else {
         let plan = Plan::new(&source, other.as_ref(), from, base);
         copy(ctx, &source, other.as_ref(), &plan, &mut target)?;
     }
@@ -77,7 +80,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-fn open(spec: &ChainSpec) -> Result<Chain<FileMedium>, ApiError> {
+pub(crate) fn open(spec: &ChainSpec) -> Result<Chain<FileMedium>, ApiError> {
     let chain = Chain::open_spec(spec).map_err(|error| errors::image(65, &error))?;
     for layer in chain.layers() {
         // A killed process may have left writes that only it, or its successor, can show.
@@ -88,7 +91,7 @@ fn open(spec: &ChainSpec) -> Result<Chain<FileMedium>, ApiError> {
     Ok(chain)
 }
 
-fn failed(error: FormatError) -> ApiError {
+pub(crate) fn failed(error: FormatError) -> ApiError {
     if error.errno() == libc::EBUSY {
         return errors::fail(46, error);
     }
@@ -201,7 +204,11 @@ fn read_piece(
 }
 
 /// Reads of a disk that may be shorter: behind its end there are zeros.
-fn read_or_zeros(chain: Option<&Chain<FileMedium>>, at: u64, into: &mut [u8]) -> Result<(), FormatError> {
+pub(crate) fn read_or_zeros(
+    chain: Option<&Chain<FileMedium>>,
+    at: u64,
+    into: &mut [u8],
+) -> Result<(), FormatError> {
     into.fill(0);
     let Some(chain) = chain else { return Ok(()) };
     let there = chain.virtual_len().saturating_sub(at).min(into.len() as u64);
@@ -212,17 +219,17 @@ fn read_or_zeros(chain: Option<&Chain<FileMedium>>, at: u64, into: &mut [u8]) ->
     }
 }
 
-fn sectors(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn sectors(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.chunks(SECTOR_LEN as usize)
 }
 
-fn is_zero(sector: &[u8]) -> bool {
+pub(crate) fn is_zero(sector: &[u8]) -> bool {
     static ZEROS: [u8; SECTOR_LEN as usize] = [0; SECTOR_LEN as usize];
     sector == &ZEROS[..sector.len()]
 }
 
 /// Adds a run, joined to the one before where they touch and are alike.
-fn push(runs: &mut Vec<Run>, run: Run) {
+pub(crate) fn push(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.start + last.len == run.start && last.is_zero == run.is_zero => {
             last.len += run.len;

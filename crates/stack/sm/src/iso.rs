@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -18,8 +19,10 @@ use crate::links;
 use crate::mount;
 use crate::probe::sr_list;
 use crate::traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, OpenSpec, ProbeAnswer, ProbeResult, Sr, SrDriver,
+    SrStat, VdiInfo,
 };
+use crate::transfer::Import;
 
 static INFO: DriverInfo = DriverInfo {
     sr_type: "iso",
@@ -148,6 +151,8 @@ impl Library {
             parent: None,
             name_label: Some(name.to_string()),
             sm_config: BTreeMap::from([("vdi_type".to_string(), "aio".to_string())]),
+            cbt_enabled: false,
+            is_metadata: false,
         })
     }
 
@@ -214,7 +219,11 @@ impl Sr for Library {
         self.read_only("copy")
     }
 
-    fn activate(&self, _: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError> {
+    fn import(&self, _: &dyn Ctx, _: &Import, _: OwnedFd) -> Result<(), ApiError> {
+        self.read_only("import")
+    }
+
+    fn activate(&self, _: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
         if access == Access::ReadWrite {
             return Err(ApiError::new("VDI_READONLY", [vdi.to_string()]));
         }
@@ -222,7 +231,8 @@ impl Sr for Library {
         // Where it leads now, without a link that may lead elsewhere later.
         let path = links::inside(&self.directory, &name)
             .map_err(|error| errors::io(46, "cannot use", &self.directory.join(&name), &error))?;
-        Ok(ChainSpec { layers: vec![LayerSpec { kind: ImageKind::Raw, path }], access })
+        let chain = ChainSpec { layers: vec![LayerSpec { kind: ImageKind::Raw, path }], access };
+        Ok(OpenSpec { chain, log: None })
     }
 
     fn deactivate(&self, _: &dyn Ctx, _: Uuid) -> Result<(), ApiError> {

@@ -11,6 +11,7 @@
 //!   facts index    what is there, at the least cost     create fork resize remove activate    what changes it
 //!   journal recover    what a kill left
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
+//! transfer  contents of a disk to a socket, and from one
 //! lock mount command    the host below                closed   what other users could reach
 //! worker    drivers in processes of their own, which a storage that hangs can keep
 //! ```
@@ -29,6 +30,7 @@ mod mount;
 mod probe;
 mod steps;
 mod traits;
+mod transfer;
 pub mod worker;
 
 use std::path::{Path, PathBuf};
@@ -38,9 +40,10 @@ pub use dir::journal::CloneJournal;
 pub use probe::{SrEntry, parse_blkid, sr_list};
 pub use steps::STEPS;
 pub use traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, LiveDisk, NewVdi, ProbeAnswer, ProbeResult, Sr, SrDriver,
-    SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, LiveDisk, NewVdi, OpenSpec, ProbeAnswer, ProbeResult, Sr,
+    SrDriver, SrStat, VdiInfo,
 };
+pub use transfer::{Export, HEAD_LEN, Import, StreamFormat};
 
 /// Where drivers keep things on this host.
 #[derive(Clone, Debug)]

@@ -1,10 +1,14 @@
 //! What a driver is, and what it may ask of its caller.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
+
+use crate::transfer::{self, Export, Import};
 
 /// `device_config` of a PBD: what names the storage. Secrets in it never reach a log.
 pub type Config = BTreeMap<String, String>;
@@ -25,6 +29,15 @@ pub trait Ctx: Send + Sync {
     fn step(&self, name: &'static str);
 }
 
+/// What a disk process opens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenSpec {
+    /// The images, leaf first.
+    pub chain: ChainSpec,
+    /// The log of changed blocks of a disk that is written, if they are tracked.
+    pub log: Option<PathBuf>,
+}
+
 /// A disk process that has a VDI open.
 pub trait LiveDisk: Send + Sync {
     /// Waits for what is in flight and closes the images; guests wait.
@@ -37,7 +50,7 @@ pub trait LiveDisk: Send + Sync {
     ///
     /// # Errors
     /// They cannot be opened; the disk stays paused.
-    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError>;
+    fn resume(&self, disk: &OpenSpec) -> Result<(), ApiError>;
 
     /// How the process has the images open.
     fn access(&self) -> Access {
@@ -122,6 +135,12 @@ pub struct VdiInfo {
     pub name_label: Option<String>,
     /// `vdi_type`, `vhd-parent`, `image-format` ...; sm-layout.md section 4.
     pub sm_config: BTreeMap<String, String>,
+    /// Whether changed blocks are tracked.
+    #[serde(default)]
+    pub cbt_enabled: bool,
+    /// Whether the log of changed blocks is all that is left of it.
+    #[serde(default)]
+    pub is_metadata: bool,
 }
 
 /// A VDI to be made.
@@ -252,17 +271,58 @@ pub trait Sr: Send + Sync {
         base: Option<&ChainSpec>,
     ) -> Result<(), ApiError>;
 
+    /// Sends the contents of a disk as a stream: on the socket come its length and a tag, eight bytes each, the lowest
+    /// byte first, then the stream from `what.start` on. The tag is another one where the contents may be others. The
+    /// disk need not lie in this SR; nothing writes to it meanwhile.
+    ///
+    /// # Errors
+    /// Before the length: the stream cannot be made. Later: a storage that fails, or a reader that has gone away.
+    fn export(&self, ctx: &dyn Ctx, what: &Export, to: OwnedFd) -> Result<(), ApiError> {
+        transfer::export(ctx, what, to)
+    }
+
+    /// Receives a stream into a VDI of this SR, which is not in use. Progress and cancel by `ctx`.
+    ///
+    /// # Errors
+    /// What came is no such stream, or not all of one; no room, a storage that fails. The VDI then holds a part of it.
+    fn import(&self, ctx: &dyn Ctx, what: &Import, from: OwnedFd) -> Result<(), ApiError>;
+
     /// Makes it ready for a disk process: the images to open, leaf first.
     ///
     /// # Errors
     /// It is not there, or is damaged.
-    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError>;
+    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError>;
 
     /// Undoes one [`Self::activate`]; one that was not there, as after a restart, is fine.
     ///
     /// # Errors
     /// The storage does not answer.
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError>;
+
+    /// Starts or ends the tracking of changed blocks, also while the VDI is live.
+    ///
+    /// # Errors
+    /// 66 for a raw image, 457, 458; the VDI is as it was.
+    fn track_changes(&self, _ctx: &dyn Ctx, _vdi: Uuid, _wanted: bool) -> Result<VdiInfo, ApiError> {
+        Err(cannot_track())
+    }
+
+    /// Removes the contents of a VDI that is not in use and keeps its log of changed blocks; repeating it is fine.
+    ///
+    /// # Errors
+    /// It has no log, or is not there.
+    fn destroy_data(&self, _ctx: &dyn Ctx, _vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        Err(cannot_track())
+    }
+
+    /// The blocks of 64 KiB that changed between a VDI and a later one: base64 of a bit for each, the first block in
+    /// the highest bit of the first byte. More than changed may be said, never less.
+    ///
+    /// # Errors
+    /// 459, 460 where the two have nothing to do with each other; `VDI_IN_USE` while the later one is written.
+    fn changed_blocks(&self, _ctx: &dyn Ctx, _from: Uuid, _to: Uuid) -> Result<String, ApiError> {
+        Err(cannot_track())
+    }
 
     /// Unmounts it. Nothing of it is active.
     ///
@@ -275,4 +335,8 @@ pub trait Sr: Send + Sync {
     /// # Errors
     /// Not empty, or in use; it stays attached and is given back.
     fn erase(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)>;
+}
+
+fn cannot_track() -> ApiError {
+    crate::errors::fail(38, "this type of SR does not track changed blocks")
 }

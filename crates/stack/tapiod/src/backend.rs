@@ -1,11 +1,12 @@
 //! The toolstack behind its API's servers: what `api` asks for, in `core`'s terms.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tapio_api::accounts::{Accounts, Watch};
 use tapio_api::backend::{ApiBackend, BoxFuture, Peer};
 use tapio_core::{Credential, Login, Toolstack};
-use tapio_model::{Answer, ApiError, Role, Value};
+use tapio_model::{Answer, ApiError, Begun, Role, Transfer, Value};
 
 use crate::memory::Trimmer;
 
@@ -28,6 +29,16 @@ impl ApiBackend for StackBackend {
 
     fn account_of(&self, session: &str) -> Option<String> {
         self.stack.account_of(session)
+    }
+
+    fn transfer(
+        &self,
+        transfer: &Transfer,
+        data: OwnedFd,
+        begun: &mut dyn FnMut(Begun),
+        is_taken: &dyn Fn() -> bool,
+    ) -> Result<(), ApiError> {
+        self.stack.transfer(transfer, data, begun, is_taken)
     }
 
     fn wait(

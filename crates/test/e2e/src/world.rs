@@ -44,6 +44,12 @@ impl World {
         self.daemon.as_ref().expect("it runs until the end")
     }
 
+    /// Kills the daemon, if it runs still, and starts another one on the same state.
+    #[track_caller]
+    pub fn kill_and_restart(&mut self) {
+        self.daemon = self.daemon.take().map(Daemon::kill_and_restart);
+    }
+
     /// Runs a program of `tests/python`, which must end with the word `done`; answers what it printed.
     ///
     /// Without Python's `XenAPI` it can still be told to speak JSON-RPC.

@@ -1,6 +1,7 @@
 //! What a run found, and how it is shown.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -9,6 +10,7 @@ use super::common::{self, CUT_SHORT};
 use super::goals::Quantity;
 use super::ground::Ground;
 use super::medians::Row;
+use super::server::ours;
 use super::site::Site;
 use super::verdict::{self, Verdict};
 use super::workload::{WORKLOADS, Workload};
@@ -70,6 +72,8 @@ pub struct Skipped {
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub setting: common::Setting,
+    /// Our disk process; none if it is not there.
+    pub disk_program: Option<PathBuf>,
     pub places: Vec<Place>,
     pub starts: Vec<Start>,
     pub memory: Vec<Memory>,
@@ -156,9 +160,10 @@ fn comparisons(out: &mut String, goals: &[Verdict]) {
 
 impl Report {
     /// An empty one.
-    pub const fn new(setting: common::Setting) -> Self {
+    pub fn new(setting: common::Setting) -> Self {
         Self {
             setting,
+            disk_program: ours().ok(),
             places: Vec::new(),
             starts: Vec::new(),
             memory: Vec::new(),
@@ -176,6 +181,9 @@ impl Report {
     /// The tables that people read. Writing to a string cannot fail, here and above.
     pub fn tables(&self) -> String {
         let mut out = self.setting.line("ours beside peers");
+        if let Some(program) = &self.disk_program {
+            let _ = writeln!(out, "ours is {}", program.display());
+        }
         for place in &self.places {
             place.tables(&mut out);
         }

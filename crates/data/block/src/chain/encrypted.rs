@@ -67,8 +67,7 @@ impl Buffers {
                 Piece::Zero(_) => bytes.fill(0),
             }
             cipher.encrypt((span.start + done) / SECTOR_LEN, bytes);
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            result = leaf.store().write(offset + done, unsafe { buffer.segments(len as usize) }).await;
+            (buffer, result) = leaf.store().write_from(offset + done, buffer, 0..len as usize).await;
             done += len;
         }
         self.give(buffer, tasks);

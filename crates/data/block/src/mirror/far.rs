@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use tapio_format::{FormatError, FormatErrorKind, Result};
-use tapio_ring::{Buffer, Notify, Pool, Segments, Storage, Tasks, Zeroing};
+use tapio_ring::{Buffer, Notify, Pool, Storage, Tasks, Zeroing};
 use tapio_types::Span;
 
 use crate::chain::Chain;
@@ -36,16 +36,25 @@ pub enum Order {
 #[derive(Debug, Default)]
 struct Place {
     order: Cell<Option<Order>>,
-    memory: RefCell<Option<Buffer>>,
+    /// Shared with the request that it is a copy of, which writes it to the first side. Each place keeps its own, so
+    /// that sharing allocates nothing.
+    memory: RefCell<Rc<Option<Buffer>>>,
     result: RefCell<Option<Result<()>>>,
     /// The storage has not answered yet.
     running: Cell<bool>,
-    /// A caller waits for the answer, or still uses the memory.
+    /// A caller waits for the answer.
     awaited: Cell<bool>,
     since_ns: Cell<u64>,
     has_task: Cell<bool>,
     asked: Notify,
     answered: Notify,
+}
+
+impl Place {
+    fn set_memory(&self, memory: Option<Buffer>) {
+        let mut place = self.memory.borrow_mut();
+        *Rc::get_mut(&mut place).expect("nothing uses the memory of a place that is free") = memory;
+    }
 }
 
 /// An open second side.
@@ -172,7 +181,7 @@ impl<S: Storage> Far<S> {
             }
         };
         let place = &self.places[index];
-        *place.memory.borrow_mut() = memory;
+        place.set_memory(memory);
         place.order.set(Some(order));
         place.running.set(true);
         place.awaited.set(true);
@@ -219,10 +228,8 @@ impl<S: Storage> Far<S> {
         let meter = Meter::default();
         match order {
             Order::Write(span) => {
-                // SAFETY: the memory stays in its place until the order was carried out: see `release`.
-                let memory = |buffer: &Buffer| unsafe { buffer.segments() };
-                let from = place.memory.borrow().as_ref().map_or(Segments::EMPTY, memory);
-                self.chain.write(span, from, &meter).await
+                let memory = Rc::clone(&place.memory.borrow());
+                self.chain.write_from(span, memory, &meter).await.1
             }
             Order::Zero(span, how) => self.chain.write_zeroes(span, how, &meter).await,
             Order::Flush => self.chain.sync(&meter).await,
@@ -236,7 +243,7 @@ impl<S: Storage> Far<S> {
         if place.running.get() || place.awaited.get() {
             return;
         }
-        place.memory.borrow_mut().take();
+        place.set_memory(None);
         place.result.borrow_mut().take();
         self.free.borrow_mut().push(index);
         self.freed.notify_all(&self.tasks);
@@ -273,14 +280,9 @@ impl<S: Storage> Far<S> {
 }
 
 impl<S: Storage> Asked<S> {
-    /// The memory of the request.
-    ///
-    /// # Safety
-    /// It is used as long as this value lives, and never after.
-    pub unsafe fn memory(&self) -> Segments {
-        // SAFETY: the memory stays in its place as long as a caller waits for it or uses it: see `release`.
-        let memory = |buffer: &Buffer| unsafe { buffer.segments() };
-        self.far.places[self.index].memory.borrow().as_ref().map_or(Segments::EMPTY, memory)
+    /// The memory of the request, which was asked for with some. Not to be kept longer than this value.
+    pub fn memory(&self) -> Rc<Option<Buffer>> {
+        Rc::clone(&self.far.places[self.index].memory.borrow())
     }
 
     /// Waits for the answer.

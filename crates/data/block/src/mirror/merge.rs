@@ -25,8 +25,8 @@
 //!
 //! Two more things keep that true. The leaf gives no blocks back meanwhile, because what would come to light below them
 //! may not be durable yet; nor does the parent, because requests that read it through the leaf are not counted as its
-//! visitors ([`crate::parent`]). And a leaf whose emptying failed half way answers no write before it is whole again on
-//! its storage.
+//! visitors (`change/parent.rs`). And a leaf whose emptying failed half way answers no write before it is whole again
+//! on its storage.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -41,12 +41,12 @@ use super::far::Far;
 use super::run::{STALL_NS, refused};
 use super::{CopyWhat, GRANULE_LEN, Mirror, MirrorOptions, MirrorPhase, PIECE_LEN};
 use crate::chain::{Chain, Link};
-use crate::core::Core;
+use crate::change::Change;
 use crate::job::Job;
 use crate::meter::Meter;
 
 /// How long the parent may take for an answer: as long as any image of the disk.
-const TIMEOUT: Duration = crate::timeouts::REQUEST_TIMEOUT;
+const TIMEOUT: Duration = crate::stages::REQUEST_TIMEOUT;
 /// What may be left to copy while requests are held back.
 const REST_MAX: u64 = 4 << 20;
 /// Between two attempts to switch over.
@@ -61,19 +61,19 @@ fn cancelled() -> FormatError {
     FormatError::new(FormatErrorKind::Cancelled, "the commit was cancelled")
 }
 
-impl<I: Io> Core<I> {
-    /// Commits the leaf of the open chain into its parent, as `job`. The caller has the right to change the chain.
+impl<I: Io> Change<I> {
+    /// Commits the leaf of the open chain into its parent, as `job`.
     ///
     /// # Errors
     /// `Cancelled`; the disk is not running; the parent cannot be opened for writing or made exactly as large as the
     /// leaf; the storages'. The chain is as before then, and whatever was copied does no harm.
-    pub(crate) async fn commit_leaf(self: &Rc<Self>, job: &Rc<Job>) -> Result<()> {
+    pub(crate) async fn commit_leaf(&self, job: &Rc<Job>) -> Result<()> {
         let parent = Box::pin(self.open_parent(1)).await?;
         let begun = Box::pin(self.merge_into(&parent, job)).await;
         let (near, mirror) = match begun {
             Ok(begun) => begun,
             Err(error) => {
-                self.close_unused(&parent.layer).await;
+                self.core().host.close_unused(&parent.layer).await;
                 return Err(error);
             }
         };
@@ -86,30 +86,26 @@ impl<I: Io> Core<I> {
     }
 
     /// Lets the disk go on with `parent` in its place, and with a mirror onto it.
-    async fn merge_into(
-        self: &Rc<Self>,
-        parent: &Rc<Link<I::Store>>,
-        job: &Rc<Job>,
-    ) -> Result<Merge<I::Store>> {
-        let gate = self.close_gate(STALL_NS).await?;
+    async fn merge_into(&self, parent: &Rc<Link<I::Store>>, job: &Rc<Job>) -> Result<Merge<I::Store>> {
+        let held = self.hold_requests(STALL_NS).await?;
         if job.is_cancelled() {
             return Err(cancelled());
         }
-        let chain = self.running_chain()?;
+        let chain = self.core().running_chain()?;
         if parent.layer.virtual_len() != chain.len() {
             let error = parent_too_large(parent.layer.virtual_len(), chain.len());
             return Err(error.with_path(&parent.spec.path));
         }
-        if self.tap.borrow().as_ref().is_some_and(|tap| tap.mirror.is_some()) {
+        if self.core().stages.taps.mirror().is_some() {
             return Err(refused("the disk has got a mirror meanwhile: end it first"));
         }
         let mut below = vec![Rc::clone(parent)];
         below.extend(chain.links()[2..].iter().cloned());
         let mirror = self.merging_mirror(chain.len(), below, job)?;
         let near = self.put_in_place(&chain, 1, Rc::clone(parent));
-        self.change_tap(|tap| tap.mirror = Some(Rc::clone(&mirror)));
-        gate.open().await;
-        self.run_copiers(&mirror);
+        self.core().change_taps(|tap| tap.mirror = Some(Rc::clone(&mirror)));
+        held.release().await;
+        self.core().run_copiers(&mirror);
         Ok((near, mirror))
     }
 
@@ -119,25 +115,25 @@ impl<I: Io> Core<I> {
         below: Vec<Rc<Link<I::Store>>>,
         job: &Rc<Job>,
     ) -> Result<Rc<Mirror<I::Store>>> {
-        let tasks = self.io.tasks();
+        let tasks = self.core().host.tasks();
         let below = Chain::new(below, Access::ReadWrite, tasks.clone());
         let options = MirrorOptions { copy: CopyWhat::Leaf, rate: 0, timeout: TIMEOUT };
         let timeout_ns = u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX);
         let target = below.spec();
         let far = Far::new(below, timeout_ns, tasks.clone())?;
-        let host = (tasks.clone(), self.options.report);
+        let host = (tasks.clone(), self.core().host.options().report);
         let made = Mirror::new(len, Rc::clone(&far), target, (options, true), Rc::clone(job), host);
         made.inspect_err(|_| far.end())
     }
 
     /// Waits until all is copied and switches over.
     async fn see_merge_through(
-        self: &Rc<Self>,
+        &self,
         near: &Rc<Chain<I::Store>>,
         mirror: &Rc<Mirror<I::Store>>,
     ) -> Result<()> {
-        let (tasks, job) = (self.io.tasks(), &mirror.job);
-        self.list(mirror).await?;
+        let (tasks, job) = (self.core().host.tasks(), &mirror.job);
+        self.core().list(mirror).await?;
         mirror.listed.set(true);
         let mut failures = 0;
         loop {
@@ -172,13 +168,9 @@ impl<I: Io> Core<I> {
     }
 
     /// Steps 3 to 5. Says whether it was done: not where too much was left, or the parent was lost.
-    async fn switch_down(
-        self: &Rc<Self>,
-        near: &Rc<Chain<I::Store>>,
-        mirror: &Rc<Mirror<I::Store>>,
-    ) -> Result<bool> {
-        let gate = self.close_gate(STALL_NS).await?;
-        self.running_chain()?;
+    async fn switch_down(&self, near: &Rc<Chain<I::Store>>, mirror: &Rc<Mirror<I::Store>>) -> Result<bool> {
+        let held = self.hold_requests(STALL_NS).await?;
+        self.core().running_chain()?;
         if mirror.dirty.borrow().count() * GRANULE_LEN > REST_MAX {
             return Ok(false);
         }
@@ -188,7 +180,7 @@ impl<I: Io> Core<I> {
             mirror.copy(&|| Some(Rc::clone(near)), run).await;
         }
         while mirror.copying.get() > 0 {
-            mirror.job.wait(self.io.tasks()).await;
+            mirror.job.wait(self.core().host.tasks()).await;
         }
         mirror.sync(near, &Meter::default()).await?;
         if mirror.phase.get() != MirrorPhase::Copying || !mirror.is_clean() {
@@ -200,32 +192,33 @@ impl<I: Io> Core<I> {
         }
         let Some(far) = mirror.far.borrow_mut().take() else { return Ok(false) };
         let down = Move::Down { leaf: leaf.spec.clone(), parent: far.chain().links()[0].spec.clone() };
-        if let Err(error) = self.note_or_owe(down).await {
+        let (changes, host) = (&self.core().changes, &self.core().host);
+        if let Err(error) = changes.moves().note_or_owe(host, down).await {
             // The empty leaf on its parent is a right description as well, as long as its file is there.
-            (self.options.report)(&format!("after a commit, keep {}: {error}", leaf.spec.path.display()));
+            self.core().host.report(&format!("after a commit, keep {}: {error}", leaf.spec.path.display()));
         }
         self.take_off(mirror);
         far.chain().links()[0].set_merged_into(false);
         self.replace_chain(Rc::clone(far.chain()));
-        self.unfinished.take();
+        changes.finished();
         far.end();
         // It was to take over from the image that is left now.
-        let standby = self.close_standby();
-        let stalled_ns = gate.open().await;
+        let standby = changes.standby().close(host);
+        let stalled_ns = held.release().await;
         standby.await;
-        (self.options.report)(&format!(
+        self.core().host.report(&format!(
             "{} is in its parent; the guest waited {} us",
             leaf.spec.path.display(),
             stalled_ns / 1_000
         ));
-        self.close_unused(&leaf.layer).await;
+        self.core().host.close_unused(&leaf.layer).await;
         Ok(true)
     }
 
     /// Later requests do not report changes to the mirror; those in flight still do.
     fn take_off(&self, mirror: &Rc<Mirror<I::Store>>) {
         mirror.set_phase(MirrorPhase::Ended);
-        self.change_tap(|tap| {
+        self.core().change_taps(|tap| {
             if tap.mirror.as_ref().is_some_and(|other| Rc::ptr_eq(other, mirror)) {
                 tap.mirror = None;
             }
@@ -233,8 +226,8 @@ impl<I: Io> Core<I> {
     }
 
     /// After a commit that failed: the leaf has everything, and the parent is only read again.
-    async fn end_merge(self: &Rc<Self>, near: &Rc<Chain<I::Store>>, mirror: &Rc<Mirror<I::Store>>) {
-        let tasks = self.io.tasks();
+    async fn end_merge(&self, near: &Rc<Chain<I::Store>>, mirror: &Rc<Mirror<I::Store>>) {
+        let tasks = self.core().host.tasks();
         self.take_off(mirror);
         let Some(far) = mirror.far.borrow_mut().take() else { return };
         // Requests that are about to write there go to the leaf alone.
@@ -245,7 +238,7 @@ impl<I: Io> Core<I> {
         far.answered_all().await;
         far.end();
         if let Err(error) = self.let_go(near, 1).await {
-            (self.options.report)(&format!("after a commit: {error}"));
+            self.core().host.report(&format!("after a commit: {error}"));
         }
     }
 }

@@ -295,12 +295,13 @@ impl<S: Storage> Mirror<S> {
             Some(far) if !self.dirty.borrow().has_all(span) => self.ask_write(&far, span, from).await,
             _ => None,
         };
-        // SAFETY: `asked` lives longer than the write that is given its memory.
-        let bytes = asked.as_ref().map_or(from, |asked| unsafe { asked.memory() });
-        if asked.is_none() {
-            self.lacks(span);
-        }
-        let near = chain.write(span, bytes, meter).await;
+        let near = match &asked {
+            Some(asked) => chain.write_from(span, asked.memory(), meter).await.1,
+            None => {
+                self.lacks(span);
+                chain.write(span, from, meter).await
+            }
+        };
         change.end(near, asked).await
     }
 
@@ -476,8 +477,8 @@ impl<S: Storage> Mirror<S> {
                     far.order(Order::Zero(piece, Zeroing::Unmap), None).await?;
                 } else {
                     let memory = far.memory(piece.len).await?;
-                    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-                    chain.read(piece, unsafe { memory.segments() }, &Meter::default()).await?;
+                    let (memory, read) = chain.read_into(piece, memory, &Meter::default()).await;
+                    read?;
                     far.order(Order::Write(piece), Some(memory)).await?;
                 }
                 left = left.skip(piece.len);

@@ -80,11 +80,7 @@ impl Ranges {
     fn must_wait(&self, ticket: u64) -> bool {
         let entries = self.entries.borrow();
         let Some(mine) = entries.iter().find(|entry| entry.ticket == ticket) else { return false };
-        entries.iter().any(|entry| {
-            entry.ticket < ticket
-                && entry.span.start < mine.span.start.saturating_add(mine.span.len)
-                && mine.span.start < entry.span.start.saturating_add(entry.span.len)
-        })
+        entries.iter().any(|entry| entry.ticket < ticket && entry.span.overlaps(mine.span))
     }
 }
 

@@ -35,9 +35,8 @@ pub(super) fn refused(detail: impl Into<std::borrow::Cow<'static, str>>) -> Form
 
 impl<I: Io> Core<I> {
     fn mirror(&self) -> Result<Rc<Mirror<I::Store>>> {
-        let tap = self.tap.borrow();
         // The leaf's commit into its parent has a job, and ends by itself.
-        let mirror = tap.as_ref().and_then(|tap| tap.mirror.clone()).filter(|mirror| !mirror.merges);
+        let mirror = self.stages.taps.mirror().filter(|mirror| !mirror.merges);
         mirror.ok_or_else(|| refused("the disk has no mirror: start one first"))
     }
 
@@ -67,7 +66,7 @@ impl<I: Io> Core<I> {
         drop(chain);
         if let Err(error) = self.put_on(&mirror).await {
             self.give_up(&mirror).await;
-            mirror.job.finish(Err(error.clone()), self.io.tasks());
+            mirror.job.finish(Err(error.clone()), self.host.tasks());
             return Err(error);
         }
         self.mirror_run(&mirror);
@@ -77,14 +76,14 @@ impl<I: Io> Core<I> {
     /// Reports every change to a mirror from now on: requests that are in flight would pass it by, so there must be
     /// none.
     async fn put_on(self: &Rc<Self>, mirror: &Rc<Mirror<I::Store>>) -> Result<()> {
-        let _change = self.begin_change("the beginning of a mirror")?;
+        let change = self.begin_change("the beginning of a mirror")?;
         self.running_chain()?;
-        let gate = self.close_gate(STALL_NS).await?;
+        let held = change.hold_requests(STALL_NS).await?;
         if self.mirror().is_ok() {
             return Err(refused("the disk has got another mirror meanwhile"));
         }
-        self.change_tap(|tap| tap.mirror = Some(Rc::clone(mirror)));
-        gate.open().await;
+        self.change_taps(|tap| tap.mirror = Some(Rc::clone(mirror)));
+        held.release().await;
         Ok(())
     }
 
@@ -119,9 +118,9 @@ impl<I: Io> Core<I> {
         let far = self.open_far(&target, chain.len(), &options, options.copy == CopyWhat::Allocated).await?;
         let subject = target.layers.first().map_or_else(String::new, ToString::to_string);
         let job = self.jobs().begin(JobKind::Mirror, subject, options.rate);
-        let host = (self.io.tasks().clone(), self.options.report);
+        let host = (self.host.tasks().clone(), self.host.options().report);
         let made = Mirror::new(chain.len(), far, target, (options, false), Rc::clone(&job), host);
-        made.inspect_err(|error| job.finish(Err(error.clone()), self.io.tasks()))
+        made.inspect_err(|error| job.finish(Err(error.clone()), self.host.tasks()))
     }
 
     async fn open_far(
@@ -131,7 +130,7 @@ impl<I: Io> Core<I> {
         options: &MirrorOptions,
         must_be_empty: bool,
     ) -> Result<Rc<Far<I::Store>>> {
-        let chain = self.open_chain(target, false).await?;
+        let chain = self.host.open_chain(target, false).await?;
         let fits = match check_len(chain.len(), len) {
             Ok(()) if must_be_empty => check_empty(&chain).await,
             other => other,
@@ -144,25 +143,25 @@ impl<I: Io> Core<I> {
             });
         }
         let timeout_ns = u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX);
-        Far::new(chain, timeout_ns, self.io.tasks().clone())
+        Far::new(chain, timeout_ns, self.host.tasks().clone())
     }
 
     /// Starts the tasks of a mirror that the disk has.
     pub(crate) fn mirror_run(self: &Rc<Self>, mirror: &Rc<Mirror<I::Store>>) {
         self.run_copiers(mirror);
-        self.io.tasks().spawn(Rc::clone(self).look_after(Rc::clone(mirror)));
+        self.host.tasks().spawn(Rc::clone(self).look_after(Rc::clone(mirror)));
     }
 
     pub(super) fn run_copiers(self: &Rc<Self>, mirror: &Rc<Mirror<I::Store>>) {
         mirror.copiers.set(COPIERS);
         for _ in 0..COPIERS {
-            self.io.tasks().spawn(copier(Rc::clone(self), Rc::clone(mirror)));
+            self.host.tasks().spawn(copier(Rc::clone(self), Rc::clone(mirror)));
         }
     }
 
     /// Looks after a mirror until it is over.
     async fn look_after(self: Rc<Self>, mirror: Rc<Mirror<I::Store>>) {
-        let tasks = self.io.tasks().clone();
+        let tasks = self.host.tasks().clone();
         if let Err(error) = self.list(&mirror).await {
             mirror.degrade(&error);
             // What else is allocated is not known, so all has to be copied if this goes on.
@@ -217,16 +216,16 @@ impl<I: Io> Core<I> {
                 }
             }
             left = left.skip(piece.len);
-            self.io.tasks().yield_now().await;
+            self.host.tasks().yield_now().await;
         }
         Ok(())
     }
 
     /// Takes a mirror off the disk and closes its second side.
     pub(crate) async fn give_up(&self, mirror: &Rc<Mirror<I::Store>>) {
-        let tasks = self.io.tasks();
+        let tasks = self.host.tasks();
         mirror.set_phase(MirrorPhase::Ended);
-        self.change_tap(|tap| {
+        self.change_taps(|tap| {
             if tap.mirror.as_ref().is_some_and(|other| Rc::ptr_eq(other, mirror)) {
                 tap.mirror = None;
             }
@@ -238,7 +237,7 @@ impl<I: Io> Core<I> {
         }
         far.drained().await;
         if let Err(error) = far.order(Order::Close, None).await {
-            (self.options.report)(&format!("the second side of the mirror is not closed cleanly: {error}"));
+            self.host.report(&format!("the second side of the mirror is not closed cleanly: {error}"));
         }
         far.end();
     }
@@ -252,7 +251,7 @@ impl<I: Io> Core<I> {
         let mirror = self.mirror()?;
         while mirror.phase.get() == MirrorPhase::Degraded && mirror.copying.get() > 0 {
             // A copy that was in flight ends soon.
-            mirror.job.wait(self.io.tasks()).await;
+            mirror.job.wait(self.host.tasks()).await;
         }
         if mirror.phase.get() != MirrorPhase::Degraded {
             return Err(refused("the mirror is not degraded: there is nothing to resume"));
@@ -271,7 +270,7 @@ impl<I: Io> Core<I> {
             drop(lost);
             // Its tasks release the images when they have run once more.
             while chain.strong_count() > 0 {
-                self.io.tasks().yield_now().await;
+                self.host.tasks().yield_now().await;
             }
         }
         let far = self.open_far(&mirror.target, mirror.len, &mirror.options, false).await?;
@@ -290,7 +289,7 @@ impl<I: Io> Core<I> {
     /// # Errors
     /// There is no mirror.
     pub fn mirror_set_rate(&self, rate: u64) -> Result<()> {
-        self.mirror()?.job.set_rate(rate, self.io.tasks());
+        self.mirror()?.job.set_rate(rate, self.host.tasks());
         Ok(())
     }
 
@@ -300,8 +299,8 @@ impl<I: Io> Core<I> {
     /// There is no mirror.
     pub async fn mirror_cancel(&self) -> Result<()> {
         let mirror = self.mirror()?;
-        mirror.job.cancel(self.io.tasks());
-        match mirror.job.ended(self.io.tasks()).await {
+        mirror.job.cancel(self.host.tasks());
+        match mirror.job.ended(self.host.tasks()).await {
             Err(error) if error.kind() == FormatErrorKind::Cancelled => Ok(()),
             other => other,
         }
@@ -317,48 +316,47 @@ impl<I: Io> Core<I> {
         check_in_sync(&mirror)?;
         let change = self.begin_change("a switch-over")?;
         self.running_chain()?;
-        let gate = self.close_gate(STALL_NS).await?;
+        let held = change.hold_requests(STALL_NS).await?;
         let chain = self.running_chain()?;
         // Requests that ended meanwhile may have left something to copy, or lost the second side.
         check_in_sync(&mirror)?;
         mirror.sync(&chain, &crate::Meter::default()).await?;
         check_in_sync(&mirror)?;
         let (near, far) = (chain.links()[0].spec.clone(), mirror.target.layers[0].clone());
-        self.note_move(Move::Away { near: near.clone(), far: far.clone() }).await?;
+        change.note_move(Move::Away { near: near.clone(), far: far.clone() }).await?;
         // Nothing was written meanwhile, but the second side may have been lost.
         if let Err(error) = check_in_sync(&mirror) {
-            if let Err(error) = self.note_move(Move::Stays { image: near, other: far }).await {
-                (self.options.report)(&format!(
-                    "the disk stays where it is, but would be started elsewhere: {error}"
-                ));
+            if let Err(error) = change.note_move(Move::Stays { image: near, other: far }).await {
+                self.host
+                    .report(&format!("the disk stays where it is, but would be started elsewhere: {error}"));
             }
             return Err(error);
         }
         let far = mirror.far.borrow_mut().take().ok_or_else(|| refused("the second side is gone"))?;
         mirror.set_phase(MirrorPhase::Ended);
-        self.change_tap(|tap| tap.mirror = None);
-        self.replace_chain(Rc::clone(far.chain()));
-        self.unfinished.take();
-        self.moved.set(true);
+        self.change_taps(|tap| tap.mirror = None);
+        change.replace_chain(Rc::clone(far.chain()));
+        self.changes.finished();
+        self.changes.moves().moved();
         far.end();
         // It was to take over from the image that is left now.
-        let standby = self.close_standby();
-        let stalled_ns = gate.open().await;
+        let standby = self.changes.standby().close(&self.host);
+        let stalled_ns = held.release().await;
         standby.await;
         // The guest is served already.
         let closed = chain.close().await;
         if let Err(error) = &closed {
-            (self.options.report)(&format!("the first side of the mirror is not closed cleanly: {error}"));
+            self.host.report(&format!("the first side of the mirror is not closed cleanly: {error}"));
         }
         drop(change);
-        mirror.job.finish(Ok(()), self.io.tasks());
+        mirror.job.finish(Ok(()), self.host.tasks());
         Ok(Pivoted { spec: mirror.target.clone(), stalled_ns })
     }
 }
 
 /// A copier: takes runs of dirty granules until the mirror is over.
 async fn copier<I: Io>(core: Rc<Core<I>>, mirror: Rc<Mirror<I::Store>>) {
-    let tasks = core.io.tasks().clone();
+    let tasks = core.host.tasks().clone();
     loop {
         let paced = match (mirror.phase.get(), mirror.peek(PIECE_LEN)) {
             (MirrorPhase::Ended, _) => break,

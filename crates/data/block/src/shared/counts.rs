@@ -7,10 +7,10 @@ use std::cell::{Cell, RefCell};
 
 use tapio_ring::{Notify, Tasks};
 
-use crate::admission::Origin;
 use crate::chain::LayerCounters;
 use crate::meter::StageTimes;
 use crate::request::Op;
+use crate::taken::Origin;
 
 /// Requests that are told of at once, at most.
 const COUNT_MAX: usize = 1024;

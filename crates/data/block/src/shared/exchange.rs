@@ -9,9 +9,9 @@ use tapio_types::Span;
 
 use super::counts::Counts;
 use super::mailbox::Mailbox;
-use crate::admission::Origin;
 use crate::port::{Extent, Geometry};
 use crate::request::{DiskError, Op};
+use crate::taken::Origin;
 
 /// Wakes a thread that sleeps in its ring.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;

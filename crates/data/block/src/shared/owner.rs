@@ -2,27 +2,25 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tapio_ring::Io;
-use tapio_types::{Access, Span};
+use tapio_types::Access;
 
 use super::counts::Counts;
 use super::exchange::{Exchange, ToQueue};
 use super::gate::Open;
 use super::queue_front::{FromQueue, QueueFront};
-use super::sharing::{QueueEnd, Sharing};
+use super::sharing::QueueEnd;
 use super::view::{Shared, View};
-use crate::core::{Core, DiskState};
+use crate::core::Core;
 use crate::front::FrontEnd;
-use crate::port::Geometry;
 
 /// The image for its owner alone; ends when it is dropped.
 pub(crate) struct Hold<'a, I: Io>(&'a Core<I>);
 
 impl<I: Io> Drop for Hold<'_, I> {
     fn drop(&mut self) {
-        self.0.holds.set(self.0.holds.get() - 1);
+        self.0.sharing.end_hold();
         self.0.look_at_sharing();
     }
 }
@@ -30,13 +28,12 @@ impl<I: Io> Drop for Hold<'_, I> {
 impl<I: Io> Core<I> {
     /// What its queue threads share with this thread; makes it at the first call.
     pub fn share(&self) -> Arc<Shared<I::Share>> {
-        let make = || Rc::new(Sharing::new(self.state() == DiskState::Running));
-        Arc::clone(&self.sharing.get_or_init(make).shared)
+        Arc::clone(&self.sharing.make(self.life.is_running()).shared)
     }
 
     /// Whether queue threads could serve anything of the open images by themselves.
     pub fn can_be_shared(&self) -> bool {
-        self.chain().is_some_and(|chain| View::of(0, &chain, None, &self.io).is_some())
+        self.chain().is_some_and(|chain| View::of(0, &chain, None, self.host.io()).is_some())
     }
 
     /// Adds the queue thread at the other end of `exchange`; gives the front end that the data thread has to drive. The
@@ -59,20 +56,20 @@ impl<I: Io> Core<I> {
 
     /// What queue threads may do by themselves now.
     fn what_is_open(&self) -> Open {
-        let is_disturbed = self.state() != DiskState::Running
-            || !self.inbox.is_open()
-            || self.changing.get().is_some()
-            || self.holds.get() > 0
-            || self.timeouts.has_fences()
-            || self.admission.is_here_alone()
-            || self.trace.is_on()
-            || self.unfinished.borrow().is_some();
+        let is_disturbed = !self.life.is_running()
+            || !self.stages.gate.is_open()
+            || self.changes.at_work().is_some()
+            || self.sharing.is_held()
+            || self.stages.timeouts.has_fences()
+            || self.admission().is_here_alone()
+            || self.trace().is_on()
+            || self.changes.is_unfinished();
         let Some(chain) = self.chain().filter(|_| !is_disturbed) else { return Open::Nothing };
         if chain.links().iter().any(|link| link.is_volatile()) {
             return Open::Nothing;
         }
         // Mirrors and logs hear of every change, from this thread.
-        let changes = chain.access() == Access::ReadWrite && !self.tapped.get();
+        let changes = chain.access() == Access::ReadWrite && !self.stages.taps.any();
         if changes { Open::Everything } else { Open::Reads }
     }
 
@@ -92,7 +89,7 @@ impl<I: Io> Core<I> {
             sharing.shared.gate.set(0, Open::Nothing);
             let id = sharing.views.get() + 1;
             sharing.views.set(id);
-            let made = View::of(id, &chain, self.admission.seat(), &self.io).map(Arc::new);
+            let made = View::of(id, &chain, self.admission().seat(), self.host.io()).map(Arc::new);
             sharing.shared.view.lock().clone_from(&made);
             let mut given = sharing.given.borrow_mut();
             given.retain(|view| view.strong_count() > 0);
@@ -109,37 +106,22 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// Whether no queue thread has a request of its own at the storage. The gate must be closed.
-    pub(crate) fn queue_threads_are_out(&self) -> bool {
-        self.sharing.get().is_none_or(|sharing| sharing.shared.gate.is_empty())
-    }
-
     /// Closes the gate for as long as what this returns, and waits until no queue thread has a request of its own at
     /// the storage. Also of a disk without queue threads: the first may begin meanwhile.
     pub(crate) async fn hold_alone(&self) -> Hold<'_, I> {
-        self.holds.set(self.holds.get() + 1);
+        self.sharing.begin_hold();
         let hold = Hold(self);
         if self.sharing.get().is_some() {
             self.look_at_sharing();
-            self.queue_threads_left().await;
+            self.sharing.left(self.host.tasks()).await;
         }
         hold
     }
 
-    /// Waits until no queue thread has a request of its own at the storage. The gate must be closed.
-    pub(crate) async fn queue_threads_left(&self) {
-        let Some(sharing) = self.sharing.get() else { return };
-        while !sharing.shared.gate.is_empty() {
-            sharing.moved.wait(self.io.tasks()).await;
-        }
-    }
-
     /// A queue thread has said something that may be waited for.
     pub(super) fn queue_threads_moved(&self) {
-        if let Some(sharing) = self.sharing.get() {
-            sharing.moved.notify_all(self.io.tasks());
-        }
-        self.ended.notify_all(self.io.tasks());
+        self.sharing.moved(self.host.tasks());
+        self.stages.gate.tell();
     }
 
     /// Has queue threads take no requests, and waits until every request that they had has ended or is here. To be
@@ -153,20 +135,8 @@ impl<I: Io> Core<I> {
         let is_over = |front: &Rc<dyn QueueEnd>| front.is_quiet() && front.is_empty();
         while !(sharing.fronts().iter().all(is_over) && sharing.shared.gate.is_empty()) {
             // What was taken is served without waiting for its turn.
-            self.admission.admit_all();
-            self.ended.wait(self.io.tasks()).await;
-        }
-    }
-
-    /// Has queue threads let go of the images, and waits until they have.
-    pub(crate) async fn take_images_back(&self) {
-        let Some(sharing) = self.sharing.get() else { return };
-        sharing.shared.gate.set(0, Open::Nothing);
-        sharing.shared.view.lock().take();
-        sharing.view.take();
-        sharing.tell_all(|| ToQueue::Forget);
-        while sharing.given.borrow().iter().any(|view| view.strong_count() > 0) {
-            sharing.moved.wait(self.io.tasks()).await;
+            self.admission().admit_all();
+            self.stages.gate.news().await;
         }
     }
 
@@ -182,26 +152,9 @@ impl<I: Io> Core<I> {
         self.look_at_sharing();
     }
 
-    /// Waits until the clients of every queue thread are served as the disk is now: a client that was told that the
-    /// disk is larger may use that by any of them.
-    pub async fn queue_threads_know(&self, geometry: Geometry) {
-        let Some(sharing) = self.sharing.get() else { return };
-        sharing.tell_all(|| ToQueue::Geometry(geometry));
-        let knows =
-            |front: &Rc<dyn QueueEnd>| front.exchange().known_len.load(Ordering::Acquire) == geometry.len;
-        while !sharing.fronts().iter().all(knows) {
-            sharing.moved.wait(self.io.tasks()).await;
-        }
-    }
-
-    /// Whether no change that a queue thread has answered early touches `span`.
-    pub(crate) fn is_clear_elsewhere(&self, span: Span) -> bool {
-        self.sharing.get().is_none_or(|sharing| sharing.shared.is_clear(span))
-    }
-
     /// Counts what a queue thread has served.
     pub(super) fn count_elsewhere(&self, counts: &Counts) {
-        let observer = self.observer();
+        let observer = self.stages.accounting.observer();
         if let Some(observer) = &observer {
             for counted in &counts.requests {
                 observer.submitted(counted.origin, counted.op, counted.bytes);
@@ -219,25 +172,5 @@ impl<I: Io> Core<I> {
         if let Some(chain) = chain {
             chain.links().iter().zip(&counts.layers).for_each(|(link, layer)| link.add(layer));
         }
-    }
-
-    /// Requests of queue threads that are in flight: those at their storages, and those on their way here.
-    pub(crate) fn in_flight_elsewhere(&self) -> usize {
-        self.sharing.get().map_or(0, |sharing| {
-            let waiting: usize = sharing.fronts().iter().map(|front| front.waiting()).sum();
-            sharing.shared.gate.count() + waiting
-        })
-    }
-
-    /// Of these, requests that the kernel does not give back.
-    pub(crate) fn stuck_elsewhere(&self) -> usize {
-        self.sharing.get().map_or(0, |sharing| {
-            sharing.fronts().iter().map(|front| front.exchange().stuck.load(Ordering::Relaxed)).sum()
-        })
-    }
-
-    /// Queue threads beside this one.
-    pub fn queue_threads(&self) -> usize {
-        self.sharing.get().map_or(0, |sharing| sharing.fronts().len())
     }
 }

@@ -17,13 +17,13 @@ use super::exchange::{Exchange, Handed, ToOwner, ToQueue};
 use super::gate::Open;
 use super::handed::AtOwner;
 use super::view::{Shared, View};
-use crate::admission::{Admission, Taken, pages_of};
 use crate::chain::{Chain, LayerCounters};
 use crate::front::FrontEnd;
 use crate::meter::Meter;
 use crate::port::{AllocationMap, Extent, Geometry, Port};
 use crate::request::{DiskError, Op, Request};
-use crate::timeouts::{Late, RequestTimeouts};
+use crate::stages::{Admission, Late, RequestTimeouts, pages_of};
+use crate::taken::Taken;
 
 /// The images as this thread has them.
 struct LocalView<I: Io> {
@@ -119,7 +119,7 @@ impl<I: Io> QueueCore<I> {
             must_be_quiet: Cell::new(false),
         });
         core.io.tasks().spawn(Rc::clone(&core).keep_counting());
-        if core.timeouts.is_on() {
+        if core.timeouts.begin_watch() {
             core.io.tasks().spawn(Rc::clone(&core).watch());
         }
         core
@@ -142,7 +142,6 @@ impl<I: Io> QueueCore<I> {
 
     /// Serves one request to its end.
     pub async fn serve(self: Rc<Self>, taken: Taken) {
-        let Taken { request, .. } = &taken;
         let result = match self.serve_here(&taken).await {
             Some(result) => result,
             None => {
@@ -150,7 +149,7 @@ impl<I: Io> QueueCore<I> {
                 self.requests.answer(slot).await
             }
         };
-        request.client.complete(request.tag, result);
+        taken.request.answer(result);
         self.admission.leaves();
     }
 
@@ -164,8 +163,8 @@ impl<I: Io> QueueCore<I> {
         let place = self.timeouts.begin(request, self.io.tasks());
         let chain = &inside.view.chain;
         let moved = match request.op {
-            Op::Read => chain.read(request.span, request.data, &meter).await,
-            _ => chain.write(request.span, request.data, &meter).await,
+            Op::Read => chain.read(request.span, request.data(), &meter).await,
+            _ => chain.write(request.span, request.data(), &meter).await,
         };
         let is_over = self.timeouts.is_over(place);
         if self.timeouts.end(place) {
@@ -211,7 +210,7 @@ impl<I: Io> QueueCore<I> {
         let chain = &inside.view.chain;
         let is_right = request.span.is_aligned(SECTOR_LEN)
             && request.span.fits(chain.len())
-            && request.data.len() == request.span.len
+            && request.data_len() == request.span.len
             && (request.op == Op::Read || chain.access() == Access::ReadWrite);
         // What is wrong is the owner's to say.
         if !is_right {
@@ -244,17 +243,17 @@ impl<I: Io> QueueCore<I> {
 
     fn hand_over(&self, taken: &Taken) -> u32 {
         let Taken { request, origin, client, .. } = taken;
-        let receiver = (Rc::clone(&request.client), request.tag);
+        let receiver = (Rc::clone(request.client()), request.tag);
         let slot = self.requests.begin(self.io.tasks(), Some(receiver));
         self.exchange.tell_owner(ToOwner::Request(Handed {
             op: request.op,
             span: request.span,
-            data: request.data.elsewhere(),
+            data: request.data().elsewhere(),
             born_ns: request.born_ns,
             slot,
             origin: *origin,
             client: *client,
-            gives_up: request.client.gives_up(),
+            gives_up: request.client().gives_up(),
         }));
         self.look_whether_quiet();
         slot

@@ -10,11 +10,11 @@ use tapio_ring::Io;
 
 use super::exchange::{Exchange, Handed, ToOwner, ToQueue};
 use super::sharing::QueueEnd;
-use crate::admission::Origin;
-use crate::core::{Core, DiskState};
+use crate::core::Core;
 use crate::front::FrontEnd;
 use crate::port::Port;
-use crate::request::{Completion, DiskError, Request};
+use crate::request::{Completion, Data, DiskError, Request};
+use crate::taken::Origin;
 
 /// What came from one queue thread and what goes back there.
 pub(super) struct QueueFront<I: Io> {
@@ -114,10 +114,10 @@ impl<I: Io> QueueFront<I> {
                 give_up[slot as usize] = gives_up;
             }
             let client: Rc<dyn Completion> = Rc::<Self>::clone(self);
-            let request = Request { op, span, data, born_ns, tag: u64::from(slot), client };
-            if port.submit(request).is_err() {
+            let request = Request::new(op, span, Data::Guest(data), born_ns, u64::from(slot), client);
+            if let Err(request) = port.submit(request) {
                 // There was room a moment ago, and nothing ran in between.
-                self.complete(u64::from(slot), Err(DiskError::Io(libc::EBUSY)));
+                request.answer(Err(DiskError::Io(libc::EBUSY)));
             }
             any = true;
         }
@@ -196,7 +196,7 @@ impl<I: Io> FrontEnd for FromQueue<I> {
             }
             submitted = true;
         }
-        if submitted && core.state() != DiskState::Running {
+        if submitted && !core.life.is_running() {
             // A pause waits until all of them are at the disk.
             core.queue_threads_moved();
         }
@@ -218,5 +218,11 @@ impl<I: Io> FrontEnd for FromQueue<I> {
 
     fn disarm(&mut self) {
         self.front.exchange.to_owner.disarm();
+    }
+
+    fn rest(&mut self) {
+        // A queue thread that serves tells its counts ten times a second: where the owner rests, all of them do.
+        let chain = self.front.core.upgrade().and_then(|core| core.chain());
+        chain.iter().flat_map(|chain| chain.links()).for_each(|link| link.layer.forget_shared());
     }
 }

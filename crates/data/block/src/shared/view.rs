@@ -9,8 +9,8 @@ use tapio_ring::Io;
 use tapio_types::{Access, LayerSpec, Span};
 
 use super::gate::Gate;
-use crate::admission::PageSeat;
 use crate::chain::{Chain, Link};
+use crate::stages::PageSeat;
 
 /// One image.
 #[derive(Debug)]
@@ -91,10 +91,6 @@ impl<F> Shared<F> {
 
     /// Whether no such change touches `span`; a load where there is none.
     pub(super) fn is_clear(&self, span: Span) -> bool {
-        !self.gate.is_fenced() || !self.told.lock().iter().any(|told| overlaps(*told, span))
+        !self.gate.is_fenced() || !self.told.lock().iter().any(|told| told.overlaps(span))
     }
-}
-
-const fn overlaps(a: Span, b: Span) -> bool {
-    a.start < b.start.saturating_add(b.len) && b.start < a.start.saturating_add(a.len)
 }

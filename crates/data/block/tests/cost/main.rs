@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_block::{
-    Completion, CopyWhat, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Owner, Request,
+    Completion, CopyWhat, Data, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Owner, Request,
 };
 use tapio_fixtures::counting::{Counting, allocations};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
-use tapio_ring::{Notify, PageBuf, PollingConfig, Tasks};
+use tapio_ring::{Memory, Notify, PageBuf, PollingConfig, Tasks};
 use tapio_stat::trace::TraceRing;
 use tapio_stat::{ShmRoot, pool};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
@@ -57,11 +57,11 @@ impl Load {
         let at = (state >> 33) % (DISK_LEN / REQUEST_LEN) * REQUEST_LEN;
         let memory = self.memory.borrow();
         // SAFETY: the memory is the load's, which waits for all its answers.
-        let data = unsafe { memory.segments(memory.len()).slice(slot * REQUEST_LEN, REQUEST_LEN) };
+        let data = unsafe { memory.segments(0..memory.len()) }.slice(slot * REQUEST_LEN, REQUEST_LEN);
         let op = if self.write { Op::Write { durable: false } } else { Op::Read };
         let client = self.me.borrow().clone().expect("set before the first request") as Rc<dyn Completion>;
         let span = Span::new(at, REQUEST_LEN);
-        let request = Request { op, span, data, born_ns: 0, tag: slot, client };
+        let request = Request::new(op, span, Data::Guest(data), 0, slot, client);
         assert!(self.data_thread.port.submit(request).is_ok());
     }
 }
@@ -121,9 +121,7 @@ fn flush(disk: &Disk) {
         let asked =
             Rc::new(Flushed { result: Cell::new(None), done: Notify::default(), tasks: tasks.clone() });
         let client = Rc::clone(&asked) as Rc<dyn Completion>;
-        // SAFETY: a view of no bytes.
-        let data = unsafe { PageBuf::zeroed(1).segments(0) };
-        let request = Request { op: Op::Flush, span: Span::default(), data, born_ns: 0, tag: 0, client };
+        let request = Request::new(Op::Flush, Span::default(), Data::None, 0, 0, client);
         assert!(data_thread.port.submit(request).is_ok());
         loop {
             if let Some(result) = asked.result.take() {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tapio_block::{Completion, DataThread, Disk, DiskError, DiskOptions, Op, Request};
-use tapio_ring::{Notify, PageBuf, Tasks};
+use tapio_block::{Completion, Data, DataThread, Disk, DiskError, DiskOptions, Op, Request};
+use tapio_ring::{Memory, Notify, PageBuf, Tasks};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, Span};
 
 /// Long enough for any honest answer.
@@ -46,11 +46,11 @@ pub async fn ask(data_thread: &DataThread, op: Op, span: Span, data: &PageBuf) -
     let answer = Rc::new(Answer { result: RefCell::new(None), given: Notify::default(), tasks });
     let moves = matches!(op, Op::Read | Op::Write { .. });
     // SAFETY: the caller waits for the answer while it has the page.
-    let data = unsafe { data.segments(if moves { span.len as usize } else { 0 }) };
+    let data = unsafe { data.segments(0..if moves { span.len as usize } else { 0 }) };
     data_thread.port.wait_room().await;
     let born_ns = data_thread.port.tasks().turn_ns();
     let client = Rc::clone(&answer) as Rc<dyn Completion>;
-    data_thread.port.submit(Request { op, span, data, born_ns, tag: 1, client }).unwrap();
+    data_thread.port.submit(Request::new(op, span, Data::Guest(data), born_ns, 1, client)).unwrap();
     loop {
         if let Some(result) = answer.result.borrow_mut().take() {
             return result;

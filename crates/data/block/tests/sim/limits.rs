@@ -5,8 +5,8 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 
-use tapio_block::{Completion, DiskError, Op, Port, Request};
-use tapio_ring::{Io, Notify, PageBuf, Tasks};
+use tapio_block::{Completion, Data, DiskError, Op, Port, Request};
+use tapio_ring::{Io, Memory, Notify, PageBuf, Tasks};
 use tapio_types::{Access, Span};
 
 use crate::pages::Pool;
@@ -60,11 +60,11 @@ impl Load {
     fn submit(self: &Rc<Self>, op: Op) {
         let moves = matches!(op, Op::Read | Op::Write { .. });
         // SAFETY: the memory is the client's, which waits for all its answers.
-        let data = unsafe { self.memory.segments(if moves { self.len as usize } else { 0 }) };
+        let data = unsafe { self.memory.segments(0..if moves { self.len as usize } else { 0 }) };
         let span = Span::new(0, if op == Op::Flush { 0 } else { self.len });
         let client = Rc::clone(self) as Rc<dyn Completion>;
         self.flying.set(self.flying.get() + 1);
-        let request = Request { op, span, data, born_ns: self.tasks().turn_ns(), tag: 0, client };
+        let request = Request::new(op, span, Data::Guest(data), self.tasks().turn_ns(), 0, client);
         assert!(self.port.submit(request).is_ok(), "there was room");
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use tapio_block::{Completion, Core, CoreOptions, DiskError, Notes, Op, Request, Taken};
+use tapio_block::{Completion, Core, CoreOptions, Data, DiskError, Notes, Op, Request, Taken};
 use tapio_format::continuation::Move;
 use tapio_format::live::vhd::{BITMAPS_KEPT, HeapLogs, IntentPlace};
 use tapio_format::medium::Medium;
@@ -19,7 +19,7 @@ use tapio_format::vhd::offline::{
 };
 use tapio_format::vhd::{Footer, Header, KeyHash, Keys, time};
 use tapio_ring::sim::{Durable, Random, Sim, SimHost};
-use tapio_ring::{Executor, Inbox, Io, Notify, PageBuf, Polling, PollingConfig};
+use tapio_ring::{Executor, Inbox, Io, Memory, Notify, PageBuf, Polling, PollingConfig};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, SECTOR_LEN, Span};
 use uuid::Uuid;
 use zeroize::Zeroizing;
@@ -488,8 +488,13 @@ impl Process {
         let tasks = self.sim.tasks().clone();
         let mut executor = Executor::new(tasks, Rc::clone(&self.inbox), make, polling);
         let host = self.sim.host().clone();
-        executor
-            .block_on_until(&self.sim, &mut Turns(Rc::clone(&self.threads)), future, &move || host.is_dark())
+        let mut turns = Turns(Rc::clone(&self.threads));
+        let value = executor.block_on_until(&self.sim, &mut turns, future, &move || host.is_dark());
+        if self.inbox.in_flight() > 0 {
+            // They go with the executor, in the middle of what they do.
+            self.sim.kill();
+        }
+        value
     }
 
     /// Serves the disk, which runs, by `count` queue threads more; the interleaving of all threads, and which one takes
@@ -536,9 +541,9 @@ impl Process {
         let answer = Rc::new(Answer { result, ended, kept, given: Notify::default(), tasks: tasks.clone() });
         let moves = matches!(op, Op::Read | Op::Write { .. });
         // SAFETY: the caller waits for the answer; one that may be given up before it is `kept` until then.
-        let data = unsafe { data.segments(if moves { span.len as usize } else { 0 }) };
+        let data = unsafe { data.segments(0..if moves { span.len as usize } else { 0 }) };
         let client = Rc::clone(&answer) as Rc<dyn Completion>;
-        let request = Request { op, span, data, born_ns: tasks.turn_ns(), tag: 1, client };
+        let request = Request::new(op, span, Data::Guest(data), tasks.turn_ns(), 1, client);
         let inbox = self.threads.borrow_mut().draw(&self.inbox);
         let mut timeout = 10_000;
         while !inbox.is_open() {

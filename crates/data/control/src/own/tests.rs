@@ -174,6 +174,7 @@ fn answers_are_read_as_they_are_written() {
         counters: Some(stats.view().snapshot()),
         in_flight: 1,
         stuck: 0,
+        dropped: 2,
         images: Vec::new(),
         beside: vec!["a log".into()],
         blkif: Vec::new(),

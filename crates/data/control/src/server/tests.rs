@@ -210,6 +210,7 @@ impl Double {
                 counters: None,
                 in_flight: 3,
                 stuck: 1,
+                dropped: 0,
                 images: disk.open.iter().map(image).collect(),
                 beside: Vec::new(),
                 blkif: Vec::new(),

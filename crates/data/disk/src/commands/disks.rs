@@ -9,6 +9,7 @@ use tapio_control::{
     ControlError, DiskEntry, DiskInfo, DiskReport, DiskReports, Errno, Front, ImageReport, Key, Result,
     VbdState,
 };
+use tapio_ring::dropped::dropped;
 
 use crate::table::{
     OpenSpec, Opened, Plane, PlaneDisk, PlaneImage, Table, TapRequest, driver, not_open, word,
@@ -236,6 +237,7 @@ impl<P: Plane> Table<P> {
                 counters: None,
                 in_flight: 0,
                 stuck: 0,
+                dropped: dropped(),
                 images: Vec::new(),
                 beside: Vec::new(),
                 blkif: Vec::new(),
@@ -253,6 +255,7 @@ impl<P: Plane> Table<P> {
             counters: Some(view.snapshot()),
             in_flight: status.in_flight,
             stuck: status.stuck,
+            dropped: dropped(),
             images: status.images.into_iter().map(image).collect(),
             beside,
             blkif: status.rings,

@@ -6,6 +6,7 @@ use tapio_control::command::{
     MirrorPivot, Pause, Quit, Resume, Stats,
 };
 use tapio_control::{DiskReport, DiskReports, Errno, SnapshotReport};
+use tapio_ring::dropped::{Dropped, OnDrop, set_on_drop};
 use tapio_stat::{Stages, vbds};
 
 use super::*;
@@ -460,6 +461,15 @@ fn a_close_can_be_left_and_keeps_its_clients() {
     assert_eq!(table.ask(FrontList { minor: *minor }).expect("still open").len(), 1);
     table.ask_and_go(Close { minor: *minor, force: true }).expect("by force");
     assert_eq!(table.plane.closed.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn what_the_process_dropped_before_its_end_is_in_the_statistics() {
+    let Setting { table, minor, .. } = &setting();
+    let before = table.full_stats(*minor).dropped;
+    set_on_drop(OnDrop::Count);
+    assert!(Dropped::Request.is_fault());
+    assert_eq!(table.full_stats(*minor).dropped, before + 1);
 }
 
 #[test]

@@ -103,6 +103,13 @@ impl<S: Storage> Layer<S> {
         Some(SharedMapping { kind: self.kind(), virtual_len: self.virtual_len(), map })
     }
 
+    /// Gives back the memory of what other threads were told, which have had nothing to do for a while.
+    pub fn forget_shared(&self) {
+        if let Self::Vhd(vhd) = self {
+            vhd.forget_shared();
+        }
+    }
+
     /// Bytes that the storage has for new blocks, where it has its length for good.
     pub fn room(&self) -> Option<u64> {
         match self {

@@ -28,6 +28,7 @@ pub mod layout;
 pub mod locator;
 pub mod mark;
 pub mod offline;
+pub mod stream;
 pub mod time;
 
 pub use bat::{Bat, UNALLOCATED};

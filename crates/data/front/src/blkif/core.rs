@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use tapio_block::{DiskError, Op};
-use tapio_ring::Segments;
+use tapio_block::{Data, DiskError, Op};
+use tapio_ring::Buffer;
 use tapio_types::Span;
 use tapio_xen::Channel;
 use tapio_xen::blkif::{BackRing, INDIRECT_PER_PAGE, Request, Response, RingError, Segment, status};
@@ -352,13 +352,18 @@ impl Core {
     ///
     /// # Safety
     /// It is not used any more when the part is answered.
-    pub unsafe fn data(&self, name: u32) -> Segments {
-        let part = &self.parts[name];
+    pub unsafe fn data(&mut self, name: u32) -> Data {
+        let part = &mut self.parts[name];
         if part.pieces.1 == 0 {
-            return Segments::EMPTY;
+            return Data::None;
         }
         // SAFETY: what the part holds is released when it is answered.
-        unsafe { self.mover.segments(&part.hold, part.span.len) }
+        unsafe { part.hold.data(part.span.len) }
+    }
+
+    /// The disk is done with memory that it was given.
+    pub fn take_back(&mut self, name: u32, buffer: Buffer) {
+        self.parts[name].hold.take_back(buffer);
     }
 
     /// The guest gets an error for a part that the storage still has.

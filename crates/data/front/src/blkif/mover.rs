@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 
+use tapio_block::Data;
 use tapio_ring::{Buffer, Pool, Segments};
 use tapio_types::Movement;
 use tapio_xen::domain::Direction;
@@ -31,12 +32,33 @@ pub struct MoveCounts {
 /// The memory of a part of a request on its way to the disk. Keeps its tables from one part to the next.
 #[derive(Debug, Default)]
 pub struct Hold {
+    /// Not there while the disk has it.
     buffer: Option<Buffer>,
     table: Vec<libc::iovec>,
     in_use: Vec<InUse>,
     own: Vec<Mapped>,
     /// Its copies in the current batch.
     copies: Range<usize>,
+}
+
+impl Hold {
+    /// The memory of a part of `bytes` that was prepared: a buffer is the disk's until it comes back, pages stay here.
+    ///
+    /// # Safety
+    /// Nothing else changes here until the disk is done with what is made here: it is released after that.
+    pub unsafe fn data(&mut self, bytes: u64) -> Data {
+        match self.buffer.take() {
+            Some(buffer) => Data::Own(buffer),
+            // SAFETY: the table and the pages stay until `release`, which is when the disk is done with them. The guest
+            // may change their content at any time: it is moved by the kernel, never looked at here.
+            None => Data::Guest(unsafe { Segments::from_iovecs(&self.table, bytes) }),
+        }
+    }
+
+    /// The disk is done with the buffer.
+    pub fn take_back(&mut self, buffer: Buffer) {
+        self.buffer = Some(buffer);
+    }
 }
 
 /// Moves the data of one ring.
@@ -172,20 +194,6 @@ impl Mover {
         }
         hold.own.push(mapped);
         Ok(())
-    }
-
-    /// The memory of a part of `bytes` that was prepared.
-    ///
-    /// # Safety
-    /// `hold` stays as it is until the disk is done with what is made here: it is released after that.
-    pub unsafe fn segments(&self, hold: &Hold, bytes: u64) -> Segments {
-        match &hold.buffer {
-            // SAFETY: the buffer stays in `hold` until `release`.
-            Some(buffer) => unsafe { buffer.segments() },
-            // SAFETY: the table and the pages stay until `release`, which is when the disk is done with them. The guest
-            // may change their content at any time: it is moved by the kernel, never looked at here.
-            None => unsafe { Segments::from_iovecs(&hold.table, bytes) },
-        }
     }
 
     /// Puts the copies of a read that the disk has done into the batch.

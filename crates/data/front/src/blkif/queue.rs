@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use tapio_block::{Completion, DiskError, Op, Point, Port, Request as DiskRequest};
-use tapio_ring::{Notify, Pool};
+use tapio_ring::{Buffer, Notify, Pool};
 use tapio_types::{Movement, RingState};
 use tapio_xen::blkif::BackRing;
 use tapio_xen::{Channel, Domain};
@@ -70,6 +70,8 @@ pub struct Queue {
     /// What the disk has finished since the last publication. Apart from `core`, so that a completion may come at any
     /// time.
     done: RefCell<Vec<(u32, Result<(), DiskError>)>>,
+    /// The memory of these, where it is the process' own.
+    given_back: RefCell<Vec<(u32, Buffer)>>,
     /// Parts that are answered with an error now, though the storage still has them.
     given_up: RefCell<Vec<u32>>,
     settled: Notify,
@@ -82,6 +84,10 @@ impl std::fmt::Debug for Queue {
 }
 
 impl Completion for Queue {
+    fn give_back(&self, tag: u64, buffer: Buffer) {
+        self.given_back.borrow_mut().push((tag as u32, buffer));
+    }
+
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         self.done.borrow_mut().push((tag as u32, result));
     }
@@ -146,6 +152,7 @@ impl Queue {
             copying,
             core: RefCell::new(core),
             done: RefCell::default(),
+            given_back: RefCell::default(),
             given_up: RefCell::default(),
             settled: Notify::default(),
         };
@@ -235,18 +242,13 @@ impl Queue {
                 self.port.note_at(if moved { prepared } else { 0 }, Point::CopiedIn, index.into(), 0);
             }
             let born_ns = slot.taken_ns;
-            let request = DiskRequest {
-                op: part.op,
-                span: part.span,
-                // SAFETY: the part keeps its memory until the disk has answered it, `give_up` or not.
-                data: unsafe { core.data(index) },
-                born_ns,
-                tag: index.into(),
-                client,
-            };
+            let (op, span) = (part.op, part.span);
+            // SAFETY: the part keeps its pages until the disk has answered it, `give_up` or not.
+            let data = unsafe { core.data(index) };
+            let request = DiskRequest::new(op, span, data, born_ns, index.into(), client);
             if let Err(request) = self.port.submit(request) {
                 // `room` said that there is some; should the disk see that otherwise, the part has failed.
-                self.done.borrow_mut().push((request.tag as u32, Err(DiskError::Io(libc::EAGAIN))));
+                request.answer(Err(DiskError::Io(libc::EAGAIN)));
             }
             room -= 1;
         }
@@ -298,6 +300,9 @@ impl Queue {
     pub fn publish(&self) -> bool {
         let mut core = self.core.borrow_mut();
         std::mem::swap(&mut *self.done.borrow_mut(), &mut core.finished);
+        for (part, buffer) in self.given_back.borrow_mut().drain(..) {
+            core.take_back(part, buffer);
+        }
         for part in self.given_up.borrow_mut().drain(..) {
             core.give_up(part);
         }

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use tapio_block::{Completion, DataThread, DiskError, Extent, Op, Point, Port, Request};
+use tapio_block::{Completion, Data, DataThread, DiskError, Extent, Op, Point, Port, Request};
 use tapio_ring::uring::Uring;
-use tapio_ring::{Notify, Segments, Tasks};
+use tapio_ring::{Buffer, Notify, Tasks};
 use tapio_types::Span;
 
 use super::limits::{LINGER_TIME, SLOTS};
@@ -243,7 +243,7 @@ impl Connection {
     }
 
     /// Hands a disk request over when the connection is not held and the disk has room.
-    pub(super) async fn submit(&self, slot: u32, op: Op, span: Span, data: Segments) -> Result<(), End> {
+    pub(super) async fn submit(&self, slot: u32, op: Op, span: Span, data: Data) -> Result<(), End> {
         if self.port.is_traced() {
             let cookie = self.slots.borrow_mut().at(slot).cookie;
             self.port.note(Point::Taken, u64::from(slot), cookie as u32);
@@ -257,11 +257,11 @@ impl Connection {
         }
         let client = self.me.upgrade().ok_or(End::Closed)?;
         let born_ns = self.tasks().turn_ns();
-        let request = Request { op, span, data, born_ns, tag: u64::from(slot), client };
+        let request = Request::new(op, span, data, born_ns, u64::from(slot), client);
         self.in_flight.set(self.in_flight.get() + 1);
-        if self.port.submit(request).is_err() {
+        if let Err(request) = self.port.submit(request) {
             // There was room a moment ago, and nothing ran in between.
-            self.complete(u64::from(slot), Err(DiskError::Io(libc::EBUSY)));
+            request.answer(Err(DiskError::Io(libc::EBUSY)));
         }
         Ok(())
     }
@@ -305,10 +305,9 @@ impl Connection {
             }
             let client: Rc<dyn Completion> = Rc::clone(&me) as Rc<dyn Completion>;
             let (span, born_ns) = (Span::default(), me.tasks().turn_ns());
-            let tag = u64::from(slot);
-            let request = Request { op: Op::Flush, span, data: Segments::EMPTY, born_ns, tag, client };
-            if me.port.submit(request).is_err() {
-                me.complete(tag, Err(DiskError::Io(libc::EBUSY)));
+            let request = Request::new(Op::Flush, span, Data::None, born_ns, u64::from(slot), client);
+            if let Err(request) = me.port.submit(request) {
+                request.answer(Err(DiskError::Io(libc::EBUSY)));
             }
         });
     }
@@ -371,6 +370,12 @@ impl Drop for Connection {
 }
 
 impl Completion for Connection {
+    fn give_back(&self, tag: u64, buffer: Buffer) {
+        if let Some(memory) = &mut self.slots.borrow_mut().at(tag as u32).memory {
+            memory.put_back(buffer);
+        }
+    }
+
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         self.in_flight.set(self.in_flight.get() - 1);
         let outcome = self.slots.borrow_mut().finish(tag as u32, result);
@@ -389,7 +394,7 @@ impl Completion for Connection {
             // Half of an answer may have gone already: a client that is cut off knows that it has none.
             None => self.break_off(),
         }
-        // Either way the memory stays in its slot until the disk is done with it.
+        // Either way the request has its memory until the disk is done with it.
         true
     }
 

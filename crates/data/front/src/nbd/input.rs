@@ -1,18 +1,22 @@
 //! What has been received and not been looked at yet.
 
+use std::ops::Range;
 use std::os::fd::RawFd;
 
-use tapio_ring::Segments;
 use tapio_ring::uring::Uring;
+use tapio_ring::{MemoryMut, PageBuf};
 
 use super::connection::End;
 use super::limits::{INPUT_LEN_LARGE, INPUT_LEN_SMALL, INPUT_SHORT_MAX};
 use super::memory::{Held, Memory};
 
+const NOT_RECEIVING: &str = "looked at only while nothing is received";
+
 /// The input buffer of a connection: small while that is enough, large for a client that sends much at once.
 #[derive(Debug)]
 pub struct Input {
-    small: Box<[u8]>,
+    /// Not there while it is received into.
+    small: Option<PageBuf>,
     large: Option<Held>,
     start: usize,
     end: usize,
@@ -23,21 +27,35 @@ pub struct Input {
 impl Input {
     /// An empty buffer.
     pub fn new() -> Self {
-        let small = vec![0; INPUT_LEN_SMALL].into_boxed_slice();
-        Self { small, large: None, start: 0, end: 0, shorts: 0, wants_large: false }
+        Self {
+            small: Some(PageBuf::zeroed(INPUT_LEN_SMALL)),
+            large: None,
+            start: 0,
+            end: 0,
+            shorts: 0,
+            wants_large: false,
+        }
     }
 
     fn buffer(&self) -> &[u8] {
         match &self.large {
             Some(large) => large,
-            None => &self.small,
+            None => self.small(),
         }
+    }
+
+    fn small(&self) -> &PageBuf {
+        self.small.as_ref().expect(NOT_RECEIVING)
+    }
+
+    fn small_mut(&mut self) -> &mut PageBuf {
+        self.small.as_mut().expect(NOT_RECEIVING)
     }
 
     fn buffer_mut(&mut self) -> &mut [u8] {
         match &mut self.large {
             Some(large) => &mut *large,
-            None => &mut self.small,
+            None => self.small.as_mut().expect(NOT_RECEIVING),
         }
     }
 
@@ -60,15 +78,15 @@ impl Input {
             && self.large.is_none()
             && let Some(mut large) = memory.take(INPUT_LEN_LARGE)
         {
-            large[..len].copy_from_slice(&self.small[kept]);
+            large[..len].copy_from_slice(&self.small()[kept]);
             (self.large, self.start, self.end) = (Some(large), 0, len);
             return;
         }
         if !self.wants_large
-            && len <= self.small.len()
+            && len <= self.small().len()
             && let Some(large) = self.large.take()
         {
-            self.small[..len].copy_from_slice(&large[kept]);
+            self.small_mut()[..len].copy_from_slice(&large[kept]);
             (self.start, self.end) = (0, len);
             return;
         }
@@ -82,12 +100,19 @@ impl Input {
     pub async fn fill(&mut self, uring: &Uring, fd: RawFd, memory: &Memory) -> Result<(), End> {
         self.settle(memory);
         let end = self.end;
-        let room = &mut self.buffer_mut()[end..];
-        let room_len = room.len();
+        let room_len = self.buffer().len() - end;
         debug_assert!(room_len > 0, "headers are shorter than the buffer");
-        // SAFETY: the buffer belongs to this connection's task, which awaits the operation while it holds it.
-        let into = unsafe { Segments::from_raw(room.as_mut_ptr(), room_len as u64) };
-        let len = receive(uring, fd, into, false).await?;
+        let received = if let Some(large) = &mut self.large {
+            let (buffer, received) = receive(uring, fd, large.lend(), end..end + room_len, false).await;
+            large.put_back(buffer);
+            received
+        } else {
+            let small = self.small.take().expect(NOT_RECEIVING);
+            let (small, received) = receive(uring, fd, small, end..end + room_len, false).await;
+            self.small = Some(small);
+            received
+        };
+        let len = received?;
         self.end += len;
         let full = len == room_len;
         let short = len < INPUT_LEN_SMALL;
@@ -107,9 +132,10 @@ impl Input {
             self.wants_large = false;
         }
         if rest > 0 {
-            // SAFETY: `into` is borrowed until the operation has ended, whose future is polled to its end.
-            let got = receive(uring, fd, unsafe { into.segments().slice(len as u64, rest) }, true).await?;
-            if got as u64 != rest {
+            let place = len..into.len();
+            let (buffer, received) = receive(uring, fd, into.lend(), place, true).await;
+            into.put_back(buffer);
+            if received? as u64 != rest {
                 return Err(End::Vanished);
             }
         }
@@ -131,14 +157,22 @@ impl Input {
     }
 }
 
-/// One reception; with `all`, a shorter one means the end of the stream.
-async fn receive(uring: &Uring, fd: RawFd, into: Segments, all: bool) -> Result<usize, End> {
+/// One reception into `place` of `memory`, which comes back; with `all`, a shorter one means the end of the stream.
+async fn receive<B: MemoryMut>(
+    uring: &Uring,
+    fd: RawFd,
+    mut memory: B,
+    place: Range<usize>,
+    all: bool,
+) -> (B, Result<usize, End>) {
     loop {
-        match uring.recv(fd, into, all).await {
-            Ok(0) => return Err(End::Vanished),
-            Ok(len) => return Ok(len),
+        let received;
+        (memory, received) = uring.recv(fd, memory, place.clone(), all).await;
+        match received {
+            Ok(0) => return (memory, Err(End::Vanished)),
+            Ok(len) => return (memory, Ok(len)),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
-            Err(_) => return Err(End::Vanished),
+            Err(_) => return (memory, Err(End::Vanished)),
         }
     }
 }

@@ -31,7 +31,8 @@ pub struct Memory {
 /// Pool memory on a connection's account; goes back when dropped.
 #[derive(Debug)]
 pub struct Held {
-    buffer: Buffer,
+    /// Not there while an operation or a request has it.
+    buffer: Option<Buffer>,
     charged: usize,
     held: Rc<Cell<usize>>,
 }
@@ -64,7 +65,7 @@ impl Memory {
         }
         let buffer = self.pool.take(len)?;
         self.held.set(self.held.get() + charged);
-        Some(Held { buffer, charged, held: Rc::clone(&self.held) })
+        Some(Held { buffer: Some(buffer), charged, held: Rc::clone(&self.held) })
     }
 
     /// `len` bytes, or as large a part of them as is to be had now: whole pages, at least one.
@@ -83,17 +84,31 @@ impl Memory {
     }
 }
 
+const LENT: &str = "what is lent is not looked at before it is back";
+
+impl Held {
+    /// The memory itself, for an operation or a request. It stays on the account.
+    pub fn lend(&mut self) -> Buffer {
+        self.buffer.take().expect(LENT)
+    }
+
+    /// The memory is back.
+    pub fn put_back(&mut self, buffer: Buffer) {
+        self.buffer = Some(buffer);
+    }
+}
+
 impl std::ops::Deref for Held {
     type Target = Buffer;
 
     fn deref(&self) -> &Buffer {
-        &self.buffer
+        self.buffer.as_ref().expect(LENT)
     }
 }
 
 impl std::ops::DerefMut for Held {
     fn deref_mut(&mut self) -> &mut Buffer {
-        &mut self.buffer
+        self.buffer.as_mut().expect(LENT)
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::rc::Rc;
 
-use tapio_block::Op;
-use tapio_ring::Segments;
+use tapio_block::{Data, Op};
 use tapio_types::Span;
 
 use super::connection::{Connection, End};
@@ -58,7 +57,7 @@ async fn dispatch(connection: &Connection, input: &mut Input, header: &RequestHe
         Ok(Action::Disconnect) => Err(End::Goodbye),
         Ok(Action::Flush) => {
             let slot = head(connection, SlotKind::Flush, header, 0).await?;
-            connection.submit(slot, Op::Flush, Span::default(), Segments::EMPTY).await
+            connection.submit(slot, Op::Flush, Span::default(), Data::None).await
         }
         Ok(Action::Trim { durable }) => {
             range(connection, header, SlotKind::Trim { durable }, Op::Discard).await
@@ -157,11 +156,12 @@ fn part_len_max(connection: &Connection, wanted: usize) -> u64 {
     u64::from(connection.port.geometry().transfer_max).clamp(4096, wanted as u64)
 }
 
-async fn submit_read(connection: &Connection, slot: u32, span: Span, memory: Held) -> Result<(), End> {
-    // SAFETY: the slot keeps the memory until the disk has answered, given up or not.
-    let data = unsafe { memory.segments() };
+/// Hands over a part that moves data. The request has the memory until the disk has answered, given up or not; on the
+/// account it stays as the slot's.
+async fn submit(connection: &Connection, slot: u32, op: Op, span: Span, mut memory: Held) -> Result<(), End> {
+    let data = Data::Own(memory.lend());
     connection.slots.borrow_mut().at(slot).memory = Some(memory);
-    connection.submit(slot, Op::Read, span, data).await
+    connection.submit(slot, op, span, data).await
 }
 
 async fn read(connection: &Connection, header: &RequestHeader, whole: bool) -> Result<(), End> {
@@ -180,7 +180,7 @@ async fn read_in_parts(connection: &Connection, kind: SlotKind, header: &Request
         let memory = some_memory(connection, left.len.min(part_len) as usize, 1).await?;
         let span = left.prefix(memory.len() as u64);
         let slot = part(connection, head, header, span).await?;
-        submit_read(connection, slot, span, memory).await?;
+        submit(connection, slot, Op::Read, span, memory).await?;
         left = left.skip(span.len);
     }
     Ok(())
@@ -192,7 +192,7 @@ async fn read_whole(connection: &Connection, header: &RequestHeader) -> Result<(
     if header.len <= part_len_max(connection, PART_LEN_MAX) {
         let slot = head(connection, SlotKind::Read, header, header.len).await?;
         if let Some(memory) = whole_memory(connection, header.len as usize, 1).await? {
-            return submit_read(connection, slot, span, memory).await;
+            return submit(connection, slot, Op::Read, span, memory).await;
         }
         connection.slots.borrow_mut().free(slot);
     }
@@ -226,7 +226,7 @@ async fn stream(connection: &Connection, header: &RequestHeader) -> Result<(), E
             let slot = slots.at(slot);
             (slot.at, slot.len) = (span.start, span.len);
         }
-        submit_read(connection, slot, span, memory).await?;
+        submit(connection, slot, Op::Read, span, memory).await?;
         left = left.skip(span.len);
     }
     Ok(())
@@ -247,10 +247,7 @@ async fn write(
         input.read_exact(&connection.uring, connection.fd(), &mut memory).await?;
         let span = left.prefix(memory.len() as u64);
         let slot = part(connection, head, header, span).await?;
-        // SAFETY: the slot keeps the memory until the disk has answered, given up or not.
-        let data = unsafe { memory.segments() };
-        connection.slots.borrow_mut().at(slot).memory = Some(memory);
-        connection.submit(slot, Op::Write { durable }, span, data).await?;
+        submit(connection, slot, Op::Write { durable }, span, memory).await?;
         left = left.skip(span.len);
     }
     Ok(())
@@ -263,7 +260,7 @@ async fn range(connection: &Connection, header: &RequestHeader, kind: SlotKind, 
     while !left.is_empty() {
         let span = left.prefix(RANGE_PART_LEN);
         let slot = part(connection, head, header, span).await?;
-        connection.submit(slot, op, span, Segments::EMPTY).await?;
+        connection.submit(slot, op, span, Data::None).await?;
         left = left.skip(span.len);
     }
     Ok(())

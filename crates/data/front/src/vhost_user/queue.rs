@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tapio_block::{Completion, DiskError, Op, Point, Port, Request};
+use tapio_block::{Completion, Data, DiskError, Op, Point, Port, Request};
 use tapio_ring::{Notify, Segments};
 use tapio_types::Span;
 
@@ -209,7 +209,7 @@ impl Queue {
             let Some(request) = request else { continue };
             if let Err(request) = self.port.submit(request) {
                 // `room` said that there is some; should the disk see that otherwise, the part has failed.
-                self.done.borrow_mut().push((request.tag as u32, Err(DiskError::Io(libc::EAGAIN))));
+                request.answer(Err(DiskError::Io(libc::EAGAIN)));
                 break;
             }
             room -= 1;
@@ -463,7 +463,8 @@ impl Queue {
 
     fn request(self: &Rc<Self>, op: Op, span: Span, data: Segments, slot: u32) -> Request {
         let client: Rc<dyn Completion> = Rc::<Self>::clone(self);
-        Request { op, span, data, born_ns: self.port.tasks().turn_ns(), tag: u64::from(slot), client }
+        let data = Data::Guest(data);
+        Request::new(op, span, data, self.port.tasks().turn_ns(), u64::from(slot), client)
     }
 }
 

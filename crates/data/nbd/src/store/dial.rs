@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
+use tapio_ring::PageBuf;
 use tapio_ring::uring::Uring;
 
 use crate::client::{Address, ClientError, ClientOptions, ExportInfo, Haggle};
@@ -54,9 +55,11 @@ pub async fn dial(uring: &Uring, target: &Target, tls: Option<&TlsClient>) -> io
         // Cannot fail: the counter is far from full.
         let _ = (&*bell).write(&1u64.to_ne_bytes());
     })?;
-    let mut value = Box::new(0);
+    let mut value = PageBuf::zeroed(8);
     loop {
-        match uring.read_event(event.as_raw_fd(), &mut value).await {
+        let read;
+        (value, read) = uring.read_event(event.as_raw_fd(), value).await;
+        match read {
             Ok(_) => break,
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
             Err(error) => return Err(error),

@@ -323,12 +323,13 @@ impl NbdStore {
 
     async fn zero_by_hand(&self, span: Span) -> io::Result<()> {
         let piece_len = ZERO_PIECE.min(self.inner.facts.get().payload_max as usize);
-        let zeroes = PageBuf::zeroed(piece_len.min(span.len as usize));
+        let mut zeroes = PageBuf::zeroed(piece_len.min(span.len as usize));
         let mut left = span;
         while !left.is_empty() {
             let len = left.len.min(zeroes.len() as u64);
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            self.transfer(command::WRITE, left.start, unsafe { zeroes.segments(len as usize) }).await?;
+            let written;
+            (zeroes, written) = self.write_from(left.start, zeroes, 0..len as usize).await;
+            written?;
             left = left.skip(len);
         }
         Ok(())

@@ -48,13 +48,14 @@ fn serve(mut stream: UnixStream) {
 
 /// Reads, writes and flushes, until it is over.
 async fn worker(store: Rc<NbdStore>, place: u64, rounds: Rc<Cell<u64>>, over: Rc<Cell<bool>>) {
-    let page = PageBuf::zeroed(REQUEST_LEN);
+    let mut page = PageBuf::zeroed(REQUEST_LEN);
     let at = place * REQUEST_LEN as u64;
     while !over.get() {
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        store.read(at, unsafe { page.segments(REQUEST_LEN) }).await.unwrap();
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        store.write(at, unsafe { page.segments(REQUEST_LEN) }).await.unwrap();
+        let (read, written);
+        (page, read) = store.read_into(at, page, 0..REQUEST_LEN).await;
+        read.unwrap();
+        (page, written) = store.write_from(at, page, 0..REQUEST_LEN).await;
+        written.unwrap();
         store.flush().await.unwrap();
         rounds.set(rounds.get() + 1);
     }

@@ -72,16 +72,12 @@ pub async fn pause(uring: &Uring, milliseconds: u64) {
 pub async fn write(store: &NbdStore, at: u64, bytes: &[u8]) -> io::Result<()> {
     let mut page = PageBuf::zeroed(bytes.len());
     page[..bytes.len()].copy_from_slice(bytes);
-    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-    let result = store.write(at, unsafe { page.segments(bytes.len()) }).await;
-    drop(page);
-    result
+    store.write_from(at, page, 0..bytes.len()).await.1
 }
 
 pub async fn read(store: &NbdStore, at: u64, len: usize) -> io::Result<Vec<u8>> {
-    let page = PageBuf::zeroed(len);
-    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-    store.read(at, unsafe { page.segments(len) }).await?;
+    let (page, read) = store.read_into(at, PageBuf::zeroed(len), 0..len).await;
+    read?;
     Ok(page[..len].to_vec())
 }
 

@@ -39,13 +39,14 @@ fn every_span_is_read_written_and_zeroed_and_nothing_beside_it() {
                         store.zero(span, Zeroing::Keep).await.expect("zeroed");
                     } else {
                         page.fill(mark);
-                        // SAFETY: the page is owned here until the operation has ended.
-                        store.write(at as u64, unsafe { page.segments(len) }).await.expect("written");
+                        let written;
+                        (page, written) = store.write_from(at as u64, page, 0..len).await;
+                        written.expect("written");
                     }
                     model[at..at + len].copy_from_slice(&page);
                     page.fill(0xff);
-                    // SAFETY: the page is owned here until the operation has ended.
-                    store.read(at as u64, unsafe { page.segments(len) }).await.expect("read");
+                    let (page, read) = store.read_into(at as u64, page, 0..len).await;
+                    read.expect("read");
                     assert!(page[..] == model[at..at + len], "{start}..{end}");
                     assert!(host.content(path).bytes() == model, "beside {start}..{end} of {sectors}");
                 }

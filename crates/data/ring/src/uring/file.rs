@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use tapio_types::Span;
 use super::Uring;
 use super::open_file::{DirectBlocks, Handle, OpenedFile, SharedFile, current_len};
 use crate::blocks::{self, Blocks, WholeBlocks};
+use crate::lent::lend;
 use crate::segments::{Flat, PageBuf, Segments};
 use crate::storage::{Storage, StorageInfo, Zeroing};
 use crate::tasks::{IOVECS_MAX, Tasks};
@@ -235,12 +237,23 @@ impl UringFile {
         if write {
             data.copy_to(&mut bounce);
         }
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        self.transfer(at, unsafe { bounce.segments(len) }, write, true).await?;
-        if !write {
+        let (bounce, moved) = self.transfer_page(at, bounce, 0..len, write).await;
+        if moved.is_ok() && !write {
             data.copy_from(&bounce);
         }
-        Ok(())
+        moved
+    }
+
+    /// Moves `place` of `page` as it is.
+    fn transfer_page(
+        &self,
+        at: u64,
+        page: PageBuf,
+        place: Range<usize>,
+        write: bool,
+    ) -> impl Future<Output = (PageBuf, io::Result<()>)> {
+        // SAFETY: the future ends when the kernel has completed its operations.
+        unsafe { lend(page, place, |data| self.transfer(at, data, write, true)) }
     }
 
     async fn fallocate(&self, span: Span, mode: i32) -> io::Result<()> {
@@ -258,12 +271,13 @@ impl UringFile {
     }
 
     async fn zero_by_hand(&self, span: Span) -> io::Result<()> {
-        let zeroes = PageBuf::zeroed(ZERO_PIECE.min(span.len as usize));
+        let mut zeroes = PageBuf::zeroed(ZERO_PIECE.min(span.len as usize));
         let mut left = span;
         while !left.is_empty() {
             let len = left.len.min(zeroes.len() as u64);
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            self.transfer(left.start, unsafe { zeroes.segments(len as usize) }, true, true).await?;
+            let written;
+            (zeroes, written) = self.transfer_page(left.start, zeroes, 0..len as usize, true).await;
+            written?;
             left = left.skip(len);
         }
         Ok(())
@@ -345,24 +359,35 @@ impl UringFile {
             data.copy_to(&mut page);
             parts.end_was_written.set(true);
         }
-        let (fd, flags) = (types::Fd(parts.cached), self.flags(write));
+        // SAFETY: the future ends when the kernel has completed its operations.
+        let (page, moved) =
+            unsafe { lend(page, 0..len, |page| self.transfer_cached(parts.cached, at, page, write)) }.await;
+        moved?;
+        if write {
+            self.len.set(self.len.get().max(at + data.len()));
+        } else {
+            data.copy_from(&page);
+        }
+        Ok(())
+    }
+
+    /// Moves any bytes through the page cache, which the open file `cached` uses; the memory is one piece.
+    async fn transfer_cached(&self, cached: RawFd, at: u64, data: Segments, write: bool) -> io::Result<()> {
+        let (fd, flags) = (types::Fd(cached), self.flags(write));
         let mut done = 0;
-        while done < len {
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            let op = unsafe {
-                let left = page.segments(len).slice(done as u64, (len - done) as u64);
-                let Flat::Contiguous { base, len, .. } = left.flat() else {
-                    return Err(io::ErrorKind::InvalidInput.into());
-                };
-                let offset = at + done as u64;
-                self.uring.start(|_| {
-                    if write {
-                        opcode::Write::new(fd, base, len).offset(offset).build().flags(flags)
-                    } else {
-                        opcode::Read::new(fd, base, len).offset(offset).build().flags(flags)
-                    }
-                })
+        while done < data.len() {
+            let Flat::Contiguous { base, len, .. } = data.slice(done, data.len() - done).flat() else {
+                return Err(io::ErrorKind::InvalidInput.into());
             };
+            let offset = at + done;
+            let entry = if write {
+                opcode::Write::new(fd, base, len).offset(offset).build().flags(flags)
+            } else {
+                opcode::Read::new(fd, base, len).offset(offset).build().flags(flags)
+            };
+            // SAFETY: the maker of `data` guaranteed that its memory stays valid until the operation, awaited here, has
+            // completed.
+            let op = unsafe { self.uring.start(|_| entry) };
             match op.at_storage().await {
                 0 if write => {
                     return Err(io::Error::new(io::ErrorKind::WriteZero, "the storage took no bytes"));
@@ -373,21 +398,17 @@ impl UringFile {
                         "read past the end of the file",
                     ));
                 }
-                moved @ 1.. => done += moved as usize,
+                moved @ 1.. => done += moved as u64,
                 error if -error == libc::EINTR || -error == libc::EAGAIN => {}
                 error => return Err(io::Error::from_raw_os_error(-error)),
             }
-        }
-        if write {
-            self.len.set(self.len.get().max(at + data.len()));
-        } else {
-            data.copy_from(&page);
         }
         Ok(())
     }
 }
 
-impl WholeBlocks for UringFile {
+// SAFETY: a future ends when the kernel has completed its operation, and bounces what it may not keep.
+unsafe impl WholeBlocks for UringFile {
     fn blocks(&self) -> &Blocks {
         &self.direct_blocks.as_ref().expect("asked for where there are some").blocks
     }
@@ -601,12 +622,9 @@ mod tests {
             let file = running.open(&path, Access::ReadOnly).await.expect("opened");
             std::fs::remove_file(&path).expect("removed");
             let is_direct = file.is_direct();
-            let page = PageBuf::zeroed(4096);
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            let odd = file.read(0, unsafe { page.segments(412) }).await;
+            let (page, odd) = file.read_into(0, PageBuf::zeroed(4096), 0..412).await;
             // Memory at an odd place is bounced, whole sectors at a time.
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            let moved = file.read(0, unsafe { page.segments(4096).slice(4, 1024) }).await;
+            let (page, moved) = file.read_into(0, page, 4..1028).await;
             (is_direct, odd, moved, page[4..1028] == [7; 1024])
         };
         let (is_direct, odd, moved, same) = executor.block_on(&uring, &mut (), read);

@@ -316,8 +316,7 @@ impl Driver for Uring {
         }
         if self.inner.tasks.inner.ops_flying.get() > 0 {
             // A request is stuck in the kernel, which may still write to its memory: that memory must stay.
-            let services = std::mem::take(&mut *self.inner.tasks.inner.services.borrow_mut());
-            std::mem::forget(services);
+            self.inner.tasks.drop_services();
             std::mem::forget(Rc::clone(&self.inner));
         }
     }

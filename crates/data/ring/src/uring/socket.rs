@@ -2,12 +2,14 @@
 
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::os::fd::RawFd;
 
 use io_uring::{opcode, types};
 
 use super::Uring;
-use crate::segments::{Flat, Segments};
+use crate::lent::{MemoryMut, lend};
+use crate::segments::{Flat, PageBuf, Segments};
 
 fn result(code: i32) -> io::Result<usize> {
     usize::try_from(code).map_err(|_| io::Error::from_raw_os_error(-code))
@@ -30,23 +32,27 @@ impl PollStream {
 }
 
 impl Uring {
-    /// Receives up to `into.len()` bytes; 0 is the end of the stream. With `all` it waits until the memory is full.
-    ///
-    /// The descriptor must stay open, and the memory valid, until the future is ready. `into` is contiguous.
-    pub fn recv(
+    /// Receives into `place` of `memory`, which comes back with how many bytes there are; 0 is the end of the stream.
+    /// With `all` it waits until the place is full. The descriptor must stay open until the future is ready.
+    pub fn recv<B: MemoryMut>(
         &self,
         fd: RawFd,
-        into: Segments,
+        memory: B,
+        place: Range<usize>,
         all: bool,
-    ) -> impl Future<Output = io::Result<usize>> + use<> {
-        let Flat::Contiguous { base, len, .. } = into.flat() else {
-            unreachable!("receiving into scattered memory")
-        };
+    ) -> impl Future<Output = (B, io::Result<usize>)> {
         let flags = if all { libc::MSG_WAITALL } else { 0 };
-        let entry = opcode::Recv::new(types::Fd(fd), base, len).flags(flags).build();
-        // SAFETY: the maker of `into` guaranteed that its memory stays valid until the operation has completed.
-        let op = unsafe { self.start(|_| entry) };
-        async move { result(op.await) }
+        let receive = move |into: Segments| async move {
+            let Flat::Contiguous { base, len, .. } = into.flat() else {
+                unreachable!("memory of this process is one piece")
+            };
+            let entry = opcode::Recv::new(types::Fd(fd), base, len).flags(flags).build();
+            // SAFETY: the memory is lent until the operation, awaited here, has completed.
+            let op = unsafe { self.start(|_| entry) };
+            result(op.await)
+        };
+        // SAFETY: the future begins the operation when it is polled, and ends with it.
+        unsafe { lend(memory, place, receive) }
     }
 
     /// Receives into the memory that `message` describes, as much as there is; 0 is the end of the stream.
@@ -82,22 +88,6 @@ impl Uring {
         async move { result(op.await) }
     }
 
-    /// Sends contiguous memory; may send less. The memory must stay valid until the future is ready.
-    pub fn send(
-        &self,
-        fd: RawFd,
-        from: Segments,
-        flags: i32,
-    ) -> impl Future<Output = io::Result<usize>> + use<> {
-        let Flat::Contiguous { base, len, .. } = from.flat() else {
-            unreachable!("sending from scattered memory")
-        };
-        let entry = opcode::Send::new(types::Fd(fd), base, len).flags(flags | libc::MSG_NOSIGNAL).build();
-        // SAFETY: the maker of `from` guaranteed that its memory stays valid until the operation has completed.
-        let op = unsafe { self.start(|_| entry) };
-        async move { result(op.await) }
-    }
-
     /// Waits until `fd` is ready for `events` (`POLLIN` ...); gives the events that are.
     pub fn poll(&self, fd: RawFd, events: i16) -> impl Future<Output = io::Result<u32>> + use<> {
         let entry = opcode::PollAdd::new(types::Fd(fd), events as u32).build();
@@ -129,15 +119,23 @@ impl Uring {
         (PollStream { uring: self.clone(), name }, ended)
     }
 
-    /// Waits until the eventfd `fd` has been written to, and resets it. `value` must stay valid until then.
+    /// Waits until the eventfd `fd` has been written to, and resets it. `value`, of 8 bytes at least, gets its count
+    /// and comes back with the result.
     pub fn read_event(
         &self,
         fd: RawFd,
-        value: &mut Box<u64>,
-    ) -> impl Future<Output = io::Result<usize>> + use<> {
-        let entry = opcode::Read::new(types::Fd(fd), (&raw mut **value).cast(), 8).build();
-        // SAFETY: the box is owned by the caller, which awaits the operation before dropping it.
-        let op = unsafe { self.start(|_| entry) };
-        async move { result(op.await) }
+        value: PageBuf,
+    ) -> impl Future<Output = (PageBuf, io::Result<usize>)> {
+        let read = move |into: Segments| async move {
+            let Flat::Contiguous { base, len, .. } = into.flat() else {
+                unreachable!("memory of this process is one piece")
+            };
+            let entry = opcode::Read::new(types::Fd(fd), base, len).build();
+            // SAFETY: the memory is lent until the operation, awaited here, has completed.
+            let op = unsafe { self.start(|_| entry) };
+            result(op.await)
+        };
+        // SAFETY: the future begins the operation when it is polled, and ends with it.
+        unsafe { lend(value, 0..8, read) }
     }
 }

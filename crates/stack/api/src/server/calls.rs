@@ -117,6 +117,30 @@ impl Calls {
         self.told(peer, session, done, language)
     }
 
+    /// A call that the server makes for a request that is none, in the lane of that call; its value.
+    pub(super) async fn value(
+        &self,
+        peer: &Peer,
+        limits: &ServerLimits,
+        method: &'static str,
+        params: Vec<Value>,
+    ) -> Result<Value, ApiError> {
+        let lane = Lane::of(peer, method);
+        let busy = |Busy| ApiError::bare("TOO_MANY_PENDING_TASKS");
+        let place = self.lanes.enter(lane, peer).await.map_err(busy)?;
+        let (backend, there) = (Arc::clone(&self.backend), peer.clone());
+        let work = move || {
+            let _place = place;
+            backend.call(&there, method, params).and_then(Answer::whole)
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        let done = done.unwrap_or_else(|error| Err(ApiError::internal(format!("{method}: {error}"))));
+        if lane == Lane::Login && done.as_ref().is_err_and(is_refusal) {
+            tokio::time::sleep(limits.refusal_delay).await;
+        }
+        done
+    }
+
     /// Takes room for an answer.
     fn told(
         &self,

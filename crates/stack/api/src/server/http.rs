@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
 use super::calls::Calls;
+use super::images::{self, Images};
 use super::limits::ServerLimits;
 use super::reply::{Reply, failure, last_failure, reply};
 use crate::backend::{BoxFuture, Peer};
@@ -52,6 +53,8 @@ pub(super) struct Http {
     pub(super) bodies: Arc<Semaphore>,
     /// From where pages may call; none: from nowhere else.
     pub(super) origins: Vec<String>,
+    /// Disks that come and go.
+    pub(super) images: Images,
 }
 
 impl Http {
@@ -80,6 +83,9 @@ impl Http {
             (Some(route), Some(json)) if *method == Method::POST && json.len() > route.prefix.len() => {}
             (Some(route), _) => return route.handler.handle(peer.clone(), request).await,
             _ => {}
+        }
+        if let Some(direction) = images::direction(method, path) {
+            return self.images.answer(&self.calls, (peer, &self.limits), direction, request).await;
         }
         match *method {
             Method::POST => {

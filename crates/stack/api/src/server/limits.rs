@@ -38,6 +38,10 @@ pub struct ServerLimits {
     /// After the last answer, for the client to read it and to end what it is still sending: the rest of a call that
     /// was refused before it was read is taken and dropped so long.
     pub linger_time: Duration,
+    /// Disks that come and go at a time.
+    pub transfers_max: usize,
+    /// For the client to send some more of a disk.
+    pub upload_time: Duration,
     /// Answers that refuse a password come so much later.
     pub refusal_delay: Duration,
     /// Short calls at a time.
@@ -75,6 +79,9 @@ impl Default for ServerLimits {
             write_time: Duration::from_secs(60),
             idle_time: Duration::from_secs(300),
             linger_time: Duration::from_secs(2),
+            // Each is a thread here, and one in the worker of its SR.
+            transfers_max: 64,
+            upload_time: Duration::from_secs(120),
             refusal_delay: Duration::from_secs(1),
             // A short call waits for one fsync at most, which those that are at work share.
             quick: LaneLimits { running_max: 32, waiting_max: 1024 },

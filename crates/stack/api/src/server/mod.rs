@@ -15,6 +15,7 @@ mod calls;
 mod fair;
 mod guard;
 mod http;
+mod images;
 mod lanes;
 mod limits;
 mod peers;
@@ -97,7 +98,8 @@ impl Server {
             ending: ending.clone(),
         };
         let bodies = Http::pieces(&limits);
-        let http = Http { calls, limits, routes, bodies, origins };
+        let images = images::Images::new(&limits);
+        let http = Http { calls, limits, routes, bodies, origins, images };
         let shared = Shared { http, peers: Arc::default(), ending, alive: watch::Sender::new(()) };
         Self { shared: Arc::new(shared), end }
     }

@@ -1,5 +1,6 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread;
@@ -8,7 +9,7 @@ use std::time::Instant;
 use hyper::Method;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
-use tapio_model::{Answer, ApiError, Large, Shape, Value};
+use tapio_model::{Answer, ApiError, Begun, Large, Shape, Transfer, Value};
 use tokio::runtime::Runtime;
 
 use super::*;
@@ -91,6 +92,16 @@ impl ApiBackend for Double {
 
     fn account_of(&self, session: &str) -> Option<String> {
         Some(session.to_owned())
+    }
+
+    fn transfer(
+        &self,
+        _: &Transfer,
+        _: OwnedFd,
+        _: &mut dyn FnMut(Begun),
+        _: &dyn Fn() -> bool,
+    ) -> Result<(), ApiError> {
+        Err(ApiError::bare("VDI_IN_USE"))
     }
 
     fn wait(

@@ -7,8 +7,9 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use tapio_control::{DiskInfo, Polling, PoolSpec};
 use tapio_model::ApiError;
+use tapio_sm::OpenSpec;
 use tapio_stat::VbdId;
-use tapio_types::{Access, ChainSpec, IoLimits};
+use tapio_types::{Access, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
@@ -79,7 +80,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         &self,
         process: Process,
         minor: u16,
-        chain: &ChainSpec,
+        with: &OpenSpec,
         pool: &PoolSpec,
         tuning: &Tuning,
         until: Instant,
@@ -129,8 +130,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// They cannot be opened.
-    fn resume(&self, process: Process, minor: u16, chain: &ChainSpec, until: Instant)
-    -> Result<(), ApiError>;
+    fn resume(&self, process: Process, minor: u16, with: &OpenSpec, until: Instant) -> Result<(), ApiError>;
 
     /// Makes the disk longer.
     ///

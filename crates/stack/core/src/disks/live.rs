@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tapio_model::ApiError;
-use tapio_sm::LiveDisk;
+use tapio_sm::{LiveDisk, OpenSpec};
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
@@ -55,9 +55,9 @@ impl Live {
                 for before in &vbds[..at] {
                     let resumed = self.note_of(*before).and_then(|note| {
                         let (process, minor) = ids(&note)?;
-                        let chain =
-                            note.chain.ok_or_else(|| ApiError::internal("its images are not known"))?;
-                        self.table.backend.resume(process, minor, &chain, Instant::now() + TIMEOUT)
+                        let with = note.open_spec();
+                        let with = with.ok_or_else(|| ApiError::internal("its images are not known"))?;
+                        self.table.backend.resume(process, minor, &with, Instant::now() + TIMEOUT)
                     });
                     if let Err(error) = resumed {
                         tracing::error!(vbd = %before, %error, "a disk stays paused");
@@ -71,14 +71,17 @@ impl Live {
     }
 
     /// The note comes first: if the process dies, the next one opens these images.
-    fn resume_one(&self, vbd: Uuid, chain: &ChainSpec) -> Result<(), ApiError> {
+    fn resume_one(&self, vbd: Uuid, with: &OpenSpec) -> Result<(), ApiError> {
         let note = self.note_of(vbd)?;
         // Each as it was opened; the images are the same.
-        let access = note.chain.as_ref().map_or(chain.access, |before| before.access);
-        let chain = ChainSpec { access, ..chain.clone() };
-        let note = self.table.update(vbd, |note| note.chain = Some(chain.clone()))?;
+        let access = note.chain.as_ref().map_or(with.chain.access, |before| before.access);
+        let with = OpenSpec {
+            chain: ChainSpec { access, ..with.chain.clone() },
+            log: with.log.clone().filter(|_| access == Access::ReadWrite),
+        };
+        let note = self.table.update(vbd, |note| note.opens(&with))?;
         let Ok((process, minor)) = ids(&note) else { return Ok(()) };
-        let resumed = self.table.backend.resume(process, minor, &chain, Instant::now() + TIMEOUT);
+        let resumed = self.table.backend.resume(process, minor, &with, Instant::now() + TIMEOUT);
         resumed.or_else(|error| if self.table.backend.is_alive(process) { Err(error) } else { Ok(()) })
     }
 }
@@ -88,9 +91,9 @@ impl LiveDisk for Live {
         self.pause_all(&self.all)
     }
 
-    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
+    fn resume(&self, with: &OpenSpec) -> Result<(), ApiError> {
         for (at, vbd) in self.all.iter().enumerate() {
-            if let Err(error) = self.resume_one(*vbd, chain) {
+            if let Err(error) = self.resume_one(*vbd, with) {
                 // The caller goes back to the images of before, for which all must be paused.
                 self.pause_all(&self.all[..at])?;
                 return Err(error);

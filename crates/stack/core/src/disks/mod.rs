@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use tapio_control::{PoolSpec, RunDir, disk_program};
 use tapio_model::ApiError;
-use tapio_sm::LiveDisk;
+use tapio_sm::{LiveDisk, OpenSpec};
 use tapio_stat::pool::POOL_DISKS_MAX;
 use tapio_stat::{ShmRoot, VbdId};
-use tapio_types::{Access, ChainSpec};
+use tapio_types::Access;
 use tapio_vm::{DiskFacts, FrontSpec, PluggedDisk};
 use uuid::Uuid;
 
@@ -205,13 +205,13 @@ impl Disks {
     ///
     /// # Errors
     /// They cannot be opened; the process is there still.
-    pub fn open(&self, vbd: Uuid, chain: &ChainSpec, until: Instant) -> Result<(), ApiError> {
+    pub fn open(&self, vbd: Uuid, with: &OpenSpec, until: Instant) -> Result<(), ApiError> {
         let note = noted(&self.0.lock(), vbd)?;
         let (process, minor) = ids(&note)?;
         let pool = self.pool(vbd, &note, minor)?;
-        let info = self.0.backend.open(process, minor, chain, &pool, &note.tuning, until)?;
+        let info = self.0.backend.open(process, minor, with, &pool, &note.tuning, until)?;
         self.0.update_of(vbd, process, |note| {
-            note.chain = Some(chain.clone());
+            note.opens(with);
             note.size = info.len();
             note.tuning.sector_size = Some(info.sector_size);
         })?;
@@ -336,7 +336,7 @@ impl Disks {
     /// # Errors
     /// Requests are still in flight at `until`.
     pub fn end(&self, vbd: Uuid, force: bool, until: Instant) -> Result<(), ApiError> {
-        self.end_process(vbd, force, until, |note| note.chain = None)?;
+        self.end_process(vbd, force, until, |note| (note.chain, note.log) = (None, None))?;
         step("vbd-unplug:ended");
         Ok(())
     }
@@ -405,13 +405,13 @@ impl Disks {
         if note.process != died && self.serves(vbd) {
             return Ok(None);
         }
-        let (Some(chain), Some(front)) = (note.chain.clone(), note.front.clone()) else { return Err(gone()) };
+        let (Some(with), Some(front)) = (note.open_spec(), note.front.clone()) else { return Err(gone()) };
         if let Some(process) = note.process {
             // Its marker is freed; the process is gone.
             self.0.backend.end(process, note.minor, true, until)?;
         }
         self.start(vbd, front == FrontSpec::Device, until)?;
-        self.open(vbd, &chain, until).inspect_err(|_| {
+        self.open(vbd, &with, until).inspect_err(|_| {
             // Its images stay noted: another start is tried with them.
             if let Err(other) = self.end_process(vbd, true, Instant::now() + TIDY, |_| ()) {
                 tracing::warn!(%other, "a disk process that could not open its images stays");

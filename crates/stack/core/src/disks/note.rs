@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tapio_model::ApiError;
+use tapio_sm::OpenSpec;
 use tapio_types::ChainSpec;
 use tapio_vm::{DiskSpec, FrontSpec};
 use uuid::Uuid;
@@ -50,6 +51,9 @@ pub struct Note {
     pub process: Option<Process>,
     /// The images that it has open.
     pub chain: Option<ChainSpec>,
+    /// The log of changed blocks that it has open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<PathBuf>,
     /// How it is offered.
     pub front: Option<FrontSpec>,
     /// Where.
@@ -58,6 +62,18 @@ pub struct Note {
     pub size: u64,
     /// How it behaves.
     pub tuning: Tuning,
+}
+
+impl Note {
+    /// What a process opens that takes the place of this one.
+    pub fn open_spec(&self) -> Option<OpenSpec> {
+        self.chain.clone().map(|chain| OpenSpec { chain, log: self.log.clone() })
+    }
+
+    /// It has this open.
+    pub(super) fn opens(&mut self, with: &OpenSpec) {
+        (self.chain, self.log) = (Some(with.chain.clone()), with.log.clone());
+    }
 }
 
 /// The files.

@@ -14,11 +14,12 @@ use tapio_control::{
     SpawnOptions, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
+use tapio_sm::OpenSpec;
 use tapio_stat::pool::clean_pools;
 use tapio_stat::{ShmRoot, VbdId, clean_stale};
 use tapio_sys::poll;
 use tapio_sys::process::{self, Signal, Stat};
-use tapio_types::{Access, ChainSpec, DeviceHow, IoLimits};
+use tapio_types::{Access, DeviceHow, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
@@ -224,17 +225,18 @@ impl Backend for Processes {
         &self,
         process: Process,
         minor: u16,
-        chain: &ChainSpec,
+        with: &OpenSpec,
         pool: &PoolSpec,
         tuning: &Tuning,
         until: Instant,
     ) -> Result<DiskInfo, ApiError> {
         let mut client = self.take_kept(process).map_or_else(|| self.client(process), Ok)?;
         let open = command::Open {
-            read_only: chain.access == Access::ReadOnly,
+            read_only: with.chain.access == Access::ReadOnly,
+            log: with.log.clone(),
             pool: Some(pool.clone()),
             sector_size: tuning.sector_size,
-            ..command::Open::of(minor, ImageSource::Chain(chain.layers.clone()))
+            ..command::Open::of(minor, ImageSource::Chain(with.chain.layers.clone()))
         };
         let limits = (tuning.limits != IoLimits::default())
             .then_some(command::SetLimits { minor, limits: tuning.limits });
@@ -373,15 +375,10 @@ impl Backend for Processes {
         self.ask(process, &command::Pause { minor }, until).map(drop)
     }
 
-    fn resume(
-        &self,
-        process: Process,
-        minor: u16,
-        chain: &ChainSpec,
-        until: Instant,
-    ) -> Result<(), ApiError> {
-        let image = Some(ImageSource::Chain(chain.layers.clone()));
-        self.ask(process, &command::Resume { image, ..command::Resume::of(minor) }, until).map(drop)
+    fn resume(&self, process: Process, minor: u16, with: &OpenSpec, until: Instant) -> Result<(), ApiError> {
+        let image = Some(ImageSource::Chain(with.chain.layers.clone()));
+        let log = with.log.clone();
+        self.ask(process, &command::Resume { image, log, ..command::Resume::of(minor) }, until).map(drop)
     }
 
     fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError> {

@@ -82,7 +82,7 @@ pub(crate) struct Operations {
 fn fits(class: &str, one: &str, other: &str) -> bool {
     let is_light = |op: &str| match class {
         "SR" => !matches!(op, "destroy" | "forget" | "plug" | "unplug" | "pbd_create" | "pbd_destroy"),
-        "VDI" => matches!(op, ACTIVATE | CLOSING | DEACTIVATE | "copy" | "update"),
+        "VDI" => matches!(op, ACTIVATE | CLOSING | DEACTIVATE | "copy" | "update" | "list_changed_blocks"),
         _ => false,
     };
     is_light(one) && is_light(other)

@@ -5,13 +5,14 @@ use std::thread;
 use std::time::Duration;
 
 use tapio_model::{ApiError, Value};
-use tapio_types::{Access, ChainSpec, ImageKind};
+use tapio_sm::OpenSpec;
+use tapio_types::{Access, ImageKind};
 
 use super::notes::Note;
 use super::state::StorageState;
 use super::vdi::Subject;
 use super::work::Work;
-use super::{Call, Storage, allowed, this_host};
+use super::{Call, Storage, allowed, this_host, tracking};
 use crate::db::{Change, Object};
 use crate::operations::{ACTIVATE, CLOSING, DEACTIVATE, Held, on_sr, on_vdi};
 
@@ -19,8 +20,8 @@ use crate::operations::{ACTIVATE, CLOSING, DEACTIVATE, Held, on_sr, on_vdi};
 /// opened the images, or failed to.
 #[derive(Debug)]
 pub struct Opening {
-    /// The images, leaf first.
-    pub chain: ChainSpec,
+    /// The images, and the log of changed blocks.
+    pub with: OpenSpec,
     _held: Held,
 }
 
@@ -85,7 +86,7 @@ pub fn activate(call: &Call, vdi: &Arc<Object>, holder: &str, access: Access) ->
         Ok(())
     })?;
     match open(call, vdi, holder, (access, before)) {
-        Ok(chain) => Ok(Opening { chain, _held: held }),
+        Ok(with) => Ok(Opening { with, _held: held }),
         Err(error) => {
             call.part.put_holder(vdi, holder, before);
             Err(error)
@@ -118,17 +119,18 @@ fn open(
     vdi: &str,
     holder: &str,
     (access, before): (Access, Option<Access>),
-) -> Result<ChainSpec, ApiError> {
+) -> Result<OpenSpec, ApiError> {
     // What was waited for may have changed it; from here on nothing does.
     let subject = Subject::find(call, vdi)?;
+    tracking::has_data(&subject.vdi)?;
     if access == Access::ReadWrite && subject.vdi.bool("read_only") {
         return Err(ApiError::new("VDI_READONLY", [vdi]));
     }
     simulated_latency(call, &subject.sr.reference);
     let opened = subject.sr.with(|sr| sr.activate(&Work::new(call), subject.uuid, access));
-    let chain = opened.map_err(|error| subject.told(call, "attach", error))?;
+    let with = opened.map_err(|error| subject.told(call, "attach", error))?;
     // Several writers can share bytes, not the metadata of an image.
-    let is_plain = matches!(&chain.layers[..], [only] if only.kind != ImageKind::Vhd);
+    let is_plain = matches!(&with.chain.layers[..], [only] if only.kind != ImageKind::Vhd);
     let written = if !is_plain && !shares(&call.part.state(), vdi, holder, access) {
         Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]))
     } else {
@@ -147,7 +149,7 @@ fn open(
     if written.is_err() || before.is_some() {
         close(call, &subject);
     }
-    written.map(|()| chain)
+    written.map(|()| with)
 }
 
 /// Keeps the chain of a VDI as it is, from before its disk process closes the images until after. Waits for an

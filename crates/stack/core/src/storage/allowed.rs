@@ -3,9 +3,9 @@
 use tapio_model::{ApiError, Value};
 use tapio_types::Access;
 
-use super::Storage;
 use super::attached::Attached;
 use super::state::StorageState;
+use super::{Storage, tracking};
 use crate::db::{Change, Object};
 
 /// Operations of an attached SR, with the capability each needs.
@@ -21,6 +21,10 @@ const OF_ATTACHED_SR: &[(&str, &str)] = &[
     ("vdi_resize", "VDI_RESIZE"),
     ("vdi_clone", "VDI_CLONE"),
     ("vdi_snapshot", "VDI_SNAPSHOT"),
+    ("vdi_enable_cbt", "VDI_CONFIG_CBT"),
+    ("vdi_disable_cbt", "VDI_CONFIG_CBT"),
+    ("vdi_data_destroy", "VDI_CONFIG_CBT"),
+    ("vdi_list_changed_blocks", "VDI_CONFIG_CBT"),
     ("vdi_set_on_boot", "VDI_RESET_ON_BOOT"),
 ];
 
@@ -79,6 +83,14 @@ fn of_vdi(state: &StorageState, vdi: &Object) -> Vec<&'static str> {
     }
     let in_use = state.use_of(&vdi.reference);
     let is_there = !vdi.bool("missing");
+    let tracks = is_there && attached.can("VDI_CONFIG_CBT");
+    let can_list = tracks && vdi.bool("cbt_enabled");
+    if tracking::has_data(vdi).is_err() {
+        let words = [("destroy", attached.can("VDI_DELETE")), ("list_changed_blocks", can_list)];
+        let words = words.into_iter().filter(|(_, is_possible)| *is_possible).map(|(word, _)| word);
+        return words.chain(["forget", "update"]).collect();
+    }
+    let is_trackable = tracks && tracking::is_trackable(vdi).is_ok();
     let can_resize = can_resize(attached, in_use).is_ok();
     let can_fork = is_there && !state.is_shared_by_a_writer(&vdi.reference);
     let words = [
@@ -90,6 +102,10 @@ fn of_vdi(state: &StorageState, vdi: &Object) -> Vec<&'static str> {
         ("destroy", in_use.is_none() && attached.can("VDI_DELETE")),
         ("forget", in_use.is_none()),
         ("update", true),
+        ("enable_cbt", is_trackable),
+        ("disable_cbt", is_trackable),
+        ("data_destroy", tracks && in_use.is_none() && tracking::is_reducible(vdi).is_ok()),
+        ("list_changed_blocks", can_list),
         ("set_on_boot", in_use.is_none() && attached.can("VDI_RESET_ON_BOOT")),
     ];
     words.into_iter().filter(|(_, is_possible)| *is_possible).map(|(word, _)| word).collect()

@@ -13,7 +13,7 @@ use super::records::{self, Alert};
 use super::transaction::Transaction;
 use super::vdi::{Subject, discard, not_in_use, not_plugged, record_made};
 use super::work::{Names, Work};
-use super::{Call, Handlers, Storage};
+use super::{Call, Handlers, Storage, tracking};
 use crate::db::Object;
 use crate::operations::{ACTIVATE, INTO, on_sr, on_vdi};
 use crate::plan::steps::step;
@@ -57,7 +57,11 @@ pub(crate) struct Copy<'a> {
 /// Those of `VDI.copy`.
 pub(crate) fn copy(call: &Call, source: &str, to: &Copy<'_>, vm: Option<&str>) -> Result<String, ApiError> {
     let source = Subject::find(call, source)?;
+    tracking::has_data(&source.vdi)?;
     let base = to.base.map(|base| Subject::find(call, base)).transpose()?;
+    if let Some(base) = &base {
+        tracking::has_data(&base.vdi)?;
+    }
     match to.into {
         Some(into) => copy_into(call, &source, base.as_ref(), into, to.sr),
         None => {
@@ -74,7 +78,7 @@ fn is_raw(sm_config: &std::collections::BTreeMap<String, String>) -> bool {
 }
 
 /// VDIs that a copy reads; nothing writes to them until this goes.
-struct Reading<'a> {
+pub(super) struct Reading<'a> {
     call: &'a Call,
     holder: String,
     /// With the SR where it has opened the VDI.
@@ -101,7 +105,7 @@ impl<'a> Reading<'a> {
         let chain = subject.sr.with(|sr| sr.activate(&Work::new(self.call), subject.uuid, Access::ReadOnly));
         let is_open = chain.is_ok().then(|| Arc::clone(&subject.sr));
         self.opened.push((Arc::clone(&subject.vdi), is_open));
-        chain.map_err(|error| subject.told(self.call, "copy", error))
+        chain.map(|with| with.chain).map_err(|error| subject.told(self.call, "copy", error))
     }
 }
 
@@ -121,7 +125,7 @@ impl Drop for Reading<'_> {
 }
 
 /// Chains of the source, and of what the copy is a difference to.
-fn open<'a>(
+pub(super) fn open<'a>(
     call: &'a Call,
     operation: &Transaction<'_>,
     source: &Subject,
@@ -219,6 +223,7 @@ fn copy_into(
 ) -> Result<String, ApiError> {
     let target = Subject::find(call, into)?;
     let attached = &target.sr;
+    tracking::has_data(&target.vdi)?;
     if into == source.reference() || base.is_some_and(|base| base.reference() == into) {
         return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["a VDI cannot be copied into itself"]));
     }

@@ -10,7 +10,7 @@ use super::notes::Note;
 use super::transaction::Transaction;
 use super::vdi::{Subject, discard, note_made};
 use super::work::Work;
-use super::{Call, Handlers, allowed, records};
+use super::{Call, Handlers, allowed, records, tracking};
 use crate::operations::{on_sr, on_vdi};
 use crate::plan::steps::step;
 
@@ -45,6 +45,7 @@ pub(crate) fn fork(
         Some(other) => return Err(ApiError::new("INVALID_VALUE", ["driver_params:type", other])),
     };
     let subject = Subject::find(call, reference)?;
+    tracking::has_data(&subject.vdi)?;
     let (op, sr_op, capability) = match asked {
         ForkKind::Clone => ("clone", "vdi_clone", "VDI_CLONE"),
         _ => ("snapshot", "vdi_snapshot", "VDI_SNAPSHOT"),

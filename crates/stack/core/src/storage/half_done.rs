@@ -9,7 +9,7 @@ use super::attached::Attached;
 use super::notes::{self, Note};
 use super::vdi::{Subject, gone_bases, remove_image, remove_records};
 use super::work::{Work, is_missing};
-use super::{Call, records};
+use super::{Call, cbt, records};
 use crate::db::reference_of;
 
 /// Finishes or undoes what was half done with images of an SR that is attached now.
@@ -44,6 +44,13 @@ pub(super) fn image(call: &Call, attached: &Attached, note: &Note) -> Result<(),
                 note.drop_from(change);
                 remove_records(change, &subject, &gone, sizes)
             })
+        }
+        Note::DataDestroy { vdi, .. } => {
+            if db.get("VDI", vdi).is_err() {
+                return drop_note(call, note);
+            }
+            let subject = Subject::find_at_all(call, vdi)?;
+            cbt::data_destroy_again(call, attached, note, &subject)
         }
         Note::Introduce { image, fields, .. } => introduced(call, attached, note, *image, fields),
         _ => Ok(()),

@@ -9,6 +9,7 @@
 mod activate;
 mod allowed;
 mod attached;
+mod cbt;
 mod copy;
 mod drivers;
 mod fork;
@@ -26,7 +27,9 @@ mod setters;
 mod sr;
 mod state;
 mod steps;
+mod tracking;
 mod transaction;
+pub(crate) mod transfer;
 mod unfinished;
 pub(crate) mod vdi;
 mod work;
@@ -85,6 +88,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     vdi::register(&mut handlers);
     fork::register(&mut handlers);
     copy::register(&mut handlers);
+    cbt::register(&mut handlers);
     setters::register(&mut handlers);
 }
 

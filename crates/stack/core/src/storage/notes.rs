@@ -32,6 +32,8 @@ pub(super) enum Note {
     CopyInto { sr: String, source: String, base: Option<String>, into: String },
     /// An image is removed, its record after it.
     VdiDestroy { sr: String, vdi: String },
+    /// The data of a VDI are removed, its log of changed blocks stays.
+    DataDestroy { sr: String, vdi: String },
     /// An image is taken in.
     Introduce { sr: String, image: Uuid, fields: BTreeMap<String, String> },
     /// A disk process has a VDI open.
@@ -66,6 +68,7 @@ impl Note {
             Self::ImageMade { image, .. } => ("image-made", image.to_string()),
             Self::CopyInto { into, .. } => ("copy-into", into.clone()),
             Self::VdiDestroy { vdi, .. } => ("vdi-destroy", vdi.clone()),
+            Self::DataDestroy { vdi, .. } => ("data-destroy", vdi.clone()),
             Self::Introduce { image, .. } => ("introduce", image.to_string()),
             Self::Holder { vdi, holder, .. } => ("holder", format!("{vdi}/{holder}")),
         };
@@ -94,6 +97,7 @@ impl Note {
             Self::ImageMade { sr, .. }
             | Self::CopyInto { sr, .. }
             | Self::VdiDestroy { sr, .. }
+            | Self::DataDestroy { sr, .. }
             | Self::Introduce { sr, .. } => Some(sr),
             _ => None,
         }

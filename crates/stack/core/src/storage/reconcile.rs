@@ -8,7 +8,7 @@ use tapio_sm::VdiInfo;
 use super::attached::Attached;
 use super::records::{self, Alert};
 use super::work::{Names, Work};
-use super::{Call, allowed};
+use super::{Call, allowed, tracking};
 use crate::db::{Change, Object, reference_of};
 
 /// Looks at every image of an SR. New ones get a record, changed ones are brought up to date; a disk that is not there
@@ -58,6 +58,8 @@ fn compare(
     for image in images {
         let reference = reference_of(image.uuid);
         match known.get(&reference) {
+            // Its image is away for a while, or for good: that no client has asked for.
+            Some(old) if image.is_metadata && old.text("type") != tracking::METADATA => continue,
             Some(old) => {
                 records::update(change, old, image)?;
             }

@@ -7,6 +7,7 @@ use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_sm::VdiInfo;
 
 use super::attached::int;
+use super::tracking::METADATA;
 use crate::db::{Change, Db, Object, reference_of};
 
 /// Keys of `sm_config` that belong to the storage: a scan sets and removes them, all others stay as they are.
@@ -31,11 +32,15 @@ fn said(info: &VdiInfo, sm_config: BTreeMap<String, String>) -> Vec<(&'static st
         ("physical_utilisation", int(info.physical_utilisation)),
         ("managed", Value::Bool(info.managed)),
         ("missing", Value::Bool(false)),
+        ("cbt_enabled", Value::Bool(info.cbt_enabled)),
         ("parent", Value::string(parent)),
         ("sm_config", Value::string_map(sm_config)),
     ];
     if info.read_only {
         fields.push(("read_only", Value::Bool(true)));
+    }
+    if info.is_metadata {
+        fields.push(("type", Value::string(METADATA)));
     }
     fields
 }
@@ -61,7 +66,7 @@ pub(super) fn create(
     let name =
         info.name_label.clone().unwrap_or_else(|| (if info.managed { "" } else { BASE_COPY }).to_owned());
     add("name_label", Value::string(name));
-    add("type", Value::string("user"));
+    add("type", Value::string(if info.is_metadata { METADATA } else { "user" }));
     add("sharable", Value::Bool(false));
     add("read_only", Value::Bool(info.read_only));
     for (field, value) in said(info, info.sm_config.clone()) {

@@ -21,6 +21,9 @@ pub const STEPS: &[Step] = &[
     at("vdi-create:image-made", "an image without a record. It is removed"),
     at("vdi-destroy:noted", "a note that the image goes; it is there. It goes, the record too"),
     at("vdi-destroy:image-gone", "a record without an image. It is removed"),
+    at("vdi-track:switched", "a log that the record does not say. The record is corrected"),
+    at("vdi-data-destroy:noted", "a note that the data go; they are there. They go"),
+    at("vdi-data-destroy:image-gone", "a record of a disk whose log alone is left. It says so"),
     at("vdi-resize:grown", "the image is longer than the record says. The record is corrected"),
     at("vdi-fork:noted", "a note of the image to come; nothing is made. The note is removed"),
     at(

@@ -14,7 +14,7 @@ use super::notes::Note;
 use super::state::StorageState;
 use super::transaction::Transaction;
 use super::work::{Names, Work, is_missing};
-use super::{Call, Handlers, records};
+use super::{Call, Handlers, records, tracking};
 use crate::args::{Args, text_in};
 use crate::db::{Change, Db, Object, reference_of};
 use crate::operations::{on_sr, on_vdi};
@@ -312,6 +312,7 @@ pub(super) fn remove_records(
 fn resize(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, size) = (args.text(0)?, bytes(args.int(1)?, "size")?);
     let subject = Subject::find(call, reference)?;
+    tracking::has_data(&subject.vdi)?;
     let sr = &subject.sr;
     let targets = [on_sr(&sr.reference, "vdi_resize"), on_vdi(reference, "resize")];
     let operation = Transaction::enter(call, &targets, |state| {
@@ -342,6 +343,9 @@ fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let _changing = sr.changing();
     let info = sr.with(|device| device.vdi(&Work::new(call), subject.uuid));
     let info = info.map_err(|error| subject.told(call, "update", error))?;
+    if info.is_metadata && subject.vdi.text("type") != tracking::METADATA {
+        return Err(ApiError::new("VDI_MISSING", [sr.reference.as_str(), reference]));
+    }
     let sizes = sr.measure(&Work::new(call));
     operation.commit(None, |change| {
         let old = change.get("VDI", reference)?;

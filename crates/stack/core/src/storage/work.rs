@@ -64,6 +64,11 @@ impl Names<'_> {
                 ApiError::bare("SR_DEVICE_IN_USE")
             }
             "VDI_READONLY" => ApiError::new("VDI_READONLY", [self.vdi]),
+            "VDI_IS_ENCRYPTED" => ApiError::new("VDI_IS_ENCRYPTED", [self.vdi]),
+            "VDI_TOO_LARGE" => {
+                let max = error.params.get(1).cloned().unwrap_or_default();
+                ApiError::new("VDI_TOO_LARGE", [self.vdi.to_owned(), max])
+            }
             "SR_BACKEND_FAILURE_24" | "VDI_IN_USE" => ApiError::new("VDI_IN_USE", [self.vdi, self.op]),
             "SR_BACKEND_FAILURE_38" => ApiError::new("UNIMPLEMENTED_IN_SM_BACKEND", [text()]),
             "SR_BACKEND_FAILURE_39" => ApiError::bare("SR_NOT_EMPTY"),

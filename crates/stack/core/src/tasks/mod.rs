@@ -157,6 +157,28 @@ impl Tasks {
         Ok(self.watch(reference.to_owned(), None))
     }
 
+    /// Takes up a task that the caller made for the work that it asks for now.
+    ///
+    /// # Errors
+    /// `HANDLE_INVALID`, `RBAC_PERMISSION_DENIED`; `OPERATION_NOT_ALLOWED`: it is over, or something works on it.
+    pub(crate) fn adopt(
+        &self,
+        caller: &Caller,
+        reference: &str,
+        owner: Owner,
+    ) -> Result<Arc<Running>, ApiError> {
+        check_owner(self, caller, "task", reference)?;
+        let refused = |why: &str| Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
+        if self.progress_of(reference).is_some() {
+            return refused("something works on the task already");
+        }
+        if !is_pending(&*self.db.get("task", reference)?) {
+            return refused("the task is over");
+        }
+        self.db.set("task", reference, "allowed_operations", Value::strings(["cancel"]))?;
+        Ok(self.watch(reference.to_owned(), Some(owner)))
+    }
+
     fn watch(&self, reference: String, owner: Option<Owner>) -> Arc<Running> {
         let running = Arc::new(Running {
             db: Arc::clone(&self.db),

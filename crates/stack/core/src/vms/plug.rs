@@ -227,6 +227,7 @@ impl Disk {
             minor: None,
             process: None,
             chain: None,
+            log: None,
             front: None,
             offer: Offer::default(),
             size: 0,
@@ -268,9 +269,9 @@ impl Disk {
 
     fn open(&self) -> Result<(), ApiError> {
         let opening = taken(&self.opening);
-        let chain = opening.as_ref().map(|opening| opening.chain.clone());
-        let chain = chain.ok_or_else(|| ApiError::internal("a disk is opened that is not active"))?;
-        self.call.part.disks.open(self.spec.vbd, &chain, Instant::now() + PLUG)?;
+        let with = opening.as_ref().map(|opening| opening.with.clone());
+        let with = with.ok_or_else(|| ApiError::internal("a disk is opened that is not active"))?;
+        self.call.part.disks.open(self.spec.vbd, &with, Instant::now() + PLUG)?;
         self.if_mine(|| Ok(()))
     }
 

@@ -1,12 +1,16 @@
 //! The file driver under another name, with what a test wants to go wrong, and what that means for others.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use tapio_core::storage;
 use tapio_model::{ApiError, Value};
-use tapio_sm::{Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo};
+use tapio_sm::{
+    Config, Ctx, DriverInfo, Export, Fork, ForkKind, Import, NewVdi, OpenSpec, ProbeAnswer, Sr, SrDriver,
+    SrStat, VdiInfo,
+};
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
@@ -191,9 +195,34 @@ impl Sr for FaultySr {
         self.inner.fill(ctx, into, from, base)
     }
 
-    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError> {
+    fn export(&self, ctx: &dyn Ctx, what: &Export, to: OwnedFd) -> Result<(), ApiError> {
+        self.plan.at(ctx, "export")?;
+        self.inner.export(ctx, what, to)
+    }
+
+    fn import(&self, ctx: &dyn Ctx, what: &Import, from: OwnedFd) -> Result<(), ApiError> {
+        self.plan.at(ctx, "import")?;
+        self.inner.import(ctx, what, from)
+    }
+
+    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
         self.plan.at(ctx, "activate")?;
         self.inner.activate(ctx, vdi, access)
+    }
+
+    fn track_changes(&self, ctx: &dyn Ctx, vdi: Uuid, wanted: bool) -> Result<VdiInfo, ApiError> {
+        self.plan.at(ctx, "track")?;
+        self.inner.track_changes(ctx, vdi, wanted)
+    }
+
+    fn destroy_data(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        self.plan.at(ctx, "destroy-data")?;
+        self.inner.destroy_data(ctx, vdi)
+    }
+
+    fn changed_blocks(&self, ctx: &dyn Ctx, from: Uuid, to: Uuid) -> Result<String, ApiError> {
+        self.plan.at(ctx, "changed-blocks")?;
+        self.inner.changed_blocks(ctx, from, to)
     }
 
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {

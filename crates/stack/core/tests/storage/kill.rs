@@ -78,6 +78,14 @@ fn story(dir: &Path) {
     params.extend([flag(), flag(), none(), location.as_str().into()]);
     rig.text("VDI.introduce", params).expect("it is not known");
     log.tell("introduced clone");
+    let tracked = rig.make_vdi(&sr, 4 * MIB);
+    log.made("tracked", &tracked);
+    rig.call("VDI.enable_cbt", vec![tracked.as_str().into()]).expect("it is no snapshot");
+    log.tell("tracks tracked");
+    let old = rig.snapshot(&tracked);
+    log.made("old", &old);
+    rig.call("VDI.data_destroy", vec![old.as_str().into()]).expect("it is tracked");
+    log.tell("reduced old");
     log.tell("going snapshot");
     rig.call("VDI.destroy", vec![snapshot.as_str().into()]).expect("it goes");
     log.tell("gone snapshot");
@@ -178,6 +186,16 @@ fn look(dir: &Path, place: &str) {
         }
         if has("grown vdi") {
             assert!(rig.vdi(made["vdi"]).int("virtual_size") >= 6 * MIB, "{place}");
+        }
+        if let Some(tracked) = made.get("tracked") {
+            assert!(!has("tracks tracked") || rig.vdi(tracked).bool("cbt_enabled"), "{place}");
+        }
+        if let (Some(tracked), Some(old)) = (made.get("tracked"), made.get("old")) {
+            let is_reduced = rig.vdi(old).text("type") == "cbt_metadata";
+            assert!(is_reduced || !(has("reduced old") || place.starts_with("vdi-data-destroy")), "{place}");
+            assert!(rig.vdi(old).bool("cbt_enabled"), "{place}");
+            let listed = rig.text("VDI.list_changed_blocks", vec![(*old).into(), (*tracked).into()]);
+            assert_eq!(listed.unwrap_or_else(|error| panic!("{place}: {error}")), "AAAAAAAAAAA=", "{place}");
         }
         if has("introduced clone") {
             assert_eq!(rig.vdi(made["clone"]).text("name_label"), "again", "{place}");

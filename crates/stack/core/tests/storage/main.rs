@@ -1,5 +1,6 @@
 //! SRs, PBDs and VDIs through the toolstack, as clients use them, on real files.
 
+mod cbt;
 mod errors;
 mod faulty;
 mod kill;

@@ -189,12 +189,21 @@ impl Rig {
         found.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("no image {uuid} in {dir:?}"))
     }
 
-    /// Images in the directory of an SR.
+    /// Images in the directory of an SR, and logs of changed blocks that are left of images.
     pub(crate) fn images(&self, sr_dir: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.join(sr_dir)).expect("the SR's directory");
         let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
-        let mut names: Vec<_> =
-            names.filter(|name| name.ends_with(".vhd") || name.ends_with(".raw")).collect();
+        let mut names: Vec<_> = names.collect();
+        let has_image = |log: &str| {
+            names.iter().any(|name| *name == format!("{log}.vhd") || *name == format!("{log}.raw"))
+        };
+        let is_image = |name: &String| {
+            let is_log_alone = name.strip_suffix(".cbtlog").is_some_and(|log| !has_image(log));
+            name.ends_with(".vhd") || name.ends_with(".raw") || is_log_alone
+        };
+        let kept: Vec<_> = names.iter().map(is_image).collect();
+        let mut kept = kept.into_iter();
+        names.retain(|_| kept.next().unwrap_or(false));
         names.sort();
         names
     }
@@ -211,8 +220,8 @@ impl Rig {
             assert!(running.is_empty(), "nothing runs: {running:?}");
         }
         recorded.sort();
-        let mut images: Vec<_> =
-            self.images(sr_dir).into_iter().map(|name| name[..name.len() - 4].to_owned()).collect();
+        let stem = |name: String| name.split('.').next().unwrap_or_default().to_owned();
+        let mut images: Vec<_> = self.images(sr_dir).into_iter().map(stem).collect();
         images.sort();
         assert_eq!(images, recorded, "images, and what has a record");
         assert_eq!(self.get("SR", sr).int("virtual_allocation"), sum);

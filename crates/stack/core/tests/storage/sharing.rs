@@ -21,7 +21,7 @@ fn one_writer_or_many_readers() {
     for reader in 0..20 {
         let opening =
             storage::activate(&call, &rig.vdi(&vdi), &format!("vbd {reader}"), ReadOnly).expect("a reader");
-        assert_eq!(opening.chain.layers.len(), 1);
+        assert_eq!(opening.with.chain.layers.len(), 1);
     }
     assert_eq!(tag().as_deref(), Some("RO"));
     assert_eq!(code(storage::activate(&call, &rig.vdi(&vdi), "writer", ReadWrite)), "VDI_IN_USE");
@@ -30,7 +30,10 @@ fn one_writer_or_many_readers() {
         ("VDI_IN_USE".into(), vec![vdi.clone(), "destroy".into()])
     );
     assert_eq!(rig.refused("PBD.unplug", vec![rig.pbd(&sr).into()]).0, "VDI_IN_USE");
-    assert_eq!(rig.words("VDI", &vdi, "allowed_operations"), ["clone", "copy", "snapshot", "update"]);
+    assert_eq!(
+        rig.words("VDI", &vdi, "allowed_operations"),
+        ["clone", "copy", "snapshot", "update", "enable_cbt", "disable_cbt"]
+    );
     let snapshot = vec![vdi.as_str().into(), Value::string_map::<&str, &str>([])];
     // The driver refuses it: there is no disk process that could be given the new chain.
     assert_eq!(rig.refused("VDI.snapshot", snapshot).0, "VDI_IN_USE");

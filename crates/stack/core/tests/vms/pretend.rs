@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use tapio_control::{DiskInfo, PoolSpec};
 use tapio_core::disks::{Backend, Offer, Process, Tuning};
 use tapio_model::ApiError;
+use tapio_sm::OpenSpec;
 use tapio_stat::VbdId;
-use tapio_types::{Access, ChainSpec};
+use tapio_types::Access;
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
@@ -50,7 +51,7 @@ impl Backend for Pretend {
         &self,
         _: Process,
         _: u16,
-        _: &ChainSpec,
+        _: &OpenSpec,
         _: &PoolSpec,
         _: &Tuning,
         _: Instant,
@@ -97,7 +98,7 @@ impl Backend for Pretend {
         Ok(())
     }
 
-    fn resume(&self, _: Process, _: u16, _: &ChainSpec, _: Instant) -> Result<(), ApiError> {
+    fn resume(&self, _: Process, _: u16, _: &OpenSpec, _: Instant) -> Result<(), ApiError> {
         Ok(())
     }
 

@@ -301,7 +301,7 @@ fn a_process_that_dies_while_its_disk_is_paused_is_replaced_when_that_goes_on() 
         rig.processes().iter().all(|(_, vbd)| *vbd == other),
         "it would have opened the images of before"
     );
-    live.resume(&note.chain.expect("a chain")).expect("the next process goes on");
+    live.resume(&note.open_spec().expect("images")).expect("the next process goes on");
     is_replaced(paused, died, 2);
     rig.check_real();
     rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);

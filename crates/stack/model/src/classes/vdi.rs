@@ -67,6 +67,17 @@ const RECORD: &[Param] = &[
 ];
 
 /// The class `VDI`.
+/// What refuses to begin or to end the tracking of changed blocks.
+const TRACKING_ERRORS: [&str; 7] = [
+    "SR_OPERATION_NOT_SUPPORTED",
+    "VDI_MISSING",
+    "SR_NOT_ATTACHED",
+    "SR_HAS_NO_PBDS",
+    "OPERATION_NOT_ALLOWED",
+    "VDI_INCOMPATIBLE_TYPE",
+    "VDI_ON_BOOT_MODE_INCOMPATIBLE_WITH_OPERATION",
+];
+
 pub static VDI_CLASS: Class = Class {
     name: "VDI",
     doc: "A virtual disk",
@@ -148,6 +159,45 @@ pub static VDI_CLASS: Class = Class {
         msg("forget", VmAdmin, "Forgets it and leaves its image")
             .takes(&[p("vdi", VDI)])
             .fails(&["VDI_IN_USE"]),
+        msg("enable_cbt", VmAdmin, "Tracks changed blocks from now on, also while it is used")
+            .takes(&[p("self", VDI)])
+            .fails(&TRACKING_ERRORS),
+        msg("disable_cbt", VmAdmin, "Tracks changed blocks no longer, also while it is used")
+            .takes(&[p("self", VDI)])
+            .fails(&TRACKING_ERRORS),
+        msg(
+            "data_destroy",
+            VmAdmin,
+            "Removes the data of a snapshot and keeps what is known of its changed blocks",
+        )
+        .takes(&[p("self", VDI)])
+        .fails(&[
+            "SR_OPERATION_NOT_SUPPORTED",
+            "VDI_MISSING",
+            "SR_NOT_ATTACHED",
+            "SR_HAS_NO_PBDS",
+            "OPERATION_NOT_ALLOWED",
+            "VDI_INCOMPATIBLE_TYPE",
+            "VDI_NO_CBT_METADATA",
+            "VDI_IN_USE",
+            "VDI_IS_A_PHYSICAL_DEVICE",
+        ]),
+        msg(
+            "list_changed_blocks",
+            VmAdmin,
+            "The blocks of 64 KiB that changed from one disk or snapshot to a later one, in base64: a bit for each, \
+             the first block in the highest bit of the first byte",
+        )
+        .takes(&[p("vdi_from", VDI), p("vdi_to", VDI)])
+        .gives(STRING)
+        .fails(&[
+            "SR_OPERATION_NOT_SUPPORTED",
+            "VDI_MISSING",
+            "SR_NOT_ATTACHED",
+            "SR_HAS_NO_PBDS",
+            "VDI_NO_CBT_METADATA",
+            "VDI_IN_USE",
+        ]),
         msg("generate_config", VmAdmin, "What attaches it without a database")
             .takes(&[p("host", HOST), p("vdi", VDI)])
             .gives(STRING)

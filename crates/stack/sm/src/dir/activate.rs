@@ -10,11 +10,11 @@ use uuid::Uuid;
 
 use super::ImageDir;
 use super::facts::{Facts, FileKind};
-use super::journal::{foreign_journal, unfinished};
+use super::journal::{cbt_journal_name, foreign_journal, unfinished};
 use crate::errors;
 use crate::links;
 use crate::lock::Share;
-use crate::traits::Ctx;
+use crate::traits::{Ctx, OpenSpec};
 
 impl ImageDir {
     pub(super) fn activate_image(
@@ -22,7 +22,7 @@ impl ImageDir {
         ctx: &dyn Ctx,
         vdi: Uuid,
         access: Access,
-    ) -> Result<ChainSpec, ApiError> {
+    ) -> Result<OpenSpec, ApiError> {
         let mut held = self.lock(ctx, Share::Shared)?;
         if self.is_unfinished(vdi)? {
             drop(held);
@@ -38,9 +38,13 @@ impl ImageDir {
         if facts.kind == FileKind::Vhd {
             check_blocks(&layers[0].path)?;
         }
+        let log = match access {
+            Access::ReadWrite => self.log_for_disk(ctx, vdi, facts.virtual_size)?,
+            Access::ReadOnly => None,
+        };
         *self.active.lock().entry(vdi).or_insert(0) += 1;
         drop(held);
-        Ok(ChainSpec { layers, access })
+        Ok(OpenSpec { chain: ChainSpec { layers, access }, log })
     }
 
     /// Whether a change of the VDI was broken off. Refuses where another storage manager has to finish it.
@@ -50,7 +54,8 @@ impl ImageDir {
         }
         let resize = offline::journal_beside(&self.file(FileKind::Vhd, vdi));
         let clone = self.path.join(format!("clone_{vdi}"));
-        Ok([resize, clone].iter().any(|journal| std::fs::symlink_metadata(journal).is_ok()))
+        let log = self.path.join(cbt_journal_name(vdi));
+        Ok([resize, clone, log].iter().any(|journal| std::fs::symlink_metadata(journal).is_ok()))
     }
 
     /// The images of a VDI, leaf first. Every parent is the image whose UUID its child recorded.

@@ -72,6 +72,10 @@ impl ImageDir {
                 return Err(errors::fail(43, format_args!("{} exists", path.display())));
             }
         }
+        let log = self.log_file(vdi);
+        if std::fs::symlink_metadata(&log).is_ok() {
+            return Err(errors::fail(43, format_args!("{} exists", log.display())));
+        }
         Ok(())
     }
 

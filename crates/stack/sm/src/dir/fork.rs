@@ -4,10 +4,11 @@
 //! 1  journal clone_<vdi> = <base>_<new>
 //! 2  the image gets the base copy's name as a second one (where links are impossible: as its only one)
 //! 3  an empty leaf on the base copy, as <vdi>.vhd.new
-//! 4  an empty sibling on the base copy, as <new>.vhd
+//! 4  an empty sibling on the base copy, as <new>.vhd; for a snapshot of a VDI whose changed blocks are tracked, the
+//!    log that it goes on with, as <vdi>.cbtlog.new
 //! 5  a running disk closes its images; guests wait
 //! 6  the leaf takes the VDI's name                     from here on it is finished, before it is undone
-//! 7  the base copy is hidden
+//! 7  the logs are switched (see `cbt`), the base copy is hidden
 //! 8  the running disk opens the new images; guests go on
 //! 9  a raw image loses its old name; the journal goes
 //! ```
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 use tapio_format::FormatError;
 use tapio_format::vhd::offline::{self, Image, OpenOptions, ParentFacts, Shape, SnapshotOptions, set_hidden};
 use tapio_format::vhd::{CHAIN_DEPTH_MAX, DiskType};
-use tapio_types::{ApiError, ChainSpec};
+use tapio_types::ApiError;
 use uuid::Uuid;
 
 use super::ImageDir;
@@ -87,7 +88,10 @@ impl ImageDir {
             self.check_free(new)?;
         }
         let own = self.index.begin();
+        // Logs change by the steps of a whole fork.
+        let tracks = kind == ForkKind::Snapshot && self.has_log(vdi);
         if live.is_none()
+            && !tracks
             && let Some(fork) = self.fork_empty(ctx, vdi, &facts, new, number)?
         {
             self.index.end(&own, new.as_slice());
@@ -98,7 +102,7 @@ impl ImageDir {
             return Err(errors::fail(109, format_args!("{vdi} has {depth} images of {CHAIN_DEPTH_MAX}")));
         }
         let journal = CloneJournal { vdi, base: Uuid::new_v4(), new };
-        let done = self.fork_with(ctx, &journal, &facts, live.as_deref(), number);
+        let done = self.fork_with(ctx, &journal, &facts, live.as_deref(), (number, tracks));
         if let Err(Broken { error, stays_paused }) = done {
             // Whatever is left is undone, or with an unwilling storage by the next attach. That also makes a disk go on
             // that stays paused.
@@ -144,7 +148,7 @@ impl ImageDir {
             offline::snapshot(&child, &path, &SnapshotOptions::default()).map_err(failed)?;
             ctx.step("fork:empty");
         }
-        let origin = self.info(vdi, facts, 0);
+        let origin = self.info(vdi, facts, 0, self.has_log(vdi));
         let made = new.map_or_else(|| Ok(origin.clone()), |new| self.info_of(new, 0))?;
         Ok(Some(Fork { made, origin, base: None }))
     }
@@ -155,12 +159,13 @@ impl ImageDir {
         journal: &CloneJournal,
         facts: &Facts,
         live: Option<&dyn LiveDisk>,
-        number: u16,
+        (number, tracks): (u16, bool),
     ) -> Result<(), Broken> {
         let failed = |what: &str, path: &Path, error: &io::Error| errors::io(number, what, path, error);
         let (vdi, kind) = (journal.vdi, facts.kind);
         let (own, base) = (self.file(kind, vdi), self.file(kind, journal.base));
-        let old_chain = self.chain(vdi, facts)?;
+        // Checked before anything changes.
+        self.chain(vdi, facts)?;
         journal.write(&self.path).map_err(|error| failed("cannot write the journal of", &own, &error))?;
         ctx.step("fork:journal");
         link_or_rename(&own, &base).map_err(|error| failed("cannot name the base copy", &base, &error))?;
@@ -171,21 +176,19 @@ impl ImageDir {
         // One that is left of a fork whose journal is gone.
         remove(&leaf)?;
         let made = self.make_children(ctx, journal, kind, &leaf, live.is_some());
-        made.map_err(|error| errors::image(number, &error))?;
+        made.and_then(|()| if tracks { self.prepare_log(ctx, journal, facts.virtual_size) } else { Ok(()) })
+            .map_err(|error| errors::image(number, &error))?;
         if let Some(disk) = live {
             disk.pause()?;
         }
         ctx.step("fork:paused");
-        let access = live.map_or(tapio_types::Access::ReadWrite, LiveDisk::access);
-        let swapped = self.swap(ctx, journal, kind, &leaf, number).and_then(|()| {
-            let Some(disk) = live else { return Ok(()) };
-            let layers = self.chain(vdi, &self.whole_image(vdi)?)?;
-            disk.resume(&ChainSpec { layers, access })
-        });
+        let swapped = self
+            .swap(ctx, journal, kind, &leaf, number)
+            .and_then(|()| live.map_or(Ok(()), |disk| self.go_on(vdi, disk)));
         if let Err(error) = swapped {
             let undone = self.undo_fork(journal);
             if let Some(disk) = live {
-                let resumed = undone.and_then(|()| disk.resume(&ChainSpec { layers: old_chain, access }));
+                let resumed = undone.and_then(|()| self.go_on(vdi, disk));
                 resumed.map_err(|second| Broken {
                     error: ApiError::internal(format!(
                         "{error}; and the disk of VDI {vdi} stays paused: {second}"
@@ -259,6 +262,7 @@ impl ImageDir {
             .map_err(|error| errors::io(number, "cannot give the new leaf its name", &top, &error))?;
         self.sync()?;
         ctx.step("fork:swapped");
+        self.switch_logs(ctx, journal)?;
         self.hide_base(journal.base, kind).map_err(|error| errors::image(number, &error))?;
         ctx.step("fork:hidden");
         Ok(())
@@ -286,7 +290,13 @@ impl ImageDir {
     }
 
     /// Finishes a fork whose leaf has the VDI's name. The journal stays until a running disk goes on.
-    pub(super) fn finish_fork(&self, journal: &CloneJournal, kind: FileKind) -> Result<(), ApiError> {
+    pub(super) fn finish_fork(
+        &self,
+        ctx: &dyn Ctx,
+        journal: &CloneJournal,
+        kind: FileKind,
+    ) -> Result<(), ApiError> {
+        self.switch_logs(ctx, journal)?;
         self.hide_base(journal.base, kind).map_err(|error| errors::image(82, &error))?;
         if kind == FileKind::Raw {
             remove(&self.file(FileKind::Raw, journal.vdi))?;
@@ -300,6 +310,7 @@ impl ImageDir {
     pub(super) fn undo_fork(&self, journal: &CloneJournal) -> Result<(), ApiError> {
         let system = |path: &Path, error: &io::Error| errors::io(82, "cannot undo a fork of", path, error);
         let reached = self.reached(journal).map_err(|error| system(&self.path, &error))?;
+        self.undo_logs(journal)?;
         if let Some(new) = journal.new.filter(|_| reached != Reached::Nothing) {
             remove(&self.file(FileKind::Vhd, new))?;
         }
@@ -352,7 +363,7 @@ impl ImageDir {
 }
 
 /// Device and inode; none where there is no such file.
-fn file_id(path: &Path) -> io::Result<Option<(u64, u64)>> {
+pub(super) fn file_id(path: &Path) -> io::Result<Option<(u64, u64)>> {
     match std::fs::symlink_metadata(path) {
         Ok(data) => Ok(Some((data.dev(), data.ino()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -361,7 +372,7 @@ fn file_id(path: &Path) -> io::Result<Option<(u64, u64)>> {
 }
 
 /// A second name for a file; where the file system has no links, its only name.
-fn link_or_rename(from: &Path, to: &Path) -> io::Result<()> {
+pub(super) fn link_or_rename(from: &Path, to: &Path) -> io::Result<()> {
     match std::fs::hard_link(from, to) {
         Err(error)
             if matches!(

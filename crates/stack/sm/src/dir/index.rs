@@ -7,7 +7,7 @@
 //! show a change by another program within the same tick of the file system's clock (some milliseconds) as the last one
 //! of ours. Before a base copy is removed all images are looked at.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -122,6 +122,8 @@ pub(crate) struct Listing {
     pub(crate) images: BTreeMap<Uuid, Arc<Facts>>,
     /// What changes of several steps left: names of files.
     pub(crate) leftovers: Vec<String>,
+    /// VDIs that have a log of changed blocks.
+    pub(crate) logs: BTreeSet<Uuid>,
 }
 
 impl Listing {
@@ -227,6 +229,8 @@ impl Index {
             let Some(name) = name.to_str() else { continue };
             if let Some(image) = FileKind::of_file(name) {
                 names.push(image);
+            } else if let Some(vdi) = journal::log_of_file(name) {
+                listing.logs.insert(vdi);
             } else if journal::is_leftover(name) {
                 listing.leftovers.push(name.to_string());
             }

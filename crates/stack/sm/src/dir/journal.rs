@@ -17,6 +17,10 @@ use crate::mount::sync_directory;
 const LEN_MAX: u64 = 4096;
 /// What a fork is called in a journal's name.
 const CLONE: &str = "clone";
+/// What a change of a log of changed blocks is called in a journal's name.
+const CBT: &str = "cbt";
+/// Behind the UUID in the name of a log of changed blocks.
+const LOG: &str = ".cbtlog";
 /// Changes of other storage managers, which they must finish themselves.
 const FOREIGN: [&str; 3] = ["leaf", "coalesce", "relink"];
 
@@ -101,6 +105,10 @@ pub(crate) enum Leftover {
     Resize(Uuid),
     /// A fork's leaf that did not get its name.
     NewLeaf(Uuid),
+    /// The journal of a change of a VDI's log of changed blocks, while a running disk is closed.
+    Cbt(Uuid),
+    /// A log of changed blocks that did not get its name.
+    NewLog,
     /// A file that its maker, of this process number, had not finished.
     Partial(u32),
     /// The same for a raw image, whose makers hold the SR's lock.
@@ -110,6 +118,26 @@ pub(crate) enum Leftover {
 /// The name of a fork's leaf before it gets its own.
 pub(crate) fn new_leaf_name(vdi: Uuid) -> String {
     format!("{vdi}.vhd.new")
+}
+
+/// The name of a VDI's log of changed blocks.
+pub(crate) fn log_name(vdi: Uuid) -> String {
+    format!("{vdi}{LOG}")
+}
+
+/// The VDI whose log of changed blocks has this name.
+pub(crate) fn log_of_file(name: &str) -> Option<Uuid> {
+    plain_uuid(name.strip_suffix(LOG)?)
+}
+
+/// The name of a log of changed blocks before it gets its own.
+pub(crate) fn new_log_name(vdi: Uuid) -> String {
+    format!("{vdi}{LOG}.new")
+}
+
+/// The journal of a change of a VDI's log of changed blocks.
+pub(crate) fn cbt_journal_name(vdi: Uuid) -> String {
+    format!("{CBT}_{vdi}")
 }
 
 /// The name of a raw image before it gets its own.
@@ -123,6 +151,9 @@ pub(crate) fn leftover(name: &str) -> Option<Leftover> {
         if kind == CLONE {
             return plain_uuid(uuid).map(|_| Leftover::Clone);
         }
+        if kind == CBT {
+            return plain_uuid(uuid).map(Leftover::Cbt);
+        }
         if FOREIGN.contains(&kind) {
             return plain_uuid(uuid).map(Leftover::Foreign);
         }
@@ -134,6 +165,9 @@ pub(crate) fn leftover(name: &str) -> Option<Leftover> {
     }
     if let Some(vdi) = name.strip_suffix(".vhd.new") {
         return plain_uuid(vdi).map(Leftover::NewLeaf);
+    }
+    if let Some(vdi) = name.strip_suffix(".cbtlog.new") {
+        return plain_uuid(vdi).map(|_| Leftover::NewLog);
     }
     let hidden = name.strip_prefix('.')?.strip_suffix(".partial")?;
     if let Some(vdi) = hidden.strip_suffix(".raw") {
@@ -200,6 +234,9 @@ mod tests {
         assert_eq!(leftover(&format!("leaf_{vdi}")), Some(Leftover::Foreign(vdi)));
         assert_eq!(leftover(&format!("{vdi}.vhd.resize-journal")), Some(Leftover::Resize(vdi)));
         assert_eq!(leftover(&new_leaf_name(vdi)), Some(Leftover::NewLeaf(vdi)));
+        assert_eq!(leftover(&cbt_journal_name(vdi)), Some(Leftover::Cbt(vdi)));
+        assert_eq!(leftover(&new_log_name(vdi)), Some(Leftover::NewLog));
+        assert_eq!((leftover(&log_name(vdi)), log_of_file(&log_name(vdi))), (None, Some(vdi)));
         assert_eq!(leftover(&partial_raw_name(vdi)), Some(Leftover::PartialRaw));
         assert_eq!(leftover(".vhd-12-3.partial"), Some(Leftover::Partial(12)));
         for other in ["clone_x", "leaf_", ".vhd-a-3.partial", ".partial", "notes.partial", "x.vhd.new", "_"] {

@@ -8,6 +8,7 @@
 //!            the base copy's flag; the journal's removal
 //! resize     the journal beside the image; see tapio_format::vhd::offline
 //! destroy    the image's name; then its companions; then parents without children
+//! logs       see `cbt`
 //! ```
 //!
 //! A running disk is paused for the exchange of names in a fork, and not for what comes before it. A disk process
@@ -15,6 +16,7 @@
 //! resize that moves blocks, an upgrade), and after the exchange those names would lead it to other images.
 
 mod activate;
+mod cbt;
 mod create;
 pub(crate) mod facts;
 mod fork;
@@ -25,6 +27,7 @@ mod remove;
 mod resize;
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -37,7 +40,8 @@ use crate::errors;
 use crate::fill;
 use crate::lock::{Held, Locks, Share};
 use crate::mount;
-use crate::traits::{Config, Ctx, Fork, ForkKind, NewVdi, Sr, SrStat, VdiInfo};
+use crate::traits::{Config, Ctx, Fork, ForkKind, NewVdi, OpenSpec, Sr, SrStat, VdiInfo};
+use crate::transfer::{self, Import};
 use facts::{Facts, FileKind};
 
 /// What an SR of this layout can do, in the words of `SM.capabilities`.
@@ -56,6 +60,7 @@ pub(crate) const CAPABILITIES: &[&str] = &[
     "VDI_RESIZE_ONLINE",
     "ATOMIC_PAUSE",
     "THIN_PROVISIONING",
+    "VDI_CONFIG_CBT",
 ];
 use index::{Index, Listing};
 
@@ -173,7 +178,7 @@ impl ImageDir {
         Ok(())
     }
 
-    fn info(&self, vdi: Uuid, facts: &Facts, children: u32) -> VdiInfo {
+    fn info(&self, vdi: Uuid, facts: &Facts, children: u32, has_log: bool) -> VdiInfo {
         let mut sm_config = BTreeMap::new();
         let mut put = |key: &str, value: &str| sm_config.insert(key.to_string(), value.to_string());
         match facts.kind {
@@ -202,6 +207,8 @@ impl ImageDir {
             parent: parent.map(|(parent, _)| parent),
             name_label: None,
             sm_config,
+            cbt_enabled: has_log,
+            is_metadata: false,
         }
     }
 
@@ -214,12 +221,12 @@ impl ImageDir {
                 None => self.list()?.children().get(&vdi).copied().unwrap_or(0),
             },
         };
-        Ok(self.info(vdi, facts, children))
+        Ok(self.info(vdi, facts, children, self.has_log(vdi)))
     }
 
     /// As it was just made or changed, without a look at others.
     fn info_of(&self, vdi: Uuid, children: u32) -> Result<VdiInfo, ApiError> {
-        Ok(self.info(vdi, &self.image(vdi)?, children))
+        Ok(self.info(vdi, &self.image(vdi)?, children, self.has_log(vdi)))
     }
 
     fn sync(&self) -> Result<(), ApiError> {
@@ -262,8 +269,14 @@ impl Sr for ImageDir {
         let mut found: Vec<_> = listing
             .images
             .iter()
-            .map(|(vdi, facts)| self.info(*vdi, facts, children.get(vdi).copied().unwrap_or(0)))
+            .map(|(vdi, facts)| {
+                let children = children.get(vdi).copied().unwrap_or(0);
+                self.info(*vdi, facts, children, listing.logs.contains(vdi))
+            })
             .collect();
+        let alone =
+            listing.logs.iter().filter(|vdi| !listing.images.contains_key(vdi) && self.has_log(**vdi));
+        found.extend(alone.map(|vdi| self.info_of_log(*vdi)));
         for info in &mut found {
             if let Some(journal) = pending.get(&info.uuid) {
                 info.sm_config.insert("damaged".into(), journal::unfinished(journal));
@@ -276,8 +289,11 @@ impl Sr for ImageDir {
     }
 
     fn vdi(&self, _: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
-        let facts = self.image(vdi)?;
-        self.info_now(vdi, &facts)
+        match self.image(vdi) {
+            Ok(facts) => self.info_now(vdi, &facts),
+            Err(_) if self.is_log_alone(vdi)? => Ok(self.info_of_log(vdi)),
+            Err(error) => Err(error),
+        }
     }
 
     fn create(&self, ctx: &dyn Ctx, new: &NewVdi) -> Result<VdiInfo, ApiError> {
@@ -289,7 +305,7 @@ impl Sr for ImageDir {
     }
 
     fn destroy(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
-        self.destroy_image(ctx, vdi)
+        self.destroy_image(ctx, vdi, false)
     }
 
     fn resize(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError> {
@@ -313,8 +329,33 @@ impl Sr for ImageDir {
         fill::fill(ctx, &target, from, base)
     }
 
-    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError> {
+    fn import(&self, ctx: &dyn Ctx, what: &Import, from: OwnedFd) -> Result<(), ApiError> {
+        self.check_unused(ctx, what.into, "import")?;
+        let facts = self.whole_image(what.into)?;
+        let target = ChainSpec { layers: self.chain(what.into, &facts)?, access: Access::ReadWrite };
+        transfer::import(ctx, &target, what, from)
+    }
+
+    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
         self.activate_image(ctx, vdi, access)
+    }
+
+    fn track_changes(&self, ctx: &dyn Ctx, vdi: Uuid, wanted: bool) -> Result<VdiInfo, ApiError> {
+        self.track(ctx, vdi, wanted)
+    }
+
+    fn destroy_data(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        if !self.has_log(vdi) {
+            self.image(vdi)?;
+            return Err(errors::fail(66, format_args!("changed blocks of {vdi} are not tracked")));
+        }
+        self.destroy_image(ctx, vdi, true)?;
+        ctx.step("data-destroy:done");
+        Ok(self.info_of_log(vdi))
+    }
+
+    fn changed_blocks(&self, ctx: &dyn Ctx, from: Uuid, to: Uuid) -> Result<String, ApiError> {
+        self.list_changed(ctx, from, to)
     }
 
     fn deactivate(&self, _: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {

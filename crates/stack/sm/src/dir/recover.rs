@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use tapio_types::{ApiError, ChainSpec};
+use tapio_types::ApiError;
 use uuid::Uuid;
 
 use super::ImageDir;
@@ -68,7 +68,10 @@ impl ImageDir {
         for name in &listing.leftovers {
             match leftover(name) {
                 Some(Leftover::Resize(vdi)) if ctx.live(vdi).is_none() => self.recover_resize(vdi, name)?,
-                Some(Leftover::NewLeaf(_) | Leftover::PartialRaw) => remove(&self.path.join(name))?,
+                Some(Leftover::Cbt(vdi)) => self.recover_log(ctx, vdi, name)?,
+                Some(Leftover::NewLeaf(_) | Leftover::NewLog | Leftover::PartialRaw) => {
+                    remove(&self.path.join(name))?;
+                }
                 Some(Leftover::Partial(process)) if !is_running(process) => remove(&self.path.join(name))?,
                 _ => {}
             }
@@ -81,24 +84,40 @@ impl ImageDir {
         let reached = self
             .reached(journal)
             .map_err(|error| errors::io(181, "cannot see how far a fork came in", &self.path, &error))?;
+        let live = ctx.live(vdi);
+        if let Some(disk) = &live {
+            // It was paused, or was going to be, or goes on already. Its logs change only while it is.
+            let _ = disk.pause();
+        }
         if let Reached::Swapped(kind) = reached {
             tracing::info!("SR {}: a fork of {vdi} was broken off and is finished", self.sr);
-            self.finish_fork(journal, kind)?;
+            self.finish_fork(ctx, journal, kind)?;
         } else {
             tracing::info!("SR {}: a fork of {vdi} was broken off and is undone", self.sr);
             self.undo_fork(journal)?;
         }
-        if let Some(disk) = ctx.live(vdi) {
-            // It was paused, or was going to be, or goes on already: afterwards it runs, with the right images.
-            let layers = self.chain(vdi, &self.whole_image(vdi)?)?;
-            let _ = disk.pause();
-            if let Err(error) = disk.resume(&ChainSpec { layers, access: disk.access() }) {
+        if let Some(disk) = live {
+            // Afterwards it runs, with the right images.
+            if let Err(error) = self.go_on(vdi, disk.as_ref()) {
                 // The journal stays: the next recovery tries again.
                 tracing::warn!("the disk of VDI {vdi} does not go on after a broken fork: {error}");
                 return Ok(());
             }
         }
         self.remove_journal(journal)
+    }
+
+    /// A disk that was closed for a change of its log goes on, with the log if it is there.
+    fn recover_log(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str) -> Result<(), ApiError> {
+        if let Some(disk) = ctx.live(vdi) {
+            let _ = disk.pause();
+            if let Err(error) = self.go_on(vdi, disk.as_ref()) {
+                // The journal stays: the next recovery tries again.
+                tracing::warn!("the disk of VDI {vdi} does not go on after a change of its log: {error}");
+                return Ok(());
+            }
+        }
+        remove(&self.path.join(name))
     }
 
     fn recover_resize(&self, vdi: Uuid, name: &str) -> Result<(), ApiError> {

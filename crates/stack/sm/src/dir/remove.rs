@@ -16,7 +16,8 @@ use crate::lock::Share;
 use crate::traits::Ctx;
 
 impl ImageDir {
-    pub(super) fn destroy_image(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+    /// Removes the image of a VDI, and its log of changed blocks unless that is kept.
+    pub(super) fn destroy_image(&self, ctx: &dyn Ctx, vdi: Uuid, keeps_log: bool) -> Result<(), ApiError> {
         let held = self.lock(ctx, Share::Exclusive)?;
         self.check_unused(ctx, vdi, "destroy")?;
         if let Some(journal) = foreign_journal(&self.path, vdi) {
@@ -24,7 +25,7 @@ impl ImageDir {
         }
         let own = self.index.begin();
         if let Some(facts) = self.lone(&own, vdi)? {
-            self.remove_one(ctx, facts.kind, vdi)?;
+            self.remove_one(ctx, facts.kind, vdi, keeps_log)?;
             self.index.end(&own, &[vdi]);
             return self.sync();
         }
@@ -34,7 +35,10 @@ impl ImageDir {
             listing = self.list()?;
         }
         let Some(facts) = listing.images.get(&vdi).cloned() else {
-            return Err(errors::vdi_missing(self.sr, vdi));
+            if !listing.logs.contains(&vdi) {
+                return Err(errors::vdi_missing(self.sr, vdi));
+            }
+            return if keeps_log { Ok(()) } else { self.remove_log(ctx, vdi) };
         };
         let children = listing.children().get(&vdi).copied().unwrap_or(0);
         if children > 0 {
@@ -43,7 +47,7 @@ impl ImageDir {
         }
         let parent = listing.parent_of(&facts);
         let own = self.index.begin();
-        self.remove_one(ctx, facts.kind, vdi)?;
+        self.remove_one(ctx, facts.kind, vdi, keeps_log)?;
         listing.images.remove(&vdi);
         let mut gone = vec![vdi];
         self.remove_garbage(ctx, &mut listing, parent, &mut gone)?;
@@ -68,14 +72,14 @@ impl ImageDir {
     }
 
     /// Removes the files of one image.
-    fn remove_one(&self, ctx: &dyn Ctx, kind: FileKind, vdi: Uuid) -> Result<(), ApiError> {
+    fn remove_one(&self, ctx: &dyn Ctx, kind: FileKind, vdi: Uuid, keeps_log: bool) -> Result<(), ApiError> {
         ctx.step("destroy:begin");
         let path = self.file(kind, vdi);
         remove(&path)?;
         self.sync()?;
         ctx.step("destroy:image-gone");
-        remove(&self.path.join(format!("{vdi}.cbtlog")))?;
-        remove(&journal_beside(&path))
+        remove(&journal_beside(&path))?;
+        if keeps_log { Ok(()) } else { self.remove_log(ctx, vdi) }
     }
 
     /// Removes `first` and the images below it as far as they are base copies that carry nothing any more.
@@ -129,7 +133,7 @@ impl ImageDir {
         let _held = self.lock(ctx, Share::Exclusive)?;
         let mut listing = self.list()?;
         self.remove_all_garbage(ctx, &mut listing)?;
-        if !listing.images.is_empty() {
+        if !listing.images.is_empty() || !listing.logs.is_empty() {
             return Err(errors::sr_not_empty());
         }
         ctx.step("sr-erase:begin");

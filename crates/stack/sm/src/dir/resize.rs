@@ -39,6 +39,7 @@ impl ImageDir {
         }
         let path = self.file(facts.kind, vdi);
         ctx.step("resize:begin");
+        let is_live = live.is_some();
         match (live, facts.kind) {
             (Some(disk), _) => disk.grow(size)?,
             (None, FileKind::Vhd) => {
@@ -64,6 +65,11 @@ impl ImageDir {
                 })?;
                 ctx.step("resize:done");
             }
+        }
+        // A running disk makes its log longer itself. A log that is left shorter grows when the disk is opened.
+        if !is_live && self.has_log(vdi) {
+            self.settled(vdi, size)?;
+            ctx.step("resize:log-grown");
         }
         self.info_of(vdi, 0)
     }

@@ -9,11 +9,11 @@ use tapio_format::{FileMedium, FormatError};
 use tapio_types::{ChainSpec, Span};
 
 /// How much is moved at once: a block of a VHD.
-pub(super) const PIECE_LEN: u64 = 2 << 20;
+pub(crate) const PIECE_LEN: u64 = 2 << 20;
 
 /// What an image says of sectors that are to be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holds {
+pub(crate) enum Holds {
     /// Anything.
     Data,
     /// Zeros, for sure.
@@ -22,7 +22,7 @@ pub(super) enum Holds {
 
 /// How the sectors are found.
 #[derive(Debug)]
-pub(super) enum Plan {
+pub(crate) enum Plan {
     /// All that any image of the source holds.
     Everything,
     /// What is held by the images in which the two disks differ: so many on top of each.
@@ -32,7 +32,7 @@ pub(super) enum Plan {
 }
 
 impl Plan {
-    pub(super) fn new(
+    pub(crate) fn new(
         source: &Chain<FileMedium>,
         other: Option<&Chain<FileMedium>>,
         from: &ChainSpec,
@@ -55,17 +55,17 @@ impl Plan {
     }
 
     /// Whether zeros count: what is copied is laid over other contents.
-    pub(super) fn is_delta(&self) -> bool {
+    pub(crate) fn is_delta(&self) -> bool {
         !matches!(self, Self::Everything)
     }
 
     /// Whether both disks are read.
-    pub(super) fn compares(&self) -> bool {
+    pub(crate) fn compares(&self) -> bool {
         matches!(self, Self::Compared)
     }
 
     /// The sectors of `span` to be copied, in order.
-    pub(super) fn wanted(
+    pub(crate) fn wanted(
         &self,
         source: &Chain<FileMedium>,
         other: Option<&Chain<FileMedium>>,

@@ -9,15 +9,18 @@ use tapio_format::{FileMedium, FormatError, FormatErrorKind, Medium};
 use tapio_types::{Access, ApiError, ChainSpec, ImageKind, Span};
 
 use super::Filled;
+use super::log::ImageLog;
 use crate::errors;
 
 /// The leaf that is written, and the whole disk as it was before.
-pub(super) struct Target {
+pub(crate) struct Target {
     leaf: Leaf,
     path: PathBuf,
     before: Chain<FileMedium>,
     is_fresh: bool,
     scratch: Vec<u8>,
+    /// The log of changed blocks, if they are tracked.
+    log: Option<ImageLog>,
 }
 
 enum Leaf {
@@ -28,7 +31,7 @@ enum Leaf {
 impl Target {
     /// # Errors
     /// `VDI_IN_USE`-like where a process has it open, those of the images.
-    pub(super) fn open(spec: &ChainSpec) -> Result<Self, ApiError> {
+    pub(crate) fn open(spec: &ChainSpec) -> Result<Self, ApiError> {
         let fail = |error: FormatError| match error.errno() {
             libc::EBUSY => errors::fail(46, error),
             _ => errors::image(65, &error),
@@ -51,20 +54,37 @@ impl Target {
             }
         };
         let before = Chain::open_spec(spec).map_err(fail)?;
-        Ok(Self { leaf, path, before, is_fresh, scratch: Vec::new() })
+        let log = ImageLog::open(&path, before.virtual_len()).map_err(fail)?;
+        Ok(Self { leaf, path, before, is_fresh, scratch: Vec::new(), log })
     }
 
-    pub(super) fn virtual_len(&self) -> u64 {
+    fn note(&mut self, span: Span) {
+        if let Some(log) = &mut self.log {
+            log.note(span);
+        }
+    }
+
+    /// All of it was written, by other means.
+    pub(super) fn note_all(&mut self) {
+        self.note(Span::new(0, self.virtual_len()));
+    }
+
+    /// The whole disk as it was before.
+    pub(crate) fn before(&self) -> &Chain<FileMedium> {
+        &self.before
+    }
+
+    pub(crate) fn virtual_len(&self) -> u64 {
         self.before.virtual_len()
     }
 
     /// Whether it reads as zeros everywhere.
-    pub(super) fn is_fresh(&self) -> bool {
+    pub(crate) fn is_fresh(&self) -> bool {
         self.is_fresh
     }
 
     /// The file of a raw target.
-    pub(super) fn raw(&self) -> Option<(&FileMedium, &Path)> {
+    pub(crate) fn raw(&self) -> Option<(&FileMedium, &Path)> {
         match &self.leaf {
             Leaf::Raw(medium) => Some((medium, &self.path)),
             Leaf::Vhd(_) => None,
@@ -72,7 +92,7 @@ impl Target {
     }
 
     /// Writes the runs of a piece. Zeros are left out where the target reads as zeros, unless they count (a delta).
-    pub(super) fn write(&mut self, piece: &Filled, zeros_count: bool) -> Result<(), FormatError> {
+    pub(crate) fn write(&mut self, piece: &Filled, zeros_count: bool) -> Result<(), FormatError> {
         for run in &piece.runs {
             let at = piece.span.start + run.start as u64;
             if !run.is_zero {
@@ -82,6 +102,14 @@ impl Target {
             }
         }
         Ok(())
+    }
+
+    /// Reads whole sectors as they were before.
+    ///
+    /// # Errors
+    /// Those of the images.
+    pub(crate) fn read_before(&self, at: u64, into: &mut [u8]) -> Result<(), FormatError> {
+        super::read_or_zeros(Some(&self.before), at, into)
     }
 
     /// Whether the target read as zeros there before the copy began. No copy comes to the same sectors twice.
@@ -99,6 +127,7 @@ impl Target {
     }
 
     fn write_data(&mut self, at: u64, bytes: &[u8]) -> Result<(), FormatError> {
+        self.note(Span::new(at, bytes.len() as u64));
         match &mut self.leaf {
             Leaf::Vhd(image) => image.write_at(at, bytes),
             Leaf::Raw(medium) => medium.write_at(at, bytes).map_err(|error| {
@@ -108,6 +137,7 @@ impl Target {
     }
 
     fn write_zeros(&mut self, span: Span) -> Result<(), FormatError> {
+        self.note(span);
         match &mut self.leaf {
             Leaf::Raw(medium) => medium.zero(span).map_err(|error| {
                 FormatError::io("cannot clear", error).with_offset(span.start).with_path(&self.path)
@@ -127,7 +157,7 @@ impl Target {
     }
 
     /// Makes everything visible and durable.
-    pub(super) fn finish(self) -> Result<(), FormatError> {
+    pub(crate) fn finish(self) -> Result<(), FormatError> {
         match self.leaf {
             Leaf::Vhd(mut image) => image.commit(),
             Leaf::Raw(medium) => medium
@@ -135,8 +165,11 @@ impl Target {
                 .sync_all()
                 .map_err(|error| FormatError::io("cannot flush", error).with_path(&self.path)),
         }
-        .map_err(|error| {
-            if error.kind() == FormatErrorKind::Io { error.with_path(&self.path) } else { error }
-        })
+        .map_err(
+            |error| {
+                if error.kind() == FormatErrorKind::Io { error.with_path(&self.path) } else { error }
+            },
+        )
+        .and_then(|()| self.log.map_or(Ok(()), ImageLog::close))
     }
 }

@@ -33,6 +33,8 @@ const WRITE: Duration = Duration::from_secs(5);
 
 /// Images that a scan may tell of; one SR with more is none of ours.
 const IMAGES_MAX: usize = 1_000_000;
+/// Bytes of a text: the changed blocks of the largest disk that they are listed of take less.
+const TEXT_MAX: usize = 16 << 20;
 
 /// Running disks that a call asked about.
 type Disks = HashMap<usize, Box<dyn LiveDisk>>;
@@ -105,29 +107,31 @@ impl Worker {
         true
     }
 
-    fn link(&self) -> io::Result<Link> {
-        if let Some(link) = self.idle.lock().pop() {
+    fn link(&self, data: Option<&OwnedFd>) -> io::Result<Link> {
+        let idle = if data.is_none() { self.idle.lock().pop() } else { None };
+        if let Some(link) = idle {
             return Ok(link);
         }
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_write_timeout(Some(WRITE))?;
-        rights::send(&self.control, theirs)?;
+        rights::send(&self.control, theirs, data)?;
         Ok(Link { stream: ours, frames: Frames::default() })
     }
 
-    /// One call: its answer, and the images that came before it.
+    /// One call: its answer, and the images that came before it. `data` is the socket of a transfer, which the worker
+    /// gets.
     ///
     /// # Errors
     /// After any but [`Failure::Refused`] the worker is of no use any more.
     pub(super) fn call(
         &self,
         ctx: &dyn Ctx,
-        task: &Task,
+        (task, data): (&Task, Option<OwnedFd>),
         limit: Duration,
     ) -> Result<(Answer, Vec<VdiInfo>), Failure> {
         let running = self.calls.fetch_add(1, Ordering::AcqRel);
         let done = if running < CALLS_MAX {
-            self.talk(ctx, task, limit)
+            self.talk(ctx, (task, data), limit)
         } else {
             let text =
                 format!("{}: {CALLS_MAX} operations of this SR run already; repeat later", task.name());
@@ -137,10 +141,18 @@ impl Worker {
         done
     }
 
-    fn talk(&self, ctx: &dyn Ctx, task: &Task, limit: Duration) -> Result<(Answer, Vec<VdiInfo>), Failure> {
-        let mut link = self.link().map_err(|error| broken(&error))?;
+    fn talk(
+        &self,
+        ctx: &dyn Ctx,
+        (task, data): (&Task, Option<OwnedFd>),
+        limit: Duration,
+    ) -> Result<(Answer, Vec<VdiInfo>), Failure> {
+        let mut link = self.link(data.as_ref()).map_err(|error| broken(&error))?;
+        // The worker has its own descriptor: the socket ends with the transfer.
+        let is_transfer = data.is_some();
+        drop(data);
         link.send(&ToWorker::Begin(task.clone()))?;
-        let (mut disks, mut images) = (Disks::new(), Vec::new());
+        let (mut disks, mut images, mut text) = (Disks::new(), Vec::new(), String::new());
         let mut heard = Instant::now();
         let mut cancelled: Option<Instant> = None;
         loop {
@@ -179,15 +191,25 @@ impl Worker {
                     }
                     images.extend(some);
                 }
+                FromWorker::Text(piece) => {
+                    if text.len() + piece.len() > TEXT_MAX {
+                        return Err(Failure::Nonsense(format!("a text of more than {TEXT_MAX} bytes")));
+                    }
+                    text.push_str(&piece);
+                }
                 FromWorker::Done(done) => {
                     // A cancel that came too late lies in the link, where the next call would find it.
                     if link.frames.is_empty()
                         && cancelled.is_none()
+                        && !is_transfer
                         && !self.is_given_up.load(Ordering::Acquire)
                     {
                         self.idle.lock().push(link);
                     }
-                    return done.map(|answer| (answer, images)).map_err(Failure::Refused);
+                    return match done {
+                        Ok(Answer::Text(_)) => Ok((Answer::Text(text), images)),
+                        done => done.map(|answer| (answer, images)).map_err(Failure::Refused),
+                    };
                 }
             }
             heard = Instant::now();
@@ -241,8 +263,8 @@ fn answer(ctx: &dyn Ctx, disks: &mut Disks, question: Question) -> Reply {
             number
         })),
         Question::Pause { disk } => disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.pause())),
-        Question::Resume { disk, chain } => {
-            disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.resume(&chain)))
+        Question::Resume { disk, with } => {
+            disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.resume(&with)))
         }
         Question::Access { disk } => {
             Reply::Access(disks.get(&disk).map_or(Access::ReadWrite, |disk| disk.access()))

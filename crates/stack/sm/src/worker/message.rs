@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
-use crate::traits::{Config, Fork, ForkKind, NewVdi, ProbeAnswer, SrStat, VdiInfo};
+use crate::traits::{Config, Fork, ForkKind, NewVdi, OpenSpec, ProbeAnswer, SrStat, VdiInfo};
+use crate::transfer::{Export, Import};
 
 /// What a worker is asked to do: the methods of [`crate::SrDriver`] and [`crate::Sr`].
 #[derive(Clone, Serialize, Deserialize)]
@@ -36,10 +37,20 @@ pub enum Task {
     Fork { vdi: Uuid, new: Uuid, kind: ForkKind },
     /// `Sr::fill`.
     Fill { into: Uuid, from: ChainSpec, base: Option<ChainSpec> },
+    /// `Sr::export`; the socket came with the link.
+    Export(Export),
+    /// `Sr::import`; the same.
+    Import(Import),
     /// `Sr::activate`.
     Activate { vdi: Uuid, access: Access },
     /// `Sr::deactivate`.
     Deactivate { vdi: Uuid },
+    /// `Sr::track_changes`.
+    TrackChanges { vdi: Uuid, wanted: bool },
+    /// `Sr::destroy_data`.
+    DestroyData { vdi: Uuid },
+    /// `Sr::changed_blocks`: the text comes before the answer.
+    ChangedBlocks { from: Uuid, to: Uuid },
     /// `Sr::detach`.
     Detach,
     /// `Sr::erase`.
@@ -62,8 +73,13 @@ impl Task {
             Self::Resize { .. } => "resize",
             Self::Fork { .. } => "snapshot or clone",
             Self::Fill { .. } => "copy",
+            Self::Export(_) => "export",
+            Self::Import(_) => "import",
             Self::Activate { .. } => "activate",
             Self::Deactivate { .. } => "deactivate",
+            Self::TrackChanges { .. } => "track changes",
+            Self::DestroyData { .. } => "destroy data",
+            Self::ChangedBlocks { .. } => "list changed blocks",
             Self::Detach => "detach",
             Self::Erase => "erase",
         }
@@ -87,7 +103,7 @@ pub enum Question {
     /// Its requests end, its images are closed.
     Pause { disk: usize },
     /// It goes on with these images.
-    Resume { disk: usize, chain: ChainSpec },
+    Resume { disk: usize, with: OpenSpec },
     /// How it has them open.
     Access { disk: usize },
     /// It becomes longer.
@@ -133,7 +149,9 @@ pub enum Answer {
     /// What a snapshot or a clone made.
     Fork(Box<Fork>),
     /// Images to open.
-    Chain(ChainSpec),
+    Disk(OpenSpec),
+    /// Text, which came before in pieces.
+    Text(String),
 }
 
 /// From worker to daemon.
@@ -146,6 +164,8 @@ pub enum FromWorker {
     Ask(Question),
     /// Some of the images of a scan.
     Images(Vec<VdiInfo>),
+    /// Some of a text.
+    Text(String),
     /// The call is over.
     Done(Result<Answer, ApiError>),
 }

@@ -1,6 +1,7 @@
 //! The daemon's side: a driver, and an SR, whose work is done by a worker.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,9 @@ use super::message::{Answer, Task};
 use super::process::{Launch, Process};
 use crate::errors;
 use crate::traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, OpenSpec, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
 };
+use crate::transfer::{Export, Import};
 
 /// Workers that are left behind, of all SRs together, before no probe and no new SR starts another one.
 const LEFT_MAX: usize = 32;
@@ -110,7 +112,7 @@ impl Pool {
         worker: &Worker,
         ctx: &dyn Ctx,
         sr: Option<Uuid>,
-        task: &Task,
+        (task, data): (&Task, Option<OwnedFd>),
     ) -> Result<(Answer, Vec<VdiInfo>), ApiError> {
         let limit = match task {
             Task::Probe { .. } | Task::Make { .. } | Task::Attach { .. } => self.options.limit * LONG,
@@ -118,7 +120,7 @@ impl Pool {
             _ => self.options.limit,
         };
         let began = Instant::now();
-        let failure = match worker.call(ctx, task, limit) {
+        let failure = match worker.call(ctx, (task, data), limit) {
             Ok(done) => return Ok(done),
             Err(failure) => failure,
         };
@@ -203,7 +205,7 @@ impl Remote {
     /// A call that a worker of its own does.
     fn once(&self, ctx: &dyn Ctx, sr: Option<Uuid>, task: &Task) -> Result<Answer, ApiError> {
         let worker = self.pool.start(sr, task.name())?;
-        let done = self.pool.call(&worker, ctx, sr, task);
+        let done = self.pool.call(&worker, ctx, sr, (task, None));
         self.pool.dismiss(&worker, sr);
         done.map(|(answer, _)| answer)
     }
@@ -315,7 +317,7 @@ impl RemoteSr {
     fn start(&self, ctx: &dyn Ctx) -> Result<Arc<Worker>, ApiError> {
         let worker = self.pool.start(Some(self.sr), "attach")?;
         let task = Task::Attach { driver: self.driver.to_owned(), sr: self.sr, config: self.config.clone() };
-        let attached = self.pool.call(&worker, ctx, Some(self.sr), &task);
+        let attached = self.pool.call(&worker, ctx, Some(self.sr), (&task, None));
         if attached.is_err() {
             self.pool.dismiss(&worker, Some(self.sr));
         }
@@ -324,7 +326,13 @@ impl RemoteSr {
 
     fn call(&self, ctx: &dyn Ctx, task: &Task) -> Result<(Answer, Vec<VdiInfo>), ApiError> {
         let worker = self.worker(ctx)?;
-        self.pool.call(&worker, ctx, Some(self.sr), task)
+        self.pool.call(&worker, ctx, Some(self.sr), (task, None))
+    }
+
+    /// A call whose data go over a socket of their own.
+    fn transfer(&self, ctx: &dyn Ctx, task: &Task, data: OwnedFd) -> Result<(), ApiError> {
+        let worker = self.worker(ctx)?;
+        self.pool.call(&worker, ctx, Some(self.sr), (task, Some(data))).map(drop)
     }
 
     fn vdi_of(&self, ctx: &dyn Ctx, task: &Task) -> Result<VdiInfo, ApiError> {
@@ -396,10 +404,33 @@ impl Sr for RemoteSr {
         self.done(ctx, &Task::Fill { into, from: from.clone(), base: base.cloned() })
     }
 
-    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<ChainSpec, ApiError> {
+    fn export(&self, ctx: &dyn Ctx, what: &Export, to: OwnedFd) -> Result<(), ApiError> {
+        self.transfer(ctx, &Task::Export(what.clone()), to)
+    }
+
+    fn import(&self, ctx: &dyn Ctx, what: &Import, from: OwnedFd) -> Result<(), ApiError> {
+        self.transfer(ctx, &Task::Import(what.clone()), from)
+    }
+
+    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
         match self.call(ctx, &Task::Activate { vdi, access })?.0 {
-            Answer::Chain(chain) => Ok(chain),
+            Answer::Disk(disk) => Ok(disk),
             _ => misunderstood("activate"),
+        }
+    }
+
+    fn track_changes(&self, ctx: &dyn Ctx, vdi: Uuid, wanted: bool) -> Result<VdiInfo, ApiError> {
+        self.vdi_of(ctx, &Task::TrackChanges { vdi, wanted })
+    }
+
+    fn destroy_data(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        self.vdi_of(ctx, &Task::DestroyData { vdi })
+    }
+
+    fn changed_blocks(&self, ctx: &dyn Ctx, from: Uuid, to: Uuid) -> Result<String, ApiError> {
+        match self.call(ctx, &Task::ChangedBlocks { from, to })?.0 {
+            Answer::Text(text) => Ok(text),
+            _ => misunderstood("list changed blocks"),
         }
     }
 
@@ -408,7 +439,8 @@ impl Sr for RemoteSr {
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
         let worker = self.state.lock().worker.clone().filter(|worker| worker.is_usable());
         let Some(worker) = worker else { return Ok(()) };
-        let done = self.pool.call(&worker, ctx, Some(self.sr), &Task::Deactivate { vdi });
+        let task = Task::Deactivate { vdi };
+        let done = self.pool.call(&worker, ctx, Some(self.sr), (&task, None));
         match done {
             Err(error) if super::is_unfinished(&error) => Ok(()),
             done => done.map(drop),

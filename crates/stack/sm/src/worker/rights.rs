@@ -1,24 +1,29 @@
-//! Links to an SR's worker: a descriptor each, through the socket that it was started with.
+//! Links to an SR's worker: a descriptor each, through the socket that it was started with. A link for one transfer
+//! comes with a second one, the socket of its data.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use tapio_sys::{poll, socket};
 
-/// Sends a descriptor; does not wait for room in the socket.
+/// A link, and the socket of the data of its only call.
+pub(super) type Ends = (OwnedFd, Option<OwnedFd>);
+
+/// Sends a link; does not wait for room in the socket.
 ///
 /// # Errors
 /// The other end is gone, or takes nothing.
-pub(super) fn send(socket: &UnixStream, fd: impl AsFd) -> io::Result<()> {
-    socket::send(socket, &[0], &[fd.as_fd()]).map(drop)
+pub(super) fn send(socket: &UnixStream, link: impl AsFd, data: Option<&OwnedFd>) -> io::Result<()> {
+    let fds: Vec<BorrowedFd<'_>> = std::iter::once(link.as_fd()).chain(data.map(OwnedFd::as_fd)).collect();
+    socket::send(socket, &[0], &fds).map(drop)
 }
 
-/// The next descriptor; none when the other end is gone.
+/// The next link; none when the other end is gone.
 ///
 /// # Errors
 /// Something else came.
-pub(super) fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+pub(super) fn receive(socket: &UnixStream) -> io::Result<Option<Ends>> {
     let mut fds = Vec::new();
     let got = loop {
         poll::any(&mut [poll::PollFd::new(socket, poll::PollFlags::IN)], None)?;
@@ -30,7 +35,9 @@ pub(super) fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     if got.len == 0 {
         return Ok(None);
     }
-    fds.pop().map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no descriptor came"))
+    let mut fds = fds.into_iter();
+    let link = fds.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no descriptor came"))?;
+    Ok(Some((link, fds.next())))
 }
 
 #[cfg(test)]
@@ -42,9 +49,15 @@ mod tests {
     fn a_descriptor_arrives_and_works() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (mut one, other) = UnixStream::pair().unwrap();
-        send(&ours, &other).unwrap();
-        drop(other);
-        let mut got = UnixStream::from(receive(&theirs).unwrap().expect("a descriptor"));
+        send(&ours, &other, None).unwrap();
+        let (got, data) = receive(&theirs).unwrap().expect("a link");
+        assert!(data.is_none());
+        drop(got);
+        let (third, fourth) = UnixStream::pair().unwrap();
+        send(&ours, &third, Some(&OwnedFd::from(other))).unwrap();
+        let (link, data) = receive(&theirs).unwrap().expect("a link");
+        drop((link, third, fourth));
+        let mut got = UnixStream::from(data.expect("its data"));
         one.write_all(b"hello").unwrap();
         let mut text = [0; 5];
         got.read_exact(&mut text).unwrap();

@@ -1,6 +1,7 @@
 //! The worker's side: the real drivers, behind sockets.
 
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -9,16 +10,18 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tapio_sys::poll;
-use tapio_types::{Access, ApiError, ChainSpec};
+use tapio_types::{Access, ApiError};
 use uuid::Uuid;
 
 use super::frame::{Frames, encode};
 use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 use super::rights;
-use crate::traits::{Ctx, LiveDisk, Sr, SrDriver};
+use crate::traits::{Ctx, LiveDisk, OpenSpec, Sr, SrDriver};
 
 /// Images of a scan in one message.
 const IMAGES_AT_ONCE: usize = 500;
+/// Bytes of a text, which is base64, in one message.
+const TEXT_AT_ONCE: usize = 1 << 20;
 
 struct Shared {
     drivers: Vec<Arc<dyn SrDriver>>,
@@ -31,22 +34,23 @@ struct Shared {
 pub fn serve(control: &UnixStream, drivers: Vec<Arc<dyn SrDriver>>, step: fn(&'static str)) {
     let shared = Arc::new(Shared { drivers, sr: RwLock::new(None), step });
     loop {
-        let link = match rights::receive(control) {
-            Ok(Some(link)) => UnixStream::from(link),
+        let (link, data) = match rights::receive(control) {
+            Ok(Some((link, data))) => (UnixStream::from(link), data),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             // The daemon is gone, or speaks another language: nothing may be changed for it any more.
             Ok(None) | Err(_) => return,
         };
         let shared = Arc::clone(&shared);
         let talking = std::thread::Builder::new().name("storage".into());
-        if let Err(error) = talking.spawn(move || talk(&shared, link)) {
+        if let Err(error) = talking.spawn(move || talk(&shared, link, data)) {
             tracing::error!(%error, "no thread for an operation of the storage");
             return;
         }
     }
 }
 
-fn talk(shared: &Shared, stream: UnixStream) {
+/// `data` is the socket of the only call of this link.
+fn talk(shared: &Shared, stream: UnixStream, mut data: Option<OwnedFd>) {
     let link = Arc::new(Link {
         inner: Mutex::new(Inner { stream, frames: Frames::default() }),
         is_cancelled: AtomicBool::new(false),
@@ -62,7 +66,7 @@ fn talk(shared: &Shared, stream: UnixStream) {
             ToWorker::Cancel | ToWorker::Reply(_) => continue,
         };
         let ctx = Remote { link: Arc::clone(&link), step: shared.step };
-        let done = std::panic::catch_unwind(AssertUnwindSafe(|| shared.run(&ctx, task)));
+        let done = std::panic::catch_unwind(AssertUnwindSafe(|| shared.run(&ctx, task, data.take())));
         let defect =
             |_| Err(ApiError::internal("the storage driver ended in a defect; the daemon's log has more"));
         let done = done.unwrap_or_else(defect);
@@ -96,7 +100,8 @@ impl Shared {
         })
     }
 
-    fn run(&self, ctx: &Remote, task: Task) -> Result<Answer, ApiError> {
+    fn run(&self, ctx: &Remote, task: Task, data: Option<OwnedFd>) -> Result<Answer, ApiError> {
+        let socket = || data.ok_or_else(|| ApiError::internal("a transfer has no socket"));
         match task {
             Task::Probe { driver, config } => self.driver(&driver)?.probe(ctx, &config).map(Answer::Probe),
             Task::Make { driver, sr, config, size } => {
@@ -132,8 +137,27 @@ impl Shared {
             Task::Fill { into, from, base } => {
                 self.with(|sr| sr.fill(ctx, into, &from, base.as_ref())).map(|()| Answer::Nothing)
             }
-            Task::Activate { vdi, access } => {
-                self.with(|sr| sr.activate(ctx, vdi, access)).map(Answer::Chain)
+            Task::Export(what) => {
+                let to = socket()?;
+                self.with(|sr| sr.export(ctx, &what, to)).map(|()| Answer::Nothing)
+            }
+            Task::Import(what) => {
+                let from = socket()?;
+                self.with(|sr| sr.import(ctx, &what, from)).map(|()| Answer::Nothing)
+            }
+            Task::Activate { vdi, access } => self.with(|sr| sr.activate(ctx, vdi, access)).map(Answer::Disk),
+            Task::TrackChanges { vdi, wanted } => {
+                self.with(|sr| sr.track_changes(ctx, vdi, wanted)).map(Answer::Vdi)
+            }
+            Task::DestroyData { vdi } => self.with(|sr| sr.destroy_data(ctx, vdi)).map(Answer::Vdi),
+            Task::ChangedBlocks { from, to } => {
+                let text = self.with(|sr| sr.changed_blocks(ctx, from, to))?;
+                let lost = |error| ApiError::internal(format!("changed blocks could not be told: {error}"));
+                for piece in text.as_bytes().chunks(TEXT_AT_ONCE) {
+                    let piece = String::from_utf8_lossy(piece).into_owned();
+                    ctx.link.lock().send(&FromWorker::Text(piece)).map_err(lost)?;
+                }
+                Ok(Answer::Text(String::new()))
             }
             Task::Deactivate { vdi } => self.with(|sr| sr.deactivate(ctx, vdi)).map(|()| Answer::Nothing),
             Task::Detach => self.end(|sr| sr.detach(ctx)),
@@ -267,8 +291,8 @@ impl LiveDisk for Disk {
         self.done(Question::Pause { disk: self.disk })
     }
 
-    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
-        self.done(Question::Resume { disk: self.disk, chain: chain.clone() })
+    fn resume(&self, disk: &OpenSpec) -> Result<(), ApiError> {
+        self.done(Question::Resume { disk: self.disk, with: disk.clone() })
     }
 
     fn access(&self) -> Access {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tapio_fixtures::waiting;
-use tapio_types::{Access, ApiError, ChainSpec};
+use tapio_types::{Access, ApiError};
 use uuid::Uuid;
 
 use super::frame::{FRAME_LEN_MAX, Frames, encode};
@@ -17,7 +17,7 @@ use super::message::{Answer, FromWorker, Question, Task, ToWorker};
 use super::process::{Launch, Process};
 use super::remote::{Options, drivers};
 use super::{is_unfinished, rights, serve};
-use crate::traits::{Config, Ctx, LiveDisk, NewVdi, Sr, SrDriver};
+use crate::traits::{Config, Ctx, LiveDisk, NewVdi, OpenSpec, Sr, SrDriver};
 
 /// What a worker does with the link that it got.
 type Act = fn(&mut UnixStream);
@@ -93,7 +93,7 @@ impl Launch for Threads {
                     serve(&other, crate::registry(&dir.join("mnt"), &dir.join("run")), |_| ());
                 }
                 Some(act) => {
-                    if let Ok(Some(link)) = rights::receive(&other) {
+                    if let Ok(Some((link, _))) = rights::receive(&other) {
                         act(&mut UnixStream::from(link));
                     }
                 }
@@ -140,8 +140,8 @@ impl LiveDisk for Live {
         Ok(())
     }
 
-    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
-        self.0.0.lock().unwrap().push(format!("resume {}", chain.layers.len()));
+    fn resume(&self, disk: &OpenSpec) -> Result<(), ApiError> {
+        self.0.0.lock().unwrap().push(format!("resume {}", disk.chain.layers.len()));
         Ok(())
     }
 
@@ -285,7 +285,7 @@ fn an_sr_works_through_a_worker_as_it_does_without() {
     let made = sr.create(&caller, &new_vdi()).unwrap();
     assert_eq!(sr.scan(&caller).unwrap(), vec![made.clone()]);
     assert_eq!(sr.vdi(&caller, made.uuid).unwrap(), made);
-    assert_eq!(sr.activate(&caller, made.uuid, Access::ReadWrite).unwrap().layers.len(), 1);
+    assert_eq!(sr.activate(&caller, made.uuid, Access::ReadWrite).unwrap().chain.layers.len(), 1);
     sr.deactivate(&caller, made.uuid).unwrap();
     assert!(sr.stat(&caller).unwrap().physical_size > 0);
     // An error of the driver's is the one that it would be here, and says that nothing is half done.

@@ -7,7 +7,7 @@ use tapio_sm::{ForkKind, STEPS, Sr};
 use tapio_types::{Access, ImageKind};
 use uuid::Uuid;
 
-use crate::support::{Disk, Place, Watch, fork, make, new_vdi, read, write};
+use crate::support::{Disk, Place, Watch, fork, make, new_vdi, read, whole, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -70,7 +70,7 @@ fn a_chain_is_opened_leaf_first_and_kept_from_being_removed() {
     let vdi = make(sr.as_ref(), 8 * MIB, "vhd");
     write(sr.as_ref(), vdi, 0, 1);
     let made = fork(sr.as_ref(), vdi, ForkKind::Snapshot);
-    let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap();
+    let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap().chain;
     assert_eq!(chain.layers.len(), 2);
     assert!(chain.layers[0].path.ends_with(format!("{vdi}.vhd")));
     assert!(chain.layers.iter().all(|layer| layer.kind == ImageKind::Vhd));
@@ -194,9 +194,9 @@ fn a_live_disk_is_not_removed() {
     let sr = place.create();
     let ctx = Watch::default();
     let vdi = make(sr.as_ref(), MIB, "vhd");
-    let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap();
+    let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap().chain;
     sr.deactivate(&ctx, vdi).unwrap();
-    ctx.live.lock().unwrap().insert(vdi, Arc::new(Disk::start(&chain)));
+    ctx.live.lock().unwrap().insert(vdi, Arc::new(Disk::start(&whole(&chain))));
     assert_eq!(sr.destroy(&ctx, vdi).unwrap_err().code, "VDI_IN_USE");
     assert_eq!(place.files().len(), 1);
 }

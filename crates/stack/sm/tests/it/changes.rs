@@ -8,7 +8,7 @@ use tapio_sm::ForkKind;
 use tapio_types::Access;
 use uuid::Uuid;
 
-use crate::support::{Disk, Place, Watch, byte_of, fork, make, new_vdi, read, write};
+use crate::support::{Disk, Place, Watch, byte_of, fork, make, new_vdi, read, whole, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -88,7 +88,7 @@ fn a_chain_ends_at_thirty_images() {
         }
     }
     assert_eq!(byte, 30);
-    let chain = sr.activate(&ctx, vdi, Access::ReadOnly).unwrap();
+    let chain = sr.activate(&ctx, vdi, Access::ReadOnly).unwrap().chain;
     assert_eq!(chain.layers.len(), 30);
     assert!((1..=byte).all(|byte| byte_of(&chain, u64::from(byte) * 512) == byte));
     assert_eq!(place.files().len(), 30);
@@ -103,8 +103,8 @@ fn a_running_disk_waits_and_goes_on_with_the_new_leaf() {
     let sr = place.create();
     let ctx = Watch::default();
     let vdi = make(sr.as_ref(), 8 * MIB, "vhd");
-    let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap();
-    let disk = Arc::new(Disk::start(&chain));
+    let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap().chain;
+    let disk = Arc::new(Disk::start(&whole(&chain)));
     ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
     disk.write(0, 1);
     let made = sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Snapshot).unwrap();
@@ -135,8 +135,8 @@ fn a_disk_that_refuses_leaves_everything_as_it_was() {
         let disk = if refuses_pause {
             Disk { refuses_pause, ..Disk::default() }
         } else {
-            let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap();
-            let disk = Disk::start(&chain);
+            let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap().chain;
+            let disk = Disk::start(&whole(&chain));
             disk.refuses_resume_once.store(true, Ordering::Relaxed);
             disk
         };

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 
 fn chain(sr: &dyn Sr, vdi: Uuid) -> ChainSpec {
     let ctx = Watch::default();
-    let chain = sr.activate(&ctx, vdi, Access::ReadOnly).unwrap();
+    let chain = sr.activate(&ctx, vdi, Access::ReadOnly).unwrap().chain;
     sr.deactivate(&ctx, vdi).unwrap();
     chain
 }
@@ -127,7 +127,7 @@ fn a_copy_is_refused_or_stopped_with_a_reason() {
     let into = make(sr.as_ref(), 64 * MIB, "vhd");
     let cancelled = Watch { cancel_at: Some("fill:half"), ..Watch::default() };
     assert_eq!(sr.fill(&cancelled, into, &from, None).unwrap_err().code, "TASK_CANCELLED");
-    let active = sr.activate(&ctx, into, Access::ReadWrite).unwrap();
+    let active = sr.activate(&ctx, into, Access::ReadWrite).unwrap().chain;
     assert_eq!(sr.fill(&ctx, into, &from, None).unwrap_err().code, "VDI_IN_USE");
     sr.deactivate(&ctx, into).unwrap();
     let holder = Image::open(&active.layers[0].path, OpenOptions::WRITE).unwrap();

@@ -95,7 +95,7 @@ fn life_of(sr_type: &str, size: u64) {
     write(attached.as_ref(), vdi, 0, 1);
     let (raw, copy) = (make(attached.as_ref(), 8 * MIB, "raw"), make(attached.as_ref(), 9 * MIB, "raw"));
     write(attached.as_ref(), raw, MIB, 6);
-    let source = attached.activate(&ctx, raw, Access::ReadOnly).unwrap();
+    let source = attached.activate(&ctx, raw, Access::ReadOnly).unwrap().chain;
     attached.fill(&ctx, copy, &source, None).unwrap();
     attached.deactivate(&ctx, raw).unwrap();
     write(attached.as_ref(), raw, MIB, 7);
@@ -116,7 +116,7 @@ fn life_of(sr_type: &str, size: u64) {
     assert_eq!(read(attached.as_ref(), vdi, 0), 2);
     let elsewhere = Place::new();
     assert_eq!(code(elsewhere.driver(sr_type).attach(&ctx, sr, &config)), "SR_DEVICE_IN_USE");
-    let busy = attached.activate(&ctx, vdi, Access::ReadOnly).unwrap();
+    let busy = attached.activate(&ctx, vdi, Access::ReadOnly).unwrap().chain;
     let open = File::open(&busy.layers[0].path).unwrap();
     attached.deactivate(&ctx, vdi).unwrap();
     let (attached, error) = attached.detach(&ctx).map(|()| panic!("detached")).unwrap_err();
@@ -204,7 +204,7 @@ fn a_full_sr_says_so_and_is_left_as_it_was() {
         write(sr.as_ref(), from, at * 16 * MIB, 5);
     }
     // Each of the four takes a block of two mebibytes; there is room for fewer.
-    let source = sr.activate(&ctx, from, Access::ReadOnly).unwrap();
+    let source = sr.activate(&ctx, from, Access::ReadOnly).unwrap().chain;
     fill_up(&point, 5 * MIB);
     let full = "SR_BACKEND_FAILURE_44";
     let mut sectors = vec![7; 512 * 1024];

@@ -10,9 +10,11 @@ use tapio_sm::{CloneJournal, ForkKind, NewVdi, STEPS, Sr};
 use tapio_types::Access;
 use uuid::Uuid;
 
-use crate::support::{Disk, Place, Watch, byte_of, died, driver, make, new_vdi, read, write};
+use crate::support::{Disk, Place, Watch, blocks_of, byte_of, died, driver, make, new_vdi, read, write};
 
 const MIB: u64 = 1 << 20;
+/// Where a disk writes that runs while its log changes.
+const LIVE_AT: u64 = 6 * MIB;
 const CHILD: &str = "TAPIO_SM_TEST_CHILD";
 
 /// What the process does that dies.
@@ -26,6 +28,16 @@ const CHANGES: &[&str] = &[
     "resize",
     "resize-raw",
     "destroy",
+    "destroy-data",
+    "destroy-log",
+    "destroy-log-live",
+    "cbt-enable",
+    "cbt-enable-live",
+    "cbt-disable",
+    "cbt-disable-live",
+    "fork-tracked",
+    "fork-tracked-live",
+    "resize-tracked",
     "introduce",
     "fill",
     "attach",
@@ -35,18 +47,32 @@ const CHANGES: &[&str] = &[
 #[test]
 fn child() {
     let Ok(job) = std::env::var(CHILD) else { return };
-    let [dir, sr, change, step, vdi, other]: [&str; 6] =
-        job.split('|').collect::<Vec<_>>().try_into().expect("six words");
+    let [dir, sr, change, step, vdi, other, origin]: [&str; 7] =
+        job.split('|').collect::<Vec<_>>().try_into().expect("seven words");
     let uuid = |text: &str| Uuid::try_parse(text).expect("a UUID");
     let config = tapio_sm::Config::from([("location".to_string(), format!("{dir}/images"))]);
     let ctx = Watch { die_at: Some(step.to_string()), ..Watch::default() };
     let attached = driver(Path::new(dir), "file").attach(&ctx, uuid(sr), &config).unwrap();
-    run(attached.as_ref(), &ctx, change, uuid(vdi), uuid(other)).unwrap();
+    run(attached.as_ref(), &ctx, change, [vdi, other, origin].map(uuid)).unwrap();
     // It came to the end: this step is not one of this change.
     std::process::exit(0);
 }
 
-fn run(sr: &dyn Sr, ctx: &Watch, change: &str, vdi: Uuid, other: Uuid) -> Result<(), tapio_types::ApiError> {
+fn run(
+    sr: &dyn Sr,
+    ctx: &Watch,
+    change: &str,
+    [vdi, other, origin]: [Uuid; 3],
+) -> Result<(), tapio_types::ApiError> {
+    if let Some(change) = change.strip_suffix("-live") {
+        let disk = Arc::new(Disk::start(&sr.activate(ctx, origin, Access::ReadWrite)?));
+        disk.write(LIVE_AT, 8);
+        ctx.live.lock().unwrap().insert(origin, Arc::clone(&disk));
+        let done = run(sr, ctx, change, [vdi, other, origin]);
+        ctx.live.lock().unwrap().clear();
+        disk.close();
+        return sr.deactivate(ctx, origin).and(done);
+    }
     let new = |format| NewVdi { uuid: other, ..new_vdi(8 * MIB, format) };
     match change {
         "create-vhd" => sr.create(ctx, &new("vhd")).map(|_| ()),
@@ -54,10 +80,15 @@ fn run(sr: &dyn Sr, ctx: &Watch, change: &str, vdi: Uuid, other: Uuid) -> Result
         "fork-vhd" | "fork-raw" | "fork-empty" => sr.fork(ctx, vdi, other, ForkKind::Clone).map(|_| ()),
         "fork-single" => sr.fork(ctx, vdi, other, ForkKind::Single).map(|_| ()),
         "resize" | "resize-raw" => sr.resize(ctx, vdi, 8192 * MIB).map(|_| ()),
-        "destroy" => sr.destroy(ctx, vdi),
+        "destroy" | "destroy-log" => sr.destroy(ctx, vdi),
+        "destroy-data" => sr.destroy_data(ctx, vdi).map(|_| ()),
+        "cbt-enable" => sr.track_changes(ctx, vdi, true).map(|_| ()),
+        "cbt-disable" => sr.track_changes(ctx, vdi, false).map(|_| ()),
+        "fork-tracked" => sr.fork(ctx, vdi, other, ForkKind::Snapshot).map(|_| ()),
+        "resize-tracked" => sr.resize(ctx, vdi, 8192 * MIB).map(|_| ()),
         "introduce" => sr.introduce(ctx, other, "foreign.vhd").map(|_| ()),
         "fill" => {
-            let from = sr.activate(ctx, vdi, Access::ReadOnly)?;
+            let from = sr.activate(ctx, vdi, Access::ReadOnly)?.chain;
             sr.fill(ctx, other, &from, None)
         }
         "attach" => Ok(()),
@@ -66,8 +97,9 @@ fn run(sr: &dyn Sr, ctx: &Watch, change: &str, vdi: Uuid, other: Uuid) -> Result
 }
 
 /// Runs the child; whether it died at the step.
-fn dies(place: &Place, change: &str, step: &str, vdi: Uuid, other: Uuid) -> bool {
-    let job = format!("{}|{}|{change}|{step}|{vdi}|{other}", place.dir.path().display(), place.sr);
+fn dies(before: &Before, change: &str, step: &str) -> bool {
+    let Before { place, vdi, other, origin, .. } = before;
+    let job = format!("{}|{}|{change}|{step}|{vdi}|{other}|{origin}", place.dir.path().display(), place.sr);
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["kills::child", "--exact", "--nocapture"])
         .env(CHILD, job)
@@ -83,6 +115,10 @@ struct Before {
     vdi: Uuid,
     beside: Uuid,
     other: Uuid,
+    /// The VDI, or what it is a snapshot of.
+    origin: Uuid,
+    /// A snapshot before, from which changed blocks are tracked.
+    first: Option<Uuid>,
 }
 
 fn before(change: &str) -> Before {
@@ -94,11 +130,22 @@ fn before(change: &str) -> Before {
     write(sr.as_ref(), beside, 0, 3);
     write(sr.as_ref(), vdi, 0, 1);
     write(sr.as_ref(), vdi, 4 * MIB, 2);
-    let mut other = Uuid::new_v4();
+    let (mut other, origin, mut vdi, mut first) = (Uuid::new_v4(), vdi, vdi, None);
+    let ctx = Watch::default();
+    let snapshot = || sr.fork(&ctx, origin, Uuid::new_v4(), ForkKind::Snapshot).unwrap().made.uuid;
     match change {
+        // What the VDI has at 4 MiB was written after the first snapshot.
+        _ if is_tracked(change) => {
+            sr.track_changes(&ctx, vdi, true).unwrap();
+            first = Some(snapshot());
+            write(sr.as_ref(), vdi, 4 * MIB, 2);
+            if change.starts_with("destroy") {
+                vdi = snapshot();
+                write(sr.as_ref(), origin, MIB, 7);
+            }
+        }
         // Below an empty leaf, and below the leaf that is destroyed, are two base copies.
         "fork-empty" | "destroy" => {
-            let ctx = Watch::default();
             sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Single).unwrap();
             if change == "destroy" {
                 write(sr.as_ref(), vdi, 512, 5);
@@ -114,12 +161,50 @@ fn before(change: &str) -> Before {
         "fill" => other = make(sr.as_ref(), 8 * MIB, "vhd"),
         _ => {}
     }
-    Before { place, vdi, beside, other }
+    Before { place, vdi, beside, other, origin, first }
+}
+
+fn is_tracked(change: &str) -> bool {
+    change.ends_with("-tracked")
+        || change.starts_with("destroy-")
+        || change.starts_with("cbt-disable")
+        || change.ends_with("-tracked-live")
+}
+
+/// What changed, by the blocks of 64 KiB.
+fn changed(sr: &dyn Sr, from: Uuid, to: Uuid) -> Result<BTreeSet<u64>, tapio_types::ApiError> {
+    sr.changed_blocks(&Watch::default(), from, to).map(|text| blocks_of(&text))
+}
+
+/// Once all is in order again, what was written since the first snapshot is known, or tracking has ended.
+fn check_log(before: &Before, sr: &dyn Sr, change: &str, what: &str) {
+    let ctx = Watch::default();
+    let snapshot = || sr.fork(&ctx, before.origin, Uuid::new_v4(), ForkKind::Snapshot).unwrap().made;
+    let last = snapshot();
+    if change.starts_with("cbt") {
+        assert_eq!(last.cbt_enabled, change.starts_with("cbt-enable"), "{what}");
+    }
+    if change.starts_with("cbt-enable") {
+        write(sr, before.origin, 2 * MIB, 9);
+        assert_eq!(changed(sr, last.uuid, snapshot().uuid).unwrap(), BTreeSet::from([32]), "{what}");
+    }
+    let Some(first) = before.first else { return };
+    if change.starts_with("cbt-disable") {
+        assert!(changed(sr, first, last.uuid).is_err(), "{what}");
+        return;
+    }
+    let changed = changed(sr, first, last.uuid).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let wanted = [64].into_iter().chain(change.starts_with("destroy").then_some(16));
+    let wanted: BTreeSet<u64> = wanted.chain(change.ends_with("-live").then_some(LIVE_AT / 65536)).collect();
+    assert!(changed.is_superset(&wanted), "{what}: {changed:?}");
+    // A process that dies loses what it had not written back; else nothing but the changes is known.
+    let is_exact = changed == wanted;
+    assert!(is_exact || change.ends_with("-live"), "{what}: {changed:?}");
 }
 
 /// Everything that must hold, whether the change happened or not.
 fn check(before: &Before, change: &str, step: &str) {
-    let Before { place, vdi, beside, other } = before;
+    let Before { place, vdi, beside, other, .. } = before;
     let what = format!("{change} at {step}: {:?}", place.files());
     let ctx = Watch::default();
     let sr = place.attach();
@@ -145,9 +230,10 @@ fn check(before: &Before, change: &str, step: &str) {
     }
     let data = |vdi: Uuid| [0, 4 * MIB].map(|at| read(sr.as_ref(), vdi, at));
     let managed = |vdi: &Uuid| found.iter().any(|info| info.uuid == *vdi && info.managed);
+    let has_data = |vdi: &Uuid| found.iter().any(|info| info.uuid == *vdi && !info.is_metadata);
     match change {
-        "destroy" => {
-            if managed(vdi) {
+        _ if change.starts_with("destroy") => {
+            if has_data(vdi) {
                 assert_eq!(data(*vdi), [1, 2], "{what}");
             }
         }
@@ -168,19 +254,24 @@ fn check(before: &Before, change: &str, step: &str) {
     // And the same again, as far as it has not happened.
     match change {
         "create-vhd" | "create-raw" | "introduce" if managed(other) => {}
-        "fork-vhd" | "fork-raw" | "fork-empty" if managed(other) => {}
-        "destroy" if !managed(vdi) => {}
-        _ => run(sr.as_ref(), &ctx, change, *vdi, *other).unwrap_or_else(|error| panic!("{what}: {error}")),
+        _ if change.starts_with("fork-") && change != "fork-single" && managed(other) => {}
+        "destroy" | "destroy-log" | "destroy-log-live" if !managed(vdi) => {}
+        _ => run(sr.as_ref(), &ctx, change, [*vdi, *other, before.origin])
+            .unwrap_or_else(|error| panic!("{what}: {error}")),
     }
     match change {
-        "destroy" => assert!(sr.vdi(&ctx, *vdi).is_err()),
-        "resize" | "resize-raw" => {
+        "destroy" | "destroy-log" | "destroy-log-live" => assert!(sr.vdi(&ctx, *vdi).is_err()),
+        "destroy-data" => assert!(sr.vdi(&ctx, *vdi).unwrap().is_metadata),
+        "resize" | "resize-raw" | "resize-tracked" => {
             assert_eq!(sr.vdi(&ctx, *vdi).unwrap().virtual_size, 8192 * MIB);
             assert_eq!(data(*vdi), [1, 2]);
         }
         "fork-vhd" | "fork-raw" | "fork-empty" | "fill" => assert_eq!(data(*other), [1, 2], "{what}"),
         "introduce" => assert_eq!(read(sr.as_ref(), *other, 0), 6),
         _ => {}
+    }
+    if is_tracked(change) || change.starts_with("cbt") {
+        check_log(before, sr.as_ref(), change, &what);
     }
 }
 
@@ -199,7 +290,7 @@ fn a_kill_at_any_step_loses_nothing() {
                         of == prefix || (prefix == "attach" && *step == "sr-attach:mounted")
                     }) {
                         let before = before(change);
-                        if dies(&before.place, change, step, before.vdi, before.other) {
+                        if dies(&before, change, step) {
                             reached.lock().unwrap().insert(*step);
                             check(&before, change, step);
                         }
@@ -226,7 +317,7 @@ fn a_disk_that_waited_when_the_daemon_died_goes_on() {
         [("fork:sibling-made", 1), ("fork:paused", 1), ("fork:swapped", 2), ("fork:hidden", 2)]
     {
         let before = before("fork-vhd");
-        assert!(dies(&before.place, "fork-vhd", step, before.vdi, before.other));
+        assert!(dies(&before, "fork-vhd", step));
         let ctx = Watch::default();
         let disk = Arc::new(Disk::default());
         ctx.live.lock().unwrap().insert(before.vdi, Arc::clone(&disk));

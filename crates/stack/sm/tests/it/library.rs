@@ -34,7 +34,7 @@ fn images_are_read_only_vdis_with_their_names() {
     assert!(iso.read_only && iso.managed && iso.virtual_size == 5120 && iso.location == "debian 12.iso");
     assert_eq!(sr.vdi(&ctx, iso.uuid).unwrap(), *iso);
     assert_eq!(sr.stat(&ctx).unwrap().virtual_allocation, 2 * 5120);
-    let chain = sr.activate(&ctx, iso.uuid, Access::ReadOnly).unwrap();
+    let chain = sr.activate(&ctx, iso.uuid, Access::ReadOnly).unwrap().chain;
     assert!(chain.layers[0].path.ends_with("debian 12.iso"));
     sr.deactivate(&ctx, iso.uuid).unwrap();
     assert_eq!(code(sr.activate(&ctx, iso.uuid, Access::ReadWrite)), "VDI_READONLY");

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod basic;
+mod cbt;
 mod changes;
 mod copies;
 mod devices;

@@ -1,16 +1,19 @@
 //! A place for SRs, a context that counts, and data in images.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use tapio_format::cbt::{self, Log, LogHeader};
 use tapio_format::vhd::offline::{self, Chain, Image, Layer, OpenOptions};
 use tapio_format::{FileMedium, Medium};
-use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, Sr, SrDriver, registry};
-use tapio_types::{Access, ApiError, ChainSpec, ImageKind};
+use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, OpenSpec, Sr, SrDriver, registry};
+use tapio_types::{Access, ApiError, ChainSpec, ImageKind, Span};
 use uuid::Uuid;
 
 /// Says that the running test is skipped, past the harness's capture; `tests/skips.allowed` lists the reasons.
@@ -62,10 +65,14 @@ impl Ctx for Watch {
     }
 }
 
+/// A log of changed blocks, with what is in memory of it and whether it was complete.
+pub type OpenLog = (Log<FileMedium>, Vec<u8>, i32);
+
 /// A running disk that holds its leaf's lock and writes into the image that it has open.
 #[derive(Default)]
 pub struct Disk {
     pub open: Mutex<Option<(ChainSpec, Image<FileMedium>)>>,
+    pub log: Mutex<Option<OpenLog>>,
     pub refuses_pause: bool,
     pub refuses_resume_once: AtomicBool,
     pub pauses: AtomicU64,
@@ -74,15 +81,37 @@ pub struct Disk {
 struct Handle(Arc<Disk>);
 
 impl Disk {
-    pub fn start(chain: &ChainSpec) -> Self {
+    pub fn start(with: &OpenSpec) -> Self {
         let disk = Self::default();
-        disk.open(chain);
+        disk.open(with);
         disk
     }
 
-    fn open(&self, chain: &ChainSpec) {
-        let leaf = Image::open(&chain.layers[0].path, OpenOptions::WRITE).unwrap();
-        *self.open.lock().unwrap() = Some((chain.clone(), leaf));
+    fn open(&self, with: &OpenSpec) {
+        let leaf = Image::open(&with.chain.layers[0].path, OpenOptions::WRITE).unwrap();
+        *self.open.lock().unwrap() = Some((with.chain.clone(), leaf));
+        *self.log.lock().unwrap() = with.log.as_ref().map(|path| {
+            let mut log = Log::open(path, Access::ReadWrite).unwrap();
+            let header = *log.header();
+            log.set_header(LogHeader { consistent: 0, ..header }).unwrap();
+            (log, vec![0; cbt::bitmap_len(header.size) as usize], header.consistent)
+        });
+    }
+
+    /// Closes images and log, as a pause or an unplug does.
+    pub fn close(&self) {
+        *self.open.lock().unwrap() = None;
+        if let Some((mut log, bits, consistent)) = self.log.lock().unwrap().take() {
+            log.add(&bits).unwrap();
+            let header = *log.header();
+            log.set_header(LogHeader { consistent, ..header }).unwrap();
+        }
+    }
+
+    /// As if its process was killed.
+    pub fn die(&self) {
+        *self.open.lock().unwrap() = None;
+        *self.log.lock().unwrap() = None;
     }
 
     pub fn write(&self, at: u64, byte: u8) {
@@ -90,6 +119,9 @@ impl Disk {
         let (_, leaf) = open.as_mut().expect("the disk runs");
         leaf.write_at(at, &[byte; 512]).unwrap();
         leaf.commit().unwrap();
+        if let Some((_, bits, _)) = self.log.lock().unwrap().as_mut() {
+            cbt::set_blocks(bits, cbt::blocks_of(Span::new(at, 512)));
+        }
     }
 }
 
@@ -99,25 +131,31 @@ impl LiveDisk for Handle {
             return Err(ApiError::internal("no pause"));
         }
         self.0.pauses.fetch_add(1, Ordering::Relaxed);
-        *self.0.open.lock().unwrap() = None;
+        self.0.close();
         Ok(())
     }
 
-    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
+    fn resume(&self, with: &OpenSpec) -> Result<(), ApiError> {
         if self.0.refuses_resume_once.swap(false, Ordering::Relaxed) {
             return Err(ApiError::internal("no resume"));
         }
-        self.0.open(chain);
+        self.0.open(with);
         Ok(())
     }
 
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
         let (chain, leaf) = self.0.open.lock().unwrap().take().expect("the disk runs");
         drop(leaf);
+        let had_log = self.0.log.lock().unwrap().is_some();
+        self.0.close();
         let path = &chain.layers[0].path;
+        let log = path.with_extension("cbtlog");
+        if had_log {
+            Log::open(&log, Access::ReadWrite).unwrap().grow(bytes).unwrap();
+        }
         offline::resize_journalled(path, bytes, &offline::journal_beside(path), |_| ())
             .map_err(ApiError::internal)?;
-        self.0.open(&chain);
+        self.0.open(&OpenSpec { chain, log: had_log.then_some(log) });
         Ok(())
     }
 }
@@ -195,23 +233,35 @@ pub fn fork(sr: &dyn Sr, vdi: Uuid, kind: ForkKind) -> tapio_sm::Fork {
 /// Writes a sector into the leaf, as a disk process would.
 pub fn write(sr: &dyn Sr, vdi: Uuid, at: u64, byte: u8) {
     let ctx = Watch::default();
-    let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap();
-    let leaf = &chain.layers[0];
+    let with = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap();
+    let leaf = &with.chain.layers[0];
     match leaf.kind {
         ImageKind::Vhd => {
-            let mut image = Image::open(&leaf.path, OpenOptions::WRITE).unwrap();
-            image.write_at(at, &[byte; 512]).unwrap();
-            image.commit().unwrap();
+            let disk = Disk::start(&with);
+            disk.write(at, byte);
+            disk.close();
         }
         _ => FileMedium::open(&leaf.path, Access::ReadWrite).unwrap().write_at(at, &[byte; 512]).unwrap(),
     }
     sr.deactivate(&ctx, vdi).unwrap();
 }
 
+/// The numbers of the blocks in what `changed_blocks` answers.
+pub fn blocks_of(text: &str) -> BTreeSet<u64> {
+    let bytes = STANDARD.decode(text).unwrap();
+    let bits = bytes.iter().flat_map(|byte| (0..8).map(move |bit| byte & 0x80 >> bit != 0));
+    (0..).zip(bits).filter(|(_, is_set)| *is_set).map(|(block, _)| block).collect()
+}
+
+/// A chain without a log.
+pub fn whole(chain: &ChainSpec) -> OpenSpec {
+    OpenSpec { chain: chain.clone(), log: None }
+}
+
 /// The first byte of a sector, through the whole chain.
 pub fn read(sr: &dyn Sr, vdi: Uuid, at: u64) -> u8 {
     let ctx = Watch::default();
-    let chain = sr.activate(&ctx, vdi, Access::ReadOnly).unwrap();
+    let chain = sr.activate(&ctx, vdi, Access::ReadOnly).unwrap().chain;
     let byte = byte_of(&chain, at);
     sr.deactivate(&ctx, vdi).unwrap();
     byte

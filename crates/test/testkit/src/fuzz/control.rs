@@ -69,6 +69,7 @@ fn report(minor: u16) -> Result<DiskReport> {
         counters: None,
         in_flight: 0,
         stuck: 0,
+        dropped: 0,
         images,
         beside: Vec::new(),
         blkif: Vec::new(),

@@ -9,6 +9,7 @@ use tapio_format::vhd::locator::decode_path;
 use tapio_format::vhd::offline::{
     Chain, CheckOptions, Image, Layer, OpenOptions, check, locator_path, revert, unresolved_parent,
 };
+use tapio_format::vhd::stream::StreamIn;
 use tapio_format::vhd::{
     Bat, BatmapHeader, FOOTER_LEN, Footer, HEADER_LEN, Header, LocatorEntry, PlatformCode, SECTOR_LEN,
     batmap as map, layout,
@@ -234,6 +235,35 @@ pub fn vhd_footer(bytes: &[u8]) {
         }
         if let Err(error) = Footer::decode_short(whole.first_chunk().expect("511 of 512 bytes")) {
             heard(&error);
+        }
+    }
+}
+
+/// An image that a client sends, read from the first byte to the last.
+pub fn vhd_stream(bytes: &[u8]) {
+    for bytes in [bytes, &healed(bytes)] {
+        let mut stream = match StreamIn::open(bytes) {
+            Ok(stream) => stream,
+            Err(error) => {
+                heard(&error);
+                continue;
+            }
+        };
+        let (len, block_len) = (stream.virtual_len(), stream.block_len());
+        let count = stream.blocks().len();
+        assert!(count <= bytes.len() / 4, "more blocks than entries");
+        let mut data = vec![0; block_len as usize];
+        let mut found = 0;
+        loop {
+            match stream.next_block(&mut data) {
+                Ok(Some(block)) => {
+                    found += 1;
+                    assert!(u64::from(block.block) * u64::from(block_len) < len, "a block behind the end");
+                    assert_eq!(block.bitmap.len() as u64, layout::bitmap_len(block_len));
+                }
+                Ok(None) => break assert_eq!(found, count),
+                Err(error) => break heard(&error),
+            }
         }
     }
 }

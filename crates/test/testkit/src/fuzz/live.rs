@@ -116,11 +116,9 @@ async fn write_sector<S: Storage>(layer: &Layer<S>, span: Span, byte: u8) -> Res
     let extent = layer.prepare(span).await?;
     assert!(extent.len > 0 && extent.len <= span.len, "{extent:?} for {span:?}");
     let Place::Data { offset } = extent.place else { panic!("a place to write to is {:?}", extent.place) };
-    let page = PageBuf::zeroed(SECTOR_LEN as usize);
-    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-    unsafe { page.segments(SECTOR_LEN as usize) }.copy_from(&[byte; SECTOR_LEN as usize]);
-    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-    let done = layer.store().write(offset, unsafe { page.segments(SECTOR_LEN as usize) }).await;
+    let mut page = PageBuf::zeroed(SECTOR_LEN as usize);
+    page.fill(byte);
+    let (_, done) = layer.store().write_from(offset, page, 0..SECTOR_LEN as usize).await;
     if let Err(error) = done {
         layer.not_written(span);
         return Err(FormatError::io("cannot write", error));
@@ -140,8 +138,7 @@ async fn read_sector<S: Storage>(layer: &Layer<S>, span: Span) -> Result<Option<
                 assert!(extent.len > 0 && extent.len <= span.len, "{extent:?} for {span:?}");
                 let Place::Data { offset } = extent.place else { return Ok(None) };
                 let page = PageBuf::zeroed(SECTOR_LEN as usize);
-                // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-                let read = layer.store().read(offset, unsafe { page.segments(SECTOR_LEN as usize) }).await;
+                let (page, read) = layer.store().read_into(offset, page, 0..SECTOR_LEN as usize).await;
                 read.map_err(|error| FormatError::io("cannot read", error))?;
                 return Ok(Some(page[0]));
             }

@@ -46,6 +46,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "batmap", run: format::batmap },
     Target { name: "locator", run: format::locator },
     Target { name: "vhd_journal", run: format::vhd_journal },
+    Target { name: "vhd_stream", run: format::vhd_stream },
     Target { name: "cbt_log", run: changes::cbt_log },
     Target { name: "query", run: query::query },
     Target { name: "nbd_handshake", run: nbd::nbd_handshake },

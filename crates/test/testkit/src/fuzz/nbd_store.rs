@@ -57,17 +57,14 @@ async fn story(store: &NbdStore) {
     for turn in 0..4u64 {
         let mut memory = PageBuf::zeroed(3 * READ_LEN);
         memory.fill(GUARD);
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let inside = unsafe { memory.segments(3 * READ_LEN).slice(READ_LEN as u64, READ_LEN as u64) };
-        let read = store.read(turn * READ_LEN as u64, inside).await;
+        let (memory, read) = store.read_into(turn * READ_LEN as u64, memory, READ_LEN..2 * READ_LEN).await;
         let outside = memory[..READ_LEN].iter().chain(&memory[2 * READ_LEN..3 * READ_LEN]);
         assert!(outside.into_iter().all(|byte| *byte == GUARD), "written outside of the read's memory");
         let (run, _) = store.known_runs(Span::new(turn << 16, 1 << 16), 1).await[0];
         assert!((1..=1 << 16).contains(&run), "a run of {run} bytes");
         let (run, _) = store.data_run(Span::new(0, 1 << 20)).await;
         assert!((1..=1 << 20).contains(&run), "a run of {run} bytes");
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let written = store.write(0, unsafe { memory.segments(512) }).await;
+        let (_, written) = store.write_from(0, memory, 0..512).await;
         let zeroed = store.zero(Span::new(4096, 4096), Zeroing::Keep).await;
         let flushed = store.flush().await;
         if read.is_err() && written.is_err() && zeroed.is_err() && flushed.is_err() {

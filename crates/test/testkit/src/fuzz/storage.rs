@@ -99,9 +99,11 @@ pub fn sm_image(bytes: &[u8]) {
         let info = &found[0];
         assert_eq!(sr.vdi(&NoContext, vdi).expect("it is there").virtual_size, info.virtual_size);
         match sr.activate(&NoContext, vdi, Access::ReadOnly) {
-            Ok(chain) => {
+            Ok(with) => {
                 assert!(!info.sm_config.contains_key("damaged"), "{info:?}");
-                assert!(chain.layers.iter().all(|layer| layer.path.starts_with(Path::new(directory.path()))));
+                assert!(
+                    with.chain.layers.iter().all(|layer| layer.path.starts_with(Path::new(directory.path())))
+                );
                 sr.deactivate(&NoContext, vdi).expect("it was active");
             }
             Err(error) => {

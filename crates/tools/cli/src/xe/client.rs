@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Body, Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, header};
 use hyper_util::rt::TokioIo;
@@ -164,10 +164,7 @@ impl Client {
             Some(sender) => sender,
             None => self.open().await?,
         };
-        let host = match &self.target {
-            Target::Unix(_) => "localhost".to_owned(),
-            Target::Tcp { host, port, .. } => format!("{host}:{port}"),
-        };
+        let host = self.host();
         let lost = |error: &dyn fmt::Display| {
             Failure::other(format!("{method}: the connection to {} was lost: {error}", self.target))
         };
@@ -193,8 +190,44 @@ impl Client {
         }
     }
 
+    /// As requests name the server.
+    fn host(&self) -> String {
+        match &self.target {
+            Target::Unix(_) => "localhost".to_owned(),
+            Target::Tcp { host, port, .. } => format!("{host}:{port}"),
+        }
+    }
+
+    /// A request on a connection of its own, whose query names this session; the head of the answer. An error of the
+    /// connection is the inner one.
+    pub async fn http<B>(
+        &self,
+        method: hyper::Method,
+        path: &str,
+        headers: &[(header::HeaderName, String)],
+        body: B,
+    ) -> Result<std::result::Result<hyper::Response<Incoming>, hyper::Error>>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let mut sender = self.open().await?;
+        let mut request =
+            Request::builder().method(method).uri(format!("{path}&session_id={}", self.session));
+        request = request.header(header::HOST, self.host());
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(body).map_err(|error| Failure::other(format!("{path}: {error}")))?;
+        Ok(sender.send_request(request).await)
+    }
+
     /// A new connection.
-    async fn open(&self) -> Result<SendRequest<Full<Bytes>>> {
+    async fn open<B>(&self) -> Result<SendRequest<B>>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let opened = tokio::time::timeout(CONNECT_LIMIT, async {
             match &self.target {
                 Target::Unix(path) => {
@@ -237,9 +270,11 @@ impl Client {
     }
 }
 
-async fn shake(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-) -> Result<SendRequest<Full<Bytes>>> {
+async fn shake<B>(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<SendRequest<B>>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let (sender, connection) = handshake(TokioIo::new(stream))
         .await
         .map_err(|error| Failure::other(format!("the server speaks no HTTP: {error}")))?;

@@ -161,9 +161,16 @@ fn table_of(command: &Found, param: &str, name: &str) -> Option<&'static Table> 
             }
         };
     }
+    if (param, name) == ("base", "vdi-export") {
+        return table("vdi");
+    }
     let short = param.strip_suffix("-uuid")?;
     let last = short.rsplit('-').next().unwrap_or(short);
-    table(if short == "on" { "host" } else { last })
+    table(match short {
+        "on" => "host",
+        "vdi-from" | "vdi-to" => "vdi",
+        _ => last,
+    })
 }
 
 fn candidates(arguments: &XeArguments, current: &str, server: &mut Server<'_>) -> Vec<String> {
@@ -225,6 +232,7 @@ fn values(
         before => names.into_iter().map(|name| format!("{before},{name}")).collect(),
     };
     match (param, command) {
+        ("format", _) => vec!["raw".into(), "vhd".into()],
         ("params", Found::Made(table, _)) => {
             let mut names: Vec<String> = table.columns.iter().map(|column| column.name.to_owned()).collect();
             if before.is_empty() {
@@ -317,8 +325,10 @@ mod tests {
         };
         assert_eq!(of("vdi-create", "sr-uuid"), Some("sr"));
         assert_eq!(of("vdi-copy", "base-vdi-uuid"), Some("vdi"));
+        assert_eq!(of("vdi-list-changed-blocks", "vdi-from-uuid"), Some("vdi"));
         assert_eq!(of("vdi-destroy", "uuid"), Some("vdi"));
         assert_eq!(of("sr-param-list", "uuid"), Some("sr"));
+        assert_eq!(of("vdi-export", "base"), Some("vdi"));
         assert_eq!(of("vdi-create", "name-label"), None);
     }
 }

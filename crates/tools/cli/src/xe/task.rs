@@ -38,6 +38,11 @@ pub fn run(client: &Client, method: &str, params: &[Value]) -> Result<String> {
     ended
 }
 
+/// Waits for the end of a task that this client made for a transfer; Ctrl-C cancels it.
+pub fn follow(client: &Client, task: &str) -> Result<Result<String>> {
+    client.wait(watch(client, task, &ProgressBar::hidden()))
+}
+
 fn style(method: &str) -> ProgressStyle {
     let template = format!("{method} [{{bar:40}}] {{percent:>3}} %  {{elapsed}}");
     ProgressStyle::with_template(&template)

@@ -26,11 +26,10 @@ impl<S: Storage> VhdLayer<S> {
     /// another sum than the header before or after says, so it is not believed.
     pub(super) async fn clear_in_batmap(&self, blocks: &[u32]) -> Result<()> {
         let Some(batmap) = self.batmap.as_ref().filter(|_| !blocks.is_empty()) else { return Ok(()) };
-        let mut page = PageBuf::zeroed(FOOTER_LEN + batmap.len() as usize);
         let map_len = batmap.len() as usize;
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let into = unsafe { page.segments(FOOTER_LEN + map_len).slice(FOOTER_LEN as u64, batmap.len()) };
-        let read = self.store.read(batmap.offset, into).await;
+        let page = PageBuf::zeroed(FOOTER_LEN + map_len);
+        let (mut page, read) =
+            self.store.read_into(batmap.offset, page, FOOTER_LEN..FOOTER_LEN + map_len).await;
         read.map_err(|error| FormatError::io("cannot read the batmap", error).with_offset(batmap.offset))?;
         let map = &mut page[FOOTER_LEN..];
         let mut any = false;
@@ -54,13 +53,11 @@ impl<S: Storage> VhdLayer<S> {
         head.copy_from_slice(&header.encode());
         let at = crate::vhd::batmap::header_offset(&self.header.borrow());
         let failed = |error| FormatError::io("cannot write the batmap", error).with_offset(at);
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let whole = unsafe { page.segments(len) };
         if batmap.offset == at + FOOTER_LEN as u64 {
-            return self.store.write(at, whole).await.map_err(failed);
+            return self.store.write_from(at, page, 0..len).await.1.map_err(failed);
         }
-        let map = whole.slice(FOOTER_LEN as u64, batmap.len());
-        self.store.write(batmap.offset, map).await.map_err(failed)?;
-        self.store.write(at, whole.slice(0, FOOTER_LEN as u64)).await.map_err(failed)
+        let (page, written) = self.store.write_from(batmap.offset, page, FOOTER_LEN..len).await;
+        written.map_err(failed)?;
+        self.store.write_from(at, page, 0..FOOTER_LEN).await.1.map_err(failed)
     }
 }

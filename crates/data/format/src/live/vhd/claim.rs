@@ -45,9 +45,7 @@ enum End {
 
 impl<S: Storage> VhdLayer<S> {
     async fn sector_at(&self, at: u64) -> Result<[u8; FOOTER_LEN]> {
-        let page = PageBuf::zeroed(FOOTER_LEN);
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let read = self.store.read(at, unsafe { page.segments(FOOTER_LEN) }).await;
+        let (page, read) = self.store.read_into(at, PageBuf::zeroed(FOOTER_LEN), 0..FOOTER_LEN).await;
         read.map_err(|error| FormatError::io("cannot read a footer", error).with_offset(at))?;
         let mut bytes = [0; FOOTER_LEN];
         bytes.copy_from_slice(&page[..FOOTER_LEN]);
@@ -152,8 +150,7 @@ impl<S: Storage> VhdLayer<S> {
         }
         let mut page = PageBuf::zeroed(FOOTER_LEN);
         page.copy_from_slice(&mark.map_or(copy, |mark| mark.put_on(&copy)).encode());
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let written = self.store.write(0, unsafe { page.segments(FOOTER_LEN) }).await;
+        let (_, written) = self.store.write_from(0, page, 0..FOOTER_LEN).await;
         written.map_err(|error| FormatError::io("cannot write the copy of the footer", error).with_offset(0))
     }
 }

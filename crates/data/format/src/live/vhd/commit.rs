@@ -307,8 +307,8 @@ impl<S: Storage> VhdLayer<S> {
                 page[at..at + 4].copy_from_slice(&sector.to_be_bytes());
             });
             let at = table_offset + u64::from(first) * SECTOR_LEN;
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            let written = self.store.write(at, unsafe { page.segments(len) }).await;
+            let written;
+            (page, written) = self.store.write_from(at, page, 0..len).await;
             written
                 .map_err(|error| FormatError::io("cannot write the block table", error).with_offset(at))?;
         }
@@ -346,13 +346,13 @@ impl<S: Storage> VhdLayer<S> {
         if self.bit_order == BitOrder::LsbFirst {
             self.bit_order.swap(&mut ones[last..]);
         }
-        // SAFETY: the page is owned here until the operations have ended, whose futures are polled to their end.
-        let from = unsafe { ones.segments(ones.len()) };
+        let ones = Rc::new(ones);
         let writes = sectors.map(|sector| {
             let (span, _) = self.bitmap_span(writer, sector);
-            let from = from.slice(ones.len() as u64 - span.len, span.len);
+            let (ones, len) = (Rc::clone(&ones), ones.len());
             async move {
-                let written = self.store.write(span.start, from).await;
+                let (_, written) =
+                    self.store.write_from(span.start, ones, len - span.len as usize..len).await;
                 written.map_err(|error| {
                     FormatError::io("cannot write the bitmap of a new block", error).with_offset(span.start)
                 })
@@ -362,8 +362,7 @@ impl<S: Storage> VhdLayer<S> {
     }
 
     async fn write_page(&self, span: Span, page: PageBuf, what: &'static str) -> Result<()> {
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let written = self.store.write(span.start, unsafe { page.segments(span.len as usize) }).await;
+        let (_, written) = self.store.write_from(span.start, page, 0..span.len as usize).await;
         written.map_err(|error| FormatError::io(what, error).with_offset(span.start))
     }
 

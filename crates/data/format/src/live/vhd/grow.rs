@@ -85,8 +85,9 @@ impl<S: Storage> VhdLayer<S> {
         page.fill(0xff);
         while at < end {
             let len = (end - at).min(page.len() as u64);
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            self.store.write(at, unsafe { page.segments(len as usize) }).await.map_err(failed)?;
+            let written;
+            (page, written) = self.store.write_from(at, page, 0..len as usize).await;
+            written.map_err(failed)?;
             at += len;
         }
         if !u64::from(old).is_multiple_of(SECTOR_LEN / 4) {

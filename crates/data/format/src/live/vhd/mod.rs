@@ -231,15 +231,14 @@ impl<S: Storage> VhdLayer<S> {
     pub async fn load(&self, block: u32) -> Result<()> {
         let Some(sector) = self.table.sector(block) else { return Ok(()) };
         let len = self.bitmap_len as usize;
-        let mut page = tapio_ring::PageBuf::zeroed(len);
+        let page = tapio_ring::PageBuf::zeroed(len);
         let at = u64::from(sector) * SECTOR_LEN;
         // What is read now must not be put in later than what comes after it.
         let changes = self.writer.is_some();
         if changes {
             self.flying.begin(block);
         }
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let read = self.store.read(at, unsafe { page.segments(len) }).await;
+        let (mut page, read) = self.store.read_into(at, page, 0..len).await;
         if changes {
             self.flying.end(block);
         }

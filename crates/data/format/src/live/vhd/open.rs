@@ -105,9 +105,7 @@ async fn read_exact<S: Storage, const N: usize>(store: &S, at: u64, what: &str) 
         let len = store.len();
         return Err(corrupt(format!("the {what} cannot be at byte {at} of {len}; see 'vhd-util check'")));
     }
-    let page = PageBuf::zeroed(N);
-    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-    let read = store.read(at, unsafe { page.segments(N) }).await;
+    let (page, read) = store.read_into(at, PageBuf::zeroed(N), 0..N).await;
     read.map_err(|error| FormatError::io(format!("cannot read the {what}"), error).with_offset(at))?;
     let mut bytes = [0; N];
     bytes.copy_from_slice(&page[..N]);
@@ -206,13 +204,13 @@ async fn read_table<S: Storage>(store: &S, header: &Header, table: &BlockTable) 
         );
         return Err(corrupt(detail));
     }
-    let page = PageBuf::zeroed(TABLE_PIECE.min(len as usize));
+    let mut page = PageBuf::zeroed(TABLE_PIECE.min(len as usize));
     let mut done = 0;
     while done < len {
         let piece = (len - done).min(page.len() as u64) as usize;
         let at = header.table_offset + done;
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let read = store.read(at, unsafe { page.segments(piece) }).await;
+        let read;
+        (page, read) = store.read_into(at, page, 0..piece).await;
         read.map_err(|error| FormatError::io("cannot read the block table", error).with_offset(at))?;
         let first = (done / 4) as u32;
         for (index, bytes) in page[..piece].chunks_exact(4).enumerate() {
@@ -256,8 +254,7 @@ async fn read_batmap<S: Storage>(
         return Ok((None, false));
     }
     let page = PageBuf::zeroed(len as usize);
-    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-    let read = store.read(batmap.offset, unsafe { page.segments(len as usize) }).await;
+    let (page, read) = store.read_into(batmap.offset, page, 0..len as usize).await;
     read.map_err(|error| FormatError::io("cannot read the batmap", error).with_offset(batmap.offset))?;
     let map = &page[..len as usize];
     if batmap.map_checksum(map, footer.current_len) != batmap.checksum {

@@ -39,8 +39,8 @@ impl<S: Storage> VhdLayer<S> {
                 Step::Write(at, bytes) => {
                     let mut page = PageBuf::zeroed(bytes.len().next_multiple_of(FOOTER_LEN));
                     page[..bytes.len()].copy_from_slice(bytes);
-                    // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-                    let written = self.store.write(*at, unsafe { page.segments(page.len()) }).await;
+                    let len = page.len();
+                    let (_, written) = self.store.write_from(*at, page, 0..len).await;
                     written.map_err(|error| {
                         FormatError::io("cannot record the new parent", error).with_offset(*at)
                     })?;
@@ -74,9 +74,8 @@ impl<S: Storage> VhdLayer<S> {
             let Ok((at, len)) = entry.path_span() else { continue };
             let begin = at - at % SECTOR_LEN;
             let within = (at - begin) as usize;
-            let page = PageBuf::zeroed((within + len).next_multiple_of(FOOTER_LEN));
-            // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-            let read = self.store.read(begin, unsafe { page.segments(page.len()) }).await;
+            let whole = (within + len).next_multiple_of(FOOTER_LEN);
+            let (page, read) = self.store.read_into(begin, PageBuf::zeroed(whole), 0..whole).await;
             read.map_err(|error| FormatError::io("cannot read a parent locator", error).with_offset(begin))?;
             let Ok(path) = decode_path(entry.code, &page[within..][..len]) else { continue };
             if Path::new(&path).file_name() != name {

@@ -353,15 +353,12 @@ impl<S: Storage> VhdLayer<S> {
             self.write_footer_after(end, tail).await?;
             self.will_have(writer, 0);
         } else {
-            let zeroes = PageBuf::zeroed(self.bitmap_len as usize);
+            let len = self.bitmap_len as usize;
+            let mut zeroes = PageBuf::zeroed(len);
             for &sector in &places {
-                // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-                let written = self
-                    .store
-                    .write(u64::from(sector) * SECTOR_LEN, unsafe {
-                        zeroes.segments(self.bitmap_len as usize)
-                    })
-                    .await;
+                let written;
+                (zeroes, written) =
+                    self.store.write_from(u64::from(sector) * SECTOR_LEN, zeroes, 0..len).await;
                 written.map_err(failed("cannot clear the bitmap of a new block"))?;
             }
         }
@@ -382,8 +379,7 @@ impl<S: Storage> VhdLayer<S> {
         let mut page = PageBuf::zeroed(before + FOOTER_BYTES);
         page[before..].copy_from_slice(&self.footer.borrow().encode());
         let len = page.len();
-        // SAFETY: the page is owned here until the operation has ended, whose future is polled to its end.
-        let written = self.store.write(from, unsafe { page.segments(len) }).await;
+        let (_, written) = self.store.write_from(from, page, 0..len).await;
         written.map_err(|error| FormatError::io("cannot write the footer", error).with_offset(at))
     }
 }

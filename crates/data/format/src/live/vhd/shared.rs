@@ -61,6 +61,21 @@ impl SharedMap {
         }
     }
 
+    /// Forgets everything and gives the memory back. The owner tells again what it is asked.
+    pub(crate) fn forget(&self) {
+        const PAGE_LEN: usize = 4096;
+        let words = self.words.as_ptr_range();
+        let start = words.start.addr().next_multiple_of(PAGE_LEN);
+        let end = words.end.addr() & !(PAGE_LEN - 1);
+        if start < end {
+            let first = words.start.with_addr(start).cast_mut().cast();
+            // SAFETY: whole pages of this slice and of nothing else, of memory that is the process' alone, so that they
+            // read as zero afterwards. A thread that reads meanwhile finds a word as it was or unknown, and either is
+            // true. The owner writes, and runs this.
+            unsafe { libc::madvise(first, end - start, libc::MADV_DONTNEED) };
+        }
+    }
+
     /// Where the beginning of `want` is, as far as it is known.
     pub(crate) fn lookup(&self, want: Span) -> Lookup {
         let block = (want.start >> self.block_shift) as u32;
@@ -107,6 +122,13 @@ impl<S: Storage> VhdLayer<S> {
             shared.publish(block, None);
         }
     }
+
+    /// Gives back the memory of what other threads were told, when they have had nothing to do for a while.
+    pub(crate) fn forget_shared(&self) {
+        if let Some(shared) = self.table.shared() {
+            shared.forget();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -126,6 +148,16 @@ mod tests {
         assert_eq!(at(5 << 20, 512), Lookup::Extent(Extent { len: 512, place: Place::Parent }));
         map.withdraw(2);
         assert_eq!(at(5 << 20, 512), Lookup::Miss { block: 2 });
+        // What lies on pages of its own is forgotten, as at rest; a map of one page may keep what it has.
+        let large = SharedMap::new(64 << 10, 21, 512, Place::Parent);
+        let known =
+            |block: u64| large.lookup(Span::new(block << 21, 512)) != Lookup::Miss { block: block as u32 };
+        (0..64 << 10).for_each(|block| large.publish(block, Some(9)));
+        assert!((0..64 << 10).all(known));
+        large.forget();
+        assert!((1024..63 << 10).all(|block| !known(block)));
+        large.publish(5000, Some(9));
+        assert!(known(5000) && !known(5001));
         // The disk may grow past the map.
         map.publish(4, Some(9));
         map.withdraw(4);

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::Poll;
 
-use tapio_block::{Completion, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
+use tapio_block::{Completion, Data, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
 use tapio_ring::uring::Uring;
 use tapio_ring::{Segments, TaskId};
 use tapio_types::{SECTOR_LEN, Span};
@@ -231,9 +231,9 @@ impl Queue {
             }
             match self.request(tag) {
                 Some(request) => {
-                    if self.port.submit(request).is_err() {
+                    if let Err(request) = self.port.submit(request) {
                         // `room` said that there is some; should the disk see that otherwise, the request has failed.
-                        self.complete(u64::from(tag), Err(DiskError::Io(libc::EAGAIN)));
+                        request.answer(Err(DiskError::Io(libc::EAGAIN)));
                     }
                 }
                 None => self.complete(u64::from(tag), Err(DiskError::Unsupported)),
@@ -250,12 +250,12 @@ impl Queue {
         let start = first.checked_mul(SECTOR_LEN)?;
         let span = Span::new(start, u64::from(descriptor.sectors) * SECTOR_LEN);
         let durable = descriptor.flags & FLAG_FUA != 0;
-        let mut data = Segments::EMPTY;
+        let mut data = Data::None;
         let (op, span) = match descriptor.op {
             uapi::op::READ | uapi::op::WRITE if span.len <= u64::from(REQUEST_LEN_MAX) => {
                 // SAFETY: the tag's memory is mapped as long as the queue lives, which the request holds; the kernel
                 // touches it only between two requests of this tag.
-                data = unsafe { Segments::from_raw(self.memory_of(tag), span.len) };
+                data = Data::Guest(unsafe { Segments::from_raw(self.memory_of(tag), span.len) });
                 let read = descriptor.op == uapi::op::READ;
                 (if read { Op::Read } else { Op::Write { durable } }, span)
             }
@@ -268,7 +268,7 @@ impl Queue {
             _ => return None,
         };
         let client: Rc<dyn Completion> = Rc::<Self>::clone(self);
-        Some(Request { op, span, data, born_ns: self.port.tasks().turn_ns(), tag: u64::from(tag), client })
+        Some(Request::new(op, span, data, self.port.tasks().turn_ns(), u64::from(tag), client))
     }
 
     fn memory_of(&self, tag: u16) -> *mut u8 {

@@ -486,11 +486,20 @@ impl Sim {
 }
 
 impl Sim {
+    /// The process is killed, or its host has no power. What it reads does not come any more; what it writes is the
+    /// host's already, and happens or not. So its memory may go.
+    pub fn kill(&self) {
+        let reads = |flying: &Flying| matches!(flying.action, Action::Read { .. });
+        let mut inner = self.host.inner.borrow_mut();
+        inner.flying.retain(|flying| !(reads(flying) && flying.tasks.is(&self.tasks)));
+        self.tasks.lose_ops();
+    }
+
     /// The process is gone: its tasks are dropped where they stand. They hold what they work on, and that holds the
     /// tasks, so that nothing would ever be freed without this.
     pub fn end(&self) {
-        let services = std::mem::take(&mut *self.tasks.inner.services.borrow_mut());
-        drop(services);
+        self.kill();
+        self.tasks.drop_services();
     }
 
     /// Another data thread of the same process.
@@ -679,7 +688,8 @@ impl SimStore {
     }
 }
 
-impl WholeBlocks for SimStore {
+// SAFETY: a flight keeps the memory of a request until the future is told that it has ended.
+unsafe impl WholeBlocks for SimStore {
     fn blocks(&self) -> &Blocks {
         self.blocks.as_ref().expect("asked for where there are some")
     }

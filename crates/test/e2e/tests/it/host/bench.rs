@@ -33,6 +33,8 @@ fn a_quick_run_measures_ours_and_the_peers() {
     }
     assert!((0.0..=100.0).contains(&number(&report["setting"], "steal_percent")), "{}", report["setting"]);
     assert_eq!(report["setting"]["kept_awake"], false);
+    let program = report["disk_program"].as_str().expect("which tapio-disk was measured");
+    assert!(program.ends_with("/tapio-disk"), "{program}");
     let results = place["results"].as_array().expect("results");
     let of = |server: &str, workload: &str| {
         results.iter().find(|row| row["server"] == server && row["workload"] == workload)

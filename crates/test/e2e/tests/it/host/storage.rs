@@ -7,7 +7,7 @@ use tapio_e2e::needs;
 use tapio_e2e::process::poll_until;
 use tapio_e2e::scratch::Scratch;
 use tapio_format::vhd::offline::Chain;
-use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, Sr, registry};
+use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, OpenSpec, Sr, registry};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
@@ -55,8 +55,8 @@ impl LiveDisk for Live {
         self.ctl("pause", &[]);
         Ok(())
     }
-    fn resume(&self, chain: &ChainSpec) -> Result<(), ApiError> {
-        self.ctl("unpause", &["-a", &chain.layers[0].to_string()]);
+    fn resume(&self, with: &OpenSpec) -> Result<(), ApiError> {
+        self.ctl("unpause", &["-a", &with.chain.layers[0].to_string()]);
         Ok(())
     }
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
@@ -114,7 +114,7 @@ fn snapshots_of_a_busy_vdi_each_hold_one_moment() {
         name_description: String::new(),
     };
     sr.create(&watch, &new).expect("a VDI");
-    let chain = sr.activate(&watch, vdi, Access::ReadWrite).expect("its images");
+    let chain = sr.activate(&watch, vdi, Access::ReadWrite).expect("its images").chain;
     let tap = host.create(&chain.layers[0].to_string());
     watch.disk = Some([tap.pid.to_string(), tap.minor.to_string()]);
     let (mut recorder, stop) = start_recorder(&tap, &scratch);
@@ -141,7 +141,7 @@ fn snapshots_of_a_busy_vdi_each_hold_one_moment() {
     sr.deactivate(&watch, vdi).expect("closed");
     let mut before = 0;
     for uuid in snapshots.iter().chain([&vdi]) {
-        let chain = sr.activate(&watch, *uuid, Access::ReadOnly).expect("its images");
+        let chain = sr.activate(&watch, *uuid, Access::ReadOnly).expect("its images").chain;
         let last = last_record(&chain);
         assert!(last > before, "{last} after {before}");
         before = last;

@@ -191,6 +191,7 @@ fn journal() -> Vec<u8> {
 pub fn put_into(shelf: &mut Shelf) {
     put_images(shelf, "vhd_open");
     put_images(shelf, "vhd_live");
+    put_images(shelf, "vhd_stream");
 
     for (name, disk_type) in
         [("fixed", DiskType::Fixed), ("dynamic", DiskType::Dynamic), ("differencing", DiskType::Differencing)]

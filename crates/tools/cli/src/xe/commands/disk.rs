@@ -45,6 +45,26 @@ pub(super) static COMMANDS: &[Command] = &[
         on_disk(s, "VDI.update")
     }),
     command("vdi-resize", &["uuid", "disk-size"], &["online"], "Makes a VDI longer", resize),
+    command("vdi-enable-cbt", &["uuid"], &[], "Tracks changed blocks of a VDI from now on", |s| {
+        on_disk(s, "VDI.enable_cbt")
+    }),
+    command("vdi-disable-cbt", &["uuid"], &[], "Tracks changed blocks of a VDI no longer", |s| {
+        on_disk(s, "VDI.disable_cbt")
+    }),
+    command(
+        "vdi-data-destroy",
+        &["uuid"],
+        &[],
+        "Removes the data of a snapshot and keeps what is known of its changed blocks",
+        |s| on_disk(s, "VDI.data_destroy"),
+    ),
+    command(
+        "vdi-list-changed-blocks",
+        &["vdi-from-uuid", "vdi-to-uuid"],
+        &[],
+        "Prints which blocks of 64 KiB changed from a VDI to a later one, in base64",
+        list_changed_blocks,
+    ),
     command(
         "vdi-snapshot",
         &["uuid"],
@@ -143,6 +163,12 @@ fn clone(session: &Session) -> Result<()> {
         session.call("VDI.set_name_description", &[made.as_str().into(), text.into()])?;
     }
     session.print_uuid("VDI", &made)
+}
+
+fn list_changed_blocks(session: &Session) -> Result<()> {
+    let vdis = [session.reference("VDI", "vdi-from-uuid")?, session.reference("VDI", "vdi-to-uuid")?];
+    let listed = session.text("VDI.list_changed_blocks", &vdis.map(Value::from))?;
+    session.print_values(&[&listed])
 }
 
 fn copy(session: &Session) -> Result<()> {

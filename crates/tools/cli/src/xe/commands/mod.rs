@@ -9,6 +9,7 @@ mod network;
 mod select;
 mod sr;
 mod status;
+mod transfer;
 
 use tapio_model::columns::Table;
 
@@ -62,6 +63,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         network::COMMANDS,
         console::COMMANDS,
         status::COMMANDS,
+        transfer::COMMANDS,
     ]
     .into_iter()
     .flatten()
@@ -235,6 +237,7 @@ mod tests {
             include_str!("select.rs"),
             include_str!("sr.rs"),
             include_str!("status.rs"),
+            include_str!("transfer.rs"),
         ];
         let mut checked = 0;
         for text in sources {

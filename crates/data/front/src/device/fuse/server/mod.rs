@@ -15,9 +15,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
-use tapio_block::{Completion, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
+use tapio_block::{Completion, Data, DataThread, DiskError, FrontEnd, FrontId, Op, Point, Port, Request};
 use tapio_ring::uring::Uring;
-use tapio_ring::{Buffer, Notify, Pool, Segments};
+use tapio_ring::{Buffer, Notify, Pool};
 use tapio_types::{SECTOR_LEN, Span};
 
 use super::wire::{
@@ -55,6 +55,7 @@ struct Waiting {
 struct Slot {
     unique: u64,
     op: Op,
+    /// Its memory, once the disk has given it back.
     buffer: Option<Buffer>,
     skip: usize,
     len: usize,
@@ -99,6 +100,10 @@ enum Received {
 }
 
 impl Completion for Server {
+    fn give_back(&self, tag: u64, buffer: Buffer) {
+        self.inner.borrow_mut().slots[tag as usize].buffer = Some(buffer);
+    }
+
     fn complete(&self, tag: u64, result: Result<(), DiskError>) {
         self.done.borrow_mut().push((tag as u32, result));
     }
@@ -412,9 +417,8 @@ impl Server {
             }
         }
         let Waiting { unique, op, span, buffer, skip, len } = waiting;
-        // SAFETY: the buffer goes into the slot of the request and stays there until the disk has answered it.
-        let data = buffer.as_ref().map_or(Segments::EMPTY, |buffer| unsafe { buffer.segments() });
-        let slot = Slot { unique, op, buffer, skip, len };
+        let data = buffer.map_or(Data::None, Data::Own);
+        let slot = Slot { unique, op, buffer: None, skip, len };
         let index = {
             let mut inner = self.inner.borrow_mut();
             match inner.free.pop() {
@@ -431,9 +435,10 @@ impl Server {
         let client: Rc<dyn Completion> = Rc::<Self>::clone(self);
         let born_ns = self.port.tasks().turn_ns();
         self.port.note(Point::Taken, index.into(), unique as u32);
-        if self.port.submit(Request { op, span, data, born_ns, tag: u64::from(index), client }).is_err() {
+        let request = Request::new(op, span, data, born_ns, index.into(), client);
+        if let Err(request) = self.port.submit(request) {
             // `room` said that there is some; should the disk see that otherwise, the request has failed.
-            self.done.borrow_mut().push((index, Err(DiskError::Io(libc::EAGAIN))));
+            request.answer(Err(DiskError::Io(libc::EAGAIN)));
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use tapio_block::{Completion, DiskError, Op, Request};
-use tapio_ring::{Buffer, Notify, Segments, TaskId, Tasks};
+use tapio_block::{Completion, Data, DiskError, Op, Request};
+use tapio_ring::{Buffer, Notify, TaskId, Tasks};
 use tapio_types::{SECTOR_LEN, Span};
 
 use super::Server;
@@ -28,12 +28,17 @@ pub(super) struct Turn {
 
 /// A request that a task of this thread waits for.
 struct Asked {
+    memory: Cell<Option<Buffer>>,
     result: Cell<Option<Result<(), DiskError>>>,
     task: TaskId,
     tasks: Tasks,
 }
 
 impl Completion for Asked {
+    fn give_back(&self, _tag: u64, buffer: Buffer) {
+        self.memory.set(Some(buffer));
+    }
+
     fn complete(&self, _tag: u64, result: Result<(), DiskError>) {
         self.result.set(Some(result));
         self.tasks.wake(self.task);
@@ -60,25 +65,26 @@ impl Server {
         let end = (offset + data.len() as u64).next_multiple_of(SECTOR_LEN);
         let span = Span::new(start, end - start);
         let tasks = self.port.tasks();
-        let mut whole = loop {
+        let whole = loop {
             match self.pool.take(span.len as usize) {
                 Some(buffer) => break buffer,
                 None => tasks.sleep_until(tasks.turn_ns() + MEMORY_RETRY_NS).await,
             }
         };
-        // SAFETY: `whole` is owned here until the disk has answered, which the task waits for to its end.
-        self.ask(Op::Read, span, unsafe { whole.segments() }).await?;
+        let mut whole = self.ask(Op::Read, span, whole).await?;
         let skip = (offset - start) as usize;
         whole[skip..skip + data.len()].copy_from_slice(data);
-        // SAFETY: `whole` is owned here until the disk has answered, which the task waits for to its end.
-        self.ask(Op::Write { durable: false }, span, unsafe { whole.segments() }).await
+        self.ask(Op::Write { durable: false }, span, whole).await.map(drop)
     }
 
-    async fn ask(&self, op: Op, span: Span, data: Segments) -> Result<(), DiskError> {
+    /// Reads into `memory`, or writes it; then it comes back.
+    async fn ask(&self, op: Op, span: Span, memory: Buffer) -> Result<Buffer, DiskError> {
         let tasks = self.port.tasks();
-        let asked = Rc::new(Asked { result: Cell::new(None), task: tasks.current(), tasks: tasks.clone() });
+        let (task, tasks) = (tasks.current(), tasks.clone());
+        let asked = Rc::new(Asked { memory: Cell::default(), result: Cell::default(), task, tasks });
         let client: Rc<dyn Completion> = Rc::<Asked>::clone(&asked);
-        let mut request = Request { op, span, data, born_ns: tasks.turn_ns(), tag: 0, client };
+        let born_ns = self.port.tasks().turn_ns();
+        let mut request = Request::new(op, span, Data::Own(memory), born_ns, 0, client);
         loop {
             self.port.wait_room().await;
             match self.port.submit(request) {
@@ -86,6 +92,7 @@ impl Server {
                 Err(back) => request = back,
             }
         }
-        poll_fn(|_| asked.result.take().map_or(Poll::Pending, Poll::Ready)).await
+        poll_fn(|_| asked.result.take().map_or(Poll::Pending, Poll::Ready)).await?;
+        asked.memory.take().ok_or(DiskError::Io(libc::EIO))
     }
 }

@@ -102,6 +102,27 @@ fn a_repository_and_its_disks() {
     world.finish();
 }
 
+/// From snapshot to snapshot of a disk of 12 MiB that nothing writes to.
+fn changed_blocks_of_a_disk_in_use(world: &World, vdi: &str) {
+    let tracked = || value(world, &["vdi-param-get", vdi, "param-name=cbt-enabled"]);
+    assert_eq!(xe(world, &["vdi-enable-cbt", vdi]).ok(), "");
+    assert_eq!(tracked(), "true");
+    let [first, second] = [(); 2].map(|()| value(world, &["vdi-snapshot", vdi]));
+    assert_eq!(xe(world, &["vdi-data-destroy", &format!("uuid={first}")]).ok(), "");
+    let kind = value(world, &["vdi-param-get", &format!("uuid={first}"), "param-name=type"]);
+    assert_eq!(kind, "CBT metadata");
+    let (from, to) = (format!("vdi-from-uuid={first}"), format!("vdi-to-uuid={second}"));
+    assert_eq!(value(world, &["vdi-list-changed-blocks", &from, &to]), "A".repeat(32));
+    let used = vdi.trim_start_matches("uuid=");
+    let refused = xe(world, &["vdi-list-changed-blocks", &from, &format!("vdi-to-uuid={used}")]).fails();
+    assert!(refused.contains(used), "{refused}");
+    assert_eq!(xe(world, &["vdi-disable-cbt", vdi]).ok(), "");
+    assert_eq!(tracked(), "false");
+    for snapshot in [first, second] {
+        xe(world, &["vdi-destroy", &format!("uuid={snapshot}")]).ok();
+    }
+}
+
 #[test]
 fn disks_of_a_running_vm_and_what_was_done() {
     let world = World::new();
@@ -136,6 +157,7 @@ fn disks_of_a_running_vm_and_what_was_done() {
         value(&world, &["vdi-param-get", &format!("uuid={snapshot}"), "param-name=virtual-size"]),
         (8 << 20).to_string()
     );
+    changed_blocks_of_a_disk_in_use(&world, &hot.0);
     let twice = xe(&world, &["vbd-plug", &hot.1]);
     assert_eq!((twice.status.code(), twice.stdout.as_str()), (Some(1), ""));
     assert!(twice.stderr.lines().count() >= 2, "what, and which: {twice}");

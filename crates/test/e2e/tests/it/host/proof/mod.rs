@@ -1,6 +1,7 @@
 //! The toolstack as a whole: what products do with it, over the network, with real disk processes. The stories are
 //! programs of Python's in `tests/python`, told by `XenAPI` over XML-RPC and by a client of JSON-RPC alike.
 
+mod backup;
 mod commands;
 mod failures;
 mod objects;

@@ -1,0 +1,162 @@
+//! A snapshot of a disk in use: another image becomes the leaf, and the one that was it becomes its parent.
+
+use std::rc::Rc;
+
+use tapio_format::continuation::Move;
+use tapio_format::live::Layer;
+use tapio_format::vhd::KeyHash;
+use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_ring::{Io, Storage};
+use tapio_types::{Access, LayerSpec};
+use uuid::Uuid;
+
+use super::Change;
+use crate::chain::{Chain, Link};
+use crate::lineage::check_parent;
+use crate::open::CHAIN_MAX;
+
+/// What a snapshot cost the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swapped {
+    /// How long no request was taken, in nanoseconds.
+    pub stalled_ns: u64,
+}
+
+/// What a child of the present leaf has to record.
+#[derive(Clone, Debug)]
+pub struct LeafFacts {
+    /// The leaf.
+    pub image: LayerSpec,
+    /// Its UUID; `None` for one that is not a dynamic or differencing VHD.
+    pub uuid: Option<Uuid>,
+    /// Bytes of the disk.
+    pub len: u64,
+    /// The largest size that its block table has room for, in bytes; 0 without one.
+    pub len_max: u64,
+    /// The key that it needs, if it is encrypted.
+    pub key_hash: KeyHash,
+}
+
+impl LeafFacts {
+    pub(super) fn of<S: Storage>(chain: &Chain<S>) -> Self {
+        let leaf = &chain.links()[0];
+        let (uuid, len_max, key_hash) = match &leaf.layer {
+            Layer::Vhd(vhd) => (Some(vhd.uuid()), vhd.len_max(), vhd.key_hash()),
+            Layer::Raw(_) | Layer::Shared(_) => (None, 0, KeyHash::default()),
+        };
+        Self { image: leaf.spec.clone(), uuid, len: chain.len(), len_max, key_hash }
+    }
+}
+
+impl<I: Io> Change<I> {
+    /// See [`crate::Core::snapshot`].
+    pub(super) async fn snapshot(self, leaf: &LayerSpec, stall_max_ns: u64) -> Result<Swapped> {
+        let chain = self.core.running_chain()?;
+        if chain.access() == Access::ReadOnly {
+            return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk needs no snapshot"));
+        }
+        self.core.changes.standby().check_one_chain("a snapshot")?;
+        let named = |error: FormatError| error.with_path(&leaf.path);
+        if chain.links().len() >= CHAIN_MAX {
+            let detail = format!("the chain has {CHAIN_MAX} images already; commit some of them first");
+            return Err(named(FormatError::new(FormatErrorKind::TooDeep, detail)));
+        }
+        if chain.links().iter().any(|link| link.spec.path == leaf.path) {
+            return Err(named(FormatError::new(FormatErrorKind::Loop, "the image is in the chain already")));
+        }
+        let layer =
+            self.core.host.open_layer(leaf.kind, &leaf.path, Access::ReadWrite).await.map_err(named)?;
+        let swapped = match fits(&layer, &chain) {
+            Ok(()) => Box::pin(self.put_on_top_noted(&chain, layer, leaf, stall_max_ns)).await,
+            Err(error) => {
+                self.core.host.close_unused(&layer).await;
+                Err(error)
+            }
+        };
+        let swapped = swapped.map_err(named)?;
+        drop(chain);
+        Box::pin(self.settle_below()).await;
+        Ok(swapped)
+    }
+
+    /// Takes note first: a process that dies from here on is started again with the old leaf's name. The new leaf is
+    /// empty until requests go to it, so what the note says is right at once.
+    async fn put_on_top_noted(
+        &self,
+        chain: &Rc<Chain<I::Store>>,
+        layer: Layer<I::Store>,
+        spec: &LayerSpec,
+        stall_max_ns: u64,
+    ) -> Result<Swapped> {
+        let below = chain.links()[0].spec.clone();
+        if let Err(error) = self.note_move(Move::OnTop { below: below.clone(), leaf: spec.clone() }).await {
+            self.core.host.close_unused(&layer).await;
+            return Err(error);
+        }
+        let swapped = self.put_on_top(chain, layer, spec, stall_max_ns).await;
+        if swapped.is_err()
+            && let Err(error) = self.note_move(Move::Stays { image: below, other: spec.clone() }).await
+        {
+            // Still right as long as the new leaf is there, which is why the caller looks before it removes that.
+            self.core.host.report(&format!("after a snapshot that failed: {error}"));
+        }
+        swapped
+    }
+
+    async fn put_on_top(
+        &self,
+        chain: &Rc<Chain<I::Store>>,
+        layer: Layer<I::Store>,
+        spec: &LayerSpec,
+        stall_max_ns: u64,
+    ) -> Result<Swapped> {
+        let top = Link::new(layer, spec.clone());
+        let ready = self.core.changes.standby().make_ready(&self.core.host, &top).await;
+        let held = match ready {
+            Ok(()) => self.hold_requests(stall_max_ns).await,
+            Err(error) => Err(error),
+        };
+        let held = match held {
+            Ok(held) => held,
+            Err(error) => {
+                self.core.host.close_unused(&top.layer).await;
+                if let Err(error) =
+                    self.core.changes.standby().make_ready(&self.core.host, &chain.links()[0]).await
+                {
+                    // Without its note it cannot take over; the disk gets that error when it is to take over.
+                    self.core.host.report(&format!("after a snapshot that failed: {error}"));
+                }
+                return Err(error);
+            }
+        };
+        chain.links()[0].set_unsettled(true);
+        let mut links = Vec::with_capacity(chain.links().len() + 1);
+        links.push(top);
+        links.extend(chain.links().iter().cloned());
+        self.replace_chain(Chain::new(links, Access::ReadWrite, self.core.host.tasks().clone()));
+        Ok(Swapped { stalled_ns: held.release().await })
+    }
+
+    /// Makes what was written to the image below the leaf durable, and opens it again as one that is only read. A
+    /// failure leaves it open as it was: then flushes of the guest, and the end of the disk, try again.
+    pub(crate) async fn settle_below(&self) {
+        let Ok(chain) = self.core.running_chain() else { return };
+        if let Err(error) = self.let_go(&chain, 1).await {
+            self.core.host.report(&format!("after a snapshot: {error}"));
+        }
+    }
+}
+
+fn fits<S: Storage>(layer: &Layer<S>, chain: &Chain<S>) -> Result<()> {
+    let Layer::Vhd(child) = layer else {
+        return Err(FormatError::new(
+            FormatErrorKind::InvalidArgument,
+            "a new leaf must be a differencing VHD; 'vhd-util snapshot' makes one",
+        ));
+    };
+    if layer.virtual_len() < chain.len() {
+        let detail = format!("has {} bytes, fewer than the disk's {}", layer.virtual_len(), chain.len());
+        return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail));
+    }
+    check_parent(child, &chain.links()[0].layer)
+}

@@ -1,0 +1,326 @@
+//! Disks that come and go: `GET /export_raw_vdi` and `PUT /import_raw_vdi`.
+//!
+//! ```text
+//!   client ── HTTP body ── a socket ── worker of the SR ── images
+//!                  \__ a thread: session, task, the operation on the VDI
+//! ```
+//!
+//! The data pass in pieces of 64 KiB that nothing here looks at. A client that does not go on is not read, or written,
+//! further than the buffers of the sockets reach. The answer to an import is sent when the outcome is known, whether
+//! the client has sent everything or not: an error reaches one that still sends, and so does success where a client
+//! announced a length without meaning.
+
+mod body;
+mod request;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::sync::{Arc, mpsc};
+
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::header::{
+    ACCEPT_RANGES, CONNECTION, CONTENT_DISPOSITION, CONTENT_RANGE, ETAG, HeaderValue, WWW_AUTHENTICATE,
+};
+use hyper::{Method, Request, Response, StatusCode};
+use tapio_model::{ApiError, Begun, ImageFormat, Transfer, Value};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::calls::Calls;
+use super::ended;
+use super::limits::ServerLimits;
+use super::reply::{Reply, failure, last_failure, reply};
+use crate::backend::Peer;
+use body::Download;
+use request::{Wanted, read};
+
+/// Bytes in front of an export.
+const HEAD_LEN: usize = 16;
+
+/// Which way a disk goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Export,
+    Import,
+}
+
+/// Whether a request is for a disk. Clients write the path with and without a slash behind it.
+pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
+    match (method, path.trim_end_matches('/')) {
+        (&Method::GET, "/export_raw_vdi") => Some(Direction::Export),
+        (&Method::PUT, "/import_raw_vdi") => Some(Direction::Import),
+        _ => None,
+    }
+}
+
+/// Disks that come and go.
+#[derive(Debug)]
+pub(super) struct Images {
+    places: Arc<Semaphore>,
+}
+
+/// A transfer on its thread.
+struct Running {
+    data: UnixStream,
+    begun: oneshot::Receiver<Begun>,
+    done: oneshot::Receiver<Result<(), ApiError>>,
+    taken: mpsc::Sender<()>,
+}
+
+impl Images {
+    pub(super) fn new(limits: &ServerLimits) -> Self {
+        Self { places: Arc::new(Semaphore::new(limits.transfers_max)) }
+    }
+
+    pub(super) async fn answer(
+        &self,
+        calls: &Calls,
+        (peer, limits): (&Peer, &ServerLimits),
+        direction: Direction,
+        request: Request<Incoming>,
+    ) -> Reply {
+        let wanted = read(direction, &request);
+        let (session, is_ours) = match self.session(calls, (peer, limits), &wanted).await {
+            Ok(session) => session,
+            Err(error) => return refusal(&error, None),
+        };
+        let answer = self.transfer(calls, limits, (wanted, session.clone()), request.into_body()).await;
+        if is_ours {
+            // An export goes on without the session that it was begun with.
+            let logout = vec![Value::String(session)];
+            if let Err(error) = calls.value(peer, limits, "session.logout", logout).await {
+                tracing::debug!("{}: {error}", peer.address);
+            }
+        }
+        answer
+    }
+
+    /// The session of a request, and whether it was made for it.
+    async fn session(
+        &self,
+        calls: &Calls,
+        (peer, limits): (&Peer, &ServerLimits),
+        wanted: &Wanted,
+    ) -> Result<(String, bool), ApiError> {
+        if let Some(session) = &wanted.session {
+            return Ok((session.clone(), false));
+        }
+        let (user, password) = match &wanted.account {
+            Some((user, password)) => (user.clone(), password.clone()),
+            None if peer.superuser => ("root".to_owned(), String::new()),
+            None => return Err(ApiError::new("SESSION_INVALID", [tapio_model::NULL_REF])),
+        };
+        let params = vec![Value::String(user), Value::String(password)];
+        match calls.value(peer, limits, "session.login_with_password", params).await? {
+            Value::String(session) => Ok((session, true)),
+            _ => Err(ApiError::internal("a login answers a session")),
+        }
+    }
+
+    async fn transfer(
+        &self,
+        calls: &Calls,
+        limits: &ServerLimits,
+        (wanted, session): (Wanted, String),
+        body: Incoming,
+    ) -> Reply {
+        let Wanted { task, asked, format, status, condition, .. } = wanted;
+        let transfer = Transfer { session, task, asked };
+        let mut running = match self.start(calls, transfer) {
+            Ok(running) => running,
+            Err(error) => return refusal(&error, None),
+        };
+        let begun = (&mut running.begun).await.ok();
+        let task = begun.as_ref().map(|begun| begun.task.clone());
+        let mut reply = match (&begun, format) {
+            // Refused, or a probe.
+            (None, _) => match outcome(running.done).await {
+                Ok(()) => reply(StatusCode::OK, OCTETS, ""),
+                Err(error) => refusal(&error, status),
+            },
+            (Some(begun), Some(format)) => download(calls, running, begun, format, condition).await,
+            (Some(_), None) => upload(calls, limits, running, body).await,
+        };
+        if let Some(task) = task.and_then(|task| HeaderValue::from_str(&task).ok()) {
+            reply.headers_mut().insert("task-id", task);
+        }
+        reply
+    }
+
+    /// Puts a transfer on a thread of its own.
+    fn start(&self, calls: &Calls, mut transfer: Transfer) -> Result<Running, ApiError> {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        if place.is_err() && transfer.asked.is_ok() {
+            // Its task ends with that.
+            transfer.asked = Err(ApiError::bare("TOO_MANY_PENDING_TASKS"));
+        }
+        let failed = |error: std::io::Error| ApiError::internal(format!("a transfer cannot begin: {error}"));
+        let (ours, theirs) = StdStream::pair().map_err(failed)?;
+        ours.set_nonblocking(true).map_err(failed)?;
+        let data = UnixStream::from_std(ours).map_err(failed)?;
+        let (tell_begun, begun) = oneshot::channel();
+        let (tell_done, done) = oneshot::channel();
+        let (taken, is_taken) = mpsc::channel();
+        let backend = Arc::clone(&calls.backend);
+        let work = move || {
+            let _place = place;
+            let mut tell_begun = Some(tell_begun);
+            let mut begin = |begun: Begun| {
+                if let Some(tell) = tell_begun.take() {
+                    let _ = tell.send(begun);
+                }
+            };
+            let wait = || is_taken.recv().is_ok();
+            let outcome = backend.transfer(&transfer, OwnedFd::from(theirs), &mut begin, &wait);
+            // Before the end of `begun`, which is what a refused transfer is known by.
+            let _ = tell_done.send(outcome);
+        };
+        std::thread::Builder::new().name("tapiod-image".into()).spawn(work).map_err(failed)?;
+        Ok(Running { data, begun, done, taken })
+    }
+}
+
+const OCTETS: &str = "application/octet-stream";
+
+async fn outcome(done: oneshot::Receiver<Result<(), ApiError>>) -> Result<(), ApiError> {
+    let defect =
+        |_| Err(ApiError::internal("a transfer ended in a defect of ours; the daemon's log has more"));
+    done.await.unwrap_or_else(defect)
+}
+
+/// The answer to an export that was accepted: nothing is sent before the storage has begun to.
+async fn download(
+    calls: &Calls,
+    mut running: Running,
+    begun: &Begun,
+    format: ImageFormat,
+    condition: request::Condition,
+) -> Reply {
+    let mut head = [0; HEAD_LEN];
+    if running.data.read_exact(&mut head).await.is_err() {
+        drop(running.data);
+        drop(running.taken);
+        let error = outcome(running.done).await.err();
+        let error = error.unwrap_or_else(|| ApiError::internal("an export ended before it began"));
+        let is_behind = condition.start > 0 && error.code == "SR_BACKEND_FAILURE_79";
+        return refusal(&error, is_behind.then_some(StatusCode::RANGE_NOT_SATISFIABLE));
+    }
+    let (len, tag) = head.split_at(8);
+    let len = len.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let tag = tag.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let tag = format!("\"{tag:016x}\"");
+    if condition.matches.is_some_and(|wanted| wanted != "*" && wanted != tag) {
+        return failure(
+            StatusCode::PRECONDITION_FAILED,
+            "the disk is not the one of before: export it from the beginning",
+        );
+    }
+    let start = condition.start.min(len);
+    let mut reply: Reply = Response::new(Download::body(
+        running.data,
+        len - start,
+        running.taken,
+        Box::pin(ended(calls.ending.clone())),
+    ));
+    let headers = reply.headers_mut();
+    let kind = if format == ImageFormat::Vhd { "application/vhd" } else { OCTETS };
+    headers.insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    let name = begun.vdi.as_deref().unwrap_or("disk");
+    let file = format!("attachment; filename=\"{name}.{}\"", format.suffix());
+    let range = format!("bytes {start}-{}/{len}", len.saturating_sub(1));
+    for (header, value) in [(CONTENT_DISPOSITION, Some(file)), (ETAG, Some(tag))]
+        .into_iter()
+        .chain([(CONTENT_RANGE, (condition.start > 0).then_some(range))])
+    {
+        if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
+            headers.insert(header, value);
+        }
+    }
+    if condition.start > 0 {
+        *reply.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    reply
+}
+
+/// Takes an import that was accepted.
+async fn upload(calls: &Calls, limits: &ServerLimits, running: Running, mut body: Incoming) -> Reply {
+    let Running { mut data, mut done, .. } = running;
+    let sending = async {
+        loop {
+            let next = tokio::select! {
+                next = tokio::time::timeout(limits.upload_time, body.frame()) => next,
+                () = ended(calls.ending.clone()) => return,
+            };
+            // The end, the client's silence or its loss: the storage knows whether all has come.
+            let Ok(Some(Ok(frame))) = next else { return };
+            let Ok(bytes) = frame.into_data() else { continue };
+            if data.write_all(&bytes).await.is_err() {
+                // The storage wants no more.
+                return;
+            }
+        }
+    };
+    let early = tokio::select! {
+        biased;
+        done = &mut done => Some(done),
+        () = sending => None,
+    };
+    drop(data);
+    let done = match early {
+        Some(done) => {
+            done.unwrap_or_else(|_| Err(ApiError::internal("a transfer ended in a defect of ours")))
+        }
+        None => outcome(done).await,
+    };
+    match done {
+        Ok(()) => {
+            let mut reply = reply(StatusCode::OK, OCTETS, "");
+            reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            reply
+        }
+        Err(error) => refusal(&error, None),
+    }
+}
+
+/// The answer to a request that failed.
+fn refusal(error: &ApiError, status: Option<StatusCode>) -> Reply {
+    let mut reply = last_failure(status.unwrap_or_else(|| status_of(&error.code)), &error.to_string());
+    if reply.status() == StatusCode::UNAUTHORIZED {
+        let realm = HeaderValue::from_static("Basic realm=\"Tapio\"");
+        reply.headers_mut().insert(WWW_AUTHENTICATE, realm);
+    }
+    reply
+}
+
+/// The status of an error.
+fn status_of(code: &str) -> StatusCode {
+    match code {
+        "SESSION_INVALID" | "SESSION_AUTHENTICATION_FAILED" => StatusCode::UNAUTHORIZED,
+        "RBAC_PERMISSION_DENIED" | "SESSION_AUTHORIZATION_FAILED" | "IMPORT_ERROR_CANNOT_HANDLE_CHUNKED" => {
+            StatusCode::FORBIDDEN
+        }
+        "HANDLE_INVALID"
+        | "UUID_INVALID"
+        | "VDI_MISSING"
+        | "VDI_TOO_SMALL"
+        | "VDI_TOO_LARGE"
+        | "VDI_READONLY"
+        | "VDI_IS_ENCRYPTED"
+        | "INVALID_VALUE"
+        | "IMPORT_ERROR"
+        | "IMPORT_ERROR_PREMATURE_EOF"
+        | "SR_OPERATION_NOT_SUPPORTED"
+        | "SR_BACKEND_FAILURE_79" => StatusCode::BAD_REQUEST,
+        "VDI_IN_USE" | "OTHER_OPERATION_IN_PROGRESS" | "OPERATION_NOT_ALLOWED" => StatusCode::CONFLICT,
+        "TOO_MANY_PENDING_TASKS" => StatusCode::SERVICE_UNAVAILABLE,
+        "SR_BACKEND_FAILURE_44" | "SR_FULL" => StatusCode::INSUFFICIENT_STORAGE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! What a request for a disk says.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hyper::header::{
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, COOKIE, HeaderName, IF_MATCH, IF_RANGE, RANGE,
+    TRANSFER_ENCODING,
+};
+use hyper::{Request, StatusCode};
+use percent_encoding::percent_decode_str;
+use tapio_model::{ApiError, Asked, ImageFormat};
+
+use super::Direction;
+
+/// Clients that do not know how much they will send announce 1 PiB, and close the connection behind the last byte.
+const LEN_UNKNOWN: u64 = 1 << 50;
+
+/// Which part of an export is wanted, and of which disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Condition {
+    /// The first byte.
+    pub(super) start: u64,
+    /// The tag that it must have.
+    pub(super) matches: Option<String>,
+}
+
+/// What a request says.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) session: Option<String>,
+    pub(super) task: Option<String>,
+    /// Name and password.
+    pub(super) account: Option<(String, String)>,
+    pub(super) asked: Result<Asked, ApiError>,
+    /// Of an export.
+    pub(super) format: Option<ImageFormat>,
+    /// The status of what `asked` has against it, where its code has another one.
+    pub(super) status: Option<StatusCode>,
+    pub(super) condition: Condition,
+}
+
+/// Parameters of the query, and cookies behind them.
+struct Params(Vec<(String, String)>);
+
+impl Params {
+    fn of<B>(request: &Request<B>) -> Self {
+        let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let cookies = header(request, COOKIE).unwrap_or_default();
+        let query = request.uri().query().unwrap_or_default();
+        let pairs = query.split('&').chain(cookies.split(';').map(str::trim));
+        let pairs = pairs.filter(|pair| !pair.is_empty());
+        Self(
+            pairs
+                .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+                .map(|(name, value)| (decode(name), decode(value)))
+                .collect(),
+        )
+    }
+
+    fn get(&self, name: &str) -> Option<String> {
+        let found = self.0.iter().find(|(known, value)| known == name && !value.is_empty());
+        found.map(|(_, value)| value.clone())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(known, value)| known == name && value != "false")
+    }
+}
+
+fn header<B>(request: &Request<B>, name: HeaderName) -> Option<&str> {
+    request.headers().get(name)?.to_str().ok()
+}
+
+fn account<B>(request: &Request<B>) -> Option<(String, String)> {
+    let (scheme, text) = header(request, AUTHORIZATION)?.split_once(' ')?;
+    let bytes = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(text.trim()).ok())??;
+    let text = String::from_utf8(bytes).ok()?;
+    let (user, password) = text.split_once(':')?;
+    Some((user.to_owned(), password.to_owned()))
+}
+
+type Refused = (ApiError, Option<StatusCode>);
+
+fn wrong(status: StatusCode, why: impl std::fmt::Display) -> Refused {
+    (ApiError::internal(why), Some(status))
+}
+
+/// Reads a request.
+pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
+    let params = Params::of(request);
+    let condition = if direction == Direction::Export { condition(request) } else { Condition::default() };
+    let asked = match direction {
+        Direction::Export => export(&params, condition.start),
+        Direction::Import => import(request, &params),
+    };
+    let format = match &asked {
+        Ok(Asked::Export { format, .. }) => Some(*format),
+        _ => None,
+    };
+    let status = asked.as_ref().err().and_then(|(_, status)| *status);
+    Wanted {
+        session: params.get("session_id"),
+        task: params.get("task_id"),
+        account: account(request),
+        asked: asked.map_err(|(error, _)| error),
+        format,
+        status,
+        condition,
+    }
+}
+
+fn format_of(params: &Params) -> Result<ImageFormat, Refused> {
+    match params.get("format").as_deref() {
+        None | Some("raw") => Ok(ImageFormat::Raw),
+        Some("vhd") => Ok(ImageFormat::Vhd),
+        Some(other) => {
+            let why = format!("the format '{other}' is not known: raw and vhd are");
+            Err(wrong(StatusCode::NOT_FOUND, why))
+        }
+    }
+}
+
+fn missing() -> Refused {
+    (ApiError::new("VDI_MISSING", ["", ""]), Some(StatusCode::BAD_REQUEST))
+}
+
+fn export(params: &Params, start: u64) -> Result<Asked, Refused> {
+    let format = format_of(params)?;
+    let vdi = params.get("vdi").ok_or_else(missing)?;
+    let base = params.get("base");
+    if base.is_some() && format != ImageFormat::Vhd {
+        return Err(wrong(StatusCode::BAD_REQUEST, "a difference ('base') is exported as format=vhd"));
+    }
+    Ok(Asked::Export { vdi, base, format, start })
+}
+
+/// The range of an export: from a byte to the end. Any other is left alone, as HTTP has it.
+fn condition<B>(request: &Request<B>) -> Condition {
+    let matches = header(request, IF_MATCH).map(str::to_owned);
+    let range = header(request, RANGE).filter(|_| header(request, IF_RANGE).is_none());
+    let start = range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.trim().parse().ok());
+    Condition { start: start.unwrap_or(0), matches }
+}
+
+fn import<B>(request: &Request<B>, params: &Params) -> Result<Asked, Refused> {
+    if header(request, TRANSFER_ENCODING).is_some() {
+        return Err((ApiError::bare("IMPORT_ERROR_CANNOT_HANDLE_CHUNKED"), None));
+    }
+    let mut format = format_of(params)?;
+    if params.has("chunked") {
+        if format != ImageFormat::Raw {
+            return Err(wrong(StatusCode::NOT_FOUND, "chunks have places on the disk: they are format=raw"));
+        }
+        format = ImageFormat::Chunked;
+    }
+    let (vdi, sr) = (params.get("vdi"), params.get("sr_id").or_else(|| params.get("sr_uuid")));
+    if vdi.is_none() && sr.is_none() {
+        return Err(missing());
+    }
+    if vdi.is_none() && format != ImageFormat::Raw {
+        return Err(wrong(
+            StatusCode::BAD_REQUEST,
+            "a new VDI is made for a raw image: name the VDI ('vdi')",
+        ));
+    }
+    let len: u64 = header(request, CONTENT_LENGTH).and_then(|len| len.parse().ok()).unwrap_or(0);
+    if len == 0 {
+        // Clients look for a redirection with an empty body, and without their task, before they send a stream.
+        let is_probe = params.get("task_id").is_none();
+        let early = (ApiError::bare("IMPORT_ERROR_PREMATURE_EOF"), None);
+        return if is_probe { Ok(Asked::Probe { vdi }) } else { Err(early) };
+    }
+    let len = (len < LEN_UNKNOWN).then_some(len);
+    if vdi.is_none() && len.is_none() {
+        return Err(wrong(
+            StatusCode::BAD_REQUEST,
+            "a new VDI needs the length of the image (Content-Length)",
+        ));
+    }
+    let start = match header(request, CONTENT_RANGE) {
+        None => 0,
+        Some(text) => range_start(text, len).filter(|_| format == ImageFormat::Raw).ok_or_else(|| {
+            let why = "Content-Range: a part of a raw image, as 'bytes FIRST-LAST/ALL', as long as the body";
+            wrong(StatusCode::BAD_REQUEST, why)
+        })?,
+    };
+    Ok(Asked::Import { vdi, sr, format, start, len })
+}
+
+/// The first byte of a part with as many bytes as the body has.
+fn range_start(text: &str, len: Option<u64>) -> Option<u64> {
+    let (part, _) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = part.split_once('-')?;
+    let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    let whole = last.checked_sub(first)?.checked_add(1)?;
+    len.is_none_or(|len| len == whole).then_some(first)
+}

@@ -1,0 +1,118 @@
+//! Disks that come and go over HTTP: the session, the task, and its end.
+//!
+//! The data take a socket of their own between the server of the API and the worker of the SR; no call of the API holds
+//! a thread for them. A task that a client gave ends with the transfer, whatever became of that.
+
+use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use tapio_model::{ApiError, Asked, Begun, Role, Transfer, Type, Value};
+
+use crate::call::Call;
+use crate::caller::Caller;
+use crate::progress::Progress;
+use crate::storage::transfer as storage;
+use crate::tasks::{Owner, Running};
+use crate::{Toolstack, roles};
+
+/// What a transfer needs.
+const LEAST: Role = Role::VmAdmin;
+
+/// The key of `task.other_config` for the byte with which an import of a raw disk can go on after its connection ended.
+const RECEIVED: &str = "received";
+
+impl Toolstack {
+    /// Does a transfer over `data`, and ends its task. `begun` is called once it was accepted, before any data;
+    /// `is_taken` waits until the client has an export, and says whether it does.
+    ///
+    /// # Errors
+    /// What was asked for wrongly, `SESSION_INVALID`, `RBAC_PERMISSION_DENIED`, those of the storage.
+    pub fn transfer(
+        self: &Arc<Self>,
+        transfer: &Transfer,
+        data: OwnedFd,
+        begun: &mut dyn FnMut(Begun),
+        is_taken: &dyn Fn() -> bool,
+    ) -> Result<(), ApiError> {
+        let reviewed = self.sessions.review();
+        let session = self.sessions.enter(&transfer.session)?;
+        session.admit(reviewed)?;
+        let caller = session.caller();
+        if let Ok(Asked::Probe { vdi }) = &transfer.asked {
+            roles::check(&caller, LEAST, "http/put_import_raw_vdi")?;
+            return storage::probe(&self.storage, vdi.as_deref());
+        }
+        let task = self.task_of(transfer, &caller)?;
+        // A defect must not leave the task pending.
+        let work = AssertUnwindSafe(|| self.run_transfer(transfer, caller, &task, (data, begun, is_taken)));
+        let done = std::panic::catch_unwind(work).unwrap_or_else(|_| {
+            Err(ApiError::internal("a transfer ended in a defect of ours; the daemon's log has more"))
+        });
+        let done = done.map_err(|error| self.without_place(&task, error));
+        let is_import = matches!(transfer.asked, Ok(Asked::Import { .. }));
+        let value = done.as_ref().map(|vdi| if is_import { Value::string(vdi) } else { Value::Void });
+        let ty = if is_import { Type::Ref("VDI") } else { Type::Void };
+        self.tasks.finish(&task, &value.map_err(Clone::clone), ty);
+        done.map(drop)
+    }
+
+    /// The client's task, or one of ours.
+    fn task_of(&self, transfer: &Transfer, caller: &Caller) -> Result<Arc<Running>, ApiError> {
+        let account = caller.credential.map(|credential| (caller.user.clone(), credential));
+        let owner = Owner { account, needs: LEAST };
+        match &transfer.task {
+            Some(task) => self.tasks.adopt(caller, task, owner),
+            None => {
+                let is_export = matches!(transfer.asked, Ok(Asked::Export { .. }));
+                self.tasks.begin(if is_export { "VDI export" } else { "VDI import" }, owner, true)
+            }
+        }
+    }
+
+    fn run_transfer(
+        self: &Arc<Self>,
+        transfer: &Transfer,
+        caller: Caller,
+        task: &Arc<Running>,
+        (data, begun, is_taken): (OwnedFd, &mut dyn FnMut(Begun), &dyn Fn() -> bool),
+    ) -> Result<String, ApiError> {
+        let asked = transfer.asked.as_ref().map_err(Clone::clone)?;
+        let name = if matches!(asked, Asked::Export { .. }) { "get_export" } else { "put_import" };
+        roles::check(&caller, LEAST, &format!("http/{name}_raw_vdi"))?;
+        self.wait_until_recovered();
+        let part = Arc::clone(&self.storage);
+        let call = Call { part, caller, progress: Arc::clone(task) as Arc<dyn Progress> };
+        let reference = task.task().unwrap_or_default().to_owned();
+        let mut begun = |vdi: Option<String>| begun(Begun { task: reference.clone(), vdi });
+        let done = match asked {
+            Asked::Export { .. } => storage::export(&call, asked, data, &mut begun, is_taken),
+            Asked::Import { .. } => storage::import(&call, asked, data, &mut begun),
+            Asked::Probe { .. } => Ok(String::new()),
+        };
+        done.map_err(|error| match &*error.code {
+            // The storage stops for a client that went away as for one that cancels.
+            "TASK_CANCELLED" if !call.progress.is_cancelled() => {
+                ApiError::internal("the client ended the connection before it had the whole image")
+            }
+            _ => error,
+        })
+    }
+
+    /// Moves the place at which an import ended from the error to the task.
+    fn without_place(&self, task: &Running, error: ApiError) -> ApiError {
+        let (Some(place), "IMPORT_ERROR_PREMATURE_EOF") = (error.params.first(), &*error.code) else {
+            return error;
+        };
+        let reference = task.task().unwrap_or_default();
+        let noted = self.db.change(|change| {
+            let mut config = change.get("task", reference)?.map("other_config");
+            config.insert(RECEIVED.to_owned(), place.clone());
+            change.set("task", reference, "other_config", Value::string_map(config))
+        });
+        if let Err(error) = noted {
+            tracing::debug!(task = reference, %error, "an interrupted import begins anew");
+        }
+        ApiError::bare("IMPORT_ERROR_PREMATURE_EOF")
+    }
+}

@@ -1,0 +1,78 @@
+//! Disks that come and go over HTTP, as the server of the API and the toolstack speak of them.
+
+use crate::ApiError;
+
+/// How a disk is written as a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// The bytes of the disk.
+    Raw,
+    /// A VHD.
+    Vhd,
+    /// Pieces with their places; imports alone.
+    Chunked,
+}
+
+impl ImageFormat {
+    /// The suffix of a file.
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Raw | Self::Chunked => "raw",
+            Self::Vhd => "vhd",
+        }
+    }
+}
+
+/// What a client asks for. VDIs and SRs are references or UUIDs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// A VDI is sent.
+    Export {
+        /// It.
+        vdi: String,
+        /// The VDI that a VHD is the difference to.
+        base: Option<String>,
+        /// How.
+        format: ImageFormat,
+        /// The byte of the stream with which it begins.
+        start: u64,
+    },
+    /// A VDI is received.
+    Import {
+        /// It; none for a new one.
+        vdi: Option<String>,
+        /// The SR of a new one.
+        sr: Option<String>,
+        /// How.
+        format: ImageFormat,
+        /// The byte of a raw disk with which the stream begins.
+        start: u64,
+        /// Bytes of the stream, where its sender knows them.
+        len: Option<u64>,
+    },
+    /// Nothing: it is only looked whether this import would be accepted.
+    Probe {
+        /// The VDI; none for a new one.
+        vdi: Option<String>,
+    },
+}
+
+/// A request for a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The session.
+    pub session: String,
+    /// The task that a client made for it.
+    pub task: Option<String>,
+    /// What is asked for, or what is wrong with it: that is how the task ends.
+    pub asked: Result<Asked, ApiError>,
+}
+
+/// A transfer that was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// Its task.
+    pub task: String,
+    /// The UUID of the VDI; none of one that is made.
+    pub vdi: Option<String>,
+}

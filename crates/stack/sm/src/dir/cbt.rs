@@ -1,0 +1,439 @@
+//! Logs of changed blocks: `<vdi>.cbtlog` beside the image of a VDI, and alone where the image is gone.
+//!
+//! The log of a snapshot has what changed between the snapshot before it and itself; the log of a VDI what changed
+//! since its last snapshot. Each names the one before (`parent`) and the one after (`child`). A log that no disk is
+//! open on and that says that it is not complete was open in a process that died: everything counts as changed in it,
+//! and it is written so ([`ImageDir::settled`]) before it is used for anything else.
+//!
+//! ```text
+//! enable, disable    journal cbt_<vdi>; the disk closes; the log comes or goes; the disk goes on; the journal goes
+//! snapshot           beside the steps of a fork: <vdi>.cbtlog.new before the disk closes; once the leaf has its name
+//!                    the old log becomes that of the snapshot, and the new one takes its place
+//! destroy            the image; its log into the log after it; the pointers; the log
+//! data_destroy       the image alone
+//! ```
+//!
+//! A running disk keeps its log in memory, so a change of a log or its pointers has it closed first. The journal
+//! makes the disk go on if the change is broken off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use tapio_format::cbt::{BLOCK_LEN, Log, LogHeader, SIZE_MAX, bitmap_len, set_blocks};
+use tapio_format::{FileMedium, FormatError, FormatErrorKind};
+use tapio_types::{Access, ApiError, ChainSpec};
+use uuid::Uuid;
+
+use super::ImageDir;
+use super::facts::FileKind;
+use super::fork::{file_id, link_or_rename};
+use super::journal::{CloneJournal, cbt_journal_name, log_name, new_log_name};
+use super::remove::remove;
+use crate::errors;
+use crate::lock::Share;
+use crate::traits::{Ctx, LiveDisk, OpenSpec, VdiInfo};
+
+/// The largest disk whose changed blocks are listed: the list is text in one answer.
+const LISTED_MAX: u64 = 4 << 40;
+
+fn failed(path: &Path) -> impl Fn(FormatError) -> ApiError {
+    move |error| match error.errno() {
+        libc::EBUSY => errors::fail(46, error.with_path(path)),
+        _ => errors::image(459, &error.with_path(path)),
+    }
+}
+
+impl ImageDir {
+    pub(super) fn log_file(&self, vdi: Uuid) -> PathBuf {
+        self.path.join(log_name(vdi))
+    }
+
+    /// Whether changed blocks of the VDI are tracked.
+    pub(super) fn has_log(&self, vdi: Uuid) -> bool {
+        // A link may lead out of the SR.
+        std::fs::symlink_metadata(self.log_file(vdi)).is_ok_and(|data| data.is_file())
+    }
+
+    /// Opens a log that no disk is open on, for a disk of at least `size` bytes. If it is not complete, or damaged,
+    /// everything counts as changed in it from now on.
+    pub(super) fn settled(&self, vdi: Uuid, size: u64) -> Result<Log<FileMedium>, ApiError> {
+        let path = self.log_file(vdi);
+        let failed = failed(&path);
+        let opened = match Log::open_header(&path, Access::ReadWrite) {
+            Ok(log) => Some(log).filter(|log| log.header().size <= SIZE_MAX),
+            Err(error) if error.kind() == FormatErrorKind::NotThisFormat => None,
+            Err(error) => return Err(failed(error)),
+        };
+        let mut log = opened.map_or_else(|| self.replaced(vdi, size), Ok)?;
+        let is_complete = log.check_whole().is_ok() && log.header().consistent != 0;
+        if !is_complete && log.header().consistent != 0 {
+            let header = *log.header();
+            log.set_header(LogHeader { consistent: 0, ..header }).map_err(&failed)?;
+        }
+        let size = size.max(log.header().size).max(1);
+        if !is_complete || size > log.header().size {
+            log.grow(size).map_err(&failed)?;
+        }
+        if !is_complete {
+            tracing::warn!(
+                "SR {}: the log of changed blocks of {vdi} is not complete: everything counts as changed in it",
+                self.sr
+            );
+            log.set_all().map_err(&failed)?;
+            let header = *log.header();
+            log.set_header(LogHeader { consistent: 1, ..header }).map_err(&failed)?;
+        }
+        Ok(log)
+    }
+
+    /// Makes a log in the place of one whose header is lost; not complete. Other logs know which are beside it.
+    fn replaced(&self, vdi: Uuid, size: u64) -> Result<Log<FileMedium>, ApiError> {
+        let path = self.log_file(vdi);
+        let mut log = Log::create(&path, size.max(1)).map_err(failed(&path))?;
+        let mut header = *log.header();
+        for other in self.list()?.logs.into_iter().filter(|other| *other != vdi && self.has_log(*other)) {
+            let Ok(known) = Log::open_header(&self.log_file(other), Access::ReadOnly) else { continue };
+            if known.header().child == vdi {
+                header.parent = other;
+            }
+            if known.header().parent == vdi {
+                header.child = other;
+            }
+        }
+        log.set_header(header).map_err(failed(&path))?;
+        Ok(log)
+    }
+
+    /// The log for a disk process that will write to the VDI, if changed blocks are tracked.
+    pub(super) fn log_for_disk(
+        &self,
+        ctx: &dyn Ctx,
+        vdi: Uuid,
+        size: u64,
+    ) -> Result<Option<PathBuf>, ApiError> {
+        if !self.has_log(vdi) {
+            return Ok(None);
+        }
+        // A disk that is open has the log open.
+        if ctx.live(vdi).is_none() {
+            self.settled(vdi, size)?;
+        }
+        Ok(Some(self.log_file(vdi)))
+    }
+
+    /// What a running disk goes on with.
+    pub(super) fn open_spec(&self, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
+        let layers = self.chain(vdi, &self.whole_image(vdi)?)?;
+        let log = (access == Access::ReadWrite && self.has_log(vdi)).then(|| self.log_file(vdi));
+        Ok(OpenSpec { chain: ChainSpec { layers, access }, log })
+    }
+
+    /// Does `work` with the log of a VDI while no disk is open on it. If the disk does not go on, `undo` is done
+    /// before it is tried again.
+    fn with_closed_log(
+        &self,
+        ctx: &dyn Ctx,
+        vdi: Uuid,
+        work: impl FnOnce() -> Result<(), ApiError>,
+        undo: impl FnOnce() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        let Some(disk) = ctx.live(vdi).filter(|disk| disk.access() == Access::ReadWrite) else {
+            return work();
+        };
+        let journal = self.path.join(cbt_journal_name(vdi));
+        std::fs::write(&journal, "\n")
+            .map_err(|error| errors::io(457, "cannot write the journal", &journal, &error))?;
+        self.sync()?;
+        ctx.step("cbt:journal");
+        if let Err(error) = disk.pause() {
+            remove(&journal)?;
+            return Err(error);
+        }
+        ctx.step("cbt:paused");
+        let done = work();
+        let resumed = self.go_on(vdi, disk.as_ref());
+        let is_running = resumed.is_ok() || undo().and_then(|()| self.go_on(vdi, disk.as_ref())).is_ok();
+        ctx.step("cbt:resumed");
+        // The next recovery tries again with a disk that stays paused.
+        if is_running {
+            remove(&journal).and_then(|()| self.sync())?;
+        }
+        done.and(resumed)
+    }
+
+    /// A disk that was closed goes on with its images as they are now.
+    pub(super) fn go_on(&self, vdi: Uuid, disk: &dyn LiveDisk) -> Result<(), ApiError> {
+        disk.resume(&self.open_spec(vdi, disk.access())?)
+    }
+
+    /// Starts or ends the tracking of changed blocks, also while a disk runs.
+    pub(super) fn track(&self, ctx: &dyn Ctx, vdi: Uuid, wanted: bool) -> Result<VdiInfo, ApiError> {
+        let _held = self.lock(ctx, Share::Exclusive)?;
+        let facts = self.whole_image(vdi)?;
+        if facts.kind == FileKind::Raw {
+            return Err(errors::fail(66, format_args!("{vdi} is raw: changed blocks of VHDs are tracked")));
+        }
+        if facts.hidden {
+            return Err(errors::fail(66, format_args!("{vdi} is a base copy: take the VDI above it")));
+        }
+        if self.has_log(vdi) == wanted {
+            return self.info_of(vdi, 0);
+        }
+        let live = ctx.live(vdi);
+        if live.is_none() {
+            self.check_unused(ctx, vdi, if wanted { "enable_cbt" } else { "disable_cbt" })?;
+        }
+        let log = self.log_file(vdi);
+        let remove_log = || remove(&log).and_then(|()| self.sync());
+        if wanted {
+            let is_open = live.is_some_and(|disk| disk.access() == Access::ReadWrite);
+            let make = || {
+                self.make_log(vdi, facts.virtual_size, is_open)?;
+                ctx.step("cbt:enabled");
+                Ok(())
+            };
+            self.with_closed_log(ctx, vdi, make, remove_log)?;
+        } else {
+            let end = || {
+                let parent = self.settled(vdi, 0)?.header().parent;
+                self.lead(parent, vdi, Uuid::nil())?;
+                ctx.step("cbt:unlinked");
+                remove_log()?;
+                ctx.step("cbt:disabled");
+                Ok(())
+            };
+            self.with_closed_log(ctx, vdi, end, || Ok(()))?;
+        }
+        self.info_of(vdi, 0)
+    }
+
+    /// Makes the first log of a VDI, whole under its name. That of a disk that runs is not complete until it was
+    /// settled: if the disk's process dies before it has the log open, the next one may not know of it.
+    fn make_log(&self, vdi: Uuid, size: u64, is_open: bool) -> Result<(), ApiError> {
+        let (fresh, path) = (self.path.join(new_log_name(vdi)), self.log_file(vdi));
+        let made = Log::create(&fresh, size).and_then(|mut log| {
+            let header = *log.header();
+            if is_open { Ok(()) } else { log.set_header(LogHeader { consistent: 1, ..header }) }
+        });
+        let named = made.map_err(|error| errors::image(457, &error)).and_then(|()| {
+            std::fs::rename(&fresh, &path)
+                .map_err(|error| errors::io(457, "cannot give the log its name", &path, &error))?;
+            self.sync()
+        });
+        named.inspect_err(|_| drop(std::fs::remove_file(&fresh)))
+    }
+
+    /// Makes the log of `from` lead to `new` where it led to `old`.
+    fn lead(&self, from: Uuid, old: Uuid, new: Uuid) -> Result<(), ApiError> {
+        if from.is_nil() || !self.has_log(from) {
+            return Ok(());
+        }
+        let path = self.log_file(from);
+        let mut log = Log::open_header(&path, Access::ReadWrite).map_err(failed(&path))?;
+        let header = *log.header();
+        if header.child != old {
+            return Ok(());
+        }
+        log.set_header(LogHeader { child: new, ..header }).map_err(failed(&path))
+    }
+
+    /// Before a snapshot closes a disk: the log that the VDI goes on with lies beside. Other forks leave logs alone.
+    pub(super) fn prepare_log(
+        &self,
+        ctx: &dyn Ctx,
+        journal: &CloneJournal,
+        size: u64,
+    ) -> Result<(), FormatError> {
+        let Some(snapshot) = journal.new.filter(|_| self.has_log(journal.vdi)) else { return Ok(()) };
+        let old = Log::open_header(&self.log_file(journal.vdi), Access::ReadOnly);
+        // A log does not become shorter along the chain of them.
+        let old_size = old.map_or(0, |log| log.header().size);
+        let size = if old_size <= SIZE_MAX { size.max(old_size) } else { size };
+        let mut log = Log::create(&self.path.join(new_log_name(journal.vdi)), size)?;
+        let header = LogHeader { parent: snapshot, consistent: 1, ..*log.header() };
+        log.set_header(header)?;
+        ctx.step("fork:log-made");
+        Ok(())
+    }
+
+    /// Once a snapshot's leaf has its name: the old log becomes that of the snapshot, the new one takes its place. No
+    /// disk is open on them. Repeating it finishes it.
+    pub(super) fn switch_logs(&self, ctx: &dyn Ctx, journal: &CloneJournal) -> Result<(), ApiError> {
+        let Some(snapshot) = journal.new else { return Ok(()) };
+        let fresh = self.path.join(new_log_name(journal.vdi));
+        let (own, kept) = (self.log_file(journal.vdi), self.log_file(snapshot));
+        let number =
+            |path: &Path| file_id(path).map_err(|error| errors::io(82, "cannot look at", path, &error));
+        if number(&fresh)?.is_none() {
+            return Ok(());
+        }
+        if number(&kept)?.is_none() {
+            link_or_rename(&own, &kept)
+                .map_err(|error| errors::io(82, "cannot name the snapshot's log", &kept, &error))?;
+            self.sync()?;
+        }
+        ctx.step("fork:log-named");
+        let mut log = self.settled(snapshot, 0)?;
+        let header = LogHeader { child: journal.vdi, ..*log.header() };
+        log.set_header(header).map_err(failed(&kept))?;
+        drop(log);
+        self.lead(header.parent, journal.vdi, snapshot)?;
+        ctx.step("fork:log-linked");
+        std::fs::rename(&fresh, &own)
+            .map_err(|error| errors::io(82, "cannot give the new log its name", &own, &error))?;
+        self.sync()?;
+        ctx.step("fork:log-switched");
+        Ok(())
+    }
+
+    /// Makes the logs as they were before a snapshot. No disk is open on them. Repeating it finishes it.
+    pub(super) fn undo_logs(&self, journal: &CloneJournal) -> Result<(), ApiError> {
+        let fresh = self.path.join(new_log_name(journal.vdi));
+        let Some(snapshot) = journal.new else { return remove(&fresh) };
+        let (own, kept) = (self.log_file(journal.vdi), self.log_file(snapshot));
+        let number =
+            |path: &Path| file_id(path).map_err(|error| errors::io(82, "cannot look at", path, &error));
+        if let Some(kept_file) = number(&kept)? {
+            let own_file = number(&own)?;
+            let mut log = self.settled(snapshot, 0)?;
+            // The new log was there already: what a disk noted in it counts.
+            if number(&fresh)?.is_none() && own_file.is_some_and(|own| own != kept_file) {
+                let since = self.settled(journal.vdi, 0)?;
+                if since.header().size > log.header().size {
+                    log.grow(since.header().size).map_err(failed(&kept))?;
+                }
+                log.absorb(&since).map_err(failed(&kept))?;
+            }
+            let header = LogHeader { child: Uuid::nil(), ..*log.header() };
+            log.set_header(header).map_err(failed(&kept))?;
+            drop(log);
+            self.lead(header.parent, snapshot, journal.vdi)?;
+            // Two names of one file would stay two.
+            if own_file == Some(kept_file) {
+                remove(&kept)?;
+            } else {
+                std::fs::rename(&kept, &own)
+                    .map_err(|error| errors::io(82, "cannot give the log its name back", &own, &error))?;
+            }
+            self.sync()?;
+        }
+        remove(&fresh)
+    }
+
+    /// Removes the log of a VDI whose image is gone. What it has goes into the log after it.
+    pub(super) fn remove_log(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+        if !self.has_log(vdi) {
+            return Ok(());
+        }
+        let path = self.log_file(vdi);
+        let log = self.settled(vdi, 0)?;
+        let (parent, child) = (log.header().parent, log.header().child);
+        let child = if child != vdi && self.has_log(child) { child } else { Uuid::nil() };
+        if !child.is_nil() {
+            let absorb = || {
+                let mut later = self.settled(child, 0)?;
+                let failed = failed(&path);
+                if later.header().size < log.header().size {
+                    later.set_all().map_err(&failed)?;
+                } else {
+                    later.absorb(&log).map_err(&failed)?;
+                }
+                let header = LogHeader { parent, ..*later.header() };
+                later.set_header(header).map_err(&failed)?;
+                ctx.step("destroy:log-absorbed");
+                Ok(())
+            };
+            self.with_closed_log(ctx, child, absorb, || Ok(()))?;
+        }
+        self.lead(parent, vdi, child)?;
+        ctx.step("destroy:log-unlinked");
+        drop(log);
+        remove(&path)?;
+        self.sync()
+    }
+
+    /// Whether of the VDI the log alone is there.
+    pub(super) fn is_log_alone(&self, vdi: Uuid) -> Result<bool, ApiError> {
+        self.check_there()?;
+        let has_image = FileKind::ALL.iter().any(|kind| self.file(*kind, vdi).symlink_metadata().is_ok());
+        Ok(!has_image && self.has_log(vdi))
+    }
+
+    /// A VDI of which the log alone is there.
+    pub(super) fn info_of_log(&self, vdi: Uuid) -> VdiInfo {
+        let header = Log::open_header(&self.log_file(vdi), Access::ReadOnly).map(|log| *log.header());
+        let mut sm_config = BTreeMap::new();
+        if let Err(error) = &header {
+            sm_config.insert("damaged".to_owned(), error.to_string());
+        }
+        VdiInfo {
+            uuid: vdi,
+            location: vdi.to_string(),
+            virtual_size: header.map_or(0, |header| header.size),
+            physical_utilisation: 0,
+            managed: true,
+            read_only: false,
+            parent: None,
+            name_label: None,
+            sm_config,
+            cbt_enabled: true,
+            is_metadata: true,
+        }
+    }
+
+    /// What changed from one VDI to a later one: base64 of a bit for each block of 64 KiB, the first in the highest
+    /// bit of the first byte.
+    pub(super) fn list_changed(&self, ctx: &dyn Ctx, from: Uuid, to: Uuid) -> Result<String, ApiError> {
+        let _held = self.lock(ctx, Share::Shared)?;
+        if from == to {
+            return Err(errors::fail(460, "source and target are the same VDI"));
+        }
+        if ctx.live(to).is_some_and(|disk| disk.access() == Access::ReadWrite) {
+            return Err(errors::vdi_in_use(to, "list_changed_blocks"));
+        }
+        if let Some(vdi) = [from, to].into_iter().find(|vdi| !self.has_log(*vdi)) {
+            return Err(errors::fail(460, format_args!("changed blocks of {vdi} are not tracked")));
+        }
+        let path = self.log_file(from);
+        let first = Log::open_header(&path, Access::ReadOnly).map_err(failed(&path))?;
+        let (mut size, mut next) = (first.header().size, first.header().child);
+        let (mut bitmap, mut seen) = (Vec::new(), BTreeSet::from([from]));
+        loop {
+            if next.is_nil() || !self.has_log(next) || !seen.insert(next) {
+                let text = format!("{to} is no later VDI of {from}: source and target are unrelated");
+                return Err(errors::fail(460, text));
+            }
+            let path = self.log_file(next);
+            let log = Log::open(&path, Access::ReadOnly).map_err(failed(&path))?;
+            let header = *log.header();
+            if header.size < size || header.size > LISTED_MAX {
+                let text = format!(
+                    "{next} has {} bytes after one of {size}: a disk grows, and up to {LISTED_MAX} bytes are listed",
+                    header.size
+                );
+                return Err(errors::fail(459, text));
+            }
+            size = header.size;
+            bitmap.resize(usize::try_from(bitmap_len(size)).unwrap_or(usize::MAX), 0);
+            if header.consistent == 0 {
+                set_blocks(&mut bitmap, 0..size.div_ceil(BLOCK_LEN));
+            } else {
+                let mut at = 0;
+                log.read_bitmap(|piece| {
+                    bitmap[at..].iter_mut().zip(piece).for_each(|(all, bits)| *all |= bits);
+                    at += piece.len();
+                    Ok(())
+                })
+                .map_err(failed(&path))?;
+            }
+            if next == to {
+                break;
+            }
+            next = header.child;
+        }
+        bitmap.iter_mut().for_each(|byte| *byte = byte.reverse_bits());
+        Ok(STANDARD.encode(bitmap))
+    }
+}

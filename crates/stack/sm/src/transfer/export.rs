@@ -1,0 +1,158 @@
+//! A disk to a socket.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+
+use sha2::{Digest, Sha256};
+use tapio_format::vhd::offline::Chain;
+use tapio_format::vhd::stream::{StreamOut, StreamPart, StreamShape};
+use tapio_format::vhd::time;
+use tapio_format::{FileMedium, PageBuffer};
+use tapio_types::{ApiError, SECTOR_LEN, Span};
+
+use super::wire::Wire;
+use super::{Export, Head, StreamFormat, check_plain};
+use crate::errors;
+use crate::fill::plan::{Holds, PIECE_LEN, Plan};
+use crate::fill::{failed, open, read_or_zeros};
+use crate::traits::Ctx;
+
+/// Sends a disk: a head, then the stream from [`Export::start`] on. Nothing was sent where this fails before the first
+/// data.
+///
+/// # Errors
+/// `VDI_TOO_LARGE` for a VHD of more than 2040 GiB, 79 for a start behind the end, `TASK_CANCELLED` also where the
+/// client has gone away; those of the images.
+pub(crate) fn export(ctx: &dyn Ctx, what: &Export, to: OwnedFd) -> Result<(), ApiError> {
+    let wire = Wire::new(ctx, to)?;
+    let source = open(&what.chain)?;
+    let other = what.base.as_ref().map(|(chain, _)| open(chain)).transpose()?;
+    check_plain(&source, what.uuid)?;
+    match what.format {
+        StreamFormat::Raw if other.is_none() => raw(&wire, what, &source),
+        StreamFormat::Vhd => vhd(&wire, what, &source, other.as_ref()),
+        _ => Err(errors::fail(79, "a disk is exported raw or as a VHD, and a difference as a VHD")),
+    }
+}
+
+/// What the stream was made from: the same tag says that the same bytes come again.
+fn tag(what: &Export) -> u64 {
+    let mut hash = Sha256::new();
+    hash.update(format!("{:?} {} {:?}", what.format, what.uuid, what.base.as_ref().map(|(_, uuid)| uuid)));
+    let chains = std::iter::once(&what.chain).chain(what.base.as_ref().map(|(chain, _)| chain));
+    for layer in chains.flat_map(|chain| &chain.layers) {
+        if let Ok(facts) = std::fs::metadata(&layer.path) {
+            let numbers = [facts.dev().cast_signed(), facts.ino().cast_signed(), facts.len().cast_signed()];
+            for number in numbers.into_iter().chain([facts.mtime(), facts.mtime_nsec()]) {
+                hash.update(number.to_le_bytes());
+            }
+        }
+    }
+    let digest = hash.finalize();
+    digest.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+fn begin(wire: &Wire<'_>, what: &Export, len: u64) -> Result<(), ApiError> {
+    if what.start > len {
+        let text = format!("the stream has {len} bytes and cannot begin at byte {}", what.start);
+        return Err(errors::fail(79, text));
+    }
+    wire.send(&Head { len, tag: tag(what) }.encode())
+}
+
+fn raw(wire: &Wire<'_>, what: &Export, source: &Chain<FileMedium>) -> Result<(), ApiError> {
+    let len = source.virtual_len();
+    begin(wire, what, len)?;
+    let mut data = PageBuffer::new(PIECE_LEN as usize);
+    let mut at = what.start;
+    while at < len {
+        wire.check()?;
+        let piece = at / PIECE_LEN * PIECE_LEN;
+        read_piece(source, piece, &mut data)?;
+        let end = (len - piece).min(PIECE_LEN);
+        wire.send(&data[(at - piece) as usize..end as usize])?;
+        at = piece + end;
+        wire.progress(at as f64 / len as f64);
+    }
+    Ok(())
+}
+
+fn vhd(
+    wire: &Wire<'_>,
+    what: &Export,
+    source: &Chain<FileMedium>,
+    other: Option<&Chain<FileMedium>>,
+) -> Result<(), ApiError> {
+    let len = source.virtual_len().next_multiple_of(SECTOR_LEN);
+    if len > tapio_format::vhd::stream::STREAM_LEN_MAX {
+        let max = tapio_format::vhd::stream::STREAM_LEN_MAX.to_string();
+        return Err(ApiError::new("VDI_TOO_LARGE", [what.uuid.to_string(), max]));
+    }
+    let leaf = what.chain.layers.first().and_then(|layer| std::fs::metadata(&layer.path).ok());
+    let shape = StreamShape {
+        len,
+        uuid: what.uuid,
+        timestamp: time::from_unix(leaf.map_or(0, |facts| facts.mtime())),
+        parent: what.base.as_ref().map(|(_, uuid)| *uuid),
+    };
+    let blocks = blocks(wire, what, source, other)?;
+    let stream = StreamOut::new(&shape, blocks).map_err(|error| errors::image(79, &error))?;
+    begin(wire, what, stream.len())?;
+    let mut data = PageBuffer::new(PIECE_LEN as usize);
+    for (place, part) in stream.parts() {
+        wire.check()?;
+        let from = |bytes: usize| (what.start.saturating_sub(place)).min(bytes as u64) as usize;
+        match part {
+            StreamPart::Bytes(bytes) => wire.send(&bytes[from(bytes.len())..])?,
+            StreamPart::Block(block) => {
+                let bitmap = StreamOut::bitmap();
+                let passed = from(bitmap.len() + data.len());
+                if passed == bitmap.len() + data.len() {
+                    continue;
+                }
+                wire.send(&bitmap[passed.min(bitmap.len())..])?;
+                read_piece(source, u64::from(block) * PIECE_LEN, &mut data)?;
+                wire.send(&data[passed.saturating_sub(bitmap.len())..])?;
+            }
+        }
+        wire.progress(place as f64 / stream.len() as f64);
+    }
+    Ok(())
+}
+
+/// The blocks that the stream holds. What no image holds is left out; of a difference all that may differ is sent.
+fn blocks(
+    wire: &Wire<'_>,
+    what: &Export,
+    source: &Chain<FileMedium>,
+    other: Option<&Chain<FileMedium>>,
+) -> Result<Vec<u32>, ApiError> {
+    let plan = Plan::new(source, other, &what.chain, what.base.as_ref().map(|(chain, _)| chain));
+    let len = source.virtual_len();
+    let mut blocks = Vec::new();
+    let mut pair =
+        plan.compares().then(|| (PageBuffer::new(PIECE_LEN as usize), PageBuffer::new(PIECE_LEN as usize)));
+    for block in 0..len.div_ceil(PIECE_LEN) {
+        wire.check()?;
+        let at = block * PIECE_LEN;
+        let wanted = plan.wanted(source, other, Span::new(at, PIECE_LEN.min(len - at))).map_err(failed)?;
+        let is_sent = match (&mut pair, other) {
+            _ if wanted.is_empty() => false,
+            (Some((ours, theirs)), Some(other)) => {
+                read_piece(source, at, ours)?;
+                read_piece(other, at, theirs)?;
+                **ours != **theirs
+            }
+            _ => plan.is_delta() || wanted.iter().any(|(_, holds)| *holds == Holds::Data),
+        };
+        if is_sent {
+            blocks.push(u32::try_from(block).map_err(|_| ApiError::internal("a disk has too many blocks"))?);
+        }
+    }
+    Ok(blocks)
+}
+
+/// Reads a whole piece; behind the end of the disk there are zeros.
+fn read_piece(source: &Chain<FileMedium>, at: u64, data: &mut PageBuffer) -> Result<(), ApiError> {
+    read_or_zeros(Some(source), at, data).map_err(failed)
+}
