@@ -3,6 +3,7 @@
 
 mod assertions;
 mod circles;
+mod ignored;
 mod locks;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -488,6 +489,18 @@ fn every_test_asserts_or_says_what_it_proves() {
 #[test]
 fn no_files_import_each_other_in_a_circle() {
     assert_none(&circles::circles(&sources()));
+}
+
+#[test]
+fn tests_that_are_ignored_are_on_the_list_of_skips() {
+    assert_none(&ignored::unlisted(&sources()));
+    let mark = ["#[", "ignore"].concat();
+    let test = format!("{mark} = \"by hand\"]\nfn by_hand() {{}}\n\nfn other() {{}}\n");
+    let list = |line| Source::example("tests/skips.allowed", line);
+    let without = [Source::example("crates/a/tests/it.rs", &test), list("ignored: a::other  why\n")];
+    assert_eq!(ignored::unlisted(&without).len(), 1, "not on the list");
+    let with = [Source::example("crates/a/tests/it.rs", &test), list("ignored: (a|b)::by_hand  why\n")];
+    assert_none(&ignored::unlisted(&with));
 }
 
 #[test]
