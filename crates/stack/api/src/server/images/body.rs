@@ -1,12 +1,12 @@
 //! The body of an export: from a socket to HTTP.
 
+use std::io::ErrorKind;
 use std::pin::Pin;
 use std::sync::mpsc::Sender;
 use std::task::{Context, Poll, ready};
 
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Frame, SizeHint};
-use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::UnixStream;
 
 use super::super::reply::{Body, BodyError};
@@ -44,17 +44,26 @@ impl hyper::body::Body for Download {
         if self.ending.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err("the toolstack's daemon is ending".into())));
         }
-        let mut piece = vec![0; usize::try_from(self.left).map_or(PIECE_LEN, |left| left.min(PIECE_LEN))];
-        let mut buf = ReadBuf::new(&mut piece);
-        if let Err(error) = ready!(Pin::new(&mut self.data).poll_read(cx, &mut buf)) {
-            return Poll::Ready(Some(Err(error.into())));
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        let piece = loop {
+            if let Err(error) = ready!(self.data.poll_read_ready(cx)) {
+                return Poll::Ready(Some(Err(error.into())));
+            }
+            // Made when there is something to read: a transfer that waits holds no memory.
+            let mut piece = Vec::with_capacity(left.min(PIECE_LEN));
+            match self.data.try_read_buf(&mut piece) {
+                Ok(_) => break piece,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Some(Err(error.into()))),
+            }
+        };
+        if piece.len() > left {
+            return Poll::Ready(Some(Err("the storage sent more than the export has".into())));
         }
-        let len = buf.filled().len();
-        if len == 0 {
+        if piece.is_empty() {
             return Poll::Ready(Some(Err("the storage ended the export in its middle".into())));
         }
-        self.left -= len as u64;
-        piece.truncate(len);
+        self.left -= piece.len() as u64;
         Poll::Ready(Some(Ok(Frame::data(piece.into()))))
     }
 
