@@ -31,8 +31,9 @@ pub trait ApiBackend: Send + Sync + 'static {
     fn account_of(&self, session: &str) -> Option<String>;
 
     /// Does a transfer of a disk over `data`: an export comes with its length and a tag in front, eight bytes each, the
-    /// lowest byte first. `begun` is called once it was accepted; `is_taken` waits until the client has the whole
-    /// export, and says whether it does. Runs on a thread of its own.
+    /// lowest byte first. `begun` is called once it was accepted; `is_taken` waits until the client has taken the
+    /// export, all but a last piece that it gets when this has returned, and says whether it has. Runs on a thread of
+    /// its own.
     ///
     /// # Errors
     /// Why it was refused, or how it ended; its task, if it has one, has ended so too.

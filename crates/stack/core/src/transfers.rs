@@ -24,7 +24,8 @@ const RECEIVED: &str = "received";
 
 impl Toolstack {
     /// Does a transfer over `data`, and ends its task. `begun` is called once it was accepted, before any data;
-    /// `is_taken` waits until the client has an export, and says whether it does.
+    /// `is_taken` waits until the client has taken an export, all but what is held back for the end of the transfer,
+    /// and says whether it has.
     ///
     /// # Errors
     /// What was asked for wrongly, `SESSION_INVALID`, `RBAC_PERMISSION_DENIED`, those of the storage.

@@ -48,7 +48,7 @@ pub(crate) fn probe(storage: &Storage, vdi: Option<&str>) -> Result<(), ApiError
     vdi.map_or(Ok(()), |vdi| reference(storage, "VDI", vdi).map(drop))
 }
 
-/// Sends a VDI; `is_taken` says in the end whether the client has it.
+/// Sends a VDI; `is_taken` says in the end whether the client has taken it.
 ///
 /// # Errors
 /// `HANDLE_INVALID`, `VDI_IN_USE` of one that is open for writing, `VDI_TOO_LARGE`, the driver's.
@@ -85,7 +85,7 @@ pub(crate) fn export(
         let base = below.zip(base.as_ref().map(|base| base.uuid));
         let what = Export { chain, uuid: source.uuid, base, format: format_of(*format), start: *start };
         source.sr.with(|sr| sr.export(&Work::new(call), &what, data)).map_err(told)?;
-        // The images stay as they are until the last byte is out.
+        // The images stay as they are until all was read from them and nearly all is out.
         if !is_taken() {
             return Err(told(ApiError::bare("TASK_CANCELLED")));
         }

@@ -21,8 +21,8 @@ use crate::traits::Ctx;
 /// data.
 ///
 /// # Errors
-/// `VDI_TOO_LARGE` for a VHD of more than 2040 GiB, 79 for a start behind the end, `TASK_CANCELLED` also where the
-/// client has gone away; those of the images.
+/// `VDI_TOO_LARGE` for a VHD of more than 2040 GiB, 79 for a start behind the last byte, `TASK_CANCELLED` also where
+/// the client has gone away; those of the images.
 pub(crate) fn export(ctx: &dyn Ctx, what: &Export, to: OwnedFd) -> Result<(), ApiError> {
     let wire = Wire::new(ctx, to)?;
     let source = open(&what.chain)?;
@@ -53,7 +53,7 @@ fn tag(what: &Export) -> u64 {
 }
 
 fn begin(wire: &Wire<'_>, what: &Export, len: u64) -> Result<(), ApiError> {
-    if what.start > len {
+    if what.start >= len {
         let text = format!("the stream has {len} bytes and cannot begin at byte {}", what.start);
         return Err(errors::fail(79, text));
     }

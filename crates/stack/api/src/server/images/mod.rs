@@ -61,12 +61,23 @@ pub(super) struct Images {
     places: Arc<Semaphore>,
 }
 
+/// How a transfer ended; nothing where its thread panicked.
+type Done = oneshot::Receiver<Result<(), ApiError>>;
+
 /// A transfer on its thread.
 struct Running {
     data: UnixStream,
     begun: oneshot::Receiver<Begun>,
-    done: oneshot::Receiver<Result<(), ApiError>>,
+    done: Done,
     taken: mpsc::Sender<()>,
+}
+
+impl Running {
+    /// Ends an export that nothing more is taken of.
+    async fn give_up(self) -> Result<(), ApiError> {
+        drop((self.data, self.taken));
+        outcome(self.done).await
+    }
 }
 
 impl Images {
@@ -184,7 +195,7 @@ impl Images {
 
 const OCTETS: &str = "application/octet-stream";
 
-async fn outcome(done: oneshot::Receiver<Result<(), ApiError>>) -> Result<(), ApiError> {
+async fn outcome(done: Done) -> Result<(), ApiError> {
     let defect =
         |_| Err(ApiError::internal("a transfer ended in a defect of ours; the daemon's log has more"));
     done.await.unwrap_or_else(defect)
@@ -200,9 +211,7 @@ async fn download(
 ) -> Reply {
     let mut head = [0; HEAD_LEN];
     if running.data.read_exact(&mut head).await.is_err() {
-        drop(running.data);
-        drop(running.taken);
-        let error = outcome(running.done).await.err();
+        let error = running.give_up().await.err();
         let error = error.unwrap_or_else(|| ApiError::internal("an export ended before it began"));
         let is_behind = condition.start > 0 && error.code == "SR_BACKEND_FAILURE_79";
         return refusal(&error, is_behind.then_some(StatusCode::RANGE_NOT_SATISFIABLE));
@@ -212,18 +221,17 @@ async fn download(
     let tag = tag.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     let tag = format!("\"{tag:016x}\"");
     if condition.matches.is_some_and(|wanted| wanted != "*" && wanted != tag) {
+        // The client that hears of it finds the VDI let go.
+        let _ = running.give_up().await;
         return failure(
             StatusCode::PRECONDITION_FAILED,
             "the disk is not the one of before: export it from the beginning",
         );
     }
-    let start = condition.start.min(len);
-    let mut reply: Reply = Response::new(Download::body(
-        running.data,
-        len - start,
-        running.taken,
-        Box::pin(ended(calls.ending.clone())),
-    ));
+    let Running { data, taken, done, .. } = running;
+    let ending = Box::pin(ended(calls.ending.clone()));
+    let body = Download::body(data, len.saturating_sub(condition.start), taken, done, ending);
+    let mut reply: Reply = Response::new(body);
     let headers = reply.headers_mut();
     let kind = if format == ImageFormat::Vhd { "application/vhd" } else { OCTETS };
     headers.insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -231,7 +239,7 @@ async fn download(
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     let name = begun.vdi.as_deref().unwrap_or("disk");
     let file = format!("attachment; filename=\"{name}.{}\"", format.suffix());
-    let range = format!("bytes {start}-{}/{len}", len.saturating_sub(1));
+    let range = format!("bytes {}-{}/{len}", condition.start, len.saturating_sub(1));
     for (header, value) in [(CONTENT_DISPOSITION, Some(file)), (ETAG, Some(tag))]
         .into_iter()
         .chain([(CONTENT_RANGE, (condition.start > 0).then_some(range))])
