@@ -19,6 +19,9 @@ use crate::lineage::check_parent;
 /// The most images in a chain: what sm allows, and its raw base.
 pub const CHAIN_MAX: usize = 31;
 
+/// How often an image that is odd while another process may write it is looked at again.
+const STEADY_TRIES: u32 = 5;
+
 impl<I: Io> Host<I> {
     /// Opens the images of `spec`, of which the first is a standby that took over if it is `overlaid`.
     ///
@@ -114,8 +117,10 @@ impl<I: Io> Host<I> {
                 return Err(FormatError::new(FormatErrorKind::Loop, "the image is its own parent")
                     .with_path(&image.path));
             }
-            let access = if index == 0 { spec.access } else { Access::ReadOnly };
-            let opened = self.open_layer(image.kind, &image.path, access).await;
+            let opened = match index {
+                0 => self.open_layer(image.kind, &image.path, spec.access).await,
+                _ => self.open_steady(image).await,
+            };
             let layer = opened.map_err(|error| error.with_path(&image.path))?;
             let layer = match layer {
                 Layer::Vhd(vhd) if index > 0 => self.settled(vhd, image, spec.access).await?,
@@ -155,6 +160,30 @@ impl<I: Io> Host<I> {
             return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
         }
         Ok(())
+    }
+
+    /// Opens an image below the leaf, which a merge by another process may make longer meanwhile: its table then leads
+    /// past the end that was found, or its footer is found where it was, or its batmap is half written. It is looked at
+    /// again some times before that counts as damage.
+    async fn open_steady(&self, image: &LayerSpec) -> Result<Layer<I::Store>> {
+        let mut tries = 0;
+        loop {
+            let opened = self.open_layer(image.kind, &image.path, Access::ReadOnly).await;
+            let is_odd = match &opened {
+                Ok(Layer::Vhd(vhd)) => vhd.is_disordered(),
+                Ok(_) => false,
+                Err(error) => {
+                    matches!(error.kind(), FormatErrorKind::Corrupt | FormatErrorKind::NotThisFormat)
+                }
+            };
+            if !is_odd || tries == STEADY_TRIES || !image.kind.is_local() {
+                return opened;
+            }
+            drop(opened);
+            tries += 1;
+            let tasks = self.tasks();
+            tasks.sleep_until(tasks.turn_ns() + LOCK_RETRY.as_nanos() as u64).await;
+        }
     }
 
     /// A caller that gives a key expects that the disk is encrypted; the second side of its mirror need not be, nor the

@@ -61,7 +61,7 @@ impl Toolstack {
         let sessions = Arc::new(Sessions::new(accounts, &db, &tasks));
         let events = Arc::new(Events::new(&db, &sessions));
         let operations = Arc::default();
-        let storage = Arc::new(Storage::new(&config, &db, &disks, &operations));
+        let storage = Arc::new(Storage::new(&config, (&db, &tasks), &disks, &operations));
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let mut handlers = Handlers::default();
         basics::register(&mut handlers, &db);

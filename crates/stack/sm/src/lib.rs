@@ -8,8 +8,9 @@
 //! traits    what a driver is                        errors   backend numbers, names and texts
 //! file ext iso    the drivers                       probe    their answers in XML
 //! dir       an SR whose VDIs are files of a directory: what `file` and `ext` have in common
-//!   facts index    what is there, at the least cost     create fork resize remove activate    what changes it
+//!   facts index    what is there, at the least cost     create fork resize remove activate merge    what changes it
 //!   journal recover    what a kill left
+//! collect   what the collection of an SR does next
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
 //! transfer  contents of a disk to a socket, and from one
 //! lock mount command    the host below                closed   what other users could reach
@@ -17,6 +18,7 @@
 //! ```
 
 pub mod closed;
+pub mod collect;
 mod command;
 mod dir;
 pub mod errors;
@@ -37,11 +39,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use dir::journal::CloneJournal;
+pub use dir::merge_journal::{Found, MergeJournal, MergeKind};
 pub use probe::{SrEntry, parse_blkid, sr_list};
 pub use steps::STEPS;
 pub use traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, LiveDisk, NewVdi, OpenSpec, ProbeAnswer, ProbeResult, Sr,
-    SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, LiveDisk, Merge, MergeCost, Merged, NewVdi, OpenSpec,
+    ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat, VdiInfo,
 };
 pub use transfer::{Export, HEAD_LEN, Import, StreamFormat};
 

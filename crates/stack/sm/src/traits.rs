@@ -180,6 +180,37 @@ pub struct Fork {
     pub base: Option<VdiInfo>,
 }
 
+/// A merge of an image into its parent; see [`crate::collect`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merge {
+    /// The image that goes.
+    pub image: Uuid,
+    /// The image it is based on, which nothing else is based on.
+    pub parent: Uuid,
+    /// VDIs that the caller holds: nothing opens, closes or changes them meanwhile.
+    pub held: Vec<Uuid>,
+}
+
+/// What a merge takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeCost {
+    /// Bytes by which the parent grows, at most.
+    pub needs: u64,
+    /// Bytes that are copied, at most.
+    pub copies: u64,
+    /// Whether [`Sr::grow_base`] comes before it.
+    pub must_grow: bool,
+}
+
+/// What a merge changed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Merged {
+    /// VDIs as they are now.
+    pub changed: Vec<VdiInfo>,
+    /// Images that are no more.
+    pub gone: Vec<Uuid>,
+}
+
 /// A type of SR.
 pub trait SrDriver: Send + Sync {
     /// What it is.
@@ -324,6 +355,58 @@ pub trait Sr: Send + Sync {
         Err(cannot_track())
     }
 
+    /// Removes base copies that carry nothing; answers which.
+    ///
+    /// # Errors
+    /// The storage does not answer.
+    fn collect_garbage(&self, _ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
+        Err(cannot_merge())
+    }
+
+    /// What a merge takes. `held` is of no account.
+    ///
+    /// # Errors
+    /// 46: the image cannot go into its parent, and why.
+    fn merge_cost(&self, _ctx: &dyn Ctx, _merge: &Merge) -> Result<MergeCost, ApiError> {
+        Err(cannot_merge())
+    }
+
+    /// Makes a parent whose block table has no room for the size of the image as large as that. Disks above wait.
+    ///
+    /// # Errors
+    /// As [`Self::relink`]; no room.
+    fn grow_base(&self, _ctx: &dyn Ctx, _merge: &Merge) -> Result<(), ApiError> {
+        Err(cannot_merge())
+    }
+
+    /// Copies what a base copy holds into its parent, at most `rate` bytes a second unless that is 0, while disks above
+    /// are used. Nothing that they read changes. `held` is of no account. Progress and cancel by `ctx`. Repeating it
+    /// right away does nothing.
+    ///
+    /// # Errors
+    /// 46: the image cannot go into its parent, and why; 44: no room. Both images are whole.
+    fn merge(&self, _ctx: &dyn Ctx, _merge: &Merge, _rate: u64) -> Result<(), ApiError> {
+        Err(cannot_merge())
+    }
+
+    /// Takes a base copy out of its chains once [`Self::merge`] is done: its children come to stand on its parent, and
+    /// it goes. Running disks of `held` wait for a moment.
+    ///
+    /// # Errors
+    /// `VDI_IN_USE` where a disk above the image is not `held`, or something reads it that is no running disk; 46: the
+    /// image was not copied by this driver, or has changed since: merge again.
+    fn relink(&self, _ctx: &dyn Ctx, _merge: &Merge) -> Result<Merged, ApiError> {
+        Err(cannot_merge())
+    }
+
+    /// Merges a disk that is `held` and holds little into its parent, which takes its name. A running disk waits.
+    ///
+    /// # Errors
+    /// As [`Self::relink`]; 46 where it holds too much for that: fork it first.
+    fn merge_leaf(&self, _ctx: &dyn Ctx, _merge: &Merge) -> Result<Merged, ApiError> {
+        Err(cannot_merge())
+    }
+
     /// Unmounts it. Nothing of it is active.
     ///
     /// # Errors
@@ -335,6 +418,10 @@ pub trait Sr: Send + Sync {
     /// # Errors
     /// Not empty, or in use; it stays attached and is given back.
     fn erase(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)>;
+}
+
+fn cannot_merge() -> ApiError {
+    crate::errors::fail(38, "this type of SR does not merge images")
 }
 
 fn cannot_track() -> ApiError {

@@ -29,6 +29,8 @@ pub(crate) const ACTIVATE: &str = "activate";
 pub(crate) const CLOSING: &str = "closing";
 /// The driver closes what it opened.
 pub(crate) const DEACTIVATE: &str = "deactivate";
+/// The chains of disks change, for a moment: a base copy leaves them.
+pub(crate) const COLLECT: &str = "coalesce";
 /// A copy writes into the VDI.
 pub(crate) const INTO: &str = "into";
 
@@ -90,14 +92,14 @@ fn fits(class: &str, one: &str, other: &str) -> bool {
 
 /// Operations that clients do not see: they are short, and parts of others.
 fn is_inner(op: &str) -> bool {
-    matches!(op, ACTIVATE | CLOSING | DEACTIVATE | INTO)
+    matches!(op, ACTIVATE | CLOSING | DEACTIVATE | COLLECT | INTO)
 }
 
 /// How long an operation waits for one that is in its way.
 fn timeout(entry: &Entry, op: &str) -> Duration {
     match (entry.op, op) {
         (INTO, _) => Duration::ZERO,
-        (ACTIVATE | CLOSING | DEACTIVATE, _) => SHORT_TIMEOUT,
+        (ACTIVATE | CLOSING | DEACTIVATE | COLLECT, _) => SHORT_TIMEOUT,
         (_, ACTIVATE | CLOSING | DEACTIVATE) => CHAIN_TIMEOUT,
         _ if entry.is_ending => SHORT_TIMEOUT,
         _ => Duration::ZERO,
@@ -175,8 +177,16 @@ impl Operations {
     pub(crate) fn could_begin(&self, class: &str, reference: &str, op: &str) -> bool {
         let table = self.table.lock();
         let held = table.get(reference).into_iter().flatten();
-        let lasts = |entry: &&Entry| !entry.is_ending && !matches!(entry.op, ACTIVATE | CLOSING | DEACTIVATE);
+        let lasts = |entry: &&Entry| {
+            !entry.is_ending && !matches!(entry.op, ACTIVATE | CLOSING | DEACTIVATE | COLLECT)
+        };
         held.filter(lasts).all(|entry| fits(class, entry.op, op))
+    }
+
+    /// Whether an operation of this kind holds the object.
+    pub(crate) fn is_held_by(&self, reference: &str, op: &str) -> bool {
+        let table = self.table.lock();
+        table.get(reference).into_iter().flatten().any(|entry| entry.op == op && !entry.is_ending)
     }
 
     /// `current_operations` of an object.

@@ -73,6 +73,7 @@ fn data_destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let gone = gone_bases(call, &subject);
     let sizes = sr.measure(&Work::new(call));
     operation.commit(Some(&note), |change| record_reduced(change, sr, reference, &left, &gone, sizes))?;
+    call.part.collect_later(&sr.reference);
     Ok(Value::Void)
 }
 

@@ -70,15 +70,24 @@ pub(crate) fn fork(
                 Some(note) => operation.not_made(note, sr, &error),
                 None => operation.give_up(None),
             }
+            if is_chain_full(&error) {
+                // Nothing helps but what is shorter.
+                call.part.collect_now(&sr.reference);
+            }
             subject.told(call, op, error)
         })?;
     step(if is_single { "vdi-single:image-made" } else { "vdi-fork:image-made" });
     let made = record(call, &operation, note.as_ref(), &subject, &forked, (kind, began, vm));
-    made.inspect_err(|_| {
+    made.inspect(|_| call.part.collect_later(&sr.reference)).inspect_err(|_| {
         if let Some(note) = &note {
             discard(call, &operation, note, sr, image);
         }
     })
+}
+
+/// Whether a driver says that a chain has as many images as it may have.
+fn is_chain_full(error: &ApiError) -> bool {
+    error.code == "SR_BACKEND_FAILURE_109"
 }
 
 /// Writes what a fork made; answers the reference of the new VDI, or of the old one where none is new.

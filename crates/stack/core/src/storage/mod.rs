@@ -10,6 +10,7 @@ mod activate;
 mod allowed;
 mod attached;
 mod cbt;
+mod collect;
 mod copy;
 mod drivers;
 mod fork;
@@ -54,6 +55,7 @@ use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
 use crate::operations::Operations;
+use crate::tasks::Tasks;
 use attached::Attached;
 use state::StorageState;
 
@@ -71,6 +73,8 @@ pub struct Storage {
     operations: Arc<Operations>,
     state: Mutex<StorageState>,
     recovering: retry::Recovering,
+    tasks: Arc<Tasks>,
+    collector: collect::Collector,
 }
 
 impl fmt::Debug for Storage {
@@ -90,11 +94,17 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     copy::register(&mut handlers);
     cbt::register(&mut handlers);
     setters::register(&mut handlers);
+    collect::register(&mut handlers);
 }
 
 impl Storage {
     /// None is attached yet; [`recover()`] attaches what was.
-    pub(crate) fn new(config: &Config, db: &Arc<Db>, disks: &Disks, operations: &Arc<Operations>) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        (db, tasks): (&Arc<Db>, &Arc<Tasks>),
+        disks: &Disks,
+        operations: &Arc<Operations>,
+    ) -> Self {
         Self {
             db: Arc::clone(db),
             disks: disks.clone(),
@@ -102,6 +112,8 @@ impl Storage {
             operations: Arc::clone(operations),
             state: Mutex::default(),
             recovering: retry::Recovering::default(),
+            tasks: Arc::clone(tasks),
+            collector: collect::Collector::default(),
         }
     }
 

@@ -95,6 +95,7 @@ pub(super) fn plug(call: &Call, reference: &str) -> Result<(), ApiError> {
         Note::PbdWanted { pbd: reference.to_owned() }.drop_from(change);
         allowed::refresh_all(storage, change, &sr.reference)
     });
+    storage.collect_later(&sr.reference);
     recorded.inspect_err(|_| {
         if let Err(error) = detach(call, &attached) {
             tracing::warn!(sr = %attached.uuid, %error, "it stays mounted until the next start");
@@ -118,6 +119,7 @@ pub(super) fn unplug(call: &Call, reference: &str) -> Result<(), ApiError> {
         };
     }
     let disks = db.find("VDI", "SR", &sr);
+    let _no_collection = storage.hold_off(&sr);
     let operation = Transaction::enter(call, &[on_sr(&sr, "unplug")], |state| {
         match disks.iter().find(|vdi| state.use_of(&vdi.reference).is_some()) {
             Some(vdi) => Err(ApiError::new("VDI_IN_USE", [vdi.reference.as_str(), "unplug"])),

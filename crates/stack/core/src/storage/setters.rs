@@ -7,7 +7,7 @@ use tapio_model::{ApiError, Value};
 use super::pool::{POOL_RINGS, pool_pages};
 use super::transaction::Transaction;
 use super::vdi::{Subject, not_in_use, not_plugged};
-use super::{Call, Handlers};
+use super::{Call, Handlers, collect};
 use crate::args::Args;
 use crate::db::Object;
 use crate::operations::{on_sr, on_vdi};
@@ -57,7 +57,8 @@ fn add_to_other_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
     })
 }
 
-/// Refuses a size of the page pool that cannot be: it would be noticed at the next plug only.
+/// Refuses settings of the garbage collection that are no numbers, and a size of the page pool that cannot be: they
+/// would be noticed at the next collection or plug only.
 fn change_other_config(
     call: &Call,
     reference: &str,
@@ -72,8 +73,10 @@ fn change_other_config(
             let params = [format!("other_config:{POOL_RINGS}"), value, why];
             return Err(ApiError::new("VALUE_NOT_SUPPORTED", params));
         }
+        collect::check_settings(&fresh)?;
         change.set("SR", reference, "other_config", Value::string_map(fresh))
     })?;
+    call.part.collect_as_set(reference);
     Ok(Value::Void)
 }
 

@@ -284,6 +284,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         return Err(ApiError::new("SR_HAS_MULTIPLE_PBDS", [second.reference.as_str()]));
     }
     let attached = storage.attached(reference)?;
+    let _no_collection = storage.hold_off(reference);
     let operation = Transaction::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
     // What lies there decides, not what the database believes.
     reconcile::scan(call, &attached)?;
@@ -326,6 +327,7 @@ pub(super) fn destroy_job(sr: String) -> Job {
 fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     let (db, storage) = (&call.part.db, &call.part);
     let note = Note::SrDestroy { sr: reference.to_owned() };
+    let _no_collection = storage.hold_off(reference);
     let operation = Transaction::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
     let Ok(sr) = db.get("SR", reference) else { return operation.commit(Some(&note), |_| Ok(())) };
     if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {

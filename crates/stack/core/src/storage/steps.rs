@@ -36,6 +36,15 @@ pub const STEPS: &[Step] = &[
     at("vdi-copy:filled", "a whole image without a record. It is removed"),
     at("vdi-copy:into-noted", "a note of the copy; the VDI holds what it held. It is copied"),
     at("vdi-copy:into-filled", "the VDI holds the copy, its record not its size. It is copied once more"),
+    at("gc:garbage-gone", "records of base copies that are gone. They are removed"),
+    at("gc:grown", "a base copy that is larger than its record says. The record is corrected"),
+    at("gc:copied", "a base copy that is in its parent, and in its chains. The next collection goes on"),
+    at(
+        "gc:relinked",
+        "a record of a base copy that is gone, others name it. It is removed, they are corrected",
+    ),
+    at("gc:frozen", "a base copy without a record. It gets one"),
+    at("gc:leaf-merged", "a record of a base copy that has become a disk. It is removed"),
     at("vdi-introduce:noted", "a note of an image to be taken in. The note is removed"),
     at("vdi-introduce:image-taken", "an image without a record. It gets its record"),
 ];

@@ -261,8 +261,13 @@ pub(crate) fn destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     }
     step("vdi-destroy:image-gone");
     let gone = gone_bases(call, &subject);
+    let images: Vec<Uuid> =
+        gone.iter().filter_map(|base| call.part.db.get("VDI", base).ok()?.uuid().ok()).collect();
+    call.part.drop_job(sr, &images);
     let sizes = subject.sr.measure(&Work::new(call));
-    operation.commit(Some(&note), |change| remove_records(change, &subject, &gone, sizes))
+    operation.commit(Some(&note), |change| remove_records(change, &subject, &gone, sizes))?;
+    call.part.collect_later(sr);
+    Ok(())
 }
 
 /// Removes an image; that it is gone already is fine.

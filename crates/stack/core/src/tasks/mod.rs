@@ -143,6 +143,16 @@ impl Tasks {
         Ok(self.watch(reference, Some(owner)))
     }
 
+    /// Begins a task of the toolstack's own, for pool-operators to watch and cancel.
+    ///
+    /// # Errors
+    /// The store's, `TOO_MANY_PENDING_TASKS`.
+    pub(crate) fn begin_own(&self, label: &str, description: &str) -> Result<Arc<Running>, ApiError> {
+        let running = self.begin(label, Owner { account: None, needs: Role::PoolOperator }, true)?;
+        self.db.set("task", &running.reference, "name_description", description)?;
+        Ok(running)
+    }
+
     /// Takes up a task of an earlier run of the daemon, at start: it does not count as interrupted, and the caller
     /// ends it by [`Self::finish`].
     ///

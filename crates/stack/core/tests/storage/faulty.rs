@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use tapio_core::storage;
 use tapio_model::{ApiError, Value};
 use tapio_sm::{
-    Config, Ctx, DriverInfo, Export, Fork, ForkKind, Import, NewVdi, OpenSpec, ProbeAnswer, Sr, SrDriver,
-    SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Export, Fork, ForkKind, Import, Merge, MergeCost, Merged, NewVdi, OpenSpec,
+    ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
 };
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
@@ -48,7 +48,7 @@ struct State {
 }
 
 impl Plan {
-    fn fail(&self, op: &'static str) {
+    pub(crate) fn fail(&self, op: &'static str) {
         self.state.lock().expect("no panic").fails.push(op);
     }
 
@@ -65,11 +65,11 @@ impl Plan {
         });
     }
 
-    fn hold(&self, op: &'static str) {
+    pub(crate) fn hold(&self, op: &'static str) {
         self.state.lock().expect("no panic").held.push(op);
     }
 
-    fn heal(&self) {
+    pub(crate) fn heal(&self) {
         let mut state = self.state.lock().expect("no panic");
         state.fails.clear();
         state.hangs.clear();
@@ -79,7 +79,7 @@ impl Plan {
     }
 
     /// Waits until an operation is in progress.
-    fn wait_for(&self, op: &'static str) {
+    pub(crate) fn wait_for(&self, op: &'static str) {
         let until = Instant::now() + Duration::from_secs(60);
         while !self.state.lock().expect("no panic").waiting.contains(&op) {
             assert!(Instant::now() < until, "{op} never began");
@@ -105,7 +105,7 @@ impl Plan {
     }
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < until, "never: {what}");
@@ -225,6 +225,34 @@ impl Sr for FaultySr {
         self.inner.changed_blocks(ctx, from, to)
     }
 
+    fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
+        self.plan.at(ctx, "collect_garbage")?;
+        self.inner.collect_garbage(ctx)
+    }
+
+    fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {
+        self.inner.merge_cost(ctx, merge)
+    }
+
+    fn grow_base(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<(), ApiError> {
+        self.inner.grow_base(ctx, merge)
+    }
+
+    fn merge(&self, ctx: &dyn Ctx, merge: &Merge, rate: u64) -> Result<(), ApiError> {
+        self.plan.at(ctx, "merge")?;
+        self.inner.merge(ctx, merge, rate)
+    }
+
+    fn relink(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
+        self.plan.at(ctx, "relink")?;
+        self.inner.relink(ctx, merge)
+    }
+
+    fn merge_leaf(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
+        self.plan.at(ctx, "merge_leaf")?;
+        self.inner.merge_leaf(ctx, merge)
+    }
+
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
         self.plan.at(ctx, "deactivate")?;
         self.inner.deactivate(ctx, vdi)
@@ -262,7 +290,7 @@ fn config(rig: &Rig) -> Vec<(&'static str, String)> {
 }
 
 /// A toolstack with an SR of this driver.
-fn rig() -> (Rig, Arc<Plan>, String) {
+pub(crate) fn rig() -> (Rig, Arc<Plan>, String) {
     let (rig, plan) = (Rig::new(), Arc::new(Plan::default()));
     add_driver(&rig, &plan);
     let sr = rig.text("SR.create", rig.sr_params("faulty", Value::string_map(config(&rig)))).expect("an SR");

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_core::db::Db;
+use tapio_format::vhd::offline::{Chain, Image, OpenOptions};
 use tapio_model::{NULL_REF, Value};
 use tapio_store::Sqlite;
 
@@ -86,6 +87,7 @@ fn story(dir: &Path) {
     log.made("old", &old);
     rig.call("VDI.data_destroy", vec![old.as_str().into()]).expect("it is tracked");
     log.tell("reduced old");
+    collect(&rig, &log, &sr);
     log.tell("going snapshot");
     rig.call("VDI.destroy", vec![snapshot.as_str().into()]).expect("it goes");
     log.tell("gone snapshot");
@@ -97,6 +99,62 @@ fn story(dir: &Path) {
     log.tell("going other");
     rig.call("SR.destroy", vec![other.as_str().into()]).expect("it is empty");
     log.tell("gone other");
+}
+
+/// Every job of a garbage collection once.
+fn collect(rig: &Rig, log: &Log, sr: &str) {
+    let (unset, single) = (none, || Value::string_map([("type", "single")]));
+    let config = Value::string_map([("gc-quiet", "100000")]);
+    rig.call("SR.set_other_config", vec![sr.into(), config]).expect("a number");
+    let write = |vdi: &str, at: u64, len: usize| {
+        let mut image = Image::open(&rig.file("sr", vdi), OpenOptions::WRITE).expect("its image");
+        for at in (at..at + len as u64).step_by(MIB as usize) {
+            image.write_at(at, &vec![b'm'; len.min(MIB as usize)]).expect("room");
+        }
+        image.finish().expect("room");
+    };
+    // Two base copies, the upper one larger than the table of the lower one, with a snapshot on it; and the disk holds
+    // more than is merged while a guest waits.
+    let merged = rig.make_vdi(sr, 4 * MIB);
+    write(&merged, 0, 512);
+    log.made("merged", &merged);
+    rig.call("VDI.snapshot", vec![merged.as_str().into(), single()]).expect("a base copy");
+    rig.call("VDI.resize", vec![merged.as_str().into(), (300 * MIB).into()]).expect("it grows");
+    write(&merged, 1 << 20, 512);
+    let kept = rig.text("VDI.snapshot", vec![merged.as_str().into(), unset()]).expect("a snapshot");
+    log.made("kept", &kept);
+    write(&merged, 256 << 20, 24 << 20);
+    log.tell("written merged");
+    finish(rig, sr);
+    // The disk alone is left on its base copy.
+    log.tell("going kept");
+    rig.call("VDI.destroy", vec![kept.as_str().into()]).expect("it goes");
+    log.tell("gone kept");
+    // A base copy that nothing needs, as a storage that failed leaves it.
+    let lost = rig.make_vdi(sr, 4 * MIB);
+    write(&lost, 0, 512);
+    rig.call("VDI.snapshot", vec![lost.as_str().into(), single()]).expect("a base copy");
+    let file = rig.file("sr", &lost);
+    rig.call("VDI.forget", vec![lost.as_str().into()]).expect("it is not in use");
+    fs::remove_file(file).expect("it is there");
+    finish(rig, sr);
+}
+
+/// Collects an SR until nothing is left to do.
+fn finish(rig: &Rig, sr: &str) {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let left = rig.call("SR.collect_garbage", vec![sr.into(), false.into()]).expect("it is attached");
+        let is_over = left.as_set().is_some_and(|lines| lines.is_empty());
+        while rig.stack.storage.is_collecting(sr) {
+            assert!(Instant::now() < until, "the collection does not end: {left:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if is_over {
+            return;
+        }
+        assert!(Instant::now() < until, "something is left: {left:?}");
+    }
 }
 
 /// The story: to its end, or, as the child of another test, to where it is killed.
@@ -133,6 +191,27 @@ fn contents(rig: &Rig, sr: &str, vdi: &str) -> Vec<u8> {
     let bytes = fs::read(rig.file("sr", &raw)).expect("its file");
     rig.call("VDI.destroy", vec![raw.as_str().into()]).expect("it goes");
     bytes
+}
+
+/// The disk of [`collect`] holds what was written to it, and zeros beside that.
+fn look_at_merged(rig: &Rig, vdi: &str, place: &str) {
+    let chain = Chain::open(&rig.file("sr", vdi)).unwrap_or_else(|error| panic!("{place}: {error}"));
+    let holds = |at: u64, len: usize, byte: u8| {
+        let mut found = vec![!byte; len];
+        chain.read_at(at, &mut found).unwrap_or_else(|error| panic!("{place}: {error}"));
+        assert!(found == vec![byte; len], "{place}: byte {at} and behind it are not {byte}");
+    };
+    for (at, len, byte) in [
+        (0, 512, b'm'),
+        (512, (1 << 20) - 512, 0),
+        (1 << 20, 512, b'm'),
+        ((1 << 20) + 512, 3 << 20, 0),
+        (255 << 20, 1 << 20, 0),
+        (256 << 20, 24 << 20, b'm'),
+        (280 << 20, 1 << 20, 0),
+    ] {
+        holds(at, len, byte);
+    }
 }
 
 /// A daemon starts on what is left: everything that was acknowledged is there, nothing is half done.
@@ -186,6 +265,14 @@ fn look(dir: &Path, place: &str) {
         }
         if has("grown vdi") {
             assert!(rig.vdi(made["vdi"]).int("virtual_size") >= 6 * MIB, "{place}");
+        }
+        if let Some(merged) = made.get("merged").filter(|_| has("written merged")) {
+            look_at_merged(&rig, merged, place);
+            finish(&rig, sr);
+            look_at_merged(&rig, merged, place);
+            if has("gone kept") {
+                assert_eq!(rig.vdi(merged).text("parent"), NULL_REF, "{place}: it stands alone");
+            }
         }
         if let Some(tracked) = made.get("tracked") {
             assert!(!has("tracks tracked") || rig.vdi(tracked).bool("cbt_enabled"), "{place}");

@@ -1,6 +1,7 @@
 //! SRs, PBDs and VDIs through the toolstack, as clients use them, on real files.
 
 mod cbt;
+mod collect;
 mod errors;
 mod faulty;
 mod kill;

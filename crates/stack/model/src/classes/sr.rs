@@ -120,6 +120,14 @@ pub static SR_CLASS: Class = Class {
         msg("scan", VmAdmin, "Looks what lies there, and brings the disks up to date")
             .takes(&[p("sr", SR)])
             .fails(&["SR_NOT_ATTACHED", "SR_HAS_NO_PBDS"]),
+        msg(
+            "collect_garbage",
+            PoolOperator,
+            "Begins a garbage collection, and says what it will do and why the rest stays (Tapio's own)",
+        )
+        .takes(&[p("sr", SR), opt_bool("dry_run", false)])
+        .gives(STRING_SET)
+        .fails(&["SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "SR_OPERATION_NOT_SUPPORTED"]),
         msg("probe", PoolOperator, "Looks for SRs, or for what is missing in device_config; answers XML")
             .takes(&[
                 p("host", HOST),

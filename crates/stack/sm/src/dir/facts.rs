@@ -8,6 +8,9 @@ use std::path::Path;
 use tapio_format::vhd::{DiskType, FOOTER_LEN, Footer, HEADER_LEN, Header, SECTOR_LEN};
 use uuid::Uuid;
 
+/// How often a file that becomes longer is looked at again.
+const TRIES_MAX: usize = 8;
+
 /// The file in an SR's directory that names the SR.
 pub(crate) const MARKER: &str = ".sr-uuid";
 
@@ -96,6 +99,14 @@ impl Facts {
             }
             _ => Err(error),
         })?;
+        // A merge may make the image longer meanwhile: what is at its end is a footer only if that is the end still.
+        for _ in 0..TRIES_MAX {
+            let data = file.metadata()?;
+            let facts = Self::of(&file, &data, kind);
+            if file.metadata()?.len() == data.len() {
+                return Ok(facts);
+            }
+        }
         let data = file.metadata()?;
         Ok(Self::of(&file, &data, kind))
     }

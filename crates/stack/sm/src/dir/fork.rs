@@ -99,7 +99,7 @@ impl ImageDir {
         }
         let depth = self.chain(vdi, &facts)?.len();
         if depth >= CHAIN_DEPTH_MAX {
-            return Err(errors::fail(109, format_args!("{vdi} has {depth} images of {CHAIN_DEPTH_MAX}")));
+            return Err(errors::fail(109, too_long(vdi, depth)));
         }
         let journal = CloneJournal { vdi, base: Uuid::new_v4(), new };
         let done = self.fork_with(ctx, &journal, &facts, live.as_deref(), (number, tracks));
@@ -360,6 +360,14 @@ impl ImageDir {
             _ => Ok(()),
         }
     }
+}
+
+/// Why no image is put on top, and what helps.
+fn too_long(vdi: Uuid, depth: usize) -> String {
+    format!(
+        "{vdi} has {depth} images of {CHAIN_DEPTH_MAX}: destroy snapshots that are not needed, and wait for the garbage \
+         collection of the SR (the task 'Garbage Collection'; 'xe sr-gc' begins one and says what is in its way)"
+    )
 }
 
 /// Device and inode; none where there is no such file.

@@ -11,6 +11,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::facts::{FileKind, plain_uuid};
+use super::merge_journal::{self, Found};
 use crate::mount::sync_directory;
 
 /// A journal longer than this is none.
@@ -21,8 +22,6 @@ const CLONE: &str = "clone";
 const CBT: &str = "cbt";
 /// Behind the UUID in the name of a log of changed blocks.
 const LOG: &str = ".cbtlog";
-/// Changes of other storage managers, which they must finish themselves.
-const FOREIGN: [&str; 3] = ["leaf", "coalesce", "relink"];
 
 /// An unfinished fork: `clone_<vdi>` holds `<base>_<new>`, or `<base>` alone where nothing new is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +98,8 @@ impl CloneJournal {
 pub(crate) enum Leftover {
     /// A fork's journal.
     Clone,
-    /// Another storage manager's journal, of this VDI.
-    Foreign(Uuid),
+    /// The journal of a merge of this image: ours, or another storage manager's.
+    Merge(Uuid),
     /// A resize's journal, beside the image of this VDI.
     Resize(Uuid),
     /// A fork's leaf that did not get its name.
@@ -154,8 +153,8 @@ pub(crate) fn leftover(name: &str) -> Option<Leftover> {
         if kind == CBT {
             return plain_uuid(uuid).map(Leftover::Cbt);
         }
-        if FOREIGN.contains(&kind) {
-            return plain_uuid(uuid).map(Leftover::Foreign);
+        if let Some(image) = merge_journal::image_of(name) {
+            return Some(Leftover::Merge(image));
         }
     }
     if let Some(image) = name.strip_suffix(".resize-journal") {
@@ -185,8 +184,7 @@ pub(crate) fn is_leftover(name: &str) -> bool {
 
 /// The journal that another storage manager left of this VDI.
 pub(super) fn foreign_journal(directory: &Path, vdi: Uuid) -> Option<String> {
-    let names = FOREIGN.map(|kind| format!("{kind}_{vdi}"));
-    names.into_iter().find(|name| std::fs::symlink_metadata(directory.join(name)).is_ok())
+    merge_journal::of_image(directory, vdi).find(|(_, found)| *found == Found::Foreign).map(|(name, _)| name)
 }
 
 /// Why a VDI with such a journal cannot be used.
@@ -231,7 +229,7 @@ mod tests {
     fn names_of_leftovers_are_known() {
         let vdi = Uuid::from_u128(5);
         assert_eq!(leftover(&format!("clone_{vdi}")), Some(Leftover::Clone));
-        assert_eq!(leftover(&format!("leaf_{vdi}")), Some(Leftover::Foreign(vdi)));
+        assert_eq!(leftover(&format!("leaf_{vdi}")), Some(Leftover::Merge(vdi)));
         assert_eq!(leftover(&format!("{vdi}.vhd.resize-journal")), Some(Leftover::Resize(vdi)));
         assert_eq!(leftover(&new_leaf_name(vdi)), Some(Leftover::NewLeaf(vdi)));
         assert_eq!(leftover(&cbt_journal_name(vdi)), Some(Leftover::Cbt(vdi)));

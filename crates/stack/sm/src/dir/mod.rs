@@ -7,6 +7,7 @@
 //! fork       the journal; the image's second name; the leaf; the sibling; the exchange of names (done from here on);
 //!            the base copy's flag; the journal's removal
 //! resize     the journal beside the image; see tapio_format::vhd::offline
+//! merge      see `merge`, `relink` and `leaf`
 //! destroy    the image's name; then its companions; then parents without children
 //! logs       see `cbt`
 //! ```
@@ -22,7 +23,11 @@ pub(crate) mod facts;
 mod fork;
 pub(crate) mod index;
 pub(crate) mod journal;
+mod leaf;
+mod merge;
+pub(crate) mod merge_journal;
 mod recover;
+mod relink;
 mod remove;
 mod resize;
 
@@ -40,7 +45,9 @@ use crate::errors;
 use crate::fill;
 use crate::lock::{Held, Locks, Share};
 use crate::mount;
-use crate::traits::{Config, Ctx, Fork, ForkKind, NewVdi, OpenSpec, Sr, SrStat, VdiInfo};
+use crate::traits::{
+    Config, Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, OpenSpec, Sr, SrStat, VdiInfo,
+};
 use crate::transfer::{self, Import};
 use facts::{Facts, FileKind};
 
@@ -85,6 +92,8 @@ pub(crate) struct ImageDir {
     active: Mutex<HashMap<Uuid, usize>>,
     default_kind: FileKind,
     backing: Box<dyn Backing>,
+    /// The last image that was copied into its parent and not taken out of the chain yet.
+    copied: Mutex<Option<merge::Copied>>,
 }
 
 impl ImageDir {
@@ -112,6 +121,7 @@ impl ImageDir {
             active: Mutex::new(HashMap::new()),
             default_kind: preferred_kind(config),
             backing,
+            copied: Mutex::default(),
         };
         opened.recover(ctx)?;
         Ok(opened)
@@ -259,13 +269,13 @@ impl Sr for ImageDir {
         let held = self.lock(ctx, Share::Shared)?;
         let mut listing = self.list()?;
         drop(held);
-        if recover::is_needed(&listing) {
+        if recover::is_needed(&self.path, &listing) {
             self.recover(ctx)?;
             let _held = self.lock(ctx, Share::Shared)?;
             listing = self.list()?;
         }
         let children = listing.children();
-        let pending = recover::foreign(&listing);
+        let pending = recover::foreign(&self.path, &listing);
         let mut found: Vec<_> = listing
             .images
             .iter()
@@ -356,6 +366,30 @@ impl Sr for ImageDir {
 
     fn changed_blocks(&self, ctx: &dyn Ctx, from: Uuid, to: Uuid) -> Result<String, ApiError> {
         self.list_changed(ctx, from, to)
+    }
+
+    fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
+        self.collect_bases(ctx)
+    }
+
+    fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {
+        self.cost_of_merge(ctx, merge)
+    }
+
+    fn grow_base(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<(), ApiError> {
+        self.grow_parent(ctx, merge)
+    }
+
+    fn merge(&self, ctx: &dyn Ctx, merge: &Merge, rate: u64) -> Result<(), ApiError> {
+        self.copy_into_parent(ctx, merge, rate)
+    }
+
+    fn relink(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
+        self.relink_children(ctx, merge)
+    }
+
+    fn merge_leaf(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
+        self.merge_disk(ctx, merge)
     }
 
     fn deactivate(&self, _: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {

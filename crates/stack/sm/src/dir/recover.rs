@@ -11,24 +11,31 @@ use super::facts::FileKind;
 use super::fork::Reached;
 use super::index::Listing;
 use super::journal::{CloneJournal, Leftover, leftover};
+use super::merge_journal::{self, Found};
 use super::remove::remove;
 use crate::errors;
 use crate::lock::Share;
 use crate::traits::Ctx;
 
 /// Whether something is left that can be put in order here.
-pub(super) fn is_needed(listing: &Listing) -> bool {
+pub(super) fn is_needed(directory: &Path, listing: &Listing) -> bool {
     listing.leftovers.iter().any(|name| match leftover(name) {
-        None | Some(Leftover::Foreign(_)) => false,
+        None => false,
+        Some(Leftover::Merge(_)) => !is_foreign(directory, name),
         Some(Leftover::Partial(process)) => !is_running(process),
         Some(_) => true,
     })
 }
 
+/// Whether the journal of a merge is another storage manager's; one that cannot be read counts as such.
+fn is_foreign(directory: &Path, name: &str) -> bool {
+    matches!(merge_journal::read(directory, name), Ok(Some(Found::Foreign)) | Err(_))
+}
+
 /// Journals of other storage managers, by VDI.
-pub(super) fn foreign(listing: &Listing) -> HashMap<Uuid, String> {
+pub(super) fn foreign(directory: &Path, listing: &Listing) -> HashMap<Uuid, String> {
     let of = |name: &String| match leftover(name) {
-        Some(Leftover::Foreign(vdi)) => Some((vdi, name.clone())),
+        Some(Leftover::Merge(vdi)) if is_foreign(directory, name) => Some((vdi, name.clone())),
         _ => None,
     };
     listing.leftovers.iter().filter_map(of).collect()
@@ -64,6 +71,11 @@ impl ImageDir {
                     remove(&self.path.join(name))?;
                 }
             }
+        }
+        // Before resizes: disks that a larger parent closed must be closed still when that is taken back.
+        for name in listing.leftovers.iter().filter(|name| matches!(leftover(name), Some(Leftover::Merge(_))))
+        {
+            self.recover_merge(ctx, name)?;
         }
         for name in &listing.leftovers {
             match leftover(name) {

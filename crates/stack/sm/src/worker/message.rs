@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
-use crate::traits::{Config, Fork, ForkKind, NewVdi, OpenSpec, ProbeAnswer, SrStat, VdiInfo};
+use crate::traits::{
+    Config, Fork, ForkKind, Merge, MergeCost, NewVdi, OpenSpec, ProbeAnswer, SrStat, VdiInfo,
+};
 use crate::transfer::{Export, Import};
 
 /// What a worker is asked to do: the methods of [`crate::SrDriver`] and [`crate::Sr`].
@@ -51,6 +53,18 @@ pub enum Task {
     DestroyData { vdi: Uuid },
     /// `Sr::changed_blocks`: the text comes before the answer.
     ChangedBlocks { from: Uuid, to: Uuid },
+    /// `Sr::collect_garbage`.
+    CollectGarbage,
+    /// `Sr::merge_cost`.
+    MergeCost(Merge),
+    /// `Sr::grow_base`.
+    GrowBase(Merge),
+    /// `Sr::merge`.
+    Merge { merge: Merge, rate: u64 },
+    /// `Sr::relink`: what it changed comes before the answer.
+    Relink(Merge),
+    /// `Sr::merge_leaf`: the same.
+    MergeLeaf(Merge),
     /// `Sr::detach`.
     Detach,
     /// `Sr::erase`.
@@ -80,6 +94,12 @@ impl Task {
             Self::TrackChanges { .. } => "track changes",
             Self::DestroyData { .. } => "destroy data",
             Self::ChangedBlocks { .. } => "list changed blocks",
+            Self::CollectGarbage => "remove base copies",
+            Self::MergeCost(_) => "look at a merge",
+            Self::GrowBase(_) => "make a base copy larger",
+            Self::Merge { .. } => "merge",
+            Self::Relink(_) => "relink",
+            Self::MergeLeaf(_) => "merge a disk",
             Self::Detach => "detach",
             Self::Erase => "erase",
         }
@@ -152,6 +172,10 @@ pub enum Answer {
     Disk(OpenSpec),
     /// Text, which came before in pieces.
     Text(String),
+    /// Images that are no more.
+    Gone(Vec<Uuid>),
+    /// What a merge takes.
+    Cost(MergeCost),
 }
 
 /// From worker to daemon.
@@ -162,7 +186,7 @@ pub enum FromWorker {
     Progress(f64),
     /// About a running disk; the worker waits for the reply.
     Ask(Question),
-    /// Some of the images of a scan.
+    /// Some of the images of a scan, or of what a merge changed.
     Images(Vec<VdiInfo>),
     /// Some of a text.
     Text(String),

@@ -15,7 +15,8 @@ use super::message::{Answer, Task};
 use super::process::{Launch, Process};
 use crate::errors;
 use crate::traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, OpenSpec, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, OpenSpec, ProbeAnswer, Sr,
+    SrDriver, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -342,6 +343,13 @@ impl RemoteSr {
         }
     }
 
+    fn merged(&self, ctx: &dyn Ctx, task: &Task) -> Result<Merged, ApiError> {
+        match self.call(ctx, task)? {
+            (Answer::Gone(gone), changed) => Ok(Merged { changed, gone }),
+            _ => misunderstood(task.name()),
+        }
+    }
+
     fn done(&self, ctx: &dyn Ctx, task: &Task) -> Result<(), ApiError> {
         self.call(ctx, task).map(drop)
     }
@@ -432,6 +440,33 @@ impl Sr for RemoteSr {
             Answer::Text(text) => Ok(text),
             _ => misunderstood("list changed blocks"),
         }
+    }
+
+    fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
+        self.merged(ctx, &Task::CollectGarbage).map(|merged| merged.gone)
+    }
+
+    fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {
+        match self.call(ctx, &Task::MergeCost(merge.clone()))?.0 {
+            Answer::Cost(cost) => Ok(cost),
+            _ => misunderstood("look at a merge"),
+        }
+    }
+
+    fn grow_base(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<(), ApiError> {
+        self.done(ctx, &Task::GrowBase(merge.clone()))
+    }
+
+    fn merge(&self, ctx: &dyn Ctx, merge: &Merge, rate: u64) -> Result<(), ApiError> {
+        self.done(ctx, &Task::Merge { merge: merge.clone(), rate })
+    }
+
+    fn relink(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
+        self.merged(ctx, &Task::Relink(merge.clone()))
+    }
+
+    fn merge_leaf(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
+        self.merged(ctx, &Task::MergeLeaf(merge.clone()))
     }
 
     /// What a worker knows of active VDIs ends with it: there is nothing to undo in another worker, and a caller that

@@ -16,9 +16,9 @@ use uuid::Uuid;
 use super::frame::{Frames, encode};
 use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 use super::rights;
-use crate::traits::{Ctx, LiveDisk, OpenSpec, Sr, SrDriver};
+use crate::traits::{Ctx, LiveDisk, Merged, OpenSpec, Sr, SrDriver, VdiInfo};
 
-/// Images of a scan in one message.
+/// Images in one message.
 const IMAGES_AT_ONCE: usize = 500;
 /// Bytes of a text, which is base64, in one message.
 const TEXT_AT_ONCE: usize = 1 << 20;
@@ -118,10 +118,7 @@ impl Shared {
             Task::Stat => self.with(|sr| sr.stat(ctx)).map(Answer::Stat),
             Task::Scan => {
                 let found = self.with(|sr| sr.scan(ctx))?;
-                let lost = |error| ApiError::internal(format!("a scan could not be told: {error}"));
-                for images in found.chunks(IMAGES_AT_ONCE) {
-                    ctx.link.lock().send(&FromWorker::Images(images.to_vec())).map_err(lost)?;
-                }
+                ctx.tell_images(&found)?;
                 Ok(Answer::Nothing)
             }
             Task::Vdi { vdi } => self.with(|sr| sr.vdi(ctx, vdi)).map(Answer::Vdi),
@@ -158,6 +155,18 @@ impl Shared {
                     ctx.link.lock().send(&FromWorker::Text(piece)).map_err(lost)?;
                 }
                 Ok(Answer::Text(String::new()))
+            }
+            Task::CollectGarbage => self.with(|sr| sr.collect_garbage(ctx)).map(Answer::Gone),
+            Task::MergeCost(merge) => self.with(|sr| sr.merge_cost(ctx, &merge)).map(Answer::Cost),
+            Task::GrowBase(merge) => self.with(|sr| sr.grow_base(ctx, &merge)).map(|()| Answer::Nothing),
+            Task::Merge { merge, rate } => {
+                self.with(|sr| sr.merge(ctx, &merge, rate)).map(|()| Answer::Nothing)
+            }
+            Task::Relink(merge) => {
+                self.with(|sr| sr.relink(ctx, &merge)).and_then(|done| ctx.tell_merged(done))
+            }
+            Task::MergeLeaf(merge) => {
+                self.with(|sr| sr.merge_leaf(ctx, &merge)).and_then(|done| ctx.tell_merged(done))
             }
             Task::Deactivate { vdi } => self.with(|sr| sr.deactivate(ctx, vdi)).map(|()| Answer::Nothing),
             Task::Detach => self.end(|sr| sr.detach(ctx)),
@@ -220,6 +229,21 @@ impl Inner {
 struct Remote {
     link: Arc<Link>,
     step: fn(&'static str),
+}
+
+impl Remote {
+    fn tell_images(&self, found: &[VdiInfo]) -> Result<(), ApiError> {
+        let lost = |error| ApiError::internal(format!("images could not be told: {error}"));
+        for images in found.chunks(IMAGES_AT_ONCE) {
+            self.link.lock().send(&FromWorker::Images(images.to_vec())).map_err(lost)?;
+        }
+        Ok(())
+    }
+
+    fn tell_merged(&self, done: Merged) -> Result<Answer, ApiError> {
+        self.tell_images(&done.changed)?;
+        Ok(Answer::Gone(done.gone))
+    }
 }
 
 impl Ctx for Remote {

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use tapio_format::vhd::offline::{CheckOptions, SnapshotOptions, check_path, snapshot};
-use tapio_sm::{CloneJournal, ForkKind, NewVdi, STEPS, Sr};
+use tapio_sm::{CloneJournal, ForkKind, Merge, NewVdi, STEPS, Sr};
 use tapio_types::Access;
 use uuid::Uuid;
 
@@ -40,6 +40,16 @@ const CHANGES: &[&str] = &[
     "resize-tracked",
     "introduce",
     "fill",
+    "merge",
+    "merge-raw",
+    "merge-grow",
+    "merge-grow-live",
+    "relink",
+    "relink-raw",
+    "relink-live",
+    "leaf",
+    "leaf-grow",
+    "leaf-live",
     "attach",
 ];
 
@@ -91,9 +101,44 @@ fn run(
             let from = sr.activate(ctx, vdi, Access::ReadOnly)?.chain;
             sr.fill(ctx, other, &from, None)
         }
+        _ if is_merge(change) => merge_down(sr, ctx, vdi),
+        _ if change.starts_with("leaf") => merge_leaf(sr, ctx, vdi),
         "attach" => Ok(()),
         _ => panic!("no change is called {change}"),
     }
+}
+
+fn is_merge(change: &str) -> bool {
+    change.starts_with("merge") || change.starts_with("relink")
+}
+
+/// A merge of an image into its parent, by a caller that holds all VDIs.
+fn merge_of(sr: &dyn Sr, ctx: &Watch, image: Uuid, parent: Uuid) -> Result<Merge, tapio_types::ApiError> {
+    let held = sr.scan(ctx)?.iter().filter(|info| info.managed).map(|info| info.uuid).collect();
+    Ok(Merge { image, parent, held })
+}
+
+/// The base copy below the VDI goes into its own parent, if it has one still.
+fn merge_down(sr: &dyn Sr, ctx: &Watch, vdi: Uuid) -> Result<(), tapio_types::ApiError> {
+    let Some(image) = sr.vdi(ctx, vdi)?.parent else { return Ok(()) };
+    let Some(parent) = sr.vdi(ctx, image)?.parent else { return Ok(()) };
+    let merge = merge_of(sr, ctx, image, parent)?;
+    if sr.merge_cost(ctx, &merge)?.must_grow {
+        sr.grow_base(ctx, &merge)?;
+    }
+    sr.merge(ctx, &merge, 0)?;
+    let merged = sr.relink(ctx, &merge)?;
+    assert_eq!(merged.gone, [image]);
+    assert!(merged.changed.iter().any(|info| info.uuid == vdi && info.parent == Some(parent)), "{merged:?}");
+    Ok(())
+}
+
+/// The VDI goes into its parent, if it has one still.
+fn merge_leaf(sr: &dyn Sr, ctx: &Watch, vdi: Uuid) -> Result<(), tapio_types::ApiError> {
+    let Some(parent) = sr.vdi(ctx, vdi)?.parent else { return Ok(()) };
+    let merge = merge_of(sr, ctx, vdi, parent)?;
+    assert_eq!(sr.merge_leaf(ctx, &merge)?.gone, [parent]);
+    Ok(())
 }
 
 /// Runs the child; whether it died at the step.
@@ -151,6 +196,23 @@ fn before(change: &str) -> Before {
                 write(sr.as_ref(), vdi, 512, 5);
                 sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Single).unwrap();
             }
+        }
+        // Base copy, base copy with 5 at 512, the VDI and a sibling of it.
+        _ if is_merge(change) => {
+            sr.fork(&ctx, vdi, other, ForkKind::Single).unwrap();
+            if change.contains("-grow") {
+                sr.resize(&ctx, vdi, 8192 * MIB).unwrap();
+            }
+            write(sr.as_ref(), vdi, 512, 5);
+            write(sr.as_ref(), vdi, 4 * MIB + 512, 5);
+            other = snapshot();
+        }
+        _ if change.starts_with("leaf") => {
+            sr.fork(&ctx, vdi, other, ForkKind::Single).unwrap();
+            if change.contains("-grow") {
+                sr.resize(&ctx, vdi, 8192 * MIB).unwrap();
+            }
+            write(sr.as_ref(), vdi, 512, 5);
         }
         "introduce" => {
             let foreign = make(sr.as_ref(), 8 * MIB, "vhd");
@@ -248,6 +310,12 @@ fn check(before: &Before, change: &str, step: &str) {
     if change == "introduce" {
         assert!(managed(other) != place.images().join("foreign.vhd").exists(), "{what}");
     }
+    if is_merge(change) || change.starts_with("leaf") {
+        assert_eq!(read(sr.as_ref(), *vdi, 512), 5, "{what}");
+        if is_merge(change) {
+            assert_eq!([0, 512, 4 * MIB].map(|at| read(sr.as_ref(), *other, at)), [1, 5, 2], "{what}");
+        }
+    }
     if change == "fill" && step == "fill:done" {
         assert_eq!(data(*other), [1, 2], "{what}");
     }
@@ -330,6 +398,38 @@ fn a_disk_that_waited_when_the_daemon_died_goes_on() {
         if images == 2 {
             assert_eq!(read(sr.as_ref(), before.other, 512), 0, "{step}");
         }
+    }
+}
+
+#[test]
+fn disks_that_waited_in_a_merge_go_on() {
+    let steps = [
+        ("relink-live", "relink:journal", 2),
+        ("relink-live", "relink:paused", 2),
+        ("relink-live", "relink:child", 2),
+        ("relink-live", "relink:image-gone", 2),
+        ("merge-grow-live", "merge:grow-journal", 3),
+        ("merge-grow-live", "merge:grow-paused", 3),
+        ("merge-grow-live", "merge:grown", 3),
+        ("leaf-live", "leaf:paused", 2),
+        ("leaf-live", "leaf:copied", 2),
+        ("leaf-live", "leaf:shown", 2),
+        ("leaf-live", "leaf:named", 1),
+    ];
+    for (change, step, images) in steps {
+        let before = before(change);
+        assert!(dies(&before, change, step), "{step}");
+        let ctx = Watch::default();
+        let disk = Arc::new(Disk::default());
+        ctx.live.lock().unwrap().insert(before.vdi, Arc::clone(&disk));
+        let sr = before.place.driver("file").attach(&ctx, before.place.sr, &before.place.config).unwrap();
+        disk.write(1024, 9);
+        let (chain, leaf) = disk.open.lock().unwrap().take().expect("it runs");
+        drop(leaf);
+        assert_eq!(chain.layers.len(), images, "{step}");
+        assert_eq!([0, 512, 1024, 4 * MIB].map(|at| byte_of(&chain, at)), [1, 5, 9, 2], "{step}");
+        ctx.live.lock().unwrap().clear();
+        assert!(sr.scan(&ctx).unwrap().iter().all(|info| !info.sm_config.contains_key("damaged")), "{step}");
     }
 }
 

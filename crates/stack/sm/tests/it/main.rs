@@ -11,4 +11,5 @@ mod kills;
 mod kills_of_srs;
 mod library;
 mod links;
+mod merges;
 mod support;

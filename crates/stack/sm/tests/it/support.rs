@@ -75,6 +75,8 @@ pub struct Disk {
     pub log: Mutex<Option<OpenLog>>,
     pub refuses_pause: bool,
     pub refuses_resume_once: AtomicBool,
+    /// How many times.
+    pub refuses_resume: AtomicU64,
     pub pauses: AtomicU64,
 }
 
@@ -137,6 +139,10 @@ impl LiveDisk for Handle {
 
     fn resume(&self, with: &OpenSpec) -> Result<(), ApiError> {
         if self.0.refuses_resume_once.swap(false, Ordering::Relaxed) {
+            return Err(ApiError::internal("no resume"));
+        }
+        if self.0.refuses_resume.load(Ordering::Relaxed) > 0 {
+            self.0.refuses_resume.fetch_sub(1, Ordering::Relaxed);
             return Err(ApiError::internal("no resume"));
         }
         self.0.open(with);

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tapio_sm::worker::{Frames, FromWorker, ToWorker, encode};
-use tapio_sm::{CloneJournal, Config, Ctx, LiveDisk, Sr, registry};
+use tapio_sm::{CloneJournal, Config, Ctx, Found, LiveDisk, MergeJournal, Sr, registry};
 use tapio_types::Access;
 use uuid::Uuid;
 
-/// The journal of a fork, and by the same bytes what `blkid` prints.
+/// The journals of a fork and of merges, and by the same bytes what `blkid` prints.
 pub fn sm_journal(bytes: &[u8]) {
     let name = format!("clone_{}", Uuid::from_u128(1));
     if let Some(journal) = CloneJournal::decode(&name, bytes) {
@@ -22,6 +22,18 @@ pub fn sm_journal(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Some(journal) = CloneJournal::decode(&text, bytes) {
         assert_eq!(journal.file_name(), text);
+    }
+    for word in ["coalesce", "relink", "leaf"] {
+        let name = format!("{word}_{}", Uuid::from_u128(1));
+        match MergeJournal::decode(&name, bytes) {
+            Some(Found::Ours(journal)) => {
+                assert_eq!(journal.file_name(), name);
+                assert_eq!(journal.encode().as_bytes(), bytes, "ours, to the byte");
+            }
+            Some(Found::NotWhole) => assert!(bytes.iter().all(|byte| *byte == 0)),
+            Some(Found::Foreign) => {}
+            None => panic!("{name} is the name of a journal"),
+        }
     }
     let found = tapio_sm::parse_blkid(&text);
     let len: usize = found.iter().map(|(key, value)| key.len() + value.len() + 1).sum();

@@ -71,20 +71,39 @@ pub fn coalesce_path(path: &Path, sparse: bool, progress: impl FnMut(u32, u32)) 
 /// stays merged; both images are valid.
 pub fn coalesce<M: Medium, P: Medium>(
     child: &Image<M>,
-    mut target: CoalesceTarget<P>,
+    target: CoalesceTarget<P>,
     sparse: bool,
     mut progress: impl FnMut(u32, u32),
 ) -> Result<Coalesced> {
-    grow(&mut target, child.virtual_len())?;
     let blocks = child.bat().len();
-    let mut done = Coalesced::default();
-    let mut data = PageBuffer::new(child.block_len() as usize);
     let mut reported = 0;
-    for (block, _) in child.bat().allocated() {
+    let done = coalesce_paced(child, target, sparse, |block, _| {
         if block >= reported {
             progress(block, blocks);
             reported = block + blocks / 1000 + 1;
         }
+        Ok(())
+    })?;
+    progress(blocks, blocks);
+    Ok(done)
+}
+
+/// As [`coalesce`]; before each block of the child, `pace` is told the block and what was done so far. It may wait, and
+/// ends the merge by an error.
+///
+/// # Errors
+/// As [`coalesce`], and those of `pace`: what was merged until then stays merged; both images are valid.
+pub fn coalesce_paced<M: Medium, P: Medium>(
+    child: &Image<M>,
+    mut target: CoalesceTarget<P>,
+    sparse: bool,
+    mut pace: impl FnMut(u32, Coalesced) -> Result<()>,
+) -> Result<Coalesced> {
+    grow(&mut target, child.virtual_len())?;
+    let mut done = Coalesced::default();
+    let mut data = PageBuffer::new(child.block_len() as usize);
+    for (block, _) in child.bat().allocated() {
+        pace(block, done)?;
         merge_block(child, &mut target, block, sparse, &mut data, &mut done)?;
     }
     match &mut target {
@@ -95,7 +114,6 @@ pub fn coalesce<M: Medium, P: Medium>(
             parent.finish()?;
         }
     }
-    progress(blocks, blocks);
     Ok(done)
 }
 

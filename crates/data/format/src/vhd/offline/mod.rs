@@ -34,7 +34,7 @@ pub use chain::{Chain, Extent, Layer};
 pub use check::{
     CheckOptions, Finding, FindingKind, Report, SectorCounts, Severity, View, check, check_image, check_path,
 };
-pub use coalesce::{CoalesceTarget, Coalesced, coalesce, coalesce_path};
+pub use coalesce::{CoalesceTarget, Coalesced, coalesce, coalesce_paced, coalesce_path};
 pub use copy::{copy, fill, fill_table, repair};
 pub use create::{ParentFacts, Shape, SnapshotOptions, create, create_on, snapshot};
 pub use footer::read_footer;

@@ -6,7 +6,7 @@ use super::select::host;
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
 use crate::xe::printer::Cell;
-use crate::xe::session::{Session, object};
+use crate::xe::session::{Session, object, print};
 use crate::xe::size;
 
 pub(super) static COMMANDS: &[Command] = &[
@@ -49,6 +49,13 @@ pub(super) static COMMANDS: &[Command] = &[
     command("sr-scan", &["uuid"], &[], "Looks what lies in an SR, and brings its VDIs up to date", |s| {
         on_sr(s, "SR.scan")
     }),
+    command(
+        "sr-gc",
+        &["uuid"],
+        &["dry-run"],
+        "Begins a garbage collection of an SR; prints what it will do, and why the rest stays",
+        collect_garbage,
+    ),
     command("sr-update", &["uuid"], &[], "Brings the sizes of an SR up to date", |s| on_sr(s, "SR.update")),
     command("sr-forget", &["uuid"], &[], "Forgets an SR and leaves what it holds", |s| on_sr(s, "SR.forget")),
     command("sr-destroy", &["uuid"], &[], "Destroys an SR with all it holds", |s| on_sr(s, "SR.destroy")),
@@ -101,6 +108,14 @@ fn known_type<T>(session: &Session, answer: Result<T>) -> Result<T> {
     types.sort_unstable();
     let asked = session.need("type")?;
     Err(Failure::other(format!("type: there is no SR type '{asked}'; there are: {}", types.join(", "))))
+}
+
+fn collect_garbage(session: &Session) -> Result<()> {
+    let sr = session.reference("SR", "uuid")?;
+    let only_look = session.truth("dry-run", false)?;
+    let lines = session.call("SR.collect_garbage", &[sr.into(), only_look.into()])?;
+    let lines: Vec<&str> = lines.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    lines.iter().try_for_each(|line| print(&format!("{line}\n")))
 }
 
 fn create(session: &Session) -> Result<()> {

@@ -2,10 +2,11 @@
 //! completion by a real bash.
 
 use std::process::Command;
+use std::time::Duration;
 
 use tapio_e2e::disk::text;
 use tapio_e2e::needs;
-use tapio_e2e::process::{Finished, run};
+use tapio_e2e::process::{Finished, poll_until, run};
 use tapio_e2e::tools::our;
 use tapio_e2e::world::World;
 
@@ -90,6 +91,7 @@ fn a_repository_and_its_disks() {
     assert_eq!((refused.status.code(), refused.stdout.as_str()), (Some(1), ""));
     assert!(refused.fails().contains(&sr), "it is named");
     assert_eq!(xe(&world, &["sr-scan", &uuid]).ok(), "");
+    garbage_of_an_sr(&world, &uuid, &one);
     for vdi in [&one, &two] {
         assert_eq!(xe(&world, &["vdi-destroy", &format!("uuid={vdi}")]).ok(), "");
     }
@@ -100,6 +102,20 @@ fn a_repository_and_its_disks() {
     assert_eq!((gone.status.code(), gone.stdout.as_str()), (Some(1), ""));
     assert!(gone.stderr.contains(&sr), "{gone}");
     world.finish();
+}
+
+/// A snapshot comes and goes; the base copy that it leaves goes into the disk.
+fn garbage_of_an_sr(world: &World, sr: &str, vdi: &str) {
+    assert_eq!(xe(world, &["sr-gc", sr]).ok(), "");
+    let snapshot = value(world, &["vdi-snapshot", &format!("uuid={vdi}")]);
+    assert_eq!(xe(world, &["vdi-destroy", &format!("uuid={snapshot}")]).ok(), "");
+    let planned = xe(world, &["sr-gc", sr, "dry-run=true"]).ok();
+    assert!(planned.contains(&format!("merge VDI {vdi} into its base copy")), "{planned}");
+    assert_eq!(xe(world, &["sr-gc", sr]).ok(), planned, "the dry run changed nothing");
+    let is_over = || xe(world, &["sr-gc", sr, "dry-run=true"]).ok().is_empty().then_some(());
+    assert!(poll_until(Duration::from_secs(60), is_over).is_some(), "it is never collected");
+    let done = value(world, &["task-list", "name-label=Garbage Collection", "params=status", "--minimal"]);
+    assert_eq!(done, "success");
 }
 
 /// From snapshot to snapshot of a disk of 12 MiB that nothing writes to.
