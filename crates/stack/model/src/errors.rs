@@ -179,6 +179,8 @@ pub static ERRORS: &[Error] = &[
     e("NETWORK_CONTAINS_VIF", &["vifs"], "Network interfaces of VMs are plugged into the network."),
     e("VM_CANNOT_DELETE_DEFAULT_TEMPLATE", &["vm"], "A template that came with the toolstack stays."),
     e("DEFAULT_SR_NOT_FOUND", &["sr"], "The pool has no default SR."),
+    e("REVERT_ONLY_ALLOWED_ON_SNAPSHOT", &[], "Only to a snapshot can a VM go back."),
+    e("VM_REVERT_FAILED", &["snapshot", "reason"], "The VM did not go back to its snapshot."),
     e("PROVISION_ONLY_ALLOWED_ON_TEMPLATE", &[], "Only a VM made from a template has disks to make."),
     e("PROVISION_FAILED_OUT_OF_SPACE", &[], "There is not enough room for the disks of the VM."),
     e("IMPORT_INCOMPATIBLE_VERSION", &[], "What is imported was made by an incompatible version."),

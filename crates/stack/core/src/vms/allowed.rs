@@ -49,7 +49,7 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
         return Vec::new();
     }
     if vm.bool("is_a_snapshot") {
-        return vec!["clone", "copy", "destroy"];
+        return vec!["revert", "clone", "copy", "destroy"];
     }
     if vm.bool("is_a_template") {
         let mut words = vec!["clone", "copy", "provision"];

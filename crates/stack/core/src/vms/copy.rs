@@ -164,8 +164,11 @@ fn copy_of(call: &Call, vdi: &str, how: &How, vm: &str) -> Result<String, ApiErr
 /// The key of a VBD's `other_config` by which clients know that its disk goes with its VM.
 const OWNER: &str = "owner";
 
-/// Gives a new VM a VBD like another's; a disk that was made for it goes with it.
-fn add(change: &mut Change<'_>, vm: &str, like: &Object, vdi: &str) -> Result<(), ApiError> {
+/// Gives a VM a VBD like another's; a disk that was made for it goes with it.
+///
+/// # Errors
+/// The store's.
+pub(super) fn add(change: &mut Change<'_>, vm: &str, like: &Object, vdi: &str) -> Result<(), ApiError> {
     let same = ["userdevice", "bootable", "mode", "type", "unpluggable", "empty", "other_config"];
     let qos = ["qos_algorithm_type", "qos_algorithm_params"];
     let mut fields: Vec<(&str, Value)> =
@@ -198,8 +201,11 @@ fn make_disk(
     recorded
 }
 
-/// Removes a VDI that was made for a VM, and that nothing leads to.
-fn remove_unused(call: &Call, vdi: &str) -> Result<(), ApiError> {
+/// Removes a VDI that was made for a VM, if nothing leads to it, and its note.
+///
+/// # Errors
+/// Those of `VDI.destroy`, the store's.
+pub(super) fn remove_unused(call: &Call, vdi: &str) -> Result<(), ApiError> {
     let db = &call.part.db;
     if db.get("VDI", vdi).is_ok() && db.find("VBD", "VDI", vdi).is_empty() {
         storage::vdi::destroy(&lookup::to_storage(call), vdi)?;

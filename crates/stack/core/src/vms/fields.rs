@@ -91,6 +91,23 @@ pub fn of_new(source: &Object, name: &str, is_snapshot: bool) -> Vec<(&'static s
     fields
 }
 
+/// Fields that stay as they are when a VM goes back to a snapshot, beside those of [`OWN`]: what clients keep about the
+/// VM, and where it may run.
+const STAYS: [&str; 4] = ["name_description", "is_a_template", "tags", "affinity"];
+
+/// Fields of a VM that goes back to `snapshot`.
+pub fn of_reverted(snapshot: &Object) -> Vec<(&'static str, Value)> {
+    let is_taken = |name: &str| !OWN.contains(&name) && !GUIDANCES.contains(&name) && !STAYS.contains(&name);
+    let kept = snapshot.class.fields.iter().filter(|field| matches!(field.source, Source::Kept));
+    let mut fields: Vec<(&str, Value)> = kept
+        .filter(|field| is_taken(field.name))
+        .map(|field| (field.name, snapshot.get(field.name).clone()))
+        .collect();
+    // Its guest is to see that it is an earlier one.
+    fields.push(("generation_id", Value::string(generation_id(snapshot.text("generation_id")))));
+    fields
+}
+
 fn other_config(source: &Object, is_snapshot: bool) -> BTreeMap<String, String> {
     let mut config = source.map("other_config");
     config.retain(|key, _| !OF_TEMPLATES.contains(&key.as_str()));

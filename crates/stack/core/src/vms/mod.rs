@@ -22,6 +22,7 @@ mod lookup;
 mod plug;
 mod power;
 mod recover;
+mod revert;
 mod running;
 mod templates;
 pub(crate) mod tuning;
@@ -80,6 +81,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     vm::register(&mut handlers);
     power::register(&mut handlers);
     copy::register(&mut handlers);
+    revert::register(&mut handlers);
     handlers.on("task.get_timeline", timeline);
 }
 

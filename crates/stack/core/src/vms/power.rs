@@ -249,6 +249,15 @@ fn end(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiEr
     Ok(Value::Void)
 }
 
+/// Ends a VM that runs, without asking its guest.
+///
+/// # Errors
+/// Those of `VM.hard_shutdown`.
+pub(super) fn shut_down(call: &Call, reference: &str) -> Result<(), ApiError> {
+    let (running, vm) = begin_end(call, reference, "hard_shutdown")?;
+    stop(call, &running, &vm, "hard_shutdown")
+}
+
 fn begin_end(
     call: &Call,
     reference: &str,

@@ -34,6 +34,10 @@ fn perform(rig: &Rig, task: &str) -> Value {
         "vbd-plug" => rig.call("VBD.plug", vec![vbd.into()]),
         "vbd-unplug" => rig.call("VBD.unplug", vec![vbd.into()]),
         "vm-clone" => rig.call("VM.clone", vec![vm.into(), "clone".into()]),
+        "vm-revert" => {
+            let snapshot = rig.text("VM.snapshot", vec![vm.into(), "kept".into()]);
+            rig.call("VM.revert", vec![snapshot.into()])
+        }
         "vm-destroy" => rig.call("VM.destroy", vec![vm.into()]),
         "vdi-snapshot" => {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
@@ -91,6 +95,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vm-shutdown" => ("vm-start", "vm-shutdown"),
         "vm-start" => ("prepare", "vm-start"),
         "vm-clone" => ("prepare", "vm-clone"),
+        "vm-revert" => ("prepare", "vm-revert"),
         "vm-destroy" => ("prepare", "vm-destroy"),
         // Once while a VM starts, once into one that runs.
         "vbd-plug" => ("prepare", "vm-start"),
@@ -123,6 +128,11 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
             assert!(rig.stack.db.find("VM", "name_label", "clone").is_empty(), "{step}");
             let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
             assert_eq!(managed, 2, "{step}: disks of the clone are left");
+        }
+        ("vm-revert", _) => {
+            assert_eq!(rig.stack.db.find("VBD", "VM", &vm).len(), 2, "{step}");
+            let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
+            assert_eq!(managed, 2 + 2, "{step}: disks of the VM and of its snapshot, and no others");
         }
         _ => assert_eq!(state, "Halted"),
     }

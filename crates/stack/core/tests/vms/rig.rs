@@ -190,6 +190,11 @@ impl Rig {
     }
 
     /// A simulated VM.
+    /// The image of a VDI.
+    pub fn file(&self, vdi: &str) -> PathBuf {
+        self.dir.join("sr").join(format!("{}.vhd", self.get("VDI", vdi).text("uuid")))
+    }
+
     pub fn make_vm(&self, platform: &[(&str, &str)]) -> String {
         let record = [
             ("name_label", Value::string("guest")),

@@ -1,10 +1,12 @@
 //! The life of VMs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_core::disks::Backend;
 use tapio_core::plan::Timeline;
+use tapio_format::vhd::offline::{Chain, Image, OpenOptions};
 use tapio_model::Value;
 
 use crate::pretend::Pretend;
@@ -153,6 +155,78 @@ fn vms_are_cloned_copied_and_kept_as_snapshots() {
     rig.call("VM.start", start(&made));
     rig.check(None);
     rig.call("VM.hard_shutdown", vec![made.into()]);
+}
+
+#[test]
+fn a_vm_goes_back_to_its_snapshot() {
+    let rig = Rig::pretended();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
+    let vdis = || {
+        let vbds = rig.stack.db.find("VBD", "VM", &vm);
+        let disks = vbds.iter().filter(|vbd| vbd.text("type") == "Disk");
+        disks
+            .map(|vbd| (vbd.text("userdevice").to_owned(), vbd.text("VDI").to_owned()))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let write = |byte: u8| {
+        let mut image = Image::open(&rig.file(&vdis()["0"]), OpenOptions::WRITE).expect("its image");
+        image.write_at(0, &[byte; 512]).and_then(|()| image.finish()).expect("room");
+    };
+    let read = || {
+        let mut sector = [0; 512];
+        Chain::open(&rig.file(&vdis()["0"]))
+            .and_then(|chain| chain.read_at(0, &mut sector))
+            .expect("its chain");
+        sector[0]
+    };
+    let set = |field: &str, value: Value| rig.call(&format!("VM.{field}"), vec![vm.as_str().into(), value]);
+    let bootable = rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));
+    rig.call("VBD.set_bootable", vec![bootable.into(), true.into()]);
+    rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));
+    rig.make_empty_cd(&vm);
+    set("set_VCPUs_max", 2.into());
+    write(b'a');
+    let first = rig.text("VM.snapshot", vec![vm.as_str().into(), "first".into()]);
+    write(b'b');
+    set("set_VCPUs_max", 3.into());
+    set("set_name_label", "renamed".into());
+    let second = rig.text("VM.snapshot", vec![vm.as_str().into(), "second".into()]);
+    let later = rig.make_vdi(&sr, MIB);
+    rig.make_vbd(&vm, &later);
+    write(b'c');
+    // A VM that runs is ended.
+    rig.call("VM.start", start(&vm));
+    let before = vdis();
+    rig.call("VM.revert", vec![first.as_str().into()]);
+    let record = rig.get("VM", &vm);
+    assert_eq!((record.text("power_state"), record.int("VCPUs_max")), ("Halted", 2));
+    assert_eq!((record.text("name_label"), record.bool("is_a_snapshot")), ("renamed", false));
+    assert_eq!((record.text("parent"), record.bool("is_a_template")), (first.as_str(), false));
+    let after = vdis();
+    assert_eq!(after.keys().collect::<Vec<_>>(), ["0", "1"]);
+    assert_eq!(rig.stack.db.find("VBD", "VM", &vm).len(), 3, "and the CD drive");
+    assert_eq!(read(), b'a');
+    for place in ["0", "1"] {
+        assert!(rig.stack.db.get("VDI", &before[place]).is_err(), "the disk that was replaced is gone");
+        let snapshots = rig.stack.db.find("VDI", "snapshot_of", &after[place]);
+        assert_eq!(snapshots.len(), 2, "snapshots of the old disk are snapshots of the new one");
+    }
+    assert!(rig.stack.db.find("VBD", "VDI", &later).is_empty(), "it was no part of the snapshot");
+    assert!(rig.stack.db.get("VDI", &later).is_ok(), "and stays");
+    rig.check(None);
+    // From one to the other and back, and it runs.
+    rig.call("VM.revert", vec![second.as_str().into()]);
+    assert_eq!((read(), rig.get("VM", &vm).int("VCPUs_max")), (b'b', 3));
+    rig.call("VM.revert", vec![first.as_str().into()]);
+    assert_eq!(read(), b'a');
+    rig.call("VM.start", start(&vm));
+    rig.check(None);
+    rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
+    let code = |of: &str| rig.refused("VM.revert", vec![of.into()]).code.into_owned();
+    assert_eq!(code(&vm), "REVERT_ONLY_ALLOWED_ON_SNAPSHOT");
+    rig.call("VM.destroy", vec![vm.as_str().into()]);
+    assert_eq!(code(&first), "VM_REVERT_FAILED");
+    rig.check(None);
 }
 
 #[test]

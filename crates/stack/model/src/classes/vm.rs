@@ -188,6 +188,19 @@ pub static VM_CLASS: Class = Class {
             .takes(&[p("vm", VM), p("new_name", STRING), opt("ignore_vdis", VDIS)])
             .gives(VM)
             .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
+        msg(
+            "revert",
+            VmAdmin,
+            "Takes the VM back to its snapshot: disks, VIFs and settings; it is halted then",
+        )
+        .takes(&[p("snapshot", VM)])
+        .fails(&[
+            "VM_BAD_POWER_STATE",
+            "OPERATION_NOT_ALLOWED",
+            "REVERT_ONLY_ALLOWED_ON_SNAPSHOT",
+            "SR_FULL",
+            "VM_REVERT_FAILED",
+        ]),
         msg("clone", VmAdmin, "Makes a new VM like it, whose disks share what is the same")
             .takes(&[p("vm", VM), p("new_name", STRING)])
             .gives(VM)

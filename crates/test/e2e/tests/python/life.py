@@ -163,6 +163,15 @@ def virtual_machine(call, sr):
     kept = work(call, "VM.snapshot", vm, "kept")
     assert call("VM.get_is_a_snapshot", kept) and len(call("VM.get_VBDs", kept)) == len(vbds)
     kept_vdis = [call("VBD.get_VDI", vbd) for vbd in call("VM.get_VBDs", kept)]
+    # A VM that runs goes back to it: it is ended, and has other disks.
+    work(call, "VM.revert", kept)
+    assert call("VM.get_power_state", vm) == "Halted" and call("VM.get_parent", vm) == kept
+    vbds = call("VM.get_VBDs", vm)
+    assert len(vbds) == len(vdis)
+    for vdi in vdis:
+        fails(call, "HANDLE_INVALID", "VDI.get_record", vdi)
+    vdis = [call("VBD.get_VDI", vbd) for vbd in vbds]
+    work(call, "VM.start", vm, False, False)
     work(call, "VM.destroy", kept)
     for vdi in kept_vdis:
         work(call, "VDI.destroy", vdi)

@@ -289,6 +289,11 @@ fn interfaces_of_vms() {
     assert!(!macs(&copy).contains("00:16:3e:00:00:01"), "a clone has addresses of its own");
     let snapshot = xe.value("vm-snapshot vm=one new-name-label=kept");
     assert!(macs(&snapshot).contains("00:16:3e:00:00:01"), "a snapshot keeps them");
+    xe.ok(&format!("vif-destroy uuid={second}"));
+    xe.ok(&format!("snapshot-revert snapshot-uuid={snapshot}"));
+    assert!(macs(vm).contains("00:16:3e:00:00:01"), "and the VM that goes back to it gets them");
+    let refused = xe.fails(&format!("snapshot-revert snapshot-uuid={vm}"));
+    assert!(refused.contains("Only to a snapshot can a VM go back."), "{refused}");
     xe.ok("vm-uninstall vm=one --force");
     xe.ok(&format!("vm-destroy uuid={copy}"));
     xe.ok(&format!("snapshot-destroy uuid={snapshot}"));

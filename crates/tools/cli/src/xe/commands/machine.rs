@@ -173,6 +173,16 @@ pub(super) static COMMANDS: &[Command] = &[
             uninstall(s, &[template])
         },
     ),
+    command(
+        "snapshot-revert",
+        &["snapshot-uuid"],
+        &[],
+        "Takes a VM back to its snapshot: disks, VIFs and settings; the VM is halted then",
+        |s| {
+            let snapshot = s.reference("VM", "snapshot-uuid")?;
+            s.long("VM.revert", &[snapshot.into()]).map(drop)
+        },
+    ),
     command("snapshot-destroy", &["uuid"], &[], "Forgets a snapshot and leaves its disks", |s| {
         destroy(s, "uuid")
     }),
