@@ -4,8 +4,8 @@ use std::path::Path;
 
 use tapio_format::vhd::offline::{
     Chain, CheckOptions, CoalesceTarget, FindingKind, Image, Layer, OpenOptions, ParentFacts, Report, Shape,
-    SnapshotOptions, check, check_path, coalesce, create, create_on, kill_data, resize_fast, resolve_parent,
-    set_hidden, set_marker, set_parent, snapshot,
+    SnapshotOptions, check, check_path, coalesce, coalesce_paced, create, create_on, kill_data, resize_fast,
+    resolve_parent, set_hidden, set_marker, set_parent, snapshot,
 };
 use tapio_format::vhd::{DiskType, KeyHash};
 use tapio_format::{FormatErrorKind, Medium};
@@ -97,7 +97,8 @@ fn coalesce_survives(parent_type: DiskType, device: bool, sparse: bool, seed: u6
     let medium = Recorder::new(parent, device);
     let history = medium.history();
     let target = CoalesceTarget::Vhd(Box::new(open(medium)));
-    let done = coalesce(&leaf, target, sparse, |_, _| ()).unwrap();
+    // Made durable at the end, or before each block.
+    let done = coalesce_paced(&leaf, target, sparse, |_, _| Ok(seed % 3 == 1)).unwrap();
     assert!(done.sectors > 0);
     let mut stops = 0;
     each_stop(&history, |medium, stop| {

@@ -40,7 +40,7 @@ fn lines(rig: &Rig, sr: &str, only_look: bool) -> Vec<String> {
 }
 
 fn wait(rig: &Rig, sr: &str) {
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + Duration::from_secs(180);
     while rig.stack.storage.is_collecting(sr) {
         assert!(Instant::now() < until, "the collection does not end");
         std::thread::sleep(Duration::from_millis(2));

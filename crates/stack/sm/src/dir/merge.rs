@@ -9,7 +9,7 @@
 //! ```text
 //! 1  the SR is locked; the two are judged, and locked against other writers; the SR is free again
 //! 2  the parent becomes as large as the image, within its block table
-//! 3  what the image holds is copied, block by block       at a rate; cancellable
+//! 3  what the image holds is copied, block by block       at a rate; cancellable; durable after each 64 MiB
 //! 4  the parent is durable                                 what comes next is in `relink`
 //! ```
 //!
@@ -56,6 +56,9 @@ const NAP: Duration = Duration::from_millis(50);
 const NEWS: Duration = Duration::from_secs(1);
 /// How often at most: the caller may write each report to the database.
 const UPDATES: u32 = 200;
+/// After so many copied bytes the parent is made durable. A worker that waits for a disk says nothing meanwhile, and
+/// what a slow disk has to write at once must take less time than a worker may be silent for.
+const SYNC_EVERY: u64 = 64 << 20;
 
 /// By these a file is known to be as it was.
 type Stamp = (u64, u64, u64, i64, i64);
@@ -402,6 +405,8 @@ pub(super) struct Pace<'a> {
     began: Instant,
     told: Cell<(u32, Instant)>,
     is_half: Cell<bool>,
+    /// Sectors.
+    synced: Cell<u64>,
 }
 
 impl<'a> Pace<'a> {
@@ -409,14 +414,22 @@ impl<'a> Pace<'a> {
     pub(super) fn new(ctx: &'a dyn Ctx, rate: u64, blocks: u32) -> Self {
         let rate = if rate == 0 { 0 } else { rate.max(RATE_MIN) };
         let began = Instant::now();
-        Self { ctx, rate, blocks, began, told: Cell::new((0, began)), is_half: Cell::new(false) }
+        Self {
+            ctx,
+            rate,
+            blocks,
+            began,
+            told: Cell::new((0, began)),
+            is_half: Cell::new(false),
+            synced: Cell::new(0),
+        }
     }
 
-    /// Before a block is copied: waits until its time has come.
+    /// Before a block is copied: waits until its time has come. Answers whether the parent is to be made durable first.
     ///
     /// # Errors
     /// `Cancelled`.
-    pub(super) fn before(&self, block: u32, done: Coalesced) -> tapio_format::Result<()> {
+    pub(super) fn before(&self, block: u32, done: Coalesced) -> tapio_format::Result<bool> {
         if block >= self.blocks / 2 && !self.is_half.replace(true) {
             self.ctx.step("merge:half");
         }
@@ -432,19 +445,27 @@ impl<'a> Pace<'a> {
             };
             let early = due.saturating_sub(self.began.elapsed());
             if early.is_zero() {
-                return Ok(());
+                return Ok(self.is_much(done));
             }
             std::thread::sleep(early.min(NAP));
         }
     }
 
-    /// Says how far it is, and no more.
+    /// Says how far it is; the same answer.
     ///
     /// # Errors
     /// None.
-    pub(super) fn report(&self, block: u32, _: Coalesced) -> tapio_format::Result<()> {
+    pub(super) fn report(&self, block: u32, done: Coalesced) -> tapio_format::Result<bool> {
         self.tell(block);
-        Ok(())
+        Ok(self.is_much(done))
+    }
+
+    fn is_much(&self, done: Coalesced) -> bool {
+        let is_much = (done.sectors - self.synced.get()) * SECTOR_LEN >= SYNC_EVERY;
+        if is_much {
+            self.synced.set(done.sectors);
+        }
+        is_much
     }
 
     fn tell(&self, block: u32) {

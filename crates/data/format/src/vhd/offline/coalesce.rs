@@ -82,14 +82,14 @@ pub fn coalesce<M: Medium, P: Medium>(
             progress(block, blocks);
             reported = block + blocks / 1000 + 1;
         }
-        Ok(())
+        Ok(false)
     })?;
     progress(blocks, blocks);
     Ok(done)
 }
 
-/// As [`coalesce`]; before each block of the child, `pace` is told the block and what was done so far. It may wait, and
-/// ends the merge by an error.
+/// As [`coalesce`]; before each block of the child, `pace` is told the block and what was done so far. It may wait,
+/// ends the merge by an error, and answers whether what was done is made durable first.
 ///
 /// # Errors
 /// As [`coalesce`], and those of `pace`: what was merged until then stays merged; both images are valid.
@@ -97,24 +97,34 @@ pub fn coalesce_paced<M: Medium, P: Medium>(
     child: &Image<M>,
     mut target: CoalesceTarget<P>,
     sparse: bool,
-    mut pace: impl FnMut(u32, Coalesced) -> Result<()>,
+    mut pace: impl FnMut(u32, Coalesced) -> Result<bool>,
 ) -> Result<Coalesced> {
     grow(&mut target, child.virtual_len())?;
     let mut done = Coalesced::default();
     let mut data = PageBuffer::new(child.block_len() as usize);
     for (block, _) in child.bat().allocated() {
-        pace(block, done)?;
+        if pace(block, done)? {
+            target.commit()?;
+        }
         merge_block(child, &mut target, block, sparse, &mut data, &mut done)?;
     }
     match &mut target {
-        CoalesceTarget::Raw(medium) => {
-            medium.flush().map_err(|error| FormatError::io("cannot flush the parent", error))?;
-        }
-        CoalesceTarget::Vhd(parent) => {
-            parent.finish()?;
-        }
+        CoalesceTarget::Raw(_) => target.commit()?,
+        CoalesceTarget::Vhd(parent) => parent.finish()?,
     }
     Ok(done)
+}
+
+impl<P: Medium> CoalesceTarget<P> {
+    /// Makes what was merged so far visible and durable.
+    fn commit(&mut self) -> Result<()> {
+        match self {
+            Self::Raw(medium) => {
+                medium.flush().map_err(|error| FormatError::io("cannot flush the parent", error))
+            }
+            Self::Vhd(parent) => parent.commit(),
+        }
+    }
 }
 
 fn merge_block<M: Medium, P: Medium>(
