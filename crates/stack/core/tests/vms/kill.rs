@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tapio_core::plan::steps::STEPS;
+use tapio_format::vhd::offline::{Chain, Image, OpenOptions};
 use tapio_model::Value;
 
 use crate::rig::{MIB, Rig, disk_program};
@@ -43,12 +44,56 @@ fn perform(rig: &Rig, task: &str) -> Value {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
             rig.call("VDI.snapshot", vec![vdi.into(), Value::Map(BTreeMap::new())])
         }
+        "make-chains" => make_chains(rig),
+        "collect" => collect(rig),
         "vdi-enable-cbt" => {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
             rig.call("VDI.enable_cbt", vec![vdi.into()])
         }
         other => panic!("no task {other}"),
     }
+}
+
+/// Puts chains below both disks, which nothing uses: of the first, a base copy that goes into a smaller one whose table
+/// has no room for it, with a snapshot above; of the second, a base copy into which the disk goes.
+fn make_chains(rig: &Rig) -> Value {
+    let vm = vm(rig);
+    let vdi_at = |place: &str| {
+        let vbds = rig.stack.db.find("VBD", "VM", &vm);
+        vbds.iter().find(|vbd| vbd.text("userdevice") == place).expect("a disk").text("VDI").to_owned()
+    };
+    let fork = |vdi: &str, kind: &str| {
+        rig.call("VDI.snapshot", vec![vdi.into(), Value::string_map([("type", kind)])]);
+    };
+    let (first, second) = (vdi_at("0"), vdi_at("1"));
+    let config = Value::string_map([("gc-quiet", "100000")]);
+    rig.call("SR.set_other_config", vec![rig.get("VDI", &first).text("SR").into(), config]);
+    write(rig, &first, 0, b'a');
+    fork(&first, "single");
+    rig.call("VDI.resize", vec![first.as_str().into(), (300 * MIB).into()]);
+    write(rig, &first, 512, b'b');
+    write(rig, &first, 256 << 20, b'c');
+    fork(&first, "double");
+    write(rig, &second, 0, b'd');
+    fork(&second, "single");
+    write(rig, &second, 512, b'e');
+    Value::Void
+}
+
+fn write(rig: &Rig, vdi: &str, at: u64, byte: u8) {
+    let mut image = Image::open(&rig.file(vdi), OpenOptions::WRITE).expect("its image");
+    image.write_at(at, &[byte; 512]).and_then(|()| image.finish()).expect("room");
+}
+
+fn collect(rig: &Rig) -> Value {
+    let sr = &rig.stack.db.find("SR", "type", "file")[0].reference;
+    let said = rig.call("SR.collect_garbage", vec![sr.as_str().into(), false.into()]);
+    let until = Instant::now() + Duration::from_secs(60);
+    while rig.stack.storage.is_collecting(sr) {
+        assert!(Instant::now() < until, "the collection does not end");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    said
 }
 
 /// Run as a process of its own by the test below.
@@ -226,4 +271,58 @@ fn a_disk_is_plugged_after_a_snapshot_that_was_interrupted() {
     let of_forks = steps.filter(|step| step.starts_with("fork:") && *step != "fork:empty");
     let stories = of_forks.flat_map(|step| [(step, false), (step, true)]).collect();
     for_each(stories, |(step, process)| killed_in_a_snapshot(step, process));
+}
+
+/// The daemon dies in a collection of chains below plugged disks, and with `process` the disk processes die with it.
+fn killed_in_a_collection(step: &'static str, process: bool) {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let dir = scratch.path();
+    for task in ["make-chains", "vm-start"] {
+        assert_eq!(run(dir, task, None), 0, "{task}: {}", log(dir));
+    }
+    let status = run(dir, "collect", Some(step));
+    assert_eq!(status, 137, "a collection does not come to {step}: {}", log(dir));
+    if process {
+        let backend = Rig::backend(dir, disk_program());
+        for (process, _) in backend.ours() {
+            backend.end(process, None, true, Instant::now() + Duration::from_secs(20)).expect("it ends");
+        }
+    }
+    let rig = Rig::again(dir);
+    let is_served = || {
+        rig.check_real();
+        assert_eq!(rig.stack.disks.all().len(), 2, "{step} {process}: a guest has lost its disk");
+    };
+    is_served();
+    perform(&rig, "collect");
+    is_served();
+    let left = perform(&rig, "collect");
+    assert!(left.as_set().is_some_and(<[Value]>::is_empty), "{step} {process}: {left:?}");
+    perform(&rig, "vm-shutdown");
+    rig.check_real();
+    let mut vbds = rig.stack.db.find("VBD", "VM", &vm(&rig));
+    vbds.sort_by_key(|vbd| vbd.text("userdevice").to_owned());
+    let holds = |disk: usize, at: u64| {
+        let mut sector = [0; 512];
+        let chain = Chain::open(&rig.file(vbds[disk].text("VDI"))).expect("its chain");
+        chain.read_at(at, &mut sector).expect("in it");
+        (sector[0], chain.layers().len())
+    };
+    let first = [0, 512, 256 << 20].map(|at| holds(0, at));
+    assert_eq!(
+        first,
+        [(b'a', 2), (b'b', 2), (b'c', 2)],
+        "{step} {process}: one base copy is left, for the snapshot"
+    );
+    assert_eq!([0, 512].map(|at| holds(1, at)), [(b'd', 1), (b'e', 1)], "{step} {process}: it stands alone");
+}
+
+#[test]
+fn disks_are_plugged_after_a_collection_that_was_interrupted() {
+    let of_driver = tapio_sm::STEPS.iter().map(|(step, _)| *step);
+    let of_driver =
+        of_driver.filter(|step| ["merge:", "relink:", "leaf:"].iter().any(|kind| step.starts_with(kind)));
+    let own = ["gc:grown", "gc:copied", "gc:relinked", "gc:leaf-merged"];
+    let stories = of_driver.chain(own).flat_map(|step| [(step, false), (step, true)]).collect();
+    for_each(stories, |(step, process)| killed_in_a_collection(step, process));
 }
