@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::traits::MergeCost;
 use tree::Tree;
 pub use why::Why;
 
@@ -79,8 +80,8 @@ pub struct View {
     pub policy: Policy,
     /// Bytes that are free, if that is known.
     pub free: Option<u64>,
-    /// Bytes by which parents grow, by the image that goes into them, as far as the images were asked.
-    pub measured: BTreeMap<Uuid, u64>,
+    /// What merges take, by the image that goes, as far as the images were asked.
+    pub measured: BTreeMap<Uuid, MergeCost>,
     /// How often disks were frozen in this collection.
     pub freezes: BTreeMap<Uuid, u32>,
     /// Why jobs of this collection failed, by their image.
@@ -246,17 +247,16 @@ fn judge(view: &View, tree: &Tree<'_>, at: usize, parent: usize) -> Result<Job, 
     if let Some(error) = view.failed.get(&node.uuid) {
         return Err(Why::Failed { error: error.clone() });
     }
-    let measured = view.measured.get(&node.uuid).copied();
-    let needs = measured.unwrap_or(node.physical);
-    if let (Some(needs), Some(free)) = (measured, view.free)
-        && needs > free
-    {
+    let measured = view.measured.get(&node.uuid);
+    // A disk that runs takes more than it holds: space for blocks to come.
+    let (needs, holds) = measured.map_or((node.physical, node.physical), |cost| (cost.needs, cost.copies));
+    if let Some(free) = view.free.filter(|free| measured.is_some() && needs > *free) {
         return Err(Why::NoSpace { needs, free });
     }
     let (image, parent) = (node.uuid, below.uuid);
     let work = match is_leaf {
         false => Work::Inner { image, parent },
-        true if node.physical > LEAF_LEN_MAX => {
+        true if holds > LEAF_LEN_MAX => {
             if view.freezes.get(&image).is_some_and(|times| *times >= FREEZES_MAX) {
                 return Err(Why::Busy);
             }

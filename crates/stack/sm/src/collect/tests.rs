@@ -96,6 +96,11 @@ fn a_disk_is_frozen_while_it_holds_much_and_merged_when_it_holds_little() {
     let (image, parent) = (id(2), id(1));
     let mut nodes = vec![base(1, None), disk(2, Some(1))];
     assert_eq!(works(&view(nodes.clone())), [Work::Freeze { image, parent }]);
+    // Space for blocks to come, which a disk that runs takes, is not held.
+    let cost = |copies: u64| MergeCost { needs: 0, copies, must_grow: false };
+    let measured = |copies: u64| View { measured: [(image, cost(copies))].into(), ..view(nodes.clone()) };
+    assert_eq!(works(&measured(LEAF_LEN_MAX)), [Work::Leaf { image, parent }]);
+    assert_eq!(works(&measured(LEAF_LEN_MAX + 1)), [Work::Freeze { image, parent }]);
     nodes[1].physical = LEAF_LEN_MAX;
     let plan = plan(&view(nodes.clone()));
     assert_eq!(plan.jobs[0].work, Work::Leaf { image, parent });
@@ -163,10 +168,11 @@ fn each_obstacle_is_said() {
 fn a_merge_without_room_is_left_alone_once_that_is_known() {
     let mut view = View { free: Some(10 * MIB), ..view(chain()) };
     assert_eq!(works(&view), [inner(2, 1)], "the most it can need decides nothing");
-    view.measured.insert(id(2), 10 * MIB);
+    let cost = |needs: u64| MergeCost { needs, copies: needs, must_grow: false };
+    view.measured.insert(id(2), cost(10 * MIB));
     let plan = plan(&view);
     assert!(plan.jobs[0].is_measured && plan.jobs[0].needs == 10 * MIB);
-    view.measured.insert(id(2), 10 * MIB + 1);
+    view.measured.insert(id(2), cost(10 * MIB + 1));
     assert_eq!(only_why(&view), Why::NoSpace { needs: 10 * MIB + 1, free: 10 * MIB });
 }
 

@@ -41,13 +41,6 @@ impl ImageDir {
         if pair.below.kind == FileKind::Raw {
             return Err(refused(format_args!("{} is raw, and {} would become so", pair.parent, pair.image)));
         }
-        if pair.facts.physical > HELD_MAX {
-            return Err(refused(format_args!("{} holds too much by now", pair.image)));
-        }
-        if let Some(free) = self.free().filter(|free| *free < pair.facts.physical) {
-            let text = format!("{} holds {} bytes, and {free} are free", pair.image, pair.facts.physical);
-            return Err(errors::fail(44, text));
-        }
         let vdi = pair.image;
         self.check_held(ctx, &[vdi], &merge.held)?;
         let journal = MergeJournal { kind: MergeKind::Leaf, image: vdi, parent: pair.parent };
@@ -75,11 +68,20 @@ impl ImageDir {
     fn move_down(&self, ctx: &dyn Ctx, pair: &Pair) -> Result<(), ApiError> {
         let failed = |error: tapio_format::FormatError| errors::image(46, &error);
         let (top, below) = (self.file(FileKind::Vhd, pair.image), self.file(FileKind::Vhd, pair.parent));
+        let image = Image::open(&top, OpenOptions::WRITE).map_err(failed)?;
+        // Only now does it take no space for blocks to come.
+        let holds = u64::from(image.allocated_blocks()) * u64::from(image.block_len());
+        if holds > HELD_MAX {
+            return Err(refused(format_args!("{} holds {holds} bytes by now, too much", pair.image)));
+        }
+        if let Some(free) = self.free().filter(|free| *free < holds) {
+            let text = format!("{} holds {holds} bytes, and {free} are free", pair.image);
+            return Err(errors::fail(44, text));
+        }
         if pair.below.virtual_size < pair.facts.virtual_size {
             offline::resize_journalled(&below, pair.facts.virtual_size, &journal_beside(&below), |_| ())
                 .map_err(failed)?;
         }
-        let image = Image::open(&top, OpenOptions::WRITE).map_err(failed)?;
         let target = self.open_target(pair, &image)?;
         // A guest waits: neither a rate nor a cancel. Reports are signs of life.
         let pace = Pace::new(ctx, 0, image.bat().len());

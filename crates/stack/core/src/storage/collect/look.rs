@@ -42,7 +42,7 @@ pub(super) fn look(call: &Call, attached: &Attached, memory: &Memory) -> Result<
         nodes: images.iter().filter(|image| !image.is_metadata).map(|image| node(storage, image)).collect(),
         policy: policy(&record),
         free: Some(stat.physical_size.saturating_sub(stat.physical_utilisation)),
-        measured: memory.costs.iter().map(|(image, cost)| (*image, cost.needs)).collect(),
+        measured: memory.costs.clone(),
         freezes: memory.freezes.clone(),
         failed: memory.failed.clone(),
     })
