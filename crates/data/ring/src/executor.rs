@@ -104,6 +104,8 @@ pub struct Executor<R, F, M> {
     free: Vec<u32>,
     make: M,
     polling: Rc<RefCell<Polling>>,
+    /// Grows with each step of a request, and with each batch that a hook pulled.
+    requests: u64,
 }
 
 impl<R, F, M> std::fmt::Debug for Executor<R, F, M> {
@@ -132,7 +134,7 @@ where
         let alive = vec![false; count].into_boxed_slice();
         // The last index first out: the slots that were used last are used again, and stay in the cache.
         let free = (0..count as u32).rev().collect();
-        Self { tasks, inbox, slots, alive, free, make, polling }
+        Self { tasks, inbox, slots, alive, free, make, polling, requests: 0 }
     }
 
     /// Runs until [`Tasks::stop`] was called and every request has completed. Services are dropped at the end,
@@ -141,6 +143,10 @@ where
         self.tasks.inner.now_ns.set(driver.now_ns());
         let mut worked = true;
         let mut rested = false;
+        // From when a second without requests counts. Services do not move it: a timer that is due every half second
+        // would keep the memory of a load for ever.
+        let mut quiet_since = driver.now_ns();
+        let mut requests = self.requests;
         // When the wait that is slept through began; only while polling is on.
         let mut since = None;
         loop {
@@ -176,9 +182,13 @@ where
                 rested = false;
             }
             worked = false;
+            if requests != self.requests {
+                requests = self.requests;
+                quiet_since = self.tasks.turn_ns();
+            }
             let timer = self.tasks.next_timer();
             // An idle thread waits for ever; one that was busy a moment ago looks once more, to give memory back.
-            let rest_at = (!rested && driver.can_spin()).then(|| driver.now_ns() + REST_AFTER_NS);
+            let rest_at = (!rested && driver.can_spin()).then_some(quiet_since + REST_AFTER_NS);
             let until = match (timer, rest_at) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
@@ -192,6 +202,7 @@ where
             }
             if !completed && rest_at.is_some_and(|at| driver.now_ns() >= at) {
                 rested = true;
+                quiet_since = driver.now_ns();
                 hooks.rest();
             }
             hooks.disarm();
@@ -272,6 +283,9 @@ where
             let pulled = hooks.turn();
             let started = self.start_requests();
             worked |= ran || pulled || started;
+            if pulled {
+                self.requests = self.requests.wrapping_add(1);
+            }
             if !(ran || pulled || started) {
                 break;
             }
@@ -312,6 +326,7 @@ where
         if !self.alive.get(index as usize).is_some_and(|alive| *alive) {
             return;
         }
+        self.requests = self.requests.wrapping_add(1);
         // SAFETY: the slot holds a future, written in `start_requests`. The slab is boxed and never moves one; it is
         // borrowed
         // here alone, because a running request can reach the inbox but not the slab.
@@ -424,6 +439,7 @@ mod tests {
         due_ns: Cell<u64>,
         sleeps: Cell<u64>,
         reads: Cell<u64>,
+        rests: Cell<u64>,
     }
 
     /// What a look costs, and what being woken does.
@@ -469,11 +485,28 @@ mod tests {
             self.now_ns.set(self.now_ns.get() + LOOK_NS);
             self.now_ns.get() >= self.due_ns.get()
         }
+        fn rest(&mut self) {
+            self.rests.set(self.rests.get() + 1);
+        }
     }
 
     /// Runs until the guest has sent everything; gives sleeps, readings of the clock and what polling has counted.
     fn serve(max_ns: u64, waits_us: &[u64]) -> (u64, u64, PollingCounters) {
+        let (guest, counters) = serve_beside(max_ns, waits_us, None);
+        (guest.sleeps.get(), guest.reads.get(), counters)
+    }
+
+    /// [`serve`] beside a service that wakes up so often.
+    fn serve_beside(max_ns: u64, waits_us: &[u64], every_ns: Option<u64>) -> (Guest, PollingCounters) {
         let tasks = Tasks::new(8);
+        if let Some(every_ns) = every_ns {
+            let tasks_there = tasks.clone();
+            tasks.spawn(async move {
+                loop {
+                    tasks_there.sleep_until(tasks_there.turn_ns() + every_ns).await;
+                }
+            });
+        }
         let polling = Rc::new(RefCell::new(Polling::new(PollingConfig { max_ns, idle_min_percent: 0 })));
         let guest = Guest {
             tasks: tasks.clone(),
@@ -482,12 +515,25 @@ mod tests {
             due_ns: Cell::new(0),
             sleeps: Cell::new(0),
             reads: Cell::new(0),
+            rests: Cell::new(0),
         };
         let inbox = Inbox::<()>::new(1);
         let mut executor = Executor::new(tasks, inbox, |()| std::future::ready(()), Rc::clone(&polling));
         executor.run(&&guest, &mut &guest);
         let counters = polling.borrow().counters();
-        (guest.sleeps.get(), guest.reads.get(), counters)
+        (guest, counters)
+    }
+
+    #[test]
+    fn services_do_not_keep_the_memory_of_requests() {
+        let (idle, _) = serve_beside(0, &[1_000, 5_000_000], None);
+        assert_eq!(idle.rests.get(), 1);
+        // A timer that is always nearer than a second does not put the rest off.
+        let (beside, _) = serve_beside(0, &[1_000, 4_500_000], Some(400_000_000));
+        assert_eq!(beside.rests.get(), 4, "each second, as long as it works");
+        // Requests do.
+        let (busy, _) = serve_beside(0, &[600_000; 10], Some(400_000_000));
+        assert_eq!(busy.rests.get(), 0);
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod dispatch;
 pub mod events;
 mod generic;
 mod methods;
+pub mod metrics;
 pub mod operations;
 pub mod plan;
 mod progress;

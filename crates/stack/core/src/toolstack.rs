@@ -12,12 +12,13 @@ use crate::db::Db;
 use crate::disks::Disks;
 use crate::events::Events;
 use crate::methods::Methods;
+use crate::metrics::Metrics;
 use crate::plan::Plans;
 use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
-use crate::{basics, events, sessions, storage, tasks, vms};
+use crate::{basics, events, metrics, sessions, storage, tasks, vms};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -70,6 +71,7 @@ impl Toolstack {
         tasks::register(&mut handlers, &tasks);
         storage::register(&mut handlers, &storage);
         vms::register(&mut handlers, &vms);
+        metrics::register(&mut handlers, &Arc::new(Metrics::new(&db, &disks)));
         Self {
             methods: Methods::new(&handlers),
             db,

@@ -170,6 +170,14 @@ impl Calls {
         })
     }
 
+    /// An answer of text to a request that is no call, which counts like answers to calls.
+    pub(super) fn text(&self, peer: &Peer, session: String, kind: &'static str, text: String) -> Reply {
+        match self.told(peer, Some(session), Done::Text(text), Language::Xml) {
+            Ok(told) => self.reply(kind, told),
+            Err(refused) => refused.reply(),
+        }
+    }
+
     fn reply(&self, kind: &'static str, told: Told) -> Reply {
         let body = match told {
             Told::Whole(text, None) => body(text),

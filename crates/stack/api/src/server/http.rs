@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 use super::calls::Calls;
 use super::images::{self, Images};
 use super::limits::ServerLimits;
+use super::metrics;
 use super::reply::{Reply, failure, last_failure, reply};
 use crate::backend::{BoxFuture, Peer};
 
@@ -86,6 +87,9 @@ impl Http {
         }
         if let Some(direction) = images::direction(method, path) {
             return self.images.answer(&self.calls, (peer, &self.limits), direction, request).await;
+        }
+        if *method == Method::GET && path == "/metrics" {
+            return metrics::answer(&self.calls, (peer, &self.limits), request).await;
         }
         match *method {
             Method::POST => {
@@ -187,7 +191,7 @@ impl Http {
 const PAGE: &str = "<!DOCTYPE html>\n<html><head><title>Tapio</title></head><body>\n<h1>Tapio</h1>\n\
     <p>This is the toolstack of a Tapio host: disks, storage repositories and VMs behind XenAPI.</p>\n\
     <ul>\n<li>XML-RPC: POST to <code>/</code></li>\n<li>JSON-RPC 1.0 and 2.0: POST to <code>/jsonrpc</code></li>\n\
-    <li>A command line: <code>xe</code></li>\n</ul>\n</body></html>\n";
+    <li>Figures for Prometheus: GET <code>/metrics</code></li>\n<li>A command line: <code>xe</code></li>\n</ul>\n</body></html>\n";
 
 /// The answer to a connection for which there is no room.
 pub(super) fn no_room() -> &'static [u8] {

@@ -12,14 +12,17 @@
 
 mod budget;
 mod calls;
+mod credentials;
 mod fair;
 mod guard;
 mod http;
 mod images;
 mod lanes;
 mod limits;
+mod metrics;
 mod peers;
 mod pieces;
+mod refusal;
 mod reply;
 
 use std::convert::Infallible;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tapio_control::{DiskInfo, Polling, PoolSpec};
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
-use tapio_stat::VbdId;
+use tapio_stat::{Snapshot, VbdId};
 use tapio_types::{Access, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
@@ -149,6 +149,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Whether it serves this disk, with images open.
     fn serves(&self, process: Process, minor: u16, until: Instant) -> bool;
+
+    /// What the disk has counted, read where its process publishes it; none where it publishes nothing, or not yet.
+    fn counters(&self, _process: Process, _minor: u16) -> Option<Snapshot> {
+        None
+    }
 
     /// The processes that this toolstack started, with their VBDs.
     fn ours(&self) -> Vec<(Process, Uuid)>;

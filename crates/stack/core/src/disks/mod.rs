@@ -20,7 +20,7 @@ use tapio_control::{PoolSpec, RunDir, disk_program};
 use tapio_model::ApiError;
 use tapio_sm::{LiveDisk, OpenSpec};
 use tapio_stat::pool::POOL_DISKS_MAX;
-use tapio_stat::{ShmRoot, VbdId};
+use tapio_stat::{ShmRoot, Snapshot, VbdId};
 use tapio_types::Access;
 use tapio_vm::{DiskFacts, FrontSpec, PluggedDisk};
 use uuid::Uuid;
@@ -140,6 +140,19 @@ impl Disks {
     /// What is known of the disk of a VBD.
     pub fn of_vbd(&self, vbd: Uuid) -> Option<Note> {
         self.0.lock().get(&vbd).cloned()
+    }
+
+    /// The disks that guests have, each with what it has counted.
+    pub(crate) fn counters(&self) -> Vec<(Note, Option<Snapshot>)> {
+        // Files are read without the lock.
+        let is_there = |note: &&Note| note.phase == Phase::Running;
+        let notes: Vec<Note> = self.0.lock().values().filter(is_there).cloned().collect();
+        let counted = |note: &Note| self.0.backend.counters(note.process?, note.minor?);
+        notes
+            .into_iter()
+            .map(|note| (counted(&note), note))
+            .map(|(counters, note)| (note, counters))
+            .collect()
     }
 
     /// What is known of the disks of a VM.

@@ -16,7 +16,7 @@ use tapio_control::{
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
 use tapio_stat::pool::clean_pools;
-use tapio_stat::{ShmRoot, VbdId, clean_stale};
+use tapio_stat::{DiskFile, ShmRoot, Snapshot, VbdId, clean_stale};
 use tapio_sys::poll;
 use tapio_sys::process::{self, Signal, Stat};
 use tapio_types::{Access, DeviceHow, IoLimits};
@@ -395,6 +395,13 @@ impl Backend for Processes {
 
     fn is_alive(&self, process: Process) -> bool {
         started(process.pid) == Some(process.started)
+    }
+
+    fn counters(&self, process: Process, minor: u16) -> Option<Snapshot> {
+        let page = DiskFile::open(&self.shm, &format!("{}.{minor}", process.pid)).ok()?;
+        let counters = page.read().ok()?;
+        // The page of a process that died stays until it is cleared away.
+        self.is_alive(process).then_some(counters)
     }
 
     fn serves(&self, process: Process, minor: u16, until: Instant) -> bool {

@@ -21,7 +21,7 @@ fn none() -> Value {
 }
 
 /// Plugs a VDI into the control domain; answers the VBD and the device.
-fn plug(rig: &Rig, vdi: &str, mode: &str) -> Result<(String, PathBuf), tapio_model::ApiError> {
+pub(crate) fn plug(rig: &Rig, vdi: &str, mode: &str) -> Result<(String, PathBuf), tapio_model::ApiError> {
     let here =
         rig.stack.db.all("VM").into_iter().find(|vm| vm.bool("is_control_domain")).expect("this host's VM");
     let record = [
@@ -38,12 +38,12 @@ fn plug(rig: &Rig, vdi: &str, mode: &str) -> Result<(String, PathBuf), tapio_mod
     Ok((vbd, PathBuf::from("/dev").join(device)))
 }
 
-fn unplug(rig: &Rig, vbd: &str) {
+pub(crate) fn unplug(rig: &Rig, vbd: &str) {
     rig.call("VBD.unplug", vec![vbd.into()]).expect("it is not in use");
     rig.call("VBD.destroy", vec![vbd.into()]).expect("it is unplugged");
 }
 
-fn write(device: &PathBuf, at: i64, byte: u8) {
+pub(crate) fn write(device: &PathBuf, at: i64, byte: u8) {
     let mut file = File::options().write(true).open(device).expect("the device");
     file.seek(SeekFrom::Start(at as u64)).expect("in it");
     file.write_all(&vec![byte; MIB as usize]).and_then(|()| file.sync_all()).expect("it is written");

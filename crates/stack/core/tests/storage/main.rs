@@ -7,6 +7,7 @@ mod faulty;
 mod kill;
 mod live;
 mod many;
+mod metrics;
 mod rig;
 mod sharing;
 mod sr;

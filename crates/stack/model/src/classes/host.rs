@@ -119,6 +119,13 @@ pub static HOST_CLASS: Class = Class {
         msg("disable", PoolOperator, "Lets no more VMs start on this host").takes(&[p("host", HOST)]),
         msg("enable", PoolOperator, "Lets VMs start on this host").takes(&[p("host", HOST)]),
         msg("list_methods", ReadOnly, "Names of all messages").gives(STRING_SET).sync(),
+        msg(
+            "export_metrics",
+            ReadOnly,
+            "Figures of disks and SRs of this host, as Prometheus text (Tapio's own)",
+        )
+        .gives(STRING)
+        .sync(),
         msg("get_servertime", ReadOnly, "The time of the host, UTC")
             .takes(&[p("host", HOST)])
             .gives(DATE_TIME)

@@ -19,11 +19,9 @@ use std::sync::{Arc, mpsc};
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::{
-    ACCEPT_RANGES, CONNECTION, CONTENT_DISPOSITION, CONTENT_RANGE, ETAG, HeaderValue, WWW_AUTHENTICATE,
-};
+use hyper::header::{ACCEPT_RANGES, CONNECTION, CONTENT_DISPOSITION, CONTENT_RANGE, ETAG, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use tapio_model::{ApiError, Begun, ImageFormat, Transfer, Value};
+use tapio_model::{ApiError, Begun, ImageFormat, Transfer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, oneshot};
@@ -31,7 +29,8 @@ use tokio::sync::{Semaphore, oneshot};
 use super::calls::Calls;
 use super::ended;
 use super::limits::ServerLimits;
-use super::reply::{Reply, failure, last_failure, reply};
+use super::refusal::refusal;
+use super::reply::{Reply, failure, reply};
 use crate::backend::Peer;
 use body::Download;
 use request::{Wanted, read};
@@ -93,41 +92,15 @@ impl Images {
         request: Request<Incoming>,
     ) -> Reply {
         let wanted = read(direction, &request);
-        let (session, is_ours) = match self.session(calls, (peer, limits), &wanted).await {
-            Ok(session) => session,
+        let entered = match wanted.credentials.enter(calls, (peer, limits)).await {
+            Ok(entered) => entered,
             Err(error) => return refusal(&error, None),
         };
-        let answer = self.transfer(calls, limits, (wanted, session.clone()), request.into_body()).await;
-        if is_ours {
-            // An export goes on without the session that it was begun with.
-            let logout = vec![Value::String(session)];
-            if let Err(error) = calls.value(peer, limits, "session.logout", logout).await {
-                tracing::debug!("{}: {error}", peer.address);
-            }
-        }
+        let session = entered.session.clone();
+        let answer = self.transfer(calls, limits, (wanted, session), request.into_body()).await;
+        // An export goes on without the session that it was begun with.
+        entered.leave(calls, (peer, limits)).await;
         answer
-    }
-
-    /// The session of a request, and whether it was made for it.
-    async fn session(
-        &self,
-        calls: &Calls,
-        (peer, limits): (&Peer, &ServerLimits),
-        wanted: &Wanted,
-    ) -> Result<(String, bool), ApiError> {
-        if let Some(session) = &wanted.session {
-            return Ok((session.clone(), false));
-        }
-        let (user, password) = match &wanted.account {
-            Some((user, password)) => (user.clone(), password.clone()),
-            None if peer.superuser => ("root".to_owned(), String::new()),
-            None => return Err(ApiError::new("SESSION_INVALID", [tapio_model::NULL_REF])),
-        };
-        let params = vec![Value::String(user), Value::String(password)];
-        match calls.value(peer, limits, "session.login_with_password", params).await? {
-            Value::String(session) => Ok((session, true)),
-            _ => Err(ApiError::internal("a login answers a session")),
-        }
     }
 
     async fn transfer(
@@ -291,42 +264,6 @@ async fn upload(calls: &Calls, limits: &ServerLimits, running: Running, mut body
             reply
         }
         Err(error) => refusal(&error, None),
-    }
-}
-
-/// The answer to a request that failed.
-fn refusal(error: &ApiError, status: Option<StatusCode>) -> Reply {
-    let mut reply = last_failure(status.unwrap_or_else(|| status_of(&error.code)), &error.to_string());
-    if reply.status() == StatusCode::UNAUTHORIZED {
-        let realm = HeaderValue::from_static("Basic realm=\"Tapio\"");
-        reply.headers_mut().insert(WWW_AUTHENTICATE, realm);
-    }
-    reply
-}
-
-/// The status of an error.
-fn status_of(code: &str) -> StatusCode {
-    match code {
-        "SESSION_INVALID" | "SESSION_AUTHENTICATION_FAILED" => StatusCode::UNAUTHORIZED,
-        "RBAC_PERMISSION_DENIED" | "SESSION_AUTHORIZATION_FAILED" | "IMPORT_ERROR_CANNOT_HANDLE_CHUNKED" => {
-            StatusCode::FORBIDDEN
-        }
-        "HANDLE_INVALID"
-        | "UUID_INVALID"
-        | "VDI_MISSING"
-        | "VDI_TOO_SMALL"
-        | "VDI_TOO_LARGE"
-        | "VDI_READONLY"
-        | "VDI_IS_ENCRYPTED"
-        | "INVALID_VALUE"
-        | "IMPORT_ERROR"
-        | "IMPORT_ERROR_PREMATURE_EOF"
-        | "SR_OPERATION_NOT_SUPPORTED"
-        | "SR_BACKEND_FAILURE_79" => StatusCode::BAD_REQUEST,
-        "VDI_IN_USE" | "OTHER_OPERATION_IN_PROGRESS" | "OPERATION_NOT_ALLOWED" => StatusCode::CONFLICT,
-        "TOO_MANY_PENDING_TASKS" => StatusCode::SERVICE_UNAVAILABLE,
-        "SR_BACKEND_FAILURE_44" | "SR_FULL" => StatusCode::INSUFFICIENT_STORAGE,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

@@ -1,15 +1,10 @@
 //! What a request for a disk says.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use hyper::header::{
-    AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, COOKIE, HeaderName, IF_MATCH, IF_RANGE, RANGE,
-    TRANSFER_ENCODING,
-};
+use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, IF_MATCH, IF_RANGE, RANGE, TRANSFER_ENCODING};
 use hyper::{Request, StatusCode};
-use percent_encoding::percent_decode_str;
 use tapio_model::{ApiError, Asked, ImageFormat};
 
+use super::super::credentials::{Credentials, Params, header};
 use super::Direction;
 
 /// Clients that do not know how much they will send announce 1 PiB, and close the connection behind the last byte.
@@ -27,56 +22,14 @@ pub(super) struct Condition {
 /// What a request says.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    pub(super) session: Option<String>,
+    pub(super) credentials: Credentials,
     pub(super) task: Option<String>,
-    /// Name and password.
-    pub(super) account: Option<(String, String)>,
     pub(super) asked: Result<Asked, ApiError>,
     /// Of an export.
     pub(super) format: Option<ImageFormat>,
     /// The status of what `asked` has against it, where its code has another one.
     pub(super) status: Option<StatusCode>,
     pub(super) condition: Condition,
-}
-
-/// Parameters of the query, and cookies behind them.
-struct Params(Vec<(String, String)>);
-
-impl Params {
-    fn of<B>(request: &Request<B>) -> Self {
-        let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
-        let cookies = header(request, COOKIE).unwrap_or_default();
-        let query = request.uri().query().unwrap_or_default();
-        let pairs = query.split('&').chain(cookies.split(';').map(str::trim));
-        let pairs = pairs.filter(|pair| !pair.is_empty());
-        Self(
-            pairs
-                .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
-                .map(|(name, value)| (decode(name), decode(value)))
-                .collect(),
-        )
-    }
-
-    fn get(&self, name: &str) -> Option<String> {
-        let found = self.0.iter().find(|(known, value)| known == name && !value.is_empty());
-        found.map(|(_, value)| value.clone())
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.0.iter().any(|(known, value)| known == name && value != "false")
-    }
-}
-
-fn header<B>(request: &Request<B>, name: HeaderName) -> Option<&str> {
-    request.headers().get(name)?.to_str().ok()
-}
-
-fn account<B>(request: &Request<B>) -> Option<(String, String)> {
-    let (scheme, text) = header(request, AUTHORIZATION)?.split_once(' ')?;
-    let bytes = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(text.trim()).ok())??;
-    let text = String::from_utf8(bytes).ok()?;
-    let (user, password) = text.split_once(':')?;
-    Some((user.to_owned(), password.to_owned()))
 }
 
 type Refused = (ApiError, Option<StatusCode>);
@@ -99,9 +52,8 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
     };
     let status = asked.as_ref().err().and_then(|(_, status)| *status);
     Wanted {
-        session: params.get("session_id"),
+        credentials: Credentials::of(request, &params),
         task: params.get("task_id"),
-        account: account(request),
         asked: asked.map_err(|(error, _)| error),
         format,
         status,

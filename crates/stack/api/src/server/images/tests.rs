@@ -1,3 +1,4 @@
+use super::super::refusal::status_of;
 use super::*;
 use tapio_model::Asked;
 
@@ -24,7 +25,7 @@ fn an_export_is_what_its_query_and_headers_say() {
     let query = format!("session_id=OpaqueRef%3A1&task_id=OpaqueRef:2&vdi={UUID}&format=vhd&base=b");
     let wanted = wanted(Direction::Export, &query, &[("range", "bytes=512-"), ("if-match", "\"x\"")]);
     assert_eq!(
-        (wanted.session.as_deref(), wanted.task.as_deref()),
+        (wanted.credentials.session.as_deref(), wanted.task.as_deref()),
         (Some("OpaqueRef:1"), Some("OpaqueRef:2"))
     );
     let (base, format) = (Some("b".to_owned()), ImageFormat::Vhd);
@@ -39,8 +40,8 @@ fn an_export_is_what_its_query_and_headers_say() {
 fn a_session_comes_in_a_cookie_and_an_account_in_a_header() {
     let headers = [("cookie", "session_id=s; task_id=t"), ("authorization", "Basic YWxpY2U6YTpi")];
     let wanted = wanted(Direction::Export, "vdi=v", &headers);
-    assert_eq!((wanted.session.as_deref(), wanted.task.as_deref()), (Some("s"), Some("t")));
-    assert_eq!(wanted.account, Some(("alice".to_owned(), "a:b".to_owned())));
+    assert_eq!((wanted.credentials.session.as_deref(), wanted.task.as_deref()), (Some("s"), Some("t")));
+    assert_eq!(wanted.credentials.account, Some(("alice".to_owned(), "a:b".to_owned())));
 }
 
 #[test]

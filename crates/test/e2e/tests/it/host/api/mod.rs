@@ -5,3 +5,4 @@ mod clients;
 mod daemon;
 mod doors;
 mod memory;
+mod metrics;
