@@ -119,6 +119,12 @@ pub static ERRORS: &[Error] = &[
     e("SR_DOES_NOT_SUPPORT_MIGRATION", &["sr", "capabilities"], "Disks of this SR cannot be moved."),
     e("VM_REQUIRES_VUSB", &["vm", "USB_group"], "The VM needs a USB device that the host lacks."),
     e("SR_NOT_ATTACHED", &["sr"], "The SR is not attached to this host; plug its PBD."),
+    e(
+        "XENAPI_MISSING_PLUGIN",
+        &["name"],
+        "There is no such plugin; docs/toolstack.md lists those there are.",
+    ),
+    e("XENAPI_PLUGIN_FAILURE", &["status", "stdout", "stderr"], "The plugin failed."),
     e("SR_ATTACH_FAILED", &["sr"], "The SR could not be attached."),
     e("SR_BACKEND_FAILURE", &["status", "stdout", "stderr"], "The storage driver failed."),
     e("SR_UUID_EXISTS", &["uuid"], "An SR with this UUID is known already."),

@@ -18,6 +18,7 @@ mod half_done;
 mod notes;
 mod pbd;
 mod plug;
+mod plugins;
 mod pool;
 mod probe;
 mod reconcile;
@@ -95,6 +96,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     cbt::register(&mut handlers);
     setters::register(&mut handlers);
     collect::register(&mut handlers);
+    plugins::register(&mut handlers);
 }
 
 impl Storage {

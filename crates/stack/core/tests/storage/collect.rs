@@ -252,3 +252,58 @@ fn a_job_that_fails_is_put_off_and_told() {
     assert_eq!(read(&rig, &vdi, 4), [1, 2, 3, 0]);
     rig.check(&sr, "sr");
 }
+
+#[test]
+fn products_trim_and_merge_by_the_names_of_plugins() {
+    let rig = Rig::new();
+    let sr = rig.make_sr("sr");
+    set(&rig, &sr, &[LATE]);
+    let host = rig.stack.db.all("host")[0].reference.clone();
+    let plugin = |plugin: &str, name: &str, args: &[(&str, &str)]| {
+        let args = Value::string_map(args.iter().copied());
+        rig.call("host.call_plugin", vec![host.as_str().into(), plugin.into(), name.into(), args])
+            .map(|said| said.as_str().expect("text").to_owned())
+    };
+    let (vdi, snapshots) = tower(&rig, &sr, 3);
+    let (other, others) = tower(&rig, &sr, 2);
+    let vm = rig.text("VM.create", vec![Value::Map([("name_label".to_owned(), "a".into())].into())]);
+    let vm = vm.expect("a VM");
+    let record = [("VM", vm.as_str()), ("VDI", &vdi), ("userdevice", "0"), ("mode", "RW"), ("type", "Disk")];
+    let record = record.map(|(key, value)| (key.to_owned(), Value::string(value)));
+    rig.text("VBD.create", vec![Value::Map(record.into_iter().collect())]).expect("a VBD");
+    let of_vm = rig.get("VM", &vm).text("uuid").to_owned();
+    destroy(&rig, &snapshots);
+    // It says what is in its way, and waits until it is done.
+    set(&rig, &sr, &[LATE, ("leaf-coalesce", "false")]);
+    let refused = plugin("coalesce-leaf", "leaf-coalesce", &[("vm_uuid", &of_vm)]).expect_err("it is off");
+    assert_eq!(refused.code, "XENAPI_PLUGIN_FAILURE");
+    let vdi_uuid = rig.vdi(&vdi).text("uuid").to_owned();
+    assert!(
+        refused.params[2].contains(&vdi_uuid) && refused.params[2].contains("leaf-coalesce"),
+        "{refused}"
+    );
+    set(&rig, &sr, &[LATE]);
+    assert_eq!(plugin("coalesce-leaf", "leaf-coalesce", &[("vm_uuid", &of_vm)]), Ok("Success".to_owned()));
+    assert!(rig.vdi(&vdi).is_null("parent"), "it stands alone");
+    assert_eq!(read(&rig, &vdi, 4), [1, 2, 3, 0]);
+    assert_eq!(read(&rig, &other, 3), [1, 2, 0]);
+    assert_eq!(plugin("coalesce-leaf", "leaf-coalesce", &[("vm_uuid", &of_vm)]), Ok("Success".to_owned()));
+    // Files have nothing to trim: an answer that products know.
+    let sr_uuid = rig.get("SR", &sr).text("uuid").to_owned();
+    let said = plugin("trim", "do_trim", &[("sr_uuid", &sr_uuid)]).expect("an answer");
+    assert!(said.contains("<key>errcode</key><value>UnsupportedSRForTrim</value>"), "{said}");
+    assert!(said.contains(&format!("<value>Trim on [{sr_uuid}] not supported</value>")), "{said}");
+    // What is not there.
+    for (name, function, code, says) in [
+        ("raid.py", "check_raid_pool", "XENAPI_MISSING_PLUGIN", "raid.py"),
+        ("trim", "no", "XENAPI_PLUGIN_FAILURE", "UNKNOWN_XENAPI_PLUGIN_FUNCTION"),
+        ("trim", "do_trim", "XENAPI_PLUGIN_FAILURE", "non-zero exit"),
+    ] {
+        let error = plugin(name, function, &[]).expect_err(name);
+        assert_eq!((&*error.code, &*error.params[0]), (code, says));
+    }
+    let error = plugin("trim", "do_trim", &[("sr_uuid", "no")]).expect_err("no such SR");
+    assert_eq!(error.code, "UUID_INVALID");
+    assert_eq!(others.len(), 2);
+    rig.check(&sr, "sr");
+}

@@ -1,7 +1,7 @@
 //! Hosts.
 
 use super::row::*;
-use crate::Role::{PoolOperator, ReadOnly};
+use crate::Role::{PoolAdmin, PoolOperator, ReadOnly};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const UPDATES_APPLIED: Type =
@@ -119,6 +119,16 @@ pub static HOST_CLASS: Class = Class {
         msg("disable", PoolOperator, "Lets no more VMs start on this host").takes(&[p("host", HOST)]),
         msg("enable", PoolOperator, "Lets VMs start on this host").takes(&[p("host", HOST)]),
         msg("list_methods", ReadOnly, "Names of all messages").gives(STRING_SET).sync(),
+        msg("call_plugin", PoolAdmin, "Calls a function that products know as a plugin's")
+            .takes(&[p("host", HOST), p("plugin", STRING), p("fn", STRING), p("args", STRING_MAP)])
+            .gives(STRING)
+            .fails(&[
+                "XENAPI_MISSING_PLUGIN",
+                "XENAPI_PLUGIN_FAILURE",
+                "SR_NOT_ATTACHED",
+                "SR_HAS_NO_PBDS",
+                "SR_OPERATION_NOT_SUPPORTED",
+            ]),
         msg(
             "export_metrics",
             ReadOnly,

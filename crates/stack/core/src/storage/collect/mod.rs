@@ -9,6 +9,7 @@
 //! round       plan, do the first job, plan again, until nothing is left; the task that clients see
 //! job         one job: which objects it takes, for how long, what it writes into the records
 //! request     SR.collect_garbage
+//! disks       those of one VM, for a caller that waits
 //! stop        how it is told to end
 //! ```
 //!
@@ -17,6 +18,7 @@
 //! and is not refused. Where a disk is taken the job is put off. What ends the SR, or an image, ends the collection
 //! first.
 
+mod disks;
 mod job;
 mod look;
 mod request;
@@ -24,6 +26,7 @@ mod round;
 mod schedule;
 mod stop;
 
+pub(super) use disks::merge_disks_of;
 pub(super) use request::register;
 pub(super) use schedule::Collector;
 

@@ -6,11 +6,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use tapio_model::ApiError;
 use uuid::Uuid;
 
 use super::super::{Call, Storage};
 use super::stop::Stop;
 use super::{quiet, round};
+use crate::progress::Progress;
 
 /// How soon a collection that left something for later begins again, at least.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -18,6 +20,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// How long the end of an SR waits for the end of its collection. A copy looks for it between two blocks; a storage
 /// that hangs is noticed by what comes next.
 const END: Duration = Duration::from_secs(30);
+
+/// How often a waiting call looks whether it was cancelled.
+const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]
 struct Slot {
@@ -145,6 +150,23 @@ impl Storage {
         let state = self.collector.0.state.lock();
         let Some(stop) = state.slots.get(sr).and_then(|slot| slot.running.as_ref()) else { return };
         stop.end_job_of(gone);
+    }
+
+    /// Waits until no collection of the SR runs, or is about to.
+    ///
+    /// # Errors
+    /// `SR_NOT_ATTACHED`; `TASK_CANCELLED`, after which the collection goes on.
+    pub(super) fn wait_for_collection(&self, sr: &str, progress: &dyn Progress) -> Result<(), ApiError> {
+        while self.is_collecting(sr) {
+            if progress.is_cancelled() {
+                return Err(ApiError::new("TASK_CANCELLED", [progress.task().unwrap_or_default()]));
+            }
+            // One that is held off while the SR goes would never begin.
+            self.attached(sr)?;
+            let inner = &self.collector.0;
+            inner.changed.wait_for(&mut inner.state.lock(), LOOK);
+        }
+        Ok(())
     }
 
     /// Whether a collection of the SR runs, or is about to.

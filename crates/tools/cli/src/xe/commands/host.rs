@@ -15,6 +15,13 @@ pub(super) static COMMANDS: &[Command] = &[
         on_host(s, "host.disable")
     }),
     command(
+        "host-call-plugin",
+        &["host-uuid", "plugin", "fn"],
+        &["args:"],
+        "Calls a function that products know as a plugin's: 'trim' 'do_trim', 'coalesce-leaf' 'leaf-coalesce'",
+        call_plugin,
+    ),
+    command(
         "host-compute-free-memory",
         &[],
         &["host-uuid", "host"],
@@ -60,6 +67,13 @@ pub(super) static COMMANDS: &[Command] = &[
 fn on_host(session: &Session, method: &str) -> Result<()> {
     let host = host(session)?;
     session.long(method, &[host.into()]).map(drop)
+}
+
+fn call_plugin(session: &Session) -> Result<()> {
+    let (plugin, name) = (session.need("plugin")?, session.need("fn")?);
+    let params = [host(session)?.into(), plugin.into(), name.into(), session.map("args")];
+    let said = session.long("host.call_plugin", &params)?;
+    session.print_values(&[&said])
 }
 
 fn free_memory(session: &Session) -> Result<()> {

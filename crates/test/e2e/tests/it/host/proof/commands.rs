@@ -114,6 +114,10 @@ fn garbage_of_an_sr(world: &World, sr: &str, vdi: &str) {
     assert_eq!(xe(world, &["sr-gc", sr]).ok(), planned, "the dry run changed nothing");
     let is_over = || xe(world, &["sr-gc", sr, "dry-run=true"]).ok().is_empty().then_some(());
     assert!(poll_until(Duration::from_secs(60), is_over).is_some(), "it is never collected");
+    let (host, uuid) = (value(world, &["host-list", "--minimal"]), sr.trim_start_matches("uuid="));
+    let (host, of) = (format!("host-uuid={host}"), format!("args:sr_uuid={uuid}"));
+    let said = value(world, &["host-call-plugin", &host, "plugin=trim", "fn=do_trim", &of]);
+    assert!(said.contains("UnsupportedSRForTrim") && said.contains(uuid), "{said}");
     let done = value(world, &["task-list", "name-label=Garbage Collection", "params=status", "--minimal"]);
     assert_eq!(done, "success");
 }
