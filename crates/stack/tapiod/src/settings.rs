@@ -360,6 +360,7 @@ const KEYS: &[Key] = &[
     count!("short-calls", "short calls at work at a time", 1..=1024, limits.quick.running_max),
     count!("long-calls", "calls that work on disks and VMs, at a time", 1..=4096, limits.slow.running_max),
     count!("logins", "passwords that are checked at a time", 1..=64, limits.login.running_max),
+    count!("transfers-max", "disks that come and go over HTTP at a time", 1..=4096, limits.transfers_max),
     count!(
         "waiting-calls",
         "long calls that wait for others to end; more are refused",
@@ -369,6 +370,7 @@ const KEYS: &[Key] = &[
     time!("head-time", "seconds for a TLS handshake and for a request's head", limits.head_time),
     time!("body-time", "seconds for a call to arrive", limits.body_time),
     time!("write-time", "seconds in which a client takes some of its answer", limits.write_time),
+    time!("upload-time", "seconds in which a client sends some more of a disk", limits.upload_time),
     time!("idle-time", "seconds between two requests on one connection", limits.idle_time),
 ];
 

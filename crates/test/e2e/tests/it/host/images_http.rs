@@ -15,7 +15,7 @@ use tapio_e2e::needs;
 use tapio_e2e::process::{Finished, poll_until, run};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::our;
-use tapio_e2e::toolstack::DaemonOptions;
+use tapio_e2e::toolstack::{Daemon, DaemonOptions, Session};
 use tapio_e2e::world::World;
 
 fn parts(parts: &[&str]) -> World {
@@ -107,6 +107,86 @@ fn a_daemon_that_is_killed_in_the_middle_leaves_no_half_disk() {
         gone.then_some(())
     };
     poll_until(Duration::from_secs(60), images).expect("no image is left");
+    daemon.stop();
+}
+
+/// A request on a connection of its own, with the first bytes of its body.
+fn begin(daemon: &Daemon, head: &str, body: &[u8]) -> UnixStream {
+    let mut stream = UnixStream::connect(&daemon.socket).expect("it is served");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    // An export has no body; a length of 0 says so.
+    let len = if body.is_empty() { 0 } else { 64 << 20 };
+    let head = format!("{head} HTTP/1.1\r\nhost: x\r\ncontent-length: {len}\r\n\r\n");
+    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).expect("taken");
+    stream
+}
+
+/// What a connection answers until it ends.
+fn answer(mut stream: UnixStream) -> String {
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// A VDI of 64 MiB in the default SR of a daemon.
+fn make_disk(session: &Session) -> String {
+    let pool = session.call("pool.get_all", &[])[0].clone();
+    let sr = session.text("pool.get_default_SR", &[pool]);
+    let record = json!({"SR": sr, "virtual_size": 64 << 20, "type": "user", "name_label": "disk"});
+    session.text("VDI.create", &[record])
+}
+
+#[test]
+fn one_transfer_too_many_is_told_so() {
+    let scratch = Scratch::on_disk();
+    let daemon = DaemonOptions::new(&scratch).default_sr().arg("--set=transfers-max=1").start();
+    let session = daemon.login();
+    let [first, other] = [(); 2].map(|()| make_disk(&session));
+    let task = session.text("task.create", &[json!("import"), json!("")]);
+    let import = format!("PUT /import_raw_vdi?vdi={first}&task_id={task}");
+    let stream = begin(&daemon, &import, &vec![b'x'; 8 << 20]);
+    let progress = || session.call("task.get_progress", &[json!(task)]).as_f64().filter(|done| *done > 0.0);
+    poll_until(Duration::from_secs(60), progress).expect("the import goes on");
+    let refused = answer(begin(&daemon, &format!("GET /export_raw_vdi?vdi={other}"), &[]));
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("TOO_MANY_PENDING_TASKS"), "{refused}");
+    // The place comes back with the end of the first.
+    stream.shutdown(Shutdown::Write).expect("open");
+    assert!(answer(stream).contains("IMPORT_ERROR_PREMATURE_EOF"));
+    let mut head = [0; 12];
+    let again = || {
+        let mut stream = begin(&daemon, &format!("GET /export_raw_vdi?vdi={other}"), &[]);
+        stream.read_exact(&mut head).ok()?;
+        (&head == b"HTTP/1.1 200").then_some(())
+    };
+    poll_until(Duration::from_secs(60), again).expect("there is room");
+    daemon.stop();
+}
+
+#[test]
+fn silent_clients_let_go_of_their_disks() {
+    let scratch = Scratch::on_disk();
+    let options = DaemonOptions::new(&scratch).default_sr();
+    let daemon = options.arg("--set=upload-time=1").arg("--set=write-time=1").start();
+    let session = daemon.login();
+    let [read, written] = [(); 2].map(|()| make_disk(&session));
+    let [export, import] =
+        ["export", "import"].map(|name| session.text("task.create", &[json!(name), json!("")]));
+    // One reads nothing of 64 MiB, one sends a part of them. Both stay connected.
+    let reader = begin(&daemon, &format!("GET /export_raw_vdi?vdi={read}&task_id={export}"), &[]);
+    let writer =
+        begin(&daemon, &format!("PUT /import_raw_vdi?vdi={written}&task_id={import}"), &vec![b'x'; 1 << 20]);
+    for task in [&export, &import] {
+        let ended = || (session.text("task.get_status", &[json!(task)]) == "failure").then_some(());
+        poll_until(Duration::from_secs(60), ended).expect("it does not end");
+    }
+    let told = session.call("task.get_error_info", &[json!(import)]);
+    assert_eq!(told[0], "IMPORT_ERROR_PREMATURE_EOF");
+    let told = answer(writer);
+    assert!(told.starts_with("HTTP/1.1 400"), "{told}");
+    for vdi in [&read, &written] {
+        session.call("VDI.destroy", &[json!(vdi)]);
+    }
+    assert!(answer(reader).len() < 64 << 20, "the rest never comes");
     daemon.stop();
 }
 
