@@ -9,6 +9,7 @@
 //!     |
 //!   model       what each sector has to hold
 //!   xenstored   clients of our xenstored, each with a part of the tree that it knows
+//!   snapshots   a disk of a VM whose snapshots come and go, and are merged
 //!   toolstack   a daemon with VDIs and VMs, and what it has to show of them
 //!   report      what was done and found
 //! ```
@@ -20,6 +21,7 @@ mod load;
 mod model;
 mod random;
 mod report;
+mod snapshots;
 mod toolstack;
 mod xenstored;
 
@@ -40,8 +42,8 @@ use crate::report::{Finding, Report, words_of};
 /// a schedule that is drawn from the seed: SIGKILL and a start, pause, live and offline snapshots, commits of inner
 /// images and of the leaf, mirrors and pivots, growing, kills in the middle of each of these, full storages, EIO and
 /// hangs. What was answered has to be there, flushed or not: no power is cut here. Images are checked by 'vhd-util
-/// check', and read by qemu-img where it can. Two more legs do the same to tapio-xenstored and to tapiod, with models
-/// of the tree and of the VDIs.
+/// check', and read by qemu-img where it can. More legs do the same to tapio-xenstored and to tapiod, with models of
+/// the tree, of the VDIs, and of a disk whose snapshots are merged.
 ///
 /// The first byte that differs, or a command that answers what it may not, ends the run: it prints the leg, the step
 /// and the last actions, keeps images and logs, and the exit status is 1. The same seed draws the same schedule; what
@@ -93,6 +95,7 @@ enum LegKind {
     Disk(&'static disk::DiskKind),
     Xenstored,
     Toolstack,
+    Snapshots,
 }
 
 fn legs() -> Vec<Leg> {
@@ -115,6 +118,12 @@ fn legs() -> Vec<Leg> {
             by_default: true,
             kind: LegKind::Toolstack,
         },
+        Leg {
+            name: snapshots::NAME,
+            about: "snapshots of a VM that writes come every second, go again, and are merged",
+            by_default: true,
+            kind: LegKind::Snapshots,
+        },
     ];
     disks.chain(others).collect()
 }
@@ -126,6 +135,7 @@ impl Leg {
             LegKind::Disk(kind) => disk::run(kind, dir, report),
             LegKind::Xenstored => xenstored::run(dir, report),
             LegKind::Toolstack => toolstack::run(dir, report),
+            LegKind::Snapshots => snapshots::run(dir, report),
         }
     }
 }

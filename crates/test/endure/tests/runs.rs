@@ -51,7 +51,15 @@ fn two_minutes(seed: u64) {
         assert!(is_known.iter().any(|known| why.starts_with(known)), "{leg} {why}");
     }
     let done = |action: &str| report["actions"][action]["done"].as_u64().unwrap_or_default();
-    let all = ["kill", "live snapshot", "final verification", "kill of xenstored", "kill of the daemon"];
+    let all = [
+        "kill",
+        "live snapshot",
+        "final verification",
+        "kill of xenstored",
+        "kill of the daemon",
+        "VM.snapshot",
+        "one image at the end",
+    ];
     for action in all {
         assert!(done(action) > 0, "no {action}: {report:#}");
     }
