@@ -90,13 +90,14 @@ impl Plan {
     fn at(&self, ctx: &dyn Ctx, op: &'static str) -> Result<(), ApiError> {
         let mut state = self.state.lock().expect("no panic");
         state.waiting.push(op);
-        while state.held.contains(&op) {
-            if ctx.is_cancelled() {
-                return Err(ApiError::new("TASK_CANCELLED", [""]));
-            }
+        while state.held.contains(&op) && !ctx.is_cancelled() {
             state = self.changed.wait_timeout(state, Duration::from_millis(20)).expect("no panic").0;
         }
+        // Also where it is cancelled: else the next wait for it would be over before it began.
         state.waiting.retain(|waiting| *waiting != op);
+        if state.held.contains(&op) {
+            return Err(ApiError::new("TASK_CANCELLED", [""]));
+        }
         if state.hangs.contains(&op) {
             state.hung.push(op);
             return Err(ApiError::backend(47, "the storage hangs", "unfinished"));
