@@ -4,6 +4,7 @@
 //!   process    whether a process is there, and which one it is
 //!   poll       waiting for descriptors
 //!   lock       advisory locks of files
+//!   memory     what the allocator keeps
 //!   socket     which process is at the other end; descriptors that travel with bytes
 //!   successor  taking the place of a process that was killed
 //!   private    what a program makes, and what is there already, closed to other users
@@ -13,6 +14,7 @@
 //! Nothing here knows a disk, an image or a guest, and nothing here depends on another crate of this workspace.
 
 pub mod lock;
+pub mod memory;
 pub mod poll;
 pub mod private;
 pub mod process;

@@ -9,11 +9,7 @@ const PAGE_LEN: usize = 4096;
 /// its own. What is needed again comes back from the page cache as it is touched, which makes the first request after
 /// a rest a little slower.
 pub fn give_back() {
-    // SAFETY: malloc_trim takes a number; it locks the heap.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::malloc_trim(0);
-    }
+    tapio_sys::memory::give_back();
     // SAFETY: the function takes what the linker calls it with, and keeps none of it.
     unsafe { libc::dl_iterate_phdr(Some(forget), ptr::null_mut()) };
 }

@@ -51,10 +51,6 @@ impl Trimmer {
 fn run(receiver: &Receiver<()>) {
     while receiver.recv().is_ok() {
         std::thread::sleep(LATER);
-        // SAFETY: malloc_trim takes a number; it locks the heaps it looks at.
-        #[cfg(target_env = "gnu")]
-        unsafe {
-            libc::malloc_trim(0);
-        }
+        tapio_sys::memory::give_back();
     }
 }

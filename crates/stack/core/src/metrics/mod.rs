@@ -86,6 +86,13 @@ impl Metrics {
             let vbd = note.spec.vbd.to_string();
             family.value("", &[("vbd", &vbd)], u8::from(counters.is_some()));
         }
+        let help = "Images in the chain of a disk, the leaf included";
+        let mut family = text.family("tapio_vbd_chain_images", Kind::Gauge, help);
+        for (note, _) in &disks {
+            if let Some(chain) = &note.chain {
+                family.value("", &[("vbd", &note.spec.vbd.to_string())], chain.layers.len());
+            }
+        }
         counts(text, &disks);
         for (name, help, of) in SINGLE {
             let mut family =

@@ -61,7 +61,7 @@ fn figures_of_a_disk_are_what_it_did() {
     let now = figures(&rig);
     let uuid = rig.get("VBD", &vbd).text("uuid").to_owned();
     let of = |name: &str, labels: &str| now[&format!("{name}{{vbd=\"{uuid}\"{labels}}}")];
-    assert_eq!(of("tapio_vbd_up", ""), 1.0);
+    assert_eq!((of("tapio_vbd_up", ""), of("tapio_vbd_chain_images", "")), (1.0, 1.0));
     let info = |name: &&String| name.starts_with(&format!("tapio_vbd_info{{vbd=\"{uuid}\",vm=\""));
     let info = now.keys().find(info).expect("what it is");
     let device = device.file_name().expect("a name").to_string_lossy().into_owned();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use tapio_model::{ApiError, Type, Value};
-use tapio_sm::collect::{Job, Plan, Skipped, View, Work as Kind, plan};
+use tapio_sm::collect::{Job, Plan, Skipped, View, Why, Work as Kind, plan};
 use tapio_sm::worker::is_unfinished;
 
 use super::super::Call;
@@ -19,6 +19,17 @@ const NAME: &str = "Garbage Collection";
 
 /// How often a merge is tried whose disks changed between the plan and the change of their chains.
 const TRIES: u32 = 3;
+
+/// When an SR is to be collected again without a change of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Again {
+    /// Nothing is left that could be done then.
+    Never,
+    /// What was in the way may be over.
+    Soon,
+    /// What is left has failed, and may fail again.
+    AfterFailure,
+}
 
 /// Progress and cancel of a collection. Its task is made when there is something to do.
 #[derive(Default)]
@@ -60,11 +71,11 @@ struct Round<'a> {
     done: Vec<String>,
 }
 
-/// Collects an SR until nothing is left to do. Answers whether something is to be tried again later.
-pub(super) fn run(call: &Call, sr: &str, stop: &Arc<Stop>) -> bool {
-    let Ok(attached) = call.part.attached(sr) else { return false };
+/// Collects an SR until nothing is left to do. Answers when the rest is to be tried again.
+pub(super) fn run(call: &Call, sr: &str, stop: &Arc<Stop>) -> Again {
+    let Ok(attached) = call.part.attached(sr) else { return Again::Never };
     if !attached.can("VDI_SNAPSHOT") {
-        return false;
+        return Again::Never;
     }
     let watched = Arc::new(Watched { stop: Arc::clone(stop), task: OnceLock::new() });
     let call = call.with(Arc::clone(&watched) as Arc<dyn Progress>);
@@ -181,16 +192,15 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Ends the task; answers whether something is to be tried again.
-    fn end(self, left: Result<Vec<Skipped>, ApiError>) -> bool {
-        let may_pass =
-            left.as_ref().is_ok_and(|skipped| skipped.iter().any(|skipped| skipped.why.may_pass()));
+    /// Ends the task; answers when the rest is to be tried again.
+    fn end(self, left: Result<Vec<Skipped>, ApiError>) -> Again {
+        let again = left.as_ref().map_or(Again::Never, |skipped| again(skipped));
         if let Err(error) = &left
             && error.code != "TASK_CANCELLED"
         {
             tracing::warn!(sr = %self.attached.uuid, %error, "garbage collection failed");
         }
-        let Some(task) = self.watched.task.get() else { return may_pass };
+        let Some(task) = self.watched.task.get() else { return again };
         let report = |skipped: &Vec<Skipped>| {
             let skipped = skipped.iter().map(super::request::skipped_line);
             let lines: Vec<String> = self.done.iter().cloned().chain(skipped).collect();
@@ -202,8 +212,17 @@ impl Round<'_> {
             Err(error) => Err(error.clone()),
         };
         self.call.part.tasks.finish(task, &result, Type::String);
-        may_pass
+        again
     }
+}
+
+/// When what was left alone is to be tried again.
+fn again(left: &[Skipped]) -> Again {
+    let mut may_pass = left.iter().map(|skipped| &skipped.why).filter(|why| why.may_pass()).peekable();
+    if may_pass.peek().is_none() {
+        return Again::Never;
+    }
+    if may_pass.all(|why| matches!(why, Why::Failed { .. })) { Again::AfterFailure } else { Again::Soon }
 }
 
 /// Whether a disk that a job needs is taken by something else.
@@ -216,4 +235,21 @@ fn told(error: &ApiError) -> String {
     let params: Vec<&str> =
         error.params.iter().map(String::as_str).filter(|param| !param.is_empty()).collect();
     format!("{}: {}", error.code, params.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    #[test]
+    fn what_failed_alone_is_tried_later_than_what_was_in_the_way() {
+        let skipped = |why| Skipped { image: Uuid::nil(), why };
+        let failed = || skipped(Why::Failed { error: "the cable is out".into() });
+        let held = skipped(Why::Held { vdi: Uuid::nil(), by: "a copy".into() });
+        assert_eq!(again(&[]), Again::Never);
+        assert_eq!(again(&[skipped(Why::OffForVdi)]), Again::Never);
+        assert_eq!(again(&[failed(), skipped(Why::OffForVdi)]), Again::AfterFailure);
+        assert_eq!(again(&[failed(), held]), Again::Soon);
+    }
 }

@@ -10,12 +10,16 @@ use tapio_model::ApiError;
 use uuid::Uuid;
 
 use super::super::{Call, Storage};
+use super::round::Again;
 use super::stop::Stop;
 use super::{quiet, round};
 use crate::progress::Progress;
 
 /// How soon a collection that left something for later begins again, at least.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// How late a collection begins again at most whose jobs failed time and again: each of them writes a task.
+const AGAIN_MAX: Duration = Duration::from_secs(3600);
 
 /// How long the end of an SR waits for the end of its collection. A copy looks for it between two blocks; a storage
 /// that hangs is noticed by what comes next.
@@ -30,6 +34,8 @@ struct Slot {
     running: Option<Arc<Stop>>,
     /// What keeps collections from beginning.
     held_off: usize,
+    /// Collections one after the other in which nothing but failures was left.
+    failures: u32,
 }
 
 #[derive(Debug, Default)]
@@ -204,10 +210,12 @@ fn begin(inner: &Arc<Inner>, state: &mut State, storage: &Weak<Storage>, sr: Str
     let work = move || {
         let running = Running { inner: &inner_too, sr: &of };
         let Some(storage) = storage.upgrade() else { return };
-        let is_left = round::run(&Call::own(&storage), &of, &stop);
-        drop(running);
-        if is_left && let Ok(record) = storage.db.get("SR", &of) {
-            storage.collect_at(&of, Instant::now() + quiet(&record).max(AGAIN));
+        let again = round::run(&Call::own(&storage), &of, &stop);
+        let failures = running.end(again);
+        if again != Again::Never
+            && let Ok(record) = storage.db.get("SR", &of)
+        {
+            storage.collect_at(&of, Instant::now() + pause(quiet(&record), failures));
         }
     };
     if let Err(error) = std::thread::Builder::new().name("gc".to_owned()).spawn(work) {
@@ -218,10 +226,27 @@ fn begin(inner: &Arc<Inner>, state: &mut State, storage: &Weak<Storage>, sr: Str
     }
 }
 
+/// How long until what a collection left is tried again: twice as long after each that only failed.
+fn pause(quiet: Duration, failures: u32) -> Duration {
+    let first = quiet.max(AGAIN);
+    let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    doubled.min(AGAIN_MAX.max(first))
+}
+
 /// A collection that runs; it is over when this goes, also by a panic.
 struct Running<'a> {
     inner: &'a Inner,
     sr: &'a str,
+}
+
+impl Running<'_> {
+    /// It is over; answers how many have failed one after the other.
+    fn end(self, again: Again) -> u32 {
+        let mut state = self.inner.state.lock();
+        let Some(slot) = state.slots.get_mut(self.sr) else { return 0 };
+        slot.failures = if again == Again::AfterFailure { slot.failures.saturating_add(1) } else { 0 };
+        slot.failures
+    }
 }
 
 impl Drop for Running<'_> {
@@ -230,5 +255,22 @@ impl Drop for Running<'_> {
             slot.running = None;
         }
         self.inner.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_repeated_less_and_less_often() {
+        let seconds = |quiet, failures| pause(Duration::from_secs(quiet), failures).as_secs();
+        assert_eq!(
+            [0, 1, 2, 3, 9, 99].map(|failures| seconds(300, failures)),
+            [300, 300, 600, 1200, 3600, 3600]
+        );
+        assert_eq!(seconds(0, 0), AGAIN.as_secs());
+        // A quiet time that is longer than the longest pause holds.
+        assert_eq!(seconds(86_400, 5), 86_400);
     }
 }
