@@ -15,6 +15,9 @@
 //!
 //! Whether step 6 was done can be seen: before it the VDI's name and the base copy's are one file (or the VDI has no
 //! file), after it they are two.
+//!
+//! From step 8 on it is not undone, unless the disk says that it is closed and its new leaf holds nothing: a guest that
+//! goes on writes there, whether or not the answer that it goes on has arrived.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -37,13 +40,23 @@ use crate::traits::{Ctx, Fork, ForkKind, LiveDisk};
 /// A fork that failed.
 struct Broken {
     error: ApiError,
-    /// The running disk was paused and does not go on.
-    stays_paused: bool,
+    next: Next,
+}
+
+/// What becomes of a fork that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It is undone, and forgotten.
+    Undo,
+    /// It is undone. The running disk was paused and does not go on: the journal stays until it does.
+    UndoAndWait,
+    /// Nothing of it is touched: the running disk may use the new images. The next recovery finishes it.
+    Keep,
 }
 
 impl From<ApiError> for Broken {
     fn from(error: ApiError) -> Self {
-        Self { error, stays_paused: false }
+        Self { error, next: Next::Undo }
     }
 }
 
@@ -103,12 +116,14 @@ impl ImageDir {
         }
         let journal = CloneJournal { vdi, base: Uuid::new_v4(), new };
         let done = self.fork_with(ctx, &journal, &facts, live.as_deref(), (number, tracks));
-        if let Err(Broken { error, stays_paused }) = done {
+        if let Err(Broken { error, next }) = done {
             // Whatever is left is undone, or with an unwilling storage by the next attach. That also makes a disk go on
             // that stays paused.
-            let undone = self.undo_fork(&journal);
-            let ended =
-                if stays_paused { undone } else { undone.and_then(|()| self.remove_journal(&journal)) };
+            let ended = match next {
+                Next::Undo => self.undo_fork(&journal).and_then(|()| self.remove_journal(&journal)),
+                Next::UndoAndWait => self.undo_fork(&journal),
+                Next::Keep => Ok(()),
+            };
             if let Err(undoing) = ended {
                 tracing::warn!("fork of {vdi} is not undone yet: {undoing}");
             }
@@ -182,21 +197,13 @@ impl ImageDir {
             disk.pause()?;
         }
         ctx.step("fork:paused");
-        let swapped = self
-            .swap(ctx, journal, kind, &leaf, number)
-            .and_then(|()| live.map_or(Ok(()), |disk| self.go_on(vdi, disk)));
-        if let Err(error) = swapped {
-            let undone = self.undo_fork(journal);
-            if let Some(disk) = live {
-                let resumed = undone.and_then(|()| self.go_on(vdi, disk));
-                resumed.map_err(|second| Broken {
-                    error: ApiError::internal(format!(
-                        "{error}; and the disk of VDI {vdi} stays paused: {second}"
-                    )),
-                    stays_paused: true,
-                })?;
-            }
-            return Err(error.into());
+        if let Err(error) = self.swap(ctx, journal, kind, &leaf, number) {
+            return Err(self.go_back(journal, live, error));
+        }
+        if let Some(disk) = live
+            && let Err(error) = self.go_on(vdi, disk)
+        {
+            self.after_lost_resume(journal, disk, error)?;
         }
         ctx.step("fork:resumed");
         // Too late to be undone. What is left is done by the next fork or attach.
@@ -205,6 +212,48 @@ impl ImageDir {
             tracing::warn!("the fork of {vdi} is done, but its journal is left: {error}");
         }
         Ok(())
+    }
+
+    /// Step 8 failed. Whether the disk goes on with the new images is not known: an answer that got lost, or a daemon
+    /// that died, is an error too. What a guest has written to the new leaf since was answered, and stays.
+    fn after_lost_resume(
+        &self,
+        journal: &CloneJournal,
+        disk: &dyn LiveDisk,
+        error: ApiError,
+    ) -> Result<(), Broken> {
+        let keep = |error| Broken { error, next: Next::Keep };
+        if disk.pause().is_err() {
+            return Err(keep(error));
+        }
+        match self.is_unwritten(journal.vdi) {
+            Ok(true) => Err(self.go_back(journal, Some(disk), error)),
+            Ok(false) => self.go_on(journal.vdi, disk).map_err(keep),
+            Err(_) => Err(keep(error)),
+        }
+    }
+
+    /// Whether the new leaf of a disk that is closed holds nothing.
+    fn is_unwritten(&self, vdi: Uuid) -> Result<bool, FormatError> {
+        let leaf = Image::open(&self.file(FileKind::Vhd, vdi), OpenOptions::READ)?;
+        leaf.check_settled()?;
+        Ok(leaf.allocated_blocks() == 0)
+    }
+
+    /// The fork is undone, and a running disk, which is closed, goes on with the images of before.
+    fn go_back(&self, journal: &CloneJournal, live: Option<&dyn LiveDisk>, error: ApiError) -> Broken {
+        let undone = self.undo_fork(journal);
+        let Some(disk) = live else { return error.into() };
+        match undone.and_then(|()| self.go_on(journal.vdi, disk)) {
+            Ok(()) => error.into(),
+            Err(second) => Broken {
+                error: ApiError::internal(format!(
+                    "{error}; and the disk of VDI {} stays paused: {second}",
+                    journal.vdi
+                )),
+                next: Next::UndoAndWait,
+            },
+        }
     }
 
     /// Steps 3 and 4. Nothing of a running disk's image is relied on that changes under it.

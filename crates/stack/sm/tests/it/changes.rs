@@ -8,7 +8,7 @@ use tapio_sm::ForkKind;
 use tapio_types::Access;
 use uuid::Uuid;
 
-use crate::support::{Disk, Place, Watch, byte_of, fork, make, new_vdi, read, whole, write};
+use crate::support::{Disk, MEANWHILE, Place, Watch, byte_of, fork, make, new_vdi, read, whole, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -155,6 +155,50 @@ fn a_disk_that_refuses_leaves_everything_as_it_was() {
         assert_eq!(read(sr.as_ref(), vdi, 0), if refuses_pause { 1 } else { 2 });
         // And then it works.
         assert!(sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Snapshot).is_ok());
+        check_all(&place);
+    }
+}
+
+/// A guest that goes on with the new leaf has written there before anybody knows that it does.
+#[test]
+fn a_fork_whose_disk_may_have_gone_on_is_not_undone() {
+    for (format, loses_daemon) in [("vhd", false), ("vhd", true), ("raw", false), ("raw", true)] {
+        let place = Place::new();
+        let mut sr = place.create();
+        let ctx = Watch::default();
+        let vdi = make(sr.as_ref(), 8 * MIB, format);
+        if format == "raw" {
+            // A disk of the tests writes VHDs.
+            write(sr.as_ref(), vdi, 6 * MIB, 1);
+        }
+        let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap().chain;
+        let disk = Disk { loses_answer: true.into(), loses_daemon, ..Disk::default() };
+        let disk = Arc::new(disk);
+        ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
+        if format == "vhd" {
+            disk.open(&whole(&chain));
+            disk.write(6 * MIB, 1);
+        }
+        let done = sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Snapshot);
+        assert_eq!(done.is_ok(), !loses_daemon, "{done:?}");
+        disk.write(MIB, 2);
+        if loses_daemon {
+            assert!(place.files().contains(&format!("clone_{vdi}")), "{:?}", place.files());
+            // The next daemon.
+            disk.daemon_is_gone.store(false, Ordering::Relaxed);
+            drop(sr);
+            sr = place.driver("file").attach(&ctx, place.sr, &place.config).unwrap();
+            sr.activate(&ctx, vdi, Access::ReadWrite).unwrap();
+            assert!(disk.pauses.load(Ordering::Relaxed) > 1, "it was put in order");
+        }
+        assert!(!place.files().iter().any(|name| name.starts_with("clone_")), "{:?}", place.files());
+        disk.write(2 * MIB, 3);
+        assert_eq!(disk.open.lock().unwrap().as_ref().unwrap().0.layers.len(), 2);
+        disk.close();
+        ctx.live.lock().unwrap().clear();
+        sr.deactivate(&ctx, vdi).unwrap();
+        let held = [0, 1, 2, 6].map(|at| read(sr.as_ref(), vdi, at * MIB));
+        assert_eq!(held, [MEANWHILE, 2, 3, 1], "{format}");
         check_all(&place);
     }
 }

@@ -78,7 +78,15 @@ pub struct Disk {
     /// How many times.
     pub refuses_resume: AtomicU64,
     pub pauses: AtomicU64,
+    /// The answer to the next resume is lost: the disk goes on, and its guest writes.
+    pub loses_answer: AtomicBool,
+    /// With that answer the daemon is gone, and every call fails.
+    pub loses_daemon: bool,
+    pub daemon_is_gone: AtomicBool,
 }
+
+/// What a guest writes to its first sector while the answer that its disk goes on is lost.
+pub const MEANWHILE: u8 = 9;
 
 struct Handle(Arc<Disk>);
 
@@ -89,7 +97,7 @@ impl Disk {
         disk
     }
 
-    fn open(&self, with: &OpenSpec) {
+    pub fn open(&self, with: &OpenSpec) {
         let leaf = Image::open(&with.chain.layers[0].path, OpenOptions::WRITE).unwrap();
         *self.open.lock().unwrap() = Some((with.chain.clone(), leaf));
         *self.log.lock().unwrap() = with.log.as_ref().map(|path| {
@@ -129,7 +137,7 @@ impl Disk {
 
 impl LiveDisk for Handle {
     fn pause(&self) -> Result<(), ApiError> {
-        if self.0.refuses_pause {
+        if self.0.refuses_pause || self.0.daemon_is_gone.load(Ordering::Relaxed) {
             return Err(ApiError::internal("no pause"));
         }
         self.0.pauses.fetch_add(1, Ordering::Relaxed);
@@ -145,7 +153,15 @@ impl LiveDisk for Handle {
             self.0.refuses_resume.fetch_sub(1, Ordering::Relaxed);
             return Err(ApiError::internal("no resume"));
         }
+        if self.0.daemon_is_gone.load(Ordering::Relaxed) {
+            return Err(ApiError::internal("no daemon"));
+        }
         self.0.open(with);
+        if self.0.loses_answer.swap(false, Ordering::Relaxed) {
+            self.0.write(0, MEANWHILE);
+            self.0.daemon_is_gone.store(self.0.loses_daemon, Ordering::Relaxed);
+            return Err(ApiError::internal("no answer"));
+        }
         Ok(())
     }
 
