@@ -15,7 +15,7 @@ use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
 
 use super::MIB;
-use super::queue_threads::queue_threads;
+use super::queue_threads::has_queue_threads;
 
 /// What anything here may take on a busy host. It ends a hang, and judges nothing.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -127,7 +127,7 @@ fn case((kind, call, by): (&str, Call, By), end: End, threads: usize) -> Result<
     let writes = "h.pwrite(b'a' * 65536, 0)\nh.pwrite(b'b' * 4096, 4 << 20)\nh.flush()";
     nbdsh(&tap.uri(), writes);
     let idle = idle_connections(&tap, &scratch.join("idle.log"));
-    assert_eq!(queue_threads(tap.pid), threads - 1, "{what}");
+    assert!(has_queue_threads(tap.pid, threads - 1), "{what}");
     if by == By::Reopening {
         tap.ctl("pause", &[]).ok();
     }

@@ -85,9 +85,9 @@ fn directories(pid: u32) -> Vec<PathBuf> {
     tasks.filter(|task| name(task).starts_with("tapio-queue")).collect()
 }
 
-/// Their number.
-pub(super) fn queue_threads(pid: u32) -> usize {
-    directories(pid).len()
+/// Whether there are `count` of them, a little later if need be: a thread gives itself its name when it begins.
+pub(super) fn has_queue_threads(pid: u32, count: usize) -> bool {
+    poll_until(Duration::from_secs(60), || (directories(pid).len() == count).then_some(())).is_some()
 }
 
 /// How often they slept, all together: a thread that serves a client does so again and again.
@@ -129,7 +129,7 @@ fn connections_on_several_threads_keep_every_write_while_images_change() {
         before = reached.expect("every connection gets on");
     };
     some_work();
-    assert_eq!(queue_threads(tap.pid), 2, "three threads serve four connections");
+    assert!(has_queue_threads(tap.pid, 2), "three threads serve four connections");
     let images: Vec<PathBuf> = (1..=3).map(|index| scratch.join(&format!("{index}.vhd"))).collect();
     for image in &images {
         change(&host, &tap, &["snapshot", text(image)]);
