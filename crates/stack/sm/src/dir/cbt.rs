@@ -147,10 +147,8 @@ impl ImageDir {
             .map_err(|error| errors::io(457, "cannot write the journal", &journal, &error))?;
         self.sync()?;
         ctx.step("cbt:journal");
-        if let Err(error) = disk.pause() {
-            remove(&journal)?;
-            return Err(error);
-        }
+        // Without an answer it may be closed, or close later: the next recovery has it go on.
+        disk.pause()?;
         ctx.step("cbt:paused");
         let done = work();
         let resumed = self.go_on(vdi, disk.as_ref());

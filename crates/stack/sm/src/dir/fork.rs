@@ -48,7 +48,7 @@ struct Broken {
 enum Next {
     /// It is undone, and forgotten.
     Undo,
-    /// It is undone. The running disk was paused and does not go on: the journal stays until it does.
+    /// It is undone. The running disk was paused, or may have been: the journal stays until it surely goes on.
     UndoAndWait,
     /// Nothing of it is touched: the running disk may use the new images. The next recovery finishes it.
     Keep,
@@ -194,7 +194,8 @@ impl ImageDir {
         made.and_then(|()| if tracks { self.prepare_log(ctx, journal, facts.virtual_size) } else { Ok(()) })
             .map_err(|error| errors::image(number, &error))?;
         if let Some(disk) = live {
-            disk.pause()?;
+            // Without an answer it may be closed, or close later.
+            disk.pause().map_err(|error| Broken { error, next: Next::UndoAndWait })?;
         }
         ctx.step("fork:paused");
         if let Err(error) = self.swap(ctx, journal, kind, &leaf, number) {

@@ -306,7 +306,7 @@ impl ImageDir {
     }
 
     /// Does `work` while running disks among `disks` have their images closed. Answers what came of the work, and
-    /// whether all go on.
+    /// whether all surely go on.
     pub(super) fn with_closed_disks(
         &self,
         ctx: &dyn Ctx,
@@ -314,17 +314,18 @@ impl ImageDir {
         work: impl FnOnce() -> Result<(), ApiError>,
     ) -> (Result<(), ApiError>, Result<(), ApiError>) {
         let mut closed: Vec<(Uuid, Box<dyn LiveDisk>)> = Vec::new();
-        let mut done = Ok(());
+        let mut paused = Ok(());
         for vdi in disks {
             let Some(disk) = ctx.live(*vdi) else { continue };
-            done = disk.pause();
-            if done.is_err() {
+            paused = disk.pause();
+            if paused.is_err() {
                 break;
             }
             closed.push((*vdi, disk));
         }
-        let done = done.and_then(|()| work());
-        let mut resumed = Ok(());
+        let done = paused.clone().and_then(|()| work());
+        // A disk without an answer may be closed, or close later: what the caller leaves behind has it go on.
+        let mut resumed = paused;
         for (vdi, disk) in &closed {
             // Tried twice: what stays closed is a guest that waits.
             let on = self.go_on(*vdi, disk.as_ref()).or_else(|_| self.go_on(*vdi, disk.as_ref()));
