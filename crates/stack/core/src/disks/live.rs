@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::busy::{Busy, Why};
 use super::{Note, Table, ids};
+use crate::plan::steps::step;
 
 /// How long a guest's requests may take to end.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,7 +89,9 @@ impl Live {
 
 impl LiveDisk for Live {
     fn pause(&self) -> Result<(), ApiError> {
-        self.pause_all(&self.all)
+        self.pause_all(&self.all)?;
+        step("disk:paused");
+        Ok(())
     }
 
     fn resume(&self, with: &OpenSpec) -> Result<(), ApiError> {
@@ -99,6 +102,7 @@ impl LiveDisk for Live {
                 return Err(error);
             }
         }
+        step("disk:resumed");
         self.paused.lock().clear();
         Ok(())
     }

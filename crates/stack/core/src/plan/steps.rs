@@ -49,6 +49,11 @@ pub const STEPS: &[Step] = &[
     at("vm-revert:disk-made", "some clones of a snapshot's disks. They are removed, the VM is as it was"),
     at("vm-revert:switched", "the VM is as its snapshot, disks that it had are left. They are removed"),
     at("vm-destroy:noted", "nothing is removed yet. The VM stays"),
+    at(
+        "disk:paused",
+        "a disk is closed, and its SR's worker does not know it. It goes on with the images of then",
+    ),
+    at("disk:resumed", "a guest uses new images, and its SR's worker does not know it. It keeps them"),
 ];
 
 struct Fatal {

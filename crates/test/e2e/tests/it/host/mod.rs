@@ -45,6 +45,7 @@ mod trace;
 mod trim;
 mod unprivileged;
 mod vhd_tools;
+mod worker_alone;
 mod xe;
 mod xenstore;
 

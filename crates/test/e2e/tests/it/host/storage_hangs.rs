@@ -88,11 +88,11 @@ fn new_vdi(sr: &str) -> Value {
     })
 }
 
-fn make_vdi(session: &Session, sr: &str) -> String {
+pub(super) fn make_vdi(session: &Session, sr: &str) -> String {
     session.text("VDI.create", &[new_vdi(sr)])
 }
 
-fn default_sr(session: &Session) -> String {
+pub(super) fn default_sr(session: &Session) -> String {
     let pool = session.call("pool.get_all", &[])[0].clone();
     session.text("pool.get_default_SR", &[pool])
 }
@@ -108,7 +108,7 @@ fn until<T>(what: &str, limit: Duration, ready: impl FnMut() -> Option<T>) -> T 
 }
 
 /// An end that must come although storage hangs: it cannot wait for what the kernel holds.
-fn stop(mut daemon: Daemon) {
+pub(super) fn stop(mut daemon: Daemon) {
     daemon.process.stop(LIMIT);
 }
 
@@ -234,7 +234,7 @@ fn workers_end_with_their_daemon() {
 }
 
 /// A running VM of the simulator with one disk.
-fn vm_on(session: &Session, vdi: &str) -> (String, String) {
+pub(super) fn vm_on(session: &Session, vdi: &str) -> (String, String) {
     let vm = session.text(
         "VM.create",
         &[json!({
@@ -310,7 +310,7 @@ fn force_overrides_an_unplug_that_hangs() {
 }
 
 /// Sends a call whose daemon dies over it: no answer comes.
-fn ask_without_answer(daemon: &mut Daemon, session: &Session, method: &str, params: &[Value]) {
+pub(super) fn ask_without_answer(daemon: &mut Daemon, session: &Session, method: &str, params: &[Value]) {
     let mut all = vec![json!(session.reference)];
     all.extend_from_slice(params);
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": all}).to_string();
