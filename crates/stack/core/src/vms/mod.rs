@@ -5,6 +5,7 @@
 //! | `running` | operations on VMs and VBDs, forced ones too |
 //! | `allowed` | what may be done in which state |
 //! | `power` | start, shutdown, reboot, pause, as plans |
+//! | `evacuate` | all VMs of the host end |
 //! | `plug` | a disk on its way into a VM and out of it |
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
 //! | `fields` | what a VM takes over of the one it is made from |
@@ -16,6 +17,7 @@
 mod allowed;
 mod copy;
 mod devices;
+mod evacuate;
 mod events;
 mod fields;
 mod lookup;
@@ -80,6 +82,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     vif::register(&mut handlers);
     vm::register(&mut handlers);
     power::register(&mut handlers);
+    evacuate::register(&mut handlers);
     copy::register(&mut handlers);
     revert::register(&mut handlers);
     handlers.on("task.get_timeline", timeline);

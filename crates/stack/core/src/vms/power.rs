@@ -249,6 +249,15 @@ fn end(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiEr
     Ok(Value::Void)
 }
 
+/// Ends a VM by asking its guest.
+///
+/// # Errors
+/// Those of `VM.clean_shutdown`.
+pub(super) fn shut_down_clean(call: &Call, reference: &str) -> Result<(), ApiError> {
+    let (running, vm) = begin_end(call, reference, "clean_shutdown")?;
+    stop(call, &running, &vm, "clean_shutdown")
+}
+
 /// Ends a VM that runs, without asking its guest.
 ///
 /// # Errors

@@ -76,6 +76,39 @@ fn a_vm_lives() {
 }
 
 #[test]
+fn a_host_is_evacuated() {
+    let rig = Rig::pretended();
+    let sr = rig.make_sr();
+    let vms: Vec<String> = (0..5)
+        .map(|number| {
+            let options: &[_] = if number == 2 { &[("sim-fail", "shutdown")] } else { &[] };
+            let vm = rig.make_vm(options);
+            rig.make_vbd(&vm, &rig.make_vdi(&sr, MIB));
+            let set = [&vm, "shutdown-timeout", "1"].map(Value::string);
+            rig.call("VM.add_to_other_config", set.to_vec());
+            vm
+        })
+        .collect();
+    vms[..4].iter().for_each(|vm| drop(rig.call("VM.start", start(vm))));
+    let states = || vms.iter().map(|vm| rig.get("VM", vm).text("power_state").to_owned()).collect::<Vec<_>>();
+    let host = || Value::string(&rig.stack.db.all("host")[0].reference);
+    let error = rig.refused("host.evacuate", vec![host(), "OpaqueRef:NULL".into(), (-1).into()]);
+    assert_eq!(error.code, "VALUE_NOT_SUPPORTED");
+    assert_eq!(states()[..4], ["Running"; 4]);
+    // The guest that does not end is told, and keeps no other from it.
+    let error = rig.refused("host.evacuate", vec![host(), "OpaqueRef:NULL".into(), 2.into()]);
+    assert_eq!((error.code.as_ref(), &error.params[0]), ("VM_SHUTDOWN_TIMEOUT", &vms[2]));
+    assert_eq!(states(), ["Halted", "Halted", "Running", "Halted", "Halted"]);
+    rig.check(None);
+    rig.call("VM.hard_shutdown", vec![Value::string(&vms[2])]);
+    rig.call("VM.start", start(&vms[4]));
+    let task = rig.text("Async.host.evacuate", vec![host()]);
+    assert_eq!(rig.finished(&task).text("status"), "success");
+    assert_eq!(states(), ["Halted"; 5]);
+    rig.check(None);
+}
+
+#[test]
 fn a_start_that_fails_leaves_nothing() {
     for failure in ["create", "boot", "plug:2"] {
         let rig = Rig::pretended();

@@ -118,6 +118,9 @@ pub static HOST_CLASS: Class = Class {
     messages: &[
         msg("disable", PoolOperator, "Lets no more VMs start on this host").takes(&[p("host", HOST)]),
         msg("enable", PoolOperator, "Lets VMs start on this host").takes(&[p("host", HOST)]),
+        msg("evacuate", PoolOperator, "Asks the guests of all VMs of this host to end, some at a time")
+            .takes(&[p("host", HOST), opt("network", NETWORK), opt("evacuate_batch_size", INT)])
+            .fails(&["HOST_OFFLINE", "VALUE_NOT_SUPPORTED", "VM_SHUTDOWN_TIMEOUT", "VM_BAD_POWER_STATE"]),
         msg("list_methods", ReadOnly, "Names of all messages").gives(STRING_SET).sync(),
         msg("call_plugin", PoolAdmin, "Calls a function that products know as a plugin's")
             .takes(&[p("host", HOST), p("plugin", STRING), p("fn", STRING), p("args", STRING_MAP)])

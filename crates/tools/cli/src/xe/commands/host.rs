@@ -15,6 +15,13 @@ pub(super) static COMMANDS: &[Command] = &[
         on_host(s, "host.disable")
     }),
     command(
+        "host-evacuate",
+        &[],
+        &["host-uuid", "host", "network-uuid", "batch-size"],
+        "Asks the guests of all VMs of a host to end, batch-size at a time (10)",
+        evacuate,
+    ),
+    command(
         "host-call-plugin",
         &["host-uuid", "plugin", "fn"],
         &["args:"],
@@ -67,6 +74,18 @@ pub(super) static COMMANDS: &[Command] = &[
 fn on_host(session: &Session, method: &str) -> Result<()> {
     let host = host(session)?;
     session.long(method, &[host.into()]).map(drop)
+}
+
+fn evacuate(session: &Session) -> Result<()> {
+    let network = match session.arguments.get("network-uuid") {
+        Some(_) => session.reference("network", "network-uuid")?,
+        None => "OpaqueRef:NULL".to_owned(),
+    };
+    let size = session.arguments.get("batch-size").unwrap_or("0");
+    let size: u32 =
+        size.parse().map_err(|_| Failure::other(format!("batch-size: '{size}' is no number of VMs")))?;
+    let params = [host(session)?.into(), network.into(), size.to_string().into()];
+    session.long("host.evacuate", &params).map(drop)
 }
 
 fn call_plugin(session: &Session) -> Result<()> {

@@ -118,6 +118,9 @@ fn garbage_of_an_sr(world: &World, sr: &str, vdi: &str) {
     let (host, of) = (format!("host-uuid={host}"), format!("args:sr_uuid={uuid}"));
     let said = value(world, &["host-call-plugin", &host, "plugin=trim", "fn=do_trim", &of]);
     assert!(said.contains("UnsupportedSRForTrim") && said.contains(uuid), "{said}");
+    assert_eq!(xe(world, &["host-evacuate", &host, "batch-size=4"]).ok(), "");
+    let running = value(world, &["vm-list", "power-state=running", "is-control-domain=false", "--minimal"]);
+    assert_eq!(running, "", "all VMs have ended");
     let done = value(world, &["task-list", "name-label=Garbage Collection", "params=status", "--minimal"]);
     assert_eq!(done, "success");
 }
