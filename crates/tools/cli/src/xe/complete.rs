@@ -157,7 +157,9 @@ fn table_of(command: &Found, param: &str, name: &str) -> Option<&'static Table> 
         return match command {
             Found::Made(table, _) => Some(table),
             Found::Own(_) => {
-                TABLES.iter().find(|table| name.starts_with(&format!("{}-", table.name))).copied()
+                let all = TABLES.iter().filter(|table| name.starts_with(&format!("{}-", table.name)));
+                // `vgpu-type-list` is about the longer name.
+                all.max_by_key(|table| table.name.len()).copied()
             }
         };
     }

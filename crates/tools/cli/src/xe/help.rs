@@ -102,13 +102,14 @@ pub fn unknown(name: &str) -> Failure {
 /// Prints the list, or what one command takes.
 pub fn run(name: Option<&str>, arguments: &XeArguments) -> ExitCode {
     match name {
+        None | Some("help") if arguments.get("markdown").is_some() => print!("{}", commands::catalogue()),
         None | Some("help") if arguments.minimal => {
             println!("{}", names().into_iter().collect::<Vec<_>>().join(","));
         }
         None | Some("help") => print!("{}", overview()),
         Some(name) => match commands::find(name) {
             Some(found) => print!("{}", page(name, &found)),
-            None => return unknown(name).report(),
+            None => return commands::why_absent(name).map_or_else(|| unknown(name), Failure::other).report(),
         },
     }
     ExitCode::SUCCESS

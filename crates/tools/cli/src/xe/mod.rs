@@ -73,7 +73,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         _ => {}
     }
     let Some(command) = commands::find(name) else {
-        return help::unknown(name).report();
+        return commands::why_absent(name).map_or_else(|| help::unknown(name), Failure::other).report();
     };
     // What is missing is said before anything is connected to.
     if let Some(missing) = command.missing(&arguments) {
