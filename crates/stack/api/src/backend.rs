@@ -1,7 +1,9 @@
 //! The toolstack as the servers of its API see it.
 
 use std::future::Future;
+use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 
 use tapio_model::{Answer, ApiError, Begun, Transfer, Value};
@@ -54,4 +56,14 @@ pub trait ApiBackend: Send + Sync + 'static {
         method: &str,
         params: &mut Vec<Value>,
     ) -> Option<BoxFuture<Result<Answer, ApiError>>>;
+}
+
+/// Runs the commands of clients that have XenServer's own `xe`.
+pub trait CommandLines: Send + Sync + 'static {
+    /// Begins a command in a session that is logged in: a connection to the program that runs it, which speaks
+    /// `tapio_model::thin` from the client's first bytes on, and the program, which ends when it is dropped. May block.
+    ///
+    /// # Errors
+    /// Why it could not begin.
+    fn begin(&self, session: &str, words: &[String]) -> io::Result<(UnixStream, Box<dyn Send>)>;
 }

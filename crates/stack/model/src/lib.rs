@@ -14,6 +14,7 @@ mod reference;
 mod table;
 #[cfg(test)]
 mod tests;
+pub mod thin;
 mod transfer;
 mod value;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tapio_api::accounts::Accounts;
-use tapio_api::backend::{ApiBackend, Peer};
+use tapio_api::backend::{ApiBackend, CommandLines, Peer};
 use tapio_api::server::{Server, ServerOptions};
 use tapio_api::tls::Certificates;
 use tapio_control::notify;
@@ -25,6 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::Options;
 use crate::backend::{StackAccounts, StackBackend, watch_accounts};
 use crate::dirs::{OURS, PASSED, make_dir};
+use crate::lines::Programs;
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
 use crate::{closed, default_sr, lock, logs, worker};
@@ -211,6 +212,11 @@ async fn serve(
         limits: settings.limits.clone(),
         routes: Vec::new(),
         origins: settings.cors_origins.clone(),
+        command_lines: settings
+            .sockets()
+            .into_iter()
+            .next()
+            .map(|socket| -> Arc<dyn CommandLines> { Arc::new(Programs { socket }) }),
     };
     let server = Server::new(Arc::clone(&backend), server_options);
     let listening = open_doors(settings, &server, certificates.as_ref()).await?;

@@ -13,6 +13,7 @@ mod closed;
 mod daemon;
 mod default_sr;
 mod dirs;
+mod lines;
 mod lock;
 mod logs;
 mod memory;

@@ -360,6 +360,12 @@ const KEYS: &[Key] = &[
     count!("short-calls", "short calls at work at a time", 1..=1024, limits.quick.running_max),
     count!("long-calls", "calls that work on disks and VMs, at a time", 1..=4096, limits.slow.running_max),
     count!("logins", "passwords that are checked at a time", 1..=64, limits.login.running_max),
+    count!(
+        "command-lines-max",
+        "commands of XenServer's own xe at a time",
+        1..=256,
+        limits.command_lines_max
+    ),
     count!("transfers-max", "disks that come and go over HTTP at a time", 1..=4096, limits.transfers_max),
     count!(
         "waiting-calls",

@@ -24,6 +24,7 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.assert_operation_valid", assert_operation_valid);
     handlers.on("VM.update_allowed_operations", update_allowed_operations);
     handlers.on("VM.compute_memory_overhead", |_, _| Ok(Value::Int(0)));
+    handlers.on("VM.maximise_memory", maximise_memory);
     handlers.on("VM.set_memory", |call, args| {
         let bytes = args.int(1)?;
         set_memory(call, args.text(0)?, move |_| [bytes; 4])
@@ -294,4 +295,15 @@ fn update_allowed_operations(call: &Call, args: &Args) -> Result<Value, ApiError
         refresh(change, "VM", reference)
     })?;
     Ok(Value::Void)
+}
+
+/// `VM.maximise_memory`: what is left of `total` for the guest. Guests of this host take nothing beside their memory.
+fn maximise_memory(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    call.part.db.get("VM", args.text(0)?)?;
+    let total = args.int(1)?;
+    if total <= 0 {
+        let what = ["total", &total.to_string(), "it is a number of bytes above zero"].map(String::from);
+        return Err(ApiError::new("VALUE_NOT_SUPPORTED", what));
+    }
+    Ok(Value::Int(total))
 }

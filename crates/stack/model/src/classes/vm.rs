@@ -349,6 +349,10 @@ pub static VM_CLASS: Class = Class {
         msg("compute_memory_overhead", ReadOnly, "Bytes of memory it takes beside its own")
             .takes(&[p("vm", VM)])
             .gives(INT),
+        msg("maximise_memory", ReadOnly, "Most bytes of memory it can have if it may take `total` in all")
+            .takes(&[p("self", VM), p("total", INT), opt("approximate", BOOL)])
+            .gives(INT)
+            .fails(&["VALUE_NOT_SUPPORTED"]),
     ],
     constructor: Some(Role::VmAdmin),
     setter_role: Role::VmAdmin,

@@ -20,6 +20,7 @@ pub mod seeds;
 mod session;
 mod stat;
 mod storage;
+mod thin;
 mod xenstore;
 mod xenstored;
 
@@ -66,6 +67,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "netlink_answer", run: device::netlink_answer },
     Target { name: "tapdisk_message", run: control::tapdisk_message },
     Target { name: "own_protocol", run: control::own_protocol },
+    Target { name: "thin_cli", run: thin::thin_cli },
     Target { name: "xmlrpc", run: api::xmlrpc },
     Target { name: "jsonrpc", run: api::jsonrpc },
     Target { name: "xsiostat_replay", run: stat::xsiostat_replay },

@@ -30,6 +30,8 @@ pub(super) struct Wanted {
     /// The status of what `asked` has against it, where its code has another one.
     pub(super) status: Option<StatusCode>,
     pub(super) condition: Condition,
+    /// The answer is to come before the image: a client waits for it.
+    pub(super) early: bool,
 }
 
 type Refused = (ApiError, Option<StatusCode>);
@@ -58,6 +60,7 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
         format,
         status,
         condition,
+        early: params.get("early").as_deref() == Some("true"),
     }
 }
 

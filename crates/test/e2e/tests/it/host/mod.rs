@@ -41,6 +41,7 @@ mod service;
 mod storage;
 mod storage_faults;
 mod storage_hangs;
+mod thin_cli;
 mod trace;
 mod trim;
 mod unprivileged;

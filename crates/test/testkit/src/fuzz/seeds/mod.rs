@@ -11,6 +11,7 @@ mod query;
 mod storage;
 mod store;
 mod talk;
+mod thin;
 mod xenstore;
 mod xenstored;
 
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Seed> {
     device::put_into(&mut shelf);
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
+    thin::put_into(&mut shelf);
     packed::put_into(&mut shelf);
     query::put_into(&mut shelf);
     storage::put_into(&mut shelf);

@@ -1,6 +1,6 @@
 //! VMs, templates and snapshots.
 
-mod disks;
+pub(super) mod disks;
 
 use std::io::{BufRead, IsTerminal, Write};
 

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
+use crate::xe::out;
 use crate::xe::session::Session;
 use crate::xe::task;
 
@@ -199,6 +200,9 @@ fn export(session: &Session) -> Result<()> {
     if session.arguments.get("base").is_some() {
         query.push_str(&format!("&base={}", session.reference("VDI", "base")?));
     }
+    if out::is_served() {
+        return export_there(session, &query);
+    }
     let path = PathBuf::from(session.need("filename")?);
     if path.exists() {
         return Err(Failure::other(format!("{} is there already", path.display())));
@@ -300,6 +304,34 @@ async fn receive(
     }
 }
 
+/// Lets a client of another kind fetch a VDI into its file.
+fn export_there(session: &Session, query: &str) -> Result<()> {
+    let attempt = Attempt::new(session, "xe vdi-export")?;
+    let path = format!("{query}&session_id={}&task_id={}", session.client.session(), attempt.task);
+    let is_there = out::fetch(session.need("filename")?, &path).map_err(Failure::Other)?;
+    if attempt.drop_unseen()? {
+        return Err(Failure::other("the client did not fetch the VDI"));
+    }
+    match attempt.end()?.0 {
+        Ok(_) if !is_there => Err(Failure::other("the client could not write the file")),
+        ended => ended.map(drop),
+    }
+}
+
+/// Reads a VDI from a file that a client of another kind sends: it waits for the answer before it does.
+fn import_from_there(session: &Session, query: &str) -> Result<()> {
+    let attempt = Attempt::new(session, "xe vdi-import")?;
+    let path = format!("{query}&early=true&session_id={}&task_id={}", session.client.session(), attempt.task);
+    let is_sent = out::put(session.need("filename")?, &path).map_err(Failure::Other)?;
+    if attempt.drop_unseen()? {
+        return Err(Failure::other("the client did not send the file"));
+    }
+    match attempt.end()?.0 {
+        Ok(_) if !is_sent => Err(Failure::other("the client could not send all of the file")),
+        ended => ended.map(drop),
+    }
+}
+
 /// A file as the body of a request, from a place on.
 struct Source {
     file: File,
@@ -336,6 +368,9 @@ fn import(session: &Session) -> Result<()> {
     outlive_lost_connections();
     let format = format(session)?;
     let vdi = session.reference("VDI", "uuid")?;
+    if out::is_served() {
+        return import_from_there(session, &format!("/import_raw_vdi?vdi={vdi}&format={format}"));
+    }
     let path = PathBuf::from(session.need("filename")?);
     let failed = |error| file_error(&path, &error);
     let len = File::open(&path).and_then(|file| file.metadata()).map_err(failed)?.len();
