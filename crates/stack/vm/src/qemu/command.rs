@@ -42,6 +42,15 @@ pub(super) struct Kernel<'a> {
     pub has_agent: bool,
 }
 
+/// What its guest begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Firmware or a kernel.
+    Boot,
+    /// Memory and devices of an earlier emulator.
+    Memory,
+}
+
 /// A comma in a value is written twice.
 fn escaped(value: &str) -> String {
     value.replace(',', ",,")
@@ -111,7 +120,12 @@ pub(super) fn arguments(spec: &VmSpec, has_agent: bool) -> Result<String, String
 }
 
 /// The arguments. `accel` is `kvm` or `tcg`.
-pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> Result<Vec<OsString>, String> {
+pub(super) fn line(
+    spec: &VmSpec,
+    kernel: Option<&Kernel<'_>>,
+    accel: &str,
+    origin: Origin,
+) -> Result<Vec<OsString>, String> {
     if spec.memory < MEMORY_MIN {
         return Err(format!("{} bytes of memory are too few: at least {MEMORY_MIN}", spec.memory));
     }
@@ -170,6 +184,9 @@ pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> R
         );
     }
     line.extend(["-nodefaults", "-no-user-config", "-S"].map(OsString::from));
+    if origin == Origin::Memory {
+        line.extend(["-incoming", "defer"].map(OsString::from));
+    }
     if let Some(kernel) = kernel {
         line.extend(["-kernel".into(), kernel.file.into()]);
         if let Some(ramdisk) = kernel.ramdisk {
@@ -207,7 +224,7 @@ mod tests {
 
     #[test]
     fn names_begin_no_options() {
-        let line = line(&spec(&[]), None, "tcg").unwrap();
+        let line = line(&spec(&[]), None, "tcg", Origin::Boot).unwrap();
         assert!(line.contains(&"guest=a,,debug-threads=on-monitor".into()), "{line:?}");
         for (key, value) in [
             ("machine", "pc,dump=on"),
@@ -216,11 +233,14 @@ mod tests {
             ("cpu", "-monitor"),
             ("machine", ""),
         ] {
-            assert!(super::line(&spec(&[(key, value)]), None, "kvm").is_err(), "{key}={value}");
+            assert!(super::line(&spec(&[(key, value)]), None, "kvm", Origin::Boot).is_err(), "{key}={value}");
         }
-        assert!(super::line(&spec(&[("cpu", "max,+avx,-smap")]), None, "kvm").is_ok());
-        assert!(super::line(&VmSpec { memory: 1, ..spec(&[]) }, None, "kvm").is_err());
-        assert!(super::line(&VmSpec { kernel_args: "a\nb".into(), ..spec(&[]) }, None, "kvm").is_err());
+        assert!(super::line(&spec(&[("cpu", "max,+avx,-smap")]), None, "kvm", Origin::Boot).is_ok());
+        assert!(super::line(&VmSpec { memory: 1, ..spec(&[]) }, None, "kvm", Origin::Boot).is_err());
+        assert!(
+            super::line(&VmSpec { kernel_args: "a\nb".into(), ..spec(&[]) }, None, "kvm", Origin::Boot)
+                .is_err()
+        );
     }
 
     /// Whatever text a VM carries, it is refused or stays within the one value that it belongs to.
@@ -228,7 +248,7 @@ mod tests {
     fn hostile_text_becomes_no_option() {
         let kernel =
             Kernel { file: Path::new("/boot/k"), ramdisk: Some(Path::new("/boot/r")), has_agent: true };
-        let words = |spec: &VmSpec| line(spec, Some(&kernel), "kvm");
+        let words = |spec: &VmSpec| line(spec, Some(&kernel), "kvm", Origin::Boot);
         let bare = words(&VmSpec { name: String::new(), ..spec(&[]) }).unwrap();
         // Where a VM's text may be: after -name, -machine, -cpu and -append.
         let own: Vec<usize> = ["-name", "-machine", "-cpu", "-append"]

@@ -5,10 +5,12 @@
 //! from the start, because the firmware must know them for disks to come later.
 
 mod command;
+mod memory;
 mod probe;
 mod qmp;
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +22,7 @@ use serde_json::{Value, json};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
-use self::command::Kernel;
+use self::command::{Kernel, Origin};
 use self::qmp::{Fate, Qmp, QmpError};
 use crate::agent::{HELLO_LIMIT, Refusal, Way};
 use crate::boot::{self, Kernels};
@@ -162,8 +164,23 @@ impl Qemu {
         Qmp::connect(&path, stop, until)
     }
 
+    /// Makes the VM, to boot or to be loaded.
+    fn make(&self, vm: &VmSpec, origin: Origin) -> Result<(), ApiError> {
+        self.check()?;
+        let made = self.fleet.create(vm, Kernels::Linux, guest)?;
+        let started = self.start(&made, origin);
+        if started.is_err() {
+            let _ = made.change(|saved| saved.is_ending = true);
+            if let Some(process) = made.process() {
+                process.kill();
+            }
+            self.fleet.forget(&made);
+        }
+        started
+    }
+
     /// Starts the emulator with its processors stopped.
-    fn start(&self, guest: &Arc<DriverVm>) -> Result<(), ApiError> {
+    fn start(&self, guest: &Arc<DriverVm>, origin: Origin) -> Result<(), ApiError> {
         let settings = &self.fleet.settings;
         let (vm, place) = (guest.vm, &guest.place);
         let spec = guest.saved().spec;
@@ -193,8 +210,8 @@ impl Qemu {
                 ));
             }
         };
-        let arguments =
-            command::line(&spec, kernel.as_ref(), accel).map_err(|why| failed(vm, "cannot be made", why))?;
+        let arguments = command::line(&spec, kernel.as_ref(), accel, origin)
+            .map_err(|why| failed(vm, "cannot be made", why))?;
         let mut command = Command::new(&settings.qemu);
         command
             .args(arguments)
@@ -453,17 +470,25 @@ impl VmDriver for Qemu {
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
-        self.check()?;
-        let made = self.fleet.create(vm, Kernels::Linux, guest)?;
-        let started = self.start(&made);
-        if started.is_err() {
-            let _ = made.change(|saved| saved.is_ending = true);
-            if let Some(process) = made.process() {
-                process.kill();
-            }
-            self.fleet.forget(&made);
-        }
-        started
+        self.make(vm, Origin::Boot)
+    }
+
+    fn check_save(&self, _: Uuid) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn save(&self, vm: Uuid, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), ApiError> {
+        let guest = self.fleet.vm(vm)?;
+        memory::save(&guest, to, is_cancelled)
+    }
+
+    fn create_saved(&self, vm: &VmSpec) -> Result<(), ApiError> {
+        self.make(vm, Origin::Memory)
+    }
+
+    fn load(&self, vm: Uuid, from: OwnedFd) -> Result<(), ApiError> {
+        let guest = self.fleet.vm(vm)?;
+        memory::load(&guest, from)
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {

@@ -7,6 +7,7 @@ mod conformance;
 mod host;
 mod machines;
 mod qemu;
+mod suspended;
 mod uml;
 mod vm;
 mod xen;
