@@ -11,6 +11,12 @@ use uuid::Uuid;
 
 use crate::errors::lacks_feature;
 
+/// The key of [`VmSpec::platform`] for `VM.HVM_boot_params:order`.
+pub const BOOT_ORDER: &str = "boot-order";
+
+/// The key of [`VmSpec::platform`] for `VM.VCPUs_params:mask`.
+pub const VCPU_MASK: &str = "vcpu-mask";
+
 /// A VM as its driver needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpec {
@@ -255,6 +261,11 @@ pub trait VmDriver: Send + Sync {
 
     /// Where its console can be reached: a UNIX socket or a terminal; none where it has none.
     fn console(&self, vm: Uuid) -> Option<PathBuf>;
+
+    /// Where its screen can be reached by VNC: a UNIX socket; none where it has none.
+    fn screen(&self, _vm: Uuid) -> Option<PathBuf> {
+        None
+    }
 
     /// Waits for the next event of any VM, until `until` at most.
     fn wait_event(&self, until: Instant) -> Option<VmEvent>;

@@ -7,6 +7,7 @@
 //! | `power` | start, shutdown, reboot, pause, as plans |
 //! | `suspend`, `memory` | memory goes to a VDI and comes back from it |
 //! | `made` | VDIs that nothing leads to yet, or any more |
+//! | `console` | records of consoles, and their sockets |
 //! | `checkpoint` | snapshots with memory |
 //! | `evacuate` | all VMs of the host end |
 //! | `plug` | a disk on its way into a VM and out of it |
@@ -19,6 +20,7 @@
 
 mod allowed;
 mod checkpoint;
+mod console;
 mod copy;
 mod devices;
 mod evacuate;

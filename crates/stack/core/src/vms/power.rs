@@ -1,17 +1,17 @@
 //! VMs are started, stopped, and held.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_vm::{ShutdownKind, VmDriver, VmSpec};
+use tapio_vm::{BOOT_ORDER, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
-use super::{Call, Handlers, Vms, devices, lookup, made, memory};
+use super::{Call, Handlers, Vms, console, devices, lookup, made, memory};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -52,6 +52,11 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         if key.starts_with("sim-") {
             platform.entry(key).or_insert(value);
         }
+    }
+    for (field, key, inner) in [("HVM_boot_params", "order", BOOT_ORDER), ("VCPUs_params", "mask", VCPU_MASK)]
+    {
+        platform.remove(inner);
+        platform.extend(vm.map(field).remove(key).map(|value| (inner.to_owned(), value)));
     }
     Ok(VmSpec {
         uuid: vm.uuid()?,
@@ -232,24 +237,9 @@ pub(super) fn record_live(
     if let Some(domid) = driver.domid(uuid) {
         change.set("VM", &vm.reference, "domid", i64::from(domid))?;
     }
-    if let Some(console) = driver.console(uuid) {
-        change.create(
-            "console",
-            &[
-                ("protocol", Value::string("vt100")),
-                ("location", Value::string(location(&console))),
-                ("VM", Value::string(&vm.reference)),
-            ],
-        )?;
-    }
+    console::record(change, vm, driver)?;
     set_metrics(change, vm, state)?;
     refresh(change, "VM", &vm.reference)
-}
-
-/// What clients see of a console: a UNIX socket, or a terminal of this host.
-fn location(console: &Path) -> String {
-    let kind = if console.starts_with("/dev") { "tty" } else { "unix" };
-    format!("{kind}:{}", console.display())
 }
 
 /// Whether this host can run it now.

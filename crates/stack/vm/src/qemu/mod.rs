@@ -4,6 +4,7 @@
 //! Machine Protocol). A disk is a device behind a bridge, in a slot that follows from its position; bridges are there
 //! from the start, because the firmware must know them for disks to come later.
 
+mod affinity;
 mod command;
 mod memory;
 mod probe;
@@ -41,7 +42,7 @@ use crate::process::{Process, open_log};
 use crate::settings::Settings;
 use crate::supervise::verdict;
 use crate::traits::{
-    BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+    BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK, VmDriver, VmEvent, VmSpec, VmState,
 };
 
 const NAME: &str = "qemu";
@@ -231,8 +232,16 @@ impl Qemu {
         };
         let confinement = Confinement::of(settings, place, &needs)
             .map_err(|why| failed(vm, "its guest cannot be confined", why))?;
+        let mask = spec.platform.get(VCPU_MASK).map(|text| affinity::parse(text)).transpose();
+        let mask = mask.map_err(|why| failed(vm, "cannot be made", format!("VCPUs-params:mask {why}")))?;
         let process = Process::spawn(place, vm, command, &[], confinement)?;
-        self.adopt(guest, process)
+        self.adopt(guest, process)?;
+        match (mask, guest.process()) {
+            (Some(cpus), Some(process)) => affinity::set(process.pid(), &cpus).map_err(|error| {
+                failed(vm, "its processors cannot be tied to those of VCPUs-params:mask", error)
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The initramfs of guests with a kernel and no ramdisk.
@@ -363,8 +372,8 @@ impl DriverVm {
         if u16::from(position) >= command::OWN_INTERRUPTS {
             options["vectors"] = json!(0);
         }
-        if disk.spec.is_bootable {
-            options["bootindex"] = json!(u16::from(position) + 1);
+        if let Some(rank) = command::boot_index(&spec, &disk.spec) {
+            options["bootindex"] = json!(rank);
         }
         qmp.forget_fate(&id);
         qmp.run("device_add", options, until).map(|_| ()).map_err(|error| {
@@ -618,7 +627,14 @@ impl VmDriver for Qemu {
 
     fn console(&self, vm: Uuid) -> Option<PathBuf> {
         let guest = self.fleet.find(vm)?;
-        guest.process().map(|_| guest.place.own().join("console"))
+        let has_console = command::Devices::of(&guest.saved().spec).is_ok_and(|chosen| chosen.has_console);
+        guest.process().filter(|_| has_console).map(|_| guest.place.own().join("console"))
+    }
+
+    fn screen(&self, vm: Uuid) -> Option<PathBuf> {
+        let guest = self.fleet.find(vm)?;
+        let has_screen = command::Devices::of(&guest.saved().spec).is_ok_and(|chosen| chosen.has_screen);
+        guest.process().filter(|_| has_screen).map(|_| guest.place.own().join("vnc"))
     }
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {

@@ -17,6 +17,7 @@ mod session;
 mod size;
 mod task;
 mod tls;
+mod tunnel;
 mod wait;
 
 use std::ffi::OsString;

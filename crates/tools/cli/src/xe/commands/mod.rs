@@ -1,6 +1,7 @@
 //! The commands that are more than a list or a field.
 
 mod console;
+mod density;
 mod disk;
 mod drive;
 mod host;
@@ -62,6 +63,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         host::COMMANDS,
         network::COMMANDS,
         console::COMMANDS,
+        density::COMMANDS,
         status::COMMANDS,
         transfer::COMMANDS,
     ]
