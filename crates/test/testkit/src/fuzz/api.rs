@@ -72,7 +72,7 @@ pub fn websocket(bytes: &[u8]) {
         for bytes in bytes.chunks(piece) {
             frames.push(bytes);
             loop {
-                match frames.next() {
+                match frames.take() {
                     Ok(Some(frame)) => found.push(frame),
                     Ok(None) => break,
                     Err(why) => return (found, Some(why)),

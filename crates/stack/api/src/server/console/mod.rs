@@ -178,7 +178,7 @@ async fn talk(
     let (mut typed, mut shown) = (vec![0; PIECE_LEN], vec![0; PIECE_LEN]);
     loop {
         loop {
-            match frames.next() {
+            match frames.take() {
                 Ok(None) => break,
                 Ok(Some(Frame::Data(data))) => console.write_all(&data).await?,
                 Ok(Some(Frame::Ping(data))) => client.write_all(&pong(&data)).await?,

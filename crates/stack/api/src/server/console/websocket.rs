@@ -54,7 +54,7 @@ impl Frames {
     ///
     /// # Errors
     /// What is wrong with it: the connection is of no use then.
-    pub fn next(&mut self) -> Result<Option<Frame>, &'static str> {
+    pub fn take(&mut self) -> Result<Option<Frame>, &'static str> {
         let [first, second, ..] = self.bytes[..] else { return Ok(None) };
         let (is_last, code) = (first & 0x80 != 0, first & 0x0f);
         if first & 0x70 != 0 {
@@ -190,7 +190,7 @@ mod tests {
             let (mut frames, mut found) = (Frames::default(), Vec::new());
             for bytes in all.concat().chunks(piece) {
                 frames.push(bytes);
-                while let Some(frame) = frames.next().unwrap() {
+                while let Some(frame) = frames.take().unwrap() {
                     found.push(frame);
                 }
             }
@@ -203,7 +203,7 @@ mod tests {
         let refused = |bytes: &[u8]| {
             let mut frames = Frames::default();
             frames.push(bytes);
-            frames.next().unwrap_err()
+            frames.take().unwrap_err()
         };
         assert!(refused(&frame(BINARY, b"x")).contains("masked"));
         assert!(refused(&masked(0xc2, b"x")).contains("extension"));
