@@ -47,6 +47,15 @@ pub trait ApiBackend: Send + Sync + 'static {
         is_taken: &dyn Fn() -> bool,
     ) -> Result<(), ApiError>;
 
+    /// Connects to a console: `name` is the reference or the UUID of a console or of a VM.
+    ///
+    /// # Errors
+    /// `SESSION_INVALID`, `RBAC_PERMISSION_DENIED`, `HANDLE_INVALID`, `UUID_INVALID`; the VM does not run, or has no
+    /// console that can be reached so.
+    fn console(&self, _session: &str, _name: &str) -> Result<OwnedFd, ApiError> {
+        Err(ApiError::new("NOT_IMPLEMENTED", ["console"]))
+    }
+
     /// A call that waits for something to happen (`event.from`, `event.next`), as a future that holds no thread; its
     /// parameters are taken then. None for every other call. A client that goes away ends its wait: the future is
     /// dropped.

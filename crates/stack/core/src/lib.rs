@@ -17,6 +17,7 @@ pub mod call;
 mod caller;
 pub mod check;
 pub mod config;
+mod consoles;
 pub mod dates;
 pub mod db;
 pub mod disks;

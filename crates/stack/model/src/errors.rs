@@ -110,6 +110,11 @@ pub static ERRORS: &[Error] = &[
     ),
     e("VM_REQUIRES_IOMMU", &["host"], "The VM needs an IOMMU that the host lacks."),
     e("VM_REQUIRES_VDI", &["vm", "vdi"], "The VM needs a disk that is not available."),
+    e(
+        "VM_CHECKPOINT_RESUME_FAILED",
+        &["vm"],
+        "The checkpoint is made, and the VM does not go on: let it go on with vm-unpause.",
+    ),
     e("VM_HAS_NO_SUSPEND_VDI", &["vm"], "The memory of the VM is not there."),
     e("VM_MIGRATE_FAILED", &["vm", "source", "destination", "msg"], "The VM could not be moved."),
     e("VM_MIGRATE_CONTACT_REMOTE_SERVICE_FAILED", &[], "The other host could not be reached."),

@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
 use super::calls::Calls;
+use super::console;
 use super::images::{self, Images};
 use super::limits::ServerLimits;
 use super::metrics;
@@ -87,6 +88,10 @@ impl Http {
         }
         if let Some(direction) = images::direction(method, path) {
             return self.images.answer(&self.calls, (peer, &self.limits), direction, request).await;
+        }
+        if console::is_wanted(method, path) {
+            let is_allowed = self.allowed_origin(request.headers()).is_some();
+            return console::answer(&self.calls, (peer, &self.limits), request, is_allowed).await;
         }
         if *method == Method::GET && path == "/metrics" {
             return metrics::answer(&self.calls, (peer, &self.limits), request).await;

@@ -13,6 +13,7 @@
 
 mod budget;
 mod calls;
+mod console;
 mod credentials;
 mod fair;
 mod guard;
@@ -51,6 +52,7 @@ use lanes::Lanes;
 use peers::{PeerKey, Peers, Place};
 use thin::{Prefixed, Thin};
 
+pub use console::websocket;
 pub use http::{Route, RouteHandler};
 pub use limits::{LaneLimits, ServerLimits};
 pub use reply::{Body, BodyError, Reply, body, failure, last_failure, reply};
@@ -268,8 +270,11 @@ impl Shared {
             let _ = tokio::time::timeout(limits.linger_time, linger(&mut guarded)).await;
             return;
         }
-        let service = service_fn(|request| {
+        let slot = console::Slot::default();
+        let stood = Arc::clone(&phase);
+        let service = service_fn(|mut request: hyper::Request<hyper::body::Incoming>| {
             phase.step();
+            request.extensions_mut().insert(slot.clone());
             let (this, phase, peer) = (Arc::clone(&self), Arc::clone(&phase), peer.clone());
             Box::pin(async move {
                 let reply = if *this.ending.borrow() {
@@ -304,7 +309,13 @@ impl Shared {
             Err(error) if error.is_parse() => tracing::debug!("{}: {error}", peer.address),
             Err(error) => return tracing::debug!("{}: {error}", peer.address),
         }
-        let mut stream = connection.into_parts().io.into_inner();
+        let http1::Parts { io, read_buf, .. } = connection.into_parts();
+        let mut stream = io.into_inner();
+        if let Some(upgraded) = slot.take() {
+            // From here on the client may be silent.
+            stood.step();
+            self.until_end(upgraded.run(&mut stream, &read_buf)).await;
+        }
         let _ = tokio::time::timeout(limits.linger_time, linger(&mut stream)).await;
     }
 }

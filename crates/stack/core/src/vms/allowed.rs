@@ -64,11 +64,24 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             "shutdown",
             "clean_reboot",
             "hard_reboot",
+            "suspend",
             "snapshot",
+            "checkpoint",
             "power_state_reset",
         ],
         "Paused" => {
-            vec!["unpause", "hard_shutdown", "shutdown", "hard_reboot", "snapshot", "power_state_reset"]
+            vec![
+                "unpause",
+                "hard_shutdown",
+                "shutdown",
+                "hard_reboot",
+                "snapshot",
+                "checkpoint",
+                "power_state_reset",
+            ]
+        }
+        "Suspended" => {
+            vec!["resume", "resume_on", "hard_shutdown", "shutdown", "snapshot", "power_state_reset"]
         }
         _ => vec!["start", "start_on", "clone", "copy", "snapshot", "destroy", "power_state_reset"],
     }

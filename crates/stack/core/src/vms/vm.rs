@@ -7,7 +7,7 @@ use super::allowed;
 use super::allowed::{bad_power_state, refresh};
 use super::power::spec;
 use super::running::Running;
-use super::{Call, Handlers, devices, lookup, power, vbd, vif};
+use super::{Call, Handlers, devices, lookup, made, power, vbd, vif};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -198,13 +198,19 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         if vm.bool("is_default_template") || is_marked_default(vm) {
             return Err(ApiError::new("VM_CANNOT_DELETE_DEFAULT_TEMPLATE", [&vm.reference]));
         }
-        refuse_running(vm)
+        // A checkpoint has memory and no process.
+        if vm.bool("is_a_snapshot") { Ok(()) } else { refuse_running(vm) }
     })?;
     step("vm-destroy:noted");
-    call.part.db.change(|change| {
+    let image = call.part.db.change(|change| {
         let vm = change.get("VM", reference)?;
-        remove_in(change, &vm)
+        let image = made::leave_image(change, reference)?;
+        remove_in(change, &vm)?;
+        Ok(image)
     })?;
+    if let Some(image) = image {
+        made::discard(call, &image);
+    }
     Ok(Value::Void)
 }
 

@@ -39,6 +39,12 @@ fn perform(rig: &Rig, task: &str) -> Value {
             let snapshot = rig.text("VM.snapshot", vec![vm.into(), "kept".into()]);
             rig.call("VM.revert", vec![snapshot.into()])
         }
+        "vm-suspend" => {
+            start(&vm);
+            rig.call("VM.suspend", vec![vm.into()])
+        }
+        "vm-resume" => rig.call("VM.resume", vec![vm.into(), false.into(), false.into()]),
+        "vm-checkpoint" => rig.call("VM.checkpoint", vec![vm.into(), "checkpoint".into()]),
         "vm-destroy" => rig.call("VM.destroy", vec![vm.into()]),
         "vdi-snapshot" => {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
@@ -106,6 +112,7 @@ fn child() {
     if rig.stack.db.find("VM", "name_label", "guest").is_empty() {
         let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
         (0..2).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
+        rig.call("VM.set_suspend_SR", vec![vm.into(), sr.into()]);
     }
     perform(&rig, &task);
 }
@@ -135,10 +142,17 @@ fn run(dir: &Path, task: &str, die_at: Option<&str>) -> i32 {
 
 /// What must have been done before, and what is done to come to the step.
 fn story(step: &str) -> (&'static str, &'static str) {
+    if step == "vm-shutdown:halted" {
+        // The memory of a suspended VM is thrown away.
+        return ("vm-suspend", "vm-shutdown");
+    }
     match step.split(':').next().unwrap_or_default() {
         "vbd-unplug" => ("vm-start", "vbd-unplug"),
         "vm-shutdown" => ("vm-start", "vm-shutdown"),
         "vm-start" => ("prepare", "vm-start"),
+        "vm-suspend" => ("prepare", "vm-suspend"),
+        "vm-resume" => ("vm-suspend", "vm-resume"),
+        "vm-checkpoint" => ("vm-start", "vm-checkpoint"),
         "vm-clone" => ("prepare", "vm-clone"),
         "vm-revert" => ("prepare", "vm-revert"),
         "vm-destroy" => ("prepare", "vm-destroy"),
@@ -169,6 +183,7 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
         ("vbd-plug" | "vbd-unplug", _) => {
             assert_eq!((state.as_str(), is_plugged), ("Running", false), "{step}");
         }
+        ("vm-suspend" | "vm-resume" | "vm-checkpoint", _) => memory_is_kept_or_used(&rig, &vm, step),
         ("vm-clone", _) => {
             assert!(rig.stack.db.find("VM", "name_label", "clone").is_empty(), "{step}");
             let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
@@ -182,7 +197,9 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
         _ => assert_eq!(state, "Halted"),
     }
     // All goes on from here.
-    if state == "Halted" {
+    if state == "Suspended" {
+        perform(&rig, "vm-resume");
+    } else if state == "Halted" {
         perform(&rig, "vm-start");
     } else if !is_plugged {
         perform(&rig, "vbd-plug");
@@ -190,6 +207,28 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     rig.check_real();
     perform(&rig, "vm-shutdown");
     rig.check_real();
+}
+
+/// A VM of which the daemon died in a suspend, a resume or a checkpoint runs with its disks, or is suspended without
+/// and has its memory; there is no other memory image than that.
+fn memory_is_kept_or_used(rig: &Rig, vm: &str, step: &str) {
+    let record = rig.get("VM", vm);
+    let images = rig.stack.db.find("VDI", "type", "suspend");
+    let checkpoints = rig.stack.db.find("VM", "name_label", "checkpoint");
+    let (state, attached) = match step {
+        "vm-suspend:recorded" | "vm-suspend:ended" | "vm-resume:noted" | "vm-resume:loaded" => {
+            ("Suspended", false)
+        }
+        _ => ("Running", true),
+    };
+    assert_eq!(record.text("power_state"), state, "{step}");
+    assert_eq!(rig.get("VBD", &first_vbd(rig)).bool("currently_attached"), attached, "{step}");
+    assert_eq!(record.is_null("suspend_VDI"), state == "Running", "{step}");
+    assert_eq!(checkpoints.len(), usize::from(step == "vm-checkpoint:made"), "{step}");
+    let wanted = usize::from(state == "Suspended") + checkpoints.len();
+    assert_eq!(images.len(), wanted, "{step}: memory images");
+    let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
+    assert_eq!(managed, wanted + 2 + 2 * checkpoints.len(), "{step}: disks of a checkpoint are left");
 }
 
 fn log(dir: &Path) -> String {

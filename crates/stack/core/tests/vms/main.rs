@@ -7,6 +7,7 @@ mod pretend;
 mod real;
 mod rig;
 mod storm;
+mod suspend;
 mod vbd;
 mod vm;
 mod xen;

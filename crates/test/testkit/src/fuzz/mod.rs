@@ -12,6 +12,7 @@ mod device;
 mod format;
 mod guest;
 mod live;
+mod memory;
 mod mutate;
 mod nbd;
 mod nbd_store;
@@ -48,7 +49,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "locator", run: format::locator },
     Target { name: "vhd_journal", run: format::vhd_journal },
     Target { name: "vhd_stream", run: format::vhd_stream },
+    Target { name: "websocket", run: api::websocket },
     Target { name: "cbt_log", run: changes::cbt_log },
+    Target { name: "memory_head", run: memory::memory_head },
     Target { name: "query", run: query::query },
     Target { name: "nbd_handshake", run: nbd::nbd_handshake },
     Target { name: "nbd_requests", run: nbd::nbd_requests },

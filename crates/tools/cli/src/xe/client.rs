@@ -90,6 +90,14 @@ impl Client {
         &self.session
     }
 
+    /// The same session on connections of its own, for another thread. The session ends with the first.
+    pub fn again(&self) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Failure::other(format!("starting the client: {error}")))?;
+        let (number, sender) = (Cell::new(0), RefCell::new(None));
+        Ok(Self { runtime, target: self.target.clone(), sender, number, session: self.session.clone() })
+    }
+
     /// A login that failed is explained where the cause is likely known.
     fn explained(&self, error: Failure, connection: &Connection) -> Failure {
         match error {
@@ -296,7 +304,7 @@ where
         .await
         .map_err(|error| Failure::other(format!("the server speaks no HTTP: {error}")))?;
     // Its error comes out of the request that it meets.
-    tokio::spawn(async { _ = connection.await });
+    tokio::spawn(async { _ = connection.with_upgrades().await });
     Ok(sender)
 }
 

@@ -19,6 +19,7 @@ mod session;
 mod size;
 mod task;
 mod tls;
+mod tunnel;
 mod wait;
 
 use std::ffi::OsString;

@@ -3,6 +3,7 @@
 mod absent;
 mod capacity;
 mod console;
+mod density;
 mod disk;
 mod drive;
 mod facts;
@@ -67,6 +68,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         host::COMMANDS,
         network::COMMANDS,
         console::COMMANDS,
+        density::COMMANDS,
         status::COMMANDS,
         transfer::COMMANDS,
         facts::COMMANDS,
