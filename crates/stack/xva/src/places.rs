@@ -49,9 +49,9 @@ impl Places {
         Ok(Some(offset))
     }
 
-    /// Whether all of the disk was placed.
-    pub fn is_whole(&self) -> bool {
-        self.offset == self.len
+    /// Whether all of the disk was placed. Its size may have been rounded up to `unit` bytes, its last piece not.
+    pub fn is_whole(&self, unit: u64) -> bool {
+        self.offset.next_multiple_of(unit) == self.len.next_multiple_of(unit)
     }
 }
 
@@ -68,12 +68,12 @@ mod tests {
         // A sign of life: numbers stay shifted behind it.
         assert_eq!(places.place(4, 0).unwrap(), None);
         assert_eq!(places.place(5, mib).unwrap(), Some(4 * mib));
-        assert!(!places.is_whole());
+        assert!(!places.is_whole(512));
         assert!(places.clone().place(5, mib).is_err(), "the number again");
         assert!(places.clone().place(11, mib).is_err(), "behind the end");
         assert!(places.clone().place(u32::MAX, mib).is_err());
         assert_eq!(places.place(10, mib).unwrap(), Some(9 * mib));
-        assert!(places.is_whole());
+        assert!(places.is_whole(512));
         assert!(Places::new(mib).place(1, mib).is_err(), "without the first");
     }
 }

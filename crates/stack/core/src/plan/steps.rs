@@ -48,6 +48,11 @@ pub const STEPS: &[Step] = &[
     at("vm-clone:disk-made", "some of the disks are made. They are removed, the record too"),
     at("vm-revert:disk-made", "some clones of a snapshot's disks. They are removed, the VM is as it was"),
     at("vm-revert:switched", "the VM is as its snapshot, disks that it had are left. They are removed"),
+    at("vm-import:image-noted", "a note of an image to come; nothing is made. The note is removed"),
+    at("vm-import:image-made", "an empty image without a record. It is removed"),
+    at("vm-import:image-filled", "a whole image without a record. It is removed"),
+    at("vm-import:disk-made", "a disk of a VM that is not there. It is removed"),
+    at("vm-import:disks-made", "all disks of a VM that is not there. They are removed"),
     at("vm-destroy:noted", "nothing is removed yet. The VM stays"),
     at(
         "disk:paused",

@@ -1,4 +1,4 @@
-//! Disks that come and go: `GET /export_raw_vdi` and `PUT /import_raw_vdi`.
+//! Disks and VMs that come and go: `GET /export_raw_vdi`, `PUT /import_raw_vdi`, `GET /export` and `PUT /import`.
 //!
 //! ```text
 //!   client ── HTTP body ── a socket ── worker of the SR ── images
@@ -12,10 +12,12 @@
 
 mod body;
 mod request;
+mod vm;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -31,7 +33,7 @@ use super::ended;
 use super::limits::ServerLimits;
 use super::refusal::refusal;
 use super::reply::{Reply, failure, reply};
-use crate::backend::Peer;
+use crate::backend::{BoxFuture, Peer};
 use body::Download;
 use request::{Wanted, read};
 
@@ -43,6 +45,10 @@ const HEAD_LEN: usize = 16;
 pub(super) enum Direction {
     Export,
     Import,
+    /// A VM as an XVA archive.
+    ExportVm,
+    /// VMs of one.
+    ImportVm,
 }
 
 /// Whether a request is for a disk. Clients write the path with and without a slash behind it.
@@ -50,6 +56,8 @@ pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
     match (method, path.trim_end_matches('/')) {
         (&Method::GET, "/export_raw_vdi") => Some(Direction::Export),
         (&Method::PUT, "/import_raw_vdi") => Some(Direction::Import),
+        (&Method::GET, "/export") => Some(Direction::ExportVm),
+        (&Method::PUT, "/import") => Some(Direction::ImportVm),
         _ => None,
     }
 }
@@ -97,7 +105,7 @@ impl Images {
             Err(error) => return refusal(&error, None),
         };
         let session = entered.session.clone();
-        let answer = self.transfer(calls, limits, (wanted, session), request.into_body()).await;
+        let answer = self.transfer(calls, limits, direction, (wanted, session), request.into_body()).await;
         // An export goes on without the session that it was begun with.
         entered.leave(calls, (peer, limits)).await;
         answer
@@ -107,6 +115,7 @@ impl Images {
         &self,
         calls: &Calls,
         limits: &ServerLimits,
+        direction: Direction,
         (wanted, session): (Wanted, String),
         body: Incoming,
     ) -> Reply {
@@ -119,6 +128,8 @@ impl Images {
         let begun = (&mut running.begun).await.ok();
         let task = begun.as_ref().map(|begun| begun.task.clone());
         let mut reply = match (&begun, format) {
+            (Some(_), None) if direction == Direction::ExportVm => vm::download(calls, running).await,
+            (Some(_), None) if direction == Direction::ImportVm => vm::upload(calls, limits, running, body),
             // Refused, or a probe.
             (None, _) => match outcome(running.done).await {
                 Ok(()) => reply(StatusCode::OK, OCTETS, ""),
@@ -228,13 +239,30 @@ async fn download(
 }
 
 /// Takes an import that was accepted.
-async fn upload(calls: &Calls, limits: &ServerLimits, running: Running, mut body: Incoming) -> Reply {
-    let Running { mut data, mut done, .. } = running;
+async fn upload(calls: &Calls, limits: &ServerLimits, running: Running, body: Incoming) -> Reply {
+    let Running { data, done, .. } = running;
+    match receive(Box::pin(ended(calls.ending.clone())), limits.upload_time, (data, done), body).await {
+        Ok(()) => {
+            let mut reply = reply(StatusCode::OK, OCTETS, "");
+            reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            reply
+        }
+        Err(error) => refusal(&error, None),
+    }
+}
+
+/// Gives a body to the storage, until one of them has ended; how the transfer ended.
+async fn receive(
+    mut ending: BoxFuture<()>,
+    upload_time: Duration,
+    (mut data, mut done): (UnixStream, Done),
+    mut body: Incoming,
+) -> Result<(), ApiError> {
     let sending = async {
         loop {
             let next = tokio::select! {
-                next = tokio::time::timeout(limits.upload_time, body.frame()) => next,
-                () = ended(calls.ending.clone()) => return,
+                next = tokio::time::timeout(upload_time, body.frame()) => next,
+                () = &mut ending => return,
             };
             // The end, the client's silence or its loss: the storage knows whether all has come.
             let Ok(Some(Ok(frame))) = next else { return };
@@ -251,19 +279,11 @@ async fn upload(calls: &Calls, limits: &ServerLimits, running: Running, mut body
         () = sending => None,
     };
     drop(data);
-    let done = match early {
+    match early {
         Some(done) => {
             done.unwrap_or_else(|_| Err(ApiError::internal("a transfer ended in a defect of ours")))
         }
         None => outcome(done).await,
-    };
-    match done {
-        Ok(()) => {
-            let mut reply = reply(StatusCode::OK, OCTETS, "");
-            reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            reply
-        }
-        Err(error) => refusal(&error, None),
     }
 }
 
