@@ -99,7 +99,7 @@ impl<'a> Tokens<'a> {
         let mut text = String::new();
         loop {
             match self.next()? {
-                Token::Text(more) => text.push_str(&more),
+                Token::Text(more) => text.extend(more.chars().filter(|character| !is_foreign(*character))),
                 Token::End => return Err(self.wrong("the document ends in its middle")),
                 token => {
                     self.ahead = Some(token);
@@ -185,6 +185,11 @@ pub(crate) fn read(document: &[u8]) -> Result<Value, XvaError> {
     }
 }
 
+/// Whether XML has no place for a character.
+fn is_foreign(character: char) -> bool {
+    matches!(character, '\0'..='\x08' | '\x0b' | '\x0c' | '\x0e'..='\x1f' | '\u{fffe}' | '\u{ffff}')
+}
+
 fn push_text(out: &mut String, text: &str) {
     for character in text.chars() {
         match character {
@@ -193,8 +198,7 @@ fn push_text(out: &mut String, text: &str) {
             '&' => out.push_str("&amp;"),
             '\r' => out.push_str("&#13;"),
             '\t' | '\n' => out.push(character),
-            // XML has no place for the other control characters.
-            '\0'..='\x1f' | '\u{fffe}' | '\u{ffff}' => {}
+            _ if is_foreign(character) => {}
             _ => out.push(character),
         }
     }

@@ -28,6 +28,9 @@ use crate::backend::BoxFuture;
 /// Bytes of a piece.
 const PIECE_LEN: usize = 64 << 10;
 
+/// See [`Outcome::turns`].
+const TURNS: u8 = 3;
+
 fn answer(body: Body) -> Reply {
     let mut reply = Response::new(body);
     let headers = reply.headers_mut();
@@ -121,13 +124,16 @@ pub(super) fn upload(calls: &Calls, limits: &ServerLimits, running: Running, bod
     let Running { data, done, .. } = running;
     let ending: BoxFuture<()> = Box::pin(ended(calls.ending.clone()));
     let taking = receive(ending, limits.upload_time, (data, done), body);
-    answer(Outcome { taking: Some(Box::pin(taking)), error: None }.boxed_unsync())
+    answer(Outcome { taking: Some(Box::pin(taking)), error: None, turns: TURNS }.boxed_unsync())
 }
 
 /// The end of an import, as the body of its answer; the import goes on while this is asked for.
 struct Outcome {
     taking: Option<BoxFuture<Result<(), ApiError>>>,
+    /// How it failed, once the text of that was given.
     error: Option<ApiError>,
+    /// Turns in which the server sends that text, before the connection is cut.
+    turns: u8,
 }
 
 impl HttpBody for Outcome {
@@ -138,6 +144,11 @@ impl HttpBody for Outcome {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if self.error.is_some() && self.turns > 0 {
+            self.turns -= 1;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if let Some(error) = self.error.take() {
             return Poll::Ready(Some(Err(error.into())));
         }

@@ -13,6 +13,7 @@ mod store;
 mod talk;
 mod xenstore;
 mod xenstored;
+mod xva;
 
 pub use images::dynamic_image;
 
@@ -41,6 +42,7 @@ pub fn all() -> Vec<Seed> {
     store::put_into(&mut shelf);
     xenstored::put_into(&mut shelf);
     xenstore::put_into(&mut shelf);
+    xva::put_into(&mut shelf);
     shelf.0
 }
 

@@ -1,5 +1,6 @@
 //! The commands that are more than a list or a field.
 
+mod archive;
 mod console;
 mod disk;
 mod drive;
@@ -64,6 +65,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         console::COMMANDS,
         status::COMMANDS,
         transfer::COMMANDS,
+        archive::COMMANDS,
     ]
     .into_iter()
     .flatten()
