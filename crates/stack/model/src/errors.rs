@@ -194,11 +194,6 @@ pub static ERRORS: &[Error] = &[
     e("IMPORT_ERROR_PREMATURE_EOF", &[], "The import ended before all of it had arrived."),
     e("IMPORT_ERROR_SOME_CHECKSUMS_FAILED", &[], "Parts of the import were damaged."),
     e("IMPORT_ERROR_CANNOT_HANDLE_CHUNKED", &[], "The import must not be in chunks."),
-    e(
-        "IMPORT_INCOMPATIBLE_VERSION",
-        &[],
-        "The archive was written by a newer version, or in a form that is not read.",
-    ),
     e("DUPLICATE_MAC_SEED", &["seed"], "Another VM has the seed of hardware addresses of the imported VM."),
     e(
         "VM_TO_IMPORT_IS_NOT_NEWER_VERSION",

@@ -33,8 +33,8 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Largest window of zstd that is taken memory for: that of its highest ordinary level.
-const WINDOW_MAX: u64 = 128 << 20;
+/// Largest window of zstd that is taken memory for: that of level 19, the highest without `--ultra`.
+const WINDOW_MAX: u64 = 8 << 20;
 
 /// Bytes of a frame of zstd that is written.
 const FRAME_LEN: usize = 2 << 20;

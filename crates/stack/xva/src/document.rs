@@ -200,11 +200,15 @@ mod tests {
 
     #[test]
     fn what_others_write_is_read() {
-        let text = "<?xml version='1.0' encoding='UTF-8'?>\n<value><struct> <member><name>version</name><value/></member>\
-            <member><name>objects</name><value><array><data><value><struct><member><name>class</name><value>VDI</value>\
-            </member><member><name>id</name><value><string>Ref:007</string></value></member><member><name>snapshot</name>\
-            <value><struct><member><name>virtual_size</name><value>1</value></member><member><name>n</name><value><i8>7</i8>\
-            </value></member><member><name>read_only</name><value>1</value></member><member><name>x</name><value><nil/></value></member>\
+        let text = "<?xml version='1.0' encoding='UTF-8'?>\n<value><struct> <member><name>version</name><value/>\
+            </member><member><name>objects</name><value><array><data><value><struct>\
+            <member><name>class</name><value>VDI</value></member>\
+            <member><name>id</name><value><string>Ref:007</string></value></member>\
+            <member><name>snapshot</name><value><struct>\
+            <member><name>virtual_size</name><value>1</value></member>\
+            <member><name>n</name><value><i8>7</i8></value></member>\
+            <member><name>read_only</name><value>1</value></member>\
+            <member><name>x</name><value><nil/></value></member>\
             </struct></value></member></struct></value></data></array></value></member></struct></value>";
         let document = Document::read(text.as_bytes()).unwrap();
         let vdi = document.of_class("VDI").next().unwrap();

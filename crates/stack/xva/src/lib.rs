@@ -42,7 +42,7 @@ pub const CHUNK_LEN: usize = 1 << 20;
 pub const CHUNK_LEN_MAX: usize = 4 << 20;
 
 /// Bytes of the longest `ova.xml` that is read. That of a VM with a hundred snapshots has about four million.
-pub const DOCUMENT_LEN_MAX: usize = 16 << 20;
+pub const DOCUMENT_LEN_MAX: usize = 8 << 20;
 
 /// Name of the first member.
 pub const DOCUMENT: &str = "ova.xml";

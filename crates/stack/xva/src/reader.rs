@@ -55,7 +55,7 @@ impl<R: Read> Reader<R> {
     ///
     /// # Errors
     /// It is no piece, is too long, has no sum or a wrong one; the archive ends early.
-    pub fn next(&mut self) -> Result<Option<Chunk<'_>>, XvaError> {
+    pub fn next_chunk(&mut self) -> Result<Option<Chunk<'_>>, XvaError> {
         let Some(member) = self.members.next()? else { return Ok(None) };
         let (disk, number) = parse(&member.name).ok_or_else(|| XvaError::Unexpected {
             expected: "the next piece of a disk, as 'Ref:1/00000000'".to_owned(),
@@ -127,7 +127,7 @@ mod tests {
     fn all(bytes: &[u8], is_checked: bool) -> Result<Vec<(String, u32, usize)>, XvaError> {
         let (mut reader, _) = Reader::open(bytes, is_checked)?;
         let mut found = Vec::new();
-        while let Some(chunk) = reader.next()? {
+        while let Some(chunk) = reader.next_chunk()? {
             found.push((chunk.disk.to_owned(), chunk.number, chunk.data.len()));
         }
         Ok(found)

@@ -1,7 +1,7 @@
 //! The members of a tar archive, one after the other: ustar, with the long names of GNU and of PAX.
 //!
-//! The `tar` crate takes memory for as long a name as the archive claims to have, and knows paths, owners and links. Here
-//! a member is a name and bytes.
+//! The `tar` crate takes memory for as long a name as the archive claims to have, and knows paths, owners and links.
+//! Here a member is a name and bytes.
 
 use std::io::{self, Read, Write};
 

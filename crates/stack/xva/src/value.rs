@@ -14,7 +14,7 @@ use crate::error::{XvaError, shown};
 const DEPTH_MAX: usize = 32;
 
 /// Values of a document.
-const VALUES_MAX: usize = 400_000;
+const VALUES_MAX: usize = 100_000;
 
 enum Token<'a> {
     Open(String),

@@ -81,7 +81,8 @@ fn raw(wire: &Wire<'_>, what: &Export, source: &Chain<FileMedium>) -> Result<(),
     Ok(())
 }
 
-/// Sends the pieces of a MiB that have something other than zeros, each at its place; the head has the bytes of the disk.
+/// Sends the pieces of a MiB that have something other than zeros, each with its place; the head has the bytes of the
+/// disk.
 fn chunked(wire: &Wire<'_>, what: &Export, source: &Chain<FileMedium>) -> Result<(), ApiError> {
     let len = source.virtual_len();
     let plan = Plan::new(source, None, &what.chain, None);

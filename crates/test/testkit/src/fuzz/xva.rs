@@ -13,7 +13,7 @@ pub(super) fn xva(bytes: &[u8]) {
     let size = 1 << 40;
     let (mut places, mut of, mut end) = (Places::new(size), String::new(), 0);
     let mut total = 0;
-    while let Ok(Some(chunk)) = archive.next() {
+    while let Ok(Some(chunk)) = archive.next_chunk() {
         assert!(chunk.data.len() <= CHUNK_LEN_MAX);
         if chunk.disk != of {
             (places, of, end) = (Places::new(size), chunk.disk.to_owned(), 0);

@@ -1,9 +1,9 @@
 //! VMs that come and go as XVA archives.
 //!
-//! Neither answer has a length: how long an archive is shows when it is whole. An import is answered before its body was
-//! read, as XenServer does, because clients wait for the answer before they send; the body of the answer ends when the
-//! import does. If a transfer fails the connection is cut in the middle of that body, behind the error as text where it
-//! is the body of an import, so that no client takes it for a success.
+//! Neither answer has a length: how long an archive is shows when it is whole. An import is answered before its body
+//! was read, as XenServer does, because clients wait for the answer before they send; the body of the answer ends when
+//! the import does. If a transfer fails the connection is cut in the middle of that body, behind the error as text
+//! where it is the body of an import, so that no client takes it for a success.
 
 use std::io::ErrorKind;
 use std::pin::Pin;

@@ -14,22 +14,13 @@ use super::super::copy::remove_unused;
 use super::super::running::Running;
 use super::client::Client;
 use super::part::Part;
-use super::plan::Plan;
+use super::plan::{How, Plan};
 use super::{Call, lookup, reference, told, write};
 use crate::plan::steps::step;
 use crate::storage::archive::{NewDisk, receive};
 use crate::storage::transfer::Accepted;
 
 type Archive = Reader<Decompressor<Client>>;
-
-/// How VMs are received.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct How {
-    /// They keep their UUIDs and addresses.
-    pub(super) restore: bool,
-    /// One that is here is replaced though it is not older.
-    pub(super) force: bool,
-}
 
 /// Makes VMs of an archive; their references.
 ///
@@ -134,7 +125,7 @@ struct Piece {
 }
 
 fn next(call: &Call, archive: &mut Archive) -> Result<Option<Piece>, ApiError> {
-    let piece = archive.next().map_err(|error| told(call, error))?;
+    let piece = archive.next_chunk().map_err(|error| told(call, error))?;
     Ok(piece.map(|piece| Piece {
         disk: piece.disk.to_owned(),
         number: piece.number,
@@ -207,6 +198,9 @@ fn feed(
     Ok((is_taken && write(len, &[])?, following))
 }
 
+/// What takes the pieces of a disk, each with its place; it says whether it wants more.
+type To<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<bool, ApiError>;
+
 /// Gives the pieces of a disk with their places to `to`, until it wants no more; answers whether it took all, and the
 /// first piece of the next disk.
 fn copy(
@@ -214,7 +208,7 @@ fn copy(
     archive: &mut Archive,
     first: Piece,
     len: u64,
-    to: &mut dyn FnMut(u64, &[u8]) -> Result<bool, ApiError>,
+    to: To<'_>,
 ) -> Result<(bool, Option<Piece>), ApiError> {
     let mut places = Places::new(len);
     let id = first.disk.clone();
@@ -229,7 +223,7 @@ fn copy(
     drop(first);
     let mut following = None;
     while is_taken {
-        let Some(piece) = archive.next().map_err(|error| told(call, error))? else { break };
+        let Some(piece) = archive.next_chunk().map_err(|error| told(call, error))? else { break };
         if piece.disk != id {
             following =
                 Some(Piece { disk: piece.disk.to_owned(), number: piece.number, data: piece.data.to_vec() });

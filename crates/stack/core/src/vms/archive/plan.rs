@@ -67,6 +67,15 @@ const OF_VBD: [&str; 8] = [
 /// Objects of an archive, at most: VMs have at most 255 disks.
 const VMS_MAX: usize = 1024;
 
+/// How VMs are received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct How {
+    /// They keep their UUIDs and addresses.
+    pub(super) restore: bool,
+    /// One that is here is replaced though it is not older.
+    pub(super) force: bool,
+}
+
 /// A VM that is to be made.
 #[derive(Clone, Debug)]
 pub(super) struct NewVm {
@@ -143,7 +152,7 @@ fn taken(
         match coerce(value, field.ty, field.name) {
             Ok(value) => fields.push((field.name, value)),
             Err(error) => {
-                tracing::warn!(class = class.name, id = entry.id, %error, "a field of an archive is not taken over")
+                tracing::warn!(class = class.name, id = entry.id, %error, "a field of an archive is not taken over");
             }
         }
     }

@@ -8,8 +8,7 @@ use super::super::allowed::refresh;
 use super::super::fields::{MAC_SEED, OF_TEMPLATES, generation_id};
 use super::super::{vbd, vif, vm};
 use super::Call;
-use super::import::How;
-use super::plan::{NewNetwork, NewVbd, NewVm, Plan};
+use super::plan::{How, NewNetwork, NewVbd, NewVm, Plan};
 use crate::db::Change;
 use crate::storage::vdi::made_note;
 

@@ -9,8 +9,10 @@ use super::Shelf;
 const DOCUMENT: &str = "<?xml version='1.0'?><value><struct><member><name>version</name><value><struct>\
     <member><name>export_vsn</name><value><int>2</int></value></member></struct></value></member>\
     <member><name>objects</name><value><array><data>\
-    <value><struct><member><name>class</name><value>VM</value></member><member><name>id</name><value>Ref:0</value></member>\
-    <member><name>snapshot</name><value><struct><member><name>name_label</name><value>a &lt;b&gt; &#65;</value></member>\
+    <value><struct><member><name>class</name><value>VM</value></member>\
+    <member><name>id</name><value>Ref:0</value></member>\
+    <member><name>snapshot</name><value><struct>\
+    <member><name>name_label</name><value>a &lt;b&gt; &#65;</value></member>\
     <member><name>is_a_template</name><value><boolean>1</boolean></value></member>\
     <member><name>tags</name><value><array><data><value/></data></array></value></member>\
     <member><name>x</name><value><nil/></value></member></struct></value></member></struct></value>\
