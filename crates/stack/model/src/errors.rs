@@ -199,6 +199,12 @@ pub static ERRORS: &[Error] = &[
     e("IMPORT_ERROR_PREMATURE_EOF", &[], "The import ended before all of it had arrived."),
     e("IMPORT_ERROR_SOME_CHECKSUMS_FAILED", &[], "Parts of the import were damaged."),
     e("IMPORT_ERROR_CANNOT_HANDLE_CHUNKED", &[], "The import must not be in chunks."),
+    e("DUPLICATE_MAC_SEED", &["seed"], "Another VM has the seed of hardware addresses of the imported VM."),
+    e(
+        "VM_TO_IMPORT_IS_NOT_NEWER_VERSION",
+        &["vm", "existing_version", "version_to_import"],
+        "The VM in the archive is not newer than the one that is here.",
+    ),
     e("IMPORT_ERROR_FAILED_TO_FIND_OBJECT", &["id"], "The import refers to an object that is not here."),
     e("IMPORT_ERROR_ATTACHED_DISKS_NOT_FOUND", &[], "Disks of the imported VM are not here."),
     e(

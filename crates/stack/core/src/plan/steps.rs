@@ -69,6 +69,11 @@ pub const STEPS: &[Step] = &[
     at("vm-revert:switched", "the VM is as its snapshot, disks that it had are left. They are removed"),
     at("vm-checkpoint:saved", "a snapshot and its memory. Both are removed, the guest goes on"),
     at("vm-checkpoint:made", "the checkpoint is there, the guest is stopped. It goes on"),
+    at("vm-import:image-noted", "a note of an image to come; nothing is made. The note is removed"),
+    at("vm-import:image-made", "an empty image without a record. It is removed"),
+    at("vm-import:image-filled", "a whole image without a record. It is removed"),
+    at("vm-import:disk-made", "a disk of a VM that is not there. It is removed"),
+    at("vm-import:disks-made", "all disks of a VM that is not there. They are removed"),
     at("vm-destroy:noted", "nothing is removed yet. The VM stays"),
     at(
         "disk:paused",

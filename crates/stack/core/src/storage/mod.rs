@@ -8,6 +8,7 @@
 
 mod activate;
 mod allowed;
+pub(crate) mod archive;
 mod attached;
 mod cbt;
 mod collect;

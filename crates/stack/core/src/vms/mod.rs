@@ -14,6 +14,7 @@
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
 //! | `fields` | what a VM takes over of the one it is made from |
 //! | `copy` | clones, copies, snapshots, templates that become VMs |
+//! | `archive` | VMs that are exported and imported as XVA archives |
 //! | `devices`, `tuning` | places and names of disks; limits, polling, priority |
 //! | `events` | guests that end, disk processes that die |
 //! | `recover`, `templates` | what a start of the daemon finds and makes |
@@ -21,6 +22,7 @@
 mod allowed;
 mod checkpoint;
 mod console;
+pub(crate) mod archive;
 mod copy;
 mod devices;
 mod evacuate;

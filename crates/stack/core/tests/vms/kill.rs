@@ -45,6 +45,10 @@ fn perform(rig: &Rig, task: &str) -> Value {
         }
         "vm-resume" => rig.call("VM.resume", vec![vm.into(), false.into(), false.into()]),
         "vm-checkpoint" => rig.call("VM.checkpoint", vec![vm.into(), "checkpoint".into()]),
+        "vm-import" => {
+            let made = rig.import(&rig.export(&vm));
+            Value::strings(made)
+        }
         "vm-destroy" => rig.call("VM.destroy", vec![vm.into()]),
         "vdi-snapshot" => {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
@@ -155,6 +159,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vm-checkpoint" => ("vm-start", "vm-checkpoint"),
         "vm-clone" => ("prepare", "vm-clone"),
         "vm-revert" => ("prepare", "vm-revert"),
+        "vm-import" => ("prepare", "vm-import"),
         "vm-destroy" => ("prepare", "vm-destroy"),
         // Once while a VM starts, once into one that runs.
         "vbd-plug" => ("prepare", "vm-start"),
@@ -188,6 +193,13 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
             assert!(rig.stack.db.find("VM", "name_label", "clone").is_empty(), "{step}");
             let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
             assert_eq!(managed, 2, "{step}: disks of the clone are left");
+        }
+        ("vm-import", _) => {
+            assert_eq!(rig.stack.db.find("VM", "name_label", "guest").len(), 1, "{step}");
+            assert_eq!(rig.stack.db.all("VDI").len(), 2, "{step}: disks of the import are left");
+            let images = std::fs::read_dir(dir.join("sr")).expect("the SR's directory").flatten();
+            let images = images.filter(|image| image.path().extension().is_some_and(|kind| kind == "vhd"));
+            assert_eq!(images.count(), 2, "{step}: images of the import are left");
         }
         ("vm-revert", _) => {
             assert_eq!(rig.stack.db.find("VBD", "VM", &vm).len(), 2, "{step}");

@@ -24,6 +24,7 @@ mod storage;
 mod thin;
 mod xenstore;
 mod xenstored;
+mod xva;
 
 pub use mutate::mutate;
 
@@ -80,6 +81,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sm_worker", run: storage::sm_worker },
     Target { name: "xenstored_session", run: xenstored::xenstored_session },
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
+    Target { name: "xva", run: xva::xva },
+    Target { name: "xva_document", run: xva::xva_document },
 ];
 
 /// Runs the target of this name.

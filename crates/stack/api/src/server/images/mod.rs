@@ -1,4 +1,4 @@
-//! Disks that come and go: `GET /export_raw_vdi` and `PUT /import_raw_vdi`.
+//! Disks and VMs that come and go: `GET /export_raw_vdi`, `PUT /import_raw_vdi`, `GET /export` and `PUT /import`.
 //!
 //! ```text
 //!   client ── HTTP body ── a socket ── worker of the SR ── images
@@ -13,6 +13,7 @@
 
 mod body;
 mod request;
+mod vm;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
@@ -35,7 +36,7 @@ use super::ended;
 use super::limits::ServerLimits;
 use super::refusal::refusal;
 use super::reply::{BodyError, Reply, failure, reply};
-use crate::backend::Peer;
+use crate::backend::{BoxFuture, Peer};
 use body::Download;
 use request::{Wanted, read};
 
@@ -47,6 +48,10 @@ const HEAD_LEN: usize = 16;
 pub(super) enum Direction {
     Export,
     Import,
+    /// A VM as an XVA archive.
+    ExportVm,
+    /// VMs of one.
+    ImportVm,
 }
 
 /// Whether a request is for a disk. Clients write the path with and without a slash behind it.
@@ -54,6 +59,8 @@ pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
     match (method, path.trim_end_matches('/')) {
         (&Method::GET, "/export_raw_vdi") => Some(Direction::Export),
         (&Method::PUT, "/import_raw_vdi") => Some(Direction::Import),
+        (&Method::GET, "/export") => Some(Direction::ExportVm),
+        (&Method::PUT, "/import") => Some(Direction::ImportVm),
         _ => None,
     }
 }
@@ -101,7 +108,7 @@ impl Images {
             Err(error) => return refusal(&error, None),
         };
         let session = entered.session.clone();
-        let answer = self.transfer(calls, limits, (wanted, session), request.into_body()).await;
+        let answer = self.transfer(calls, limits, direction, (wanted, session), request.into_body()).await;
         // An export goes on without the session that it was begun with.
         entered.leave(calls, (peer, limits)).await;
         answer
@@ -111,6 +118,7 @@ impl Images {
         &self,
         calls: &Calls,
         limits: &ServerLimits,
+        direction: Direction,
         (wanted, session): (Wanted, String),
         body: Incoming,
     ) -> Reply {
@@ -123,6 +131,8 @@ impl Images {
         let begun = (&mut running.begun).await.ok();
         let task = begun.as_ref().map(|begun| begun.task.clone());
         let mut reply = match (&begun, format) {
+            (Some(_), None) if direction == Direction::ExportVm => vm::download(calls, running).await,
+            (Some(_), None) if direction == Direction::ImportVm => vm::upload(calls, limits, running, body),
             // Refused, or a probe.
             (None, _) => match outcome(running.done).await {
                 Ok(()) => reply(StatusCode::OK, OCTETS, ""),
@@ -130,7 +140,9 @@ impl Images {
             },
             (Some(begun), Some(format)) => download(calls, running, begun, format, condition).await,
             (Some(_), None) => {
-                let received = receive(calls.ending.clone(), limits.upload_time, running, body);
+                let Running { data, done, .. } = running;
+                let ending = Box::pin(ended(calls.ending.clone()));
+                let received = receive(ending, limits.upload_time, (data, done), body);
                 if early { answered_early(received) } else { uploaded(received.await) }
             }
         };
@@ -234,19 +246,18 @@ async fn download(
     reply
 }
 
-/// Takes an import that was accepted.
+/// Gives a body to the storage, until one of them has ended; how the transfer ended.
 async fn receive(
-    ending: watch::Receiver<bool>,
+    mut ending: BoxFuture<()>,
     upload_time: Duration,
-    running: Running,
+    (mut data, mut done): (UnixStream, Done),
     mut body: Incoming,
 ) -> Result<(), ApiError> {
-    let Running { mut data, mut done, .. } = running;
     let sending = async {
         loop {
             let next = tokio::select! {
                 next = tokio::time::timeout(upload_time, body.frame()) => next,
-                () = ended(ending.clone()) => return,
+                () = &mut ending => return,
             };
             // The end, the client's silence or its loss: the storage knows whether all has come.
             let Ok(Some(Ok(frame))) = next else { return };

@@ -1,6 +1,7 @@
 //! Real clients against the running process.
 
 mod api;
+mod archives_http;
 mod bad_input;
 mod bench;
 mod bench_rings;

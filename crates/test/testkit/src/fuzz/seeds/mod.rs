@@ -14,6 +14,7 @@ mod talk;
 mod thin;
 mod xenstore;
 mod xenstored;
+mod xva;
 
 pub use images::dynamic_image;
 
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Seed> {
     store::put_into(&mut shelf);
     xenstored::put_into(&mut shelf);
     xenstore::put_into(&mut shelf);
+    xva::put_into(&mut shelf);
     shelf.0
 }
 

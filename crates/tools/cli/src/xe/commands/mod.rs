@@ -2,6 +2,7 @@
 
 mod absent;
 mod capacity;
+mod archive;
 mod console;
 mod density;
 mod disk;
@@ -73,6 +74,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         transfer::COMMANDS,
         facts::COMMANDS,
         capacity::COMMANDS,
+        archive::COMMANDS,
     ]
     .into_iter()
     .flatten()
