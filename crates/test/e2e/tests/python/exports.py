@@ -6,6 +6,7 @@ certificate, EXPORT_NAME, simple replies, reads alone.
 
 import hashlib
 import os
+import signal
 import socket
 import ssl
 import struct
@@ -138,6 +139,39 @@ class Reader:
             except (OSError, Refused):
                 assert time.monotonic() < until, "it does not come back"
                 time.sleep(0.05)
+
+
+def disk_processes():
+    """Processes of disks of the daemon below DIR."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                lines = file.read().split(b"\0")
+        except OSError:
+            continue
+        mark = f"TAPIO_RUN_DIR={DIR}/".encode()
+        if any(line.startswith(mark) for line in lines) and any(line.startswith(b"TAPIO_VBD=") for line in lines):
+            found.add(int(pid))
+    return found
+
+
+class Killed(Reader):
+    """The same; the process that serves it is killed after the first block."""
+
+    def __enter__(self):
+        before = disk_processes()
+        super().__enter__()
+        self.victims = disk_processes() - before
+        # None where a process that is there already serves it.
+        assert len(self.victims) <= 1, self.victims
+        return self
+
+    def read(self, offset, length):
+        data = super().read(offset, length)
+        while self.victims:
+            os.kill(self.victims.pop(), signal.SIGKILL)
+        return data
 
 
 def networks(call):
