@@ -6,7 +6,7 @@
 //! given the parts below it when it is made:
 //!
 //! ```text
-//!   vms -> storage -> disks, db      events -> sessions -> tasks -> db
+//!   exports -> sessions, storage      vms -> storage -> disks, db      events -> sessions -> tasks -> db
 //! ```
 
 mod accounts;
@@ -23,6 +23,7 @@ pub mod db;
 pub mod disks;
 mod dispatch;
 pub mod events;
+pub mod exports;
 mod generic;
 mod methods;
 pub mod metrics;

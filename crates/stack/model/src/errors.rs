@@ -186,6 +186,11 @@ pub static ERRORS: &[Error] = &[
     e("DEVICE_ALREADY_EXISTS", &["device"], "There is a device of this name already."),
     e("INVALID_DEVICE", &["device"], "There can be no such device."),
     e("MAC_INVALID", &["MAC"], "This is no hardware address of one network interface."),
+    e(
+        "NETWORK_INCOMPATIBLE_PURPOSES",
+        &["new_purpose", "conflicting_purpose"],
+        "A network has a purpose that excludes the new one; remove that first.",
+    ),
     e("NETWORK_CONTAINS_PIF", &["pifs"], "Network interfaces of hosts lead to the network."),
     e("NETWORK_CONTAINS_VIF", &["vifs"], "Network interfaces of VMs are plugged into the network."),
     e("VM_CANNOT_DELETE_DEFAULT_TEMPLATE", &["vm"], "A template that came with the toolstack stays."),

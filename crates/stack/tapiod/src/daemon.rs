@@ -17,6 +17,7 @@ use tapio_control::notify;
 use tapio_core::Toolstack;
 use tapio_core::config::Config;
 use tapio_core::db::Db;
+use tapio_core::exports::Identity;
 use tapio_store::{DeferringStore, Store};
 use tapio_sys::successor::{Holder, is_served, take_over};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
@@ -32,6 +33,9 @@ use crate::{closed, default_sr, lock, logs, worker};
 
 /// File of the database, in the state directory.
 const DATABASE: &str = "tapio.db";
+
+/// Directory with the certificate for disks that are read by NBD, below the run directory.
+const NBD_CERTIFICATE: &str = "nbd-certificate";
 
 /// File with the addresses that are served, in the run directory: a line each, `https://ADDRESS:PORT` and the like.
 const LISTENING: &str = "listening";
@@ -124,6 +128,13 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
     ended
 }
 
+/// The certificate of the API for disks that are read by NBD; it is read anew for each, as it may be replaced.
+fn exports_identity(state_dir: &Path, place: &Path) -> Result<Identity, String> {
+    let (certificates, _) = Certificates::open_or_make(state_dir)?;
+    let shared = certificates.share(place)?;
+    Ok(Identity { dir: place.to_path_buf(), cert: shared.cert, subject: shared.subject })
+}
+
 /// The toolstack, and its store, which takes what the start changes until recovery is over.
 fn toolstack(
     settings: &Settings,
@@ -143,6 +154,8 @@ fn toolstack(
     };
     let stack = Toolstack::with_accounts(config, db, Box::new(StackAccounts(Arc::clone(accounts))));
     stack.sessions.set_idle_limit(settings.session_idle);
+    let (state_dir, place) = (settings.state_dir.clone(), settings.run_dir.join(NBD_CERTIFICATE));
+    stack.exports.configure(settings.exports, move || exports_identity(&state_dir, &place));
     for driver in worker::drivers(settings) {
         stack.storage.add_driver(driver);
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use tapio_control::command::SecretName;
 use tapio_control::{DiskInfo, Polling, PoolSpec};
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
@@ -12,6 +13,8 @@ use tapio_stat::{Snapshot, VbdId};
 use tapio_types::{Access, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
+
+use super::place::ExportNote;
 
 /// A process, told apart from a later one with the same number by when it was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -99,6 +102,46 @@ pub trait Backend: Send + Sync + fmt::Debug {
         id: Option<VbdId>,
         until: Instant,
     ) -> Result<Offer, ApiError>;
+
+    /// Offers the disk by NBD under secret names, none of which is valid yet; answers a front end for each place, and
+    /// none where another program has the port at one of them.
+    ///
+    /// # Errors
+    /// A place cannot be listened on, or the process does not answer.
+    fn export(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _name: &str,
+        _export: &ExportNote,
+        _until: Instant,
+    ) -> Result<Option<Vec<u32>>, ApiError> {
+        Err(ApiError::internal("this kind of disk processes exports nothing"))
+    }
+
+    /// Says by which names clients may connect to front ends from now on, and disconnects those that came by a name of
+    /// `cut`.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn admit(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _fronts: &[u32],
+        (_names, _cut): (&[SecretName], &[SecretName]),
+        _until: Instant,
+    ) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// Clients of all front ends of a disk.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn clients(&self, _process: Process, _minor: u16, _until: Instant) -> Result<u32, ApiError> {
+        Ok(0)
+    }
 
     /// No longer offers it. Without `force` a device in use stays.
     ///

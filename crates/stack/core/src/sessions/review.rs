@@ -65,6 +65,7 @@ impl Sessions {
             match role {
                 None => {
                     tracing::warn!(user, "a session ends: its account is gone or has another password");
+                    session.is_revoked.store(true, Ordering::Release);
                     self.end(&session.reference);
                 }
                 Some(role) if role != session.role() => {
@@ -78,6 +79,7 @@ impl Sessions {
         if changed {
             // A call that waits for events looks again at what it may see.
             self.db.announce();
+            self.have_changed();
         }
         self.tasks.hold(|asked| self.accounts.standings(asked))
     }

@@ -120,7 +120,9 @@ fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
 /// Each disk that is known, and each that a record speaks of.
 fn disks(call: &Call) {
     let vms = &call.part;
-    let notes = vms.disks.all();
+    let mut notes = vms.disks.all();
+    // Exports are recovered by their own part.
+    notes.retain(|note| note.export.is_none());
     let known: BTreeSet<String> = notes.iter().map(|note| note.spec.vbd.to_string()).collect();
     for_each(&notes, |note| disk(call, note));
     for vbd in vms.db.all("VBD") {

@@ -60,6 +60,7 @@ fn perform(rig: &Rig, task: &str) -> Value {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
             rig.call("VDI.enable_cbt", vec![vdi.into()])
         }
+        "nbd-export" => export(rig),
         other => panic!("no task {other}"),
     }
 }
@@ -88,6 +89,29 @@ fn make_chains(rig: &Rig) -> Value {
     fork(&second, "single");
     write(rig, &second, 512, b'e');
     Value::Void
+}
+
+/// Exports the second disk by NBD, and destroys a snapshot that was exported and has no clients.
+fn export(rig: &Rig) -> Value {
+    let dir = rig.dir.join("certificate");
+    std::fs::create_dir_all(&dir).expect("a directory");
+    tapio_fixtures::certificates::make(&dir, false, "IP:127.0.0.1", 2);
+    let identity = tapio_core::exports::Identity { dir, cert: String::new(), subject: String::new() };
+    // The ports of tests that run at the same time are others.
+    let ports = (20_000 + (std::process::id() % 400) as u16 * 100, 65_535);
+    let options = tapio_core::exports::ExportOptions { ports, ..Default::default() };
+    rig.stack.exports.configure(options, move || Ok(identity.clone()));
+    let db = &rig.stack.db;
+    let network = db.create("network", &[("name_label", "loopback".into())]).expect("a network");
+    let host = db.all("host")[0].reference.clone();
+    let fields = [("host", host.into()), ("network", network.as_str().into()), ("IP", "127.0.0.1".into())];
+    db.create("PIF", &fields).expect("an interface");
+    rig.call("network.add_purpose", vec![network.as_str().into(), "nbd".into()]);
+    let vdi = rig.get("VBD", &first_vbd(rig)).text("VDI").to_owned();
+    let snapshot = rig.text("VDI.snapshot", vec![vdi.as_str().into(), Value::Map(BTreeMap::new())]);
+    let places = rig.call("VDI.get_nbd_info", vec![snapshot.as_str().into()]);
+    assert_eq!(places.as_set().map(<[Value]>::len), Some(1));
+    rig.call("VDI.destroy", vec![snapshot.into()])
 }
 
 fn write(rig: &Rig, vdi: &str, at: u64, byte: u8) {
@@ -255,7 +279,7 @@ fn every_step_of_every_operation() {
     let mut stories: Vec<_> = STEPS
         .iter()
         // These have stories of their own below.
-        .filter(|step| !OF_DISKS.contains(&step.name))
+        .filter(|step| !OF_DISKS.contains(&step.name) && !step.name.starts_with("nbd-export"))
         .map(|step| {
             let (before, task) = story(step.name);
             (step.name, before, task)
@@ -382,4 +406,62 @@ fn disks_are_plugged_after_a_collection_that_was_interrupted() {
     let stories =
         of_driver.chain(own).chain(OF_DISKS).flat_map(|step| [(step, false), (step, true)]).collect();
     for_each(stories, |(step, process)| killed_in_a_collection(step, process));
+}
+
+/// The daemon dies on the way of an export; nothing of it is left.
+fn killed_in_an_export(step: &'static str) {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let dir = scratch.path();
+    assert_eq!(run(dir, "prepare", None), 0, "{}", log(dir));
+    let status = run(dir, "nbd-export", Some(step));
+    assert_eq!(status, 137, "an export does not come to {step}: {}", log(dir));
+    let rig = Rig::again(dir);
+    rig.check_real();
+    assert!(rig.stack.disks.all().is_empty(), "{step}: an export is left");
+    // All goes on from here.
+    perform(&rig, "nbd-export");
+    rig.check_real();
+}
+
+#[test]
+fn exports_that_were_interrupted_leave_nothing() {
+    let of_exports = STEPS.iter().map(|step| step.name).filter(|step| step.starts_with("nbd-export"));
+    for_each(of_exports.chain(["vbd-plug:started", "vbd-plug:opened"]).collect(), killed_in_an_export);
+}
+
+#[test]
+fn an_export_goes_on_after_a_kill_of_its_process_and_of_the_daemon() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let rig = Rig::again(scratch.path());
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
+    rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));
+    perform(&rig, "nbd-export");
+    let vdi = rig.get("VBD", &first_vbd(&rig)).text("VDI").to_owned();
+    let port = |rig: &Rig| {
+        let places = rig.call("VDI.get_nbd_info", vec![vdi.as_str().into()]);
+        let place = places.as_set().expect("places")[0].as_map().expect("a record").clone();
+        u16::try_from(place["port"].as_int().expect("a number")).expect("a port")
+    };
+    let before = port(&rig);
+    let client = std::net::TcpStream::connect(("127.0.0.1", before)).expect("it is served");
+    let process = rig.stack.disks.all()[0].process.expect("a process");
+    crate::real::signal(process.pid, tapio_sys::process::Signal::KILL);
+    let until = Instant::now() + Duration::from_secs(60);
+    while rig.stack.disks.all().first().is_none_or(|note| note.process.is_none_or(|now| now == process)) {
+        assert!(Instant::now() < until, "no other process takes its place");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(port(&rig), before, "clients find it where it was");
+    drop(client);
+    let process = rig.stack.disks.all()[0].process;
+    drop(rig);
+    let rig = Rig::again(scratch.path());
+    let found = rig.stack.disks.all().first().and_then(|note| note.process);
+    assert!(found.is_none() || found == process, "the next daemon has found it, or ended it already");
+    // It has no session and no client.
+    while !rig.stack.disks.all().is_empty() {
+        assert!(Instant::now() < until, "an export that nobody may use stays");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    rig.check_real();
 }
