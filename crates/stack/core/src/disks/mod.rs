@@ -8,6 +8,7 @@ mod busy;
 mod live;
 mod note;
 mod processes;
+mod stray;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -12,6 +12,7 @@ mod attached;
 mod cbt;
 mod collect;
 mod copy;
+pub mod diagnose;
 mod drivers;
 mod fork;
 mod half_done;
@@ -37,6 +38,7 @@ pub(crate) mod vdi;
 mod work;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -76,6 +78,8 @@ pub struct Storage {
     recovering: retry::Recovering,
     tasks: Arc<Tasks>,
     collector: collect::Collector,
+    /// SRs are mounted below it.
+    mount_dir: PathBuf,
 }
 
 impl fmt::Debug for Storage {
@@ -96,6 +100,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     cbt::register(&mut handlers);
     setters::register(&mut handlers);
     collect::register(&mut handlers);
+    diagnose::register(&mut handlers);
     plugins::register(&mut handlers);
 }
 
@@ -116,6 +121,7 @@ impl Storage {
             recovering: retry::Recovering::default(),
             tasks: Arc::clone(tasks),
             collector: collect::Collector::default(),
+            mount_dir: config.mount_dir.clone(),
         }
     }
 
