@@ -9,6 +9,7 @@ mod classes;
 pub mod columns;
 pub mod datetime;
 pub mod errors;
+pub mod findings;
 mod implied;
 mod reference;
 mod table;

@@ -9,6 +9,7 @@ use tapio_control::command::SecretName;
 use tapio_control::{DiskInfo, Polling, PoolSpec};
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
+use tapio_stat::pool::PoolInfo;
 use tapio_stat::{Snapshot, VbdId};
 use tapio_types::{Access, IoLimits};
 use tapio_vm::FrontSpec;
@@ -162,6 +163,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// # Errors
     /// Requests are still in flight.
     fn end(&self, process: Process, minor: Option<u16>, force: bool, until: Instant) -> Result<(), ApiError>;
+
+    /// The page pools of this host.
+    fn pools(&self) -> Vec<PoolInfo> {
+        Vec::new()
+    }
 
     /// Drains and closes the images; guests wait.
     ///

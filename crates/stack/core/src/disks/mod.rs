@@ -10,6 +10,7 @@ mod live;
 mod note;
 mod place;
 mod processes;
+mod stray;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};

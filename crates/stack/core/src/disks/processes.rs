@@ -15,7 +15,7 @@ use tapio_control::{
 };
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
-use tapio_stat::pool::clean_pools;
+use tapio_stat::pool::{PoolInfo, clean_pools};
 use tapio_stat::{DiskFile, ShmRoot, Snapshot, VbdId, clean_stale};
 use tapio_sys::poll;
 use tapio_sys::process::{self, Signal, Stat};
@@ -500,6 +500,13 @@ impl Backend for Processes {
             tracing::warn!(%error, "left-over statistics");
         }
         self.pool_ended();
+    }
+
+    fn pools(&self) -> Vec<PoolInfo> {
+        tapio_stat::pool::pools(&self.shm).unwrap_or_else(|error| {
+            tracing::warn!(%error, "page pools cannot be listed");
+            Vec::new()
+        })
     }
 
     fn domid_max(&self) -> u32 {

@@ -13,6 +13,7 @@ mod attached;
 mod cbt;
 mod collect;
 mod copy;
+pub mod diagnose;
 mod drivers;
 mod fork;
 mod half_done;
@@ -39,6 +40,7 @@ mod work;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::path::PathBuf;
 
 use parking_lot::{Mutex, RwLock};
 use tapio_model::ApiError;
@@ -79,6 +81,8 @@ pub struct Storage {
     tasks: Arc<Tasks>,
     collector: collect::Collector,
     yields: OnceLock<Yield>,
+    /// SRs are mounted below it.
+    mount_dir: PathBuf,
 }
 
 /// Ends what has a VDI open and does not need it any more; whether there was such a thing.
@@ -102,6 +106,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     cbt::register(&mut handlers);
     setters::register(&mut handlers);
     collect::register(&mut handlers);
+    diagnose::register(&mut handlers);
     plugins::register(&mut handlers);
 }
 
@@ -123,6 +128,7 @@ impl Storage {
             tasks: Arc::clone(tasks),
             collector: collect::Collector::default(),
             yields: OnceLock::new(),
+            mount_dir: config.mount_dir.clone(),
         }
     }
 

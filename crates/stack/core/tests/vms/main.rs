@@ -1,5 +1,6 @@
 //! VMs and their disks through the toolstack, as clients use them.
 
+mod diagnose;
 mod kill;
 mod likeness;
 mod plug;

@@ -146,6 +146,17 @@ pub static HOST_CLASS: Class = Class {
         )
         .gives(STRING)
         .sync(),
+        msg(
+            "diagnose",
+            PoolOperator,
+            "Looks for what is wrong with a host, its SRs and disk processes; answers findings as JSON (Tapio's own)",
+        )
+        .takes(&[p("host", HOST)])
+        .gives(STRING)
+        .fails(&["HOST_OFFLINE"]),
+        msg("end_stray_disk", PoolOperator, "Ends a disk process that no VBD has (Tapio's own)")
+            .takes(&[p("host", HOST), p("pid", INT)])
+            .fails(&["HOST_OFFLINE", "INVALID_VALUE"]),
         msg("get_servertime", ReadOnly, "The time of the host, UTC")
             .takes(&[p("host", HOST)])
             .gives(DATE_TIME)

@@ -29,6 +29,7 @@ pub use arguments::XeArguments;
 pub use client::Client;
 pub use error::Failure;
 pub use objects::find;
+pub use task::run as long;
 
 use session::Session;
 
