@@ -70,6 +70,8 @@ impl Sessions {
                 Some(role) if role != session.role() => {
                     tracing::warn!(user, role = roles::name(role), "a session goes on with another role");
                     session.role.store(roles::rank(role), Ordering::Release);
+                    let names = Value::Set(vec![roles::name(role).into()]);
+                    self.db.set("session", &session.reference, "rbac_permissions", names)?;
                     changed = true;
                 }
                 Some(_) => {}
