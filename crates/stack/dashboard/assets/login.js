@@ -23,7 +23,7 @@ export function loginPage(why, enter) {
   }
   return h("main", { class: "login", id: "main" }, h("form", { class: "card", onsubmit: send },
     h("span", { class: "brand" }, h("img", { src: "icon.svg", alt: "" }), "Tapio"), h("h1", {}, "Log in"),
-    h("label", {}, "Account", h("input", { name: "account", required: true, autocomplete: "username", autofocus: true, autocapitalize: "none", spellcheck: "false" })),
+    h("label", {}, "Account", h("input", { name: "account", required: true, autocomplete: "username", autocapitalize: "none", spellcheck: "false" })),
     h("label", {}, "Password", h("input", { name: "password", type: "password", required: true, autocomplete: "current-password" })),
     wrong, submit, h("p", { class: "small soft" }, "Accounts are those of the API: 'tapiod user add', or the accounts of the host by PAM.")));
 }

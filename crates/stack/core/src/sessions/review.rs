@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tapio_model::ApiError;
+use tapio_model::{ApiError, Value};
 
 use super::{Session, Sessions};
 use crate::accounts::Credential;

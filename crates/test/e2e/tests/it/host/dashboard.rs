@@ -2,7 +2,6 @@
 
 use serde_json::json;
 use tapio_e2e::needs;
-use tapio_e2e::tools::lanes;
 use tapio_e2e::world::World;
 
 #[test]
@@ -16,7 +15,9 @@ fn a_person_works_with_disks_in_a_browser() {
     let template = templates.get(0).cloned().expect("the template of User-mode Linux");
     session.call("VM.clone", &[template, json!("guest")]);
     session.call("task.create", &[json!("a task to cancel"), json!("")]);
-    let shots = lanes().join("dashboard");
+    let target = std::env::current_exe().expect("the test has a path");
+    let target = target.ancestors().nth(3).expect("in the target directory").to_path_buf();
+    let shots = target.join("lanes/dashboard");
     let said = world.story("dashboard.py", &[&shots.display().to_string()]);
     assert!(said.contains("reader\n"), "{said}");
     world.finish();
