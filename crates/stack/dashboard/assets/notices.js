@@ -9,6 +9,8 @@ function notice(title, kind) {
   const box = h("div", { class: `notice ${kind ?? ""}` });
   const close = h("button", { type: "button", "aria-label": `Close: ${title}`, onclick: () => box.remove() }, "×");
   box.append(h("header", {}, h("strong", {}, title), close));
+  const old = [...place().children].filter((other) => !other.matches(".bad") && !other.querySelector("progress"));
+  if (old.length > 1) old[0].remove();
   place().append(box);
   return box;
 }
