@@ -20,6 +20,7 @@ const KNOWN = {
   SR_HAS_NO_PBDS: ["The storage repository is not attached to this host.", "Plug its PBD: 'xe pbd-plug'."],
   SR_NOT_ATTACHED: ["The storage repository is not attached to this host.", "Plug its PBD: 'xe pbd-plug'."],
   DEVICE_DETACH_REJECTED: ["The guest still uses the disk.", "Unmount it inside the guest, then unplug it again."],
+  SR_BACKEND_FAILURE_79: ["The size is not allowed; the details say why.", "Choose another size: disks only grow."],
   INVALID_VALUE: ["A value is not allowed.", "Correct the field that the details name."],
 };
 

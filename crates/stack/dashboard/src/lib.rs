@@ -124,7 +124,8 @@ mod tests {
     fn files_keep_to_the_policy() {
         for file in ASSETS {
             let own = file.text.replace("http://www.w3.org/", "");
-            for foreign in ["http://", "https://", "innerHTML", "eval(", "new Function", " style=\"", " onclick=\""]
+            for foreign in
+                ["http://", "https://", "innerHTML", "eval(", "new Function", " style=\"", " onclick=\""]
             {
                 assert!(!own.contains(foreign), "{} has {foreign}", file.name);
             }
