@@ -1,4 +1,4 @@
-//! The dashboard's files over HTTP. They hold nothing of this host, so no account is asked for; all data comes by calls.
+//! The dashboard's files over HTTP. They hold nothing of this host, so no account is asked for; data comes by calls.
 
 use std::sync::Arc;
 
