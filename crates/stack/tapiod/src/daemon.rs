@@ -29,7 +29,7 @@ use crate::dirs::{OURS, PASSED, make_dir};
 use crate::lines::Programs;
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
-use crate::{closed, default_sr, lock, logs, worker};
+use crate::{closed, dashboard, default_sr, lock, logs, worker};
 
 /// File of the database, in the state directory.
 const DATABASE: &str = "tapio.db";
@@ -223,7 +223,7 @@ async fn serve(
     let backend: Arc<dyn ApiBackend> = Arc::new(StackBackend { stack: Arc::clone(&stack), trimmer });
     let server_options = ServerOptions {
         limits: settings.limits.clone(),
-        routes: Vec::new(),
+        routes: vec![dashboard::route()],
         origins: settings.cors_origins.clone(),
         command_lines: settings
             .sockets()

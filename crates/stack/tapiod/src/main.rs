@@ -11,6 +11,7 @@ mod args;
 mod backend;
 mod closed;
 mod daemon;
+mod dashboard;
 mod default_sr;
 mod dirs;
 mod lines;

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tapio_model::ApiError;
+use tapio_model::{ApiError, Value};
 
 use super::{Session, Sessions};
 use crate::accounts::Credential;
@@ -71,6 +71,8 @@ impl Sessions {
                 Some(role) if role != session.role() => {
                     tracing::warn!(user, role = roles::name(role), "a session goes on with another role");
                     session.role.store(roles::rank(role), Ordering::Release);
+                    let names = Value::Set(vec![roles::name(role).into()]);
+                    self.db.set("session", &session.reference, "rbac_permissions", names)?;
                     changed = true;
                 }
                 Some(_) => {}

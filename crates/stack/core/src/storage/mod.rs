@@ -39,8 +39,8 @@ pub(crate) mod vdi;
 mod work;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use tapio_model::ApiError;

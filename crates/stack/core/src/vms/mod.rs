@@ -20,9 +20,9 @@
 //! | `recover`, `templates` | what a start of the daemon finds and makes |
 
 mod allowed;
+pub(crate) mod archive;
 mod checkpoint;
 mod console;
-pub(crate) mod archive;
 mod copy;
 mod devices;
 mod evacuate;

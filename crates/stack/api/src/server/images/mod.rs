@@ -29,7 +29,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use tapio_model::{ApiError, Begun, ImageFormat, Transfer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot};
 
 use super::calls::Calls;
 use super::ended;

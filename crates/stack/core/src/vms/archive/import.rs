@@ -10,7 +10,7 @@ use tapio_types::SECTOR_LEN;
 use tapio_xva::{Decompressor, Places, Reader};
 
 use super::super::allowed::bad_power_state;
-use super::super::copy::remove_unused;
+use super::super::made::remove_unused;
 use super::super::running::Running;
 use super::client::Client;
 use super::part::Part;

@@ -12,6 +12,7 @@ mod cli;
 mod continued;
 mod control;
 mod crash;
+mod dashboard;
 mod encrypted;
 mod full_database;
 mod full_disk;

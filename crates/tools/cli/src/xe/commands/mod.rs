@@ -1,8 +1,8 @@
 //! The commands that are more than a list or a field.
 
 mod absent;
-mod capacity;
 mod archive;
+mod capacity;
 mod console;
 mod density;
 mod disk;
