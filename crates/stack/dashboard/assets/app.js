@@ -12,7 +12,7 @@ import { vdi } from "./view-vdi.js";
 import { vm, vms } from "./view-vms.js";
 import { performance } from "./view-performance.js";
 import { task, tasks } from "./view-tasks.js";
-import { findings, findingsMethod } from "./view-findings.js";
+import { findings, forgetFindings, hasFindings } from "./view-findings.js";
 
 const app = document.getElementById("app");
 const VIEWS = { "": overview, storage, sr, vdi, vms, vm, performance, tasks, task, findings };
@@ -23,7 +23,7 @@ let drawn = null, asked = false;
 const where = () => location.hash.replace(/^#\/?/, "").split("/");
 
 function navigation(place) {
-  const sections = findingsMethod() ? [...SECTIONS, ["findings", "Findings"]] : SECTIONS;
+  const sections = hasFindings() ? [...SECTIONS, ["findings", "Findings"]] : SECTIONS;
   const busy = store.all("task").filter((task) => task.status === "pending").length;
   return h("nav", { class: "nav", "aria-label": "Sections" }, h("ul", {}, sections.map(([name, title, ...below]) => h("li", {},
     h("a", { href: `#/${name}`, "aria-current": [name, ...below].includes(place) && "page" }, title,
@@ -63,6 +63,7 @@ function redraw() {
 
 function ask(why) {
   drawn = null;
+  forgetFindings();
   store.stop();
   figures.stop();
   document.title = "Log in · Tapio";

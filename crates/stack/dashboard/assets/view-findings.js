@@ -1,25 +1,60 @@
-// What a check of the storage found, where the daemon has one.
+// What a check of hosts and SRs found: the same as `tapio doctor` prints.
 
 import { call } from "./api.js";
 import { h } from "./dom.js";
-import { me } from "./roles.js";
 import { errorBox } from "./errors.js";
+import { lacks, me } from "./roles.js";
+import { all, nameOf } from "./store.js";
 import { table } from "./table.js";
 
-const METHODS = ["host.diagnose", "host.doctor", "pool.diagnose"];
+const SEVERITIES = { error: "bad", warning: "warn", note: "" };
+const ORDER = Object.keys(SEVERITIES);
 let state = {};
 
-/** The message that gives findings; none where this daemon has no such message. */
-export const findingsMethod = () => METHODS.find((method) => me.methods.has(method));
+/** Whether this daemon has the check. */
+export const hasFindings = () => me.methods.has("host.diagnose");
+
+/** Forgets what was found, for another session. */
+export function forgetFindings() { state = {}; }
+
+async function check(redraw) {
+  state = { running: true };
+  redraw();
+  const hosts = all("host").map((host) => ["host.diagnose", host]);
+  const srs = all("SR").map((sr) => ["SR.diagnose", sr]);
+  const found = [], errors = [];
+  for (const [method, object] of [...hosts, ...srs]) {
+    try {
+      found.push(...JSON.parse(await call(method, object.ref)));
+    } catch (error) {
+      errors.push([error, nameOf(object.ref)]);
+    }
+  }
+  found.sort((a, b) => ORDER.indexOf(a.severity) - ORDER.indexOf(b.severity));
+  state = { found, errors, at: new Date() };
+  redraw();
+}
+
+const nextStep = (finding) => (finding.repair ? `${finding.suggests} "tapio doctor --repair" does this by ${finding.repair}.` : finding.suggests);
+
+function results() {
+  if (state.running) return h("p", { role: "status" }, "Hosts and SRs are looked at.");
+  if (!state.found) return h("p", { class: "soft" }, "Compares records, images, processes and settings. It changes nothing.");
+  return [
+    h("p", { role: "status" }, state.found.length ? `${state.found.length} found at ${state.at.toLocaleTimeString()}.` : `Nothing found at ${state.at.toLocaleTimeString()}.`),
+    state.errors.map(([error, subject]) => errorBox(error, subject)),
+    state.found.length > 0 && table("Findings", [
+      ["Severity", (finding) => h("span", { class: `badge ${SEVERITIES[finding.severity] ?? ""}` }, finding.severity)],
+      ["Object", (finding) => nameOf(finding.object)],
+      ["What was seen", (finding) => [h("div", {}, finding.detail), h("div", { class: "soft small" }, finding.means)]],
+      ["Next step", nextStep],
+    ], state.found),
+  ];
+}
 
 export function findings(redraw) {
-  const method = findingsMethod();
-  if (method && !state.asked) {
-    state = { asked: true };
-    call(method).then((text) => { state.found = typeof text === "string" ? JSON.parse(text) : text; }).catch((error) => { state.error = error; }).finally(redraw);
-  }
-  const list = Array.isArray(state.found) ? state.found : state.found?.findings ?? [];
-  return { title: "Findings", body: [h("section", { class: "card" }, state.error ? errorBox(state.error, "Check of the storage")
-    : table("Findings", [["Severity", (found) => String(found.severity ?? "")], ["Object", (found) => String(found.object ?? found.subject ?? "")],
-      ["Cause", (found) => String(found.cause ?? found.what ?? "")], ["Next step", (found) => String(found.next ?? found.repair ?? "")]], list))] };
+  const reason = lacks("pool-operator");
+  const start = h("button", { type: "button", class: "first", "aria-disabled": reason ? "true" : false, title: reason || false,
+    onclick: () => { if (!reason && !state.running) check(redraw); } }, "Check now");
+  return { title: "Findings", body: [h("section", { class: "card" }, h("p", {}, start), reason && h("p", { class: "soft" }, reason), results())] };
 }

@@ -227,6 +227,15 @@ def tasks(browser):
     browser.shot("task")
 
 
+def findings(browser):
+    browser.click("//nav//a[normalize-space(.)='Findings']")
+    browser.button("Check now")
+    found = "return [...document.querySelectorAll('main [role=status]')].map((e) => e.textContent).join(' ')"
+    until("the check has ended", lambda: "ound at " in browser.run(found))
+    assert not browser.run("return document.querySelector('main .error')?.textContent ?? ''"), browser.text()
+    check(browser, "findings")
+
+
 def keyboard(browser):
     """From the top, the tab key reaches the skip link, then the header, the navigation and the actions, in this order."""
     browser.run("location.hash = '#/storage'")
@@ -242,7 +251,7 @@ def keyboard(browser):
 
 
 def looks(browser):
-    for name in ("", "storage", "vms", "performance", "tasks"):
+    for name in ("", "storage", "vms", "performance", "tasks", "findings"):
         browser.run("location.hash = arguments[0]", "#/" + name)
         until("a title", lambda: browser.run("return document.querySelector('h1')?.textContent ?? ''") not in ("", "Loading"))
         for size, width, height in (("desktop", 1280, 850), ("phone", 390, 844)):
@@ -278,7 +287,7 @@ def main():
     os.makedirs(SHOTS, exist_ok=True)
     browser = Browser()
     try:
-        for story in (login, disks, refused, plug, tasks, keyboard, looks, reader):
+        for story in (login, disks, refused, plug, tasks, findings, keyboard, looks, reader):
             print(story.__name__, flush=True)
             try:
                 story(browser)
