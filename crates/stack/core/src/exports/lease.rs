@@ -89,7 +89,7 @@ impl Exports {
                 && !state.is_over
                 && let Err(error) = self.end(&export, &mut state)
             {
-                tracing::warn!(vdi = export.vdi, %error, "an export that nobody uses does not end; it is tried again");
+                tracing::warn!(vdi = export.vdi, %error, "an export without clients does not end; it is tried again");
             }
         }
     }

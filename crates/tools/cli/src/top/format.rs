@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use clap::ValueEnum;
 
 use super::sample::{Row, Sample};
+use crate::disk::time;
 
 /// What the lines are sorted by: the largest first, names in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -63,15 +64,6 @@ pub fn sort(rows: &mut [Row], key: SortKey) {
 fn name(row: &Row) -> String {
     let vbds = row.vbds.iter().map(|vbd| format!("{vbd} ")).collect::<String>();
     (vbds + &row.image).chars().map(|one| if one.is_control() { '?' } else { one }).collect()
-}
-
-fn time(ns: u64) -> String {
-    match ns {
-        0..1_000 => format!("{ns} ns"),
-        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
-        _ => format!("{:.1} s", ns as f64 / 1e9),
-    }
 }
 
 fn line(row: &Row, id: &str, name: &str) -> String {

@@ -3,23 +3,12 @@
 use std::process::Command;
 
 use serde_json::Value;
-use tapio_e2e::disk::{Host, Tap, create_vhd, text};
+use tapio_e2e::disk::{Host, create_vhd, text};
 use tapio_e2e::needs;
-use tapio_e2e::process::{Running, run};
+use tapio_e2e::process::run;
 use tapio_e2e::scratch::Scratch;
 
-/// Reads and writes 64 KiB at a time until it is dropped.
-fn load(tap: &Tap, scratch: &Scratch) -> Running {
-    let script = "
-while True:
-    for at in range(0, 4 << 20, 65536):
-        h.pwrite(b'x' * 65536, at)
-        h.pread(65536, at)
-";
-    let mut nbdsh = Command::new("nbdsh");
-    nbdsh.env("PATH", "/usr/bin:/bin").args(["-u", &tap.uri(), "-c", script]);
-    Running::start(&mut nbdsh, &scratch.join("load.log"))
-}
+use super::instruments::load;
 
 /// Runs the words after it in a terminal, waits for the row of a disk, sorts, makes the terminal smaller, ends it by
 /// the first word (a key, or a signal), and compares the settings.
