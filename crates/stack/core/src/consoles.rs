@@ -8,7 +8,7 @@ use tapio_model::{ApiError, Role};
 use crate::{Toolstack, roles};
 
 /// What a console needs: a reader of it sees what is typed there.
-const LEAST: Role = Role::VmAdmin;
+const LEAST: Role = Role::VmOperator;
 
 impl Toolstack {
     /// Connects to a console: `name` is the reference or the UUID of a console or of a VM.
@@ -23,5 +23,19 @@ impl Toolstack {
         roles::check(&session.caller(), LEAST, "http/connect_console")?;
         self.wait_until_recovered();
         self.vms.console(name)
+    }
+
+    /// Waits until a session may not use consoles any more: it has ended, or its account has another role.
+    pub async fn console_lost(self: Arc<Self>, session: String) {
+        let Some(session) = self.sessions.peek(&session) else { return };
+        let mut news = self.db.watch();
+        loop {
+            news.mark_unchanged();
+            if session.has_ended() || session.role() < LEAST {
+                return;
+            }
+            // The database lives as long as `self`: there is always a sender.
+            drop(news.changed().await);
+        }
     }
 }

@@ -5,34 +5,14 @@ use tapio_model::{ApiError, Role, Value};
 use crate::caller::Caller;
 use crate::db::Db;
 
-/// The name of a role on the wire.
-pub const fn name(role: Role) -> &'static str {
-    match role {
-        Role::ReadOnly => "read-only",
-        Role::VmAdmin => "vm-admin",
-        Role::PoolOperator => "pool-operator",
-        Role::PoolAdmin => "pool-admin",
-    }
-}
-
 /// A role as a number, for an atomic.
 pub(crate) const fn rank(role: Role) -> u8 {
-    match role {
-        Role::ReadOnly => 0,
-        Role::VmAdmin => 1,
-        Role::PoolOperator => 2,
-        Role::PoolAdmin => 3,
-    }
+    role as u8
 }
 
 /// The role of a number; that of one which is none is the least.
-pub(crate) const fn from_rank(rank: u8) -> Role {
-    match rank {
-        3 => Role::PoolAdmin,
-        2 => Role::PoolOperator,
-        1 => Role::VmAdmin,
-        _ => Role::ReadOnly,
-    }
+pub(crate) fn from_rank(rank: u8) -> Role {
+    Role::ALL.get(usize::from(rank)).copied().unwrap_or(Role::ReadOnly)
 }
 
 /// Checks that the caller may send a message.
@@ -43,8 +23,12 @@ pub fn check(caller: &Caller, least: Role, method: &str) -> Result<(), ApiError>
     if caller.role >= least {
         return Ok(());
     }
-    let what =
-        format!("the account {} has the role {}, {} is needed", caller.user, name(caller.role), name(least));
+    let what = format!(
+        "the account {} has the role {}, {} is needed",
+        caller.user,
+        caller.role.name(),
+        least.name()
+    );
     Err(ApiError::new("RBAC_PERMISSION_DENIED", [method.to_ascii_lowercase(), what]))
 }
 
@@ -54,26 +38,40 @@ pub fn denied(method: &str) -> ApiError {
     ApiError::new("RBAC_PERMISSION_DENIED", [method.to_ascii_lowercase(), what])
 }
 
-/// The role records, always with the same UUIDs.
+/// What each role is for, with the UUID that XenServer gives its record (the MD5 of the name).
+const RECORDS: [(Role, &str, &str); 6] = [
+    (Role::PoolAdmin, "0165f154-ba3e-034e-6b27-5d271af109ba", "Everything, accounts included"),
+    (Role::PoolOperator, "b9ce9791-0604-50cd-0649-09b3284c7dfd", "Hosts, storage and VMs"),
+    (Role::VmPowerAdmin, "7955168d-7bec-10ed-105f-c6a7e6e63249", "VMs with their snapshots, memory and host"),
+    (Role::VmAdmin, "aaa00ab5-7340-bfbc-0d1b-7cf342639a6e", "VMs and their disks"),
+    (Role::VmOperator, "fb8d4ff9-310c-a959-0613-54101535d3d5", "Starts and ends VMs, uses their consoles"),
+    (Role::ReadOnly, "7233b8e3-eacb-d7da-2c95-f2e581cdbf4e", "Looks at everything that is no secret"),
+];
+
+/// Makes the role records, always with the same UUIDs. Records of other UUIDs, of an earlier version, go.
 ///
 /// # Errors
 /// The store's.
 pub(crate) fn make_records(db: &Db) -> Result<(), ApiError> {
-    const ROLES: [(&str, &str, &str); 4] = [
-        ("0165f154-ba3e-034e-6b27-5d271af109ba", "pool-admin", "Everything, accounts included"),
-        ("b9ce9791-0604-50cd-0649-09b3284c7dfd", "pool-operator", "Hosts, storage and VMs"),
-        ("aaa00ab5-7340-bfbc-0d1b-7cf342639a6e", "vm-admin", "VMs and their disks"),
-        ("0233f154-ba3e-034e-6b27-5d271af109ba", "read-only", "Looks at everything that is no secret"),
-    ];
     let Some(class) = tapio_model::class("role") else { return Ok(()) };
     db.change(|change| {
-        for (uuid, name, description) in ROLES {
+        let is_known = |uuid: &str| RECORDS.iter().any(|(_, known, _)| *known == uuid);
+        let others: Vec<String> = change
+            .all("role")
+            .iter()
+            .filter(|role| !is_known(role.text("uuid")))
+            .map(|role| role.reference.clone())
+            .collect();
+        for reference in others {
+            change.destroy("role", &reference)?;
+        }
+        for (role, uuid, description) in RECORDS {
             if change.by_uuid("role", uuid).is_ok() {
                 continue;
             }
             let fields = [
                 ("uuid", Value::from(uuid)),
-                ("name_label", name.into()),
+                ("name_label", role.name().into()),
                 ("name_description", description.into()),
             ];
             let known: Vec<(&str, Value)> =
@@ -82,4 +80,18 @@ pub(crate) fn make_records(db: &Db) -> Result<(), ApiError> {
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_role_has_a_number_and_a_record() {
+        for role in Role::ALL {
+            assert_eq!(from_rank(rank(role)), role);
+            assert!(RECORDS.iter().any(|(of, ..)| *of == role), "{}", role.name());
+        }
+        assert_eq!(from_rank(200), Role::ReadOnly);
+    }
 }

@@ -1,6 +1,6 @@
 // What the role of the session allows. The server checks each call; this says so before it is tried.
 
-const ORDER = ["read-only", "vm-admin", "pool-operator", "pool-admin"];
+const ORDER = ["read-only", "vm-operator", "vm-admin", "vm-power-admin", "pool-operator", "pool-admin"];
 export const me = { name: "", role: "", methods: new Set() };
 
 /** Why the session may not do what needs `role`; empty when it may. */

@@ -24,7 +24,7 @@ export function sr(uuid, redraw) {
   const { children, roots } = families(here.ref);
   const trees = paged(`chains-${uuid}`, roots, redraw, { rows: 5, noun: "chain" });
   return { title: here.name_label || uuid, about: `${here.type}, ${bytes(here.physical_utilisation)} of ${bytes(here.physical_size)} in use`,
-    actions: [button("New disk", () => createVdi(here), { first: true }), button("Scan", () => scanSr(here))],
+    actions: [button("New disk", () => createVdi(here), { first: true }), button("Scan", () => scanSr(here), { role: "vm-power-admin" })],
     body: [
       h("section", { class: "card" }, h("h2", {}, pluralOf(disks.length, "disk")), h("div", { class: "tools" }, rows.filter), table("Disks", [
         ["Name", (vdi) => h("a", { href: `#/vdi/${vdi.uuid}` }, vdi.name_label || vdi.uuid.slice(0, 8))], ["Kind", kindOf],

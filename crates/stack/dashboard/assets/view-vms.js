@@ -27,15 +27,15 @@ export function vm(uuid) {
   const vbds = all("VBD").filter((vbd) => vbd.VM === here.ref).sort((a, b) => Number(a.userdevice) - Number(b.userdevice));
   const snapshots = all("VM").filter((vm) => vm.is_a_snapshot && vm.snapshot_of === here.ref).sort(byName);
   return { title: here.name_label || uuid, about: here.name_description,
-    actions: [on ? button("Shut down", () => shutdownVm(here), { why: why("clean_shutdown") }) : button("Start", () => startVm(here), { first: true, why: why("start") }),
-      button("Snapshot", () => snapshotVm(here), { why: why("snapshot") }), button("Clone", () => cloneVm(here), { why: why("clone") }),
-      button("Switch off", () => powerOffVm(here), { danger: true, why: why("hard_shutdown") })],
+    actions: [on ? button("Shut down", () => shutdownVm(here), { role: "vm-operator", why: why("clean_shutdown") }) : button("Start", () => startVm(here), { role: "vm-operator", first: true, why: why("start") }),
+      button("Snapshot", () => snapshotVm(here), { role: "vm-power-admin", why: why("snapshot") }), button("Clone", () => cloneVm(here), { why: why("clone") }),
+      button("Switch off", () => powerOffVm(here), { role: "vm-operator", danger: true, why: why("hard_shutdown") })],
     body: [h("section", { class: "card" }, h("dl", { class: "facts" }, [["State", state(here)], ["Memory", bytes(here.memory_static_max)], ["Processors", String(here.VCPUs_max)],
       ["Host", get("host", here.resident_on)?.name_label ?? "–"], ["UUID", h("code", {}, uuid)]].map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))),
     h("section", { class: "card" }, h("h2", {}, "Disks"), vbdTable(vbds, "Disks", (vbd) => { const vdi = get("VDI", vbd.VDI);
       return vdi ? h("a", { href: `#/vdi/${vdi.uuid}` }, vdi.name_label || vdi.uuid.slice(0, 8)) : "empty drive"; })),
     h("section", { class: "card" }, h("h2", {}, "Snapshots"), table("Snapshots", [
       ["Name", (snapshot) => snapshot.name_label], ["Taken", (snapshot) => when(snapshot.snapshot_time)],
-      ["", (snapshot) => button("Go back to it", () => revertVm(snapshot))],
+      ["", (snapshot) => button("Go back to it", () => revertVm(snapshot), { role: "vm-power-admin" })],
     ], snapshots))] };
 }

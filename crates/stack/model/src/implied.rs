@@ -82,7 +82,7 @@ pub fn implied(class: &'static Class) -> Vec<Implied> {
         if field.access != FieldAccess::ReadWrite {
             continue;
         }
-        let setter = class.setter_role;
+        let setter = field.setter.unwrap_or(class.setter_role);
         add(format!("set_{}", field.name), ImpliedKind::Set(field), setter);
         match field.ty {
             Type::Map(..) => {

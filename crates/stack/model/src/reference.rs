@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::implied::{Implied, ImpliedKind, implied};
-use crate::table::{Class, ClassKind, Field, FieldAccess, Message, Role, Source, Type};
+use crate::table::{Class, ClassKind, Field, FieldAccess, Message, Source, Type};
 
 /// What stands before the classes.
 const INTRODUCTION: &str = "\
@@ -25,7 +25,8 @@ JSON-RPC 1.0 and 2.0 at `/jsonrpc`, over HTTPS, plain HTTP on loopback, and the 
 - A field that is *set* has `set_FIELD`; a map also `add_to_FIELD(key, value)` and `remove_from_FIELD(key)`, a
   set `add_FIELD(value)` and `remove_FIELD(value)`. One that is *created* is given in the record of `create`
   alone.
-- A role may do what those before it may: read-only, vm-admin, pool-operator, pool-admin.
+- A role may do what those before it may: read-only, vm-operator, vm-admin, vm-power-admin, pool-operator,
+  pool-admin. A field that is *set by* a role needs that one instead of the one of its class.
 ";
 
 /// The reference.
@@ -36,15 +37,6 @@ pub fn reference() -> String {
     }
     errors(&mut text);
     text
-}
-
-const fn role(role: Role) -> &'static str {
-    match role {
-        Role::ReadOnly => "read-only",
-        Role::VmAdmin => "vm-admin",
-        Role::PoolOperator => "pool-operator",
-        Role::PoolAdmin => "pool-admin",
-    }
 }
 
 /// A type in words.
@@ -94,9 +86,9 @@ fn describe(text: &mut String, class: &'static Class) {
         ClassKind::Objects => {
             let create = class.constructor.map_or_else(
                 || "It has no `create(record)`".to_owned(),
-                |least| format!("`create(record)` and `destroy` need the role {}", role(least)),
+                |least| format!("`create(record)` and `destroy` need the role {}", least.name()),
             );
-            let (get, set) = (role(class.reader_role), role(class.setter_role));
+            let (get, set) = (class.reader_role.name(), class.setter_role.name());
             let _ = writeln!(text, "{create}; fields are read by {get} and set by {set}.");
         }
         ClassKind::Unlisted => {
@@ -129,7 +121,15 @@ fn describe(text: &mut String, class: &'static Class) {
     }
 }
 
-fn access(class: &'static Class, field: &Field) -> &'static str {
+fn access(class: &'static Class, field: &Field) -> String {
+    let how = how_set(class, field);
+    match field.setter {
+        Some(least) if !how.is_empty() => format!("{how} by {}", least.name()),
+        _ => how.to_owned(),
+    }
+}
+
+fn how_set(class: &'static Class, field: &Field) -> &'static str {
     let is_set = |implied: Implied| matches!(implied.kind, ImpliedKind::Set(of) if of.name == field.name);
     let has_message = class.message(&format!("set_{}", field.name)).is_some();
     match (field.access, field.source) {
@@ -159,7 +159,7 @@ fn row(message: &Message) -> String {
         let errors: Vec<String> = message.errors.iter().map(|code| format!("`{code}`")).collect();
         what.push_str(&format!(" Errors: {}.", errors.join(", ")));
     }
-    let (result, least) = (type_name(message.result), role(message.role));
+    let (result, least) = (type_name(message.result), message.role.name());
     format!("| `{}({})` | {result} | {least} | {what} |", message.name, params.join(", "))
 }
 

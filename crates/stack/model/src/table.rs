@@ -105,6 +105,8 @@ pub struct Field {
     pub initial: Initial,
     /// Where it comes from.
     pub source: Source,
+    /// Least role that may set it, where it is another one than that of the class.
+    pub setter: Option<Role>,
     /// One sentence for people.
     pub doc: &'static str,
 }
@@ -114,8 +116,12 @@ pub struct Field {
 pub enum Role {
     /// Reads objects.
     ReadOnly,
+    /// Uses VMs: starts and ends them, uses their consoles, changes media.
+    VmOperator,
     /// Manages VMs and their disks.
     VmAdmin,
+    /// Also snapshots VMs, and chooses their host and their memory.
+    VmPowerAdmin,
     /// Manages hosts and storage.
     PoolOperator,
     /// Everything.
@@ -186,6 +192,35 @@ pub struct Class {
     pub reader_role: Role,
     /// Whether objects are kept in the store (not `session`, not a record class like `probe_result`).
     pub persistent: bool,
+}
+
+impl Role {
+    /// All, the least first.
+    pub const ALL: [Self; 6] = [
+        Self::ReadOnly,
+        Self::VmOperator,
+        Self::VmAdmin,
+        Self::VmPowerAdmin,
+        Self::PoolOperator,
+        Self::PoolAdmin,
+    ];
+
+    /// Its name on the wire, and in the file of accounts.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ReadOnly => "read-only",
+            Self::VmOperator => "vm-operator",
+            Self::VmAdmin => "vm-admin",
+            Self::VmPowerAdmin => "vm-power-admin",
+            Self::PoolOperator => "pool-operator",
+            Self::PoolAdmin => "pool-admin",
+        }
+    }
+
+    /// The role of a name; none for a name that is no role's.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
 }
 
 impl Class {

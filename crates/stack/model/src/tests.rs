@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
@@ -188,6 +188,62 @@ fn everything_is_explained() {
         {
             assert!(doc.len() > 3 && !doc.ends_with('.'), "{}.{name}: {doc:?}", class.name);
         }
+    }
+}
+
+/// Messages whose least role is not the one that XenServer publishes, and why.
+const OTHER_ROLES: &[(&str, &str)] = &[
+    ("secret.get_other_config", "nothing of a secret is shown to roles that may not read it"),
+    ("session.add_to_other_config", "a client reaches its own session alone"),
+    ("session.local_logout", "who logged in may log out"),
+    ("session.remove_from_other_config", "a client reaches its own session alone"),
+    ("session.set_other_config", "a client reaches its own session alone"),
+    (
+        "task.add_to_other_config",
+        "a client reaches the tasks of its account; the npm client notes what a task is for",
+    ),
+    ("task.remove_from_other_config", "a client reaches the tasks of its account"),
+    ("task.set_other_config", "a client reaches the tasks of its account"),
+];
+
+/// The least roles that XenServer publishes.
+fn published() -> BTreeMap<&'static str, Role> {
+    let mut roles = BTreeMap::new();
+    let mut role = None;
+    let text = include_str!("../../../../tests/roles.published");
+    for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        match line.strip_suffix(':') {
+            Some(name) => role = Some(Role::named(name).expect("a role")),
+            None => {
+                roles.extend(line.split_whitespace().map(|name| (name, role.expect("its role comes first"))));
+            }
+        }
+    }
+    roles
+}
+
+#[test]
+fn roles_are_those_that_xenserver_publishes() {
+    let published = published();
+    let mut ours = BTreeMap::new();
+    for class in CLASSES {
+        for message in class.messages.iter().filter(|message| message.needs_session) {
+            ours.insert(format!("{}.{}", class.name, message.name), message.role);
+        }
+        for message in implied(class) {
+            ours.insert(format!("{}.{}", class.name, message.name), message.role);
+        }
+    }
+    let absent: Vec<_> = published.keys().copied().filter(|name| !ours.contains_key(*name)).collect();
+    assert_eq!(absent, ["session.slave_local_login_with_password"], "it needs no session here");
+    let different: Vec<_> =
+        published.iter().filter(|(name, role)| ours.get(**name).is_some_and(|own| own != *role)).collect();
+    for (name, role) in &different {
+        assert!(OTHER_ROLES.iter().any(|(known, _)| known == *name), "{name}: XenServer has {}", role.name());
+    }
+    for (name, _) in OTHER_ROLES {
+        let listed = published.get(name).copied().unwrap_or(Role::ReadOnly);
+        assert!(ours.get(*name).is_some_and(|own| *own != listed), "{name} is no exception any more");
     }
 }
 

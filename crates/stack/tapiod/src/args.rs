@@ -101,8 +101,9 @@ pub enum User {
     Add {
         /// Its name
         name: String,
-        /// What it may do: pool-admin (everything), pool-operator (storage and hosts), vm-admin (VMs and their
-        /// disks), read-only
+        /// What it may do: pool-admin (everything), pool-operator (storage and hosts), vm-power-admin (also
+        /// snapshots VMs and chooses their memory), vm-admin (VMs and their disks), vm-operator (starts and ends VMs),
+        /// read-only
         #[arg(long)]
         role: String,
         #[command(flatten)]

@@ -4,7 +4,8 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
-use tapio_api::accounts::{AccountFile, FILE, RowKind, role_named, role_word};
+use tapio_api::accounts::{AccountFile, FILE, RowKind};
+use tapio_model::Role;
 use zeroize::Zeroizing;
 
 use crate::args::{User, Which};
@@ -20,9 +21,8 @@ pub fn run(state_dir: &Path, command: User) -> Result<(), String> {
     let file = AccountFile::new(state_dir.join(FILE));
     match command {
         User::Add { name, role, which } => {
-            let role = role_named(&role).ok_or_else(|| {
-                format!("--role {role}: pool-admin, pool-operator, vm-admin or read-only is expected")
-            })?;
+            let role = Role::named(&role)
+                .ok_or_else(|| format!("--role {role}: one of {} is expected", names_of_roles()))?;
             crate::dirs::make_dir(state_dir, crate::dirs::OURS)?;
             let kind = kind(which);
             let password = if kind == RowKind::Own { Some(password(&name)?) } else { None };
@@ -44,11 +44,17 @@ pub fn run(state_dir: &Path, command: User) -> Result<(), String> {
                     RowKind::System => "system",
                     RowKind::Group => "group",
                 };
-                out.push_str(&format!("{:<8} {:<14} {}\n", kind, role_word(row.role), row.name));
+                out.push_str(&format!("{:<8} {:<14} {}\n", kind, row.role.name(), row.name));
             }
             io::stdout().write_all(out.as_bytes()).map_err(|error| format!("standard output: {error}"))
         }
     }
+}
+
+/// The names of all roles, the greatest first.
+fn names_of_roles() -> String {
+    let names: Vec<&str> = Role::ALL.iter().rev().map(|role| role.name()).collect();
+    names.join(", ")
 }
 
 const fn kind(which: Which) -> RowKind {

@@ -46,29 +46,12 @@ pub struct Row {
 impl std::fmt::Debug for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // A hash can be guessed at: it is not for logs.
-        write!(f, "{} {} {}", kind_word(self.kind), role_word(self.role), self.name)
+        write!(f, "{} {} {}", kind_word(self.kind), self.role.name(), self.name)
     }
 }
 
-const ROLES: [(Role, &str); 4] = [
-    (Role::PoolAdmin, "pool-admin"),
-    (Role::PoolOperator, "pool-operator"),
-    (Role::VmAdmin, "vm-admin"),
-    (Role::ReadOnly, "read-only"),
-];
-
 const KINDS: [(RowKind, &str); 3] =
     [(RowKind::Own, "own"), (RowKind::System, "system"), (RowKind::Group, "group")];
-
-/// A role as people write it.
-pub fn role_word(role: Role) -> &'static str {
-    ROLES.iter().find(|(known, _)| *known == role).map_or("", |(_, word)| word)
-}
-
-/// The role of this name.
-pub fn role_named(word: &str) -> Option<Role> {
-    ROLES.iter().find(|(_, known)| *known == word).map(|(role, _)| *role)
-}
 
 fn kind_word(kind: RowKind) -> &'static str {
     KINDS.iter().find(|(known, _)| *known == kind).map_or("", |(_, word)| word)
@@ -175,8 +158,7 @@ impl AccountFile {
         let answer = change(&mut rows)?;
         let mut text = String::from("# Accounts of tapiod; 'tapiod user' changes this file.\n");
         for Row { kind, role, name, hash } in rows {
-            let line =
-                [kind_word(kind), role_word(role), &name, hash.as_deref().unwrap_or_default()].join(" ");
+            let line = [kind_word(kind), role.name(), &name, hash.as_deref().unwrap_or_default()].join(" ");
             text.push_str(line.trim_end());
             text.push('\n');
         }
@@ -199,7 +181,7 @@ fn row(line: &str) -> Result<Row, String> {
         (RowKind::Own, None) | (_, Some(_)) => return Err(expected()),
         (_, None) => {}
     }
-    let role = role_named(role).filter(|_| name_is_fit(name)).ok_or_else(expected)?;
+    let role = Role::named(role).filter(|_| name_is_fit(name)).ok_or_else(expected)?;
     Ok(Row { kind, role, name: name.to_owned(), hash: hash.map(str::to_owned) })
 }
 

@@ -25,7 +25,7 @@ use hash::Hasher;
 use standing::{Prints, Stamps};
 use throttle::Throttle;
 
-pub use file::{AccountFile, Row, RowKind, role_named, role_word};
+pub use file::{AccountFile, Row, RowKind};
 pub use pam::{Pam, PamOptions};
 pub use watch::Watch;
 
@@ -93,7 +93,7 @@ impl Accounts {
         match &result {
             Ok(opened) => {
                 self.throttle.succeeded(user, &peer.address);
-                tracing::info!("{user} logged in from {} as {}", peer.address, role_word(opened.role));
+                tracing::info!("{user} logged in from {} as {}", peer.address, opened.role.name());
             }
             Err(error) => {
                 if error.code == "SESSION_AUTHENTICATION_FAILED" {

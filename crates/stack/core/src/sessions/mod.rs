@@ -219,7 +219,7 @@ impl Sessions {
                 ("is_local_superuser", peer.superuser.into()),
                 ("auth_user_name", user.into()),
                 ("originator", originator.into()),
-                ("rbac_permissions", Value::Set(vec![roles::name(role).into()])),
+                ("rbac_permissions", Value::Set(vec![role.name().into()])),
             ],
         )?;
         let session = Arc::new(Session {

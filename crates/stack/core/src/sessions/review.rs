@@ -69,9 +69,9 @@ impl Sessions {
                     self.end(&session.reference);
                 }
                 Some(role) if role != session.role() => {
-                    tracing::warn!(user, role = roles::name(role), "a session goes on with another role");
+                    tracing::warn!(user, role = role.name(), "a session goes on with another role");
                     session.role.store(roles::rank(role), Ordering::Release);
-                    let names = Value::Set(vec![roles::name(role).into()]);
+                    let names = Value::Set(vec![role.name().into()]);
                     self.db.set("session", &session.reference, "rbac_permissions", names)?;
                     changed = true;
                 }

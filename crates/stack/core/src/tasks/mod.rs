@@ -22,9 +22,9 @@ use crate::accounts::Credential;
 use crate::args::Args;
 use crate::call::{Call, Handlers};
 use crate::caller::Caller;
+use crate::dates;
 use crate::db::{Change, Db, Generation, Object};
 use crate::progress::Progress;
-use crate::{dates, roles};
 
 pub use text::xml_text;
 pub(crate) use workers::Workers;
@@ -47,6 +47,9 @@ const PENDING_SECONDS: i64 = 24 * 3600;
 
 /// Tasks in all; a client that makes more has forgotten to destroy them.
 const ALL_MAX: usize = 20_000;
+
+/// Pending tasks of one account that makes another one by `task.create`, so that no account takes the room of others.
+const PER_ACCOUNT_MAX: usize = 2_000;
 
 /// Progress is shown again when it grew by so much,
 const PROGRESS_STEP: f64 = 0.01;
@@ -348,9 +351,24 @@ impl Tasks {
     }
 }
 
+/// What the keys of [`owner_note`] begin with.
+const OWNERS: &str = "task/owner/";
+
 /// Where the account of a kept task is noted.
 fn owner_note(reference: &str) -> String {
-    format!("task/owner/{reference}")
+    format!("{OWNERS}{reference}")
+}
+
+/// Whether an account has as many pending tasks as one account may.
+fn is_full(db: &Db, account: &str) -> bool {
+    if db.count("task") < PER_ACCOUNT_MAX {
+        return false;
+    }
+    let is_theirs = |key: &str, owner: &str| {
+        let task = (owner == account).then(|| db.get("task", key.strip_prefix(OWNERS)?).ok()).flatten();
+        task.is_some_and(|task| is_pending(&task))
+    };
+    db.notes(OWNERS).iter().filter(|(key, owner)| is_theirs(key, owner)).count() >= PER_ACCOUNT_MAX
 }
 
 /// Makes a task that belongs to an account; none: to those that may do everything.
@@ -401,8 +419,8 @@ pub(crate) fn check_owner(
     let what = format!(
         "{method} of a task of another account: the account {} has the role {}, {} is needed",
         caller.user,
-        roles::name(caller.role),
-        roles::name(Role::PoolOperator)
+        caller.role.name(),
+        Role::PoolOperator.name()
     );
     Err(ApiError::new("RBAC_PERMISSION_DENIED", ["task.destroy/any".to_owned(), what]))
 }
@@ -467,13 +485,16 @@ pub(crate) fn register(handlers: &mut Handlers, tasks: &Arc<Tasks>) {
     let mut handlers = handlers.of(tasks);
     handlers.on("task.create", |call, args| {
         let (label, description) = (args.text(0)?, args.text(1)?);
-        if call.part.db.count("task") >= ALL_MAX {
+        let account = call.caller.account();
+        if call.part.db.count("task") >= ALL_MAX
+            || account.is_some_and(|account| is_full(&call.part.db, account))
+        {
             return Err(ApiError::bare("TOO_MANY_PENDING_TASKS"));
         }
         let made = call.part.db.change(|change| {
             let mut fields = new_fields(change, label, description);
             fields.push(("allowed_operations", Value::strings(["cancel", "destroy"])));
-            create_owned(change, &fields, call.caller.account())
+            create_owned(change, &fields, account)
         });
         made.map(Value::String)
     });

@@ -6,6 +6,7 @@ mod events;
 mod listeners;
 mod restart;
 mod revoked;
+mod rights;
 mod sessions;
 mod tasks;
 mod world;

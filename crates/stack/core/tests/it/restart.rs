@@ -101,7 +101,7 @@ fn a_task_that_is_taken_up_again_goes_on() {
     drop((client, stack));
     let dir = tempfile::tempdir().expect("a scratch directory");
     let db = Db::open(Arc::clone(&store) as _).expect("the store opens");
-    let stack = Toolstack::with_accounts(crate::world::config(dir.path()), db, Box::new(crate::world::Four));
+    let stack = Toolstack::with_accounts(crate::world::config(dir.path()), db, Box::new(crate::world::Six));
     let running = stack.tasks.resume(&task).expect("it was pending");
     stack.start().expect("a toolstack starts");
     let client = Client::login(&stack, "pool-admin");

@@ -215,6 +215,43 @@ fn made_by(client: &Client) -> String {
 }
 
 #[test]
+fn an_account_has_so_many_tasks_and_leaves_room_for_others() {
+    let (_dir, stack) = stack();
+    let (reader, admin) = (Client::login(&stack, "read-only"), Client::login(&stack, "vm-admin"));
+    let first = made_by(&reader);
+    for _ in 1..2_000 {
+        made_by(&reader);
+    }
+    let another = || reader.code("task.create", vec!["x".into(), "".into()]);
+    assert_eq!(another(), "TOO_MANY_PENDING_TASKS");
+    made_by(&admin);
+    // One that is over counts no longer.
+    reader.call("task.set_status", vec![first.into(), "success".into()]);
+    made_by(&reader);
+    assert_eq!(another(), "TOO_MANY_PENDING_TASKS");
+}
+
+#[test]
+fn tasks_of_all_are_bounded_and_what_only_looks_goes_on() {
+    let (_dir, stack) = stack();
+    let client = Client::login(&stack, "pool-admin");
+    let made = stack.db.change(|change| {
+        let make = |_| change.create("task", &[("status", "pending".into())]);
+        (0..20_000).map(make).collect::<Result<Vec<_>, _>>()
+    });
+    let made = made.expect("many tasks");
+    assert_eq!(client.code("task.create", vec!["x".into(), "".into()]), "TOO_MANY_PENDING_TASKS");
+    assert_eq!(
+        client.code("Async.VM.start", vec!["OpaqueRef:NULL".into(), false.into(), false.into()]),
+        "TOO_MANY_PENDING_TASKS"
+    );
+    client.call("pool.get_all_records", vec![]);
+    client.call("task.destroy", vec![made[0].as_str().into()]);
+    made_by(&client);
+    assert_eq!(client.code("task.create", vec!["x".into(), "".into()]), "TOO_MANY_PENDING_TASKS");
+}
+
+#[test]
 fn pending_tasks_that_are_not_touched_go_after_a_day() {
     let (_dir, stack) = stack();
     let client = Client::login(&stack, "vm-admin");

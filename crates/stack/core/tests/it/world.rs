@@ -9,17 +9,12 @@ use tapio_core::{Accounts, Credential, Login, Peer, Toolstack};
 use tapio_model::{ApiError, Role, Value};
 
 /// Accounts whose names are those of their roles; the password of each is `secret`.
-pub struct Four;
+pub struct Six;
 
-impl Accounts for Four {
+impl Accounts for Six {
     fn authenticate(&self, user: &str, password: &str, _: &Peer) -> Result<Login, ApiError> {
-        let role = match user {
-            "pool-admin" => Role::PoolAdmin,
-            "pool-operator" => Role::PoolOperator,
-            "vm-admin" => Role::VmAdmin,
-            "read-only" => Role::ReadOnly,
-            _ => return Err(ApiError::new("SESSION_AUTHENTICATION_FAILED", [user, "no such account"])),
-        };
+        let unknown = || ApiError::new("SESSION_AUTHENTICATION_FAILED", [user, "no such account"]);
+        let role = Role::named(user).ok_or_else(unknown)?;
         if password == "secret" {
             return Ok(Login { role, credential: Credential(0) });
         }
@@ -57,7 +52,7 @@ pub fn config(dir: &std::path::Path) -> Config {
 /// A toolstack with a database, and the directory it works in.
 pub fn stack_on(db: Db) -> (tempfile::TempDir, Arc<Toolstack>) {
     let dir = tempfile::tempdir().expect("a scratch directory");
-    let stack = Toolstack::with_accounts(config(dir.path()), db, Box::new(Four));
+    let stack = Toolstack::with_accounts(config(dir.path()), db, Box::new(Six));
     stack.start().expect("a toolstack starts");
     (dir, stack)
 }

@@ -100,7 +100,7 @@ pub static CRASHDUMP_CLASS: Class = Class {
     ],
     messages: &[],
     constructor: None,
-    setter_role: Role::VmAdmin,
+    setter_role: Role::PoolOperator,
     reader_role: Role::ReadOnly,
     persistent: true,
 };

@@ -1,7 +1,7 @@
 //! Hosts.
 
 use super::row::*;
-use crate::Role::{PoolAdmin, PoolOperator, ReadOnly};
+use crate::Role::{PoolAdmin, PoolOperator, ReadOnly, VmOperator};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const UPDATES_APPLIED: Type =
@@ -69,7 +69,7 @@ pub static HOST_CLASS: Class = Class {
         runtime("ha_statefiles", STRING_SET, "Disks that high availability keeps its state in"),
         runtime("ha_network_peers", STRING_SET, "Hosts it sees"),
         runtime("blobs", Type::Map(&STRING, &BLOB), "Binary blobs that belong to it"),
-        writable("tags", STRING_SET, "Words its users gave it"),
+        writable("tags", STRING_SET, "Words its users gave it").set_by(VmOperator),
         runtime("external_auth_type", STRING, "Directory of users it asks"),
         runtime("external_auth_service_name", STRING, "Name of that directory"),
         runtime("external_auth_configuration", STRING_MAP, "How that directory is reached"),

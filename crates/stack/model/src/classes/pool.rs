@@ -1,7 +1,7 @@
 //! The pool.
 
 use super::row::*;
-use crate::Role::PoolOperator;
+use crate::Role::{PoolOperator, VmOperator};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const SYNC_FREQUENCY: Type = Type::Enum(&Enum { name: "update_sync_frequency", words: &["daily", "weekly"] });
@@ -49,8 +49,8 @@ pub static POOL_CLASS: Class = Class {
         writable("ha_allow_overcommit", BOOL, "Whether more may run than failures allow"),
         runtime("ha_overcommitted", BOOL, "Whether more runs than failures allow"),
         runtime("blobs", Type::Map(&STRING, &BLOB), "Binary blobs that belong to it"),
-        writable("tags", STRING_SET, "Words its users gave it"),
-        writable("gui_config", STRING_MAP, "What user interfaces note"),
+        writable("tags", STRING_SET, "Words its users gave it").set_by(VmOperator),
+        writable("gui_config", STRING_MAP, "What user interfaces note").set_by(VmOperator),
         writable("health_check_config", STRING_MAP, "How health is reported"),
         runtime("wlb_url", STRING, "Service that balances load"),
         runtime("wlb_username", STRING, "Account there"),

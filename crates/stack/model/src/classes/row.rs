@@ -104,7 +104,7 @@ pub const DOMAIN_TYPE: Type =
     Type::Enum(&Enum { name: "domain_type", words: &["hvm", "pv", "pv_in_pvh", "pvh", "unspecified"] });
 
 const fn field(name: &'static str, ty: Type, access: FieldAccess, doc: &'static str) -> Field {
-    Field { name, ty, access, initial: Initial::Empty, source: Source::Kept, doc }
+    Field { name, ty, access, initial: Initial::Empty, source: Source::Kept, setter: None, doc }
 }
 
 /// A field that the toolstack alone sets.
@@ -153,6 +153,11 @@ impl Field {
     /// The creator must say.
     pub const fn required(self) -> Self {
         Self { initial: Initial::Required, ..self }
+    }
+
+    /// Set by callers of this role on, whatever the class says.
+    pub const fn set_by(self, least: Role) -> Self {
+        Self { setter: Some(least), ..self }
     }
 
     /// Kept in memory alone.

@@ -1,7 +1,7 @@
 //! Sessions and roles.
 
 use super::row::*;
-use crate::Role::{PoolAdmin, ReadOnly};
+use crate::Role::{PoolOperator, ReadOnly};
 use crate::table::{Class, ClassKind, Role};
 
 /// The class `session`.
@@ -52,8 +52,8 @@ pub static SESSION_CLASS: Class = Class {
             .takes(&[p("old_pwd", STRING), p("new_pwd", STRING)])
             .fails(&["SESSION_AUTHENTICATION_FAILED"])
             .sync(),
-        msg("get_all_subject_identifiers", PoolAdmin, "Accounts that are logged in").gives(STRING_SET).sync(),
-        msg("logout_subject_identifier", PoolAdmin, "Ends all sessions of an account")
+        msg("get_all_subject_identifiers", ReadOnly, "Accounts that are logged in").gives(STRING_SET).sync(),
+        msg("logout_subject_identifier", PoolOperator, "Ends all sessions of an account")
             .takes(&[p("subject_identifier", STRING)])
             .sync(),
     ],

@@ -1,7 +1,7 @@
 //! Storage repositories, and what a probe finds.
 
 use super::row::*;
-use crate::Role::{PoolOperator, ReadOnly, VmAdmin};
+use crate::Role::{PoolOperator, ReadOnly, VmOperator, VmPowerAdmin};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const OPERATION: Type = Type::Enum(&Enum {
@@ -51,7 +51,7 @@ pub static SR_CLASS: Class = Class {
         creator("content_type", STRING, "What it is meant for: user, iso"),
         runtime("shared", BOOL, "Whether several hosts can use it at once"),
         writable("other_config", STRING_MAP, "Anything its users want to note"),
-        writable("tags", STRING_SET, "Words its users gave it"),
+        writable("tags", STRING_SET, "Words its users gave it").set_by(VmOperator),
         writable("sm_config", STRING_MAP, "What the storage driver notes"),
         runtime("blobs", Type::Map(&STRING, &BLOB), "Binary blobs that belong to it"),
         runtime("local_cache_enabled", BOOL, "Whether it caches other SRs"),
@@ -117,7 +117,7 @@ pub static SR_CLASS: Class = Class {
             .takes(&[p("sr", SR)])
             .fails(&["SR_NOT_ATTACHED", "SR_HAS_NO_PBDS"]),
         msg("get_supported_types", ReadOnly, "Types of SR there are drivers for").gives(STRING_SET).sync(),
-        msg("scan", VmAdmin, "Looks what lies there, and brings the disks up to date")
+        msg("scan", VmPowerAdmin, "Looks what lies there, and brings the disks up to date")
             .takes(&[p("sr", SR)])
             .fails(&["SR_NOT_ATTACHED", "SR_HAS_NO_PBDS"]),
         msg(

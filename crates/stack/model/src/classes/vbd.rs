@@ -1,7 +1,7 @@
 //! Disks and drives of VMs.
 
 use super::row::*;
-use crate::Role::{ReadOnly, VmAdmin};
+use crate::Role::{VmAdmin, VmOperator};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const OPERATION: Type = Type::Enum(&Enum {
@@ -42,10 +42,10 @@ pub static VBD_CLASS: Class = Class {
         runtime("metrics", VBD_METRICS, "Its measurements"),
     ],
     messages: &[
-        msg("eject", VmAdmin, "Takes the medium out of a drive")
+        msg("eject", VmOperator, "Takes the medium out of a drive")
             .takes(&[p("vbd", VBD)])
             .fails(&["VBD_NOT_REMOVABLE_MEDIA", "VBD_IS_EMPTY"]),
-        msg("insert", VmAdmin, "Puts a medium into a drive")
+        msg("insert", VmOperator, "Puts a medium into a drive")
             .takes(&[p("vbd", VBD), p("vdi", VDI)])
             .fails(&["VBD_NOT_REMOVABLE_MEDIA", "VBD_NOT_EMPTY"]),
         msg("plug", VmAdmin, "Plugs the disk into the running VM").takes(&[p("self", VBD)]).fails(&[
@@ -64,7 +64,7 @@ pub static VBD_CLASS: Class = Class {
         msg("unplug_force", VmAdmin, "Unplugs the disk from the running VM without asking the guest")
             .takes(&[p("self", VBD)])
             .fails(&["DEVICE_ALREADY_DETACHED", "VBD_NOT_UNPLUGGABLE"]),
-        msg("assert_attachable", ReadOnly, "Fails where plugging it would fail")
+        msg("assert_attachable", VmAdmin, "Fails where plugging it would fail")
             .takes(&[p("self", VBD)])
             .fails(&["VDI_IN_USE", "SR_NOT_ATTACHED"]),
         msg("set_mode", VmAdmin, "Says whether the guest may write")

@@ -1,7 +1,7 @@
 //! Virtual disks.
 
 use super::row::*;
-use crate::Role::{PoolAdmin, VmAdmin};
+use crate::Role::{PoolAdmin, VmAdmin, VmOperator};
 use crate::table::{Class, ClassKind, Enum, Param, Role, Type};
 
 const ON_BOOT: Type = Type::Enum(&Enum { name: "on_boot", words: &["reset", "persist"] });
@@ -109,7 +109,7 @@ pub static VDI_CLASS: Class = Class {
         runtime("snapshot_of", VDI, "What it is a snapshot of"),
         runtime("snapshots", VDIS, "Its snapshots").inverse("VDI", "snapshot_of"),
         runtime("snapshot_time", DATE_TIME, "When the snapshot was taken"),
-        writable("tags", STRING_SET, "Words its users gave it"),
+        writable("tags", STRING_SET, "Words its users gave it").set_by(VmOperator),
         runtime("allow_caching", BOOL, "Whether a local cache may hold parts of it"),
         runtime("on_boot", ON_BOOT, "What happens to it when its VM starts").or_text("persist"),
         runtime("metadata_of_pool", POOL, "The pool whose metadata it holds"),
@@ -184,7 +184,7 @@ pub static VDI_CLASS: Class = Class {
         ]),
         msg(
             "list_changed_blocks",
-            VmAdmin,
+            VmOperator,
             "The blocks of 64 KiB that changed from one disk or snapshot to a later one, in base64: a bit for each, \
              the first block in the highest bit of the first byte",
         )

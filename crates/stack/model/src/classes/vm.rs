@@ -1,7 +1,7 @@
 //! Virtual machines (VMs).
 
 use super::row::*;
-use crate::Role::{PoolOperator, ReadOnly, VmAdmin};
+use crate::Role::{PoolAdmin, PoolOperator, ReadOnly, VmAdmin, VmOperator, VmPowerAdmin};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const AFTER_EXIT: Type = Type::Enum(&Enum { name: "on_normal_exit", words: &["destroy", "restart"] });
@@ -95,7 +95,7 @@ pub static VM_CLASS: Class = Class {
         creator("suspend_VDI", VDI, "Where its memory lies while it is suspended"),
         runtime("resident_on", HOST, "The host it runs on"),
         runtime("scheduled_to_be_resident_on", HOST, "The host it is about to run on"),
-        writable("affinity", HOST, "The host it should run on"),
+        writable("affinity", HOST, "The host it should run on").set_by(VmPowerAdmin),
         runtime("memory_overhead", INT, "Bytes of memory taken beside the guests"),
         creator("memory_target", INT, "Bytes of memory it should have now"),
         creator("memory_static_max", INT, "Most bytes of memory it can have").or_int(256 << 20),
@@ -145,7 +145,7 @@ pub static VM_CLASS: Class = Class {
         runtime("snapshot_time", DATE_TIME, "When the snapshot was taken"),
         runtime("transportable_snapshot_id", STRING, "Name of the snapshot elsewhere"),
         runtime("blobs", Type::Map(&STRING, &BLOB), "Binary blobs that belong to it"),
-        writable("tags", STRING_SET, "Words its users gave it"),
+        writable("tags", STRING_SET, "Words its users gave it").set_by(VmOperator),
         writable(
             "blocked_operations",
             Type::Map(&OPERATION, &STRING),
@@ -184,11 +184,11 @@ pub static VM_CLASS: Class = Class {
         runtime("pending_guidances_full", Type::Set(&GUIDANCE), "What makes updates complete"),
     ],
     messages: &[
-        msg("snapshot", VmAdmin, "Keeps the contents of its disks and its settings")
+        msg("snapshot", VmPowerAdmin, "Keeps the contents of its disks and its settings")
             .takes(&[p("vm", VM), p("new_name", STRING), opt("ignore_vdis", VDIS)])
             .gives(VM)
             .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
-        msg("checkpoint", VmAdmin, "Keeps the contents of its disks, its settings and its memory, all of one moment")
+        msg("checkpoint", VmPowerAdmin, "Keeps the contents of its disks, its settings and its memory, all of one moment")
             .takes(&[p("vm", VM), p("new_name", STRING)])
             .gives(VM)
             .fails(&[
@@ -201,7 +201,7 @@ pub static VM_CLASS: Class = Class {
             ]),
         msg(
             "revert",
-            VmAdmin,
+            VmPowerAdmin,
             "Takes the VM back to its snapshot: disks, VIFs and settings; it is halted then, or suspended with the \
              memory of a checkpoint",
         )
@@ -224,7 +224,7 @@ pub static VM_CLASS: Class = Class {
         msg("provision", VmAdmin, "Makes the disks that its template asks for")
             .takes(&[p("vm", VM)])
             .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
-        msg("start", VmAdmin, "Starts it")
+        msg("start", VmOperator, "Starts it")
             .takes(&[p("vm", VM), opt("start_paused", BOOL), opt("force", BOOL)])
             .fails(&[
                 "VM_BAD_POWER_STATE",
@@ -234,7 +234,7 @@ pub static VM_CLASS: Class = Class {
                 "HOST_DISABLED",
                 "HOST_NOT_ENOUGH_FREE_MEMORY",
             ]),
-        msg("start_on", VmAdmin, "Starts it on this host")
+        msg("start_on", VmPowerAdmin, "Starts it on this host")
             .takes(&[p("vm", VM), p("host", HOST), opt("start_paused", BOOL), opt("force", BOOL)])
             .fails(&[
                 "VM_BAD_POWER_STATE",
@@ -244,18 +244,18 @@ pub static VM_CLASS: Class = Class {
                 "HOST_DISABLED",
                 "HOST_NOT_ENOUGH_FREE_MEMORY",
             ]),
-        msg("pause", VmAdmin, "Stops its processors").takes(&[p("vm", VM)]).fails(&[
+        msg("pause", VmOperator, "Stops its processors").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
-        msg("unpause", VmAdmin, "Lets its processors go on").takes(&[p("vm", VM)]).fails(&[
+        msg("unpause", VmOperator, "Lets its processors go on").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
-        msg("suspend", VmAdmin, "Writes its memory to a VDI of its suspend SR and ends it").takes(&[p("vm", VM)]).fails(&[
+        msg("suspend", VmOperator, "Writes its memory to a VDI of its suspend SR and ends it").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",
@@ -264,7 +264,7 @@ pub static VM_CLASS: Class = Class {
             "VM_NO_SUSPEND_SR",
             "SR_FULL",
         ]),
-        msg("resume", VmAdmin, "Lets a suspended VM go on from its memory")
+        msg("resume", VmOperator, "Lets a suspended VM go on from its memory")
             .takes(&[p("vm", VM), opt("start_paused", BOOL), opt("force", BOOL)])
             .fails(&[
                 "VM_BAD_POWER_STATE",
@@ -275,7 +275,7 @@ pub static VM_CLASS: Class = Class {
                 "SUSPEND_IMAGE_NOT_ACCESSIBLE",
                 "HOST_NOT_ENOUGH_FREE_MEMORY",
             ]),
-        msg("resume_on", VmAdmin, "Lets a suspended VM go on from its memory on this host")
+        msg("resume_on", VmPowerAdmin, "Lets a suspended VM go on from its memory on this host")
             .takes(&[p("vm", VM), p("host", HOST), opt("start_paused", BOOL), opt("force", BOOL)])
             .fails(&[
                 "VM_BAD_POWER_STATE",
@@ -287,13 +287,13 @@ pub static VM_CLASS: Class = Class {
                 "HOST_OFFLINE",
                 "HOST_NOT_ENOUGH_FREE_MEMORY",
             ]),
-        msg("clean_shutdown", VmAdmin, "Asks the guest to shut down").takes(&[p("vm", VM)]).fails(&[
+        msg("clean_shutdown", VmOperator, "Asks the guest to shut down").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
-        msg("shutdown", VmAdmin, "Asks the guest to shut down, and switches the VM off if it does not")
+        msg("shutdown", VmOperator, "Asks the guest to shut down, and switches the VM off if it does not")
             .takes(&[p("vm", VM)])
             .fails(&[
                 "VM_BAD_POWER_STATE",
@@ -301,19 +301,19 @@ pub static VM_CLASS: Class = Class {
                 "OPERATION_NOT_ALLOWED",
                 "VM_IS_TEMPLATE",
             ]),
-        msg("hard_shutdown", VmAdmin, "Switches it off; the memory of a suspended VM is thrown away").takes(&[p("vm", VM)]).fails(&[
+        msg("hard_shutdown", VmOperator, "Switches it off; the memory of a suspended VM is thrown away").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
-        msg("clean_reboot", VmAdmin, "Asks the guest to reboot").takes(&[p("vm", VM)]).fails(&[
+        msg("clean_reboot", VmOperator, "Asks the guest to reboot").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
-        msg("hard_reboot", VmAdmin, "Switches it off and on").takes(&[p("vm", VM)]).fails(&[
+        msg("hard_reboot", VmOperator, "Switches it off and on").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",
@@ -327,10 +327,10 @@ pub static VM_CLASS: Class = Class {
         msg("set_VCPUs_at_startup", VmAdmin, "Sets processors it starts with")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "VALUE_NOT_SUPPORTED"]),
-        msg("set_memory", VmAdmin, "Sets all its limits of memory, in bytes")
+        msg("set_memory", VmPowerAdmin, "Sets all its limits of memory, in bytes")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
-        msg("set_memory_limits", VmAdmin, "Sets its limits of memory, in bytes")
+        msg("set_memory_limits", VmPowerAdmin, "Sets its limits of memory, in bytes")
             .takes(&[
                 p("self", VM),
                 p("static_min", INT),
@@ -339,22 +339,22 @@ pub static VM_CLASS: Class = Class {
                 p("dynamic_max", INT),
             ])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
-        msg("set_memory_static_range", VmAdmin, "Sets its limits of memory while it does not run")
+        msg("set_memory_static_range", VmPowerAdmin, "Sets its limits of memory while it does not run")
             .takes(&[p("self", VM), p("min", INT), p("max", INT)])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
-        msg("set_memory_dynamic_range", VmAdmin, "Sets its limits of memory while it runs")
+        msg("set_memory_dynamic_range", VmPowerAdmin, "Sets its limits of memory while it runs")
             .takes(&[p("self", VM), p("min", INT), p("max", INT)])
             .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
-        msg("set_memory_static_min", VmAdmin, "Sets one of its limits of memory")
+        msg("set_memory_static_min", VmPowerAdmin, "Sets one of its limits of memory")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
-        msg("set_memory_static_max", VmAdmin, "Sets one of its limits of memory")
+        msg("set_memory_static_max", VmPowerAdmin, "Sets one of its limits of memory")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
-        msg("set_memory_dynamic_min", VmAdmin, "Sets one of its limits of memory")
+        msg("set_memory_dynamic_min", VmPowerAdmin, "Sets one of its limits of memory")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
-        msg("set_memory_dynamic_max", VmAdmin, "Sets one of its limits of memory")
+        msg("set_memory_dynamic_max", VmPowerAdmin, "Sets one of its limits of memory")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
         msg("set_actions_after_crash", VmAdmin, "Says what happens when the guest crashes")
@@ -388,7 +388,7 @@ pub static VM_CLASS: Class = Class {
                 "OPERATION_NOT_ALLOWED",
                 "VM_IS_TEMPLATE",
             ]),
-        msg("update_allowed_operations", ReadOnly, "Works out anew what can be done with it")
+        msg("update_allowed_operations", PoolAdmin, "Works out anew what can be done with it")
             .takes(&[p("self", VM)]),
         msg("compute_memory_overhead", ReadOnly, "Bytes of memory it takes beside its own")
             .takes(&[p("vm", VM)])
