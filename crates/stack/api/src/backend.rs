@@ -56,6 +56,11 @@ pub trait ApiBackend: Send + Sync + 'static {
         Err(ApiError::new("NOT_IMPLEMENTED", ["console"]))
     }
 
+    /// Ends when a session may not use consoles any more.
+    fn console_lost(&self, _session: &str) -> BoxFuture<()> {
+        Box::pin(std::future::pending())
+    }
+
     /// A call that waits for something to happen (`event.from`, `event.next`), as a future that holds no thread; its
     /// parameters are taken then. None for every other call. A client that goes away ends its wait: the future is
     /// dropped.

@@ -103,6 +103,12 @@ impl Credentials {
 }
 
 impl Entered {
+    /// One that a client has.
+    #[cfg(test)]
+    pub(super) fn of(session: &str) -> Self {
+        Self { session: session.to_owned(), is_ours: false }
+    }
+
     /// Ends a session that was made for the request.
     pub(super) async fn leave(self, calls: &Calls, (peer, limits): (&Peer, &ServerLimits)) {
         if !self.is_ours {

@@ -22,6 +22,7 @@ mod images;
 mod lanes;
 mod limits;
 mod metrics;
+mod notices;
 mod peers;
 mod pieces;
 mod refusal;
@@ -49,6 +50,7 @@ use calls::Calls;
 use guard::{Guarded, Phase};
 use http::Http;
 use lanes::Lanes;
+use notices::Notices;
 use peers::{PeerKey, Peers, Place};
 use thin::{Prefixed, Thin};
 
@@ -83,6 +85,7 @@ struct Shared {
     http: Http,
     thin: Thin,
     peers: Arc<Peers>,
+    notices: Notices,
     ending: watch::Receiver<bool>,
     /// A copy is held by everything that has to end before the server has.
     alive: watch::Sender<()>,
@@ -118,7 +121,8 @@ impl Server {
         let images = images::Images::new(&limits);
         let http = Http { calls, limits, routes, bodies, origins, images };
         let thin = Thin::new(command_lines, http.limits.command_lines_max);
-        let shared = Shared { http, thin, peers: Arc::default(), ending, alive: watch::Sender::new(()) };
+        let (peers, notices, alive) = (Arc::default(), Notices::default(), watch::Sender::new(()));
+        let shared = Shared { http, thin, peers, notices, ending, alive };
         Self { shared: Arc::new(shared), end }
     }
 
@@ -203,9 +207,23 @@ impl Shared {
         let limits = &self.http.limits;
         let place = self.peers.enter(owner, limits.connections_per_peer_max, limits.connections_max);
         if place.is_none() {
-            tracing::debug!("no room for another connection of {owner:?}");
+            self.notices.refused(format_args!("{owner:?}"), "no room for another connection");
         }
         place
+    }
+
+    /// A connection ended by an error.
+    fn lost(&self, peer: &Peer, error: &(dyn std::error::Error + 'static)) {
+        let mut causes = std::iter::successors(Some(error), |error| error.source());
+        let is_late = causes.any(|cause| {
+            let io = cause.downcast_ref::<io::Error>();
+            io.is_some_and(|io| io.kind() == io::ErrorKind::TimedOut)
+        });
+        if is_late {
+            self.notices.refused(&peer.address, error);
+        } else {
+            tracing::debug!("{}: {error}", peer.address);
+        }
     }
 
     fn take_tcp(
@@ -229,7 +247,7 @@ impl Shared {
             match self.until_end(tokio::time::timeout(time, tls.accept(stream))).await {
                 Some(Ok(Ok(stream))) => self.serve(stream, peer).await,
                 Some(Ok(Err(error))) => tracing::debug!("{}: no TLS: {error}", peer.address),
-                Some(Err(_)) => tracing::debug!("{}: no TLS within {time:?}", peer.address),
+                Some(Err(_)) => self.notices.refused(&peer.address, format_args!("no TLS within {time:?}")),
                 None => {}
             }
         });
@@ -259,13 +277,13 @@ impl Shared {
         let begun = self.until_end(thin::is_thin(&mut guarded, &mut front)).await;
         let is_thin = match begun {
             Some(Ok(is_thin)) => is_thin,
-            Some(Err(error)) => return tracing::debug!("{}: {error}", peer.address),
+            Some(Err(error)) => return self.lost(&peer, &error),
             None => return,
         };
         let mut guarded = Prefixed::new(front, guarded);
         if is_thin {
             if let Err(error) = self.command_line(&mut guarded, &peer, &phase).await {
-                tracing::debug!("{}: {error}", peer.address);
+                self.lost(&peer, &error);
             }
             let _ = tokio::time::timeout(limits.linger_time, linger(&mut guarded)).await;
             return;
@@ -282,6 +300,7 @@ impl Shared {
                 } else {
                     this.http.answer(&peer, request).await
                 };
+                this.notices.answered(&peer.address, reply.status());
                 phase.step();
                 Ok::<_, Infallible>(reply)
             })
@@ -303,18 +322,26 @@ impl Shared {
             }
             connection.poll_without_shutdown(cx)
         });
-        match result.await {
-            Ok(()) => {}
-            // A head that is none was answered, too.
-            Err(error) if error.is_parse() => tracing::debug!("{}: {error}", peer.address),
-            Err(error) => return tracing::debug!("{}: {error}", peer.address),
-        }
+        let is_lost = match result.await {
+            Ok(()) => false,
+            Err(error) => {
+                self.lost(&peer, &error);
+                // A head that is none was answered, too.
+                !error.is_parse()
+            }
+        };
         let http1::Parts { io, read_buf, .. } = connection.into_parts();
         let mut stream = io.into_inner();
-        if let Some(upgraded) = slot.take() {
-            // From here on the client may be silent.
-            stood.step();
-            self.until_end(upgraded.run(&mut stream, &read_buf)).await;
+        if let Some(mut upgraded) = slot.take() {
+            if !is_lost {
+                // From here on the client may be silent.
+                stood.step();
+                self.until_end(upgraded.run(&mut stream, &read_buf)).await;
+            }
+            upgraded.entered.leave(&self.http.calls, (&peer, limits)).await;
+        }
+        if is_lost {
+            return;
         }
         let _ = tokio::time::timeout(limits.linger_time, linger(&mut stream)).await;
     }

@@ -222,3 +222,34 @@ fn work_under_way_is_cancelled_when_its_account_may_not_do_it_any_more() {
     stack.sessions.review().expect("readable");
     until("bob's work is cancelled", || status(&of_bob) == "cancelled");
 }
+
+#[test]
+fn a_console_is_lost_with_the_session_or_the_role() {
+    let world = world();
+    let bob = || ("bob", Role::PoolOperator, "secret");
+    let lost = |client: &Client| {
+        let waiting = Arc::clone(&world.stack).console_lost(client.session.clone());
+        std::thread::spawn(move || {
+            tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(waiting);
+        })
+    };
+    let alice = Client::login(&world.stack, "alice");
+    let open = lost(&alice);
+    // Another role that is enough, and whatever else happens.
+    world.book.set(&[("alice", Role::VmOperator, "secret"), bob()]);
+    alice.call("pool.get_all", vec![]);
+    assert!(!open.is_finished());
+    alice.call("session.logout", vec![]);
+    open.join().expect("a logout ends it");
+    let alice = Client::login(&world.stack, "alice");
+    let open = lost(&alice);
+    world.book.set(&[("alice", Role::ReadOnly, "secret"), bob()]);
+    world.stack.sessions.review().expect("the accounts can be read");
+    open.join().expect("a lower role ends it");
+    let bob = Client::login(&world.stack, "bob");
+    let open = lost(&bob);
+    world.book.set(&[("alice", Role::ReadOnly, "secret")]);
+    world.stack.sessions.review().expect("the accounts can be read");
+    open.join().expect("the end of the account ends it");
+    lost(&bob).join().expect("a session that is no more has no console");
+}

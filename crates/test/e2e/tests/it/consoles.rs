@@ -4,6 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use tapio_e2e::toolstack::Session;
+
 use crate::machines::Guest;
 
 /// Sends a request; the head of the answer, and the connection behind it.
@@ -99,6 +101,7 @@ pub fn reached_by_those_who_may(guest: &Guest) {
     stream.write_all(&[&[0x82, 0x80 | typed.len() as u8, 0, 0, 0, 0], &typed[..]].concat()).expect("typed");
     frames_until(&mut stream, "42x");
     drop(stream);
+    ends_with_its_session(guest, &path(&terminal), &path(&screen));
     // Without a session, and with one that may only read.
     let (head, _) = ask(guest, &format!("CONNECT {} HTTP/1.0\r\n\r\n", path(&terminal)));
     assert!(head.contains(" 401 "), "{head}");
@@ -111,4 +114,28 @@ pub fn reached_by_those_who_may(guest: &Guest) {
     assert!(head.contains(" 404 ") || head.contains(" 400 "), "{head}");
     let (head, _) = ask(guest, &format!("GET /console?{id} HTTP/1.1\r\nHost: h\r\n\r\n"));
     assert!(head.starts_with("HTTP/1.1 400"), "{head}");
+}
+
+/// A viewer whose session ends, and one whose account is taken its role: neither sees or types anything more.
+fn ends_with_its_session(guest: &Guest, terminal: &str, screen: &str) {
+    let daemon = guest.world.daemon();
+    daemon.add_user("viewer", "vm-operator", "a long password");
+    let viewer = daemon.login_as("viewer", "a long password");
+    let open = |viewer: &Session, path: &str| {
+        let request = format!("CONNECT {path}&session_id={} HTTP/1.0\r\nHost: h\r\n\r\n", viewer.reference);
+        let (head, stream) = ask(guest, &request);
+        assert!(head.contains(" 200"), "{head}");
+        stream
+    };
+    let ends = |mut stream: TcpStream| {
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).expect("it is closed");
+    };
+    let first = open(&viewer, screen);
+    viewer.call("session.logout", &[]);
+    ends(first);
+    let viewer = daemon.login_as("viewer", "a long password");
+    let second = open(&viewer, terminal);
+    daemon.add_user("viewer", "read-only", "a long password");
+    ends(second);
 }

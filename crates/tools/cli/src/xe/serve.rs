@@ -3,8 +3,13 @@
 //! Standard input is the connection. `tapiod` has sent session and words on it; the client's own bytes follow. The
 //! session is the client's: what its account may not do is refused here as it is elsewhere. Files of this host are
 //! nothing to the client, so commands that read or write files do it at the client, or are refused.
+//!
+//! Before it reads the first byte the process gives up its capabilities, all files but a few that are read, programs to
+//! start, TCP, and signals to others (Landlock, where the kernel has it). It keeps the socket of the toolstack: that is
+//! found by its path, which Landlock does not judge.
 
-use std::io::Read;
+use std::ffi::CStr;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -12,6 +17,8 @@ use std::process::ExitCode;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::Deserialize;
 use tapio_model::thin;
+use tapio_sandbox::landlock::{Ruleset, right};
+use tapio_sandbox::{capability, landlock};
 
 use super::arguments::{Connection, XeArguments};
 use super::client::Client;
@@ -40,13 +47,43 @@ const FILES: [&str; 1] = ["filename"];
 /// Commands that read or write their file at the client.
 const AT_THE_CLIENT: [&str; 2] = ["vdi-export", "vdi-import"];
 
+/// Files that are read after the first byte of the client: the time zone of dates.
+const READ: [&CStr; 2] = [c"/etc/localtime", c"/usr/share/zoneinfo"];
+
+/// Every right that Landlock knows, so that all but [`READ`] is denied.
+const HANDLED: u64 = right::EXECUTE
+    | right::WRITE_FILE
+    | right::READ_FILE
+    | right::READ_DIR
+    | right::REMOVE_DIR
+    | right::REMOVE_FILE
+    | right::MAKE_CHAR
+    | right::MAKE_DIR
+    | right::MAKE_REG
+    | right::MAKE_SOCK
+    | right::MAKE_FIFO
+    | right::MAKE_BLOCK
+    | right::MAKE_SYM
+    | right::TRUNCATE;
+
+/// Gives up what a command needs nothing of. Threads that it starts later have no more.
+fn confine() -> io::Result<()> {
+    capability::bound(0)?;
+    capability::set(0)?;
+    capability::no_new_privileges()?;
+    let Some(version) = landlock::version() else { return Ok(()) };
+    let rules = Ruleset::new(version, HANDLED, true)?;
+    for path in READ {
+        rules.allow(path, right::READ_FILE | right::READ_DIR)?;
+    }
+    rules.enforce()
+}
+
 fn bound() {
     for (what, max) in [(Resource::As, MEMORY_MAX), (Resource::Nofile, FILES_MAX), (Resource::Core, 0)] {
         // A limit that is lower already stays.
         let _ = setrlimit(what, Rlimit { current: Some(max), maximum: Some(max) });
     }
-    // SAFETY: the call takes numbers. Nothing that this process starts gets more rights than it has.
-    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
 }
 
 fn begin(stream: &mut UnixStream) -> Result<Begin, String> {
@@ -64,6 +101,10 @@ fn begin(stream: &mut UnixStream) -> Result<Begin, String> {
 /// Runs until the client has its status.
 pub fn run() -> ExitCode {
     bound();
+    if let Err(error) = confine() {
+        eprintln!("xe __serve cannot give up its rights: {error}");
+        return ExitCode::FAILURE;
+    }
     let stream = std::io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
     let Ok(mut stream) = stream else { return ExitCode::FAILURE };
     let begin = match begin(&mut stream) {
@@ -98,4 +139,39 @@ fn execute(begin: Begin) -> bool {
         }
     }
     attempt(arguments, |connection| Client::with_session(connection, begin.session))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_command_has_no_files_no_programs_and_no_network_of_the_host() {
+        let Some(version) = landlock::version() else { return };
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let address = listener.local_addr().expect("an address");
+        let dir = std::env::temp_dir();
+        // Rights are a thread's: the test's other threads keep theirs.
+        let tried = std::thread::spawn(move || {
+            confine().expect("it gives up its rights");
+            let denied = |done: io::Result<()>| done.expect_err("it is denied").kind();
+            assert_eq!(capability::permitted().expect("known"), 0);
+            assert_eq!(denied(std::fs::read("/etc/passwd").map(drop)), ErrorKind::PermissionDenied);
+            assert_eq!(denied(std::fs::read_dir(&dir).map(drop)), ErrorKind::PermissionDenied);
+            assert_eq!(
+                denied(std::fs::write(dir.join("tapio-serve-test"), "x")),
+                ErrorKind::PermissionDenied
+            );
+            let started = std::process::Command::new("/bin/true").status();
+            assert_eq!(denied(started.map(drop)), ErrorKind::PermissionDenied);
+            if version >= 4 {
+                assert_eq!(denied(TcpStream::connect(address).map(drop)), ErrorKind::PermissionDenied);
+            }
+        });
+        tried.join().expect("no panic");
+        assert!(std::fs::read("/etc/passwd").is_ok(), "this thread gave nothing up");
+    }
 }

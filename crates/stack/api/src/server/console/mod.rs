@@ -5,7 +5,8 @@
 //!   client ── connection ── the console's UNIX socket ── emulator
 //! ```
 //!
-//! The session is looked at when the connection begins. A browser sends its cookies for any page that asks it to, so a
+//! The session is looked at when the connection begins, and the connection ends when the session does or may not use
+//! consoles any more. A browser sends its cookies for any page that asks it to, so a
 //! WebSocket is refused to pages of other origins than this server and those that are allowed to call.
 
 pub mod websocket;
@@ -25,11 +26,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::calls::Calls;
-use super::credentials::{Credentials, Params, header};
+use super::credentials::{Credentials, Entered, Params, header};
 use super::limits::ServerLimits;
 use super::refusal::refusal;
 use super::reply::{Reply, failure, reply};
-use crate::backend::Peer;
+use crate::backend::{BoxFuture, Peer};
 use websocket::{Frame, Frames, accept, binary, close, pong};
 
 const OCTETS: &str = "application/octet-stream";
@@ -39,10 +40,19 @@ const BINARY: &str = "binary";
 const PIECE_LEN: usize = 16 << 10;
 
 /// What a connection becomes when its answer is out.
-#[derive(Debug)]
 pub(super) struct Upgraded {
     console: UnixStream,
     is_websocket: bool,
+    /// Ends when the session may not use consoles any more.
+    lost: BoxFuture<()>,
+    /// The session; one that was made for the connection ends with it.
+    pub(super) entered: Entered,
+}
+
+impl std::fmt::Debug for Upgraded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upgraded").field("is_websocket", &self.is_websocket).finish_non_exhaustive()
+    }
 }
 
 /// Where a request leaves what its connection becomes.
@@ -112,7 +122,6 @@ pub(super) async fn answer(
     };
     let (backend, session) = (Arc::clone(&calls.backend), entered.session.clone());
     let opened = tokio::task::spawn_blocking(move || backend.console(&session, &name)).await;
-    entered.leave(calls, (peer, limits)).await;
     let defect = |_| Err(ApiError::internal("a console could not be opened; the daemon's log has more"));
     let console = opened.unwrap_or_else(defect).and_then(|fd| {
         let stream = StdStream::from(fd);
@@ -121,12 +130,16 @@ pub(super) async fn answer(
     });
     let console = match console {
         Ok(console) => console,
-        Err(error) => return refusal(&error, None),
+        Err(error) => {
+            entered.leave(calls, (peer, limits)).await;
+            return refusal(&error, None);
+        }
     };
     let Some(slot) = request.extensions().get::<Slot>() else {
         return refusal(&ApiError::internal("a console has no connection"), None);
     };
-    *slot.0.lock() = Some(Upgraded { console, is_websocket: key.is_some() });
+    let lost = calls.backend.console_lost(&entered.session);
+    *slot.0.lock() = Some(Upgraded { console, is_websocket: key.is_some(), lost, entered });
     let mut answer = reply(StatusCode::OK, OCTETS, "");
     if let Some(key) = key {
         *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -145,13 +158,19 @@ pub(super) async fn answer(
 }
 
 impl Upgraded {
-    /// Passes bytes on in both directions until one end has gone. `first` came with the request.
-    pub(super) async fn run(self, client: &mut (impl AsyncRead + AsyncWrite + Unpin), first: &[u8]) {
-        let Self { mut console, is_websocket } = self;
-        let ended = if is_websocket {
-            talk(client, &mut console, first).await
-        } else {
-            pass(client, &mut console, first).await
+    /// Passes bytes on in both directions until one end has gone or the session is lost. `first` came with the request.
+    pub(super) async fn run(&mut self, client: &mut (impl AsyncRead + AsyncWrite + Unpin), first: &[u8]) {
+        let Self { console, is_websocket, lost, .. } = self;
+        let talking = async {
+            if *is_websocket {
+                talk(client, console, first).await
+            } else {
+                pass(client, console, first).await
+            }
+        };
+        let ended = tokio::select! {
+            ended = talking => ended,
+            () = lost => Err(std::io::Error::other("its session has ended, or may not use it any more")),
         };
         if let Err(error) = ended {
             tracing::debug!("a console: {error}");

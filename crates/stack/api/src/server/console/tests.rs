@@ -40,7 +40,8 @@ async fn bytes_pass_both_ways_as_they_are_and_in_frames() {
         let (mut theirs, mut ours) = UnixStream::pair().unwrap();
         // "hi", masked with zeros: as it is, behind the frame's head.
         let first: &[u8] = if is_websocket { &[0x82, 0x82, 0, 0, 0, 0, b'h', b'i'] } else { b"hi" };
-        let upgraded = Upgraded { console, is_websocket };
+        let lost: BoxFuture<()> = Box::pin(std::future::pending());
+        let mut upgraded = Upgraded { console, is_websocket, lost, entered: Entered::of("s") };
         let running = tokio::spawn(async move { upgraded.run(&mut ours, first).await });
         let mut came = [0; 2];
         emulator.read_exact(&mut came).await.unwrap();
@@ -52,5 +53,23 @@ async fn bytes_pass_both_ways_as_they_are_and_in_frames() {
         assert_eq!(shown, expected);
         drop((theirs, emulator));
         running.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_console_ends_with_the_rights_of_its_session() {
+    for is_websocket in [false, true] {
+        let (console, mut emulator) = UnixStream::pair().unwrap();
+        let (mut theirs, mut ours) = UnixStream::pair().unwrap();
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let lost: BoxFuture<()> = Box::pin(async move { drop(ended.await) });
+        let mut upgraded = Upgraded { console, is_websocket, lost, entered: Entered::of("s") };
+        let running = tokio::spawn(async move { upgraded.run(&mut ours, b"").await });
+        emulator.write_all(b"x").await.unwrap();
+        assert!(theirs.read(&mut [0; 8]).await.unwrap() > 0, "it is open");
+        end.send(()).unwrap();
+        running.await.unwrap();
+        assert_eq!(theirs.read(&mut [0; 8]).await.unwrap(), 0, "nothing more comes");
+        assert_eq!(emulator.read(&mut [0; 8]).await.unwrap(), 0, "nor is anything more typed");
     }
 }

@@ -10,8 +10,12 @@
 //! the client has sent everything or not: an error reaches one that still sends, and so does success where a client
 //! announced a length without meaning. With `early=true` the answer comes first, for clients that send nothing before
 //! it.
+//!
+//! Before a stream of unknown length clients look for a redirection, with the same request and no body. So an import
+//! without a length and without a task begins with its first byte ([`probe`]).
 
 mod body;
+mod probe;
 mod request;
 mod vm;
 
@@ -36,7 +40,7 @@ use super::ended;
 use super::limits::ServerLimits;
 use super::refusal::refusal;
 use super::reply::{BodyError, Reply, failure, reply};
-use crate::backend::{BoxFuture, Peer};
+use crate::backend::{ApiBackend, BoxFuture, Peer};
 use body::Download;
 use request::{Wanted, read};
 
@@ -66,7 +70,7 @@ pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
 }
 
 /// Disks that come and go.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Images {
     places: Arc<Semaphore>,
 }
@@ -122,9 +126,17 @@ impl Images {
         (wanted, session): (Wanted, String),
         body: Incoming,
     ) -> Reply {
-        let Wanted { task, asked, format, status, condition, early, .. } = wanted;
+        let Wanted { task, asked, format, status, condition, early, may_be_probe, .. } = wanted;
         let transfer = Transfer { session, task, asked };
-        let mut running = match self.start(calls, transfer) {
+        let mut body = body;
+        let mut first = Bytes::new();
+        if may_be_probe {
+            match probe::first_bytes(&mut body).await {
+                Some(bytes) => first = bytes,
+                None => return self.answer_probe(calls, limits, transfer, body).await,
+            }
+        }
+        let mut running = match self.start(&calls.backend, transfer) {
             Ok(running) => running,
             Err(error) => return refusal(&error, None),
         };
@@ -132,7 +144,9 @@ impl Images {
         let task = begun.as_ref().map(|begun| begun.task.clone());
         let mut reply = match (&begun, format) {
             (Some(_), None) if direction == Direction::ExportVm => vm::download(calls, running).await,
-            (Some(_), None) if direction == Direction::ImportVm => vm::upload(calls, limits, running, body),
+            (Some(_), None) if direction == Direction::ImportVm => {
+                vm::upload(calls, limits, running, (first, body))
+            }
             // Refused, or a probe.
             (None, _) => match outcome(running.done).await {
                 Ok(()) => reply(StatusCode::OK, OCTETS, ""),
@@ -142,7 +156,7 @@ impl Images {
             (Some(_), None) => {
                 let Running { data, done, .. } = running;
                 let ending = Box::pin(ended(calls.ending.clone()));
-                let received = receive(ending, limits.upload_time, (data, done), body);
+                let received = receive(ending, limits.upload_time, (data, done), (first, body));
                 if early { answered_early(received) } else { uploaded(received.await) }
             }
         };
@@ -153,7 +167,7 @@ impl Images {
     }
 
     /// Puts a transfer on a thread of its own.
-    fn start(&self, calls: &Calls, mut transfer: Transfer) -> Result<Running, ApiError> {
+    fn start(&self, backend: &Arc<dyn ApiBackend>, mut transfer: Transfer) -> Result<Running, ApiError> {
         let place = Arc::clone(&self.places).try_acquire_owned();
         if place.is_err() && transfer.asked.is_ok() {
             // Its task ends with that.
@@ -166,7 +180,7 @@ impl Images {
         let (tell_begun, begun) = oneshot::channel();
         let (tell_done, done) = oneshot::channel();
         let (taken, is_taken) = mpsc::channel();
-        let backend = Arc::clone(&calls.backend);
+        let backend = Arc::clone(backend);
         let work = move || {
             let _place = place;
             let mut tell_begun = Some(tell_begun);
@@ -246,14 +260,19 @@ async fn download(
     reply
 }
 
-/// Gives a body to the storage, until one of them has ended; how the transfer ended.
+/// Gives a body, of which some bytes were read already, to the storage, until one of them has ended; how the transfer
+/// ended.
 async fn receive(
     mut ending: BoxFuture<()>,
     upload_time: Duration,
     (mut data, mut done): (UnixStream, Done),
-    mut body: Incoming,
+    (first, mut body): (Bytes, Incoming),
 ) -> Result<(), ApiError> {
     let sending = async {
+        if data.write_all(&first).await.is_err() {
+            return;
+        }
+        drop(first);
         loop {
             let next = tokio::select! {
                 next = tokio::time::timeout(upload_time, body.frame()) => next,

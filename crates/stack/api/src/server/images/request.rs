@@ -32,6 +32,8 @@ pub(super) struct Wanted {
     pub(super) condition: Condition,
     /// The answer is to come before the image: a client waits for it.
     pub(super) early: bool,
+    /// An import without a length and a task: the client may only be looking for a redirection, and send no body.
+    pub(super) may_be_probe: bool,
 }
 
 type Refused = (ApiError, Option<StatusCode>);
@@ -54,6 +56,8 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
         Ok(Asked::Export { format, .. }) => Some(*format),
         _ => None,
     };
+    let is_import = matches!(asked, Ok(Asked::Import { .. } | Asked::ImportVm { .. }));
+    let may_be_probe = is_import && params.get("task_id").is_none() && body_len(request) >= LEN_UNKNOWN;
     let status = asked.as_ref().err().and_then(|(_, status)| *status);
     Wanted {
         credentials: Credentials::of(request, &params),
@@ -63,7 +67,12 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
         status,
         condition,
         early: params.get("early").as_deref() == Some("true"),
+        may_be_probe,
     }
+}
+
+fn body_len<B>(request: &Request<B>) -> u64 {
+    header(request, CONTENT_LENGTH).and_then(|len| len.parse().ok()).unwrap_or(0)
 }
 
 fn format_of(params: &Params) -> Result<ImageFormat, Refused> {
@@ -113,7 +122,7 @@ fn import_vm<B>(request: &Request<B>, params: &Params) -> Result<Asked, Refused>
     if header(request, TRANSFER_ENCODING).is_some() {
         return Err((ApiError::bare("IMPORT_ERROR_CANNOT_HANDLE_CHUNKED"), None));
     }
-    let len: u64 = header(request, CONTENT_LENGTH).and_then(|len| len.parse().ok()).unwrap_or(0);
+    let len = body_len(request);
     if len == 0 {
         let is_probe = params.get("task_id").is_none();
         let early = (ApiError::bare("IMPORT_ERROR_PREMATURE_EOF"), None);
@@ -152,7 +161,7 @@ fn import<B>(request: &Request<B>, params: &Params) -> Result<Asked, Refused> {
             "a new VDI is made for a raw image: name the VDI ('vdi')",
         ));
     }
-    let len: u64 = header(request, CONTENT_LENGTH).and_then(|len| len.parse().ok()).unwrap_or(0);
+    let len = body_len(request);
     if len == 0 {
         // Clients look for a redirection with an empty body, and without their task, before they send a stream.
         let is_probe = params.get("task_id").is_none();

@@ -83,4 +83,11 @@ fn lengths_without_a_meaning_are_none() {
     assert_eq!(asked("vdi=v", &[]), Ok(Asked::Probe { vdi: Some("v".to_owned()) }));
     let early = Err(ApiError::bare("IMPORT_ERROR_PREMATURE_EOF"));
     assert_eq!(asked("vdi=v&task_id=t", &[]), early);
+    // Without a length and a task nothing but its bytes says that a request has an image.
+    let pib = ("content-length", "1125899906842624");
+    for (query, header, expected) in
+        [("vdi=v", pib, true), ("vdi=v&task_id=t", pib, false), ("vdi=v", ("content-length", "7"), false)]
+    {
+        assert_eq!(wanted(Direction::Import, query, &[header]).may_be_probe, expected, "{query} {header:?}");
+    }
 }

@@ -120,7 +120,12 @@ impl HttpBody for Archive {
 }
 
 /// Answers an import that was accepted, and takes it.
-pub(super) fn upload(calls: &Calls, limits: &ServerLimits, running: Running, body: Incoming) -> Reply {
+pub(super) fn upload(
+    calls: &Calls,
+    limits: &ServerLimits,
+    running: Running,
+    body: (Bytes, Incoming),
+) -> Reply {
     let Running { data, done, .. } = running;
     let ending: BoxFuture<()> = Box::pin(ended(calls.ending.clone()));
     let taking = receive(ending, limits.upload_time, (data, done), body);

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -106,13 +107,31 @@ fn bad_requests(daemon: &Daemon) {
 
 /// Programs that the daemon runs for clients.
 fn programs(daemon: &Daemon) -> usize {
+    pids(daemon).len()
+}
+
+fn pids(daemon: &Daemon) -> Vec<PathBuf> {
     let parent = format!("PPid:\t{}\n", daemon.process.pid());
     let is_ours = |dir: &std::path::Path| {
         let text = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap_or_default();
         text("status").contains(&parent) && text("cmdline").contains("__serve")
     };
     let entries = std::fs::read_dir("/proc").expect("listed");
-    entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|dir| is_ours(dir)).count()
+    entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|dir| is_ours(dir)).collect()
+}
+
+/// What the program of a command has given up, as the kernel tells it.
+fn is_confined(program: &std::path::Path) {
+    let status = std::fs::read_to_string(program.join("status")).expect("it runs");
+    let value = |key: &str| {
+        let line =
+            status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("no {key}"));
+        line.trim().to_owned()
+    };
+    for set in ["CapPrm:", "CapEff:", "CapInh:", "CapAmb:"] {
+        assert_eq!(u64::from_str_radix(&value(set), 16), Ok(0), "{set}");
+    }
+    assert_eq!(value("NoNewPrivs:"), "1");
 }
 
 fn nothing_stays_of_a_client_that_goes_away(daemon: &Daemon, place: &str, dir: &std::path::Path) {
@@ -121,6 +140,7 @@ fn nothing_stays_of_a_client_that_goes_away(daemon: &Daemon, place: &str, dir: &
     let mut waiting = Running::start(&mut waiting, &dir.join("waiting.log"));
     let limit = Duration::from_secs(60);
     waiting.wait_for("the program of the command", limit, || (programs(daemon) == 1).then_some(()));
+    is_confined(&pids(daemon)[0]);
     waiting.kill();
     assert!(poll_until(limit, || (programs(daemon) == 0).then_some(())).is_some(), "a program stays");
 }
