@@ -292,9 +292,14 @@ fn exchange(mut stream: impl Read + Write, path: &str, body: &str) -> (u16, Stri
 
 /// Where `scripts/setup` puts Python's `XenAPI`; none where that could not be fetched.
 pub fn python_xenapi() -> Option<PathBuf> {
+    lane("python/XenAPI.whl")
+}
+
+/// A file that `scripts/setup` fetches below `target/lanes`; none on a host where it could not.
+pub fn lane(name: &str) -> Option<PathBuf> {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
-    let file = target.join("lanes/python/XenAPI.whl");
+    let file = target.join("lanes").join(name);
     file.exists().then_some(file)
 }
 

@@ -4,5 +4,8 @@ mod accounts;
 mod clients;
 mod daemon;
 mod doors;
+mod handlers;
 mod memory;
 mod metrics;
+mod published;
+mod storms;
