@@ -1,5 +1,6 @@
 //! Large answers as text, piece by piece; the same text as if they were made at once.
 
+use tapio_model::xml::{push_member, push_value};
 use tapio_model::{ApiError, Large, Shape, Value};
 
 use crate::jsonrpc;
@@ -100,8 +101,8 @@ impl Writer {
     fn part(&self, out: &mut String, key: &str, value: &Value) {
         let is_map = self.large.shape == Shape::Map;
         match &self.language {
-            Language::Xml if is_map => xml::push_member(out, key, value),
-            Language::Xml => xml::push_value(out, value),
+            Language::Xml if is_map => push_member(out, key, value),
+            Language::Xml => push_value(out, value),
             Language::Json(..) => {
                 if self.at == At::Next {
                     out.push(',');
@@ -125,7 +126,7 @@ impl Writer {
                 });
                 if let Shape::Batch(rest) = &self.large.shape {
                     out.push_str("</member>");
-                    rest.iter().for_each(|(name, value)| xml::push_member(out, name, value));
+                    rest.iter().for_each(|(name, value)| push_member(out, name, value));
                     out.push_str("</struct></value>");
                 }
                 xml::push_success_end(out);

@@ -18,6 +18,7 @@ mod tests;
 pub mod thin;
 mod transfer;
 mod value;
+pub mod xml;
 
 pub use answer::{Answer, EVENTS, Large, Part, Shape};
 pub use classes::{CLASSES, FOREIGN};

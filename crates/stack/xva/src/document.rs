@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tapio_model::Value;
+use tapio_model::{Value, xml};
 
 use crate::error::{XvaError, shown};
 use crate::{EXPORT_VERSION, value};
@@ -140,7 +140,7 @@ impl Document {
         });
         let all = [("version", Value::string_map(version)), ("objects", Value::Set(objects.collect()))];
         let mut out = String::from("<?xml version=\"1.0\"?>\n");
-        value::push(
+        xml::push_value(
             &mut out,
             &Value::Map(all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()),
         );

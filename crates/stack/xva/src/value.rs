@@ -2,11 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use quick_xml::Reader;
 use quick_xml::events::Event;
-use tapio_model::{Value, datetime};
+use tapio_model::Value;
 
 use crate::error::{XvaError, shown};
 
@@ -188,54 +187,4 @@ pub(crate) fn read(document: &[u8]) -> Result<Value, XvaError> {
 /// Whether XML has no place for a character.
 fn is_foreign(character: char) -> bool {
     matches!(character, '\0'..='\x08' | '\x0b' | '\x0c' | '\x0e'..='\x1f' | '\u{fffe}' | '\u{ffff}')
-}
-
-fn push_text(out: &mut String, text: &str) {
-    for character in text.chars() {
-        match character {
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '&' => out.push_str("&amp;"),
-            '\r' => out.push_str("&#13;"),
-            '\t' | '\n' => out.push(character),
-            _ if is_foreign(character) => {}
-            _ => out.push(character),
-        }
-    }
-}
-
-/// Writes a value.
-pub(crate) fn push(out: &mut String, value: &Value) {
-    out.push_str("<value>");
-    // Writing to a String cannot fail.
-    let _ = match value {
-        Value::Void => Ok(()),
-        Value::Bool(truth) => write!(out, "<boolean>{}</boolean>", u8::from(*truth)),
-        Value::Int(number) => write!(out, "{number}"),
-        Value::Float(number) => write!(out, "<double>{number}</double>"),
-        Value::DateTime(at) => write!(out, "<dateTime.iso8601>{}</dateTime.iso8601>", datetime::format(*at)),
-        Value::String(text) => {
-            push_text(out, text);
-            Ok(())
-        }
-        Value::Set(members) => {
-            out.push_str("<array><data>");
-            members.iter().for_each(|member| push(out, member));
-            out.push_str("</data></array>");
-            Ok(())
-        }
-        Value::Map(members) => {
-            out.push_str("<struct>");
-            for (name, member) in members {
-                out.push_str("<member><name>");
-                push_text(out, name);
-                out.push_str("</name>");
-                push(out, member);
-                out.push_str("</member>");
-            }
-            out.push_str("</struct>");
-            Ok(())
-        }
-    };
-    out.push_str("</value>");
 }

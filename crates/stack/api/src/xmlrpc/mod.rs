@@ -16,7 +16,7 @@ pub(crate) mod encode;
 mod tokens;
 
 pub use decode::{Call, Response, decode_call, decode_response};
-pub use encode::{encode_call, encode_failure, encode_fault, encode_success, encode_value};
+pub use encode::{encode_call, encode_failure, encode_fault, encode_success};
 
 #[cfg(test)]
 mod tests;

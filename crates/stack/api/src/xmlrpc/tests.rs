@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use tapio_model::xml::value_text;
 use tapio_model::{ApiError, Value};
 
 use super::*;
@@ -143,12 +144,12 @@ fn text_has_a_type_only_where_white_space_needs_it() {
         ("a\n", "<value><string>a\n</string></value>"),
         (" ", "<value><string> </string></value>"),
     ] {
-        assert_eq!(encode_value(&Value::string(text)), written);
+        assert_eq!(value_text(&Value::string(text)), written);
         assert_eq!(value(written), Value::string(text));
     }
     let record = Value::string_map([("result", "")]);
     assert_eq!(
-        encode_value(&record),
+        value_text(&record),
         "<value><struct><member><name>result</name><value></value></member></struct></value>"
     );
 }
@@ -171,13 +172,13 @@ fn a_scalar_that_is_not_what_it_says_is_text_for_its_reader() {
 fn event_counts_are_numbers() {
     let counts = Value::Map(BTreeMap::from([("task".to_owned(), Value::Int(3))]));
     let batch = Value::Map(BTreeMap::from([("valid_ref_counts".to_owned(), counts)]));
-    let text = encode_value(&batch);
+    let text = value_text(&batch);
     assert!(text.contains("<name>task</name><value><i4>3</i4></value>"), "{text}");
 }
 
 #[test]
 fn what_xml_cannot_hold_is_replaced() {
-    let text = encode_value(&Value::string("a\u{0}b\u{1b}\r\n\t\u{ffff}é"));
+    let text = value_text(&Value::string("a\u{0}b\u{1b}\r\n\t\u{ffff}é"));
     assert_eq!(text, "<value>a\u{fffd}b\u{fffd}&#13;\n\t\u{fffd}é</value>");
 }
 
