@@ -457,4 +457,5 @@ def cleared(part):
     return run
 
 
-tell({name: cleared(part) for name, part in globals().copy().items() if callable(part)})
+if __name__ == "__main__":
+    tell({name: cleared(part) for name, part in globals().copy().items() if callable(part)})

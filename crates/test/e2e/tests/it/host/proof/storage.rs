@@ -8,9 +8,13 @@ use tapio_e2e::tools::skip;
 use tapio_e2e::world::World;
 
 fn parts(client: &str, parts: &[&str]) {
+    of_program("acceptance.py", client, parts);
+}
+
+fn of_program(program: &str, client: &str, parts: &[&str]) {
     let world = World::new();
     let args = [&[client, text(world.scratch.path())], parts].concat();
-    println!("{}", world.story("acceptance.py", &args));
+    println!("{}", world.story(program, &args));
     world.finish();
 }
 
@@ -48,4 +52,11 @@ fn the_end_of_the_largest_disk_and_copies_of_changes() {
     if has_devices() {
         parts("xml", &["device_deltas", "device_end_of_the_largest"]);
     }
+}
+
+#[test]
+fn contents_come_back_by_every_way_and_changes_are_tracked() {
+    needs_python_xenapi!(_wheel);
+    of_program("integrity.py", "xml", &["cbt", "deltas"]);
+    of_program("integrity.py", "json", &["contents", "around_two_gib", "largest"]);
 }
