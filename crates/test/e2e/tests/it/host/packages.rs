@@ -30,7 +30,7 @@ fn build(into: &Path, version: &str) {
 #[test]
 fn they_are_installed_upgraded_under_a_working_disk_and_purged() {
     needs!("dpkg-deb", "unshare", "objdump");
-    needs!("nbdsh");
+    needs!("nbdsh", "curl");
     let scratch = Scratch::on_disk();
     let (old, new, work) = (scratch.join("old"), scratch.join("new"), scratch.join("work"));
     std::fs::create_dir(&work).expect("made");
@@ -38,7 +38,8 @@ fn they_are_installed_upgraded_under_a_working_disk_and_purged() {
     build(&new, "0.1.0-2");
     let mut command = Command::new("unshare");
     command.args(NAMESPACES).args(["sh", "-c", "mount -t proc proc /proc && exec \"$@\"", "sh"]);
-    command.arg(repository().join("tests/packages.sh")).args([&work, &old, &new]);
+    let client = repository().join("crates/test/e2e/tests/it/host/thin_cli.py");
+    command.arg(repository().join("tests/packages.sh")).args([&work, &old, &new, &client]);
     let finished = run_within(&mut command, LIMIT);
     if finished.status.code() == Some(77) || finished.stderr.contains("unshare failed") {
         return skip(&format!("needs root to mount: {}", finished.stderr.trim()));
