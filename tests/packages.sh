@@ -39,7 +39,7 @@ for name in xe tap-ctl xsiostat vhd-util cbt-util tapio; do
 	inside test -x "/usr/bin/$name" || fail "no $name"
 	inside test -s "/usr/share/man/man1/$name.1.gz" || fail "no manual page of $name"
 done
-for page in man8/tapio-disk.8 man1/tapio-top.1 man1/tapio-doctor.1 man1/tapio-timeline.1; do
+for page in man8/tapio-disk.8 man8/tapiod.8 man8/tapio-tapback.8 man8/tapio-xenstored.8 man1/tapio-top.1 man1/tapio-doctor.1 man1/tapio-timeline.1; do
 	inside test -s "/usr/share/man/$page.gz" || fail "no manual page $page"
 done
 for name in top doctor timeline; do inside tapio $name --help >/dev/null || fail "tapio $name explains nothing"; done

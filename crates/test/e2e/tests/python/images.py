@@ -267,6 +267,14 @@ def answer_of(stream):
     return reply.status, reply.read()
 
 
+def head_of(stream):
+    """The status of an answer whose body is not read."""
+    said = b""
+    while not said.endswith(b"\r\n\r\n"):
+        said += stream.recv(1)
+    return int(said.split()[1])
+
+
 def unknown_length(call):
     disk = contents(5 * MIB, (MIB, MIB))
     vdi = new(call, len(disk))
@@ -284,6 +292,27 @@ def unknown_length(call):
         assert status == 200, body
         assert outcome(call, task) == "success"
         assert exported(call, vdi) == disk
+
+    # A product that looks for a redirection before its stream: no body comes. It is answered, and nothing is left.
+    before = set(call("task.get_all"))
+    stream = begin(call, PIB, vdi=vdi, format="raw")
+    assert head_of(stream) == 200
+    stream.close()
+    assert set(call("task.get_all")) == before and call("VDI.get_current_operations", vdi) == {}
+    stream = begin(call, PIB, vdi="OpaqueRef:none", format="raw")
+    assert answer_of(stream)[0] == 400
+    # A stream that begins later than its answer arrives, whole; and the connection is cut where it does not.
+    for sent, is_whole in ((b"l" * len(disk), True), (b"s" * MIB, False)):
+        stream = begin(call, PIB, vdi=vdi, format="raw")
+        assert head_of(stream) == 200
+        stream.sendall(sent)
+        if not is_whole:
+            stream.close()
+            wait("the end of the import", lambda: get(call, vdi=vdi)[0] == 200)
+            continue
+        assert stream.recv(4096) in (b"0\r\n\r\n", b""), "the end of an answer"
+        assert exported(call, vdi) == sent
+    assert put(call, disk, vdi=vdi, format="raw")[0] == 200
 
     # The connection is cut: the task failed, and says where to go on.
     task = call("task.create", "of a product", "")
