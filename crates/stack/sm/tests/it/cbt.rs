@@ -292,7 +292,7 @@ fn a_disk_grows_between_two_snapshots() {
     // A log that is shorter than the one before it belongs to another disk.
     let last = snapshot(sr.as_ref(), vdi);
     let mut log = Log::create(&at(&place, last), 8 * MIB).unwrap();
-    let header = tapio_format::cbt::LogHeader { consistent: 1, child: vdi, ..*log.header() };
+    let header = tapio_format::cbt::LogHeader { consistent: 1, parent: second, child: vdi, ..*log.header() };
     log.set_header(header).unwrap();
     assert_eq!(code(sr.changed_blocks(&ctx, second, last)), "SR_BACKEND_FAILURE_459");
 }
