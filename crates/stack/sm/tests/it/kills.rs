@@ -40,6 +40,7 @@ const CHANGES: &[&str] = &[
     "cbt-unusable",
     "fork-tracked",
     "fork-tracked-live",
+    "fork-unusable",
     "resize-tracked",
     "introduce",
     "fill",
@@ -101,7 +102,7 @@ fn run(
             sr.deactivate(ctx, vdi)
         }
         "cbt-disable" => sr.track_changes(ctx, vdi, false).map(|_| ()),
-        "fork-tracked" => sr.fork(ctx, vdi, other, ForkKind::Snapshot).map(|_| ()),
+        "fork-tracked" | "fork-unusable" => sr.fork(ctx, vdi, other, ForkKind::Snapshot).map(|_| ()),
         "resize-tracked" => sr.resize(ctx, vdi, 8192 * MIB).map(|_| ()),
         "introduce" => sr.introduce(ctx, other, "foreign.vhd").map(|_| ()),
         "fill" => {
@@ -233,7 +234,7 @@ fn before(change: &str) -> Before {
         _ => {}
     }
     let log = place.images().join(format!("{vdi}.cbtlog"));
-    let _busy = (change == "cbt-unusable").then(|| Busy::put(&log));
+    let _busy = change.ends_with("-unusable").then(|| Busy::put(&log));
     Before { place, vdi, beside, other, origin, first, _busy }
 }
 
@@ -241,7 +242,7 @@ fn is_tracked(change: &str) -> bool {
     change.ends_with("-tracked")
         || change.starts_with("destroy-")
         || change.starts_with("cbt-disable")
-        || change == "cbt-unusable"
+        || change.ends_with("-unusable")
         || change.ends_with("-tracked-live")
 }
 
@@ -263,6 +264,14 @@ fn check_log(before: &Before, sr: &dyn Sr, change: &str, what: &str) {
         assert_eq!(changed(sr, last.uuid, snapshot().uuid).unwrap(), BTreeSet::from([32]), "{what}");
     }
     let Some(first) = before.first else { return };
+    if change == "fork-unusable" {
+        // The snapshot is there, and no list lacks what was written.
+        match changed(sr, first, last.uuid) {
+            Ok(changed) => assert!(changed.contains(&64), "{what}: {changed:?}"),
+            Err(error) => assert_eq!(error.code, "SR_BACKEND_FAILURE_460", "{what}"),
+        }
+        return;
+    }
     if change.starts_with("cbt-disable") || change == "cbt-unusable" {
         assert!(changed(sr, first, last.uuid).is_err(), "{what}");
         return;
@@ -367,7 +376,11 @@ fn a_kill_at_any_step_loses_nothing() {
                     let prefix = change.split('-').next().unwrap();
                     for (step, _) in STEPS.iter().filter(|(step, _)| {
                         let of = step.split(':').next().unwrap().rsplit('-').next().unwrap();
-                        of == prefix || (prefix == "attach" && *step == "sr-attach:mounted")
+                        // A log that changes with a destroy or a snapshot has steps of its own.
+                        let has_log_steps = matches!(change, "destroy-log-live" | "fork-unusable");
+                        of == prefix
+                            || (has_log_steps && of == "cbt")
+                            || (prefix == "attach" && *step == "sr-attach:mounted")
                     }) {
                         let before = before(change);
                         if dies(&before, change, step) {
