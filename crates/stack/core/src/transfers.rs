@@ -117,9 +117,9 @@ impl Toolstack {
         };
         done.map_err(|error| match &*error.code {
             // The storage stops for a client that went away as for one that cancels.
-            "TASK_CANCELLED" if !call.progress.is_cancelled() => {
-                ApiError::internal("the client ended the connection before the transfer was over")
-            }
+            "TASK_CANCELLED" if !call.progress.is_cancelled() => ApiError::internal(
+                "the client ended the connection, or took nothing for too long, before the transfer was over",
+            ),
             _ => error,
         })
     }

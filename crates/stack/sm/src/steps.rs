@@ -30,6 +30,7 @@ pub const STEPS: &[(&str, &str)] = &[
     ("cbt:enabled", "the log is there; a running disk does not have it open yet"),
     ("cbt:unlinked", "the log before this one no longer leads to it"),
     ("cbt:disabled", "the log is gone; a running disk is closed"),
+    ("cbt:given-up", "no log leads to one that cannot be used, which is still there"),
     ("cbt:resumed", "the disk goes on; only the journal is left"),
     ("destroy:log-absorbed", "the image is gone; the log after its own has what its own has"),
     ("destroy:log-unlinked", "the log before its own leads to the one after it"),

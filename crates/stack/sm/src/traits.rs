@@ -25,8 +25,26 @@ pub trait Ctx: Send + Sync {
     /// SR is attached: recovery asks here whether a disk process uses what it repairs.
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>>;
 
+    /// Tells the administrator something beside the outcome of the call; `why` is a sentence.
+    fn notice(&self, _vdi: Uuid, _notice: Notice, _why: &str) {}
+
     /// Called before each named step of a change of several steps, so that a test can end the process there.
     fn step(&self, name: &'static str);
+}
+
+/// What an administrator hears of a VDI although the call succeeds. In each case a list of changed blocks has too many
+/// blocks, or is refused; none ever lacks one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Notice {
+    /// The log of changed blocks was not complete: everything counts as changed in it.
+    LogIncomplete,
+    /// The log of changed blocks cannot be used: it is gone, and changed blocks are tracked no longer.
+    LogGone,
+    /// The snapshot is there, and is in no list of changed blocks.
+    SnapshotUntracked,
+    /// The VDI is larger, and changed blocks are tracked no longer.
+    ResizeUntracked,
 }
 
 /// What a disk process opens.

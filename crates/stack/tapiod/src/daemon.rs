@@ -29,7 +29,7 @@ use crate::dirs::{OURS, PASSED, make_dir};
 use crate::lines::Programs;
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
-use crate::{closed, dashboard, default_sr, lock, logs, worker};
+use crate::{closed, dashboard, decoder, default_sr, lock, logs, worker};
 
 /// File of the database, in the state directory.
 const DATABASE: &str = "tapio.db";
@@ -156,6 +156,7 @@ fn toolstack(
     stack.sessions.set_idle_limit(settings.session_idle);
     let (state_dir, place) = (settings.state_dir.clone(), settings.run_dir.join(NBD_CERTIFICATE));
     stack.exports.configure(settings.exports, move || exports_identity(&state_dir, &place));
+    stack.vms.decode_by(decoder::program());
     for driver in worker::drivers(settings) {
         stack.storage.add_driver(driver);
     }

@@ -12,6 +12,7 @@ mod backend;
 mod closed;
 mod daemon;
 mod dashboard;
+mod decoder;
 mod default_sr;
 mod dirs;
 mod lines;
@@ -33,6 +34,7 @@ use crate::settings::Settings;
 fn main() -> ExitCode {
     tapio_sys::private::new_files();
     worker::run_if_asked();
+    decoder::run_if_asked();
     let args = Args::parse();
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,

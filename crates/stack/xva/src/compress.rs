@@ -24,7 +24,7 @@ pub enum Compression {
 }
 
 /// Bytes that tell which compression it is.
-const HEAD_LEN: usize = 512;
+pub(crate) const HEAD_LEN: usize = 512;
 
 /// Bytes that are read at once.
 const PIECE_LEN: usize = 64 << 10;
@@ -40,6 +40,28 @@ const WINDOW_MAX: u64 = 8 << 20;
 const FRAME_LEN: usize = 2 << 20;
 
 type Headed<R> = BufReader<io::Chain<io::Cursor<Vec<u8>>, R>>;
+
+/// The first bytes of a stream, at most a block, and how it is compressed. No decoder has seen them.
+///
+/// # Errors
+/// It is neither a tar archive nor compressed in a known way, or is shorter than one block.
+pub fn head(input: &mut impl Read) -> Result<(Compression, Vec<u8>), XvaError> {
+    let mut head = Vec::with_capacity(HEAD_LEN);
+    input.take(HEAD_LEN as u64).read_to_end(&mut head)?;
+    let compression = if head.first_chunk().is_some_and(tar::is_tar) {
+        Compression::None
+    } else if head.starts_with(&ZSTD_MAGIC) {
+        Compression::Zstd
+    } else if head.starts_with(&GZIP_MAGIC) {
+        Compression::Gzip
+    } else if head.len() < HEAD_LEN {
+        return Err(XvaError::Early);
+    } else {
+        let why = "this is no XVA archive: neither a tar archive nor one compressed by gzip or zstd";
+        return Err(XvaError::Wrong(why.to_owned()));
+    };
+    Ok((compression, head))
+}
 
 /// The bytes of the tar archive, whatever is around it.
 pub struct Decompressor<R: Read>(Kind<R>);
@@ -60,25 +82,14 @@ impl<R: Read> Decompressor<R> {
     /// Tells from its first bytes how a stream is compressed.
     ///
     /// # Errors
-    /// It is neither a tar archive nor compressed in a known way, or is shorter than one block.
+    /// As [`head`].
     pub fn new(mut input: R) -> Result<Self, XvaError> {
-        let mut head = Vec::with_capacity(HEAD_LEN);
-        input.by_ref().take(HEAD_LEN as u64).read_to_end(&mut head)?;
-        let is_tar = head.first_chunk().is_some_and(tar::is_tar);
-        let (is_zstd, is_gzip) = (head.starts_with(&ZSTD_MAGIC), head.starts_with(&GZIP_MAGIC));
-        let is_short = head.len() < HEAD_LEN;
+        let (compression, head) = head(&mut input)?;
         let headed = BufReader::with_capacity(PIECE_LEN, io::Cursor::new(head).chain(input));
-        Ok(Self(if is_tar {
-            Kind::None(headed)
-        } else if is_zstd {
-            Kind::Zstd(Box::new(Zstd::new(headed)))
-        } else if is_gzip {
-            Kind::Gzip(Box::new(MultiGzDecoder::new(headed)))
-        } else if is_short {
-            return Err(XvaError::Early);
-        } else {
-            let why = "this is no XVA archive: neither a tar archive nor one compressed by gzip or zstd";
-            return Err(XvaError::Wrong(why.to_owned()));
+        Ok(Self(match compression {
+            Compression::None => Kind::None(headed),
+            Compression::Zstd => Kind::Zstd(Box::new(Zstd::new(headed))),
+            Compression::Gzip => Kind::Gzip(Box::new(MultiGzDecoder::new(headed))),
         }))
     }
 

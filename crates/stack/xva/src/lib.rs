@@ -16,9 +16,11 @@
 //! ([`Places`]), never from its number alone.
 //!
 //! Archives come from clients. Names of members are compared and never used as paths; every length is bounded before
-//! memory is taken for it, also behind a decompressor.
+//! memory is taken for it, also behind a decompressor. Decompressors themselves run in a process of their own
+//! ([`decode`], [`Decoded`]).
 
 mod compress;
+mod decoded;
 mod digest;
 mod document;
 mod error;
@@ -28,7 +30,8 @@ mod tar;
 mod value;
 mod writer;
 
-pub use compress::{Compression, Compressor, Decompressor};
+pub use compress::{Compression, Compressor, Decompressor, head};
+pub use decoded::{Decoded, decode};
 pub use document::{Document, Entry, Version};
 pub use error::XvaError;
 pub use places::Places;

@@ -16,6 +16,7 @@ mod foreign;
 mod grow;
 mod late;
 mod limits;
+mod logged;
 mod mirror;
 mod model;
 mod pages;
@@ -103,6 +104,13 @@ fn on_long_sectors() {
 fn a_log_of_changed_blocks_is_right_after_a_close_and_known_after_a_death() {
     for seed in seeds() {
         taps::logged(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
+#[test]
+fn a_log_of_changed_blocks_never_lacks_one_whenever_the_power_goes_or_the_process_dies() {
+    for kind in [RigKind::Dynamic, RigKind::Two] {
+        logged::at_every_change(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     }
 }
 

@@ -1,10 +1,12 @@
 //! What a driver sees of the toolstack while it works, and what the toolstack makes of its errors.
 
 use tapio_model::ApiError;
-use tapio_sm::{Ctx, LiveDisk};
+use tapio_sm::{Ctx, LiveDisk, Notice};
 use uuid::Uuid;
 
 use super::Call;
+use super::records::Alert;
+use crate::db::reference_of;
 
 /// A call as a driver sees it; its progress is a part of the call's.
 #[derive(Clone, Copy)]
@@ -26,6 +28,9 @@ impl<'a> Work<'a> {
     }
 }
 
+/// What a VDI without its log loses.
+const NOT_TRACKED: &str = "changed blocks are tracked no longer; take a full backup, and enable it again";
+
 impl Ctx for Work<'_> {
     fn is_cancelled(&self) -> bool {
         self.call.progress.is_cancelled()
@@ -37,6 +42,32 @@ impl Ctx for Work<'_> {
 
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
         self.call.part.disks.live(vdi)
+    }
+
+    fn notice(&self, vdi: Uuid, notice: Notice, why: &str) {
+        let (name, more) = match notice {
+            Notice::LogIncomplete => {
+                ("VDI_CBT_METADATA_INCONSISTENT", "everything counts as changed in the next list")
+            }
+            Notice::LogGone => ("VDI_CBT_METADATA_INCONSISTENT", NOT_TRACKED),
+            Notice::SnapshotUntracked => {
+                ("VDI_CBT_SNAPSHOT_FAILED", "the snapshot is in no list of changed blocks")
+            }
+            Notice::ResizeUntracked => ("VDI_CBT_RESIZE_FAILED", NOT_TRACKED),
+        };
+        let db = &self.call.part.db;
+        let about = vdi.to_string();
+        Alert { name, priority: 3, class: "VDI", about: &about }.post(db, &format!("{why}: {more}"));
+        if notice == Notice::LogGone {
+            // Where the call answers nothing of the VDI, its record follows here.
+            let told = db.change(|change| match change.get("VDI", &reference_of(vdi)) {
+                Ok(vdi) if vdi.bool("cbt_enabled") => change.set("VDI", &vdi.reference, "cbt_enabled", false),
+                _ => Ok(()),
+            });
+            if let Err(error) = told {
+                tracing::warn!(%vdi, %error, "the record still says that changed blocks are tracked");
+            }
+        }
     }
 
     fn step(&self, name: &'static str) {

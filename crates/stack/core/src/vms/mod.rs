@@ -45,10 +45,11 @@ mod vm;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use tapio_model::{ApiError, NULL_REF, Value};
+pub use tapio_sm::worker::Program;
 use tapio_vm::VmDriver;
 
 use crate::args::Args;
@@ -79,6 +80,8 @@ pub struct Vms {
     storage: Arc<Storage>,
     drivers: RwLock<BTreeMap<&'static str, Arc<dyn VmDriver>>>,
     operations: Arc<Operations>,
+    /// The program that decompresses archives; see [`Vms::decode_by`].
+    decoder: OnceLock<Program>,
 }
 
 impl fmt::Debug for Vms {
@@ -131,7 +134,15 @@ impl Vms {
             storage: Arc::clone(storage),
             drivers: RwLock::default(),
             operations: Arc::clone(operations),
+            decoder: OnceLock::new(),
         }
+    }
+
+    /// Names the program that decompresses archives of VMs. Its standard input is the client's stream, its standard
+    /// output a socket; it calls [`tapio_xva::decode`] with them. Without one, compressed archives are refused.
+    pub fn decode_by(&self, program: Program) {
+        // The first one counts.
+        let _ = self.decoder.set(program);
     }
 
     /// Adds a kind of guests, or puts it in the place of the one with its name.

@@ -99,6 +99,29 @@ fn changed_blocks_are_listed_from_snapshot_to_snapshot() {
     assert_eq!(left, [".sr-uuid"], "no log is left");
 }
 
+/// As after a disk process that was killed: its log says that it is not complete.
+#[test]
+fn the_administrator_is_told_of_a_log_that_is_not_complete() {
+    let rig = Rig::new();
+    let sr = rig.make_sr("sr");
+    let vdi = tracked(&rig, &sr);
+    let first = rig.snapshot(&vdi);
+    let log = rig.dir.join("sr").join(format!("{}.cbtlog", rig.vdi(&vdi).text("uuid")));
+    let mut log = tapio_format::cbt::Log::open(&log, tapio_types::Access::ReadWrite).expect("its log");
+    let header = tapio_format::cbt::LogHeader { consistent: 0, ..*log.header() };
+    log.set_header(header).expect("written");
+    drop(log);
+    let second = rig.snapshot(&vdi);
+    assert_eq!(listed(&rig, &first, &second), "//////////8=", "everything");
+    let told = rig.stack.db.all("message");
+    let about = rig.vdi(&vdi).text("uuid").to_owned();
+    let found: Vec<_> = told.iter().filter(|message| message.text("obj_uuid") == about).collect();
+    assert_eq!(found.len(), 1, "{told:?}");
+    let message = (found[0].text("name"), found[0].text("cls"), found[0].int("priority"));
+    assert_eq!(message, ("VDI_CBT_METADATA_INCONSISTENT", "VDI", 3));
+    assert!(found[0].text("body").contains("everything counts as changed"), "{}", found[0].text("body"));
+}
+
 #[test]
 fn what_cannot_be_tracked_says_so() {
     let rig = Rig::new();

@@ -33,7 +33,7 @@ use super::journal::{CloneJournal, cbt_journal_name, log_name, new_log_name};
 use super::remove::remove;
 use crate::errors;
 use crate::lock::Share;
-use crate::traits::{Ctx, LiveDisk, OpenSpec, VdiInfo};
+use crate::traits::{Ctx, LiveDisk, Notice, OpenSpec, VdiInfo};
 
 /// The largest disk whose changed blocks are listed: the list is text in one answer.
 const LISTED_MAX: u64 = 4 << 40;
@@ -43,6 +43,11 @@ fn failed(path: &Path) -> impl Fn(FormatError) -> ApiError {
         libc::EBUSY => errors::fail(46, error.with_path(path)),
         _ => errors::image(459, &error.with_path(path)),
     }
+}
+
+/// Whether a log cannot be used only now.
+fn is_busy(error: &ApiError) -> bool {
+    error.code == "SR_BACKEND_FAILURE_46"
 }
 
 impl ImageDir {
@@ -58,7 +63,17 @@ impl ImageDir {
 
     /// Opens a log that no disk is open on, for a disk of at least `size` bytes. If it is not complete, or damaged,
     /// everything counts as changed in it from now on.
-    pub(super) fn settled(&self, vdi: Uuid, size: u64) -> Result<Log<FileMedium>, ApiError> {
+    pub(super) fn settled(&self, ctx: &dyn Ctx, vdi: Uuid, size: u64) -> Result<Log<FileMedium>, ApiError> {
+        self.settled_of(ctx, (vdi, vdi), size)
+    }
+
+    /// The same of a log that has just got the name of another VDI; the second is the one that clients know.
+    fn settled_of(
+        &self,
+        ctx: &dyn Ctx,
+        (vdi, known_as): (Uuid, Uuid),
+        size: u64,
+    ) -> Result<Log<FileMedium>, ApiError> {
         let path = self.log_file(vdi);
         let failed = failed(&path);
         let opened = match Log::open_header(&path, Access::ReadWrite) {
@@ -77,12 +92,14 @@ impl ImageDir {
             log.grow(size).map_err(&failed)?;
         }
         if !is_complete {
-            tracing::warn!(
-                "SR {}: the log of changed blocks of {vdi} is not complete: everything counts as changed in it",
-                self.sr
-            );
             log.set_all().map_err(&failed)?;
             let header = *log.header();
+            // What comes before the first snapshot is in no list.
+            if !header.parent.is_nil() {
+                let why =
+                    format!("the log of changed blocks of {known_as} in SR {} is not complete", self.sr);
+                ctx.notice(known_as, Notice::LogIncomplete, &why);
+            }
             log.set_header(LogHeader { consistent: 1, ..header }).map_err(&failed)?;
         }
         Ok(log)
@@ -117,10 +134,43 @@ impl ImageDir {
             return Ok(None);
         }
         // A disk that is open has the log open.
-        if ctx.live(vdi).is_none() {
-            self.settled(vdi, size)?;
+        if ctx.live(vdi).is_some() {
+            return Ok(Some(self.log_file(vdi)));
         }
-        Ok(Some(self.log_file(vdi)))
+        match self.settled(ctx, vdi, size) {
+            Ok(_) => Ok(Some(self.log_file(vdi))),
+            Err(error) if is_busy(&error) => Err(error),
+            Err(error) => {
+                self.drop_logs(ctx, &[vdi])?;
+                ctx.notice(vdi, Notice::LogGone, &error.to_string());
+                Ok(None)
+            }
+        }
+    }
+
+    /// Gives logs up that cannot be used: no log leads to them any more, so that they are in no list, and they go, the
+    /// first first. No disk is open on them.
+    pub(super) fn drop_logs(&self, ctx: &dyn Ctx, vdis: &[Uuid]) -> Result<(), ApiError> {
+        for other in self.list()?.logs.into_iter().filter(|other| !vdis.contains(other)) {
+            if !self.has_log(other) {
+                continue;
+            }
+            let path = self.log_file(other);
+            let known = match Log::open_header(&path, Access::ReadOnly) {
+                Ok(log) => *log.header(),
+                // It leads nowhere.
+                Err(error) if error.kind() == FormatErrorKind::NotThisFormat => continue,
+                Err(error) => return Err(failed(&path)(error)),
+            };
+            if vdis.contains(&known.child) {
+                self.lead(other, known.child, Uuid::nil())?;
+            }
+        }
+        ctx.step("cbt:given-up");
+        for vdi in vdis {
+            remove(&self.log_file(*vdi))?;
+        }
+        self.sync()
     }
 
     /// What a running disk goes on with.
@@ -132,7 +182,7 @@ impl ImageDir {
 
     /// Does `work` with the log of a VDI while no disk is open on it. If the disk does not go on, `undo` is done
     /// before it is tried again.
-    fn with_closed_log(
+    pub(super) fn with_closed_log(
         &self,
         ctx: &dyn Ctx,
         vdi: Uuid,
@@ -195,8 +245,11 @@ impl ImageDir {
             self.with_closed_log(ctx, vdi, make, remove_log)?;
         } else {
             let end = || {
-                let parent = self.settled(vdi, 0)?.header().parent;
-                self.lead(parent, vdi, Uuid::nil())?;
+                match self.settled(ctx, vdi, 0) {
+                    Ok(log) => self.lead(log.header().parent, vdi, Uuid::nil())?,
+                    Err(error) if is_busy(&error) => return Err(error),
+                    Err(_) => self.drop_logs(ctx, &[vdi])?,
+                }
                 ctx.step("cbt:unlinked");
                 remove_log()?;
                 ctx.step("cbt:disabled");
@@ -258,8 +311,24 @@ impl ImageDir {
 
     /// Once a snapshot's leaf has its name: the old log becomes that of the snapshot, the new one takes its place. No
     /// disk is open on them. Repeating it finishes it.
+    ///
+    /// What keeps the logs from that does not keep the snapshot from being made: both are given up then.
     pub(super) fn switch_logs(&self, ctx: &dyn Ctx, journal: &CloneJournal) -> Result<(), ApiError> {
         let Some(snapshot) = journal.new else { return Ok(()) };
+        match self.try_switch_logs(ctx, journal, snapshot) {
+            Err(error) if !is_busy(&error) => {
+                self.drop_logs(ctx, &[snapshot, journal.vdi])?;
+                // The last, because there is nothing to switch without it.
+                remove(&self.path.join(new_log_name(journal.vdi))).and_then(|()| self.sync())?;
+                ctx.notice(journal.vdi, Notice::SnapshotUntracked, &error.to_string());
+                ctx.notice(journal.vdi, Notice::LogGone, "the log of changed blocks is gone");
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn try_switch_logs(&self, ctx: &dyn Ctx, journal: &CloneJournal, snapshot: Uuid) -> Result<(), ApiError> {
         let fresh = self.path.join(new_log_name(journal.vdi));
         let (own, kept) = (self.log_file(journal.vdi), self.log_file(snapshot));
         let number =
@@ -273,7 +342,7 @@ impl ImageDir {
             self.sync()?;
         }
         ctx.step("fork:log-named");
-        let mut log = self.settled(snapshot, 0)?;
+        let mut log = self.settled_of(ctx, (snapshot, journal.vdi), 0)?;
         let header = LogHeader { child: journal.vdi, ..*log.header() };
         log.set_header(header).map_err(failed(&kept))?;
         drop(log);
@@ -287,7 +356,7 @@ impl ImageDir {
     }
 
     /// Makes the logs as they were before a snapshot. No disk is open on them. Repeating it finishes it.
-    pub(super) fn undo_logs(&self, journal: &CloneJournal) -> Result<(), ApiError> {
+    pub(super) fn undo_logs(&self, ctx: &dyn Ctx, journal: &CloneJournal) -> Result<(), ApiError> {
         let fresh = self.path.join(new_log_name(journal.vdi));
         let Some(snapshot) = journal.new else { return remove(&fresh) };
         let (own, kept) = (self.log_file(journal.vdi), self.log_file(snapshot));
@@ -295,10 +364,10 @@ impl ImageDir {
             |path: &Path| file_id(path).map_err(|error| errors::io(82, "cannot look at", path, &error));
         if let Some(kept_file) = number(&kept)? {
             let own_file = number(&own)?;
-            let mut log = self.settled(snapshot, 0)?;
+            let mut log = self.settled_of(ctx, (snapshot, journal.vdi), 0)?;
             // The new log was there already: what a disk noted in it counts.
             if number(&fresh)?.is_none() && own_file.is_some_and(|own| own != kept_file) {
-                let since = self.settled(journal.vdi, 0)?;
+                let since = self.settled(ctx, journal.vdi, 0)?;
                 if since.header().size > log.header().size {
                     log.grow(since.header().size).map_err(failed(&kept))?;
                 }
@@ -326,12 +395,17 @@ impl ImageDir {
             return Ok(());
         }
         let path = self.log_file(vdi);
-        let log = self.settled(vdi, 0)?;
+        let log = match self.settled(ctx, vdi, 0) {
+            Ok(log) => log,
+            Err(error) if is_busy(&error) => return Err(error),
+            // No list goes past it any more.
+            Err(_) => return self.drop_logs(ctx, &[vdi]),
+        };
         let (parent, child) = (log.header().parent, log.header().child);
         let child = if child != vdi && self.has_log(child) { child } else { Uuid::nil() };
         if !child.is_nil() {
             let absorb = || {
-                let mut later = self.settled(child, 0)?;
+                let mut later = self.settled(ctx, child, 0)?;
                 let failed = failed(&path);
                 if later.header().size < log.header().size {
                     later.set_all().map_err(&failed)?;
@@ -398,14 +472,21 @@ impl ImageDir {
         let first = Log::open_header(&path, Access::ReadOnly).map_err(failed(&path))?;
         let (mut size, mut next) = (first.header().size, first.header().child);
         let (mut bitmap, mut seen) = (Vec::new(), BTreeSet::from([from]));
+        let unrelated = || {
+            let text = format!("{to} is no later VDI of {from}: source and target are unrelated");
+            errors::fail(460, text)
+        };
         loop {
             if next.is_nil() || !self.has_log(next) || !seen.insert(next) {
-                let text = format!("{to} is no later VDI of {from}: source and target are unrelated");
-                return Err(errors::fail(460, text));
+                return Err(unrelated());
             }
             let path = self.log_file(next);
             let log = Log::open(&path, Access::ReadOnly).map_err(failed(&path))?;
             let header = *log.header();
+            // A log that was begun anew has nothing of what came before it.
+            if header.parent == next || !seen.contains(&header.parent) {
+                return Err(unrelated());
+            }
             if header.size < size || header.size > LISTED_MAX {
                 let text = format!(
                     "{next} has {} bytes after one of {size}: a disk grows, and up to {LISTED_MAX} bytes are listed",

@@ -31,11 +31,11 @@ use uuid::Uuid;
 
 use super::ImageDir;
 use super::facts::{Facts, FileKind};
-use super::journal::{CloneJournal, foreign_journal, new_leaf_name, unfinished};
+use super::journal::{CloneJournal, foreign_journal, new_leaf_name, new_log_name, unfinished};
 use super::remove::remove;
 use crate::errors;
 use crate::lock::Share;
-use crate::traits::{Ctx, Fork, ForkKind, LiveDisk};
+use crate::traits::{Ctx, Fork, ForkKind, LiveDisk, Notice};
 
 /// A fork that failed.
 struct Broken {
@@ -120,8 +120,8 @@ impl ImageDir {
             // Whatever is left is undone, or with an unwilling storage by the next attach. That also makes a disk go on
             // that stays paused.
             let ended = match next {
-                Next::Undo => self.undo_fork(&journal).and_then(|()| self.remove_journal(&journal)),
-                Next::UndoAndWait => self.undo_fork(&journal),
+                Next::Undo => self.undo_fork(ctx, &journal).and_then(|()| self.remove_journal(&journal)),
+                Next::UndoAndWait => self.undo_fork(ctx, &journal),
                 Next::Keep => Ok(()),
             };
             if let Err(undoing) = ended {
@@ -191,20 +191,24 @@ impl ImageDir {
         // One that is left of a fork whose journal is gone.
         remove(&leaf)?;
         let made = self.make_children(ctx, journal, kind, &leaf, live.is_some());
-        made.and_then(|()| if tracks { self.prepare_log(ctx, journal, facts.virtual_size) } else { Ok(()) })
-            .map_err(|error| errors::image(number, &error))?;
+        made.map_err(|error| errors::image(number, &error))?;
+        if tracks && let Err(error) = self.prepare_log(ctx, journal, facts.virtual_size) {
+            // The VDI goes on with the log that it has: the next snapshot that is tracked has all since the last one.
+            remove(&self.path.join(new_log_name(vdi)))?;
+            ctx.notice(vdi, Notice::SnapshotUntracked, &errors::image(457, &error).to_string());
+        }
         if let Some(disk) = live {
             // Without an answer it may be closed, or close later.
             disk.pause().map_err(|error| Broken { error, next: Next::UndoAndWait })?;
         }
         ctx.step("fork:paused");
         if let Err(error) = self.swap(ctx, journal, kind, &leaf, number) {
-            return Err(self.go_back(journal, live, error));
+            return Err(self.go_back(ctx, journal, live, error));
         }
         if let Some(disk) = live
             && let Err(error) = self.go_on(vdi, disk)
         {
-            self.after_lost_resume(journal, disk, error)?;
+            self.after_lost_resume(ctx, journal, disk, error)?;
         }
         ctx.step("fork:resumed");
         // Too late to be undone. What is left is done by the next fork or attach.
@@ -219,6 +223,7 @@ impl ImageDir {
     /// that died, is an error too. What a guest has written to the new leaf since was answered, and stays.
     fn after_lost_resume(
         &self,
+        ctx: &dyn Ctx,
         journal: &CloneJournal,
         disk: &dyn LiveDisk,
         error: ApiError,
@@ -228,7 +233,7 @@ impl ImageDir {
             return Err(keep(error));
         }
         match self.is_unwritten(journal.vdi) {
-            Ok(true) => Err(self.go_back(journal, Some(disk), error)),
+            Ok(true) => Err(self.go_back(ctx, journal, Some(disk), error)),
             Ok(false) => self.go_on(journal.vdi, disk).map_err(keep),
             Err(_) => Err(keep(error)),
         }
@@ -242,8 +247,14 @@ impl ImageDir {
     }
 
     /// The fork is undone, and a running disk, which is closed, goes on with the images of before.
-    fn go_back(&self, journal: &CloneJournal, live: Option<&dyn LiveDisk>, error: ApiError) -> Broken {
-        let undone = self.undo_fork(journal);
+    fn go_back(
+        &self,
+        ctx: &dyn Ctx,
+        journal: &CloneJournal,
+        live: Option<&dyn LiveDisk>,
+        error: ApiError,
+    ) -> Broken {
+        let undone = self.undo_fork(ctx, journal);
         let Some(disk) = live else { return error.into() };
         match undone.and_then(|()| self.go_on(journal.vdi, disk)) {
             Ok(()) => error.into(),
@@ -357,10 +368,10 @@ impl ImageDir {
 
     /// Makes everything as it was before the fork. The running disk must not have gone on with the new images. The
     /// journal stays until it goes on with the old ones.
-    pub(super) fn undo_fork(&self, journal: &CloneJournal) -> Result<(), ApiError> {
+    pub(super) fn undo_fork(&self, ctx: &dyn Ctx, journal: &CloneJournal) -> Result<(), ApiError> {
         let system = |path: &Path, error: &io::Error| errors::io(82, "cannot undo a fork of", path, error);
         let reached = self.reached(journal).map_err(|error| system(&self.path, &error))?;
-        self.undo_logs(journal)?;
+        self.undo_logs(ctx, journal)?;
         if let Some(new) = journal.new.filter(|_| reached != Reached::Nothing) {
             remove(&self.file(FileKind::Vhd, new))?;
         }

@@ -106,7 +106,7 @@ impl ImageDir {
             self.finish_fork(ctx, journal, kind)?;
         } else {
             tracing::info!("SR {}: a fork of {vdi} was broken off and is undone", self.sr);
-            self.undo_fork(journal)?;
+            self.undo_fork(ctx, journal)?;
         }
         if let Some(disk) = live {
             // Afterwards it runs, with the right images.

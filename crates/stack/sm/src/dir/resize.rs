@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 
 use tapio_format::vhd::offline::{self, ResizeStep};
-use tapio_types::ApiError;
+use tapio_types::{Access, ApiError};
 use uuid::Uuid;
 
 use super::ImageDir;
@@ -11,7 +11,7 @@ use super::create::rounded;
 use super::facts::FileKind;
 use crate::errors;
 use crate::lock::Share;
-use crate::traits::{Ctx, VdiInfo};
+use crate::traits::{Ctx, LiveDisk, Notice, VdiInfo};
 
 impl ImageDir {
     pub(super) fn resize_image(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError> {
@@ -41,7 +41,7 @@ impl ImageDir {
         ctx.step("resize:begin");
         let is_live = live.is_some();
         match (live, facts.kind) {
-            (Some(disk), _) => disk.grow(size)?,
+            (Some(disk), _) => self.grow_live(ctx, vdi, disk.as_ref(), size)?,
             (None, FileKind::Vhd) => {
                 let named = |step| match step {
                     ResizeStep::Begin => "resize:journal-written",
@@ -68,10 +68,34 @@ impl ImageDir {
         }
         // A running disk makes its log longer itself. A log that is left shorter grows when the disk is opened.
         if !is_live && self.has_log(vdi) {
-            self.settled(vdi, size)?;
+            self.grow_log(ctx, vdi, size)?;
             ctx.step("resize:log-grown");
         }
         self.info_of(vdi, 0)
+    }
+
+    /// A log that cannot be made longer does not keep its VDI from that: it is given up.
+    fn grow_log(&self, ctx: &dyn Ctx, vdi: Uuid, size: u64) -> Result<(), ApiError> {
+        match self.settled(ctx, vdi, size) {
+            Err(error) if error.code != "SR_BACKEND_FAILURE_46" => {
+                self.drop_logs(ctx, &[vdi])?;
+                ctx.notice(vdi, Notice::ResizeUntracked, &error.to_string());
+                Ok(())
+            }
+            done => done.map(drop),
+        }
+    }
+
+    /// Makes a running disk longer, which makes its log longer first. If it fails, it is tried again with a log that is
+    /// long enough, or with none.
+    fn grow_live(&self, ctx: &dyn Ctx, vdi: Uuid, disk: &dyn LiveDisk, size: u64) -> Result<(), ApiError> {
+        match disk.grow(size) {
+            Err(_) if disk.access() == Access::ReadWrite && self.has_log(vdi) => {
+                self.with_closed_log(ctx, vdi, || self.grow_log(ctx, vdi, size), || Ok(()))?;
+                disk.grow(size)
+            }
+            done => done,
+        }
     }
 
     /// Takes back a resize that was broken off, where there is one.

@@ -36,6 +36,11 @@ const IMAGES_MAX: usize = 1_000_000;
 /// Bytes of a text: the changed blocks of the largest disk that they are listed of take less.
 const TEXT_MAX: usize = 16 << 20;
 
+/// Notices of one call to the administrator.
+const NOTICES_MAX: usize = 1000;
+/// Bytes of one of them that are kept.
+const NOTICE_LEN_MAX: usize = 4096;
+
 /// Running disks that a call asked about.
 type Disks = HashMap<usize, Box<dyn LiveDisk>>;
 
@@ -153,6 +158,7 @@ impl Worker {
         drop(data);
         link.send(&ToWorker::Begin(task.clone()))?;
         let (mut disks, mut images, mut text) = (Disks::new(), Vec::new(), String::new());
+        let mut notices = 0;
         let mut heard = Instant::now();
         let mut cancelled: Option<Instant> = None;
         loop {
@@ -184,6 +190,13 @@ impl Worker {
                 FromWorker::Ask(question) => {
                     let reply = answer(ctx, &mut disks, question);
                     link.send(&ToWorker::Reply(reply))?;
+                }
+                FromWorker::Notice { vdi, notice, why } => {
+                    notices += 1;
+                    if notices > NOTICES_MAX {
+                        return Err(Failure::Nonsense(format!("more than {NOTICES_MAX} notices")));
+                    }
+                    ctx.notice(vdi, notice, &why[..why.floor_char_boundary(NOTICE_LEN_MAX)]);
                 }
                 FromWorker::Images(some) => {
                     if images.len() + some.len() > IMAGES_MAX {

@@ -7,7 +7,7 @@ use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
 use crate::traits::{
-    Config, Fork, ForkKind, Merge, MergeCost, NewVdi, OpenSpec, ProbeAnswer, SrStat, VdiInfo,
+    Config, Fork, ForkKind, Merge, MergeCost, NewVdi, Notice, OpenSpec, ProbeAnswer, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -189,6 +189,8 @@ pub enum FromWorker {
     Progress(f64),
     /// About a running disk; the worker waits for the reply.
     Ask(Question),
+    /// For the administrator.
+    Notice { vdi: Uuid, notice: Notice, why: String },
     /// Some of the images of a scan, or of what a merge changed.
     Images(Vec<VdiInfo>),
     /// Some of a text.

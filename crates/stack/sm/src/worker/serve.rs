@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::frame::{Frames, encode};
 use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 use super::rights;
-use crate::traits::{Ctx, LiveDisk, Merged, OpenSpec, Sr, SrDriver, VdiInfo};
+use crate::traits::{Ctx, LiveDisk, Merged, Notice, OpenSpec, Sr, SrDriver, VdiInfo};
 
 /// Images in one message.
 const IMAGES_AT_ONCE: usize = 500;
@@ -278,6 +278,10 @@ impl Ctx for Remote {
         let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { return };
         // If the daemon does not listen, sending the call's reply fails, too.
         let _ = self.link.lock().send(&FromWorker::Progress(fraction));
+    }
+
+    fn notice(&self, vdi: Uuid, notice: Notice, why: &str) {
+        let _ = self.link.lock().send(&FromWorker::Notice { vdi, notice, why: why.to_owned() });
     }
 
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {

@@ -269,6 +269,31 @@ fn snapshot_without_log(sr: &dyn Sr, vdi: Uuid) -> Uuid {
     sr.fork(&Watch::default(), vdi, Uuid::new_v4(), ForkKind::Snapshot).unwrap().made.uuid
 }
 
+/// A VM that goes back to a snapshot gets a clone of its disk, and the disk that it had is destroyed.
+#[test]
+fn a_disk_that_goes_back_begins_anew() {
+    let place = Place::new();
+    let sr = place.create();
+    let ctx = Watch::default();
+    let vdi = tracked(sr.as_ref());
+    let zeroth = snapshot(sr.as_ref(), vdi);
+    write(sr.as_ref(), vdi, MIB, 1);
+    let first = snapshot(sr.as_ref(), vdi);
+    write(sr.as_ref(), vdi, 2 * MIB, 2);
+    let back = sr.fork(&ctx, first, Uuid::new_v4(), ForkKind::Clone).unwrap().made;
+    assert!(!back.cbt_enabled);
+    sr.destroy(&ctx, vdi).unwrap();
+    sr.track_changes(&ctx, back.uuid, true).unwrap();
+    for from in [zeroth, first] {
+        assert_eq!(code(sr.changed_blocks(&ctx, from, back.uuid)), "SR_BACKEND_FAILURE_460");
+    }
+    // What was known of the snapshots is known still.
+    assert_eq!(changed(sr.as_ref(), zeroth, first), [BLOCKS]);
+    let second = snapshot(sr.as_ref(), back.uuid);
+    write(sr.as_ref(), back.uuid, 3 * MIB, 3);
+    assert_eq!(changed(sr.as_ref(), second, back.uuid), [3 * BLOCKS]);
+}
+
 #[test]
 fn a_disk_grows_between_two_snapshots() {
     let place = Place::new();
@@ -292,7 +317,7 @@ fn a_disk_grows_between_two_snapshots() {
     // A log that is shorter than the one before it belongs to another disk.
     let last = snapshot(sr.as_ref(), vdi);
     let mut log = Log::create(&at(&place, last), 8 * MIB).unwrap();
-    let header = tapio_format::cbt::LogHeader { consistent: 1, child: vdi, ..*log.header() };
+    let header = tapio_format::cbt::LogHeader { consistent: 1, parent: second, child: vdi, ..*log.header() };
     log.set_header(header).unwrap();
     assert_eq!(code(sr.changed_blocks(&ctx, second, last)), "SR_BACKEND_FAILURE_459");
 }

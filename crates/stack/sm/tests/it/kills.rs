@@ -10,7 +10,9 @@ use tapio_sm::{CloneJournal, ForkKind, Merge, NewVdi, STEPS, Sr};
 use tapio_types::Access;
 use uuid::Uuid;
 
-use crate::support::{Disk, Place, Watch, blocks_of, byte_of, died, driver, make, new_vdi, read, write};
+use crate::support::{
+    Busy, Disk, Place, Watch, blocks_of, byte_of, died, driver, make, new_vdi, read, write,
+};
 
 const MIB: u64 = 1 << 20;
 /// Where a disk writes that runs while its log changes.
@@ -35,8 +37,10 @@ const CHANGES: &[&str] = &[
     "cbt-enable-live",
     "cbt-disable",
     "cbt-disable-live",
+    "cbt-unusable",
     "fork-tracked",
     "fork-tracked-live",
+    "fork-unusable",
     "resize-tracked",
     "introduce",
     "fill",
@@ -93,8 +97,12 @@ fn run(
         "destroy" | "destroy-log" => sr.destroy(ctx, vdi),
         "destroy-data" => sr.destroy_data(ctx, vdi).map(|_| ()),
         "cbt-enable" => sr.track_changes(ctx, vdi, true).map(|_| ()),
+        "cbt-unusable" => {
+            sr.activate(ctx, vdi, Access::ReadWrite)?;
+            sr.deactivate(ctx, vdi)
+        }
         "cbt-disable" => sr.track_changes(ctx, vdi, false).map(|_| ()),
-        "fork-tracked" => sr.fork(ctx, vdi, other, ForkKind::Snapshot).map(|_| ()),
+        "fork-tracked" | "fork-unusable" => sr.fork(ctx, vdi, other, ForkKind::Snapshot).map(|_| ()),
         "resize-tracked" => sr.resize(ctx, vdi, 8192 * MIB).map(|_| ()),
         "introduce" => sr.introduce(ctx, other, "foreign.vhd").map(|_| ()),
         "fill" => {
@@ -162,6 +170,8 @@ struct Before {
     other: Uuid,
     /// The VDI, or what it is a snapshot of.
     origin: Uuid,
+    /// What keeps the log of the VDI from being used.
+    _busy: Option<Busy>,
     /// A snapshot before, from which changed blocks are tracked.
     first: Option<Uuid>,
 }
@@ -223,13 +233,16 @@ fn before(change: &str) -> Before {
         "fill" => other = make(sr.as_ref(), 8 * MIB, "vhd"),
         _ => {}
     }
-    Before { place, vdi, beside, other, origin, first }
+    let log = place.images().join(format!("{vdi}.cbtlog"));
+    let _busy = change.ends_with("-unusable").then(|| Busy::put(&log));
+    Before { place, vdi, beside, other, origin, first, _busy }
 }
 
 fn is_tracked(change: &str) -> bool {
     change.ends_with("-tracked")
         || change.starts_with("destroy-")
         || change.starts_with("cbt-disable")
+        || change.ends_with("-unusable")
         || change.ends_with("-tracked-live")
 }
 
@@ -251,7 +264,15 @@ fn check_log(before: &Before, sr: &dyn Sr, change: &str, what: &str) {
         assert_eq!(changed(sr, last.uuid, snapshot().uuid).unwrap(), BTreeSet::from([32]), "{what}");
     }
     let Some(first) = before.first else { return };
-    if change.starts_with("cbt-disable") {
+    if change == "fork-unusable" {
+        // The snapshot is there, and no list lacks what was written.
+        match changed(sr, first, last.uuid) {
+            Ok(changed) => assert!(changed.contains(&64), "{what}: {changed:?}"),
+            Err(error) => assert_eq!(error.code, "SR_BACKEND_FAILURE_460", "{what}"),
+        }
+        return;
+    }
+    if change.starts_with("cbt-disable") || change == "cbt-unusable" {
         assert!(changed(sr, first, last.uuid).is_err(), "{what}");
         return;
     }
@@ -355,7 +376,11 @@ fn a_kill_at_any_step_loses_nothing() {
                     let prefix = change.split('-').next().unwrap();
                     for (step, _) in STEPS.iter().filter(|(step, _)| {
                         let of = step.split(':').next().unwrap().rsplit('-').next().unwrap();
-                        of == prefix || (prefix == "attach" && *step == "sr-attach:mounted")
+                        // A log that changes with a destroy or a snapshot has steps of its own.
+                        let has_log_steps = matches!(change, "destroy-log-live" | "fork-unusable");
+                        of == prefix
+                            || (has_log_steps && of == "cbt")
+                            || (prefix == "attach" && *step == "sr-attach:mounted")
                     }) {
                         let before = before(change);
                         if dies(&before, change, step) {

@@ -4,6 +4,7 @@
 
 mod basic;
 mod cbt;
+mod cbt_failures;
 mod changes;
 mod copies;
 mod devices;

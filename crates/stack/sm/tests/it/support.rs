@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use tapio_format::cbt::{self, Log, LogHeader};
 use tapio_format::vhd::offline::{self, Chain, Image, Layer, OpenOptions};
 use tapio_format::{FileMedium, Medium};
-use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, OpenSpec, Sr, SrDriver, registry};
+use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, Notice, OpenSpec, Sr, SrDriver, registry};
 use tapio_types::{Access, ApiError, ChainSpec, ImageKind, Span};
 use uuid::Uuid;
 
@@ -35,6 +35,14 @@ pub struct Watch {
     /// A cancel comes here.
     pub cancel_at: Option<&'static str>,
     pub live: Mutex<BTreeMap<Uuid, Arc<Disk>>>,
+    pub notices: Mutex<Vec<(Uuid, Notice)>>,
+}
+
+impl Watch {
+    /// What the administrator was told since it was last asked.
+    pub fn noticed(&self) -> Vec<(Uuid, Notice)> {
+        std::mem::take(&mut *self.notices.lock().unwrap())
+    }
 }
 
 impl Ctx for Watch {
@@ -49,6 +57,11 @@ impl Ctx for Watch {
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
         let disk = self.live.lock().unwrap().get(&vdi).cloned()?;
         Some(Box::new(Handle(disk)))
+    }
+
+    fn notice(&self, vdi: Uuid, notice: Notice, why: &str) {
+        assert!(!why.is_empty());
+        self.notices.lock().unwrap().push((vdi, notice));
     }
 
     fn step(&self, name: &'static str) {
@@ -172,13 +185,47 @@ impl LiveDisk for Handle {
         self.0.close();
         let path = &chain.layers[0].path;
         let log = path.with_extension("cbtlog");
-        if had_log {
-            Log::open(&log, Access::ReadWrite).unwrap().grow(bytes).unwrap();
+        let grown = if had_log {
+            Log::open(&log, Access::ReadWrite).and_then(|mut log| log.grow(bytes))
+        } else {
+            Ok(())
+        };
+        if let Err(error) = grown {
+            self.0.open(&whole(&chain));
+            return Err(ApiError::internal(error));
         }
         offline::resize_journalled(path, bytes, &offline::journal_beside(path), |_| ())
             .map_err(ApiError::internal)?;
         self.0.open(&OpenSpec { chain, log: had_log.then_some(log) });
         Ok(())
+    }
+}
+
+/// A file that nobody can open for writing, because it is a program that runs. It takes the place of what was there.
+pub struct Busy(Child);
+
+impl Busy {
+    pub fn put(path: &Path) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let _ = std::fs::remove_file(path);
+        std::fs::copy("/bin/sleep", path).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let until = Instant::now() + TIMEOUT;
+        loop {
+            match std::process::Command::new(path).arg("1000").spawn() {
+                Ok(child) => return Self(child),
+                // A process that another test starts has the copy open for a moment.
+                Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) && Instant::now() < until => {}
+                Err(error) => panic!("{}: {error}", path.display()),
+            }
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

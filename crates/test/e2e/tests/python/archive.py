@@ -10,6 +10,7 @@ import http.client
 import io
 import os
 import random
+import signal
 import ssl
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import tarfile
 import urllib.parse
 import xmlrpc.client
 
-from clients import MIB, NULL, PASSWORD, USER, fails, make_vbd, make_vdi, tell, wait
+from clients import MIB, NULL, PASSWORD, USER, cleared, fails, make_vbd, make_vdi, outcome, processes, tell, wait
 
 PIB = 1 << 50
 
@@ -38,12 +39,6 @@ def request(call, method, path, body=None, headers={}, **query):
         return reply.status, reply.headers, reply.read()
     except http.client.IncompleteRead as cut:
         return reply.status, reply.headers, cut.partial
-
-
-def outcome(call, task):
-    """How a task ended."""
-    wait("the end of a task", lambda: call("task.get_status", task) not in ("pending", "cancelling"))
-    return call("task.get_status", task)
 
 
 def contents(size, *data):
@@ -552,16 +547,42 @@ def templates(call):
     call("VM.destroy", made)
 
 
-def cleared(part):
-    """A part that clears its tasks away."""
+def decoders(call):
+    """Compressed archives go through a process that may die: the import fails, and the daemon goes on."""
+    disk = contents(16 * MIB, (0, 16 * MIB))
+    chunks = [(number, disk[number * MIB : (number + 1) * MIB]) for number in range(16)]
+    good = foreign(objects_of(16 * MIB), {"Ref:007": chunks})
+    squeezed = subprocess.run(["zstd", "-q", "-c"], input=good, capture_output=True, check=True).stdout
+    below = sys.argv[2]
+    for packed in (squeezed, gzip.compress(good, 1)):
+        there = [set(call(name + ".get_all")) for name in ("VM", "VDI", "VBD", "VIF", "network")]
+        task = call("task.create", "of a product", "")
+        parts = urllib.parse.urlsplit(os.environ["TAPIO_HTTPS"])
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, context=ssl._create_unverified_context(), timeout=60
+        )
+        query = urllib.parse.urlencode({"session_id": call.reference, "task_id": task})
+        connection.putrequest("PUT", f"/import/?{query}")
+        connection.putheader("Content-Length", str(len(packed)))
+        connection.endheaders()
+        connection.sock.sendall(packed[: len(packed) // 2])
+        (pid,) = wait("the process that decompresses", lambda: processes("archive-decoder", below))
+        wait("the first disk", lambda: float(call("task.get_progress", task)) > 0)
+        # It holds the stream, the way back, and the daemon's log.
+        assert sorted(os.listdir(f"/proc/{pid}/fd")) <= sorted(map(str, range(5))), os.listdir(f"/proc/{pid}/fd")
+        with open(f"/proc/{pid}/status", encoding="ascii") as file:
+            status = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
+        assert (int(status["CapEff"], 16), status["NoNewPrivs"], status["Seccomp"]) == (0, "1", "2"), status
+        os.kill(pid, signal.SIGKILL)
+        assert outcome(call, task) == "failure"
+        error = call("task.get_error_info", task)
+        assert error[0] == "IMPORT_ERROR" and "decompressed" in error[1], error
+        assert there == [set(call(name + ".get_all")) for name in ("VM", "VDI", "VBD", "VIF", "network")]
+        connection.close()
+        (vm,) = imported(call, packed)
+        call("VM.destroy", vm)
+    wait("an end of all of them", lambda: not processes("archive-decoder", below))
 
-    def run(call):
-        part(call)
-        for task in call("task.get_all"):
-            outcome(call, task)
-            call("task.destroy", task)
 
-    return run
-
-
-tell({name: cleared(part) for name, part in globals().copy().items() if callable(part)})
+if __name__ == "__main__":
+    tell(cleared(globals().copy()))

@@ -157,4 +157,5 @@ def end(call):
         call("VDI.destroy", vdi)
 
 
-tell(globals())
+if __name__ == "__main__":
+    tell(globals())

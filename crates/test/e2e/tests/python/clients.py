@@ -326,6 +326,52 @@ def client():
     return {"xml": Xml, "json": Json}[sys.argv[1]]()
 
 
+def processes(word, below):
+    """Processes of the daemon whose files are below a directory that were started with this word."""
+
+    def words_of(pid):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                return file.read().split(b"\0")
+        except OSError:
+            return []
+
+    def parent_of(pid):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[1]
+        except OSError:
+            return "0"
+
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        words = words_of(pid)
+        if word.encode() in words and any(below.encode() in part for part in words + words_of(parent_of(pid))):
+            found.append(int(pid))
+    return found
+
+
+def outcome(call, task):
+    """How a task ended."""
+    wait("the end of a task", lambda: call("task.get_status", task) not in ("pending", "cancelling"))
+    return call("task.get_status", task)
+
+
+def cleared(parts):
+    """A story's functions; each clears its tasks away."""
+
+    def clearing(part):
+        def run(call):
+            part(call)
+            for task in call("task.get_all"):
+                outcome(call, task)
+                call("task.destroy", task)
+
+        return run
+
+    return {name: clearing(part) for name, part in parts.items() if callable(part)}
+
+
 def tell(parts):
     """Runs those of a story's functions that the command line names, each as a client of its own."""
     for part in sys.argv[3:]:

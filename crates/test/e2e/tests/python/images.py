@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.parse
 
-from clients import MIB, PASSWORD, USER, fails, make_vbd, make_vdi, tell, wait
+from clients import MIB, PASSWORD, USER, cleared, fails, make_vbd, make_vdi, outcome, tell, wait
 
 SECTOR, BLOCK = 512, 2 * MIB
 # What clients announce that do not know how much they will send.
@@ -54,12 +54,6 @@ def exported(call, vdi, **query):
     assert status == 200, (status, body)
     assert int(headers["content-length"]) == len(body)
     return body
-
-
-def outcome(call, task):
-    """How a task ended."""
-    wait("the end of a task", lambda: call("task.get_status", task) not in ("pending", "cancelling"))
-    return call("task.get_status", task)
 
 
 def contents(size, *data):
@@ -474,17 +468,5 @@ def roles(call):
     assert not any(exported(call, vdi))
 
 
-def cleared(part):
-    """A part that clears its tasks away."""
-
-    def run(call):
-        part(call)
-        for task in call("task.get_all"):
-            outcome(call, task)
-            call("task.destroy", task)
-
-    return run
-
-
 if __name__ == "__main__":
-    tell({name: cleared(part) for name, part in globals().copy().items() if callable(part)})
+    tell(cleared(globals().copy()))

@@ -82,6 +82,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "xenstored_session", run: xenstored::xenstored_session },
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
     Target { name: "xva", run: xva::xva },
+    Target { name: "xva_decoded", run: xva::xva_decoded },
     Target { name: "xva_document", run: xva::xva_document },
 ];
 

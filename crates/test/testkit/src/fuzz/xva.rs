@@ -1,6 +1,8 @@
 //! Archives of VMs, and the records in them.
 
-use tapio_xva::{CHUNK_LEN_MAX, Decompressor, Document, Places, Reader};
+use std::io::Read;
+
+use tapio_xva::{CHUNK_LEN_MAX, Decoded, Decompressor, Document, Places, Reader};
 
 /// Bytes of all pieces that are looked at: a little of a compressed stream can be much.
 const TOTAL_MAX: u64 = 64 << 20;
@@ -27,6 +29,17 @@ pub(super) fn xva(bytes: &[u8]) {
         if total > TOTAL_MAX {
             return;
         }
+    }
+}
+
+/// What a decoder writes comes to an end, and is not more than it wrote.
+pub(super) fn xva_decoded(bytes: &[u8]) {
+    let mut all = Vec::new();
+    let mut decoded = Decoded::new(bytes);
+    let is_whole = decoded.read_to_end(&mut all).is_ok();
+    assert!(all.len() <= bytes.len());
+    if is_whole {
+        assert_eq!(decoded.read(&mut [0; 8]).ok(), Some(0), "the end stays the end");
     }
 }
 

@@ -15,19 +15,19 @@
 //! without a length and without a task begins with its first byte ([`probe`]).
 
 mod body;
+mod outcome;
 mod probe;
 mod request;
 mod vm;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
-use std::pin::Pin;
 use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, ready};
+
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::body::{Bytes, Frame, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{ACCEPT_RANGES, CONNECTION, CONTENT_DISPOSITION, CONTENT_RANGE, ETAG, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tapio_model::{ApiError, Begun, ImageFormat, Transfer};
@@ -39,7 +39,7 @@ use super::calls::Calls;
 use super::ended;
 use super::limits::ServerLimits;
 use super::refusal::refusal;
-use super::reply::{BodyError, Reply, failure, reply};
+use super::reply::{Reply, failure, reply};
 use crate::backend::{ApiBackend, BoxFuture, Peer};
 use body::Download;
 use request::{Wanted, read};
@@ -90,7 +90,7 @@ impl Running {
     /// Ends an export that nothing more is taken of.
     async fn give_up(self) -> Result<(), ApiError> {
         drop((self.data, self.taken));
-        outcome(self.done).await
+        outcome_of(self.done).await
     }
 }
 
@@ -148,7 +148,7 @@ impl Images {
                 vm::upload(calls, limits, running, (first, body))
             }
             // Refused, or a probe.
-            (None, _) => match outcome(running.done).await {
+            (None, _) => match outcome_of(running.done).await {
                 Ok(()) => reply(StatusCode::OK, OCTETS, ""),
                 Err(error) => refusal(&error, status),
             },
@@ -201,10 +201,12 @@ impl Images {
 
 const OCTETS: &str = "application/octet-stream";
 
-async fn outcome(done: Done) -> Result<(), ApiError> {
-    let defect =
-        |_| Err(ApiError::internal("a transfer ended in a defect of ours; the daemon's log has more"));
-    done.await.unwrap_or_else(defect)
+fn defect() -> ApiError {
+    ApiError::internal("a transfer ended in a defect of ours; the daemon's log has more")
+}
+
+async fn outcome_of(done: Done) -> Result<(), ApiError> {
+    done.await.unwrap_or_else(|_| Err(defect()))
 }
 
 /// The answer to an export that was accepted: nothing is sent before the storage has begun to.
@@ -294,10 +296,8 @@ async fn receive(
     };
     drop(data);
     match early {
-        Some(done) => {
-            done.unwrap_or_else(|_| Err(ApiError::internal("a transfer ended in a defect of ours")))
-        }
-        None => outcome(done).await,
+        Some(done) => done.unwrap_or_else(|_| Err(defect())),
+        None => outcome_of(done).await,
     }
 }
 
@@ -312,31 +312,11 @@ fn uploaded(done: Result<(), ApiError>) -> Reply {
     }
 }
 
-/// An answer that comes before the image: that it was accepted. How it ends is told by its task, and by an answer
-/// that is cut off. The import goes on when the client ends the connection behind its last byte.
+/// An answer that comes before the image: that it was accepted. How it ends is told by its task as well. The import
+/// goes on when the client ends the connection behind its last byte.
 fn answered_early(received: impl Future<Output = Result<(), ApiError>> + Send + 'static) -> Reply {
-    let mut reply: Reply = Response::new(Early(tokio::spawn(received)).boxed_unsync());
-    reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    reply
-}
-
-/// An empty body that ends with an import.
-struct Early(tokio::task::JoinHandle<Result<(), ApiError>>);
-
-impl hyper::body::Body for Early {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match ready!(Pin::new(&mut self.0).poll(cx)) {
-            Ok(Ok(())) => Poll::Ready(None),
-            Ok(Err(error)) => Poll::Ready(Some(Err(error.into()))),
-            Err(error) => Poll::Ready(Some(Err(error.into()))),
-        }
-    }
+    let going_on = tokio::spawn(received);
+    outcome::answer(Box::pin(async move { going_on.await.unwrap_or_else(|_| Err(defect())) }))
 }
 
 #[cfg(test)]

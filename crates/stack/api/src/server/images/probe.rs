@@ -16,7 +16,7 @@ use super::super::ended;
 use super::super::limits::ServerLimits;
 use super::super::refusal::refusal;
 use super::super::reply::Reply;
-use super::{Images, Running, answered_early, outcome, receive};
+use super::{Images, Running, answered_early, outcome_of, receive};
 
 /// How long a client that has a stream may take to send its first bytes before it is answered. One that takes longer
 /// loses nothing but the status of a failure: its connection is cut instead.
@@ -54,7 +54,7 @@ impl Images {
         let looks =
             Transfer { session: transfer.session.clone(), task: None, asked: Ok(Asked::Probe { vdi }) };
         let looked = match self.start(&calls.backend, looks) {
-            Ok(Running { done, .. }) => outcome(done).await,
+            Ok(Running { done, .. }) => outcome_of(done).await,
             Err(error) => Err(error),
         };
         if let Err(error) = looked {

@@ -12,8 +12,7 @@ use std::task::{Context, Poll, ready};
 
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming};
-use hyper::header::{CONNECTION, CONTENT_DISPOSITION, CONTENT_TYPE, HeaderValue};
-use hyper::{Response, StatusCode};
+use hyper::header::{CONTENT_DISPOSITION, HeaderValue};
 use tapio_model::ApiError;
 use tokio::net::UnixStream;
 
@@ -21,24 +20,12 @@ use super::super::calls::Calls;
 use super::super::ended;
 use super::super::limits::ServerLimits;
 use super::super::refusal::refusal;
-use super::super::reply::{Body, BodyError, Reply};
-use super::{Done, OCTETS, Running, receive};
+use super::super::reply::{BodyError, Reply};
+use super::{Done, Running, outcome, receive};
 use crate::backend::BoxFuture;
 
 /// Bytes of a piece.
 const PIECE_LEN: usize = 64 << 10;
-
-/// See [`Outcome::turns`].
-const TURNS: u8 = 3;
-
-fn answer(body: Body) -> Reply {
-    let mut reply = Response::new(body);
-    let headers = reply.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(OCTETS));
-    headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    *reply.status_mut() = StatusCode::OK;
-    reply
-}
 
 /// The answer to an export that was accepted: nothing is sent before the first bytes are there.
 pub(super) async fn download(calls: &Calls, running: Running) -> Reply {
@@ -53,8 +40,8 @@ pub(super) async fn download(calls: &Calls, running: Running) -> Reply {
     let Running { data, taken, done, .. } = running;
     let ending: BoxFuture<()> = Box::pin(ended(calls.ending.clone()));
     let first = Some(Bytes::from(first)).filter(|first| !first.is_empty());
-    let mut reply =
-        answer(Archive { data, first, taken: Some(taken), done: Some(done), ending }.boxed_unsync());
+    let body = Archive { data, first, taken: Some(taken), done: Some(done), ending }.boxed_unsync();
+    let mut reply = outcome::stream(body);
     let name = HeaderValue::from_static("attachment; filename=\"export.xva\"");
     reply.headers_mut().insert(CONTENT_DISPOSITION, name);
     reply
@@ -129,40 +116,5 @@ pub(super) fn upload(
     let Running { data, done, .. } = running;
     let ending: BoxFuture<()> = Box::pin(ended(calls.ending.clone()));
     let taking = receive(ending, limits.upload_time, (data, done), body);
-    answer(Outcome { taking: Some(Box::pin(taking)), error: None, turns: TURNS }.boxed_unsync())
-}
-
-/// The end of an import, as the body of its answer; the import goes on while this is asked for.
-struct Outcome {
-    taking: Option<BoxFuture<Result<(), ApiError>>>,
-    /// How it failed, once the text of that was given.
-    error: Option<ApiError>,
-    /// Turns in which the server sends that text, before the connection is cut.
-    turns: u8,
-}
-
-impl HttpBody for Outcome {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if self.error.is_some() && self.turns > 0 {
-            self.turns -= 1;
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        if let Some(error) = self.error.take() {
-            return Poll::Ready(Some(Err(error.into())));
-        }
-        let Some(taking) = &mut self.taking else { return Poll::Ready(None) };
-        let done = ready!(taking.as_mut().poll(cx));
-        self.taking = None;
-        let Err(error) = done else { return Poll::Ready(None) };
-        let text = format!("{error}\n");
-        self.error = Some(error);
-        Poll::Ready(Some(Ok(Frame::data(text.into()))))
-    }
+    outcome::answer(Box::pin(taking))
 }

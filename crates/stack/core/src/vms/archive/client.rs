@@ -28,6 +28,11 @@ impl Client {
         Ok(Self { stream, progress: Arc::clone(progress) })
     }
 
+    /// The socket alone.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.stream.into()
+    }
+
     /// Does it until it comes to something; a cancelled task is `ConnectionAborted`.
     fn wait(&self, mut attempt: impl FnMut(&UnixStream) -> io::Result<usize>) -> io::Result<usize> {
         loop {

@@ -7,12 +7,13 @@ use std::os::unix::net::UnixStream;
 
 use tapio_model::{ApiError, Asked, NULL_REF};
 use tapio_types::SECTOR_LEN;
-use tapio_xva::{Chunk, Decompressor, Places, Reader};
+use tapio_xva::{Chunk, Places, Reader};
 
 use super::super::allowed::bad_power_state;
 use super::super::made::remove_unused;
 use super::super::running::Running;
 use super::client::Client;
+use super::decoder::{self, Plain};
 use super::part::Part;
 use super::plan::{How, Plan};
 use super::{Call, lookup, reference, told, write};
@@ -20,7 +21,7 @@ use crate::plan::steps::step;
 use crate::storage::archive::{NewDisk, receive};
 use crate::storage::transfer::Accepted;
 
-type Archive = Reader<Decompressor<Client>>;
+type Archive = Reader<Plain>;
 
 /// Makes VMs of an archive; their references.
 ///
@@ -40,7 +41,7 @@ pub(crate) fn import(
     let sr = target(call, sr.as_deref())?;
     let client = Client::new(data, &call.progress)?;
     accepted(None);
-    let archive = Decompressor::new(client).and_then(|stream| Reader::open(stream, !how.force));
+    let archive = decoder::plain(call, client).and_then(|stream| Reader::open(stream, !how.force));
     let (mut archive, document) = archive.map_err(|error| told(call, error))?;
     let plan = Plan::new(&document).map_err(|error| told(call, error))?;
     drop(document);

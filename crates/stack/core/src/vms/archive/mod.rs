@@ -9,6 +9,7 @@
 //! the next start (`machines/disk/` notes).
 
 mod client;
+mod decoder;
 mod export;
 mod import;
 mod part;

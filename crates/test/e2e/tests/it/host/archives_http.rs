@@ -32,6 +32,12 @@ fn damaged_and_hostile_archives_leave_nothing() {
 }
 
 #[test]
+fn a_process_that_decompresses_may_die() {
+    needs!("zstd");
+    parts("json", &["decoders"]);
+}
+
+#[test]
 fn xe_writes_vms_to_files_and_makes_them_again() {
     let world = World::new();
     let xe = |args: &[&str]| run(world.xe().args(args));

@@ -190,6 +190,18 @@ fn silent_clients_let_go_of_their_disks() {
     daemon.stop();
 }
 
+/// Of every kind of transfer, more than a few at a time: `tests/python/silent.py`.
+#[test]
+fn clients_that_stop_in_the_middle_hold_nothing() {
+    needs!("zstd");
+    let world = World::with(|options| {
+        let times = ["upload-time=1", "write-time=1", "head-time=1", "body-time=1"];
+        times.iter().fold(options, |options, time| options.arg(&format!("--set={time}")))
+    });
+    println!("{}", world.story("silent.py", &["json", text(world.scratch.path()), "every_kind", "heads"]));
+    world.finish();
+}
+
 /// A socket before the daemon's that cuts the first `cuts` connections that carry more than `limit` bytes.
 fn cutting_proxy(path: &Path, daemon: &Path, limit: u64, cuts: u64) -> Arc<AtomicU64> {
     let listener = UnixListener::bind(path).expect("a socket");

@@ -35,6 +35,8 @@ pub fn put_into(shelf: &mut Shelf) {
     let pause = r#"{"ask":{"pause":{"disk":0}}}"#;
     let done =
         r#"{"done":{"Ok":{"stat":{"physical_size":9,"physical_utilisation":1,"virtual_allocation":0}}}}"#;
+    let notice = format!(r#"{{"notice":{{"vdi":"{base}","notice":"log-incomplete","why":"it is not"}}}}"#);
+    shelf.put("sm_worker", "notice", said(200, &[notice.as_str(), done]));
     shelf.put(
         "sm_worker",
         "from_worker",

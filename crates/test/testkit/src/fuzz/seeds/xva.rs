@@ -19,6 +19,13 @@ const DOCUMENT: &str = "<?xml version='1.0'?><value><struct><member><name>versio
     </data></array></value></member></struct></value>";
 
 pub(super) fn put_into(shelf: &mut Shelf) {
+    // Frames of a decoder: a piece, and each end that it tells of.
+    for (name, end) in [("whole", &[0, 0, 0][..]), ("early", &[1, 0, 0]), ("wrong", b"\x02\x03\x00bad")] {
+        let frames = [&[3, 0, 0, 0][..], b"abc", &[0; 4], end].concat();
+        shelf.put("xva_decoded", name, frames);
+    }
+    shelf.put("xva_decoded", "died", [&[9, 0, 0, 0][..], b"abc"].concat());
+    shelf.put("xva_decoded", "too_long", u32::MAX.to_le_bytes());
     shelf.put("xva_document", "document", DOCUMENT);
     shelf.put("xva_document", "entity", "<!DOCTYPE a [<!ENTITY b 'c'>]><value>&b;</value>");
     shelf.put("xva_document", "deep", "<value><array><data>".repeat(40));

@@ -158,6 +158,38 @@ fn backups_by_nbd_with_kills_of_each_process_restore_the_disk() {
     world.finish();
 }
 
+/// As of a product that has neither NBD nor lists of changed blocks.
+#[test]
+fn backups_by_streams_with_kills_of_each_process_restore_the_disk() {
+    needs_python_xenapi!(_wheel);
+    if !has_devices() {
+        return;
+    }
+    let mut world = World::new();
+    let tell =
+        |world: &World, part: &str| world.story("streams.py", &["json", text(world.scratch.path()), part]);
+    let load = Load::on(&device(&tell(&world, "prepare")));
+    load.waits_for(NIGHT);
+    tell(&world, "full");
+    let night = |world: &World, part: &str| {
+        load.waits_for(NIGHT);
+        let (blocks, elsewhere) = changed(&tell(world, part));
+        assert!(blocks > 0 && elsewhere == 0, "{blocks} blocks, {elsewhere} where nothing is written");
+    };
+    night(&world, "incremental");
+    // The process that reads the images is killed in the middle of a stream; the daemon in the middle of another.
+    night(&world, "incremental_killed");
+    load.waits_for(NIGHT);
+    tell(&world, "cut");
+    world.kill_and_restart();
+    tell(&world, "settled");
+    night(&world, "incremental");
+    tell(&world, "restore");
+    load.end().expect("it was written to the end");
+    tell(&world, "end");
+    world.finish();
+}
+
 /// The process that has the disk open.
 fn disk_process(world: &World) -> i32 {
     let pids = left_behind(world.scratch.path(), world.daemon().process.pid());
