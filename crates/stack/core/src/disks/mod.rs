@@ -134,8 +134,8 @@ impl Disks {
             notes: note::Notes::new(&config.run_dir),
             disks: Mutex::default(),
             busy: busy::Table::default(),
-            watch: watch::Watch::default(),
-            watch_exports: watch::Watch::default(),
+            watch: watch::Watch::new(),
+            watch_exports: watch::Watch::new(),
         }))
     }
 
@@ -501,7 +501,7 @@ impl Disks {
 
     /// Waits until a watched process has ended, at most until `until`.
     pub fn wait_for_death(&self, until: Instant) -> Option<Uuid> {
-        self.0.watch.wait(until)
+        self.0.watch.wait(Some(until))
     }
 }
 

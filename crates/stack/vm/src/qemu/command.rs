@@ -27,6 +27,9 @@ pub(super) const OWN_INTERRUPTS: u16 = 48;
 /// Least memory of a guest: firmware, kernel and our initramfs.
 const MEMORY_MIN: u64 = 32 << 20;
 
+/// The key of a platform for the machine type.
+pub(super) const MACHINE: &str = "machine";
+
 /// Longest command line of a kernel: what is longer is cut off in silence (`COMMAND_LINE_SIZE` of Linux on x86, less
 /// its end).
 const CMDLINE_LEN_MAX: usize = 2047;
@@ -197,7 +200,7 @@ pub(super) fn line(
         return Err(why);
     }
     let mib = spec.memory >> 20;
-    let kind = word(spec, "machine", "", "pc")?;
+    let kind = word(spec, MACHINE, "", "pc")?;
     if !(kind == "pc" || kind.starts_with("pc-i440fx")) {
         return Err(format!(
             "platform:machine is {kind:?}: only pc and its versions (pc-i440fx-...) have the bridges for disks"
