@@ -34,7 +34,7 @@ pub const VMS_AT_A_TIME: usize = 4;
 pub const PER_VM: usize = 10;
 /// Memory of the host that one more plug at a time takes while it lasts, in bytes, with room to spare: a thread of the
 /// daemon and its part of a storage worker (docs/performance.md has the measurement). XenServer names 15 MB.
-pub const PLUG_BYTES: u64 = 2 << 20;
+pub const PLUG_BYTES: u64 = 256 << 10;
 /// The part of a host's memory that plugs may take.
 const MEMORY_PART: u64 = 16;
 /// Fewer would keep one VM from plugging its disks beside each other.
@@ -60,6 +60,6 @@ mod tests {
         assert_eq!((size(3, 25, 64 * gib), size(8, 125, 64 * gib)), (75, 1_000));
         assert_eq!(size(255, 4, 16 * gib), 40, "more than ten disks of a VM do not count");
         assert_eq!((size(1, 1, 16 * gib), size(10, 1_000_000, 0)), (POOL_MIN, POOL_MIN));
-        assert_eq!(size(10, 25, gib), 32, "a small host");
+        assert_eq!(size(10, 25, gib / 2), 128, "a small host");
     }
 }

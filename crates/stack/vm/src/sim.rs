@@ -224,6 +224,7 @@ impl VmDriver for Sim {
             };
             let when = Instant::now() + duration(&spec, "sim-event-ms");
             self.planned.lock().extend(event.map(|event| (when, event)));
+            self.events.wake();
         }
         guest.change(|known| known.phase = Phase::Running)
     }
@@ -319,10 +320,9 @@ impl VmDriver for Sim {
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {
         loop {
-            let next = self.planned.lock().iter().map(|(when, _)| *when).min();
             // A VM that is started meanwhile may plan something earlier.
-            let look = next.unwrap_or(until).min(until).min(Instant::now() + Duration::from_millis(20));
-            if let Some(event) = self.events.wait(look) {
+            let next = || self.planned.lock().iter().map(|(when, _)| *when).min().unwrap_or(until).min(until);
+            if let Some(event) = self.events.wait_until(next) {
                 return Some(event);
             }
             let due = {

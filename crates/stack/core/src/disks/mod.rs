@@ -499,9 +499,15 @@ impl Disks {
         self.0.lock().values().cloned().collect()
     }
 
-    /// Waits until a watched process has ended, at most until `until`.
-    pub fn wait_for_death(&self, until: Instant) -> Option<Uuid> {
-        self.0.watch.wait(Some(until))
+    /// Waits until a watched process has ended, at most until `until`, if there is one; none if the wait was ended by
+    /// [`Self::look_at_deaths`].
+    pub fn wait_for_death(&self, until: Option<Instant>) -> Option<Uuid> {
+        self.0.watch.wait(until)
+    }
+
+    /// Ends the wait for the death of one.
+    pub(crate) fn look_at_deaths(&self) {
+        self.0.watch.wake();
     }
 }
 

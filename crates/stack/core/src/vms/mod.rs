@@ -90,6 +90,13 @@ impl fmt::Debug for Vms {
     }
 }
 
+impl Drop for Vms {
+    fn drop(&mut self) {
+        // The thread that follows deaths finds that there are no VMs any more.
+        self.disks.look_at_deaths();
+    }
+}
+
 /// Registers the messages of this part.
 pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     let mut handlers = handlers.of(vms);
