@@ -371,6 +371,8 @@ impl DriverVm {
         });
         if u16::from(position) >= command::OWN_INTERRUPTS {
             options["vectors"] = json!(0);
+            options["disable-legacy"] = json!("off");
+            options["disable-modern"] = json!("on");
         }
         if let Some(rank) = command::boot_index(&spec, &disk.spec) {
             options["bootindex"] = json!(rank);
