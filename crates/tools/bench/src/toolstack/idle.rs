@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::MIB;
-use super::counters::{Counters, load_average, pss_kib};
+use super::counters::{Counters, Done, load_average, pss_kib};
 use super::daemon::Daemon;
 use super::starts::{all, destroy};
 
@@ -38,7 +38,9 @@ pub struct Idle {
     /// Of all disk processes together.
     pub disks_pss_kib: u64,
     pub disk_pss_kib: f64,
+    /// Of its own threads, and of the kernel's for its rings.
     pub disk_wakeups_per_second: f64,
+    pub disk_ring_wakeups_per_second: f64,
     pub disk_cpu_us_per_second: f64,
     /// Of the host at the end of that time.
     pub load_average: f64,
@@ -55,10 +57,10 @@ fn disk_processes(daemon: &Daemon) -> Vec<u32> {
     notes.filter_map(pid).filter_map(|pid| u32::try_from(pid).ok()).collect()
 }
 
-fn quiet(pid: u32, done: &Counters, seconds: f64) -> Quiet {
+fn quiet(pid: u32, done: &Done, seconds: f64) -> Quiet {
     Quiet {
         pss_kib: pss_kib(&[pid]),
-        wakeups_per_second: done.wakeups as f64 / seconds,
+        wakeups_per_second: (done.first + done.others) as f64 / seconds,
         cpu_us_per_second: done.cpu_us / seconds,
         threads: done.threads,
     }
@@ -66,14 +68,15 @@ fn quiet(pid: u32, done: &Counters, seconds: f64) -> Quiet {
 
 /// Starts so many VMs with a disk each, and looks at them for `time`; they are removed.
 pub fn measure(daemon: &Daemon, disks: usize, time: Duration, quick: bool) -> Result<Idle, String> {
-    let client = &mut daemon.client()?;
     let own = daemon.process.pid();
     let seconds = time.as_secs_f64();
     let settle = if quick { SETTLE_QUICK } else { SETTLE };
     std::thread::sleep(settle);
-    let before = Counters::of(own);
+    let before = Counters::of(&[own]);
     std::thread::sleep(time);
-    let daemon_before = quiet(own, &Counters::of(own).since(&before), seconds);
+    let daemon_before = quiet(own, &Counters::of(&[own]).since(&before), seconds);
+    // The daemon closes a connection that is silent for so long.
+    let client = &mut daemon.client()?;
     let mut vms = Vec::new();
     let mut vdis = Vec::new();
     for at in 0..disks {
@@ -86,12 +89,13 @@ pub fn measure(daemon: &Daemon, disks: usize, time: Duration, quick: bool) -> Re
     let up_ms = all(client, &vms, "Async.VM.start", &[json!(false), json!(false)])?;
     std::thread::sleep(settle);
     let pids = disk_processes(daemon);
-    let (before, daemon_begun) = (Counters::sum(&pids), Counters::of(own));
+    let (before, daemon_begun) = (Counters::of(&pids), Counters::of(&[own]));
     std::thread::sleep(time);
-    let done = Counters::sum(&pids).since(&before);
-    let with_disks = quiet(own, &Counters::of(own).since(&daemon_begun), seconds);
+    let done = Counters::of(&pids).since(&before);
+    let with_disks = quiet(own, &Counters::of(&[own]).since(&daemon_begun), seconds);
     // After the counters: reading the maps of a process wakes nothing in it, but takes its time.
     let (disks_pss_kib, load_average) = (pss_kib(&pids), load_average());
+    let client = &mut daemon.client()?;
     let down_ms = all(client, &vms, "Async.VM.hard_shutdown", &[])?;
     for (vm, vdi) in vms.iter().zip(&vdis) {
         destroy(client, vm)?;
@@ -106,7 +110,8 @@ pub fn measure(daemon: &Daemon, disks: usize, time: Duration, quick: bool) -> Re
         down_ms,
         disks_pss_kib,
         disk_pss_kib: each(disks_pss_kib as f64),
-        disk_wakeups_per_second: each(done.wakeups as f64 / seconds),
+        disk_wakeups_per_second: each((done.first + done.others) as f64 / seconds),
+        disk_ring_wakeups_per_second: each(done.ring_workers as f64 / seconds),
         disk_cpu_us_per_second: each(done.cpu_us / seconds),
         load_average,
         daemon_before,

@@ -11,7 +11,8 @@ pub fn idle(out: &mut String, idle: &Idle) {
     let _ = writeln!(
         out,
         "\n{} idle disks in as many idle VMs, looked at for {:.0} s ({} processes)\n  up in {:.0} ms, down in {:.0} ms\n  \
-         a disk: PSS {:.0} KiB, {:.3} wake-ups/s, {:.1} us of a processor a second; all of them: {:.0} MiB\n  \
+         a disk: PSS {:.0} KiB, {:.3} wake-ups/s of its own and {:.2} of the kernel's for its rings, {:.1} us of a \
+         processor a second; all of them: {:.0} MiB\n  \
          load average {:.2}",
         idle.disks,
         idle.seconds,
@@ -20,6 +21,7 @@ pub fn idle(out: &mut String, idle: &Idle) {
         idle.down_ms,
         idle.disk_pss_kib,
         idle.disk_wakeups_per_second,
+        idle.disk_ring_wakeups_per_second,
         idle.disk_cpu_us_per_second,
         idle.disks_pss_kib as f64 / 1024.0,
         idle.load_average
@@ -64,6 +66,12 @@ pub fn density(out: &mut String, tables: &[Table]) {
                 row.timers, row.reads, row.writes, row.processors
             );
         }
+        let row = &table.stopped;
+        let _ = writeln!(
+            out,
+            "  {:>10}{:>10}{:>10}{:>10}{:>14}",
+            "stopped", row.timers, row.reads, row.writes, row.processors
+        );
         let cpu = table.cpu_us_per_second;
         let _ = writeln!(
             out,
