@@ -3,6 +3,7 @@
 //! ```text
 //!   process    whether a process is there, and which one it is
 //!   poll       waiting for descriptors
+//!   epoll      the same of many, which may come and go meanwhile
 //!   lock       advisory locks of files
 //!   memory     what the allocator keeps
 //!   socket     which process is at the other end; descriptors that travel with bytes
@@ -13,6 +14,7 @@
 //!
 //! Nothing here knows a disk, an image or a guest, and nothing here depends on another crate of this workspace.
 
+pub mod epoll;
 pub mod lock;
 pub mod memory;
 pub mod poll;

@@ -43,5 +43,6 @@ pub mod vms;
 
 pub use accounts::{Accounts, Credential, Login, NoAccounts, Peer};
 pub use basics::messages::tell;
+pub use basics::total_memory as host_memory;
 pub use methods::Methods;
 pub use toolstack::Toolstack;

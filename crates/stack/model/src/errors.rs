@@ -98,6 +98,7 @@ pub static ERRORS: &[Error] = &[
     e("VM_NO_EMPTY_CD_VBD", &["vm"], "The VM has no empty CD drive."),
     e("VM_NO_VCPUS", &["vm"], "The VM needs at least one processor."),
     e("HOST_OFFLINE", &["host"], "The host cannot be reached."),
+    e("HOST_NOT_DISABLED", &[], "The host lets VMs start: disable it first."),
     e("HOST_NOT_LIVE", &[], "The host does not answer."),
     e("HOST_STILL_BOOTING", &[], "The host is still starting; try again soon."),
     e("RBAC_PERMISSION_DENIED", &["permission", "message"], "The role of the session does not allow this."),

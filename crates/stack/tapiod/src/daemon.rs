@@ -148,7 +148,8 @@ fn toolstack(
         run_dir: settings.run_dir.clone(),
         state_dir: settings.state_dir.clone(),
         mount_dir: settings.mount_dir.clone(),
-        worker_pool_size: settings.worker_pool_size,
+        host_power: settings.host_power.clone(),
+        worker_pool_size: settings.pool_size(),
         per_vm_parallel: settings.per_vm_parallel,
         polling: (settings.polling_us, settings.polling_idle),
     };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tapio_api::accounts::PamOptions;
 use tapio_api::server::ServerLimits;
-use tapio_core::config::{POLLING_IDLE, POLLING_US};
+use tapio_core::config::{self, PER_VM, POLLING_IDLE, POLLING_US, VMS_AT_A_TIME};
 use tapio_core::exports::ExportOptions;
 use tapio_vm::{GuestSandbox, KERNEL_DIRS, UserRange};
 
@@ -27,7 +27,8 @@ pub struct Settings {
     pub run_dir: PathBuf,
     pub state_dir: PathBuf,
     pub mount_dir: PathBuf,
-    pub worker_pool_size: usize,
+    /// None: by the rule, from the memory of the host.
+    pub worker_pool_size: Option<usize>,
     pub per_vm_parallel: usize,
     /// How long disks may spin, in microseconds, and how idle the host must be for it, in percent.
     pub polling_us: u32,
@@ -56,6 +57,8 @@ pub struct Settings {
     /// VDIs that are read by NBD.
     pub exports: ExportOptions,
     pub default_sr: Option<PathBuf>,
+    /// The program that shuts the host down.
+    pub host_power: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -64,8 +67,8 @@ impl Default for Settings {
             run_dir: "/run/tapio".into(),
             state_dir: "/var/lib/tapio".into(),
             mount_dir: "/run/sr-mount".into(),
-            worker_pool_size: 16,
-            per_vm_parallel: 10,
+            worker_pool_size: None,
+            per_vm_parallel: PER_VM,
             polling_us: POLLING_US,
             polling_idle: POLLING_IDLE,
             tapback: Tapback::Auto,
@@ -85,6 +88,7 @@ impl Default for Settings {
             limits: ServerLimits::default(),
             exports: ExportOptions::default(),
             default_sr: None,
+            host_power: None,
         }
     }
 }
@@ -182,7 +186,19 @@ const KEYS: &[Key] = &[
     path!("run-dir", "sockets and pid files; empty after a reboot", run_dir),
     path!("state-dir", "what survives a reboot: the database, the certificate, accounts", state_dir),
     path!("mount-dir", "SRs are mounted below it", mount_dir),
-    count!("worker-pool-size", "steps of operations at a time on this host", 1..=1024, worker_pool_size),
+    Key {
+        name: "worker-pool-size",
+        doc: "steps of operations at a time on this host: a number, or auto, which is per-vm-parallel x 4 VMs at a time, \
+              bounded by a sixteenth of the memory; 'xe host-worker-pool' advises",
+        set: |settings, text| {
+            settings.worker_pool_size = match text {
+                "auto" => None,
+                text => Some(number(text, 1, 1024).map_err(|why| format!("{why}, or auto"))?),
+            };
+            Ok(())
+        },
+        show: |settings| settings.worker_pool_size.map_or_else(|| "auto".to_owned(), |size| size.to_string()),
+    },
     count!("per-vm-parallel", "steps of operations at a time for one VM", 1..=255, per_vm_parallel),
     count!(
         "default-vbd3-polling-duration",
@@ -220,6 +236,21 @@ const KEYS: &[Key] = &[
          and making an SR may take four times as long",
         storage_timeout
     ),
+    Key {
+        name: "host-power",
+        doc: "the program that host.shutdown and host.reboot run when all VMs have ended, with '-h now' or '-r now', as \
+              /sbin/shutdown; none: clients cannot end this host",
+        set: |settings, text| {
+            settings.host_power = match text {
+                "none" => None,
+                path => Some(directory(path)?),
+            };
+            Ok(())
+        },
+        show: |settings| {
+            settings.host_power.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+        },
+    },
     Key {
         name: "kernel-dirs",
         doc: "where kernels and ramdisks may lie that VM.PV_kernel and VM.PV_ramdisk name: directories or files that \
@@ -502,6 +533,13 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Steps of operations at a time.
+    pub fn pool_size(&self) -> usize {
+        let rule =
+            || config::worker_pool_size(self.per_vm_parallel, VMS_AT_A_TIME, tapio_core::host_memory());
+        self.worker_pool_size.unwrap_or_else(rule)
+    }
+
     /// All keys as a file that says the same.
     pub fn as_file(&self) -> String {
         let mut text = String::from("# Settings of tapiod; see tapiod --help.\n");
@@ -523,6 +561,7 @@ mod tests {
         let path = dir.path().join("tapiod.conf");
         let mut settings = Settings::default();
         settings.set("worker-pool-size", "32").expect("set");
+        settings.set("host-power", "/sbin/shutdown").expect("set");
         settings.set("listen", "0.0.0.0:1443, [::1]:2443").expect("set");
         settings.set("http", "none").expect("set");
         settings.set("pam", "off").expect("set");
@@ -536,11 +575,12 @@ mod tests {
         let options = Options { config: Some(path), ..Options::default() };
         let read = Settings::gather(&options).expect("read");
         assert_eq!(read.as_file(), settings.as_file());
-        assert_eq!(read.worker_pool_size, 32);
+        assert_eq!((read.worker_pool_size, read.pool_size()), (Some(32), 32));
         assert_eq!(read.guest_sandbox, GuestSandbox::Require);
         assert_eq!(read.guest_users, Some(UserRange { first: 300_000, count: 1000 }));
         assert_eq!(read.kernel_dirs, ["/srv/kernels", "/boot/vmlinuz"].map(PathBuf::from));
         assert_eq!((read.polling_us, read.tapback), (0, Tapback::Program("/opt/tapback".into())));
+        assert_eq!(read.host_power, Some("/sbin/shutdown".into()));
         assert_eq!(read.listen.len(), 2);
         assert!(read.http.is_empty());
     }
@@ -561,7 +601,7 @@ mod tests {
         let read = Settings::gather(&options).expect("read");
         assert_eq!(
             (read.run_dir.to_str(), read.worker_pool_size, read.log_level.as_str()),
-            (Some("/run/b"), 5, "warn")
+            (Some("/run/b"), Some(5), "warn")
         );
         assert!(read.listen.is_empty());
         assert_eq!(read.sockets(), [PathBuf::from("/run/b/xapi")]);
@@ -578,6 +618,8 @@ mod tests {
             ("run-dir = here", "a path from the root"),
             ("listen = everywhere", "ADDRESS:PORT"),
             ("pam = maybe", "on or off"),
+            ("worker-pool-size = many", "whole number from 1 to 1024 is expected, or auto"),
+            ("host-power = shutdown", "a path from the root"),
             ("tapback = here", "a path from the root"),
             ("kernel-dirs = /boot, kernels", "a path from the root"),
             ("guest-sandbox = maybe", "on, require or off"),

@@ -6,6 +6,7 @@
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
 //! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown`, `save`, `load` |
 //! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
+//! | `sim-machine` | its memory is read by VMs alone that have the same |
 //! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
 //! | `sim-domid` | the number of its domain, as a host of domains would say it |
 //! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (no client), `device`, `xen` (no front end) |
@@ -99,6 +100,11 @@ fn takes(spec: &VmSpec, key: &str, until: Option<Instant>) -> bool {
     let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
     thread::sleep(wait.min(left));
     wait <= left
+}
+
+/// What stands for the version of its emulator's devices.
+fn machine(spec: &VmSpec) -> String {
+    spec.platform.get("sim-machine").cloned().unwrap_or_default()
 }
 
 /// What stands for the guest's memory: no two VMs have the same.
@@ -218,6 +224,7 @@ impl VmDriver for Sim {
             };
             let when = Instant::now() + duration(&spec, "sim-event-ms");
             self.planned.lock().extend(event.map(|event| (when, event)));
+            self.events.wake();
         }
         guest.change(|known| known.phase = Phase::Running)
     }
@@ -253,7 +260,16 @@ impl VmDriver for Sim {
         to.write_all(second).map_err(told)
     }
 
-    fn create_saved(&self, vm: &VmSpec) -> Result<(), ApiError> {
+    fn saved_as(&self, vm: Uuid) -> Result<String, ApiError> {
+        Ok(machine(&self.guest(vm)?.spec()))
+    }
+
+    fn create_saved(&self, vm: &VmSpec, kind: &str) -> Result<(), ApiError> {
+        let own = machine(vm);
+        if own != kind {
+            let why = format!("it was suspended as {kind:?}, and here it would be {own:?} (sim-machine)");
+            return Err(failed(vm.uuid, "cannot be made", why));
+        }
         self.create(vm)
     }
 
@@ -304,10 +320,9 @@ impl VmDriver for Sim {
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {
         loop {
-            let next = self.planned.lock().iter().map(|(when, _)| *when).min();
             // A VM that is started meanwhile may plan something earlier.
-            let look = next.unwrap_or(until).min(until).min(Instant::now() + Duration::from_millis(20));
-            if let Some(event) = self.events.wait(look) {
+            let next = || self.planned.lock().iter().map(|(when, _)| *when).min().unwrap_or(until).min(until);
+            if let Some(event) = self.events.wait_until(next) {
                 return Some(event);
             }
             let due = {

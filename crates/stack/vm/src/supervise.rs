@@ -39,19 +39,32 @@ impl Events {
         self.came.notify_one();
     }
 
-    /// Takes the next one; waits for it as long as until `until`.
-    pub(crate) fn wait(&self, until: Instant) -> Option<VmEvent> {
+    /// Lets a wait look again at what it waits for.
+    pub(crate) fn wake(&self) {
+        // Under the lock: a wait that is about to begin has not looked yet, or gets it.
+        let queue = self.queue.lock();
+        self.came.notify_all();
+        drop(queue);
+    }
+
+    /// Takes the next one; waits for it until what `next` says, which is asked again after each [`Self::wake`].
+    pub(crate) fn wait_until(&self, next: impl Fn() -> Instant) -> Option<VmEvent> {
         let mut queue = self.queue.lock();
         loop {
             if let Some(event) = queue.pop_front() {
                 return Some(event);
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = next().saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return None;
             }
             self.came.wait_for(&mut queue, left);
         }
+    }
+
+    /// Takes the next one; waits for it as long as until `until`.
+    pub(crate) fn wait(&self, until: Instant) -> Option<VmEvent> {
+        self.wait_until(|| until)
     }
 }
 

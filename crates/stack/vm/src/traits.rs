@@ -226,11 +226,21 @@ pub trait VmDriver: Send + Sync {
         self.check_save(vm)
     }
 
-    /// As [`Self::create`], of a VM whose memory and devices are to be [`Self::load`]ed once its disks are plugged.
+    /// What a VM must be made as to read what [`Self::save`] writes of this one, in a word of the driver's own: the
+    /// versioned machine type of its emulator. Empty where that does not matter.
     ///
     /// # Errors
-    /// As [`Self::create`] and [`Self::check_save`].
-    fn create_saved(&self, vm: &VmSpec) -> Result<(), ApiError> {
+    /// The emulator's.
+    fn saved_as(&self, _vm: Uuid) -> Result<String, ApiError> {
+        Ok(String::new())
+    }
+
+    /// As [`Self::create`], of a VM whose memory and devices are to be [`Self::load`]ed once its disks are plugged.
+    /// `kind` is what [`Self::saved_as`] said of the VM that was saved, or empty where that is not known.
+    ///
+    /// # Errors
+    /// As [`Self::create`] and [`Self::check_save`]; this driver cannot make such a VM any more.
+    fn create_saved(&self, vm: &VmSpec, _kind: &str) -> Result<(), ApiError> {
         self.check_save(vm.uuid)
     }
 

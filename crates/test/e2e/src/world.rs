@@ -50,6 +50,15 @@ impl World {
         self.daemon = self.daemon.take().map(Daemon::kill_and_restart);
     }
 
+    /// Ends the daemon in order, and starts another one on the same state.
+    #[track_caller]
+    pub fn stop_and_restart(&mut self, limit: Duration) {
+        self.daemon = self.daemon.take().map(|mut daemon| {
+            daemon.process.stop(limit);
+            daemon.options.start()
+        });
+    }
+
     /// Runs a program of `tests/python`, which must end with the word `done`; answers what it printed.
     ///
     /// Without Python's `XenAPI` it can still be told to speak JSON-RPC.

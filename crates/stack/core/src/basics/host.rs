@@ -29,6 +29,11 @@ fn memory(name: &str) -> i64 {
     kib.unwrap_or_default().saturating_mul(1024)
 }
 
+/// The memory of this host, in bytes.
+pub fn total_memory() -> u64 {
+    u64::try_from(memory("MemTotal")).unwrap_or(0)
+}
+
 /// Blocks of `/proc/cpuinfo`, one a processor.
 fn processors() -> Vec<BTreeMap<String, String>> {
     let text = read("/proc/cpuinfo");
@@ -102,7 +107,11 @@ pub(crate) fn make_record(db: &Db) -> Result<String, ApiError> {
         set("address", address.into())?;
         set("metrics", metrics.as_str().into())?;
         set("edition", "free".into())?;
-        set("allowed_operations", Value::strings(["provision", "vm_start"]))?;
+        set(
+            "allowed_operations",
+            Value::strings(["provision", "vm_start", "evacuate", "shutdown", "reboot"]),
+        )?;
+        enable_after_boot(change, &host)?;
         note_times(change, &host)?;
         measure(change, &metrics)?;
         make_processors(change, &host, &processors, number)?;
@@ -110,12 +119,29 @@ pub(crate) fn make_record(db: &Db) -> Result<String, ApiError> {
     })
 }
 
+/// When this host booted, in seconds since 1970.
+fn boot_time() -> Option<i64> {
+    read("/proc/stat").lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
+}
+
+/// A host that was disabled to be shut down or rebooted lets VMs start when it is back.
+fn enable_after_boot(change: &mut crate::db::Change<'_>, host: &str) -> Result<(), ApiError> {
+    /// The kernel computes the time of its boot from the clock, which may be set.
+    const JITTER: u64 = 60;
+    let config = change.get("host", host)?.map("other_config");
+    let before = config.get("boot_time").and_then(|text| text.trim_end_matches('.').parse::<i64>().ok());
+    match (before, boot_time()) {
+        (Some(before), Some(now)) if now.abs_diff(before) > JITTER => {
+            change.set("host", host, "enabled", true)
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Notes in `other_config` since when the host and its toolstack run, as XenServer does: products show it.
 fn note_times(change: &mut crate::db::Change<'_>, host: &str) -> Result<(), ApiError> {
-    let booted = read("/proc/stat");
-    let booted = booted.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<i64>().ok());
     let mut config = change.get("host", host)?.map("other_config");
-    let times = [("agent_start_time", Some(dates::now())), ("boot_time", booted)];
+    let times = [("agent_start_time", Some(dates::now())), ("boot_time", boot_time())];
     for (key, seconds) in times {
         if let Some(seconds) = seconds {
             // A number with a fraction, which is none: `1700000000.`.

@@ -14,6 +14,8 @@ use crate::call::Handlers;
 use crate::db::Db;
 use crate::roles;
 
+pub use host::total_memory;
+
 /// Registers the messages of this part.
 pub(crate) fn register(handlers: &mut Handlers, db: &Arc<Db>) {
     let mut handlers = handlers.of(db);

@@ -96,8 +96,14 @@ impl Disks {
         self.0.backend.clients(process, minor, until)
     }
 
-    /// Waits until the process of an export has ended, at most until `until`.
-    pub(crate) fn wait_for_death_of_export(&self, until: Instant) -> Option<Uuid> {
+    /// Waits until the process of an export has ended, at most until `until`, if there is one; none if the wait was
+    /// ended by [`Self::look_at_exports`].
+    pub(crate) fn wait_for_death_of_export(&self, until: Option<Instant>) -> Option<Uuid> {
         self.0.watch_exports.wait(until)
+    }
+
+    /// Ends the wait for the death of one.
+    pub(crate) fn look_at_exports(&self) {
+        self.0.watch_exports.wake();
     }
 }

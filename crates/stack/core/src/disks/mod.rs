@@ -134,8 +134,8 @@ impl Disks {
             notes: note::Notes::new(&config.run_dir),
             disks: Mutex::default(),
             busy: busy::Table::default(),
-            watch: watch::Watch::default(),
-            watch_exports: watch::Watch::default(),
+            watch: watch::Watch::new(),
+            watch_exports: watch::Watch::new(),
         }))
     }
 
@@ -499,9 +499,15 @@ impl Disks {
         self.0.lock().values().cloned().collect()
     }
 
-    /// Waits until a watched process has ended, at most until `until`.
-    pub fn wait_for_death(&self, until: Instant) -> Option<Uuid> {
+    /// Waits until a watched process has ended, at most until `until`, if there is one; none if the wait was ended by
+    /// [`Self::look_at_deaths`].
+    pub fn wait_for_death(&self, until: Option<Instant>) -> Option<Uuid> {
         self.0.watch.wait(until)
+    }
+
+    /// Ends the wait for the death of one.
+    pub(crate) fn look_at_deaths(&self) {
+        self.0.watch.wake();
     }
 }
 

@@ -69,6 +69,34 @@ pub struct Note {
 }
 
 impl Note {
+    /// A disk of a VDI that is about to be made: no process, nothing open, offered to none.
+    pub fn starting(
+        spec: DiskSpec,
+        (vm, driver): (Uuid, &str),
+        (vdi, vdi_uuid): (&str, Uuid),
+        sr: Uuid,
+        tuning: Tuning,
+    ) -> Self {
+        Self {
+            spec,
+            vm,
+            driver: driver.to_owned(),
+            vdi: vdi.to_owned(),
+            vdi_uuid,
+            sr,
+            phase: Phase::Starting,
+            minor: None,
+            process: None,
+            chain: None,
+            log: None,
+            front: None,
+            offer: Offer::default(),
+            size: 0,
+            tuning,
+            export: None,
+        }
+    }
+
     /// What a process opens that takes the place of this one.
     pub fn open_spec(&self) -> Option<OpenSpec> {
         self.chain.clone().map(|chain| OpenSpec { chain, log: self.log.clone() })

@@ -1,5 +1,6 @@
 //! How long an export stays, and what becomes of it when its process dies.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +15,10 @@ use crate::sessions::Session;
 
 /// How often leases are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How long a process that answers needs to, at most: one that takes longer is asked by a thread of its own.
+const QUICK: Duration = Duration::from_millis(200);
+/// When a death that met another operation is looked at again.
+const AGAIN: Duration = Duration::from_millis(500);
 /// How long a process that died may take to be back.
 const RESTART: Duration = Duration::from_secs(30);
 
@@ -66,50 +71,92 @@ impl Exports {
         }
     }
 
-    /// Ends exports whose lease is over.
+    /// Ends exports whose lease is over, and takes names from those whose sessions have ended. What a process must be
+    /// waited for is done by a thread of the export: one that hangs delays no other.
     fn look(self: &Arc<Self>) {
         for export in self.all() {
-            // One that is being started or ended is looked at next time.
+            // One that is being started, ended or asked is looked at next time.
             let Some(mut state) = export.state.try_lock() else { continue };
             if state.is_over {
                 continue;
             }
-            self.withdraw(&export, &mut state);
-            match self.disks.clients(export.id, Instant::now() + ASK) {
-                Ok(0) => {}
-                Ok(_) => {
-                    state.used = Instant::now();
-                    continue;
+            let has_valid_names = state.grants.values().all(|(session, _)| may_connect(session));
+            if has_valid_names && !export.is_silent.load(Ordering::Relaxed) {
+                match self.disks.clients(export.id, Instant::now() + QUICK) {
+                    Ok(0) if !self.is_over(&state) => continue,
+                    Ok(0) => {}
+                    Ok(_) => {
+                        state.used = Instant::now();
+                        continue;
+                    }
+                    Err(_) => export.is_silent.store(true, Ordering::Relaxed),
                 }
-                // Its death is followed, and a process that is silent is asked again.
-                Err(_) => continue,
             }
-            let is_over = state.grants.is_empty() || state.used.elapsed() > self.options().lease;
-            if is_over
-                && !state.is_over
-                && let Err(error) = self.end(&export, &mut state)
-            {
-                tracing::warn!(vdi = export.vdi, %error, "an export without clients does not end; it is tried again");
-            }
+            drop(state);
+            self.apart(&export, |this, export| this.look_at(export));
         }
     }
 
-    /// Starts another process in the place of one that died; clients connect again. Answers false where it must be
-    /// tried again later.
+    /// Whether its lease is over, if it has no clients.
+    fn is_over(&self, state: &State) -> bool {
+        state.grants.is_empty() || state.used.elapsed() > self.options().lease
+    }
+
+    /// Does something that may wait for the process of an export; whether it is being done.
+    fn apart(
+        self: &Arc<Self>,
+        export: &Arc<Export>,
+        work: impl FnOnce(&Arc<Self>, &Export) + Send + 'static,
+    ) -> bool {
+        let (this, of) = (Arc::clone(self), Arc::clone(export));
+        let spawned = thread::Builder::new().name("export".into()).spawn(move || work(&this, &of));
+        spawned
+            .inspect_err(|error| tracing::warn!(vdi = export.vdi, %error, "an export waits for a thread"))
+            .is_ok()
+    }
+
+    fn look_at(self: &Arc<Self>, export: &Export) {
+        // Another thread that waits for the same process needs no help.
+        let Some(mut state) = export.state.try_lock() else { return };
+        if state.is_over {
+            return;
+        }
+        self.withdraw(export, &mut state);
+        let asked = if state.is_over { return } else { self.disks.clients(export.id, Instant::now() + ASK) };
+        export.is_silent.store(asked.is_err(), Ordering::Relaxed);
+        match asked {
+            Ok(0) => {}
+            Ok(_) => {
+                state.used = Instant::now();
+                return;
+            }
+            // Its death is followed, and a process that is silent is asked again.
+            Err(_) => return,
+        }
+        if self.is_over(&state)
+            && let Err(error) = self.end(export, &mut state)
+        {
+            tracing::warn!(vdi = export.vdi, %error, "an export without clients does not end; it is tried again");
+        }
+    }
+
+    /// Follows the death of a process; answers false where it must be tried again later.
     fn died(self: &Arc<Self>, id: Uuid) -> bool {
         let Some(export) = self.all().into_iter().find(|export| export.id == id) else { return true };
-        if self.disks.is_paused(id) {
-            return false;
-        }
+        !self.disks.is_paused(id) && self.apart(&export, |this, export| this.start_again(export))
+    }
+
+    /// Starts another process in the place of one that died; clients connect again.
+    fn start_again(self: &Arc<Self>, export: &Export) {
         let mut state = export.state.lock();
         if state.is_over {
-            return true;
+            return;
         }
-        let Some(note) = self.disks.of_vbd(id) else { return true };
+        let Some(note) = self.disks.of_vbd(export.id) else { return };
         let again = has_sr(self, &note)
             && {
-                let restarted = self.disks.restart(id, Instant::now() + RESTART).map(drop);
-                let admitted = restarted.and_then(|()| self.admit(&export, &state, &[]));
+                let restarted = self.disks.restart(export.id, Instant::now() + RESTART).map(drop);
+                let admitted = restarted.and_then(|()| self.admit(export, &state, &[]));
                 admitted
                 .inspect_err(|error| {
                     tracing::warn!(vdi = export.vdi, %error, "the process of an export died and cannot be replaced");
@@ -118,10 +165,9 @@ impl Exports {
             };
         if again {
             tracing::warn!(vdi = export.vdi, "the process of an export had died and was started again");
-        } else if let Err(error) = self.end(&export, &mut state) {
+        } else if let Err(error) = self.end(export, &mut state) {
             tracing::warn!(vdi = export.vdi, %error, "an export whose process died does not end");
         }
-        true
     }
 }
 
@@ -137,8 +183,15 @@ fn tend(exports: &Weak<Exports>) {
     let mut looked = Instant::now();
     let mut due: Vec<Uuid> = Vec::new();
     loop {
-        let Some(disks) = exports.upgrade().map(|exports| exports.disks.clone()) else { return };
-        due.extend(disks.wait_for_death_of_export(Instant::now() + LOOK_EVERY / 4));
+        let found = exports.upgrade().map(|exports| (exports.disks.clone(), exports.open.lock().is_empty()));
+        let Some((disks, is_idle)) = found else { return };
+        // Without exports there is nothing to look at until one is made.
+        let until = match (due.is_empty(), is_idle) {
+            (true, true) => None,
+            (true, false) => Some(looked + LOOK_EVERY),
+            (false, _) => Some(Instant::now() + AGAIN),
+        };
+        due.extend(disks.wait_for_death_of_export(until));
         let Some(exports) = exports.upgrade() else { return };
         due.retain(|id| !exports.died(*id));
         if looked.elapsed() >= LOOK_EVERY {

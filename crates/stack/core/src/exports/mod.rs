@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -85,6 +86,13 @@ impl fmt::Debug for Exports {
     }
 }
 
+impl Drop for Exports {
+    fn drop(&mut self) {
+        // The thread that looks after them finds that there are none any more.
+        self.disks.look_at_exports();
+    }
+}
+
 /// A VDI that is exported.
 #[derive(Debug)]
 struct Export {
@@ -94,6 +102,14 @@ struct Export {
     vdi: String,
     /// Locked while the process is started, ended or given names.
     state: Mutex<State>,
+    /// Its process did not answer when it was asked last: it is asked by a thread of its own.
+    is_silent: AtomicBool,
+}
+
+impl Export {
+    fn new(id: Uuid, vdi: &str, state: State) -> Self {
+        Self { id, vdi: vdi.to_owned(), state: Mutex::new(state), is_silent: AtomicBool::new(false) }
+    }
 }
 
 #[derive(Debug)]

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tapio_control::command::{EXPORT_NAMES_MAX, SecretName};
 use tapio_model::ApiError;
 use tapio_types::Access;
@@ -13,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Call, Export, Exports, Identity, State};
 use crate::db::{Object, reference_of};
-use crate::disks::{ExportNote, Note, Offer, Phase, Place, Tuning};
+use crate::disks::{ExportNote, Note, Phase, Place, Tuning};
 use crate::plan::steps::step;
 use crate::sessions::Session;
 use crate::storage::{self, Opening};
@@ -58,6 +57,9 @@ pub(super) fn grant(
         state.grants.insert(name.to_owned(), (Arc::clone(session), Instant::now()));
         state.used = Instant::now();
         call.part.admit(&export, &state, &[])?;
+        drop(state);
+        // Its lease is looked after from now on.
+        call.part.disks.look_at_exports();
         return Ok(served);
     }
 }
@@ -107,24 +109,10 @@ fn start(
         client_time_s,
         fronts: Vec::new(),
     };
-    disks.note(Note {
-        spec: DiskSpec { vbd: id, position: 0, read_only: true, is_cd: false, is_bootable: false },
-        vm: Uuid::nil(),
-        driver: String::new(),
-        vdi: vdi.reference.clone(),
-        vdi_uuid: vdi.uuid()?,
-        sr: exports.db.get("SR", vdi.text("SR"))?.uuid()?,
-        phase: Phase::Starting,
-        minor: None,
-        process: None,
-        chain: None,
-        log: None,
-        front: None,
-        offer: Offer::default(),
-        size: 0,
-        tuning: Tuning::default(),
-        export: Some(export),
-    })?;
+    let spec = DiskSpec { vbd: id, position: 0, read_only: true, is_cd: false, is_bootable: false };
+    let (of, sr) = ((vdi.reference.as_str(), vdi.uuid()?), exports.db.get("SR", vdi.text("SR"))?.uuid()?);
+    let note = Note::starting(spec, (Uuid::nil(), ""), of, sr, Tuning::default());
+    disks.note(Note { export: Some(export), ..note })?;
     disks.start(id, false, until)?;
     let opening: Opening = storage::activate(&call.to(&exports.storage), vdi, &holder(id), Access::ReadOnly)?;
     step("nbd-export:activated");
@@ -156,7 +144,7 @@ impl Exports {
         let mut open = self.open.lock();
         let new = || {
             let state = State { is_over: false, grants: BTreeMap::new(), used: Instant::now() };
-            Arc::new(Export { id: Uuid::new_v4(), vdi: vdi.to_owned(), state: Mutex::new(state) })
+            Arc::new(Export::new(Uuid::new_v4(), vdi, state))
         };
         Arc::clone(open.entry(vdi.to_owned()).or_insert_with(new))
     }
@@ -207,7 +195,7 @@ pub(crate) fn recover(exports: &Arc<Exports>) {
         let runs = note.phase == Phase::Running && exports.disks.serves(id);
         if runs && exports.disks.admit(id, &[], &[], Instant::now() + ASK).is_ok() {
             let state = State { is_over: false, grants: BTreeMap::new(), used: Instant::now() };
-            let export = Export { id, vdi: note.vdi.clone(), state: Mutex::new(state) };
+            let export = Export::new(id, &note.vdi, state);
             exports.open.lock().insert(note.vdi.clone(), Arc::new(export));
             continue;
         }

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tapio_model::{ApiError, Value};
 
-use super::{Call, Handlers, power};
+use super::{Call, Handlers, Vms, power};
 use crate::args::Args;
 use crate::basics::this_host;
+use crate::db::Object;
+use crate::operations::Target;
 use crate::progress::Unwatched;
 
 /// VMs that end at a time, where the caller says nothing. XenServer's own number.
@@ -20,10 +22,18 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("host.evacuate", evacuate);
 }
 
+/// The VMs that run on a host, or are paused.
+pub(super) fn running_vms(vms: &Vms, host: &str) -> Vec<String> {
+    let resident = vms.db.find("VM", "resident_on", host);
+    let runs = |vm: &&Arc<Object>| !vm.bool("is_control_domain") && vm.text("power_state") != "Halted";
+    resident.iter().filter(runs).map(|vm| vm.reference.clone()).collect()
+}
+
 /// Asks the guest of every VM of this host to end, some at a time. One that does not end keeps no other from it.
 ///
 /// # Errors
-/// `HOST_OFFLINE` for another host; `VALUE_NOT_SUPPORTED` for a size below zero; `TASK_CANCELLED`: the VMs that were
+/// `HOST_OFFLINE` for another host; `OTHER_OPERATION_IN_PROGRESS` while another call evacuates or ends it;
+/// `VALUE_NOT_SUPPORTED` for a size below zero; `TASK_CANCELLED`: the VMs that were
 /// asked by then have ended; else the first error of a VM, after all others have ended. The log has all errors.
 fn evacuate(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let host = call.part.db.get("host", args.text(0)?)?;
@@ -39,12 +49,9 @@ fn evacuate(call: &Call, args: &Args) -> Result<Value, ApiError> {
             return Err(ApiError::new("VALUE_NOT_SUPPORTED", what));
         }
     };
-    let resident = call.part.db.find("VM", "resident_on", &host.reference);
-    let vms: Vec<String> = resident
-        .iter()
-        .filter(|vm| !vm.bool("is_control_domain") && vm.text("power_state") != "Halted")
-        .map(|vm| vm.reference.clone())
-        .collect();
+    let target = Target { class: "host", reference: &host.reference, op: "evacuate" };
+    let _held = call.part.operations.enter(&*call.progress, &[target], || Ok(()))?;
+    let vms = running_vms(&call.part, &host.reference);
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let first_error: Mutex<Option<ApiError>> = Mutex::default();
     let work = || {

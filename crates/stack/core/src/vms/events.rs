@@ -92,8 +92,8 @@ fn processes(vms: &Weak<Vms>) {
     let mut followed: Vec<(Note, JoinHandle<Followed>)> = Vec::new();
     loop {
         let Some(disks) = vms.upgrade().map(|vms| vms.disks.clone()) else { return };
-        let turn = if due.is_empty() && followed.is_empty() { TURN } else { AGAIN };
-        let death = disks.wait_for_death(Instant::now() + turn);
+        let is_idle = due.is_empty() && followed.is_empty();
+        let death = disks.wait_for_death((!is_idle).then(|| Instant::now() + AGAIN));
         let Some(vms) = vms.upgrade() else { return };
         for (note, thread) in followed.extract_if(.., |(_, thread)| thread.is_finished()) {
             if thread.join().is_ok_and(|followed| followed == Followed::Again) {

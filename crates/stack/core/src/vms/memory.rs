@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! byte 0      "TapioMem", version (4 bytes), 0 (4), bytes that follow (8), their SHA-256 (32): all little endian
+//! byte 64     what the VM must be made as, a word of its driver's, and zeros to byte 128: none in older images
 //! byte 4096   what the driver wrote
 //! ```
 //!
@@ -25,8 +26,11 @@ const MAGIC: [u8; 8] = *b"TapioMem";
 const VERSION: u32 = 1;
 /// Where the driver's data begin.
 const DATA_AT: u64 = 4096;
-/// Bytes of the head that mean something.
+/// Bytes of the head that are there in every image.
 const HEAD_LEN: usize = 56;
+/// The place of the machine type, and its longest name.
+const MACHINE_AT: usize = 64;
+const MACHINE_LEN_MAX: usize = 64;
 /// What the storage puts in front of an export.
 const EXPORT_HEAD_LEN: usize = 16;
 /// What the storage writes is whole sectors.
@@ -35,12 +39,20 @@ const SECTOR_LEN: usize = 512;
 const PIECE_LEN: usize = 256 << 10;
 
 /// The head of a memory image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryHead {
     /// Bytes that the driver wrote.
     pub len: u64,
     /// Their SHA-256.
     pub digest: [u8; 32],
+    /// What the VM must be made as, in the words of its driver; empty: as its platform says.
+    pub machine: String,
+}
+
+/// Whether it can stand for a machine type in the head and on a command line.
+fn is_machine(name: &[u8]) -> bool {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+    name.len() <= MACHINE_LEN_MAX && name.iter().all(is_plain) && name.first() != Some(&b'-')
 }
 
 impl MemoryHead {
@@ -51,6 +63,10 @@ impl MemoryHead {
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.len.to_le_bytes());
         bytes[24..HEAD_LEN].copy_from_slice(&self.digest);
+        // A longer one is refused before it comes here.
+        let machine = self.machine.as_bytes();
+        let machine = &machine[..machine.len().min(MACHINE_LEN_MAX)];
+        bytes[MACHINE_AT..MACHINE_AT + machine.len()].copy_from_slice(machine);
         bytes
     }
 
@@ -73,7 +89,13 @@ impl MemoryHead {
         }
         let mut digest = [0; 32];
         digest.copy_from_slice(&head[24..]);
-        Ok(Self { len, digest })
+        let machine = bytes.get(MACHINE_AT..MACHINE_AT + MACHINE_LEN_MAX).unwrap_or_default();
+        let end = machine.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
+        if !is_machine(&machine[..end]) {
+            return Err("its head names no machine type that there could be".to_owned());
+        }
+        let machine = String::from_utf8_lossy(&machine[..end]).into_owned();
+        Ok(Self { len, digest, machine })
     }
 }
 
@@ -101,14 +123,15 @@ fn chunk(to: &mut impl Write, at: u64, data: &[u8]) -> io::Result<()> {
 }
 
 /// Passes on what the driver writes, to its end; the head that belongs to it. The storage takes whole sectors.
-fn collect(mut from: impl Read, to: &mut impl Write) -> io::Result<MemoryHead> {
+fn collect(mut from: impl Read, to: &mut impl Write, machine: &str) -> io::Result<MemoryHead> {
     let (mut hash, mut len) = (Sha256::new(), 0);
     let mut piece = Vec::with_capacity(PIECE_LEN);
     loop {
         piece.clear();
         let count = from.by_ref().take(PIECE_LEN as u64).read_to_end(&mut piece)?;
         if count == 0 {
-            return Ok(MemoryHead { len, digest: hash.finalize().into() });
+            let machine = machine.to_owned();
+            return Ok(MemoryHead { len, digest: hash.finalize().into(), machine });
         }
         hash.update(&piece);
         piece.resize(count.next_multiple_of(SECTOR_LEN), 0);
@@ -130,13 +153,19 @@ pub(super) fn save(call: &Call, driver: &dyn VmDriver, vm: Uuid, vdi: &str) -> R
         start: 0,
         len: None,
     };
+    let machine = driver.saved_as(vm)?;
+    if !is_machine(machine.as_bytes()) {
+        return Err(ApiError::internal(format!(
+            "VM {vm} has the machine type {machine:?}, which cannot be kept"
+        )));
+    }
     let (mut ours, theirs) = pair()?;
     let (from, to) = pair()?;
     let is_cancelled = || call.progress.is_cancelled();
     thread::scope(|scope| {
         let stored = scope.spawn(|| transfer::import(&storage, &asked, OwnedFd::from(theirs), &mut |_| {}));
         let passed = scope.spawn(move || {
-            let head = collect(from, &mut ours)?;
+            let head = collect(from, &mut ours, &machine)?;
             Ok::<_, io::Error>((head, ours))
         });
         let saved = driver.save(vm, OwnedFd::from(to), &is_cancelled);
@@ -180,27 +209,60 @@ fn deliver(from: &mut impl Read, to: &mut impl Write, head: &MemoryHead) -> io::
     Ok(<[u8; 32]>::from(hash.finalize()) == head.digest)
 }
 
+/// Sends the image of a VDI, raw, for as long as it is read.
+fn export(call: &Call, vdi: &str, to: UnixStream) -> Result<(), ApiError> {
+    let asked = Asked::Export { vdi: vdi.to_owned(), base: None, format: ImageFormat::Raw, start: 0 };
+    transfer::export(&lookup::to_storage(call), &asked, OwnedFd::from(to), &mut |_| {}, &|| true).map(drop)
+}
+
+/// The head of an image whose export begins; none if the export ends before it, of which the export knows the cause.
+fn read_head(from: &mut UnixStream, vdi: &str) -> Option<Result<MemoryHead, ApiError>> {
+    let mut first = vec![0; EXPORT_HEAD_LEN + DATA_AT as usize];
+    from.read_exact(&mut first).ok()?;
+    let (export, first) = first.split_at(EXPORT_HEAD_LEN);
+    let room = export.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    Some(MemoryHead::decode(first, room).map_err(|why| unreadable(vdi, why)))
+}
+
+/// Why there was no head: what the thread of the export says.
+fn no_head(vdi: &str, sent: thread::Result<Result<(), ApiError>>) -> ApiError {
+    match sent {
+        Ok(Err(error)) => error,
+        Ok(Ok(())) => unreadable(vdi, "it is shorter than its head"),
+        Err(_) => ApiError::internal("a thread of a resume has panicked"),
+    }
+}
+
+/// What the head of a memory image says.
+///
+/// # Errors
+/// `SUSPEND_IMAGE_NOT_ACCESSIBLE` for an image that is damaged or none; those of an export of the VDI.
+pub(super) fn head(call: &Call, vdi: &str) -> Result<MemoryHead, ApiError> {
+    let (mut ours, theirs) = pair()?;
+    thread::scope(|scope| {
+        let sent = scope.spawn(|| export(call, vdi, theirs));
+        let head = read_head(&mut ours, vdi);
+        // The rest is not read, at which the export fails.
+        drop(ours);
+        let sent = sent.join();
+        head.unwrap_or_else(|| Err(no_head(vdi, sent)))
+    })
+}
+
 /// Reads the memory of a VM out of a VDI into the VM, which was made for it and is paused then.
 ///
 /// # Errors
 /// `SUSPEND_IMAGE_NOT_ACCESSIBLE` for an image that is damaged or none; the driver's, those of an export of the VDI.
 pub(super) fn load(call: &Call, driver: &dyn VmDriver, vm: Uuid, vdi: &str) -> Result<(), ApiError> {
-    let storage = lookup::to_storage(call);
-    let asked = Asked::Export { vdi: vdi.to_owned(), base: None, format: ImageFormat::Raw, start: 0 };
     let (mut ours, theirs) = pair()?;
     let (from, mut to) = pair()?;
     thread::scope(|scope| {
-        let sent =
-            scope.spawn(|| transfer::export(&storage, &asked, OwnedFd::from(theirs), &mut |_| {}, &|| true));
-        let mut first = vec![0; EXPORT_HEAD_LEN + DATA_AT as usize];
-        if let Err(error) = ours.read_exact(&mut first) {
+        let sent = scope.spawn(|| export(call, vdi, theirs));
+        let Some(head) = read_head(&mut ours, vdi) else {
             drop(ours);
-            let told = sent.join().map_err(|_| ApiError::internal("a thread of a resume has panicked"))?;
-            return Err(told.err().unwrap_or_else(|| unreadable(vdi, error)));
-        }
-        let (export, first) = first.split_at(EXPORT_HEAD_LEN);
-        let room = export.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let head = MemoryHead::decode(first, room).map_err(|why| unreadable(vdi, why))?;
+            return Err(no_head(vdi, sent.join()));
+        };
+        let head = head?;
         let passed = scope.spawn(move || deliver(&mut ours, &mut to, &head));
         let loaded = driver.load(vm, OwnedFd::from(from));
         let passed = passed.join().map_err(|_| ApiError::internal("a thread of a resume has panicked"))?;
@@ -224,9 +286,18 @@ mod tests {
 
     #[test]
     fn a_head_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let head = MemoryHead { len: 77, digest: [5; 32] };
+        let head = MemoryHead { len: 77, digest: [5; 32], machine: "pc-i440fx-7.2".into() };
         let bytes = head.encode();
         assert_eq!(MemoryHead::decode(&bytes, 1 << 20), Ok(head));
+        // One of an earlier version says nothing there; one that says what no driver could is none.
+        let (mut older, mut strange) = (bytes, bytes);
+        older[MACHINE_AT..].fill(0);
+        assert_eq!(MemoryHead::decode(&older, 1 << 20).unwrap().machine, "");
+        for name in [&b"pc,accel=kvm"[..], b"-nodefaults", b"pc\0pc", b"pc i440fx"] {
+            strange[MACHINE_AT..].fill(0);
+            strange[MACHINE_AT..MACHINE_AT + name.len()].copy_from_slice(name);
+            assert!(MemoryHead::decode(&strange, 1 << 20).unwrap_err().contains("machine type"), "{name:?}");
+        }
         assert!(MemoryHead::decode(&[0; 4096], 1 << 20).unwrap_err().contains("no head"));
         assert!(MemoryHead::decode(&bytes[..50], 1 << 20).is_err());
         assert!(MemoryHead::decode(&bytes, DATA_AT + 76).unwrap_err().contains("77 bytes"));
@@ -238,20 +309,20 @@ mod tests {
     #[test]
     fn what_comes_in_pieces_is_passed_on_in_sectors() {
         let mut out = Vec::new();
-        let head = collect(&b"abc"[..], &mut out).unwrap();
+        let head = collect(&b"abc"[..], &mut out, "pc").unwrap();
         assert_eq!((head.len, head.digest), (3, Sha256::digest(b"abc").into()));
         assert_eq!(out.len(), 12 + SECTOR_LEN);
         assert_eq!((&out[..12], &out[12..16]), (&[0, 16, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0][..], &b"abc\0"[..]));
         let mut out = Vec::new();
         let long = vec![9; PIECE_LEN + 5];
-        assert_eq!(collect(&long[..], &mut out).unwrap().len, long.len() as u64);
+        assert_eq!(collect(&long[..], &mut out, "").unwrap().len, long.len() as u64);
         assert_eq!(out.len(), 2 * 12 + PIECE_LEN + SECTOR_LEN);
     }
 
     #[test]
     fn data_that_changed_are_seen() {
         let digest = Sha256::digest(b"memory").into();
-        let head = MemoryHead { len: 6, digest };
+        let head = MemoryHead { len: 6, digest, machine: String::new() };
         let mut out = Vec::new();
         assert!(deliver(&mut &b"memory and more"[..], &mut out, &head).unwrap());
         assert_eq!(out, b"memory");

@@ -9,7 +9,8 @@
 //! | `made` | VDIs that nothing leads to yet, or any more |
 //! | `console` | records of consoles, and their sockets |
 //! | `checkpoint` | snapshots with memory |
-//! | `evacuate` | all VMs of the host end |
+//! | `evacuate`, `host_power` | all VMs of the host end; then the host |
+//! | `parallel` | how many plugs at a time the host had better allow |
 //! | `plug` | a disk on its way into a VM and out of it |
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
 //! | `fields` | what a VM takes over of the one it is made from |
@@ -28,9 +29,11 @@ mod devices;
 mod evacuate;
 mod events;
 mod fields;
+mod host_power;
 mod lookup;
 mod made;
 mod memory;
+mod parallel;
 mod plug;
 mod power;
 mod recover;
@@ -90,6 +93,13 @@ impl fmt::Debug for Vms {
     }
 }
 
+impl Drop for Vms {
+    fn drop(&mut self) {
+        // The thread that follows deaths finds that there are no VMs any more.
+        self.disks.look_at_deaths();
+    }
+}
+
 /// Registers the messages of this part.
 pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     let mut handlers = handlers.of(vms);
@@ -98,6 +108,8 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     vm::register(&mut handlers);
     power::register(&mut handlers);
     evacuate::register(&mut handlers);
+    host_power::register(&mut handlers);
+    parallel::register(&mut handlers);
     copy::register(&mut handlers);
     revert::register(&mut handlers);
     suspend::register(&mut handlers);

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::allowed::refresh;
 use super::{Call, StorageCall, devices, lookup, tuning};
 use crate::db::Object;
-use crate::disks::{Note, Offer, Phase};
+use crate::disks::{Note, Phase};
 use crate::operations::{Claim, Held};
 use crate::plan::steps::step;
 use crate::plan::{Doing, Permits, Plan};
@@ -48,15 +48,16 @@ impl Progress for Until {
 pub enum Timeout {
     /// The whole operation, as its caller chose.
     Until(Instant),
-    /// Each disk, once it is its turn.
-    Each(Duration),
+    /// All disks of an operation together, but each has at least this long once it is its turn: disks that hang, one
+    /// after the other, do not add up.
+    Shared(Instant, Duration),
 }
 
 impl Timeout {
     fn until(self) -> Instant {
         match self {
             Self::Until(until) => until,
-            Self::Each(timeout) => Instant::now() + timeout,
+            Self::Shared(until, least) => until.max(Instant::now() + least),
         }
     }
 }
@@ -216,24 +217,13 @@ impl Disk {
             // What an earlier attempt could not end is ended first.
             self.clear()?;
         }
-        disks.note(Note {
-            spec: self.spec.clone(),
-            vm: self.vm,
-            driver: self.driver.name().to_owned(),
-            vdi: self.vdi.reference.clone(),
-            vdi_uuid: self.vdi_uuid,
-            sr: self.sr.uuid()?,
-            phase: Phase::Starting,
-            minor: None,
-            process: None,
-            chain: None,
-            log: None,
-            front: None,
-            offer: Offer::default(),
-            size: 0,
-            tuning: tuning::of(&self.record, &self.sr, &self.call.part.config),
-            export: None,
-        })?;
+        disks.note(Note::starting(
+            self.spec.clone(),
+            (self.vm, self.driver.name()),
+            (&self.vdi.reference, self.vdi_uuid),
+            self.sr.uuid()?,
+            tuning::of(&self.record, &self.sr, &self.call.part.config),
+        ))?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let start = || {
             let devices = *self.front()? == FrontSpec::Device;

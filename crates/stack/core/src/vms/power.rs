@@ -22,8 +22,10 @@ use crate::plan::{Permits, Plan};
 const SHUTDOWN_SECONDS: u64 = 300;
 /// How long one that was not asked may.
 const HARD: Duration = Duration::from_secs(30);
-/// How long each disk of a VM that has ended may take.
-const DISK: Duration = Duration::from_secs(60);
+/// How long the disks of a VM that has ended may take, all together.
+const DISKS: Duration = Duration::from_secs(60);
+/// How long each of them may at least, once it is its turn.
+const DISK: Duration = Duration::from_secs(5);
 
 pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.start", |call, args| start(call, args.text(0)?, args.bool(1)?));
@@ -85,6 +87,7 @@ fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiE
         if vm.text("power_state") != "Halted" {
             return Err(bad_power_state(vm, "Halted"));
         }
+        assert_enabled(change, call)?;
         if vm.int("VCPUs_at_startup") < 1 {
             return Err(ApiError::new("VM_NO_VCPUS", [&vm.reference]));
         }
@@ -92,6 +95,15 @@ fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiE
     })?;
     boot(call, &vm, "VM.start", start_paused)?;
     Ok(Value::Void)
+}
+
+/// Whether VMs may start on this host.
+///
+/// # Errors
+/// `HOST_DISABLED`.
+pub(super) fn assert_enabled(change: &Change<'_>, call: &Call) -> Result<(), ApiError> {
+    let host = change.get("host", &this_host(&call.part.db))?;
+    if host.bool("enabled") { Ok(()) } else { Err(ApiError::new("HOST_DISABLED", [&host.reference])) }
 }
 
 /// Writes down that a VM is about to start: a daemon that finds this ends what was begun. `what` begins the note.
@@ -176,10 +188,16 @@ pub(super) fn build(
     let permit = Permits { vm: Some(vm.reference.as_str().into()), sr: None };
     let subject = format!("VM {uuid}");
     let (create, undo, last) = (Arc::clone(&driver), Arc::clone(&driver), Arc::clone(&driver));
-    let is_saved = matches!(origin, Origin::Memory(_));
+    let saved = match origin {
+        Origin::Memory(image) => Some((call.clone(), image.to_owned())),
+        Origin::Boot { .. } => None,
+    };
     let mut steps = vec![
         Plan::leaf("create the VM", &subject, permit.clone(), move |_| {
-            if is_saved { create.create_saved(&spec) } else { create.create(&spec) }?;
+            match &saved {
+                None => create.create(&spec)?,
+                Some((call, image)) => create.create_saved(&spec, &memory::head(call, image)?.machine)?,
+            }
             step("vm-start:created");
             Ok(())
         })
@@ -290,8 +308,25 @@ fn set_metrics(change: &mut Change<'_>, vm: &Object, state: &str) -> Result<(), 
 
 fn end(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiError> {
     let (running, vm) = begin_end(call, args.text(0)?, operation)?;
-    stop(call, &running, &vm, operation)?;
+    stop(call, &running, &vm, operation, None)?;
     Ok(Value::Void)
+}
+
+/// Ends a VM by asking its guest, at most until `until`, and by force where that does not end it, or something else is
+/// being done with the VM. One that is suspended stays so.
+///
+/// # Errors
+/// Those of `VM.hard_shutdown`.
+pub(super) fn shut_down_until(call: &Call, reference: &str, until: Instant) -> Result<(), ApiError> {
+    if call.part.db.get("VM", reference)?.text("power_state") == "Suspended" {
+        return Ok(());
+    }
+    let asked = begin_end(call, reference, "shutdown")
+        .and_then(|(running, vm)| stop(call, &running, &vm, "shutdown", Some(until)));
+    match asked {
+        Err(error) if error.code == "OTHER_OPERATION_IN_PROGRESS" => shut_down(call, reference),
+        asked => asked,
+    }
 }
 
 /// Ends a VM by asking its guest.
@@ -300,7 +335,7 @@ fn end(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiEr
 /// Those of `VM.clean_shutdown`.
 pub(super) fn shut_down_clean(call: &Call, reference: &str) -> Result<(), ApiError> {
     let (running, vm) = begin_end(call, reference, "clean_shutdown")?;
-    stop(call, &running, &vm, "clean_shutdown")
+    stop(call, &running, &vm, "clean_shutdown", None)
 }
 
 /// Ends a VM that runs, without asking its guest.
@@ -309,7 +344,7 @@ pub(super) fn shut_down_clean(call: &Call, reference: &str) -> Result<(), ApiErr
 /// Those of `VM.hard_shutdown`.
 pub(super) fn shut_down(call: &Call, reference: &str) -> Result<(), ApiError> {
     let (running, vm) = begin_end(call, reference, "hard_shutdown")?;
-    stop(call, &running, &vm, "hard_shutdown")
+    stop(call, &running, &vm, "hard_shutdown", None)
 }
 
 fn begin_end(
@@ -336,8 +371,14 @@ fn begin_end(
     Running::begin(call, "VM", reference, operation, |change, vm| check(change, vm, false))
 }
 
-/// Ends a guest, as the operation says, and unplugs its disks.
-fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
+/// Ends a guest, as the operation says, and unplugs its disks. It is asked for no longer than `until`, if there is one.
+fn stop(
+    call: &Call,
+    running: &Running,
+    vm: &Arc<Object>,
+    operation: &str,
+    until: Option<Instant>,
+) -> Result<(), ApiError> {
     step("vm-shutdown:noted");
     if vm.text("power_state") == "Suspended" {
         return halted(call, vm);
@@ -345,6 +386,8 @@ fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Re
     let driver = lookup::driver(&call.part, vm)?;
     let uuid = vm.uuid()?;
     let timeout = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let timeout = left.map_or(timeout, |left| left.min(timeout));
     // A guest that does not answer may be ended by force meanwhile, and be started again.
     let clean =
         |timeout| running.waiting(|| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + timeout));
@@ -379,12 +422,13 @@ fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Re
 /// Unplugs all disks of a guest that has ended. The rest are unplugged even if one cannot be.
 pub fn take_disks(call: &Call, vm: &Object, operation: &str) {
     lookup::apply_limits(call);
+    let timeout = Timeout::Shared(Instant::now() + DISKS, DISK);
     let mut plans = Vec::new();
     for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
         let is_known = vbd.uuid().is_ok_and(|uuid| call.part.disks.of_vbd(uuid).is_some());
         if !vbd.bool("empty") && (vbd.bool("currently_attached") || is_known) {
             match Disk::of(call, &vbd) {
-                Ok(disk) => plans.push(disk.unplug(true, Timeout::Each(DISK)).best_effort()),
+                Ok(disk) => plans.push(disk.unplug(true, timeout).best_effort()),
                 Err(error) => tracing::warn!(vbd = vbd.text("uuid"), %error, "a disk stays"),
             }
         } else if vbd.bool("currently_attached")
@@ -462,7 +506,7 @@ pub fn clear(call: &Call, vm: &Object, driver: &Arc<dyn VmDriver>, operation: &s
 
 fn reboot(call: &Call, args: &Args, operation: &'static str) -> Result<Value, ApiError> {
     let (running, vm) = begin_end(call, args.text(0)?, operation)?;
-    stop(call, &running, &vm, operation)?;
+    stop(call, &running, &vm, operation, None)?;
     restart(call, &vm, operation)?;
     Ok(Value::Void)
 }

@@ -168,6 +168,7 @@ fn resume(call: &Call, reference: &str, start_paused: bool) -> Result<Value, Api
         if vm.text("power_state") != "Suspended" {
             return Err(bad_power_state(vm, "Suspended"));
         }
+        power::assert_enabled(change, call)?;
         if vm.is_null("suspend_VDI") {
             return Err(ApiError::new("VM_HAS_NO_SUSPEND_VDI", [&vm.reference]));
         }

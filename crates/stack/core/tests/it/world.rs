@@ -43,6 +43,7 @@ pub fn config(dir: &std::path::Path) -> Config {
         run_dir: dir.join("run"),
         state_dir: dir.join("state"),
         mount_dir: dir.join("mount"),
+        host_power: None,
         worker_pool_size: 4,
         per_vm_parallel: 4,
         polling: (8_000, 50),

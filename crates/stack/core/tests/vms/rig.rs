@@ -41,6 +41,7 @@ pub fn config(dir: &Path) -> Config {
         run_dir: dir.join("run"),
         state_dir: dir.join("state"),
         mount_dir: dir.join("mount"),
+        host_power: None,
         worker_pool_size: 16,
         per_vm_parallel: 10,
         polling: (8_000, 50),

@@ -71,6 +71,23 @@ fn a_vm_is_suspended_and_goes_on() {
 }
 
 #[test]
+fn memory_is_read_by_a_vm_that_is_made_as_the_one_that_wrote_it() {
+    let (rig, vm) = running(&[("sim-machine", "pc-1.0")]);
+    rig.call("VM.suspend", one(&vm));
+    let make = |name: &str| {
+        rig.call("VM.set_platform", vec![vm.as_str().into(), Value::string_map([("sim-machine", name)])]);
+    };
+    make("pc-2.0");
+    let error = rig.refused("VM.resume", begin(&vm)).to_string();
+    assert!(error.contains("pc-1.0") && error.contains("pc-2.0"), "{error}");
+    assert_eq!((state(&rig, &vm).as_str(), plugged(&rig, &vm), images(&rig)), ("Suspended", 0, 1));
+    rig.check(None);
+    make("pc-1.0");
+    rig.call("VM.resume", begin(&vm));
+    assert_eq!((state(&rig, &vm).as_str(), plugged(&rig, &vm), images(&rig)), ("Running", 2, 0));
+}
+
+#[test]
 fn memory_of_a_vm_that_is_ended_goes() {
     let (rig, vm) = running(&[]);
     for operation in ["VM.hard_shutdown", "VM.shutdown", "VM.power_state_reset"] {

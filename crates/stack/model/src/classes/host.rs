@@ -28,6 +28,8 @@ const OPERATION: Type = Type::Enum(&Enum {
 const NUMA_POLICY: Type =
     Type::Enum(&Enum { name: "host_numa_affinity_policy", words: &["any", "best_effort", "default_policy"] });
 
+const ENDS_HOST: [&str; 3] = ["HOST_OFFLINE", "HOST_NOT_DISABLED", "OPERATION_NOT_ALLOWED"];
+
 /// The class `host`.
 pub static HOST_CLASS: Class = Class {
     name: "host",
@@ -121,6 +123,26 @@ pub static HOST_CLASS: Class = Class {
         msg("evacuate", PoolOperator, "Asks the guests of all VMs of this host to end, some at a time")
             .takes(&[p("host", HOST), opt("network", NETWORK), opt("evacuate_batch_size", INT)])
             .fails(&["HOST_OFFLINE", "VALUE_NOT_SUPPORTED", "VM_SHUTDOWN_TIMEOUT", "VM_BAD_POWER_STATE"]),
+        msg(
+            "shutdown",
+            PoolOperator,
+            "Ends all VMs of this host, which must be disabled, and shuts it down by the program of tapiod's host-power",
+        )
+        .takes(&[p("host", HOST)])
+        .fails(&ENDS_HOST),
+        msg("reboot", PoolOperator, "Ends all VMs of this host, which must be disabled, and reboots it by that program")
+            .takes(&[p("host", HOST)])
+            .fails(&ENDS_HOST),
+        msg(
+            "advise_worker_pool",
+            ReadOnly,
+            "Steps at a time by XenServer's rule, for so many VMs that start or end at a time, beside those that are set \
+             (Tapio's own)",
+        )
+        .takes(&[p("host", HOST), opt("vms", INT)])
+        .gives(STRING_MAP)
+        .fails(&["HOST_OFFLINE", "VALUE_NOT_SUPPORTED"])
+        .sync(),
         msg(
             "is_in_emergency_mode",
             ReadOnly,

@@ -21,11 +21,16 @@ const REST_AT: u16 = 0x18;
 const PLACES: u16 = 255;
 
 /// Disks up to this place have interrupts of their own. A processor has some 200 of them, a disk takes one for each
-/// queue and one more; the others share lines.
+/// queue and one more; the others share lines, and have their registers in ports, as virtio had before 1.0: the
+/// emulator looks at every region of memory for each disk whenever a guest maps one, which took minutes of the start
+/// of a guest with 255 disks.
 pub(super) const OWN_INTERRUPTS: u16 = 48;
 
 /// Least memory of a guest: firmware, kernel and our initramfs.
 const MEMORY_MIN: u64 = 32 << 20;
+
+/// The key of a platform for the machine type.
+pub(super) const MACHINE: &str = "machine";
 
 /// Longest command line of a kernel: what is longer is cut off in silence (`COMMAND_LINE_SIZE` of Linux on x86, less
 /// its end).
@@ -197,7 +202,7 @@ pub(super) fn line(
         return Err(why);
     }
     let mib = spec.memory >> 20;
-    let kind = word(spec, "machine", "", "pc")?;
+    let kind = word(spec, MACHINE, "", "pc")?;
     if !(kind == "pc" || kind.starts_with("pc-i440fx")) {
         return Err(format!(
             "platform:machine is {kind:?}: only pc and its versions (pc-i440fx-...) have the bridges for disks"

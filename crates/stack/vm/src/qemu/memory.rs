@@ -70,6 +70,18 @@ fn hand_over(guest: &DriverVm, socket: &OwnedFd) -> Result<(), ApiError> {
     given.map(drop).map_err(|error| failed(guest.vm, "its emulator does not take a socket", error))
 }
 
+/// The versioned machine type of a guest, as `pc-i440fx-7.2`: an alias such as `pc` is another one in another version
+/// of the emulator, whose devices do not understand what these have written.
+///
+/// # Errors
+/// The emulator's.
+pub(super) fn machine(guest: &DriverVm) -> Result<String, ApiError> {
+    let found = guest.run("qom-get", json!({ "path": "/machine", "property": "type" }))?;
+    let kind = found.as_str().and_then(|name| name.strip_suffix("-machine"));
+    let kind = kind.ok_or_else(|| failed(guest.vm, "its emulator does not name its machine type", &found));
+    kind.map(str::to_owned)
+}
+
 /// Writes what a paused guest is.
 ///
 /// # Errors

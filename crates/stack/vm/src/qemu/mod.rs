@@ -371,6 +371,8 @@ impl DriverVm {
         });
         if u16::from(position) >= command::OWN_INTERRUPTS {
             options["vectors"] = json!(0);
+            options["disable-legacy"] = json!("off");
+            options["disable-modern"] = json!("on");
         }
         if let Some(rank) = command::boot_index(&spec, &disk.spec) {
             options["bootindex"] = json!(rank);
@@ -491,8 +493,16 @@ impl VmDriver for Qemu {
         memory::save(&guest, to, is_cancelled)
     }
 
-    fn create_saved(&self, vm: &VmSpec) -> Result<(), ApiError> {
-        self.make(vm, Origin::Memory)
+    fn saved_as(&self, vm: Uuid) -> Result<String, ApiError> {
+        memory::machine(&*self.fleet.vm(vm)?)
+    }
+
+    fn create_saved(&self, vm: &VmSpec, kind: &str) -> Result<(), ApiError> {
+        let mut vm = vm.clone();
+        if !kind.is_empty() {
+            vm.platform.insert(command::MACHINE.into(), kind.to_owned());
+        }
+        self.make(&vm, Origin::Memory)
     }
 
     fn load(&self, vm: Uuid, from: OwnedFd) -> Result<(), ApiError> {

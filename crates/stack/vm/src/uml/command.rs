@@ -21,6 +21,14 @@ pub(super) const SPARE_SLOTS: u16 = 16;
 /// with 40 disks and does not get to a shell with 44, and no option of it changes that.
 pub(super) const SLOTS_MAX: u16 = 40;
 
+/// What limits the number of disks, and the next step.
+pub(super) fn limit() -> String {
+    format!(
+        "the kernel of User-mode Linux has interrupts for {SLOTS_MAX} disks (64 in all, NR_IRQS), which no setting \
+         changes; a VM of driver qemu has 255"
+    )
+}
+
 /// Least memory of a guest with our initramfs.
 const MEMORY_MIN: u64 = 48 << 20;
 
@@ -131,7 +139,7 @@ pub(super) fn line(
 ) -> Result<(Vec<OsString>, u16), String> {
     let slots = slots(spec, used);
     if slots < used {
-        return Err(format!("a kernel of User-mode Linux has {slots} devices, and {used} disks are plugged"));
+        return Err(format!("{used} disks are plugged: {}", limit()));
     }
     let mut line: Vec<OsString> = vec![
         format!("mem={}M", spec.memory >> 20).into(),

@@ -229,14 +229,14 @@ impl DriverVm {
         let slot = own.filter(is_clear).or_else(|| (0..count).rev().find(is_clear));
         let slot = slot.or_else(|| own.filter(is_free)).or_else(|| (0..count).rev().find(is_free));
         let slot = slot.ok_or_else(|| {
-            illegal_device(
-                disk.vbd,
-                position,
-                format!(
+            let why = match count {
+                SLOTS_MAX.. => format!("all {count} devices are used: {}", command::limit()),
+                _ => format!(
                     "the guest was started with {count} devices and all are used; restart it with a larger \
                      platform:max_disks (at most {SLOTS_MAX})"
                 ),
-            )
+            };
+            illegal_device(disk.vbd, position, why)
         })?;
         promised.insert(position, slot);
         Ok(slot)

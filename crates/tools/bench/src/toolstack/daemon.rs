@@ -90,8 +90,8 @@ pub fn program() -> Result<PathBuf, String> {
 }
 
 impl Daemon {
-    /// Starts it and logs in.
-    pub fn start(place: Place) -> Result<Self, String> {
+    /// Starts it and logs in. Guests may boot kernels that lie in `kernels`.
+    pub fn start(place: Place, kernels: Option<&Path>) -> Result<Self, String> {
         let (dir, run) = (&place.dir, &place.run);
         let log = dir.join("log");
         let file = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
@@ -108,6 +108,9 @@ impl Daemon {
             "--log-level",
             "warn",
         ]);
+        if let Some(dir) = kernels {
+            command.arg("--set").arg(format!("kernel-dirs={}", dir.display()));
+        }
         command.env("TAPIO_RUN_DIR", run.join("disk")).env("TAPIO_SHM_DIR", run.join("shm"));
         command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC");
         let begun = Instant::now();

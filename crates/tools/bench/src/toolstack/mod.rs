@@ -4,7 +4,9 @@
 //!   Place ─▶ Daemon ◀─ Client ── plug      one disk, beside qemu-storage-daemon
 //!                               ├─ starts   many disks in parallel beside one at a time; many VMs
 //!                               ├─ events   many listeners
-//!                               └─ calls    calls per second; ten thousand disks
+//!                               ├─ calls    calls per second; ten thousand disks
+//!                               ├─ plug_memory  of one more plug at a time
+//!                               └─ idle, density  what does nothing, and what it costs
 //!   all of them ─▶ Report: tables, JSON, goals
 //! ```
 //!
@@ -13,10 +15,15 @@
 
 mod calls;
 mod client;
+mod counters;
 mod daemon;
+mod density;
 mod events;
+mod idle;
 mod plug;
+mod plug_memory;
 mod report;
+mod report_idle;
 mod starts;
 
 use std::path::PathBuf;
@@ -37,12 +44,21 @@ const MIB: u64 = 1 << 20;
 /// Steps at a time on the host: enough that the limit of a VM is what counts.
 const POOL: usize = 64;
 /// The parts, as `--only` names them.
-const PARTS: [&str; 7] = ["plug", "start", "real", "storm", "calls", "events", "vdis"];
+const PARTS: [&str; 10] =
+    ["plug", "start", "real", "storm", "calls", "events", "vdis", "memory", "idle", "density"];
+/// Parts that take minutes, which are run if they are named, or quickly.
+const LONG: [&str; 2] = ["idle", "density"];
+/// Plugs at a time, for the memory of one more.
+const TOGETHER: [usize; 5] = [1, 10, 20, 40, 80];
+/// XenServer's table has ten intervals of 30 s.
+const INTERVALS: usize = 10;
+const INTERVAL: Duration = Duration::from_secs(30);
 const VBDS: [usize; 9] = [1, 2, 4, 8, 10, 20, 64, 128, 255];
 /// The most that a run may be told to do.
 const LATENCY_MAX_MS: u64 = 60_000;
 const MACHINES_MAX: usize = 10_000;
 const VDIS_MAX: usize = 1_000_000;
+const IDLE_MAX: usize = 10_000;
 const LISTENERS_MAX: usize = 1000;
 /// `VBD.userdevice` ends at 254.
 const VBDS_MAX: usize = 255;
@@ -57,9 +73,12 @@ const STORM_DISKS: usize = 8;
   tapio bench toolstack                          everything: some minutes
   tapio bench toolstack --only plug              one disk beside qemu-storage-daemon
   tapio bench toolstack --only start --latency-ms 100 --vbds 1,10,255
+  tapio bench toolstack --only idle --idle 1000  a thousand idle disks
+  tapio bench toolstack --only density --kernel /boot/vmlinuz-6.1.0-44-cloud-amd64
+                                                 idle guests of QEMU, ten minutes
   tapio bench toolstack --quick --json -         does it run at all, as JSON
 
-Only numbers of calls per second are measured for some time; the rest is repeated, plugs ten times as often.")]
+Without --only, 'idle' and 'density' are run by --quick alone. Only numbers of calls per second are measured for some time; the rest is repeated, plugs ten times as often.")]
 pub struct ToolstackArguments {
     /// Where the database and the images are made; they are removed at the end
     #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
@@ -79,6 +98,12 @@ pub struct ToolstackArguments {
     /// Disks for VDI.get_all_records
     #[arg(long, value_name = "COUNT")]
     vdis: Option<usize>,
+    /// Idle disks, each of an idle VM
+    #[arg(long, value_name = "COUNT")]
+    idle: Option<usize>,
+    /// The kernel of the guests of 'density', with its modules beside it or in /lib/modules
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
     #[command(flatten)]
     common: Common,
     /// Only these parts; may be given more than once
@@ -94,6 +119,12 @@ struct Plan {
     machines: usize,
     listeners: usize,
     vdis: usize,
+    idle: usize,
+    idle_time: Duration,
+    together: Vec<usize>,
+    kernel: Option<PathBuf>,
+    intervals: (usize, Duration),
+    quick: bool,
     time: Duration,
     rounds: usize,
     parts: Vec<&'static str>,
@@ -116,17 +147,27 @@ impl Plan {
             machines: or(arguments.machines, 125, 3),
             listeners: or(arguments.listeners, 50, 4),
             vdis: or(arguments.vdis, 10_000, 50),
+            idle: or(arguments.idle, 1_000, 4),
+            idle_time: if quick { time } else { INTERVAL },
+            together: if quick { vec![1, 4] } else { TOGETHER.to_vec() },
+            kernel: arguments.kernel.clone(),
+            intervals: if quick { (2, Duration::from_millis(200)) } else { (INTERVALS, INTERVAL) },
+            quick,
             time,
             rounds,
             parts: PARTS
                 .into_iter()
-                .filter(|part| arguments.only.is_empty() || arguments.only.iter().any(|word| word == part))
+                .filter(|part| {
+                    let is_long = LONG.contains(part) && !quick;
+                    (arguments.only.is_empty() && !is_long) || arguments.only.iter().any(|word| word == part)
+                })
                 .collect(),
         };
         let counts = [
             (plan.machines, MACHINES_MAX, "--machines"),
             (plan.listeners, LISTENERS_MAX, "--listeners"),
             (plan.vdis, VDIS_MAX, "--vdis"),
+            (plan.idle, IDLE_MAX, "--idle"),
         ];
         for (count, max, name) in counts {
             if !(1..=max).contains(&count) {
@@ -156,6 +197,9 @@ impl Plan {
             + of("calls", 8 * connections)
             + of("events", 1)
             + of("vdis", 1)
+            + of("memory", 1)
+            + of("idle", 1)
+            + of("density", 1)
     }
 }
 
@@ -182,7 +226,8 @@ pub fn run(arguments: &ToolstackArguments) -> Result<()> {
 fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<Report, String> {
     let connections = [1, 8];
     let mut progress = Progress::new(plan.steps(connections.len()));
-    let daemon = Daemon::start(place)?;
+    let kernels = plan.kernel.as_deref().and_then(std::path::Path::parent);
+    let daemon = Daemon::start(place, kernels)?;
     let mut report = Report {
         setting,
         first_answer_ms: ms(daemon.start),
@@ -192,6 +237,9 @@ fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<R
         calls: Vec::new(),
         events: None,
         many: None,
+        plug_memory: None,
+        idle: None,
+        density: Vec::new(),
         memory: Vec::new(),
         goals: Vec::new(),
         skipped: Vec::new(),
@@ -221,6 +269,10 @@ fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<R
             report.starts.extend(starts::series(&daemon, kind, counts, latency, rounds, &mut vdis, begin)?);
         }
     }
+    if goes_on("memory") {
+        begin("memory of plugs");
+        report.plug_memory = Some(plug_memory::measure(&daemon, &plan.together)?);
+    }
     if goes_on("storm") {
         begin("storm");
         report.storm = Some(starts::storm(&daemon, plan.machines, STORM_DISKS, plan.latency_ms)?);
@@ -231,6 +283,23 @@ fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<R
         let found = &mut || report.memory.extend(memory(format!("with {} VDIs more", plan.vdis)));
         report.many = Some(calls::many(&daemon, plan.vdis, plan.rounds, found)?);
         report.memory.extend(memory("after VDI.get_all_records".into()));
+    }
+    if goes_on("idle") {
+        begin("idle disks");
+        daemon.set_limits(&mut daemon.client()?, POOL, starts::PER_VM)?;
+        report.idle = Some(idle::measure(&daemon, plan.idle, plan.idle_time, plan.quick)?);
+    }
+    if goes_on("density") {
+        begin("idle guests of QEMU");
+        let (intervals, time) = plan.intervals;
+        let found = match &plan.kernel {
+            Some(kernel) => density::measure(&daemon, kernel, intervals, time),
+            None => Err("needs a kernel: name it with --kernel".to_owned()),
+        };
+        match found {
+            Ok(tables) => report.density = tables,
+            Err(error) => report.skipped.push(format!("idle guests of QEMU: {error}")),
+        }
     }
     progress.end();
     report.interrupted = interrupted();
@@ -260,6 +329,7 @@ mod tests {
             ["--vbds", "0"],
             ["--vbds", "256"],
             ["--machines", "0"],
+            ["--idle", "10001"],
             ["--listeners", "1001"],
             ["--seconds", "0"],
             ["--seconds", "nan"],
@@ -274,7 +344,9 @@ mod tests {
     #[test]
     fn parts_are_chosen_and_counted() {
         let all = plan(&[]).expect("the defaults are good");
-        assert_eq!((all.parts.len(), all.vbds.last()), (PARTS.len(), Some(&255)));
+        assert_eq!((all.parts.len(), all.vbds.last()), (PARTS.len() - LONG.len(), Some(&255)));
+        assert_eq!(plan(&["--quick"]).expect("good").parts.len(), PARTS.len());
+        assert_eq!(plan(&["--only", "idle"]).expect("good").parts, ["idle"]);
         let one = plan(&["--only", "plug", "--quick"]).expect("good");
         assert_eq!((one.parts.as_slice(), one.steps(2)), (["plug"].as_slice(), 2));
     }

@@ -6,8 +6,12 @@ use serde::Serialize;
 
 use super::super::common::{self, CUT_SHORT};
 use super::calls::{Calls, Many};
+use super::density::Table;
 use super::events::Events;
+use super::idle::Idle;
 use super::plug::{FRONT, GUEST, PEER, Plugs};
+use super::plug_memory::PlugMemory;
+use super::report_idle;
 use super::starts::{PER_VM, Start, StartKind, Storm};
 
 /// The host and the settings of a run.
@@ -50,6 +54,9 @@ pub struct Report {
     pub calls: Vec<Calls>,
     pub events: Option<Events>,
     pub many: Option<Many>,
+    pub plug_memory: Option<PlugMemory>,
+    pub idle: Option<Idle>,
+    pub density: Vec<Table>,
     pub memory: Vec<Memory>,
     pub goals: Vec<Goal>,
     pub skipped: Vec<String>,
@@ -118,6 +125,13 @@ impl Report {
                     writeln!(out, "  VDI.get_all_records {:?} {:.0} ms, {mib:.1} MiB", all.encoding, all.ms);
             }
         }
+        if let Some(found) = &self.plug_memory {
+            report_idle::plug_memory(&mut out, found);
+        }
+        if let Some(found) = &self.idle {
+            report_idle::idle(&mut out, found);
+        }
+        report_idle::density(&mut out, &self.density);
         if !self.memory.is_empty() {
             let _ = writeln!(
                 out,
@@ -269,6 +283,9 @@ mod tests {
             calls: Vec::new(),
             events: None,
             many: None,
+            plug_memory: None,
+            idle: None,
+            density: Vec::new(),
             memory: Vec::new(),
             goals: Vec::new(),
             skipped: vec!["x".into()],

@@ -71,7 +71,7 @@ fn start(client: &mut Client, vm: &str) -> Result<Duration, String> {
     Ok(took)
 }
 
-fn destroy(client: &mut Client, vm: &str) -> Result<(), String> {
+pub fn destroy(client: &mut Client, vm: &str) -> Result<(), String> {
     let vbds = client.call("VM.get_VBDs", &[json!(vm)])?;
     for vbd in vbds.as_array().into_iter().flatten() {
         client.call("VBD.destroy", std::slice::from_ref(vbd))?;
@@ -136,7 +136,7 @@ pub fn series(
 }
 
 /// Calls a message for each VM as a task, and waits for all; returns how long that took.
-fn all(client: &mut Client, vms: &[String], method: &str, more: &[Value]) -> Result<f64, String> {
+pub fn all(client: &mut Client, vms: &[String], method: &str, more: &[Value]) -> Result<f64, String> {
     let begun = Instant::now();
     let mut tasks = Vec::new();
     for vm in vms {

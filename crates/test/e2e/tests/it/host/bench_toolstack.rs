@@ -76,6 +76,15 @@ fn a_quick_run_measures_every_part_and_leaves_nothing() {
     for row in rows(&report["many"], "get_all_records") {
         assert!(number(row, "ms") > 0.0 && number(row, "bytes") > 50.0 * 500.0, "{row}");
     }
+    let idle = &report["idle"];
+    assert!(idle["disks"] == 4 && idle["processes"] == 4 && number(idle, "disk_pss_kib") > 100.0, "{idle}");
+    let of_plugs = rows(&report["plug_memory"], "rows");
+    assert_eq!(of_plugs.iter().map(|row| row["plugs"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(4)]);
+    assert!(of_plugs.iter().all(|row| number(row, "pss_kib") > 1000.0), "{of_plugs:?}");
+    assert!(
+        skipped.iter().any(|why| why.as_str().is_some_and(|why| why.contains("--kernel"))),
+        "{skipped:?}"
+    );
     for row in rows(&report, "memory") {
         assert!(number(row, "pss_kib") >= number(row, "anonymous_kib"), "{row}");
         assert!(number(row, "anonymous_kib") > 0.0, "{row}");

@@ -26,6 +26,7 @@ mod limits;
 mod load;
 mod local_device;
 mod local_file;
+mod many_disks;
 mod memory;
 mod metadata_hangs;
 mod mirror;

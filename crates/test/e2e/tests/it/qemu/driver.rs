@@ -63,9 +63,9 @@ fn a_guest_boots_from_its_disk() {
 }
 
 #[test]
-#[ignore = "255 disk processes: a measurement, for an idle host"]
-fn a_guest_has_as_many_disks_as_it_can() {
+fn a_guest_has_many_disks() {
     needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
     let Some(mut lab) = lab() else { return };
-    many(&mut lab, disks(255));
+    // Half of what it can, behind five bridges: 255 (`TAPIO_DISKS`) take the emulator four times as long to start with.
+    many(&mut lab, disks(128));
 }

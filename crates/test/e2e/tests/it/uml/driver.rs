@@ -96,7 +96,6 @@ fn a_guest_that_does_not_start_says_why() {
 }
 
 #[test]
-#[ignore = "40 disk processes: a measurement, for an idle host"]
 fn a_guest_has_as_many_disks_as_it_can() {
     needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
     let mut lab = Lab::new("uml", LIMIT, |spec| spec.memory = 512 << 20);

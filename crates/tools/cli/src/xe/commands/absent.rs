@@ -226,12 +226,10 @@ static ABSENT: &[Absent] = &[
             "host-notify",
             "host-power-on",
             "host-prepare-for-poweroff",
-            "host-reboot",
             "host-restore",
             "host-send-debug-keys",
             "host-set-hostname-live",
             "host-set-power-on-mode",
-            "host-shutdown",
             "host-shutdown-agent",
             "host-sync-data",
             "host-syslog-reconfigure",
@@ -507,9 +505,9 @@ mod tests {
                 assert!(group.topic == PLANNED || find(name).is_none(), "{name} is here and absent");
             }
         }
-        let said = why_absent("host-shutdown").expect("absent");
+        let said = why_absent("host-backup").expect("absent");
         assert!(
-            said.contains("no host-shutdown: tapiod does not control") && said.contains("; log in"),
+            said.contains("no host-backup: tapiod does not control") && said.contains("; log in"),
             "{said}"
         );
         assert_eq!(why_absent("vdi-create"), None);

@@ -22,6 +22,28 @@ pub(super) static COMMANDS: &[Command] = &[
         evacuate,
     ),
     command(
+        "host-shutdown",
+        &[],
+        &["host-uuid", "host"],
+        "Ends all VMs of a host that is disabled, and shuts it down",
+        |s| on_host(s, "host.shutdown"),
+    ),
+    command(
+        "host-reboot",
+        &[],
+        &["host-uuid", "host"],
+        "Ends all VMs of a host that is disabled, and reboots it",
+        |s| on_host(s, "host.reboot"),
+    ),
+    command(
+        "host-worker-pool",
+        &[],
+        &["host-uuid", "host", "vms", "set"],
+        "Advises how many disks a host had better plug at a time, for so many VMs that start or end at a time (4); \
+         set=true sets it",
+        worker_pool,
+    ),
+    command(
         "host-call-plugin",
         &["host-uuid", "plugin", "fn"],
         &["args:"],
@@ -86,6 +108,31 @@ fn evacuate(session: &Session) -> Result<()> {
         size.parse().map_err(|_| Failure::other(format!("batch-size: '{size}' is no number of VMs")))?;
     let params = [host(session)?.into(), network.into(), size.to_string().into()];
     session.long("host.evacuate", &params).map(drop)
+}
+
+fn worker_pool(session: &Session) -> Result<()> {
+    let vms = session.arguments.get("vms").unwrap_or("0");
+    let vms: u32 = vms.parse().map_err(|_| Failure::other(format!("vms: '{vms}' is no number of VMs")))?;
+    let host = host(session)?;
+    let advice = session.call("host.advise_worker_pool", &[host.clone().into(), vms.to_string().into()])?;
+    let of = |key: &str| advice[key].as_str().unwrap_or_default().to_owned();
+    let lines = [
+        "worker-pool-size",
+        "advised",
+        "vms-at-a-time",
+        "disks-per-vm",
+        "bytes-per-plug",
+        "bytes-of-advised",
+    ];
+    let width = lines.iter().map(|key| key.len()).max().unwrap_or(0);
+    let shown: Vec<String> = lines.iter().map(|key| format!("{key:>width$}: {}", of(key))).collect();
+    session.print_values(&shown.iter().map(String::as_str).collect::<Vec<_>>())?;
+    if session.arguments.get("set") == Some("true") {
+        const KEY: &str = "worker-pool-size";
+        session.call("host.remove_from_other_config", &[host.clone().into(), KEY.into()])?;
+        session.call("host.add_to_other_config", &[host.into(), KEY.into(), of("advised").into()])?;
+    }
+    Ok(())
 }
 
 fn call_plugin(session: &Session) -> Result<()> {

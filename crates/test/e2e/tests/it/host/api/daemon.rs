@@ -132,7 +132,7 @@ fn settings_are_checked_and_shown() {
     let tapiod = |args: &[&str]| run(Command::new(our("tapiod")).args(args));
     let shown = tapiod(&["--config", "/dev/null", "--print-config"]).ok();
     let file = scratch.join("tapiod.conf");
-    std::fs::write(&file, shown.replace("worker-pool-size = 16", "worker-pool-size = 7")).expect("written");
+    std::fs::write(&file, shown.replace("worker-pool-size = auto", "worker-pool-size = 7")).expect("written");
     let again = tapiod(&["--config", text(&file), "--print-config"]).ok();
     assert!(again.contains("worker-pool-size = 7") && again.contains("listen = 0.0.0.0:443"), "{again}");
     let state = scratch.join("state");

@@ -119,6 +119,21 @@ fn garbage_of_an_sr(world: &World, sr: &str, vdi: &str) {
     let said = value(world, &["host-call-plugin", &host, "plugin=trim", "fn=do_trim", &of]);
     assert!(said.contains("UnsupportedSRForTrim") && said.contains(uuid), "{said}");
     assert_eq!(xe(world, &["host-evacuate", &host, "batch-size=4"]).ok(), "");
+    let refused = xe(world, &["host-shutdown", &host]).fails();
+    assert!(refused.contains("disable it first"), "{refused}");
+    assert_eq!(xe(world, &["host-disable", &host]).ok(), "");
+    let refused = xe(world, &["host-reboot", &host]).fails();
+    assert!(refused.contains("host-power"), "{refused}");
+    assert_eq!(xe(world, &["host-enable", &host]).ok(), "");
+    let advice = xe(world, &["host-worker-pool", &host, "vms=3", "set=true"]).ok();
+    let told = |name: &str| {
+        let line = advice.lines().find_map(|line| line.trim().strip_prefix(&format!("{name}: ")));
+        line.and_then(|text| text.parse::<u64>().ok()).unwrap_or_else(|| panic!("no {name} in {advice}"))
+    };
+    assert_eq!((told("vms-at-a-time"), told("advised")), (3, (3 * told("disks-per-vm")).max(10)));
+    let uuid = host.replace("host-uuid=", "uuid=");
+    let config = value(world, &["host-param-get", &uuid, "param-name=other-config"]);
+    assert!(config.contains(&format!("worker-pool-size: {}", told("advised"))), "{config}");
     let running = value(world, &["vm-list", "power-state=running", "is-control-domain=false", "--minimal"]);
     assert_eq!(running, "", "all VMs have ended");
     let done = value(world, &["task-list", "name-label=Garbage Collection", "params=status", "--minimal"]);
