@@ -27,7 +27,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT_RANGES, CONNECTION, CONTENT_DISPOSITION, CONTENT_RANGE, ETAG, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tapio_model::{ApiError, Begun, ImageFormat, Transfer};
