@@ -22,6 +22,7 @@ mod boot;
 mod confine;
 mod console;
 mod errors;
+pub mod facts;
 mod fleet;
 mod guest;
 mod host;
@@ -39,6 +40,7 @@ mod uml;
 mod users;
 mod xen;
 
+pub use facts::GuestFacts;
 pub use guest::initramfs;
 pub use registry::registry;
 pub use settings::{GuestSandbox, KERNEL_DIRS, Settings, XenSettings};

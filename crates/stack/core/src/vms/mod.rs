@@ -9,8 +9,12 @@
 //! | `made` | VDIs that nothing leads to yet, or any more |
 //! | `console` | records of consoles, and their sockets |
 //! | `checkpoint` | snapshots with memory |
+//! | `parallel` | the same with several of them |
 //! | `evacuate` | all VMs of the host end |
 //! | `plug` | a disk on its way into a VM and out of it |
+//! | `drive` | CD drives, and media that change while a VM runs |
+//! | `guest` | what guests report of themselves |
+//! | `quiesce` | snapshots of guests that hold still |
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
 //! | `fields` | what a VM takes over of the one it is made from |
 //! | `copy` | clones, copies, snapshots, templates that become VMs |
@@ -25,14 +29,18 @@ mod checkpoint;
 mod console;
 mod copy;
 mod devices;
+mod drive;
 mod evacuate;
 mod events;
 mod fields;
+mod guest;
 mod lookup;
 mod made;
 mod memory;
+mod parallel;
 mod plug;
 mod power;
+mod quiesce;
 mod recover;
 mod revert;
 mod running;
@@ -79,6 +87,7 @@ pub struct Vms {
     storage: Arc<Storage>,
     drivers: RwLock<BTreeMap<&'static str, Arc<dyn VmDriver>>>,
     operations: Arc<Operations>,
+    guests: guest::Guests,
 }
 
 impl fmt::Debug for Vms {
@@ -91,6 +100,9 @@ impl fmt::Debug for Vms {
 pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     let mut handlers = handlers.of(vms);
     vbd::register(&mut handlers);
+    drive::register(&mut handlers);
+    guest::register(&mut handlers);
+    quiesce::register(&mut handlers);
     vif::register(&mut handlers);
     vm::register(&mut handlers);
     power::register(&mut handlers);
@@ -131,6 +143,7 @@ impl Vms {
             storage: Arc::clone(storage),
             drivers: RwLock::default(),
             operations: Arc::clone(operations),
+            guests: guest::Guests::default(),
         }
     }
 

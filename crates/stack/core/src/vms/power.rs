@@ -11,7 +11,7 @@ use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
-use super::{Call, Handlers, Vms, console, devices, lookup, made, memory};
+use super::{Call, Handlers, Vms, console, devices, drive, guest, lookup, made, memory};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -67,6 +67,7 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         ramdisk: path("PV_ramdisk"),
         kernel_args: vm.text("PV_args").to_owned(),
         platform,
+        drives: Vec::new(),
     })
 }
 
@@ -162,7 +163,7 @@ pub(super) fn build(
     let driver = lookup::driver(&call.part, vm)?;
     assert_can_boot(&call.part, vm)?;
     lookup::apply_limits(call);
-    let spec = spec(vm)?;
+    let spec = VmSpec { drives: drive::of_vm(&call.part, vm)?, ..spec(vm)? };
     let uuid = spec.uuid;
     let mut plugs = Vec::new();
     for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
@@ -239,6 +240,7 @@ pub(super) fn record_live(
     }
     console::record(change, vm, driver)?;
     set_metrics(change, vm, state)?;
+    call.part.guests.expect(uuid, false);
     refresh(change, "VM", &vm.reference)
 }
 
@@ -447,6 +449,7 @@ pub(super) fn at_rest(change: &mut Change<'_>, vm: &Object, state: &str) -> Resu
         change.destroy("console", &console.reference)?;
     }
     set_metrics(change, vm, state)?;
+    guest::at_rest(change, vm)?;
     refresh(change, "VM", &vm.reference)
 }
 

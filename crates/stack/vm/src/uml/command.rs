@@ -190,6 +190,7 @@ mod tests {
             ramdisk: None,
             kernel_args: args.into(),
             platform: BTreeMap::new(),
+            drives: Vec::new(),
         }
     }
 
