@@ -176,6 +176,11 @@ pub static ERRORS: &[Error] = &[
     e("VDI_IS_NOT_ISO", &["vdi", "type"], "The disk is no ISO image."),
     e("VDI_IN_USE", &["vdi", "operation"], "The disk is in use."),
     e("VDI_NOT_AVAILABLE", &["vdi"], "The disk is not available now."),
+    e(
+        "VDI_CONTENT_ID_MISSING",
+        &[],
+        "A disk of the records is in an SR that is not here; name a disk by vdi:UUID=UUID.",
+    ),
     e("VDI_LOCATION_MISSING", &["sr", "location"], "There is nothing at this location of the SR."),
     e("VDI_MISSING", &["sr", "vdi"], "The disk is not on the storage any more."),
     e("VDI_INCOMPATIBLE_TYPE", &["vdi", "type"], "This cannot be done with a disk of this type."),

@@ -26,6 +26,7 @@ pub mod facts;
 mod fleet;
 mod guest;
 mod host;
+mod nvram;
 mod place;
 mod poll;
 mod process;
@@ -45,7 +46,7 @@ pub use guest::initramfs;
 pub use registry::registry;
 pub use settings::{GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
 pub use traits::{
-    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK, VmDriver,
-    VmEvent, VmSpec, VmState,
+    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK,
+    VmDriver, VmEvent, VmSpec, VmState,
 };
 pub use users::UserRange;

@@ -18,6 +18,9 @@ pub const BOOT_ORDER: &str = "boot-order";
 /// The key of [`VmSpec::platform`] for `VM.VCPUs_params:mask`.
 pub const VCPU_MASK: &str = "vcpu-mask";
 
+/// The key of [`VmSpec::platform`] for `VM.HVM_boot_params:firmware`.
+pub const FIRMWARE: &str = "firmware";
+
 /// A VM as its driver needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpec {
@@ -205,6 +208,9 @@ pub trait VmDriver: Send + Sync {
     /// # Errors
     /// `DEVICE_DETACH_REJECTED` when the guest refuses, `DEVICE_DETACH_TIMEOUT` when it has not answered by `until`.
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError>;
+
+    /// Forgets what is kept of VMs beyond their runs and is of none that is known.
+    fn keep_only(&self, _is_known: &dyn Fn(Uuid) -> bool) {}
 
     /// Makes sure that an empty drive is there, where drives are devices of their own: in a VM that runs.
     ///

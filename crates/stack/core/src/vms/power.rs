@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_vm::{BOOT_ORDER, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
+use tapio_vm::{BOOT_ORDER, FIRMWARE, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
@@ -53,8 +53,12 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
             platform.entry(key).or_insert(value);
         }
     }
-    for (field, key, inner) in [("HVM_boot_params", "order", BOOT_ORDER), ("VCPUs_params", "mask", VCPU_MASK)]
-    {
+    let inner = [
+        ("HVM_boot_params", "order", BOOT_ORDER),
+        ("HVM_boot_params", "firmware", FIRMWARE),
+        ("VCPUs_params", "mask", VCPU_MASK),
+    ];
+    for (field, key, inner) in inner {
         platform.remove(inner);
         platform.extend(vm.map(field).remove(key).map(|value| (inner.to_owned(), value)));
     }

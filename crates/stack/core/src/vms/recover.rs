@@ -12,7 +12,7 @@ use tapio_vm::{ShutdownKind, VmState};
 use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::record;
-use super::{Call, Vms, copy, drive, fields, lookup, power, quiesce, suspend, templates, vif};
+use super::{Call, Vms, copy, drive, fields, lookup, power, quiesce, suspend, templates, vif, vm};
 use crate::db::Object;
 use crate::disks::{Note, Phase};
 use crate::storage;
@@ -40,6 +40,7 @@ pub fn recover(vms: &Arc<Vms>) -> Result<(), ApiError> {
     drive::recover(vms)?;
     holders(&call);
     copy::recover(vms);
+    vm::keep_only_known(vms);
     provisions(&call)?;
     vms.db.change(|change| {
         vif::recover_in(change)?;

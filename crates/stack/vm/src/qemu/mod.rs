@@ -14,6 +14,7 @@ mod memory;
 mod probe;
 mod qga;
 mod qmp;
+mod uefi;
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -42,6 +43,7 @@ use crate::errors::{
 use crate::facts::GuestFacts;
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
+use crate::nvram;
 use crate::place::{Phase, Place, Saved, SavedDisk};
 use crate::poll::poll;
 use crate::process::{Process, open_log};
@@ -240,9 +242,15 @@ impl Qemu {
         };
         let arguments = command::line(&spec, kernel.as_ref(), accel, origin)
             .map_err(|why| failed(vm, "cannot be made", why))?;
+        let firmware = uefi::of(&spec).map_err(|why| failed(vm, "cannot be made", why))?;
+        if let Some(uefi) = &firmware {
+            let lent = nvram::lend(settings, place, vm, &uefi.empty);
+            lent.map_err(told("cannot make the variables of its firmware"))?;
+        }
         let mut command = Command::new(&settings.qemu);
         command
             .args(arguments)
+            .args(firmware.iter().flat_map(uefi::arguments))
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("HOME", place.own());
@@ -612,6 +620,10 @@ impl VmDriver for Qemu {
         guest.change(|saved| {
             saved.disks.remove(&position);
         })
+    }
+
+    fn keep_only(&self, is_known: &dyn Fn(Uuid) -> bool) {
+        nvram::keep_only(&self.fleet.settings, is_known);
     }
 
     fn plug_drive(&self, vm: Uuid, disk: &DiskSpec) -> Result<(), ApiError> {

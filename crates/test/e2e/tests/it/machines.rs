@@ -155,6 +155,10 @@ pub fn verified_disks_and_a_moment(guest: &Guest) {
     let disks = guest.shell("for d in /sys/block/vd*; do echo \"= ${d##*/} $(cat $d/size)\"; done");
     assert_eq!(disks.len(), 3, "{disks:?}");
     assert_eq!(disks[1..], ["vdb 65536", "vdc 65536"]);
+    let uuid = format!("uuid={}", guest.value(&["vm-list", "name-label=guest", "--minimal"]));
+    let memory = ["vm-param-get", &uuid, "param-name=memory"];
+    let known = poll_until(guest.limit, || guest.value(&memory).contains("total: ").then_some(()));
+    assert!(known.is_some(), "the guest's agent reports its memory");
     // A fourth comes while it runs, and is there when the command has ended.
     let vdi = guest.value(&[
         "vdi-create",

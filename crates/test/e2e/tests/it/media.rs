@@ -25,7 +25,7 @@ pub fn library(guest: &Guest) {
 }
 
 fn drive(guest: &Guest) -> String {
-    guest.value(&["vbd-list", "vm-name-label=guest", "type=CD", "params=uuid", "--minimal"])
+    guest.value(&["vbd-list", "vm-name-label=guest", "userdevice=3", "params=uuid", "--minimal"])
 }
 
 /// Whether the drive is empty, and whether it is plugged.
@@ -40,7 +40,7 @@ pub fn come_and_go(guest: &Guest) {
     let drive = format!("uuid={}", drive(guest));
     assert_eq!(guest.shell(READ), ["128 ccc"]);
     assert_eq!(guest.shell("echo x 2>/dev/null >/dev/sr0 || echo '= refused'"), ["refused"]);
-    guest.ok(&["vm-cd-eject", "vm=guest"]);
+    guest.ok(&["vbd-eject", &drive]);
     assert_eq!(
         guest.shell(&format!("[ -e /sys/block/sr0 ] && echo '= there'; {READ}")),
         ["there", "no medium"]

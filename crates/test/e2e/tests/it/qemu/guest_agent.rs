@@ -68,6 +68,20 @@ fn reported(guest: &Guest, field: &str, wanted: &str) -> String {
     found.unwrap_or_else(|| panic!("{field} is {last:?} and has no {wanted:?}"))
 }
 
+/// The guest mounts what cloud-init would, by its label.
+#[track_caller]
+fn settings_are_read(guest: &Guest) {
+    let seen = guest.shell(
+        "mkdir -p /tmp/seed; for d in /dev/sr*; do mount -t iso9660 -o ro $d /tmp/seed 2>/dev/null && break; done; \
+         dd if=$d bs=2k skip=16 count=1 2>/dev/null | tail -c +41 | head -c 6 | sed 's/^/= /'; echo; \
+         cd /tmp/seed; for f in *; do echo \"= $f: $(head -n 1 $f)\"; done; cd /; umount /tmp/seed",
+    );
+    assert_eq!(seen.first().map(String::as_str), Some("CIDATA"), "the label by which cloud-init finds it");
+    let meta = seen.get(1).map_or("", String::as_str);
+    assert!(meta.starts_with("meta-data: {\"instance-id\":") && meta.contains("\"guest\""), "{seen:?}");
+    assert_eq!(seen[2..], ["network-config: version: 2", "user-data: #cloud-config"]);
+}
+
 /// Our own agent in our initramfs, and a drive on a SCSI controller that comes while the VM runs.
 #[test]
 fn our_agent_reports_its_guest_and_holds_it_still() {
@@ -79,7 +93,16 @@ fn our_agent_reports_its_guest_and_holds_it_still() {
     make_ext4(&guest, 1);
     media::library(&guest);
     guest.ok(&["vm-cd-add", "vm=guest", "cd-name=cd.iso", "device=3"]);
+    let file = |name: &str, text: &str| {
+        let path = guest.world.scratch.join(name);
+        std::fs::write(&path, text).expect("written");
+        format!("{name}={}", tapio_e2e::disk::text(&path))
+    };
+    let (user, network) =
+        (file("user-data", "#cloud-config\nhostname: cloud\n"), file("network-config", "version: 2\n"));
+    guest.value(&["vm-cloud-init-add", "vm=guest", &user, &network, "device=4"]);
     guest.start();
+    settings_are_read(&guest);
     media::come_and_go(&guest);
     guest.shell(
         "mkdir -p /tmp/m; mount -t ext4 /dev/vdb /tmp/m; \
@@ -127,5 +150,31 @@ fn qemus_agent_reports_its_guest_and_holds_it_still() {
     assert!(trimmed.parse::<u64>().expect("a number") > 1 << 20, "{trimmed} bytes are discarded");
     guest.ok(&["vm-shutdown", "vm=guest"]);
     assert_eq!(guest.value(&["vm-list", "name-label=guest", "params=power-state", "--minimal"]), "halted");
+    guest.world.finish();
+}
+
+/// UEFI firmware, which keeps its variables from run to run, as long as there is the VM.
+#[test]
+fn a_guest_boots_by_uefi_and_keeps_its_variables() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(kernel) = kernel() else { return };
+    let vars = std::fs::read("/usr/share/OVMF/OVMF_VARS_4M.fd");
+    let Ok(empty) = vars else {
+        tapio_e2e::tools::skip("needs /usr/share/OVMF/OVMF_VARS_4M.fd");
+        return;
+    };
+    let kernel = format!("PV-kernel={}", text(&kernel.join("vmlinuz")));
+    let more =
+        [kernel.as_str(), "platform:accel=tcg", "platform:max_disks=8", "HVM-boot-params:firmware=uefi"];
+    let guest = Guest::install("Tapio QEMU guest", LIMIT, &more);
+    guest.start();
+    assert_eq!(guest.shell("[ -d /sys/firmware/efi ] && echo '= uefi'"), ["uefi"]);
+    guest.ok(&["vm-shutdown", "vm=guest", "--force"]);
+    let vm = guest.value(&["vm-list", "name-label=guest", "--minimal"]);
+    let kept = guest.world.scratch.join("state/nvram").join(format!("{vm}.fd"));
+    let written = std::fs::read(&kept).expect("its variables");
+    assert!(written.len() == empty.len() && written != empty, "the firmware has written variables");
+    guest.ok(&["vm-uninstall", "vm=guest", "--force"]);
+    assert!(!kept.exists(), "they go with the VM");
     guest.world.finish();
 }
