@@ -1,6 +1,7 @@
 //! Debian's kernel under QEMU's emulator: virtio over PCI, two queues.
 
 mod driver;
+mod firmware;
 mod guest_agent;
 mod toolstack;
 

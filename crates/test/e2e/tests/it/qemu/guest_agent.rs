@@ -152,29 +152,3 @@ fn qemus_agent_reports_its_guest_and_holds_it_still() {
     assert_eq!(guest.value(&["vm-list", "name-label=guest", "params=power-state", "--minimal"]), "halted");
     guest.world.finish();
 }
-
-/// UEFI firmware, which keeps its variables from run to run, as long as there is the VM.
-#[test]
-fn a_guest_boots_by_uefi_and_keeps_its_variables() {
-    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
-    let Some(kernel) = kernel() else { return };
-    let vars = std::fs::read("/usr/share/OVMF/OVMF_VARS_4M.fd");
-    let Ok(empty) = vars else {
-        tapio_e2e::tools::skip("needs /usr/share/OVMF/OVMF_VARS_4M.fd");
-        return;
-    };
-    let kernel = format!("PV-kernel={}", text(&kernel.join("vmlinuz")));
-    let more =
-        [kernel.as_str(), "platform:accel=tcg", "platform:max_disks=8", "HVM-boot-params:firmware=uefi"];
-    let guest = Guest::install("Tapio QEMU guest", LIMIT, &more);
-    guest.start();
-    assert_eq!(guest.shell("[ -d /sys/firmware/efi ] && echo '= uefi'"), ["uefi"]);
-    guest.ok(&["vm-shutdown", "vm=guest", "--force"]);
-    let vm = guest.value(&["vm-list", "name-label=guest", "--minimal"]);
-    let kept = guest.world.scratch.join("state/nvram").join(format!("{vm}.fd"));
-    let written = std::fs::read(&kept).expect("its variables");
-    assert!(written.len() == empty.len() && written != empty, "the firmware has written variables");
-    guest.ok(&["vm-uninstall", "vm=guest", "--force"]);
-    assert!(!kept.exists(), "they go with the VM");
-    guest.world.finish();
-}
