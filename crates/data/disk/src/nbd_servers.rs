@@ -10,13 +10,12 @@ use tapio_control::command::SecretName;
 use tapio_control::{ControlError, Errno, Front, Result, TlsMode, TlsSettings};
 use tapio_front::nbd::tls::{TlsFiles, TlsPolicy, TlsServer};
 use tapio_front::nbd::{Drained, Export, Guard, NbdServer};
+use tapio_front::vhost_user::mode_in;
 
 use crate::log;
 
 /// How long answers in flight may take when an export is withdrawn.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
-/// Permissions of the sockets made here: their owner alone.
-const SOCKET_MODE: u32 = 0o600;
 
 /// A server, and how its clients begin TLS.
 type Entry = (Weak<NbdServer>, Option<TlsSettings>);
@@ -139,7 +138,7 @@ fn listen(server: &NbdServer, front: &Front) -> Result<()> {
             return Err(ControlError::new(Errno::EOPNOTSUPP, "an NBD front end makes its socket itself")
                 .next("give a path without a descriptor"));
         }
-        Front::NbdUnix { path, .. } => server.listen_unix(path, SOCKET_MODE).map(drop),
+        Front::NbdUnix { path, .. } => server.listen_unix(path, mode_in(path.parent())).map(drop),
         Front::NbdTcp { addr, .. } => server.listen_tcp(*addr).map(drop),
         Front::VhostUser { .. } | Front::Block { .. } | Front::Blkif(_) => Ok(()),
     };

@@ -58,7 +58,9 @@ impl Toolstack {
         let done = done.map_err(|error| self.without_place(&task, error));
         let (value, ty) = match &transfer.asked {
             Ok(Asked::Import { .. }) => (done.as_ref().map(|made| one(made)), Type::Ref("VDI")),
-            Ok(Asked::ImportVm { .. }) => (done.as_ref().map(Value::strings), Type::Set(&Type::Ref("VM"))),
+            Ok(Asked::ImportVm { .. } | Asked::ImportMetadata { .. }) => {
+                (done.as_ref().map(Value::strings), Type::Set(&Type::Ref("VM")))
+            }
             _ => (done.as_ref().map(|_| Value::Void), Type::Void),
         };
         self.tasks.finish(&task, &value.map_err(Clone::clone), ty);
@@ -76,6 +78,8 @@ impl Toolstack {
                     Ok(Asked::Export { .. }) => "VDI export",
                     Ok(Asked::ExportVm { .. }) => "Export of VM",
                     Ok(Asked::ImportVm { .. }) => "VM import",
+                    Ok(Asked::ExportMetadata { .. }) => "Export of VM records",
+                    Ok(Asked::ImportMetadata { .. }) => "Import of VM records",
                     _ => "VDI import",
                 };
                 self.tasks.begin(label, owner, true)
@@ -95,6 +99,8 @@ impl Toolstack {
             Asked::Export { .. } => "get_export_raw_vdi",
             Asked::ExportVm { .. } => "get_export",
             Asked::ImportVm { .. } => "put_import",
+            Asked::ExportMetadata { .. } => "get_export_metadata",
+            Asked::ImportMetadata { .. } => "put_import_metadata",
             Asked::Import { .. } | Asked::Probe { .. } => "put_import_raw_vdi",
         };
         roles::check(&caller, LEAST, &format!("http/{name}"))?;
@@ -113,6 +119,10 @@ impl Toolstack {
                 archive::export(&vms, asked, data, &mut begun, is_taken).map(|vm| vec![vm])
             }
             Asked::ImportVm { .. } => archive::import(&vms, asked, data, &mut begun),
+            Asked::ExportMetadata { vm } => {
+                archive::export_metadata(&vms, vm.as_deref(), (data, &mut begun), is_taken)
+            }
+            Asked::ImportMetadata { .. } => archive::import_metadata(&vms, asked, data, &mut begun),
             Asked::Probe { .. } => Ok(Vec::new()),
         };
         done.map_err(|error| match &*error.code {

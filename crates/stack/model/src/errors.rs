@@ -131,6 +131,26 @@ pub static ERRORS: &[Error] = &[
         "There is no such plugin; docs/toolstack.md lists those there are.",
     ),
     e("XENAPI_PLUGIN_FAILURE", &["status", "stdout", "stderr"], "The plugin failed."),
+    e(
+        "VM_SNAPSHOT_WITH_QUIESCE_FAILED",
+        &["vm", "error"],
+        "The guest's file systems could not be held still.",
+    ),
+    e(
+        "VM_SNAPSHOT_WITH_QUIESCE_TIMEOUT",
+        &["vm"],
+        "The snapshot took longer than the guest's file systems may be held still.",
+    ),
+    e(
+        "VM_SNAPSHOT_WITH_QUIESCE_PLUGIN_DEOS_NOT_RESPOND",
+        &["vm"],
+        "The guest's agent did not answer when it was asked to hold the file systems still.",
+    ),
+    e(
+        "VM_SNAPSHOT_WITH_QUIESCE_NOT_SUPPORTED",
+        &["vm", "error"],
+        "The guest has no agent that can hold its file systems still.",
+    ),
     e("SR_ATTACH_FAILED", &["sr"], "The SR could not be attached."),
     e("SR_BACKEND_FAILURE", &["status", "stdout", "stderr"], "The storage driver failed."),
     e("SR_UUID_EXISTS", &["uuid"], "An SR with this UUID is known already."),
@@ -157,6 +177,11 @@ pub static ERRORS: &[Error] = &[
     e("VDI_IS_NOT_ISO", &["vdi", "type"], "The disk is no ISO image."),
     e("VDI_IN_USE", &["vdi", "operation"], "The disk is in use."),
     e("VDI_NOT_AVAILABLE", &["vdi"], "The disk is not available now."),
+    e(
+        "VDI_CONTENT_ID_MISSING",
+        &[],
+        "A disk of the records is in an SR that is not here; name a disk by vdi:UUID=UUID.",
+    ),
     e("VDI_LOCATION_MISSING", &["sr", "location"], "There is nothing at this location of the SR."),
     e("VDI_MISSING", &["sr", "vdi"], "The disk is not on the storage any more."),
     e("VDI_INCOMPATIBLE_TYPE", &["vdi", "type"], "This cannot be done with a disk of this type."),

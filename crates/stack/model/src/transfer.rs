@@ -80,6 +80,22 @@ pub enum Asked {
         /// Whether wrong checksums and versions that are not newer are taken.
         force: bool,
     },
+    /// The records of VMs are sent, without the contents of their disks.
+    ExportMetadata {
+        /// The VM; none for all but the templates that came with the toolstack.
+        vm: Option<String>,
+    },
+    /// The records of VMs are received, whose disks are here.
+    ImportMetadata {
+        /// Whether they keep their UUIDs and addresses.
+        restore: bool,
+        /// Whether disks that are not here are left out, and versions that are not newer are taken.
+        force: bool,
+        /// Whether it is only looked whether it could be done.
+        dry_run: bool,
+        /// UUIDs of disks of the archive, and those of the disks here that stand for them.
+        vdis: Vec<(String, String)>,
+    },
     /// Nothing: it is only looked whether this import would be accepted.
     Probe {
         /// The VDI; none for a new one.

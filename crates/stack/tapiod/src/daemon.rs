@@ -167,6 +167,7 @@ fn toolstack(
         Tapback::None => vm_settings.xen.tapback = None,
         Tapback::Program(program) => vm_settings.xen.tapback = Some(program.clone()),
     }
+    vm_settings.nvram_dir = settings.state_dir.join("nvram");
     vm_settings.kernel_dirs.clone_from(&settings.kernel_dirs);
     vm_settings.guest_sandbox = settings.guest_sandbox;
     // None without root.

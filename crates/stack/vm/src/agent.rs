@@ -10,8 +10,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
+use tapio_types::ApiError;
+use uuid::Uuid;
 
 use crate::console::open_pipe;
+use crate::errors::{failed, quiesce};
+use crate::facts::GuestFacts;
 use crate::poll::{poll, polled};
 
 /// Longest line of an agent.
@@ -137,6 +141,57 @@ impl Agent {
         *self.inner.lock() = Some(inner);
         self.free.notify_one();
         answer
+    }
+}
+
+/// What agents of guests that have ours are asked about the guest, apart from its disks.
+impl Agent {
+    /// What the guest reports of itself; none by an agent of an earlier version.
+    pub(crate) fn facts(&self, vm: Uuid, until: Instant) -> Result<Option<GuestFacts>, ApiError> {
+        match self.ask("facts", until) {
+            Ok(words) => Ok(Some(GuestFacts::of_words(&words))),
+            // One that is still starting, or does not know the question.
+            Err(Refusal::Silent(false) | Refusal::No(_)) => Ok(None),
+            Err(Refusal::Silent(true)) => {
+                Err(failed(vm, "its guest is not known", "the agent has not answered in time"))
+            }
+        }
+    }
+
+    /// Freezes the guest's file systems.
+    pub(crate) fn freeze(&self, vm: Uuid, until: Instant) -> Result<(), ApiError> {
+        self.ask("freeze", until).map(drop).map_err(|why| not_quiet(vm, why))
+    }
+
+    /// Thaws them; whether any was frozen.
+    pub(crate) fn thaw(&self, vm: Uuid, until: Instant) -> Result<bool, ApiError> {
+        let thawed = self.ask("thaw", until).map_err(|why| not_quiet(vm, why))?;
+        Ok(thawed.parse::<u64>().is_ok_and(|count| count > 0))
+    }
+
+    /// Discards what the guest's file systems do not use.
+    pub(crate) fn trim(&self, vm: Uuid, until: Instant) -> Result<Option<u64>, ApiError> {
+        let trimmed = self.ask("trim", until);
+        trimmed
+            .map(|bytes| bytes.parse().ok())
+            .map_err(|why| failed(vm, "its file systems are not trimmed", why))
+    }
+}
+
+fn not_quiet(vm: Uuid, why: Refusal) -> ApiError {
+    match why {
+        Refusal::Silent(true) => quiesce("PLUGIN_DEOS_NOT_RESPOND", vm, why),
+        Refusal::Silent(false) => quiesce("NOT_SUPPORTED", vm, "no agent answers in this guest"),
+        Refusal::No(text) => quiesce("FAILED", vm, text),
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Silent(_) => f.write_str("the guest's agent has not answered in time"),
+            Self::No(text) => f.write_str(text),
+        }
     }
 }
 

@@ -21,6 +21,16 @@ pub(crate) fn lacks_feature(vm: Uuid, cause: impl fmt::Display) -> ApiError {
     ApiError::new("VM_LACKS_FEATURE", [reference(vm), cause.to_string()])
 }
 
+/// The guest's file systems could not be frozen: `NOT_SUPPORTED`, `FAILED`, `TIMEOUT`, `PLUGIN_DEOS_NOT_RESPOND`.
+pub(crate) fn quiesce(what: &str, vm: Uuid, cause: impl fmt::Display) -> ApiError {
+    ApiError::new(format!("VM_SNAPSHOT_WITH_QUIESCE_{what}"), [reference(vm), cause.to_string()])
+}
+
+/// The guest keeps the medium of a drive in it.
+pub(crate) fn tray_locked(vbd: Uuid, cause: impl fmt::Display) -> ApiError {
+    ApiError::new("VBD_TRAY_LOCKED", [reference(vbd), cause.to_string()])
+}
+
 /// The guest did not take the disk in time.
 pub(crate) fn attach_timeout(vbd: Uuid, cause: impl fmt::Display) -> ApiError {
     ApiError::new("DEVICE_ATTACH_TIMEOUT", ["VBD".to_owned(), reference(vbd), cause.to_string()])

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::agent::{Agent, Way};
 use crate::boot::{self, Kernels};
 use crate::errors::{bad_power_state, failed};
+use crate::nvram;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
 use crate::process::Process;
 use crate::record::Record;
@@ -184,6 +185,7 @@ impl<T> Fleet<T> {
         // Another one with its name may have been made meanwhile.
         if vms.get(&guest.vm).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), guest)) {
             vms.remove(&guest.vm);
+            nvram::keep(&self.settings, &guest.place, guest.vm);
             guest.record.forget(&guest.place);
         }
     }

@@ -180,6 +180,7 @@ mod tests {
             ramdisk: None,
             kernel_args: String::new(),
             platform: BTreeMap::new(),
+            drives: Vec::new(),
         };
         driver.create(&vm).unwrap();
         driver.create(&vm).expect("it is always there");

@@ -22,9 +22,11 @@ mod boot;
 mod confine;
 mod console;
 mod errors;
+pub mod facts;
 mod fleet;
 mod guest;
 mod host;
+mod nvram;
 mod place;
 mod poll;
 mod process;
@@ -39,11 +41,12 @@ mod uml;
 mod users;
 mod xen;
 
+pub use facts::GuestFacts;
 pub use guest::initramfs;
 pub use registry::registry;
 pub use settings::{GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
 pub use traits::{
-    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK, VmDriver,
-    VmEvent, VmSpec, VmState,
+    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK,
+    VmDriver, VmEvent, VmSpec, VmState,
 };
 pub use users::UserRange;

@@ -272,6 +272,7 @@ mod tests {
             ramdisk: None,
             kernel_args: "quiet".into(),
             platform: BTreeMap::from([("max_disks".into(), "40".into())]),
+            drives: Vec::new(),
         }
     }
 

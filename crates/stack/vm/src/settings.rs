@@ -26,6 +26,8 @@ pub const KERNEL_DIRS: [&str; 4] =
 pub struct Settings {
     /// The directories of VMs are below it (`vm/UUID`); empty after a reboot.
     pub run_dir: PathBuf,
+    /// Where variables of UEFI firmware are kept, a file a VM; they outlive a reboot of the host if it does.
+    pub nvram_dir: PathBuf,
     /// Each guest runs as a user of its own out of these; as the daemon itself where there are none.
     pub guest_users: Option<UserRange>,
     /// Whether guests are confined.
@@ -80,6 +82,7 @@ impl Settings {
     pub fn new(run_dir: &Path) -> Self {
         Self {
             run_dir: run_dir.to_path_buf(),
+            nvram_dir: run_dir.join("nvram"),
             guest_users: tapio_sys::process::is_root().then_some(UserRange::DEFAULT),
             guest_sandbox: GuestSandbox::On,
             uml: find("linux.uml"),

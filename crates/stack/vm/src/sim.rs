@@ -8,6 +8,8 @@
 //! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
 //! | `sim-machine` | its memory is read by VMs alone that have the same |
 //! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
+//! | `sim-agent` | an agent answers: `yes`, `silent` (never), `sticky` (thaws at the third try), `short` (thaws by itself) |
+//! | `sim-freeze-ms` | how long a freeze takes |
 //! | `sim-domid` | the number of its domain, as a host of domains would say it |
 //! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (no client), `device`, `xen` (no front end) |
 
@@ -25,8 +27,9 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::errors::{
-    already_there, bad_power_state, detach_rejected, detach_timeout, failed, shutdown_timeout,
+    already_there, bad_power_state, detach_rejected, detach_timeout, failed, quiesce, shutdown_timeout,
 };
+use crate::facts::GuestFacts;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
 use crate::settings::Settings;
 use crate::supervise::Events;
@@ -67,7 +70,7 @@ impl Sim {
         }
     }
 
-    fn guest(&self, vm: Uuid) -> Result<Arc<DriverVm>, ApiError> {
+    fn known(&self, vm: Uuid) -> Result<Arc<DriverVm>, ApiError> {
         self.vms.lock().get(&vm).cloned().ok_or_else(|| bad_power_state(vm, "Running", "Halted"))
     }
 
@@ -81,7 +84,7 @@ impl Sim {
 
 fn of(event: &VmEvent) -> Uuid {
     match event {
-        VmEvent::Halted(vm) | VmEvent::Rebooted(vm) | VmEvent::Crashed(vm, _) => *vm,
+        VmEvent::Halted(vm) | VmEvent::Rebooted(vm) | VmEvent::Crashed(vm, _) | VmEvent::Agent(vm) => *vm,
     }
 }
 
@@ -139,7 +142,7 @@ impl VmDriver for Sim {
     }
 
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
-        let guest = self.guest(vm)?;
+        let guest = self.known(vm)?;
         let spec = guest.spec();
         Ok(match spec.platform.get("sim-front").map(String::as_str) {
             Some("vhost-user") => {
@@ -168,7 +171,7 @@ impl VmDriver for Sim {
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
-        let guest = self.guest(vm)?;
+        let guest = self.known(vm)?;
         let (spec, position) = (guest.spec(), disk.spec.position);
         if guest.saved.lock().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
             return Err(already_there(position));
@@ -184,7 +187,7 @@ impl VmDriver for Sim {
     }
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
-        let Ok(guest) = self.guest(vm) else { return Ok(()) };
+        let Ok(guest) = self.known(vm) else { return Ok(()) };
         if !guest.saved.lock().has(disk) {
             return Ok(());
         }
@@ -205,8 +208,57 @@ impl VmDriver for Sim {
         })
     }
 
+    fn guest(&self, vm: Uuid, until: Instant) -> Result<Option<GuestFacts>, ApiError> {
+        let guest = self.known(vm)?;
+        let spec = guest.spec();
+        match spec.platform.get("sim-agent").map(String::as_str) {
+            None => Ok(None),
+            Some("silent") => {
+                thread::sleep(until.saturating_duration_since(Instant::now()).min(LATENCY_MAX));
+                Err(failed(vm, "its guest is not known", "the agent has not answered in time (sim-agent)"))
+            }
+            Some(_) => Ok(Some(GuestFacts::of_words(
+                "kernel=6.1.0-sim name=simulated os=Simulated%201 distro=sim release=1.2 total=65536 free=1024 \
+                 ip=192.0.2.5 fs=vda,ext4,/",
+            ))),
+        }
+    }
+
+    fn freeze(&self, vm: Uuid, until: Instant) -> Result<(), ApiError> {
+        let guest = self.known(vm)?;
+        let spec = guest.spec();
+        match spec.platform.get("sim-agent").map(String::as_str) {
+            None => return Err(quiesce("NOT_SUPPORTED", vm, "it has no agent (sim-agent)")),
+            Some("silent") => {
+                thread::sleep(until.saturating_duration_since(Instant::now()).min(LATENCY_MAX));
+                return Err(quiesce("PLUGIN_DEOS_NOT_RESPOND", vm, "it was told not to answer (sim-agent)"));
+            }
+            Some(_) => {}
+        }
+        // A file, so that a later daemon finds it: a guest stays frozen.
+        let frozen = std::fs::write(guest.place.join("frozen"), "");
+        frozen.map_err(|error| failed(vm, "cannot be frozen", error))?;
+        if takes(&spec, "sim-freeze-ms", Some(until)) {
+            return Ok(());
+        }
+        Err(quiesce("PLUGIN_DEOS_NOT_RESPOND", vm, "it takes longer (sim-freeze-ms)"))
+    }
+
+    fn thaw(&self, vm: Uuid, _: Instant) -> Result<bool, ApiError> {
+        let guest = self.known(vm)?;
+        let file = guest.place.join("frozen");
+        let agent = guest.spec().platform.remove("sim-agent");
+        let tries = std::fs::read(&file).ok().map(|text| text.len());
+        if let (Some("sticky"), Some(tries @ 0..2)) = (agent.as_deref(), tries) {
+            let _ = std::fs::write(&file, "x".repeat(tries + 1));
+            return Err(quiesce("PLUGIN_DEOS_NOT_RESPOND", vm, "it was told to stay frozen (sim-agent)"));
+        }
+        let _ = std::fs::remove_file(&file);
+        Ok(tries.is_some() && agent.as_deref() != Some("short"))
+    }
+
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let guest = self.guest(vm)?;
+        let guest = self.known(vm)?;
         let spec = guest.spec();
         let is_start = guest.saved.lock().phase == Phase::Made;
         if is_start {
@@ -230,7 +282,7 @@ impl VmDriver for Sim {
     }
 
     fn pause(&self, vm: Uuid) -> Result<(), ApiError> {
-        let guest = self.guest(vm)?;
+        let guest = self.known(vm)?;
         let spec = guest.spec();
         takes(&spec, "sim-pause-ms", None);
         if fails(&spec, "pause") {
@@ -244,7 +296,7 @@ impl VmDriver for Sim {
     }
 
     fn save(&self, vm: Uuid, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), ApiError> {
-        let spec = self.guest(vm)?.spec();
+        let spec = self.known(vm)?.spec();
         let mut to = File::from(to);
         let memory = memory(&spec);
         let told = |error: std::io::Error| failed(vm, "its memory cannot be written", error);
@@ -274,7 +326,7 @@ impl VmDriver for Sim {
     }
 
     fn load(&self, vm: Uuid, from: OwnedFd) -> Result<(), ApiError> {
-        let guest = self.guest(vm)?;
+        let guest = self.known(vm)?;
         let spec = guest.spec();
         let mut came = Vec::new();
         let told = |error: std::io::Error| failed(vm, "its memory cannot be read", error);
@@ -289,7 +341,7 @@ impl VmDriver for Sim {
     }
 
     fn shutdown(&self, vm: Uuid, kind: ShutdownKind, until: Instant) -> Result<(), ApiError> {
-        let Ok(guest) = self.guest(vm) else { return Ok(()) };
+        let Ok(guest) = self.known(vm) else { return Ok(()) };
         if kind == ShutdownKind::Clean {
             let (spec, begun) = (guest.spec(), Instant::now());
             if fails(&spec, "shutdown") {
@@ -305,13 +357,13 @@ impl VmDriver for Sim {
     }
 
     fn state(&self, vm: Uuid) -> Result<VmState, ApiError> {
-        let Ok(guest) = self.guest(vm) else { return Ok(VmState::Halted) };
+        let Ok(guest) = self.known(vm) else { return Ok(VmState::Halted) };
         let phase = guest.saved.lock().phase;
         Ok(if phase == Phase::Running { VmState::Running } else { VmState::Paused })
     }
 
     fn domid(&self, vm: Uuid) -> Option<u32> {
-        self.guest(vm).ok()?.spec().platform.get("sim-domid")?.parse().ok()
+        self.known(vm).ok()?.spec().platform.get("sim-domid")?.parse().ok()
     }
 
     fn console(&self, _: Uuid) -> Option<PathBuf> {
@@ -355,6 +407,7 @@ mod tests {
             ramdisk: None,
             kernel_args: String::new(),
             platform: platform.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+            drives: Vec::new(),
         }
     }
 
@@ -457,6 +510,7 @@ mod tests {
                 VmEvent::Halted(_) => 0,
                 VmEvent::Rebooted(_) => 1,
                 VmEvent::Crashed(_, why) => why.len().min(2),
+                VmEvent::Agent(_) => 9,
             };
             assert_eq!(got, wanted);
             assert_eq!(driver.state(vm.uuid).unwrap(), VmState::Halted);

@@ -9,13 +9,17 @@ use serde::{Deserialize, Serialize};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
-use crate::errors::lacks_feature;
+use crate::errors::{lacks_feature, quiesce};
+use crate::facts::GuestFacts;
 
 /// The key of [`VmSpec::platform`] for `VM.HVM_boot_params:order`.
 pub const BOOT_ORDER: &str = "boot-order";
 
 /// The key of [`VmSpec::platform`] for `VM.VCPUs_params:mask`.
 pub const VCPU_MASK: &str = "vcpu-mask";
+
+/// The key of [`VmSpec::platform`] for `VM.HVM_boot_params:firmware`.
+pub const FIRMWARE: &str = "firmware";
 
 /// A VM as its driver needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +40,9 @@ pub struct VmSpec {
     pub kernel_args: String,
     /// `VM.platform` and the driver's keys of `VM.other_config`.
     pub platform: BTreeMap<String, String>,
+    /// Its CD drives, with a medium or without. Emulated drives are there from the start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drives: Vec<DiskSpec>,
 }
 
 /// From what a VM boots.
@@ -73,6 +80,11 @@ pub enum FrontSpec {
         socket: PathBuf,
         /// Queues.
         queues: u16,
+    },
+    /// NBD on this socket, which the disk process makes: what an emulated drive reads its medium from.
+    Nbd {
+        /// Absolute path; the driver made its directory.
+        socket: PathBuf,
     },
     /// A block device of this host, by whatever the host can (FUSE + loop, ublk, nbd.ko).
     Device,
@@ -140,6 +152,12 @@ pub enum VmEvent {
     Rebooted(Uuid),
     /// The guest or its emulator died: what is known of the cause.
     Crashed(Uuid, String),
+    /// An agent in the guest has begun to answer.
+    Agent(Uuid),
+}
+
+fn no_agent(driver: &str) -> String {
+    format!("no guest agent answers in this VM of driver {driver}; install qemu-guest-agent in its guest")
 }
 
 /// A kind of guest. Methods may be called from several threads, several for one VM: disks are plugged in
@@ -190,6 +208,51 @@ pub trait VmDriver: Send + Sync {
     /// # Errors
     /// `DEVICE_DETACH_REJECTED` when the guest refuses, `DEVICE_DETACH_TIMEOUT` when it has not answered by `until`.
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError>;
+
+    /// Forgets what is kept of VMs beyond their runs and is of none that is known.
+    fn keep_only(&self, _is_known: &dyn Fn(Uuid) -> bool) {}
+
+    /// Makes sure that an empty drive is there, where drives are devices of their own: in a VM that runs.
+    ///
+    /// # Errors
+    /// The VM has no place for it.
+    fn plug_drive(&self, _vm: Uuid, _disk: &DiskSpec) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// What the guest's agent reports; none where no agent answers.
+    ///
+    /// # Errors
+    /// The agent is there and answers nonsense, or not in time.
+    fn guest(&self, _vm: Uuid, _until: Instant) -> Result<Option<GuestFacts>, ApiError> {
+        Ok(None)
+    }
+
+    /// Has the guest's agent freeze the file systems: what they hold is on their disks then, and stays as it is until
+    /// [`Self::thaw`]. Whatever fails, the caller thaws.
+    ///
+    /// # Errors
+    /// `VM_SNAPSHOT_WITH_QUIESCE_NOT_SUPPORTED` without such an agent,
+    /// `VM_SNAPSHOT_WITH_QUIESCE_PLUGIN_DEOS_NOT_RESPOND`, `VM_SNAPSHOT_WITH_QUIESCE_FAILED` with the agent's words.
+    fn freeze(&self, vm: Uuid, _until: Instant) -> Result<(), ApiError> {
+        Err(quiesce("NOT_SUPPORTED", vm, no_agent(self.name())))
+    }
+
+    /// Thaws them. True when they were frozen until now, as far as the agent knows; one that thawed by itself says no.
+    ///
+    /// # Errors
+    /// As [`Self::freeze`]; they may still be frozen.
+    fn thaw(&self, _vm: Uuid, _until: Instant) -> Result<bool, ApiError> {
+        Ok(false)
+    }
+
+    /// Has the guest's agent discard what its file systems do not use; the bytes, where the agent counts them.
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE` without such an agent; the agent's.
+    fn trim(&self, vm: Uuid, _until: Instant) -> Result<Option<u64>, ApiError> {
+        Err(lacks_feature(vm, no_agent(self.name())))
+    }
 
     /// Lets it run.
     ///

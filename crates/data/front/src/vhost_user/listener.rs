@@ -196,7 +196,7 @@ impl Drop for VhostUserServer {
 /// The mode of a socket in this directory: for the user that made it. A directory with the set-group-ID bit hands its
 /// group on to what is made in it, and thereby allows the group as well: guests that run as users of their own reach
 /// the sockets of every process that comes to serve them.
-fn mode_in(dir: Option<&Path>) -> u32 {
+pub fn mode_in(dir: Option<&Path>) -> u32 {
     let shares = dir
         .and_then(|dir| fs::metadata(dir).ok())
         .is_some_and(|data| data.permissions().mode() & libc::S_ISGID != 0);

@@ -53,7 +53,7 @@ pub mod foreign {
 }
 
 pub use blk::{RANGE_SECTORS_MAX, RANGES_MAX, SEG_MAX, feature};
-pub use listener::{Listen, QUEUES_MAX, VhostUserOptions, VhostUserServer, VhostUserState};
+pub use listener::{Listen, QUEUES_MAX, VhostUserOptions, VhostUserServer, VhostUserState, mode_in};
 pub use message::{Header, Message, MessageError, RegionSpec, protocol};
 
 /// Where lines for the operator go.

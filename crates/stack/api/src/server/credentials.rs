@@ -34,6 +34,12 @@ impl Params {
         found.map(|(_, value)| value.clone())
     }
 
+    /// Parameters whose name begins so: what follows, and their values.
+    pub(super) fn beginning_with(&self, prefix: &str) -> Vec<(String, String)> {
+        let found = self.0.iter().filter_map(|(name, value)| Some((name.strip_prefix(prefix)?, value)));
+        found.map(|(name, value)| (name.to_owned(), value.clone())).collect()
+    }
+
     pub(super) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|(known, value)| known == name && value != "false")
     }

@@ -287,6 +287,9 @@ impl Backend for Processes {
                 queue_size: 1024,
                 read_only,
             },
+            FrontSpec::Nbd { socket } => {
+                Front::NbdUnix { path: socket.clone(), listener: None, export: String::new(), read_only }
+            }
             FrontSpec::Device => Front::Block { how: DeviceHow::Auto, device: None, read_only },
         };
         let entry = self.go_on(process, &command::FrontAdd { minor, front, vbd: id }, until)?;

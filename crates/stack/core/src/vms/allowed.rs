@@ -66,6 +66,7 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             "hard_reboot",
             "suspend",
             "snapshot",
+            "snapshot_with_quiesce",
             "checkpoint",
             "power_state_reset",
         ],

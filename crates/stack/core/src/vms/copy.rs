@@ -88,6 +88,25 @@ pub(super) fn make_with_memory(
     make(call, source, name, &How::Snapshot(Vec::new()), |_| memory().map(Some))
 }
 
+/// Makes a snapshot of a guest that holds still until `quiet` is called: when all disks are made.
+///
+/// # Errors
+/// Those of a snapshot, and of `quiet`; nothing is left.
+pub(super) fn make_quiet(
+    call: &Call,
+    source: &Arc<Object>,
+    name: &str,
+    quiet: impl FnOnce() -> Result<(), ApiError>,
+) -> Result<Value, ApiError> {
+    let made = make(call, source, name, &How::Snapshot(Vec::new()), |_| quiet().map(|()| None))?;
+    call.part.db.change(|change| {
+        let reference = made.as_str().unwrap_or_default();
+        let info = change.get("VM", reference)?.map("snapshot_info");
+        change.set("VM", reference, "snapshot_info", with(&info, "disk-snapshot-type", "quiesced"))
+    })?;
+    Ok(made)
+}
+
 /// Makes a VM like `source`: the record first, with a note that it is not finished, then disk by disk.
 /// `memory` makes a memory image for it in the end.
 fn make(

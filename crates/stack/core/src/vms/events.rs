@@ -11,7 +11,7 @@ use tapio_vm::{ShutdownKind, VmDriver, VmEvent, VmState};
 use super::plug::record;
 use super::running::Running;
 
-use super::{Call, Vms, lookup, power, recover};
+use super::{Call, Vms, guest, lookup, power, recover};
 use crate::db::{Change, Object};
 use crate::disks::{Note, Phase};
 
@@ -34,6 +34,7 @@ pub fn spawn(vms: &Arc<Vms>) {
             tracing::error!(%error, "no thread listens to guests: the ends of guests will be noticed at the next start");
         }
     }
+    guest::spawn(vms);
     let weak = Arc::downgrade(vms);
     let spawned = thread::Builder::new().name("disk-deaths".into()).spawn(move || processes(&weak));
     if let Err(error) = spawned {
@@ -64,6 +65,10 @@ fn ended(vms: &Arc<Vms>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), A
         VmEvent::Halted(vm) => (*vm, "actions_after_shutdown", "hard_shutdown"),
         VmEvent::Rebooted(vm) => (*vm, "actions_after_reboot", "hard_reboot"),
         VmEvent::Crashed(vm, _) => (*vm, "actions_after_crash", "hard_shutdown"),
+        VmEvent::Agent(vm) => {
+            vms.guests.expect(*vm, true);
+            return Ok(());
+        }
     };
     let call = Call::own(vms);
     let Ok(vm) = vms.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };

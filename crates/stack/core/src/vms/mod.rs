@@ -9,9 +9,13 @@
 //! | `made` | VDIs that nothing leads to yet, or any more |
 //! | `console` | records of consoles, and their sockets |
 //! | `checkpoint` | snapshots with memory |
+//! | `parallel` | the same with several of them |
 //! | `evacuate`, `host_power` | all VMs of the host end; then the host |
-//! | `parallel` | how many plugs at a time the host had better allow |
+//! | `worker_pool` | how many plugs at a time the host had better allow |
 //! | `plug` | a disk on its way into a VM and out of it |
+//! | `drive` | CD drives, and media that change while a VM runs |
+//! | `guest` | what guests report of themselves |
+//! | `quiesce` | snapshots of guests that hold still |
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
 //! | `fields` | what a VM takes over of the one it is made from |
 //! | `copy` | clones, copies, snapshots, templates that become VMs |
@@ -26,9 +30,11 @@ mod checkpoint;
 mod console;
 mod copy;
 mod devices;
+mod drive;
 mod evacuate;
 mod events;
 mod fields;
+mod guest;
 mod host_power;
 mod lookup;
 mod made;
@@ -36,6 +42,7 @@ mod memory;
 mod parallel;
 mod plug;
 mod power;
+mod quiesce;
 mod recover;
 mod revert;
 mod running;
@@ -45,6 +52,7 @@ pub(crate) mod tuning;
 mod vbd;
 mod vif;
 mod vm;
+mod worker_pool;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -85,6 +93,7 @@ pub struct Vms {
     operations: Arc<Operations>,
     /// The program that decompresses archives; see [`Vms::decode_by`].
     decoder: OnceLock<Program>,
+    guests: guest::Guests,
 }
 
 impl fmt::Debug for Vms {
@@ -104,12 +113,15 @@ impl Drop for Vms {
 pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     let mut handlers = handlers.of(vms);
     vbd::register(&mut handlers);
+    drive::register(&mut handlers);
+    guest::register(&mut handlers);
+    quiesce::register(&mut handlers);
     vif::register(&mut handlers);
     vm::register(&mut handlers);
     power::register(&mut handlers);
     evacuate::register(&mut handlers);
     host_power::register(&mut handlers);
-    parallel::register(&mut handlers);
+    worker_pool::register(&mut handlers);
     copy::register(&mut handlers);
     revert::register(&mut handlers);
     suspend::register(&mut handlers);
@@ -147,6 +159,7 @@ impl Vms {
             drivers: RwLock::default(),
             operations: Arc::clone(operations),
             decoder: OnceLock::new(),
+            guests: guest::Guests::default(),
         }
     }
 

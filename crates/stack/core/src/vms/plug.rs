@@ -62,6 +62,21 @@ impl Timeout {
     }
 }
 
+/// What the driver gets to know of a VBD.
+///
+/// # Errors
+/// `INVALID_DEVICE`.
+pub fn disk_spec(vbd: &Object) -> Result<DiskSpec, ApiError> {
+    let is_cd = vbd.text("type") == "CD";
+    Ok(DiskSpec {
+        vbd: vbd.uuid()?,
+        position: devices::place(vbd.text("userdevice"))?,
+        read_only: is_cd || vbd.text("mode") == "RO",
+        is_cd,
+        is_bootable: vbd.bool("bootable"),
+    })
+}
+
 /// A disk of a VM, on its way in or out.
 pub struct Disk {
     call: Call,
@@ -125,15 +140,8 @@ impl Disk {
         let db = &call.part.db;
         let vm = db.get("VM", vbd.text("VM"))?;
         let sr = db.get("SR", vdi.text("SR"))?;
-        let is_cd = vbd.text("type") == "CD";
         let storage = lookup::to_storage(call);
-        let spec = DiskSpec {
-            vbd: vbd.uuid()?,
-            position: devices::place(vbd.text("userdevice"))?,
-            read_only: is_cd || vbd.text("mode") == "RO",
-            is_cd,
-            is_bootable: vbd.bool("bootable"),
-        };
+        let spec = disk_spec(vbd)?;
         Ok(Arc::new(Self {
             call: call.clone(),
             uncancelled: storage.with(Arc::new(Unwatched::default())),
@@ -430,11 +438,23 @@ impl Disk {
         let why = error.params.last().cloned().unwrap_or_default();
         match &*error.code {
             "DEVICE_DETACH_REJECTED" => ApiError::new("DEVICE_DETACH_REJECTED", params(why)),
+            "VBD_TRAY_LOCKED" => ApiError::new("VBD_TRAY_LOCKED", [self.vbd.clone(), why]),
             _ if Instant::now() >= until => ApiError::new("DEVICE_DETACH_TIMEOUT", params(error.to_string())),
             "DEVICE_DETACH_TIMEOUT" => ApiError::new("DEVICE_DETACH_TIMEOUT", params(why)),
             _ => error,
         }
     }
+}
+
+/// Plugs a drive without a medium into a VM that runs.
+///
+/// # Errors
+/// The driver's.
+pub fn plug_empty(call: &Call, vbd: &Object) -> Result<(), ApiError> {
+    let vm = call.part.db.get("VM", vbd.text("VM"))?;
+    lookup::driver(&call.part, &vm)?.plug_drive(vm.uuid()?, &disk_spec(vbd)?)?;
+    let name = devices::name(devices::place(vbd.text("userdevice"))?);
+    record(call, &vbd.reference, Some(&name), None)
 }
 
 /// Records in a VBD whether, and as what, it is plugged; and its error, if there was one.

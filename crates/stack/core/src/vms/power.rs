@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_vm::{BOOT_ORDER, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
+use tapio_vm::{BOOT_ORDER, FIRMWARE, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
-use super::{Call, Handlers, Vms, console, devices, lookup, made, memory};
+use super::{Call, Handlers, Vms, console, devices, drive, guest, lookup, made, memory};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -55,8 +55,12 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
             platform.entry(key).or_insert(value);
         }
     }
-    for (field, key, inner) in [("HVM_boot_params", "order", BOOT_ORDER), ("VCPUs_params", "mask", VCPU_MASK)]
-    {
+    let inner = [
+        ("HVM_boot_params", "order", BOOT_ORDER),
+        ("HVM_boot_params", "firmware", FIRMWARE),
+        ("VCPUs_params", "mask", VCPU_MASK),
+    ];
+    for (field, key, inner) in inner {
         platform.remove(inner);
         platform.extend(vm.map(field).remove(key).map(|value| (inner.to_owned(), value)));
     }
@@ -69,6 +73,7 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         ramdisk: path("PV_ramdisk"),
         kernel_args: vm.text("PV_args").to_owned(),
         platform,
+        drives: Vec::new(),
     })
 }
 
@@ -174,7 +179,7 @@ pub(super) fn build(
     let driver = lookup::driver(&call.part, vm)?;
     assert_can_boot(&call.part, vm)?;
     lookup::apply_limits(call);
-    let spec = spec(vm)?;
+    let spec = VmSpec { drives: drive::of_vm(&call.part, vm)?, ..spec(vm)? };
     let uuid = spec.uuid;
     let mut plugs = Vec::new();
     for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
@@ -257,6 +262,7 @@ pub(super) fn record_live(
     }
     console::record(change, vm, driver)?;
     set_metrics(change, vm, state)?;
+    call.part.guests.expect(uuid, false);
     refresh(change, "VM", &vm.reference)
 }
 
@@ -491,6 +497,7 @@ pub(super) fn at_rest(change: &mut Change<'_>, vm: &Object, state: &str) -> Resu
         change.destroy("console", &console.reference)?;
     }
     set_metrics(change, vm, state)?;
+    guest::at_rest(change, vm)?;
     refresh(change, "VM", &vm.reference)
 }
 

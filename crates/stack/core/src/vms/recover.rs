@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,8 +10,9 @@ use tapio_model::{ApiError, Value};
 use tapio_vm::{ShutdownKind, VmState};
 
 use super::allowed::refresh;
+use super::parallel::for_each;
 use super::plug::record;
-use super::{Call, Vms, copy, fields, lookup, power, suspend, templates, vif};
+use super::{Call, Vms, copy, drive, fields, lookup, power, quiesce, suspend, templates, vif, vm};
 use crate::db::Object;
 use crate::disks::{Note, Phase};
 use crate::storage;
@@ -26,8 +26,6 @@ const RESTART: Duration = Duration::from_secs(30);
 const RESTARTS_MAX: u32 = 4;
 /// Between the first two tries; doubled for each further one.
 const RESTART_PAUSE: Duration = Duration::from_millis(250);
-/// VMs and disks that are recovered at a time.
-const PARALLEL: usize = 16;
 
 /// Recovers VMs and disks. `Disks::adopt` and the storage's recovery have run before.
 ///
@@ -37,9 +35,12 @@ pub fn recover(vms: &Arc<Vms>) -> Result<(), ApiError> {
     let call = Call::own(vms);
     templates::ensure(vms)?;
     recover_vms(&call);
+    quiesce::recover(vms);
     disks(&call);
+    drive::recover(vms)?;
     holders(&call);
     copy::recover(vms);
+    vm::keep_only_known(vms);
     provisions(&call)?;
     vms.db.change(|change| {
         vif::recover_in(change)?;
@@ -60,20 +61,6 @@ fn recover_vms(call: &Call) {
     for_each(&all, |vm| {
         if let Err(error) = recover_vm(call, vm) {
             tracing::warn!(vm = vm.text("uuid"), %error, "a VM could not be recovered");
-        }
-    });
-}
-
-/// Does something with each of these on a few threads: one whose disks hang takes its time alone.
-fn for_each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..PARALLEL.min(all.len()) {
-            scope.spawn(|| {
-                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    work(one);
-                }
-            });
         }
     });
 }

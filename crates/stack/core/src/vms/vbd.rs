@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tapio_model::{ApiError, Value};
 
 use super::allowed::{bad_power_state, is_live, refresh};
-use super::plug::{Disk, Timeout, record};
+use super::plug::{Disk, Timeout, plug_empty, record};
 use super::running::Running;
 use super::{Call, Handlers, devices, lookup, tuning};
 use crate::args::Args;
@@ -26,8 +26,6 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VBD.plug", plug);
     handlers.on("VBD.unplug", unplug);
     handlers.on("VBD.unplug_force", unplug_force);
-    handlers.on("VBD.insert", insert);
-    handlers.on("VBD.eject", eject);
     handlers.on("VBD.assert_attachable", assert_attachable);
     handlers.on("VBD.set_mode", set_mode);
     handlers.on("VBD.set_userdevice", set_userdevice);
@@ -131,7 +129,10 @@ fn is_set_in(fields: &[(&str, Value)], name: &str) -> bool {
 }
 
 /// The VDI of a VBD, which must be one that can be opened so.
-fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<Arc<Object>, ApiError> {
+///
+/// # Errors
+/// `HANDLE_INVALID`, `VDI_NOT_MANAGED`, `VDI_READONLY`, `VDI_MISSING`.
+pub(super) fn check_vdi(change: &Change<'_>, vdi: &str, read_only: bool) -> Result<Arc<Object>, ApiError> {
     let vdi = change.get("VDI", vdi)?;
     if !vdi.bool("managed") {
         return Err(ApiError::new("VDI_NOT_MANAGED", [&vdi.reference]));
@@ -194,8 +195,7 @@ fn plug(call: &Call, args: &Args) -> Result<Value, ApiError> {
     })?;
     let Some(vdi) = vdi else {
         // An empty drive has no disk, and is there all the same.
-        let name = devices::name(devices::place(vbd.text("userdevice"))?);
-        record(call, reference, Some(&name), None)?;
+        plug_empty(call, &vbd)?;
         return Ok(Value::Void);
     };
     put_in(call, &vbd, vdi, running.claim())?;
@@ -203,7 +203,15 @@ fn plug(call: &Call, args: &Args) -> Result<Value, ApiError> {
 }
 
 /// Plugs the disk of a VBD.
-fn put_in(call: &Call, vbd: &Arc<Object>, vdi: Arc<Object>, claim: Arc<Claim>) -> Result<(), ApiError> {
+///
+/// # Errors
+/// Those of a plug; nothing of it is left.
+pub(super) fn put_in(
+    call: &Call,
+    vbd: &Arc<Object>,
+    vdi: Arc<Object>,
+    claim: Arc<Claim>,
+) -> Result<(), ApiError> {
     lookup::apply_limits(call);
     let disk = Disk::claimed(call, vbd, vdi, claim)?;
     call.part.plans.run("VBD.plug", disk.plug(), &call.progress)
@@ -257,69 +265,6 @@ fn take_out(
     let plan = disk.unplug(force, Timeout::Until(Instant::now() + timeout));
     call.part.plans.run(if force { "VBD.unplug_force" } else { "VBD.unplug" }, plan, &call.progress)?;
     Ok(Value::Void)
-}
-
-fn insert(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (reference, vdi) = (args.text(0)?, args.text(1)?);
-    let (running, (vbd, medium)) = Running::begin(call, "VBD", reference, "insert", |change, vbd| {
-        refuse_fixed(vbd)?;
-        if !vbd.bool("empty") {
-            return Err(ApiError::new("VBD_NOT_EMPTY", [&vbd.reference]));
-        }
-        let medium = check_vdi(change, vdi, true)?;
-        Ok((change.get("VBD", &vbd.reference)?, medium))
-    })?;
-    let set = |vdi: &str, empty: bool| {
-        call.part.db.change(|change| {
-            change.set("VBD", reference, "VDI", Value::string(vdi))?;
-            change.set("VBD", reference, "empty", empty)?;
-            refresh(change, "VBD", reference)
-        })
-    };
-    set(vdi, false)?;
-    if vbd.bool("currently_attached") {
-        let full = call.part.db.get("VBD", reference)?;
-        if let Err(error) = put_in(call, &full, medium, running.claim()) {
-            set(tapio_model::NULL_REF, true)?;
-            record(call, reference, Some(vbd.text("device")), None)?;
-            return Err(error);
-        }
-    }
-    Ok(Value::Void)
-}
-
-fn eject(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let reference = args.text(0)?;
-    let (running, (vm, vbd)) = Running::begin(call, "VBD", reference, "eject", |change, vbd| {
-        refuse_fixed(vbd)?;
-        if vbd.bool("empty") {
-            return Err(ApiError::new("VBD_IS_EMPTY", [&vbd.reference]));
-        }
-        Ok((change.get("VM", vbd.text("VM"))?, change.get("VBD", &vbd.reference)?))
-    })?;
-    let is_plugged = vbd.bool("currently_attached");
-    if is_plugged && is_live(&vm) {
-        let timeout = lookup::seconds(&[&vbd, &vm], "unplug-timeout", UNPLUG_SECONDS);
-        lookup::apply_limits(call);
-        let vdi = call.part.db.get("VDI", vbd.text("VDI"))?;
-        let disk = Disk::claimed(call, &vbd, vdi, running.claim())?;
-        let plan = disk.unplug(false, Timeout::Until(Instant::now() + timeout));
-        call.part.plans.run("VBD.eject", plan, &call.progress)?;
-    }
-    call.part.db.change(|change| {
-        change.set("VBD", reference, "VDI", Value::string(tapio_model::NULL_REF))?;
-        change.set("VBD", reference, "empty", true)?;
-        change.set("VBD", reference, "currently_attached", is_plugged)?;
-        refresh(change, "VBD", reference)
-    })?;
-    Ok(Value::Void)
-}
-
-fn refuse_fixed(vbd: &Object) -> Result<(), ApiError> {
-    if vbd.text("type") == "CD" {
-        return Ok(());
-    }
-    Err(ApiError::new("VBD_NOT_REMOVABLE_MEDIA", [&vbd.reference]))
 }
 
 fn assert_attachable(call: &Call, args: &Args) -> Result<Value, ApiError> {

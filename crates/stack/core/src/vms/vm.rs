@@ -7,7 +7,7 @@ use super::allowed;
 use super::allowed::{bad_power_state, refresh};
 use super::power::spec;
 use super::running::Running;
-use super::{Call, Handlers, devices, lookup, made, power, vbd, vif};
+use super::{Call, Handlers, Vms, devices, lookup, made, power, vbd, vif};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -211,7 +211,14 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     if let Some(image) = image {
         made::discard(call, &image);
     }
+    keep_only_known(&call.part);
     Ok(Value::Void)
+}
+
+/// Has drivers forget what they keep of VMs that are gone.
+pub fn keep_only_known(vms: &Vms) {
+    let is_known = |vm: uuid::Uuid| vms.db.by_uuid("VM", &vm.to_string()).is_ok();
+    vms.drivers().iter().for_each(|driver| driver.keep_only(&is_known));
 }
 
 /// Whether `other_config` says that the VM is a template that came with the toolstack.

@@ -25,6 +25,14 @@ fn first_vbd(rig: &Rig) -> String {
     vbds.iter().find(|vbd| vbd.text("userdevice") == "0").expect("a disk").reference.clone()
 }
 
+fn drive(rig: &Rig) -> String {
+    rig.stack.db.find("VBD", "type", "CD")[0].reference.clone()
+}
+
+fn medium(rig: &Rig) -> String {
+    rig.stack.db.find("VDI", "name_label", "medium")[0].reference.clone()
+}
+
 fn perform(rig: &Rig, task: &str) -> Value {
     let (vm, vbd) = (vm(rig), first_vbd(rig));
     let start = |vm: &str| rig.call("VM.start", vec![vm.into(), false.into(), false.into()]);
@@ -50,6 +58,19 @@ fn perform(rig: &Rig, task: &str) -> Value {
             Value::strings(made)
         }
         "vm-destroy" => rig.call("VM.destroy", vec![vm.into()]),
+        "vm-quiesce" => rig.call("VM.snapshot_with_quiesce", vec![vm.into(), "quiet".into()]),
+        "vbd-insert" => rig.call("VBD.insert", vec![drive(rig).into(), medium(rig).into()]),
+        "vbd-eject" => {
+            rig.call("VBD.insert", vec![drive(rig).into(), medium(rig).into()]);
+            rig.call("VBD.eject", vec![drive(rig).into()])
+        }
+        "vm-start-with-drive" => {
+            rig.make_empty_cd(&vm);
+            let sr = rig.stack.db.find("SR", "type", "file")[0].reference.clone();
+            let medium = rig.make_vdi(&sr, MIB);
+            rig.call("VDI.set_name_label", vec![medium.into(), "medium".into()]);
+            start(&vm)
+        }
         "vdi-snapshot" => {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
             rig.call("VDI.snapshot", vec![vdi.into(), Value::Map(BTreeMap::new())])
@@ -138,7 +159,7 @@ fn child() {
     let task = std::env::var(TASK).expect("started by its parent");
     let rig = Rig::again(Path::new(&dir));
     if rig.stack.db.find("VM", "name_label", "guest").is_empty() {
-        let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
+        let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user"), ("sim-agent", "yes")]));
         (0..2).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
         rig.call("VM.set_suspend_SR", vec![vm.into(), sr.into()]);
     }
@@ -185,6 +206,9 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vm-revert" => ("prepare", "vm-revert"),
         "vm-import" => ("prepare", "vm-import"),
         "vm-destroy" => ("prepare", "vm-destroy"),
+        "vm-quiesce" => ("vm-start", "vm-quiesce"),
+        "vbd-insert" => ("vm-start-with-drive", "vbd-insert"),
+        "vbd-eject" => ("vm-start-with-drive", "vbd-eject"),
         // Once while a VM starts, once into one that runs.
         "vbd-plug" => ("prepare", "vm-start"),
         other => panic!("no story for {other}: add one"),
@@ -213,6 +237,24 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
             assert_eq!((state.as_str(), is_plugged), ("Running", false), "{step}");
         }
         ("vm-suspend" | "vm-resume" | "vm-checkpoint", _) => memory_is_kept_or_used(&rig, &vm, step),
+        ("vbd-insert" | "vbd-eject", _) => {
+            let record = rig.get("VBD", &drive(&rig));
+            let is_in = matches!(step, "vbd-insert:plugged" | "vbd-eject:noted");
+            assert!(record.bool("currently_attached"), "{step}: a drive keeps its place");
+            assert_eq!((record.bool("empty"), record.is_null("VDI")), (!is_in, !is_in), "{step}");
+            // It is a drive like any other from here.
+            if is_in {
+                rig.call("VBD.eject", vec![drive(&rig).into()]);
+            }
+            perform(&rig, "vbd-insert");
+            rig.check_real();
+        }
+        ("vm-quiesce", _) => {
+            assert!(rig.stack.db.find("VM", "name_label", "quiet").is_empty(), "{step}");
+            let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
+            assert_eq!((managed, state.as_str()), (2, "Running"), "{step}: disks of the snapshot are left");
+            assert!(!is_frozen(&rig, &vm), "{step}: the guest stays frozen");
+        }
         ("vm-clone", _) => {
             assert!(rig.stack.db.find("VM", "name_label", "clone").is_empty(), "{step}");
             let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
@@ -243,6 +285,12 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     rig.check_real();
     perform(&rig, "vm-shutdown");
     rig.check_real();
+}
+
+/// Whether a simulated guest is frozen: the file by which its driver knows it.
+fn is_frozen(rig: &Rig, vm: &str) -> bool {
+    let uuid = rig.get("VM", vm).uuid().expect("a UUID").simple().to_string();
+    rig.dir.join("run/vm").join(uuid).join("frozen").exists()
 }
 
 /// A VM of which the daemon died in a suspend, a resume or a checkpoint runs with its disks, or is suspended without

@@ -188,6 +188,30 @@ pub static VM_CLASS: Class = Class {
             .takes(&[p("vm", VM), p("new_name", STRING), opt("ignore_vdis", VDIS)])
             .gives(VM)
             .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
+        msg(
+            "snapshot_with_quiesce",
+            VmPowerAdmin,
+            "Keeps the contents of its disks and its settings while its guest's agent holds the file systems still",
+        )
+        .takes(&[p("vm", VM), p("new_name", STRING)])
+        .gives(VM)
+        .fails(&[
+            "VM_BAD_POWER_STATE",
+            "SR_FULL",
+            "OPERATION_NOT_ALLOWED",
+            "VM_SNAPSHOT_WITH_QUIESCE_FAILED",
+            "VM_SNAPSHOT_WITH_QUIESCE_TIMEOUT",
+            "VM_SNAPSHOT_WITH_QUIESCE_PLUGIN_DEOS_NOT_RESPOND",
+            "VM_SNAPSHOT_WITH_QUIESCE_NOT_SUPPORTED",
+        ]),
+        msg(
+            "call_plugin",
+            VmOperator,
+            "Asks the guest's agent: plugin guest-agent-operation, function trim, discards what file systems do not use",
+        )
+        .takes(&[p("vm", VM), p("plugin", STRING), p("fn", STRING), p("args", STRING_MAP)])
+        .gives(STRING)
+        .fails(&["VM_BAD_POWER_STATE", "VM_LACKS_FEATURE", "XENAPI_MISSING_PLUGIN"]),
         msg("checkpoint", VmPowerAdmin, "Keeps the contents of its disks, its settings and its memory, all of one moment")
             .takes(&[p("vm", VM), p("new_name", STRING)])
             .gives(VM)

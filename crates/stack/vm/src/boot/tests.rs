@@ -234,6 +234,7 @@ fn an_error_names_field_path_and_next_step() {
         ramdisk: None,
         kernel_args: String::new(),
         platform: BTreeMap::new(),
+        drives: Vec::new(),
     };
     let error = checked(&host.settings, &spec, Kernels::Uml).unwrap_err();
     assert_eq!(error.code, "INVALID_VALUE");

@@ -27,6 +27,10 @@ const DRIVERS: [&str; 7] = [
     "xen-blkfront",
 ];
 
+/// Drivers of CD drives, for guests that have some: in the order in which they need each other.
+const CD_DRIVERS: [&str; 8] =
+    ["scsi_common", "scsi_mod", "virtio_scsi", "libata", "ata_piix", "cdrom", "sr_mod", "isofs"];
+
 /// An archive that is being made.
 #[derive(Debug, Default)]
 pub struct Archive {
@@ -83,11 +87,11 @@ impl Archive {
 }
 
 /// The embedded guest: `busybox` must be static; of the directories with kernel modules the first that has one of
-/// its name is taken.
+/// its name is taken. Drivers of CD drives are there with `has_drives`: each module costs a guest time to load.
 ///
 /// # Errors
 /// A file cannot be read.
-pub fn embedded(busybox: &Path, modules: &[PathBuf]) -> io::Result<Vec<u8>> {
+pub fn embedded(busybox: &Path, modules: &[PathBuf], has_drives: bool) -> io::Result<Vec<u8>> {
     let mut archive = Archive::default();
     for dir in ["bin", "dev", "etc", "lib"] {
         archive.add(dir, MODE_DIR, (0, 0), &[])?;
@@ -98,7 +102,8 @@ pub fn embedded(busybox: &Path, modules: &[PathBuf]) -> io::Result<Vec<u8>> {
     archive.add("bin/agent", MODE_FILE, (0, 0), AGENT)?;
     archive.add("init", MODE_FILE, (0, 0), INIT.as_bytes())?;
     let mut names = String::new();
-    for driver in DRIVERS {
+    let of_drives: &[&str] = if has_drives { &CD_DRIVERS } else { &[] };
+    for driver in DRIVERS.iter().chain(of_drives) {
         if let Some(file) = modules.iter().find_map(|dir| module(dir, driver)) {
             let name = if file.extension().is_some_and(|end| end == "xz") { ".ko.xz" } else { ".ko" };
             let name = format!("{driver}{name}");
@@ -134,7 +139,9 @@ fn version(kernel: &Path) -> Option<String> {
 
 /// A module in a directory as `virtio_blk.ko`, or where a kernel's own tree has it.
 fn module(dir: &Path, driver: &str) -> Option<PathBuf> {
-    ["", "kernel/drivers/block", "kernel/drivers/virtio"].iter().find_map(|below| {
+    let dirs = ["block", "virtio", "scsi", "ata", "cdrom"].map(|dir| format!("kernel/drivers/{dir}"));
+    let dirs = dirs.iter().map(String::as_str);
+    ["", "kernel/fs/isofs"].into_iter().chain(dirs).find_map(|below| {
         [".ko", ".ko.xz"]
             .iter()
             .map(|end| dir.join(below).join(format!("{driver}{end}")))
@@ -165,7 +172,7 @@ mod tests {
         let block = dir.path().join("kernel/drivers/block");
         fs::create_dir_all(&block).unwrap();
         fs::write(block.join("virtio_blk.ko.xz"), "module").unwrap();
-        let image = embedded(&busybox, &["/nowhere".into(), dir.path().into()]).unwrap();
+        let image = embedded(&busybox, &["/nowhere".into(), dir.path().into()], true).unwrap();
         let text = String::from_utf8_lossy(&image);
         assert!(
             text.contains("lib/virtio_blk.ko.xz") && text.contains("\nvirtio_blk.ko.xz\n")
@@ -174,7 +181,7 @@ mod tests {
         assert!(!text.contains("virtio_pci.ko"));
         assert!(text.contains("tapio_agent"), "the first program");
         assert!(image.windows(AGENT.len()).any(|part| part == AGENT), "the agent");
-        let missing = embedded(Path::new("/nowhere/busybox"), &[]).unwrap_err();
+        let missing = embedded(Path::new("/nowhere/busybox"), &[], false).unwrap_err();
         assert!(missing.to_string().contains("/nowhere/busybox"), "{missing}");
     }
 

@@ -5,6 +5,12 @@ pub mod initramfs;
 
 // The agent is a program of its own, made by build.rs. Here are its parts for their tests, which do not need all.
 #[cfg(test)]
+#[path = "agent/facts.rs"]
+mod facts;
+#[cfg(test)]
+#[path = "agent/files.rs"]
+mod files;
+#[cfg(test)]
 #[allow(dead_code)]
 #[path = "agent/serve.rs"]
 mod serve;

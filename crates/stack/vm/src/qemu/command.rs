@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use super::cd;
+use super::qmp::AGENT_PORT;
 use crate::arguments::not_plain;
 use crate::traits::{BOOT_ORDER, DiskSpec, VmSpec};
 
@@ -16,6 +18,10 @@ const BRIDGES_MAX: u16 = 8;
 /// First slot of the bridges on the root bus, and of the disks for which no bridge is left.
 const BRIDGES_AT: u16 = 0x8;
 const REST_AT: u16 = 0x18;
+
+/// Slots of the guest agent's serial port, and of a SCSI controller.
+const SERIAL_AT: u16 = 0x4;
+const SCSI_AT: u16 = 0x5;
 
 /// Slots for disks if `VM.platform` does not set their number.
 const PLACES: u16 = 255;
@@ -243,7 +249,26 @@ pub(super) fn line(
     }
     option("-chardev", "socket,id=agent,path=agent,server=on,wait=off");
     option("-device", "isa-serial,index=1,chardev=agent");
+    option("-chardev", &format!("socket,id={AGENT_PORT},path={AGENT_PORT},server=on,wait=off"));
+    option("-device", &format!("virtio-serial-pci,id=serial,addr={SERIAL_AT:#x},max_ports=2"));
+    option(
+        "-device",
+        &format!(
+            "virtserialport,id={AGENT_PORT},bus=serial.0,nr=1,chardev={AGENT_PORT},name=org.qemu.guest_agent.0"
+        ),
+    );
     option("-device", "pvpanic");
+    let bus = cd::Bus::of(spec)?;
+    if bus == cd::Bus::Scsi {
+        option("-device", &format!("virtio-scsi-pci,id=scsi,addr={SCSI_AT:#x}"));
+    }
+    for one in &spec.drives {
+        let words: Vec<String> = cd::options(spec, one, boot_index(spec, one))?
+            .into_iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        option("-device", words.join(",").trim_start_matches("driver="));
+    }
     if chosen.has_screen {
         option("-vnc", "unix:vnc");
         option("-device", "VGA,addr=0x2");
@@ -301,6 +326,7 @@ mod tests {
                 .iter()
                 .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
                 .collect::<BTreeMap<_, _>>(),
+            drives: Vec::new(),
         }
     }
 

@@ -2,13 +2,19 @@
 //!
 //! The emulator is started when the VM is made, with its processors stopped, and is controlled over QMP (the QEMU
 //! Machine Protocol). A disk is a device behind a bridge, in a slot that follows from its position; bridges are there
-//! from the start, because the firmware must know them for disks to come later.
+//! from the start, because the firmware must know them for disks to come later. CD drives are emulated, and there
+//! from the start, too ([`drive`]).
 
 mod affinity;
+mod cd;
 mod command;
+mod drive;
+mod guest_agent;
 mod memory;
 mod probe;
+mod qga;
 mod qmp;
+mod uefi;
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -34,8 +40,10 @@ use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
     shutdown_timeout,
 };
+use crate::facts::GuestFacts;
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
+use crate::nvram;
 use crate::place::{Phase, Place, Saved, SavedDisk};
 use crate::poll::poll;
 use crate::process::{Process, open_log};
@@ -58,7 +66,11 @@ const FORCE_LIMIT: Duration = Duration::from_secs(3);
 
 /// The connection to the emulator, once there is one.
 #[derive(Debug, Default)]
-struct Control(Mutex<Option<Arc<Qmp>>>);
+struct Control {
+    qmp: Mutex<Option<Arc<Qmp>>>,
+    /// The guest agent's port takes one conversation at a time.
+    port: Mutex<()>,
+}
 
 type DriverVm = fleet::DriverVm<Control>;
 
@@ -132,7 +144,7 @@ impl Qemu {
         };
         let stop = fleet.stop().map_err(told)?;
         let qmp = self.connect(guest, stop).map_err(told)?;
-        *guest.own.0.lock() = Some(Arc::clone(&qmp));
+        *guest.own.qmp.lock() = Some(Arc::clone(&qmp));
         guest.agent.listen();
         let status = guest.run("query-status", json!({}))?;
         let phase = match status["status"].as_str() {
@@ -147,9 +159,19 @@ impl Qemu {
         };
         // What it really has: a daemon may have died between keeping and doing.
         let present = guest.devices()?;
+        let mut gone = Vec::new();
+        for (position, disk) in guest.saved().disks {
+            let is_there = match disk.disk.front {
+                FrontSpec::Nbd { .. } => guest.has_medium(position)?,
+                _ => present.contains(&device(position)),
+            };
+            if !is_there {
+                gone.push(position);
+            }
+        }
         guest.change(|saved| {
             saved.phase = phase;
-            saved.disks.retain(|position, _| present.contains(&device(*position)));
+            saved.disks.retain(|position, _| !gone.contains(position));
         })
     }
 
@@ -162,7 +184,14 @@ impl Qemu {
             }
             poll(&mut [], Instant::now() + Duration::from_millis(2));
         }
-        Qmp::connect(&path, stop, until)
+        // Not for ever: a driver that goes away ends its threads.
+        let (fleet, vm) = (Arc::downgrade(&self.fleet), guest.vm);
+        let on_agent = move || {
+            if let Some(fleet) = fleet.upgrade() {
+                fleet.events.push(VmEvent::Agent(vm));
+            }
+        };
+        Qmp::connect(&path, stop, until, Box::new(on_agent))
     }
 
     /// Makes the VM, to boot or to be loaded.
@@ -191,7 +220,7 @@ impl Qemu {
         };
         let kernel_file = own(&spec.kernel, "kernel").map_err(told("cannot use its kernel"))?;
         let ramdisk = match (&spec.kernel, &spec.ramdisk) {
-            (Some(kernel), None) => Some(self.embedded(guest, kernel)?),
+            (Some(kernel), None) => Some(self.embedded(guest, kernel, !spec.drives.is_empty())?),
             (_, ramdisk) => own(ramdisk, "ramdisk").map_err(told("cannot use its ramdisk"))?,
         };
         let kernel = kernel_file.as_deref().map(|file| Kernel {
@@ -213,9 +242,15 @@ impl Qemu {
         };
         let arguments = command::line(&spec, kernel.as_ref(), accel, origin)
             .map_err(|why| failed(vm, "cannot be made", why))?;
+        let firmware = uefi::of(&spec).map_err(|why| failed(vm, "cannot be made", why))?;
+        if let Some(uefi) = &firmware {
+            let lent = nvram::lend(settings, place, vm, &uefi.empty);
+            lent.map_err(told("cannot make the variables of its firmware"))?;
+        }
         let mut command = Command::new(&settings.qemu);
         command
             .args(arguments)
+            .args(firmware.iter().flat_map(uefi::arguments))
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("HOME", place.own());
@@ -245,10 +280,11 @@ impl Qemu {
     }
 
     /// The initramfs of guests with a kernel and no ramdisk.
-    fn embedded(&self, guest: &DriverVm, kernel: &Path) -> Result<PathBuf, ApiError> {
+    fn embedded(&self, guest: &DriverVm, kernel: &Path, has_drives: bool) -> Result<PathBuf, ApiError> {
         let settings = &self.fleet.settings;
         let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
-        let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel)).map_err(told)?;
+        let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel), has_drives);
+        let image = image.map_err(told)?;
         let file = guest.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
         // For the guest's user; no other user passes through the directory.
@@ -261,7 +297,8 @@ impl Qemu {
 fn end(guest: &DriverVm, how: &str) -> VmEvent {
     let said = verdict(guest.vm, &guest.place, how);
     // What came last may still be on its way through the reader's thread, which ends with the connection.
-    let reason = guest.own.0.lock().clone().and_then(|qmp| qmp.end(Instant::now() + Duration::from_secs(1)));
+    let reason =
+        guest.own.qmp.lock().clone().and_then(|qmp| qmp.end(Instant::now() + Duration::from_secs(1)));
     match reason.as_deref() {
         Some("guest-panic") => VmEvent::Crashed(guest.vm, cause(&guest.place, "the guest's kernel panicked")),
         // A kernel that panicked may have been told to start anew.
@@ -297,7 +334,7 @@ fn addresses(buses: &Value, into: &mut Vec<(String, String)>) {
 
 impl DriverVm {
     fn qmp(&self) -> Result<Arc<Qmp>, ApiError> {
-        let connected = self.own.0.lock().clone();
+        let connected = self.own.qmp.lock().clone();
         connected.ok_or_else(|| {
             failed(self.vm, "its emulator cannot be asked", "it has not answered since it was found")
         })
@@ -462,6 +499,9 @@ impl VmDriver for Qemu {
         let guest = self.fleet.vm(vm)?;
         let spec = guest.saved().spec;
         let position = disk.position;
+        if disk.is_cd {
+            return Ok(FrontSpec::Nbd { socket: guest.place.join(&position.to_string()) });
+        }
         if command::place_of(&spec, position).is_none() {
             return Err(illegal_device(
                 disk.vbd,
@@ -516,16 +556,19 @@ impl VmDriver for Qemu {
         if guest.saved().disks.get(&position).is_some_and(|known| known.disk.spec.vbd != disk.spec.vbd) {
             return Err(already_there(position));
         }
-        if let FrontSpec::VhostUser { socket, .. } = &disk.front {
+        if let FrontSpec::VhostUser { socket, .. } | FrontSpec::Nbd { socket } = &disk.front {
             guest.place.give_away(socket)?;
         }
         // Kept first: whatever dies on the way, this disk is known to be there, or on its way.
         guest.change(|saved| {
             saved.disks.insert(position, SavedDisk { disk: disk.clone(), slot: u16::from(position) });
         })?;
-        let added = guest.add(disk);
+        let added = match &disk.front {
+            FrontSpec::Nbd { socket } => guest.insert(disk, socket),
+            _ => guest.add(disk),
+        };
         let taken = added.and_then(|()| {
-            if guest.phase() != Phase::Running {
+            if guest.phase() != Phase::Running || disk.spec.is_cd {
                 return Ok(());
             }
             guest.wait_for_disk(disk).inspect_err(|_| {
@@ -542,11 +585,16 @@ impl VmDriver for Qemu {
 
     fn unplug(&self, vm: Uuid, disk: &DiskSpec, force: bool, until: Instant) -> Result<(), ApiError> {
         let Some(guest) = self.fleet.find(vm) else { return Ok(()) };
-        if guest.disk(disk).is_none() {
-            return Ok(());
-        }
+        let Some(known) = guest.disk(disk) else { return Ok(()) };
         let (vbd, position) = (disk.vbd, disk.position);
         let phase = guest.phase();
+        if matches!(known.disk.front, FrontSpec::Nbd { .. }) {
+            // A guest that is paused cannot unlock its drive; one that has not begun has locked none.
+            guest.take_medium(disk, force, until)?;
+            return guest.change(|saved| {
+                saved.disks.remove(&position);
+            });
+        }
         if phase == Phase::Paused && !force {
             let why = "the guest is paused and cannot be asked; unpause it, or use force";
             return Err(detach_rejected(vbd, why));
@@ -582,6 +630,30 @@ impl VmDriver for Qemu {
         guest.change(|saved| {
             saved.disks.remove(&position);
         })
+    }
+
+    fn keep_only(&self, is_known: &dyn Fn(Uuid) -> bool) {
+        nvram::keep_only(&self.fleet.settings, is_known);
+    }
+
+    fn plug_drive(&self, vm: Uuid, disk: &DiskSpec) -> Result<(), ApiError> {
+        self.fleet.vm(vm)?.make_drive(disk)
+    }
+
+    fn guest(&self, vm: Uuid, until: Instant) -> Result<Option<GuestFacts>, ApiError> {
+        self.fleet.vm(vm)?.facts(until)
+    }
+
+    fn freeze(&self, vm: Uuid, until: Instant) -> Result<(), ApiError> {
+        self.fleet.vm(vm)?.freeze(until)
+    }
+
+    fn thaw(&self, vm: Uuid, until: Instant) -> Result<bool, ApiError> {
+        self.fleet.vm(vm)?.thaw(until)
+    }
+
+    fn trim(&self, vm: Uuid, until: Instant) -> Result<Option<u64>, ApiError> {
+        self.fleet.vm(vm)?.trim(until)
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {
@@ -664,6 +736,7 @@ fn ask_to_end(guest: &DriverVm, process: &Process, until: Instant) -> Result<(),
         if !has_been_told {
             has_been_told = guest.agent.ask("poweroff", hello).is_ok() || Instant::now() >= hello;
         }
+        guest.ask_agent_to_end();
         let _ = guest.run("system_powerdown", json!({}));
         if process.wait(until.min(Instant::now() + Duration::from_secs(5))) {
             break;

@@ -16,6 +16,9 @@ use serde_json::{Value, json};
 use crate::poll::{poll, polled};
 use crate::supervise::{STACK_LEN, Stop};
 
+/// What the emulator calls the port of the guest agent, and its end on the host.
+pub(super) const AGENT_PORT: &str = "qga";
+
 /// Longest line of an emulator.
 const LINE_LEN_MAX: usize = 8 << 20;
 
@@ -107,10 +110,20 @@ impl Lines {
     }
 }
 
+/// Whether a line tells that the guest has opened the port of its agent.
+fn is_agent(line: &Value) -> bool {
+    line["event"] == "VSERPORT_CHANGE" && line["data"]["id"] == AGENT_PORT && line["data"]["open"] == true
+}
+
 impl Qmp {
-    /// Connects to an emulator as soon as it listens, and starts the thread that reads what it says. `ended` is
-    /// called once when the guest has ended and its emulator waits.
-    pub(super) fn connect(path: &Path, stop: Arc<Stop>, until: Instant) -> io::Result<Arc<Self>> {
+    /// Connects to an emulator as soon as it listens, and starts the thread that reads what it says. `on_agent` is
+    /// called when a guest agent has opened its port.
+    pub(super) fn connect(
+        path: &Path,
+        stop: Arc<Stop>,
+        until: Instant,
+        on_agent: Box<dyn Fn() + Send>,
+    ) -> io::Result<Arc<Self>> {
         let stream = loop {
             match UnixStream::connect(path) {
                 Ok(stream) => break stream,
@@ -132,6 +145,9 @@ impl Qmp {
         let reader = Arc::clone(&qmp);
         thread::Builder::new().name("qmp".into()).stack_size(STACK_LEN).spawn(move || {
             while let Some(line) = lines.next(Some(&stop), None) {
+                if is_agent(&line) {
+                    on_agent();
+                }
                 reader.take(line);
             }
             reader.state.lock().is_closed = true;
@@ -319,7 +335,7 @@ mod tests {
             names
         });
         let stop = Stop::new().unwrap();
-        let qmp = Qmp::connect(&path, stop, soon()).unwrap();
+        let qmp = Qmp::connect(&path, stop, soon(), Box::new(|| ())).unwrap();
         assert_eq!(qmp.run("query-status", json!({}), soon()).unwrap()["of"], "query-status");
         let refused = qmp.run("wrong", json!({}), soon()).unwrap_err();
         assert_eq!(refused, QmpError::Refused("GenericError".into(), "no such".into()));
@@ -341,10 +357,11 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let other = thread::spawn(move || listener.accept().unwrap().0.write_all(b"hello\n").unwrap());
         let stop = Stop::new().unwrap();
-        assert!(Qmp::connect(&path, stop.clone(), soon()).is_err());
+        assert!(Qmp::connect(&path, stop.clone(), soon(), Box::new(|| ())).is_err());
         other.join().unwrap();
         let begun = Instant::now();
-        let none = Qmp::connect(&dir.path().join("none"), stop, begun + Duration::from_millis(50));
+        let until = begun + Duration::from_millis(50);
+        let none = Qmp::connect(&dir.path().join("none"), stop, until, Box::new(|| ()));
         assert!(none.is_err() && begun.elapsed() < Duration::from_secs(30));
     }
 }

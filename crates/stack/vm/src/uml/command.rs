@@ -198,6 +198,7 @@ mod tests {
             ramdisk: None,
             kernel_args: args.into(),
             platform: BTreeMap::new(),
+            drives: Vec::new(),
         }
     }
 

@@ -30,8 +30,9 @@ use crate::console::cause;
 use crate::console::open_pipe;
 use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
-    lacks_feature, shutdown_timeout,
+    lacks_feature, quiesce, shutdown_timeout,
 };
+use crate::facts::GuestFacts;
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
 use crate::place::{Phase, Place, Saved, SavedDisk};
@@ -102,7 +103,7 @@ impl Uml {
         let mut modules: Vec<PathBuf> = kernel.parent().map(Path::to_path_buf).into_iter().collect();
         let versions = fs::read_dir(&settings.uml_modules).into_iter().flatten().flatten();
         modules.extend(versions.map(|version| version.path()));
-        let image = initramfs::embedded(&settings.busybox, &modules).map_err(told)?;
+        let image = initramfs::embedded(&settings.busybox, &modules, false).map_err(told)?;
         let file = guest.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
         // For the guest's user; no other user passes through the directory.
@@ -303,6 +304,11 @@ impl DriverVm {
         })
     }
 
+    /// Whether the guest runs, and with our initramfs.
+    fn has_our_agent(&self) -> bool {
+        self.phase() == Phase::Running && self.saved().spec.ramdisk.is_none()
+    }
+
     fn device(slot: u16) -> String {
         format!("virtio-uml.{slot}")
     }
@@ -419,6 +425,37 @@ impl VmDriver for Uml {
         guest.change(|saved| {
             saved.disks.remove(&disk.position);
         })
+    }
+
+    fn guest(&self, vm: Uuid, until: Instant) -> Result<Option<GuestFacts>, ApiError> {
+        let guest = self.0.vm(vm)?;
+        match guest.has_our_agent() {
+            true => guest.agent.facts(vm, until),
+            false => Ok(None),
+        }
+    }
+
+    fn freeze(&self, vm: Uuid, until: Instant) -> Result<(), ApiError> {
+        let guest = self.0.vm(vm)?;
+        match guest.has_our_agent() {
+            true => guest.agent.freeze(vm, until),
+            false => {
+                Err(quiesce("NOT_SUPPORTED", vm, "this guest does not run Tapio's initramfs with its agent"))
+            }
+        }
+    }
+
+    fn thaw(&self, vm: Uuid, until: Instant) -> Result<bool, ApiError> {
+        let guest = self.0.vm(vm)?;
+        if guest.has_our_agent() { guest.agent.thaw(vm, until) } else { Ok(false) }
+    }
+
+    fn trim(&self, vm: Uuid, until: Instant) -> Result<Option<u64>, ApiError> {
+        let guest = self.0.vm(vm)?;
+        match guest.has_our_agent() {
+            true => guest.agent.trim(vm, until),
+            false => Err(lacks_feature(vm, "this guest does not run Tapio's initramfs with its agent")),
+        }
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {

@@ -156,6 +156,7 @@ mod tests {
             ramdisk: None,
             kernel_args: "root=/dev/xvda quiet".into(),
             platform: BTreeMap::new(),
+            drives: Vec::new(),
         }
     }
 

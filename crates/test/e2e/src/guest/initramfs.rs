@@ -62,11 +62,28 @@ pub(super) fn write(to: &Path, kernel: &Path) {
     files.write(to);
 }
 
-/// Writes the archive that `tests/guest/vm-init.sh` expects: `programs` with the libraries they need, and the
-/// drivers of `kernel`.
+/// Drivers of a guest that is a host of ours.
+const OF_HOST: [&str; 6] = ["virtio_blk", "libcrc32c", "xfs", "loop", "nbd", "ublk_drv"];
+
+/// Drivers of a guest with qemu-guest-agent.
+const OF_AGENT: [&str; 2] = ["virtio_blk", "dummy"];
+
+/// Writes the archive that `tests/guest/vm-init.sh` expects.
 #[track_caller]
 pub(super) fn write_host(to: &Path, kernel: &Path, programs: &[PathBuf]) {
-    let mut files = Files::new(&["bin", "sbin", "dev", "lib64", "lib"], "vm-init.sh");
+    write_with(to, kernel, "vm-init.sh", programs, &OF_HOST);
+}
+
+/// Writes the archive that `tests/guest/qga-init.sh` expects.
+#[track_caller]
+pub(super) fn write_agent(to: &Path, kernel: &Path, program: &Path) {
+    write_with(to, kernel, "qga-init.sh", &[program.to_path_buf()], &OF_AGENT);
+}
+
+/// `programs` with the libraries they need, and those drivers that `kernel` has as modules.
+#[track_caller]
+fn write_with(to: &Path, kernel: &Path, init: &str, programs: &[PathBuf], drivers: &[&str]) {
+    let mut files = Files::new(&["bin", "sbin", "dev", "lib64", "lib"], init);
     let mut libraries = BTreeSet::new();
     for program in programs {
         let name = program.file_name().expect("a program has a name").to_string_lossy();
@@ -79,10 +96,9 @@ pub(super) fn write_host(to: &Path, kernel: &Path, programs: &[PathBuf]) {
         let dir = if name.starts_with("ld-linux") { "lib64" } else { "lib" };
         files.add(&format!("{dir}/{name}"), &library);
     }
-    for module in std::fs::read_dir(kernel).expect("the directory of the kernel").flatten() {
-        let name = module.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".ko") {
-            files.add(&name, &module.path());
+    for name in drivers.iter().map(|driver| format!("{driver}.ko")) {
+        if kernel.join(&name).exists() {
+            files.add(&name, &kernel.join(&name));
         }
     }
     files.write(to);

@@ -91,6 +91,12 @@ impl Qemu {
         }
     }
 
+    /// Writes the initramfs of a guest with qemu-guest-agent, whose program is `agent`.
+    #[track_caller]
+    pub fn write_agent(to: &Path, kernel: &Path, agent: &Path) {
+        initramfs::write_agent(to, kernel, agent);
+    }
+
     /// Starts it. `scratch` receives the initramfs and the console.
     #[track_caller]
     pub fn start(&self, kernel: &Path, scratch: &Scratch) -> Guest {

@@ -58,6 +58,7 @@ impl Lab {
             ramdisk: None,
             kernel_args: String::new(),
             platform: std::collections::BTreeMap::new(),
+            drives: Vec::new(),
         };
         change(&mut spec);
         let mut lab =

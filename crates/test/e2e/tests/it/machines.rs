@@ -31,7 +31,13 @@ impl Guest {
             Ok(dir) => format!("kernel-dirs={}", dir.display()),
             Err(_) => "kernel-dirs=none".into(),
         };
-        let world = World::with(|options| options.arg("--set").arg(&kernels));
+        Self::install_with(template, limit, more, &kernels)
+    }
+
+    /// The same, with a setting of the daemon that says where kernels lie.
+    #[track_caller]
+    pub fn install_with(template: &str, limit: Duration, more: &[&str], kernels: &str) -> Self {
+        let world = World::with(|options| options.arg("--set").arg(kernels));
         let mut guest = Self { world, limit, sr: String::new() };
         guest.sr = guest.value(&["sr-list", "--minimal"]);
         let vm = guest.value(&["vm-install", &format!("template={template}"), "new-name-label=guest"]);
@@ -91,14 +97,14 @@ impl Guest {
         assert!(awake.is_some(), "no shell: {}", self.world.daemon().process.log());
     }
 
-    fn vdi_at(&self, place: usize) -> String {
+    pub fn vdi_at(&self, place: usize) -> String {
         let place = format!("userdevice={place}");
         self.value(&["vbd-list", "vm-name-label=guest", &place, "params=vdi-uuid", "--minimal"])
     }
 
     /// What a VDI's chain holds, read through a disk process of its own.
     #[track_caller]
-    fn content(&self, vdi: &str) -> PathBuf {
+    pub fn content(&self, vdi: &str) -> PathBuf {
         let image = self.world.scratch.join("sr").join(format!("{vdi}.vhd"));
         assert_vhd_valid(&image);
         let disk = DiskOptions::vhd(&image).nbd().arg("--read-only").start(self.world.scratch.path());
@@ -149,6 +155,10 @@ pub fn verified_disks_and_a_moment(guest: &Guest) {
     let disks = guest.shell("for d in /sys/block/vd*; do echo \"= ${d##*/} $(cat $d/size)\"; done");
     assert_eq!(disks.len(), 3, "{disks:?}");
     assert_eq!(disks[1..], ["vdb 65536", "vdc 65536"]);
+    let uuid = format!("uuid={}", guest.value(&["vm-list", "name-label=guest", "--minimal"]));
+    let memory = ["vm-param-get", &uuid, "param-name=memory"];
+    let known = poll_until(guest.limit, || guest.value(&memory).contains("total: ").then_some(()));
+    assert!(known.is_some(), "the guest's agent reports its memory");
     // A fourth comes while it runs, and is there when the command has ended.
     let vdi = guest.value(&[
         "vdi-create",

@@ -7,6 +7,7 @@ mod conformance;
 mod consoles;
 mod host;
 mod machines;
+mod media;
 mod qemu;
 mod suspended;
 mod uml;

@@ -1,6 +1,8 @@
 //! Debian's kernel under QEMU's emulator: virtio over PCI, two queues.
 
 mod driver;
+mod firmware;
+mod guest_agent;
 mod toolstack;
 
 use std::path::PathBuf;

@@ -5,16 +5,11 @@ use tapio_e2e::process::run_within;
 
 use crate::consoles::reached_by_those_who_may;
 use crate::machines::Guest;
+use crate::media;
 
 /// The story.
-pub fn memory_and_disks_of_one_moment(guest: &Guest) {
-    let isos = guest.world.scratch.join("isos");
-    std::fs::create_dir(&isos).expect("a directory");
-    std::fs::write(isos.join("cd.iso"), [b'c'; 64 << 10]).expect("an image");
-    let location = format!("device-config:location={}", isos.display());
-    let sr =
-        ["sr-create", "name-label=isos", "type=iso", "content-type=iso", "device-config:legacy_mode=true"];
-    guest.ok(&[&sr[..], &[location.as_str()]].concat());
+pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
+    media::library(guest);
     guest.ok(&["vm-cd-add", "vm=guest", "cd-name=cd.iso", "device=3"]);
     // No device but the serial console is left anyway; the command line is as it was told.
     assert_eq!(
@@ -27,13 +22,8 @@ pub fn memory_and_disks_of_one_moment(guest: &Guest) {
     guest.ok(&["vm-param-set", &format!("uuid={vm}"), "platform:vnc=true"]);
     guest.start();
     reached_by_those_who_may(guest);
-    let cd = "echo \"= $(cat /sys/block/vdd/ro) $(cat /sys/block/vdd/size) $(dd if=/dev/vdd bs=1 count=3 2>/dev/null)\"; \
-              echo x 2>/dev/null >/dev/vdd || echo '= refused'";
-    assert_eq!(guest.shell(cd), ["1 128 ccc", "refused"]);
-    guest.ok(&["vm-cd-eject", "vm=guest"]);
-    assert_eq!(guest.shell("[ -e /sys/block/vdd ] || echo '= gone'"), ["gone"]);
-    guest.ok(&["vm-cd-insert", "vm=guest", "cd-name=cd.iso"]);
-    assert_eq!(guest.shell(cd), ["1 128 ccc", "refused"]);
+    media::come_and_go(guest);
+    media::outlive_their_processes(guest);
     // In the memory alone, on the disk and not synced, and a program that runs.
     let written = guest.shell(
         "mkdir -p /tmp/m; echo first >/tmp/m/word; \

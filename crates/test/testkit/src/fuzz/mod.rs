@@ -9,6 +9,7 @@ mod blkif_backend;
 mod changes;
 mod control;
 mod device;
+mod facts;
 mod format;
 mod guest;
 mod live;
@@ -51,6 +52,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vhd_journal", run: format::vhd_journal },
     Target { name: "vhd_stream", run: format::vhd_stream },
     Target { name: "websocket", run: api::websocket },
+    Target { name: "guest_agent", run: facts::guest_agent },
     Target { name: "cbt_log", run: changes::cbt_log },
     Target { name: "memory_head", run: memory::memory_head },
     Target { name: "query", run: query::query },

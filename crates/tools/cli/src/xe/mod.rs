@@ -14,6 +14,7 @@ mod objects;
 mod out;
 mod printer;
 mod prompt;
+mod seed;
 mod serve;
 mod session;
 mod size;

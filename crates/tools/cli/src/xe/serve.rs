@@ -42,7 +42,7 @@ struct Begin {
 }
 
 /// Parameters that name a file which the command opens itself.
-const FILES: [&str; 1] = ["filename"];
+const FILES: [&str; 4] = ["filename", "user-data", "meta-data", "network-config"];
 
 /// Commands that read or write their file at the client.
 const AT_THE_CLIENT: [&str; 2] = ["vdi-export", "vdi-import"];

@@ -56,6 +56,22 @@ pub(super) enum Direction {
     ExportVm,
     /// VMs of one.
     ImportVm,
+    /// VMs without their disks.
+    ExportMetadata,
+    /// The same, received.
+    ImportMetadata,
+}
+
+impl Direction {
+    /// Whether an archive is sent.
+    fn is_archive_out(self) -> bool {
+        matches!(self, Self::ExportVm | Self::ExportMetadata)
+    }
+
+    /// Whether one is received.
+    fn is_archive_in(self) -> bool {
+        matches!(self, Self::ImportVm | Self::ImportMetadata)
+    }
 }
 
 /// Whether a request is for a disk. Clients write the path with and without a slash behind it.
@@ -65,6 +81,8 @@ pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
         (&Method::PUT, "/import_raw_vdi") => Some(Direction::Import),
         (&Method::GET, "/export") => Some(Direction::ExportVm),
         (&Method::PUT, "/import") => Some(Direction::ImportVm),
+        (&Method::GET, "/export_metadata") => Some(Direction::ExportMetadata),
+        (&Method::PUT, "/import_metadata") => Some(Direction::ImportMetadata),
         _ => None,
     }
 }
@@ -143,10 +161,8 @@ impl Images {
         let begun = (&mut running.begun).await.ok();
         let task = begun.as_ref().map(|begun| begun.task.clone());
         let mut reply = match (&begun, format) {
-            (Some(_), None) if direction == Direction::ExportVm => vm::download(calls, running).await,
-            (Some(_), None) if direction == Direction::ImportVm => {
-                vm::upload(calls, limits, running, (first, body))
-            }
+            (Some(_), None) if direction.is_archive_out() => vm::download(calls, running).await,
+            (Some(_), None) if direction.is_archive_in() => vm::upload(calls, limits, running, (first, body)),
             // Refused, or a probe.
             (None, _) => match outcome_of(running.done).await {
                 Ok(()) => reply(StatusCode::OK, OCTETS, ""),

@@ -51,6 +51,8 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
         Direction::Import => import(request, &params),
         Direction::ExportVm => export_vm(&params),
         Direction::ImportVm => import_vm(request, &params),
+        Direction::ExportMetadata => export_metadata(&params),
+        Direction::ImportMetadata => import_metadata(request, &params),
     };
     let format = match &asked {
         Ok(Asked::Export { format, .. }) => Some(*format),
@@ -116,6 +118,28 @@ fn export_vm(params: &Params) -> Result<Asked, Refused> {
     };
     let preserve_power_state = is_true(params, "preserve_power_state");
     Ok(Asked::ExportVm { vm, compression, preserve_power_state })
+}
+
+fn export_metadata(params: &Params) -> Result<Asked, Refused> {
+    let vm = params.get("ref").or_else(|| params.get("uuid"));
+    if vm.is_none() && !is_true(params, "all") {
+        return Err(wrong(StatusCode::BAD_REQUEST, "name the VM by 'uuid' or 'ref', or say 'all=true'"));
+    }
+    Ok(Asked::ExportMetadata { vm })
+}
+
+/// Disks that a client may name by hand.
+const NAMED_DISKS_MAX: usize = 4096;
+
+fn import_metadata<B>(request: &Request<B>, params: &Params) -> Result<Asked, Refused> {
+    let asked = import_vm(request, params)?;
+    let Asked::ImportVm { restore, force, .. } = asked else { return Ok(asked) };
+    let vdis = params.beginning_with("vdi:");
+    if vdis.len() > NAMED_DISKS_MAX {
+        let why = format!("at most {NAMED_DISKS_MAX} disks are named by 'vdi:'");
+        return Err(wrong(StatusCode::BAD_REQUEST, why));
+    }
+    Ok(Asked::ImportMetadata { restore, force, dry_run: is_true(params, "dry_run"), vdis })
 }
 
 fn import_vm<B>(request: &Request<B>, params: &Params) -> Result<Asked, Refused> {

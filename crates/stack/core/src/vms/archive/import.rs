@@ -80,7 +80,10 @@ fn target(call: &Call, named: Option<&str>) -> Result<String, ApiError> {
 }
 
 /// Takes the VMs that are to be replaced, if they may be.
-fn hold(call: &Call, plan: &Plan, how: How) -> Result<Vec<Running>, ApiError> {
+///
+/// # Errors
+/// `VM_BAD_POWER_STATE`, `VM_TO_IMPORT_IS_NOT_NEWER_VERSION`, `OPERATION_NOT_ALLOWED`, `IMPORT_ERROR`.
+pub(super) fn hold(call: &Call, plan: &Plan, how: How) -> Result<Vec<Running>, ApiError> {
     let mut held = Vec::new();
     if !how.restore {
         return Ok(held);

@@ -12,6 +12,7 @@ mod client;
 mod decoder;
 mod export;
 mod import;
+mod metadata;
 mod part;
 mod plan;
 mod records;
@@ -19,6 +20,7 @@ mod write;
 
 pub(crate) use export::export;
 pub(crate) use import::import;
+pub(crate) use metadata::{export as export_metadata, import as import_metadata};
 
 use tapio_model::ApiError;
 use tapio_xva::XvaError;

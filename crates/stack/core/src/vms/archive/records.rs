@@ -44,25 +44,39 @@ pub(super) fn document(
     vm: &Arc<Object>,
     keeps_state: bool,
 ) -> Result<(Document, Vec<Disk>), ApiError> {
+    document_of_all(db, std::slice::from_ref(vm), keeps_state)
+}
+
+/// The same of several.
+///
+/// # Errors
+/// As [`document`].
+pub(super) fn document_of_all(
+    db: &Db,
+    vms: &[Arc<Object>],
+    keeps_state: bool,
+) -> Result<(Document, Vec<Disk>), ApiError> {
     let find = |class: &str, reference: &str| db.get(class, reference).ok();
     let mut listed = Listed::default();
     let host = find("host", &this_host(db));
     listed.add(host.clone());
-    listed.add(Some(Arc::clone(vm)));
-    listed.add(find("VM_metrics", vm.text("metrics")));
-    listed.add(find("VM_guest_metrics", vm.text("guest_metrics")));
-    let vbds = db.find("VBD", "VM", &vm.reference);
-    let vifs = db.find("VIF", "VM", &vm.reference);
-    vbds.iter().chain(&vifs).for_each(|object| listed.add(Some(Arc::clone(object))));
-    vifs.iter().for_each(|vif| listed.add(find("network", vif.text("network"))));
     let mut sent: Vec<Arc<Object>> = Vec::new();
-    for vbd in vbds.iter().filter(|vbd| !vbd.is_null("VDI")) {
-        let vdi = db.get("VDI", vbd.text("VDI"))?;
-        if vbd.text("type") != "CD" && !sent.iter().any(|known| known.reference == vdi.reference) {
-            sent.push(Arc::clone(&vdi));
+    for vm in vms {
+        listed.add(Some(Arc::clone(vm)));
+        listed.add(find("VM_metrics", vm.text("metrics")));
+        listed.add(find("VM_guest_metrics", vm.text("guest_metrics")));
+        let vbds = db.find("VBD", "VM", &vm.reference);
+        let vifs = db.find("VIF", "VM", &vm.reference);
+        vbds.iter().chain(&vifs).for_each(|object| listed.add(Some(Arc::clone(object))));
+        vifs.iter().for_each(|vif| listed.add(find("network", vif.text("network"))));
+        for vbd in vbds.iter().filter(|vbd| !vbd.is_null("VDI")) {
+            let vdi = db.get("VDI", vbd.text("VDI"))?;
+            if vbd.text("type") != "CD" && !sent.iter().any(|known| known.reference == vdi.reference) {
+                sent.push(Arc::clone(&vdi));
+            }
+            listed.add(find("SR", vdi.text("SR")));
+            listed.add(Some(vdi));
         }
-        listed.add(find("SR", vdi.text("SR")));
-        listed.add(Some(vdi));
     }
     let mut disks: Vec<Disk> = sent
         .iter()

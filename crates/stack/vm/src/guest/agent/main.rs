@@ -6,6 +6,8 @@
 #![no_std]
 #![no_main]
 
+mod facts;
+mod files;
 mod serve;
 mod sys;
 mod text;

@@ -8,26 +8,24 @@
 //! | `unbind DEVICE [force]` | loses it again, unless something uses the disk |
 //! | `appears PATH` | waits for the disk of a device that the emulator has added; `ok NAME` |
 //! | `idle PATH` | whether nothing uses the disk of a device |
+//! | `facts` | `ok` and what the guest is: words `KEY=VALUE` |
+//! | `freeze`, `thaw` | the file systems on disks; `ok` and how many |
+//! | `trim` | discards what the file systems do not use; `ok` and how many bytes |
 //! | `poweroff`, `reboot` | answers, then ends the guest by `/init --end` |
 
+use super::facts;
+use super::files::{Answer, Lines, Name, each_entry, each_line};
 use super::sys::{self, File};
 use super::text::{Text, nth_word, word};
 
 /// Longest command; what is longer is passed over.
 const LINE_LEN_MAX: usize = 1024;
-/// Longest name of a file.
-const NAME_LEN_MAX: usize = 512;
-/// Longest answer.
-const ANSWER_LEN_MAX: usize = 1024;
 /// How long a device may take until it has its disk, and how often that is looked at.
 const APPEARS_MS: u32 = 5000;
 const LOOK_MS: u32 = 2;
 
 const DRIVER: &[u8] = b"/sys/bus/platform/drivers/virtio-uml/";
 const DEVICES: &[u8] = b"/sys/bus/platform/devices/";
-
-type Name = Text<NAME_LEN_MAX>;
-type Answer = Text<ANSWER_LEN_MAX>;
 
 /// Answers on a serial line, whose name ends with NUL, until it is closed. False where it cannot be opened.
 pub fn serve(line: &[u8]) -> bool {
@@ -89,6 +87,10 @@ fn obey(command: &[u8], answer: &mut Answer) -> Option<&'static [u8]> {
                 answer.push(b"ok");
             }
         }
+        b"facts" => facts::facts(answer),
+        b"freeze" => facts::freeze(answer),
+        b"thaw" => facts::thaw(answer),
+        b"trim" => facts::trim(answer),
         b"poweroff" | b"reboot" => {
             answer.push(b"ok");
             return Some(if what == b"reboot" { b"reboot\0" } else { b"poweroff\0" });
@@ -253,126 +255,11 @@ fn is_part_used(place: &Name, name: &[u8], answer: &mut Answer) -> bool {
     each_entry(&mut holders, |holder| told(&[b" is used by ", holder]))
 }
 
-/// Shows the names in a directory to `is_last` until it says so; whether it did.
-fn each_entry(dir: &mut Name, mut is_last: impl FnMut(&[u8]) -> bool) -> bool {
-    let Some(Ok(dir)) = dir.name().map(|name| File::open(name, sys::READ_ONLY)) else { return false };
-    let mut bytes = [0; 2048];
-    while let Ok(len @ 1..) = dir.entries(&mut bytes) {
-        let mut rest = bytes.get(..len).unwrap_or_default();
-        // `struct linux_dirent64`: number, offset, length of the whole (at 16), kind, and the name (at 19).
-        while let Some(&[low, high]) = rest.get(16..18) {
-            let (entry, after) = rest.split_at(usize::from(u16::from_ne_bytes([low, high])).min(rest.len()));
-            let name = entry.get(19..).unwrap_or_default();
-            let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-            if !matches!(name, b"" | b"." | b"..") && is_last(name) {
-                return true;
-            }
-            if entry.is_empty() {
-                break;
-            }
-            rest = after;
-        }
-    }
-    false
-}
-
-/// Shows the lines of a file to `is_last` until it says so; whether it did.
-fn each_line(file: &mut Name, mut is_last: impl FnMut(&[u8]) -> bool) -> bool {
-    let Some(Ok(file)) = file.name().map(|name| File::open(name, sys::READ_ONLY)) else { return false };
-    let mut lines = Lines::<4096>::new();
-    while let Some(line) = lines.next(&file) {
-        if is_last(line) {
-            return true;
-        }
-    }
-    false
-}
-
-/// Lines of a file, as they come.
-struct Lines<const N: usize> {
-    bytes: [u8; N],
-    /// What was read and not given out.
-    begin: usize,
-    end: usize,
-    /// The line that comes was longer than there is room for: its end is passed over.
-    is_cut: bool,
-}
-
-impl<const N: usize> Lines<N> {
-    const fn new() -> Self {
-        Self { bytes: [0; N], begin: 0, end: 0, is_cut: false }
-    }
-
-    /// The next line, without its end; none at the end of the file. One that is too long is left out.
-    fn next(&mut self, file: &File) -> Option<&[u8]> {
-        loop {
-            let rest = self.bytes.get(self.begin..self.end).unwrap_or_default();
-            if let Some(len) = rest.iter().position(|byte| *byte == b'\n') {
-                let begin = self.begin;
-                self.begin += len + 1;
-                if core::mem::take(&mut self.is_cut) {
-                    continue;
-                }
-                return self.bytes.get(begin..begin + len);
-            }
-            if self.begin == 0 && self.end == N {
-                (self.end, self.is_cut) = (0, true);
-            }
-            self.bytes.copy_within(self.begin..self.end, 0);
-            (self.begin, self.end) = (0, self.end - self.begin);
-            let room = self.bytes.get_mut(self.end..)?;
-            match file.read(room) {
-                Ok(read @ 1..) => self.end += read,
-                _ => return None,
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::Write;
-    use std::path::Path;
 
     use super::*;
-
-    fn name(path: &Path) -> Name {
-        Text::of(&[path.to_str().unwrap().as_bytes()])
-    }
-
-    #[test]
-    fn lines_come_whole_and_those_that_are_too_long_do_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("lines");
-        let mut file = fs::File::create(&path).unwrap();
-        writeln!(file, "1 ping").unwrap();
-        writeln!(file, "2 {}", "x".repeat(100)).unwrap();
-        write!(file, "\n3 ping\nno end").unwrap();
-        let file = File::open(name(&path).name().unwrap(), sys::READ_ONLY).unwrap();
-        let mut lines = Lines::<32>::new();
-        let mut found = Vec::new();
-        while let Some(line) = lines.next(&file) {
-            found.push(String::from_utf8(line.to_vec()).unwrap());
-        }
-        assert_eq!(found, ["1 ping", "", "3 ping"]);
-    }
-
-    #[test]
-    fn directories_are_read_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        for number in 0..300 {
-            fs::write(dir.path().join(format!("virtio{number}")), "").unwrap();
-        }
-        let mut count = 0;
-        assert!(!each_entry(&mut name(dir.path()), |entry| {
-            count += usize::from(entry.starts_with(b"virtio"));
-            false
-        }));
-        assert_eq!(count, 300);
-        assert!(each_entry(&mut name(dir.path()), |entry| entry == b"virtio299"));
-        assert!(!each_entry(&mut name(Path::new("/no/such/directory")), |_| true));
-    }
 
     #[test]
     fn the_disk_of_a_device_is_two_directories_below_it() {

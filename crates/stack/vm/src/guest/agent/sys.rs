@@ -129,6 +129,12 @@ impl File {
         unsafe { call(number::IOCTL, self.0, what, 0, 0, 0) }.map(drop)
     }
 
+    /// A request of a file system that takes and fills three numbers.
+    pub fn request_with(&self, what: usize, numbers: &mut [u64; 3]) -> Result<(), usize> {
+        // SAFETY: the one request that is asked for here takes a structure of three such numbers.
+        unsafe { call(number::IOCTL, self.0, what, numbers.as_mut_ptr() as usize, 0, 0) }.map(drop)
+    }
+
     /// A serial line gives and takes bytes as they are: no echo, no lines, no keys.
     pub fn make_raw(&self) -> Result<(), usize> {
         let mut line = Line { modes: [0; 4], _discipline: 0, control: [0; 19] };

@@ -136,6 +136,7 @@ impl Host {
             ramdisk: Some(self.dir.path().join("ramdisk")),
             kernel_args: String::new(),
             platform: BTreeMap::new(),
+            drives: Vec::new(),
         }
     }
 

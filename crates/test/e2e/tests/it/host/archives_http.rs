@@ -38,6 +38,46 @@ fn a_process_that_decompresses_may_die() {
 }
 
 #[test]
+fn records_of_vms_find_their_disks_again() {
+    let world = World::new();
+    let xe = |args: &[&str]| run(world.xe().args(args));
+    let made = |args: &[&str]| xe(args).ok().trim().to_owned();
+    let vm = made(&["vm-install", "template=Tapio UML guest", "new-name-label=first"]);
+    let file = world.scratch.join("records.xva");
+    let named = format!("filename={}", text(&file));
+    made(&["vm-export", &format!("uuid={vm}"), &named, "metadata=true"]);
+    assert!(std::fs::metadata(&file).expect("the file").len() < 1 << 20, "it has no disk");
+    let disks = |vm: &str| made(&["vbd-list", &format!("vm-uuid={vm}"), "params=vdi-uuid", "--minimal"]);
+    let vms = || made(&["vm-list", "name-label=first", "--minimal"]).split(',').count();
+    // Only looked at, then as another VM with the same disk, then in its own place.
+    assert_eq!((made(&["vm-import", &named, "metadata=true", "dry-run=true"]), vms()), (String::new(), 1));
+    let other = made(&["vm-import", &named, "metadata=true"]);
+    assert!(other != vm && disks(&other) == disks(&vm), "{other}");
+    made(&["vm-destroy", &format!("uuid={other}")]);
+    let disk = disks(&vm);
+    assert_ne!(disk, "", "it has one disk");
+    made(&["vm-destroy", &format!("uuid={vm}")]);
+    assert_eq!(made(&["vm-import", &named, "metadata=true", "preserve=true"]), vm, "it keeps its UUID");
+    assert_eq!(disks(&vm), disk);
+    // A disk that is not here: another one stands for it, the VM goes without, or nothing is made.
+    made(&["vm-destroy", &format!("uuid={vm}")]);
+    let copy = made(&[
+        "vdi-copy",
+        &format!("uuid={disk}"),
+        &format!("sr-uuid={}", made(&["sr-list", "type=file", "--minimal"])),
+    ]);
+    made(&["vdi-destroy", &format!("uuid={disk}")]);
+    let missing = xe(&["vm-import", &named, "metadata=true"]).fails();
+    assert!(missing.contains("nothing at this location of the SR"), "{missing}");
+    assert_eq!(made(&["vm-list", "name-label=first", "--minimal"]), "");
+    let with = made(&["vm-import", &named, "metadata=true", &format!("vdi:{disk}={copy}")]);
+    assert_eq!(disks(&with), copy);
+    let without = made(&["vm-import", &named, "metadata=true", "force=true"]);
+    assert_eq!(disks(&without), "");
+    world.finish();
+}
+
+#[test]
 fn xe_writes_vms_to_files_and_makes_them_again() {
     let world = World::new();
     let xe = |args: &[&str]| run(world.xe().args(args));

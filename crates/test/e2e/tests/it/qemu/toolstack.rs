@@ -27,7 +27,7 @@ fn a_guest_is_suspended_and_goes_back_to_a_checkpoint() {
     let Some(kernel) = kernel() else { return };
     let kernel = format!("PV-kernel={}", text(&kernel.join("vmlinuz")));
     let more = [kernel.as_str(), "platform:accel=tcg"];
-    let guest = Guest::install("Tapio QEMU guest", Duration::from_secs(180), &more);
-    memory_and_disks_of_one_moment(&guest);
+    let mut guest = Guest::install("Tapio QEMU guest", Duration::from_secs(180), &more);
+    memory_and_disks_of_one_moment(&mut guest);
     guest.world.finish();
 }

@@ -5,6 +5,7 @@
 mod api;
 mod blkif;
 mod device;
+mod facts;
 mod images;
 mod packed;
 mod query;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Seed> {
     api::put_into(&mut shelf);
     blkif::put_into(&mut shelf);
     device::put_into(&mut shelf);
+    facts::put_into(&mut shelf);
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
     thin::put_into(&mut shelf);

@@ -364,13 +364,7 @@ static ABSENT: &[Absent] = &[
         topic: "Programs in guests and plugins",
         reason: "Tapio calls no programs inside guests",
         next: "log in to the guest",
-        names: &[
-            "vm-call-host-plugin",
-            "vm-call-plugin",
-            "vm-query-services",
-            "vm-snapshot-with-quiesce",
-            "vm-sysprep",
-        ],
+        names: &["vm-call-host-plugin", "vm-query-services", "vm-sysprep"],
     },
     Absent {
         topic: "Provisioning over the network, caches",

@@ -19,15 +19,17 @@ pub(super) static COMMANDS: &[Command] = &[
     command(
         "vm-export",
         &["filename"],
-        &["vm", "compress", "preserve-power-state", "progress"],
-        "Writes a VM that does not run, with its disks, to a file (compress=true, gzip or zstd)",
+        &["vm", "compress", "preserve-power-state", "metadata", "progress"],
+        "Writes a VM that does not run, with its disks, to a file (compress=true, gzip or zstd); its records alone, also \
+         while it runs, with metadata=true",
         |s| export(s, &machine(s, "vm")?),
     ),
     command(
         "vm-import",
         &["filename"],
-        &["sr-uuid", "preserve", "force", "progress"],
-        "Makes VMs of a file that vm-export, XenServer or Xen Orchestra wrote; preserve=true keeps UUIDs and addresses",
+        &["sr-uuid", "preserve", "force", "metadata", "dry-run", "vdi:", "progress"],
+        "Makes VMs of a file that vm-export, XenServer or Xen Orchestra wrote; preserve=true keeps UUIDs and addresses; \
+         metadata=true takes records whose disks are here, or are named (vdi:UUID=UUID)",
         import,
     ),
     command(
@@ -47,7 +49,7 @@ pub(super) static COMMANDS: &[Command] = &[
 ];
 
 /// Parameters that choose no VM.
-const OWN: [&str; 4] = ["filename", "compress", "preserve-power-state", "progress"];
+const OWN: [&str; 5] = ["filename", "compress", "preserve-power-state", "metadata", "progress"];
 
 fn machine(session: &Session, table: &str) -> Result<String> {
     let mut found = select::of_table(session, table, &OWN)?;
@@ -95,7 +97,12 @@ fn export(session: &Session, vm: &str) -> Result<()> {
     let (part, path) = target(session)?;
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(&part);
     let file = file.map_err(|error| file_error(&part, &error))?;
-    let query = format!("/export?ref={vm}&use_compression={compression}&preserve_power_state={preserve}");
+    let query = match session.truth("metadata", false)? {
+        true => format!("/export_metadata?ref={vm}"),
+        false => {
+            format!("/export?ref={vm}&use_compression={compression}&preserve_power_state={preserve}")
+        }
+    };
     let written = download(session, &query, file, &part)
         .and_then(|()| std::fs::rename(&part, &path).map_err(|error| file_error(&path, &error)));
     written.inspect_err(|_| {
@@ -193,7 +200,17 @@ fn import(session: &Session) -> Result<()> {
     let (preserve, force) = (session.truth("preserve", false)?, session.truth("force", false)?);
     let attempt = Attempt::new(session, "xe vm-import")?;
     let mut bar = Bar::of_task(session, "vm-import")?;
-    let query = format!("/import?restore={preserve}&force={force}&task_id={}{sr}", attempt.task);
+    let mut query = format!("restore={preserve}&force={force}&task_id={}{sr}", attempt.task);
+    query = match session.truth("metadata", false)? {
+        true => {
+            let dry_run = session.truth("dry-run", false)?;
+            let named = session.arguments.map("vdi").into_iter();
+            let named = named.map(|(from, to)| Ok(format!("&vdi:{}={}", uuid(&from)?, uuid(&to)?)));
+            let named: String = named.collect::<Result<_>>()?;
+            format!("/import_metadata?{query}&dry_run={dry_run}{named}")
+        }
+        false => format!("/import?{query}"),
+    };
     let body = Source { file, left: facts.len() };
     let sent = session.client.wait(async {
         let answer = session.client.http(Method::PUT, &query, &[], body).await?;
@@ -220,6 +237,12 @@ fn import(session: &Session) -> Result<()> {
         uuids.push(session.text("VM.get_uuid", &[vm.into()])?);
     }
     session.print_values(&[&uuids.join(",")])
+}
+
+/// A UUID as it may stand in a query.
+fn uuid(text: &str) -> Result<&str> {
+    let is_plain = text.len() == 36 && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    if is_plain { Ok(text) } else { Err(Failure::other(format!("vdi: '{text}' is no UUID of a disk"))) }
 }
 
 /// The references in the result of a task.

@@ -99,6 +99,20 @@ pub(super) static COMMANDS: &[Command] = &[
         "Keeps the contents of its disks and its settings",
         snapshot,
     ),
+    command(
+        "vm-snapshot-with-quiesce",
+        &["new-name-label"],
+        &["vm", "new-name-description"],
+        "The same while the guest's agent holds the file systems still",
+        |s| like(s, "vm", "VM.snapshot_with_quiesce"),
+    ),
+    command(
+        "vm-call-plugin",
+        &["vm-uuid", "plugin", "fn"],
+        &["args:"],
+        "Asks the guest's agent: 'guest-agent-operation' 'trim' discards what its file systems do not use",
+        call_plugin,
+    ),
     command("vm-destroy", &["uuid"], &[], "Removes a VM and leaves its disks", |s| destroy(s, "uuid")),
     command("vm-uninstall", &[], &["vm", "multiple", "force"], "Destroys VMs with their disks", |s| {
         let chosen = machines(s, &["force"])?;
@@ -369,6 +383,14 @@ fn snapshot(session: &Session) -> Result<()> {
     let made = session.long("VM.snapshot", &params)?;
     named(session, &made)?;
     session.print_uuid("VM", &made)
+}
+
+fn call_plugin(session: &Session) -> Result<()> {
+    let vm = session.by_uuid("VM", session.need("vm-uuid")?)?;
+    let (plugin, name) = (session.need("plugin")?, session.need("fn")?);
+    let params = [vm.into(), plugin.into(), name.into(), session.map("args")];
+    let said = session.long("VM.call_plugin", &params)?;
+    session.print_values(&[&said])
 }
 
 fn destroy(session: &Session, param: &str) -> Result<()> {

@@ -3,6 +3,7 @@
 mod absent;
 mod archive;
 mod capacity;
+mod cloud;
 mod console;
 mod density;
 mod disk;
@@ -75,6 +76,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         facts::COMMANDS,
         capacity::COMMANDS,
         archive::COMMANDS,
+        cloud::COMMANDS,
     ]
     .into_iter()
     .flatten()
