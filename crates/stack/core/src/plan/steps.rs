@@ -82,6 +82,12 @@ pub const STEPS: &[Step] = &[
         "disk:paused",
         "a disk is closed, and its SR's worker does not know it. It goes on with the images of then",
     ),
+    at("disk:held", "no process takes the place of a disk's; nothing is changed yet. The disk goes on"),
+    at(
+        "disk:leaf-noted",
+        "the note of a disk names a new leaf, its process does not know it. It goes on with that, after a pause",
+    ),
+    at("disk:leaf-swapped", "a guest uses a new leaf, and its SR's worker does not know it. It keeps that"),
     at("disk:resumed", "a guest uses new images, and its SR's worker does not know it. It keeps them"),
 ];
 

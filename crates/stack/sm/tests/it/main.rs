@@ -13,3 +13,4 @@ mod library;
 mod links;
 mod merges;
 mod support;
+mod swaps;
