@@ -6,6 +6,7 @@
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
 //! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown`, `save`, `load` |
 //! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
+//! | `sim-memory-of` | the UUID of the VM whose memory it goes on from, if that is another |
 //! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
 //! | `sim-domid` | the number of its domain, as a host of domains would say it |
 //! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (no client), `device`, `xen` (no front end) |
@@ -101,10 +102,12 @@ fn takes(spec: &VmSpec, key: &str, until: Option<Instant>) -> bool {
     wait <= left
 }
 
-/// What stands for the guest's memory: no two VMs have the same.
+/// What stands for the guest's memory: no two VMs have the same, but for one that goes on from the memory of another
+/// (`sim-memory-of`).
 fn memory(spec: &VmSpec) -> Vec<u8> {
     let len = spec.platform.get("sim-memory").and_then(|text| text.parse().ok()).unwrap_or(65_536_usize);
-    spec.uuid.into_bytes().into_iter().cycle().take(len.min(1 << 30)).collect()
+    let of = spec.platform.get("sim-memory-of").and_then(|text| text.parse().ok()).unwrap_or(spec.uuid);
+    of.into_bytes().into_iter().cycle().take(len.min(1 << 30)).collect()
 }
 
 impl DriverVm {

@@ -138,9 +138,11 @@ impl Leg<'_> {
         let images = self.images();
         let held: u64 =
             images.iter().filter_map(|image| image.metadata().ok()).map(|data| data.blocks() * 512).sum();
-        let stats: Value =
-            serde_json::from_str(&self.tapio(&["disk", "stats", "--json"])).unwrap_or_default();
-        let chain = stats[0]["images"].as_array().map_or(0, Vec::len);
+        let chain = self.disk().map_or(0, |(pid, minor)| {
+            let words = ["tap-ctl", "stats", "-p", &pid.to_string(), "-m", &minor.to_string()];
+            let stats: Value = serde_json::from_str(&self.tapio(&words)).expect("JSON");
+            stats["images"].as_array().map_or(0, Vec::len)
+        });
         format!(
             "{} images of {} MiB, {} in the chain, {} snapshots",
             images.len(),

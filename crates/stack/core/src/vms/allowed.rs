@@ -110,6 +110,11 @@ pub fn is_live(vm: &Object) -> bool {
     matches!(vm.text("power_state"), "Running" | "Paused")
 }
 
+/// Whether it never runs itself: a snapshot or a template, which may have memory and has no process.
+pub fn is_kept(vm: &Object) -> bool {
+    vm.bool("is_a_snapshot") || vm.bool("is_a_template")
+}
+
 /// `VM_BAD_POWER_STATE`, as clients know it: in small letters.
 pub fn bad_power_state(vm: &Object, expected: &str) -> ApiError {
     ApiError::new(

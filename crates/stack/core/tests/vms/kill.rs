@@ -45,6 +45,10 @@ fn perform(rig: &Rig, task: &str) -> Value {
         }
         "vm-resume" => rig.call("VM.resume", vec![vm.into(), false.into(), false.into()]),
         "vm-checkpoint" => rig.call("VM.checkpoint", vec![vm.into(), "checkpoint".into()]),
+        "vm-clone-of-checkpoint" => {
+            let kept = rig.stack.db.find("VM", "name_label", "checkpoint")[0].reference.clone();
+            rig.call("VM.clone", vec![kept.into(), "clone".into()])
+        }
         "vm-import" => {
             let made = rig.import(&rig.export(&vm));
             Value::strings(made)
@@ -271,6 +275,31 @@ fn log(dir: &Path) -> String {
     std::fs::read_to_string(dir.join("child.log")).unwrap_or_default()
 }
 
+/// A clone that has memory as well; its story begins with a checkpoint.
+const MEMORY_MADE: &str = "vm-clone:memory-made";
+
+#[test]
+fn a_clone_of_a_checkpoint_that_was_interrupted_is_gone() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let dir = scratch.path();
+    for task in ["vm-start", "vm-checkpoint", "vm-shutdown"] {
+        assert_eq!(run(dir, task, None), 0, "{task}: {}", log(dir));
+    }
+    let task = "vm-clone-of-checkpoint";
+    assert_eq!(run(dir, task, Some(MEMORY_MADE)), 137, "{}", log(dir));
+    let rig = Rig::again(dir);
+    rig.check_real();
+    assert!(rig.stack.db.find("VM", "name_label", "clone").is_empty());
+    assert_eq!(rig.stack.db.find("VDI", "type", "suspend").len(), 1, "that of the checkpoint");
+    let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
+    assert_eq!(managed, 2 + 2 + 1, "disks of the clone are left");
+    let made = perform(&rig, task);
+    let made = rig.get("VM", made.as_str().expect("a reference"));
+    assert_eq!(made.text("power_state"), "Suspended");
+    assert_eq!(rig.stack.db.find("VDI", "type", "suspend").len(), 2);
+    rig.check_real();
+}
+
 /// What a running disk does for its SR.
 const OF_DISKS: [&str; 2] = ["disk:paused", "disk:resumed"];
 /// The same in a snapshot, unless the disk has a log of changed blocks: that switches while it is closed.
@@ -281,7 +310,11 @@ fn every_step_of_every_operation() {
     let mut stories: Vec<_> = STEPS
         .iter()
         // These have stories of their own below.
-        .filter(|step| !step.name.starts_with("disk:") && !step.name.starts_with("nbd-export"))
+        .filter(|step| {
+            !step.name.starts_with("disk:")
+                && step.name != MEMORY_MADE
+                && !step.name.starts_with("nbd-export")
+        })
         .map(|step| {
             let (before, task) = story(step.name);
             (step.name, before, task)

@@ -146,8 +146,6 @@ fn a_checkpoint_has_the_memory_and_a_vm_goes_back_to_it() {
     rig.call("VM.revert", one(&kept));
     assert_eq!((state(&rig, &vm).as_str(), images(&rig)), ("Suspended", 2));
     rig.call("VM.hard_shutdown", one(&vm));
-    let clone = rig.text("VM.clone", vec![kept.as_str().into(), "clone".into()]);
-    assert_eq!(state(&rig, &clone), "Halted");
     rig.call("VM.destroy", one(&kept));
     assert_eq!(images(&rig), 0);
     rig.check(None);
@@ -173,4 +171,35 @@ fn a_driver_that_cannot_says_so() {
         "VM_LACKS_FEATURE"
     );
     assert_eq!(state(&rig, &vm), "Running");
+}
+
+#[test]
+fn what_is_made_of_a_checkpoint_has_its_memory() {
+    let (rig, vm) = running(&[]);
+    let kept = rig.text("VM.checkpoint", vec![vm.as_str().into(), "kept".into()]);
+    let template = rig.text("VM.clone", vec![kept.as_str().into(), "a template".into()]);
+    assert_eq!((state(&rig, &template).as_str(), images(&rig)), ("Suspended", 2));
+    let sr = rig.stack.db.find("SR", "type", "file")[0].reference.clone();
+    let copied = rig.text("VM.copy", vec![kept.as_str().into(), "a copy".into(), sr.into()]);
+    rig.call("VM.destroy", one(&kept));
+    let made = rig.text("VM.clone", vec![template.as_str().into(), "a VM".into()]);
+    rig.call("VM.destroy", one(&template));
+    assert_eq!(images(&rig), 2, "each has its own");
+    rig.check(None);
+    for new in [&copied, &made] {
+        rig.call("VM.provision", one(new));
+        assert_eq!(state(&rig, new), "Suspended");
+        assert_eq!(rig.refused("VM.start", begin(new)).code, "VM_BAD_POWER_STATE");
+        // The driver compares what it reads.
+        let key = vec![new.as_str().into(), "sim-memory-of".into(), rig.get("VM", &vm).text("uuid").into()];
+        rig.call("VM.add_to_platform", key);
+        rig.call("VM.resume", begin(new));
+        assert_eq!((state(&rig, new).as_str(), plugged(&rig, new)), ("Running", 2));
+        rig.check(None);
+    }
+    assert_eq!(images(&rig), 0, "it was used");
+    // What has no memory begins anew.
+    rig.call("VM.hard_shutdown", one(&vm));
+    let plain = rig.text("VM.clone", vec![vm.as_str().into(), "plain".into()]);
+    assert_eq!((state(&rig, &plain).as_str(), images(&rig)), ("Halted", 0));
 }
