@@ -81,7 +81,15 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             ]
         }
         "Suspended" => {
-            vec!["resume", "resume_on", "hard_shutdown", "shutdown", "snapshot", "power_state_reset"]
+            vec![
+                "resume",
+                "resume_on",
+                "hard_shutdown",
+                "shutdown",
+                "snapshot",
+                "export",
+                "power_state_reset",
+            ]
         }
         _ => vec!["start", "start_on", "clone", "copy", "snapshot", "export", "destroy", "power_state_reset"],
     }

@@ -203,3 +203,37 @@ fn what_is_made_of_a_checkpoint_has_its_memory() {
     let plain = rig.text("VM.clone", vec![vm.as_str().into(), "plain".into()]);
     assert_eq!((state(&rig, &plain).as_str(), images(&rig)), ("Halted", 0));
 }
+
+#[test]
+fn an_archive_with_its_state_has_the_memory_of_a_suspended_vm() {
+    let (rig, vm) = running(&[]);
+    let kept = rig.text("VM.checkpoint", vec![vm.as_str().into(), "kept".into()]);
+    rig.call("VM.suspend", one(&vm));
+    assert!(allowed(&rig, &vm, "export"));
+    let uuid = rig.get("VM", &vm).text("uuid").to_owned();
+    for from in [&vm, &kept] {
+        let made = rig.import(&rig.export_with(from, true)).remove(0);
+        assert_eq!((state(&rig, &made).as_str(), images(&rig)), ("Suspended", 3));
+        assert!(allowed(&rig, &made, "resume") || rig.get("VM", &made).bool("is_a_template"));
+        rig.check(None);
+        if rig.get("VM", &made).bool("is_a_template") {
+            rig.call("VM.provision", one(&made));
+        }
+        // The driver compares what it reads.
+        let key = vec![made.as_str().into(), "sim-memory-of".into(), uuid.as_str().into()];
+        rig.call("VM.add_to_platform", key);
+        rig.call("VM.resume", begin(&made));
+        assert_eq!((state(&rig, &made).as_str(), plugged(&rig, &made), images(&rig)), ("Running", 2, 2));
+        rig.check(None);
+    }
+    let halted = rig.import(&rig.export(&vm)).remove(0);
+    assert_eq!((state(&rig, &halted).as_str(), images(&rig)), ("Halted", 2));
+    // Memory that another toolstack wrote, or that was not written to its end, is passed over.
+    let image = rig.get("VM", &vm).text("suspend_VDI").to_owned();
+    let chain = tapio_format::vhd::offline::OpenOptions::WRITE;
+    let mut memory = tapio_format::vhd::offline::Image::open(&rig.file(&image), chain).expect("its image");
+    memory.write_at(0, &[7; 512]).and_then(|()| memory.finish()).expect("room");
+    let other = rig.import(&rig.export_with(&vm, true)).remove(0);
+    assert_eq!((state(&rig, &other).as_str(), images(&rig)), ("Halted", 2));
+    rig.check(None);
+}
