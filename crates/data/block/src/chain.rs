@@ -4,7 +4,7 @@ mod clear;
 mod encrypted;
 mod owned;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -51,8 +51,8 @@ impl LayerCounters {
 pub struct Link<S: Storage> {
     /// The image.
     pub layer: Layer<S>,
-    /// How it is named.
-    pub spec: LayerSpec,
+    /// How it is named: files may get other names while they are open.
+    spec: RefCell<LayerSpec>,
     counters: Cell<LayerCounters>,
     /// It was the leaf, and what was written to it then is not known to be durable yet.
     unsettled: Cell<bool>,
@@ -65,7 +65,7 @@ impl<S: Storage> Link<S> {
     pub fn new(layer: Layer<S>, spec: LayerSpec) -> Rc<Self> {
         Rc::new(Self {
             layer,
-            spec,
+            spec: RefCell::new(spec),
             counters: Cell::default(),
             unsettled: Cell::new(false),
             merged_into: Cell::new(false),
@@ -77,11 +77,21 @@ impl<S: Storage> Link<S> {
         let counters = Cell::new(self.counters.get());
         Rc::new(Self {
             layer,
-            spec: self.spec.clone(),
+            spec: RefCell::new(self.spec()),
             counters,
             unsettled: Cell::new(false),
             merged_into: Cell::new(false),
         })
+    }
+
+    /// How it is named.
+    pub fn spec(&self) -> LayerSpec {
+        self.spec.borrow().clone()
+    }
+
+    /// Its file has another name from now on.
+    pub(crate) fn rename(&self, spec: LayerSpec) {
+        *self.spec.borrow_mut() = spec;
     }
 
     /// Sets whether writes to this image are still to be made durable, although it is not the leaf.
@@ -121,7 +131,7 @@ impl<S: Storage> Link<S> {
     }
 
     fn failed(&self, what: &'static str, offset: u64, error: std::io::Error) -> FormatError {
-        FormatError::io(what, error).with_offset(offset).with_path(&self.spec.path)
+        FormatError::io(what, error).with_offset(offset).with_path(&self.spec.borrow().path)
     }
 }
 
@@ -167,7 +177,7 @@ impl<S: Storage> Chain<S> {
 
     /// The images and how they were opened, leaf first.
     pub fn spec(&self) -> ChainSpec {
-        ChainSpec { layers: self.links.iter().map(|link| link.spec.clone()).collect(), access: self.access }
+        ChainSpec { layers: self.links.iter().map(|link| link.spec()).collect(), access: self.access }
     }
 
     /// The images, leaf first.

@@ -68,7 +68,8 @@ impl<I: Io> Host<I> {
                 Ok(true) => Box::pin(self.relink_again(links, index)).await,
                 Err(error) => Err(error),
             };
-            let (path, parent) = (above.spec.path.display(), below.spec.path.display());
+            let (child, parent) = (above.spec().path, below.spec().path);
+            let (path, parent) = (child.display(), parent.display());
             match finished {
                 Ok(link) => {
                     self.report(&format!("{path}: its change of parent to {parent} was finished"));
@@ -88,7 +89,7 @@ impl<I: Io> Host<I> {
         below: &Link<I::Store>,
     ) -> Result<ParentFacts> {
         let facts = self.options().parent_facts;
-        let (child, parent) = (above.spec.path.clone(), below.spec.path.clone());
+        let (child, parent) = (above.spec().path, below.spec().path);
         let told = self.io().offload(move || facts(&child, &parent)).await;
         told.map_err(|error| FormatError::io("cannot look at the parent", error))?
     }
@@ -197,7 +198,7 @@ impl<I: Io> Host<I> {
             return Ok(());
         }
         let detail = "a key was given, but no image of the chain is encrypted: open it without a key";
-        let path = &chain.links()[0].spec.path;
+        let path = &chain.links()[0].spec().path;
         Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path))
     }
 
@@ -300,7 +301,7 @@ impl<I: Io> Host<I> {
         above: &Rc<Link<I::Store>>,
         facts: &ParentFacts,
     ) -> Result<Rc<Link<I::Store>>> {
-        let (kind, path) = (above.spec.kind, &above.spec.path);
+        let (kind, path) = (above.spec().kind, &above.spec().path);
         let writable = self.open_layer(kind, path, Access::ReadWrite).await?;
         let relinked = match &writable {
             Layer::Vhd(image) => image.relink(facts).await,

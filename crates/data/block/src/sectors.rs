@@ -43,7 +43,7 @@ pub(crate) fn settle<S: Storage>(chain: &Chain<S>, told: Option<u32>, wanted: Op
              longer"
         ),
     };
-    let path = &chain.links()[0].spec.path;
+    let path = &chain.links()[0].spec().path;
     Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(path))
 }
 

@@ -27,7 +27,7 @@ use crate::{ControlError, Errno, Result};
 
 pub use disk::{Attach, Close, Detach, DiskInfo, Grow, Hello, List, Open, Pause, Quit, Resume, Stats};
 pub use fronts::{EXPORT_NAMES_MAX, FrontAdd, FrontAdmit, FrontFollow, FrontList, FrontRemove, SecretName};
-pub use images::{Commit, JobCancel, JobList, JobRate, Snapshot};
+pub use images::{Commit, JobCancel, JobList, JobRate, Snapshot, SwapLeaf};
 pub use mirror::{MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus};
 pub use settings::{Limits, SetLimits, SetPolling, TraceStart, TraceStop};
 
@@ -170,7 +170,7 @@ commands! {
     FrontAdd FrontRemove FrontFollow FrontAdmit FrontList
     SetPolling SetLimits Limits TraceStart TraceStop
     MirrorStart MirrorStatus MirrorResume MirrorRate MirrorPivot MirrorCancel
-    Snapshot Commit JobList JobCancel JobRate
+    Snapshot SwapLeaf Commit JobList JobCancel JobRate
 }
 
 fn value(of: impl Serialize) -> Result<Value> {

@@ -79,7 +79,9 @@ pub use message::{
 };
 pub use minor::{MINOR_MAX, MarkerLock, MinorDir};
 pub use mirror::{MirrorCopy, MirrorPivoted, MirrorReport, MirrorState};
-pub use own::{ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request, parse_request};
+pub use own::{
+    ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request, SWAP_LEAF, parse_request,
+};
 pub use own_client::OwnClient;
 pub use paths::RunDir;
 pub use polling::Polling;

@@ -45,7 +45,10 @@ pub const FEATURES: &[&str] = &[
     "blkif",
     "trace",
     "follow",
+    SWAP_LEAF,
 ];
+/// The feature of [`crate::command::SwapLeaf`].
+pub const SWAP_LEAF: &str = "swap-leaf";
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
 

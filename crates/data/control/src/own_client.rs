@@ -146,12 +146,27 @@ impl OwnClient {
         fds: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
     ) -> Result<C::Reply> {
+        self.ask(command, fds, timeout)?
+    }
+
+    /// As [`Self::call`]; the inner error is what the process answers.
+    ///
+    /// # Errors
+    /// The conversation failed: what became of the command is not known.
+    pub fn ask<C: DiskCommand>(
+        &mut self,
+        command: &C,
+        fds: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<Result<C::Reply>> {
         let deadline = Deadline::after(timeout);
         let id = self.next_id;
         let line = self.line_of(&command.clone().into())?;
         send_all(&self.stream, line.as_bytes(), fds, deadline).map_err(|error| self.io("sending", &error))?;
-        let answer = self.reply(id, deadline)??;
-        self.understood(answer)
+        match self.reply(id, deadline)? {
+            Ok(answer) => self.understood(answer).map(Ok),
+            Err(error) => Ok(Err(error)),
+        }
     }
 
     fn understood<T: DeserializeOwned>(&self, answer: Value) -> Result<T> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tapio_control::command::{Grow, Handle, Open, SecretName, Snapshot};
+use tapio_control::command::{Grow, Handle, Open, SecretName, Snapshot, SwapLeaf};
 use tapio_control::{
     BlkifReport, ControlError, DiskEntry, DiskInfo, DriverType, Errno, Front, FrontEntry, ImageSource,
     ImageStats, Key, MINOR_MAX, MarkerLock, MirrorPivoted, Result, RunDir, VbdState, VbdStats, XenbusStats,
@@ -87,7 +87,7 @@ pub trait Plane: Sync {
 }
 
 /// An open disk. Called by one thread at a time, but for `status` and `connections`.
-pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Send + Sync {
+pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Handle<SwapLeaf> + Send + Sync {
     /// What it looks like.
     fn info(&self) -> DiskInfo;
     /// What it does now; must not wait for the storage.

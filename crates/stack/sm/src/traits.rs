@@ -70,6 +70,26 @@ pub trait LiveDisk: Send + Sync {
     /// They cannot be opened; the disk stays paused.
     fn resume(&self, disk: &OpenSpec) -> Result<(), ApiError>;
 
+    /// Whether it can go on with a new leaf without a pause. If so, no process takes the place of its own, until
+    /// [`Self::swap_leaf`] or [`Self::resume`] has answered or this is dropped: what the name of the leaf leads to may
+    /// change now.
+    ///
+    /// # Errors
+    /// Another process is taking its place, and does not come to an end.
+    fn hold(&self) -> Result<bool, ApiError> {
+        Ok(false)
+    }
+
+    /// Goes on with these images without a pause: an empty child of its leaf that has taken over the leaf's name, the
+    /// leaf under another name, and the images below as before. Afterwards nothing but the new leaf is open for
+    /// writing. Asked after [`Self::hold`].
+    ///
+    /// # Errors
+    /// It does not answer: it may have gone on with them, or do so later.
+    fn swap_leaf(&self, _disk: &OpenSpec) -> Result<LeafSwap, ApiError> {
+        Ok(LeafSwap::Refused(ApiError::internal("this disk goes on with other images only after a pause")))
+    }
+
     /// How the process has the images open.
     fn access(&self) -> Access {
         Access::ReadWrite
@@ -80,6 +100,16 @@ pub trait LiveDisk: Send + Sync {
     /// # Errors
     /// The image has no room for it; nothing changed.
     fn grow(&self, bytes: u64) -> Result<(), ApiError>;
+}
+
+/// What came of [`LiveDisk::swap_leaf`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeafSwap {
+    /// The disk has the new images, or the process that takes its place opens these.
+    Done,
+    /// The disk goes on with the images of before.
+    Refused(ApiError),
 }
 
 /// What the driver is; makes the `SM` record. sm-layout.md sections 7 and 8, smapiv1.md.

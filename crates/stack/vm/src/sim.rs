@@ -7,6 +7,7 @@
 //! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown`, `save`, `load` |
 //! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
 //! | `sim-machine` | its memory is read by VMs alone that have the same |
+//! | `sim-memory-of` | the UUID of the VM whose memory it goes on from, if that is another |
 //! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
 //! | `sim-agent` | an agent answers: `yes`, `silent` (never), `sticky` (thaws at the third try), `short` (thaws by itself) |
 //! | `sim-freeze-ms` | how long a freeze takes |
@@ -110,10 +111,12 @@ fn machine(spec: &VmSpec) -> String {
     spec.platform.get("sim-machine").cloned().unwrap_or_default()
 }
 
-/// What stands for the guest's memory: no two VMs have the same.
+/// What stands for the guest's memory: no two VMs have the same, but for one that goes on from the memory of another
+/// (`sim-memory-of`).
 fn memory(spec: &VmSpec) -> Vec<u8> {
     let len = spec.platform.get("sim-memory").and_then(|text| text.parse().ok()).unwrap_or(65_536_usize);
-    spec.uuid.into_bytes().into_iter().cycle().take(len.min(1 << 30)).collect()
+    let of = spec.platform.get("sim-memory-of").and_then(|text| text.parse().ok()).unwrap_or(spec.uuid);
+    of.into_bytes().into_iter().cycle().take(len.min(1 << 30)).collect()
 }
 
 impl DriverVm {
@@ -313,7 +316,7 @@ impl VmDriver for Sim {
     }
 
     fn saved_as(&self, vm: Uuid) -> Result<String, ApiError> {
-        Ok(machine(&self.guest(vm)?.spec()))
+        Ok(machine(&self.known(vm)?.spec()))
     }
 
     fn create_saved(&self, vm: &VmSpec, kind: &str) -> Result<(), ApiError> {

@@ -220,6 +220,11 @@ impl Host {
         Self { run: scratch.join("run"), shm }
     }
 
+    /// Where control sockets are.
+    pub fn run_dir(&self) -> &Path {
+        &self.run
+    }
+
     /// `tapio COMMAND ...` on this host, ready for more arguments.
     #[track_caller]
     pub fn tapio(&self, args: &[&str]) -> Command {

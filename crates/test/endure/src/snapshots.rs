@@ -2,7 +2,8 @@
 //! clients write and garbage collections merge what is left of them.
 //!
 //! Chains have to stay short and space has to come back; what the disk holds, and what each snapshot held when it was
-//! made, is compared byte by byte. The daemon is killed at any moment; the disk process goes on.
+//! made, is compared byte by byte. The daemon is killed at any moment, and the disk process goes on; the disk process
+//! is killed in the middle of snapshots, and another takes its place.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -24,7 +25,7 @@ use tapio_e2e::tools::our;
 use tapio_e2e::toolstack::{Daemon, DaemonOptions, Session};
 use tapio_e2e::world::left_behind;
 
-use crate::load::{Target, Troubles, Worker, verify};
+use crate::load::{Target, Trouble, Troubles, Worker, verify};
 use crate::model::{Model, Range, SECTOR_LEN};
 use crate::random::Random;
 use crate::report::{Finding, Report, words_of};
@@ -116,15 +117,39 @@ impl Leg<'_> {
         run_command(command.args(words)).ok()
     }
 
+    /// The disk's process and its number there, once it has images open.
+    fn disk(&self) -> Option<(i32, u64)> {
+        let listed: Value = serde_json::from_str(&self.tapio(&["disk", "list", "--json"])).expect("JSON");
+        let is_open = |disk: &&Value| disk["image"].is_string();
+        let disk = listed.as_array().expect("a list").iter().find(is_open)?.clone();
+        let number = |name: &str| disk[name].as_u64().unwrap_or_else(|| panic!("{name} of {disk}"));
+        Some((i32::try_from(number("pid")).expect("a process"), number("minor")))
+    }
+
     /// Lets NBD clients reach the disk.
     fn reach(&self) {
-        let listed: Value = serde_json::from_str(&self.tapio(&["disk", "list", "--json"])).expect("JSON");
-        let disk = &listed.as_array().expect("a list")[0];
-        let number =
-            |name: &str| disk[name].as_u64().unwrap_or_else(|| panic!("{name} of {disk}")).to_string();
-        let (pid, minor) = (number("pid"), number("minor"));
-        let socket = text(&self.target.socket);
+        let (pid, minor) = self.disk().expect("the disk is plugged");
+        let (pid, minor, socket) = (pid.to_string(), minor.to_string(), text(&self.target.socket));
         self.tapio(&["disk", "front", "add", "-p", &pid, "-m", &minor, "--nbd-unix", socket]);
+    }
+
+    /// What is there now, for people.
+    fn state(&self) -> String {
+        let images = self.images();
+        let held: u64 =
+            images.iter().filter_map(|image| image.metadata().ok()).map(|data| data.blocks() * 512).sum();
+        let chain = self.disk().map_or(0, |(pid, minor)| {
+            let words = ["tap-ctl", "stats", "-p", &pid.to_string(), "-m", &minor.to_string()];
+            let stats: Value = serde_json::from_str(&self.tapio(&words)).expect("JSON");
+            stats["images"].as_array().map_or(0, Vec::len)
+        });
+        format!(
+            "{} images of {} MiB, {} in the chain, {} snapshots",
+            images.len(),
+            held >> 20,
+            chain,
+            self.snapshots.len()
+        )
     }
 
     /// The images in the SR.
@@ -190,9 +215,9 @@ impl Leg<'_> {
         Ok(())
     }
 
-    /// Kills the daemon while it makes a snapshot, or whatever it does else; what is there then counts.
-    fn kill(&mut self) -> Outcome {
-        let session = self.session.take().expect("the daemon runs");
+    /// Asks for a snapshot, and does not wait for the answer, but for a moment.
+    fn begin_snapshot(&mut self) -> UnixStream {
+        let session = self.session.as_ref().expect("the daemon runs");
         let params = json!([session.reference, self.vm, "cut off"]);
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": "VM.snapshot", "params": params}).to_string();
         let head = format!("POST /jsonrpc HTTP/1.0\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
@@ -200,6 +225,36 @@ impl Leg<'_> {
         let mut stream = UnixStream::connect(self.socket()).expect("it is served");
         stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("sent");
         thread::sleep(wait);
+        stream
+    }
+
+    /// Kills the disk process while a snapshot is made; another takes its place. What was answered stays.
+    fn kill_disk(&mut self) -> Outcome {
+        let (before, _) = self.disk().expect("the disk is plugged");
+        self.target.troubles.begin(Trouble::Down);
+        let mut stream = self.begin_snapshot();
+        // It carries the name of this leg's directory.
+        let _ = tapio_e2e::process::signal(before, libc::SIGKILL);
+        let mut answer = String::new();
+        stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
+        stream.read_to_string(&mut answer).expect("an answer");
+        let again = poll_until(LIMIT, || self.disk().filter(|(pid, _)| *pid != before));
+        if again.is_none() {
+            return Err(self.target.finding("no other process takes the place of the disk's"));
+        }
+        self.reach();
+        self.target.troubles.end(Trouble::Down);
+        self.report.done(match answer.contains("\"result\"") {
+            true => "kill of the disk in a snapshot that was made",
+            false => "kill of the disk in a snapshot that failed",
+        });
+        self.look("of the disk process")
+    }
+
+    /// Kills the daemon while it makes a snapshot, or whatever it does else; what is there then counts.
+    fn kill(&mut self) -> Outcome {
+        let _stream = self.begin_snapshot();
+        self.session = None;
         if let Some(mut daemon) = self.daemon.take() {
             daemon.process.kill();
         }
@@ -207,13 +262,16 @@ impl Leg<'_> {
         self.report.done("kill of the daemon");
         // Answered when what was cut off is finished or undone.
         self.call("VM.set_name_description", &[json!(self.vm), json!("killed once more")]);
+        self.look("of the daemon")
+    }
+
+    /// Takes in snapshots whose making was cut off by a kill `of`; all others must be there.
+    fn look(&mut self, of: &str) -> Outcome {
         let there = self.call("VM.get_snapshots", &[json!(self.vm)]);
         let there: Vec<String> = serde_json::from_value(there).expect("references");
         let lost = self.snapshots.iter().find(|snapshot| !there.contains(&snapshot.vm));
         if let Some(lost) = lost {
-            return Err(self
-                .target
-                .finding(format!("snapshot {} is gone after a kill of the daemon", lost.vm)));
+            return Err(self.target.finding(format!("snapshot {} is gone after a kill {of}", lost.vm)));
         }
         let known: BTreeSet<&String> = self.snapshots.iter().map(|snapshot| &snapshot.vm).collect();
         let made: Vec<String> = there.iter().filter(|vm| !known.contains(vm)).cloned().collect();
@@ -230,9 +288,12 @@ impl Leg<'_> {
         let step = self.target.step.fetch_add(1, Ordering::Relaxed) + 1;
         self.target.model.lock().expect("no holder panics").step(step);
         let images = self.images().len();
-        self.report.note(NAME, step, &format!("{images} images, {} snapshots", self.snapshots.len()));
+        self.report.note(NAME, step, &self.state());
         if self.random.once_in(12) {
             return self.kill();
+        }
+        if self.random.once_in(8) {
+            return self.kill_disk();
         }
         if images > IMAGES_MAX {
             self.report.done("wait for the collection");

@@ -69,7 +69,7 @@ impl Forecast {
         Ok(Self {
             copy: u64::from(held) * block_len,
             space: u64::from(missing) * block_len,
-            parent: below.spec.clone(),
+            parent: below.spec(),
             room: parent.room(),
         })
     }
@@ -135,11 +135,13 @@ impl<I: Io> Change<I> {
         let (leaf, parent) = (&chain.links()[0], &chain.links()[1]);
         if self.core.stages.taps.mirror().is_some() {
             let detail = "the disk has a mirror: end it before the leaf is committed";
-            return Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&leaf.spec.path));
+            return Err(
+                FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&leaf.spec().path)
+            );
         }
         if parent.layer.virtual_len() > chain.len() {
             let error = parent_too_large(parent.layer.virtual_len(), chain.len());
-            return Err(error.with_path(&parent.spec.path));
+            return Err(error.with_path(&parent.spec().path));
         }
         Ok(())
     }
@@ -153,9 +155,9 @@ impl<I: Io> Change<I> {
         if let Layer::Vhd(image) = &image.layer {
             facts.uuid = image.parent_uuid().unwrap_or_default();
         }
-        let named = |error: FormatError| error.with_path(&above.spec.path);
+        let named = |error: FormatError| error.with_path(&above.spec().path);
         let mut list = links[..index].to_vec();
-        self.core.changes.begin_relink(&image.spec.path);
+        self.core.changes.begin_relink(&image.spec().path);
         match &above.layer {
             Layer::Vhd(leaf) if index == 1 => leaf.relink(&facts).await.map_err(named)?,
             _ => list[index - 1] = self.core.host.relink_inner(above, &facts).await.map_err(named)?,
@@ -196,9 +198,9 @@ fn check_secrecy<S: Storage>(chain: &Chain<S>, index: usize) -> Result<()> {
     }
     let detail = format!(
         "is encrypted and its parent {} is not: what is secret would be written there in the clear",
-        parent.spec.path.display()
+        parent.spec().path.display()
     );
-    Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&image.spec.path))
+    Err(FormatError::new(FormatErrorKind::InvalidArgument, detail).with_path(&image.spec().path))
 }
 
 fn no_parent(path: &Path) -> FormatError {
@@ -206,7 +208,7 @@ fn no_parent(path: &Path) -> FormatError {
 }
 
 fn position<S: Storage>(chain: &Chain<S>, path: &Path) -> Result<usize> {
-    let Some(index) = chain.links().iter().position(|link| link.spec.path == path) else {
+    let Some(index) = chain.links().iter().position(|link| link.spec().path == path) else {
         let detail = "is not in the open chain; 'tapio disk stats' shows its images";
         return Err(FormatError::new(FormatErrorKind::Missing, detail).with_path(path));
     };

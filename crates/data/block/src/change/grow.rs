@@ -13,7 +13,7 @@ impl<I: Io> Change<I> {
         let core = &self.core;
         let (chain, standby, taps) = (core.running_chain()?, core.changes.standby(), &core.stages.taps);
         let len = len.checked_next_multiple_of(core.life.sector_len().into()).unwrap_or(u64::MAX);
-        let leaf = &chain.links()[0].spec.path;
+        let leaf = &chain.links()[0].spec().path;
         if chain.access() == Access::ReadOnly {
             return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk cannot grow"));
         }

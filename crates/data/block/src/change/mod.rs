@@ -6,6 +6,7 @@
 //! | file | has |
 //! |---|---|
 //! | `snapshot` | another image becomes the leaf, the one that was it becomes its parent |
+//! | `swap` | the same, where the new leaf has the name of the old one |
 //! | `commit` | an inner image goes into its parent; the leaf does in `mirror::merge` |
 //! | `grow` | the disk becomes larger |
 //! | `standby`, `takeover` | a second leaf, for a full storage; how it becomes the leaf |
@@ -19,6 +20,7 @@ mod moves;
 mod parent;
 mod snapshot;
 mod standby;
+mod swap;
 mod takeover;
 
 use std::fmt;
@@ -120,6 +122,16 @@ impl<I: Io> Core<I> {
     /// or smaller, requests did not end in time: then all is as it was.
     pub async fn snapshot(self: &Rc<Self>, leaf: &LayerSpec, stall_max_ns: u64) -> Result<Swapped> {
         self.begin_change("a snapshot")?.snapshot(leaf, stall_max_ns).await
+    }
+
+    /// Goes on with `images`, leaf first: a child of the present leaf that has taken over its name, and below it the
+    /// images that are open, of which the first has the other name that is given here. All but the names is as in
+    /// [`Self::snapshot`]; no note is made of the move, because what has the name of the disk's leaf is right already.
+    ///
+    /// # Errors
+    /// As [`Self::snapshot`]; also if the images below the leaf are others than those that are open.
+    pub async fn swap_leaf(self: &Rc<Self>, images: &[LayerSpec], stall_max_ns: u64) -> Result<Swapped> {
+        self.begin_change("a snapshot")?.swap_leaf(images, stall_max_ns).await
     }
 
     /// Makes the disk at least `len` bytes long by making its leaf so, and gives what guests are to be told. A VHD

@@ -28,17 +28,25 @@ impl Moves {
         self.has_moved.get()
     }
 
+    /// Takes note of moves that could not be noted earlier.
+    ///
+    /// # Errors
+    /// They cannot be made durable: the disk must not move.
+    pub async fn note_owed<I: Io>(&self, host: &Host<I>) -> Result<()> {
+        loop {
+            let owed = self.owed.borrow().first().cloned();
+            let Some(owed) = owed else { return Ok(()) };
+            host.write_note(owed).await?;
+            self.owed.borrow_mut().remove(0);
+        }
+    }
+
     /// Takes note of a move of the disk, after those that could not be noted earlier.
     ///
     /// # Errors
     /// It cannot be made durable: the disk must not move.
     pub async fn note<I: Io>(&self, host: &Host<I>, change: Move) -> Result<()> {
-        loop {
-            let owed = self.owed.borrow().first().cloned();
-            let Some(owed) = owed else { break };
-            host.write_note(owed).await?;
-            self.owed.borrow_mut().remove(0);
-        }
+        self.note_owed(host).await?;
         host.write_note(change).await
     }
 

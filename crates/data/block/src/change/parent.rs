@@ -29,12 +29,12 @@ impl<I: Io> Change<I> {
         let old = Rc::clone(&chain.links()[index]);
         let len = chain.links()[index - 1].layer.virtual_len();
         drop(chain);
-        let named = |error: FormatError| error.with_path(&old.spec.path);
+        let named = |error: FormatError| error.with_path(&old.spec().path);
         // Requests of a moment ago may still have it open: opening waits for them.
         let layer = self
             .core
             .host
-            .open_layer(old.spec.kind, &old.spec.path, Access::ReadWrite)
+            .open_layer(old.spec().kind, &old.spec().path, Access::ReadWrite)
             .await
             .map_err(named)?;
         if layer.virtual_len() < len
@@ -71,10 +71,10 @@ impl<I: Io> Change<I> {
     /// image.
     pub(crate) async fn let_go(&self, chain: &Chain<I::Store>, index: usize) -> Result<Rc<Chain<I::Store>>> {
         let old = &chain.links()[index];
-        let named = |error: FormatError| error.with_path(&old.spec.path);
+        let named = |error: FormatError| error.with_path(&old.spec().path);
         Box::pin(old.layer.close()).await.map_err(named)?;
         old.set_unsettled(false);
-        let opened = self.core.host.open_layer(old.spec.kind, &old.spec.path, Access::ReadOnly).await;
+        let opened = self.core.host.open_layer(old.spec().kind, &old.spec().path, Access::ReadOnly).await;
         Ok(self.put_in_place(chain, index, old.reopened(opened.map_err(named)?)))
     }
 }

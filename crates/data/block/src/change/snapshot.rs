@@ -44,24 +44,16 @@ impl LeafFacts {
             Layer::Vhd(vhd) => (Some(vhd.uuid()), vhd.len_max(), vhd.key_hash()),
             Layer::Raw(_) | Layer::Shared(_) => (None, 0, KeyHash::default()),
         };
-        Self { image: leaf.spec.clone(), uuid, len: chain.len(), len_max, key_hash }
+        Self { image: leaf.spec(), uuid, len: chain.len(), len_max, key_hash }
     }
 }
 
 impl<I: Io> Change<I> {
     /// See [`crate::Core::snapshot`].
     pub(super) async fn snapshot(self, leaf: &LayerSpec, stall_max_ns: u64) -> Result<Swapped> {
-        let chain = self.core.running_chain()?;
-        if chain.access() == Access::ReadOnly {
-            return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk needs no snapshot"));
-        }
-        self.core.changes.standby().check_one_chain("a snapshot")?;
+        let chain = self.chain_with_room(leaf)?;
         let named = |error: FormatError| error.with_path(&leaf.path);
-        if chain.links().len() >= CHAIN_MAX {
-            let detail = format!("the chain has {CHAIN_MAX} images already; commit some of them first");
-            return Err(named(FormatError::new(FormatErrorKind::TooDeep, detail)));
-        }
-        if chain.links().iter().any(|link| link.spec.path == leaf.path) {
+        if chain.links().iter().any(|link| link.spec().path == leaf.path) {
             return Err(named(FormatError::new(FormatErrorKind::Loop, "the image is in the chain already")));
         }
         let layer =
@@ -79,6 +71,23 @@ impl<I: Io> Change<I> {
         Ok(swapped)
     }
 
+    /// The open chain, which may get another leaf, `leaf`.
+    ///
+    /// # Errors
+    /// It may not.
+    pub(super) fn chain_with_room(&self, leaf: &LayerSpec) -> Result<Rc<Chain<I::Store>>> {
+        let chain = self.core.running_chain()?;
+        if chain.access() == Access::ReadOnly {
+            return Err(FormatError::new(FormatErrorKind::ReadOnly, "a read-only disk needs no snapshot"));
+        }
+        self.core.changes.standby().check_one_chain("a snapshot")?;
+        if chain.links().len() >= CHAIN_MAX {
+            let detail = format!("the chain has {CHAIN_MAX} images already; commit some of them first");
+            return Err(FormatError::new(FormatErrorKind::TooDeep, detail).with_path(&leaf.path));
+        }
+        Ok(chain)
+    }
+
     /// Takes note first: a process that dies from here on is started again with the old leaf's name. The new leaf is
     /// empty until requests go to it, so what the note says is right at once.
     async fn put_on_top_noted(
@@ -88,12 +97,12 @@ impl<I: Io> Change<I> {
         spec: &LayerSpec,
         stall_max_ns: u64,
     ) -> Result<Swapped> {
-        let below = chain.links()[0].spec.clone();
+        let below = chain.links()[0].spec();
         if let Err(error) = self.note_move(Move::OnTop { below: below.clone(), leaf: spec.clone() }).await {
             self.core.host.close_unused(&layer).await;
             return Err(error);
         }
-        let swapped = self.put_on_top(chain, layer, spec, stall_max_ns).await;
+        let swapped = self.put_on_top(chain, layer, spec, None, stall_max_ns).await;
         if swapped.is_err()
             && let Err(error) = self.note_move(Move::Stays { image: below, other: spec.clone() }).await
         {
@@ -103,11 +112,13 @@ impl<I: Io> Change<I> {
         swapped
     }
 
-    async fn put_on_top(
+    /// `below` is what the file of the leaf of before is called by now, if that is another name.
+    pub(super) async fn put_on_top(
         &self,
         chain: &Rc<Chain<I::Store>>,
         layer: Layer<I::Store>,
         spec: &LayerSpec,
+        below: Option<&LayerSpec>,
         stall_max_ns: u64,
     ) -> Result<Swapped> {
         let top = Link::new(layer, spec.clone());
@@ -130,6 +141,9 @@ impl<I: Io> Change<I> {
             }
         };
         chain.links()[0].set_unsettled(true);
+        if let Some(below) = below {
+            chain.links()[0].rename(below.clone());
+        }
         let mut links = Vec::with_capacity(chain.links().len() + 1);
         links.push(top);
         links.extend(chain.links().iter().cloned());
@@ -147,7 +161,7 @@ impl<I: Io> Change<I> {
     }
 }
 
-fn fits<S: Storage>(layer: &Layer<S>, chain: &Chain<S>) -> Result<()> {
+pub(super) fn fits<S: Storage>(layer: &Layer<S>, chain: &Chain<S>) -> Result<()> {
     let Layer::Vhd(child) = layer else {
         return Err(FormatError::new(
             FormatErrorKind::InvalidArgument,

@@ -76,7 +76,7 @@ impl<S: Storage> Standby<S> {
             (Layer::Vhd(standby), Layer::Vhd(_)) => check_parent(standby, &leaf.layer).is_ok(),
             _ => false,
         };
-        Overflow { leaf: leaf.spec.clone(), standby: self.link.spec.clone(), is_child }
+        Overflow { leaf: leaf.spec(), standby: self.link.spec(), is_child }
     }
 }
 
@@ -154,7 +154,7 @@ impl<S: Storage> StandbySlot<S> {
         let Some(standby) = self.used().filter(|standby| !standby.is_child.get()) else {
             return Ok(());
         };
-        let standby = &standby.link.spec.path;
+        let standby = &standby.link.spec().path;
         let detail = format!(
             "took over from a full storage and is no child of the image below it: {what} would make a chain that could \
              not be opened again. When there is space again, commit it into that image ('tapio disk commit {}'), or \
@@ -231,11 +231,11 @@ impl<S: Storage> StandbySlot<S> {
     pub async fn make_ready<I: Io<Store = S>>(&self, host: &Host<I>, leaf: &Link<S>) -> Result<()> {
         let Some(standby) = self.waiting() else { return Ok(()) };
         let before = standby.ready.borrow().clone();
-        if before.as_ref() == Some(&leaf.spec) {
+        if before.as_ref() == Some(&leaf.spec()) {
             return Ok(());
         }
         host.write_note(Move::MayOverflow(standby.over(leaf))).await?;
-        *standby.ready.borrow_mut() = Some(leaf.spec.clone());
+        *standby.ready.borrow_mut() = Some(leaf.spec());
         if let Some(before) = before {
             forget_ready(host, before).await;
         }
@@ -264,7 +264,7 @@ async fn close_taken<I: Io>(host: &Host<I>, standby: Option<Rc<Standby<I::Store>
     // It was about to take over, and nothing was written to it.
     let noted = standby.noted.take();
     if let Some(image) = noted {
-        let stays = Move::Stays { image, other: standby.link.spec.clone() };
+        let stays = Move::Stays { image, other: standby.link.spec() };
         if let Err(error) = host.write_note(stays).await {
             host.report(&format!("a note of a standby stays behind: {error}"));
         }

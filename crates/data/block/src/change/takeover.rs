@@ -23,13 +23,13 @@ impl<I: Io> Change<I> {
             Ok(()) => {
                 self.core.host.report(&format!(
                     "the storage is full: writes go to {} from now on",
-                    standby.link().spec
+                    standby.link().spec()
                 ));
                 standby.signal();
                 Box::pin(self.settle_below()).await;
             }
             Err(error) => {
-                self.core.host.report(&format!("{} does not take over: {error}", standby.link().spec));
+                self.core.host.report(&format!("{} does not take over: {error}", standby.link().spec()));
             }
         }
     }

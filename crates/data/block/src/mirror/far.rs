@@ -265,7 +265,7 @@ impl<S: Storage> Far<S> {
                     let detail = format!("no answer within {seconds} s");
                     let error = FormatError::io(detail, std::io::Error::from_raw_os_error(libc::ETIMEDOUT));
                     self.fail(&match self.chain.links().first() {
-                        Some(leaf) => error.with_path(&leaf.spec.path),
+                        Some(leaf) => error.with_path(&leaf.spec().path),
                         None => error,
                     });
                 }

@@ -94,7 +94,7 @@ impl<I: Io> Change<I> {
         let chain = self.core().running_chain()?;
         if parent.layer.virtual_len() != chain.len() {
             let error = parent_too_large(parent.layer.virtual_len(), chain.len());
-            return Err(error.with_path(&parent.spec.path));
+            return Err(error.with_path(&parent.spec().path));
         }
         if self.core().stages.taps.mirror().is_some() {
             return Err(refused("the disk has got a mirror meanwhile: end it first"));
@@ -188,14 +188,14 @@ impl<I: Io> Change<I> {
         }
         let leaf = &near.links()[0];
         if let Layer::Vhd(image) = &leaf.layer {
-            image.empty().await.map_err(|error| error.with_path(&leaf.spec.path))?;
+            image.empty().await.map_err(|error| error.with_path(&leaf.spec().path))?;
         }
         let Some(far) = mirror.far.borrow_mut().take() else { return Ok(false) };
-        let down = Move::Down { leaf: leaf.spec.clone(), parent: far.chain().links()[0].spec.clone() };
+        let down = Move::Down { leaf: leaf.spec(), parent: far.chain().links()[0].spec() };
         let (changes, host) = (&self.core().changes, &self.core().host);
         if let Err(error) = changes.moves().note_or_owe(host, down).await {
             // The empty leaf on its parent is a right description as well, as long as its file is there.
-            self.core().host.report(&format!("after a commit, keep {}: {error}", leaf.spec.path.display()));
+            self.core().host.report(&format!("after a commit, keep {}: {error}", leaf.spec().path.display()));
         }
         self.take_off(mirror);
         far.chain().links()[0].set_merged_into(false);
@@ -208,7 +208,7 @@ impl<I: Io> Change<I> {
         standby.await;
         self.core().host.report(&format!(
             "{} is in its parent; the guest waited {} us",
-            leaf.spec.path.display(),
+            leaf.spec().path.display(),
             stalled_ns / 1_000
         ));
         self.core().host.close_unused(&leaf.layer).await;

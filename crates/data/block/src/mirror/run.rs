@@ -322,7 +322,7 @@ impl<I: Io> Core<I> {
         check_in_sync(&mirror)?;
         mirror.sync(&chain, &crate::Meter::default()).await?;
         check_in_sync(&mirror)?;
-        let (near, far) = (chain.links()[0].spec.clone(), mirror.target.layers[0].clone());
+        let (near, far) = (chain.links()[0].spec(), mirror.target.layers[0].clone());
         change.note_move(Move::Away { near: near.clone(), far: far.clone() }).await?;
         // Nothing was written meanwhile, but the second side may have been lost.
         if let Err(error) = check_in_sync(&mirror) {

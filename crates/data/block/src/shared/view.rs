@@ -40,7 +40,7 @@ impl<F> View<F> {
     ) -> Option<Self> {
         let image = |link: &Rc<Link<I::Store>>| {
             let storage = io.share(link.layer.store())?;
-            Some(Image { spec: link.spec.clone(), mapping: link.layer.share()?, storage })
+            Some(Image { spec: link.spec(), mapping: link.layer.share()?, storage })
         };
         let images = chain.links().iter().map(image).collect::<Option<_>>()?;
         Some(Self { id, access: chain.access(), images, seat })

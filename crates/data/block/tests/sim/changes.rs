@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use tapio_block::Job;
-use tapio_format::FormatErrorKind;
+use tapio_format::{FormatError, FormatErrorKind};
 use tapio_ring::Io;
 use tapio_ring::sim::Random;
-use tapio_types::{ImageKind, LayerSpec};
+use tapio_types::{Access, ImageKind, LayerSpec};
 
 use crate::rig::{Process, Rig, RigKind};
 use crate::story::{End, World, prepared};
@@ -32,6 +32,8 @@ pub fn run(kind: RigKind, seed: u64) -> Result<(), String> {
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
     Snapshot,
+    /// The same by images that change their names.
+    Swap,
     /// Of the image below the leaf.
     CommitInner,
     CommitLeaf,
@@ -50,6 +52,9 @@ pub enum Plan {
 pub const INNER: &[Change] = &[Change::Snapshot, Change::Snapshot, Change::CommitInner];
 /// A snapshot, and two commits of a leaf: into a differencing image and into what that lies on.
 pub const LEAF: &[Change] = &[Change::Snapshot, Change::CommitLeaf, Change::CommitLeaf];
+
+/// Two snapshots by names, and a commit of what each left.
+pub const SWAPS: &[Change] = &[Change::Swap, Change::Swap, Change::CommitInner, Change::CommitLeaf];
 
 /// A fixed short story with an end after each of its changes. The whole of it leaves a chain of `left` images.
 pub fn at_every_change(kind: RigKind, changes: &'static [Change], left: usize) -> Result<(), String> {
@@ -118,6 +123,7 @@ pub async fn manager(process: &Process, rig: &RefCell<Rig>, plan: Plan) -> Resul
                 let path = |index: usize| rig.borrow().images.get(index).map(|(_, path, _)| path.clone());
                 match change {
                     Change::Snapshot => snapshot(process, rig).await?,
+                    Change::Swap => swap(process, rig).await?,
                     Change::CommitInner => commit(process, rig, path(1), 0, None).await,
                     Change::CommitLeaf => commit(process, rig, path(0), 0, None).await,
                 }
@@ -137,7 +143,13 @@ async fn at_random(process: &Process, rig: &RefCell<Rig>, mut random: Random) ->
             rig.images.iter().take(rig.images.len() - 1).map(|(_, path, _)| path.clone()).collect()
         };
         if children.is_empty() || (random.chance(1, 2) && children.len() < 5) {
-            snapshot(process, rig).await?;
+            // A device, and an export, keep their names.
+            let (kind, _, is_device) = rig.borrow().images[0].clone();
+            if random.chance(1, 2) && kind != ImageKind::Nbd && !is_device {
+                swap(process, rig).await?;
+            } else {
+                snapshot(process, rig).await?;
+            }
             continue;
         }
         // The leaf as often as all others together.
@@ -183,10 +195,23 @@ async fn snapshot(process: &Process, rig: &RefCell<Rig>) -> Result<(), String> {
     let taken = process.core.snapshot(&leaf, STALL_MAX_NS).await;
     if let Err(error) = taken {
         rig.borrow_mut().images.remove(0);
-        let expected = [FormatErrorKind::Io, FormatErrorKind::OutOfSpace, FormatErrorKind::Cancelled];
-        if !expected.contains(&error.kind()) {
-            return Err(format!("no snapshot: {error}"));
-        }
+        is_expected(&error)?;
     }
     Ok(())
+}
+
+async fn swap(process: &Process, rig: &RefCell<Rig>) -> Result<(), String> {
+    rig.borrow_mut().put_child_in_place();
+    let images = rig.borrow().spec(Access::ReadWrite).layers;
+    if let Err(error) = process.core.swap_leaf(&images, STALL_MAX_NS).await {
+        rig.borrow_mut().take_child_out();
+        is_expected(&error)?;
+    }
+    Ok(())
+}
+
+/// Whether a fault is the reason that there is no snapshot.
+fn is_expected(error: &FormatError) -> Result<(), String> {
+    let expected = [FormatErrorKind::Io, FormatErrorKind::OutOfSpace, FormatErrorKind::Cancelled];
+    if expected.contains(&error.kind()) { Ok(()) } else { Err(format!("no snapshot: {error}")) }
 }

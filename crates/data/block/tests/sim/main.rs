@@ -374,6 +374,20 @@ fn a_change_of_the_chain_survives_at_every_write_boundary() {
     }
 }
 
+/// The same for snapshots by which images change their names, and for commits of what they left.
+#[test]
+fn a_swap_of_the_leaf_survives_at_every_write_boundary() {
+    for (kind, left) in [(RigKind::Dynamic, 1), (RigKind::Two, 2), (RigKind::OnRaw, 2)] {
+        changes::at_every_change(kind, changes::SWAPS, left).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+/// The same while storages fail for a while.
+#[test]
+fn a_swap_of_the_leaf_survives_eio_at_every_operation() {
+    changes::eio_at_every_operation(RigKind::Two, changes::SWAPS).unwrap_or_else(|why| panic!("{why}"));
+}
+
 /// The same for commits of the leaf.
 #[test]
 fn a_commit_of_the_leaf_survives_at_every_write_boundary() {

@@ -344,6 +344,28 @@ impl Rig {
         self.put_vhd(&Shape::Differencing(ParentFacts { uuid, ..facts }), device);
     }
 
+    /// Puts an empty child of the leaf on top, which takes over the leaf's name.
+    pub fn put_child_in_place(&mut self) {
+        let (kind, name, is_device) = self.images[0].clone();
+        let below = self.next_name();
+        self.host.rename(&name, &below);
+        self.kinds.borrow_mut().insert(below.clone(), (kind, is_device));
+        self.images[0].1 = below;
+        self.put_child(false);
+        let made = std::mem::replace(&mut self.images[0].1, name.clone());
+        self.host.rename(&made, &name);
+        self.kinds.borrow_mut().insert(name, (ImageKind::Vhd, false));
+    }
+
+    /// The opposite: the child goes, and the image below has its name again.
+    pub fn take_child_out(&mut self) {
+        let (_, name, _) = self.images.remove(0);
+        let (kind, below, is_device) = self.images[0].clone();
+        self.host.rename(&below, &name);
+        self.images[0].1.clone_from(&name);
+        self.kinds.borrow_mut().insert(name, (kind, is_device));
+    }
+
     /// Says that the leaf, which is empty, is encrypted.
     fn encrypt(&mut self) {
         let (_, path, is_device) = self.images[0].clone();

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use tapio_types::LayerSpec;
 
 use super::DiskCommand;
-use crate::Result;
+use crate::image_source::ImageSource;
 use crate::images::{JobReport, SnapshotReport};
 use crate::plain_path::plain_path;
+use crate::{Errno, Result};
 
 /// A new image becomes the leaf, and the present one its parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +34,38 @@ impl DiskCommand for Snapshot {
 
     fn check(&self, _fds: usize) -> Result<()> {
         plain_path(&self.leaf, "image", usize::MAX)
+    }
+}
+
+/// An image that has taken over the name of the leaf becomes the leaf: the caller made it as an empty child of the
+/// present leaf and renamed both. `EINVAL` where the images are not so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwapLeaf {
+    /// Minor number.
+    pub minor: u16,
+    /// The new leaf, the leaf of before under its new name, and the images below it.
+    pub images: Vec<LayerSpec>,
+    /// How long requests may be held back, in milliseconds.
+    #[serde(default = "stall_ms")]
+    pub stall_ms: u32,
+}
+
+impl SwapLeaf {
+    /// The error where the disk may have the new leaf, or get it later. After every other one it goes on as before.
+    pub const UNKNOWN: Errno = Errno::EINPROGRESS;
+
+    /// With the usual limits.
+    pub fn of(minor: u16, images: Vec<LayerSpec>) -> Self {
+        Self { minor, images, stall_ms: stall_ms() }
+    }
+}
+
+impl DiskCommand for SwapLeaf {
+    type Reply = SnapshotReport;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        ImageSource::Chain(self.images.clone()).check()
     }
 }
 

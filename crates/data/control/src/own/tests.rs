@@ -85,6 +85,7 @@ fn every_command_survives_the_wire() {
     };
     let block = Front::Block { how: DeviceHow::FuseFile, device: None, read_only: true };
     let image = ImageSource::Leaf("vhd:/a.vhd".into());
+    let layer = |text: &str| tapio_types::parse_type_and_path(text).expect("an image");
     let commands: Vec<Command> = vec![
         command::FrontAdd { minor: 1, front: block, vbd: None }.into(),
         command::Hello { version: 1 }.into(),
@@ -142,6 +143,8 @@ fn every_command_survives_the_wire() {
         command::FrontList { minor: 1 }.into(),
         command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 }.into(),
         command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 }.into(),
+        command::SwapLeaf::of(1, vec!["vhd:/d/new.vhd", "vhd:/d/old.vhd"].into_iter().map(layer).collect())
+            .into(),
         command::Commit { minor: 1, image: "/d/old.vhd".into(), rate: 7, force: true }.into(),
         command::JobList { minor: 1 }.into(),
         command::JobCancel { minor: 1, job: 2 }.into(),

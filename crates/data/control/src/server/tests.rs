@@ -182,6 +182,10 @@ handles! {
             stalled_us: command.stall_ms.into(),
         })
     });
+    SwapLeaf: |host, command, _| host.with(command.minor, |_| {
+        let name = |at: usize| command.images.get(at).map_or_else(String::new, ToString::to_string);
+        Ok(SnapshotReport { leaf: name(0), parent: name(1), stalled_us: 0 })
+    });
     Quit: |host, _, _| {
         host.disks.lock().clear();
         Ok(Done {})

@@ -1,13 +1,14 @@
 //! Changes of the chain of a disk that is in use, and the jobs that do them.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
 use tapio_block::{Forecast, Job, JobInfo, JobState, LeafFacts, Owner, Swapped};
-use tapio_control::command::{Call, Commit, Handle, JobCancel, JobList, JobRate, Snapshot};
-use tapio_control::{ControlError, Errno, JobReport, JobStatus, Result, SnapshotReport};
+use tapio_control::command::{Call, Commit, Handle, JobCancel, JobList, JobRate, Snapshot, SwapLeaf};
+use tapio_control::{ControlError, Errno, ImageSource, JobReport, JobStatus, Result, SnapshotReport};
 use tapio_format::FormatError;
-use tapio_format::continuation;
+use tapio_format::continuation::{self, Identity};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create, remove_orphans};
 use tapio_types::{ImageKind, LayerSpec, SECTOR_LEN};
 
@@ -35,6 +36,28 @@ impl<P: Plane> Handle<Snapshot> for Table<P> {
 impl Handle<Snapshot> for HostDisk {
     fn handle(&self, command: Snapshot, _: &mut Call<'_>) -> Result<SnapshotReport> {
         let taken = snapshot(self, &command.leaf, Duration::from_millis(command.stall_ms.into()));
+        self.look_at_leaf();
+        taken
+    }
+}
+
+impl<P: Plane> Handle<SwapLeaf> for Table<P> {
+    fn handle(&self, command: SwapLeaf, call: &mut Call<'_>) -> Result<SnapshotReport> {
+        let disk = self.disk(command.minor)?;
+        let images = command.images.clone();
+        let taken = disk.opened()?.handle(command, call)?;
+        disk.note_moved();
+        if let Some(open) = &mut disk.now.lock().open {
+            open.image = ImageSource::Chain(images);
+        }
+        Ok(taken)
+    }
+}
+
+impl Handle<SwapLeaf> for HostDisk {
+    fn handle(&self, command: SwapLeaf, _: &mut Call<'_>) -> Result<SnapshotReport> {
+        let stall_max = Duration::from_millis(command.stall_ms.into());
+        let taken = swap_leaf(self, command.images, stall_max);
         self.look_at_leaf();
         taken
     }
@@ -152,6 +175,50 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
             }
             Err(bad_image(&error))
         }
+    }
+}
+
+fn swap_leaf(disk: &HostDisk, images: Vec<LayerSpec>, stall_max: Duration) -> Result<SnapshotReport> {
+    let facts = disk.ask(|data_thread| data_thread.core().leaf_facts())?;
+    let [leaf, below, ..] = &images[..] else {
+        return Err(ControlError::new(Errno::EINVAL, "a new leaf lies on another image, and none is named"));
+    };
+    check_same(&facts, below)?;
+    let share = disk.memory().take(new_leaf_len(facts.len_max.max(facts.len)))?;
+    let (leaf, parent) = (leaf.to_string(), below.to_string());
+    let stall_max_ns = u64::try_from(stall_max.as_nanos()).unwrap_or(u64::MAX);
+    let name = leaf.clone();
+    let asked = disk.remote.call_async(IMAGES_TIMEOUT, move |data_thread| async move {
+        let swapped = data_thread.core().swap_leaf(&images, stall_max_ns).await?;
+        data_thread.tell_geometry().await;
+        Counter::with(|stats| stats.set_image(&name));
+        Ok::<Swapped, FormatError>(swapped)
+    });
+    // It may happen yet, and the client must know that.
+    let asked =
+        asked.map_err(|gone| ControlError { errno: SwapLeaf::UNKNOWN, ..unreachable_thread(gone) })?;
+    let swapped = asked.map_err(|error| bad_image(&error))?;
+    disk.keep(share);
+    Ok(SnapshotReport { leaf, parent, stalled_us: swapped.stalled_ns / 1_000 })
+}
+
+/// Whether `below` is the leaf that is open, under another name.
+fn check_same(leaf: &LeafFacts, below: &LayerSpec) -> Result<()> {
+    let other = || {
+        let why = format!("{below} is another image than the leaf that the disk has open, {}", leaf.image);
+        Err(ControlError::new(Errno::EINVAL, why).next("rename the leaf before it gets a child of its name"))
+    };
+    match leaf.uuid {
+        Some(uuid) => match Identity::of(below).map_err(|error| bad_image(&error))? {
+            Identity::Vhd(found) if found == uuid => Ok(()),
+            _ => other(),
+        },
+        // It may have its old name as well.
+        None => match (std::fs::metadata(&leaf.image.path), std::fs::metadata(&below.path)) {
+            (Ok(old), Ok(new)) if (old.dev(), old.ino()) != (new.dev(), new.ino()) => other(),
+            (_, Err(error)) => Err(ControlError::io(format_args!("cannot look at {below}"), &error)),
+            _ => Ok(()),
+        },
     }
 }
 

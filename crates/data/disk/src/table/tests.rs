@@ -87,6 +87,13 @@ impl Handle<Snapshot> for DoubleDisk {
     }
 }
 
+impl Handle<SwapLeaf> for DoubleDisk {
+    fn handle(&self, command: SwapLeaf, _: &mut Call<'_>) -> Result<SnapshotReport> {
+        let [leaf, parent] = [0, 1].map(|at| command.images[at].to_string());
+        Ok(SnapshotReport { leaf, parent, stalled_us: 1 })
+    }
+}
+
 impl PlaneDisk for DoubleDisk {
     fn moved(&self) -> Option<Vec<LayerSpec>> {
         self.moved.lock().take()
@@ -524,6 +531,20 @@ fn a_snapshot_makes_another_image_the_leaf() {
     table.ask(snapshot(*minor)).expect("taken");
     assert_eq!(table.list()[0].image.as_deref(), Some("vhd:/d/b.vhd"));
     assert_eq!(errno(table.ask(snapshot(minor + 1))), Errno::ENODEV);
+}
+
+#[test]
+fn a_disk_whose_leaf_was_swapped_is_resumed_on_the_new_names() {
+    let Setting { table, minor, .. } = &setting();
+    table.ask(image(*minor, "vhd:/d/a.vhd")).expect("opened");
+    let layer = |path: &str| LayerSpec { kind: ImageKind::Vhd, path: path.into() };
+    let swap = |minor| SwapLeaf::of(minor, vec![layer("/d/a.vhd"), layer("/d/base.vhd")]);
+    let report = table.ask(swap(*minor)).expect("swapped");
+    assert_eq!((&*report.leaf, &*report.parent), ("vhd:/d/a.vhd", "vhd:/d/base.vhd"));
+    let disk = table.disk(*minor).expect("there");
+    let names = |disk: &Disk<DoubleDisk>| disk.now.lock().open.as_ref().map(|open| open.image.clone());
+    assert_eq!(names(&disk), Some(ImageSource::Chain(swap(0).images)));
+    assert_eq!(errno(table.ask(swap(minor + 1))), Errno::ENODEV);
 }
 
 /// Rings of guests by the messages of the tapdisk protocol.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tapio_control::command::SecretName;
 use tapio_control::{DiskInfo, Polling, PoolSpec};
 use tapio_model::ApiError;
-use tapio_sm::OpenSpec;
+use tapio_sm::{LeafSwap, OpenSpec};
 use tapio_stat::pool::PoolInfo;
 use tapio_stat::{Snapshot, VbdId};
 use tapio_types::{Access, IoLimits};
@@ -180,6 +180,26 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// # Errors
     /// They cannot be opened.
     fn resume(&self, process: Process, minor: u16, with: &OpenSpec, until: Instant) -> Result<(), ApiError>;
+
+    /// Whether the process can go on with a new leaf without a pause. If so, nothing keeps it from answering
+    /// [`Self::swap_leaf`] soon.
+    fn swaps_leaf(&self, _process: Process, _until: Instant) -> bool {
+        false
+    }
+
+    /// Goes on with these images without a pause; see [`LiveDisk::swap_leaf`](tapio_sm::LiveDisk::swap_leaf).
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn swap_leaf(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _with: &OpenSpec,
+        _until: Instant,
+    ) -> Result<LeafSwap, ApiError> {
+        Err(ApiError::internal("this kind of disk processes goes on with other images after a pause only"))
+    }
 
     /// Makes the disk longer.
     ///

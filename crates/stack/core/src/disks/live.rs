@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tapio_model::ApiError;
-use tapio_sm::{LiveDisk, OpenSpec};
+use tapio_sm::{LeafSwap, LiveDisk, OpenSpec};
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
@@ -22,15 +22,15 @@ pub(super) struct Live {
     vbd: Uuid,
     /// All that have the VDI open, that one first: readers, whose chains must change together.
     all: Vec<Uuid>,
-    /// Those that are paused: no process takes the place of one of theirs meanwhile.
-    paused: Mutex<Vec<Busy>>,
+    /// Those that are paused or held: no process takes the place of one of theirs meanwhile.
+    held: Mutex<Vec<Busy>>,
 }
 
 impl Live {
     pub(super) fn new(table: Arc<Table>, note: &Note, others: impl Iterator<Item = Uuid>) -> Self {
         let vbd = note.spec.vbd;
         let all = std::iter::once(vbd).chain(others.filter(|other| *other != vbd)).collect();
-        Self { table, vbd, all, paused: Mutex::default() }
+        Self { table, vbd, all, held: Mutex::default() }
     }
 
     fn note_of(&self, vbd: Uuid) -> Result<Note, ApiError> {
@@ -38,13 +38,23 @@ impl Live {
         self.table.lock().get(&vbd).cloned().ok_or_else(gone)
     }
 
+    fn hold_one(&self, vbd: Uuid, until: Instant) -> Result<(), ApiError> {
+        let mut held = self.held.lock();
+        if !held.iter().any(|busy| busy.vbd() == vbd) {
+            held.push(Busy::begin(&self.table, vbd, Why::Paused, until)?);
+        }
+        Ok(())
+    }
+
+    /// The only disk that has the VDI open, which writes to it.
+    fn only_writer(&self) -> Option<Uuid> {
+        let is_only = self.all.len() == 1 && self.access() == Access::ReadWrite;
+        is_only.then_some(self.vbd)
+    }
+
     fn pause_one(&self, vbd: Uuid) -> Result<(), ApiError> {
         let until = Instant::now() + TIMEOUT;
-        let mut paused = self.paused.lock();
-        if !paused.iter().any(|busy| busy.vbd() == vbd) {
-            paused.push(Busy::begin(&self.table, vbd, Why::Paused, until)?);
-        }
-        drop(paused);
+        self.hold_one(vbd, until)?;
         let (process, minor) = ids(&self.note_of(vbd)?)?;
         self.table.backend.pause(process, minor, until)
     }
@@ -64,7 +74,7 @@ impl Live {
                         tracing::error!(vbd = %before, %error, "a disk stays paused");
                     }
                 }
-                self.paused.lock().clear();
+                self.held.lock().clear();
                 return Err(error);
             }
         }
@@ -103,8 +113,45 @@ impl LiveDisk for Live {
             }
         }
         step("disk:resumed");
-        self.paused.lock().clear();
+        self.held.lock().clear();
         Ok(())
+    }
+
+    fn hold(&self) -> Result<bool, ApiError> {
+        // Several are closed, so that all have the new images before one goes on.
+        let Some(vbd) = self.only_writer() else { return Ok(false) };
+        let until = Instant::now() + TIMEOUT;
+        self.hold_one(vbd, until)?;
+        let (process, _) = ids(&self.note_of(vbd)?)?;
+        let swaps = self.table.backend.swaps_leaf(process, until);
+        step("disk:held");
+        Ok(swaps)
+    }
+
+    /// The note comes first: if the process dies, the next one opens these images.
+    fn swap_leaf(&self, with: &OpenSpec) -> Result<LeafSwap, ApiError> {
+        let vbd = self.vbd;
+        let before = self.note_of(vbd)?;
+        let (process, minor) = ids(&before)?;
+        if let Err(error) = self.table.update_of(vbd, process, |note| note.opens(with)) {
+            return Ok(LeafSwap::Refused(error));
+        }
+        step("disk:leaf-noted");
+        match self.table.backend.swap_leaf(process, minor, with, Instant::now() + TIMEOUT) {
+            Ok(LeafSwap::Done) => {}
+            // The one that takes its place opens these.
+            Ok(LeafSwap::Refused(_)) | Err(_) if !self.table.backend.is_alive(process) => {}
+            Ok(LeafSwap::Refused(error)) => {
+                // Held still: a note that stays would lead a successor to images that will not be there.
+                self.table
+                    .update_of(vbd, process, |note| (note.chain, note.log) = (before.chain, before.log))?;
+                return Ok(LeafSwap::Refused(error));
+            }
+            Err(error) => return Err(error),
+        }
+        step("disk:leaf-swapped");
+        self.held.lock().clear();
+        Ok(LeafSwap::Done)
     }
 
     fn access(&self) -> Access {

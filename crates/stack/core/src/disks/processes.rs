@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use tapio_control::command::{self, Command, DiskCommand, SecretName};
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, ImageSource, NbdGuard, OwnClient, PoolSpec, ProcessState, RunDir,
-    SpawnOptions, TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
+    SWAP_LEAF, SpawnOptions, TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
-use tapio_sm::OpenSpec;
+use tapio_sm::{LeafSwap, OpenSpec};
 use tapio_stat::pool::{PoolInfo, clean_pools};
 use tapio_stat::{DiskFile, ShmRoot, Snapshot, VbdId, clean_stale};
 use tapio_sys::poll;
@@ -439,6 +439,40 @@ impl Backend for Processes {
         let image = Some(ImageSource::Chain(with.chain.layers.clone()));
         let log = with.log.clone();
         self.ask(process, &command::Resume { image, log, ..command::Resume::of(minor) }, until).map(drop)
+    }
+
+    fn swaps_leaf(&self, process: Process, until: Instant) -> bool {
+        if Instant::now() >= until {
+            return false;
+        }
+        let Ok(client) = OwnClient::connect(&self.run, process.pid) else { return false };
+        let swaps = client.hello().features.iter().any(|feature| feature == SWAP_LEAF);
+        self.keep(process, client);
+        swaps
+    }
+
+    fn swap_leaf(
+        &self,
+        process: Process,
+        minor: u16,
+        with: &OpenSpec,
+        until: Instant,
+    ) -> Result<LeafSwap, ApiError> {
+        let swap = command::SwapLeaf::of(minor, with.chain.layers.clone());
+        let mut client = self.take_kept(process).map_or_else(|| self.client(process), Ok)?;
+        match client.ask(&swap, &[], Some(left(until))).map_err(|error| failed(&error))? {
+            Ok(report) => {
+                tracing::info!(
+                    pid = process.pid,
+                    stalled_us = report.stalled_us,
+                    leaf = report.leaf,
+                    "leaf swapped"
+                );
+                Ok(LeafSwap::Done)
+            }
+            Err(error) if error.errno == command::SwapLeaf::UNKNOWN => Err(failed(&error)),
+            Err(error) => Ok(LeafSwap::Refused(failed(&error))),
+        }
     }
 
     fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError> {

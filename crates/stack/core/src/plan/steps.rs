@@ -79,6 +79,7 @@ pub const STEPS: &[Step] = &[
     at("vm-clone:recorded", "a record of a VM without its disks. It is removed"),
     at("vm-clone:disk-alone", "a disk is made and nothing leads to it. It is removed, the record too"),
     at("vm-clone:disk-made", "some of the disks are made. They are removed, the record too"),
+    at("vm-clone:memory-made", "the disks and the memory of a clone. They are removed, the record too"),
     at("vm-revert:disk-made", "some clones of a snapshot's disks. They are removed, the VM is as it was"),
     at("vm-revert:switched", "the VM is as its snapshot, disks that it had are left. They are removed"),
     at("vm-checkpoint:saved", "a snapshot and its memory. Both are removed, the guest goes on"),
@@ -93,6 +94,12 @@ pub const STEPS: &[Step] = &[
         "disk:paused",
         "a disk is closed, and its SR's worker does not know it. It goes on with the images of then",
     ),
+    at("disk:held", "no process takes the place of a disk's; nothing is changed yet. The disk goes on"),
+    at(
+        "disk:leaf-noted",
+        "the note of a disk names a new leaf, its process does not know it. It goes on with that, after a pause",
+    ),
+    at("disk:leaf-swapped", "a guest uses a new leaf, and its SR's worker does not know it. It keeps that"),
     at("disk:resumed", "a guest uses new images, and its SR's worker does not know it. It keeps them"),
 ];
 

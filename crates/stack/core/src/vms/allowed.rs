@@ -82,7 +82,15 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             ]
         }
         "Suspended" => {
-            vec!["resume", "resume_on", "hard_shutdown", "shutdown", "snapshot", "power_state_reset"]
+            vec![
+                "resume",
+                "resume_on",
+                "hard_shutdown",
+                "shutdown",
+                "snapshot",
+                "export",
+                "power_state_reset",
+            ]
         }
         _ => vec!["start", "start_on", "clone", "copy", "snapshot", "export", "destroy", "power_state_reset"],
     }
@@ -109,6 +117,11 @@ fn of_vbd(vbd: &Object, vm: &Object) -> Vec<&'static str> {
 /// Whether disks can be plugged into it.
 pub fn is_live(vm: &Object) -> bool {
     matches!(vm.text("power_state"), "Running" | "Paused")
+}
+
+/// Whether it never runs itself: a snapshot or a template, which may have memory and has no process.
+pub fn is_kept(vm: &Object) -> bool {
+    vm.bool("is_a_snapshot") || vm.bool("is_a_template")
 }
 
 /// `VM_BAD_POWER_STATE`, as clients know it: in small letters.

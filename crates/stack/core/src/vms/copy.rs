@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_sm::ForkKind;
 
-use super::allowed::{bad_power_state, refresh, with};
+use super::allowed::{bad_power_state, is_kept, refresh, with};
 use super::made::remove_unused;
 use super::running::Running;
 
@@ -40,7 +40,7 @@ fn clone(call: &Call, args: &Args) -> Result<Value, ApiError> {
         refuse_running(vm)?;
         change.get("VM", &vm.reference)
     })?;
-    make(call, &source, args.text(1)?, &How::Clone, |_| Ok(None))
+    make(call, &source, args.text(1)?, &How::Clone, |made| memory_of(call, &source, &How::Clone, made))
 }
 
 fn copy(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -50,7 +50,8 @@ fn copy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         sr.as_ref().map_or(Ok(()), |sr| change.get("SR", sr).map(drop))?;
         change.get("VM", &vm.reference)
     })?;
-    make(call, &source, args.text(1)?, &How::Copy(sr), |_| Ok(None))
+    let how = How::Copy(sr);
+    make(call, &source, args.text(1)?, &how, |made| memory_of(call, &source, &how, made))
 }
 
 fn refuse_running(vm: &Object) -> Result<(), ApiError> {
@@ -58,11 +59,21 @@ fn refuse_running(vm: &Object) -> Result<(), ApiError> {
         let why = format!("{} is the host itself", vm.text("name_label"));
         return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
     }
-    // What is made from a checkpoint has its disks and begins anew: two guests cannot have one memory.
-    if vm.text("power_state") == "Halted" || vm.bool("is_a_snapshot") {
+    if vm.text("power_state") == "Halted" || is_kept(vm) {
         return Ok(());
     }
     Err(bad_power_state(vm, "Halted"))
+}
+
+/// The memory for what is made of a checkpoint, or of a template that was made of one: a VDI that nothing leads to,
+/// with a note of that. None for all that has no memory.
+fn memory_of(call: &Call, source: &Object, how: &How, made: &str) -> Result<Option<String>, ApiError> {
+    if source.text("power_state") != "Suspended" || source.is_null("suspend_VDI") {
+        return Ok(None);
+    }
+    let image = copy_of(call, source.text("suspend_VDI"), how, made)?;
+    step("vm-clone:memory-made");
+    Ok(Some(image))
 }
 
 fn snapshot(call: &Call, args: &Args) -> Result<Value, ApiError> {

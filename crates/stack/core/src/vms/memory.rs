@@ -99,6 +99,11 @@ impl MemoryHead {
     }
 }
 
+/// Whether these bytes are the begin of a memory image that was written to its end.
+pub(super) fn is_memory(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
 /// Bytes that the memory image of a guest has room for: its memory, what the driver adds to each page, its devices.
 pub(super) fn room_for(memory: u64) -> u64 {
     const DEVICES: u64 = 64 << 20;

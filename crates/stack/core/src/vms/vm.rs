@@ -199,7 +199,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
             return Err(ApiError::new("VM_CANNOT_DELETE_DEFAULT_TEMPLATE", [&vm.reference]));
         }
         // A checkpoint has memory and no process.
-        if vm.bool("is_a_snapshot") { Ok(()) } else { refuse_running(vm) }
+        if super::allowed::is_kept(vm) { Ok(()) } else { refuse_running(vm) }
     })?;
     step("vm-destroy:noted");
     let image = call.part.db.change(|change| {

@@ -89,6 +89,8 @@ fn chains_become_short_and_every_byte_stays() {
     assert_eq!(rig.images("sr").len(), 6 + 2);
     let said = lines(&rig, &sr, true);
     assert!(said.iter().any(|line| line.contains("merge base copy")), "{said:?}");
+    let forecast = said.last().expect("lines");
+    assert!(forecast.starts_with("in all: ") && forecast.contains(" bytes given back"), "{said:?}");
     assert!(!rig.stack.storage.is_collecting(&sr), "a dry run does nothing");
     collect(&rig, &sr);
     let right = |vdi: &str, wanted: [u8; 7]| assert_eq!(read(&rig, vdi, 7), wanted);
@@ -97,6 +99,9 @@ fn chains_become_short_and_every_byte_stays() {
     assert_eq!(rig.images("sr").len(), 3, "the disk, its snapshot, what they share");
     rig.check(&sr, "sr");
     assert_eq!(rig.vdi(&vdi).text("parent"), rig.vdi(&kept).text("parent"));
+    let task = rig.stack.db.find("task", "name_label", "Garbage Collection").pop().expect("its task");
+    let description = task.text("name_description");
+    assert!(description.contains("in all: ") && description.contains(" bytes are free"), "{description}");
     let [(status, result)] = &*tasks(&rig) else { panic!("one task: {:?}", tasks(&rig)) };
     assert_eq!(status, "success");
     assert!(result.contains("merge base copy") && result.contains("merge VDI"), "{result}");
@@ -306,4 +311,40 @@ fn products_trim_and_merge_by_the_names_of_plugins() {
     assert_eq!(error.code, "UUID_INVALID");
     assert_eq!(others.len(), 2);
     rig.check(&sr, "sr");
+}
+
+/// A snapshot comes while the merge copies, and another at the moment before chains change; both hold what they must.
+#[test]
+fn snapshots_come_in_the_middle_of_a_merge() {
+    let (rig, plan, sr) = faulty::rig();
+    set(&rig, &sr, &[LATE]);
+    for op in ["merge", "relink", "merge_leaf"] {
+        let (vdi, snapshots) = tower(&rig, &sr, 4);
+        destroy(&rig, &snapshots[..3]);
+        let kept = if op == "merge_leaf" { &[][..] } else { &snapshots[3..] };
+        if op == "merge_leaf" {
+            destroy(&rig, &snapshots[3..]);
+        }
+        plan.hold(op);
+        lines(&rig, &sr, false);
+        plan.wait_for(op);
+        let task = Value::Map(std::collections::BTreeMap::new());
+        let task = rig.text("Async.VDI.snapshot", vec![vdi.as_str().into(), task]).expect("a task");
+        plan.heal();
+        faulty::until("the snapshot", || rig.get("task", &task).text("status") != "pending");
+        let made = rig.get("task", &task);
+        assert_eq!(made.text("status"), "success", "{op}: {:?}", made.get("error_info"));
+        let made = made.text("result").trim_start_matches("<value>").trim_end_matches("</value>").to_owned();
+        wait(&rig, &sr);
+        write(&rig, &vdi, 5 * MIB, 9);
+        assert_eq!(read(&rig, &made, 6), [1, 2, 3, 4, 0, 0], "{op}");
+        assert_eq!(read(&rig, &vdi, 6), [1, 2, 3, 4, 0, 9], "{op}");
+        collect(&rig, &sr);
+        assert_eq!(read(&rig, &made, 6), [1, 2, 3, 4, 0, 0], "{op}");
+        assert_eq!(read(&rig, &vdi, 6), [1, 2, 3, 4, 0, 9], "{op}");
+        rig.check(&sr, "sr");
+        destroy(&rig, kept.iter().chain([&vdi, &made]));
+        collect(&rig, &sr);
+        assert!(rig.images("sr").is_empty(), "{op}: {:?}", rig.images("sr"));
+    }
 }

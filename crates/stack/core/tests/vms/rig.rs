@@ -151,9 +151,14 @@ impl Rig {
 
     /// A VM as an archive.
     pub fn export(&self, vm: &str) -> Vec<u8> {
+        self.export_with(vm, false)
+    }
+
+    /// The same, with its state or without.
+    pub fn export_with(&self, vm: &str, preserve_power_state: bool) -> Vec<u8> {
         let (mut ours, theirs) = UnixStream::pair().expect("a socket");
         let compression = ArchiveCompression::None;
-        let asked = Asked::ExportVm { vm: vm.to_owned(), compression, preserve_power_state: false };
+        let asked = Asked::ExportVm { vm: vm.to_owned(), compression, preserve_power_state };
         std::thread::scope(|scope| {
             let sending = scope.spawn(|| self.transfer(asked, theirs));
             let mut archive = Vec::new();

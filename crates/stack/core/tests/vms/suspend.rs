@@ -163,8 +163,6 @@ fn a_checkpoint_has_the_memory_and_a_vm_goes_back_to_it() {
     rig.call("VM.revert", one(&kept));
     assert_eq!((state(&rig, &vm).as_str(), images(&rig)), ("Suspended", 2));
     rig.call("VM.hard_shutdown", one(&vm));
-    let clone = rig.text("VM.clone", vec![kept.as_str().into(), "clone".into()]);
-    assert_eq!(state(&rig, &clone), "Halted");
     rig.call("VM.destroy", one(&kept));
     assert_eq!(images(&rig), 0);
     rig.check(None);
@@ -190,4 +188,69 @@ fn a_driver_that_cannot_says_so() {
         "VM_LACKS_FEATURE"
     );
     assert_eq!(state(&rig, &vm), "Running");
+}
+
+#[test]
+fn what_is_made_of_a_checkpoint_has_its_memory() {
+    let (rig, vm) = running(&[]);
+    let kept = rig.text("VM.checkpoint", vec![vm.as_str().into(), "kept".into()]);
+    let template = rig.text("VM.clone", vec![kept.as_str().into(), "a template".into()]);
+    assert_eq!((state(&rig, &template).as_str(), images(&rig)), ("Suspended", 2));
+    let sr = rig.stack.db.find("SR", "type", "file")[0].reference.clone();
+    let copied = rig.text("VM.copy", vec![kept.as_str().into(), "a copy".into(), sr.into()]);
+    rig.call("VM.destroy", one(&kept));
+    let made = rig.text("VM.clone", vec![template.as_str().into(), "a VM".into()]);
+    rig.call("VM.destroy", one(&template));
+    assert_eq!(images(&rig), 2, "each has its own");
+    rig.check(None);
+    for new in [&copied, &made] {
+        rig.call("VM.provision", one(new));
+        assert_eq!(state(&rig, new), "Suspended");
+        assert_eq!(rig.refused("VM.start", begin(new)).code, "VM_BAD_POWER_STATE");
+        // The driver compares what it reads.
+        let key = vec![new.as_str().into(), "sim-memory-of".into(), rig.get("VM", &vm).text("uuid").into()];
+        rig.call("VM.add_to_platform", key);
+        rig.call("VM.resume", begin(new));
+        assert_eq!((state(&rig, new).as_str(), plugged(&rig, new)), ("Running", 2));
+        rig.check(None);
+    }
+    assert_eq!(images(&rig), 0, "it was used");
+    // What has no memory begins anew.
+    rig.call("VM.hard_shutdown", one(&vm));
+    let plain = rig.text("VM.clone", vec![vm.as_str().into(), "plain".into()]);
+    assert_eq!((state(&rig, &plain).as_str(), images(&rig)), ("Halted", 0));
+}
+
+#[test]
+fn an_archive_with_its_state_has_the_memory_of_a_suspended_vm() {
+    let (rig, vm) = running(&[]);
+    let kept = rig.text("VM.checkpoint", vec![vm.as_str().into(), "kept".into()]);
+    rig.call("VM.suspend", one(&vm));
+    assert!(allowed(&rig, &vm, "export"));
+    let uuid = rig.get("VM", &vm).text("uuid").to_owned();
+    for from in [&vm, &kept] {
+        let made = rig.import(&rig.export_with(from, true)).remove(0);
+        assert_eq!((state(&rig, &made).as_str(), images(&rig)), ("Suspended", 3));
+        assert!(allowed(&rig, &made, "resume") || rig.get("VM", &made).bool("is_a_template"));
+        rig.check(None);
+        if rig.get("VM", &made).bool("is_a_template") {
+            rig.call("VM.provision", one(&made));
+        }
+        // The driver compares what it reads.
+        let key = vec![made.as_str().into(), "sim-memory-of".into(), uuid.as_str().into()];
+        rig.call("VM.add_to_platform", key);
+        rig.call("VM.resume", begin(&made));
+        assert_eq!((state(&rig, &made).as_str(), plugged(&rig, &made), images(&rig)), ("Running", 2, 2));
+        rig.check(None);
+    }
+    let halted = rig.import(&rig.export(&vm)).remove(0);
+    assert_eq!((state(&rig, &halted).as_str(), images(&rig)), ("Halted", 2));
+    // Memory that another toolstack wrote, or that was not written to its end, is passed over.
+    let image = rig.get("VM", &vm).text("suspend_VDI").to_owned();
+    let chain = tapio_format::vhd::offline::OpenOptions::WRITE;
+    let mut memory = tapio_format::vhd::offline::Image::open(&rig.file(&image), chain).expect("its image");
+    memory.write_at(0, &[7; 512]).and_then(|()| memory.finish()).expect("room");
+    let other = rig.import(&rig.export_with(&vm, true)).remove(0);
+    assert_eq!((state(&rig, &other).as_str(), images(&rig)), ("Halted", 2));
+    rig.check(None);
 }

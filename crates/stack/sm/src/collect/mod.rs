@@ -12,6 +12,7 @@
 //! Jobs of the tallest tree come first, of a tree the ones nearest to its root: so each byte is copied once on its way
 //! down. sm-layout.md section 6.
 
+mod forecast;
 mod tree;
 mod why;
 
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::traits::MergeCost;
+pub use forecast::Forecast;
 use tree::Tree;
 pub use why::Why;
 

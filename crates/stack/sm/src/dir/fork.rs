@@ -6,18 +6,20 @@
 //! 3  an empty leaf on the base copy, as <vdi>.vhd.new
 //! 4  an empty sibling on the base copy, as <new>.vhd; for a snapshot of a VDI whose changed blocks are tracked, the
 //!    log that it goes on with, as <vdi>.cbtlog.new
-//! 5  a running disk closes its images; guests wait
-//! 6  the leaf takes the VDI's name                     from here on it is finished, before it is undone
+//! 5  the leaf takes the VDI's name                     from here on it is finished, before it is undone
+//! 6  a running disk goes on with the leaf, between two requests of its guest (see `swap`)
 //! 7  the logs are switched (see `cbt`), the base copy is hidden
-//! 8  the running disk opens the new images; guests go on
-//! 9  a raw image loses its old name; the journal goes
+//! 8  a raw image loses its old name; the journal goes
 //! ```
 //!
-//! Whether step 6 was done can be seen: before it the VDI's name and the base copy's are one file (or the VDI has no
+//! A disk that cannot swap its leaf, or that has a log of changed blocks open, closes its images before step 5, and
+//! opens the new ones after step 7; guests wait meanwhile.
+//!
+//! Whether step 5 was done can be seen: before it the VDI's name and the base copy's are one file (or the VDI has no
 //! file), after it they are two.
 //!
-//! From step 8 on it is not undone, unless the disk says that it is closed and its new leaf holds nothing: a guest that
-//! goes on writes there, whether or not the answer that it goes on has arrived.
+//! Once the disk was told to go on with the leaf it is not undone, unless the disk says that it did not, or that it is
+//! closed and its new leaf holds nothing: a guest that goes on writes there, whether or not the answer has arrived.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -38,14 +40,14 @@ use crate::lock::Share;
 use crate::traits::{Ctx, Fork, ForkKind, LiveDisk, Notice};
 
 /// A fork that failed.
-struct Broken {
-    error: ApiError,
-    next: Next,
+pub(super) struct Broken {
+    pub(super) error: ApiError,
+    pub(super) next: Next,
 }
 
 /// What becomes of a fork that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+pub(super) enum Next {
     /// It is undone, and forgotten.
     Undo,
     /// It is undone. The running disk was paused, or may have been: the journal stays until it surely goes on.
@@ -197,18 +199,14 @@ impl ImageDir {
             remove(&self.path.join(new_log_name(vdi)))?;
             ctx.notice(vdi, Notice::SnapshotUntracked, &errors::image(457, &error).to_string());
         }
-        if let Some(disk) = live {
-            // Without an answer it may be closed, or close later.
-            disk.pause().map_err(|error| Broken { error, next: Next::UndoAndWait })?;
-        }
-        ctx.step("fork:paused");
-        if let Err(error) = self.swap(ctx, journal, kind, &leaf, number) {
-            return Err(self.go_back(ctx, journal, live, error));
-        }
-        if let Some(disk) = live
-            && let Err(error) = self.go_on(vdi, disk)
-        {
-            self.after_lost_resume(ctx, journal, disk, error)?;
+        // A log changes while it is closed.
+        let swaps = match live {
+            Some(disk) if !tracks => disk.hold()?,
+            _ => false,
+        };
+        match live.filter(|_| swaps) {
+            Some(disk) => self.swap_running(ctx, journal, (kind, &leaf), disk, number)?,
+            None => self.swap_closed(ctx, journal, (kind, &leaf), live, number)?,
         }
         ctx.step("fork:resumed");
         // Too late to be undone. What is left is done by the next fork or attach.
@@ -219,9 +217,34 @@ impl ImageDir {
         Ok(())
     }
 
-    /// Step 8 failed. Whether the disk goes on with the new images is not known: an answer that got lost, or a daemon
+    /// Steps 5 to 7, while no disk has the images open.
+    fn swap_closed(
+        &self,
+        ctx: &dyn Ctx,
+        journal: &CloneJournal,
+        (kind, leaf): (FileKind, &Path),
+        live: Option<&dyn LiveDisk>,
+        number: u16,
+    ) -> Result<(), Broken> {
+        if let Some(disk) = live {
+            // Without an answer it may be closed, or close later.
+            disk.pause().map_err(|error| Broken { error, next: Next::UndoAndWait })?;
+        }
+        ctx.step("fork:paused");
+        if let Err(error) = self.swap(ctx, journal, kind, leaf, number) {
+            return Err(self.go_back(ctx, journal, live, error));
+        }
+        if let Some(disk) = live
+            && let Err(error) = self.go_on(journal.vdi, disk)
+        {
+            self.after_lost_answer(ctx, journal, disk, error)?;
+        }
+        Ok(())
+    }
+
+    /// The disk was told to go on, and whether it has the new images is not known: an answer that got lost, or a daemon
     /// that died, is an error too. What a guest has written to the new leaf since was answered, and stays.
-    fn after_lost_resume(
+    pub(super) fn after_lost_answer(
         &self,
         ctx: &dyn Ctx,
         journal: &CloneJournal,
@@ -309,7 +332,7 @@ impl ImageDir {
         Ok(())
     }
 
-    /// Steps 6 and 7.
+    /// Steps 5 and 7.
     fn swap(
         &self,
         ctx: &dyn Ctx,
@@ -318,18 +341,30 @@ impl ImageDir {
         leaf: &Path,
         number: u16,
     ) -> Result<(), ApiError> {
-        let top = self.file(FileKind::Vhd, journal.vdi);
-        std::fs::rename(leaf, &top)
-            .map_err(|error| errors::io(number, "cannot give the new leaf its name", &top, &error))?;
-        self.sync()?;
-        ctx.step("fork:swapped");
+        self.name_leaf(ctx, journal, leaf, number)?;
         self.switch_logs(ctx, journal)?;
         self.hide_base(journal.base, kind).map_err(|error| errors::image(number, &error))?;
         ctx.step("fork:hidden");
         Ok(())
     }
 
-    fn hide_base(&self, base: Uuid, kind: FileKind) -> Result<(), FormatError> {
+    /// Step 5.
+    pub(super) fn name_leaf(
+        &self,
+        ctx: &dyn Ctx,
+        journal: &CloneJournal,
+        leaf: &Path,
+        number: u16,
+    ) -> Result<(), ApiError> {
+        let top = self.file(FileKind::Vhd, journal.vdi);
+        std::fs::rename(leaf, &top)
+            .map_err(|error| errors::io(number, "cannot give the new leaf its name", &top, &error))?;
+        self.sync()?;
+        ctx.step("fork:swapped");
+        Ok(())
+    }
+
+    pub(super) fn hide_base(&self, base: Uuid, kind: FileKind) -> Result<(), FormatError> {
         if kind == FileKind::Raw {
             return Ok(());
         }
@@ -350,20 +385,26 @@ impl ImageDir {
         Ok(Reached::Nothing)
     }
 
-    /// Finishes a fork whose leaf has the VDI's name. The journal stays until a running disk goes on.
+    /// Finishes a fork whose leaf has the VDI's name. The journal stays until a running disk goes on. Answers whether
+    /// it is finished: the base copy may lack what its disk process knew of it when it died, until the disk is opened
+    /// again.
     pub(super) fn finish_fork(
         &self,
         ctx: &dyn Ctx,
         journal: &CloneJournal,
         kind: FileKind,
-    ) -> Result<(), ApiError> {
+    ) -> Result<bool, ApiError> {
         self.switch_logs(ctx, journal)?;
-        self.hide_base(journal.base, kind).map_err(|error| errors::image(82, &error))?;
+        match self.hide_base(journal.base, kind) {
+            Ok(()) => {}
+            Err(error) if error.errno() == libc::EBUSY => return Ok(false),
+            Err(error) => return Err(errors::image(82, &error)),
+        }
         if kind == FileKind::Raw {
             remove(&self.file(FileKind::Raw, journal.vdi))?;
             self.sync()?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Makes everything as it was before the fork. The running disk must not have gone on with the new images. The
@@ -389,9 +430,7 @@ impl ImageDir {
             Reached::Swapped(FileKind::Vhd) => {
                 let (own, base) =
                     (self.file(FileKind::Vhd, journal.vdi), self.file(FileKind::Vhd, journal.base));
-                let shown =
-                    Image::open(&base, OpenOptions::WRITE).and_then(|mut image| set_hidden(&mut image, 0));
-                shown.map_err(|error| errors::image(82, &error))?;
+                self.show_base(&base).map_err(|error| errors::image(82, &error))?;
                 std::fs::rename(&base, &own).map_err(|error| system(&own, &error))?;
             }
             Reached::Swapped(FileKind::Raw) => {
@@ -410,6 +449,14 @@ impl ImageDir {
             }
         }
         self.sync()
+    }
+
+    /// A base copy that is not hidden may be what a running disk writes.
+    fn show_base(&self, base: &Path) -> Result<(), FormatError> {
+        if Image::open(base, OpenOptions::READ)?.footer().hidden == 0 {
+            return Ok(());
+        }
+        set_hidden(&mut Image::open(base, OpenOptions::WRITE)?, 0)
     }
 
     pub(super) fn remove_journal(&self, journal: &CloneJournal) -> Result<(), ApiError> {

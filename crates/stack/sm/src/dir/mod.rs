@@ -31,6 +31,7 @@ mod recover;
 mod relink;
 mod remove;
 mod resize;
+mod swap;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -277,6 +278,7 @@ impl Sr for ImageDir {
         }
         let children = listing.children();
         let pending = recover::foreign(&self.path, &listing);
+        let bases = recover::bases(&self.path, &listing);
         let mut found: Vec<_> = listing
             .images
             .iter()
@@ -289,6 +291,9 @@ impl Sr for ImageDir {
             listing.logs.iter().filter(|vdi| !listing.images.contains_key(vdi) && self.has_log(**vdi));
         found.extend(alone.map(|vdi| self.info_of_log(*vdi)));
         for info in &mut found {
+            if bases.contains(&info.uuid) {
+                (info.managed, info.read_only) = (false, true);
+            }
             if let Some(journal) = pending.get(&info.uuid) {
                 info.sm_config.insert("damaged".into(), journal::unfinished(journal));
             } else if let Some(parent) = info.parent.filter(|parent| !listing.images.contains_key(parent)) {

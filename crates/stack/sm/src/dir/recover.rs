@@ -1,6 +1,6 @@
 //! What a kill left, finished or undone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use tapio_types::ApiError;
@@ -30,6 +30,15 @@ pub(super) fn is_needed(directory: &Path, listing: &Listing) -> bool {
 /// Whether the journal of a merge is another storage manager's; one that cannot be read counts as such.
 fn is_foreign(directory: &Path, name: &str) -> bool {
     matches!(merge_journal::read(directory, name), Ok(Some(Found::Foreign)) | Err(_))
+}
+
+/// Base copies of forks that are not finished yet: they may not be hidden.
+pub(super) fn bases(directory: &Path, listing: &Listing) -> HashSet<Uuid> {
+    let forks = listing.leftovers.iter().filter(|name| leftover(name) == Some(Leftover::Clone));
+    forks
+        .filter_map(|name| CloneJournal::read(directory, name).ok().flatten())
+        .map(|journal| journal.base)
+        .collect()
 }
 
 /// Journals of other storage managers, by VDI.
@@ -101,22 +110,23 @@ impl ImageDir {
             // It was paused, or was going to be, or goes on already. Its logs change only while it is.
             let _ = disk.pause();
         }
-        if let Reached::Swapped(kind) = reached {
+        let ended = if let Reached::Swapped(kind) = reached {
             tracing::info!("SR {}: a fork of {vdi} was broken off and is finished", self.sr);
-            self.finish_fork(ctx, journal, kind)?;
+            self.finish_fork(ctx, journal, kind)
         } else {
             tracing::info!("SR {}: a fork of {vdi} was broken off and is undone", self.sr);
-            self.undo_fork(ctx, journal)?;
-        }
+            self.undo_fork(ctx, journal).map(|()| true)
+        };
         if let Some(disk) = live {
             // Afterwards it runs, with the right images.
             if let Err(error) = self.go_on(vdi, disk.as_ref()) {
                 // The journal stays: the next recovery tries again.
                 tracing::warn!("the disk of VDI {vdi} does not go on after a broken fork: {error}");
-                return Ok(());
+                return ended.map(drop);
             }
         }
-        self.remove_journal(journal)
+        // Otherwise the next recovery finishes it: once a disk process has had the images open.
+        if ended? { self.remove_journal(journal) } else { Ok(()) }
     }
 
     /// A disk that was closed for a change of its log goes on, with the log if it is there.

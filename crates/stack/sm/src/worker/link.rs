@@ -279,6 +279,10 @@ fn answer(ctx: &dyn Ctx, disks: &mut Disks, question: Question) -> Reply {
         Question::Resume { disk, with } => {
             disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.resume(&with)))
         }
+        Question::Hold { disk } => disks.get(&disk).map_or_else(unknown, |disk| Reply::Held(disk.hold())),
+        Question::SwapLeaf { disk, with } => {
+            disks.get(&disk).map_or_else(unknown, |disk| Reply::Swapped(disk.swap_leaf(&with)))
+        }
         Question::Access { disk } => {
             Reply::Access(disks.get(&disk).map_or(Access::ReadWrite, |disk| disk.access()))
         }

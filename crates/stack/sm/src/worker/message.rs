@@ -7,7 +7,7 @@ use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
 use crate::traits::{
-    Config, Fork, ForkKind, Merge, MergeCost, NewVdi, Notice, OpenSpec, ProbeAnswer, SrStat, VdiInfo,
+    Config, Fork, ForkKind, LeafSwap, Merge, MergeCost, NewVdi, Notice, OpenSpec, ProbeAnswer, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -127,6 +127,10 @@ pub enum Question {
     Pause { disk: usize },
     /// It goes on with these images.
     Resume { disk: usize, with: OpenSpec },
+    /// Whether its leaf can be swapped; what its names lead to may change then.
+    Hold { disk: usize },
+    /// Its leaf is swapped.
+    SwapLeaf { disk: usize, with: OpenSpec },
     /// How it has them open.
     Access { disk: usize },
     /// It becomes longer.
@@ -143,6 +147,10 @@ pub enum Reply {
     Access(Access),
     /// Done, or not.
     Done(Result<(), ApiError>),
+    /// Whether its leaf can be swapped.
+    Held(Result<bool, ApiError>),
+    /// What came of that.
+    Swapped(Result<LeafSwap, ApiError>),
 }
 
 /// From daemon to worker.

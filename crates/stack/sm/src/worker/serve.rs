@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::frame::{Frames, encode};
 use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 use super::rights;
-use crate::traits::{Ctx, LiveDisk, Merged, Notice, OpenSpec, Sr, SrDriver, VdiInfo};
+use crate::traits::{Ctx, LeafSwap, LiveDisk, Merged, Notice, OpenSpec, Sr, SrDriver, VdiInfo};
 
 /// Images in one message.
 const IMAGES_AT_ONCE: usize = 500;
@@ -312,6 +312,10 @@ fn ask(link: &Link, question: Question) -> Result<Reply, ApiError> {
     }
 }
 
+fn another_question() -> ApiError {
+    ApiError::internal("the daemon answered another question")
+}
+
 /// A disk of the daemon's.
 struct Disk {
     link: Arc<Link>,
@@ -322,7 +326,7 @@ impl Disk {
     fn done(&self, question: Question) -> Result<(), ApiError> {
         match ask(&self.link, question)? {
             Reply::Done(done) => done,
-            _ => Err(ApiError::internal("the daemon answered another question")),
+            _ => Err(another_question()),
         }
     }
 }
@@ -334,6 +338,22 @@ impl LiveDisk for Disk {
 
     fn resume(&self, disk: &OpenSpec) -> Result<(), ApiError> {
         self.done(Question::Resume { disk: self.disk, with: disk.clone() })
+    }
+
+    fn hold(&self) -> Result<bool, ApiError> {
+        match ask(&self.link, Question::Hold { disk: self.disk })? {
+            Reply::Held(held) => held,
+            Reply::Done(Err(error)) => Err(error),
+            _ => Err(another_question()),
+        }
+    }
+
+    fn swap_leaf(&self, disk: &OpenSpec) -> Result<LeafSwap, ApiError> {
+        match ask(&self.link, Question::SwapLeaf { disk: self.disk, with: disk.clone() })? {
+            Reply::Swapped(swapped) => swapped,
+            Reply::Done(Err(error)) => Err(error),
+            _ => Err(another_question()),
+        }
     }
 
     fn access(&self) -> Access {

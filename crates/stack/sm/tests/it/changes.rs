@@ -104,7 +104,9 @@ fn a_running_disk_waits_and_goes_on_with_the_new_leaf() {
     let ctx = Watch::default();
     let vdi = make(sr.as_ref(), 8 * MIB, "vhd");
     let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap().chain;
-    let disk = Arc::new(Disk::start(&whole(&chain)));
+    let disk = Disk { pauses_only: true, ..Disk::default() };
+    disk.open(&whole(&chain));
+    let disk = Arc::new(disk);
     ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
     disk.write(0, 1);
     let made = sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Snapshot).unwrap();
@@ -133,10 +135,11 @@ fn a_disk_that_refuses_leaves_everything_as_it_was() {
         write(sr.as_ref(), vdi, 0, 1);
         let before = place.files();
         let disk = if refuses_pause {
-            Disk { refuses_pause, ..Disk::default() }
+            Disk { refuses_pause, pauses_only: true, ..Disk::default() }
         } else {
             let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap().chain;
-            let disk = Disk::start(&whole(&chain));
+            let disk = Disk { pauses_only: true, ..Disk::default() };
+            disk.open(&whole(&chain));
             disk.refuses_resume_once.store(true, Ordering::Relaxed);
             disk
         };
@@ -179,7 +182,7 @@ fn a_fork_whose_disk_may_have_gone_on_is_not_undone() {
             write(sr.as_ref(), vdi, 6 * MIB, 1);
         }
         let chain = sr.activate(&ctx, vdi, Access::ReadWrite).unwrap().chain;
-        let disk = Disk { loses_answer: true.into(), loses_daemon, ..Disk::default() };
+        let disk = Disk { loses_answer: true.into(), loses_daemon, pauses_only: true, ..Disk::default() };
         let disk = Arc::new(disk);
         ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
         if format == "vhd" {

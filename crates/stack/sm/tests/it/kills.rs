@@ -24,6 +24,7 @@ const CHANGES: &[&str] = &[
     "create-vhd",
     "create-raw",
     "fork-vhd",
+    "fork-vhd-live",
     "fork-raw",
     "fork-single",
     "fork-empty",
@@ -406,11 +407,13 @@ fn a_kill_at_any_step_loses_nothing() {
 
 #[test]
 fn a_disk_that_waited_when_the_daemon_died_goes_on() {
-    for (step, images) in
-        [("fork:sibling-made", 1), ("fork:paused", 1), ("fork:swapped", 2), ("fork:hidden", 2)]
-    {
-        let before = before("fork-vhd");
-        assert!(dies(&before, "fork-vhd", step));
+    let closed = ["fork:sibling-made", "fork:paused", "fork:swapped", "fork:hidden"];
+    let running = ["fork:held", "fork:swapped", "fork:leaf-swapped", "fork:hidden"];
+    let of = |change, steps: [&'static str; 4]| steps.map(|step| (change, step));
+    for (change, step) in of("fork-vhd", closed).into_iter().chain(of("fork-vhd-live", running)) {
+        let images = if ["fork:sibling-made", "fork:paused", "fork:held"].contains(&step) { 1 } else { 2 };
+        let before = before(change);
+        assert!(dies(&before, change, step), "{change} at {step}");
         let ctx = Watch::default();
         let disk = Arc::new(Disk::default());
         ctx.live.lock().unwrap().insert(before.vdi, Arc::clone(&disk));

@@ -14,3 +14,4 @@ mod library;
 mod links;
 mod merges;
 mod support;
+mod swaps;

@@ -12,7 +12,9 @@ use base64::engine::general_purpose::STANDARD;
 use tapio_format::cbt::{self, Log, LogHeader};
 use tapio_format::vhd::offline::{self, Chain, Image, Layer, OpenOptions};
 use tapio_format::{FileMedium, Medium};
-use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, Notice, OpenSpec, Sr, SrDriver, registry};
+use tapio_sm::{
+    Config, Ctx, ForkKind, LeafSwap, LiveDisk, NewVdi, Notice, OpenSpec, Sr, SrDriver, registry,
+};
 use tapio_types::{Access, ApiError, ChainSpec, ImageKind, Span};
 use uuid::Uuid;
 
@@ -87,6 +89,12 @@ pub struct Disk {
     pub open: Mutex<Option<(ChainSpec, Image<FileMedium>)>>,
     pub log: Mutex<Option<OpenLog>>,
     pub refuses_pause: bool,
+    /// It goes on with a new leaf after a pause only.
+    pub pauses_only: bool,
+    /// How many times it has swapped its leaf.
+    pub swaps: AtomicU64,
+    /// What comes of the next swap of its leaf, unless all is well.
+    pub next_swap: Mutex<Option<NextSwap>>,
     pub refuses_resume_once: AtomicBool,
     /// How many times.
     pub refuses_resume: AtomicU64,
@@ -96,6 +104,19 @@ pub struct Disk {
     /// With that answer the daemon is gone, and every call fails.
     pub loses_daemon: bool,
     pub daemon_is_gone: AtomicBool,
+}
+
+/// What becomes of a swap that does not go well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextSwap {
+    /// The disk goes on as before, and says so.
+    Refused,
+    /// It does not answer, and goes on as before.
+    Unheard,
+    /// It goes on with the new leaf, its guest writes, and the answer is lost.
+    AnswerLost,
+    /// Its process dies instead, and the one that takes its place has the images open when it has settled them.
+    Dies,
 }
 
 /// What a guest writes to its first sector while the answer that its disk goes on is lost.
@@ -176,6 +197,32 @@ impl LiveDisk for Handle {
             return Err(ApiError::internal("no answer"));
         }
         Ok(())
+    }
+
+    fn hold(&self) -> Result<bool, ApiError> {
+        Ok(!self.0.pauses_only)
+    }
+
+    fn swap_leaf(&self, with: &OpenSpec) -> Result<LeafSwap, ApiError> {
+        if self.0.daemon_is_gone.load(Ordering::Relaxed) {
+            return Err(ApiError::internal("no daemon"));
+        }
+        let next = self.0.next_swap.lock().unwrap().take();
+        match next {
+            Some(NextSwap::Refused) => return Ok(LeafSwap::Refused(ApiError::internal("no swap"))),
+            Some(NextSwap::Unheard) => return Err(ApiError::internal("no answer")),
+            Some(NextSwap::Dies) => self.0.die(),
+            // It closed its log with the old leaf, as it does in a pause: none is tracked here.
+            Some(NextSwap::AnswerLost) | None => self.0.close(),
+        }
+        self.0.open(with);
+        self.0.swaps.fetch_add(1, Ordering::Relaxed);
+        if next == Some(NextSwap::AnswerLost) {
+            self.0.write(0, MEANWHILE);
+            self.0.daemon_is_gone.store(self.0.loses_daemon, Ordering::Relaxed);
+            return Err(ApiError::internal("no answer"));
+        }
+        Ok(LeafSwap::Done)
     }
 
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {

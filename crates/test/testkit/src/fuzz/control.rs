@@ -110,6 +110,7 @@ handles! {
     MirrorPivot: |command| busy(command.minor);
     MirrorCancel: |command| done(command.minor);
     Snapshot: |command| busy(command.minor);
+    SwapLeaf: |command| busy(command.minor);
     Commit: |command| busy(command.minor);
     JobList: |command| missing(command.minor).map(|()| Vec::new());
     JobCancel: |command| busy(command.minor);

@@ -3,6 +3,7 @@
 //! ```text
 //!   Place ─▶ Daemon ◀─ Client ── plug      one disk, beside qemu-storage-daemon
 //!                               ├─ starts   many disks in parallel beside one at a time; many VMs
+//!                               ├─ snapshots what a guest notices of snapshots
 //!                               ├─ events   many listeners
 //!                               ├─ calls    calls per second; ten thousand disks
 //!                               ├─ plug_memory  of one more plug at a time
@@ -24,6 +25,7 @@ mod plug;
 mod plug_memory;
 mod report;
 mod report_idle;
+mod snapshots;
 mod starts;
 
 use std::path::PathBuf;
@@ -44,8 +46,8 @@ const MIB: u64 = 1 << 20;
 /// Steps at a time on the host: enough that the limit of a VM is what counts.
 const POOL: usize = 64;
 /// The parts, as `--only` names them.
-const PARTS: [&str; 10] =
-    ["plug", "start", "real", "storm", "calls", "events", "vdis", "memory", "idle", "density"];
+const PARTS: [&str; 11] =
+    ["plug", "snapshots", "start", "real", "storm", "calls", "events", "vdis", "memory", "idle", "density"];
 /// Parts that take minutes, which are run if they are named, or quickly.
 const LONG: [&str; 2] = ["idle", "density"];
 /// Plugs at a time, for the memory of one more.
@@ -65,6 +67,8 @@ const VBDS_MAX: usize = 255;
 /// What a plug waits for its storage, in milliseconds: what XenServer's own took, whose start of a VM with 8 disks
 /// on local SSDs became two seconds shorter when the other seven no longer waited.
 const LATENCY_MS: u64 = 285;
+/// Snapshots of one disk at most: the chain of a VHD has an end.
+const SNAPSHOTS: usize = 20;
 /// Disks of each VM of the storm.
 const STORM_DISKS: usize = 8;
 
@@ -192,6 +196,7 @@ impl Plan {
         let of = |part: &str, steps: usize| if self.has(part) { steps } else { 0 };
         let starts = of("start", self.vbds.len()) + of("real", self.vbds.len());
         of("plug", 2)
+            + of("snapshots", 3)
             + starts
             + of("storm", 1)
             + of("calls", 8 * connections)
@@ -232,6 +237,7 @@ fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<R
         setting,
         first_answer_ms: ms(daemon.start),
         plugs: Vec::new(),
+        snapshots: Vec::new(),
         starts: Vec::new(),
         storm: None,
         calls: Vec::new(),
@@ -254,6 +260,10 @@ fn execute(plan: &Plan, place: Place, setting: Setting) -> std::result::Result<R
     let goes_on = |part: &str| plan.has(part) && !interrupted();
     if goes_on("plug") {
         report.plugs = plug::measure(&daemon, 10 * plan.rounds, begin, &mut report.skipped)?;
+    }
+    if goes_on("snapshots") {
+        let count = SNAPSHOTS.min(5 * plan.rounds);
+        report.snapshots = snapshots::measure(&daemon, count, plan.time / 10, begin)?;
     }
     if goes_on("events") {
         begin("events");

@@ -81,14 +81,19 @@ fn wait_for_answer(socket: &Path, mut is_alive: impl FnMut() -> bool) -> Result<
 }
 
 /// A running VM, and a disk for it.
-struct Pair {
+pub(super) struct Pair {
     vm: String,
-    vbd: String,
+    pub(super) vbd: String,
     uuid: String,
 }
 
 impl Pair {
-    fn make(daemon: &Daemon, client: &mut Client, driver: &str, platform: Value) -> Result<Self, String> {
+    pub(super) fn make(
+        daemon: &Daemon,
+        client: &mut Client,
+        driver: &str,
+        platform: Value,
+    ) -> Result<Self, String> {
         let vdi = daemon.make_vdi(client, "plugged", DISK_LEN)?;
         let vm = daemon.make_vm(client, driver, platform)?;
         client.call("VM.start", &[json!(vm), json!(false), json!(false)])?;
@@ -98,7 +103,7 @@ impl Pair {
     }
 
     /// The socket on which the disk is offered, as the daemon wrote it down.
-    fn socket(&self, daemon: &Daemon) -> Result<PathBuf, String> {
+    pub(super) fn socket(&self, daemon: &Daemon) -> Result<PathBuf, String> {
         let path = daemon.place.run.join("run/disks").join(format!("{}.json", self.uuid));
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let note: Value =
@@ -113,7 +118,7 @@ impl Pair {
         Ok(ms(begun.elapsed()))
     }
 
-    fn end(&self, client: &mut Client) -> Result<(), String> {
+    pub(super) fn end(&self, client: &mut Client) -> Result<(), String> {
         client.call("VM.hard_shutdown", &[json!(self.vm)]).map(drop)
     }
 }

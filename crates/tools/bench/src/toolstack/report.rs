@@ -12,6 +12,7 @@ use super::idle::Idle;
 use super::plug::{FRONT, GUEST, PEER, Plugs};
 use super::plug_memory::PlugMemory;
 use super::report_idle;
+use super::snapshots::Snapshots;
 use super::starts::{PER_VM, Start, StartKind, Storm};
 
 /// The host and the settings of a run.
@@ -49,6 +50,7 @@ pub struct Report {
     /// From the start of `tapiod` on empty directories to the answer to the first login.
     pub first_answer_ms: f64,
     pub plugs: Vec<Plugs>,
+    pub snapshots: Vec<Snapshots>,
     pub starts: Vec<Start>,
     pub storm: Option<Storm>,
     pub calls: Vec<Calls>,
@@ -102,6 +104,7 @@ impl Report {
         let mut out = self.setting.run.line(&format!("state and images in {}", self.setting.dir));
         let _ = writeln!(out, "tapiod answers {:.1} ms after its first start", self.first_answer_ms);
         self.plugging(&mut out);
+        self.snapshotting(&mut out);
         self.starting(&mut out);
         self.calling(&mut out);
         if let Some(events) = &self.events {
@@ -173,6 +176,24 @@ impl Report {
                 out,
                 "  {:<54}{:>8}{:>11.2}{:>9.2}{:>9.2}{:>11.2}",
                 row.what, row.times, row.median_ms, row.least_ms, row.most_ms, row.unplug_ms
+            );
+        }
+    }
+
+    fn snapshotting(&self, out: &mut String) {
+        if self.snapshots.is_empty() {
+            return;
+        }
+        let _ = writeln!(
+            out,
+            "\nwrites of 4 KiB to a disk, 4 in flight\n  {:<54}{:>6}{:>9}{:>9}{:>9}{:>9}{:>12}",
+            "", "count", "call ms", "writes", "p50 us", "p99 us", "longest ms"
+        );
+        for row in &self.snapshots {
+            let _ = writeln!(
+                out,
+                "  {:<54}{:>6}{:>9.1}{:>9}{:>9.0}{:>9.0}{:>12.2}",
+                row.what, row.snapshots, row.call_ms, row.writes, row.p50_us, row.p99_us, row.longest_ms
             );
         }
     }
@@ -273,6 +294,7 @@ mod tests {
         let mut report = Report {
             setting,
             first_answer_ms: 1.0,
+            snapshots: Vec::new(),
             plugs: vec![plugs(FRONT, 14.0), plugs(PEER, 10.0), plugs(GUEST, 16.0)],
             starts: vec![
                 start(StartKind::Latency, 1, 0.1),

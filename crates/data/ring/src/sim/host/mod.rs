@@ -234,6 +234,14 @@ impl SimHost {
         }
     }
 
+    /// Gives the file another name, durably, also while it is open; a file that has that name loses it.
+    pub fn rename(&self, from: &Path, to: &Path) {
+        let mut inner = self.inner.borrow_mut();
+        if let Some(file) = inner.names.remove(from) {
+            inner.names.insert(to.to_path_buf(), file);
+        }
+    }
+
     /// What a reader of the file sees.
     pub fn content(&self, path: &Path) -> Durable {
         let inner = self.inner.borrow();

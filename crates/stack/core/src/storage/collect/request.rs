@@ -1,7 +1,7 @@
 //! `SR.collect_garbage`: begins a collection, and says what it will do and why the rest stays.
 
 use tapio_model::{ApiError, Value};
-use tapio_sm::collect::{Job, Skipped, Work as Kind, plan};
+use tapio_sm::collect::{Forecast, Job, Plan, Skipped, Work as Kind, plan};
 
 use super::super::work::{Names, Work};
 use super::super::{Call, Handlers};
@@ -31,7 +31,16 @@ fn collect_garbage(call: &Call, args: &Args) -> Result<Value, ApiError> {
         call.part.collect_now(reference);
     }
     let lines = plan.jobs.iter().map(line).chain(plan.skipped.iter().map(skipped_line));
-    Ok(Value::strings(lines))
+    Ok(Value::strings(lines.chain(forecast_line(&plan))))
+}
+
+/// What all jobs together take, in one line; none where there is nothing to be done.
+pub(super) fn forecast_line(plan: &Plan) -> Option<String> {
+    let Forecast { jobs, needs, gives_back } = plan.forecast();
+    let noun = if jobs == 1 { "job" } else { "jobs" };
+    (jobs > 0).then(|| {
+        format!("in all: {jobs} {noun}, at most {needs} bytes more at a time, {gives_back} bytes given back")
+    })
 }
 
 /// A job in one line.

@@ -10,6 +10,7 @@ use super::super::Call;
 use super::super::attached::Attached;
 use super::job;
 use super::look::{Memory, look};
+use super::request::forecast_line;
 use super::stop::Stop;
 use crate::progress::Progress;
 use crate::tasks::Running;
@@ -92,7 +93,7 @@ impl Round<'_> {
             let (view, plan) = self.plan()?;
             let Some(job) = plan.jobs.first() else { return Ok(plan.skipped) };
             if job.is_measured {
-                self.begin()?;
+                self.begin(&view, &plan)?;
             }
             if self.watched.stop.is_over() || self.watched.is_task_cancelled() {
                 return Err(self.cancelled());
@@ -111,9 +112,15 @@ impl Round<'_> {
     }
 
     /// Makes the task, if there is none yet: once something changes, not for a look at images that have no room to go.
-    fn begin(&self) -> Result<(), ApiError> {
+    fn begin(&self, view: &View, plan: &Plan) -> Result<(), ApiError> {
         if self.watched.task.get().is_none() {
-            let description = format!("Garbage collection for SR {}", self.attached.uuid);
+            let mut description = format!("Garbage collection for SR {}", self.attached.uuid);
+            if let Some(forecast) = forecast_line(plan) {
+                description += &format!("; {forecast}");
+            }
+            if let Some(free) = view.free {
+                description += &format!("; {free} bytes are free");
+            }
             let task = self.call.part.tasks.begin_own(NAME, &description)?;
             let _ = self.watched.task.set(task);
         }

@@ -11,6 +11,7 @@ use tapio_xva::{Chunk, Places, Reader};
 
 use super::super::allowed::bad_power_state;
 use super::super::made::remove_unused;
+use super::super::memory::is_memory;
 use super::super::running::Running;
 use super::client::Client;
 use super::decoder::{self, Plain};
@@ -148,19 +149,20 @@ fn disks(
     made: &mut BTreeMap<String, String>,
 ) -> Result<(), ApiError> {
     let storage = lookup::to_storage(call);
-    let all = plan.disks.values().map(|disk| disk.len).sum();
+    let all = plan.disks.values().chain(plan.memories.values()).map(|disk| disk.len).sum();
     let (mut done, mut passed) = (0, BTreeSet::new());
     let mut ahead = next(call, archive)?;
     while let Some(piece) = ahead.take() {
         let id = piece.disk.clone();
-        if let Some(len) = plan.ignored.get(&id).filter(|_| !plan.disks.contains_key(&id)) {
+        let memory = plan.memories.get(&id).filter(|_| !plan.disks.contains_key(&id));
+        if let Some(memory) = memory.filter(|_| !is_ours(&piece)) {
             if !passed.insert(id) {
                 return Err(unexpected(&piece));
             }
-            ahead = copy(call, archive, piece, *len, &mut |_, _| Ok(true))?.1;
+            ahead = copy(call, archive, piece, memory.len, &mut |_, _| Ok(true))?.1;
             continue;
         }
-        let disk = plan.disks.get(&id).filter(|_| !made.contains_key(&id));
+        let disk = plan.disks.get(&id).or(memory).filter(|_| !made.contains_key(&id));
         let disk: &NewDisk = disk.ok_or_else(|| unexpected(&piece))?;
         let part = Part::of(&storage, done, disk.len, all);
         let vdi = receive(&part, sr, disk.clone(), &id, |to| {
@@ -172,10 +174,15 @@ fn disks(
         step("vm-import:disk-made");
         done += disk.len;
     }
-    match plan.disks.len() == made.len() {
+    match plan.disks.keys().all(|id| made.contains_key(id)) {
         true => Ok(()),
         false => Err(ApiError::bare("IMPORT_ERROR_PREMATURE_EOF")),
     }
+}
+
+/// Whether the first piece of a memory is the head of one that this toolstack wrote; a VM with another one is halted.
+fn is_ours(piece: &Piece) -> bool {
+    piece.number == 0 && is_memory(&piece.data)
 }
 
 fn unexpected(piece: &Piece) -> ApiError {

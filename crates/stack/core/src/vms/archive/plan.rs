@@ -75,6 +75,8 @@ pub(super) struct NewVm {
     pub(super) other_config: BTreeMap<String, String>,
     pub(super) vbds: Vec<NewVbd>,
     pub(super) vifs: Vec<NewVif>,
+    /// The id of its memory, if it is suspended.
+    pub(super) memory: Option<String>,
 }
 
 /// A VBD that is to be made.
@@ -110,8 +112,8 @@ pub(super) struct Plan {
     pub(super) vms: Vec<NewVm>,
     /// By id.
     pub(super) disks: BTreeMap<String, NewDisk>,
-    /// Disks whose bytes are passed over: memory of suspended VMs.
-    pub(super) ignored: BTreeMap<String, u64>,
+    /// The same of memory of suspended VMs, which is passed over unless it is of this toolstack's format.
+    pub(super) memories: BTreeMap<String, NewDisk>,
 }
 
 fn is_null(id: &str) -> bool {
@@ -160,7 +162,7 @@ fn is_reference(ty: Type) -> bool {
 impl Plan {
     /// What the archive has.
     pub(super) fn new(document: &Document) -> Result<Self, XvaError> {
-        let mut plan = Self { vms: Vec::new(), disks: BTreeMap::new(), ignored: BTreeMap::new() };
+        let mut plan = Self { vms: Vec::new(), disks: BTreeMap::new(), memories: BTreeMap::new() };
         let is_vm = |entry: &&Entry| !entry.bool("is_control_domain");
         for entry in document.of_class("VM").filter(is_vm) {
             if plan.vms.len() == VMS_MAX {
@@ -178,8 +180,11 @@ impl Plan {
     fn vm(&mut self, document: &Document, entry: &Entry) -> Result<NewVm, XvaError> {
         let memory = entry.text("suspend_VDI");
         if let Some(vdi) = document.get("VDI", memory) {
-            self.ignored.insert(memory.to_owned(), size(vdi)?);
+            let fields = taken("VDI", vdi, |name, _| INHERITED.contains(&name));
+            self.memories.insert(memory.to_owned(), NewDisk { len: size(vdi)?, fields });
         }
+        let is_suspended = entry.text("power_state").eq_ignore_ascii_case("Suspended");
+        let memory = Some(memory.to_owned()).filter(|id| is_suspended && self.memories.contains_key(id));
         let is_taken = |name: &'static str, ty: Type| !NOT_TAKEN.contains(&name) && !is_reference(ty);
         let config = entry.record.get("other_config").map(Value::to_string_map).unwrap_or_default();
         let of_this = |class: &'static str| {
@@ -202,6 +207,7 @@ impl Plan {
             other_config: config,
             vbds,
             vifs,
+            memory,
         })
     }
 

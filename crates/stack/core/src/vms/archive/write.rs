@@ -90,6 +90,10 @@ fn write_vm(
         let mac = if how.restore { vif.mac.as_str() } else { "" };
         vif::create_in(change, &vif.device, mac, fields)?;
     }
+    if let Some(memory) = new.memory.as_ref().and_then(|id| made.get(id)) {
+        change.set("VM", &reference, "suspend_VDI", Value::string(memory))?;
+        change.set("VM", &reference, "power_state", Value::string("Suspended"))?;
+    }
     refresh(change, "VM", &reference)?;
     Ok(reference)
 }

@@ -1,13 +1,17 @@
 //! A storage repository, and a disk process that uses one of its VDIs.
 
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-use tapio_e2e::disk::{Host, assert_vhd_valid, text};
+use tapio_control::command::SwapLeaf;
+use tapio_control::{OwnClient, RunDir};
+use tapio_e2e::disk::{Host, text, vhd_util};
 use tapio_e2e::needs;
-use tapio_e2e::process::poll_until;
+use tapio_e2e::process::{poll_until, run};
 use tapio_e2e::scratch::Scratch;
 use tapio_format::vhd::offline::Chain;
-use tapio_sm::{Config, Ctx, ForkKind, LiveDisk, NewVdi, OpenSpec, Sr, registry};
+use tapio_sm::{Config, Ctx, ForkKind, LeafSwap, LiveDisk, NewVdi, OpenSpec, Sr, registry};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
@@ -24,11 +28,14 @@ struct Watch {
     host: Host,
     vdi: Uuid,
     disk: Option<[String; 2]>,
+    /// Whether it goes on with a new leaf without a pause.
+    swaps: bool,
 }
 
 struct Live {
     host: Host,
     disk: [String; 2],
+    swaps: bool,
 }
 
 impl Ctx for Watch {
@@ -38,7 +45,7 @@ impl Ctx for Watch {
     fn progress(&self, _: f64) {}
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>> {
         let disk = self.disk.clone().filter(|_| vdi == self.vdi)?;
-        Some(Box::new(Live { host: self.host.clone(), disk }))
+        Some(Box::new(Live { host: self.host.clone(), disk, swaps: self.swaps }))
     }
     fn step(&self, _: &'static str) {}
 }
@@ -58,6 +65,19 @@ impl LiveDisk for Live {
     fn resume(&self, with: &OpenSpec) -> Result<(), ApiError> {
         self.ctl("unpause", &["-a", &with.chain.layers[0].to_string()]);
         Ok(())
+    }
+    fn hold(&self) -> Result<bool, ApiError> {
+        Ok(self.swaps)
+    }
+    fn swap_leaf(&self, with: &OpenSpec) -> Result<LeafSwap, ApiError> {
+        let [pid, minor] = self.disk.each_ref().map(|number| number.parse::<i32>().expect("a number"));
+        let run = RunDir::new(self.host.run_dir());
+        let swap = SwapLeaf::of(u16::try_from(minor).expect("a minor number"), with.chain.layers.clone());
+        let mut client = OwnClient::connect(&run, pid).expect("it answers");
+        let report = client.call(&swap, &[], Some(Duration::from_secs(60))).expect("it has a new leaf");
+        assert_eq!(report.leaf, with.chain.layers[0].to_string());
+        println!("requests were held back for {} us", report.stalled_us);
+        Ok(LeafSwap::Done)
     }
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
         let [_, minor] = &self.disk;
@@ -96,14 +116,14 @@ fn last_record(chain: &ChainSpec) -> u64 {
 
 #[test]
 fn snapshots_of_a_busy_vdi_each_hold_one_moment() {
-    needs!("nbdsh");
+    needs!("nbdsh", "qemu-img");
     let scratch = Scratch::on_disk();
     let host = Host::new(&scratch);
     let drivers = registry(&scratch.join("mount"), &scratch.join("run"));
     let driver = drivers.iter().find(|driver| driver.info().sr_type == "file").expect("directories");
     let config = Config::from([("location".to_string(), text(&scratch.join("images")).to_string())]);
     let (uuid, vdi) = (Uuid::new_v4(), Uuid::new_v4());
-    let mut watch = Watch { host: host.clone(), vdi, disk: None };
+    let mut watch = Watch { host: host.clone(), vdi, disk: None, swaps: true };
     driver.create(&watch, uuid, &config, 0).expect("an SR");
     let sr: Box<dyn Sr> = driver.attach(&watch, uuid, &config).expect("an SR");
     let new = NewVdi {
@@ -121,7 +141,9 @@ fn snapshots_of_a_busy_vdi_each_hold_one_moment() {
     let count =
         |text: &str| text.lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back().unwrap_or(0);
     let mut snapshots = Vec::new();
-    for _ in 0..4 {
+    for number in 0..5 {
+        // The last by a pause, on top of what swaps have left.
+        watch.swaps = number < 4;
         let before = count(&recorder.log());
         let reached =
             poll_until(Duration::from_secs(60), || (count(&recorder.log()) >= before + 200).then_some(()));
@@ -140,14 +162,21 @@ fn snapshots_of_a_busy_vdi_each_hold_one_moment() {
     watch.disk = None;
     sr.deactivate(&watch, vdi).expect("closed");
     let mut before = 0;
+    let is_quiet = |path: &Path| {
+        let said = vhd_util(&["check", "-n", text(path)]).ok();
+        assert_eq!(said.trim(), format!("{} is valid", text(path)));
+        let other = run(Command::new("qemu-img").args(["info", "--output=json", text(path)])).ok();
+        let other: serde_json::Value = serde_json::from_str(&other).expect("JSON");
+        assert_eq!(other["format"], "vpc", "{other}");
+    };
     for uuid in snapshots.iter().chain([&vdi]) {
         let chain = sr.activate(&watch, *uuid, Access::ReadOnly).expect("its images").chain;
         let last = last_record(&chain);
         assert!(last > before, "{last} after {before}");
         before = last;
-        chain.layers.iter().for_each(|layer| assert_vhd_valid(&layer.path));
+        chain.layers.iter().for_each(|layer| is_quiet(&layer.path));
         sr.deactivate(&watch, *uuid).expect("closed");
     }
-    assert_eq!(sr.scan(&watch).expect("a scan").len(), 2 * 4 + 1);
+    assert_eq!(sr.scan(&watch).expect("a scan").len(), 2 * 5 + 1);
     sr.detach(&watch).map_err(|(_, error)| error).expect("detached");
 }
