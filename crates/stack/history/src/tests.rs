@@ -218,11 +218,13 @@ fn damaged_files_are_refused() {
 /// Every second of a gauge's life with its value, consolidated from scratch.
 fn model(samples: &[(u64, f64)], function: Consolidation, row_s: u64, end_s: u64) -> f64 {
     let step = |end_s: u64| {
-        let seconds: Vec<f64> = (end_s - 5 + 1..=end_s)
-            .map(|second| samples.iter().find(|(at, _)| *at >= second).map_or(f64::NAN, |(_, value)| *value))
-            .collect();
-        let known: Vec<f64> = seconds.iter().copied().filter(|value| !value.is_nan()).collect();
-        let is_lost = (seconds.len() - known.len()) as f64 > 2.5 || known.is_empty();
+        let of = |second: u64| samples.iter().find(|(at, _)| *at >= second).copied();
+        let seconds: Vec<(u64, f64)> = (end_s - 4..=end_s).filter_map(of).collect();
+        let known: Vec<f64> =
+            seconds.iter().map(|(_, value)| *value).filter(|value| !value.is_nan()).collect();
+        // As in rrdtool, the sample that ends the step does not count against it.
+        let lost = seconds.iter().filter(|(at, value)| *at < end_s && value.is_nan()).count();
+        let is_lost = lost > 2 || known.is_empty();
         if is_lost { f64::NAN } else { known.iter().sum::<f64>() / known.len() as f64 }
     };
     let steps: Vec<f64> = (0..row_s / 5).map(|at| step(end_s - at * 5)).collect();
